@@ -1,0 +1,39 @@
+#pragma once
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace cadre {
+
+/// The caller broke the documented contract. Nothing was launched, no output was touched.
+struct InvalidArgument : std::invalid_argument {
+  using invalid_argument::invalid_argument;
+};
+
+/// The request is legal, but no compiled implementation takes it on this device. The message lists
+/// every implementation with its reason.
+struct Unsupported : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+/// A CUDA or NCCL call returned an error code.
+struct DeviceError : std::runtime_error {
+  using runtime_error::runtime_error;
+};
+
+/// Joins the parts as an ostream prints them.
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+/// Throws InvalidArgument with the joined parts unless `holds`. Parts are formatted only on failure.
+/// Form: `<op>: <what> is <value>, must be <value or condition>; <why or what to do> [<problem>]`.
+template <class... Parts>
+void require(bool holds, const Parts&... parts) {
+  if (!holds) throw InvalidArgument(text(parts...));
+}
+
+}  // namespace cadre

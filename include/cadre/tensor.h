@@ -1,0 +1,42 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+
+#include "cadre/dtype.h"
+
+namespace cadre {
+
+/// A strided, non-owning view of up to four dimensions. Strides count elements, as int64. Const or
+/// not is a matter of the operation: its header says which views it writes.
+struct TensorView {
+  static constexpr int kMaxRank = 4;
+
+  void* data = nullptr;
+  DType dtype = DType::kF32;
+  int rank = 0;
+  std::array<int64_t, kMaxRank> shape{};
+  std::array<int64_t, kMaxRank> stride{};  ///< in elements
+
+  explicit operator bool() const { return data != nullptr; }
+  int64_t operator[](int dim) const { return shape[dim]; }
+};
+
+/// A contiguous row-major view; the last dimension has stride 1.
+TensorView view(const void* data, DType, std::initializer_list<int64_t> shape);
+
+/// A view with strides in elements, of the same length as `shape`.
+TensorView view(const void* data, DType, std::initializer_list<int64_t> shape,
+                std::initializer_list<int64_t> stride);
+
+/// Number of elements.
+int64_t elements(const TensorView&);
+
+/// True if the elements lie row-major without gaps; dimensions of length 1 may have any stride.
+bool is_contiguous(const TensorView&);
+
+/// "bf16[4096, 2048]", with "strides (4096, 1)" behind it where the view is not contiguous.
+std::string to_string(const TensorView&);
+
+}  // namespace cadre

@@ -1,0 +1,103 @@
+// The plain values of the public headers: dtypes and views.
+#include <array>
+
+#include "cadre/dtype.h"
+#include "cadre/error.h"
+#include "cadre/tensor.h"
+
+namespace cadre {
+namespace {
+
+struct DTypeRow {
+  DType dtype;
+  std::string_view name;
+  int bits;
+};
+
+constexpr std::array kDTypes = {
+    DTypeRow{DType::kF32, "f32", 32},  DTypeRow{DType::kBf16, "bf16", 16},
+    DTypeRow{DType::kF16, "f16", 16},  DTypeRow{DType::kE4m3, "e4m3", 8},
+    DTypeRow{DType::kE5m2, "e5m2", 8}, DTypeRow{DType::kE2m1, "e2m1", 4},
+    DTypeRow{DType::kE8m0, "e8m0", 8}, DTypeRow{DType::kI32, "i32", 32},
+    DTypeRow{DType::kI64, "i64", 64},  DTypeRow{DType::kU8, "u8", 8},
+};
+
+struct Alias {
+  std::string_view other, name;
+};
+constexpr std::array kAliases = {Alias{"fp32", "f32"}, Alias{"float32", "f32"},
+                                 Alias{"fp16", "f16"}, Alias{"float16", "f16"},
+                                 Alias{"bfloat16", "bf16"}};
+
+const DTypeRow& row(DType dtype) { return kDTypes[size_t(dtype)]; }
+
+}  // namespace
+
+int bits(DType dtype) { return row(dtype).bits; }
+int64_t bytes_for(DType dtype, int64_t count) { return (count * bits(dtype) + 7) / 8; }
+std::string_view name(DType dtype) { return row(dtype).name; }
+
+DType parse_dtype(std::string_view word) {
+  for (const Alias& alias : kAliases)
+    if (word == alias.other) word = alias.name;
+  std::string known;
+  for (const DTypeRow& r : kDTypes) {
+    if (word == r.name) return r.dtype;
+    known += text(known.empty() ? "" : ", ", r.name);
+  }
+  throw InvalidArgument(text("dtype: name is '", word, "', must be one of ", known));
+}
+
+bool is_plain_float(DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBf16 || dtype == DType::kF16;
+}
+
+TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> shape) {
+  require(shape.size() <= size_t(TensorView::kMaxRank), "view: rank is ", shape.size(),
+          ", must be at most ", TensorView::kMaxRank);
+  TensorView v{const_cast<void*>(data), dtype, int(shape.size()), {}, {}};
+  std::copy(shape.begin(), shape.end(), v.shape.begin());
+  int64_t step = 1;
+  for (int d = v.rank - 1; d >= 0; --d) {
+    require(v.shape[d] >= 0, "view: dimension ", d, " is ", v.shape[d], ", must be 0 or more");
+    v.stride[d] = step;
+    step *= v.shape[d];
+  }
+  return v;
+}
+
+TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> shape,
+                std::initializer_list<int64_t> stride) {
+  TensorView v = view(data, dtype, shape);
+  require(stride.size() == shape.size(), "view: ", stride.size(), " strides for rank ", v.rank,
+          "; give one stride a dimension");
+  std::copy(stride.begin(), stride.end(), v.stride.begin());
+  return v;
+}
+
+int64_t elements(const TensorView& v) {
+  int64_t count = 1;
+  for (int d = 0; d < v.rank; ++d) count *= v.shape[d];
+  return count;
+}
+
+bool is_contiguous(const TensorView& v) {
+  int64_t step = 1;
+  for (int d = v.rank - 1; d >= 0; --d) {
+    if (v.shape[d] != 1 && v.stride[d] != step) return false;
+    step *= v.shape[d];
+  }
+  return true;
+}
+
+std::string to_string(const TensorView& v) {
+  std::string shape, stride;
+  for (int d = 0; d < v.rank; ++d) {
+    shape += text(d ? ", " : "", v.shape[d]);
+    stride += text(d ? ", " : "", v.stride[d]);
+  }
+  return text(name(v.dtype), "[", shape, "]",
+              is_contiguous(v) ? std::string() : text(" strides (", stride, ")"));
+}
+
+}  // namespace cadre
