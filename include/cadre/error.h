@@ -29,8 +29,9 @@ std::string text(const Parts&... parts) {
   return out.str();
 }
 
-/// Throws InvalidArgument with the joined parts unless `holds`. Parts are formatted only on failure.
-/// Form: `<op>: <what> is <value>, must be <value or condition>; <why or what to do> [<problem>]`.
+/// Throws InvalidArgument with the joined parts unless `holds`. Parts are formatted only on
+/// failure. Form: `<op>: <what> is <value>, must be <value or condition>; <why or what to do>
+/// [<problem>]`.
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
   if (!holds) throw InvalidArgument(text(parts...));

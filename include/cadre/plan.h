@@ -13,15 +13,15 @@ struct Refusal {
   std::string why;
 };
 
-/// The choice of an implementation for a problem on a device. A value; making it launches nothing and
-/// reads no memory of a tensor. `entry` belongs to the library.
+/// The choice of an implementation for a problem on a device. A value; making it launches nothing
+/// and reads no memory of a tensor. `entry` belongs to the library.
 template <class Problem>
 struct Plan {
   Problem problem;
   Device device;
-  std::string_view name;        ///< the implementation, such as "cpu_onednn" or "sm90_bf16"
-  int64_t workspace_bytes = 0;  ///< what `run` needs
-  bool exact = true;            ///< same bits on every run, whatever else is in the batch
+  std::string_view name;          ///< the implementation, such as "cpu_onednn" or "sm90_bf16"
+  int64_t workspace_bytes = 0;    ///< what `run` needs
+  bool exact = true;              ///< same bits on every run, whatever else is in the batch
   std::vector<Refusal> refusals;  ///< implementations that come before `name` and refused
   const void* entry = nullptr;
 };

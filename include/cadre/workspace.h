@@ -3,9 +3,9 @@
 
 namespace cadre {
 
-/// Scratch memory of one run, owned by the caller, on the device of the plan, 256-byte aligned and at
-/// least `plan.workspace_bytes` long. Its content means nothing before and after a run. Two runs that
-/// may overlap in time need two workspaces.
+/// Scratch memory of one run, owned by the caller, on the device of the plan, 256-byte aligned and
+/// at least `plan.workspace_bytes` long. Its content means nothing before and after a run. Two runs
+/// that may overlap in time need two workspaces.
 struct Workspace {
   void* data = nullptr;
   int64_t bytes = 0;

@@ -1,4 +1,5 @@
 // The plain values of the public headers: dtypes and views.
+#include <algorithm>
 #include <array>
 
 #include "cadre/dtype.h"

@@ -1,0 +1,96 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/grouped_gemm.h"
+#include "cadre/offsets.h"
+
+namespace cadre {
+
+/// The activations. One row of src/activations/list.h each.
+enum class ActivationKind : uint8_t {
+  kSwiGlu,
+  kGeGlu,
+  kGeGluTanh,
+  kReGlu,
+  kClampedSwiGlu,
+  kSilu,
+  kGelu,
+  kGeluTanh,
+  kRelu,
+  kReluSquared
+};
+
+/// How gate and up share the 2F columns of z. The gate comes first.
+enum class GluLayout : uint8_t {
+  kConcat,        ///< [gate F | up F]
+  kInterleave1,   ///< gate 0, up 0, gate 1, up 1, ...
+  kInterleave32,  ///< blocks of 32: [gate 0..31 | up 0..31 | gate 32..63 | ...]; F a multiple of 32
+};
+
+/// Constants of clamped swiglu: g = min(gate, limit), u = clamp(up, -limit, limit) + offset,
+/// h = g * sigmoid(alpha * g) * u. The defaults are those of gpt-oss.
+struct ActivationConstants {
+  float limit = 7.0f;
+  float alpha = 1.702f;
+  float offset = 1.0f;
+
+  bool operator==(const ActivationConstants&) const = default;
+};
+
+struct ActivationInfo {
+  ActivationKind kind;
+  std::string_view name;     ///< "swiglu"
+  bool gated;                ///< z has 2F columns, else F
+  std::string_view formula;  ///< one line
+};
+
+/// All activations, in the order of ActivationKind.
+std::span<const ActivationInfo> activation_list();
+const ActivationInfo& info(ActivationKind);
+ActivationKind parse_activation(std::string_view);
+
+/// `activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 prob=yes`.
+struct ActivationProblem {
+  bool backward = false;
+  ActivationKind kind = ActivationKind::kSwiGlu;
+  ActivationConstants constants;          ///< clamped swiglu only
+  GluLayout layout = GluLayout::kConcat;  ///< gated only
+  int64_t rows = 0;                       ///< R
+  int64_t features = 0;                   ///< F: columns of h
+  int experts = 1;                        ///< E, of the offsets
+  DType z = DType::kBf16;                 ///< also of dz
+  DType h = DType::kBf16;                 ///< also of dh
+  bool prob = false;                      ///< h is scaled by a probability per row
+  Tail tail = Tail::kKeep;                ///< of h, or of dz; dprob's tail follows it
+
+  bool operator==(const ActivationProblem&) const = default;
+};
+
+struct ActivationArgs {
+  TensorView z;                 ///< [R, 2F] gated, [R, F] else
+  const float* prob = nullptr;  ///< [R]
+  Offsets offsets;              ///< offsets[E] is the number of rows
+  TensorView h;                 ///< [R, F]: written by forward; by backward if given (recompute)
+  TensorView dh;                ///< [R, F], backward
+  TensorView dz;                ///< shape of z, backward, written
+  float* dprob = nullptr;       ///< [R], backward, written if given
+};
+
+using ActivationPlan = Plan<ActivationProblem>;
+
+/// h = act(z) * prob, and its gradients dz = dh * prob * act'(z), dprob[r] = sum_f dh[r, f]
+/// act(z)[r, f].
+///
+/// Types     arithmetic in fp32, one rounding at the store; prob and dprob are fp32.
+/// Rows      the tail is not read.
+/// Exact     dprob sums its row in a fixed order.
+ActivationPlan plan(const ActivationProblem&, const Device&, std::string_view only = {});
+void run(const ActivationPlan&, const ActivationArgs&, Workspace, Stream);
+
+std::string to_string(const ActivationProblem&);
+ActivationProblem parse_activation_problem(std::string_view);
+
+}  // namespace cadre

@@ -1,0 +1,52 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cadre/grouped_gemm.h"
+#include "cadre/offsets.h"
+
+namespace cadre {
+
+/// `bias_grad R=8192 N=2048 E=64 dy=bf16 dbias=bf16`.
+struct BiasGradProblem {
+  int64_t rows = 0;            ///< R
+  int64_t n = 0;               ///< N
+  int experts = 1;             ///< E
+  DType dy = DType::kBf16;     ///< f32, bf16 or f16
+  DType dbias = DType::kBf16;  ///< f32, bf16 or f16
+  bool discrete = false;       ///< dbias (and bias) are E pointers
+  bool bias_scale = false;     ///< the bias was scaled per row; dbias_scale is wanted too
+  DType bias = DType::kBf16;   ///< with bias_scale
+  Accumulate accumulate = Accumulate::kNo;
+  Tail tail = Tail::kKeep;  ///< of dbias_scale
+
+  bool operator==(const BiasGradProblem&) const = default;
+};
+
+struct BiasGradArgs {
+  TensorView dy;  ///< [R, N]
+  Offsets offsets;
+  TensorView dbias;                            ///< [E, N], written
+  void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
+  const float* bias_scale = nullptr;           ///< [R]
+  TensorView bias;                             ///< [E, N], with bias_scale
+  const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
+  float* dbias_scale = nullptr;                ///< [R], written
+  const int32_t* accumulate = nullptr;         ///< one word, Accumulate::kDevice
+};
+
+using BiasGradPlan = Plan<BiasGradProblem>;
+
+/// dbias[e, n] (+)= sum_r dy[r, n] * bias_scale[r];  dbias_scale[r] = sum_n dy[r, n] * bias[e, n].
+///
+/// Types     sums in fp32, rounded once at the store.
+/// Rows      the tail is not read; an empty expert's dbias is zero, untouched when accumulating.
+/// Exact     rows in their order, columns in a fixed order; no atomics.
+BiasGradPlan plan(const BiasGradProblem&, const Device&, std::string_view only = {});
+void run(const BiasGradPlan&, const BiasGradArgs&, Workspace, Stream);
+
+std::string to_string(const BiasGradProblem&);
+BiasGradProblem parse_bias_grad_problem(std::string_view);
+
+}  // namespace cadre

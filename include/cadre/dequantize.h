@@ -1,0 +1,35 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "cadre/quantize.h"
+
+namespace cadre {
+
+/// `dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16`.
+struct DequantizeProblem {
+  QuantizedShape source;
+  DType out = DType::kF32;  ///< f32, bf16 or f16
+
+  bool operator==(const DequantizeProblem&) const = default;
+};
+
+struct DequantizeArgs {
+  QuantizedView source;
+  Offsets offsets;  ///< routed rows only
+  TensorView out;   ///< [R, C] or [E, N, K], written
+};
+
+using DequantizePlan = Plan<DequantizeProblem>;
+
+/// Writes out = code * block scale * expert scale.
+///
+/// Types     products in fp32 in that order, one rounding to `out`. A Hadamard transform is not
+/// undone. Rows      the tail is neither read nor written. Exact     equal bits on every device.
+DequantizePlan plan(const DequantizeProblem&, const Device&, std::string_view only = {});
+void run(const DequantizePlan&, const DequantizeArgs&, Workspace, Stream);
+
+std::string to_string(const DequantizeProblem&);
+DequantizeProblem parse_dequantize_problem(std::string_view);
+
+}  // namespace cadre

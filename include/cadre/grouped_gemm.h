@@ -1,0 +1,108 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cadre/format.h"
+#include "cadre/offsets.h"
+
+namespace cadre {
+
+enum class Pass : uint8_t {
+  kFprop,  ///< y from x and w; contracts K
+  kDgrad,  ///< dx from dy and w; contracts N
+  kWgrad,  ///< dw from dy and x; contracts the rows of each expert
+};
+
+/// What happens to rows of an output at or beyond offsets[E].
+enum class Tail : uint8_t {
+  kKeep,  ///< not written
+  kZero,  ///< written as zero
+};
+
+/// Whether wgrad adds to what dw holds.
+enum class Accumulate : uint8_t {
+  kNo,      ///< overwrite; old content, NaN too, does not leak; an empty expert's dw is zero
+  kYes,     ///< add; an empty expert's dw is untouched
+  kDevice,  ///< a word in device memory decides: 0 as kNo, else as kYes
+};
+
+/// Which of the last two dimensions of an operand has stride 1.
+enum class Major : uint8_t { kRow, kColumn };
+
+/// A grouped GEMM as a value: `grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=bf16`. The
+/// weight of one expert is [N, K] in every pass.
+struct GroupedGemmProblem {
+  Pass pass = Pass::kFprop;
+  int64_t rows = 0;                 ///< R: bound on routed rows; the counts live on the device
+  int64_t n = 0;                    ///< N
+  int64_t k = 0;                    ///< K
+  int experts = 1;                  ///< E
+  Format lhs;                       ///< x (fprop), dy (dgrad, wgrad); along the contraction
+  Format rhs;                       ///< w (fprop, dgrad), x (wgrad); along the contraction
+  DType out = DType::kBf16;         ///< f32, bf16 or f16
+  Major lhs_major = Major::kRow;    ///< of [R, C]; column only for plain formats
+  Major rhs_major = Major::kRow;    ///< of w [N, K] or x [R, K]; column: w is stored [K, N]
+  Major out_major = Major::kRow;    ///< of y, dx, or dw [N, K]
+  bool discrete_rhs = false;        ///< w is E pointers (fprop, dgrad)
+  bool discrete_out = false;        ///< dw is E pointers (wgrad)
+  bool alpha = false;               ///< a factor per expert
+  bool beta = false;                ///< an addend c with a factor per expert (fprop, dgrad)
+  bool bias = false;                ///< a bias per expert (fprop)
+  bool discrete_bias = false;       ///< the bias is E pointers
+  bool bias_scale = false;          ///< the bias is scaled by a factor per row (fprop)
+  DType bias_dtype = DType::kBf16;  ///< f32, bf16 or f16
+  Accumulate accumulate = Accumulate::kNo;  ///< wgrad only
+  Tail tail = Tail::kKeep;                  ///< fprop, dgrad
+  int unit_budget = 0;                      ///< SMs or threads to use at most; 0: all
+
+  bool operator==(const GroupedGemmProblem&) const = default;
+};
+
+/// One operand. Plain formats use `codes` alone. Discrete weights give E pointers in device memory;
+/// the views then have null data and the shape and strides that all experts share.
+struct Operand {
+  TensorView codes;                     ///< [R, C], or [E, N, K] (column major: strides (., 1, N))
+  TensorView scales;                    ///< as QuantizedView
+  const float* expert_scale = nullptr;  ///< [E]
+  const void* const* discrete = nullptr;         ///< [E] pointers to codes
+  const void* const* discrete_scales = nullptr;  ///< [E] pointers to scales
+};
+
+struct GroupedGemmArgs {
+  Operand lhs, rhs;
+  Offsets offsets;
+  TensorView out;                       ///< y [R, N], dx [R, K], dw [E, N, K]; written
+  void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides
+  const float* alpha = nullptr;         ///< [E]
+  const float* beta = nullptr;          ///< [E]
+  TensorView c;                         ///< the addend: shape and dtype of out; may be out itself
+  TensorView bias;                      ///< [E, N]
+  const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
+  const float* bias_scale = nullptr;           ///< [R]
+  const int32_t* accumulate = nullptr;         ///< one word, Accumulate::kDevice
+};
+
+using GroupedGemmPlan = Plan<GroupedGemmProblem>;
+
+/// Multiplies every expert's rows with that expert's weight.
+///
+///   fprop   y[r, n]  = alpha_e * sum_k x[r, k] w[e, n, k] + beta_e * c[r, n] + bias[e, n] *
+///   bias_scale[r] dgrad   dx[r, k] = alpha_e * sum_n dy[r, n] w[e, n, k] + beta_e * c[r, k] wgrad
+///   dw[e, n, k] (+)= alpha_e * sum_r dy[r, n] x[r, k]
+///
+/// Shapes    x [R, K]   dy [R, N]   w, dw [E, N, K]   offsets [E + 1].
+/// Types     any pair of formats; sums in fp32 (f32 operands too), rounded once at the store.
+/// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
+/// legal. Stream    no allocation, no synchronisation, no read of device data by the host. Errors
+/// InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments. Exact same
+/// bits on every run; a row of y or dx depends on its own row and weight only.
+GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
+void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+
+/// Both operands as `format=` where they are that named recipe's pair for the pass (recipe.h), else
+/// as x=, w=, dy=. Everything that has its default value is left out.
+std::string to_string(const GroupedGemmProblem&);
+GroupedGemmProblem parse_grouped_gemm_problem(std::string_view);
+
+}  // namespace cadre

@@ -1,0 +1,77 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cadre/plan.h"
+#include "cadre/stream.h"
+#include "cadre/tensor.h"
+#include "cadre/workspace.h"
+
+namespace cadre {
+
+/// Exclusive prefix sums of the rows of each expert: rows [data[e], data[e + 1]) belong to expert
+/// e. In device memory; no entry point reads it on the host. Rows at or beyond data[experts] are
+/// the tail. Broken offsets (decreasing, negative, beyond R) are clamped into [0, R] and made
+/// non-decreasing by every reader, so nothing outside the buffers is touched.
+struct Offsets {
+  const int32_t* data = nullptr;  ///< [experts + 1]
+  int experts = 0;                ///< E
+};
+
+/// Bits of the status word that `run` of offsets writes; the caller may read it later.
+enum OffsetsStatus : int32_t {
+  kOffsetsGood = 0,
+  kOffsetsDecreasing = 1,  ///< a count is negative, or ends decrease
+  kOffsetsBeyondRows = 2,  ///< the sum of the counts exceeds R; offsets were clamped to R
+};
+
+enum class OffsetsSource : uint8_t {
+  kCounts,   ///< rows of each expert
+  kEnds,     ///< inclusive prefix sums: offsets without the leading zero
+  kRouting,  ///< the experts that each token chose
+};
+
+/// Builds offsets on the device: `offsets counts R=8192 E=64 index=i32`,
+/// `offsets routing R=8192 E=64 T=4096 top_k=2 index=i32`.
+struct OffsetsProblem {
+  OffsetsSource source = OffsetsSource::kCounts;
+  int64_t rows = 0;           ///< R: bound on routed rows
+  int experts = 1;            ///< E
+  int64_t tokens = 0;         ///< T, routing only
+  int top_k = 0;              ///< experts per token, routing only
+  DType index = DType::kI32;  ///< type of the counts, ends or expert numbers: i32 or i64
+
+  bool operator==(const OffsetsProblem&) const = default;
+};
+
+/// Where every routed row comes from and goes to. Rows of one expert are in token order.
+struct RowMap {
+  int32_t* row_of = nullptr;   ///< [T, top_k]: the row of that choice, -1 where it was dropped
+  int32_t* slot_of = nullptr;  ///< [R]: t * top_k + choice of that row; the tail is not written
+};
+
+struct OffsetsArgs {
+  const void* source = nullptr;  ///< counts [E], ends [E] or routing [T, top_k]
+  int32_t* offsets = nullptr;    ///< [E + 1], written
+  RowMap map;                    ///< written, routing only
+  int32_t* status = nullptr;     ///< one word of OffsetsStatus bits, written; may be null
+};
+
+using OffsetsPlan = Plan<OffsetsProblem>;
+
+/// Makes `offsets` (and for routing the row map) from counts, ends or routing.
+///
+///   offsets[0] = 0,  offsets[e + 1] = min(R, offsets[e] + max(0, counts[e]))
+///
+/// Rows      An expert number outside [0, E) drops that choice, as do choices whose row would be R
+///           or more; dropped choices have row_of = -1. Negative expert numbers are no error (they
+///           mark tokens to drop); only counts and ends can be decreasing.
+/// Exact     integer arithmetic; the map is the stable sort by expert.
+OffsetsPlan plan(const OffsetsProblem&, const Device&, std::string_view only = {});
+void run(const OffsetsPlan&, const OffsetsArgs&, Workspace, Stream);
+
+std::string to_string(const OffsetsProblem&);
+OffsetsProblem parse_offsets_problem(std::string_view);
+
+}  // namespace cadre

@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cadre/grouped_gemm.h"
+#include "cadre/offsets.h"
+
+namespace cadre {
+
+enum class PermutePass : uint8_t {
+  kPermute,          ///< rows from tokens
+  kPermuteBackward,  ///< token gradients from row gradients
+  kCombine,          ///< tokens from rows
+  kCombineBackward,  ///< row gradients from token gradients
+};
+
+/// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 dtype=bf16`.
+struct PermuteProblem {
+  PermutePass pass = PermutePass::kPermute;
+  int64_t tokens = 0;  ///< T
+  int top_k = 1;
+  int64_t rows = 0;            ///< R
+  int64_t hidden = 0;          ///< H
+  int experts = 1;             ///< E, of the offsets
+  DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
+  bool prob = false;           ///< see the formulas
+  Tail tail = Tail::kKeep;     ///< of a row-shaped output
+
+  bool operator==(const PermuteProblem&) const = default;
+};
+
+struct PermuteArgs {
+  TensorView tokens;  ///< [T, H]: x or dout, read; out or dx, written
+  TensorView rows;    ///< [R, H]: rows read or written; combine backward also needs y
+  TensorView y;       ///< [R, H]: the rows that combine read; combine backward with prob
+  RowMap map;         ///< read
+  Offsets offsets;
+  const float* prob = nullptr;       ///< [T, top_k]: permute, combine, combine backward
+  float* row_prob = nullptr;         ///< [R]: permute, written
+  const float* drow_prob = nullptr;  ///< [R]: permute backward, read
+  float* dprob = nullptr;            ///< [T, top_k]: both backwards, written
+};
+
+using PermutePlan = Plan<PermuteProblem>;
+
+/// Moves rows between token order and expert order. With p = prob[t, j], row = row_of[t, j]:
+///
+///   permute            rows[row] = tokens[t]                  prob: row_prob[row] = p
+///   permute backward   tokens[t] = sum_j rows[row]            prob: dprob[t, j] = drow_prob[row]
+///   combine            tokens[t] = sum_j (prob: p *) rows[row]
+///   combine backward   rows[row] = (prob: p *) tokens[t]      prob: dprob[t, j] = <tokens[t],
+///   y[row]>
+///
+/// Types     sums over j in fp32 in the order of j, one rounding; probabilities are fp32.
+/// Rows      dropped choices (row_of = -1) add nothing and have dprob 0. The tail is not read.
+/// Exact     fixed order, no atomics.
+PermutePlan plan(const PermuteProblem&, const Device&, std::string_view only = {});
+void run(const PermutePlan&, const PermuteArgs&, Workspace, Stream);
+
+std::string to_string(const PermuteProblem&);
+PermuteProblem parse_permute_problem(std::string_view);
+
+}  // namespace cadre

@@ -1,0 +1,95 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/format.h"
+#include "cadre/offsets.h"
+
+namespace cadre {
+
+/// Whose rows are quantised: routed rows [R, C] with offsets, or weights [E, N, K].
+enum class RowsKind : uint8_t { kRagged, kWeights };
+
+/// The shape of one quantised tensor, enough to lay it out in memory.
+struct QuantizedShape {
+  RowsKind kind = RowsKind::kRagged;
+  int64_t rows = 0;  ///< R for routed rows; N, the rows of one expert, for weights
+  int64_t cols = 0;  ///< C or K
+  int experts = 1;   ///< E
+  Format format;
+  Axis axis = Axis::kAlongK;
+
+  bool operator==(const QuantizedShape&) const = default;
+};
+
+/// Codes and scales of one tensor. value = code * block scale * expert scale, those that exist.
+///
+/// Codes keep the order of the source, whatever the axis: [R, C] or [E, N, K], 4-bit codes packed
+/// two a byte along the last dimension, every row starting at a byte (row stride = C rounded up to
+/// even). Scales, with B = block:
+///   routed rows   along K  [R, ceil(C / B)]        along rows  [R / B + E, C]       2d  [R / B +
+///   E, ceil(C / B)] weights       along K  [E, N, ceil(K / B)]     along rows  [E, ceil(N / B), K]
+///   2d  [E, ceil(N / B), ceil(K / B)]
+/// Routed blocks along rows restart at every expert: block b of expert e is row
+/// offsets[e] / B + e + b of the scales. Rows of scales that no block owns are not written.
+struct QuantizedView {
+  TensorView codes;
+  TensorView scales;              ///< empty for plain formats and fp8_tensor
+  float* expert_scale = nullptr;  ///< [E]: fp8_tensor, nvfp4
+};
+
+/// First row of the scales of expert e's blocks that run along rows, for routed rows.
+constexpr int64_t first_block(int64_t first_row, int64_t expert, int64_t block) {
+  return first_row / block + expert;
+}
+
+/// Bytes of one buffer that holds codes, scales and expert scales, each 256-byte aligned.
+int64_t quantized_bytes(const QuantizedShape&);
+
+/// The parts of such a buffer. With null, the views carry shapes and strides only.
+QuantizedView quantized_view(const QuantizedShape&, void* buffer);
+
+/// `quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x`,
+/// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`.
+struct QuantizeProblem {
+  RowsKind kind = RowsKind::kRagged;
+  int64_t rows = 0;                  ///< R, or N of each expert
+  int64_t cols = 0;                  ///< C, or K
+  int experts = 1;                   ///< E
+  DType source = DType::kBf16;       ///< f32, bf16 or f16
+  std::optional<Format> along_k;     ///< the copy along K, if wanted
+  std::optional<Format> along_rows;  ///< the copy along rows, if wanted
+  TensorRole role = TensorRole::kX;  ///< for stochastic rounding
+  float amax_eps = 0;                ///< lower bound of an amax, fp32 scales only
+  bool discrete = false;             ///< weights only: the source is E pointers
+
+  bool operator==(const QuantizeProblem&) const = default;
+};
+
+struct QuantizeArgs {
+  TensorView source;  ///< [R, C] or [E, N, K]; discrete: data null, shape [E, N, K]
+  const void* const* discrete = nullptr;  ///< [E] device pointers, each [N, K]
+  Offsets offsets;                        ///< routed rows only
+  QuantizedView along_k, along_rows;      ///< written
+  const uint64_t* rng = nullptr;          ///< [2] seed and offset in device memory; option sr only
+};
+
+using QuantizePlan = Plan<QuantizeProblem>;
+
+/// Quantises a tensor along K, along rows, or both in one call.
+///
+/// Shapes    see QuantizedView.
+/// Types     source f32, bf16 or f16. A plain format casts, rounding to nearest even.
+/// Rows      the tail is neither read (no amax sees it) nor written.
+/// Errors    InvalidArgument for shapes, strides, missing rng, no copy asked for.
+/// Exact     codes and scales equal the CPU reference bit for bit on every device.
+/// Source    docs/numerics.md.
+QuantizePlan plan(const QuantizeProblem&, const Device&, std::string_view only = {});
+void run(const QuantizePlan&, const QuantizeArgs&, Workspace, Stream);
+
+std::string to_string(const QuantizeProblem&);
+QuantizeProblem parse_quantize_problem(std::string_view);
+
+}  // namespace cadre

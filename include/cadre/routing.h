@@ -1,0 +1,64 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "cadre/plan.h"
+#include "cadre/stream.h"
+#include "cadre/tensor.h"
+#include "cadre/workspace.h"
+
+namespace cadre {
+
+enum class RoutingScore : uint8_t {
+  kSoftmax,      ///< softmax over all experts, then top-k
+  kTopKSoftmax,  ///< top-k of the logits, then softmax over the chosen
+  kSigmoid,      ///< sigmoid of each logit, then top-k
+};
+
+/// `routing forward softmax T=4096 E=64 top_k=8 logits=bf16 normalize=yes`.
+struct RoutingProblem {
+  bool backward = false;
+  RoutingScore score = RoutingScore::kSoftmax;
+  int64_t tokens = 0;  ///< T
+  int experts = 1;     ///< E
+  int top_k = 1;
+  DType logits = DType::kF32;  ///< also of dlogits: f32, bf16 or f16
+  bool normalize = false;      ///< divide the chosen probabilities by their sum (+ 1e-20)
+  float scale = 1.0f;          ///< factor of the probabilities, after normalisation
+  bool expert_bias = false;    ///< a bias per expert, added to the scores for the choice only
+  int groups = 1;              ///< experts come in equal groups; 1: no group limit
+  int group_top_k = 1;  ///< groups kept, by the sum of their top (top_k / group_top_k) scores
+
+  bool operator==(const RoutingProblem&) const = default;
+};
+
+struct RoutingArgs {
+  TensorView logits;                   ///< [T, E]
+  const float* expert_bias = nullptr;  ///< [E]
+  int32_t* experts = nullptr;          ///< [T, top_k]: written by forward, read by backward
+  float* prob = nullptr;               ///< [T, top_k], written by forward
+  float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
+  const float* dprob = nullptr;        ///< [T, top_k], backward
+  const float* dscores = nullptr;      ///< [T, E], backward, optional: gradient of `scores`
+  TensorView dlogits;                  ///< [T, E], written by backward
+};
+
+using RoutingPlan = Plan<RoutingProblem>;
+
+/// Chooses top_k experts of each token and their probabilities; backward gives the logits'
+/// gradient.
+///
+/// Types     arithmetic in fp32. `scores` are the softmax over all experts (both softmax kinds) or
+///           the sigmoids.
+/// Rows      choices in descending score; equal scores in ascending expert number. A NaN logit
+/// counts
+///           as the smallest. The choice itself has no gradient.
+/// Exact     fixed order.
+RoutingPlan plan(const RoutingProblem&, const Device&, std::string_view only = {});
+void run(const RoutingPlan&, const RoutingArgs&, Workspace, Stream);
+
+std::string to_string(const RoutingProblem&);
+RoutingProblem parse_routing_problem(std::string_view);
+
+}  // namespace cadre

@@ -1,0 +1,39 @@
+#pragma once
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "cadre/device.h"
+#include "cadre/plan.h"
+#include "cadre/stream.h"
+#include "cadre/workspace.h"
+
+namespace cadre::backend {
+
+/// One implementation of one operation. Backends list theirs best first; the walk takes the first
+/// that does not refuse.
+template <class Problem, class Args>
+struct Entry {
+  std::string_view name;
+  std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
+  int64_t (*workspace_bytes)(const Problem&, const Device&);
+  void (*run)(const Plan<Problem>&, const Args&, Workspace, Stream);
+  bool exact = true;
+};
+
+template <class Problem, class Args>
+using Entries = std::span<const Entry<Problem, Args>>;
+
+/// For `refuses` of an implementation that takes every problem of its device.
+template <class Problem>
+std::string takes_all(const Problem&, const Device&) {
+  return {};
+}
+
+/// For `workspace_bytes` of an implementation that needs none.
+template <class Problem>
+int64_t no_workspace(const Problem&, const Device&) {
+  return 0;
+}
+
+}  // namespace cadre::backend

@@ -1,0 +1,192 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "cadre/activation.h"
+#include "cadre/error.h"
+#include "cadre/offsets.h"
+#include "cadre/permute.h"
+#include "cadre/quantize.h"
+#include "cadre/routing.h"
+
+// How problems print and parse back. An operation lists its fields once, in a function
+//   template <class Io, class Problem> void fields(Io& io, Problem& p);
+// which serves the writer and the reader. `io.word` is a bare word behind the operation's name,
+// `io.always` prints name=value, `io.unless` leaves the field out where it has its default.
+namespace cadre::ops {
+
+/// The words of an enum, in the order of its values.
+template <class Enum>
+struct Words;
+template <>
+struct Words<bool> {
+  static constexpr std::array<std::string_view, 2> kList = {"no", "yes"};
+};
+template <>
+struct Words<Pass> {
+  static constexpr std::array<std::string_view, 3> kList = {"fprop", "dgrad", "wgrad"};
+};
+template <>
+struct Words<Tail> {
+  static constexpr std::array<std::string_view, 2> kList = {"keep", "zero"};
+};
+template <>
+struct Words<Accumulate> {
+  static constexpr std::array<std::string_view, 3> kList = {"no", "yes", "device"};
+};
+template <>
+struct Words<Major> {
+  static constexpr std::array<std::string_view, 2> kList = {"row", "column"};
+};
+template <>
+struct Words<OffsetsSource> {
+  static constexpr std::array<std::string_view, 3> kList = {"counts", "ends", "routing"};
+};
+template <>
+struct Words<RowsKind> {
+  static constexpr std::array<std::string_view, 2> kList = {"rows", "weights"};
+};
+template <>
+struct Words<Axis> {
+  static constexpr std::array<std::string_view, 2> kList = {"along_k", "along_rows"};
+};
+template <>
+struct Words<TensorRole> {
+  static constexpr std::array<std::string_view, 5> kList = {"x", "w", "dy", "h", "dz"};
+};
+template <>
+struct Words<GluLayout> {
+  static constexpr std::array<std::string_view, 3> kList = {"concat", "interleave1",
+                                                            "interleave32"};
+};
+template <>
+struct Words<PermutePass> {
+  static constexpr std::array<std::string_view, 4> kList = {"permute", "permute_backward",
+                                                            "combine", "combine_backward"};
+};
+template <>
+struct Words<RoutingScore> {
+  static constexpr std::array<std::string_view, 3> kList = {"softmax", "topk_softmax", "sigmoid"};
+};
+
+std::string word_of(int64_t);
+std::string word_of(float);
+std::string word_of(DType);
+std::string word_of(const Format&);
+std::string word_of(ActivationKind);
+inline std::string word_of(int value) { return word_of(int64_t(value)); }
+
+template <class Enum>
+requires requires { Words<Enum>::kList; }
+std::string word_of(Enum value) { return std::string(Words<Enum>::kList[size_t(value)]); }
+
+void read_word(std::string_view name, std::string_view word, int64_t&);
+void read_word(std::string_view name, std::string_view word, int&);
+void read_word(std::string_view name, std::string_view word, float&);
+void read_word(std::string_view name, std::string_view word, DType&);
+void read_word(std::string_view name, std::string_view word, Format&);
+void read_word(std::string_view name, std::string_view word, ActivationKind&);
+
+template <class Enum>
+requires requires { Words<Enum>::kList; }
+void read_word(std::string_view name, std::string_view word, Enum& value) {
+  std::string known;
+  for (size_t i = 0; i < Words<Enum>::kList.size(); ++i) {
+    if (word == Words<Enum>::kList[i]) return void(value = Enum(i));
+    known += text(i ? ", " : "", Words<Enum>::kList[i]);
+  }
+  throw InvalidArgument(text("problem: ", name, " is '", word, "', must be one of ", known));
+}
+
+template <class Value>
+std::string word_of(const std::optional<Value>& value) {
+  return word_of(*value);
+}
+template <class Value>
+void read_word(std::string_view name, std::string_view word, std::optional<Value>& value) {
+  read_word(name, word, value.emplace());
+}
+
+/// Prints fields in the order in which they are named.
+class ProblemWriter {
+ public:
+  explicit ProblemWriter(std::string_view operation) : text_(operation) {}
+
+  template <class Value>
+  void word(std::string_view, const Value& value) {
+    text_ += " " + word_of(value);
+  }
+  template <class Value>
+  void always(std::string_view name, const Value& value) {
+    text_ += text(" ", name, "=", word_of(value));
+  }
+  template <class Value>
+  void unless(std::string_view name, const Value& value, const Value& usual) {
+    if (!(value == usual)) always(name, value);
+  }
+  std::string take() { return std::move(text_); }
+
+ private:
+  std::string text_;
+};
+
+/// Reads fields in any order. Every field but the bare words may be absent and keeps its default.
+class ProblemReader {
+ public:
+  /// Splits the words; the first must be `operation`.
+  ProblemReader(std::string_view operation, std::string_view words);
+
+  template <class Value>
+  void word(std::string_view name, Value& value) {
+    read_word(name, next_bare(name), value);
+  }
+  template <class Value>
+  void always(std::string_view name, Value& value) {
+    if (const std::string* word = find(name)) read_word(name, *word, value);
+  }
+  template <class Value>
+  void unless(std::string_view name, Value& value, const Value&) {
+    always(name, value);
+  }
+  /// The value of a name that the fields do not list, such as `format=`; null if absent.
+  const std::string* find(std::string_view name);
+  /// Errors    InvalidArgument if a bare word or name=value was not asked for.
+  void finish() const;
+
+ private:
+  std::string_view next_bare(std::string_view name);
+
+  std::string operation_;
+  std::vector<std::string> bare_;
+  size_t bare_used_ = 0;
+  struct Named {
+    std::string name, value;
+    bool used = false;
+  };
+  std::vector<Named> named_;
+  std::vector<std::string> asked_;
+};
+
+/// A problem from its words, by its `fields`.
+template <class Problem>
+Problem read_problem(std::string_view operation, std::string_view words) {
+  Problem p;
+  ProblemReader reader(operation, words);
+  fields(reader, p);
+  reader.finish();
+  return p;
+}
+
+template <class Problem>
+std::string write_problem(std::string_view operation, const Problem& p) {
+  ProblemWriter writer(operation);
+  fields(writer, p);
+  return writer.take();
+}
+
+}  // namespace cadre::ops
