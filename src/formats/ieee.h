@@ -1,0 +1,69 @@
+#pragma once
+#include <bit>
+#include <cstdint>
+#include <type_traits>
+
+#include "cadre/host_device.h"
+
+namespace cadre::formats {
+
+inline constexpr uint32_t kMagnitudeBits = 0x7fff'ffffu;  ///< all of an fp32 but its sign
+inline constexpr uint32_t kInfinityBits = 0x7f80'0000u;
+inline constexpr uint32_t kMantissaBits = 0x007f'ffffu;
+inline constexpr uint32_t kNanBits = 0x7fff'ffffu;  ///< what NVIDIA's conversions give for any NaN
+inline constexpr float kLargestFloat = std::bit_cast<float>(0x7f7f'ffffu);
+inline constexpr float kNan = std::bit_cast<float>(kNanBits);
+
+CADRE_HD constexpr uint32_t bits_of(float x) { return std::bit_cast<uint32_t>(x); }
+CADRE_HD constexpr float float_of(uint32_t bits) { return std::bit_cast<float>(bits); }
+
+/// |x| as bits: orders like the magnitudes themselves, infinity above all numbers and NaN above
+/// infinity. A maximum over these is exact, in any order, and does not lose a NaN.
+CADRE_HD constexpr uint32_t magnitude(float x) { return bits_of(x) & kMagnitudeBits; }
+
+CADRE_HD constexpr bool is_nan(float x) { return magnitude(x) > kInfinityBits; }
+CADRE_HD constexpr bool is_finite(float x) { return magnitude(x) < kInfinityBits; }
+
+/// 2^exponent, for -149 <= exponent <= 127.
+CADRE_HD constexpr float pow2(int exponent) {
+  return exponent >= -126 ? float_of(uint32_t(exponent + 127) << 23)
+                          : float_of(1u << (exponent + 149));
+}
+
+// Add, multiply and divide, each rounded once to nearest even, subnormals kept. Device code names
+// the instruction, since nvcc would otherwise fuse a multiplication into an addition and the bits
+// would differ from the CPU's; the host is built with -ffp-contract=off. This is the only place in
+// the formats that asks for whom it is compiled.
+
+CADRE_HD constexpr float add(float a, float b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fadd_rn(a, b);
+#endif
+  return a + b;
+}
+
+CADRE_HD constexpr float mul(float a, float b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fmul_rn(a, b);
+#endif
+  return a * b;
+}
+
+CADRE_HD constexpr float div(float a, float b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fdiv_rn(a, b);
+#endif
+  return a / b;
+}
+
+/// A double rounded to odd: toward zero, with the last bit set if that lost anything. Rounding the
+/// result once more, to at most 22 bits, gives what one rounding of the double would have given.
+CADRE_HD constexpr float round_to_odd(double x) {
+  const float nearest = float(x);
+  if (double(nearest) == x || x != x) return nearest;
+  const double distance = x < 0 ? -x : x,
+               rounded = nearest < 0 ? -double(nearest) : double(nearest);
+  return float_of((bits_of(nearest) - (rounded > distance ? 1u : 0u)) | 1u);
+}
+
+}  // namespace cadre::formats

@@ -1,0 +1,101 @@
+#pragma once
+#include "cadre/dtype.h"
+#include "formats/ieee.h"
+
+namespace cadre::formats {
+
+/// The shape of a float of at most 8 bits: sign, exponent, mantissa from the top.
+struct SmallFloatShape {
+  DType dtype;
+  int exponent_bits;
+  int mantissa_bits;
+  uint32_t largest;   ///< code of the largest finite value
+  uint32_t infinity;  ///< code of infinity, or 0: none. Never written, since encoding saturates
+  uint32_t nan;       ///< the code that NaN becomes; `largest` where there is none
+};
+
+/// A float of at most 8 bits with subnormals. Encoding saturates at the largest value, infinities
+/// too, and rounds to nearest even. A NaN loses its sign; it becomes the code of all ones behind
+/// the sign, as in NVIDIA's conversion instructions. Source    OCP 8-bit Floating Point 1.0 (e4m3,
+/// e5m2), OCP Microscaling Formats 1.0 (e2m1)
+template <SmallFloatShape kShape>
+struct SmallFloat {
+  using Code = uint8_t;
+  static constexpr DType kDType = kShape.dtype;
+  static constexpr int kExponentBits = kShape.exponent_bits, kMantissaBits = kShape.mantissa_bits;
+  static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
+  static constexpr int kMaxCode = (2 << (kExponentBits + kMantissaBits)) - 1;
+  static constexpr int kDropped = 23 - kMantissaBits;  ///< bits of an fp32 mantissa not kept
+  static constexpr float kSmallestNormal = pow2(1 - kBias);
+  static constexpr float kSmallest = pow2(1 - kBias - kMantissaBits);  ///< step of the subnormals
+  static constexpr bool kHasNan = kShape.nan != kShape.largest;
+  static constexpr uint32_t kNanCode = kShape.nan;
+
+  CADRE_HD static constexpr float decode(Code code) {
+    const uint32_t m = code & (kSignBit - 1);
+    const uint32_t subnormal = bits_of(mul(float(m), kSmallest));
+    const uint32_t normal = (m << kDropped) + kRebias;
+    const uint32_t special = kShape.infinity && m == kShape.infinity ? kInfinityBits : kNanBits;
+    const uint32_t value = m < (1u << kMantissaBits) ? subnormal : normal;
+    return float_of((code & kSignBit ? 0x8000'0000u : 0u) | (m > kShape.largest ? special : value));
+  }
+
+  static constexpr uint32_t kLargestCode = kShape.largest;
+  static constexpr float kLargest =
+      float_of((kShape.largest << kDropped) + (uint32_t(127 - kBias) << 23));
+
+  CADRE_HD static constexpr Code encode(float x) {
+    const uint32_t m = saturated_magnitude(x);
+    // Below the smallest normal the step is the same throughout: an addition to the anchor, whose
+    // step that is, rounds.
+    const uint32_t subnormal = bits_of(add(float_of(m), kAnchor)) - bits_of(kAnchor);
+    const uint32_t half = (1u << (kDropped - 1)) - 1 + ((m >> kDropped) & 1u);
+    const uint32_t normal = (m - kRebias + half) >> kDropped;
+    return finish(x, m < bits_of(kSmallestNormal) ? subnormal : normal);
+  }
+
+  /// Rounds away from zero with the probability of the discarded fraction, toward zero otherwise.
+  /// Of the 2^16 values of `random`, exactly n round away, where n / 2^16 is the multiple nearest
+  /// to the fraction, the lower one of two; so a code is never left for another, and what lies at
+  /// or beyond the largest value saturates.
+  CADRE_HD static constexpr Code encode_stochastic(float x, uint32_t random) {
+    const uint32_t m = saturated_magnitude(x);
+    const uint32_t exponent = m >> 23, lowest = bits_of(kSmallestNormal) >> 23;
+    const uint32_t binade = exponent > lowest ? exponent : lowest;
+    // The step of this binade is 2^(binade - 127 - mantissa bits); the quotient is exact, or so
+    // small that it rounds nowhere.
+    const float steps = mul(float_of(m), pow2(127 + kMantissaBits - int(binade)));
+    const uint32_t below = uint32_t(steps);
+    const float fraction = add(steps, -float(below));
+    const float threshold = mul(add(float(random & 0xffffu), 0.5f), pow2(-16));
+    const uint32_t first = (binade - lowest) << kMantissaBits;
+    return finish(x, first + below + (fraction > threshold ? 1u : 0u));
+  }
+
+ private:
+  static constexpr uint32_t kSignBit = 1u << (kExponentBits + kMantissaBits);
+  static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
+  static constexpr float kAnchor = pow2(23 + 1 - kBias - kMantissaBits);
+
+  CADRE_HD static constexpr uint32_t saturated_magnitude(float x) {
+    return magnitude(x) < bits_of(kLargest) ? magnitude(x) : bits_of(kLargest);
+  }
+  CADRE_HD static constexpr Code finish(float x, uint32_t code) {
+    const uint32_t sign = (bits_of(x) >> 31) * kSignBit;
+    return Code(is_nan(x) ? kShape.nan : sign | code);
+  }
+};
+
+using E4m3 = SmallFloat<SmallFloatShape{DType::kE4m3, 4, 3, 0x7e, 0, 0x7f}>;     ///< up to 448
+using E5m2 = SmallFloat<SmallFloatShape{DType::kE5m2, 5, 2, 0x7b, 0x7c, 0x7f}>;  ///< up to 57344
+using E2m1 = SmallFloat<SmallFloatShape{DType::kE2m1, 2, 1, 0x7, 0, 0x7}>;       ///< up to 6
+
+/// Two e2m1 codes share a byte, the element of even index in the low nibble.
+CADRE_HD constexpr uint8_t pack_nibbles(uint8_t even, uint8_t odd) {
+  return uint8_t((even & 0xfu) | (uint32_t(odd) << 4));
+}
+CADRE_HD constexpr uint8_t nibble(uint8_t byte, int64_t index) {
+  return uint8_t(index & 1 ? byte >> 4 : byte & 0xfu);
+}
+
+}  // namespace cadre::formats
