@@ -87,16 +87,18 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 
 /// Multiplies every expert's rows with that expert's weight.
 ///
-///   fprop   y[r, n]  = alpha_e * sum_k x[r, k] w[e, n, k] + beta_e * c[r, n] + bias[e, n] *
-///   bias_scale[r] dgrad   dx[r, k] = alpha_e * sum_n dy[r, n] w[e, n, k] + beta_e * c[r, k] wgrad
-///   dw[e, n, k] (+)= alpha_e * sum_r dy[r, n] x[r, k]
+///   fprop   y[r, n]  = alpha_e * sum_k x[r, k] w[e, n, k] + beta_e * c[r, n]
+///                      + bias[e, n] * bias_scale[r]
+///   dgrad   dx[r, k] = alpha_e * sum_n dy[r, n] w[e, n, k] + beta_e * c[r, k]
+///   wgrad   dw[e, n, k] (+)= alpha_e * sum_r dy[r, n] x[r, k]
 ///
 /// Shapes    x [R, K]   dy [R, N]   w, dw [E, N, K]   offsets [E + 1].
 /// Types     any pair of formats; sums in fp32 (f32 operands too), rounded once at the store.
 /// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
-/// legal. Stream    no allocation, no synchronisation, no read of device data by the host. Errors
-/// InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments. Exact same
-/// bits on every run; a row of y or dx depends on its own row and weight only.
+///           legal.
+/// Stream    no allocation, no synchronisation, no read of device data by the host.
+/// Errors    InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments.
+/// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.
 GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 

@@ -49,8 +49,7 @@ using PermutePlan = Plan<PermuteProblem>;
 ///   permute            rows[row] = tokens[t]                  prob: row_prob[row] = p
 ///   permute backward   tokens[t] = sum_j rows[row]            prob: dprob[t, j] = drow_prob[row]
 ///   combine            tokens[t] = sum_j (prob: p *) rows[row]
-///   combine backward   rows[row] = (prob: p *) tokens[t]      prob: dprob[t, j] = <tokens[t],
-///   y[row]>
+///   combine backward   rows[row] = (prob: p *) tokens[t]   prob: dprob[t, j] = <tokens[t], y[row]>
 ///
 /// Types     sums over j in fp32 in the order of j, one rounding; probabilities are fp32.
 /// Rows      dropped choices (row_of = -1) add nothing and have dprob 0. The tail is not read.

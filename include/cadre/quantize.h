@@ -29,9 +29,9 @@ struct QuantizedShape {
 /// Codes keep the order of the source, whatever the axis: [R, C] or [E, N, K], 4-bit codes packed
 /// two a byte along the last dimension, every row starting at a byte (row stride = C rounded up to
 /// even). Scales, with B = block:
-///   routed rows   along K  [R, ceil(C / B)]        along rows  [R / B + E, C]       2d  [R / B +
-///   E, ceil(C / B)] weights       along K  [E, N, ceil(K / B)]     along rows  [E, ceil(N / B), K]
-///   2d  [E, ceil(N / B), ceil(K / B)]
+///                 along K              along rows           2d
+///   routed rows   [R, ceil(C / B)]     [R / B + E, C]       [R / B + E, ceil(C / B)]
+///   weights       [E, N, ceil(K / B)]  [E, ceil(N / B), K]  [E, ceil(N / B), ceil(K / B)]
 /// Routed blocks along rows restart at every expert: block b of expert e is row
 /// offsets[e] / B + e + b of the scales. Rows of scales that no block owns are not written.
 struct QuantizedView {

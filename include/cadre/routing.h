@@ -52,8 +52,7 @@ using RoutingPlan = Plan<RoutingProblem>;
 /// Types     arithmetic in fp32. `scores` are the softmax over all experts (both softmax kinds) or
 ///           the sigmoids.
 /// Rows      choices in descending score; equal scores in ascending expert number. A NaN logit
-/// counts
-///           as the smallest. The choice itself has no gradient.
+///           counts as the smallest. The choice itself has no gradient.
 /// Exact     fixed order.
 RoutingPlan plan(const RoutingProblem&, const Device&, std::string_view only = {});
 void run(const RoutingPlan&, const RoutingArgs&, Workspace, Stream);

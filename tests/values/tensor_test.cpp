@@ -31,6 +31,7 @@ TEST(DType, NamesParseBackAndUnknownOnesListTheKnown) {
     FAIL();
   } catch (const InvalidArgument& e) {
     EXPECT_STREQ(e.what(),
-                 "dtype: name is 'fp6', must be one of f32, bf16, f16, e4m3, e5m2, e2m1, e8m0, i32, i64, u8");
+                 "dtype: name is 'fp6', must be one of f32, bf16, f16, e4m3, e5m2, e2m1, e8m0, "
+                 "i32, i64, u8");
   }
 }

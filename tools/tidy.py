@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+"""Checks the rules of STYLE.md that a machine can check: `tools/tidy.py [ROOT]`, `ctest -L tidy`.
+
+Prints one line per finding, `path:line: what; what to do`, and exits 1 if there was any. The data
+of the rules is tools/layers.toml. Needs Python 3.11 and nothing else.
+"""
+import pathlib
+import posixpath
+import re
+import sys
+import tomllib
+
+import cpp_scan
+
+SOURCE = {".h", ".cuh", ".cpp", ".cu"}
+TEXT = SOURCE | {".py", ".md", ".toml", ".cmake", ".sh", ".json", ".txt", ".in"}
+SKIPPED = {"build", "__pycache__"}
+INCLUDE = re.compile(r'\s*#\s*include\s+["<]([^">]+)[">]')
+EXEMPTION = re.compile(r"//\s*tidy:\s*(\w+)\s+because\s+(.+)")
+STANDARD = set("""algorithm any array atomic barrier bit bitset charconv chrono cmath codecvt
+compare complex concepts condition_variable coroutine deque exception execution filesystem format
+forward_list fstream functional future initializer_list iomanip ios iosfwd iostream istream
+iterator latch limits list locale map memory memory_resource mutex new numbers numeric optional
+ostream queue random ranges ratio regex semaphore set shared_mutex source_location span sstream
+stack stdexcept stop_token streambuf string string_view strstream syncstream system_error thread
+tuple type_traits typeindex typeinfo unordered_map unordered_set utility valarray variant vector
+version cassert cctype cerrno cfenv cfloat cinttypes climits clocale csetjmp csignal cstdarg cstddef
+cstdint cstdio cstdlib cstring ctime cuchar cwchar cwctype""".split())
+
+
+class File:
+    def __init__(self, root, path):
+        self.path = path
+        self.text = (root / path).read_text(errors="replace")
+        self.lines = self.text.split("\n")
+        self.source = cpp_scan.Source(self.text) if pathlib.Path(path).suffix in SOURCE else None
+        self.exemptions, self.used = {}, set()
+        for number, comment in self.source.comments if self.source else ():
+            match = EXEMPTION.match(comment)
+            if match and len(match.group(2).split()) >= 3:
+                self.exemptions[number] = (match.group(1), match.group(2))
+
+    def exempt(self, rule, first, last):
+        """Whether a `// tidy: rule because ...` stands on one of these lines."""
+        hits = [n for n in range(first, last + 1) if self.exemptions.get(n, ("",))[0] == rule]
+        self.used.update(hits)
+        return bool(hits)
+
+
+def inside(path, folders):
+    """The longest of `folders` that is `path` or contains it."""
+    return max((f for f in folders if path == f or path.startswith(f + "/")), key=len, default=None)
+
+
+def check_includes(file, rules, root):
+    here = inside(file.path, rules["may_include"])
+    if here is None:
+        yield 1, "this folder is no room of tools/layers.toml; move the file, or add the room"
+        return
+    allowed = rules["may_include"][here]
+    for number, line in enumerate(file.lines, 1):
+        match = INCLUDE.match(line)
+        if not match:
+            continue
+        name = match.group(1)
+        bases = (pathlib.PurePosixPath(file.path).parent.as_posix(), "include", "src", "")
+        target = next((posixpath.normpath(posixpath.join(b, name)) for b in bases
+                       if (root / b / name).is_file()), None)
+        if target is None:
+            yield from check_outside(number, name, here, rules["outside"])
+        elif "*" not in allowed and inside(target, rules["may_include"]) != here and not inside(
+                target, allowed):
+            yield number, (f"{here} may not include {target}; it may include "
+                           f"{', '.join(allowed) or 'the standard library only'}")
+
+
+def check_outside(number, name, here, outside):
+    if name in STANDARD:
+        return
+    prefix = max((p for p in outside if name.startswith(p)), key=len, default=None)
+    if prefix is None:
+        yield number, f"unknown header {name}; it is no file here and [outside] does not list it"
+    elif here not in outside[prefix]:
+        yield number, f"{here} may not include {name}; only {', '.join(outside[prefix])} may"
+
+
+def check_lines(file, limits):
+    for number, line in enumerate(file.lines, 1):
+        if len(line) > limits["line_columns"]:
+            yield number, f"line has {len(line)} columns; the limit is {limits['line_columns']}"
+    count, limit = len(file.lines) - 1, limits["file_lines"]
+    if count > limit and not file.exempt("long", 1, 3):
+        yield 1, f"file has {count} lines; split it, the limit is {limit}"
+
+
+def check_shapes(file, limits):
+    """Lengths and parameter counts of functions, parameter counts of templates."""
+    for f in file.source.functions:
+        kernel = "__global__" in f.words
+        lines = f.end - (f.open if kernel else f.start) + 1
+        limit = limits["kernel_lines" if kernel else "function_lines"]
+        if f.body and lines > limit and not file.exempt("long", f.start - 1, f.open + 1):
+            what = "kernel body" if kernel else "function"
+            yield f.start, f"{what} {f.name} has {lines} lines; split it, the limit is {limit}"
+        limit = limits["parameters"]
+        if f.parameters > limit and not f.name.isupper():
+            yield f.start, f"{f.name} has {f.parameters} parameters; past {limit} pass a struct"
+    for t in file.source.templates:
+        limit = limits["template_parameters"]
+        if t.parameters > limit:
+            yield t.line, f"template has {t.parameters} parameters; past {limit} pass one struct"
+
+
+def check_variables(file):
+    if inside(file.path, ["include", "src"]):
+        for v in file.source.variables:
+            if v.mutable:
+                yield v.line, f"{v.name} is a mutable global; make it const, or pass it"
+
+
+def check_bans(file, bans):
+    code = list(file.source.code)
+    for number, line in file.source.directives:
+        code[number - 1] = line
+    for ban in bans:
+        if not inside(file.path, ban["where"]) or inside(file.path, ban.get("except", [])):
+            continue
+        for number, line in enumerate(code, 1):
+            match = re.search(ban["pattern"], line)
+            if match and not INCLUDE.match(line) and not file.exempt(ban["name"], number, number):
+                yield number, f"'{match.group().strip()}' ({ban['name']}); {ban['why']}"
+
+
+def parts(identifier):
+    """The lower-case parts of a snake_case or CamelCase identifier, joined and fenced by `_`."""
+    split = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier)
+    return "_" + split.lower().strip("_") + "_"
+
+
+def check_words(file, words):
+    if not inside(file.path, words["rooms"]):
+        return
+    for word, number in file.source.tokens:
+        for bad, good in words["instead"].items():
+            if f"_{bad}_" in parts(word):
+                yield number, f"'{word}' says {bad}; this project says {good}"
+
+
+def check_text(file, names):
+    """What holds for every text file: its name, no machine's paths, no ownerless to-do."""
+    for part in pathlib.PurePosixPath(file.path).parts:
+        if part.split(".")[0].lower() in names["banned"]:
+            yield 1, f"'{part}' says nothing; name the room or file by what it holds"
+    todo = re.compile(r"\b(TO" r"DO|FIX" r"ME|X" r"XX)\b(?!\(#\d+\))")
+    machine = re.compile(r"(?<![\w.$}~>])/(work|root|home|Users)/")
+    for number, line in enumerate(file.lines, 1):
+        if todo.search(line):
+            yield number, "a to-do without an issue; write TO" "DO(#number), or do it"
+        if machine.search(line):
+            yield number, "an absolute path of one machine; write it relative to the repository"
+
+
+def check_exemptions(file):
+    for number, comment in file.source.comments if file.source else ():
+        if re.match(r"//\s*tidy:", comment) and number not in file.used:
+            yield number, ("this exemption excuses nothing; the form is "
+                           "`// tidy: <rule> because <reason of three words>`, where it is needed")
+
+
+def check_built(file, root):
+    """Every source is named in the CMakeLists.txt of its folder: no globbing, nothing forgotten."""
+    path = pathlib.PurePosixPath(file.path)
+    if path.suffix not in (".cpp", ".cu"):
+        return
+    for folder in path.parents:
+        list_file = root / folder / "CMakeLists.txt"
+        if list_file.is_file():
+            if not re.search(rf"(?<![\w]){re.escape(path.stem)}(?![\w])", list_file.read_text()):
+                yield 1, f"not named in {folder}/CMakeLists.txt, so never built; add it there"
+            return
+
+
+def check_stems(root, stems):
+    """Each operation, that is a public header which declares `run(`, has all of its files."""
+    for header in sorted((root / "include/cadre").glob("*.h")):
+        code = "\n".join(cpp_scan.Source(header.read_text()).code)
+        if not re.search(r"\bvoid\s+run\(", code):
+            continue
+        for pattern in stems["rooms"]:
+            wanted = pattern.format(header.stem)
+            if wanted not in stems.get("unfinished", []) and not any(root.glob(wanted)):
+                yield f"include/cadre/{header.name}", 1, f"operation without {wanted}; add it"
+
+
+def text_files(root):
+    for path in sorted(root.rglob("*")):
+        relative = path.relative_to(root)
+        hidden = any(p in SKIPPED or p.startswith(".") and p != ".ci" for p in relative.parts)
+        if path.is_file() and not hidden and (path.suffix in TEXT or relative.parts[0] == ".ci" or
+                                              path.name == "Makefile"):
+            yield relative.as_posix()
+
+
+def findings(root):
+    """All (path, line, what), and the exemptions that are in use as (path, line, rule, reason)."""
+    rules = tomllib.loads((root / "tools/layers.toml").read_text())
+    found, excused = [], []
+    for path in text_files(root):
+        file = File(root, path)
+        checks = [check_text(file, rules["names"])]
+        if file.source:
+            checks += [check_includes(file, rules, root), check_lines(file, rules["limits"]),
+                       check_shapes(file, rules["limits"]), check_variables(file),
+                       check_bans(file, rules["ban"]), check_words(file, rules["words"]),
+                       check_built(file, root), check_exemptions(file)]
+        elif path.endswith(".py"):
+            checks.append(check_lines(file, rules["limits"]))
+        found += [(path, number, what) for check in checks for number, what in check]
+        excused += [(path, n, *file.exemptions[n]) for n in sorted(file.used)]
+    return found + list(check_stems(root, rules["stems"])), excused
+
+
+def main(arguments):
+    root = pathlib.Path(arguments[0] if arguments else pathlib.Path(__file__).parent.parent)
+    found, excused = findings(root)
+    for path, number, rule, reason in excused:
+        print(f"{path}:{number}: excused: {rule} because {reason}")
+    for path, number, what in found:
+        print(f"{path}:{number}: {what}")
+    print(f"tidy: {len(found)} findings, {len(excused)} excused")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
