@@ -36,20 +36,20 @@ struct Format {
 
 /// What is fixed for a kind of format, printed by `cadre info` and docs/formats.md.
 struct FormatInfo {
-  FormatKind kind;
-  std::string_view name;      ///< "mxfp8"
-  DType element;              ///< default type of a code
-  bool takes_e5m2;            ///< the element may also be e5m2
-  int block;                  ///< codes that share a scale; 0: none, or one scale per expert
-  DType scale;                ///< type of a block's scale; f32 where there is none
-  bool has_expert_scale;      ///< one fp32 factor per expert
-  bool takes_square;          ///< option 2d
-  bool takes_power_of_two;    ///< options pow2, fp32
-  bool takes_floor;           ///< option floor
-  bool takes_hadamard;        ///< option rht
-  bool takes_stochastic;      ///< option sr
-  bool power_of_two_default;  ///< value of power_of_two where the text says nothing
-  std::string_view summary;   ///< one line
+  FormatKind kind = FormatKind::kBf16;
+  std::string_view name;            ///< "mxfp8"
+  DType element = DType::kBf16;     ///< default type of a code
+  bool takes_e5m2 = false;          ///< the element may also be e5m2
+  int block = 0;                    ///< codes that share a scale; 0: none, or one scale per expert
+  DType scale = DType::kF32;        ///< type of a block's scale; f32 where there is none
+  bool has_expert_scale = false;    ///< one fp32 factor per expert
+  bool takes_square = false;        ///< option 2d
+  bool takes_power_of_two = false;  ///< options pow2, fp32
+  bool takes_floor = false;         ///< option floor
+  bool takes_hadamard = false;      ///< option rht
+  bool takes_stochastic = false;    ///< option sr
+  bool power_of_two_default = false;  ///< value of power_of_two where the text says nothing
+  std::string_view summary;           ///< one line
 };
 
 /// All formats, in the order of FormatKind.
@@ -69,6 +69,11 @@ std::string to_string(const Format&);
 /// Inverse of `to_string`.
 /// Errors    InvalidArgument with the known formats, or the options that this format takes.
 Format parse_format(std::string_view);
+
+/// For formats that were put together by hand: checks that the kind takes the element and every
+/// option that is set.
+/// Errors    InvalidArgument with the options that this format takes.
+void require_legal(const Format&);
 
 /// The axis a block of codes runs along, named by what it is for. For x and dy [R, C]: along K is
 /// along a row (fprop and dgrad contract it), along rows is down a column (wgrad contracts it), and
