@@ -127,7 +127,9 @@ def check_bans(file, bans):
             continue
         for number, line in enumerate(code, 1):
             match = re.search(ban["pattern"], line)
-            if match and not INCLUDE.match(line) and not file.exempt(ban["name"], number, number):
+            if not match or INCLUDE.match(line):
+                continue
+            if not file.exempt(ban["name"], number - 1, number):
                 yield number, f"'{match.group().strip()}' ({ban['name']}); {ban['why']}"
 
 

@@ -37,6 +37,7 @@ Plan<Problem> choose(const Problem& problem, const Device& device, std::string_v
   }
   require(only.empty() || !plan.refusals.empty(), "plan: implementation is '", only,
           "', must be one of ", names, " [", to_string(problem), "]");
+  if (refusals.empty()) refusals = " none is written for this device yet";
   throw Unsupported(text("no implementation on ", to_string(device), " for '", to_string(problem),
                          "':", refusals));
 }

@@ -157,6 +157,8 @@ INNOCENT = [
      "// tidy: long because the table is one table\nint f() {\n" + LONG_BODY + "}\n"),
     ("excused line", "src/cpu/it.cpp",
      "void f() { g(new int); }  // tidy: allocation because it runs once a process\n"),
+    ("line excused by the line above", "src/cpu/it.cpp",
+     "// tidy: allocation because it runs once a process\nvoid f() { g(new int); }\n"),
     ("the entry header", "src/cpu/it.cpp", '#include "backend/entry.h"\n'),
     ("tests see everything", "tests/it_test.cpp",
      '#include <gtest/gtest.h>\n\n#include "ops/inner.h"\nusing namespace cadre;\n'),
