@@ -6,66 +6,16 @@
 #include <vector>
 
 #include "cadre/error.h"
+#include "formats/list.h"
 
 namespace cadre {
 namespace {
 
-constexpr std::array kFormats = {
-    FormatInfo{.kind = FormatKind::kF32,
-               .name = "f32",
-               .element = DType::kF32,
-               .summary = "IEEE single, as is"},
-    FormatInfo{.kind = FormatKind::kBf16,
-               .name = "bf16",
-               .element = DType::kBf16,
-               .summary = "bfloat16, as is"},
-    FormatInfo{.kind = FormatKind::kF16,
-               .name = "f16",
-               .element = DType::kF16,
-               .summary = "IEEE half, as is"},
-    FormatInfo{.kind = FormatKind::kFp8Tensor,
-               .name = "fp8_tensor",
-               .element = DType::kE4m3,
-               .takes_e5m2 = true,
-               .has_expert_scale = true,
-               .takes_power_of_two = true,
-               .summary = "8-bit codes, one fp32 scale per expert"},
-    FormatInfo{.kind = FormatKind::kFp8Block,
-               .name = "fp8_block",
-               .element = DType::kE4m3,
-               .takes_e5m2 = true,
-               .block = 128,
-               .takes_square = true,
-               .takes_power_of_two = true,
-               .power_of_two_default = true,
-               .summary = "8-bit codes, one fp32 scale per 128"},
-    FormatInfo{.kind = FormatKind::kMxfp8,
-               .name = "mxfp8",
-               .element = DType::kE4m3,
-               .takes_e5m2 = true,
-               .block = 32,
-               .scale = DType::kE8m0,
-               .takes_square = true,
-               .takes_floor = true,
-               .summary = "8-bit codes, one power-of-two scale per 32"},
-    FormatInfo{.kind = FormatKind::kNvfp4,
-               .name = "nvfp4",
-               .element = DType::kE2m1,
-               .block = 16,
-               .scale = DType::kE4m3,
-               .has_expert_scale = true,
-               .takes_square = true,
-               .takes_hadamard = true,
-               .takes_stochastic = true,
-               .summary = "4-bit codes, one e4m3 scale per 16, one fp32 scale per expert"},
-    FormatInfo{.kind = FormatKind::kMxfp4,
-               .name = "mxfp4",
-               .element = DType::kE2m1,
-               .block = 32,
-               .scale = DType::kE8m0,
-               .takes_floor = true,
-               .summary = "4-bit codes, one power-of-two scale per 32; weights only"},
-};
+template <class... Rows>
+constexpr auto infos(formats::TypeList<Rows...>) {
+  return std::array{Rows::kInfo...};
+}
+constexpr auto kFormats = infos(formats::All{});
 
 // A word behind the colon: which kinds take it, when a format has it, and how it gets it.
 struct Option {
