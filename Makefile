@@ -1,0 +1,50 @@
+# The two commands of the README: `make demo` and `make test`. Everything else is CMake's presets.
+#
+# Both install what is missing (tools/setup.sh), then configure, build and run; a second run starts
+# in seconds. REQUIRE=1 turns "skipped, a Python package is missing" into a failure.
+NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
+PRESET ?= $(if $(NVCC),cuda,cpu)
+REQUIRE ?= 0
+export CADRE_REQUIRE := $(REQUIRE)
+export CUDACXX := $(or $(CUDACXX),$(NVCC))
+JOBS := $(shell nproc)
+BUILD_DIR := build/$(PRESET)
+DEMO_RECIPES := bf16,fp8_block,mxfp8,nvfp4
+
+.PHONY: help setup build test slow demo lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo   train a Mixture-of-Experts model on this repository's text, in four formats"
+	@echo "make test   build, run the fast tests, and run them again with sanitizers"
+	@echo "make build  build $(BUILD_DIR)      make slow  the slow tests"
+	@echo "make lint   clang-format and clang-tidy"
+
+setup:
+	@tools/setup.sh build
+
+# Configuring is skipped while the cache is newer than the presets; CMake itself looks for the rest.
+build/%/CMakeCache.txt: CMakePresets.json | setup
+	cmake --preset $*
+	@touch $@
+
+build: build/$(PRESET)/CMakeCache.txt
+	cmake --build --preset $(PRESET)
+
+test: build build/$(PRESET)-asan/CMakeCache.txt
+	ctest -j $(JOBS) --preset $(PRESET) -LE slow
+	cmake --build --preset $(PRESET)-asan
+	ctest -j $(JOBS) --preset $(PRESET)-asan -LE 'slow|tidy'
+
+slow: build
+	ctest --preset $(PRESET) -L slow
+
+demo: build
+	$(BUILD_DIR)/cli/cadre train --recipe $(DEMO_RECIPES) --out build/demo
+
+lint: build/$(PRESET)/CMakeCache.txt
+	@tools/setup.sh lint
+	tools/lint.sh $(BUILD_DIR)
+
+clean:
+	rm -rf build

@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# clang-format, then clang-tidy, over this project's sources: `tools/lint.sh BUILD_DIR [REGEX]`.
+# BUILD_DIR holds compile_commands.json; REGEX chooses the files that clang-tidy reads.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=$1
+regex=${2:-"/(src|cli|bench)/.*[.]cpp$"}
+
+mapfile -t sources < <(find [a-z]* -path build -prune -o \
+                         -regex '.*[.]\(h\|cpp\|cuh\|cu\)' -print | sort)
+clang-format --dry-run -Werror "${sources[@]}"
+echo "lint: clang-format agrees with ${#sources[@]} files"
+
+# Compiler commands are g++'s; clang does not know every warning that they name.
+log=$build/clang-tidy.log
+if ! run-clang-tidy -quiet -p "$build" -extra-arg=-Wno-unknown-warning-option \
+    "$PWD$regex" >"$log" 2>&1; then
+  grep -E "(warning|error|note):" -A 3 "$log" | head -200 || cat "$log"
+  exit 1
+fi
+echo "lint: clang-tidy agrees with $(grep -c '^clang-tidy' "$log") files"
