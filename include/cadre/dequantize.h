@@ -17,7 +17,7 @@ struct DequantizeProblem {
 struct DequantizeArgs {
   QuantizedView source;
   Offsets offsets;  ///< routed rows only
-  TensorView out;   ///< [R, C] or [E, N, K], written
+  TensorView out;   ///< [R, C] or [E, N, K], or as the codes of transformed blocks; written
 };
 
 using DequantizePlan = Plan<DequantizeProblem>;

@@ -34,6 +34,10 @@ struct QuantizedShape {
 ///   weights       [E, N, ceil(K / B)]  [E, ceil(N / B), K]  [E, ceil(N / B), ceil(K / B)]
 /// Routed blocks along rows restart at every expert: block b of expert e is row
 /// offsets[e] / B + e + b of the scales. Rows of scales that no block owns are not written.
+///
+/// A Hadamard transform makes sixteen values of a block, the last one of an expert too, in which
+/// missing rows count as zero. So with `rht` along rows the codes are [16 (R / 16 + E), C]: row b
+/// of the scales belongs to rows 16 b to 16 b + 15 of the codes. code_rows() hides the difference.
 struct QuantizedView {
   TensorView codes;
   TensorView scales;              ///< empty for plain formats and fp8_tensor
@@ -43,6 +47,24 @@ struct QuantizedView {
 /// First row of the scales of expert e's blocks that run along rows, for routed rows.
 constexpr int64_t first_block(int64_t first_row, int64_t expert, int64_t block) {
   return first_row / block + expert;
+}
+
+/// Consecutive rows of codes.
+struct CodeRows {
+  int64_t first = 0;
+  int64_t count = 0;
+};
+
+/// True if the codes are those of transformed blocks, stored whole.
+constexpr bool is_transformed(const Format& format, Axis axis) {
+  return format.hadamard && axis == Axis::kAlongRows;
+}
+
+/// The rows of codes that hold rows [first, first + count) of expert e, routed rows only: the same
+/// rows, or the expert's transformed blocks. wgrad contracts exactly these.
+constexpr CodeRows code_rows(const Format& format, Axis axis, CodeRows of, int64_t expert) {
+  if (!is_transformed(format, axis)) return of;
+  return {16 * first_block(of.first, expert, 16), (of.count + 15) / 16 * 16};
 }
 
 /// Bytes of one buffer that holds codes, scales and expert scales, each 256-byte aligned.

@@ -1,0 +1,70 @@
+// How codes and scales lie in memory.
+#include <array>
+
+#include "cadre/quantize.h"
+
+namespace cadre {
+namespace {
+
+constexpr int64_t kAlignment = 256;
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
+
+/// A row-major view; 4-bit rows start at a byte.
+TensorView lay_out(DType dtype, std::initializer_list<int64_t> shape) {
+  TensorView v = view(nullptr, dtype, shape);
+  if (bits(dtype) != 4) return v;
+  const int64_t pitch = ceil_div(v[v.rank - 1], 2) * 2;
+  v.stride[v.rank - 2] = pitch;
+  if (v.rank == 3) v.stride[0] = pitch * v[1];
+  return v;
+}
+
+TensorView codes_of(const QuantizedShape& s) {
+  if (s.kind == RowsKind::kWeights) return lay_out(s.format.element, {s.experts, s.rows, s.cols});
+  const bool whole_blocks = is_transformed(s.format, s.axis);
+  const int64_t rows = whole_blocks ? 16 * first_block(s.rows, s.experts, 16) : s.rows;
+  return lay_out(s.format.element, {rows, s.cols});
+}
+
+TensorView scales_of(const QuantizedShape& s) {
+  const FormatInfo& row = info(s.format.kind);
+  if (row.block == 0) return {};
+  const bool down = s.format.square || s.axis == Axis::kAlongRows;
+  const bool across = s.format.square || s.axis == Axis::kAlongK;
+  const int64_t cols = across ? ceil_div(s.cols, row.block) : s.cols;
+  if (s.kind == RowsKind::kWeights)
+    return lay_out(row.scale, {s.experts, down ? ceil_div(s.rows, row.block) : s.rows, cols});
+  return lay_out(row.scale, {down ? first_block(s.rows, s.experts, row.block) : s.rows, cols});
+}
+
+/// Bytes from the first element to behind the last.
+int64_t bytes_of(const TensorView& v) {
+  return v.rank == 0 ? 0 : bytes_for(v.dtype, v[0] * v.stride[0]);
+}
+
+int64_t expert_scale_bytes(const QuantizedShape& s) {
+  return info(s.format.kind).has_expert_scale ? s.experts * int64_t(sizeof(float)) : 0;
+}
+
+}  // namespace
+
+int64_t quantized_bytes(const QuantizedShape& s) {
+  return aligned(bytes_of(codes_of(s))) + aligned(bytes_of(scales_of(s))) +
+         aligned(expert_scale_bytes(s));
+}
+
+QuantizedView quantized_view(const QuantizedShape& s, void* buffer) {
+  QuantizedView q{.codes = codes_of(s), .scales = scales_of(s)};
+  if (buffer == nullptr) return q;
+  char* at = static_cast<char*>(buffer);
+  q.codes.data = at;
+  at += aligned(bytes_of(q.codes));
+  if (q.scales.rank != 0) q.scales.data = at;
+  at += aligned(bytes_of(q.scales));
+  if (expert_scale_bytes(s) != 0) q.expert_scale = reinterpret_cast<float*>(at);
+  return q;
+}
+
+}  // namespace cadre
