@@ -22,9 +22,10 @@ enum class Tail : uint8_t {
 
 /// Whether wgrad adds to what dw holds.
 enum class Accumulate : uint8_t {
-  kNo,      ///< overwrite; old content, NaN too, does not leak; an empty expert's dw is zero
-  kYes,     ///< add; an empty expert's dw is untouched
-  kDevice,  ///< a word in device memory decides: 0 as kNo, else as kYes
+  kNo,         ///< overwrite; old content, NaN too, does not leak; an empty expert's dw is zero
+  kYes,        ///< add; an empty expert's dw is untouched
+  kDevice,     ///< a word in device memory decides: 0 as kNo, else as kYes
+  kPerExpert,  ///< E words in device memory, one an expert, each as kDevice
 };
 
 /// Which of the last two dimensions of an operand has stride 1.
@@ -80,7 +81,7 @@ struct GroupedGemmArgs {
   TensorView bias;                      ///< [E, N]
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
   const float* bias_scale = nullptr;           ///< [R]
-  const int32_t* accumulate = nullptr;         ///< one word, Accumulate::kDevice
+  const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
 };
 
 using GroupedGemmPlan = Plan<GroupedGemmProblem>;

@@ -37,7 +37,7 @@ struct Words<Tail> {
 };
 template <>
 struct Words<Accumulate> {
-  static constexpr std::array<std::string_view, 3> kList = {"no", "yes", "device"};
+  static constexpr std::array<std::string_view, 4> kList = {"no", "yes", "device", "per_expert"};
 };
 template <>
 struct Words<Major> {

@@ -1,0 +1,116 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/bias_grad.h"
+#include "cadre/grouped_gemm.h"
+#include "cadre/layer.h"
+#include "cadre/quantize.h"
+#include "cadre/recipe.h"
+
+namespace cadre {
+
+class WgradQueue;
+
+/// A linear layer per expert, forward and backward:
+/// `grouped_linear R=8192 N=2048 K=4096 E=64 recipe=nvfp4 bias=yes dw=f32 accumulate=yes`.
+struct GroupedLinearProblem {
+  int64_t rows = 0;            ///< R: bound on routed rows
+  int64_t n = 0;               ///< N: columns of y
+  int64_t k = 0;               ///< K: columns of x
+  int experts = 1;             ///< E
+  Recipe recipe;               ///< the formats of every product
+  DType dtype = DType::kBf16;  ///< of x, y, dy and dx: f32, bf16 or f16
+  ParameterLayout parameters;  ///< types and layout of w, bias and their gradients
+  bool bias = false;           ///< a bias per expert
+  bool bias_scale = false;     ///< the bias is scaled by a factor per row
+  bool return_bias = false;  ///< the caller adds the bias itself: neither added nor differentiated
+  bool dgrad = true;         ///< dx is wanted; no: the input is frozen
+  bool wgrad = true;         ///< dw is wanted; no: the weights are frozen
+  bool dbias = true;         ///< with a bias: dbias (and dbias_scale) are wanted
+  Accumulate accumulate = Accumulate::kNo;       ///< of dw
+  Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias
+  bool deferred = false;       ///< dw is left to `wgrad`; backward keeps what that needs
+  bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
+  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
+  Tail tail = Tail::kKeep;     ///< of y and dx
+  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
+  TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
+  TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
+  int unit_budget = 0;                   ///< SMs or threads to use at most; 0: all
+
+  bool operator==(const GroupedLinearProblem&) const = default;
+};
+
+/// Every tensor of a layer's forward and backward. A run reads only what it needs; the rest may be
+/// null.
+struct GroupedLinearArgs {
+  Offsets offsets;
+  LinearParameters parameters;
+  TensorView x;                       ///< [R, K]
+  TensorView y;                       ///< [R, N], written by forward
+  TensorView dy;                      ///< [R, N]
+  TensorView dx;                      ///< [R, K], written by backward
+  const float* bias_scale = nullptr;  ///< [R]
+  float* dbias_scale = nullptr;       ///< [R], written by backward
+  const uint64_t* rng = nullptr;      ///< [2] seed and offset in device memory; option sr only
+  Memory saved;                       ///< forward writes; backward and wgrad read
+  Memory pending;                     ///< deferred: backward writes; wgrad reads
+  Memory weight_cache;                ///< cache_weights: forward writes when it refreshes
+  bool refresh_weights = true;        ///< cache_weights: quantise anew (first microbatch), or reuse
+  WgradQueue* queue = nullptr;        ///< deferred: backward pushes its wgrad here, if given
+};
+
+/// How a layer will run: the implementation of every step, and who keeps which copy where.
+struct GroupedLinearPlan {
+  GroupedLinearProblem problem;
+  Device device;
+  std::string_view name;  ///< "direct": no copies; "quantized": operands are copied into formats
+  bool exact = true;      ///< every step is
+  LayerMemory memory;     ///< what the caller provides
+
+  OperandPlan fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
+  std::optional<QuantizePlan> quantize_w;        ///< forward
+  std::optional<QuantizePlan> quantize_x;        ///< forward
+  std::optional<QuantizePlan> quantize_w_again;  ///< backward, without a cache
+  std::optional<QuantizePlan> quantize_x_again;  ///< backward, with save_input
+  std::optional<QuantizePlan> quantize_dy;       ///< backward
+  std::optional<GroupedGemmPlan> fprop, dgrad, wgrad;
+  std::optional<BiasGradPlan> bias_grad;
+  int64_t pending_bytes = 0;  ///< of dy's and x's copies, wherever they lie
+  int64_t scratch_bytes = 0;  ///< the largest workspace of a step
+};
+
+/// y[r] = x[r] w_e^T + bias_e * bias_scale[r], and its gradients dx, dw, dbias, dbias_scale.
+///
+/// `forward` computes y and saves what backward needs; `backward` computes dx, dbias, dbias_scale
+/// and, unless deferred, dw; `wgrad` computes the deferred dw.
+///
+/// Shapes    x, dx [R, K]   y, dy [R, N]   w, dw [E, N, K]   bias, dbias [E, N].
+/// Types     operands are quantised into the recipe's formats, each product's along its contraction;
+///           where a format is the tensor's own type the tensor is read as it is.
+/// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
+/// Stream    no allocation, no synchronisation; all launches on the given stream.
+/// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
+///           launched then.
+/// Exact     deferred equals immediate, cached equals fresh, save_input equals saved, packed equals
+///           discrete, bit for bit.
+GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&);
+void forward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
+void backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
+void wgrad(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
+
+/// What is kept from forward to the end of backward: the saved copies, and the tensors that wgrad
+/// reads as they are.
+std::vector<KeptPart> kept(const GroupedLinearPlan&);
+
+/// The steps with their implementations and refusals, and the memory; many lines, for people.
+std::string explain(const GroupedLinearPlan&);
+
+std::string to_string(const GroupedLinearProblem&);
+GroupedLinearProblem parse_grouped_linear_problem(std::string_view);
+
+}  // namespace cadre

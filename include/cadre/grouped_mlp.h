@@ -1,0 +1,110 @@
+#pragma once
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/activation.h"
+#include "cadre/grouped_linear.h"
+
+namespace cadre {
+
+/// The expert MLP: `grouped_mlp R=8192 H=2048 F=1408 E=64 act=swiglu recipe=mxfp8 prob=yes`.
+struct GroupedMlpProblem {
+  int64_t rows = 0;      ///< R: bound on routed rows
+  int64_t hidden = 0;    ///< H: columns of x and y
+  int64_t features = 0;  ///< F: columns of h
+  int experts = 1;       ///< E
+  ActivationKind activation = ActivationKind::kSwiGlu;
+  ActivationConstants constants;          ///< clamped swiglu only
+  GluLayout layout = GluLayout::kConcat;  ///< gated only
+  Recipe recipe;                          ///< of both linears
+  DType dtype = DType::kBf16;             ///< of x, z, h, y and their gradients
+  ParameterLayout parameters;             ///< of both linears
+  bool prob = false;                      ///< h is scaled by a probability per row
+  bool bias1 = false;
+  bool bias2 = false;
+  bool bias2_scale = false;  ///< bias2 is scaled by a factor per row (say, the same probability)
+  bool dgrad = true;         ///< dx is wanted
+  bool wgrad1 = true;        ///< dw1 is wanted
+  bool wgrad2 = true;        ///< dw2 is wanted
+  bool dbias = true;         ///< dbias1 and dbias2 are wanted, where there is a bias
+  bool dprob = true;         ///< with prob: dprob is wanted
+  Accumulate accumulate = Accumulate::kNo;       ///< of dw1 and dw2
+  Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias1 and dbias2
+  bool deferred = false;                         ///< dw1 and dw2 are left to `wgrad`
+  bool keep_h = false;         ///< save h in forward; else compute it again in backward
+  bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
+  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
+  Tail tail = Tail::kKeep;     ///< of y, dx and dprob
+  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
+  int unit_budget = 0;         ///< SMs or threads to use at most; 0: all
+
+  bool operator==(const GroupedMlpProblem&) const = default;
+};
+
+/// Every tensor of the layer's forward and backward.
+struct GroupedMlpArgs {
+  Offsets offsets;
+  LinearParameters fc1;                ///< w [E, 2F, H] gated, [E, F, H] else
+  LinearParameters fc2;                ///< w [E, H, F]
+  TensorView x;                        ///< [R, H]
+  const float* prob = nullptr;         ///< [R]
+  const float* bias2_scale = nullptr;  ///< [R]
+  TensorView y;                        ///< [R, H], written by forward
+  TensorView dy;                       ///< [R, H]
+  TensorView dx;                       ///< [R, H], written by backward
+  float* dprob = nullptr;              ///< [R], written by backward
+  float* dbias2_scale = nullptr;       ///< [R], written by backward
+  TensorView z;                        ///< fc1's output; empty: it lies in `saved`
+  TensorView dh;                       ///< fc2's input gradient; empty: it lies in the workspace
+  const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
+  Memory saved;                        ///< forward writes; backward and wgrad read
+  Memory pending;                      ///< deferred: backward writes; wgrad reads
+  Memory weight_cache;                 ///< cache_weights: forward writes when it refreshes
+  bool refresh_weights = true;         ///< cache_weights: quantise anew, or reuse
+  WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
+};
+
+/// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one.
+struct GroupedMlpPlan {
+  GroupedMlpProblem problem;
+  Device device;
+  std::string_view name;
+  bool exact = true;
+  LayerMemory memory;  ///< what the caller provides
+
+  GroupedLinearPlan fc1, fc2;
+  ActivationPlan activation;
+  std::optional<ActivationPlan> activation_backward;  ///< absent where nothing before fc2 learns
+  std::optional<ActivationPlan> recompute;  ///< h again, where activation_backward does not
+  OperandPlan z, h, dh, dz;                 ///< plain tensors between the steps
+};
+
+/// y = (act(x w1^T + bias1) * prob) w2^T + bias2 * bias2_scale, and its gradients.
+///
+/// `forward` computes y; `backward` computes dx, dprob, dbias1, dbias2, dbias2_scale and, unless
+/// deferred, dw1 and dw2; `wgrad` computes the deferred ones.
+///
+/// Shapes    x, y, dx, dy [R, H]   w1 [E, 2F, H]   w2 [E, H, F]   prob, dprob [R].
+/// Types     as GroupedLinear; probabilities are fp32 throughout.
+/// Rows      the tail is not read.
+/// Errors    InvalidArgument before anything is launched.
+/// Exact     equals GroupedLinear, activation and GroupedLinear in a row bit for bit; h computed
+///           again equals h kept.
+GroupedMlpPlan plan(const GroupedMlpProblem&, const Device&);
+void forward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);
+void backward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);
+void wgrad(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);
+
+/// What is kept from forward to the end of backward.
+std::vector<KeptPart> kept(const GroupedMlpPlan&);
+
+/// The steps with their implementations and refusals, and the memory; many lines, for people.
+std::string explain(const GroupedMlpPlan&);
+
+std::string to_string(const GroupedMlpProblem&);
+GroupedMlpProblem parse_grouped_mlp_problem(std::string_view);
+
+}  // namespace cadre

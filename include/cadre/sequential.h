@@ -1,0 +1,97 @@
+#pragma once
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "cadre/activation.h"
+#include "cadre/grouped_linear.h"
+#include "cadre/grouped_mlp.h"
+
+namespace cadre {
+
+/// An operation of a row. `backward` of an activation problem is ignored.
+using RowOp = std::variant<GroupedLinearProblem, ActivationProblem>;
+
+/// Operations in a row, each reading what the one before it wrote:
+/// `sequential | grouped_linear R=.. N=.. | activation forward swiglu .. | grouped_linear ..`.
+struct SequentialProblem {
+  std::vector<RowOp> ops;
+  bool fuse = true;  ///< linear, activation, linear in a row are planned as one grouped_mlp
+
+  bool operator==(const SequentialProblem&) const = default;
+};
+
+/// An argument for one operation of a row.
+///
+/// Keys of a grouped_linear: "output", where its y goes; "grad_input", where its dx goes.
+struct OpArgument {
+  int op = 0;  ///< index in the row; negative counts from the end
+  std::string_view key;
+  TensorView value;
+};
+
+/// Every tensor of a row's forward and backward.
+struct SequentialArgs {
+  Offsets offsets;
+  std::span<const LinearParameters> parameters;  ///< one for each grouped_linear, in order
+  std::span<const float* const> extra_inputs;    ///< [R] each, in op order: bias_scale, prob
+  std::span<float* const> extra_gradients;       ///< [R] each, in the same order; null: not wanted
+  std::span<const OpArgument> op_arguments;
+  TensorView x;   ///< input of the first op
+  TensorView y;   ///< output of the last op, written; empty if given as its "output"
+  TensorView dy;  ///< gradient of y
+  TensorView dx;  ///< gradient of x, written; empty if given as "grad_input" of the first op
+  const uint64_t* rng = nullptr;  ///< [2] seed and offset in device memory; option sr only
+  Memory saved;
+  Memory pending;
+  Memory weight_cache;
+  bool refresh_weights = true;
+  WgradQueue* queue = nullptr;
+};
+
+/// One step of a row's plan: a layer, or an activation with its backward.
+struct ActivationStep {
+  ActivationPlan forward, backward;
+};
+struct RowStep {
+  std::variant<GroupedLinearPlan, ActivationStep, GroupedMlpPlan> plan;
+  int first_op = 0;  ///< the ops that this step stands for
+  int ops = 1;
+  OperandPlan output;      ///< unless it is the row's own
+  OperandPlan grad_input;  ///< unless it is the row's own
+  LayerMemory offset;      ///< where its share of every memory begins
+};
+
+struct SequentialPlan {
+  SequentialProblem problem;
+  Device device;
+  std::string name;  ///< "grouped_linear + grouped_mlp": the steps in order
+  bool exact = true;
+  LayerMemory memory;
+  std::vector<RowStep> steps;
+  std::vector<Refusal> refusals;  ///< why a linear, activation, linear was not fused
+  int extra_inputs = 0;           ///< how many the ops consume
+};
+
+/// Runs the operations one after another, backward in reverse.
+///
+/// Errors    InvalidArgument before anything is launched: widths of neighbours that disagree, an
+///           op argument whose key is unknown or not taken by its op, or whose op is not of the row.
+/// Exact     a fused plan equals the row of its ops bit for bit.
+SequentialPlan plan(const SequentialProblem&, const Device&);
+void forward(const SequentialPlan&, const SequentialArgs&, Workspace, Stream);
+void backward(const SequentialPlan&, const SequentialArgs&, Workspace, Stream);
+void wgrad(const SequentialPlan&, const SequentialArgs&, Workspace, Stream);
+
+/// What is kept from forward to the end of backward.
+std::vector<KeptPart> kept(const SequentialPlan&);
+
+std::string explain(const SequentialPlan&);
+
+std::string to_string(const SequentialProblem&);
+SequentialProblem parse_sequential_problem(std::string_view);
+
+}  // namespace cadre
