@@ -90,7 +90,7 @@ struct GroupedLinearPlan {
 /// and, unless deferred, dw; `wgrad` computes the deferred dw.
 ///
 /// Shapes    x, dx [R, K]   y, dy [R, N]   w, dw [E, N, K]   bias, dbias [E, N].
-/// Types     operands are quantised into the recipe's formats, each product's along its contraction;
+/// Types     operands are quantised into the recipe's formats, each along its contraction;
 ///           where a format is the tensor's own type the tensor is read as it is.
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.

@@ -79,7 +79,8 @@ struct SequentialPlan {
 /// Runs the operations one after another, backward in reverse.
 ///
 /// Errors    InvalidArgument before anything is launched: widths of neighbours that disagree, an
-///           op argument whose key is unknown or not taken by its op, or whose op is not of the row.
+///           op argument with an unknown key, a key that its op does not take, or a target that
+///           is not an op of the row.
 /// Exact     a fused plan equals the row of its ops bit for bit.
 SequentialPlan plan(const SequentialProblem&, const Device&);
 void forward(const SequentialPlan&, const SequentialArgs&, Workspace, Stream);
