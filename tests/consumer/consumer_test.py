@@ -1,0 +1,90 @@
+"""Builds the consumer's project as a user would and runs it.
+
+`consumer_test.py WAY SOURCE BUILD SCRATCH` with WAY one of
+  headers        every installed header compiles on its own, in strict C++20
+  find_package   against the tree that `cmake --install BUILD` writes, moved elsewhere
+  pkg_config     the same tree, by `pkg-config --cflags --libs` and one call of the compiler
+  shared         a shared library built anew, found by find_package
+  fetch_content  the sources, through FetchContent
+"""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+WANT = "f32[2, 3] on cpu"
+
+
+def call(*command, **options):
+    print("$", *command, flush=True)
+    return subprocess.run([str(c) for c in command], check=True, text=True, **options)
+
+
+def build_and_run(project, folder, *options):
+    call("cmake", "-G", "Ninja", "-S", project, "-B", folder, *options)
+    call("cmake", "--build", folder)
+    check_output(folder / "consumer")
+
+
+def check_output(program):
+    got = call(program, stdout=subprocess.PIPE).stdout
+    print(got)
+    if WANT not in got:
+        sys.exit(f"the consumer printed {got!r}, must contain {WANT!r}")
+
+
+def installed(build, scratch):
+    """Installs and then moves the tree, so that no path of the build can be left in it."""
+    call("cmake", "--install", build, "--prefix", scratch / "first", stdout=subprocess.DEVNULL)
+    shutil.move(scratch / "first", scratch / "tree")
+    return scratch / "tree"
+
+
+def headers(project, source, build, scratch):
+    tree = installed(build, scratch)
+    found = sorted((tree / "include").rglob("*.h"))
+    assert len(found) == len(list((source / "include").rglob("*.h"))) > 0
+    for header in found:
+        call("g++", "-std=c++20", "-pedantic-errors", "-Wall", "-Wextra", "-Wshadow", "-Werror",
+             "-fsyntax-only", "-x", "c++", f"-I{tree}/include", "-include", header, "/dev/null")
+
+
+def find_package(project, source, build, scratch):
+    build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={installed(build, scratch)}")
+
+
+def pkg_config(project, source, build, scratch):
+    places = ":".join(str(p.parent) for p in installed(build, scratch).rglob("cadre.pc"))
+    flags = call("pkg-config", "--cflags", "--libs", "cadre", stdout=subprocess.PIPE,
+                 env=os.environ | {"PKG_CONFIG_PATH": places}).stdout.split()
+    call("g++", project / "main.cpp", *flags, "-o", scratch / "consumer")
+    check_output(scratch / "consumer")
+
+
+def shared(project, source, build, scratch):
+    call("cmake", "-G", "Ninja", "-S", source, "-B", scratch / "cadre", "-DBUILD_SHARED_LIBS=ON",
+         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", "-DCMAKE_BUILD_TYPE=Release")
+    call("cmake", "--build", scratch / "cadre")
+    tree = installed(scratch / "cadre", scratch)
+    build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
+    linked = call("ldd", scratch / "build/consumer", stdout=subprocess.PIPE).stdout
+    assert str(tree) in linked, linked
+
+
+def fetch_content(project, source, build, scratch):
+    build_and_run(project, scratch / "build", f"-DCADRE_SOURCE={source}")
+
+
+def main(way, source, build, scratch):
+    scratch = pathlib.Path(scratch)
+    shutil.rmtree(scratch, ignore_errors=True)
+    scratch.mkdir(parents=True)
+    project = pathlib.Path(__file__).parent
+    ways = {w.__name__: w for w in (headers, find_package, pkg_config, shared, fetch_content)}
+    ways[way](project, pathlib.Path(source), pathlib.Path(build), scratch)
+    shutil.rmtree(scratch)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
