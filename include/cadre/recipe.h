@@ -45,4 +45,9 @@ std::string to_string(const Recipe&);
 /// Errors    InvalidArgument listing the named recipes.
 Recipe parse_recipe(std::string_view);
 
+/// For recipes that were put together by hand: checks every format, and that a Hadamard transform
+/// is on both operands of wgrad or nowhere.
+/// Errors    InvalidArgument with the pass.
+void require_legal(const Recipe&);
+
 }  // namespace cadre

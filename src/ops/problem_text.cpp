@@ -23,6 +23,7 @@ std::string word_of(int64_t value) { return std::to_string(value); }
 std::string word_of(DType value) { return std::string(name(value)); }
 std::string word_of(const Format& value) { return to_string(value); }
 std::string word_of(ActivationKind value) { return std::string(info(value).name); }
+std::string word_of(const Recipe& value) { return to_string(value); }
 
 std::string word_of(float value) {
   std::array<char, 32> buffer;
@@ -54,6 +55,9 @@ void read_word(std::string_view, std::string_view word, Format& value) {
 }
 void read_word(std::string_view, std::string_view word, ActivationKind& value) {
   value = parse_activation(word);
+}
+void read_word(std::string_view, std::string_view word, Recipe& value) {
+  value = parse_recipe(word);
 }
 
 ProblemReader::ProblemReader(std::string_view operation, std::string_view words)

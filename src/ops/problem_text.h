@@ -12,6 +12,7 @@
 #include "cadre/offsets.h"
 #include "cadre/permute.h"
 #include "cadre/quantize.h"
+#include "cadre/recipe.h"
 #include "cadre/routing.h"
 
 // How problems print and parse back. An operation lists its fields once, in a function
@@ -79,6 +80,7 @@ std::string word_of(float);
 std::string word_of(DType);
 std::string word_of(const Format&);
 std::string word_of(ActivationKind);
+std::string word_of(const Recipe&);
 inline std::string word_of(int value) { return word_of(int64_t(value)); }
 
 template <class Enum>
@@ -91,6 +93,7 @@ void read_word(std::string_view name, std::string_view word, float&);
 void read_word(std::string_view name, std::string_view word, DType&);
 void read_word(std::string_view name, std::string_view word, Format&);
 void read_word(std::string_view name, std::string_view word, ActivationKind&);
+void read_word(std::string_view name, std::string_view word, Recipe&);
 
 template <class Enum>
 requires requires { Words<Enum>::kList; }
