@@ -54,7 +54,7 @@ struct RowMap {
 struct OffsetsArgs {
   const void* source = nullptr;  ///< counts [E], ends [E] or routing [T, top_k]
   int32_t* offsets = nullptr;    ///< [E + 1], written
-  RowMap map;                    ///< written, routing only
+  RowMap map;                    ///< written, routing only; each part may be null
   int32_t* status = nullptr;     ///< one word of OffsetsStatus bits, written; may be null
 };
 
@@ -62,11 +62,17 @@ using OffsetsPlan = Plan<OffsetsProblem>;
 
 /// Makes `offsets` (and for routing the row map) from counts, ends or routing.
 ///
-///   offsets[0] = 0,  offsets[e + 1] = min(R, offsets[e] + max(0, counts[e]))
+///   counts, routing   offsets[e + 1] = min(R, offsets[e] + max(0, counts[e])),  offsets[0] = 0
+///   ends              offsets[e + 1] = min(R, max(offsets[e], ends[e])),        offsets[0] = 0
 ///
+/// Shapes    counts, ends [E]   routing [T, top_k]   offsets [E + 1]   row_of [T, top_k]
+///           slot_of [R].
+/// Types     counts, ends and expert numbers int32 or int64; everything written is int32.
 /// Rows      An expert number outside [0, E) drops that choice, as do choices whose row would be R
 ///           or more; dropped choices have row_of = -1. Negative expert numbers are no error (they
 ///           mark tokens to drop); only counts and ends can be decreasing.
+/// Errors    InvalidArgument for sizes that do not fit int32, missing or surplus arguments. What
+///           the counts themselves do wrong is told by the status word, since nobody here reads it.
 /// Exact     integer arithmetic; the map is the stable sort by expert.
 OffsetsPlan plan(const OffsetsProblem&, const Device&, std::string_view only = {});
 void run(const OffsetsPlan&, const OffsetsArgs&, Workspace, Stream);

@@ -1,12 +1,25 @@
 // The CPU's implementation lists, best first; the only place that has them. The walk takes the
 // first entry that does not refuse, and the last one, the reference, takes everything.
 #include "backend/lists.h"
+#include "cpu/activation.h"
+#include "cpu/offsets.h"
+#include "cpu/reference/activation.h"
+#include "cpu/reference/offsets.h"
 
 namespace cadre::cpu {
 
 using backend::Entries;
+using backend::Entry;
+using backend::no_workspace;
+using backend::takes_all;
 
-Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) { return {}; }
+Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
+  static constexpr Entry<ActivationProblem, ActivationArgs> kList[] = {
+      {"cpu", takes_all, no_workspace, activation},
+      {"cpu_reference", takes_all, no_workspace, reference::activation},
+  };
+  return kList;
+}
 
 Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
 
@@ -14,7 +27,13 @@ Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { retu
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) { return {}; }
 
-Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) { return {}; }
+Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
+  static constexpr Entry<OffsetsProblem, OffsetsArgs> kList[] = {
+      {"cpu", takes_all, offsets_workspace_bytes, offsets},
+      {"cpu_reference", takes_all, no_workspace, reference::offsets},
+  };
+  return kList;
+}
 
 Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) { return {}; }
 

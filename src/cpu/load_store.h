@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <cstring>
 
 #include "cadre/error.h"
 #include "cadre/tensor.h"
@@ -32,6 +33,57 @@ void visit_float(DType dtype, Work&& work) {
 template <class Float>
 typename Float::Code* row_data(const TensorView& matrix, int64_t row) {
   return static_cast<typename Float::Code*>(matrix.data) + row * matrix.stride[0];
+}
+
+/// `count` elements of a row, `step` apart, from the element `at` on.
+struct Run {
+  int64_t at = 0, step = 1;
+  int count = 0;
+};
+
+/// Reads a run into floats, or rounds floats into a run. Chosen once by dtype, so that code between
+/// a load and a store of some dozen elements is compiled once and not for every pair of dtypes.
+using LoadRun = void (*)(const void* data, Run, float* to);
+using StoreRun = void (*)(void* data, Run, const float* from);
+
+inline LoadRun load_run(DType dtype) {
+  LoadRun chosen = nullptr;
+  visit_float(dtype, [&]<class Float>(Float) {
+    chosen = [](const void* data, Run run, float* to) {
+      const auto* from = static_cast<const typename Float::Code*>(data) + run.at;
+      if (run.step == 1)
+        for (int i = 0; i < run.count; ++i) to[i] = Float::decode(from[i]);
+      else
+        for (int i = 0; i < run.count; ++i) to[i] = Float::decode(from[i * run.step]);
+    };
+  });
+  return chosen;
+}
+
+inline StoreRun store_run(DType dtype) {
+  StoreRun chosen = nullptr;
+  visit_float(dtype, [&]<class Float>(Float) {
+    chosen = [](void* data, Run run, const float* from) {
+      auto* to = static_cast<typename Float::Code*>(data) + run.at;
+      if (run.step == 1)
+        for (int i = 0; i < run.count; ++i) to[i] = Float::encode(from[i]);
+      else
+        for (int i = 0; i < run.count; ++i) to[i * run.step] = Float::encode(from[i]);
+    };
+  });
+  return chosen;
+}
+
+/// The address of a row in a matrix whose last dimension has stride 1.
+inline void* row_address(const TensorView& matrix, int64_t row) {
+  return static_cast<char*>(matrix.data) + bytes_for(matrix.dtype, row * matrix.stride[0]);
+}
+
+/// Writes the rows [first, last) as zero. In every plain float zero is all bits zero.
+inline void zero_rows(const TensorView& matrix, int64_t first, int64_t last) {
+#pragma omp parallel for schedule(static)
+  for (int64_t r = first; r < last; ++r)
+    std::memset(row_address(matrix, r), 0, size_t(bytes_for(matrix.dtype, matrix[1])));
 }
 
 /// One element in double, at any strides; exact.

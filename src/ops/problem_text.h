@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -75,6 +76,12 @@ struct Words<RoutingScore> {
   static constexpr std::array<std::string_view, 3> kList = {"softmax", "topk_softmax", "sigmoid"};
 };
 
+enum class Direction : uint8_t { kForward, kBackward };
+template <>
+struct Words<Direction> {
+  static constexpr std::array<std::string_view, 2> kList = {"forward", "backward"};
+};
+
 std::string word_of(int64_t);
 std::string word_of(float);
 std::string word_of(DType);
@@ -122,7 +129,7 @@ class ProblemWriter {
 
   template <class Value>
   void word(std::string_view, const Value& value) {
-    text_ += " " + word_of(value);
+    text_ += text(" ", word_of(value));
   }
   template <class Value>
   void always(std::string_view name, const Value& value) {
@@ -174,6 +181,14 @@ class ProblemReader {
   std::vector<Named> named_;
   std::vector<std::string> asked_;
 };
+
+/// The field of operations with a bool `backward`: the bare word forward or backward.
+template <class Io, class Flag>
+void direction(Io& io, Flag& backward) {
+  Direction direction = backward ? Direction::kBackward : Direction::kForward;
+  io.word("direction", direction);
+  if constexpr (!std::is_const_v<Flag>) backward = direction == Direction::kBackward;
+}
 
 /// A problem from its words, by its `fields`.
 template <class Problem>
