@@ -1,0 +1,80 @@
+"""tools/mutants.py on a project of three lines: what it catches, misses and refuses."""
+import contextlib
+import io
+import pathlib
+import shutil
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import mutants  # noqa: E402
+
+PROJECT = {
+    "CMakeLists.txt": "cmake_minimum_required(VERSION 3.25)\nproject(tiny LANGUAGES CXX)\n"
+                      "add_executable(sum_test sum_test.cpp)\n",
+    "sum.h": "inline int sum(int a, int b) { return a + b; }\ninline int unseen() { return 1; }\n",
+    "sum_test.cpp": '#include "sum.h"\nint main() { return sum(2, 3) == 5 ? 0 : 1; }\n',
+}
+SUM = 'name = "{}"\nfile = "sum.h"\ntest = "sum_test"\nold = "{}"\nnew = "{}"\n'
+CAUGHT = SUM.format("minus", "a + b", "a - b")
+
+
+class Mutants(unittest.TestCase):
+    def setUp(self):
+        self.root = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.root)
+        for name, text in PROJECT.items():
+            (self.root / name).write_text(text)
+        (self.root / "tools").mkdir()
+
+    def run_on(self, *rows, arguments=()):
+        (self.root / "tools/mutants.toml").write_text("".join("[[mutant]]\n" + r for r in rows))
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            try:
+                code = mutants.main([*arguments, str(self.root)])
+            except SystemExit as error:
+                code, extra = 2, str(error)
+                out.write(extra)
+        return code, out.getvalue()
+
+    def test_caught_missed_and_broken(self):
+        code, text = self.run_on(CAUGHT, SUM.format("idle", "return 1;", "return 2;"),
+                                 SUM.format("broken", "int unseen", "Int unseen"),
+                                 SUM.format("never", "return 1;", "static_assert(false);"))
+        self.assertEqual(code, 1)
+        self.assertRegex(text, r"caught  minus .*ended with 1")
+        self.assertRegex(text, r"MISSED  idle .*SURVIVED")
+        self.assertRegex(text, r"MISSED  broken .*does not compile")
+        self.assertRegex(text, r"caught  never .*red while compiling")
+        self.assertIn("2 caught, 2 missed", text)
+        for name, want in PROJECT.items():
+            self.assertEqual((self.root / name).read_text(), want)
+
+    def test_all_caught(self):
+        code, text = self.run_on(CAUGHT)
+        self.assertEqual((code, "1 caught, 0 missed" in text), (0, True))
+
+    def test_text_that_is_not_there_once(self):
+        for old, count in (("a * b", 0), ("inline", 2)):
+            code, text = self.run_on(SUM.format("lost", old, "x"), arguments=["--check"])
+            self.assertEqual(code, 1)
+            self.assertIn(f"stands {count} times in sum.h", text)
+        code, text = self.run_on(CAUGHT.replace("sum.h", "gone.h"), arguments=["--check"])
+        self.assertEqual((code, "gone.h does not exist" in text), (1, True))
+        self.assertEqual(self.run_on(SUM.format("same", "a + b", "a + b"))[0], 1)
+
+    def test_red_before_any_fault(self):
+        (self.root / "sum_test.cpp").write_text("int main() { return 1; }\n")
+        code, text = self.run_on(CAUGHT)
+        self.assertEqual(code, 2)
+        self.assertIn("must run and pass without a mutant", text)
+
+    def test_two_of_one_name(self):
+        code, text = self.run_on(CAUGHT, CAUGHT)
+        self.assertEqual((code, "same name" in text), (2, True))
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,175 @@
+#!/usr/bin/env python3
+"""Proves that the tests see faults: `tools/mutants.py [--check] [--only WORD] [SOURCE [SCRATCH]]`.
+
+tools/mutants.toml lists faults, each one replacement in one file and the test that must turn red.
+The sources are copied to SCRATCH (build/mutants), every test that is named is built and must pass
+there; then each fault is planted alone, that test is built again, and must fail: when it runs, or
+by a static assertion. Prints a table, and exits 1 unless every fault was caught. --check only looks
+whether every replacement still finds its text exactly once. SOURCE itself is never written to.
+"""
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+
+SECONDS_OF_A_TEST = 120
+LEFT_OUT = {"build", ".git", ".venv", ".cache", "__pycache__"}
+
+
+@dataclasses.dataclass
+class Mutant:
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    filter: str = "*"  # of GoogleTest, to run only what should fail
+
+    def fault_in(self, root):
+        """Why this mutant cannot be planted in the tree at `root`, or an empty string."""
+        path = root / self.file
+        if not path.is_file():
+            return f"{self.file} does not exist"
+        count = path.read_text().count(self.old)
+        if count != 1:
+            return f"the old text stands {count} times in {self.file}, must be once"
+        return "" if self.old != self.new else "the new text is the old text"
+
+
+def copy_tree(source, target):
+    """Makes `target` equal to `source` without touching files that are equal already."""
+    wanted = set()
+    for folder, folders, names in os.walk(source):
+        folders[:] = [f for f in folders if f not in LEFT_OUT]
+        for name in names:
+            path = pathlib.Path(folder, name)
+            wanted.add(path.relative_to(source))
+            copy = target / path.relative_to(source)
+            if not copy.is_file() or copy.read_bytes() != path.read_bytes():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)
+                shutil.copymode(path, copy)
+    for copy in list(target.rglob("*")):
+        if copy.is_file() and copy.relative_to(target) not in wanted:
+            copy.unlink()
+
+
+class Yard:
+    """The copy of the tree and its build."""
+
+    def __init__(self, source, scratch):
+        self.source, self.tree, self.build = source, scratch / "tree", scratch / "build"
+
+    def prepare(self):
+        copy_tree(self.source, self.tree)
+        launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
+        self.call("cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, *launcher,
+                  "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
+                  "-DCADRE_WERROR=OFF", check=True)
+
+    def call(self, *command, check=False):
+        done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT)
+        if check and done.returncode:
+            sys.exit(f"mutants: failed: {' '.join(map(str, command))}\n{done.stdout}")
+        return done
+
+    def builds(self, test):
+        done = self.call("cmake", "--build", self.build, "--target", test)
+        return "" if done.returncode == 0 else done.stdout
+
+    def run(self, test, pattern):
+        """The exit code, the number of red GoogleTests, and whether any ran at all."""
+        program = next(p for p in self.build.rglob(test) if os.access(p, os.X_OK) and p.is_file())
+        done = self.call("timeout", SECONDS_OF_A_TEST, program, f"--gtest_filter={pattern}")
+        failures = re.search(r"(\d+) FAILED TEST", done.stdout)
+        ran = re.search(r"Running (\d+) tests?", done.stdout)
+        return done.returncode, int(failures.group(1)) if failures else 0, not ran or ran[1] != "0"
+
+    def restore(self, file):
+        shutil.copyfile(self.source / file, self.tree / file)
+
+    def plant(self, mutant):
+        path = self.tree / mutant.file
+        path.write_text(path.read_text().replace(mutant.old, mutant.new))
+
+
+def verdict(yard, mutant):
+    """Plants one mutant and says what its test made of it: (caught, what)."""
+    yard.plant(mutant)
+    try:
+        errors = yard.builds(mutant.test)
+        if "static assertion failed" in errors:
+            return True, "red while compiling"
+        if errors:
+            return False, f"does not compile; plant a fault that does\n{errors}"
+        code, failures, _ = yard.run(mutant.test, mutant.filter)
+        if code == 0:
+            return False, "SURVIVED: no test saw it"
+        return True, f"{failures} red" if failures else f"ended with {code}"
+    finally:
+        yard.restore(mutant.file)
+
+
+def baseline(yard, mutants):
+    """Every named test must build, run something and pass before a fault is planted."""
+    for test, pattern in sorted({(m.test, m.filter) for m in mutants}):
+        errors = yard.builds(test)
+        if errors:
+            sys.exit(f"mutants: {test} does not build without a mutant\n{errors}")
+        code, _, ran = yard.run(test, pattern)
+        if code or not ran:
+            sys.exit(f"mutants: {test} ({pattern}) must run and pass without a mutant")
+
+
+def read(source):
+    table = tomllib.loads((source / "tools/mutants.toml").read_text())["mutant"]
+    mutants = [Mutant(**row) for row in table]
+    names = [m.name for m in mutants]
+    if len(set(names)) != len(names):
+        sys.exit("mutants: two have the same name")
+    return mutants
+
+
+def main(arguments):
+    here = pathlib.Path(__file__).resolve().parent.parent
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--check", action="store_true", help="only look for the texts")
+    parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("source", nargs="?", type=pathlib.Path, default=here)
+    parser.add_argument("scratch", nargs="?", type=pathlib.Path)
+    options = parser.parse_args(arguments)
+    mutants = [m for m in read(options.source) if options.only in m.name]
+    faults = [(m.name, m.fault_in(options.source)) for m in mutants]
+    for name, fault in faults:
+        if fault:
+            print(f"mutants: {name}: {fault}")
+    if any(fault for _, fault in faults):
+        return 1
+    print(f"mutants: each of {len(mutants)} finds its text once")
+    if options.check:
+        return 0
+
+    yard = Yard(options.source.resolve(),
+                (options.scratch or options.source / "build/mutants").resolve())
+    yard.prepare()
+    baseline(yard, mutants)
+    missed = 0
+    for mutant in sorted(mutants, key=lambda m: (m.file, m.test)):
+        start = time.monotonic()
+        caught, what = verdict(yard, mutant)
+        missed += not caught
+        print(f"{'caught' if caught else 'MISSED'}  {mutant.name:<34} {mutant.test:<24} "
+              f"{time.monotonic() - start:5.1f} s  {what}", flush=True)
+    print(f"mutants: {len(mutants) - missed} caught, {missed} missed")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
