@@ -56,7 +56,7 @@ ActivationKind parse_activation(std::string_view);
 struct ActivationProblem {
   bool backward = false;
   ActivationKind kind = ActivationKind::kSwiGlu;
-  ActivationConstants constants;          ///< clamped swiglu only
+  ActivationConstants constants{};        ///< clamped swiglu only
   GluLayout layout = GluLayout::kConcat;  ///< gated only
   int64_t rows = 0;                       ///< R
   int64_t features = 0;                   ///< F: columns of h
@@ -70,12 +70,12 @@ struct ActivationProblem {
 };
 
 struct ActivationArgs {
-  TensorView z;                 ///< [R, 2F] gated, [R, F] else
+  TensorView z{};               ///< [R, 2F] gated, [R, F] else
   const float* prob = nullptr;  ///< [R]
-  Offsets offsets;              ///< offsets[E] is the number of rows
-  TensorView h;                 ///< [R, F]: written by forward; by backward if given (recompute)
-  TensorView dh;                ///< [R, F], backward
-  TensorView dz;                ///< shape of z, backward, written
+  Offsets offsets{};            ///< offsets[E] is the number of rows
+  TensorView h{};               ///< [R, F]: written by forward; by backward if given (recompute)
+  TensorView dh{};              ///< [R, F], backward
+  TensorView dz{};              ///< shape of z, backward, written
   float* dprob = nullptr;       ///< [R], backward, written if given
 };
 

@@ -25,12 +25,12 @@ struct BiasGradProblem {
 };
 
 struct BiasGradArgs {
-  TensorView dy;  ///< [R, N]
-  Offsets offsets;
-  TensorView dbias;                            ///< [E, N], written
+  TensorView dy{};  ///< [R, N]
+  Offsets offsets{};
+  TensorView dbias{};                          ///< [E, N], written
   void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
   const float* bias_scale = nullptr;           ///< [R]
-  TensorView bias;                             ///< [E, N], with bias_scale
+  TensorView bias{};                           ///< [E, N], with bias_scale
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
   float* dbias_scale = nullptr;                ///< [R], written
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)

@@ -54,7 +54,7 @@ struct RowMap {
 struct OffsetsArgs {
   const void* source = nullptr;  ///< counts [E], ends [E] or routing [T, top_k]
   int32_t* offsets = nullptr;    ///< [E + 1], written
-  RowMap map;                    ///< written, routing only; each part may be null
+  RowMap map{};                  ///< written, routing only; each part may be null
   int32_t* status = nullptr;     ///< one word of OffsetsStatus bits, written; may be null
 };
 

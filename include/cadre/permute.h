@@ -31,11 +31,11 @@ struct PermuteProblem {
 };
 
 struct PermuteArgs {
-  TensorView tokens;  ///< [T, H]: x or dout, read; out or dx, written
-  TensorView rows;    ///< [R, H]: rows read or written; combine backward also needs y
-  TensorView y;       ///< [R, H]: the rows that combine read; combine backward with prob
-  RowMap map;         ///< read
-  Offsets offsets;
+  TensorView tokens{};  ///< [T, H]: x or dout, read; out or dx, written
+  TensorView rows{};    ///< [R, H]: rows read or written; combine backward also needs y
+  TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with prob
+  RowMap map{};         ///< read
+  Offsets offsets{};
   const float* prob = nullptr;       ///< [T, top_k]: permute, combine, combine backward
   float* row_prob = nullptr;         ///< [R]: permute, written
   const float* drow_prob = nullptr;  ///< [R]: permute backward, read

@@ -34,14 +34,14 @@ struct RoutingProblem {
 };
 
 struct RoutingArgs {
-  TensorView logits;                   ///< [T, E]
+  TensorView logits{};                 ///< [T, E]
   const float* expert_bias = nullptr;  ///< [E]
   int32_t* experts = nullptr;          ///< [T, top_k]: written by forward, read by backward
   float* prob = nullptr;               ///< [T, top_k], written by forward
   float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
   const float* dprob = nullptr;        ///< [T, top_k], backward
   const float* dscores = nullptr;      ///< [T, E], backward, optional: gradient of `scores`
-  TensorView dlogits;                  ///< [T, E], written by backward
+  TensorView dlogits{};                ///< [T, E], written by backward
 };
 
 using RoutingPlan = Plan<RoutingProblem>;
