@@ -1,0 +1,138 @@
+// The arithmetic of the formats gives equal bits on the GPU and on the host.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+#include "cadre/device.h"
+#include "cuda/check.h"
+#include "formats/hadamard.h"
+#include "formats/list.h"
+#include "formats/philox.h"
+
+namespace cadre {
+namespace {
+
+using formats::bits_of;
+using formats::float_of;
+
+// Input i of a test: a bijection of 32-bit words, so that 2^22 of them spread over all floats.
+CADRE_HD constexpr uint32_t input(uint32_t i) { return i * 0x9E37'79B1u; }
+
+template <class Element>
+struct Encode {
+  CADRE_HD static uint32_t of(uint32_t x) { return bits_of(float(Element::encode(float_of(x)))); }
+};
+
+template <class Element>
+struct Decode {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    return bits_of(Element::decode(typename Element::Code(x >> (32 - bits))));
+  }
+  static constexpr int bits = sizeof(typename Element::Code) * 8;
+};
+
+template <class Element>
+struct EncodeStochastic {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    return Element::encode_stochastic(float_of(x), input(x) >> 16);
+  }
+};
+
+// Scale, multiplier and one code of a block whose amax is the input.
+template <class Format, class Element, bool kOption>
+struct BlockOf {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    const formats::ScaleOptions options{.power_of_two = kOption, .floor = kOption};
+    const float amax = float_of(x & formats::kMagnitudeBits);
+    const auto expert = Format::template expert_scale<Element>(formats::mul(amax, 3.7f), options);
+    const auto block = Format::template block_scale<Element>(amax, expert, options);
+    const uint32_t code = Element::encode(formats::mul(amax, formats::mul(0.3f, block.multiplier)));
+    return bits_of(float(block.code)) * 31u + bits_of(block.multiplier) * 17u +
+           bits_of(expert.scale) * 13u + code;
+  }
+};
+
+struct Philox {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    const formats::StochasticBits bits{.seed = x * 0x1'0000'0001ull, .offset = x, .role = {}};
+    return formats::StochasticBits::pick(bits.draw(x >> 24, x & 0xffu, x >> 8), x >> 8);
+  }
+};
+
+struct Hadamard {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    float v[16];
+    for (uint32_t i = 0; i < 16; ++i)  // magnitudes within 2^16 of each other, so that sums round
+      v[i] = float_of((input(x + i) & 0x87ff'ffffu) | 0x3800'0000u);
+    formats::Hadamard16::apply(v);
+    uint32_t sum = 0;
+    for (const float value : v) sum = sum * 31u + bits_of(value);
+    return sum;
+  }
+};
+
+template <class Function>
+__global__ void evaluate(uint32_t* out, uint32_t count) {
+  const uint32_t step = gridDim.x * blockDim.x;
+  for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
+    out[i] = Function::of(input(i));
+}
+
+class FormatsOnDevice : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+    cuda::check(cudaMalloc(&out_, kCount * sizeof(uint32_t)), "allocate");
+  }
+  void TearDown() override { cudaFree(out_); }
+
+  template <class Function>
+  void agrees(const char* what) {
+    std::vector<uint32_t> got(kCount);
+    cuda::check(cudaMemset(out_, 0xa5, kCount * sizeof(uint32_t)), "poison");
+    evaluate<Function><<<264, 256>>>(out_, kCount);
+    cuda::check(cudaGetLastError(), "launch");
+    cuda::check(cudaMemcpy(got.data(), out_, kCount * sizeof(uint32_t), cudaMemcpyDeviceToHost),
+                "copy");
+    uint32_t wrong = 0, first = 0;
+    for (uint32_t i = kCount; i-- > 0;)
+      if (got[i] != Function::of(input(i))) ++wrong, first = input(i);
+    EXPECT_EQ(wrong, 0u) << what << ": of " << kCount << ", the first is 0x" << std::hex << first;
+  }
+
+  static constexpr uint32_t kCount = 1u << 22;
+  uint32_t* out_ = nullptr;
+};
+
+TEST_F(FormatsOnDevice, ElementsDecodeEncodeAndRoundStochastically) {
+  formats::for_each(formats::Elements{}, [&]<class Element>() {
+    const std::string what(name(Element::kDType));
+    agrees<Encode<Element>>((what + " encode").c_str());
+    agrees<Decode<Element>>((what + " decode").c_str());
+    if constexpr (sizeof(typename Element::Code) == 1)
+      agrees<EncodeStochastic<Element>>((what + " stochastic").c_str());
+  });
+  agrees<Decode<formats::E8m0>>("e8m0 decode");
+}
+
+TEST_F(FormatsOnDevice, ScalesAndMultipliers) {
+  formats::for_each(formats::All{}, [&]<class Format>() {
+    if constexpr (!Format::kIsPlain) {
+      using Element =
+          std::conditional_t<Format::kInfo.element == DType::kE2m1, formats::E2m1, formats::E4m3>;
+      agrees<BlockOf<Format, Element, false>>(Format::kInfo.name.data());
+      agrees<BlockOf<Format, Element, true>>(Format::kInfo.name.data());
+      if constexpr (Format::kInfo.takes_e5m2)
+        agrees<BlockOf<Format, formats::E5m2, true>>(Format::kInfo.name.data());
+    }
+  });
+}
+
+TEST_F(FormatsOnDevice, HadamardAndPhilox) {
+  agrees<Hadamard>("hadamard");
+  agrees<Philox>("philox");
+}
+
+}  // namespace
+}  // namespace cadre
