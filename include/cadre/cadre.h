@@ -14,6 +14,7 @@
 #include "cadre/host_device.h"
 #include "cadre/layer.h"
 #include "cadre/offsets.h"
+#include "cadre/operations.h"
 #include "cadre/permute.h"
 #include "cadre/plan.h"
 #include "cadre/quantize.h"
