@@ -1,0 +1,50 @@
+#include "bench/buffers.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+namespace cadre::bench {
+namespace {
+
+constexpr int64_t kCanaryBytes = 256;  // keeps the alignment
+constexpr std::byte kCanary{0xa5}, kPoison{0xff};
+constexpr std::align_val_t kAlignment{256};
+
+}  // namespace
+
+void Buffers::Free::operator()(std::byte* p) const { ::operator delete[](p, kAlignment); }
+
+void* Buffers::take(int64_t bytes) {
+  const int64_t size = std::max<int64_t>(bytes, 1) + 2 * kCanaryBytes;
+  auto* start = static_cast<std::byte*>(::operator new[](size_t(size), kAlignment));
+  buffers_.push_back({std::unique_ptr<std::byte[], Free>(start), size});
+  std::fill_n(start, kCanaryBytes, kCanary);
+  std::fill_n(start + kCanaryBytes, size - 2 * kCanaryBytes, kPoison);
+  std::fill_n(start + size - kCanaryBytes, kCanaryBytes, kCanary);
+  total_ += size;
+  return start + kCanaryBytes;
+}
+
+TensorView Buffers::tensor(DType dtype, std::initializer_list<int64_t> shape) {
+  TensorView v = view(nullptr, dtype, shape);
+  int64_t step = 1;
+  for (int d = v.rank - 1; d >= 0; --d) {
+    v.stride[d] = step;
+    step *= v.shape[d];
+    if (d == v.rank - 1 && bits(dtype) == 4) step += step % 2;
+  }
+  v.data = take(bytes_for(dtype, step));
+  return v;
+}
+
+bool Buffers::canaries_live() const {
+  return std::all_of(buffers_.begin(), buffers_.end(), [](const Buffer& b) {
+    const auto live = [](std::byte x) { return x == kCanary; };
+    const std::byte* start = b.start.get();
+    return std::all_of(start, start + kCanaryBytes, live) &&
+           std::all_of(start + b.bytes - kCanaryBytes, start + b.bytes, live);
+  });
+}
+
+}  // namespace cadre::bench

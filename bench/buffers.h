@@ -1,0 +1,46 @@
+#pragma once
+#include <cstdint>
+#include <initializer_list>
+#include <memory>
+#include <vector>
+
+#include "cadre/tensor.h"
+#include "cadre/workspace.h"
+
+namespace cadre::bench {
+
+/// Owns the buffers of one case. Every buffer is 256-byte aligned, filled with 0xff (NaN in every
+/// float type, -1 in every integer), and lies between canaries.
+class Buffers {
+ public:
+  Buffers() = default;
+  Buffers(const Buffers&) = delete;
+  Buffers& operator=(const Buffers&) = delete;
+
+  /// At least one byte, so that no buffer is null.
+  void* take(int64_t bytes);
+  /// A contiguous tensor; rows of 4-bit elements start at a byte.
+  TensorView tensor(DType, std::initializer_list<int64_t> shape);
+  template <class Element>
+  Element* array(int64_t count) {
+    return static_cast<Element*>(take(count * int64_t(sizeof(Element))));
+  }
+  Workspace workspace(int64_t bytes) { return {take(bytes), bytes}; }
+
+  /// True while nobody has written before or behind a buffer.
+  bool canaries_live() const;
+  int64_t bytes() const { return total_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* p) const;
+  };
+  struct Buffer {
+    std::unique_ptr<std::byte[], Free> start;
+    int64_t bytes;
+  };
+  std::vector<Buffer> buffers_;
+  int64_t total_ = 0;
+};
+
+}  // namespace cadre::bench

@@ -1,0 +1,60 @@
+#include "bench/check.h"
+
+#include <algorithm>
+
+#include "bench/compare.h"
+#include "bench/visit.h"
+
+namespace cadre::bench {
+namespace {
+
+template <class AnyPlan, class AnyCase>
+void run_case(const AnyPlan& chosen, AnyCase& c) {
+  run(chosen, c.args, c.buffers->workspace(chosen.workspace_bytes), Stream{});
+}
+
+template <class AnyCase>
+void compare_outputs(const AnyCase& got, const AnyCase& want, const std::vector<Magnitude>& sizes,
+                     const std::vector<std::vector<std::byte>>& before, CheckReport& report) {
+  for (size_t i = 0; i < got.outputs.size(); ++i) {
+    const Difference d = compare(got.outputs[i], want.outputs[i], sizes[i], before[i]);
+    report.error_of_bound = std::max(report.error_of_bound, d.of_bound);
+    if (!d.good() && report.good()) report.fault = d.where;
+  }
+  if (report.good() && !got.buffers->canaries_live())
+    report.fault = "memory beside a buffer was written";
+}
+
+template <class AnyCase>
+void compare_bits(const AnyCase& first, const AnyCase& second, CheckReport& report) {
+  for (size_t i = 0; i < first.outputs.size() && report.good(); ++i)
+    if (snapshot(first.outputs[i]) != snapshot(second.outputs[i]))
+      report.fault = first.outputs[i].name + " has other bits in a second run";
+}
+
+template <class Problem>
+CheckReport check_problem(const Problem& problem, const Draw& draw, std::string_view only) {
+  const auto chosen = plan(problem, this_cpu(), only);
+  CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name), .fault = {}};
+  auto want = make_case(problem, draw);
+  const std::vector<Magnitude> sizes = magnitudes(want);
+  std::vector<std::vector<std::byte>> before;
+  for (const Output& out : want.outputs) before.push_back(snapshot(out));
+  run_case(plan(problem, this_cpu(), "cpu_reference"), want);
+  auto got = make_case(problem, draw);
+  run_case(chosen, got);
+  compare_outputs(got, want, sizes, before, report);
+  if (!report.good() || !chosen.exact) return report;
+  auto again = make_case(problem, draw);
+  run_case(chosen, again);
+  compare_bits(got, again, report);
+  return report;
+}
+
+}  // namespace
+
+CheckReport check(std::string_view problem, const Draw& draw, std::string_view only) {
+  return visit_problem(problem, [&](const auto& p) { return check_problem(p, draw, only); });
+}
+
+}  // namespace cadre::bench

@@ -1,0 +1,25 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "bench/draw.h"
+
+namespace cadre::bench {
+
+/// How an implementation compares with the reference on one random case.
+struct CheckReport {
+  std::string problem;        ///< as it prints back
+  std::string plan;           ///< the implementation that was checked
+  double error_of_bound = 0;  ///< the largest |got - want| / bound over all outputs
+  std::string fault;          ///< what is wrong, in words; empty if nothing is
+
+  bool good() const { return fault.empty(); }
+};
+
+/// Runs the implementation that planning chooses (or `only`) and the reference on equal random
+/// data and compares outputs, tails and canaries; then runs the implementation again and compares
+/// the bits of both runs, if its plan promises them.
+/// Errors    InvalidArgument and Unsupported from parsing and planning.
+CheckReport check(std::string_view problem, const Draw&, std::string_view only = {});
+
+}  // namespace cadre::bench

@@ -1,0 +1,22 @@
+#pragma once
+#include <algorithm>
+#include <string_view>
+
+#include "bench/case.h"
+#include "cadre/error.h"
+
+namespace cadre::bench {
+
+/// Parses a problem of any operation and calls `visit(problem)`.
+/// Errors    InvalidArgument from parsing, or listing the operations.
+template <class Visit>
+auto visit_problem(std::string_view words, Visit&& visit) {
+  const size_t start = std::min(words.find_first_not_of(" \t"), words.size());
+  const std::string_view name = words.substr(start, words.find_first_of(" \t", start) - start);
+  if (name == "activation") return visit(parse_activation_problem(words));
+  if (name == "offsets") return visit(parse_offsets_problem(words));
+  throw InvalidArgument(
+      text("problem: operation is '", name, "', must be one of activation, offsets"));
+}
+
+}  // namespace cadre::bench
