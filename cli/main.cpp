@@ -1,0 +1,91 @@
+// The command line: a table of verbs. Errors go to stderr in one line that says what to do.
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <array>
+#include <iostream>
+
+#include "cadre/error.h"
+#include "cli/verb.h"
+
+namespace cadre::cli {
+namespace {
+
+constexpr std::array kVerbs = {
+    Verb{"info", "formats, activations, recipes, operations and devices of this build",
+         declare_info},
+    Verb{"explain", "which implementation takes a problem, and why others refuse it",
+         declare_explain},
+    Verb{"check", "run implementations against the reference on random data", declare_check},
+};
+
+constexpr const char* kExamples = R"(
+A problem is what to compute, as text: an operation, then name=value. What is left out has its
+default. The same text stands in errors, shape files and benchmark records.
+
+Try
+  cadre info
+  cadre explain grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=mxfp8
+  cadre explain grouped_gemm wgrad R=8192 N=2048 K=4096 E=64 format=nvfp4 --device sm_90
+  cadre check activation backward swiglu R=512 F=96 E=8 prob=yes
+`cadre VERB --help` says more. Exit codes: 0 good, 1 a check failed, 2 the request was wrong.)";
+
+int fail(std::string what) {
+  while (!what.empty() && what.back() == '\n') what.pop_back();
+  for (size_t at = what.find('\n'); at != what.npos; at = what.find('\n', at))
+    what.replace(at, what.find_first_not_of(" \n", at) - at, " | ");
+  std::cerr << "cadre: " << what << "\n";
+  return 2;
+}
+
+// CLI11 does not say which words it would have taken.
+void require_known_verb(int argc, char** argv) {
+  if (argc < 2 || argv[1][0] == '-') return;
+  std::string known;
+  for (const Verb& verb : kVerbs) {
+    if (verb.name == argv[1]) return;
+    known += text(known.empty() ? "" : ", ", verb.name);
+  }
+  throw UsageError(text("verb is '", argv[1], "', must be one of ", known));
+}
+
+std::string chosen_verb(const CLI::App& app) {
+  const auto chosen = app.get_subcommands();
+  return chosen.empty() ? "" : " " + chosen[0]->get_name();
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Expert layers of Mixture-of-Experts models: plan, check and time them.", "cadre");
+  app.footer(kExamples);
+  app.set_version_flag("--version", version());
+  app.require_subcommand(0, 1);
+  std::vector<std::pair<CLI::App*, Action>> actions;
+  for (const Verb& verb : kVerbs) {
+    CLI::App* sub = app.add_subcommand(std::string(verb.name), std::string(verb.summary));
+    actions.emplace_back(sub, verb.declare(*sub));
+  }
+  require_known_verb(argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e);  // --help, --version
+    return fail(text(e.what(), "; run 'cadre", chosen_verb(app), " --help'"));
+  }
+  for (const auto& [sub, action] : actions)
+    if (sub->parsed()) return action();
+  std::cout << app.help();
+  return 0;
+}
+
+}  // namespace
+
+std::string version() { return "cadre " CADRE_VERSION; }
+
+}  // namespace cadre::cli
+
+int main(int argc, char** argv) {
+  try {
+    return cadre::cli::run(argc, argv);
+  } catch (const std::exception& e) {
+    return cadre::cli::fail(e.what());
+  }
+}

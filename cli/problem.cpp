@@ -1,0 +1,28 @@
+#include "cli/problem.h"
+
+#include <algorithm>
+
+#include "cadre/error.h"
+#include "cli/verb.h"
+
+namespace cadre::cli {
+
+const OperationInfo& operation_of(std::string_view problem) {
+  const size_t start = std::min(problem.find_first_not_of(" \t"), problem.size());
+  const std::string_view name = problem.substr(start, problem.find_first_of(" \t", start) - start);
+  std::string known;
+  for (const OperationInfo& operation : operation_list()) {
+    if (operation.name == name) return operation;
+    known += text(known.empty() ? "" : ", ", operation.name);
+  }
+  throw UsageError(text("problem: operation is '", name, "', must be one of ", known,
+                        "; 'cadre info' shows an example of each"));
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string all;
+  for (const std::string& word : words) all += (all.empty() ? "" : " ") + word;
+  return all;
+}
+
+}  // namespace cadre::cli

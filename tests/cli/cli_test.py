@@ -1,0 +1,183 @@
+"""Runs the command line as a user would: `cli_test.py CADRE`, with the path of the binary.
+
+Good calls exit with 0 and say what they should; every wrong call exits with 2 and says in one line
+on stderr what is wrong and what to do.
+"""
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+CADRE = ""
+
+
+def run(*words):
+    return subprocess.run([CADRE, *words], capture_output=True, text=True, timeout=120)
+
+
+def info():
+    return json.loads(run("info", "--json").stdout)
+
+
+class Cli(unittest.TestCase):
+    def good(self, *words, code=0):
+        done = run(*words)
+        self.assertEqual(done.returncode, code, done.stderr)
+        self.assertEqual(done.stderr, "")
+        return done.stdout
+
+    def wrong(self, *words, says):
+        """Exit code 2, nothing on stdout, one line on stderr that holds every text of `says`."""
+        done = run(*words)
+        self.assertEqual(done.returncode, 2, (words, done.stdout, done.stderr))
+        self.assertEqual(done.stdout, "")
+        self.assertTrue(done.stderr.startswith("cadre: "), done.stderr)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for text in says:
+            self.assertIn(text, done.stderr)
+
+
+class Teaching(Cli):
+    def test_bare_and_help_show_every_verb_and_examples(self):
+        bare = self.good()
+        self.assertEqual(bare, self.good("--help"))
+        for verb in ("info", "explain", "check"):
+            self.assertRegex(bare, rf"(?m)^  {verb} ")
+        examples = [line.split()[1:] for line in bare.splitlines() if line.startswith("  cadre ")]
+        self.assertGreaterEqual(len(examples), 3)
+
+    def test_every_verb_has_help(self):
+        for verb in ("info", "explain", "check"):
+            self.assertIn("--help", self.good(verb, "--help"))
+
+    def test_version(self):
+        self.assertRegex(self.good("--version"), r"^cadre \d+\.\d+\.\d+\n$")
+
+    def test_unknown_words(self):
+        self.wrong("inform", says=["verb is 'inform', must be one of info, explain, check"])
+        self.wrong("--verbose", says=["--verbose", "run 'cadre --help'"])
+        self.wrong("info", "--yaml", says=["--yaml", "run 'cadre info --help'"])
+        self.wrong("info", "formats", says=["formats", "run 'cadre info --help'"])
+
+
+class Info(Cli):
+    def test_json_is_complete(self):
+        all_of = info()
+        self.assertEqual(all_of["devices"][0]["name"], "cpu")
+        self.assertGreaterEqual(all_of["devices"][0]["units"], 1)
+        self.assertEqual([f["name"] for f in all_of["formats"]],
+                         ["f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4",
+                          "mxfp4"])
+        mxfp8 = next(f for f in all_of["formats"] if f["name"] == "mxfp8")
+        self.assertEqual((mxfp8["element"], mxfp8["bits"], mxfp8["block"], mxfp8["block_scale"]),
+                         ("e4m3", 8, 32, "e8m0"))
+        self.assertEqual(mxfp8["options"], ["e5m2", "2d", "floor"])
+        self.assertEqual(len(all_of["activations"]), 10)
+        self.assertIn("nvfp4", [r["name"] for r in all_of["recipes"]])
+        for operation in all_of["operations"]:
+            self.assertEqual(operation["implementations"]["cpu"][-1], "cpu_reference", operation)
+            self.assertTrue(operation["example"].startswith(operation["name"] + " "))
+
+    def test_text_shows_what_json_holds(self):
+        text = self.good("info")
+        all_of = info()
+        for part in ("formats", "activations", "recipes", "operations"):
+            for row in all_of[part]:
+                self.assertRegex(text, rf"(?m)^{row['name']} ")
+
+
+class Explain(Cli):
+    def test_every_example_has_a_plan_on_the_cpu(self):
+        for operation in info()["operations"]:
+            told = json.loads(self.good("explain", operation["example"], "--json"))
+            self.assertIn(told["plan"], operation["implementations"]["cpu"])
+            self.assertTrue(told["exact"])
+            self.assertGreaterEqual(told["workspace_bytes"], 0)
+
+    def test_quoted_and_unquoted_problems_are_the_same(self):
+        words = "offsets counts R=8192 E=64"
+        self.assertEqual(self.good("explain", words), self.good("explain", *words.split()))
+        self.assertIn("problem    offsets counts R=8192 E=64 index=i32\n",
+                      self.good("explain", words))
+
+    def test_a_device_without_an_implementation_is_refused_with_the_reason(self):
+        for operation in info()["operations"]:
+            if operation["implementations"]["cuda"] != ["cuda"]:
+                self.skipTest("this build has CUDA implementations")
+            text = self.good("explain", operation["example"], "--device", "sm_90", code=1)
+            self.assertIn("device     sm_90", text)
+            self.assertIn("plan       none: no implementation takes it", text)
+            self.assertIn("refused    cuda: this build has no CUDA backend; configure with", text)
+
+    def test_wrong_problems(self):
+        self.wrong("explain", says=["PROBLEM is required", "run 'cadre explain --help'"])
+        self.wrong("explain", "gemm", "R=1",
+                   says=["operation is 'gemm', must be one of ", "'cadre info' shows an example"])
+        self.wrong("explain", "", says=["operation is ''"])
+        self.wrong("explain", "offsets", "counts", "R=many", says=["R is 'many', must be"])
+        self.wrong("explain", "offsets", "counts", "R=1", "E=0",
+                   says=["E is 0, must be 1 or more", "[offsets counts R=1 E=0 index=i32]"])
+        self.wrong("explain", "offsets counts R=1 E=1", "--device", "tpu",
+                   says=["'tpu', must be", "cpu", "sm_90"])
+
+
+class Check(Cli):
+    def test_the_built_in_list_is_good_and_covers_every_operation_and_format(self):
+        text = self.good("check")
+        lines = text.splitlines()
+        shapes = (ROOT / "bench/shapes/check.txt").read_text().splitlines()
+        shapes = [s for s in shapes if s and not s.startswith("#")]
+        self.assertEqual(lines[-1], f"{len(shapes)} checked, 0 failed")
+        for operation in info()["operations"]:
+            self.assertIn(f" {operation['name']} ", text)
+        for activation in info()["activations"]:
+            for direction in ("forward", "backward"):
+                self.assertIn(f"activation {direction} {activation['name']} ", text)
+
+    def test_seed_and_offsets(self):
+        words = "activation forward silu R=64 F=9 E=4 z=f32 h=f32"
+        with tempfile.TemporaryDirectory() as folder:
+            counts = pathlib.Path(folder) / "counts"
+            counts.write_text("0 7\n20 1\n")
+            for offsets in ("uniform", "zipf:1.5", "onehot", str(counts)):
+                text = self.good("check", words, "--offsets", offsets, "--seed", "5")
+                self.assertIn("1 checked, 0 failed", text)
+            counts.write_text("60 7 20 1")
+            self.wrong("check", words, "--offsets", str(counts),
+                       says=["sum to 88, must be R = 64 or less"])
+            counts.write_text("1 2 3")
+            self.wrong("check", words, "--offsets", str(counts),
+                       says=["holds 3 counts, must hold 4"])
+            counts.write_text("1 2 3 -4")
+            self.wrong("check", words, "--offsets", str(counts),
+                       says=["holds '-4', must hold whole numbers"])
+        self.wrong("check", words, "--offsets", "normal", says=["'normal'", "give uniform, zipf:S"])
+        self.wrong("check", words, "--offsets", "zipf:x", says=["exponent of zipf is 'x'"])
+        self.wrong("check", words, "--seed", "x", says=["--seed", "run 'cadre check --help'"])
+
+    def test_files_and_several_problems(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = pathlib.Path(folder) / "shapes"
+            file.write_text("# two\noffsets counts R=9 E=2  # the first\n\noffsets ends R=9 E=2\n")
+            self.assertIn("2 checked, 0 failed", self.good("check", "--file", str(file)))
+            self.wrong("check", "offsets counts R=9 E=2", "--file", str(file),
+                       says=["both given", "give one"])
+            file.write_text("# nothing\n")
+            self.wrong("check", "--file", str(file), says=["has no problem; write one a line"])
+        self.wrong("check", "--file", "/nowhere", says=["'/nowhere'", "cannot be read"])
+        self.assertIn("2 checked, 0 failed",
+                      self.good("check", "offsets counts R=9 E=2", "offsets ends R=9 E=2"))
+
+    def test_one_implementation(self):
+        words = "offsets counts R=9 E=2"
+        self.assertIn("cpu_reference", self.good("check", words, "--only", "cpu_reference"))
+        self.wrong("check", words, "--only", "gpu",
+                   says=["implementation is 'gpu', must be one of"])
+
+
+if __name__ == "__main__":
+    CADRE = sys.argv.pop(1)
+    unittest.main()
