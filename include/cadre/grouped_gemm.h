@@ -5,6 +5,7 @@
 
 #include "cadre/format.h"
 #include "cadre/offsets.h"
+#include "cadre/quantize.h"
 
 namespace cadre {
 
@@ -60,6 +61,10 @@ struct GroupedGemmProblem {
   bool operator==(const GroupedGemmProblem&) const = default;
 };
 
+/// How codes and scales of an operand lie in memory: what quantized_view() takes for a copy of it.
+QuantizedShape lhs_shape(const GroupedGemmProblem&);
+QuantizedShape rhs_shape(const GroupedGemmProblem&);
+
 /// One operand. Plain formats use `codes` alone. Discrete weights give E pointers in device memory;
 /// the views then have null data and the shape and strides that all experts share.
 struct Operand {
@@ -76,7 +81,7 @@ struct GroupedGemmArgs {
   TensorView out;                       ///< y [R, N], dx [R, K], dw [E, N, K]; written
   void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides
   const float* alpha = nullptr;         ///< [E]
-  const float* beta = nullptr;          ///< [E]
+  const float* beta = nullptr;          ///< [E]; where it is 0 that expert's c is not read
   TensorView c;                         ///< the addend: shape and dtype of out; may be out itself
   TensorView bias;                      ///< [E, N]
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]

@@ -4,6 +4,7 @@
 #include "cpu/activation.h"
 #include "cpu/offsets.h"
 #include "cpu/reference/activation.h"
+#include "cpu/reference/grouped_gemm.h"
 #include "cpu/reference/offsets.h"
 
 namespace cadre::cpu {
@@ -25,7 +26,12 @@ Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {};
 
 Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
 
-Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) { return {}; }
+Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
+  static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
+      {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
+  };
+  return kList;
+}
 
 Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
   static constexpr Entry<OffsetsProblem, OffsetsArgs> kList[] = {

@@ -1,0 +1,348 @@
+#include "cadre/grouped_gemm.h"
+
+#include <algorithm>
+
+#include "backend/walk.h"
+#include "cadre/recipe.h"
+#include "ops/checks.h"
+#include "ops/problem_text.h"
+
+namespace cadre {
+namespace {
+
+bool is_wgrad(const GroupedGemmProblem& p) { return p.pass == Pass::kWgrad; }
+
+/// What a tensor and its parts are called in errors. Literals: a run's checks allocate nothing.
+struct TensorNames {
+  std::string_view itself, discrete;
+  std::string_view scales = {}, discrete_scales = {}, expert_scale = {};
+};
+constexpr TensorNames kX{"x", "x.discrete", "x.scales", "x.discrete_scales", "x.expert_scale"};
+constexpr TensorNames kW{"w", "w.discrete", "w.scales", "w.discrete_scales", "w.expert_scale"};
+constexpr TensorNames kDy{"dy", "dy.discrete", "dy.scales", "dy.discrete_scales",
+                          "dy.expert_scale"};
+
+/// The names of one pass.
+struct PassNames {
+  TensorNames lhs, rhs, out;
+};
+constexpr PassNames kPassNames[] = {
+    {kX, kW, {"y", "discrete_out"}},
+    {kDy, kW, {"dx", "discrete_out"}},
+    {kDy, kX, {"dw", "discrete_out"}},
+};
+const PassNames& names_of(Pass pass) { return kPassNames[size_t(pass)]; }
+
+/// The named recipe whose pair of formats for the pass is this one; null if there is none.
+const RecipeInfo* recipe_of(const GroupedGemmProblem& p) {
+  const OperandFormats pair{p.lhs, p.rhs};
+  for (const RecipeInfo& row : recipe_list())
+    if (formats_of(row.recipe, p.pass) == pair) return &row;
+  return nullptr;
+}
+
+void formats(ops::ProblemWriter& io, const GroupedGemmProblem& p) {
+  const PassNames& names = names_of(p.pass);
+  if (const RecipeInfo* row = recipe_of(p)) {
+    io.always("format", row->recipe);
+  } else {
+    io.always(names.lhs.itself, p.lhs);
+    io.always(names.rhs.itself, p.rhs);
+  }
+}
+
+void formats(ops::ProblemReader& io, GroupedGemmProblem& p) {
+  const PassNames& names = names_of(p.pass);
+  const std::string* both = io.find("format");
+  const std::string* lhs = io.find(names.lhs.itself);
+  const std::string* rhs = io.find(names.rhs.itself);
+  require(both == nullptr || (lhs == nullptr && rhs == nullptr), "problem: format and ",
+          (lhs ? names.lhs : names.rhs).itself,
+          " are both given, must be one or the other [grouped_gemm]");
+  if (both != nullptr) {
+    const OperandFormats pair = formats_of(parse_recipe(*both), p.pass);
+    p.lhs = pair.lhs;
+    p.rhs = pair.rhs;
+  }
+  if (lhs != nullptr) p.lhs = parse_format(*lhs);
+  if (rhs != nullptr) p.rhs = parse_format(*rhs);
+}
+
+}  // namespace
+
+template <class Io, class Problem>
+static void fields(Io& io, Problem& p) {
+  const GroupedGemmProblem usual;
+  io.word("pass", p.pass);
+  io.always("R", p.rows);
+  io.always("N", p.n);
+  io.always("K", p.k);
+  io.always("E", p.experts);
+  formats(io, p);
+  io.unless("out", p.out, usual.out);
+  io.unless("lhs_major", p.lhs_major, usual.lhs_major);
+  io.unless("rhs_major", p.rhs_major, usual.rhs_major);
+  io.unless("out_major", p.out_major, usual.out_major);
+  io.unless("discrete_rhs", p.discrete_rhs, usual.discrete_rhs);
+  io.unless("discrete_out", p.discrete_out, usual.discrete_out);
+  io.unless("alpha", p.alpha, usual.alpha);
+  io.unless("beta", p.beta, usual.beta);
+  io.unless("bias", p.bias, usual.bias);
+  io.unless("discrete_bias", p.discrete_bias, usual.discrete_bias);
+  io.unless("bias_scale", p.bias_scale, usual.bias_scale);
+  io.unless("bias_dtype", p.bias_dtype, usual.bias_dtype);
+  io.unless("accumulate", p.accumulate, usual.accumulate);
+  io.unless("tail", p.tail, usual.tail);
+  io.unless("unit_budget", p.unit_budget, usual.unit_budget);
+}
+
+namespace {
+
+using ProblemChecks = ops::Checks<GroupedGemmProblem>;
+
+/// A flag of the problem that only some passes have.
+struct PassFlag {
+  std::string_view name;
+  bool GroupedGemmProblem::*flag;
+  bool fprop, dgrad, wgrad;
+  const char* why;
+};
+constexpr PassFlag kPassFlags[] = {
+    {"discrete_rhs", &GroupedGemmProblem::discrete_rhs, true, true, false, "wgrad reads no weight"},
+    {"discrete_out", &GroupedGemmProblem::discrete_out, false, false, true,
+     "only wgrad writes one output per expert"},
+    {"beta", &GroupedGemmProblem::beta, true, true, false, "wgrad has accumulate"},
+    {"bias", &GroupedGemmProblem::bias, true, false, false, "only fprop adds a bias"},
+};
+
+void check_flags(const GroupedGemmProblem& p, const ProblemChecks& checks) {
+  for (const PassFlag& row : kPassFlags) {
+    const bool legal = p.pass == Pass::kFprop ? row.fprop : is_wgrad(p) ? row.wgrad : row.dgrad;
+    checks.holds(legal || !(p.*row.flag), row.name, " is yes, must be no; ", row.why);
+  }
+  checks.holds(p.bias || !p.discrete_bias, "discrete_bias is yes, must be no; there is no bias");
+  checks.holds(p.bias || !p.bias_scale, "bias_scale is yes, must be no; there is no bias");
+  checks.holds(is_wgrad(p) || p.accumulate == Accumulate::kNo, "accumulate is ",
+               ops::word_of(p.accumulate), ", must be no; only wgrad accumulates, use beta");
+  checks.holds(!is_wgrad(p) || p.tail == Tail::kKeep, "tail is ", ops::word_of(p.tail),
+               ", must be keep; dw has no rows of a tail");
+}
+
+void check_operand(std::string_view what, const Format& format, Major major,
+                   const ProblemChecks& checks) {
+  require_legal(format);
+  checks.holds(is_plain(format) || major == Major::kRow, what, "_major is column, must be row for ",
+               info(format.kind).name, "; codes lie row-major");
+}
+
+void check(const GroupedGemmProblem& p) {
+  const ProblemChecks checks("grouped_gemm", p);
+  checks.at_least("R", p.rows, 0);
+  checks.fits_int32("R", p.rows);
+  checks.at_least("N", p.n, 1);
+  checks.at_least("K", p.k, 1);
+  checks.at_least("E", p.experts, 1);
+  checks.at_least("unit_budget", p.unit_budget, 0);
+  check_operand("lhs", p.lhs, p.lhs_major, checks);
+  check_operand("rhs", p.rhs, p.rhs_major, checks);
+  checks.plain_float("out", p.out);
+  checks.plain_float("bias_dtype", p.bias_dtype);
+  check_flags(p, checks);
+  checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
+               ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
+               " for x, must be the same; transforms cancel only in pairs");
+}
+
+/// The shape and order that a view must have; its last two dimensions are a matrix.
+struct Layout {
+  DType dtype = DType::kF32;
+  std::array<int64_t, 3> shape{};
+  int rank = 2;
+  Major major = Major::kRow;
+
+  friend std::ostream& operator<<(std::ostream& out, const Layout& layout) {
+    out << name(layout.dtype) << '[';
+    for (int d = 0; d < layout.rank; ++d) out << (d ? ", " : "") << layout.shape[size_t(d)];
+    return out << ']';
+  }
+};
+
+Layout layout_of(const TensorView& v, Major major) {
+  return {v.dtype, {v.shape[0], v.shape[1], v.shape[2]}, v.rank, major};
+}
+
+/// True if the inner dimension has stride 1 and the others do not overlap. 4-bit rows start at a
+/// byte.
+bool is_laid_out(const TensorView& v, Major major) {
+  const int inner = major == Major::kRow ? v.rank - 1 : v.rank - 2;
+  const int outer = major == Major::kRow ? v.rank - 2 : v.rank - 1;
+  const bool whole_bytes = bits(v.dtype) >= 8 || (v.stride[outer] % 2 == 0 && v.stride[0] % 2 == 0);
+  const bool one = v[inner] <= 1 || v.stride[inner] == 1;
+  const bool rows = v[outer] <= 1 || v.stride[outer] >= v[inner];
+  const bool experts = v.rank == 2 || v[0] <= 1 || v.stride[0] >= v.stride[outer] * v[outer];
+  return whole_bytes && one && rows && experts;
+}
+
+/// A view, whose data is null where the experts are discrete, and their pointers.
+struct Storage {
+  const TensorView& view;
+  const void* discrete = nullptr;
+};
+
+void check_storage(const TensorNames& names, const Storage& given, const Layout& layout,
+                   const ProblemChecks& checks) {
+  const TensorView& v = given.view;
+  const bool same = v.dtype == layout.dtype && v.rank == layout.rank &&
+                    std::equal(v.shape.begin(), v.shape.begin() + v.rank, layout.shape.begin());
+  checks.holds(same, names.itself, " is ", ops::Seen{v}, ", must be ", layout);
+  checks.holds(is_laid_out(v, layout.major), names.itself, " is ", ops::Seen{v}, ", must be ",
+               layout.major == Major::kRow ? "row" : "column",
+               "-major with stride 1 inside and rows that do not overlap; copy it");
+  const bool elsewhere = given.discrete != nullptr || elements(v) == 0;
+  checks.holds(v.data != nullptr || elsewhere, names.itself, " is null, must be ", ops::Seen{v});
+  checks.aligned(names.itself, v.data, bits(layout.dtype) / 8);
+}
+
+/// The pointers of discrete experts are there if the problem says so, and the data if not.
+void check_discrete(const TensorNames& names, const Storage& given, bool discrete,
+                    const ProblemChecks& checks) {
+  if (discrete) {
+    checks.holds(given.discrete != nullptr, names.discrete,
+                 " is null, must point to the experts; the problem says discrete");
+    checks.absent(names.itself, given.view, "its experts are discrete");
+  } else {
+    checks.absent(names.discrete, given.discrete, "the problem says packed");
+  }
+}
+
+/// What the problem says of one operand.
+struct OperandRule {
+  const TensorNames& names;
+  QuantizedShape shape;
+  Major major = Major::kRow;
+  bool discrete = false;
+};
+
+void check_scales(const Operand& operand, const OperandRule& rule, const TensorView& like,
+                  const ProblemChecks& checks) {
+  const TensorNames names{rule.names.scales, rule.names.discrete_scales};
+  if (like.rank == 0) {
+    checks.absent(names.itself, operand.scales, "its format has no block scales");
+    checks.absent(names.discrete, operand.discrete_scales, "its format has no block scales");
+    return;
+  }
+  const Storage scales{operand.scales, operand.discrete_scales};
+  check_discrete(names, scales, rule.discrete, checks);
+  check_storage(names, scales, layout_of(like, Major::kRow), checks);
+}
+
+void check(const Operand& operand, const OperandRule& rule, const ProblemChecks& checks) {
+  const QuantizedView like = quantized_view(rule.shape, nullptr);
+  const Storage codes{operand.codes, operand.discrete};
+  check_discrete(rule.names, codes, rule.discrete, checks);
+  check_storage(rule.names, codes, layout_of(like.codes, rule.major), checks);
+  check_scales(operand, rule, like.scales, checks);
+  if (info(rule.shape.format.kind).has_expert_scale)
+    checks.present(rule.names.expert_scale, operand.expert_scale, rule.shape.experts,
+                   "its format has one per expert");
+  else
+    checks.absent(rule.names.expert_scale, operand.expert_scale, "its format has none");
+}
+
+/// An array that is there if the problem says so.
+template <class Element>
+void check_array(std::string_view what, const Element* given, int64_t count,
+                 const ProblemChecks& checks) {
+  if (count < 0)
+    checks.absent(what, given, "the problem has none");
+  else
+    checks.present(what, given, count, "the problem asks for it");
+}
+
+void check_out(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
+               const ProblemChecks& checks) {
+  const int64_t cols = p.pass == Pass::kFprop ? p.n : p.k;
+  const Layout layout = is_wgrad(p) ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
+                                    : Layout{p.out, {p.rows, cols}, 2, p.out_major};
+  const TensorNames& names = names_of(p.pass).out;
+  const Storage out{args.out, args.discrete_out};
+  check_discrete(names, out, p.discrete_out, checks);
+  check_storage(names, out, layout, checks);
+  if (p.beta)
+    check_storage({"c", {}}, {args.c}, layout, checks);
+  else
+    checks.absent("c", args.c, "the problem has no beta");
+}
+
+void check_bias(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
+                const ProblemChecks& checks) {
+  constexpr TensorNames kBias{"bias", "discrete_bias"};
+  check_array("bias_scale", args.bias_scale, p.bias_scale ? p.rows : -1, checks);
+  if (!p.bias) {
+    checks.absent(kBias.itself, args.bias, "the problem has none");
+    checks.absent(kBias.discrete, args.discrete_bias, "the problem has none");
+    return;
+  }
+  const Storage bias{args.bias, args.discrete_bias};
+  check_discrete(kBias, bias, p.discrete_bias, checks);
+  check_storage(kBias, bias, {p.bias_dtype, {p.experts, p.n}}, checks);
+}
+
+/// How many words say whether to accumulate; -1: none.
+int64_t accumulate_words(const GroupedGemmProblem& p) {
+  if (p.accumulate == Accumulate::kDevice) return 1;
+  return p.accumulate == Accumulate::kPerExpert ? p.experts : -1;
+}
+
+void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  const ProblemChecks checks("grouped_gemm", p);
+  const PassNames& names = names_of(p.pass);
+  check(args.lhs, {names.lhs, lhs_shape(p), p.lhs_major, false}, checks);
+  check(args.rhs, {names.rhs, rhs_shape(p), p.rhs_major, p.discrete_rhs}, checks);
+  checks.offsets(args.offsets, p.experts);
+  check_out(p, args, checks);
+  check_bias(p, args, checks);
+  check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
+  check_array("beta", args.beta, p.beta ? p.experts : -1, checks);
+  check_array("accumulate", args.accumulate, accumulate_words(p), checks);
+}
+
+}  // namespace
+
+QuantizedShape lhs_shape(const GroupedGemmProblem& p) {
+  return {.kind = RowsKind::kRagged,
+          .rows = p.rows,
+          .cols = p.pass == Pass::kFprop ? p.k : p.n,
+          .experts = p.experts,
+          .format = p.lhs,
+          .axis = is_wgrad(p) ? Axis::kAlongRows : Axis::kAlongK};
+}
+
+QuantizedShape rhs_shape(const GroupedGemmProblem& p) {
+  return {.kind = is_wgrad(p) ? RowsKind::kRagged : RowsKind::kWeights,
+          .rows = is_wgrad(p) ? p.rows : p.n,
+          .cols = p.k,
+          .experts = p.experts,
+          .format = p.rhs,
+          .axis = p.pass == Pass::kFprop ? Axis::kAlongK : Axis::kAlongRows};
+}
+
+std::string to_string(const GroupedGemmProblem& p) { return ops::write_problem("grouped_gemm", p); }
+
+GroupedGemmProblem parse_grouped_gemm_problem(std::string_view words) {
+  return ops::read_problem<GroupedGemmProblem>("grouped_gemm", words);
+}
+
+GroupedGemmPlan plan(const GroupedGemmProblem& problem, const Device& device,
+                     std::string_view only) {
+  check(problem);
+  return backend::choose<GroupedGemmProblem, GroupedGemmArgs>(problem, device, only);
+}
+
+void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+         Stream stream) {
+  check(plan.problem, args);
+  backend::launch(plan, args, workspace, stream);
+}
+
+}  // namespace cadre

@@ -1,0 +1,159 @@
+// Every implementation of grouped GEMM against sums in double: passes, formats, layouts, epilogues.
+#include <gtest/gtest.h>
+
+#include "tests/ops/grouped_gemm_case.h"
+
+using namespace cadre;
+using test::Counts;
+using test::GemmCase;
+
+namespace {
+
+constexpr const char* kImplementations[] = {"cpu_reference"};
+
+Counts counts_with_gaps(int64_t tail) {
+  Counts counts{.rows = 0, .of = {0, 7, 0, 33, 1, 18, 0}};
+  counts.rows = counts.used() + tail;
+  return counts;
+}
+
+GroupedGemmProblem problem(std::string_view words) {
+  GroupedGemmProblem p = parse_grouped_gemm_problem(words);
+  const Counts counts = counts_with_gaps(5);
+  p.rows = counts.rows;
+  p.experts = counts.experts();
+  return p;
+}
+
+/// Runs the case on every implementation.
+void expect_right(const GroupedGemmProblem& p, test::CaseLayout layout = {}) {
+  for (const char* name : kImplementations) {
+    GemmCase c(p, counts_with_gaps(5), 1, layout);
+    EXPECT_EQ(c.check(name), "") << name << ": " << to_string(p);
+  }
+}
+
+TEST(GroupedGemm, EveryPairOfPlainFormatsAndOutputs) {
+  for (const char* pass : {"fprop", "dgrad", "wgrad"}) {
+    for (FormatKind lhs : {FormatKind::kF32, FormatKind::kBf16, FormatKind::kF16}) {
+      for (FormatKind rhs : {FormatKind::kF32, FormatKind::kBf16, FormatKind::kF16}) {
+        for (DType out : {DType::kF32, DType::kBf16, DType::kF16}) {
+          GroupedGemmProblem p = problem(text("grouped_gemm ", pass, " N=37 K=45"));
+          p.lhs = format(lhs), p.rhs = format(rhs), p.out = out;
+          expect_right(p);
+        }
+      }
+    }
+  }
+}
+
+// Every format with every option, beside itself and beside bf16.
+TEST(GroupedGemm, EveryFormat) {
+  for (const char* words : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "fp8_block:2d",
+                            "fp8_block:e5m2", "fp8_block:fp32", "mxfp8", "mxfp8:2d", "mxfp8:e5m2",
+                            "mxfp8:floor", "nvfp4", "nvfp4:2d", "nvfp4:sr", "mxfp4"}) {
+    for (const char* pass : {"fprop", "dgrad", "wgrad"}) {
+      GroupedGemmProblem p = problem(text("grouped_gemm ", pass, " N=151 K=277 out=f32"));
+      p.lhs = p.rhs = parse_format(words);
+      expect_right(p);
+      p.lhs = format(FormatKind::kBf16);
+      expect_right(p);
+      std::swap(p.lhs, p.rhs);
+      expect_right(p);
+    }
+  }
+}
+
+TEST(GroupedGemm, TransformedWgradContractsWholeBlocks) {
+  for (const char* words : {"nvfp4:rht", "nvfp4:rht+sr", "nvfp4:2d+rht"}) {
+    GroupedGemmProblem p = problem("grouped_gemm wgrad N=37 K=45 out=f32");
+    p.lhs = p.rhs = parse_format(words);
+    expect_right(p);
+  }
+}
+
+TEST(GroupedGemm, EveryMajorOrderAndGap) {
+  constexpr Major kMajors[] = {Major::kRow, Major::kColumn};
+  for (const char* pass : {"fprop", "dgrad", "wgrad"})
+    for (const char* format : {"f32", "bf16"})
+      for (Major lhs : kMajors)
+        for (Major rhs : kMajors)
+          for (Major out : kMajors) {
+            GroupedGemmProblem p =
+                problem(text("grouped_gemm ", pass, " N=37 K=70 format=", format));
+            p.lhs_major = lhs, p.rhs_major = rhs, p.out_major = out;
+            expect_right(p);
+            expect_right(p, {.lhs_gap = 3, .rhs_gap = 5, .out_gap = 7});
+          }
+}
+
+TEST(GroupedGemm, StridedCodes) {
+  for (const char* pass : {"fprop", "dgrad", "wgrad"})
+    for (const char* format : {"fp8_block", "nvfp4", "mxfp8"})
+      expect_right(problem(text("grouped_gemm ", pass, " N=37 K=45 format=", format)),
+                   {.lhs_gap = 3, .rhs_gap = 5, .out_gap = 7});
+}
+
+TEST(GroupedGemm, DiscreteExperts) {
+  for (const char* format : {"f32", "bf16", "mxfp8", "nvfp4", "fp8_tensor"}) {
+    for (const char* pass : {"fprop", "dgrad"})
+      expect_right(
+          problem(text("grouped_gemm ", pass, " N=37 K=45 discrete_rhs=yes format=", format)));
+    expect_right(problem(text("grouped_gemm wgrad N=37 K=45 discrete_out=yes format=", format)));
+  }
+}
+
+TEST(GroupedGemm, EpilogueOfRows) {
+  for (const char* out : {"f32", "bf16", "f16"})
+    for (const char* major : {"row", "column"})
+      for (const char* words :
+           {"alpha=yes", "beta=yes", "alpha=yes beta=yes", "bias=yes", "bias=yes bias_dtype=f32",
+            "bias=yes bias_scale=yes bias_dtype=f16", "bias=yes discrete_bias=yes",
+            "alpha=yes beta=yes bias=yes bias_scale=yes discrete_bias=yes tail=zero"})
+        expect_right(problem(
+            text("grouped_gemm fprop N=37 K=45 out=", out, " out_major=", major, " ", words)));
+  for (const char* words : {"alpha=yes", "beta=yes", "alpha=yes beta=yes tail=zero"})
+    expect_right(problem(text("grouped_gemm dgrad N=37 K=45 format=f32 out=f32 ", words)));
+}
+
+TEST(GroupedGemm, TheAddendMayBeTheOutput) {
+  for (const char* name : kImplementations) {
+    GemmCase c(problem("grouped_gemm fprop N=37 K=45 format=f32 out=f32 beta=yes"),
+               counts_with_gaps(5), 1);
+    c.c_is_out = true;
+    EXPECT_EQ(c.check(name), "") << name;
+  }
+}
+
+TEST(GroupedGemm, AnAddendTimesZeroIsNotRead) {
+  for (const char* name : kImplementations) {
+    GemmCase c(problem("grouped_gemm fprop N=37 K=45 out=f32 beta=yes"), counts_with_gaps(5), 1);
+    c.beta.assign(c.beta.size(), 0.0f);
+    c.poison_addend();
+    EXPECT_EQ(c.check(name), "") << name;
+  }
+}
+
+// Old content is NaN wherever it must not be read.
+TEST(GroupedGemm, AccumulateOverwritesAddsOrAsksTheDevice) {
+  for (const char* out : {"f32", "bf16", "f16"})
+    for (const char* words :
+         {"accumulate=no", "accumulate=yes", "accumulate=yes alpha=yes", "accumulate=device",
+          "accumulate=per_expert", "accumulate=per_expert discrete_out=yes out_major=column"})
+      for (unsigned seed : {1u, 2u, 3u})
+        for (const char* name : kImplementations) {
+          GemmCase c(problem(text("grouped_gemm wgrad N=37 K=45 out=", out, " ", words)),
+                     counts_with_gaps(5), seed);
+          EXPECT_EQ(c.check(name), "") << name << ": " << to_string(c.p);
+        }
+}
+
+TEST(GroupedGemm, TailsAreKeptOrZero) {
+  for (const char* pass : {"fprop", "dgrad"})
+    for (const char* tail : {"keep", "zero"})
+      for (const char* major : {"row", "column"})
+        expect_right(
+            problem(text("grouped_gemm ", pass, " N=37 K=45 tail=", tail, " out_major=", major)));
+}
+
+}  // namespace
