@@ -40,8 +40,8 @@ struct GroupedGemmProblem {
   int64_t n = 0;                    ///< N
   int64_t k = 0;                    ///< K
   int experts = 1;                  ///< E
-  Format lhs;                       ///< x (fprop), dy (dgrad, wgrad); along the contraction
-  Format rhs;                       ///< w (fprop, dgrad), x (wgrad); along the contraction
+  Format lhs{};                     ///< x (fprop), dy (dgrad, wgrad); along the contraction
+  Format rhs{};                     ///< w (fprop, dgrad), x (wgrad); along the contraction
   DType out = DType::kBf16;         ///< f32, bf16 or f16
   Major lhs_major = Major::kRow;    ///< of [R, C]; column only for plain formats
   Major rhs_major = Major::kRow;    ///< of w [N, K] or x [R, K]; column: w is stored [K, N]
@@ -68,22 +68,22 @@ QuantizedShape rhs_shape(const GroupedGemmProblem&);
 /// One operand. Plain formats use `codes` alone. Discrete weights give E pointers in device memory;
 /// the views then have null data and the shape and strides that all experts share.
 struct Operand {
-  TensorView codes;                     ///< [R, C], or [E, N, K] (column major: strides (., 1, N))
-  TensorView scales;                    ///< as QuantizedView
+  TensorView codes{};                   ///< [R, C], or [E, N, K] (column major: strides (., 1, N))
+  TensorView scales{};                  ///< as QuantizedView
   const float* expert_scale = nullptr;  ///< [E]
   const void* const* discrete = nullptr;         ///< [E] pointers to codes
   const void* const* discrete_scales = nullptr;  ///< [E] pointers to scales
 };
 
 struct GroupedGemmArgs {
-  Operand lhs, rhs;
-  Offsets offsets;
-  TensorView out;                       ///< y [R, N], dx [R, K], dw [E, N, K]; written
+  Operand lhs{}, rhs{};
+  Offsets offsets{};
+  TensorView out{};                     ///< y [R, N], dx [R, K], dw [E, N, K]; written
   void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides
   const float* alpha = nullptr;         ///< [E]
   const float* beta = nullptr;          ///< [E]; where it is 0 that expert's c is not read
-  TensorView c;                         ///< the addend: shape and dtype of out; may be out itself
-  TensorView bias;                      ///< [E, N]
+  TensorView c{};                       ///< the addend: shape and dtype of out; may be out itself
+  TensorView bias{};                    ///< [E, N]
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
   const float* bias_scale = nullptr;           ///< [R]
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)

@@ -18,15 +18,15 @@ class WgradQueue;
 /// A linear layer per expert, forward and backward:
 /// `grouped_linear R=8192 N=2048 K=4096 E=64 recipe=nvfp4 bias=yes dw=f32 accumulate=yes`.
 struct GroupedLinearProblem {
-  int64_t rows = 0;            ///< R: bound on routed rows
-  int64_t n = 0;               ///< N: columns of y
-  int64_t k = 0;               ///< K: columns of x
-  int experts = 1;             ///< E
-  Recipe recipe;               ///< the formats of every product
-  DType dtype = DType::kBf16;  ///< of x, y, dy and dx: f32, bf16 or f16
-  ParameterLayout parameters;  ///< types and layout of w, bias and their gradients
-  bool bias = false;           ///< a bias per expert
-  bool bias_scale = false;     ///< the bias is scaled by a factor per row
+  int64_t rows = 0;              ///< R: bound on routed rows
+  int64_t n = 0;                 ///< N: columns of y
+  int64_t k = 0;                 ///< K: columns of x
+  int experts = 1;               ///< E
+  Recipe recipe{};               ///< the formats of every product
+  DType dtype = DType::kBf16;    ///< of x, y, dy and dx: f32, bf16 or f16
+  ParameterLayout parameters{};  ///< types and layout of w, bias and their gradients
+  bool bias = false;             ///< a bias per expert
+  bool bias_scale = false;       ///< the bias is scaled by a factor per row
   bool return_bias = false;  ///< the caller adds the bias itself: neither added nor differentiated
   bool dgrad = true;         ///< dx is wanted; no: the input is frozen
   bool wgrad = true;         ///< dw is wanted; no: the weights are frozen
@@ -48,29 +48,29 @@ struct GroupedLinearProblem {
 /// Every tensor of a layer's forward and backward. A run reads only what it needs; the rest may be
 /// null.
 struct GroupedLinearArgs {
-  Offsets offsets;
-  LinearParameters parameters;
-  TensorView x;                       ///< [R, K]
-  TensorView y;                       ///< [R, N], written by forward
-  TensorView dy;                      ///< [R, N]
-  TensorView dx;                      ///< [R, K], written by backward
+  Offsets offsets{};
+  LinearParameters parameters{};
+  TensorView x{};                     ///< [R, K]
+  TensorView y{};                     ///< [R, N], written by forward
+  TensorView dy{};                    ///< [R, N]
+  TensorView dx{};                    ///< [R, K], written by backward
   const float* bias_scale = nullptr;  ///< [R]
   float* dbias_scale = nullptr;       ///< [R], written by backward
   const uint64_t* rng = nullptr;      ///< [2] seed and offset in device memory; option sr only
-  Memory saved;                       ///< forward writes; backward and wgrad read
-  Memory pending;                     ///< deferred: backward writes; wgrad reads
-  Memory weight_cache;                ///< cache_weights: forward writes when it refreshes
+  Memory saved{};                     ///< forward writes; backward and wgrad read
+  Memory pending{};                   ///< deferred: backward writes; wgrad reads
+  Memory weight_cache{};              ///< cache_weights: forward writes when it refreshes
   bool refresh_weights = true;        ///< cache_weights: quantise anew (first microbatch), or reuse
   WgradQueue* queue = nullptr;        ///< deferred: backward pushes its wgrad here, if given
 };
 
 /// How a layer will run: the implementation of every step, and who keeps which copy where.
 struct GroupedLinearPlan {
-  GroupedLinearProblem problem;
-  Device device;
+  GroupedLinearProblem problem{};
+  Device device{};
   std::string_view name;  ///< "direct": no copies; "quantized": operands are copied into formats
   bool exact = true;      ///< every step is
-  LayerMemory memory;     ///< what the caller provides
+  LayerMemory memory{};   ///< what the caller provides
 
   OperandPlan fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
   std::optional<QuantizePlan> quantize_w;        ///< forward
@@ -80,8 +80,9 @@ struct GroupedLinearPlan {
   std::optional<QuantizePlan> quantize_dy;       ///< backward
   std::optional<GroupedGemmPlan> fprop, dgrad, wgrad;
   std::optional<BiasGradPlan> bias_grad;
-  int64_t pending_bytes = 0;  ///< of dy's and x's copies, wherever they lie
-  int64_t scratch_bytes = 0;  ///< the largest workspace of a step
+  int64_t forward_copies_bytes = 0;   ///< of the workspace, before the scratch of the steps
+  int64_t backward_copies_bytes = 0;  ///< of the workspace, before the scratch of the steps
+  int64_t pending_bytes = 0;          ///< of the copies for wgrad, wherever they lie
 };
 
 /// y[r] = x[r] w_e^T + bias_e * bias_scale[r], and its gradients dx, dw, dbias, dbias_scale.

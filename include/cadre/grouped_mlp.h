@@ -17,11 +17,11 @@ struct GroupedMlpProblem {
   int64_t features = 0;  ///< F: columns of h
   int experts = 1;       ///< E
   ActivationKind activation = ActivationKind::kSwiGlu;
-  ActivationConstants constants;          ///< clamped swiglu only
+  ActivationConstants constants{};        ///< clamped swiglu only
   GluLayout layout = GluLayout::kConcat;  ///< gated only
-  Recipe recipe;                          ///< of both linears
+  Recipe recipe{};                        ///< of both linears
   DType dtype = DType::kBf16;             ///< of x, z, h, y and their gradients
-  ParameterLayout parameters;             ///< of both linears
+  ParameterLayout parameters{};           ///< of both linears
   bool prob = false;                      ///< h is scaled by a probability per row
   bool bias1 = false;
   bool bias2 = false;
@@ -46,34 +46,34 @@ struct GroupedMlpProblem {
 
 /// Every tensor of the layer's forward and backward.
 struct GroupedMlpArgs {
-  Offsets offsets;
-  LinearParameters fc1;                ///< w [E, 2F, H] gated, [E, F, H] else
-  LinearParameters fc2;                ///< w [E, H, F]
-  TensorView x;                        ///< [R, H]
+  Offsets offsets{};
+  LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
+  LinearParameters fc2{};              ///< w [E, H, F]
+  TensorView x{};                      ///< [R, H]
   const float* prob = nullptr;         ///< [R]
   const float* bias2_scale = nullptr;  ///< [R]
-  TensorView y;                        ///< [R, H], written by forward
-  TensorView dy;                       ///< [R, H]
-  TensorView dx;                       ///< [R, H], written by backward
+  TensorView y{};                      ///< [R, H], written by forward
+  TensorView dy{};                     ///< [R, H]
+  TensorView dx{};                     ///< [R, H], written by backward
   float* dprob = nullptr;              ///< [R], written by backward
   float* dbias2_scale = nullptr;       ///< [R], written by backward
-  TensorView z;                        ///< fc1's output; empty: it lies in `saved`
-  TensorView dh;                       ///< fc2's input gradient; empty: it lies in the workspace
+  TensorView z{};                      ///< fc1's output; empty: it lies in `saved`
+  TensorView dh{};                     ///< fc2's input gradient; empty: it lies in the workspace
   const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
-  Memory saved;                        ///< forward writes; backward and wgrad read
-  Memory pending;                      ///< deferred: backward writes; wgrad reads
-  Memory weight_cache;                 ///< cache_weights: forward writes when it refreshes
+  Memory saved{};                      ///< forward writes; backward and wgrad read
+  Memory pending{};                    ///< deferred: backward writes; wgrad reads
+  Memory weight_cache{};               ///< cache_weights: forward writes when it refreshes
   bool refresh_weights = true;         ///< cache_weights: quantise anew, or reuse
   WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
 };
 
 /// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one.
 struct GroupedMlpPlan {
-  GroupedMlpProblem problem;
-  Device device;
+  GroupedMlpProblem problem{};
+  Device device{};
   std::string_view name;
   bool exact = true;
-  LayerMemory memory;  ///< what the caller provides
+  LayerMemory memory{};  ///< what the caller provides
 
   GroupedLinearPlan fc1, fc2;
   ActivationPlan activation;

@@ -19,9 +19,8 @@ struct ParameterLayout {
   DType dbias = DType::kBf16;        ///< f32, bf16 or f16
   Major weight_major = Major::kRow;  ///< of w and dw; column: stored [K, N], plain recipes only
   bool discrete_weight = false;
-  bool discrete_bias = false;
+  bool discrete_bias = false;  ///< bias and dbias
   bool discrete_dw = false;
-  bool discrete_dbias = false;
 
   bool operator==(const ParameterLayout&) const = default;
 };
@@ -30,13 +29,13 @@ struct ParameterLayout {
 /// device memory; its view then has null data and the shape [E, ...] that the experts share, or is
 /// empty for contiguous experts.
 struct LinearParameters {
-  TensorView w;                                ///< [E, N, K]
+  TensorView w{};                              ///< [E, N, K]
   const void* const* discrete_w = nullptr;     ///< [E] pointers, each [N, K]
-  TensorView bias;                             ///< [E, N]
+  TensorView bias{};                           ///< [E, N]
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
-  TensorView dw;                               ///< [E, N, K], written, contiguous experts
+  TensorView dw{};                             ///< [E, N, K], written, contiguous experts
   void* const* discrete_dw = nullptr;          ///< [E] pointers, each [N, K]
-  TensorView dbias;                            ///< [E, N], written
+  TensorView dbias{};                          ///< [E, N], written
   void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
   const int32_t* accumulate = nullptr;         ///< dw: one word (kDevice) or [E] (kPerExpert)
   const int32_t* accumulate_bias = nullptr;    ///< dbias: one word (kDevice) or [E] (kPerExpert)
@@ -66,8 +65,8 @@ enum class Place : uint8_t { kCaller, kWorkspace, kSaved, kPending, kWeightCache
 /// One operand of one product: the caller's own tensor, or a copy in the product's format.
 struct OperandPlan {
   Place place = Place::kCaller;
-  int64_t offset = 0;    ///< bytes from the start of the place
-  QuantizedShape shape;  ///< of the copy
+  int64_t offset = 0;      ///< bytes from the start of the place
+  QuantizedShape shape{};  ///< of the copy
 };
 
 /// One tensor that stays in memory from forward to the end of backward.

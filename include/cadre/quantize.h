@@ -18,7 +18,7 @@ struct QuantizedShape {
   int64_t rows = 0;  ///< R for routed rows; N, the rows of one expert, for weights
   int64_t cols = 0;  ///< C or K
   int experts = 1;   ///< E
-  Format format;
+  Format format{};
   Axis axis = Axis::kAlongK;
 
   bool operator==(const QuantizedShape&) const = default;
@@ -39,8 +39,8 @@ struct QuantizedShape {
 /// missing rows count as zero. So with `rht` along rows the codes are [16 (R / 16 + E), C]: row b
 /// of the scales belongs to rows 16 b to 16 b + 15 of the codes. code_rows() hides the difference.
 struct QuantizedView {
-  TensorView codes;
-  TensorView scales;              ///< empty for plain formats and fp8_tensor
+  TensorView codes{};
+  TensorView scales{};            ///< empty for plain formats and fp8_tensor
   float* expert_scale = nullptr;  ///< [E]: fp8_tensor, nvfp4
 };
 
@@ -77,24 +77,24 @@ QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 /// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`.
 struct QuantizeProblem {
   RowsKind kind = RowsKind::kRagged;
-  int64_t rows = 0;                  ///< R, or N of each expert
-  int64_t cols = 0;                  ///< C, or K
-  int experts = 1;                   ///< E
-  DType source = DType::kBf16;       ///< f32, bf16 or f16
-  std::optional<Format> along_k;     ///< the copy along K, if wanted
-  std::optional<Format> along_rows;  ///< the copy along rows, if wanted
-  TensorRole role = TensorRole::kX;  ///< for stochastic rounding
-  float amax_eps = 0;                ///< lower bound of an amax, fp32 scales only
-  bool discrete = false;             ///< weights only: the source is E pointers
+  int64_t rows = 0;                    ///< R, or N of each expert
+  int64_t cols = 0;                    ///< C, or K
+  int experts = 1;                     ///< E
+  DType source = DType::kBf16;         ///< f32, bf16 or f16
+  std::optional<Format> along_k{};     ///< the copy along K, if wanted
+  std::optional<Format> along_rows{};  ///< the copy along rows, if wanted
+  TensorRole role = TensorRole::kX;    ///< for stochastic rounding
+  float amax_eps = 0;                  ///< lower bound of an amax, fp32 scales only
+  bool discrete = false;               ///< weights only: the source is E pointers
 
   bool operator==(const QuantizeProblem&) const = default;
 };
 
 struct QuantizeArgs {
-  TensorView source;  ///< [R, C] or [E, N, K]; discrete: data null, shape [E, N, K]
+  TensorView source{};  ///< [R, C] or [E, N, K]; discrete: data null, shape [E, N, K]
   const void* const* discrete = nullptr;  ///< [E] device pointers, each [N, K]
-  Offsets offsets;                        ///< routed rows only
-  QuantizedView along_k, along_rows;      ///< written
+  Offsets offsets{};                      ///< routed rows only
+  QuantizedView along_k{}, along_rows{};  ///< written
   const uint64_t* rng = nullptr;          ///< [2] seed and offset in device memory; option sr only
 };
 

@@ -11,15 +11,15 @@ namespace cadre {
 /// The formats of the two operands of one product. For fprop: x and w; dgrad: dy and w; wgrad: dy
 /// and x. Both are quantised along that product's contraction.
 struct OperandFormats {
-  Format lhs;  ///< x (fprop), dy (dgrad, wgrad)
-  Format rhs;  ///< w (fprop, dgrad), x (wgrad)
+  Format lhs{};  ///< x (fprop), dy (dgrad, wgrad)
+  Format rhs{};  ///< w (fprop, dgrad), x (wgrad)
 
   bool operator==(const OperandFormats&) const = default;
 };
 
 /// Which format each of fprop, dgrad and wgrad uses for each operand.
 struct Recipe {
-  OperandFormats fprop, dgrad, wgrad;
+  OperandFormats fprop{}, dgrad{}, wgrad{};
 
   bool operator==(const Recipe&) const = default;
 };

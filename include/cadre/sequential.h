@@ -30,24 +30,24 @@ struct SequentialProblem {
 struct OpArgument {
   int op = 0;  ///< index in the row; negative counts from the end
   std::string_view key;
-  TensorView value;
+  TensorView value{};
 };
 
 /// Every tensor of a row's forward and backward.
 struct SequentialArgs {
-  Offsets offsets;
+  Offsets offsets{};
   std::span<const LinearParameters> parameters;  ///< one for each grouped_linear, in order
   std::span<const float* const> extra_inputs;    ///< [R] each, in op order: bias_scale, prob
   std::span<float* const> extra_gradients;       ///< [R] each, in the same order; null: not wanted
   std::span<const OpArgument> op_arguments;
-  TensorView x;   ///< input of the first op
-  TensorView y;   ///< output of the last op, written; empty if given as its "output"
-  TensorView dy;  ///< gradient of y
-  TensorView dx;  ///< gradient of x, written; empty if given as "grad_input" of the first op
+  TensorView x{};   ///< input of the first op
+  TensorView y{};   ///< output of the last op, written; empty if given as its "output"
+  TensorView dy{};  ///< gradient of y
+  TensorView dx{};  ///< gradient of x, written; empty if given as "grad_input" of the first op
   const uint64_t* rng = nullptr;  ///< [2] seed and offset in device memory; option sr only
-  Memory saved;
-  Memory pending;
-  Memory weight_cache;
+  Memory saved{};
+  Memory pending{};
+  Memory weight_cache{};
   bool refresh_weights = true;
   WgradQueue* queue = nullptr;
 };

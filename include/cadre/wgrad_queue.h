@@ -10,7 +10,7 @@ namespace cadre {
 /// has run; x, dy, saved and pending stay unchanged. Where dw has moved since, say so in `args`.
 struct WgradTask {
   const GroupedLinearPlan* plan = nullptr;
-  GroupedLinearArgs args;
+  GroupedLinearArgs args{};
 };
 
 /// Weight gradients that backward left for later, in the order in which they came. All memory is

@@ -4,8 +4,10 @@
 #include "cpu/activation.h"
 #include "cpu/offsets.h"
 #include "cpu/reference/activation.h"
+#include "cpu/reference/dequantize.h"
 #include "cpu/reference/grouped_gemm.h"
 #include "cpu/reference/offsets.h"
+#include "cpu/reference/quantize.h"
 
 namespace cadre::cpu {
 
@@ -24,7 +26,12 @@ Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
 
 Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
 
-Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
+Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
+  static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+      {"cpu_reference", takes_all, no_workspace, reference::dequantize},
+  };
+  return kList;
+}
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
@@ -43,7 +50,12 @@ Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
 
 Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) { return {}; }
 
-Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
+Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
+  static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+      {"cpu_reference", takes_all, no_workspace, reference::quantize},
+  };
+  return kList;
+}
 
 Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) { return {}; }
 

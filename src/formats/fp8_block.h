@@ -3,11 +3,13 @@
 #include "formats/fp32.h"
 #include "formats/fp32_scale.h"
 #include "formats/small_float.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
 /// 8-bit codes in blocks of 128, or 128 x 128, with an fp32 scale each, by default a power of two.
 struct Fp8Block {
+  using Elements = TypeList<E4m3, E5m2>;
   using Scale = Fp32;
   static constexpr bool kIsPlain = false;
   static constexpr FormatInfo kInfo{

@@ -2,11 +2,13 @@
 #include "cadre/format.h"
 #include "formats/fp32_scale.h"
 #include "formats/small_float.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
 /// 8-bit codes with one fp32 scale for all of an expert's codes.
 struct Fp8Tensor {
+  using Elements = TypeList<E4m3, E5m2>;
   using Scale = NoScale;
   static constexpr bool kIsPlain = false;
   static constexpr FormatInfo kInfo{

@@ -6,11 +6,9 @@
 #include "formats/mxfp8.h"
 #include "formats/nvfp4.h"
 #include "formats/plain.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
-
-template <class... Types>
-struct TypeList {};
 
 /// Every format, in the order of FormatKind. Checks, the CPU backend, the tests, `cadre info` and
 /// docs/formats.md loop over this list: a new format is its header and one word here.
@@ -22,19 +20,6 @@ using Elements = TypeList<Fp32, Bf16, Fp16, E4m3, E5m2, E2m1>;
 
 /// The types that a tensor may have before it is quantised.
 using Sources = TypeList<Fp32, Bf16, Fp16>;
-
-/// Calls `fn.operator()<T>()` for every T of the list, in order.
-template <class... Types, class Fn>
-constexpr void for_each(TypeList<Types...>, Fn&& fn) {
-  (fn.template operator()<Types>(), ...);
-}
-
-/// Calls `fn.operator()<T>()` for the first T of the list that `is(T)` holds for. True if there is
-/// one.
-template <class... Types, class Is, class Fn>
-constexpr bool visit_first(TypeList<Types...>, Is&& is, Fn&& fn) {
-  return ((is.template operator()<Types>() && (fn.template operator()<Types>(), true)) || ...);
-}
 
 /// Calls `fn.operator()<F>()` for the format of that kind.
 template <class Fn>
@@ -48,6 +33,15 @@ template <class... Types, class Fn>
 constexpr bool visit(TypeList<Types...> list, DType dtype, Fn&& fn) {
   return visit_first(
       list, [&]<class T>() { return T::kDType == dtype; }, fn);
+}
+
+/// Calls `fn.operator()<Row, Element>()` for the row of a format and the type of its codes.
+template <class Fn>
+constexpr void visit(const Format& format, Fn&& fn) {
+  visit(format.kind, [&]<class Row>() {
+    visit(typename Row::Elements{}, format.element,
+          [&]<class Element>() { fn.template operator()<Row, Element>(); });
+  });
 }
 
 }  // namespace cadre::formats

@@ -3,6 +3,7 @@
 #include "formats/e8m0.h"
 #include "formats/scale.h"
 #include "formats/small_float.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
@@ -11,6 +12,7 @@ namespace cadre::formats {
 ///           less; beyond, some products overflow.
 /// Source    OCP Microscaling Formats 1.0.
 struct Mxfp4 {
+  using Elements = TypeList<E2m1>;
   using Scale = E8m0;
   static constexpr bool kIsPlain = false;
   static constexpr FormatInfo kInfo{

@@ -3,6 +3,7 @@
 #include "formats/e8m0.h"
 #include "formats/scale.h"
 #include "formats/small_float.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
@@ -12,6 +13,7 @@ namespace cadre::formats {
 ///           or beyond its largest value; it is then rounded once, to nearest even.
 /// Source    OCP Microscaling Formats 1.0.
 struct Mxfp8 {
+  using Elements = TypeList<E4m3, E5m2>;
   using Scale = E8m0;
   static constexpr bool kIsPlain = false;
   static constexpr FormatInfo kInfo{

@@ -2,6 +2,7 @@
 #include "cadre/format.h"
 #include "formats/scale.h"
 #include "formats/small_float.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
@@ -15,6 +16,7 @@ namespace cadre::formats {
 /// scale. With a NaN in it a block's scale is NaN, so all of it is; the other blocks are not.
 /// Exact     A code times its block scale is a bf16 number, for all codes and scales.
 struct Nvfp4 {
+  using Elements = TypeList<E2m1>;
   using Scale = E4m3;
   static constexpr bool kIsPlain = false;
   static constexpr FormatInfo kInfo{

@@ -4,6 +4,7 @@
 #include "formats/fp16.h"
 #include "formats/fp32.h"
 #include "formats/scale.h"
+#include "formats/type_list.h"
 
 namespace cadre::formats {
 
@@ -28,6 +29,7 @@ inline constexpr FormatInfo kPlainInfo<Fp16>{.kind = FormatKind::kF16,
 /// Stored values without scales; quantising to one is a cast.
 template <class Stored>
 struct Plain {
+  using Elements = TypeList<Stored>;
   using Scale = NoScale;
   static constexpr bool kIsPlain = true;
   static constexpr FormatInfo kInfo = kPlainInfo<Stored>;

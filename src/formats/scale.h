@@ -1,5 +1,5 @@
 #pragma once
-#include "cadre/dtype.h"
+#include "cadre/format.h"
 #include "formats/ieee.h"
 
 namespace cadre::formats {
@@ -11,6 +11,12 @@ struct ScaleOptions {
   float amax_eps = 0;                    ///< fp32 scales: lower bound of an amax
   float largest_source = kLargestFloat;  ///< largest finite value of the type that is quantised
 };
+
+/// The options of a format, for values of a type with that largest finite value.
+CADRE_HD constexpr ScaleOptions scale_options(const Format& format, float amax_eps,
+                                              float largest_source) {
+  return {format.power_of_two, format.floor_scale, amax_eps, largest_source};
+}
 
 /// What the amax of a whole expert becomes: the scale that is stored, and its counterpart that
 /// encoding multiplies by.

@@ -117,6 +117,8 @@ class Checks {
           " is at ", pointer, ", must be aligned to ", bytes, " bytes");
   }
 
+  const Problem& problem() const { return problem_; }
+
  private:
   static bool same_shape(const TensorView& v, Shape shape) {
     return v.rank == int(shape.size()) && std::equal(shape.begin(), shape.end(), v.shape.begin());

@@ -1,0 +1,21 @@
+#pragma once
+
+namespace cadre::formats {
+
+template <class... Types>
+struct TypeList {};
+
+/// Calls `fn.operator()<T>()` for every T of the list, in order.
+template <class... Types, class Fn>
+constexpr void for_each(TypeList<Types...>, Fn&& fn) {
+  (fn.template operator()<Types>(), ...);
+}
+
+/// Calls `fn.operator()<T>()` for the first T of the list with `is.operator()<T>()`. True if there
+/// is one.
+template <class... Types, class Is, class Fn>
+constexpr bool visit_first(TypeList<Types...>, Is&& is, Fn&& fn) {
+  return ((is.template operator()<Types>() && (fn.template operator()<Types>(), true)) || ...);
+}
+
+}  // namespace cadre::formats

@@ -1,0 +1,47 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "cadre/layer.h"
+#include "cadre/workspace.h"
+#include "layers/memory.h"
+#include "ops/checks.h"
+
+// What every layer checks before it launches anything.
+namespace cadre::layers {
+
+template <class Problem>
+void check_memory(const ops::Checks<Problem>& checks, std::string_view what, const Memory& memory,
+                  int64_t bytes) {
+  checks.holds(memory.bytes >= bytes, what, " is ", memory.bytes, " bytes, must be ", bytes,
+               " or more; plan.memory says how much");
+  if (bytes == 0) return;
+  checks.holds(memory.data != nullptr, what, " is null, must be ", bytes, " bytes");
+  checks.aligned(what, memory.data, kAlignment);
+}
+
+/// The workspace of a run, and that the plan was made by plan().
+template <class Problem>
+void check_run(const ops::Checks<Problem>& checks, std::string_view route, Workspace workspace,
+               int64_t bytes) {
+  checks.holds(!route.empty(), "the plan is empty; make it with plan()");
+  check_memory(checks, "workspace", {workspace.data, workspace.bytes}, bytes);
+}
+
+/// The fields that the problems of several layers share.
+template <class Problem>
+void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
+  checks.at_least("R", p.rows, 0);
+  checks.fits_int32("R", p.rows);
+  checks.at_least("E", p.experts, 1);
+  checks.plain_float("dtype", p.dtype);
+  checks.plain_float("weight", p.parameters.weight);
+  checks.plain_float("bias_dtype", p.parameters.bias);
+  checks.plain_float("dw", p.parameters.dw);
+  checks.plain_float("dbias_dtype", p.parameters.dbias);
+  checks.holds(p.amax_eps >= 0, "amax_eps is ", p.amax_eps, ", must be 0 or more");
+  checks.at_least("unit_budget", p.unit_budget, 0);
+  require_legal(p.recipe);
+}
+
+}  // namespace cadre::layers

@@ -1,0 +1,166 @@
+// What a grouped linear layer checks of its arguments, before anything is launched.
+#include "cadre/wgrad_queue.h"
+#include "layers/checks.h"
+#include "layers/grouped_linear.h"
+
+namespace cadre::layers {
+namespace {
+
+using LinearChecks = ops::Checks<GroupedLinearProblem>;
+
+bool draws(const std::optional<QuantizePlan>& plan) {
+  if (!plan) return false;
+  const QuantizeProblem& q = plan->problem;
+  return (q.along_k && q.along_k->stochastic) || (q.along_rows && q.along_rows->stochastic);
+}
+
+bool same_layout(const TensorView& got, const TensorView& want) {
+  bool same = got.dtype == want.dtype && got.rank == want.rank && got.shape == want.shape;
+  for (int d = 0; same && d < want.rank; ++d)
+    same = want.shape[d] == 1 || got.stride[d] == want.stride[d];
+  return same;
+}
+
+/// E pointers, or one packed view.
+template <class Pointer>
+struct Parameter {
+  std::string_view name;
+  bool discrete;
+  const TensorView& packed;
+  Pointer* pointers;
+};
+template <class Pointer>
+Parameter(std::string_view, bool, const TensorView&, Pointer*) -> Parameter<Pointer>;
+
+template <class Pointer>
+void check_pointers(const LinearChecks& checks, const Parameter<Pointer>& parameter, int experts) {
+  checks.holds(parameter.pointers != nullptr, "discrete_", parameter.name,
+               " is null, must point to ", experts, " pointers; the problem says that ",
+               parameter.name, " is discrete");
+}
+
+void check_weights(const LinearChecks& checks, const LinearRun& linear) {
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const LinearParameters& own = linear.args.parameters;
+  const Parameter w{"w", p.parameters.discrete_weight, own.w, own.discrete_w};
+  if (w.discrete) return check_pointers(checks, w, p.experts);
+  if (p.parameters.weight_major == Major::kRow)
+    return checks.view("w", own.w, p.parameters.weight, {p.experts, p.n, p.k});
+  const TensorView want = weight_layout(p, p.parameters.weight);
+  checks.holds(same_layout(own.w, want) && own.w.data != nullptr, "w is ", ops::Seen{own.w},
+               own.w.data == nullptr ? " at null" : "", ", must be ", ops::Seen{want},
+               "; the problem says weight_major=column");
+}
+
+void check_weight_gradients(const LinearChecks& checks, const LinearRun& linear) {
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const LinearParameters& own = linear.args.parameters;
+  const Parameter dw{"dw", p.parameters.discrete_dw, own.dw, own.discrete_dw};
+  if (dw.discrete) check_pointers(checks, dw, p.experts);
+  const TensorView want = weight_layout(p, p.parameters.dw);
+  const bool describes = !dw.discrete || own.dw.rank != 0;
+  checks.holds(!describes || same_layout(own.dw, want), "dw is ", ops::Seen{own.dw}, ", must be ",
+               ops::Seen{want}, "; a gradient is written in place, so it has this very layout");
+  checks.holds(dw.discrete || own.dw.data != nullptr, "dw is null, must be ", ops::Seen{want});
+}
+
+/// The words of device memory that say where a gradient is added to.
+struct Words {
+  std::string_view what;
+  Accumulate accumulate;
+  const int32_t* words;
+};
+void check_accumulate(const LinearChecks& checks, const Words& given, int experts) {
+  if (given.accumulate == Accumulate::kDevice)
+    checks.present(given.what, given.words, 1, "one word decides");
+  if (given.accumulate == Accumulate::kPerExpert)
+    checks.present(given.what, given.words, experts, "every expert has its word");
+}
+
+void check_biases(const LinearChecks& checks, const LinearRun& linear) {
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const LinearParameters& own = linear.args.parameters;
+  const Parameter bias{"bias", p.parameters.discrete_bias, own.bias, own.discrete_bias};
+  if (bias.discrete) return check_pointers(checks, bias, p.experts);
+  checks.view("bias", own.bias, p.parameters.bias, {p.experts, p.n});
+}
+
+void check_bias_gradients(const LinearChecks& checks, const LinearRun& linear) {
+  if (!linear.plan.bias_grad) return;
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const LinearParameters& own = linear.args.parameters;
+  const Parameter dbias{"dbias", p.parameters.discrete_bias, own.dbias, own.discrete_dbias};
+  if (dbias.discrete) {
+    check_pointers(checks, dbias, p.experts);
+  } else {
+    checks.view("dbias", own.dbias, p.parameters.dbias, {p.experts, p.n});
+  }
+  check_accumulate(checks, {"accumulate_bias", p.accumulate_bias, own.accumulate_bias}, p.experts);
+  if (!p.bias_scale) return;
+  check_biases(checks, linear);
+  checks.present("bias_scale", linear.args.bias_scale, p.rows);
+  checks.present("dbias_scale", linear.args.dbias_scale, p.rows);
+}
+
+void check_rng(const LinearChecks& checks, const uint64_t* rng, bool needed) {
+  if (needed) checks.present("rng", rng, 2, "the recipe rounds stochastically");
+}
+
+bool reads_cache(const GroupedLinearPlan& plan) {
+  return plan.dgrad && plan.dgrad_w.place == Place::kWeightCache;
+}
+
+}  // namespace
+
+void check_forward(std::string_view op, const LinearRun& linear) {
+  const GroupedLinearPlan& plan = linear.plan;
+  const GroupedLinearProblem& p = plan.problem;
+  const LinearChecks checks(op, p);
+  checks.offsets(linear.args.offsets, p.experts);
+  checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  checks.view("y", linear.args.y, p.dtype, {p.rows, p.n});
+  const bool quantizes_w = plan.quantize_w && (!p.cache_weights || linear.args.refresh_weights);
+  if (quantizes_w || plan.fprop_w.place == Place::kCaller) check_weights(checks, linear);
+  if (plan.fprop->problem.bias) check_biases(checks, linear);
+  if (p.bias_scale) checks.present("bias_scale", linear.args.bias_scale, p.rows);
+  check_rng(checks, linear.args.rng,
+            draws(plan.quantize_x) || (quantizes_w && draws(plan.quantize_w)));
+  check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
+  check_memory(checks, "weight_cache", linear.args.weight_cache, plan.memory.weight_cache_bytes);
+}
+
+void check_gradients(std::string_view op, const LinearRun& linear) {
+  const GroupedLinearPlan& plan = linear.plan;
+  const GroupedLinearProblem& p = plan.problem;
+  const LinearChecks checks(op, p);
+  checks.offsets(linear.args.offsets, p.experts);
+  checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n});
+  if (plan.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
+  const bool own_w = plan.dgrad && plan.dgrad_w.place == Place::kCaller;
+  if (own_w || plan.quantize_w_again) check_weights(checks, linear);
+  if (plan.quantize_x_again) checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  check_bias_gradients(checks, linear);
+  check_rng(checks, linear.args.rng, draws(plan.quantize_dy) || draws(plan.quantize_w_again));
+  check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
+  check_memory(checks, "weight_cache", linear.args.weight_cache,
+               reads_cache(plan) ? plan.memory.weight_cache_bytes : 0);
+}
+
+void check_wgrad(std::string_view op, const LinearRun& linear) {
+  const GroupedLinearPlan& plan = linear.plan;
+  if (!plan.wgrad) return;
+  const GroupedLinearProblem& p = plan.problem;
+  const LinearChecks checks(op, p);
+  checks.offsets(linear.args.offsets, p.experts);
+  if (plan.wgrad_x.place == Place::kCaller)
+    checks.view("x", linear.args.x, p.dtype, {p.rows, p.k}, "wgrad reads it as it is");
+  if (plan.wgrad_dy.place == Place::kCaller)
+    checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");
+  check_weight_gradients(checks, linear);
+  check_accumulate(checks, {"accumulate", p.accumulate, linear.args.parameters.accumulate},
+                   p.experts);
+  check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
+  check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
+}
+
+}  // namespace cadre::layers

@@ -1,0 +1,35 @@
+#pragma once
+#include "ops/problem_text.h"
+
+// The fields that the problems of several layers print alike.
+namespace cadre::layers {
+
+template <class Io, class Problem>
+void parameter_fields(Io& io, Problem& p) {
+  const ParameterLayout usual;
+  auto& own = p.parameters;
+  io.unless("dtype", p.dtype, DType::kBf16);
+  io.unless("weight", own.weight, usual.weight);
+  io.unless("weight_major", own.weight_major, usual.weight_major);
+  io.unless("bias_dtype", own.bias, usual.bias);
+  io.unless("dw", own.dw, usual.dw);
+  io.unless("dbias_dtype", own.dbias, usual.dbias);
+  io.unless("discrete_weight", own.discrete_weight, usual.discrete_weight);
+  io.unless("discrete_bias", own.discrete_bias, usual.discrete_bias);
+  io.unless("discrete_dw", own.discrete_dw, usual.discrete_dw);
+}
+
+template <class Io, class Problem>
+void option_fields(Io& io, Problem& p) {
+  const Problem usual{};
+  io.unless("accumulate", p.accumulate, usual.accumulate);
+  io.unless("accumulate_bias", p.accumulate_bias, usual.accumulate_bias);
+  io.unless("deferred", p.deferred, usual.deferred);
+  io.unless("save_input", p.save_input, usual.save_input);
+  io.unless("cache_weights", p.cache_weights, usual.cache_weights);
+  io.unless("tail", p.tail, usual.tail);
+  io.unless("amax_eps", p.amax_eps, usual.amax_eps);
+  io.unless("unit_budget", p.unit_budget, usual.unit_budget);
+}
+
+}  // namespace cadre::layers

@@ -1,0 +1,56 @@
+#include "cadre/dequantize.h"
+
+#include "backend/walk.h"
+#include "ops/problem_text.h"
+#include "ops/quantized_checks.h"
+
+namespace cadre {
+
+template <class Io, class Problem>
+static void fields(Io& io, Problem& p) {
+  io.word("kind", p.source.kind);
+  io.always(p.source.kind == RowsKind::kRagged ? "R" : "N", p.source.rows);
+  io.always(p.source.kind == RowsKind::kRagged ? "C" : "K", p.source.cols);
+  io.always("E", p.source.experts);
+  io.always("format", p.source.format);
+  io.always("axis", p.source.axis);
+  io.always("out", p.out);
+}
+
+std::string to_string(const DequantizeProblem& p) { return ops::write_problem("dequantize", p); }
+
+DequantizeProblem parse_dequantize_problem(std::string_view words) {
+  return ops::read_problem<DequantizeProblem>("dequantize", words);
+}
+
+namespace {
+
+void check(const DequantizeProblem& p) {
+  const ops::Checks checks("dequantize", p);
+  ops::check_quantized(checks, "format", p.source);
+  checks.plain_float("out", p.out);
+}
+
+void check(const DequantizeProblem& p, const DequantizeArgs& args) {
+  const ops::Checks checks("dequantize", p);
+  ops::check_parts(checks, "source", p.source, args.source);
+  ops::check_offsets(checks, p.source, args.offsets);
+  TensorView want = quantized_view(p.source, nullptr).codes;
+  want.dtype = p.out;
+  ops::check_view(checks, "out", args.out, want);
+}
+
+}  // namespace
+
+DequantizePlan plan(const DequantizeProblem& problem, const Device& device, std::string_view only) {
+  check(problem);
+  return backend::choose<DequantizeProblem, DequantizeArgs>(problem, device, only);
+}
+
+void run(const DequantizePlan& plan, const DequantizeArgs& args, Workspace workspace,
+         Stream stream) {
+  check(plan.problem, args);
+  backend::launch(plan, args, workspace, stream);
+}
+
+}  // namespace cadre

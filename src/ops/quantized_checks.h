@@ -1,0 +1,71 @@
+#pragma once
+#include <string>
+#include <string_view>
+
+#include "cadre/quantize.h"
+#include "ops/checks.h"
+
+// What quantise and dequantise both check of a quantised tensor.
+namespace cadre::ops {
+
+/// The shape and format of one quantised tensor called `what`.
+template <class Problem>
+void check_quantized(const Checks<Problem>& checks, std::string_view what,
+                     const QuantizedShape& s) {
+  require_legal(s.format);
+  const bool rows = s.kind == RowsKind::kRagged;
+  checks.at_least(rows ? "R" : "N", s.rows, 0);
+  checks.fits_int32(rows ? "R" : "N", s.rows);
+  checks.at_least(rows ? "C" : "K", s.cols, 0);
+  checks.fits_int32(rows ? "C" : "K", s.cols);
+  checks.at_least("E", s.experts, 1);
+  const auto without = [&](bool good, std::string_view option, std::string_view why) {
+    checks.holds(good, what, " is ", to_string(s.format), ", must be without ", option, "; ", why);
+  };
+  if (!s.format.hadamard) return;
+  without(s.axis == Axis::kAlongRows, "rht", "the transform runs along rows");
+  without(rows, "rht", "the transform is for routed rows");
+  without(!s.format.square, "2d", "a transformed copy serves one direction");
+}
+
+/// One view against the layout's; rows of it may lie further apart.
+template <class Problem>
+void check_view(const Checks<Problem>& checks, const std::string& what, const TensorView& got,
+                const TensorView& want) {
+  if (want.rank == 2)
+    checks.view(what, got, want.dtype, {want[0], want[1]});
+  else
+    checks.view(what, got, want.dtype, {want[0], want[1], want[2]});
+  if (bits(want.dtype) != 4) return;
+  for (int d = 0; d + 1 < want.rank; ++d)
+    checks.holds(got.stride[d] % 2 == 0 || got[d] <= 1, what, " is ", Seen{got},
+                 ", must have even strides; a row of nibbles starts at a byte");
+}
+
+/// Codes, scales and expert scales against the layout of quantized_view().
+template <class Problem>
+void check_parts(const Checks<Problem>& checks, std::string_view name, const QuantizedShape& s,
+                 const QuantizedView& got) {
+  const QuantizedView want = quantized_view(s, nullptr);
+  const std::string what(name), format = to_string(s.format);
+  check_view(checks, what + ".codes", got.codes, want.codes);
+  if (want.scales.rank != 0)
+    check_view(checks, what + ".scales", got.scales, want.scales);
+  else
+    checks.absent(what + ".scales", got.scales, "this format has no block scales");
+  if (info(s.format.kind).has_expert_scale)
+    checks.present(what + ".expert_scale", got.expert_scale, s.experts);
+  else
+    checks.absent(what + ".expert_scale", got.expert_scale, "this format has no expert scales");
+}
+
+/// Offsets for routed rows, none for weights.
+template <class Problem>
+void check_offsets(const Checks<Problem>& checks, const QuantizedShape& s, const Offsets& offsets) {
+  if (s.kind == RowsKind::kRagged)
+    checks.offsets(offsets, s.experts);
+  else
+    checks.absent("offsets.data", offsets.data, "weights have no offsets");
+}
+
+}  // namespace cadre::ops

@@ -1,0 +1,186 @@
+// Dequantisation against its formula, and that what was quantised comes back within half a step.
+#include "cadre/dequantize.h"
+
+#include <gtest/gtest.h>
+
+#include "formats/list.h"
+#include "tests/judge/errors.h"
+#include "tests/ops/quantize_case.h"
+
+using namespace cadre;
+using namespace cadre::test;
+
+namespace {
+
+const char* const kFormats[] = {
+    "f32",   "bf16",     "f16",   "fp8_tensor", "fp8_block", "fp8_block:2d", "fp8_block:e5m2",
+    "mxfp8", "mxfp8:2d", "nvfp4", "nvfp4:2d",   "mxfp4"};
+
+template <class Code>
+Code stored(const Tensor& tensor, int64_t row, int64_t col) {
+  const TensorView v = tensor.view();
+  const int64_t at = row * v.stride[v.rank - 2] + col;
+  if (bits(v.dtype) != 4) return static_cast<const Code*>(v.data)[at];
+  return Code(formats::nibble(static_cast<const uint8_t*>(v.data)[at / 2], at));
+}
+
+/// Element (i, j) of expert 0 of a copy: each product rounded to fp32, in the order of the header.
+template <class Row, class Element>
+float value_of(const QuantizedCopy& q, int64_t i, int64_t j) {
+  const Format& f = q.shape.format;
+  const int64_t block = Row::kInfo.block;
+  const bool down = f.square || q.shape.axis == Axis::kAlongRows;
+  const bool across = f.square || q.shape.axis == Axis::kAlongK;
+  float value = Element::decode(stored<typename Element::Code>(q.codes, i, j));
+  if constexpr (Row::kInfo.block != 0) {
+    using Scale = typename Row::Scale;
+    const auto code =
+        stored<typename Scale::Code>(q.scales, down ? i / block : i, across ? j / block : j);
+    value = float(double(value) * Scale::decode(code));
+  }
+  if (Row::kInfo.has_expert_scale)
+    value = float(double(value) * q.expert_scale.template data<float>()[0]);
+  return value;
+}
+
+void expect_formula(const QuantizedCopy& q, const Tensor& got, int64_t rows) {
+  formats::visit(q.shape.format, [&]<class Row, class Element>() {
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < q.shape.cols; ++j) {
+        const double want = value_of<Row, Element>(q, i, j);
+        const TensorView v = got.view();
+        const double value = v.rank == 2 ? got.at(i, j) : got.at(0, i, j);
+        Tensor rounded(v.dtype, {1});
+        rounded.set({0}, want);
+        if (std::isnan(want)) {
+          ASSERT_TRUE(std::isnan(value)) << i << ", " << j;
+        } else {
+          ASSERT_EQ(value, rounded.at(0)) << i << ", " << j;
+        }
+      }
+  });
+}
+
+TEST(Dequantize, MultipliesCodeScaleAndExpertScaleInThatOrder) {
+  std::mt19937 random(1);
+  int trial = 0;
+  for (const char* words : kFormats)
+    for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows})
+      for (const DType out : {DType::kF32, DType::kBf16, DType::kF16})
+        for (const bool weights : {false, true}) {
+          const ValuesKind kind = ValuesKind(trial++ % kValuesKinds);
+          QuantizeCase c = weights ? QuantizeCase::weights({1, 37, 133}, DType::kF32)
+                                   : QuantizeCase::rows({.rows = 50, .of = {37}}, 133, DType::kF32);
+          fill_values(c, kind, random);
+          const bool k = axis == Axis::kAlongK;
+          c.formats(k ? words : "", k ? "" : words);
+          const QuantizeCase::Out made = c.run("cpu_reference");
+          const QuantizedCopy& q = k ? made.along_k : made.along_rows;
+          SCOPED_TRACE(text(to_string(c.problem), " out=", name(out)));
+          const Tensor got = decoded(q, c.offsets, out, "cpu_reference");
+          expect_formula(q, got, 37);
+          EXPECT_EQ(got.damage(), "");
+          if (!weights) {
+            EXPECT_TRUE(got.untouched(37, 50)) << "the tail was written";
+          }
+          if (HasFailure()) return;
+        }
+}
+
+/// Half a step of the element at `x`, relative to the largest that its scale covers; what rounding
+/// to a code may cost.
+double half_step(DType element, double x, double scale) {
+  const int precision = element == DType::kE4m3 ? 4 : element == DType::kE5m2 ? 3 : 2;
+  const double smallest = element == DType::kE4m3   ? 0x1p-9
+                          : element == DType::kE5m2 ? 0x1p-16
+                                                    : 0.5;
+  return std::max(std::ldexp(std::abs(x), -precision), scale * smallest / 2) * (1 + 1e-5);
+}
+
+TEST(Dequantize, GivesBackNormalValuesWithinHalfAStep) {
+  // Scales that round up, or are free, never saturate; the scale of each block is at most its amax
+  // over the largest code, times two for powers of two, times 17/16 for an e4m3 scale.
+  std::mt19937 random(2);
+  for (const char* words : kFormats) {
+    const Format f = parse_format(words);
+    if (is_plain(f)) continue;
+    QuantizeCase c = QuantizeCase::rows({.rows = 60, .of = {37, 0, 20}}, 133, DType::kF32);
+    fill_values(c, ValuesKind::kNormal, random);
+    c.formats(words, "");
+    const QuantizeCase::Out made = c.run("cpu_reference");
+    const Tensor got = decoded(made.along_k, c.offsets, DType::kF32, "cpu_reference");
+    double amax = 0;
+    for (int64_t i = 0; i < 57; ++i)
+      for (int64_t j = 0; j < 133; ++j) amax = std::max(amax, std::abs(c.source.at(i, j)));
+    const double largest = f.element == DType::kE4m3 ? 448 : f.element == DType::kE5m2 ? 57344 : 6;
+    const double scale = 2 * amax / largest;
+    for (int64_t i = 0; i < 57; ++i)
+      for (int64_t j = 0; j < 133; ++j) {
+        const double x = c.source.at(i, j);
+        // nvfp4's e4m3 block scale may fall short by 1/16: the largest codes then saturate.
+        const double saturated = info(f.kind).kind == FormatKind::kNvfp4 ? std::abs(x) / 16 : 0;
+        ASSERT_NEAR(got.at(i, j), x, half_step(f.element, x, scale) + saturated) << words;
+      }
+  }
+}
+
+TEST(Dequantize, WritesTransformedBlocksWhole) {
+  std::mt19937 random(3);
+  QuantizeCase c = QuantizeCase::rows({.rows = 30, .of = {5, 0, 17}}, 9, DType::kBf16);
+  fill_values(c, ValuesKind::kNormal, random);
+  c.formats("", "nvfp4:rht");
+  const QuantizeCase::Out made = c.run("cpu_reference");
+  const Tensor got = decoded(made.along_rows, c.offsets, DType::kF32, "cpu_reference");
+  // R / 16 + E = 4 blocks of rows: expert 0 owns block 0, expert 2 blocks 2 and 3.
+  ASSERT_EQ(got.rows(), 64);
+  EXPECT_FALSE(got.untouched(0, 16));
+  EXPECT_TRUE(got.untouched(16, 32));
+  EXPECT_FALSE(got.untouched(32, 48));
+  for (const int64_t row : {15, 63}) EXPECT_FALSE(got.untouched(row, row + 1)) << row;
+}
+
+TEST(Dequantize, ProblemsPrintAndParseBack) {
+  for (const char* words :
+       {"dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16",
+        "dequantize weights N=2048 K=4096 E=64 format=fp8_block:2d axis=along_rows out=f32"})
+    EXPECT_EQ(to_string(parse_dequantize_problem(words)), words);
+}
+
+TEST(Dequantize, BadProblemsAndArgumentsAreErrors) {
+  const Device cpu = this_cpu();
+  const auto plan_error = [&](const char* words) {
+    return invalid([&] { plan(parse_dequantize_problem(words), cpu); });
+  };
+  EXPECT_EQ(plan_error("dequantize rows R=8 C=4 E=0 format=mxfp8 axis=along_k out=bf16"),
+            "dequantize: E is 0, must be 1 or more "
+            "[dequantize rows R=8 C=4 E=0 format=mxfp8 axis=along_k out=bf16]");
+  EXPECT_EQ(plan_error("dequantize rows R=8 C=4 E=2 format=mxfp8 axis=along_k out=e4m3"),
+            "dequantize: out is e4m3, must be f32, bf16 or f16 "
+            "[dequantize rows R=8 C=4 E=2 format=mxfp8 axis=along_k out=e4m3]");
+
+  const std::string words = "dequantize rows R=8 C=4 E=2 format=mxfp8 axis=along_k out=f32";
+  const DequantizePlan made = plan(parse_dequantize_problem(words), cpu);
+  const QuantizedCopy q(made.problem.source);
+  Tensor out(DType::kF32, {8, 4});
+  const int32_t offsets[] = {0, 3, 8};
+  const DequantizeArgs good{.source = q.view(), .offsets = {offsets, 2}, .out = out.view()};
+  const auto run_error = [&](DequantizeArgs args) {
+    return invalid([&] { run(made, args, {}, {}); });
+  };
+  DequantizeArgs args = good;
+  args.out = view(out.data<float>(), DType::kF32, {4, 8});
+  EXPECT_EQ(run_error(args), "dequantize: out is f32[4, 8], must be f32[8, 4] [" + words + "]");
+  args = good;
+  args.source.scales = {};
+  EXPECT_EQ(run_error(args),
+            "dequantize: source.scales is f32[], must be e8m0[8, 1] [" + words + "]");
+  args = good;
+  args.offsets.data = nullptr;
+  EXPECT_EQ(run_error(args),
+            "dequantize: offsets.data is null, must point to 3 elements [" + words + "]");
+  args = good;
+  args.out.data = static_cast<char*>(args.out.data) + 1;
+  EXPECT_NE(run_error(args).find("must be aligned to 4 bytes [" + words), std::string::npos);
+}
+
+}  // namespace
