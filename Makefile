@@ -23,15 +23,15 @@ help:
 setup:
 	@tools/setup.sh build
 
-# Configuring is skipped while the cache is newer than the presets; CMake itself looks for the rest.
-build/%/CMakeCache.txt: CMakePresets.json | setup
+# Configuring is skipped while its result is newer than the presets; CMake itself looks for the rest.
+build/%/build.ninja: CMakePresets.json | setup
 	cmake --preset $*
 	@touch $@
 
-build: build/$(PRESET)/CMakeCache.txt
+build: build/$(PRESET)/build.ninja
 	cmake --build --preset $(PRESET)
 
-test: build build/$(PRESET)-asan/CMakeCache.txt
+test: build build/$(PRESET)-asan/build.ninja
 	ctest -j $(JOBS) --preset $(PRESET) -LE slow
 	cmake --build --preset $(PRESET)-asan
 	ctest -j $(JOBS) --preset $(PRESET)-asan -LE 'slow|tidy'
@@ -42,7 +42,7 @@ slow: build
 demo: build
 	$(BUILD_DIR)/cli/cadre train --recipe $(DEMO_RECIPES) --out build/demo
 
-lint: build/$(PRESET)/CMakeCache.txt
+lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint
 	tools/lint.sh $(BUILD_DIR)
 
