@@ -25,23 +25,27 @@ struct BiasGradProblem {
 };
 
 struct BiasGradArgs {
-  TensorView dy{};  ///< [R, N]
-  Offsets offsets{};
-  TensorView dbias{};                          ///< [E, N], written
-  void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
+  TensorView dy{};                             ///< [R, N]
+  Offsets offsets{};                           ///< which rows are whose
+  TensorView dbias{};                          ///< [E, N], written; packed only
+  void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N], written; discrete only
   const float* bias_scale = nullptr;           ///< [R]
-  TensorView bias{};                           ///< [E, N], with bias_scale
-  const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
-  float* dbias_scale = nullptr;                ///< [R], written
-  const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
+  TensorView bias{};                           ///< [E, N], with bias_scale; packed only
+  const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]; discrete only
+  float* dbias_scale = nullptr;                ///< [R], with bias_scale, written
+  const int32_t* accumulate = nullptr;         ///< one word, Accumulate::kDevice
 };
 
 using BiasGradPlan = Plan<BiasGradProblem>;
 
-/// dbias[e, n] (+)= sum_r dy[r, n] * bias_scale[r];  dbias_scale[r] = sum_n dy[r, n] * bias[e, n].
+/// The gradient of a bias per expert, and of the factor per row that scaled it.
+///
+///   dbias[e, n] (+)= sum_r dy[r, n] bias_scale[r]      over the rows of expert e
+///   dbias_scale[r] = sum_n dy[r, n] bias[e, n]
 ///
 /// Types     sums in fp32, rounded once at the store.
 /// Rows      the tail is not read; an empty expert's dbias is zero, untouched when accumulating.
+/// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments.
 /// Exact     rows in their order, columns in a fixed order; no atomics.
 BiasGradPlan plan(const BiasGradProblem&, const Device&, std::string_view only = {});
 void run(const BiasGradPlan&, const BiasGradArgs&, Workspace, Stream);

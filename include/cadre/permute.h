@@ -32,27 +32,32 @@ struct PermuteProblem {
 
 struct PermuteArgs {
   TensorView tokens{};  ///< [T, H]: x or dout, read; out or dx, written
-  TensorView rows{};    ///< [R, H]: rows read or written; combine backward also needs y
-  TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with prob
-  RowMap map{};         ///< read
-  Offsets offsets{};
+  TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written
+  TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
+  RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
+  Offsets offsets{};    ///< offsets[E] is the number of rows
   const float* prob = nullptr;       ///< [T, top_k]: permute, combine, combine backward
   float* row_prob = nullptr;         ///< [R]: permute, written
   const float* drow_prob = nullptr;  ///< [R]: permute backward, read
-  float* dprob = nullptr;            ///< [T, top_k]: both backwards, written
+  float* dprob = nullptr;  ///< [T, top_k]: permute backward; combine backward, if given; written
 };
 
 using PermutePlan = Plan<PermuteProblem>;
 
 /// Moves rows between token order and expert order. With p = prob[t, j], row = row_of[t, j]:
 ///
-///   permute            rows[row] = tokens[t]                  prob: row_prob[row] = p
-///   permute backward   tokens[t] = sum_j rows[row]            prob: dprob[t, j] = drow_prob[row]
-///   combine            tokens[t] = sum_j (prob: p *) rows[row]
-///   combine backward   rows[row] = (prob: p *) tokens[t]   prob: dprob[t, j] = <tokens[t], y[row]>
+///   permute            rows[row] = tokens[t]              prob: row_prob[row] = p
+///   permute backward   tokens[t] = sum_j rows[row]        prob: dprob[t, j] = drow_prob[row]
+///   combine            tokens[t] = sum_j p rows[row]
+///   combine backward   rows[row] = p tokens[t]            prob: dprob[t, j] = <tokens[t], y[row]>
 ///
-/// Types     sums over j in fp32 in the order of j, one rounding; probabilities are fp32.
-/// Rows      dropped choices (row_of = -1) add nothing and have dprob 0. The tail is not read.
+/// Without prob, p is 1 and nothing is said about probabilities.
+///
+/// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32.
+/// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
+///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
+///           the tail of rows and row_prob where they are written.
+/// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments.
 /// Exact     fixed order, no atomics.
 PermutePlan plan(const PermuteProblem&, const Device&, std::string_view only = {});
 void run(const PermutePlan&, const PermuteArgs&, Workspace, Stream);

@@ -2,11 +2,15 @@
 // first entry that does not refuse, and the last one, the reference, takes everything.
 #include "backend/lists.h"
 #include "cpu/activation.h"
+#include "cpu/bias_grad.h"
 #include "cpu/offsets.h"
+#include "cpu/permute.h"
 #include "cpu/reference/activation.h"
+#include "cpu/reference/bias_grad.h"
 #include "cpu/reference/dequantize.h"
 #include "cpu/reference/grouped_gemm.h"
 #include "cpu/reference/offsets.h"
+#include "cpu/reference/permute.h"
 #include "cpu/reference/quantize.h"
 
 namespace cadre::cpu {
@@ -24,7 +28,13 @@ Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
   return kList;
 }
 
-Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
+Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
+  static constexpr Entry<BiasGradProblem, BiasGradArgs> kList[] = {
+      {"cpu", takes_all, no_workspace, bias_grad},
+      {"cpu_reference", takes_all, no_workspace, reference::bias_grad},
+  };
+  return kList;
+}
 
 Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
   static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
@@ -48,7 +58,13 @@ Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
   return kList;
 }
 
-Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) { return {}; }
+Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
+  static constexpr Entry<PermuteProblem, PermuteArgs> kList[] = {
+      {"cpu", takes_all, no_workspace, permute},
+      {"cpu_reference", takes_all, no_workspace, reference::permute},
+  };
+  return kList;
+}
 
 Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
   static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {

@@ -79,11 +79,14 @@ inline void* row_address(const TensorView& matrix, int64_t row) {
   return static_cast<char*>(matrix.data) + bytes_for(matrix.dtype, row * matrix.stride[0]);
 }
 
-/// Writes the rows [first, last) as zero. In every plain float zero is all bits zero.
+/// Writes a row as zero. In every plain float zero is all bits zero.
+inline void zero_row(const TensorView& matrix, int64_t row) {
+  std::memset(row_address(matrix, row), 0, size_t(bytes_for(matrix.dtype, matrix[1])));
+}
+
 inline void zero_rows(const TensorView& matrix, int64_t first, int64_t last) {
 #pragma omp parallel for schedule(static)
-  for (int64_t r = first; r < last; ++r)
-    std::memset(row_address(matrix, r), 0, size_t(bytes_for(matrix.dtype, matrix[1])));
+  for (int64_t r = first; r < last; ++r) zero_row(matrix, r);
 }
 
 /// One element in double, at any strides; exact.

@@ -1,0 +1,122 @@
+#include "cpu/permute.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "cpu/lanes.h"
+#include "cpu/load_store.h"
+#include "schedule/expert_rows.h"
+
+namespace cadre::cpu {
+namespace {
+
+constexpr int kBlock = 64;  // columns at a time
+using Block = Lanes<kBlock>;
+
+/// What is the same for all rows and tokens.
+struct Work {
+  const PermuteProblem& p;
+  const PermuteArgs& args;
+  int64_t used;  ///< rows at or beyond are the tail
+  LoadRun load = load_run(p.dtype);
+  StoreRun store = store_run(p.dtype);
+
+  Run columns(int64_t first) const {
+    return {first, 1, int(std::min<int64_t>(kBlock, p.hidden - first))};
+  }
+  bool has_row(int64_t slot) const {
+    const int32_t row = args.map.row_of[slot];
+    return row >= 0 && row < used;
+  }
+};
+
+void copy_row(const Work& work, int64_t row, int64_t token) {
+  std::memcpy(row_address(work.args.rows, row), row_address(work.args.tokens, token),
+              size_t(bytes_for(work.p.dtype, work.p.hidden)));
+}
+
+void scale_row(const Work& work, int64_t row, int64_t token, float factor) {
+  Block x;
+  for (int64_t first = 0; first < work.p.hidden; first += kBlock) {
+    const Run columns = work.columns(first);
+    work.load(row_address(work.args.tokens, token), columns, x.at);
+    for (int i = 0; i < columns.count; ++i) x.at[i] *= factor;
+    work.store(row_address(work.args.rows, row), columns, x.at);
+  }
+}
+
+void row_from_token(const Work& work, int64_t row) {
+  const int64_t slot = work.args.map.slot_of[row];
+  const bool known = slot >= 0 && slot < work.p.tokens * work.p.top_k;
+  if (work.args.row_prob != nullptr) work.args.row_prob[row] = known ? work.args.prob[slot] : 0;
+  const int64_t token = slot / work.p.top_k;
+  if (!known)
+    zero_row(work.args.rows, row);
+  else if (work.p.prob && work.p.pass == PermutePass::kCombineBackward)
+    scale_row(work, row, token, work.args.prob[slot]);
+  else
+    copy_row(work, row, token);
+}
+
+void token_from_rows(const Work& work, int64_t token) {
+  const bool weighted = work.p.prob && work.p.pass == PermutePass::kCombine;
+  for (int64_t first = 0; first < work.p.hidden; first += kBlock) {
+    const Run columns = work.columns(first);
+    Block sum{}, x;
+    for (int64_t slot = token * work.p.top_k; slot < (token + 1) * work.p.top_k; ++slot) {
+      if (!work.has_row(slot)) continue;
+      const float factor = weighted ? work.args.prob[slot] : 1.0f;
+      work.load(row_address(work.args.rows, work.args.map.row_of[slot]), columns, x.at);
+      for (int i = 0; i < columns.count; ++i) sum.at[i] += factor * x.at[i];
+    }
+    work.store(row_address(work.args.tokens, token), columns, sum.at);
+  }
+}
+
+/// <tokens[t], y[row]> in 64 sums, added up in a fixed order.
+float product(const Work& work, int64_t token, int64_t row) {
+  Block sum{}, x, y;
+  for (int64_t first = 0; first < work.p.hidden; first += kBlock) {
+    const Run columns = work.columns(first);
+    work.load(row_address(work.args.tokens, token), columns, x.at);
+    work.load(row_address(work.args.y, row), columns, y.at);
+    for (int i = 0; i < columns.count; ++i) sum.at[i] += x.at[i] * y.at[i];
+  }
+  return total(sum);
+}
+
+void gradients_of_prob(const Work& work, int64_t token) {
+  for (int64_t slot = token * work.p.top_k; slot < (token + 1) * work.p.top_k; ++slot) {
+    float& dprob = work.args.dprob[slot];
+    if (!work.has_row(slot))
+      dprob = 0;
+    else if (work.p.pass == PermutePass::kPermuteBackward)
+      dprob = work.args.drow_prob[work.args.map.row_of[slot]];
+    else
+      dprob = product(work, token, work.args.map.row_of[slot]);
+  }
+}
+
+}  // namespace
+
+void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
+  const PermuteProblem& p = plan.problem;
+  const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
+  const Work work{.p = p, .args = args, .used = used};
+  if (p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward) {
+#pragma omp parallel for schedule(static)
+    for (int64_t r = 0; r < used; ++r) row_from_token(work, r);
+    if (p.tail == Tail::kZero) {
+      zero_rows(args.rows, used, p.rows);
+      if (args.row_prob != nullptr) std::fill(args.row_prob + used, args.row_prob + p.rows, 0.0f);
+    }
+  } else {
+#pragma omp parallel for schedule(static)
+    for (int64_t t = 0; t < p.tokens; ++t) token_from_rows(work, t);
+  }
+  if (args.dprob == nullptr) return;
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < p.tokens; ++t) gradients_of_prob(work, t);
+}
+
+}  // namespace cadre::cpu

@@ -1,0 +1,66 @@
+#include "cpu/reference/permute.h"
+
+#include "cpu/load_store.h"
+#include "schedule/expert_rows.h"
+
+namespace cadre::cpu::reference {
+namespace {
+
+/// rows[r] = p tokens[t] for every row; permute leaves p to row_prob.
+void rows_from_tokens(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
+  const bool weighted = p.prob && p.pass == PermutePass::kCombineBackward;
+  for (int64_t r = 0; r < used; ++r) {
+    const int64_t slot = args.map.slot_of[r];
+    const bool known = slot >= 0 && slot < p.tokens * p.top_k;
+    const double factor = weighted && known ? args.prob[slot] : 1.0;
+    for (int64_t h = 0; h < p.hidden; ++h)
+      write(args.rows, {r, h}, known ? factor * read(args.tokens, slot / p.top_k, h) : 0.0);
+    if (args.row_prob != nullptr) args.row_prob[r] = known ? args.prob[slot] : 0.0f;
+  }
+  for (int64_t r = used; r < p.rows && p.tail == Tail::kZero; ++r) {
+    for (int64_t h = 0; h < p.hidden; ++h) write(args.rows, {r, h}, 0);
+    if (args.row_prob != nullptr) args.row_prob[r] = 0;
+  }
+}
+
+/// tokens[t] = sum_j p rows[row_of[t, j]]; permute backward has no p.
+void tokens_from_rows(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
+  const bool weighted = p.prob && p.pass == PermutePass::kCombine;
+  for (int64_t t = 0; t < p.tokens; ++t)
+    for (int64_t h = 0; h < p.hidden; ++h) {
+      double sum = 0;
+      for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot) {
+        const int64_t row = args.map.row_of[slot];
+        if (row < 0 || row >= used) continue;
+        sum += (weighted ? args.prob[slot] : 1.0) * read(args.rows, row, h);
+      }
+      write(args.tokens, {t, h}, sum);
+    }
+}
+
+void gradients_of_prob(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
+  for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot) {
+    const int64_t row = args.map.row_of[slot];
+    double sum = 0;
+    if (row >= 0 && row < used && p.pass == PermutePass::kPermuteBackward)
+      sum = args.drow_prob[row];
+    if (row >= 0 && row < used && p.pass == PermutePass::kCombineBackward)
+      for (int64_t h = 0; h < p.hidden; ++h)
+        sum += read(args.tokens, slot / p.top_k, h) * read(args.y, row, h);
+    args.dprob[slot] = float(sum);
+  }
+}
+
+}  // namespace
+
+void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
+  const PermuteProblem& p = plan.problem;
+  const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
+  if (p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward)
+    rows_from_tokens(p, args, used);
+  else
+    tokens_from_rows(p, args, used);
+  if (args.dprob != nullptr) gradients_of_prob(p, args, used);
+}
+
+}  // namespace cadre::cpu::reference
