@@ -1,0 +1,24 @@
+#pragma once
+#include <cstdint>
+#include <span>
+
+namespace cadre::train {
+
+/// The load-balancing loss of one block, summed over its T tokens: it is smallest, `weight` per
+/// token, where every expert gets the same rows.
+///
+///   loss = weight * E * sum_e f_e * sum_t score[t, e],   f_e = counts[e] / sum(counts)
+///
+/// f has no gradient, since the choice has none: dscore[t, e] = weight * E * f_e.
+///
+/// Shapes    counts [E]   score, dscore [T, E]
+template <class T>
+T balance_loss(T weight, std::span<const int64_t> counts, std::span<const T> score,
+               std::span<T> dscore);
+
+extern template float balance_loss(float, std::span<const int64_t>, std::span<const float>,
+                                   std::span<float>);
+extern template double balance_loss(double, std::span<const int64_t>, std::span<const double>,
+                                    std::span<double>);
+
+}  // namespace cadre::train
