@@ -54,6 +54,17 @@ PermuteCase make_case(const PermuteProblem&, const Draw&);
 QuantizeCase make_case(const QuantizeProblem&, const Draw&);
 RoutingCase make_case(const RoutingProblem&, const Draw&);
 
+/// Lowers the rows (or tokens), and nothing else, until the reference needs about a second.
+/// Returns what is left of them.
+int64_t shrink(ActivationProblem&);
+int64_t shrink(BiasGradProblem&);
+int64_t shrink(DequantizeProblem&);
+int64_t shrink(GroupedGemmProblem&);
+int64_t shrink(OffsetsProblem&);
+int64_t shrink(PermuteProblem&);
+int64_t shrink(QuantizeProblem&);
+int64_t shrink(RoutingProblem&);
+
 /// What the error of one output is measured by: the same sum over the sizes of its terms, and the
 /// number of roundings on the way. bound = gamma(roundings) * size + one step of the output.
 struct Magnitude {

@@ -14,6 +14,8 @@ struct CheckReport {
   std::string fault;          ///< what is wrong, in words; empty if nothing is
 
   bool good() const { return fault.empty(); }
+  /// True where there is no other implementation, so that nothing was compared with the reference.
+  bool is_reference() const { return plan == "cpu_reference"; }
 };
 
 /// Runs the implementation that planning chooses (or `only`) and the reference on equal random

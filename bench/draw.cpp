@@ -67,7 +67,11 @@ Distribution parse_distribution(const std::string& words, int experts, uint64_t 
 }
 
 std::vector<int64_t> draw_counts(const Draw& draw, int64_t rows, int experts) {
-  const Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
+  Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
+  if (draw.counts_are_weights && !d.counts.empty()) {
+    d.weights.assign(d.counts.begin(), d.counts.end());
+    d.counts.clear();
+  }
   if (!d.counts.empty()) {
     const int64_t sum = std::accumulate(d.counts.begin(), d.counts.end(), int64_t(0));
     require(sum <= rows, "offsets: counts of '", draw.offsets, "' sum to ", sum,

@@ -14,6 +14,7 @@ struct Draw {
   uint64_t seed = 1;
   std::string offsets = "uniform";  ///< see parse_distribution
   double live = 1;                  ///< share of the R rows that some expert owns; the rest is tail
+  bool counts_are_weights = false;  ///< draw rows in the proportions of a file, for another R
 };
 
 /// How rows fall to experts: "uniform" (every row picks an expert), "zipf:1.2" (the i-th favourite

@@ -14,9 +14,13 @@ auto visit_problem(std::string_view words, Visit&& visit) {
   const size_t start = std::min(words.find_first_not_of(" \t"), words.size());
   const std::string_view name = words.substr(start, words.find_first_of(" \t", start) - start);
   if (name == "activation") return visit(parse_activation_problem(words));
+  if (name == "dequantize") return visit(parse_dequantize_problem(words));
+  if (name == "grouped_gemm") return visit(parse_grouped_gemm_problem(words));
   if (name == "offsets") return visit(parse_offsets_problem(words));
-  throw InvalidArgument(
-      text("problem: operation is '", name, "', must be one of activation, offsets"));
+  if (name == "quantize") return visit(parse_quantize_problem(words));
+  throw InvalidArgument(text("problem: operation is '", name,
+                             "', must be one of activation, dequantize, grouped_gemm, "
+                             "offsets, quantize"));
 }
 
 }  // namespace cadre::bench

@@ -19,16 +19,17 @@ struct Options {
   bench::Draw draw{.offsets = "uniform", .live = kLive};
 };
 
-// True if it was good.
-bool check_and_print(const std::string& problem, const Options& options) {
+bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
   const bench::CheckReport r = bench::check(problem, options.draw, options.only);
-  if (r.good())
+  if (!r.good())
+    std::printf("FAIL  %s  %s  %s\n", r.fault.c_str(), r.plan.c_str(), r.problem.c_str());
+  else if (r.is_reference())
+    std::printf("self  the reference only  %s\n", r.problem.c_str());
+  else
     std::printf("good  %.3f of bound  %-16s %s\n", r.error_of_bound, r.plan.c_str(),
                 r.problem.c_str());
-  else
-    std::printf("FAIL  %s  %s  %s\n", r.fault.c_str(), r.plan.c_str(), r.problem.c_str());
   std::fflush(stdout);
-  return r.good();
+  return r;
 }
 
 int check_all(const Options& options) {
@@ -37,9 +38,15 @@ int check_all(const Options& options) {
   const auto problems = !options.words.empty()  ? problems_of(options.words)
                         : !options.file.empty() ? read_shapes(options.file)
                                                 : built_in_shapes();
-  size_t failed = 0;
-  for (const std::string& problem : problems) failed += !check_and_print(problem, options);
-  std::printf("%zu checked, %zu failed\n", problems.size(), failed);
+  size_t failed = 0, alone = 0;
+  for (const std::string& problem : problems) {
+    const bench::CheckReport r = check_and_print(problem, options);
+    failed += !r.good();
+    alone += r.is_reference();
+  }
+  std::printf("%zu checked, %zu failed", problems.size(), failed);
+  if (alone) std::printf(", %zu have the reference only: nothing to compare it with", alone);
+  std::printf("\n");
   return failed ? 1 : 0;
 }
 

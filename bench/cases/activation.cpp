@@ -93,6 +93,11 @@ ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
   return c;
 }
 
+int64_t shrink(ActivationProblem& p) {
+  scale(p.rows, affordable(p.rows, double(p.features), kElementsOfASecond));
+  return p.rows;
+}
+
 std::vector<Magnitude> magnitudes(const ActivationCase& c) {
   const Problem& p = c.problem;
   std::vector<float> h(size_t(elements(c.args.h))), dz(p.backward ? size_t(elements(c.args.z)) : 0),

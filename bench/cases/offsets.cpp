@@ -40,6 +40,13 @@ OffsetsCase make_case(const OffsetsProblem& p, const Draw& draw) {
   return c;
 }
 
+int64_t shrink(OffsetsProblem& p) {
+  const double share = affordable(p.tokens * p.top_k, p.experts, kProductsOfASecond);
+  scale(p.tokens, share);
+  scale(p.rows, share);
+  return p.rows;
+}
+
 std::vector<Magnitude> magnitudes(const OffsetsCase& c) {
   return std::vector<Magnitude>(c.outputs.size());
 }

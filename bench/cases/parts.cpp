@@ -102,6 +102,14 @@ RandomMap random_map(Buffers& buffers, const Draw& draw, const OffsetsProblem& p
   return result;
 }
 
+double affordable(int64_t size, double cost_of_each, double budget) {
+  return std::min(1.0, budget / std::max(1.0, cost_of_each * double(size)));
+}
+
+void scale(int64_t& size, double share, int64_t least) {
+  size = std::max(std::min(size, least), int64_t(double(size) * share));
+}
+
 double bytes_of(const TensorView& v) { return double(elements(v)) * bits(v.dtype) / 8; }
 
 double live_bytes(const TensorView& v, int64_t live) {

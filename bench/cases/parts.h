@@ -59,6 +59,15 @@ struct RandomMap {
 };
 RandomMap random_map(Buffers&, const Draw&, const OffsetsProblem&);
 
+/// What the reference multiplies, or passes over, in about a second.
+inline constexpr double kProductsOfASecond = 5e8, kElementsOfASecond = 1 << 23;
+
+/// How much of `size` a budget allows, at a cost for each; at most 1.
+double affordable(int64_t size, double cost_of_each, double budget);
+
+/// size * share, but no less than min(size, least).
+void scale(int64_t& size, double share, int64_t least = 1);
+
 /// Bytes of a whole tensor, and of the part that live entries take.
 double bytes_of(const TensorView&);
 double live_bytes(const TensorView&, int64_t live);

@@ -43,6 +43,15 @@ constexpr std::array kOperations = {
     row<OffsetsProblem, OffsetsArgs, parse_offsets_problem>(
         "offsets", "row ranges of the experts from counts, ends or routing",
         "offsets routing R=8192 E=64 T=4096 top_k=2"),
+    row<QuantizeProblem, QuantizeArgs, parse_quantize_problem>(
+        "quantize", "codes and scales along K, along rows, or both at once",
+        "quantize rows R=8192 C=4096 E=64 along_k=mxfp8 along_rows=mxfp8"),
+    row<DequantizeProblem, DequantizeArgs, parse_dequantize_problem>(
+        "dequantize", "values from codes and scales",
+        "dequantize rows R=8192 C=4096 E=64 format=mxfp8"),
+    row<GroupedGemmProblem, GroupedGemmArgs, parse_grouped_gemm_problem>(
+        "grouped_gemm", "each expert's rows times that expert's weight: fprop, dgrad, wgrad",
+        "grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=mxfp8"),
     row<ActivationProblem, ActivationArgs, parse_activation_problem>(
         "activation", "gated and plain activations times a row probability, and the gradients",
         "activation forward swiglu R=8192 F=2048 E=64"),

@@ -1,0 +1,180 @@
+#include <algorithm>
+
+#include "bench/cases/quantized.h"
+
+namespace cadre::bench {
+namespace {
+
+using Problem = GroupedGemmProblem;
+
+TensorView with_major(TensorView v, Major major) {
+  if (major == Major::kRow) return v;
+  const size_t row = size_t(v.rank - 2), column = size_t(v.rank - 1);
+  v.stride[row] = 1;
+  v.stride[column] = v.shape[row];
+  return v;
+}
+
+TensorView plain_operand(Buffers& buffers, const QuantizedShape& s, Major major, const Rows& rows,
+                         uint64_t seed) {
+  const bool ragged = s.kind == RowsKind::kRagged;
+  const DType dtype = s.format.element;
+  const TensorView v = with_major(ragged ? buffers.tensor(dtype, {s.rows, s.cols})
+                                         : buffers.tensor(dtype, {s.experts, s.rows, s.cols}),
+                                  major);
+  fill_normal(v, ragged ? rows.live() : s.experts, seed);
+  return v;
+}
+
+int64_t expert_stride_bytes(const TensorView& v) { return bytes_for(v.dtype, v.stride[0]); }
+
+Operand random_operand(Buffers& buffers, const QuantizedShape& s, Major major, const Rows& rows,
+                       uint64_t seed) {
+  if (is_plain(s.format))
+    return {.codes = plain_operand(buffers, s, major, rows, seed), .scales = {}};
+  const QuantizedView v = random_quantized(buffers, s, rows, seed).view;
+  return {.codes = v.codes, .scales = v.scales, .expert_scale = v.expert_scale};
+}
+
+// The same operand as E pointers.
+void make_discrete(Buffers& buffers, Operand& o, int experts) {
+  o.discrete = pointers(buffers, true, o.codes.data, expert_stride_bytes(o.codes), experts);
+  o.codes.data = nullptr;
+  if (!o.scales) return;
+  o.discrete_scales =
+      pointers(buffers, true, o.scales.data, expert_stride_bytes(o.scales), experts);
+  o.scales.data = nullptr;
+}
+
+void make_output(GroupedGemmCase& c, const Rows& rows, uint64_t seed) {
+  const Problem& p = c.problem;
+  Buffers& buffers = *c.buffers;
+  const bool weights = p.pass == Pass::kWgrad;
+  TensorView out = weights ? buffers.tensor(p.out, {p.experts, p.n, p.k})
+                           : buffers.tensor(p.out, {p.rows, p.pass == Pass::kFprop ? p.n : p.k});
+  out = with_major(out, p.out_major);
+  const int64_t live = weights ? p.experts : rows.live();
+  c.outputs.push_back({weights ? "dw" : p.pass == Pass::kFprop ? "y" : "dx", out, live, p.tail});
+  c.args.accumulate = accumulate_words(buffers, p.accumulate, p.experts, seed);
+  fill_old(weights ? out : TensorView(), p.accumulate, c.args.accumulate, seed);
+  c.args.out = out;
+  c.args.discrete_out =
+      pointers(buffers, p.discrete_out, out.data, expert_stride_bytes(out), p.experts);
+  if (p.discrete_out) c.args.out.data = nullptr;
+}
+
+void make_epilogue(GroupedGemmCase& c, const Rows& rows, Seeds& seeds) {
+  const Problem& p = c.problem;
+  Buffers& buffers = *c.buffers;
+  GroupedGemmArgs& args = c.args;
+  if (p.alpha) args.alpha = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
+  if (p.beta) {
+    args.beta = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
+    args.c = with_major(buffers.tensor(p.out, {args.out[0], args.out[1]}), p.out_major);
+    fill_normal(args.c, rows.live(), seeds.next());
+  }
+  if (p.bias) {
+    args.bias = random_tensor(buffers, p.bias_dtype, {p.experts, p.n}, p.experts, seeds.next());
+    args.discrete_bias = pointers(buffers, p.discrete_bias, args.bias.data,
+                                  expert_stride_bytes(args.bias), p.experts);
+    if (p.discrete_bias) args.bias.data = nullptr;
+  }
+  if (p.bias_scale) args.bias_scale = random_floats(buffers, p.rows, rows.live(), seeds.next());
+}
+
+// |operand| in f32, row-major and packed.
+Operand absolute_operand(Buffers& buffers, const QuantizedShape& s, Operand o,
+                         const Offsets& rows) {
+  if (o.discrete) o.codes.data = const_cast<void*>(o.discrete[0]);
+  if (o.discrete_scales) o.scales.data = const_cast<void*>(o.discrete_scales[0]);
+  if (is_plain(s.format)) return {.codes = absolute(buffers, o.codes), .scales = {}};
+  const QuantizedView v{o.codes, o.scales, const_cast<float*>(o.expert_scale)};
+  return {.codes = absolute_values(buffers, s, v, rows), .scales = {}};
+}
+
+// The rows of decoded operands that belong to each expert: those of their transformed blocks where
+// there are such. What lies between one expert's blocks and the next one's is zero.
+Offsets contracted_rows(Buffers& buffers, const GroupedGemmCase& c) {
+  const QuantizedShape s = lhs_shape(c.problem);
+  auto* data = buffers.array<int32_t>(s.experts + 1);
+  for (int e = 0; e <= s.experts; ++e)
+    data[e] = int32_t(code_rows(s.format, s.axis, {c.offsets[size_t(e)], 0}, e).first);
+  return {data, s.experts};
+}
+
+}  // namespace
+
+GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
+  GroupedGemmCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  Seeds seeds(draw);
+  const Rows rows = draw_rows(*c.buffers, draw, p.rows, p.experts);
+  c.offsets = rows.host;
+  c.args.offsets = rows.offsets;
+  c.args.lhs = random_operand(*c.buffers, lhs_shape(p), p.lhs_major, rows, seeds.next());
+  c.args.rhs = random_operand(*c.buffers, rhs_shape(p), p.rhs_major, rows, seeds.next());
+  if (p.discrete_rhs) make_discrete(*c.buffers, c.args.rhs, p.experts);
+  make_output(c, rows, seeds.next());
+  make_epilogue(c, rows, seeds);
+  return c;
+}
+
+int64_t shrink(GroupedGemmProblem& p) {
+  scale(p.rows, affordable(p.rows, double(p.n) * double(p.k), kProductsOfASecond));
+  return p.rows;
+}
+
+std::vector<Magnitude> magnitudes(const GroupedGemmCase& c) {
+  const Problem& p = c.problem;
+  Buffers buffers;
+  Problem sizes;
+  sizes.pass = p.pass;
+  sizes.rows = p.rows;
+  sizes.n = p.n;
+  sizes.k = p.k;
+  sizes.experts = p.experts;
+  sizes.lhs = sizes.rhs = format(FormatKind::kF32);
+  sizes.out = sizes.bias_dtype = DType::kF32;
+  sizes.alpha = p.alpha;
+  sizes.beta = p.beta;
+  sizes.bias = p.bias;
+  sizes.bias_scale = p.bias_scale;
+  sizes.accumulate = p.pass == Pass::kWgrad ? Accumulate::kYes : Accumulate::kNo;
+  GroupedGemmArgs args;
+  args.lhs = absolute_operand(buffers, lhs_shape(p), c.args.lhs, c.args.offsets);
+  args.rhs = absolute_operand(buffers, rhs_shape(p), c.args.rhs, c.args.offsets);
+  args.offsets = contracted_rows(buffers, c);
+  sizes.rows = args.lhs.codes[0];
+  args.out = absolute_old(buffers, c.outputs[0].view, p.accumulate, c.args.accumulate);
+  args.alpha = absolute(buffers, c.args.alpha, p.experts);
+  args.beta = absolute(buffers, c.args.beta, p.experts);
+  if (p.beta) args.c = absolute(buffers, c.args.c);
+  TensorView bias = c.args.bias;
+  if (p.discrete_bias) bias.data = const_cast<void*>(c.args.discrete_bias[0]);
+  if (p.bias) args.bias = absolute(buffers, bias);
+  args.bias_scale = absolute(buffers, c.args.bias_scale, p.rows);
+  run_on_cpu(sizes, args, "cpu_reference");
+  int64_t length = p.pass == Pass::kFprop ? p.k : p.n;
+  if (p.pass == Pass::kWgrad) {
+    length = 0;
+    for (int e = 0; e < p.experts; ++e)
+      length = std::max<int64_t>(length, c.offsets[size_t(e) + 1] - c.offsets[size_t(e)]);
+  }
+  return {{values_of(args.out), length + 8}};
+}
+
+Work work(const GroupedGemmCase& c) {
+  const Problem& p = c.problem;
+  const auto live = double(c.offsets.back());
+  int busy = 0;
+  for (int e = 0; e < p.experts; ++e) busy += c.offsets[size_t(e) + 1] > c.offsets[size_t(e)];
+  const auto operand = [&](const QuantizedShape& s) {
+    const double share = s.kind == RowsKind::kRagged ? live / double(std::max<int64_t>(s.rows, 1))
+                                                     : double(busy) / p.experts;
+    return double(quantized_bytes(s)) * share;
+  };
+  return {.flops = 2 * live * double(p.n) * double(p.k),
+          .bytes = operand(lhs_shape(p)) + operand(rhs_shape(p)) +
+                   live_bytes(c.outputs[0].view, c.outputs[0].live)};
+}
+
+}  // namespace cadre::bench

@@ -1,0 +1,100 @@
+#include "bench/cases/parts.h"
+
+namespace cadre::bench {
+namespace {
+
+bool writes_rows(PermutePass pass) {
+  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+}
+
+bool is_backward(PermutePass pass) {
+  return pass == PermutePass::kPermuteBackward || pass == PermutePass::kCombineBackward;
+}
+
+void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
+  const PermuteProblem& p = c.problem;
+  Buffers& buffers = *c.buffers;
+  const int64_t slots = p.tokens * p.top_k;
+  if (p.pass == PermutePass::kPermuteBackward)
+    c.args.drow_prob = random_floats(buffers, p.rows, live, seeds.next());
+  else
+    c.args.prob = random_floats(buffers, slots, slots, seeds.next(), 0.5f);
+  if (p.pass == PermutePass::kPermute) {
+    c.args.row_prob = buffers.array<float>(p.rows);
+    c.outputs.push_back({"row_prob", view(c.args.row_prob, DType::kF32, {p.rows}), live, p.tail});
+  }
+  if (is_backward(p.pass)) {
+    c.args.dprob = buffers.array<float>(slots);
+    c.outputs.push_back({"dprob", view(c.args.dprob, DType::kF32, {p.tokens, p.top_k}), p.tokens});
+  }
+}
+
+}  // namespace
+
+PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
+  PermuteCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  Seeds seeds(draw);
+  Buffers& buffers = *c.buffers;
+  const RandomMap random = random_map(buffers, draw,
+                                      {.source = OffsetsSource::kRouting,
+                                       .rows = p.rows,
+                                       .experts = p.experts,
+                                       .tokens = p.tokens,
+                                       .top_k = p.top_k,
+                                       .index = DType::kI64});
+  const int64_t live = random.rows.live();
+  c.offsets = random.rows.host;
+  c.args.offsets = random.rows.offsets;
+  c.args.map = random.map;
+  c.args.tokens = buffers.tensor(p.dtype, {p.tokens, p.hidden});
+  c.args.rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
+  if (writes_rows(p.pass)) {
+    fill_normal(c.args.tokens, p.tokens, seeds.next());
+    c.outputs.push_back({"rows", c.args.rows, live, p.tail, p.pass == PermutePass::kPermute});
+  } else {
+    fill_normal(c.args.rows, live, seeds.next());
+    c.outputs.push_back({"tokens", c.args.tokens, p.tokens});
+  }
+  if (p.prob && p.pass == PermutePass::kCombineBackward)
+    c.args.y = random_tensor(buffers, p.dtype, {p.rows, p.hidden}, live, seeds.next());
+  if (p.prob) make_probabilities(c, live, seeds);
+  return c;
+}
+
+int64_t shrink(PermuteProblem& p) {
+  const double share = affordable(p.tokens * p.top_k, double(p.hidden), kElementsOfASecond);
+  scale(p.tokens, share);
+  scale(p.rows, share);
+  return p.rows;
+}
+
+std::vector<Magnitude> magnitudes(const PermuteCase& c) {
+  Buffers buffers;
+  PermuteProblem sizes = c.problem;
+  sizes.dtype = DType::kF32;
+  const int64_t slots = sizes.tokens * sizes.top_k;
+  PermuteArgs args = c.args;
+  args.tokens = absolute(buffers, c.args.tokens);
+  args.rows = absolute(buffers, c.args.rows);
+  if (c.args.y) args.y = absolute(buffers, c.args.y);
+  args.prob = absolute(buffers, c.args.prob, slots);
+  args.drow_prob = absolute(buffers, c.args.drow_prob, sizes.rows);
+  if (c.args.row_prob) args.row_prob = buffers.array<float>(sizes.rows);
+  if (c.args.dprob) args.dprob = buffers.array<float>(slots);
+  run_on_cpu(sizes, args, "cpu_reference");
+  std::vector<Magnitude> result;
+  result.push_back({values_of(writes_rows(sizes.pass) ? args.rows : args.tokens), sizes.top_k + 2});
+  if (args.row_prob)
+    result.push_back({values_of(view(args.row_prob, DType::kF32, {sizes.rows})), 0});
+  if (args.dprob)
+    result.push_back({values_of(view(args.dprob, DType::kF32, {slots})), sizes.hidden + 2});
+  return result;
+}
+
+Work work(const PermuteCase& c) {
+  const double rows = live_bytes(c.args.rows, c.offsets.back());
+  const double tokens = bytes_of(c.args.tokens);
+  return {.flops = 0, .bytes = rows + tokens + (c.args.y ? rows : 0)};
+}
+
+}  // namespace cadre::bench

@@ -1,0 +1,37 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/check.h"
+#include "bench/timer.h"
+
+namespace cadre::bench {
+
+struct MeasureOptions {
+  Draw draw;
+  std::string only;  ///< this implementation, not the planned one
+  int repeat = 20;   ///< launches of each contestant
+};
+
+/// One contestant: ours is "cadre", the others are peers.
+struct Timing {
+  std::string name;
+  Quantiles us;
+  double speed = 1;  ///< of ours: the median of (its time / our time), launch by launch
+};
+
+struct Measurement {
+  CheckReport check;  ///< of a case that the reference can afford; timings only if it is good
+  int64_t checked_rows = 0;  ///< R of that case
+  std::string problem, plan;
+  double flops = 0, bytes = 0;  ///< of one launch
+  std::vector<Timing> timings;  ///< ours first
+};
+
+/// Checks, then times. Launches of ours and of the peers alternate, over copies of the case that
+/// together exceed the caches.
+/// Errors    InvalidArgument and Unsupported from parsing and planning.
+Measurement measure(std::string_view problem, const MeasureOptions&);
+
+}  // namespace cadre::bench
