@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cpu/accumulate.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
 #include "schedule/expert_rows.h"
@@ -19,14 +20,13 @@ using Block = Lanes<kBlock>;
 struct Work {
   const BiasGradProblem& p;
   const BiasGradArgs& args;
-  bool add = p.accumulate == Accumulate::kYes ||
-             (p.accumulate == Accumulate::kDevice && *args.accumulate != 0);
   LoadRun load_dy = load_run(p.dy), load_bias = load_run(p.bias), load_dbias = load_run(p.dbias);
   StoreRun store_dbias = store_run(p.dbias);
 
   Run columns(int64_t first) const {
     return {first, 1, int(std::min<int64_t>(kBlock, p.n - first))};
   }
+  bool adds(int expert) const { return accumulates(p.accumulate, args.accumulate, expert); }
   void* dbias(int expert) const {
     return p.discrete ? args.discrete_dbias[expert] : row_address(args.dbias, expert);
   }
@@ -38,7 +38,8 @@ struct Work {
 /// dbias of one expert in one block of columns: the rows in their order, then what was there.
 void block_dbias(const Work& work, int expert, int64_t first) {
   const ExpertRows rows = schedule::rows_of(work.args.offsets.data, expert, work.p.rows);
-  if (work.add && rows.count() == 0) return;
+  const bool add = work.adds(expert);
+  if (add && rows.count() == 0) return;
   const Run columns = work.columns(first);
   Block sum{}, x;
   for (int64_t r = rows.first; r < rows.last; ++r) {
@@ -46,7 +47,7 @@ void block_dbias(const Work& work, int expert, int64_t first) {
     work.load_dy(row_address(work.args.dy, r), columns, x.at);
     for (int i = 0; i < columns.count; ++i) sum.at[i] += scale * x.at[i];
   }
-  if (work.add) {
+  if (add) {
     work.load_dbias(work.dbias(expert), columns, x.at);
     for (int i = 0; i < columns.count; ++i) sum.at[i] += x.at[i];
   }

@@ -78,8 +78,12 @@ void check(const BiasGradProblem& p, const BiasGradArgs& args) {
   check_scale(p, args);
   if (p.accumulate == Accumulate::kDevice)
     checks.present("accumulate", args.accumulate, 1, "the problem says accumulate=device");
+  else if (p.accumulate == Accumulate::kPerExpert)
+    checks.present("accumulate", args.accumulate, p.experts,
+                   "the problem says accumulate=per_expert");
   else
-    checks.absent("accumulate", args.accumulate, "only accumulate=device reads it");
+    checks.absent("accumulate", args.accumulate,
+                  "only accumulate=device and accumulate=per_expert read it");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ struct Case {
   std::vector<int32_t> offsets;
   Tensor dy, bias, bias_scale, dbias, dbias_scale;
   std::vector<void*> bias_pointers, dbias_pointers;
-  int32_t word = 0;
+  std::vector<int32_t> words;
 
   Case(const BiasGradProblem& problem, const Counts& counts, unsigned seed)
       : p(problem), offsets(counts.offsets()) {
@@ -37,15 +37,19 @@ struct Case {
     dy.fill(random, -2, 2, 0, used());
     bias.fill(random, -1, 1);
     for (int64_t r = 0; r < used(); ++r) bias_scale.set({r}, double(random() % 1000) / 999);
-    word = int32_t(seed % 2);
-    if (adds()) dbias.fill(random, -3, 3);
+    for (int e = 0; e < p.experts; ++e) {
+      words.push_back(int32_t((seed / 2 + unsigned(e)) % 2));
+      if (adds(e)) dbias.fill(random, -3, 3, row_of_expert(e), row_of_expert(e) + 1);
+    }
     for (int e = p.experts - 1; e >= 0; --e) {
       bias_pointers.push_back(cpu::row_address(bias.view(), e));
       dbias_pointers.push_back(cpu::row_address(dbias.view(), e));
     }
   }
-  bool adds() const {
-    return p.accumulate == Accumulate::kYes || (p.accumulate == Accumulate::kDevice && word != 0);
+  bool adds(int e) const {
+    if (p.accumulate == Accumulate::kDevice) return words[0] != 0;
+    if (p.accumulate == Accumulate::kPerExpert) return words[size_t(e)] != 0;
+    return p.accumulate == Accumulate::kYes;
   }
   int64_t used() const { return offsets.back(); }
   /// Discrete pointers stand in reverse, so that taking the tensor for them would be seen.
@@ -55,7 +59,8 @@ struct Case {
     BiasGradArgs given{.dy = dy.view(), .offsets = {offsets.data(), p.experts}};
     if (p.discrete) given.discrete_dbias = dbias_pointers.data();
     if (!p.discrete) given.dbias = dbias.view();
-    if (p.accumulate == Accumulate::kDevice) given.accumulate = &word;
+    if (p.accumulate == Accumulate::kDevice || p.accumulate == Accumulate::kPerExpert)
+      given.accumulate = words.data();
     if (!p.bias_scale) return given;
     if (p.discrete) given.discrete_bias = bias_pointers.data();
     if (!p.discrete) given.bias = bias.view();
@@ -78,7 +83,7 @@ void check_dbias(const Case& got, const Case& before) {
     const int64_t first = got.offsets[size_t(e)], last = got.offsets[size_t(e) + 1];
     for (int64_t n = 0; n < p.n; ++n) {
       const int64_t at = before.row_of_expert(e);
-      double want = before.adds() ? before.dbias.at(at, n) : 0, magnitude = std::abs(want);
+      double want = before.adds(e) ? before.dbias.at(at, n) : 0, magnitude = std::abs(want);
       for (int64_t r = first; r < last; ++r) {
         const double term = before.dy.at(r, n) * (p.bias_scale ? before.bias_scale.at(r) : 1);
         want += term;
@@ -124,7 +129,7 @@ TEST_P(EveryImplementation, IsItsFormulaWithinTheBound) {
                             .discrete = seed % 2 == 0,
                             .bias_scale = seed % 5 < 3,
                             .bias = kTypes[seed / 9 % 3],
-                            .accumulate = Accumulate(seed / 2 % 3),
+                            .accumulate = Accumulate(seed / 2 % 4),
                             .tail = Tail(seed / 4 % 2)};
     const Case before(p, counts, seed);
     Case got(p, counts, seed);
@@ -308,8 +313,13 @@ TEST(BiasGradErrors, OfAccumulate) {
                   [](BiasGradArgs& a, Case&) { a.accumulate = nullptr; }),
             "bias_grad: accumulate is null, must point to 1 element; the problem says "
             "accumulate=device");
-  EXPECT_EQ(error({}, [](BiasGradArgs& a, Case& c) { a.accumulate = &c.word; }),
-            "bias_grad: accumulate is given, must be null; only accumulate=device reads it");
+  EXPECT_EQ(error({}, [](BiasGradArgs& a, Case& c) { a.accumulate = c.words.data(); }),
+            "bias_grad: accumulate is given, must be null; only accumulate=device and "
+            "accumulate=per_expert read it");
+  EXPECT_EQ(error({.accumulate = Accumulate::kPerExpert},
+                  [](BiasGradArgs& a, Case&) { a.accumulate = nullptr; }),
+            "bias_grad: accumulate is null, must point to 2 elements; the problem says "
+            "accumulate=per_expert");
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "cpu/reference/bias_grad.h"
 
+#include "cpu/accumulate.h"
 #include "cpu/load_store.h"
 #include "schedule/expert_rows.h"
 
@@ -20,8 +21,7 @@ TensorView bias_of(const BiasGradProblem& p, const BiasGradArgs& args, int exper
 }
 
 void expert_dbias(const BiasGradProblem& p, const BiasGradArgs& args, const ExpertWalk& walk) {
-  const bool add = p.accumulate == Accumulate::kYes ||
-                   (p.accumulate == Accumulate::kDevice && *args.accumulate != 0);
+  const bool add = accumulates(p.accumulate, args.accumulate, walk.expert());
   const ExpertRows rows = walk.rows();
   if (add && rows.count() == 0) return;
   const TensorView dbias = dbias_of(p, args, walk.expert());
