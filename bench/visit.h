@@ -14,13 +14,15 @@ auto visit_problem(std::string_view words, Visit&& visit) {
   const size_t start = std::min(words.find_first_not_of(" \t"), words.size());
   const std::string_view name = words.substr(start, words.find_first_of(" \t", start) - start);
   if (name == "activation") return visit(parse_activation_problem(words));
+  if (name == "bias_grad") return visit(parse_bias_grad_problem(words));
   if (name == "dequantize") return visit(parse_dequantize_problem(words));
   if (name == "grouped_gemm") return visit(parse_grouped_gemm_problem(words));
   if (name == "offsets") return visit(parse_offsets_problem(words));
+  if (name == "permute") return visit(parse_permute_problem(words));
   if (name == "quantize") return visit(parse_quantize_problem(words));
   throw InvalidArgument(text("problem: operation is '", name,
-                             "', must be one of activation, dequantize, grouped_gemm, "
-                             "offsets, quantize"));
+                             "', must be one of activation, bias_grad, dequantize, grouped_gemm, "
+                             "offsets, permute, quantize"));
 }
 
 }  // namespace cadre::bench

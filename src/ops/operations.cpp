@@ -43,6 +43,9 @@ constexpr std::array kOperations = {
     row<OffsetsProblem, OffsetsArgs, parse_offsets_problem>(
         "offsets", "row ranges of the experts from counts, ends or routing",
         "offsets routing R=8192 E=64 T=4096 top_k=2"),
+    row<PermuteProblem, PermuteArgs, parse_permute_problem>(
+        "permute", "rows between token order and expert order, both ways, and the gradients",
+        "permute combine T=4096 top_k=2 R=8192 H=2048 E=64 prob=yes"),
     row<QuantizeProblem, QuantizeArgs, parse_quantize_problem>(
         "quantize", "codes and scales along K, along rows, or both at once",
         "quantize rows R=8192 C=4096 E=64 along_k=mxfp8 along_rows=mxfp8"),
@@ -55,6 +58,9 @@ constexpr std::array kOperations = {
     row<ActivationProblem, ActivationArgs, parse_activation_problem>(
         "activation", "gated and plain activations times a row probability, and the gradients",
         "activation forward swiglu R=8192 F=2048 E=64"),
+    row<BiasGradProblem, BiasGradArgs, parse_bias_grad_problem>(
+        "bias_grad", "gradients of a bias per expert and of its scale per row",
+        "bias_grad R=8192 N=2048 E=64"),
 };
 
 }  // namespace
