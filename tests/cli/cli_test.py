@@ -173,7 +173,8 @@ class Check(Cli):
 
     def test_one_implementation(self):
         words = "offsets counts R=9 E=2"
-        self.assertIn("cpu_reference", self.good("check", words, "--only", "cpu_reference"))
+        self.assertIn("self  the reference only  offsets counts R=9 E=2",
+                      self.good("check", words, "--only", "cpu_reference"))
         self.wrong("check", words, "--only", "gpu",
                    says=["implementation is 'gpu', must be one of"])
 
