@@ -4,9 +4,10 @@ function(cadre_target target)
   set_target_properties(${target} PROPERTIES CXX_EXTENSIONS OFF POSITION_INDEPENDENT_CODE ON
     CUDA_RUNTIME_LIBRARY Static)
   # Bits are a promise: host code gets no fused multiply-adds that the source does not write; device
-  # code names the instruction where it matters (src/formats/ieee.h).
+  # code names the instruction where it matters (src/formats/ieee.h). Nobody reads the flags of
+  # floating-point exceptions; so loops that choose between two results may vectorise, bits kept.
   target_compile_options(${target} PRIVATE
-    $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-ffp-contract=off>
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-ffp-contract=off;-fno-trapping-math>
     $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-ffp-contract=off;--expt-relaxed-constexpr>)
   if(CADRE_WERROR)
     target_compile_options(${target} PRIVATE

@@ -3,8 +3,10 @@
 #include "backend/lists.h"
 #include "cpu/activation.h"
 #include "cpu/bias_grad.h"
+#include "cpu/dequantize.h"
 #include "cpu/offsets.h"
 #include "cpu/permute.h"
+#include "cpu/quantize.h"
 #include "cpu/reference/activation.h"
 #include "cpu/reference/bias_grad.h"
 #include "cpu/reference/dequantize.h"
@@ -38,6 +40,7 @@ Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
 
 Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
   static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+      {"cpu", takes_all, no_workspace, dequantize},
       {"cpu_reference", takes_all, no_workspace, reference::dequantize},
   };
   return kList;
@@ -68,6 +71,7 @@ Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
 
 Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
   static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+      {"cpu", takes_all, quantize_workspace_bytes, quantize},
       {"cpu_reference", takes_all, no_workspace, reference::quantize},
   };
   return kList;

@@ -30,7 +30,12 @@ struct Hadamard16 {
         v[i] = add(a, b);
         v[i + distance] = add(a, -b);
       }
-    for (int i = 0; i < kPoints; ++i) v[i] = Bf16::decode(Bf16::encode(mul(v[i], 0.25f)));
+    for (int i = 0; i < kPoints; ++i) v[i] = finish(v[i]);
+  }
+
+  /// The last step of each value, a bf16 number.
+  CADRE_HD static constexpr float finish(float sum) {
+    return Bf16::decode(Bf16::encode(mul(sum, 0.25f)));
   }
 };
 

@@ -64,12 +64,12 @@ struct SmallFloat {
     const uint32_t binade = exponent > lowest ? exponent : lowest;
     // The step of this binade is 2^(binade - 127 - mantissa bits); the quotient is exact, or so
     // small that it rounds nowhere.
-    const float steps = mul(float_of(m), pow2(127 + kMantissaBits - int(binade)));
-    const uint32_t below = uint32_t(steps);
+    const float steps = mul(float_of(m), float_of((254u + kMantissaBits - binade) << 23));
+    const int below = int(steps);
     const float fraction = add(steps, -float(below));
-    const float threshold = mul(add(float(random & 0xffffu), 0.5f), pow2(-16));
+    const float threshold = mul(add(float(int(random & 0xffffu)), 0.5f), pow2(-16));
     const uint32_t first = (binade - lowest) << kMantissaBits;
-    return finish(x, first + below + (fraction > threshold ? 1u : 0u));
+    return finish(x, first + uint32_t(below) + (fraction > threshold ? 1u : 0u));
   }
 
  private:
@@ -81,8 +81,10 @@ struct SmallFloat {
     return magnitude(x) < bits_of(kLargest) ? magnitude(x) : bits_of(kLargest);
   }
   CADRE_HD static constexpr Code finish(float x, uint32_t code) {
-    const uint32_t sign = (bits_of(x) >> 31) * kSignBit;
-    return Code(is_nan(x) ? kShape.nan : sign | code);
+    // A mask instead of a choice: compilers would skip all the work above for a NaN, and then no
+    // loop over this vectorises.
+    const uint32_t sign = (bits_of(x) >> 31) * kSignBit, nan = 0u - uint32_t(is_nan(x));
+    return Code(((sign | code) & ~nan) | (kShape.nan & nan));
   }
 };
 

@@ -61,6 +61,20 @@ void expect_formula(const QuantizedCopy& q, const Tensor& got, int64_t rows) {
   });
 }
 
+/// Bit for bit; in fp32 a NaN may be any NaN.
+bool same_but_for_nan_payloads(const Tensor& a, const Tensor& b) {
+  if (a.bytes().size() != b.bytes().size() || a.damage() != "" || b.damage() != "") return false;
+  if (a.view().dtype != DType::kF32) return a.bytes() == b.bytes();
+  for (size_t at = 0; at < a.bytes().size(); at += 4) {
+    float x, y;
+    std::memcpy(&x, &a.bytes()[at], 4);
+    std::memcpy(&y, &b.bytes()[at], 4);
+    if (formats::bits_of(x) != formats::bits_of(y) && !(std::isnan(x) && std::isnan(y)))
+      return false;
+  }
+  return true;
+}
+
 TEST(Dequantize, MultipliesCodeScaleAndExpertScaleInThatOrder) {
   std::mt19937 random(1);
   int trial = 0;
@@ -84,6 +98,30 @@ TEST(Dequantize, MultipliesCodeScaleAndExpertScaleInThatOrder) {
             EXPECT_TRUE(got.untouched(37, 50)) << "the tail was written";
           }
           if (HasFailure()) return;
+        }
+}
+
+TEST(Dequantize, FastEqualsTheReference) {
+  std::mt19937 random(4);
+  int trial = 0;
+  for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows})
+    for (const char* words : kFormats)
+      for (const DType out : {DType::kF32, DType::kBf16, DType::kF16})
+        for (const bool weights : {false, true}) {
+          const Counts counts =
+              random_counts(random, CountsKind(trial % kCountsKinds), 1 + trial % 4, 60);
+          const int64_t cols = trial % 5 == 0 ? 1100 : 1 + int64_t(random() % 300);
+          QuantizeCase c = weights ? QuantizeCase::weights({2, 140, cols}, DType::kF32)
+                                   : QuantizeCase::rows(counts, cols, DType::kF32);
+          fill_values(c, ValuesKind(trial++ % kValuesKinds), random);
+          const bool k = axis == Axis::kAlongK;
+          const bool transform = !k && !weights && std::string_view(words) == "nvfp4";
+          c.formats(k ? words : "", k ? "" : transform ? "nvfp4:rht" : words);
+          const QuantizeCase::Out made = c.run("cpu_reference");
+          const QuantizedCopy& q = k ? made.along_k : made.along_rows;
+          EXPECT_TRUE(same_but_for_nan_payloads(decoded(q, c.offsets, out, "cpu"),
+                                                decoded(q, c.offsets, out, "cpu_reference")))
+              << to_string(c.problem) << " out=" << name(out);
         }
 }
 

@@ -1,0 +1,122 @@
+#include "cpu/dequantize.h"
+
+#include "cpu/clones.h"
+#include "cpu/expert_tiles.h"
+#include "cpu/load_store.h"
+#include "formats/list.h"
+
+namespace cadre::cpu {
+namespace {
+
+using schedule::ExpertRows;
+
+constexpr int64_t kTileRows = 16;  ///< within one block along rows, whatever its length
+constexpr int64_t kTileCols = 1024;
+
+/// What a thread keeps on its stack.
+struct Scratch {
+  alignas(64) float scale[kTileCols];    ///< of columns
+  alignas(64) uint8_t codes[kTileCols];  ///< nibbles, unpacked
+};
+
+/// out = (code * scale of the column) * scale of the expert, rounded once more to the type of out.
+template <class Element, class Out>
+CADRE_CLONES void decode_row(const typename Element::Code* codes, const float* scale, float expert,
+                             int64_t count, typename Out::Code* out) {
+  for (int64_t j = 0; j < count; ++j)
+    out[j] = Out::encode(formats::mul(formats::mul(Element::decode(codes[j]), scale[j]), expert));
+}
+
+template <class Stored, class Out>
+CADRE_CLONES void cast_row(const typename Stored::Code* codes, int64_t count,
+                           typename Out::Code* out) {
+  for (int64_t j = 0; j < count; ++j) out[j] = Out::encode(Stored::decode(codes[j]));
+}
+
+CADRE_CLONES void unpack_row(const uint8_t* bytes, int64_t count, uint8_t* codes) {
+  for (int64_t b = 0; b < count / 2; ++b) {
+    codes[2 * b] = formats::nibble(bytes[b], 0);
+    codes[2 * b + 1] = formats::nibble(bytes[b], 1);
+  }
+  if (count % 2) codes[count - 1] = formats::nibble(bytes[count / 2], 0);
+}
+
+/// A part of one expert.
+struct Piece {
+  QuantizedExpert from;
+  TensorView out;
+  int64_t row, col, rows, cols;
+};
+
+/// The scale of each column of one row of a piece; ones for formats without block scales.
+template <class Row>
+void column_scales(const QuantizedShape& shape, const Piece& p, int64_t row, float* scale) {
+  if constexpr (Row::kInfo.block == 0) {
+    std::fill_n(scale, p.cols, 1.0f);
+  } else {
+    using Scale = typename Row::Scale;
+    constexpr int64_t kBlock = Row::kInfo.block;
+    const bool across = shape.format.square || shape.axis == Axis::kAlongK;
+    const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
+    const auto* stored = row_data<Scale>(p.from.scales, down ? row / kBlock : row);
+    if (across) {
+      for (int64_t j = 0; j < p.cols; j += kBlock)
+        std::fill_n(scale + j, std::min(kBlock, p.cols - j),
+                    Scale::decode(stored[(p.col + j) / kBlock]));
+    } else {
+      for (int64_t j = 0; j < p.cols; ++j) scale[j] = Scale::decode(stored[p.col + j]);
+    }
+  }
+}
+
+template <class Element>
+const typename Element::Code* codes_of(const Piece& p, int64_t row, Scratch& s) {
+  if constexpr (Element::kDType == DType::kE2m1) {
+    const int64_t at = row * p.from.codes.stride[0] + p.col;
+    unpack_row(static_cast<const uint8_t*>(p.from.codes.data) + at / 2, p.cols, s.codes);
+    return s.codes;
+  } else {
+    return row_data<Element>(p.from.codes, row) + p.col;
+  }
+}
+
+template <class Row, class Element, class Out>
+void decode_piece(const QuantizedShape& shape, const Piece& p, Scratch& s) {
+  const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
+  const float expert = Row::kInfo.has_expert_scale ? *p.from.expert_scale : 1.0f;
+  for (int64_t row = p.row; row < p.row + p.rows; ++row) {
+    typename Out::Code* out = row_data<Out>(p.out, row) + p.col;
+    const typename Element::Code* codes = codes_of<Element>(p, row, s);
+    if constexpr (Row::kIsPlain) {
+      cast_row<Element, Out>(codes, p.cols, out);
+    } else {
+      const bool same_scales = down || Row::kInfo.block == 0;
+      if (row == p.row || !same_scales) column_scales<Row>(shape, p, row, s.scale);
+      decode_row<Element, Out>(codes, s.scale, expert, p.cols, out);
+    }
+  }
+}
+
+}  // namespace
+
+void dequantize(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream) {
+  const QuantizedShape& shape = plan.problem.source;
+  const QuantizedView target{.codes = args.out, .scales = {}};
+  const Grid grid{shape, args.offsets, kTileRows, kTileCols};
+  for_each_tile(grid, [&](int expert, ExpertRows rows, int64_t row, int64_t col) {
+    Scratch s;
+    const QuantizedExpert from = expert_of(shape, args.source, expert, rows);
+    const Piece piece{from,
+                      expert_of(shape, target, expert, rows).codes,
+                      row,
+                      col,
+                      std::min(kTileRows, from.codes[0] - row),
+                      std::min(kTileCols, from.codes[1] - col)};
+    formats::visit(shape.format, [&]<class Row, class Element>() {
+      visit_float(plan.problem.out,
+                  [&]<class Out>(Out) { decode_piece<Row, Element, Out>(shape, piece, s); });
+    });
+  });
+}
+
+}  // namespace cadre::cpu

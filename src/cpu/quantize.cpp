@@ -1,0 +1,255 @@
+#include "cpu/quantize.h"
+
+#include <atomic>
+
+#include "cpu/expert_tiles.h"
+#include "cpu/load_store.h"
+#include "cpu/quantize_rows.h"
+#include "cpu/quantized_expert.h"
+
+namespace cadre::cpu {
+namespace {
+
+using formats::ExpertScale;
+using formats::Hadamard16;
+using formats::ScaleOptions;
+using formats::StochasticBits;
+using schedule::ExpertRows;
+
+constexpr int64_t kTileFloats = 128 * 256;  ///< the source tile and its transform fit in L2
+constexpr int64_t kWidest = kTileFloats / 16;
+
+/// What a thread keeps on its stack. Rows of x and y are Grid::width apart.
+struct Scratch {
+  alignas(64) float x[kTileFloats];    ///< the tile
+  alignas(64) float y[kTileFloats];    ///< the tile transformed
+  alignas(64) uint32_t amax[kWidest];  ///< of columns, then of blocks
+  alignas(64) float block_multiplier[kWidest];
+  alignas(64) float multiplier[kWidest];     ///< of columns
+  alignas(64) uint8_t codes[kWidest];        ///< nibbles before they are packed
+  alignas(64) uint16_t random[8 * kWidest];  ///< of eight rows
+};
+
+/// A part of one expert, as floats.
+struct Piece {
+  int expert;
+  int64_t row, col;    ///< of its first element within the expert
+  int64_t rows, cols;  ///< whole blocks, or up to the expert's end
+  const float* x;
+  int64_t pitch;
+};
+
+/// One wanted copy.
+struct Copy {
+  QuantizedShape shape;
+  const QuantizedView* view;
+  ScaleOptions options;
+  StochasticBits random;
+  uint32_t* amax = nullptr;  ///< [E], for formats with expert scales
+  void (*encode)(const Copy&, const Piece&, const QuantizedExpert&, Scratch&) = nullptr;
+
+  bool transformed() const { return is_transformed(shape.format, shape.axis); }
+};
+
+/// The scales of the blocks in some rows of a piece, stored; and the multiplier of each column of
+/// these rows.
+template <class Row, class Element>
+void scale_blocks(const Copy& copy, const Piece& p, CodeRows rows, const QuantizedExpert& out,
+                  Scratch& s) {
+  using Scale = typename Row::Scale;
+  constexpr int64_t kBlock = Row::kInfo.block;
+  const bool across = copy.shape.format.square || copy.shape.axis == Axis::kAlongK;
+  const bool down = copy.shape.format.square || copy.shape.axis == Axis::kAlongRows;
+  const float amax = copy.amax != nullptr ? formats::float_of(copy.amax[p.expert]) : 0;
+  const ScaleRule rule{Row::template expert_scale<Element>(amax, copy.options), copy.options};
+
+  column_amax(p.x + rows.first * p.pitch, p.pitch, rows.count, p.cols, s.amax);
+  const int64_t blocks = across ? ceil_div(p.cols, kBlock) : p.cols;
+  const auto width = [&](int64_t b) { return std::min(kBlock, p.cols - b * kBlock); };
+  for (int64_t b = 0; across && b < blocks; ++b)
+    s.amax[b] = largest_of(s.amax + b * kBlock, width(b));
+
+  const int64_t scale_row = (p.row + rows.first) / (down ? kBlock : 1);
+  const int64_t scale_col = p.col / (across ? kBlock : 1);
+  block_scales<Row, Element>(s.amax, blocks, rule,
+                             row_data<Scale>(out.scales, scale_row) + scale_col,
+                             across ? s.block_multiplier : s.multiplier);
+  for (int64_t b = 0; across && b < blocks; ++b)
+    std::fill_n(s.multiplier + b * kBlock, width(b), s.block_multiplier[b]);
+}
+
+/// The random bits of one row of a piece. Along rows, eight rows are drawn together.
+const uint16_t* random_bits(const Copy& copy, const Piece& p, int64_t row, Scratch& s) {
+  const uint32_t at = uint32_t(p.row + row);
+  const RandomSpan span{uint32_t(p.expert), at, uint32_t(p.col), p.cols};
+  if (copy.random.axis == Axis::kAlongK) {
+    random_row(copy.random, span, s.random);
+    return s.random;
+  }
+  if (at % 8 == 0) random_rows(copy.random, span, s.random, kWidest);
+  return s.random + at % 8 * kWidest;
+}
+
+template <class Row, class Element>
+void encode_codes(const Copy& copy, const Piece& p, int64_t row, const QuantizedExpert& out,
+                  Scratch& s) {
+  constexpr bool kNibbles = Element::kDType == DType::kE2m1;
+  const float* x = p.x + row * p.pitch;
+  uint8_t* target = static_cast<uint8_t*>(out.codes.data) +
+                    ((p.row + row) * out.codes.stride[0] + p.col) / (kNibbles ? 2 : 1);
+  uint8_t* codes = kNibbles ? s.codes : target;
+  if (Row::kInfo.takes_stochastic && copy.shape.format.stochastic)
+    encode_row_stochastic<Element>(x, s.multiplier, random_bits(copy, p, row, s), p.cols, codes);
+  else
+    encode_row<Element>(x, s.multiplier, p.cols, codes);
+  if (kNibbles) pack_row(codes, p.cols, target);
+}
+
+/// Writes codes and block scales of a piece.
+template <class Row, class Element>
+void encode_piece(const Copy& copy, const Piece& p, const QuantizedExpert& out, Scratch& s) {
+  if constexpr (Row::kIsPlain) {
+    for (int64_t i = 0; i < p.rows; ++i)
+      cast_row<Element>(p.x + i * p.pitch, p.cols, row_data<Element>(out.codes, p.row + i) + p.col);
+  } else if constexpr (Row::kInfo.block == 0) {
+    const float amax = formats::float_of(copy.amax[p.expert]);
+    std::fill_n(s.multiplier, p.cols,
+                Row::template expert_scale<Element>(amax, copy.options).encode);
+    for (int64_t i = 0; i < p.rows; ++i) encode_codes<Row, Element>(copy, p, i, out, s);
+  } else {
+    const bool down = copy.shape.format.square || copy.shape.axis == Axis::kAlongRows;
+    const int64_t height = down ? Row::kInfo.block : 1;
+    for (int64_t first = 0; first < p.rows; first += height) {
+      const int64_t rows = std::min(height, p.rows - first);
+      scale_blocks<Row, Element>(copy, p, {first, rows}, out, s);
+      for (int64_t i = first; i < first + rows; ++i) encode_codes<Row, Element>(copy, p, i, out, s);
+    }
+  }
+}
+
+/// Reads a tile, with rows of zeros up to a multiple of sixteen behind it.
+Piece load_piece(const TensorView& source, const Grid& grid, Piece p, float* x) {
+  p.rows = std::min(grid.height, source[0] - p.row);
+  p.cols = std::min(grid.width, source[1] - p.col);
+  p.x = x;
+  p.pitch = grid.width;
+  visit_float(source.dtype, [&]<class Float>(Float) {
+    for (int64_t i = 0; i < p.rows; ++i)
+      load_row<Float>(row_data<Float>(source, p.row + i) + p.col, p.cols, x + i * p.pitch);
+  });
+  for (int64_t i = p.rows; i % Hadamard16::kPoints != 0; ++i)
+    std::fill_n(x + i * p.pitch, p.cols, 0.0f);
+  return p;
+}
+
+/// The piece as a copy sees it: itself, or its transform.
+Piece seen_by(const Copy& copy, Piece p, float* y) {
+  if (!copy.transformed()) return p;
+  for (int64_t i = 0; i < p.rows; i += Hadamard16::kPoints)
+    transform_rows(p.x + i * p.pitch, p.pitch, p.cols, y + i * p.pitch);
+  p.rows = ceil_div(p.rows, Hadamard16::kPoints) * Hadamard16::kPoints;
+  p.x = y;
+  return p;
+}
+
+/// Raises an expert's amax; a maximum comes out the same in any order.
+void raise(uint32_t& amax, uint32_t to) {
+  std::atomic_ref<uint32_t> shared(amax);
+  uint32_t seen = shared.load(std::memory_order_relaxed);
+  while (seen < to && !shared.compare_exchange_weak(seen, to, std::memory_order_relaxed)) {
+  }
+}
+
+void find_amax(const Copy& copy, const Piece& piece, Scratch& s) {
+  const Piece p = seen_by(copy, piece, s.y);
+  column_amax(p.x, p.pitch, p.rows, p.cols, s.amax);
+  raise(copy.amax[p.expert], largest_of(s.amax, p.cols));
+}
+
+float largest_value(DType source) {
+  float largest = 0;
+  visit_float(source, [&]<class Float>(Float) { largest = Float::kLargest; });
+  return largest;
+}
+
+Copy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis, uint32_t*& workspace) {
+  Copy copy{.shape = shape_of(p, axis),
+            .view = axis == Axis::kAlongK ? &args.along_k : &args.along_rows,
+            .options = {},
+            .random = {}};
+  const Format& format = copy.shape.format;
+  copy.options = formats::scale_options(format, p.amax_eps, largest_value(p.source));
+  copy.random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis};
+  if (format.stochastic) copy.random.seed = args.rng[0], copy.random.offset = args.rng[1];
+  formats::visit(format,
+                 [&]<class Row, class Element>() { copy.encode = encode_piece<Row, Element>; });
+  if (info(format.kind).has_expert_scale) {
+    copy.amax = workspace;
+    workspace += p.experts;
+    std::fill_n(copy.amax, p.experts, 0u);
+  }
+  return copy;
+}
+
+void store_expert_scales(const Copy& copy) {
+  formats::visit(copy.shape.format, [&]<class Row, class Element>() {
+    for (int e = 0; e < copy.shape.experts; ++e) {
+      const float amax = formats::float_of(copy.amax[e]);
+      copy.view->expert_scale[e] = Row::template expert_scale<Element>(amax, copy.options).scale;
+    }
+  });
+}
+
+int64_t block_down(const Copy& copy) {
+  const bool down = copy.shape.format.square || copy.shape.axis == Axis::kAlongRows;
+  return down ? info(copy.shape.format.kind).block : 1;
+}
+
+}  // namespace
+
+void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace workspace, Stream) {
+  const QuantizeProblem& problem = plan.problem;
+  Copy copies[2];
+  int count = 0;
+  bool amax_wanted = false;
+  int64_t height = Hadamard16::kPoints;
+  uint32_t* free = static_cast<uint32_t*>(workspace.data);
+  for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows}) {
+    if (!(axis == Axis::kAlongK ? problem.along_k : problem.along_rows)) continue;
+    copies[count] = copy_of(problem, args, axis, free);
+    height = std::max(height, block_down(copies[count]));
+    amax_wanted |= copies[count++].amax != nullptr;
+  }
+
+  const Grid grid{copies[0].shape, args.offsets, height, kTileFloats / height};
+  const auto load = [&](int expert, ExpertRows rows, int64_t row, int64_t col, Scratch& s) {
+    Piece piece{};
+    piece.expert = expert, piece.row = row, piece.col = col;
+    return load_piece(source_of(problem, args, expert, rows), grid, piece, s.x);
+  };
+  if (amax_wanted)
+    for_each_tile(grid, [&](int expert, ExpertRows rows, int64_t row, int64_t col) {
+      Scratch s;
+      const Piece piece = load(expert, rows, row, col, s);
+      for (int i = 0; i < count; ++i)
+        if (copies[i].amax != nullptr) find_amax(copies[i], piece, s);
+    });
+  for (int i = 0; i < count; ++i)
+    if (copies[i].amax != nullptr) store_expert_scales(copies[i]);
+  for_each_tile(grid, [&](int expert, ExpertRows rows, int64_t row, int64_t col) {
+    Scratch s;
+    const Piece piece = load(expert, rows, row, col, s);
+    for (int i = 0; i < count; ++i)
+      copies[i].encode(copies[i], seen_by(copies[i], piece, s.y),
+                       expert_of(copies[i].shape, *copies[i].view, expert, rows), s);
+  });
+}
+
+int64_t quantize_workspace_bytes(const QuantizeProblem& p, const Device&) {
+  const auto amaxes = [&](const std::optional<Format>& format) {
+    return format && info(format->kind).has_expert_scale ? int64_t(p.experts) : 0;
+  };
+  return (amaxes(p.along_k) + amaxes(p.along_rows)) * int64_t(sizeof(uint32_t));
+}
+
+}  // namespace cadre::cpu

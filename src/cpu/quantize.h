@@ -1,0 +1,13 @@
+#pragma once
+#include "cadre/quantize.h"
+
+namespace cadre::cpu {
+
+/// Tile by tile, each read once for both copies; for formats with expert scales it is read once
+/// before, for the amaxes. All threads share the tiles; the bits do not depend on how.
+void quantize(const QuantizePlan&, const QuantizeArgs&, Workspace, Stream);
+
+/// An amax for each expert and copy with expert scales.
+int64_t quantize_workspace_bytes(const QuantizeProblem&, const Device&);
+
+}  // namespace cadre::cpu
