@@ -28,7 +28,7 @@ struct RoutingProblem {
   float scale = 1.0f;          ///< factor of the probabilities, after normalisation
   bool expert_bias = false;    ///< a bias per expert, added to the scores for the choice only
   int groups = 1;              ///< experts come in equal groups; 1: no group limit
-  int group_top_k = 1;  ///< groups kept, by the sum of their top (top_k / group_top_k) scores
+  int group_top_k = 1;         ///< groups whose experts may be chosen
 
   bool operator==(const RoutingProblem&) const = default;
 };
@@ -47,13 +47,25 @@ struct RoutingArgs {
 using RoutingPlan = Plan<RoutingProblem>;
 
 /// Chooses top_k experts of each token and their probabilities; backward gives the logits'
-/// gradient.
+/// gradient. With l a token's logits and c its chosen experts:
 ///
-/// Types     arithmetic in fp32. `scores` are the softmax over all experts (both softmax kinds) or
-///           the sigmoids.
-/// Rows      choices in descending score; equal scores in ascending expert number. A NaN logit
-///           counts as the smallest. The choice itself has no gradient.
-/// Exact     fixed order.
+///   scores             softmax(l) over all experts (both softmax kinds), or sigmoid(l)
+///   rank               scores[e] + expert_bias[e]; topk_softmax: l[e] + expert_bias[e]
+///   q[j]               scores[c[j]]; topk_softmax: softmax of l[c] over the chosen
+///   prob[j]            scale * q[j] / (normalize: sum_i q[i] + 1e-20, else 1)
+///   backward           dlogits = d(sum_j dprob[j] prob[j] + sum_e dscores[e] scores[e]) / dl
+///
+/// Shapes    logits, scores, dscores, dlogits [T, E]   expert_bias [E]   experts, prob, dprob
+///           [T, top_k].
+/// Types     arithmetic in fp32; logits and dlogits f32, bf16 or f16, rounded once.
+/// Rows      Choices come in descending rank; of equal ranks the greater logit, then the lower
+///           expert number. With groups > 1 only the experts of group_top_k groups may be chosen:
+///           those whose top (top_k / group_top_k) ranks, at least one, have the greatest sum. A
+///           NaN logit counts as minus infinity. The choice and the bias have no gradient.
+///           Backward skips expert numbers outside [0, E).
+/// Errors    InvalidArgument for sizes, groups that do not divide E or are too few for top_k,
+///           shapes, types, strides, missing or surplus arguments.
+/// Exact     fixed order; a token does not depend on the others.
 RoutingPlan plan(const RoutingProblem&, const Device&, std::string_view only = {});
 void run(const RoutingPlan&, const RoutingArgs&, Workspace, Stream);
 

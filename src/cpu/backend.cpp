@@ -14,6 +14,8 @@
 #include "cpu/reference/offsets.h"
 #include "cpu/reference/permute.h"
 #include "cpu/reference/quantize.h"
+#include "cpu/reference/routing.h"
+#include "cpu/routing.h"
 
 namespace cadre::cpu {
 
@@ -77,6 +79,12 @@ Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
   return kList;
 }
 
-Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) { return {}; }
+Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
+  static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {
+      {"cpu", takes_all, routing_workspace_bytes, routing},
+      {"cpu_reference", takes_all, reference::routing_workspace_bytes, reference::routing},
+  };
+  return kList;
+}
 
 }  // namespace cadre::cpu
