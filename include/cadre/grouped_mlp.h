@@ -79,7 +79,11 @@ struct GroupedMlpPlan {
   ActivationPlan activation;
   std::optional<ActivationPlan> activation_backward;  ///< absent where nothing before fc2 learns
   std::optional<ActivationPlan> recompute;  ///< h again, where activation_backward does not
-  OperandPlan z, h, dh, dz;                 ///< plain tensors between the steps
+  OperandPlan z, h;                         ///< plain tensors between the steps of forward
+  OperandPlan dh, dz, h_again;              ///< plain tensors between the steps of backward
+  int64_t forward_copies_bytes = 0;         ///< of the workspace, before the scratch of the steps
+  int64_t backward_copies_bytes = 0;        ///< of the workspace, before the scratch of the steps
+  int64_t pending_bytes = 0;                ///< of what wgrad reads, wherever it lies
 };
 
 /// y = (act(x w1^T + bias1) * prob) w2^T + bias2 * bias2_scale, and its gradients.
