@@ -38,7 +38,7 @@ struct SequentialArgs {
   Offsets offsets{};
   std::span<const LinearParameters> parameters;  ///< one for each grouped_linear, in order
   std::span<const float* const> extra_inputs;    ///< [R] each, in op order: bias_scale, prob
-  std::span<float* const> extra_gradients;       ///< [R] each, in the same order; null: not wanted
+  std::span<float* const> extra_gradients;  ///< [R] each, in the same order; a prob's may be null
   std::span<const OpArgument> op_arguments;
   TensorView x{};   ///< input of the first op
   TensorView y{};   ///< output of the last op, written; empty if given as its "output"
@@ -52,28 +52,38 @@ struct SequentialArgs {
   WgradQueue* queue = nullptr;
 };
 
-/// One step of a row's plan: a layer, or an activation with its backward.
+/// An activation of a row with its backward.
 struct ActivationStep {
   ActivationPlan forward, backward;
 };
+
+/// One step of a row's plan, which stands for one op or, fused, for several.
 struct RowStep {
   std::variant<GroupedLinearPlan, ActivationStep, GroupedMlpPlan> plan;
-  int first_op = 0;  ///< the ops that this step stands for
+  int first_op = 0;
   int ops = 1;
-  OperandPlan output;      ///< unless it is the row's own
-  OperandPlan grad_input;  ///< unless it is the row's own
-  LayerMemory offset;      ///< where its share of every memory begins
+  int first_parameters = 0;  ///< its first LinearParameters
+  int first_extra = 0;       ///< its first extra input
+  OperandPlan output{};      ///< where its output lies, unless it is the row's
+  OperandPlan grad_input{};  ///< where its input gradient lies, unless it is the row's
+  int64_t saved_offset = 0;  ///< where its share of each memory begins
+  int64_t pending_offset = 0;
+  int64_t weight_cache_offset = 0;
 };
 
 struct SequentialPlan {
   SequentialProblem problem;
-  Device device;
-  std::string name;  ///< "grouped_linear + grouped_mlp": the steps in order
+  Device device{};
+  std::string name;  ///< the steps in order: "grouped_linear + grouped_mlp"
   bool exact = true;
-  LayerMemory memory;
+  LayerMemory memory{};  ///< what the caller provides
   std::vector<RowStep> steps;
-  std::vector<Refusal> refusals;  ///< why a linear, activation, linear was not fused
-  int extra_inputs = 0;           ///< how many the ops consume
+  std::vector<Refusal> refusals;      ///< why a linear, activation, linear was not fused
+  int linears = 0;                    ///< how many LinearParameters the ops take
+  int extra_inputs = 0;               ///< how many the ops consume
+  int backward_stop = 0;              ///< steps before this one learn nothing
+  int64_t forward_copies_bytes = 0;   ///< of the workspace, before the scratch of the steps
+  int64_t backward_copies_bytes = 0;  ///< of the workspace, before the scratch of the steps
 };
 
 /// Runs the operations one after another, backward in reverse.

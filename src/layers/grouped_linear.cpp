@@ -58,6 +58,7 @@ GroupedGemmArgs fprop_args(const LinearRun& linear) {
   args.offsets = linear.args.offsets;
   args.out = linear.args.y;
   if (fprop.discrete_bias) {
+    args.bias = view(nullptr, fprop.bias_dtype, {fprop.experts, fprop.n});
     args.discrete_bias = linear.args.parameters.discrete_bias;
   } else if (fprop.bias) {
     args.bias = linear.args.parameters.bias;
@@ -158,6 +159,35 @@ void weigh(const LinearRun& linear) {
   if (plan.wgrad) run(*plan.wgrad, wgrad_args(linear), linear.workspace, linear.stream);
 }
 
+namespace {
+
+/// Backward keeps what wgrad reads at the start of its workspace, unless it is deferred.
+GroupedLinearArgs with_pending(const GroupedLinearPlan& plan, const GroupedLinearArgs& args,
+                               Workspace workspace) {
+  GroupedLinearArgs own = args;
+  if (!plan.problem.deferred) own.pending = {workspace.data, plan.pending_bytes};
+  return own;
+}
+Workspace behind_pending(const GroupedLinearPlan& plan, Workspace workspace) {
+  return behind(workspace, plan.problem.deferred ? 0 : plan.pending_bytes);
+}
+
+}  // namespace
+
+void check_backward(const GroupedLinearPlan& plan, const GroupedLinearArgs& args,
+                    Workspace workspace) {
+  const ops::Checks checks(kOp, plan.problem);
+  check_run(checks, plan.name, workspace, plan.memory.backward_workspace_bytes);
+  checks.holds(plan.dgrad || plan.wgrad || plan.bias_grad,
+               "dgrad, wgrad and dbias are no, must be yes for one of them; backward has nothing "
+               "to compute");
+  check_queue(checks, args.queue, 1);
+  const GroupedLinearArgs own = with_pending(plan, args, workspace);
+  const LinearRun linear{plan, own, behind_pending(plan, workspace)};
+  check_gradients(kOp, linear);
+  if (!plan.problem.deferred || args.queue != nullptr) check_wgrad(kOp, linear);
+}
+
 void defer(const LinearRun& linear) {
   if (linear.args.queue != nullptr && linear.plan.wgrad)
     linear.args.queue->push(linear.plan, linear.args);
@@ -176,24 +206,13 @@ void forward(const GroupedLinearPlan& plan, const GroupedLinearArgs& args, Works
 
 void backward(const GroupedLinearPlan& plan, const GroupedLinearArgs& args, Workspace workspace,
               Stream stream) {
-  const bool deferred = plan.problem.deferred;
-  GroupedLinearArgs own = args;
-  if (!deferred) own.pending = {workspace.data, plan.pending_bytes};
-  const int64_t pending_here = deferred ? 0 : plan.pending_bytes;
-  const layers::LinearRun linear{plan, own, layers::behind(workspace, pending_here), stream};
-
-  const ops::Checks checks(kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.backward_workspace_bytes);
-  checks.holds(plan.dgrad || plan.wgrad || plan.bias_grad,
-               "dgrad, wgrad and dbias are no, must be yes for one of them; backward has nothing "
-               "to compute");
-  layers::check_queue(checks, args.queue, 1);
-  layers::check_gradients(kOp, linear);
-  if (!deferred || args.queue != nullptr) layers::check_wgrad(kOp, linear);
+  layers::check_backward(plan, args, workspace);
+  const GroupedLinearArgs own = layers::with_pending(plan, args, workspace);
+  const layers::LinearRun linear{plan, own, layers::behind_pending(plan, workspace), stream};
 
   layers::gradients(linear);
   layers::keep_input(linear);
-  deferred ? layers::defer(linear) : layers::weigh(linear);
+  plan.problem.deferred ? layers::defer(linear) : layers::weigh(linear);
 }
 
 void wgrad(const GroupedLinearPlan& plan, const GroupedLinearArgs& args, Workspace workspace,
@@ -201,8 +220,8 @@ void wgrad(const GroupedLinearPlan& plan, const GroupedLinearArgs& args, Workspa
   const layers::LinearRun linear{plan, args, workspace, stream};
   const ops::Checks checks(kOp, plan.problem);
   layers::check_run(checks, plan.name, workspace, plan.memory.wgrad_workspace_bytes);
-  checks.holds(plan.problem.deferred && plan.wgrad, "deferred is ", plan.problem.deferred,
-               " and wgrad is ", plan.wgrad.has_value(), ", must both be 1; nothing was deferred");
+  checks.holds(plan.problem.deferred && plan.wgrad,
+               "no weight gradient is deferred, must be one; plan with deferred=yes and wgrad=yes");
   layers::check_wgrad(kOp, linear);
   layers::weigh(linear);
 }

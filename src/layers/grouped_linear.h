@@ -19,20 +19,27 @@ struct LinearRun {
   Places places() const { return {workspace, args.saved, args.pending, args.weight_cache}; }
 };
 
-// Everything that a run touches but its workspace. `op` is the name that errors begin with.
+// Everything that a run touches. `op` is the name that errors begin with.
 void check_forward(std::string_view op, const LinearRun&);
+void check_backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace);
 void check_gradients(std::string_view op, const LinearRun&);
 void check_wgrad(std::string_view op, const LinearRun&);
 
-/// Whether backward may leave its wgrad: `tasks` fit into the queue, if one is given.
+/// Whether `tasks` more fit into the queue, if one is given.
 template <class Problem>
-void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, int tasks) {
+void check_room(const ops::Checks<Problem>& checks, const WgradQueue* queue, int tasks) {
   if (queue == nullptr) return;
-  checks.holds(checks.problem().deferred,
-               "queue is given, must be null; the problem says deferred=no");
   checks.holds(queue->capacity() - queue->pending() >= tasks, "queue has ", queue->pending(),
                " of ", queue->capacity(), " tasks, must have room for ", tasks,
                "; run the pending weight gradients first");
+}
+
+/// Whether backward may leave its wgrad to the queue.
+template <class Problem>
+void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, int tasks) {
+  checks.holds(queue == nullptr || checks.problem().deferred,
+               "queue is given, must be null; the problem says deferred=no");
+  check_room(checks, queue, tasks);
 }
 
 /// The weights of all experts without data, as the problem lays them out.

@@ -1,5 +1,5 @@
 // Running the expert MLP: fc1, activation, fc2, and back.
-#include "cadre/grouped_mlp.h"
+#include "layers/grouped_mlp.h"
 
 #include "backend/poison.h"
 #include "layers/checks.h"
@@ -142,12 +142,11 @@ struct Linears {
   Linears(const Linears&) = delete;
 };
 
-void check_inputs(const MlpChecks& checks, const MlpRun& mlp, const Linears& linears) {
-  check_memories(checks, mlp);
-  check_prob(checks, mlp);
-  check_z(checks, mlp);
-  check_forward("grouped_mlp fc1", linears.fc1);
-  check_forward("grouped_mlp fc2", linears.fc2);
+MlpRun wgrad_run(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
+                 Stream stream) {
+  MlpRun run = forward_run(plan, args, workspace, stream);
+  run.copies_bytes = 0;
+  return run;
 }
 
 void check_wgrads(const Linears& linears) {
@@ -155,33 +154,59 @@ void check_wgrads(const Linears& linears) {
   check_wgrad("grouped_mlp fc1", linears.fc1);
 }
 
-void check_backward(const MlpChecks& checks, const MlpRun& mlp, const Linears& linears) {
-  const GroupedMlpPlan& plan = mlp.plan;
+}  // namespace
+
+void check_forward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace) {
+  const MlpChecks checks(kOp, plan.problem);
+  check_run(checks, plan.name, workspace, plan.memory.forward_workspace_bytes);
+  const MlpRun mlp = forward_run(plan, args, workspace, {});
+  const Linears linears(mlp, plan.h);
+  check_memories(checks, mlp);
+  check_prob(checks, mlp);
+  check_z(checks, mlp);
+  check_forward("grouped_mlp fc1", linears.fc1);
+  check_forward("grouped_mlp fc2", linears.fc2);
+}
+
+void check_backward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace) {
   const GroupedMlpProblem& p = plan.problem;
+  const MlpChecks checks(kOp, p);
+  check_run(checks, plan.name, workspace, plan.memory.backward_workspace_bytes);
   checks.holds(plan.activation_backward || plan.fc2.wgrad || plan.fc2.bias_grad,
                "dgrad, wgrad1, wgrad2, dbias and dprob are no, must be yes for one of them; "
                "backward has nothing to compute");
+  const MlpRun mlp = backward_run(plan, args, workspace, {});
+  const Linears linears(mlp, plan.h_again);
   check_memories(checks, mlp);
   check_memory(checks, "pending", mlp.places.pending, plan.pending_bytes);
-  check_queue(checks, mlp.args.queue, int(p.wgrad1) + int(p.wgrad2));
+  check_queue(checks, args.queue, int(p.wgrad1) + int(p.wgrad2));
   check_gradients("grouped_mlp fc2", linears.fc2);
   if (plan.activation_backward || plan.recompute) check_prob(checks, mlp), check_z(checks, mlp);
-  if (plan.activation_backward && p.prob && p.dprob)
-    checks.present("dprob", mlp.args.dprob, p.rows, "the problem says dprob=yes");
+  checks.holds(args.dprob == nullptr || (p.prob && p.dprob),
+               "dprob is given, must be null; the problem says prob=no or dprob=no");
   if (plan.activation_backward) check_gradients("grouped_mlp fc1", linears.fc1);
-  if (!p.deferred || mlp.args.queue != nullptr) check_wgrads(linears);
+  if (!p.deferred || args.queue != nullptr) check_wgrads(linears);
 }
 
-}  // namespace
+void check_wgrad(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace) {
+  const MlpChecks checks(kOp, plan.problem);
+  check_run(checks, plan.name, workspace, plan.memory.wgrad_workspace_bytes);
+  checks.holds(plan.problem.deferred && (plan.fc1.wgrad || plan.fc2.wgrad),
+               "no weight gradient is deferred, must be one or more; plan with deferred=yes and "
+               "wgrad1=yes or wgrad2=yes");
+  const MlpRun mlp = wgrad_run(plan, args, workspace, {});
+  check_memories(checks, mlp);
+  check_memory(checks, "pending", args.pending, plan.pending_bytes);
+  check_wgrads(Linears(mlp, plan.h_again));
+}
+
 }  // namespace layers
 
 void forward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
              Stream stream) {
-  const ops::Checks checks(kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.forward_workspace_bytes);
+  layers::check_forward(plan, args, workspace);
   const layers::MlpRun mlp = layers::forward_run(plan, args, workspace, stream);
   const layers::Linears linears(mlp, plan.h);
-  layers::check_inputs(checks, mlp, linears);
 
   layers::poison(mlp);
   layers::multiply(linears.fc1);
@@ -191,11 +216,9 @@ void forward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace w
 
 void backward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
               Stream stream) {
-  const ops::Checks checks(kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.backward_workspace_bytes);
+  layers::check_backward(plan, args, workspace);
   const layers::MlpRun mlp = layers::backward_run(plan, args, workspace, stream);
   const layers::Linears linears(mlp, plan.h_again);
-  layers::check_backward(checks, mlp, linears);
 
   layers::poison(mlp);
   layers::gradients(linears.fc2);
@@ -212,16 +235,9 @@ void backward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace 
 
 void wgrad(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
            Stream stream) {
-  const ops::Checks checks(kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.wgrad_workspace_bytes);
-  checks.holds(plan.problem.deferred && (plan.fc1.wgrad || plan.fc2.wgrad),
-               "deferred is no, or wgrad1 and wgrad2 are; must be yes; nothing was deferred");
-  layers::MlpRun mlp = layers::forward_run(plan, args, workspace, stream);
-  mlp.copies_bytes = 0;
+  layers::check_wgrad(plan, args, workspace);
+  const layers::MlpRun mlp = layers::wgrad_run(plan, args, workspace, stream);
   const layers::Linears linears(mlp, plan.h_again);
-  layers::check_memories(checks, mlp);
-  layers::check_memory(checks, "pending", args.pending, plan.pending_bytes);
-  layers::check_wgrads(linears);
 
   layers::weigh(linears.fc2);
   layers::weigh(linears.fc1);
