@@ -4,6 +4,7 @@
 #include "cpu/activation.h"
 #include "cpu/bias_grad.h"
 #include "cpu/dequantize.h"
+#include "cpu/grouped_gemm.h"
 #include "cpu/offsets.h"
 #include "cpu/permute.h"
 #include "cpu/quantize.h"
@@ -50,6 +51,9 @@ Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
+      {"cpu_onednn_bf16", refuses_grouped_gemm_bf16, grouped_gemm_bf16_workspace_bytes,
+       grouped_gemm_bf16},
+      {"cpu_onednn", takes_all, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
       {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
   };
   return kList;

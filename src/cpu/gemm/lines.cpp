@@ -1,0 +1,156 @@
+#include "cpu/gemm/lines.h"
+
+#include <cstring>
+
+#include "cadre/error.h"
+#include "cpu/gemm/clones.h"
+#include "formats/list.h"
+
+namespace cadre::cpu::gemm {
+namespace {
+
+template <class Element>
+[[gnu::always_inline]] inline void decode(const void* codes, int64_t first, int64_t count,
+                                          float* to) {
+  const auto* from = static_cast<const typename Element::Code*>(codes) + first;
+  for (int64_t i = 0; i < count; ++i) to[i] = Element::decode(from[i]);
+}
+
+// A template cannot have clones, so every element type has its function.
+CADRE_CLONES void decode_f32(const void* codes, int64_t first, int64_t count, float* to) {
+  std::memcpy(to, static_cast<const float*>(codes) + first, size_t(count) * sizeof(float));
+}
+CADRE_CLONES void decode_bf16(const void* codes, int64_t first, int64_t count, float* to) {
+  decode<formats::Bf16>(codes, first, count, to);
+}
+CADRE_CLONES void decode_f16(const void* codes, int64_t first, int64_t count, float* to) {
+  decode<formats::Fp16>(codes, first, count, to);
+}
+CADRE_CLONES void decode_e4m3(const void* codes, int64_t first, int64_t count, float* to) {
+  decode<formats::E4m3>(codes, first, count, to);
+}
+CADRE_CLONES void decode_e5m2(const void* codes, int64_t first, int64_t count, float* to) {
+  decode<formats::E5m2>(codes, first, count, to);
+}
+CADRE_CLONES void decode_e8m0(const void* codes, int64_t first, int64_t count, float* to) {
+  decode<formats::E8m0>(codes, first, count, to);
+}
+CADRE_CLONES void decode_e2m1(const void* codes, int64_t first, int64_t count, float* to) {
+  const auto* bytes = static_cast<const uint8_t*>(codes) + first / 2;
+  const int64_t odd = count > 0 ? first % 2 : 0;  // a half byte at the front
+  if (odd) *to++ = formats::E2m1::decode(formats::nibble(*bytes++, 1));
+  for (int64_t i = 0; i < (count - odd) / 2; ++i) {
+    to[2 * i] = formats::E2m1::decode(formats::nibble(bytes[i], 0));
+    to[2 * i + 1] = formats::E2m1::decode(formats::nibble(bytes[i], 1));
+  }
+  if ((count - odd) % 2)
+    to[count - odd - 1] = formats::E2m1::decode(formats::nibble(bytes[(count - odd) / 2], 0));
+}
+
+CADRE_CLONES void encode_f32(const float* from, int64_t count, void* to) {
+  std::memcpy(to, from, size_t(count) * sizeof(float));
+}
+CADRE_CLONES void encode_bf16(const float* from, int64_t count, void* to) {
+  auto* codes = static_cast<uint16_t*>(to);
+  for (int64_t i = 0; i < count; ++i) codes[i] = formats::Bf16::encode(from[i]);
+}
+CADRE_CLONES void encode_f16(const float* from, int64_t count, void* to) {
+  auto* codes = static_cast<uint16_t*>(to);
+  for (int64_t i = 0; i < count; ++i) codes[i] = formats::Fp16::encode(from[i]);
+}
+
+using Floats = float __attribute__((vector_size(64)));
+using Indices = int __attribute__((vector_size(64)));
+
+/// Exchanges the halves of size `kSize` of two rows: the butterfly of a transpose.
+template <int kSize>
+[[gnu::always_inline]] inline void exchange(Floats& low, Floats& high) {
+  Indices first, second;
+  for (int i = 0; i < 16; ++i) {
+    const bool upper = i & kSize;
+    first[i] = upper ? 16 + i - kSize : i;
+    second[i] = upper ? 16 + i : i + kSize;
+  }
+  const Floats new_low = __builtin_shuffle(low, high, first);
+  high = __builtin_shuffle(low, high, second);
+  low = new_low;
+}
+
+template <int kSize>
+[[gnu::always_inline]] inline void exchange_all(Floats (&row)[16]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < 16; ++i)
+    if (!(i & kSize)) exchange<kSize>(row[i], row[i + kSize]);
+}
+
+}  // namespace
+
+DecodeLine decode_line(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return decode_f32;
+    case DType::kBf16:
+      return decode_bf16;
+    case DType::kF16:
+      return decode_f16;
+    case DType::kE4m3:
+      return decode_e4m3;
+    case DType::kE5m2:
+      return decode_e5m2;
+    case DType::kE8m0:
+      return decode_e8m0;
+    case DType::kE2m1:
+      return decode_e2m1;
+    default:
+      throw InvalidArgument(text("cpu: dtype is ", name(dtype), ", must be a float"));
+  }
+}
+
+EncodeLine encode_line(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return encode_f32;
+    case DType::kBf16:
+      return encode_bf16;
+    case DType::kF16:
+      return encode_f16;
+    default:
+      throw InvalidArgument(text("cpu: dtype is ", name(dtype), ", must be f32, bf16 or f16"));
+  }
+}
+
+CADRE_CLONES void scale_line(float* x, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= factor;
+}
+
+CADRE_CLONES void multiply_line(float* x, const float* y, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) x[i] *= y[i];
+}
+
+CADRE_CLONES void add_line(float* x, const float* y, int64_t count, float factor) {
+  for (int64_t i = 0; i < count; ++i) x[i] += factor * y[i];
+}
+
+CADRE_CLONES void narrow_line(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) to[i] = uint16_t(formats::bits_of(from[i]) >> 16);
+}
+
+CADRE_CLONES void pair_lines(const float* even, const float* odd, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t pair =
+        (formats::bits_of(even[i]) >> 16) | (formats::bits_of(odd[i]) & 0xffff'0000u);
+    std::memcpy(to + 2 * i, &pair, sizeof(pair));
+  }
+}
+
+CADRE_CLONES void transpose_16(const float* from, int64_t from_step, float* to, int64_t to_step) {
+  Floats row[16];
+  for (int i = 0; i < 16; ++i) std::memcpy(&row[i], from + i * from_step, sizeof(Floats));
+  exchange_all<8>(row);
+  exchange_all<4>(row);
+  exchange_all<2>(row);
+  exchange_all<1>(row);
+  for (int i = 0; i < 16; ++i) std::memcpy(to + i * to_step, &row[i], sizeof(Floats));
+}
+
+}  // namespace cadre::cpu::gemm

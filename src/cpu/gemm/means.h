@@ -1,0 +1,25 @@
+#pragma once
+#include "cpu/gemm/products.h"
+
+namespace cadre::cpu::gemm {
+
+/// What a run works with.
+struct Means {
+  Multiplicand type = Multiplicand::kF32;
+  int threads = 1;
+};
+
+/// Bytes of staged operands that a wave aims at: a few times the second cache, enough to keep the
+/// threads busy between two barriers.
+inline constexpr int64_t kWaveBytes = int64_t(32) << 20;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+/// The width that Products takes for so many columns.
+inline int64_t padded_width(int64_t cols) {
+  if (!processor().free_tiles) return round_up(cols, 64);
+  return round_up(cols, cols <= 64 ? 16 : 64);
+}
+
+}  // namespace cadre::cpu::gemm

@@ -1,0 +1,157 @@
+#include "cpu/gemm/stage.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace cadre::cpu::gemm {
+namespace {
+
+constexpr int64_t kLanes = 16;   // lines that are transposed together
+constexpr int64_t kPiece = 256;  // elements of a line at a time
+constexpr int64_t kColumn = 64;  // width of a column of b
+
+/// Elements [from, from + count) of a line, and zeros behind them up to `padded`.
+struct Span {
+  int64_t from, count, padded;
+};
+
+void read_padded(const OperandLines& lines, const OperandLines::Line& line, const Span& span,
+                 float* to) {
+  const int64_t count = std::clamp<int64_t>(span.count, 0, span.padded);
+  if (count > 0) lines.read(line, span.from, count, to);
+  std::fill(to + count, to + span.padded, 0.0f);
+}
+
+/// The lines of a part as floats; zeros where a line or an element is beyond it.
+struct Reader {
+  const OperandLines& lines;
+  const Part& part;
+
+  /// Elements [at, at + padded) of line i, both counted from the start of the part.
+  void read(int64_t i, int64_t at, int64_t padded, float* to) const {
+    const int64_t count = i < part.lines ? part.count - at : 0;
+    read_padded(lines, {part.expert, part.first, part.line + i}, {part.from + at, count, padded},
+                to);
+  }
+};
+
+/// Sixteen lines side by side, a piece at a time. The step keeps them out of each other's cache
+/// sets.
+struct Sixteen {
+  static constexpr int64_t kStep = kPiece + kLanes;
+  alignas(64) float at[kLanes * kStep];
+
+  void read(const Reader& reader, int64_t line, int64_t from, int64_t padded) {
+    for (int64_t i = 0; i < kLanes; ++i) reader.read(line + i, from, padded, at + i * kStep);
+  }
+};
+
+void a_along_depth(const Reader& reader, const Staged& to) {
+  float piece[kPiece];
+  for (int64_t i = 0; i < to.outer; ++i) {
+    for (int64_t d = 0; d < to.depth; d += kPiece) {
+      const int64_t some = std::min(kPiece, to.depth - d), place = i * to.depth + d;
+      if (to.type == Multiplicand::kF32) {
+        reader.read(i, d, some, static_cast<float*>(to.data) + place);
+      } else {
+        reader.read(i, d, some, piece);
+        narrow_line(piece, some, static_cast<uint16_t*>(to.data) + place);
+      }
+    }
+  }
+}
+
+/// Sixteen rows of a from a block of sixteen lines; `o` is the first row, `d` the depth.
+void put_a(const float* block, int64_t o, int64_t d, const Staged& to) {
+  const int64_t place = o * to.depth + d, rows = std::min(kLanes, to.outer - o);
+  alignas(64) float rows_of_a[kLanes * kLanes];
+  transpose_16(block, Sixteen::kStep, rows_of_a, kLanes);
+  for (int64_t i = 0; i < rows; ++i) {
+    if (to.type == Multiplicand::kF32)
+      std::memcpy(static_cast<float*>(to.data) + place + i * to.depth, rows_of_a + i * kLanes,
+                  kLanes * sizeof(float));
+    else
+      narrow_line(rows_of_a + i * kLanes, kLanes,
+                  static_cast<uint16_t*>(to.data) + place + i * to.depth);
+  }
+}
+
+void a_along_outer(const Reader& reader, const Staged& to) {
+  Sixteen lines;
+  for (int64_t o = 0; o < to.outer; o += kPiece) {
+    const int64_t some = (std::min(kPiece, to.outer - o) + kLanes - 1) / kLanes * kLanes;
+    for (int64_t d = 0; d < to.depth; d += kLanes) {
+      lines.read(reader, d, o, some);
+      for (int64_t i = 0; i < some; i += kLanes) put_a(lines.at + i, o + i, d, to);
+    }
+  }
+}
+
+/// The width of b's columns, and where depth d of the column that holds `outer` begins.
+int64_t column_width(const Staged& to) { return std::min(to.outer, kColumn); }
+int64_t place_in_b(const Staged& to, int64_t outer, int64_t d) {
+  const int64_t width = column_width(to), column = outer / width;
+  return column * to.depth * width + d * width;
+}
+
+/// Four lines at a time: several streams of memory are faster than one.
+void b_along_outer_f32(const Reader& reader, const Staged& to) {
+  constexpr int64_t kStreams = 4;
+  const int64_t width = column_width(to);
+  for (int64_t d = 0; d < to.depth; d += kStreams)
+    for (int64_t o = 0; o < to.outer; o += width)
+      for (int64_t i = 0; i < kStreams; ++i)
+        reader.read(d + i, o, width, static_cast<float*>(to.data) + place_in_b(to, o, d + i));
+}
+
+void b_along_outer_bf16(const Reader& reader, const Staged& to) {
+  const int64_t width = column_width(to);
+  float even[kColumn], odd[kColumn];
+  for (int64_t d = 0; d < to.depth; d += 2) {
+    for (int64_t o = 0; o < to.outer; o += width) {
+      reader.read(d, o, width, even);
+      reader.read(d + 1, o, width, odd);
+      pair_lines(even, odd, width, static_cast<uint16_t*>(to.data) + place_in_b(to, o, d));
+    }
+  }
+}
+
+/// Sixteen depths of sixteen columns of b from a block of sixteen lines.
+void put_b(const float* block, int64_t o, int64_t d, const Staged& to) {
+  const int64_t width = column_width(to), lane = o % width;
+  if (to.type == Multiplicand::kF32) {
+    float* place = static_cast<float*>(to.data) + place_in_b(to, o, d) + lane;
+    return transpose_16(block, Sixteen::kStep, place, width);
+  }
+  alignas(64) float depths[kLanes * kLanes];
+  transpose_16(block, Sixteen::kStep, depths, kLanes);
+  for (int64_t i = 0; i < kLanes; i += 2)
+    pair_lines(depths + i * kLanes, depths + (i + 1) * kLanes, kLanes,
+               static_cast<uint16_t*>(to.data) + place_in_b(to, o, d + i) + 2 * lane);
+}
+
+void b_along_depth(const Reader& reader, const Staged& to) {
+  Sixteen lines;
+  for (int64_t o = 0; o < to.outer; o += kLanes) {
+    for (int64_t d = 0; d < to.depth; d += kPiece) {
+      const int64_t some = std::min(kPiece, to.depth - d);
+      lines.read(reader, o, d, some);
+      for (int64_t i = 0; i < some; i += kLanes) put_b(lines.at + i, o, d + i, to);
+    }
+  }
+}
+
+}  // namespace
+
+void stage_a(const OperandLines& lines, Run run, const Part& part, const Staged& to) {
+  const Reader reader{lines, part};
+  run == Run::kAlongDepth ? a_along_depth(reader, to) : a_along_outer(reader, to);
+}
+
+void stage_b(const OperandLines& lines, Run run, const Part& part, const Staged& to) {
+  const Reader reader{lines, part};
+  if (run == Run::kAlongDepth) return b_along_depth(reader, to);
+  to.type == Multiplicand::kF32 ? b_along_outer_f32(reader, to) : b_along_outer_bf16(reader, to);
+}
+
+}  // namespace cadre::cpu::gemm

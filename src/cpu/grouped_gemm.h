@@ -1,0 +1,22 @@
+#pragma once
+#include <string>
+
+#include "cadre/grouped_gemm.h"
+
+namespace cadre::cpu {
+
+/// Grouped GEMM by oneDNN, tile by tile: operands are decoded to bf16, or to fp32, and every
+/// product is a single-threaded call of fixed order; the tiles are shared among threads.
+///
+/// Exact     The order of a sum is that of its contraction. It depends neither on the threads nor,
+///           for y and dx, on other rows.
+void grouped_gemm_bf16(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+void grouped_gemm_f32(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+int64_t grouped_gemm_bf16_workspace_bytes(const GroupedGemmProblem&, const Device&);
+int64_t grouped_gemm_f32_workspace_bytes(const GroupedGemmProblem&, const Device&);
+
+/// bf16 products need a processor that is good at them, and operands that are bf16 numbers but for
+/// a scale per expert.
+std::string refuses_grouped_gemm_bf16(const GroupedGemmProblem&, const Device&);
+
+}  // namespace cadre::cpu
