@@ -86,7 +86,22 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   return m;
 }
 
+template <class Problem>
+int experts_of(const Problem& problem) {
+  if constexpr (std::is_same_v<Problem, DequantizeProblem>)
+    return problem.source.experts;
+  else
+    return problem.experts;
+}
+
 }  // namespace
+
+void require_measurable(std::string_view problem, const MeasureOptions& options) {
+  visit_problem(problem, [&](const auto& p) {
+    plan(p, this_cpu(), options.only);
+    parse_distribution(options.draw.offsets, experts_of(p), options.draw.seed);
+  });
+}
 
 Measurement measure(std::string_view problem, const MeasureOptions& options) {
   return visit_problem(problem, [&](const auto& p) { return measure_problem(p, options); });

@@ -29,6 +29,10 @@ struct Measurement {
   std::vector<Timing> timings;  ///< ours first
 };
 
+/// Finds out whether a problem can be measured before time is spent on others.
+/// Errors    InvalidArgument and Unsupported from parsing and planning, and of the distribution.
+void require_measurable(std::string_view problem, const MeasureOptions&);
+
 /// Checks, then times. Launches of ours and of the peers alternate, over copies of the case that
 /// together exceed the caches.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.

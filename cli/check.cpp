@@ -35,16 +35,16 @@ bench::CheckReport check_and_print(const std::string& problem, const Options& op
 int check_all(const Options& options) {
   if (!options.words.empty() && !options.file.empty())
     throw UsageError("check: PROBLEM and --file are both given; give one of them");
-  const auto problems = !options.words.empty()  ? problems_of(options.words)
-                        : !options.file.empty() ? read_shapes(options.file)
-                                                : built_in_shapes();
+  const auto shapes = !options.words.empty()  ? shapes_of(options.words)
+                      : !options.file.empty() ? read_shapes(options.file)
+                                              : built_in_shapes();
   size_t failed = 0, alone = 0;
-  for (const std::string& problem : problems) {
-    const bench::CheckReport r = check_and_print(problem, options);
+  for (const Shape& shape : shapes) {
+    const bench::CheckReport r = check_and_print(shape.problem, options);
     failed += !r.good();
     alone += r.is_reference();
   }
-  std::printf("%zu checked, %zu failed", problems.size(), failed);
+  std::printf("%zu checked, %zu failed", shapes.size(), failed);
   if (alone) std::printf(", %zu have the reference only: nothing to compare it with", alone);
   std::printf("\n");
   return failed ? 1 : 0;

@@ -11,39 +11,47 @@
 namespace cadre::cli {
 namespace {
 
-std::vector<std::string> parse_shapes(std::istream& in) {
-  std::vector<std::string> problems;
+std::string trimmed(const std::string& words) {
+  const size_t first = words.find_first_not_of(" \t\r"), last = words.find_last_not_of(" \t\r");
+  return first == words.npos ? "" : words.substr(first, last + 1 - first);
+}
+
+std::vector<Shape> parse_shapes(std::istream& in) {
+  std::vector<Shape> shapes;
   for (std::string line; std::getline(in, line);) {
-    line = line.substr(0, line.find('#'));
-    if (line.find_first_not_of(" \t\r") == line.npos) continue;
-    problems.push_back(line.substr(0, line.find_last_not_of(" \t\r") + 1));
+    const size_t hash = std::min(line.find('#'), line.size());
+    const std::string problem = trimmed(line.substr(0, hash));
+    if (problem.empty()) continue;
+    shapes.push_back({problem, trimmed(line.substr(std::min(hash + 1, line.size())))});
   }
-  return problems;
+  return shapes;
 }
 
 }  // namespace
 
-std::vector<std::string> read_shapes(const std::string& path) {
+std::vector<Shape> read_shapes(const std::string& path) {
   std::ifstream file(path);
   if (!file || file.peek() == std::ifstream::traits_type::eof())
     throw UsageError(
         text("shape file '", path,
              "' cannot be read or is empty; give a text file with one problem a line"));
-  const auto problems = parse_shapes(file);
-  if (problems.empty())
+  std::vector<Shape> shapes = parse_shapes(file);
+  if (shapes.empty())
     throw UsageError(text("shape file '", path, "' has no problem; write one a line"));
-  return problems;
+  return shapes;
 }
 
-std::vector<std::string> built_in_shapes() {
+std::vector<Shape> built_in_shapes() {
   std::istringstream in(check_shapes());
   return parse_shapes(in);
 }
 
-std::vector<std::string> problems_of(const std::vector<std::string>& words) {
+std::vector<Shape> shapes_of(const std::vector<std::string>& words) {
   const auto is_problem = [](const std::string& word) { return word.find(' ') != word.npos; };
-  if (std::all_of(words.begin(), words.end(), is_problem)) return words;
-  return {joined(words)};
+  if (!std::all_of(words.begin(), words.end(), is_problem)) return {{joined(words), ""}};
+  std::vector<Shape> shapes;
+  for (const std::string& word : words) shapes.push_back({word, ""});
+  return shapes;
 }
 
 }  // namespace cadre::cli

@@ -26,6 +26,7 @@ struct UsageError : std::runtime_error {
 };
 
 // One file each.
+Action declare_bench(CLI::App&);
 Action declare_check(CLI::App&);
 Action declare_explain(CLI::App&);
 Action declare_info(CLI::App&);

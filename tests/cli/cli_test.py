@@ -12,6 +12,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CADRE = ""
+VERBS = ("info", "explain", "check", "bench")
 
 
 def run(*words):
@@ -29,11 +30,11 @@ class Cli(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return done.stdout
 
-    def wrong(self, *words, says):
+    def wrong(self, *words, says, prints=False):
         """Exit code 2, nothing on stdout, one line on stderr that holds every text of `says`."""
         done = run(*words)
         self.assertEqual(done.returncode, 2, (words, done.stdout, done.stderr))
-        self.assertEqual(done.stdout, "")
+        self.assertTrue(prints or done.stdout == "", done.stdout)
         self.assertTrue(done.stderr.startswith("cadre: "), done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
         for text in says:
@@ -44,20 +45,20 @@ class Teaching(Cli):
     def test_bare_and_help_show_every_verb_and_examples(self):
         bare = self.good()
         self.assertEqual(bare, self.good("--help"))
-        for verb in ("info", "explain", "check"):
+        for verb in VERBS:
             self.assertRegex(bare, rf"(?m)^  {verb} ")
         examples = [line.split()[1:] for line in bare.splitlines() if line.startswith("  cadre ")]
         self.assertGreaterEqual(len(examples), 3)
 
     def test_every_verb_has_help(self):
-        for verb in ("info", "explain", "check"):
+        for verb in VERBS:
             self.assertIn("--help", self.good(verb, "--help"))
 
     def test_version(self):
         self.assertRegex(self.good("--version"), r"^cadre \d+\.\d+\.\d+\n$")
 
     def test_unknown_words(self):
-        self.wrong("inform", says=["verb is 'inform', must be one of info, explain, check"])
+        self.wrong("inform", says=["verb is 'inform', must be one of info, explain, check, bench"])
         self.wrong("--verbose", says=["--verbose", "run 'cadre --help'"])
         self.wrong("info", "--yaml", says=["--yaml", "run 'cadre info --help'"])
         self.wrong("info", "formats", says=["formats", "run 'cadre info --help'"])
@@ -177,6 +178,68 @@ class Check(Cli):
                       self.good("check", words, "--only", "cpu_reference"))
         self.wrong("check", words, "--only", "gpu",
                    says=["implementation is 'gpu', must be one of"])
+
+
+class Bench(Cli):
+    WORDS = "permute combine T=64 top_k=2 R=128 H=96 E=4 prob=yes"
+
+    def test_record_is_complete(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            text = self.good("bench", self.WORDS, "--offsets", "uniform,zipf:1.2", "--repeat", "3",
+                             "--json", str(record))
+            told = json.loads(record.read_text())
+        self.assertEqual(list(told), ["command", "machine", "date", "commit", "cases"])
+        self.assertTrue(told["command"].startswith("cadre bench "), told["command"])
+        self.assertRegex(told["machine"], r", \d+ threads$")
+        self.assertRegex(told["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertEqual([c["routing"] for c in told["cases"]], ["uniform", "zipf:1.2"])
+        for case in told["cases"]:
+            self.assertEqual(case["problem"], self.WORDS.replace(" prob", " dtype=bf16 prob"))
+            self.assertIn(case["problem"], text)
+            self.assertEqual(set(case["us"]), {"cadre", "copy"})
+            for name, median in case["us"].items():
+                self.assertLessEqual(0, case["us_p10"][name])
+                self.assertLessEqual(case["us_p10"][name], median)
+                self.assertLessEqual(median, case["us_p90"][name])
+            self.assertGreater(case["speed_of_peer"]["copy"], 0)
+            self.assertLessEqual(case["error_of_bound"], 1)
+            self.assertEqual(case["checked_rows"], 128)
+            self.assertIn(case["plan"], ("cpu", "cpu_reference"))
+
+    def test_layers_of_a_shape_file_are_recorded(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
+            shapes.write_text(self.WORDS + "  # small block\n")
+            self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
+            self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
+
+    def test_one_thread(self):
+        self.good("bench", self.WORDS, "--threads", "1", "--repeat", "2")
+
+    def test_wrong_calls(self):
+        self.wrong("bench", says=["give either a PROBLEM or --file"])
+        self.wrong("bench", self.WORDS, "--file", "x", says=["give either a PROBLEM or --file"])
+        self.wrong("bench", self.WORDS, "--json", "/nowhere/x.json",
+                   says=["'/nowhere/x.json' cannot be written"])
+        self.wrong("bench", self.WORDS, "--repeat", "0", says=["run 'cadre bench --help'"])
+        self.wrong("bench", self.WORDS, "--offsets", "uniform,lumpy", says=["'lumpy'", "zipf:S"])
+        self.wrong("bench", "permute combine T=64 top_k=2 R=128 H=0 E=4", says=["H is 0"])
+
+    def test_a_full_disk_is_told(self):
+        self.wrong("bench", self.WORDS, "--repeat", "1", "--json", "/dev/full",
+                   says=["'/dev/full' could not be written"], prints=True)
+
+
+class Shapes(Cli):
+    def test_every_shape_file_parses(self):
+        files = sorted((ROOT / "bench/shapes").glob("*.txt"))
+        self.assertTrue(files)
+        for file in files:
+            for line in file.read_text().splitlines():
+                problem = line.split("#")[0].strip()
+                if problem:
+                    self.good("explain", problem)
 
 
 if __name__ == "__main__":

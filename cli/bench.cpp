@@ -1,0 +1,133 @@
+// `cadre bench`: correctness first, then times beside peers.
+#include <omp.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/measure.h"
+#include "cadre/error.h"
+#include "cli/record.h"
+#include "cli/shapes.h"
+#include "cli/verb.h"
+
+namespace cadre::cli {
+namespace {
+
+struct Options {
+  std::vector<std::string> words;
+  std::vector<std::string> distributions = {"uniform"};
+  std::string file, json;
+  bench::MeasureOptions measure;
+  int threads = 0;
+};
+
+void print(const bench::Measurement& m, const std::string& routing) {
+  std::printf("%s  offsets=%s\n", m.problem.c_str(), routing.c_str());
+  if (!m.check.good()) {
+    std::printf("  WRONG, so not timed: %s  %s\n", m.check.fault.c_str(), m.plan.c_str());
+    return;
+  }
+  std::printf("  %-14s %12s %12s %12s %10s %8s  %s\n", m.plan.c_str(), "median us", "p10", "p90",
+              m.flops > 0 ? "GFLOP/s" : "", "GB/s", "our speed");
+  for (const bench::Timing& t : m.timings) {
+    const double ns = t.us.median * 1000;
+    std::printf("  %-14s %12.1f %12.1f %12.1f ", t.name.c_str(), t.us.median, t.us.p10, t.us.p90);
+    if (m.flops > 0)
+      std::printf("%10.1f ", m.flops / ns);
+    else
+      std::printf("%10s ", "");
+    std::printf("%8.1f", m.bytes / ns);
+    if (t.name != "cadre") std::printf("  %.2f of it", t.speed);
+    std::printf("\n");
+  }
+  if (m.check.is_reference())
+    std::printf("  this is the reference itself: nothing to compare it with\n");
+  else
+    std::printf("  error %.3f of bound, with R = %lld\n", m.check.error_of_bound,
+                static_cast<long long>(m.checked_rows));
+}
+
+// Opened before anything is measured, so that no result is lost for want of a place.
+std::ofstream open_record(const std::string& path) {
+  std::ofstream file(path);
+  if (!file)
+    throw UsageError(text("bench: '", path, "' cannot be written; give --json a path that can be"));
+  return file;
+}
+
+std::vector<Shape> wanted(const Options& options) {
+  if (options.words.empty() == options.file.empty())
+    throw UsageError(
+        "bench: give either a PROBLEM or --file, such as 'cadre bench grouped_gemm "
+        "fprop R=2048 N=512 K=512 E=8'");
+  return options.file.empty() ? shapes_of(options.words) : read_shapes(options.file);
+}
+
+// Calls `work(shape, distribution)` for every case.
+template <class Work>
+void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& work) {
+  for (const Shape& shape : shapes)
+    for (const std::string& distribution : options.distributions) {
+      options.measure.draw.offsets = distribution;
+      work(shape, distribution);
+    }
+}
+
+int measure_all(Options options) {
+  const std::vector<Shape> shapes = wanted(options);
+  if (options.threads > 0) omp_set_num_threads(options.threads);
+  for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
+    bench::require_measurable(shape.problem, options.measure);
+  });
+  std::ofstream file;
+  if (!options.json.empty()) file = open_record(options.json);
+  std::vector<Case> cases;
+  bool good = true;
+  for_each_case(options, shapes, [&](const Shape& shape, const std::string& distribution) {
+    cases.push_back({bench::measure(shape.problem, options.measure), distribution, shape.layer});
+    print(cases.back().measured, distribution);
+    std::fflush(stdout);
+    good = good && cases.back().measured.check.good();
+  });
+  if (file.is_open() && !(file << record(cases).dump(1) << "\n").flush())
+    throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
+  return good ? 0 : 1;
+}
+
+constexpr const char* kFooter = R"(
+Every implementation is checked against the reference first, on as many rows as the reference can do
+in about a second. Launches of ours and of the peers alternate on the same data: grouped_gemm runs
+beside one dense oneDNN product of equal work, everything else beside a copy of as many bytes. "our
+speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong result.
+
+  cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
+  cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";
+
+}  // namespace
+
+Action declare_bench(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("PROBLEM", options->words, "one problem, or several in quotes");
+  app.add_option("--file", options->file, "a file with one problem a line; `# layer` behind it");
+  app.add_option("--offsets", options->distributions,
+                 "how rows fall to experts: uniform, zipf:S, onehot, or a file of counts")
+      ->delimiter(',')
+      ->capture_default_str();
+  app.add_option("--json", options->json, "write a record of all cases to this file");
+  app.add_option("--repeat", options->measure.repeat, "launches of each contestant")
+      ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--threads", options->threads, "threads to use; 0: as many as OpenMP would")
+      ->check(CLI::Range(0, 4096))
+      ->capture_default_str();
+  app.add_option("--seed", options->measure.draw.seed, "of the random data")->capture_default_str();
+  app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
+  app.footer(kFooter);
+  return [options] { return measure_all(*options); };
+}
+
+}  // namespace cadre::cli

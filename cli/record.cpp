@@ -1,0 +1,83 @@
+#include "cli/record.h"
+
+#include <chrono>
+#include <cmath>
+#include <ctime>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cadre/device.h"
+#include "cadre/error.h"
+
+namespace cadre::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string now() {
+  const std::time_t time = std::time(nullptr);
+  char words[32];
+  std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return words;
+}
+
+double rounded(double value) { return std::round(value * 1000) / 1000; }
+
+Json one_case(const Case& c) {
+  const bench::Measurement& m = c.measured;
+  Json us = Json::object(), p10 = us, p90 = us, speed = us;
+  for (const bench::Timing& t : m.timings) {
+    us[t.name] = rounded(t.us.median);
+    p10[t.name] = rounded(t.us.p10);
+    p90[t.name] = rounded(t.us.p90);
+    if (t.name != "cadre") speed[t.name] = rounded(t.speed);
+  }
+  Json row = {{"problem", m.problem}, {"routing", c.routing}};
+  if (!c.layer.empty()) row["layer"] = c.layer;
+  row["us"] = us;
+  row["us_p10"] = p10;
+  row["us_p90"] = p90;
+  row["speed_of_peer"] = speed;
+  row["flops"] = m.flops;
+  row["bytes"] = m.bytes;
+  row["error_of_bound"] = rounded(m.check.error_of_bound);
+  row["checked_rows"] = m.checked_rows;
+  row["plan"] = m.plan;
+  return row;
+}
+
+}  // namespace
+
+std::string machine() {
+  std::ifstream cpus("/proc/cpuinfo");
+  std::string name = "unknown CPU";
+  for (std::string line; std::getline(cpus, line);)
+    if (line.rfind("model name", 0) == 0) {
+      name = line.substr(line.find(':') + 2);
+      break;
+    }
+  return text(name, ", ", this_cpu().units, " threads");
+}
+
+std::string command_line() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::string all;
+  for (std::string word; std::getline(file, word, '\0');) {
+    if (all.empty()) word = word.substr(word.rfind('/') + 1);
+    if (word.find(' ') != word.npos) word = '"' + word + '"';
+    all += (all.empty() ? "" : " ") + word;
+  }
+  return all;
+}
+
+Json record(const std::vector<Case>& cases) {
+  Json list = Json::array();
+  for (const Case& c : cases) list.push_back(one_case(c));
+  return {{"command", command_line()},
+          {"machine", machine()},
+          {"date", now()},
+          {"commit", commit()},
+          {"cases", list}};
+}
+
+}  // namespace cadre::cli

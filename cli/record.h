@@ -1,0 +1,29 @@
+#pragma once
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "bench/measure.h"
+
+namespace cadre::cli {
+
+/// One measurement with what the record says beside it.
+struct Case {
+  bench::Measurement measured;
+  std::string routing;  ///< how rows fell to experts: "uniform", "zipf:1.2", ...
+  std::string layer;    ///< what the problem is in a model; may be empty
+};
+
+/// A benchmark record: {"command", "machine", "date", "commit", "cases": [...]}.
+nlohmann::ordered_json record(const std::vector<Case>&);
+
+/// The words of this process, the program without its folder.
+std::string command_line();
+
+/// "Intel(R) Xeon(R) ..., 2 threads".
+std::string machine();
+
+/// The commit that this binary was built from, with "-dirty" behind it if files had changed.
+std::string commit();
+
+}  // namespace cadre::cli
