@@ -20,9 +20,10 @@ auto visit_problem(std::string_view words, Visit&& visit) {
   if (name == "offsets") return visit(parse_offsets_problem(words));
   if (name == "permute") return visit(parse_permute_problem(words));
   if (name == "quantize") return visit(parse_quantize_problem(words));
+  if (name == "routing") return visit(parse_routing_problem(words));
   throw InvalidArgument(text("problem: operation is '", name,
                              "', must be one of activation, bias_grad, dequantize, grouped_gemm, "
-                             "offsets, permute, quantize"));
+                             "offsets, permute, quantize, routing"));
 }
 
 }  // namespace cadre::bench

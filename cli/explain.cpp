@@ -17,33 +17,76 @@ struct Options {
   bool json = false;
 };
 
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kExact = "yes: same bits on every run, whatever else is in the batch";
+constexpr const char* kNotExact = "no: bits may differ between runs";
+constexpr const char* kNone = "none: no implementation takes it";
+
 void print(const Explanation& e, const Device& device) {
-  std::cout << "problem    " << e.problem << "\ndevice     " << to_string(device) << "\n";
-  if (e.plan.empty()) {
-    std::cout << "plan       none: no implementation takes it\n";
-  } else {
-    std::cout << "plan       " << e.plan << "\nworkspace  " << e.workspace_bytes
-              << " bytes\nexact      "
-              << (e.exact ? "yes: same bits on every run, whatever else is in the batch"
-                          : "no: bits may differ between runs")
-              << "\n";
-  }
+  std::cout << "problem    " << e.problem << "\ndevice     " << to_string(device) << "\nplan       "
+            << (e.plan.empty() ? kNone : e.plan) << "\n";
+  if (!e.plan.empty())
+    std::cout << "workspace  " << e.workspace_bytes << " bytes\nexact      "
+              << (e.exact ? kExact : kNotExact) << "\n";
   for (const Refusal& r : e.refusals) std::cout << "refused    " << r.name << ": " << r.why << "\n";
 }
 
 void print_json(const Explanation& e, const Device& device) {
-  nlohmann::ordered_json refusals = nlohmann::ordered_json::array();
+  Json refusals = Json::array();
   for (const Refusal& r : e.refusals) refusals.push_back({{"name", r.name}, {"why", r.why}});
-  nlohmann::ordered_json all = {{"problem", e.problem}, {"device", to_string(device)}};
-  if (e.plan.empty()) {
-    all["plan"] = nullptr;
-  } else {
+  Json all = {{"problem", e.problem}, {"device", to_string(device)}, {"plan", nullptr}};
+  if (!e.plan.empty()) {
     all["plan"] = e.plan;
     all["workspace_bytes"] = e.workspace_bytes;
     all["exact"] = e.exact;
   }
   all["refusals"] = refusals;
   std::cout << all.dump(2) << "\n";
+}
+
+void print(const LayerExplanation& e, const Device& device) {
+  std::cout << "problem    " << e.problem << "\ndevice     " << to_string(device) << "\nplan       "
+            << (e.plan.empty() ? kNone : e.plan) << "\n";
+  if (e.plan.empty())
+    std::cout << "refused    " << e.refusals << "\n";
+  else
+    std::cout << "exact      " << (e.exact ? kExact : kNotExact) << "\n\n" << e.steps;
+}
+
+Json memory(const LayerMemory& m) {
+  return {{"forward_workspace_bytes", m.forward_workspace_bytes},
+          {"backward_workspace_bytes", m.backward_workspace_bytes},
+          {"wgrad_workspace_bytes", m.wgrad_workspace_bytes},
+          {"saved_bytes", m.saved_bytes},
+          {"pending_bytes", m.pending_bytes},
+          {"weight_cache_bytes", m.weight_cache_bytes}};
+}
+
+void print_json(const LayerExplanation& e, const Device& device) {
+  Json all = {{"problem", e.problem}, {"device", to_string(device)}, {"plan", nullptr}};
+  if (e.plan.empty()) {
+    all["refusals"] = e.refusals;
+  } else {
+    all["plan"] = e.plan;
+    all["exact"] = e.exact;
+    all["memory"] = memory(e.memory);
+    all["kept_bytes_per_row"] = e.kept_a_row;
+    all["steps"] = e.steps;
+  }
+  std::cout << all.dump(2) << "\n";
+}
+
+// Returns the exit code.
+template <class Info>
+int explain(const Info& info, const std::string& problem, const Options& options) {
+  const Device device = parse_device(options.device);
+  const auto e = info.explain(problem, device);
+  if (options.json)
+    print_json(e, device);
+  else
+    print(e, device);
+  return e.plan.empty() ? 1 : 0;
 }
 
 }  // namespace
@@ -58,10 +101,9 @@ Action declare_explain(CLI::App& app) {
   app.footer("\nExit code 1: no implementation takes the problem on that device.");
   return [options] {
     const std::string problem = joined(options->words);
-    const Device device = parse_device(options->device);
-    const Explanation e = operation_of(problem).explain(problem, device);
-    (options->json ? print_json : print)(e, device);
-    return e.plan.empty() ? 1 : 0;
+    const Subject subject = subject_of(problem);
+    return subject.layer ? explain(*subject.layer, problem, *options)
+                         : explain(*subject.operation, problem, *options);
   };
 }
 

@@ -96,9 +96,18 @@ Json operations() {
   return list;
 }
 
+Json layers() {
+  Json list = Json::array();
+  for (const LayerInfo& l : layer_list())
+    list.push_back({{"name", l.name}, {"summary", l.summary}, {"example", l.example}});
+  return list;
+}
+
 Json everything() {
-  return {{"version", version()},         {"devices", devices()}, {"formats", formats()},
-          {"activations", activations()}, {"recipes", recipes()}, {"operations", operations()}};
+  return {{"version", version()}, {"devices", devices()},
+          {"formats", formats()}, {"activations", activations()},
+          {"recipes", recipes()}, {"operations", operations()},
+          {"layers", layers()}};
 }
 
 std::string joined(const Json& words) {
@@ -142,6 +151,9 @@ void print(const Json& all) {
     operations.add({o["name"], joined(o["implementations"]["cpu"]),
                     joined(o["implementations"]["cuda"]), o["example"]});
   operations.print(std::cout);
+  Table layers({"layer", "example"});
+  for (const Json& l : all["layers"]) layers.add({l["name"], l["example"]});
+  layers.print(std::cout);
 }
 
 }  // namespace

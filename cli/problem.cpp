@@ -7,15 +7,19 @@
 
 namespace cadre::cli {
 
-const OperationInfo& operation_of(std::string_view problem) {
+Subject subject_of(std::string_view problem) {
   const size_t start = std::min(problem.find_first_not_of(" \t"), problem.size());
   const std::string_view name = problem.substr(start, problem.find_first_of(" \t", start) - start);
   std::string known;
   for (const OperationInfo& operation : operation_list()) {
-    if (operation.name == name) return operation;
+    if (operation.name == name) return {&operation, nullptr};
     known += text(known.empty() ? "" : ", ", operation.name);
   }
-  throw UsageError(text("problem: operation is '", name, "', must be one of ", known,
+  for (const LayerInfo& layer : layer_list()) {
+    if (layer.name == name) return {nullptr, &layer};
+    known += text(", ", layer.name);
+  }
+  throw UsageError(text("problem: first word is '", name, "', must be one of ", known,
                         "; 'cadre info' shows an example of each"));
 }
 

@@ -3,13 +3,20 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/layers.h"
 #include "cadre/operations.h"
 
 namespace cadre::cli {
 
-/// The operation whose name is the first word of `problem`.
-/// Errors    UsageError listing the operations.
-const OperationInfo& operation_of(std::string_view problem);
+/// The operation or the layer that a problem is one of; the other is null.
+struct Subject {
+  const OperationInfo* operation = nullptr;
+  const LayerInfo* layer = nullptr;
+};
+
+/// What the first word of `problem` names.
+/// Errors    UsageError listing the operations and layers.
+Subject subject_of(std::string_view problem);
 
 /// Words of the command line as one problem: `cadre explain "permute ..."` and `cadre explain
 /// permute ...` mean the same.

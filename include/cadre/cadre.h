@@ -13,6 +13,7 @@
 #include "cadre/grouped_mlp.h"
 #include "cadre/host_device.h"
 #include "cadre/layer.h"
+#include "cadre/layers.h"
 #include "cadre/offsets.h"
 #include "cadre/operations.h"
 #include "cadre/permute.h"

@@ -43,6 +43,9 @@ constexpr std::array kOperations = {
     row<OffsetsProblem, OffsetsArgs, parse_offsets_problem>(
         "offsets", "row ranges of the experts from counts, ends or routing",
         "offsets routing R=8192 E=64 T=4096 top_k=2"),
+    row<RoutingProblem, RoutingArgs, parse_routing_problem>(
+        "routing", "the top_k experts of each token, their probabilities, and the gradient",
+        "routing forward softmax T=4096 E=64 top_k=8"),
     row<PermuteProblem, PermuteArgs, parse_permute_problem>(
         "permute", "rows between token order and expert order, both ways, and the gradients",
         "permute combine T=4096 top_k=2 R=8192 H=2048 E=64 prob=yes"),

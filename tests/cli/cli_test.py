@@ -85,7 +85,7 @@ class Info(Cli):
     def test_text_shows_what_json_holds(self):
         text = self.good("info")
         all_of = info()
-        for part in ("formats", "activations", "recipes", "operations"):
+        for part in ("formats", "activations", "recipes", "operations", "layers"):
             for row in all_of[part]:
                 self.assertRegex(text, rf"(?m)^{row['name']} ")
 
@@ -113,11 +113,26 @@ class Explain(Cli):
             self.assertIn("plan       none: no implementation takes it", text)
             self.assertIn("refused    cuda: this build has no CUDA backend; configure with", text)
 
+    def test_every_layer_is_explained_step_by_step(self):
+        for layer in info()["layers"]:
+            told = json.loads(self.good("explain", layer["example"], "--json"))
+            self.assertTrue(told["plan"])
+            self.assertTrue(told["exact"])
+            self.assertGreater(told["kept_bytes_per_row"], 0)
+            self.assertGreater(told["memory"]["forward_workspace_bytes"] +
+                               told["memory"]["saved_bytes"], 0)
+            text = self.good("explain", layer["example"])
+            self.assertIn(f"problem    {told['problem']}\n", text)
+            self.assertIn("grouped_gemm fprop", text)
+            refused = self.good("explain", layer["example"], "--device", "sm_90", code=1)
+            self.assertIn("plan       none", refused)
+            self.assertIn("refused    no implementation on sm_90 for '", refused)
+
     def test_wrong_problems(self):
         self.wrong("explain", says=["PROBLEM is required", "run 'cadre explain --help'"])
         self.wrong("explain", "gemm", "R=1",
-                   says=["operation is 'gemm', must be one of ", "'cadre info' shows an example"])
-        self.wrong("explain", "", says=["operation is ''"])
+                   says=["first word is 'gemm', must be one of ", "'cadre info' shows an example"])
+        self.wrong("explain", "", says=["first word is ''"])
         self.wrong("explain", "offsets", "counts", "R=many", says=["R is 'many', must be"])
         self.wrong("explain", "offsets", "counts", "R=1", "E=0",
                    says=["E is 0, must be 1 or more", "[offsets counts R=1 E=0 index=i32]"])
