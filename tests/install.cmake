@@ -7,6 +7,6 @@ if(CADRE_INSTALL AND NOT CADRE_SANITIZE)
       ${way} ${PROJECT_SOURCE_DIR} ${PROJECT_BINARY_DIR} ${PROJECT_BINARY_DIR}/consumer/${way})
     set_tests_properties(consumer_${way} PROPERTIES TIMEOUT 1200)
   endforeach()
-  set_tests_properties(consumer_pkg_config consumer_shared consumer_fetch_content
+  set_tests_properties(consumer_headers consumer_pkg_config consumer_shared consumer_fetch_content
     PROPERTIES LABELS slow)
 endif()

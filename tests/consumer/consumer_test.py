@@ -13,7 +13,11 @@ import shutil
 import subprocess
 import sys
 
-WANT = "f32[2, 3] on cpu"
+# Row 0 by expert 0, rows 1 to 3 by expert 2, and two rows that nobody may touch.
+WANT = "3 12\n39 48\n39 48\n39 48\n-1 -1\n-1 -1\n"
+
+# Whether it links is the question here, not how fast it runs.
+QUICK = ("-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O0")
 
 
 def call(*command, **options):
@@ -22,7 +26,7 @@ def call(*command, **options):
 
 
 def build_and_run(project, folder, *options):
-    call("cmake", "-G", "Ninja", "-S", project, "-B", folder, *options)
+    call("cmake", "-G", "Ninja", "-S", project, "-B", folder, *QUICK, *options)
     call("cmake", "--build", folder)
     check_output(folder / "consumer")
 
@@ -64,7 +68,7 @@ def pkg_config(project, source, build, scratch):
 
 def shared(project, source, build, scratch):
     call("cmake", "-G", "Ninja", "-S", source, "-B", scratch / "cadre", "-DBUILD_SHARED_LIBS=ON",
-         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", "-DCMAKE_BUILD_TYPE=Release")
+         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", *QUICK)
     call("cmake", "--build", scratch / "cadre")
     tree = installed(scratch / "cadre", scratch)
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
