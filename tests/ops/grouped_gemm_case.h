@@ -101,7 +101,7 @@ class OperandCase {
   Operand packed() const {
     Operand operand;
     operand.codes = code_view_;
-    if (scales_.rows() != 0 && info(shape_.format.kind).block != 0) operand.scales = scales_.view();
+    if (info(shape_.format.kind).block != 0) operand.scales = scales_.view();
     if (!expert_scale_.empty()) operand.expert_scale = expert_scale_.data();
     return operand;
   }
@@ -112,7 +112,29 @@ class OperandCase {
     return operand;
   }
   std::string damage() const { return codes_.damage() + scales_.damage(); }
-  const std::vector<char>& bytes() const { return codes_.bytes(); }
+
+  void fill_everything(std::mt19937& random) {
+    for (Tensor* tensor : {&codes_, &scales_}) {
+      const TensorView v = tensor->view();
+      const int64_t lines = v.rank == 0 ? 0 : v[v.rank - 2];
+      for (int64_t i = 0; i < (v.rank == 0 ? 0 : tensor->rows()); ++i)
+        for (int64_t j = 0; j < tensor->columns(); ++j)
+          put_code(row(*tensor, i / lines, i % lines), v.dtype, j,
+                   random_code(random, v.dtype).bits);
+    }
+  }
+  /// Another value of a plain operand: of row `i` of routed rows, or of a weight.
+  void plant(int expert, int64_t i, int64_t j, double value) {
+    const bool weights = shape_.kind == RowsKind::kWeights;
+    cpu::write(code_view_, weights ? cpu::At{expert, i, j} : cpu::At{i, j}, value);
+    values_[size_t((weights ? expert * shape_.rows + i : i) * shape_.cols + j)] = value;
+  }
+  /// Copies plain routed rows to row `first` of a larger matrix.
+  void copy_to(const TensorView& to, int64_t first) const {
+    for (int64_t i = 0; i < codes_.rows(); ++i)
+      for (int64_t j = 0; j < codes_.columns(); ++j)
+        cpu::write(to, {first + i, j}, codes_.at(i, j));
+  }
 
  private:
   struct Place {
@@ -243,10 +265,17 @@ class GemmCase {
   Result run(std::string_view implementation = {}, int threads = 2) {
     const Device cpu{.kind = DeviceKind::kCpu, .units = threads};
     const GroupedGemmPlan chosen = plan(p, cpu, implementation);
-    const OwnedWorkspace workspace(chosen.workspace_bytes);
+    return run_by(chosen.workspace_bytes, [&](const GroupedGemmArgs& a, Workspace workspace) {
+      cadre::run(chosen, a, workspace, {});
+    });
+  }
+  /// The same by a function of arguments and workspace.
+  template <class Run>
+  Result run_by(int64_t workspace_bytes, Run&& work) {
+    const OwnedWorkspace workspace(workspace_bytes);
     Result result{old_, {}, {}};
     result.view = out_view(result.out);
-    cadre::run(chosen, args(result), workspace.get(), {});
+    work(args(result), workspace.get());
     result.damage = result.out.damage() + lhs_.damage() + rhs_.damage() + c_.damage();
     return result;
   }
@@ -280,6 +309,15 @@ class GemmCase {
     return v.rank == 2 ? cpu::read(v, row, col) : cpu::read(v, row / v[1], row % v[1], col);
   }
 
+  /// Numbers in all rows of codes and scales, those of the tail and between blocks too. The answer
+  /// is no longer known.
+  void fill_everything(unsigned seed) {
+    std::mt19937 random(seed);
+    lhs_.fill_everything(random);
+    rhs_.fill_everything(random);
+  }
+  OperandCase& lhs() { return lhs_; }
+  OperandCase& rhs() { return rhs_; }
   /// NaN throughout; the answer takes no part of it.
   void poison_addend() { c_ = make_out(); }
 

@@ -152,6 +152,22 @@ TEST(GroupedGemm, AccumulateOverwritesAddsOrAsksTheDevice) {
         }
 }
 
+// A NaN or an infinity shows where it belongs, and nowhere else.
+TEST(GroupedGemm, SpecialValuesStayInTheirRowAndExpert) {
+  for (const char* words :
+       {"fprop N=37 K=45 format=f32", "fprop N=37 K=45 format=bf16", "dgrad N=37 K=45 format=f32",
+        "wgrad N=37 K=45 format=bf16", "fprop N=37 K=45 format=f32 rhs_major=column"}) {
+    for (const char* name : kImplementations) {
+      GemmCase c(problem(text("grouped_gemm ", words)), counts_with_gaps(5), 1);
+      c.lhs().plant(0, 9, 5, std::nan(""));
+      c.lhs().plant(0, 58, 36, INFINITY);
+      const bool wgrad = c.p.pass == Pass::kWgrad;
+      wgrad ? c.rhs().plant(0, 40, 44, std::nan("")) : c.rhs().plant(4, 36, 44, std::nan(""));
+      EXPECT_EQ(c.check(name), "") << name << ": " << to_string(c.p);
+    }
+  }
+}
+
 TEST(GroupedGemm, TailsAreKeptOrZero) {
   for (const char* pass : {"fprop", "dgrad"})
     for (const char* tail : {"keep", "zero"})

@@ -3,15 +3,14 @@
 
 namespace cadre::cpu::gemm {
 
-/// What a run works with.
+/// What a run works with. Results depend on the type only.
 struct Means {
   Multiplicand type = Multiplicand::kF32;
   int threads = 1;
+  /// Bytes of staged operands that a wave aims at: a few times the second cache, enough to keep the
+  /// threads busy between two barriers.
+  int64_t wave_bytes = int64_t(32) << 20;
 };
-
-/// Bytes of staged operands that a wave aims at: a few times the second cache, enough to keep the
-/// threads busy between two barriers.
-inline constexpr int64_t kWaveBytes = int64_t(32) << 20;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }

@@ -31,15 +31,15 @@ struct Sizes {
   int64_t staged_bytes;  ///< of a wave
   bool spans;            ///< an expert may go on in the next wave
 
-  Sizes(const GroupedGemmProblem& p, Multiplicand type)
-      : n(p.n), k(p.k), unit(bytes_of(type)), deep(depth_unit(type)) {
+  Sizes(const GroupedGemmProblem& p, const Means& means)
+      : n(p.n), k(p.k), unit(bytes_of(means.type)), deep(depth_unit(means.type)) {
     padded_k = padded_width(k);
     width = std::min(padded_k, processor().free_tiles ? kTileWidth : 64);
     const int64_t some = std::min<int64_t>(p.experts, p.rows);
     const int64_t rows = p.rows + some * (std::max<int64_t>(deep, 16) + 15);
     chunks = std::min(kMostChunks, ceil_div(rows, kChunkRows) + some);
     const int64_t all = rows * (n + padded_k) * unit + chunks * 2 * kAlignment;
-    staged_bytes = std::min(all, std::max(kWaveBytes, bytes_of_chunk(kChunkRows)));
+    staged_bytes = std::min(all, std::max(means.wave_bytes, bytes_of_chunk(kChunkRows)));
     spans = chunks == kMostChunks || staged_bytes < all;
   }
   int64_t a_bytes(int64_t depth) const { return round_up(n * depth * unit, kAlignment); }
@@ -159,7 +159,7 @@ struct Work {
       : p(problem),
         args(given),
         means(with),
-        sizes(problem, with.type),
+        sizes(problem, with),
         memory(sizes, with, workspace.data),
         dy(given.lhs, lhs_shape(problem), problem.lhs_major),
         x(given.rhs, rhs_shape(problem), problem.rhs_major),
@@ -179,7 +179,7 @@ void stage_piece(const Work& work, int64_t index) {
   const Chunk& chunk = work.memory.chunks[index / work.pieces()];
   const int64_t piece = index % work.pieces(), pieces_of_dy = work.pieces_of_dy();
   const Multiplicand type = work.means.type;
-  const auto run = [](bool column) { return column ? Run::kAlongDepth : Run::kAlongOuter; };
+  const auto run = [](bool column) { return column ? Along::kDepth : Along::kOuter; };
   if (piece < pieces_of_dy) {
     const int64_t col = piece * kPieceWidth, cols = std::min(kPieceWidth, work.sizes.n - col);
     const bool column = work.dy.is_column_major();
@@ -301,7 +301,7 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
 }  // namespace
 
 int64_t ragged_contraction_bytes(const GroupedGemmProblem& p, const Means& means) {
-  return Memory(Sizes(p, means.type), means, nullptr).bytes;
+  return Memory(Sizes(p, means), means, nullptr).bytes;
 }
 
 void ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args,

@@ -26,17 +26,17 @@ struct Sizes {
   int64_t panel, chunk;   ///< columns and depth of a staged part of the weight
   int64_t slots;          ///< tiles of a wave
 
-  Sizes(const GroupedGemmProblem& p, Multiplicand type) {
+  Sizes(const GroupedGemmProblem& p, const Means& means) {
     const bool fprop = p.pass == Pass::kFprop;
     depth = fprop ? p.k : p.n;
     cols = fprop ? p.n : p.k;
-    padded = round_up(depth, depth_unit(type));
+    padded = round_up(depth, depth_unit(means.type));
     in_place = fprop == (p.rhs_major == Major::kRow);
     panel = in_place ? std::clamp<int64_t>(kPanelElements / padded / 16 * 16, 32, 256)
                      : padded_width(std::min(cols, processor().free_tiles ? kPackedPanel : 64));
     chunk = in_place ? padded : std::min(padded, kPackedDepth);
     const int64_t tiles = ceil_div(p.rows, kTileRows) + std::min<int64_t>(p.experts, p.rows);
-    const int64_t fitting = kWaveBytes / (kTileRows * padded * bytes_of(type));
+    const int64_t fitting = means.wave_bytes / (kTileRows * padded * bytes_of(means.type));
     slots = std::min(tiles, std::max<int64_t>(fitting, kGroupTiles));
   }
   int64_t panels() const { return ceil_div(cols, panel); }
@@ -141,7 +141,7 @@ struct Work {
   Work(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& with,
        Workspace workspace)
       : means(with),
-        sizes(p, with.type),
+        sizes(p, with),
         memory(sizes, with, workspace.data),
         rows(args.lhs, lhs_shape(p), p.lhs_major),
         weight(args.rhs, rhs_shape(p), p.rhs_major),
@@ -168,7 +168,7 @@ void stage_tile(const Work& work, int64_t t) {
   const Tile& tile = work.memory.tiles[t];
   const Sizes& s = work.sizes;
   const bool column = work.rows.is_column_major();
-  const Run run = column ? Run::kAlongOuter : Run::kAlongDepth;
+  const Along run = column ? Along::kOuter : Along::kDepth;
   if (s.in_place) {
     const Staged to{work.staged(t), work.means.type, work.width(tile), s.padded};
     return stage_b(work.rows, run, part_of(tile, column, 0, s.depth), to);
@@ -200,7 +200,7 @@ const void* panel_of_weight(const Work& work, const Task& task, int expert, char
   const DType own = work.means.type == Multiplicand::kF32 ? DType::kF32 : DType::kBf16;
   if (work.weight.dtype() == own && s.depth == s.padded && work.weight.line_stride() == s.depth)
     return work.weight.address({expert, 0, task.col});
-  stage_a(work.weight, Run::kAlongDepth, {expert, 0, task.col, task.cols, 0, s.depth},
+  stage_a(work.weight, Along::kDepth, {expert, 0, task.col, task.cols, 0, s.depth},
           {scratch, work.means.type, task.cols, s.padded});
   return scratch;
 }
@@ -226,7 +226,7 @@ void multiply_packed(const Work& work, const Task& task, const Scratch& scratch,
   const auto sums = [&](int64_t t) { return scratch.sums + (t - task.group.begin) * step; };
   for (int64_t d = 0; d < s.padded; d += s.chunk) {
     const int64_t deep = std::min(s.chunk, s.padded - d), lines = std::min(deep, s.depth - d);
-    stage_b(work.weight, Run::kAlongOuter, {expert, 0, d, lines, task.col, task.cols},
+    stage_b(work.weight, Along::kOuter, {expert, 0, d, lines, task.col, task.cols},
             {scratch.panel, work.means.type, width, deep});
     for (int64_t t = task.group.begin; t < task.group.end; ++t)
       products.multiply({work.height(work.memory.tiles[t]), deep, width, d != 0},
@@ -268,7 +268,7 @@ void zero_tail(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const W
 }  // namespace
 
 int64_t ragged_rows_bytes(const GroupedGemmProblem& p, const Means& means) {
-  return Memory(Sizes(p, means.type), means, nullptr).bytes;
+  return Memory(Sizes(p, means), means, nullptr).bytes;
 }
 
 void ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& means,

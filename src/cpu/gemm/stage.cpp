@@ -143,14 +143,14 @@ void b_along_depth(const Reader& reader, const Staged& to) {
 
 }  // namespace
 
-void stage_a(const OperandLines& lines, Run run, const Part& part, const Staged& to) {
+void stage_a(const OperandLines& lines, Along run, const Part& part, const Staged& to) {
   const Reader reader{lines, part};
-  run == Run::kAlongDepth ? a_along_depth(reader, to) : a_along_outer(reader, to);
+  run == Along::kDepth ? a_along_depth(reader, to) : a_along_outer(reader, to);
 }
 
-void stage_b(const OperandLines& lines, Run run, const Part& part, const Staged& to) {
+void stage_b(const OperandLines& lines, Along run, const Part& part, const Staged& to) {
   const Reader reader{lines, part};
-  if (run == Run::kAlongDepth) return b_along_depth(reader, to);
+  if (run == Along::kDepth) return b_along_depth(reader, to);
   to.type == Multiplicand::kF32 ? b_along_outer_f32(reader, to) : b_along_outer_bf16(reader, to);
 }
 

@@ -22,12 +22,12 @@ struct Staged {
 };
 
 /// Whether a line runs along the contraction, or across it.
-enum class Run : uint8_t { kAlongDepth, kAlongOuter };
+enum class Along : uint8_t { kDepth, kOuter };
 
 /// Into a: [outer, depth] row-major.
-void stage_a(const OperandLines&, Run, const Part&, const Staged&);
+void stage_a(const OperandLines&, Along, const Part&, const Staged&);
 
 /// Into b: columns of 64, or one column where `outer` is below that.
-void stage_b(const OperandLines&, Run, const Part&, const Staged&);
+void stage_b(const OperandLines&, Along, const Part&, const Staged&);
 
 }  // namespace cadre::cpu::gemm

@@ -1,0 +1,189 @@
+// The parts of the CPU grouped GEMM that no plan reaches everywhere: small waves, bf16 products on
+// a processor that would rather widen, every layout that is staged, every line loop.
+#include <gtest/gtest.h>
+
+#include "cpu/gemm/ragged_contraction.h"
+#include "cpu/gemm/ragged_rows.h"
+#include "cpu/gemm/stage.h"
+#include "cpu/grouped_gemm.h"
+#include "tests/ops/grouped_gemm_case.h"
+
+using namespace cadre;
+using namespace cadre::cpu::gemm;
+using test::Counts;
+using test::GemmCase;
+
+namespace {
+
+GroupedGemmProblem problem(std::string_view words, const Counts& counts) {
+  GroupedGemmProblem p = parse_grouped_gemm_problem(text("grouped_gemm ", words));
+  p.rows = counts.rows;
+  p.experts = counts.experts();
+  return p;
+}
+
+GemmCase::Result run_with(GemmCase& c, const Means& means) {
+  const bool wgrad = c.p.pass == Pass::kWgrad;
+  const int64_t bytes =
+      wgrad ? ragged_contraction_bytes(c.p, means) : ragged_rows_bytes(c.p, means);
+  return c.run_by(bytes, [&](const GroupedGemmArgs& args, Workspace workspace) {
+    wgrad ? ragged_contraction(c.p, args, means, workspace)
+          : ragged_rows(c.p, args, means, workspace);
+  });
+}
+
+const Counts& long_counts() {
+  static const Counts kCounts{.rows = 1700, .of = {5, 0, 900, 300, 1, 257, 33}};
+  return kCounts;
+}
+
+// Waves of the smallest size: experts span many of them. The bits are those of one wave.
+TEST(Waves, OfAnySizeGiveTheSameBits) {
+  for (const char* words :
+       {"fprop N=40 K=70 format=bf16", "dgrad N=300 K=40 format=f32", "wgrad N=40 K=70 format=f32",
+        "wgrad N=150 K=40 format=mxfp8 out=f32", "wgrad N=40 K=70 format=nvfp4 out=f32",
+        "wgrad N=40 K=64 format=f32 out=f32 accumulate=per_expert",
+        "wgrad N=40 K=64 format=f32 out=bf16 accumulate=yes out_major=column"}) {
+    GemmCase c(problem(words, long_counts()), long_counts(), 1);
+    const auto want = run_with(c, {Multiplicand::kF32, 2});
+    EXPECT_EQ(c.check(want), "") << words;
+    for (const int64_t bytes : {1, 200'000, 400'000}) {
+      const auto got = run_with(c, {Multiplicand::kF32, 2, bytes});
+      EXPECT_EQ(got.out.bytes(), want.out.bytes()) << words << " in waves of " << bytes;
+    }
+  }
+}
+
+/// Whether oneDNN's bf16 products can be trusted here at all.
+bool has_bf16() {
+  const auto isa = dnnl::get_effective_cpu_isa();
+  return processor().bf16 || isa == dnnl::cpu_isa::avx512_core_bf16;
+}
+
+TEST(Bf16Products, EveryPassLayoutAndFormat) {
+  if (!has_bf16()) GTEST_SKIP() << "oneDNN may not use this processor's bf16 products";
+  const Counts counts{.rows = 160, .of = {0, 7, 0, 70, 1, 64, 3}};
+  for (const char* format : {"bf16", "fp8_tensor", "nvfp4"}) {
+    for (const char* words : {"fprop N=37 K=45", "dgrad N=300 K=35", "wgrad N=37 K=100"}) {
+      GemmCase c(problem(text(words, " out=f32 format=", format), counts), counts, 1);
+      const auto result = run_with(c, {Multiplicand::kBf16, 2});
+      EXPECT_EQ(c.check(result), "") << to_string(c.p);
+      EXPECT_EQ(run_with(c, {Multiplicand::kBf16, 1}).out.bytes(), result.out.bytes());
+    }
+  }
+  for (const char* pass : {"fprop", "dgrad", "wgrad"})
+    for (const char* majors : {"lhs_major=column", "rhs_major=column", "out_major=column",
+                               "lhs_major=column rhs_major=column out_major=column"}) {
+      GemmCase c(problem(text(pass, " N=37 K=96 ", majors), counts), counts, 1);
+      EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
+    }
+}
+
+TEST(Bf16Products, TakeOnlyFormatsThatAreBf16) {
+  for (const char* words :
+       {"x=f32 w=bf16", "x=bf16 w=f16", "format=mxfp8", "x=bf16 w=mxfp4", "format=fp8_block"}) {
+    const GroupedGemmProblem p =
+        parse_grouped_gemm_problem(text("grouped_gemm fprop R=1 N=1 K=1 ", words));
+    EXPECT_NE(cpu::refuses_grouped_gemm_bf16(p, this_cpu()).find("takes operands whose decoded"),
+              std::string::npos)
+        << words;
+  }
+  const GroupedGemmProblem p = parse_grouped_gemm_problem("grouped_gemm fprop R=1 N=1 K=1");
+  EXPECT_EQ(
+      cpu::refuses_grouped_gemm_bf16(p, this_cpu()),
+      processor().bf16
+          ? ""
+          : "oneDNN's bf16 products are missing, unsafe or slower than fp32 on this processor");
+}
+
+// What may be done to a line, against the formats' own arithmetic, at every code of 8 and 16 bits.
+template <class Element>
+void expect_decoded() {
+  using Code = typename Element::Code;
+  constexpr int kCodes = sizeof(Code) == 1 ? 256 : 65536;
+  std::vector<Code> codes;
+  for (int i = 0; i < kCodes; ++i) codes.push_back(Code(i));
+  std::vector<float> got(codes.size());
+  decode_line(Element::kDType)(codes.data(), 0, kCodes, got.data());
+  for (int i = 0; i < kCodes; ++i)
+    EXPECT_EQ(formats::bits_of(got[size_t(i)]), formats::bits_of(Element::decode(Code(i))))
+        << name(Element::kDType) << " code " << i;
+}
+
+TEST(Lines, DecodeEveryCode) {
+  expect_decoded<formats::Bf16>();
+  expect_decoded<formats::Fp16>();
+  expect_decoded<formats::E4m3>();
+  expect_decoded<formats::E5m2>();
+  expect_decoded<formats::E8m0>();
+}
+
+TEST(Lines, DecodeHalfBytesFromAnywhere) {
+  const std::vector<uint8_t> bytes = {0x10, 0x32, 0x54, 0x76, 0x98, 0xba, 0xdc, 0xfe};
+  for (int first = 0; first < 16; ++first)
+    for (int count = 0; first + count <= 16; ++count) {
+      std::vector<float> got(size_t(count) + 1, -99.0f);
+      decode_line(DType::kE2m1)(bytes.data(), first, count, got.data());
+      for (int i = 0; i < count; ++i)
+        EXPECT_EQ(got[size_t(i)], formats::E2m1::decode(uint8_t(first + i)));
+      EXPECT_EQ(got.back(), -99.0f);
+    }
+}
+
+TEST(Lines, EncodeAsTheFormatsDo) {
+  std::mt19937 random(1);
+  std::vector<float> x(5000);
+  for (float& v : x) v = formats::float_of(uint32_t(random()));
+  std::vector<uint16_t> got(x.size());
+  encode_line(DType::kBf16)(x.data(), int64_t(x.size()), got.data());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], formats::Bf16::encode(x[i]));
+  encode_line(DType::kF16)(x.data(), int64_t(x.size()), got.data());
+  for (size_t i = 0; i < x.size(); ++i) EXPECT_EQ(got[i], formats::Fp16::encode(x[i]));
+}
+
+TEST(Lines, OtherTypesAreRefused) {
+  EXPECT_THROW(decode_line(DType::kI32), InvalidArgument);
+  EXPECT_THROW(encode_line(DType::kE4m3), InvalidArgument);
+}
+
+// A matrix of numbers that tell where they stand, staged from either order into either layout.
+TEST(Stage, PutsEveryElementWhereProductsLookForIt) {
+  constexpr int64_t kOuter = 75, kDepth = 70;
+  for (const bool along_depth : {true, false}) {
+    const int64_t lines = along_depth ? kOuter : kDepth, length = along_depth ? kDepth : kOuter;
+    std::vector<float> stored(size_t(lines * length));
+    const auto number = [](int64_t o, int64_t d) { return float(1 + o + 128 * (d % 2)); };
+    for (int64_t o = 0; o < kOuter; ++o)
+      for (int64_t d = 0; d < kDepth; ++d)
+        stored[size_t(along_depth ? o * length + d : d * length + o)] = number(o, d);
+    Operand operand;
+    operand.codes = view(stored.data(), DType::kF32, {lines, length});
+    const QuantizedShape shape{.rows = lines, .cols = length, .format = format(FormatKind::kF32)};
+    const OperandLines from(operand, shape, Major::kRow);
+    const Along run = along_depth ? Along::kDepth : Along::kOuter;
+    const Part part{0, 0, 0, lines, 0, length};
+    for (const Multiplicand type : {Multiplicand::kF32, Multiplicand::kBf16}) {
+      const int64_t depth = 96, outer_a = 80, outer_b = 128;
+      std::vector<float> a(size_t(outer_a * depth), NAN), b(size_t(outer_b * depth), NAN);
+      stage_a(from, run, part, {a.data(), type, outer_a, depth});
+      stage_b(from, run, part, {b.data(), type, outer_b, depth});
+      const auto at = [&](const std::vector<float>& staged, int64_t i) {
+        if (type == Multiplicand::kF32) return staged[size_t(i)];
+        return formats::Bf16::decode(reinterpret_cast<const uint16_t*>(staged.data())[i]);
+      };
+      for (int64_t o = 0; o < outer_b; ++o)
+        for (int64_t d = 0; d < depth; ++d) {
+          const float want = o < kOuter && d < kDepth ? number(o, d) : 0;
+          const int64_t column = o / 64 * 64 * depth, lane = o % 64;
+          const int64_t in_b =
+              type == Multiplicand::kF32 ? d * 64 + lane : d / 2 * 128 + lane * 2 + d % 2;
+          ASSERT_EQ(at(b, column + in_b), want) << o << ", " << d;
+          if (o < outer_a) {
+            ASSERT_EQ(at(a, o * depth + d), want) << o << ", " << d;
+          }
+        }
+    }
+  }
+}
+
+}  // namespace

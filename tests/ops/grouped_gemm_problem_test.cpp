@@ -1,0 +1,258 @@
+// The text of grouped GEMMs, and every message of their checks.
+#include <gtest/gtest.h>
+
+#include "cadre/recipe.h"
+#include "tests/judge/errors.h"
+#include "tests/ops/grouped_gemm_case.h"
+
+using namespace cadre;
+
+namespace {
+
+GroupedGemmProblem parsed(std::string_view words) { return parse_grouped_gemm_problem(words); }
+
+TEST(GroupedGemmText, IsThatOfTheHeader) {
+  GroupedGemmProblem p;
+  p.rows = 8192, p.n = 2048, p.k = 4096, p.experts = 64;
+  EXPECT_EQ(to_string(p), "grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=bf16");
+  p.pass = Pass::kWgrad;
+  p.lhs = parse_format("nvfp4:rht+sr"), p.rhs = parse_format("nvfp4:rht");
+  EXPECT_EQ(to_string(p), "grouped_gemm wgrad R=8192 N=2048 K=4096 E=64 format=nvfp4");
+  p.rhs = parse_format("bf16");
+  EXPECT_EQ(to_string(p), "grouped_gemm wgrad R=8192 N=2048 K=4096 E=64 dy=nvfp4:rht+sr x=bf16");
+}
+
+TEST(GroupedGemmText, ParsesBack) {
+  for (const char* words :
+       {"grouped_gemm fprop R=0 N=1 K=1 E=1 format=bf16",
+        "grouped_gemm dgrad R=1 N=2 K=3 E=4 dy=f32 w=mxfp4 out=f16 beta=yes tail=zero",
+        "grouped_gemm fprop R=1 N=2 K=3 E=4 x=bf16 w=mxfp8:2d+floor out=f32 rhs_major=column",
+        "grouped_gemm fprop R=1 N=2 K=3 E=4 format=f32 lhs_major=column out_major=column "
+        "discrete_rhs=yes alpha=yes bias=yes discrete_bias=yes bias_scale=yes bias_dtype=f32 "
+        "unit_budget=3",
+        "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert"})
+    EXPECT_EQ(to_string(parsed(words)), words);
+}
+
+TEST(GroupedGemmText, EveryRecipeHasItsName) {
+  for (const RecipeInfo& row : recipe_list())
+    for (const char* pass : {"fprop", "dgrad", "wgrad"}) {
+      const GroupedGemmProblem p =
+          parsed(text("grouped_gemm ", pass, " R=1 N=2 K=3 E=4 format=", row.name));
+      EXPECT_EQ(p.lhs, formats_of(row.recipe, p.pass).lhs) << row.name;
+      EXPECT_EQ(p.rhs, formats_of(row.recipe, p.pass).rhs) << row.name;
+      EXPECT_EQ(parsed(to_string(p)), p) << row.name;
+    }
+}
+
+TEST(GroupedGemmText, OneFormatOrTwoOperands) {
+  EXPECT_EQ(test::invalid([] { parsed("grouped_gemm dgrad format=bf16 w=f32"); }),
+            "problem: format and w are both given, must be one or the other [grouped_gemm]");
+  EXPECT_EQ(test::invalid([] { parsed("grouped_gemm fprop dy=f32"); }).substr(0, 41),
+            "problem: name is 'dy', must be one of R, ");
+}
+
+// What plan() says of a problem, without the problem at the end.
+std::string refusal(std::string_view words) {
+  const std::string said = test::invalid([&] { plan(parsed(words), this_cpu()); });
+  return said.substr(0, said.find(" [grouped_gemm"));
+}
+
+TEST(GroupedGemmChecks, Problems) {
+  const struct {
+    const char *words, *said;
+  } kRows[] = {
+      {"fprop R=2147483648 N=1 K=1",
+       "R is 2147483648, must be below 2^31; rows are numbered in int32"},
+      {"fprop N=0 K=1", "N is 0, must be 1 or more"},
+      {"fprop N=1 K=0", "K is 0, must be 1 or more"},
+      {"fprop N=1 K=1 E=0", "E is 0, must be 1 or more"},
+      {"fprop N=1 K=1 out=e4m3", "out is e4m3, must be f32, bf16 or f16"},
+      {"fprop N=1 K=1 bias_dtype=i32", "bias_dtype is i32, must be f32, bf16 or f16"},
+      {"fprop N=1 K=1 x=mxfp8 lhs_major=column",
+       "lhs_major is column, must be row for mxfp8; codes lie row-major"},
+      {"dgrad N=1 K=1 w=nvfp4 rhs_major=column",
+       "rhs_major is column, must be row for nvfp4; codes lie row-major"},
+      {"wgrad N=1 K=1 discrete_rhs=yes", "discrete_rhs is yes, must be no; wgrad reads no weight"},
+      {"fprop N=1 K=1 discrete_out=yes",
+       "discrete_out is yes, must be no; only wgrad writes one output per expert"},
+      {"dgrad N=1 K=1 discrete_out=yes",
+       "discrete_out is yes, must be no; only wgrad writes one output per expert"},
+      {"wgrad N=1 K=1 beta=yes", "beta is yes, must be no; wgrad has accumulate"},
+      {"dgrad N=1 K=1 bias=yes", "bias is yes, must be no; only fprop adds a bias"},
+      {"fprop N=1 K=1 discrete_bias=yes", "discrete_bias is yes, must be no; there is no bias"},
+      {"fprop N=1 K=1 bias_scale=yes", "bias_scale is yes, must be no; there is no bias"},
+      {"fprop N=1 K=1 accumulate=device",
+       "accumulate is device, must be no; only wgrad accumulates, use beta"},
+      {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
+      {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
+       "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
+  };
+  for (const auto& row : kRows)
+    EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
+}
+
+TEST(GroupedGemmChecks, HandMadeProblems) {
+  GroupedGemmProblem p = parsed("grouped_gemm fprop R=1 N=1 K=1");
+  p.rows = -1;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "grouped_gemm: R is -1, must be 0 or more [grouped_gemm fprop R=-1 N=1 K=1 E=1 "
+            "format=bf16]");
+  p.rows = 1, p.unit_budget = -2;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "grouped_gemm: unit_budget is -2, must be 0 or more [grouped_gemm fprop R=1 N=1 K=1 "
+            "E=1 format=bf16 unit_budget=-2]");
+  p.unit_budget = 0, p.lhs.element = DType::kF32;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "format: element of bf16 is f32, must be bf16");
+}
+
+// A good problem with its good arguments, spoiled one at a time.
+struct Arguments {
+  test::Counts counts{.rows = 6, .of = {4, 1}};
+  test::GemmCase c;
+  explicit Arguments(std::string_view words) : c(full(words), counts, 1) {}
+
+  GroupedGemmProblem full(std::string_view words) const {
+    GroupedGemmProblem p = parsed(text("grouped_gemm ", words));
+    p.rows = counts.rows, p.experts = counts.experts();
+    return p;
+  }
+  template <class Spoil>
+  std::string said(Spoil&& spoil) {
+    std::string words;
+    c.run_by(1 << 12, [&](GroupedGemmArgs args, Workspace workspace) {
+      spoil(args);
+      words = test::invalid([&] { run(plan(c.p, this_cpu()), args, workspace, {}); });
+    });
+    return words.substr(0, words.find(" [grouped_gemm"));
+  }
+};
+
+TEST(GroupedGemmChecks, ShapesAndStrides) {
+  Arguments a("fprop N=3 K=5 format=f32");
+  const auto x = [&](auto spoil) {
+    return a.said([&](GroupedGemmArgs& g) { spoil(g.lhs.codes); });
+  };
+  EXPECT_EQ(x([](TensorView& v) { v.dtype = DType::kBf16; }),
+            "grouped_gemm: x is bf16[6, 5], must be f32[6, 5]");
+  EXPECT_EQ(x([](TensorView& v) { v.shape[0] = 7; }),
+            "grouped_gemm: x is f32[7, 5], must be f32[6, 5]");
+  EXPECT_EQ(x([](TensorView& v) {
+              v.stride = {1, 6};
+            }),
+            "grouped_gemm: x is f32[6, 5] strides (1, 6), must be row-major with stride 1 inside "
+            "and rows that do not overlap; copy it");
+  EXPECT_EQ(x([](TensorView& v) { v.stride[0] = 4; }),
+            "grouped_gemm: x is f32[6, 5] strides (4, 1), must be row-major with stride 1 inside "
+            "and rows that do not overlap; copy it");
+  EXPECT_EQ(x([](TensorView& v) { v.data = nullptr; }),
+            "grouped_gemm: x is null, must be f32[6, 5]");
+  EXPECT_EQ(x([](TensorView& v) { v.data = static_cast<char*>(v.data) + 2; }).substr(0, 21),
+            "grouped_gemm: x is at");
+  EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.rhs.codes.rank = 2; }),
+            "grouped_gemm: w is f32[2, 3] strides (15, 5), must be f32[2, 3, 5]");
+  EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.rhs.codes.stride[0] = 14; }),
+            "grouped_gemm: w is f32[2, 3, 5] strides (14, 5, 1), must be row-major with stride 1 "
+            "inside and rows that do not overlap; copy it");
+  EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.out.shape[1] = 5; }),
+            "grouped_gemm: y is bf16[6, 5] strides (3, 1), must be bf16[6, 3]");
+  EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.offsets.experts = 3; }),
+            "grouped_gemm: offsets.experts is 3, must be 2; the experts of the problem");
+  EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.offsets.data = nullptr; }),
+            "grouped_gemm: offsets.data is null, must point to 3 elements");
+}
+
+TEST(GroupedGemmChecks, ColumnMajorAndFourBits) {
+  Arguments column("dgrad N=3 K=5 format=f32 out_major=column");
+  EXPECT_EQ(column.said([](GroupedGemmArgs& g) {
+    g.out.stride = {5, 1};
+  }),
+            "grouped_gemm: dx is bf16[6, 5], must be column-major with stride 1 inside and rows "
+            "that do not overlap; copy it");
+  Arguments nibbles("fprop N=3 K=5 format=nvfp4");
+  EXPECT_EQ(nibbles.said([](GroupedGemmArgs& g) { g.lhs.codes.stride[0] = 5; }),
+            "grouped_gemm: x is e2m1[6, 5], must be row-major with stride 1 inside and rows that "
+            "do not overlap; copy it");
+}
+
+TEST(GroupedGemmChecks, Scales) {
+  Arguments blocks("fprop N=3 K=5 format=nvfp4");
+  EXPECT_EQ(blocks.said([](GroupedGemmArgs& g) { g.lhs.scales = {}; }).substr(0, 24),
+            "grouped_gemm: x.scales i");
+  EXPECT_EQ(blocks.said([](GroupedGemmArgs& g) { g.lhs.expert_scale = nullptr; }),
+            "grouped_gemm: x.expert_scale is null, must point to 2 elements; its format has one "
+            "per expert");
+  Arguments plain("fprop N=3 K=5");
+  float factor = 1;
+  EXPECT_EQ(plain.said([&](GroupedGemmArgs& g) { g.rhs.expert_scale = &factor; }),
+            "grouped_gemm: w.expert_scale is given, must be null; its format has none");
+  EXPECT_EQ(plain.said([&](GroupedGemmArgs& g) { g.rhs.scales = view(&factor, DType::kF32, {1}); }),
+            "grouped_gemm: w.scales is given, must be null; its format has no block scales");
+  const void* pointers[] = {&factor, &factor};
+  EXPECT_EQ(plain.said([&](GroupedGemmArgs& g) { g.rhs.discrete_scales = pointers; }),
+            "grouped_gemm: w.discrete_scales is given, must be null; its format has no block "
+            "scales");
+}
+
+TEST(GroupedGemmChecks, Discrete) {
+  void* pointers[] = {nullptr, nullptr};
+  Arguments packed("wgrad N=3 K=5");
+  EXPECT_EQ(packed.said([&](GroupedGemmArgs& g) { g.discrete_out = pointers; }),
+            "grouped_gemm: discrete_out is given, must be null; the problem says packed");
+  Arguments weights("fprop N=3 K=5 discrete_rhs=yes");
+  EXPECT_EQ(weights.said([](GroupedGemmArgs& g) { g.rhs.discrete = nullptr; }),
+            "grouped_gemm: w.discrete is null, must point to the experts; the problem says "
+            "discrete");
+  EXPECT_EQ(weights.said([&](GroupedGemmArgs& g) { g.rhs.codes.data = pointers; }),
+            "grouped_gemm: w is given, must be null; its experts are discrete");
+}
+
+TEST(GroupedGemmChecks, Epilogue) {
+  Arguments bare("fprop N=3 K=5");
+  float one = 1;
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.alpha = &one; }),
+            "grouped_gemm: alpha is given, must be null; the problem has none");
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.bias_scale = &one; }),
+            "grouped_gemm: bias_scale is given, must be null; the problem has none");
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.c = g.out; }),
+            "grouped_gemm: c is given, must be null; the problem has no beta");
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.bias = g.out; }),
+            "grouped_gemm: bias is given, must be null; the problem has none");
+  Arguments all("fprop N=3 K=5 alpha=yes beta=yes bias=yes bias_scale=yes");
+  EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.alpha = nullptr; }),
+            "grouped_gemm: alpha is null, must point to 2 elements; the problem asks for it");
+  EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.beta = nullptr; }),
+            "grouped_gemm: beta is null, must point to 2 elements; the problem asks for it");
+  EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.bias_scale = nullptr; }),
+            "grouped_gemm: bias_scale is null, must point to 6 elements; the problem asks for it");
+  EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.bias.shape[1] = 4; }),
+            "grouped_gemm: bias is bf16[2, 4] strides (3, 1), must be bf16[2, 3]");
+  EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.c.data = nullptr; }),
+            "grouped_gemm: c is null, must be bf16[6, 3]");
+  Arguments device("wgrad N=3 K=5 accumulate=device");
+  EXPECT_EQ(device.said([](GroupedGemmArgs& g) { g.accumulate = nullptr; }),
+            "grouped_gemm: accumulate is null, must point to 1 element; the problem asks for it");
+}
+
+TEST(GroupedGemmChecks, NothingIsWrittenWhenAnArgumentIsWrong) {
+  Arguments a("fprop N=3 K=5 tail=zero");
+  const auto result = a.c.run_by(1 << 12, [&](GroupedGemmArgs args, Workspace workspace) {
+    args.lhs.codes.shape[1] = 4;
+    EXPECT_THROW(run(plan(a.c.p, this_cpu()), args, workspace, {}), InvalidArgument);
+  });
+  EXPECT_TRUE(result.out.untouched(0, 6));
+}
+
+TEST(GroupedGemmPlans, NameThemselvesAndSayWhyOthersRefused) {
+  const GroupedGemmPlan chosen =
+      plan(parsed("grouped_gemm fprop R=8 N=4 K=4 format=mxfp8"), this_cpu());
+  EXPECT_EQ(chosen.name, "cpu_onednn");
+  EXPECT_TRUE(chosen.exact);
+  ASSERT_EQ(chosen.refusals.size(), 1u);
+  EXPECT_EQ(chosen.refusals[0].name, "cpu_onednn_bf16");
+  EXPECT_EQ(chosen.refusals[0].why,
+            "takes operands whose decoded codes are bf16 numbers, not mxfp8");
+}
+
+}  // namespace
