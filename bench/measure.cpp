@@ -32,7 +32,8 @@ auto make_arenas(const Plan<Problem>& chosen, const Draw& draw) {
                         kMostCopies);
     const Workspace scratch = c.buffers->workspace(chosen.workspace_bytes);
     arenas.back().contestants.push_back(
-        {"cadre", [chosen, scratch, args = c.args] { run(chosen, args, scratch, Stream{}); }});
+        {"cadre", std::string(chosen.name),
+         [chosen, scratch, args = c.args] { run(chosen, args, scratch, Stream{}); }});
     for (Peer& peer : peers(c)) arenas.back().contestants.push_back(std::move(peer));
   }
   return arenas;
@@ -58,7 +59,8 @@ std::vector<Timing> summarise(const std::vector<Peer>& contestants,
   for (size_t j = 0; j < samples.size(); ++j) {
     std::vector<double> speeds;
     for (size_t i = 0; i < samples[j].size(); ++i) speeds.push_back(samples[j][i] / samples[0][i]);
-    timings.push_back({contestants[j].name, quantiles(samples[j]), quantiles(speeds).median});
+    timings.push_back({contestants[j].name, contestants[j].what, quantiles(samples[j]),
+                       quantiles(speeds).median});
   }
   return timings;
 }

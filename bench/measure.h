@@ -16,7 +16,7 @@ struct MeasureOptions {
 
 /// One contestant: ours is "cadre", the others are peers.
 struct Timing {
-  std::string name;
+  std::string name, what;
   Quantiles us;
   double speed = 1;  ///< of ours: the median of (its time / our time), launch by launch
 };

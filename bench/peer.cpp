@@ -4,6 +4,8 @@
 #include <cstring>
 #include <memory>
 
+#include "cadre/error.h"
+
 namespace cadre::bench {
 
 namespace {
@@ -17,7 +19,7 @@ std::vector<Peer> copy_peer(const Work& work) {
   const auto buffers = std::make_shared<Buffers>();
   const char* from = buffers->array<char>(bytes);
   char* to = buffers->array<char>(bytes);
-  return {{"copy", [buffers, from, to, bytes] {
+  return {{"copy", text("a copy of ", bytes, " bytes"), [buffers, from, to, bytes] {
 #pragma omp parallel for
              for (int64_t at = 0; at < bytes; at += kPiece)
                std::memcpy(to + at, from + at, size_t(std::min(kPiece, bytes - at)));

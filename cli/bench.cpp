@@ -41,7 +41,7 @@ void print(const bench::Measurement& m, const std::string& routing) {
     else
       std::printf("%10s ", "");
     std::printf("%8.1f", m.bytes / ns);
-    if (t.name != "cadre") std::printf("  %.2f of it", t.speed);
+    if (t.name != "cadre") std::printf("  %.2f of it: %s", t.speed, t.what.c_str());
     std::printf("\n");
   }
   if (m.check.is_reference())

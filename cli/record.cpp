@@ -25,12 +25,14 @@ double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 Json one_case(const Case& c) {
   const bench::Measurement& m = c.measured;
-  Json us = Json::object(), p10 = us, p90 = us, speed = us;
+  Json us = Json::object(), p10 = us, p90 = us, speed = us, peers = us;
   for (const bench::Timing& t : m.timings) {
     us[t.name] = rounded(t.us.median);
     p10[t.name] = rounded(t.us.p10);
     p90[t.name] = rounded(t.us.p90);
-    if (t.name != "cadre") speed[t.name] = rounded(t.speed);
+    if (t.name == "cadre") continue;
+    speed[t.name] = rounded(t.speed);
+    peers[t.name] = t.what;
   }
   Json row = {{"problem", m.problem}, {"routing", c.routing}};
   if (!c.layer.empty()) row["layer"] = c.layer;
@@ -38,6 +40,7 @@ Json one_case(const Case& c) {
   row["us_p10"] = p10;
   row["us_p90"] = p90;
   row["speed_of_peer"] = speed;
+  row["peers"] = peers;
   row["flops"] = m.flops;
   row["bytes"] = m.bytes;
   row["error_of_bound"] = rounded(m.check.error_of_bound);

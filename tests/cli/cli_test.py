@@ -222,6 +222,19 @@ class Bench(Cli):
             self.assertEqual(case["checked_rows"], 128)
             self.assertIn(case["plan"], ("cpu", "cpu_reference"))
 
+    def test_grouped_gemm_runs_beside_a_dense_product(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            for formats in ("format=bf16", "format=f32 out=f32", "format=nvfp4"):
+                for product in ("fprop", "dgrad", "wgrad"):
+                    self.good("bench", f"grouped_gemm {product} R=64 N=48 K=32 E=4 {formats}",
+                              "--repeat", "2", "--json", str(record))
+                    case = json.loads(record.read_text())["cases"][0]
+                    self.assertEqual(set(case["us"]), {"cadre", "onednn_dense"})
+                    self.assertRegex(case["peers"]["onednn_dense"], r"^one product in (bf16|f32), ")
+                    self.assertEqual(case["flops"], 2 * 64 * 48 * 32)
+                    self.assertIn("onednn", case["plan"])
+
     def test_layers_of_a_shape_file_are_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
             shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
