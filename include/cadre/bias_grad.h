@@ -33,7 +33,7 @@ struct BiasGradArgs {
   TensorView bias{};                           ///< [E, N], with bias_scale; packed only
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]; discrete only
   float* dbias_scale = nullptr;                ///< [R], with bias_scale, written
-  const int32_t* accumulate = nullptr;         ///< one word, Accumulate::kDevice
+  const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
 };
 
 using BiasGradPlan = Plan<BiasGradProblem>;
