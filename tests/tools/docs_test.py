@@ -1,0 +1,66 @@
+"""tools/docs.py on a small tree with a command line of its own: writes tables, sees stale ones."""
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools/docs.py"
+INFO = {"formats": [{"name": "mxfp8", "element": "e4m3", "bits": 8, "block": 32,
+                     "block_scale": "e8m0", "expert_scale": None, "options": ["2d"],
+                     "summary": "small"}]}
+PAGE = """before
+<!-- table {name}, written by tools/docs.py -->
+{table}<!-- end of table -->
+behind
+"""
+TABLE = """| format | code | scales | bits a value | options |  |
+|---|---|---|---|---|---|
+| `mxfp8` | e4m3 | e8m0 per 32 | 8.25 | `2d` | small |
+"""
+
+
+class Docs(unittest.TestCase):
+    def setUp(self):
+        self.top = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.top)
+        (self.top / "tools").mkdir()
+        (self.top / "docs/ops").mkdir(parents=True)
+        shutil.copy(TOOL, self.top / "tools")
+        self.page = self.top / "docs/ops/page.md"
+        self.cadre = self.top / "cadre"
+        self.cadre.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(INFO)}\nEND\n")
+        self.cadre.chmod(0o755)
+
+    def run_tool(self, *arguments):
+        return subprocess.run([sys.executable, self.top / "tools/docs.py", *arguments, self.cadre],
+                              capture_output=True, text=True)
+
+    def test_writes_the_table_and_nothing_else(self):
+        self.page.write_text(PAGE.format(name="formats", table="old\n"))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(self.page.read_text(), PAGE.format(name="formats", table=TABLE))
+
+    def test_check_accepts_what_was_written(self):
+        self.page.write_text(PAGE.format(name="formats", table=TABLE))
+        self.assertEqual(self.run_tool("--check").returncode, 0)
+
+    def test_check_sees_a_stale_table_and_leaves_it(self):
+        stale = PAGE.format(name="formats", table=TABLE.replace("8.25", "8"))
+        self.page.write_text(stale)
+        result = self.run_tool("--check")
+        self.assertEqual(result.returncode, 1)
+        self.assertIn("docs/ops/page.md: out of date", result.stdout)
+        self.assertEqual(self.page.read_text(), stale)
+
+    def test_an_unknown_table_or_none_is_an_error(self):
+        self.page.write_text(PAGE.format(name="fromats", table=""))
+        self.assertIn("no table is called fromats", self.run_tool("--check").stderr)
+        self.page.write_text("no marker")
+        self.assertIn("no marked table", self.run_tool("--check").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()

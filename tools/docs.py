@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""Writes the tables in docs/ that come from the library's own lists: `tools/docs.py CADRE`, where
+CADRE is the built command line. With --check it writes nothing and fails if a table is not up to
+date.
+
+A page marks its table by two lines, and everything between them is written here:
+    <!-- table NAME, written by tools/docs.py -->
+    <!-- end of table -->
+"""
+import json
+import pathlib
+import re
+import subprocess
+import sys
+
+TOP = pathlib.Path(__file__).resolve().parent.parent
+TABLE = re.compile(r"(<!-- table (\w+), written by tools/docs\.py -->\n).*?(<!-- end of table -->)",
+                   re.DOTALL)
+
+
+def markdown(header, rows):
+    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
+    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def code(word):
+    return f"`{word}`"
+
+
+def bits_a_value(row):
+    """Bits of a code and its part of a block's scale."""
+    scale_bits = {"f32": 32, "e8m0": 8, "e4m3": 8}
+    bits = row["bits"]
+    if row["block"]:
+        bits += scale_bits[row["block_scale"]] / row["block"]
+    return f"{bits:g}"
+
+
+def formats(info):
+    rows = []
+    for row in info["formats"]:
+        scaled = [f"{row['block_scale']} per {row['block']}"] if row["block"] else []
+        scaled += [f"{row['expert_scale']} per expert"] if row["expert_scale"] else []
+        rows.append([code(row["name"]), row["element"], ", ".join(scaled) or "-",
+                     bits_a_value(row), " ".join(map(code, row["options"])) or "-",
+                     row["summary"]])
+    return markdown(["format", "code", "scales", "bits a value", "options", ""], rows)
+
+
+def recipes(info):
+    rows = []
+    for row in info["recipes"]:
+        passes = [f"`{row[p]['lhs']}` x `{row[p]['rhs']}`" for p in ("fprop", "dgrad", "wgrad")]
+        rows.append([code(row["name"]), *passes, row["summary"]])
+    return markdown(["recipe", "fprop: x, w", "dgrad: dy, w", "wgrad: dy, x", ""], rows)
+
+
+TABLES = {"formats": formats, "recipes": recipes}
+
+
+def rewritten(text, info, path):
+    def table(match):
+        if match.group(2) not in TABLES:
+            raise SystemExit(f"{path}: no table is called {match.group(2)}; there are "
+                             f"{', '.join(TABLES)}")
+        return match.group(1) + TABLES[match.group(2)](info) + match.group(3)
+
+    return TABLE.sub(table, text)
+
+
+def main(arguments):
+    check = "--check" in arguments
+    programs = [a for a in arguments if a != "--check"]
+    if len(programs) != 1:
+        raise SystemExit("usage: tools/docs.py [--check] CADRE")
+    printed = subprocess.run([programs[0], "info", "--json"], check=True, capture_output=True)
+    info = json.loads(printed.stdout)
+    tables = stale = 0
+    for path in sorted((TOP / "docs").rglob("*.md")):
+        old = path.read_text()
+        new = rewritten(old, info, path.relative_to(TOP))
+        tables += len(TABLE.findall(old))
+        if new == old:
+            continue
+        stale += 1
+        what = "out of date; run tools/docs.py" if check else "written"
+        print(f"{path.relative_to(TOP)}: {what}")
+        if not check:
+            path.write_text(new)
+    if tables == 0:
+        raise SystemExit("docs/ has no marked table; a marker was lost")
+    return 1 if check and stale else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
