@@ -6,6 +6,7 @@
 
 #include "cadre/dequantize.h"
 #include "cadre/quantize.h"
+#include "cpu/quantized_expert.h"
 #include "tests/judge/counts.h"
 #include "tests/judge/tensor.h"
 
@@ -52,9 +53,9 @@ struct QuantizedCopy {
 
 struct QuantizeCase {
   QuantizeProblem problem;
-  std::vector<int32_t> offsets;  ///< routed rows
-  Tensor source;                 ///< [R, C] with its tail poisoned, or [E, N, K]
-  std::vector<const void*> discrete;
+  std::vector<int32_t> offsets;               ///< routed rows
+  Tensor source;                              ///< [R, C] with its tail poisoned, or [E, N, K]
+  mutable std::vector<const void*> discrete;  ///< made by args(), where the source now lies
   std::array<uint64_t, 2> rng = {0x0123'4567'89ab'cdefull, 42};
 
   /// Routed rows with these counts; the source is poison until it is filled.
@@ -82,9 +83,6 @@ struct QuantizeCase {
                  .along_rows = {},
                  .discrete = discrete};
     c.source = Tensor(source, {experts, n, k}, {.row_gap = 5});
-    const TensorView v = c.source.view();
-    for (int64_t e = experts - 1; discrete && e >= 0; --e)  // expert 0 lies last
-      c.discrete.push_back(static_cast<char*>(v.data) + e * v.stride[0] * bits(source) / 8);
     return c;
   }
 
@@ -121,6 +119,9 @@ struct QuantizeCase {
     QuantizeArgs a;
     a.source = source.view();
     if (problem.discrete) {
+      discrete.clear();
+      for (int64_t e = problem.experts - 1; e >= 0; --e)  // expert 0 lies last
+        discrete.push_back(cpu::matrix_of(a.source, e).data);
       a.source.data = nullptr;
       a.discrete = discrete.data();
     }
