@@ -2,8 +2,8 @@
 #include <gtest/gtest.h>
 
 #include "cadre/grouped_linear.h"
-#include "tests/judge/close.h"
 #include "tests/layers/linear_case.h"
+#include "tests/layers/sum.h"
 
 // A grouped linear layer in double, from its formulas, with the bound of every element: for recipes
 // whose formats are plain.
@@ -15,23 +15,6 @@ inline double cast(const Format& format, double value) {
                    [&]<class Float>(Float) { value = Float::decode(Float::encode(value)); });
   return value;
 }
-
-/// A sum of products, and the sum of their magnitudes.
-struct Sum {
-  double value = 0, magnitude = 0;
-  int64_t terms = 0;
-
-  void add(double term) {
-    value += term;
-    magnitude += std::abs(term);
-    ++terms;
-  }
-  /// Products and sums in fp32 in any order, two more operations, one rounding.
-  double bound(DType out) const {
-    return gamma(terms + 2, magnitude) +
-           1.001 * rounding(out, std::abs(value) + gamma(terms + 2, magnitude));
-  }
-};
 
 /// What a step wrote against the formulas. `before` is an equal case that has not run.
 class LinearModel {
