@@ -36,10 +36,10 @@ struct OpArgument {
 /// Every tensor of a row's forward and backward.
 struct SequentialArgs {
   Offsets offsets{};
-  std::span<const LinearParameters> parameters;  ///< one for each grouped_linear, in order
-  std::span<const float* const> extra_inputs;    ///< [R] each, in op order: bias_scale, prob
-  std::span<float* const> extra_gradients;  ///< [R] each, in the same order; a prob's may be null
-  std::span<const OpArgument> op_arguments;
+  std::span<const LinearParameters> parameters{};  ///< one for each grouped_linear, in order
+  std::span<const float* const> extra_inputs{};    ///< [R] each, in op order: bias_scale, prob
+  std::span<float* const> extra_gradients{};  ///< [R] each, in the same order; a prob's may be null
+  std::span<const OpArgument> op_arguments{};
   TensorView x{};   ///< input of the first op
   TensorView y{};   ///< output of the last op, written; empty if given as its "output"
   TensorView dy{};  ///< gradient of y

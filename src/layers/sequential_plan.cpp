@@ -219,7 +219,9 @@ class Planner {
   }
 
   SequentialPlan take() {
-    for (size_t i = 0; i < p_.ops.size();) i += size_t(add_step(i));
+    ops_ = p_.ops;
+    for (size_t i = 0; i < ops_.size(); i += fits(i) ? 3 : 1) give_roles(i);
+    for (size_t i = 0; i < ops_.size();) i += size_t(add_step(i));
     find_stop();
     for (size_t i = 0; i < plan_.steps.size(); ++i) place(i);
     count_memory();
@@ -248,13 +250,26 @@ class Planner {
     return plan_.steps.back().ops;
   }
 
+  bool is_mlp(size_t i) const {
+    return linear_at(p_.ops, i) && activation_at(p_.ops, i + 1) && linear_at(p_.ops, i + 2);
+  }
+  std::string_view why_not(size_t i) const {
+    return refuses(*linear_at(p_.ops, i), *activation_at(p_.ops, i + 1), *linear_at(p_.ops, i + 2));
+  }
+  /// Whether three ops could be one grouped_mlp, fused or not.
+  bool fits(size_t i) const { return is_mlp(i) && why_not(i).empty(); }
+
+  /// Three such ops round stochastically as a grouped_mlp does.
+  void give_roles(size_t i) {
+    if (!fits(i)) return;
+    std::get<GroupedLinearProblem>(ops_[i]).dy_role = TensorRole::kDz;
+    std::get<GroupedLinearProblem>(ops_[i + 2]).x_role = TensorRole::kH;
+  }
+
   bool fuses(size_t i) {
-    const auto* one = linear_at(p_.ops, i);
-    const auto* act = activation_at(p_.ops, i + 1);
-    const auto* two = linear_at(p_.ops, i + 2);
-    if (!one || !act || !two) return false;
+    if (!is_mlp(i)) return false;
     const std::string_view why =
-        p_.fuse ? refuses(*one, *act, *two) : std::string_view("the problem says fuse=no");
+        p_.fuse ? why_not(i) : std::string_view("the problem says fuse=no");
     if (!why.empty())
       plan_.refusals.push_back({"grouped_mlp", text("ops ", i, " to ", i + 2, ": ", why)});
     return why.empty();
@@ -263,17 +278,9 @@ class Planner {
     return fused(*linear_at(p_.ops, i), *activation_at(p_.ops, i + 1), *linear_at(p_.ops, i + 2));
   }
 
-  /// A linear beside an activation has the roles that it has in a grouped_mlp.
   std::variant<GroupedLinearPlan, ActivationStep, GroupedMlpPlan> single(size_t i) const {
-    if (const auto* own = linear_at(p_.ops, i)) {
-      GroupedLinearProblem linear = *own;
-      if (i > 0 && activation_at(p_.ops, i - 1) && linear.x_role == TensorRole::kX)
-        linear.x_role = TensorRole::kH;
-      if (activation_at(p_.ops, i + 1) && linear.dy_role == TensorRole::kDy)
-        linear.dy_role = TensorRole::kDz;
-      return plan(linear, plan_.device);
-    }
-    ActivationProblem act = *activation_at(p_.ops, i);
+    if (const auto* linear = linear_at(ops_, i)) return plan(*linear, plan_.device);
+    ActivationProblem act = *activation_at(ops_, i);
     act.backward = false;
     ActivationStep step{.forward = plan(act, plan_.device), .backward = {}};
     act.backward = true;
@@ -337,6 +344,7 @@ class Planner {
   }
 
   const SequentialProblem& p_;
+  std::vector<RowOp> ops_;  ///< of the problem, with their roles
   SequentialPlan plan_;
   Layout forward_, backward_, saved_, pending_, cache_;
 };

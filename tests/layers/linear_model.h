@@ -64,7 +64,7 @@ class LinearModel {
     near("dbias_scale", got_.dbias_scale.at(r), dscale, DType::kF32);
   }
 
-  /// An expert without rows: zero where its gradient is overwritten, untouched where it is added to.
+  /// An expert without rows: zero where its gradient is overwritten, else untouched.
   void check_parameters(int e) const {
     const int64_t first = c_.offsets[size_t(e)], last = c_.offsets[size_t(e) + 1];
     const Parameters &own = c_.parameters, &got = got_.parameters;

@@ -22,7 +22,7 @@ struct MlpSizes {
   }
 };
 
-/// One linear of the model: w [E, N, K], bias [E, N] or empty, a factor of the bias per row or none.
+/// One linear of the model: w [E, N, K], bias [E, N], its factor per row; both may be empty.
 struct LinearStage {
   const MlpSizes& sizes;
   int64_t n, k;
