@@ -33,31 +33,33 @@ Json devices() {
 
 Json options(const FormatInfo& f) {
   Json words = Json::array();
-  const auto add = [&](bool takes, auto... names) {
-    if (takes) (words.push_back(names), ...);
-  };
-  add(f.takes_e5m2, "e5m2");
-  add(f.takes_square, "2d");
-  add(f.takes_power_of_two, "pow2", "fp32");
-  add(f.takes_floor, "floor");
-  add(f.takes_hadamard, "rht");
-  add(f.takes_stochastic, "sr");
+  for (const FormatOption& option : format_option_list())
+    if (f.*option.takes) words.push_back(option.word);
   return words;
 }
 
 Json formats() {
   Json list = Json::array();
   for (const FormatInfo& f : format_list()) {
-    const bool plain = is_plain(format(f.kind));
-    list.push_back({{"name", f.name},
-                    {"element", name(f.element)},
-                    {"bits", bits(f.element)},
-                    {"block", f.block},
-                    {"block_scale", f.block ? Json(name(f.scale)) : Json()},
-                    {"expert_scale", f.has_expert_scale ? Json("f32") : Json()},
-                    {"options", plain ? Json::array() : options(f)},
-                    {"summary", f.summary}});
+    list.push_back(
+        {{"name", f.name},
+         {"element", name(f.element)},
+         {"bits", bits(f.element)},
+         {"block", f.block},
+         {"block_scale", f.block ? Json(name(f.scale)) : Json()},
+         {"expert_scale", f.has_expert_scale ? Json("f32") : Json()},
+         {"options", options(f)},
+         {"default_scales",
+          f.takes_power_of_two ? Json(f.power_of_two_default ? "pow2" : "fp32") : Json()},
+         {"summary", f.summary}});
   }
+  return list;
+}
+
+Json format_options() {
+  Json list = Json::array();
+  for (const FormatOption& o : format_option_list())
+    list.push_back({{"name", o.word}, {"summary", o.summary}});
   return list;
 }
 
@@ -104,10 +106,10 @@ Json layers() {
 }
 
 Json everything() {
-  return {{"version", version()}, {"devices", devices()},
-          {"formats", formats()}, {"activations", activations()},
-          {"recipes", recipes()}, {"operations", operations()},
-          {"layers", layers()}};
+  return {{"version", version()},         {"devices", devices()},
+          {"formats", formats()},         {"format_options", format_options()},
+          {"activations", activations()}, {"recipes", recipes()},
+          {"operations", operations()},   {"layers", layers()}};
 }
 
 std::string joined(const Json& words) {
@@ -131,6 +133,12 @@ void print_formats(const Json& list) {
   table.print(std::cout);
 }
 
+void print_options(const Json& list) {
+  Table table({"option", "such as fp8_block:2d+fp32"});
+  for (const Json& o : list) table.add({o["name"], o["summary"]});
+  table.print(std::cout);
+}
+
 void print(const Json& all) {
   std::cout << std::string(all["version"]) << "\n\n";
   Table devices({"device", "architecture", "units"});
@@ -138,6 +146,7 @@ void print(const Json& all) {
     devices.add({d["name"], d["architecture"], d["units"].dump()});
   devices.print(std::cout);
   print_formats(all["formats"]);
+  print_options(all["format_options"]);
   Table activations({"activation", "gated", "formula"});
   for (const Json& a : all["activations"])
     activations.add({a["name"], a["gated"] ? "yes" : "no", a["formula"]});

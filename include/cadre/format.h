@@ -56,6 +56,16 @@ struct FormatInfo {
 std::span<const FormatInfo> format_list();
 const FormatInfo& info(FormatKind);
 
+/// A word behind the colon of a format's text.
+struct FormatOption {
+  std::string_view word;      ///< "2d"
+  std::string_view summary;   ///< one line
+  bool FormatInfo::*takes{};  ///< which formats take it
+};
+
+/// All options, in the order in which they print.
+std::span<const FormatOption> format_option_list();
+
 /// The format with its default options.
 Format format(FormatKind);
 

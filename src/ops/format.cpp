@@ -17,41 +17,47 @@ constexpr auto infos(formats::TypeList<Rows...>) {
 }
 constexpr auto kFormats = infos(formats::All{});
 
-// A word behind the colon: which kinds take it, when a format has it, and how it gets it.
-struct Option {
-  std::string_view word;
-  bool FormatInfo::*takes;
+constexpr std::array kOptions = {
+    FormatOption{"e5m2", "codes are e5m2 instead of e4m3", &FormatInfo::takes_e5m2},
+    FormatOption{"2d", "a scale serves block x block codes, along K and along rows",
+                 &FormatInfo::takes_square},
+    FormatOption{"pow2", "fp32 scales are cleared to a power of two",
+                 &FormatInfo::takes_power_of_two},
+    FormatOption{"fp32", "fp32 scales are free, not cleared to a power of two",
+                 &FormatInfo::takes_power_of_two},
+    FormatOption{"floor", "e8m0 scales are rounded down, as the OCP specification does",
+                 &FormatInfo::takes_floor},
+    FormatOption{"rht", "random Hadamard transform of the copy along rows",
+                 &FormatInfo::takes_hadamard},
+    FormatOption{"sr", "stochastic rounding of the codes", &FormatInfo::takes_stochastic},
+};
+
+// When a format has an option, and how it gets it: one row an option, in the same order.
+struct Meaning {
   bool (*holds)(const Format&, const FormatInfo&);
   void (*set)(Format&);
 };
 
-constexpr std::array kOptions = {
-    Option{"e5m2", &FormatInfo::takes_e5m2,
-           [](const Format& f, const FormatInfo&) { return f.element == DType::kE5m2; },
-           [](Format& f) { f.element = DType::kE5m2; }},
-    Option{"2d", &FormatInfo::takes_square,
-           [](const Format& f, const FormatInfo&) { return f.square; },
-           [](Format& f) { f.square = true; }},
-    Option{"pow2", &FormatInfo::takes_power_of_two,
-           [](const Format& f, const FormatInfo& row) {
-             return f.power_of_two && !row.power_of_two_default;
-           },
-           [](Format& f) { f.power_of_two = true; }},
-    Option{"fp32", &FormatInfo::takes_power_of_two,
-           [](const Format& f, const FormatInfo& row) {
-             return !f.power_of_two && row.power_of_two_default;
-           },
-           [](Format& f) { f.power_of_two = false; }},
-    Option{"floor", &FormatInfo::takes_floor,
-           [](const Format& f, const FormatInfo&) { return f.floor_scale; },
-           [](Format& f) { f.floor_scale = true; }},
-    Option{"rht", &FormatInfo::takes_hadamard,
-           [](const Format& f, const FormatInfo&) { return f.hadamard; },
-           [](Format& f) { f.hadamard = true; }},
-    Option{"sr", &FormatInfo::takes_stochastic,
-           [](const Format& f, const FormatInfo&) { return f.stochastic; },
-           [](Format& f) { f.stochastic = true; }},
-};
+constexpr std::array<Meaning, kOptions.size()> kMeanings = {{
+    {[](const Format& f, const FormatInfo&) { return f.element == DType::kE5m2; },
+     [](Format& f) { f.element = DType::kE5m2; }},
+    {[](const Format& f, const FormatInfo&) { return f.square; },
+     [](Format& f) { f.square = true; }},
+    {[](const Format& f, const FormatInfo& row) {
+       return f.power_of_two && !row.power_of_two_default;
+     },
+     [](Format& f) { f.power_of_two = true; }},
+    {[](const Format& f, const FormatInfo& row) {
+       return !f.power_of_two && row.power_of_two_default;
+     },
+     [](Format& f) { f.power_of_two = false; }},
+    {[](const Format& f, const FormatInfo&) { return f.floor_scale; },
+     [](Format& f) { f.floor_scale = true; }},
+    {[](const Format& f, const FormatInfo&) { return f.hadamard; },
+     [](Format& f) { f.hadamard = true; }},
+    {[](const Format& f, const FormatInfo&) { return f.stochastic; },
+     [](Format& f) { f.stochastic = true; }},
+}};
 
 const FormatInfo& find_format(std::string_view name) {
   if (name == "fp32") name = "f32";
@@ -64,12 +70,13 @@ const FormatInfo& find_format(std::string_view name) {
   throw InvalidArgument(text("format: name is '", name, "', must be one of ", known));
 }
 
-const Option& find_option(const FormatInfo& row, std::string_view word) {
+// The number of an option that a format takes.
+size_t find_option(const FormatInfo& row, std::string_view word) {
   std::string known;
-  for (const Option& option : kOptions) {
-    if (!(row.*option.takes)) continue;
-    if (option.word == word) return option;
-    known += text(known.empty() ? "" : ", ", option.word);
+  for (size_t i = 0; i < kOptions.size(); ++i) {
+    if (!(row.*kOptions[i].takes)) continue;
+    if (kOptions[i].word == word) return i;
+    known += text(known.empty() ? "" : ", ", kOptions[i].word);
   }
   require(!known.empty(), "format: option of ", row.name, " is '", word, "'; ", row.name,
           " takes no options");
@@ -80,6 +87,7 @@ const Option& find_option(const FormatInfo& row, std::string_view word) {
 }  // namespace
 
 std::span<const FormatInfo> format_list() { return kFormats; }
+std::span<const FormatOption> format_option_list() { return kOptions; }
 const FormatInfo& info(FormatKind kind) { return kFormats[size_t(kind)]; }
 
 Format format(FormatKind kind) {
@@ -93,9 +101,9 @@ std::string to_string(const Format& f) {
   const FormatInfo& row = info(f.kind);
   std::string words(row.name);
   char separator = ':';
-  for (const Option& option : kOptions) {
-    if (!option.holds(f, row)) continue;
-    words += text(separator, option.word);
+  for (size_t i = 0; i < kOptions.size(); ++i) {
+    if (!kMeanings[i].holds(f, row)) continue;
+    words += text(separator, kOptions[i].word);
     separator = '+';
   }
   return words;
@@ -109,11 +117,12 @@ Format parse_format(std::string_view words) {
   for (size_t at = colon; at != words.npos;) {
     const size_t next = words.find('+', at + 1);
     const size_t length = next == words.npos ? next : next - at - 1;
-    const Option& option = find_option(row, words.substr(at + 1, length));
+    const size_t found = find_option(row, words.substr(at + 1, length));
+    const FormatOption& option = kOptions[found];
     require(std::find(given.begin(), given.end(), option.takes) == given.end(), "format: '", words,
             "' settles ", option.word, " twice; give it once");
     given.push_back(option.takes);
-    option.set(f);
+    kMeanings[found].set(f);
     at = next;
   }
   return f;
@@ -124,8 +133,8 @@ void require_legal(const Format& f) {
   require(f.element == row.element || (row.takes_e5m2 && f.element == DType::kE5m2),
           "format: element of ", row.name, " is ", name(f.element), ", must be ", name(row.element),
           row.takes_e5m2 ? " or e5m2" : "");
-  for (const Option& option : kOptions)
-    if (option.holds(f, row)) find_option(row, option.word);
+  for (size_t i = 0; i < kOptions.size(); ++i)
+    if (kMeanings[i].holds(f, row)) find_option(row, kOptions[i].word);
 }
 
 }  // namespace cadre
