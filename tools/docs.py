@@ -48,6 +48,15 @@ def formats(info):
     return markdown(["format", "code", "scales", "bits a value", "options", ""], rows)
 
 
+def options(info):
+    rows = []
+    for row in info["format_options"]:
+        usual = [code(f["name"]) for f in info["formats"] if f["default_scales"] == row["name"]]
+        rows.append([code(row["name"]), row["summary"] + ("; default of " if usual else "") +
+                     ", ".join(usual)])
+    return markdown(["option", "what it does"], rows)
+
+
 def recipes(info):
     rows = []
     for row in info["recipes"]:
@@ -56,7 +65,7 @@ def recipes(info):
     return markdown(["recipe", "fprop: x, w", "dgrad: dy, w", "wgrad: dy, x", ""], rows)
 
 
-TABLES = {"formats": formats, "recipes": recipes}
+TABLES = {"formats": formats, "options": options, "recipes": recipes}
 
 
 def rewritten(text, info, path):

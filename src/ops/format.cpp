@@ -18,18 +18,19 @@ constexpr auto infos(formats::TypeList<Rows...>) {
 constexpr auto kFormats = infos(formats::All{});
 
 constexpr std::array kOptions = {
-    FormatOption{"e5m2", "codes are e5m2 instead of e4m3", &FormatInfo::takes_e5m2},
-    FormatOption{"2d", "a scale serves block x block codes, along K and along rows",
+    FormatOption{"e5m2", "codes are e5m2, with more range and fewer digits, for gradients",
+                 &FormatInfo::takes_e5m2},
+    FormatOption{"2d", "one scale for block x block codes, which then serve both directions",
                  &FormatInfo::takes_square},
-    FormatOption{"pow2", "fp32 scales are cleared to a power of two",
-                 &FormatInfo::takes_power_of_two},
-    FormatOption{"fp32", "fp32 scales are free, not cleared to a power of two",
-                 &FormatInfo::takes_power_of_two},
-    FormatOption{"floor", "e8m0 scales are rounded down, as the OCP specification does",
+    FormatOption{"pow2", "fp32 scales are powers of two", &FormatInfo::takes_power_of_two},
+    FormatOption{"fp32", "fp32 scales are free", &FormatInfo::takes_power_of_two},
+    FormatOption{"floor", "e8m0 scales by the OCP rule: rounded down, the largest codes saturate",
                  &FormatInfo::takes_floor},
-    FormatOption{"rht", "random Hadamard transform of the copy along rows",
+    FormatOption{"rht",
+                 "the copy along rows is Hadamard-transformed; both operands of wgrad must be",
                  &FormatInfo::takes_hadamard},
-    FormatOption{"sr", "stochastic rounding of the codes", &FormatInfo::takes_stochastic},
+    FormatOption{"sr", "codes are rounded stochastically, without bias",
+                 &FormatInfo::takes_stochastic},
 };
 
 // When a format has an option, and how it gets it: one row an option, in the same order.

@@ -5,6 +5,7 @@ on stderr what is wrong and what to do.
 """
 import json
 import pathlib
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -257,6 +258,17 @@ class Bench(Cli):
     def test_a_full_disk_is_told(self):
         self.wrong("bench", self.WORDS, "--repeat", "1", "--json", "/dev/full",
                    says=["'/dev/full' could not be written"], prints=True)
+
+
+class Page(Cli):
+    def test_every_command_of_the_page_runs(self):
+        text = (ROOT / "docs/cli.md").read_text()
+        commands = [line for line in text.splitlines() if line.startswith("cadre ")]
+        self.assertGreaterEqual(len(commands), 10)
+        for verb in VERBS:
+            self.assertIn(f"\n## {verb}\n", text)
+        for command in commands:
+            self.good(*shlex.split(command)[1:])
 
 
 class Shapes(Cli):
