@@ -17,6 +17,8 @@ constexpr std::array kVerbs = {
          declare_explain},
     Verb{"check", "run implementations against the reference on random data", declare_check},
     Verb{"bench", "check, then time beside peers: a dense oneDNN product, a copy", declare_bench},
+    Verb{"train", "train a Mixture-of-Experts language model on text files, in any recipe",
+         declare_train},
 };
 
 constexpr const char* kExamples = R"(
@@ -29,6 +31,7 @@ Try
   cadre explain grouped_gemm wgrad R=8192 N=2048 K=4096 E=64 format=nvfp4 --device sm_90
   cadre check activation backward swiglu R=512 F=96 E=8 prob=yes
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
+  cadre train --recipe bf16,mxfp8
 `cadre VERB --help` says more. Exit codes: 0 good, 1 a check failed, 2 the request was wrong.)";
 
 int fail(std::string what) {

@@ -30,6 +30,7 @@ Action declare_bench(CLI::App&);
 Action declare_check(CLI::App&);
 Action declare_explain(CLI::App&);
 Action declare_info(CLI::App&);
+Action declare_train(CLI::App&);
 
 /// "cadre 0.1.0".
 std::string version();

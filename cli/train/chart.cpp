@@ -91,9 +91,10 @@ std::string path_of(const Curve& curve, const Frame& frame, double y_most) {
 }
 
 std::string drawn(const Curve& curve, const Frame& frame, double y_most) {
-  std::string out = text("<path class='curve c", curve.color, curve.faint ? " faint" : "", "' d='",
-                         path_of(curve, frame, y_most), "'/>");
-  if (curve.faint) return out;
+  std::string out =
+      text("<path class='curve c", curve.color, curve.style == CurveStyle::kFaint ? " faint" : "",
+           "' d='", path_of(curve, frame, y_most), "'/>");
+  if (curve.style != CurveStyle::kPoints) return out;
   for (size_t i = 0; i < curve.x.size(); ++i) {
     if (!std::isfinite(curve.y[i]) || curve.y[i] > y_most) continue;
     out += text("<circle class='dot c", curve.color, "' cx='", fixed(frame.at_x(curve.x[i]), 1),
@@ -103,28 +104,45 @@ std::string drawn(const Curve& curve, const Frame& frame, double y_most) {
   return out;
 }
 
-/// Names at the right end of the curves, pushed apart where they would overlap.
-std::string end_labels(const LineChart& chart, const Frame& frame) {
-  struct End {
-    double y;
-    const Curve* curve;
-  };
-  std::vector<End> ends;
-  for (const Curve& curve : chart.curves) {
-    if (!curve.faint && !curve.y.empty() && std::isfinite(curve.y.back())) {
-      ends.push_back({frame.at_y(std::min(curve.y.back(), chart.y_most)), &curve});
+/// A name beside the right end of a curve or level.
+struct EndLabel {
+  double y = 0;
+  std::string name, classes;
+};
+
+/// Moves labels that overlap apart, each as far as its neighbour, within the drawing.
+void spread(std::vector<EndLabel>& labels) {
+  constexpr double kLine = 15;
+  std::stable_sort(labels.begin(), labels.end(),
+                   [](const EndLabel& a, const EndLabel& b) { return a.y < b.y; });
+  for (int round = 0; round < 100; ++round) {
+    for (size_t i = 1; i < labels.size(); ++i) {
+      const double overlap = kLine - (labels[i].y - labels[i - 1].y);
+      if (overlap <= 0) continue;
+      labels[i - 1].y -= overlap / 2;
+      labels[i].y += overlap / 2;
+    }
+    if (!labels.empty()) {
+      labels.back().y = std::min(labels.back().y, Frame::kHeight - Frame::kBottom - 6);
     }
   }
-  std::stable_sort(ends.begin(), ends.end(), [](const End& a, const End& b) { return a.y < b.y; });
-  double middle = 0;
-  for (const End& end : ends) middle += end.y / static_cast<double>(ends.size());
-  double least = middle - 7.5 * static_cast<double>(ends.size() - 1);
+}
+
+std::string end_labels(const LineChart& chart, const Frame& frame) {
+  std::vector<EndLabel> labels;
+  for (const Curve& curve : chart.curves) {
+    if (curve.style == CurveStyle::kFaint || curve.y.empty() || !std::isfinite(curve.y.back())) {
+      continue;
+    }
+    labels.push_back({frame.at_y(std::min(curve.y.back(), chart.y_most)), curve.name,
+                      text("name c", curve.color)});
+  }
+  for (const Level& level : chart.levels) labels.push_back({frame.at_y(level.y), level.name, ""});
+  spread(labels);
   std::string out;
-  for (const End& end : ends) {
-    const double y = std::max(end.y, least);
-    least = y + 15;
-    out += text("<g class='name c", end.curve->color, "'>",
-                label(Frame::kWidth - Frame::kRight + 10, y + 4, "start", end.curve->name), "</g>");
+  for (const EndLabel& each : labels) {
+    out += text("<g class='", each.classes, "'>",
+                label(Frame::kWidth - Frame::kRight + 10, each.y + 4, "start", each.name), "</g>");
   }
   return out;
 }
@@ -187,8 +205,8 @@ std::string svg(const LineChart& chart) {
   out += axes(chart, frame);
   for (const Level& level : chart.levels) {
     const std::string at = fixed(frame.at_y(level.y), 1);
-    out += text("<line class='level' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at,
-                "'/>", label(right + 10, frame.at_y(level.y) + 4, "start", level.name));
+    out +=
+        text("<line class='level' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at, "'/>");
   }
   for (const Curve& curve : chart.curves) out += drawn(curve, frame, chart.y_most);
   return out + end_labels(chart, frame) + "</svg>";

@@ -1,17 +1,21 @@
 #pragma once
 #include <cstdint>
-#include <optional>
-#include <span>
 #include <string>
 #include <vector>
 
 namespace cadre::train {
 
+enum class CurveStyle : uint8_t {
+  kPoints,  ///< a line with its points
+  kLine,    ///< a line with its name
+  kFaint,   ///< in the background, without a name
+};
+
 /// One curve of a chart. `color` is the number of a colour of the page.
 struct Curve {
   std::string name;
   int color = 0;
-  bool faint = false;  ///< in the background, without points
+  CurveStyle style = CurveStyle::kPoints;
   std::vector<double> x, y;
 };
 

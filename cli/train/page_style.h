@@ -36,8 +36,9 @@ pre b { color: var(--quiet); font-weight: 400; }
 figure { margin: 8px 0 0; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: 14px; }
 figcaption { font-size: 0.82rem; color: var(--quiet); margin-bottom: 6px; }
-.maps { display: grid; grid-template-columns: repeat(auto-fit, minmax(280px, 1fr)); gap: 14px;
-  margin-top: 12px; } .maps figure { margin: 0; }
+.maps { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 14px;
+  margin-top: 12px; }
+.maps figure { margin: 6px 0 0; padding: 0; border: 0; } .maps figcaption { margin: 0; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--quiet); font-size: 12px; }
 .maps svg text { font-size: 9px; }
 .grid { stroke: var(--line); } .axis { stroke: var(--quiet); }
@@ -62,7 +63,7 @@ footer { margin-top: 56px; font-size: 0.82rem; color: var(--quiet); }
 .c0, .k0 { --k: var(--c0); } .c1, .k1 { --k: var(--c1); } .c2, .k2 { --k: var(--c2); }
 .c3, .k3 { --k: var(--c3); } .c4, .k4 { --k: var(--c4); } .c5, .k5 { --k: var(--c5); }
 .c6, .k6 { --k: var(--c6); } .c7, .k7 { --k: var(--c7); }
-@media (max-width: 480px) { .samples { grid-template-columns: 1fr; } ul { columns: 1; } }
+@media (max-width: 480px) { .samples, .maps { grid-template-columns: 1fr; } ul { columns: 1; } }
 )css";
 
 }  // namespace cadre::train

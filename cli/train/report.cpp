@@ -18,11 +18,11 @@ std::string element(std::string_view tag, std::string_view content) {
   return text('<', tag, '>', content, "</", tag.substr(0, tag.find(' ')), '>');
 }
 
-/// Means of `values` over windows of `width`, placed at the step at which each window ends.
-Curve smoothed(const RunResult& run, int color) {
-  Curve curve{run.recipe, color, true, {}, {}};
+/// Mean training losses of about `points` stretches, each placed at the step at which it ends.
+Curve smoothed(const RunResult& run, int color, size_t points) {
+  Curve curve{run.recipe, color, CurveStyle::kFaint, {}, {}};
   const std::vector<double>& loss = run.history.loss;
-  const size_t width = std::max<size_t>(1, loss.size() / 100);
+  const size_t width = std::max<size_t>(1, loss.size() / points);
   for (size_t first = 0; first + width <= loss.size(); first += width) {
     double sum = 0;
     for (size_t i = first; i < first + width; ++i) sum += loss[i];
@@ -33,7 +33,7 @@ Curve smoothed(const RunResult& run, int color) {
 }
 
 Curve held_curve(const RunResult& run, int color) {
-  Curve curve{run.recipe, color, false, {}, {}};
+  Curve curve{run.recipe, color, CurveStyle::kPoints, {}, {}};
   for (const int64_t step : run.history.eval_step) curve.x.push_back(static_cast<double>(step));
   curve.y = run.history.eval_bits;
   return curve;
@@ -44,7 +44,7 @@ std::string learning_chart(const TextFacts& facts, const std::vector<RunResult>&
   chart.levels = {{"bigram entropy", facts.bigram_bits}};
   chart.y_most = std::min(8.0, 1.5 * facts.bigram_bits);
   for (size_t i = 0; i < runs.size(); ++i) {
-    chart.curves.push_back(smoothed(runs[i], static_cast<int>(i) % kColors));
+    chart.curves.push_back(smoothed(runs[i], static_cast<int>(i) % kColors, 100));
     chart.curves.push_back(held_curve(runs[i], static_cast<int>(i) % kColors));
   }
   return svg(chart);
@@ -58,10 +58,10 @@ std::string gap_chart(const std::vector<RunResult>& runs) {
                   {},
                   {{runs[0].recipe, 0}},
                   1e300};
-  const Curve base = smoothed(runs[0], 0);
+  const Curve base = smoothed(runs[0], 0, 40);
   for (size_t i = 1; i < runs.size(); ++i) {
-    Curve curve = smoothed(runs[i], static_cast<int>(i) % kColors);
-    curve.faint = false;
+    Curve curve = smoothed(runs[i], static_cast<int>(i) % kColors, 40);
+    curve.style = CurveStyle::kLine;
     for (size_t at = 0; at < curve.y.size(); ++at) {
       curve.y[at] = 100 * above(curve.y[at], base.y[at]);
     }
@@ -124,11 +124,13 @@ HeatMap load_of(const RunResult& run, int64_t block) {
 
 std::string load_section(const std::vector<RunResult>& runs) {
   std::string out;
-  for (const RunResult& run : runs) {
-    for (int64_t block = 0; block < std::min<int64_t>(run.settings.blocks, 8); ++block) {
-      const HeatMap map = load_of(run, block);
-      out += element("figure", element("figcaption", escaped(map.title)) + svg(map));
+  for (size_t i = 0; i < runs.size(); ++i) {
+    std::string maps = element("h3", escaped(runs[i].recipe));
+    for (int64_t block = 0; block < std::min<int64_t>(runs[i].settings.blocks, 8); ++block) {
+      maps += text("<figure><figcaption>block ", block, "</figcaption>",
+                   svg(load_of(runs[i], block)), "</figure>");
     }
+    out += text("<div class='card k", i % kColors, "'>", maps, "</div>");
   }
   return element("div class='maps'", out);
 }

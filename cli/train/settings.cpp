@@ -9,6 +9,8 @@
 namespace cadre::train {
 namespace {
 
+constexpr double kMostParameters = 1e9;  ///< 16 bytes each
+
 /// The shortest text that parses back to the same bits.
 template <class T>
 std::string shortest(T value) {
@@ -38,6 +40,13 @@ std::map<std::string, std::string, std::less<>> split_fields(std::string_view wo
   return fields;
 }
 
+/// Parameters of the model, as a double: the product of the largest settings overflows.
+double model_size(const Settings& s) {
+  const auto h = static_cast<double>(s.hidden), f = static_cast<double>(s.features);
+  const auto e = static_cast<double>(s.experts), b = static_cast<double>(s.blocks);
+  return 256 * h * static_cast<double>(s.window + 1) + h + b * (h + e * h + 3 * e * h * f);
+}
+
 }  // namespace
 
 void require_legal(const Settings& settings) {
@@ -52,6 +61,9 @@ void require_legal(const Settings& settings) {
           ", must be a multiple of 16");
   require(settings.top_k <= settings.experts, "train: --top-k is ", settings.top_k,
           ", must be at most --experts, which is ", settings.experts);
+  require(model_size(settings) <= kMostParameters, "train: model has ", model_size(settings),
+          " parameters, must be at most ", kMostParameters,
+          "; lower --hidden, --features, --experts or --blocks");
 }
 
 std::string to_string(const Settings& settings) {

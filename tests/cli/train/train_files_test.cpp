@@ -100,6 +100,8 @@ TEST(Settings, SayWhatIsWrong) {
   expect_says(error([](Settings& s) { s.hidden = 100; }), "--hidden is 100, must be a multiple");
   expect_says(error([](Settings& s) { s.features = 17; }), "--features is 17, must be a multiple");
   expect_says(error([](Settings& s) { s.held_out = 0.9; }), "--held-out is 0.9, must be");
+  expect_says(error([](Settings& s) { s.hidden = 8192, s.features = 32768; }),
+              "parameters, must be at most 1e+09; lower --hidden");
   expect_says(invalid([] { parse_settings("steps=4"); }), "is missing");
   expect_says(invalid([] { parse_settings("steps"); }), "has no value");
   expect_says(invalid([] { parse_settings(to_string(Settings{}) + " x=1"); }), "x is unknown");

@@ -119,7 +119,11 @@ TEST(Chart, TicksAreRoundAndInside) {
 }
 
 TEST(Chart, LeavesOutWhatIsNotFinite) {
-  LineChart chart{"t", "x", "y", {{"a<b", 0, false, {1, 2, 3}, {1, std::nan(""), 2}}}, {{"l", 3}}};
+  LineChart chart{"t",
+                  "x",
+                  "y",
+                  {{"a<b", 0, CurveStyle::kPoints, {1, 2, 3}, {1, std::nan(""), 2}}},
+                  {{"l", 3}}};
   const std::string drawing = svg(chart);
   EXPECT_EQ(drawing.find("nan"), drawing.npos);
   EXPECT_EQ(count(drawing, "<circle"), 2u);

@@ -1,0 +1,309 @@
+"""cadre train as a user sees it: exit codes, messages, files, Ctrl-C, resume, full disks.
+
+usage: train_command_test.py CADRE
+"""
+import json
+import os
+import pathlib
+import pty
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+CADRE = os.path.abspath(sys.argv.pop(1))
+TINY = ["--window", "3", "--hidden", "16", "--features", "16", "--experts", "4", "--rows", "32",
+        "--eval-every", "50"]
+# Tests run side by side, so one thread each; that the bits do not depend on it has its own test.
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+WORDS = ["the ", "rows ", "of an ", "expert ", "are ", "few\n"]
+
+
+def prose(size):
+    words, number = "", 1
+    while len(words) < size:
+        number = number * 48271 % 2147483647
+        words += WORDS[number % 6]
+    return words[:size]
+
+
+class Case(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory(prefix="cadre_train_")
+        self.addCleanup(self.folder.cleanup)
+        self.path = pathlib.Path(self.folder.name)
+        self.text = self.path / "text.txt"
+        self.text.write_text(prose(6000))
+        self.out = self.path / "out"
+
+    def train(self, *words, **options):
+        options.setdefault("cwd", self.path)
+        options.setdefault("env", ONE_THREAD)
+        command = [CADRE, "train", *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=300, **options)
+
+    def train_text(self, *words, out=None, steps=20, **options):
+        return self.train(self.text, *TINY, "--steps", steps, "--out", out or self.out, *words,
+                          **options)
+
+    def assert_good(self, done):
+        self.assertEqual(done.returncode, 0, done.stderr + done.stdout)
+        self.assertEqual(done.stderr, "")
+
+    def assert_refused(self, done, *parts):
+        self.assertEqual(done.returncode, 2, done.stderr + done.stdout)
+        self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
+        for part in parts:
+            self.assertIn(part, done.stderr)
+
+    def start_and_signal(self, words, wait_for, number):
+        """Starts a run, sends the signal once `wait_for` is printed, returns code and output."""
+        command = [CADRE, "train", *map(str, words)]
+        run = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=self.path,
+                               env=ONE_THREAD)
+        seen = ""
+        for line in run.stdout:
+            seen += line
+            if wait_for in line:
+                break
+        run.send_signal(number)
+        seen += run.stdout.read()
+        run.stdout.close()
+        return run.wait(timeout=120), seen
+
+
+class Output(Case):
+    def test_trains_reports_and_samples(self):
+        done = self.train_text("--recipe", "bf16,mxfp8", "--prompt", "the ", "--verify-resume")
+        self.assert_good(done)
+        self.assertNotIn("\r", done.stdout)
+        self.assertEqual(done.stdout.count("mxfp8  step "), 10)
+        self.assertEqual(done.stdout.count("equal bit for bit"), 2)
+        self.assertIn("-- mxfp8 writes\nthe ", done.stdout)
+        names = sorted(p.name for p in self.out.iterdir())
+        self.assertEqual(names, ["bf16.safetensors", "mxfp8.safetensors", "report.html",
+                                 "results.json"])
+        page = (self.out / "report.html").read_text()
+        self.assertNotIn("http", page)
+        results = json.loads((self.out / "results.json").read_text())
+        self.assertEqual([run["recipe"] for run in results["runs"]], ["bf16", "mxfp8"])
+        self.assertTrue(all(run["resumes_equal"] for run in results["runs"]))
+
+    def test_draws_a_bar_on_a_terminal(self):
+        master, slave = pty.openpty()
+        command = [CADRE, "train", str(self.text), *TINY, "--steps", "20", "--out", str(self.out)]
+        run = subprocess.Popen(command, stdout=slave, stderr=slave, cwd=self.path,
+                               env=ONE_THREAD)
+        os.close(slave)
+        seen = b""
+        while select.select([master], [], [], 120)[0]:
+            try:
+                piece = os.read(master, 65536)
+            except OSError:
+                break
+            if not piece:
+                break
+            seen += piece
+        os.close(master)
+        self.assertEqual(run.wait(timeout=60), 0, seen)
+        self.assertIn(b"\rbf16 ", seen)
+        self.assertIn(b"rows/s", seen)
+        self.assertIn(b" left", seen)
+
+    def test_same_bits_for_any_number_of_threads(self):
+        for threads in "1", "3":
+            done = self.train_text("--recipe", "nvfp4", out=self.path / threads,
+                                   env={**os.environ, "OMP_NUM_THREADS": threads})
+            self.assert_good(done)
+        one, three = ((self.path / t / "nvfp4.safetensors").read_bytes() for t in "13")
+        self.assertEqual(one, three)
+
+    def test_help_teaches(self):
+        done = self.train("--help")
+        self.assert_good(done)
+        for part in "--resume", "--recipe", "nvfp4", "--balance", "Ctrl-C", "cadre train --resume":
+            self.assertIn(part, done.stdout)
+
+
+class Refusals(Case):
+    def test_words(self):
+        for words, parts in [
+            (["--recipe", "bf17"], ["bf17", "mxfp8"]),
+            (["--recipe", "bf16,bf16"], ["recipe bf16 stands twice"]),
+            (["--recipe", ""], ["recipe"]),
+            (["--steps", "0"], ["--steps is 0, must be 1 to"]),
+            (["--steps", "-5"], ["--steps is -5, must be 1 to"]),
+            (["--steps", "many"], ["--steps", "many"]),
+            (["--steps", "99999999999999999999"], ["--steps"]),
+            (["--lr", "nan"], ["--lr is nan, must be"]),
+            (["--lr", "0"], ["--lr is 0, must be"]),
+            (["--experts", "0"], ["--experts is 0, must be 1 to 1024"]),
+            (["--top-k", "9"], ["--top-k is 9, must be at most --experts, which is 8"]),
+            (["--hidden", "20"], ["--hidden is 20, must be a multiple of 16"]),
+            (["--held-out", "1"], ["--held-out is 1, must be 0.001 to 0.5"]),
+            (["--save-every", "0"], ["--save-every is 0, must be 1 or more"]),
+            (["--sample", "-1"], ["--sample is -1, must be 0 to"]),
+            (["--temperature", "-1"], ["--temperature is -1, must be 0 to"]),
+            (["--hidden", "8192", "--features", "32768"], ["parameters, must be at most 1e+09"]),
+            (["--no-such-option"], ["--no-such-option"]),
+            (["--resume", "nowhere"], ["nowhere does not exist; name the --out folder"]),
+        ]:
+            with self.subTest(words):
+                done = self.train(self.text, "--out", self.out, *words)
+                self.assert_refused(done, *parts)
+                self.assertFalse(self.out.exists())
+
+    def test_text(self):
+        def file(name, content):
+            (self.path / name).write_bytes(content)
+            return name
+
+        (self.path / "nothing").mkdir()
+        (self.path / "binaries").mkdir()
+        file("binaries/a", bytes(5000))
+        for path, parts in [
+            ("missing.txt", ["path missing.txt does not exist", "check the spelling"]),
+            (file("empty.txt", b""), ["empty.txt is no text: it is empty"]),
+            (file("junk.bin", os.urandom(5000)), ["junk.bin is no text"]),
+            (file("program", pathlib.Path(CADRE).read_bytes()[:9000]), ["is no text: byte"]),
+            (file("short.txt", b"hello"), ["text has 5 bytes, must be at least 2048"]),
+            ("nothing", ["text has 0 bytes"]),
+            ("binaries", ["text has 0 bytes"]),
+            ("/dev/zero", ["is no regular file"]),
+            ("/proc/self/mem", ["cannot be read: Input/output error"]),
+        ]:
+            with self.subTest(path):
+                done = self.train(path, *TINY, "--steps", 5, "--out", self.out)
+                self.assert_refused(done, *parts)
+                self.assertFalse(self.out.exists())
+
+    @unittest.skipIf(os.geteuid() == 0, "root may read every file")
+    def test_unreadable_text(self):
+        self.text.chmod(0)
+        self.assert_refused(self.train_text(), "cannot be opened: Permission denied")
+
+    def test_no_text_outside_of_the_repository(self):
+        program = self.path / "cadre"
+        program.write_bytes(pathlib.Path(CADRE).read_bytes())
+        program.chmod(0o755)
+        done = subprocess.run([program, "train", "--steps", "5"], capture_output=True, text=True,
+                              cwd=self.path, timeout=60)
+        self.assert_refused(done, "no text is named", "cadre train PATH...")
+
+    def test_out_is_a_file(self):
+        self.out.write_text("mine")
+        self.assert_refused(self.train_text(), "out cannot be made", "--out")
+        self.assertEqual(self.out.read_text(), "mine")
+
+    def test_foreign_files_are_not_overwritten(self):
+        self.out.mkdir()
+        checkpoint = self.out / "bf16.safetensors"
+        header = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+        for content in b"somebody's notes", len(header).to_bytes(8, "little") + header + bytes(4):
+            checkpoint.write_bytes(content)
+            self.assert_refused(self.train_text(), "checkpoint", "bf16.safetensors")
+            self.assert_refused(self.train_text("--overwrite"), "checkpoint")
+            self.assert_refused(self.train("--resume", self.out), "checkpoint")
+            self.assertEqual(checkpoint.read_bytes(), content)
+
+
+class Interruption(Case):
+    STEPS = 1000
+
+    def words(self, out, *more):
+        return [self.text, *TINY, "--recipe", "bf16,nvfp4", "--steps", self.STEPS, "--out", out,
+                "--sample", 0, *more]
+
+    def test_resumed_runs_equal_the_uninterrupted_one(self):
+        whole = self.path / "whole"
+        self.assert_good(self.train(*self.words(whole)))
+        code, seen = self.start_and_signal(self.words(self.out), "bf16  step 100/", signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+        self.assertIn("interrupted: bf16 is at step ", seen)
+        self.assertIn(f"cadre train --resume {self.out}", seen)
+
+        self.assert_refused(self.train(*self.words(self.out)), "holds an unfinished run, step ",
+                            "--resume", "--overwrite")
+        self.assert_refused(self.train("--resume", self.out, "--steps", 7),
+                            "--steps differs from the checkpoint's")
+        self.assert_refused(self.train("--resume", self.out, "--recipe", "bf16"), "--recipe is")
+        self.assert_refused(self.train("--resume", self.out, "--out", "x"), "--out is x")
+        self.text.write_text(prose(5999))
+        self.assert_refused(self.train("--resume", self.out), "belongs to a run with other text")
+        self.text.write_text(prose(6000))
+
+        code, seen = self.start_and_signal(["--resume", self.out], "nvfp4  step 200/",
+                                           signal.SIGTERM)
+        self.assertEqual(code, 143, seen)
+        self.assertIn("bf16 goes on at step ", seen)
+        done = self.train("--resume", self.out / "nvfp4.safetensors", self.text)
+        self.assert_good(done)
+        self.assertIn("bf16 is finished already", done.stdout)
+        for name in "bf16.safetensors", "nvfp4.safetensors":
+            self.assertEqual((self.out / name).read_bytes(), (whole / name).read_bytes(), name)
+        again = self.train("--resume", self.out)
+        self.assert_good(again)
+        self.assertIn("nvfp4 is finished already", again.stdout)
+
+    def test_damaged_checkpoints_are_refused(self):
+        code, seen = self.start_and_signal(self.words(self.out), "bf16  step 100/", signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+        checkpoint = self.out / "bf16.safetensors"
+        whole = checkpoint.read_bytes()
+        flipped = bytearray(whole)
+        flipped[len(whole) // 2] ^= 1
+        for content in whole[:-1], whole[:len(whole) // 2], whole[:5], b"", bytes(flipped), \
+                whole + b"!":
+            checkpoint.write_bytes(content)
+            self.assert_refused(self.train("--resume", self.out), f"checkpoint {checkpoint}: ")
+            self.assertEqual(checkpoint.read_bytes(), content)
+        checkpoint.write_bytes(whole)
+        empty = self.path / "empty"
+        empty.mkdir()
+        self.assert_refused(self.train("--resume", empty), "holds no checkpoint")
+
+    def test_a_full_disk_keeps_the_old_checkpoint(self):
+        def limited():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
+
+        self.assert_good(self.train_text())
+        checkpoint = self.out / "bf16.safetensors"
+        old = checkpoint.read_bytes()
+        self.assertGreater(len(old), 50_000)
+        done = self.train_text("--seed", 2, preexec_fn=limited)
+        self.assert_refused(done, "bf16.safetensors cannot be written: File too large",
+                            "the old file is untouched")
+        self.assertEqual(checkpoint.read_bytes(), old)
+        self.assertEqual(sorted(p.name for p in self.out.glob("*.partial")), [])
+
+    def test_a_full_disk_on_the_way_is_a_warning(self):
+        (self.out).mkdir()
+        (self.out / "bf16.safetensors.partial").symlink_to("/dev/full")
+        done = self.train_text("--save-every", 10)  # the symbolic link goes with the first failure
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("No space left on device", done.stderr)
+        self.assertIn("training goes on", done.stderr)
+        self.assertTrue((self.out / "bf16.safetensors").exists())
+
+    def test_killed_at_any_moment_it_leaves_a_whole_checkpoint(self):
+        words = [self.text, *TINY, "--steps", 100000, "--out", self.out, "--save-every", 1]
+        run = subprocess.Popen([CADRE, "train", *map(str, words)], cwd=self.path,
+                               stdout=subprocess.DEVNULL, env=ONE_THREAD)
+        checkpoint = self.out / "bf16.safetensors"
+        deadline = time.monotonic() + 60
+        while not checkpoint.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.3)
+        run.kill()
+        run.wait(timeout=60)
+        code, seen = self.start_and_signal(["--resume", self.out], "goes on at step",
+                                           signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+
+
+if __name__ == "__main__":
+    unittest.main()
