@@ -26,10 +26,17 @@ void transpose(const OutTile& tile, const Sums& sums, float* to, int64_t to_step
 
 }  // namespace
 
-/// A contiguous piece of the output that begins at [row, col].
-struct Epilogue::Line {
-  int expert;
-  int64_t row, col;
+/// What is the same for all lines of a rectangle. A line is a row, or a column where the output is
+/// column-major.
+struct Epilogue::Target {
+  const OutTile& tile;
+  char *out, *addend;               ///< of the first line
+  int64_t out_bytes, addend_bytes;  ///< from line to line
+  int64_t unit;                     ///< bytes of an element
+  float factor, beta;
+  bool accumulate;
+
+  bool as_it_is(bool bias) const { return factor == 1 && beta == 0 && !accumulate && !bias; }
 };
 
 Epilogue::Epilogue(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
@@ -72,51 +79,73 @@ void Epilogue::store(const OutTile& tile, const Sums& sums, float* scratch) cons
   store_lines(tile, scratch, step);
 }
 
+Epilogue::Target Epilogue::target(const OutTile& tile) const {
+  const auto step = [&](const TensorView& v) {
+    return bytes_for(v.dtype, v.stride[size_t(v.rank - (column_ ? 1 : 2))]);
+  };
+  Target t{.tile = tile,
+           .out = address(tile.expert, tile.row, tile.col),
+           .addend = nullptr,
+           .out_bytes = step(args_.out),
+           .addend_bytes = 0,
+           .unit = bits(p_.out) / 8,
+           .factor = factor(tile.expert),
+           .beta = p_.beta ? args_.beta[tile.expert] : 0.0f,
+           .accumulate = accumulates(tile.expert)};
+  if (t.beta == 0) return t;
+  t.addend = element(args_.c, 0, tile.row, tile.col);
+  t.addend_bytes = step(args_.c);
+  return t;
+}
+
 void Epilogue::store_lines(const OutTile& tile, const float* sums, int64_t step) const {
+  const Target to = target(tile);
   const int64_t lines = column_ ? tile.cols : tile.rows, length = column_ ? tile.rows : tile.cols;
+  if (to.as_it_is(p_.bias)) {
+    for (int64_t i = 0; i < lines; ++i) encode_(sums + i * step, length, to.out + i * to.out_bytes);
+    return;
+  }
+  alignas(64) float x[kPiece];
   for (int64_t i = 0; i < lines; ++i) {
     for (int64_t j = 0; j < length; j += kPiece) {
-      const Line line{tile.expert, tile.row + (column_ ? j : i), tile.col + (column_ ? i : j)};
-      store_piece(line, sums + i * step + j, std::min(kPiece, length - j));
+      const int64_t count = std::min(kPiece, length - j);
+      std::memcpy(x, sums + i * step + j, size_t(count) * sizeof(float));
+      finish(to, i, j, {x, count});
+      encode_(x, count, to.out + i * to.out_bytes + j * to.unit);
     }
   }
 }
 
-void Epilogue::store_piece(const Line& line, const float* sums, int64_t count) const {
-  char* out = address(line.expert, line.row, line.col);
-  const float by = factor(line.expert);
-  const bool accumulate = accumulates(line.expert);
-  if (by == 1 && !accumulate && !p_.beta && !p_.bias) return encode_(sums, count, out);
-  alignas(64) float x[kPiece], other[kPiece];
-  std::memcpy(x, sums, size_t(count) * sizeof(float));
-  if (by != 1) scale_line(x, count, by);
-  if (accumulate) {
-    decode_(out, 0, count, other);
-    add_line(x, other, count, 1);
+/// Elements of a line from `at` on: factor, then old content, addend and bias.
+void Epilogue::finish(const Target& to, int64_t line, int64_t at, Floats x) const {
+  alignas(64) float other[kPiece];
+  if (to.factor != 1) scale_line(x.at, x.count, to.factor);
+  if (to.accumulate) {
+    decode_(to.out + line * to.out_bytes, at, x.count, other);
+    add_line(x.at, other, x.count, 1);
   }
-  const float beta = p_.beta ? args_.beta[line.expert] : 0.0f;
-  if (beta != 0) {
-    decode_(element(args_.c, 0, line.row, line.col), 0, count, other);
-    add_line(x, other, count, beta);
+  if (to.beta != 0) {
+    decode_(to.addend + line * to.addend_bytes, at, x.count, other);
+    add_line(x.at, other, x.count, to.beta);
   }
-  if (p_.bias) add_bias(line, count, x);
-  encode_(x, count, out);
+  if (p_.bias) add_bias(to, line, at, x);
 }
 
-void Epilogue::add_bias(const Line& line, int64_t count, float* x) const {
+void Epilogue::add_bias(const Target& to, int64_t line, int64_t at, Floats x) const {
   alignas(64) float bias[kPiece];
+  const OutTile& tile = to.tile;
   const char* from = args_.discrete_bias != nullptr
-                         ? static_cast<const char*>(args_.discrete_bias[line.expert])
-                         : element(args_.bias, 0, line.expert, 0);
-  const float* scale = p_.bias_scale ? args_.bias_scale + line.row : nullptr;
+                         ? static_cast<const char*>(args_.discrete_bias[tile.expert])
+                         : element(args_.bias, 0, tile.expert, 0);
+  const float* scale = p_.bias_scale ? args_.bias_scale + tile.row : nullptr;
   if (!column_) {
-    decode_bias_(from, line.col, count, bias);
-    return add_line(x, bias, count, scale ? *scale : 1.0f);
+    decode_bias_(from, tile.col + at, x.count, bias);
+    return add_line(x.at, bias, x.count, scale ? scale[line] : 1.0f);
   }
-  decode_bias_(from, line.col, 1, bias);
+  decode_bias_(from, tile.col + line, 1, bias);
   const float one = bias[0];
-  if (scale != nullptr) return add_line(x, scale, count, one);
-  for (int64_t i = 0; i < count; ++i) x[i] += one;
+  if (scale != nullptr) return add_line(x.at, scale + at, x.count, one);
+  for (int64_t i = 0; i < x.count; ++i) x.at[i] += one;
 }
 
 void Epilogue::zero(const OutTile& tile) const {

@@ -19,6 +19,12 @@ struct Sums {
   Major major = Major::kRow;
 };
 
+/// A few floats on their way.
+struct Floats {
+  float* at;
+  int64_t count;
+};
+
 /// The way from sums to the output: factor, addend, bias and old content in fp32, one rounding to
 /// the output's type.
 class Epilogue {
@@ -37,10 +43,11 @@ class Epilogue {
   void zero(const OutTile&) const;
 
  private:
-  struct Line;
+  struct Target;
+  Target target(const OutTile&) const;
   void store_lines(const OutTile&, const float* sums, int64_t step) const;
-  void store_piece(const Line&, const float* sums, int64_t count) const;
-  void add_bias(const Line&, int64_t count, float* x) const;
+  void finish(const Target&, int64_t line, int64_t at, Floats x) const;
+  void add_bias(const Target&, int64_t line, int64_t at, Floats x) const;
   float factor(int expert) const;
 
   const GroupedGemmProblem& p_;

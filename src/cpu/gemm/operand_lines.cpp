@@ -22,45 +22,61 @@ OperandLines::OperandLines(const Operand& operand, const QuantizedShape& shape, 
       across_(shape.format.square || shape.axis == Axis::kAlongK),
       column_(major == Major::kColumn),
       stride_(operand.codes.stride[size_t(operand.codes.rank - (column_ ? 1 : 2))]),
-      decode_(decode_line(operand.codes.dtype)) {
+      decode_(decode_line(operand.codes.dtype)),
+      decode_columns_(decode_columns(operand.codes.dtype)) {
   if (block_ != 0) decode_scales_ = decode_line(operand.scales.dtype);
 }
 
-const void* OperandLines::address(const Line& line) const {
-  return expert_data(operand_.codes, operand_.discrete, line.expert) +
-         bytes_for(dtype(), line.index * stride_);
+OperandLines::Expert OperandLines::of(int expert, int64_t first) const {
+  return {*this, expert, first};
 }
 
-void OperandLines::read(const Line& line, int64_t from, int64_t count, float* to) const {
-  decode_(address(line), from, count, to);
-  if (block_ != 0) scale(line, from, count, to);
+OperandLines::Expert::Expert(const OperandLines& lines, int expert, int64_t first)
+    : lines_(lines),
+      first_(first),
+      codes_(expert_data(lines.operand_.codes, lines.operand_.discrete, expert)),
+      line_bytes_(bytes_for(lines.dtype(), lines.stride_)) {
+  if (lines.block_ == 0) return;
+  scales_ = expert_data(lines.operand_.scales, lines.operand_.discrete_scales, expert);
+  first_block_ = first_block(first, expert, lines.block_);
 }
 
-int64_t OperandLines::scale_row(const Line& line) const {
-  if (!down_) return line.index;
-  if (shape_.kind == RowsKind::kWeights || is_transformed(shape_.format, shape_.axis))
-    return line.index / block_;
-  return first_block(line.first, line.expert, block_) + (line.index - line.first) / block_;
+bool OperandLines::Expert::read_columns(int64_t index, int64_t from, const Columns& all,
+                                        float* to) const {
+  if (lines_.decode_columns_ == nullptr) return false;
+  Columns with_step = all;
+  with_step.line_bytes = line_bytes_;
+  lines_.decode_columns_(address(index) + bytes_for(lines_.dtype(), from), with_step, to);
+  return true;
 }
 
-void OperandLines::scale(const Line& line, int64_t from, int64_t count, float* x) const {
+int64_t OperandLines::Expert::scale_row(int64_t index) const {
+  if (!lines_.down_) return index;
+  const QuantizedShape& shape = lines_.shape_;
+  if (shape.kind == RowsKind::kWeights || is_transformed(shape.format, shape.axis))
+    return index / lines_.block_;
+  return first_block_ + (index - first_) / lines_.block_;
+}
+
+void OperandLines::Expert::scale(int64_t index, Piece piece, float* x) const {
   constexpr int64_t kPiece = 128;
   float factors[kPiece];
-  const TensorView& v = operand_.scales;
-  const char* scales = expert_data(v, operand_.discrete_scales, line.expert) +
-                       bytes_for(v.dtype, scale_row(line) * v.stride[size_t(v.rank - 2)]);
-  if (!across_) {
+  const TensorView& v = lines_.operand_.scales;
+  const char* scales =
+      scales_ + bytes_for(v.dtype, scale_row(index) * v.stride[size_t(v.rank - 2)]);
+  const auto [from, count] = piece;
+  if (!lines_.across_) {
     for (int64_t at = 0; at < count; at += kPiece) {
       const int64_t some = std::min(kPiece, count - at);
-      decode_scales_(scales, from + at, some, factors);
+      lines_.decode_scales_(scales, from + at, some, factors);
       multiply_line(x + at, factors, some);
     }
     return;
   }
   for (int64_t at = 0; at < count;) {
-    const int64_t here = (from + at) / block_;
-    const int64_t some = std::min((here + 1) * block_ - (from + at), count - at);
-    decode_scales_(scales, here, 1, factors);
+    const int64_t here = (from + at) / lines_.block_;
+    const int64_t some = std::min((here + 1) * lines_.block_ - (from + at), count - at);
+    lines_.decode_scales_(scales, here, 1, factors);
     scale_line(x + at, some, factors[0]);
     at += some;
   }

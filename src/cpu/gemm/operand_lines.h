@@ -12,34 +12,54 @@ class OperandLines {
  public:
   OperandLines(const Operand&, const QuantizedShape&, Major);
 
-  /// One line of an expert: a row of codes (of the weight, or of all routed rows), or a column.
-  struct Line {
-    int expert = 0;
-    int64_t first = 0;  ///< routed rows: the expert's first row of codes
-    int64_t index = 0;
-  };
-
-  /// Elements [from, from + count) of a line.
-  void read(const Line&, int64_t from, int64_t count, float* to) const;
-
-  /// Where the line's codes begin. Of use to others where codes are values.
-  const void* address(const Line&) const;
+  /// The lines of one expert: rows of the weight, rows of codes of all routed rows, or columns.
+  class Expert;
+  /// `first` is the expert's first row of codes; of use for routed rows only.
+  Expert of(int expert, int64_t first) const;
 
   DType dtype() const { return operand_.codes.dtype; }
-  int64_t line_stride() const { return stride_; }
   bool is_column_major() const { return column_; }
+  /// True if lines of `length` follow each other without gaps.
+  bool is_dense(int64_t length) const { return stride_ == length; }
 
  private:
-  void scale(const Line&, int64_t from, int64_t count, float* x) const;
-  int64_t scale_row(const Line&) const;
-
   const Operand& operand_;
   QuantizedShape shape_;
   int64_t block_;
   bool down_, across_;  ///< a scale serves several rows; several columns
   bool column_;
-  int64_t stride_;
+  int64_t stride_;  ///< of a line, in elements
   DecodeLine decode_, decode_scales_ = nullptr;
+  DecodeColumns decode_columns_;
+};
+
+class OperandLines::Expert {
+ public:
+  /// Elements [from, from + count) of line `index`.
+  void read(int64_t index, int64_t from, int64_t count, float* to) const {
+    lines_.decode_(address(index), from, count, to);
+    if (lines_.block_ != 0) scale(index, {from, count}, to);
+  }
+  /// Elements [from, from + 64 * columns) of lines from `index` on; false if there is no way to do
+  /// that faster than line by line.
+  bool read_columns(int64_t index, int64_t from, const Columns& all, float* to) const;
+  /// Where a line's codes begin.
+  const char* address(int64_t index) const { return codes_ + index * line_bytes_; }
+
+ private:
+  friend class OperandLines;
+  struct Piece {
+    int64_t from, count;
+  };
+  Expert(const OperandLines& lines, int expert, int64_t first);
+  void scale(int64_t index, Piece, float* x) const;
+  int64_t scale_row(int64_t index) const;
+
+  const OperandLines& lines_;
+  int64_t first_, first_block_ = 0;
+  const char* codes_;
+  const char* scales_ = nullptr;
+  int64_t line_bytes_;
 };
 
 }  // namespace cadre::cpu::gemm

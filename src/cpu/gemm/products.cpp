@@ -56,7 +56,8 @@ Products::Products(Multiplicand type) : type_(type), stream_(engine()) {
 Products::Slot Products::make(const ProductShape& s) const {
   const auto type = type_ == Multiplicand::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
   const memory::desc a({s.height, s.depth}, type, memory::format_tag::ab);
-  const memory::desc b({s.depth, s.width}, type, tag_of_b(type_, s.width));
+  const auto tag = s.b_by_rows ? memory::format_tag::ab : tag_of_b(type_, s.width);
+  const memory::desc b({s.depth, s.width}, type, tag);
   const memory::desc t({s.height, s.width}, memory::data_type::f32, memory::format_tag::ab);
   dnnl::primitive_attr attributes;
   if (s.accumulate) {

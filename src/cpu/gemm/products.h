@@ -26,10 +26,12 @@ const Processor& processor();
 ///
 /// a and t are row-major without gaps. b is cut into columns of 64, each [depth, 64] row-major; in
 /// bf16 two rows are interleaved element by element. A width below 64 is 16, 32 or 48, with columns
-/// of that width; above it is a multiple of 64. Without free_tiles the width is 64.
+/// of that width; above it is a multiple of 64. Without free_tiles the width is 64. Or b is
+/// row-major without gaps, of any width.
 struct ProductShape {
   int64_t height = 0, depth = 0, width = 0;
   bool accumulate = false;
+  bool b_by_rows = false;
 
   bool operator==(const ProductShape&) const = default;
 };
@@ -50,7 +52,7 @@ class Products {
   Slot& slot(const ProductShape&);
   Slot make(const ProductShape&) const;
 
-  static constexpr size_t kSlots = 32;
+  static constexpr size_t kSlots = 64;
 
   Multiplicand type_;
   dnnl::stream stream_;

@@ -3,6 +3,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
@@ -14,32 +15,61 @@ namespace cadre::cpu::gemm {
 namespace {
 
 constexpr int64_t kTileRows = 64;
-constexpr int64_t kGroupTiles = 8;  // tiles of an expert that share a staged panel
-constexpr int64_t kPackedPanel = 256, kPackedDepth = 256;  // a staged panel: half a megabyte
-constexpr int64_t kPanelElements = 1 << 17;  // of a weight read in place, in the second cache
+// A weight that is the first factor: a panel of so many elements stays in the second cache for
+// eight tiles of rows.
+constexpr int64_t kFirstPanel = 1 << 17, kFirstGroup = 8;
+// A weight that is the second factor: long lines, since memory is read faster along them, and few
+// at a time, so that they and the sums of a group share the second cache.
+constexpr int64_t kSecondWidth = 1024, kSecondDepth = 128, kSecondGroup = 4;
+constexpr int64_t kSecondPanel = 1 << 18;
 
 /// The sizes of one problem. None depends on threads or counts.
 struct Sizes {
-  bool in_place;          ///< the weight lies along the contraction
+  bool weight_first;      ///< the weight lies along the contraction and is the first factor
+  bool whole_lines;       ///< as the second factor it may be used where it lies
   int64_t depth, padded;  ///< of the contraction
   int64_t cols;           ///< of the output
-  int64_t panel, chunk;   ///< columns and depth of a staged part of the weight
+  int64_t panel, chunk;   ///< columns and depth of a part of the weight
+  int64_t tile_unit;      ///< rows of a tile are padded to a multiple of it
+  int64_t group;          ///< tiles of an expert that share a panel
   int64_t slots;          ///< tiles of a wave
 
   Sizes(const GroupedGemmProblem& p, const Means& means) {
-    const bool fprop = p.pass == Pass::kFprop;
+    const bool fprop = p.pass == Pass::kFprop, free = processor().free_tiles;
     depth = fprop ? p.k : p.n;
     cols = fprop ? p.n : p.k;
     padded = round_up(depth, depth_unit(means.type));
-    in_place = fprop == (p.rhs_major == Major::kRow);
-    panel = in_place ? std::clamp<int64_t>(kPanelElements / padded / 16 * 16, 32, 256)
-                     : padded_width(std::min(cols, processor().free_tiles ? kPackedPanel : 64));
-    chunk = in_place ? padded : std::min(padded, kPackedDepth);
+    weight_first = fprop == (p.rhs_major == Major::kRow);
+    const bool f32 = means.type == Multiplicand::kF32 && p.rhs.kind == FormatKind::kF32;
+    // oneDNN copies a second factor whose width is a large power of two, for every tile anew.
+    const bool copied = std::has_single_bit(uint64_t(cols)) && cols > 256;
+    const bool whole = depth == padded && cols == padded_width(cols);
+    whole_lines = !weight_first && free && f32 && whole && !copied;
+    tile_unit = !free ? kTileRows : weight_first ? 16 : 4;
+    weight_first ? size_first() : size_second(free);
     const int64_t tiles = ceil_div(p.rows, kTileRows) + std::min<int64_t>(p.experts, p.rows);
     const int64_t fitting = means.wave_bytes / (kTileRows * padded * bytes_of(means.type));
-    slots = std::min(tiles, std::max<int64_t>(fitting, kGroupTiles));
+    slots = std::min(tiles, std::max<int64_t>(fitting, group));
+  }
+  /// Of so many rows, those of the next tile: tiles of about the same height.
+  int64_t tile_rows(int64_t rows) const {
+    const int64_t tiles = ceil_div(rows, kTileRows);
+    return std::min(rows, round_up(ceil_div(rows, tiles), tile_unit));
   }
   int64_t panels() const { return ceil_div(cols, panel); }
+
+ private:
+  void size_first() {
+    panel = std::clamp<int64_t>(kFirstPanel / padded / 16 * 16, 32, 256);
+    chunk = padded;
+    group = kFirstGroup;
+  }
+  void size_second(bool free) {
+    panel = whole_lines ? cols : padded_width(std::min(cols, free ? kSecondWidth : 64));
+    chunk = std::clamp<int64_t>(kSecondPanel / panel / 32 * 32, 32, kSecondDepth);
+    chunk = std::min(chunk, padded);
+    group = std::clamp<int64_t>(kSecondPanel / (kTileRows * panel), 1, kSecondGroup);
+  }
 };
 
 /// Up to 64 rows of one expert.
@@ -68,24 +98,24 @@ struct Memory {
   char* panels;
   float* sums;
   float* transposes;
-  int64_t panel_bytes, sums_of_tile, bytes;
+  int64_t panel_bytes, sums_of_tile, sums_of_thread, bytes;
 
   Memory(const Sizes& s, const Means& means, void* workspace) {
     Arena arena(workspace);
     const int64_t threads = means.threads, unit = bytes_of(means.type);
     panel_bytes = round_up(s.panel, 16) * s.chunk * unit;
     sums_of_tile = kTileRows * round_up(s.panel, 16);
+    sums_of_thread = sums_of_tile * (s.weight_first ? 1 : s.group);
     tiles = arena.take<Tile>(s.slots);
     groups = arena.take<Group>(s.slots);
     staged = arena.take<char>(s.slots * kTileRows * s.padded * unit);
     panels = arena.take<char>(threads * panel_bytes);
-    sums = arena.take<float>(threads * kGroupTiles * sums_of_tile);
+    sums = arena.take<float>(threads * sums_of_thread);
     transposes = arena.take<float>(threads * sums_of_tile);
     bytes = arena.used();
   }
   Scratch of_thread(int64_t t) const {
-    return {panels + t * panel_bytes, sums + t * kGroupTiles * sums_of_tile,
-            transposes + t * sums_of_tile};
+    return {panels + t * panel_bytes, sums + t * sums_of_thread, transposes + t * sums_of_tile};
   }
 };
 
@@ -93,12 +123,12 @@ struct Memory {
 class Waves {
  public:
   Waves(const GroupedGemmProblem& p, const int32_t* offsets, const Sizes& sizes, Memory& memory)
-      : walk_(offsets, p.experts, p.rows), slots_(sizes.slots), memory_(memory) {}
+      : walk_(offsets, p.experts, p.rows), sizes_(sizes), memory_(memory) {}
 
   /// False when no rows are left.
   bool next() {
     tiles_ = groups_ = 0;
-    while (tiles_ < slots_ && find_rows()) add_tile();
+    while (tiles_ < sizes_.slots && find_rows()) add_tile();
     return tiles_ != 0;
   }
   int64_t tiles() const { return tiles_; }
@@ -114,9 +144,9 @@ class Waves {
   }
   void add_tile() {
     const schedule::ExpertRows& rows = walk_.rows();
-    const Tile tile{walk_.expert(), rows.first, row_, std::min(kTileRows, rows.last - row_)};
+    const Tile tile{walk_.expert(), rows.first, row_, sizes_.tile_rows(rows.last - row_)};
     Group* last = groups_ == 0 ? nullptr : &memory_.groups[groups_ - 1];
-    const bool same = last != nullptr && last->end - last->begin < kGroupTiles &&
+    const bool same = last != nullptr && last->end - last->begin < sizes_.group &&
                       memory_.tiles[last->begin].expert == tile.expert;
     if (!same) memory_.groups[groups_++] = {tiles_, tiles_};
     memory_.tiles[tiles_++] = tile;
@@ -125,7 +155,7 @@ class Waves {
   }
 
   schedule::ExpertWalk walk_;
-  int64_t slots_;
+  const Sizes& sizes_;
   Memory& memory_;
   int64_t row_ = 0, tiles_ = 0, groups_ = 0;
 };
@@ -152,9 +182,7 @@ struct Work {
     return memory.staged + tile * kTileRows * sizes.padded * unit();
   }
   /// The height of a tile of rows as a first factor, its width as a second one.
-  int64_t height(const Tile& tile) const {
-    return processor().free_tiles ? round_up(tile.rows, 8) : kTileRows;
-  }
+  int64_t height(const Tile& tile) const { return round_up(tile.rows, sizes.tile_unit); }
   int64_t width(const Tile& tile) const { return padded_width(tile.rows); }
 };
 
@@ -169,7 +197,7 @@ void stage_tile(const Work& work, int64_t t) {
   const Sizes& s = work.sizes;
   const bool column = work.rows.is_column_major();
   const Along run = column ? Along::kOuter : Along::kDepth;
-  if (s.in_place) {
+  if (s.weight_first) {
     const Staged to{work.staged(t), work.means.type, work.width(tile), s.padded};
     return stage_b(work.rows, run, part_of(tile, column, 0, s.depth), to);
   }
@@ -198,15 +226,15 @@ struct Task {
 const void* panel_of_weight(const Work& work, const Task& task, int expert, char* scratch) {
   const Sizes& s = work.sizes;
   const DType own = work.means.type == Multiplicand::kF32 ? DType::kF32 : DType::kBf16;
-  if (work.weight.dtype() == own && s.depth == s.padded && work.weight.line_stride() == s.depth)
-    return work.weight.address({expert, 0, task.col});
+  if (work.weight.dtype() == own && s.depth == s.padded && work.weight.is_dense(s.depth))
+    return work.weight.of(expert, 0).address(task.col);
   stage_a(work.weight, Along::kDepth, {expert, 0, task.col, task.cols, 0, s.depth},
           {scratch, work.means.type, task.cols, s.padded});
   return scratch;
 }
 
-void multiply_in_place(const Work& work, const Task& task, const Scratch& scratch,
-                       Products& products) {
+void multiply_weight_first(const Work& work, const Task& task, const Scratch& scratch,
+                           Products& products) {
   const int expert = work.memory.tiles[task.group.begin].expert;
   const void* panel = panel_of_weight(work, task, expert, scratch.panel);
   for (int64_t t = task.group.begin; t < task.group.end; ++t) {
@@ -218,19 +246,34 @@ void multiply_in_place(const Work& work, const Task& task, const Scratch& scratc
   }
 }
 
-void multiply_packed(const Work& work, const Task& task, const Scratch& scratch,
-                     Products& products) {
+/// Lines [depth, depth + lines) of the weight in the columns of a task, as a second factor.
+struct SecondFactor {
+  const void* data;
+  bool by_rows;
+};
+SecondFactor second_factor(const Work& work, const Task& task, const Part& part, char* scratch) {
+  const Sizes& s = work.sizes;
+  if (s.whole_lines && work.weight.is_dense(s.cols))
+    return {work.weight.of(part.expert, 0).address(part.line), true};
+  const int64_t deep = round_up(part.lines, depth_unit(work.means.type));
+  stage_b(work.weight, Along::kOuter, part,
+          {scratch, work.means.type, padded_width(task.cols), deep});
+  return {scratch, false};
+}
+
+void multiply_rows_first(const Work& work, const Task& task, const Scratch& scratch,
+                         Products& products) {
   const Sizes& s = work.sizes;
   const int expert = work.memory.tiles[task.group.begin].expert;
   const int64_t width = padded_width(task.cols), step = work.memory.sums_of_tile;
   const auto sums = [&](int64_t t) { return scratch.sums + (t - task.group.begin) * step; };
   for (int64_t d = 0; d < s.padded; d += s.chunk) {
     const int64_t deep = std::min(s.chunk, s.padded - d), lines = std::min(deep, s.depth - d);
-    stage_b(work.weight, Along::kOuter, {expert, 0, d, lines, task.col, task.cols},
-            {scratch.panel, work.means.type, width, deep});
+    const Part part{expert, 0, d, lines, task.col, task.cols};
+    const SecondFactor weight = second_factor(work, task, part, scratch.panel);
     for (int64_t t = task.group.begin; t < task.group.end; ++t)
-      products.multiply({work.height(work.memory.tiles[t]), deep, width, d != 0},
-                        work.staged(t) + d * kTileRows * work.unit(), scratch.panel, sums(t));
+      products.multiply({work.height(work.memory.tiles[t]), deep, width, d != 0, weight.by_rows},
+                        work.staged(t) + d * kTileRows * work.unit(), weight.data, sums(t));
   }
   for (int64_t t = task.group.begin; t < task.group.end; ++t) {
     const Tile& tile = work.memory.tiles[t];
@@ -253,8 +296,8 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
     for (int64_t i = 0; i < waves.groups() * work.sizes.panels(); ++i)
       error.guard([&] {
         const Task task(work, i);
-        work.sizes.in_place ? multiply_in_place(work, task, scratch, products)
-                            : multiply_packed(work, task, scratch, products);
+        work.sizes.weight_first ? multiply_weight_first(work, task, scratch, products)
+                                : multiply_rows_first(work, task, scratch, products);
       });
   }
 }

@@ -10,29 +10,33 @@ constexpr int64_t kLanes = 16;   // lines that are transposed together
 constexpr int64_t kPiece = 256;  // elements of a line at a time
 constexpr int64_t kColumn = 64;  // width of a column of b
 
-/// Elements [from, from + count) of a line, and zeros behind them up to `padded`.
-struct Span {
-  int64_t from, count, padded;
-};
-
-void read_padded(const OperandLines& lines, const OperandLines::Line& line, const Span& span,
-                 float* to) {
-  const int64_t count = std::clamp<int64_t>(span.count, 0, span.padded);
-  if (count > 0) lines.read(line, span.from, count, to);
-  std::fill(to + count, to + span.padded, 0.0f);
-}
-
 /// The lines of a part as floats; zeros where a line or an element is beyond it.
-struct Reader {
-  const OperandLines& lines;
-  const Part& part;
+class Reader {
+ public:
+  Reader(const OperandLines& lines, const Part& part)
+      : lines_(lines.of(part.expert, part.first)), part_(part) {}
 
   /// Elements [at, at + padded) of line i, both counted from the start of the part.
   void read(int64_t i, int64_t at, int64_t padded, float* to) const {
-    const int64_t count = i < part.lines ? part.count - at : 0;
-    read_padded(lines, {part.expert, part.first, part.line + i}, {part.from + at, count, padded},
-                to);
+    const int64_t count = i < part_.lines ? std::clamp<int64_t>(part_.count - at, 0, padded) : 0;
+    if (count > 0) lines_.read(part_.line + i, part_.from + at, count, to);
+    if (count < padded) std::fill(to + count, to + padded, 0.0f);
   }
+  /// All of the part at once, in columns of b; false if nothing was done.
+  bool read_columns(const Staged& to) const {
+    if (part_.count != to.outer || to.outer % kColumn != 0) return false;
+    const Columns all{part_.lines, to.outer / kColumn, 0, to.depth * kColumn};
+    float* place = static_cast<float*>(to.data);
+    if (!lines_.read_columns(part_.line, part_.from, all, place)) return false;
+    for (int64_t c = 0; c < all.columns; ++c)
+      std::fill(place + c * all.column_step + part_.lines * kColumn,
+                place + (c + 1) * all.column_step, 0.0f);
+    return true;
+  }
+
+ private:
+  OperandLines::Expert lines_;
+  const Part& part_;
 };
 
 /// Sixteen lines side by side, a piece at a time. The step keeps them out of each other's cache
@@ -94,14 +98,12 @@ int64_t place_in_b(const Staged& to, int64_t outer, int64_t d) {
   return column * to.depth * width + d * width;
 }
 
-/// Four lines at a time: several streams of memory are faster than one.
 void b_along_outer_f32(const Reader& reader, const Staged& to) {
-  constexpr int64_t kStreams = 4;
+  if (reader.read_columns(to)) return;
   const int64_t width = column_width(to);
-  for (int64_t d = 0; d < to.depth; d += kStreams)
+  for (int64_t d = 0; d < to.depth; ++d)
     for (int64_t o = 0; o < to.outer; o += width)
-      for (int64_t i = 0; i < kStreams; ++i)
-        reader.read(d + i, o, width, static_cast<float*>(to.data) + place_in_b(to, o, d + i));
+      reader.read(d, o, width, static_cast<float*>(to.data) + place_in_b(to, o, d));
 }
 
 void b_along_outer_bf16(const Reader& reader, const Staged& to) {
@@ -144,12 +146,12 @@ void b_along_depth(const Reader& reader, const Staged& to) {
 }  // namespace
 
 void stage_a(const OperandLines& lines, Along run, const Part& part, const Staged& to) {
-  const Reader reader{lines, part};
+  const Reader reader(lines, part);
   run == Along::kDepth ? a_along_depth(reader, to) : a_along_outer(reader, to);
 }
 
 void stage_b(const OperandLines& lines, Along run, const Part& part, const Staged& to) {
-  const Reader reader{lines, part};
+  const Reader reader(lines, part);
   if (run == Along::kDepth) return b_along_depth(reader, to);
   to.type == Multiplicand::kF32 ? b_along_outer_f32(reader, to) : b_along_outer_bf16(reader, to);
 }
