@@ -4,8 +4,10 @@
 
 #include "activations/glu_layout.h"
 #include "activations/list.h"
+#include "cpu/clones.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
+#include "cpu/threads.h"
 #include "schedule/expert_rows.h"
 
 namespace cadre::cpu {
@@ -38,18 +40,46 @@ struct Work {
   float prob(int64_t r) const { return p.prob ? args.prob[r] : 1.0f; }
 };
 
+/// What is read of one block, and what is written of it. Blocks at the end of a row are filled up
+/// with zeros, so that every loop runs over all of a block.
+struct BlockIn {
+  Block gate{}, up{}, dh{};
+};
+struct BlockOut {
+  Block h, dgate, dup, dprob;  ///< dprob[i] = dh[i] * act[i]
+};
+
+template <class Activation>
+CADRE_CLONES void forward_block(const ActivationConstants& constants, float prob, const BlockIn& in,
+                                BlockOut& out) {
+  for (int i = 0; i < kBlock; ++i)
+    out.h.at[i] = Activation::forward(in.gate.at[i], in.up.at[i], constants) * prob;
+}
+
+template <class Activation>
+CADRE_CLONES void backward_block(const ActivationConstants& constants, float prob,
+                                 const BlockIn& in, BlockOut& out) {
+  for (int i = 0; i < kBlock; ++i) {
+    const auto gradient =
+        Activation::backward(in.gate.at[i], in.up.at[i], in.dh.at[i] * prob, constants);
+    out.dgate.at[i] = gradient.dgate;
+    out.dup.at[i] = gradient.dup;
+    out.h.at[i] = gradient.value * prob;
+    out.dprob.at[i] = in.dh.at[i] * gradient.value;
+  }
+}
+
 template <class Activation>
 void forward_row(const Work& work, int64_t r) {
   const void* z = row_address(work.args.z, r);
-  const float prob = work.prob(r);
   for (int64_t first = 0; first < work.p.features; first += kBlock) {
     const Place place = work.place(first);
-    Block gate{}, up{}, h;
-    work.load_z(z, place.gate, gate.at);
-    if (work.gated) work.load_z(z, place.up, up.at);
-    for (int i = 0; i < kBlock; ++i)
-      h.at[i] = Activation::forward(gate.at[i], up.at[i], work.p.constants) * prob;
-    work.store_h(row_address(work.args.h, r), place.h, h.at);
+    BlockIn in;
+    BlockOut out;
+    work.load_z(z, place.gate, in.gate.at);
+    if (work.gated) work.load_z(z, place.up, in.up.at);
+    forward_block<Activation>(work.p.constants, work.prob(r), in, out);
+    work.store_h(row_address(work.args.h, r), place.h, out.h.at);
   }
 }
 
@@ -58,25 +88,19 @@ template <class Activation>
 void backward_row(const Work& work, int64_t r) {
   const void* z = row_address(work.args.z, r);
   void* dz = row_address(work.args.dz, r);
-  const float prob = work.prob(r);
   Block sums{};
   for (int64_t first = 0; first < work.p.features; first += kBlock) {
     const Place place = work.place(first);
-    Block gate{}, up{}, dh{}, h, dgate, dup;
-    work.load_z(z, place.gate, gate.at);
-    if (work.gated) work.load_z(z, place.up, up.at);
-    work.load_h(row_address(work.args.dh, r), place.h, dh.at);
-    for (int i = 0; i < kBlock; ++i) {
-      const auto gradient =
-          Activation::backward(gate.at[i], up.at[i], dh.at[i] * prob, work.p.constants);
-      dgate.at[i] = gradient.dgate;
-      dup.at[i] = gradient.dup;
-      h.at[i] = gradient.value * prob;
-      sums.at[i] += dh.at[i] * gradient.value;
-    }
-    work.store_z(dz, place.gate, dgate.at);
-    if (work.gated) work.store_z(dz, place.up, dup.at);
-    if (work.args.h) work.store_h(row_address(work.args.h, r), place.h, h.at);
+    BlockIn in;
+    BlockOut out;
+    work.load_z(z, place.gate, in.gate.at);
+    if (work.gated) work.load_z(z, place.up, in.up.at);
+    work.load_h(row_address(work.args.dh, r), place.h, in.dh.at);
+    backward_block<Activation>(work.p.constants, work.prob(r), in, out);
+    work.store_z(dz, place.gate, out.dgate.at);
+    if (work.gated) work.store_z(dz, place.up, out.dup.at);
+    if (work.args.h) work.store_h(row_address(work.args.h, r), place.h, out.h.at);
+    for (int i = 0; i < kBlock; ++i) sums.at[i] += out.dprob.at[i];
   }
   if (work.args.dprob != nullptr) work.args.dprob[r] = total(sums);
 }
@@ -88,7 +112,7 @@ void activation(const ActivationPlan& plan, const ActivationArgs& args, Workspac
   const Work work{.p = p, .args = args};
   const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
   activations::All::visit(p.kind, [&]<class Activation>(Activation) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads(used * p.features))
     for (int64_t r = 0; r < used; ++r)
       p.backward ? backward_row<Activation>(work, r) : forward_row<Activation>(work, r);
   });

@@ -5,6 +5,7 @@
 #include "cpu/accumulate.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
+#include "cpu/threads.h"
 #include "schedule/expert_rows.h"
 
 namespace cadre::cpu {
@@ -45,11 +46,11 @@ void block_dbias(const Work& work, int expert, int64_t first) {
   for (int64_t r = rows.first; r < rows.last; ++r) {
     const float scale = work.p.bias_scale ? work.args.bias_scale[r] : 1.0f;
     work.load_dy(row_address(work.args.dy, r), columns, x.at);
-    for (int i = 0; i < columns.count; ++i) sum.at[i] += scale * x.at[i];
+    add_scaled(sum.at, x.at, scale, columns.count);
   }
   if (add) {
     work.load_dbias(work.dbias(expert), columns, x.at);
-    for (int i = 0; i < columns.count; ++i) sum.at[i] += x.at[i];
+    add_scaled(sum.at, x.at, 1.0f, columns.count);
   }
   work.store_dbias(work.dbias(expert), columns, sum.at);
 }
@@ -61,14 +62,14 @@ float row_dbias_scale(const Work& work, int expert, int64_t r) {
     const Run columns = work.columns(first);
     work.load_dy(row_address(work.args.dy, r), columns, x.at);
     work.load_bias(work.bias(expert), columns, bias.at);
-    for (int i = 0; i < columns.count; ++i) sum.at[i] += x.at[i] * bias.at[i];
+    add_products(sum.at, x.at, bias.at, columns.count);
   }
   return total(sum);
 }
 
 void all_dbias_scale(const Work& work) {
   const BiasGradProblem& p = work.p;
-#pragma omp parallel
+#pragma omp parallel if (worth_threads(p.rows * p.n))
   for (ExpertWalk walk(work.args.offsets.data, p.experts, p.rows); walk.next();) {
     const ExpertRows rows = walk.rows();
 #pragma omp for schedule(static) nowait
@@ -86,7 +87,7 @@ void bias_grad(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace, St
   const BiasGradProblem& p = plan.problem;
   const Work work{.p = p, .args = args};
   const int64_t blocks = (p.n + kBlock - 1) / kBlock;
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (worth_threads(p.rows * p.n))
   for (int64_t task = 0; task < p.experts * blocks; ++task)
     block_dbias(work, int(task / blocks), task % blocks * kBlock);
   if (p.bias_scale) all_dbias_scale(work);

@@ -17,4 +17,10 @@ float total(Lanes<Count>& lanes) {
   return lanes.at[0];
 }
 
+/// sum[i] += factor * x[i], rounded twice.
+void add_scaled(float* sum, const float* x, float factor, int count);
+
+/// sum[i] += x[i] * y[i], rounded twice.
+void add_products(float* sum, const float* x, const float* y, int count);
+
 }  // namespace cadre::cpu

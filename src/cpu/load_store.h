@@ -4,6 +4,7 @@
 
 #include "cadre/error.h"
 #include "cadre/tensor.h"
+#include "cpu/threads.h"
 #include "formats/bf16.h"
 #include "formats/fp16.h"
 #include "formats/fp32.h"
@@ -45,34 +46,8 @@ struct Run {
 /// a load and a store of some dozen elements is compiled once and not for every pair of dtypes.
 using LoadRun = void (*)(const void* data, Run, float* to);
 using StoreRun = void (*)(void* data, Run, const float* from);
-
-inline LoadRun load_run(DType dtype) {
-  LoadRun chosen = nullptr;
-  visit_float(dtype, [&]<class Float>(Float) {
-    chosen = [](const void* data, Run run, float* to) {
-      const auto* from = static_cast<const typename Float::Code*>(data) + run.at;
-      if (run.step == 1)
-        for (int i = 0; i < run.count; ++i) to[i] = Float::decode(from[i]);
-      else
-        for (int i = 0; i < run.count; ++i) to[i] = Float::decode(from[i * run.step]);
-    };
-  });
-  return chosen;
-}
-
-inline StoreRun store_run(DType dtype) {
-  StoreRun chosen = nullptr;
-  visit_float(dtype, [&]<class Float>(Float) {
-    chosen = [](void* data, Run run, const float* from) {
-      auto* to = static_cast<typename Float::Code*>(data) + run.at;
-      if (run.step == 1)
-        for (int i = 0; i < run.count; ++i) to[i] = Float::encode(from[i]);
-      else
-        for (int i = 0; i < run.count; ++i) to[i * run.step] = Float::encode(from[i]);
-    };
-  });
-  return chosen;
-}
+LoadRun load_run(DType);
+StoreRun store_run(DType);
 
 /// The address of a row in a matrix whose last dimension has stride 1.
 inline void* row_address(const TensorView& matrix, int64_t row) {
@@ -85,7 +60,7 @@ inline void zero_row(const TensorView& matrix, int64_t row) {
 }
 
 inline void zero_rows(const TensorView& matrix, int64_t first, int64_t last) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads((last - first) * matrix[1]))
   for (int64_t r = first; r < last; ++r) zero_row(matrix, r);
 }
 

@@ -84,7 +84,7 @@ int32_t from_routing(const OffsetsProblem& p, const OffsetsArgs& args, int32_t* 
   const auto* experts = static_cast<const Index*>(args.source);
   const Pieces pieces(p);
   const auto words_of = [&](int piece) { return scratch + int64_t(piece) * p.experts; };
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (pieces.count > 1)
   for (int piece = 0; piece < pieces.count; ++piece) {
     int32_t* counts = words_of(piece);
     std::fill_n(counts, p.experts, 0);
@@ -104,7 +104,7 @@ int32_t from_routing(const OffsetsProblem& p, const OffsetsArgs& args, int32_t* 
     sums.add(row - first);
   }
 
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (pieces.count > 1)
   for (int piece = 0; piece < pieces.count; ++piece)
     map_piece<Index>(p, args, piece, words_of(piece));
   return sums.status();

@@ -5,12 +5,13 @@
 
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
+#include "cpu/threads.h"
 #include "schedule/expert_rows.h"
 
 namespace cadre::cpu {
 namespace {
 
-constexpr int kBlock = 64;  // columns at a time
+constexpr int kBlock = 256;  // columns at a time
 using Block = Lanes<kBlock>;
 
 /// What is the same for all rows and tokens.
@@ -67,20 +68,20 @@ void token_from_rows(const Work& work, int64_t token) {
       if (!work.has_row(slot)) continue;
       const float factor = weighted ? work.args.prob[slot] : 1.0f;
       work.load(row_address(work.args.rows, work.args.map.row_of[slot]), columns, x.at);
-      for (int i = 0; i < columns.count; ++i) sum.at[i] += factor * x.at[i];
+      add_scaled(sum.at, x.at, factor, columns.count);
     }
     work.store(row_address(work.args.tokens, token), columns, sum.at);
   }
 }
 
-/// <tokens[t], y[row]> in 64 sums, added up in a fixed order.
+/// <tokens[t], y[row]> in 256 sums, added up in a fixed order.
 float product(const Work& work, int64_t token, int64_t row) {
   Block sum{}, x, y;
   for (int64_t first = 0; first < work.p.hidden; first += kBlock) {
     const Run columns = work.columns(first);
     work.load(row_address(work.args.tokens, token), columns, x.at);
     work.load(row_address(work.args.y, row), columns, y.at);
-    for (int i = 0; i < columns.count; ++i) sum.at[i] += x.at[i] * y.at[i];
+    add_products(sum.at, x.at, y.at, columns.count);
   }
   return total(sum);
 }
@@ -102,20 +103,21 @@ void gradients_of_prob(const Work& work, int64_t token) {
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
   const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
+  const int64_t choices = p.tokens * p.top_k;
   const Work work{.p = p, .args = args, .used = used};
   if (p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward) {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads(used * p.hidden))
     for (int64_t r = 0; r < used; ++r) row_from_token(work, r);
     if (p.tail == Tail::kZero) {
       zero_rows(args.rows, used, p.rows);
       if (args.row_prob != nullptr) std::fill(args.row_prob + used, args.row_prob + p.rows, 0.0f);
     }
   } else {
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads(choices * p.hidden))
     for (int64_t t = 0; t < p.tokens; ++t) token_from_rows(work, t);
   }
   if (args.dprob == nullptr) return;
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (worth_threads(choices * p.hidden))
   for (int64_t t = 0; t < p.tokens; ++t) gradients_of_prob(work, t);
 }
 

@@ -7,6 +7,7 @@
 #include "activations/sigmoid.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
+#include "cpu/threads.h"
 
 namespace cadre::cpu {
 namespace {
@@ -15,6 +16,7 @@ constexpr float kLowest = -std::numeric_limits<float>::infinity();
 constexpr float kTiny = 1e-20f;  // keeps a sum of probabilities above 0
 constexpr int kBlock = 64;       // experts at a time
 constexpr int64_t kMostPieces = 64;
+constexpr int64_t kCostOfLogit = 8;  // elements of a simple loop
 
 /// Tokens are cut into pieces, each with scratch of its own; how many there are does not depend on
 /// the threads.
@@ -222,7 +224,7 @@ int64_t routing_workspace_bytes(const RoutingProblem& p, const Device&) {
 void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream) {
   const RoutingProblem& p = plan.problem;
   const int64_t count = pieces(p);
-#pragma omp parallel for schedule(dynamic)
+#pragma omp parallel for schedule(dynamic) if (worth_threads(p.tokens * p.experts * kCostOfLogit))
   for (int64_t piece = 0; piece < count; ++piece) {
     float* scratch = static_cast<float*>(workspace.data) + piece * kArrays * p.experts;
     for (int64_t t = p.tokens * piece / count; t < p.tokens * (piece + 1) / count; ++t)

@@ -180,6 +180,21 @@ TEST(Sigmoid, AndItsComplementAreSmallWithoutLoss) {
   }
 }
 
+TEST(Normal, InFp32IsSmallWithoutLoss) {
+  for (float x = -14; x < 14; x += 1.0f / 512) {
+    const double want = std::erfc(-double(x) / std::sqrt(2.0)) / 2;
+    const double density = std::exp(-double(x) * x / 2) / std::sqrt(2 * std::acos(-1.0));
+    // Some 10 roundings, and those of x^2 / 2 in the exponent.
+    const double relative = (10 + double(x) * x) * 0x1p-24;
+    EXPECT_NEAR(activations::normal(x).below, want, relative * want + 0x1p-148) << x;
+    EXPECT_NEAR(activations::normal(x).density, density, relative * density + 0x1p-148) << x;
+  }
+  EXPECT_EQ(activations::normal(-15.0f).below, 0.0f);
+  EXPECT_EQ(activations::normal(15.0f).below, 1.0f);
+  EXPECT_EQ(activations::normal(0.0f).below, 0.5f);
+  EXPECT_TRUE(std::isnan(activations::normal(float(kNan)).below));
+}
+
 TEST(GluLayout, GivesEveryColumnToOneFeatureOfGateOrUp) {
   for (GluLayout layout : {GluLayout::kConcat, GluLayout::kInterleave1, GluLayout::kInterleave32}) {
     constexpr int64_t kFeatures = 96;

@@ -1,7 +1,6 @@
 #include "cadre/activation.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include "activations/glu_layout.h"
 #include "activations/list.h"
@@ -9,6 +8,7 @@
 #include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
 #include "tests/judge/tensor.h"
+#include "tests/judge/threads.h"
 
 using namespace cadre;
 using test::gamma;
@@ -271,10 +271,12 @@ TEST(Activation, BackwardRecomputesTheBitsOfForward) {
 TEST(Activation, DoesNotDependOnTheThreads) {
   const ActivationProblem p{.backward = true, .rows = 101, .features = 95, .prob = true};
   Case want(p, 99, 6);
-  omp_set_num_threads(1);
-  want.launch("cpu");
+  {
+    const test::Threads one(1);
+    want.launch("cpu");
+  }
   for (int threads : {2, 3, 5}) {
-    omp_set_num_threads(threads);
+    const test::Threads set(threads);
     Case got(p, 99, 6);
     got.launch("cpu");
     EXPECT_EQ(got.dz.bytes(), want.dz.bytes());

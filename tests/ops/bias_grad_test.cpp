@@ -1,12 +1,12 @@
 #include "cadre/bias_grad.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include "tests/judge/close.h"
 #include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
 #include "tests/judge/tensor.h"
+#include "tests/judge/threads.h"
 
 using namespace cadre;
 using test::Counts;
@@ -170,11 +170,13 @@ TEST(BiasGrad, DoesNotDependOnTheThreads) {
   const Counts counts = test::random_counts(random, CountsKind::kSkewed, 9, 8);
   const BiasGradProblem p{
       .rows = counts.rows, .n = 300, .experts = 9, .dbias = DType::kF32, .bias_scale = true};
-  omp_set_num_threads(1);
   Case want(p, counts, 4);
-  want.launch("cpu");
+  {
+    const test::Threads one(1);
+    want.launch("cpu");
+  }
   for (int threads : {2, 3, 5}) {
-    omp_set_num_threads(threads);
+    const test::Threads set(threads);
     Case got(p, counts, 4);
     got.launch("cpu");
     EXPECT_EQ(got.dbias.bytes(), want.dbias.bytes());

@@ -1,13 +1,13 @@
 #include "cadre/offsets.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <limits>
 
 #include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
 #include "tests/judge/tensor.h"
+#include "tests/judge/threads.h"
 #include "tests/judge/workspace.h"
 
 using namespace cadre;
@@ -176,7 +176,7 @@ TEST(Offsets, OfManyTokensDoNotDependOnTheThreads) {
   const auto experts = random_routing<int32_t>(random, p);
   const Outputs want = build(p, experts, "cpu_reference");
   for (int threads : {1, 2, 3}) {
-    omp_set_num_threads(threads);
+    const test::Threads set(threads);
     EXPECT_TRUE(build(p, experts, "cpu") == want) << threads;
   }
 }

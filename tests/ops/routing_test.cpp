@@ -1,13 +1,13 @@
 #include "cadre/routing.h"
 
 #include <gtest/gtest.h>
-#include <omp.h>
 
 #include <numeric>
 
 #include "tests/judge/close.h"
 #include "tests/judge/errors.h"
 #include "tests/judge/tensor.h"
+#include "tests/judge/threads.h"
 #include "tests/judge/workspace.h"
 
 using namespace cadre;
@@ -187,11 +187,13 @@ TEST_P(EveryScore, FastIsReferenceWithinTheBound) {
 
 TEST_P(EveryScore, DoesNotDependOnTheThreads) {
   const RoutingProblem p{.score = GetParam(), .tokens = 150, .experts = 40, .top_k = 3};
-  omp_set_num_threads(1);
   Case want(p, 3);
-  want.both("cpu");
+  {
+    const test::Threads one(1);
+    want.both("cpu");
+  }
   for (int threads : {2, 3, 5}) {
-    omp_set_num_threads(threads);
+    const test::Threads set(threads);
     Case got(p, 3);
     got.both("cpu");
     EXPECT_EQ(got.outputs(), want.outputs()) << threads;
