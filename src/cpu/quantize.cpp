@@ -66,8 +66,7 @@ void scale_blocks(const Copy& copy, const Piece& p, CodeRows rows, const Quantiz
   column_amax(p.x + rows.first * p.pitch, p.pitch, rows.count, p.cols, s.amax);
   const int64_t blocks = across ? ceil_div(p.cols, kBlock) : p.cols;
   const auto width = [&](int64_t b) { return std::min(kBlock, p.cols - b * kBlock); };
-  for (int64_t b = 0; across && b < blocks; ++b)
-    s.amax[b] = largest_of(s.amax + b * kBlock, width(b));
+  if (across) block_amax<kBlock>(s.amax, p.cols, s.amax);
 
   const int64_t scale_row = (p.row + rows.first) / (down ? kBlock : 1);
   const int64_t scale_col = p.col / (across ? kBlock : 1);

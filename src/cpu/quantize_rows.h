@@ -32,6 +32,18 @@ CADRE_CLONES inline uint32_t largest_of(const uint32_t* amax, int64_t count) {
   return largest;
 }
 
+/// The largest of each block of columns, the last of which may be short. May overwrite `amax`.
+template <int64_t kBlock>
+CADRE_CLONES void block_amax(const uint32_t* amax, int64_t count, uint32_t* of_blocks) {
+  const int64_t whole = count / kBlock;
+  for (int64_t b = 0; b < whole; ++b) {
+    uint32_t largest = 0;
+    for (int64_t j = 0; j < kBlock; ++j) largest = std::max(largest, amax[b * kBlock + j]);
+    of_blocks[b] = largest;
+  }
+  if (count % kBlock != 0) of_blocks[whole] = largest_of(amax + whole * kBlock, count % kBlock);
+}
+
 /// What the scales of an expert's blocks depend on beside their amaxes.
 struct ScaleRule {
   formats::ExpertScale expert;
@@ -56,19 +68,38 @@ CADRE_CLONES void cast_row(const float* x, int64_t count, typename Element::Code
   for (int64_t j = 0; j < count; ++j) codes[j] = Element::encode(x[j]);
 }
 
+/// How many codes are made before they are narrowed to bytes; narrowed one by one, the arithmetic
+/// before would run in pieces of bytes too.
+constexpr int64_t kWords = 256;
+
+CADRE_CLONES inline void narrow(const uint32_t* words, int64_t count, uint8_t* codes) {
+  for (int64_t j = 0; j < count; ++j) codes[j] = uint8_t(words[j]);
+}
+
 /// Codes of x * multiplier, one multiplier a column.
 template <class Element>
 CADRE_CLONES void encode_row(const float* x, const float* multipliers, int64_t count,
                              uint8_t* codes) {
-  for (int64_t j = 0; j < count; ++j)
-    codes[j] = Element::encode(formats::mul(x[j], multipliers[j]));
+  uint32_t words[kWords];
+  for (int64_t first = 0; first < count; first += kWords) {
+    const int64_t end = std::min(first + kWords, count);
+    for (int64_t j = first; j < end; ++j)
+      words[j - first] = Element::encode_word(formats::mul(x[j], multipliers[j]));
+    narrow(words, end - first, codes + first);
+  }
 }
 
 template <class Element>
 CADRE_CLONES void encode_row_stochastic(const float* x, const float* multipliers,
                                         const uint16_t* random, int64_t count, uint8_t* codes) {
-  for (int64_t j = 0; j < count; ++j)
-    codes[j] = Element::encode_stochastic(formats::mul(x[j], multipliers[j]), random[j]);
+  uint32_t words[kWords];
+  for (int64_t first = 0; first < count; first += kWords) {
+    const int64_t end = std::min(first + kWords, count);
+    for (int64_t j = first; j < end; ++j)
+      words[j - first] =
+          Element::encode_stochastic_word(formats::mul(x[j], multipliers[j]), random[j]);
+    narrow(words, end - first, codes + first);
+  }
 }
 
 /// Two codes a byte; a half-filled last byte has a zero above.

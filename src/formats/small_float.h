@@ -44,14 +44,17 @@ struct SmallFloat {
   static constexpr float kLargest =
       float_of((kShape.largest << kDropped) + (uint32_t(127 - kBias) << 23));
 
-  CADRE_HD static constexpr Code encode(float x) {
-    const uint32_t m = saturated_magnitude(x);
-    // Below the smallest normal the step is the same throughout: an addition to the anchor, whose
-    // step that is, rounds.
-    const uint32_t subnormal = bits_of(add(float_of(m), kAnchor)) - bits_of(kAnchor);
-    const uint32_t half = (1u << (kDropped - 1)) - 1 + ((m >> kDropped) & 1u);
-    const uint32_t normal = (m - kRebias + half) >> kDropped;
-    return finish(x, m < bits_of(kSmallestNormal) ? subnormal : normal);
+  CADRE_HD static constexpr Code encode(float x) { return Code(encode_word(x)); }
+
+  /// The same in a 32-bit word: loops that narrow codes to bytes in a second step run faster.
+  CADRE_HD static constexpr uint32_t encode_word(float x) {
+    // A code counts steps: of its own binade, and all those of the binades from the lowest one up;
+    // the subnormals share the lowest. Adding the float whose last bit is one step rounds to steps.
+    const uint32_t m = saturated_magnitude(x), exponent = m & kInfinityBits;
+    const uint32_t binade = exponent > kLowest ? exponent : kLowest;
+    const uint32_t anchor = binade + (uint32_t(kDropped) << 23);
+    const uint32_t steps = bits_of(add(float_of(m), float_of(anchor))) - anchor;
+    return finish(x, steps + ((binade - kLowest) >> kDropped));
   }
 
   /// Rounds away from zero with the probability of the discarded fraction, toward zero otherwise.
@@ -59,32 +62,33 @@ struct SmallFloat {
   /// to the fraction, the lower one of two; so a code is never left for another, and what lies at
   /// or beyond the largest value saturates.
   CADRE_HD static constexpr Code encode_stochastic(float x, uint32_t random) {
+    return Code(encode_stochastic_word(x, random));
+  }
+  CADRE_HD static constexpr uint32_t encode_stochastic_word(float x, uint32_t random) {
     const uint32_t m = saturated_magnitude(x);
-    const uint32_t exponent = m >> 23, lowest = bits_of(kSmallestNormal) >> 23;
-    const uint32_t binade = exponent > lowest ? exponent : lowest;
-    // The step of this binade is 2^(binade - 127 - mantissa bits); the quotient is exact, or so
-    // small that it rounds nowhere.
-    const float steps = mul(float_of(m), float_of((254u + kMantissaBits - binade) << 23));
+    const uint32_t exponent = m & kInfinityBits, binade = exponent > kLowest ? exponent : kLowest;
+    // Times 2^(mantissa bits) / 2^exponent: exact, or so small that it rounds nowhere.
+    const float steps = mul(float_of(m), float_of(((254u + kMantissaBits) << 23) - binade));
     const int below = int(steps);
     const float fraction = add(steps, -float(below));
     const float threshold = mul(add(float(int(random & 0xffffu)), 0.5f), pow2(-16));
-    const uint32_t first = (binade - lowest) << kMantissaBits;
-    return finish(x, first + uint32_t(below) + (fraction > threshold ? 1u : 0u));
+    const uint32_t away = fraction > threshold ? 1u : 0u;
+    return finish(x, uint32_t(below) + away + ((binade - kLowest) >> kDropped));
   }
 
  private:
   static constexpr uint32_t kSignBit = 1u << (kExponentBits + kMantissaBits);
   static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
-  static constexpr float kAnchor = pow2(23 + 1 - kBias - kMantissaBits);
+  static constexpr uint32_t kLowest = uint32_t(128 - kBias) << 23;  ///< smallest normal, as fp32
 
   CADRE_HD static constexpr uint32_t saturated_magnitude(float x) {
     return magnitude(x) < bits_of(kLargest) ? magnitude(x) : bits_of(kLargest);
   }
-  CADRE_HD static constexpr Code finish(float x, uint32_t code) {
+  CADRE_HD static constexpr uint32_t finish(float x, uint32_t code) {
     // A mask instead of a choice: compilers would skip all the work above for a NaN, and then no
     // loop over this vectorises.
     const uint32_t sign = (bits_of(x) >> 31) * kSignBit, nan = 0u - uint32_t(is_nan(x));
-    return Code(((sign | code) & ~nan) | (kShape.nan & nan));
+    return ((sign | code) & ~nan) | (kShape.nan & nan);
   }
 };
 
