@@ -10,13 +10,12 @@
 namespace cadre::cpu {
 namespace {
 
-using formats::ExpertScale;
 using formats::Hadamard16;
 using formats::ScaleOptions;
 using formats::StochasticBits;
 using schedule::ExpertRows;
 
-constexpr int64_t kTileFloats = 128 * 256;  ///< the source tile and its transform fit in L2
+constexpr int64_t kTileFloats = 1 << 15;  ///< the source tile and its transform fit in L2
 constexpr int64_t kWidest = kTileFloats / 16;
 
 /// What a thread keeps on its stack. Rows of x and y are Grid::width apart.

@@ -109,6 +109,24 @@ TEST(Quantize, EqualsTheReferenceOnAdversarialCounts) {
   });
 }
 
+TEST(Quantize, TensorsWithoutElementsAreLegal) {
+  for (const Pair& pair : kPairs) {
+    QuantizeCase none = QuantizeCase::rows({.rows = 0, .of = {0, 0}}, 33, DType::kBf16);
+    expect_equal(none.formats(pair.along_k, pair.along_rows));
+    QuantizeCase thin = QuantizeCase::rows({.rows = 7, .of = {3, 4}}, 0, DType::kBf16);
+    expect_equal(thin.formats(pair.along_k, pair.along_rows));
+    QuantizeCase flat = QuantizeCase::weights({2, 0, 33}, DType::kBf16);
+    expect_equal(flat.formats(pair.along_k, pair.along_rows));
+    // Expert scales of experts without values are 1, so that decoding and products stay finite.
+    for (const QuantizeCase* c : {&none, &thin, &flat}) {
+      const QuantizeCase::Out out = c->run("cpu");
+      if (!out.along_k.view().expert_scale) continue;
+      EXPECT_EQ(out.along_k.view().expert_scale[0], 1) << pair.along_k;
+      EXPECT_EQ(out.along_k.view().expert_scale[1], 1) << pair.along_k;
+    }
+  }
+}
+
 TEST(Quantize, DoesNotDependOnTheNumberOfThreads) {
   std::mt19937 random(5);
   QuantizeCase c = QuantizeCase::rows({.rows = 400, .of = {100, 0, 250, 3}}, 700, DType::kBf16);

@@ -12,7 +12,6 @@
 namespace cadre::cpu::reference {
 namespace {
 
-using formats::BlockScale;
 using formats::ExpertScale;
 using formats::Hadamard16;
 using formats::ScaleOptions;
