@@ -32,7 +32,9 @@ TensorView Buffers::tensor(DType dtype, std::initializer_list<int64_t> shape) {
   for (int d = v.rank - 1; d >= 0; --d) {
     v.stride[d] = step;
     step *= v.shape[d];
-    if (d == v.rank - 1 && bits(dtype) == 4) step += step % 2;
+    if (d != v.rank - 1 || v.rank == 1) continue;
+    step += row_gap_;
+    if (bits(dtype) == 4) step += step % 2;
   }
   v.data = take(bytes_for(dtype, step));
   return v;

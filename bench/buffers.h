@@ -13,13 +13,14 @@ namespace cadre::bench {
 /// float type, -1 in every integer), and lies between canaries.
 class Buffers {
  public:
-  Buffers() = default;
+  /// Rows of tensors lie `row_gap` elements further apart than they must.
+  explicit Buffers(int64_t row_gap = 0) : row_gap_(row_gap) {}
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
 
   /// At least one byte, so that no buffer is null.
   void* take(int64_t bytes);
-  /// A contiguous tensor; rows of 4-bit elements start at a byte.
+  /// A row-major tensor; rows of 4-bit elements start at a byte.
   TensorView tensor(DType, std::initializer_list<int64_t> shape);
   template <class Element>
   Element* array(int64_t count) {
@@ -41,6 +42,7 @@ class Buffers {
   };
   std::vector<Buffer> buffers_;
   int64_t total_ = 0;
+  int64_t row_gap_;
 };
 
 }  // namespace cadre::bench

@@ -33,7 +33,7 @@ struct Case {
   Args args;
   std::vector<Output> outputs;
   std::vector<int32_t> offsets;  ///< [E + 1] on the host; empty for operations without rows
-  std::unique_ptr<Buffers> buffers = std::make_unique<Buffers>();
+  std::unique_ptr<Buffers> buffers;
 };
 
 using ActivationCase = Case<ActivationProblem, ActivationArgs>;

@@ -8,6 +8,8 @@
 namespace cadre::bench {
 namespace {
 
+constexpr int kGap = 5;  // elements between rows in the second round: no alignment but their own
+
 template <class AnyPlan, class AnyCase>
 void run_case(const AnyPlan& chosen, AnyCase& c) {
   run(chosen, c.args, c.buffers->workspace(chosen.workspace_bytes), Stream{});
@@ -32,10 +34,9 @@ void compare_bits(const AnyCase& first, const AnyCase& second, CheckReport& repo
       report.fault = first.outputs[i].name + " has other bits in a second run";
 }
 
-template <class Problem>
-CheckReport check_problem(const Problem& problem, const Draw& draw, std::string_view only) {
-  const auto chosen = plan(problem, this_cpu(), only);
-  CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name), .fault = {}};
+template <class AnyPlan>
+void check_draw(const AnyPlan& chosen, const Draw& draw, CheckReport& report) {
+  const auto& problem = chosen.problem;
   auto want = make_case(problem, draw);
   const std::vector<Magnitude> sizes = magnitudes(want);
   std::vector<std::vector<std::byte>> before;
@@ -44,10 +45,20 @@ CheckReport check_problem(const Problem& problem, const Draw& draw, std::string_
   auto got = make_case(problem, draw);
   run_case(chosen, got);
   compare_outputs(got, want, sizes, before, report);
-  if (!report.good() || !chosen.exact) return report;
+  if (!report.good() || !chosen.exact) return;
   auto again = make_case(problem, draw);
   run_case(chosen, again);
   compare_bits(got, again, report);
+}
+
+template <class Problem>
+CheckReport check_problem(const Problem& problem, Draw draw, std::string_view only) {
+  const auto chosen = plan(problem, this_cpu(), only);
+  CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name), .fault = {}};
+  for (const int64_t gap : {0, kGap}) {
+    draw.row_gap = gap;
+    if (report.good()) check_draw(chosen, draw, report);
+  }
   return report;
 }
 

@@ -20,7 +20,8 @@ struct CheckReport {
 
 /// Runs the implementation that planning chooses (or `only`) and the reference on equal random
 /// data and compares outputs, tails and canaries; then runs the implementation again and compares
-/// the bits of both runs, if its plan promises them.
+/// the bits of both runs, if its plan promises them. All of it twice: with rows that touch, and
+/// with gaps between them.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 CheckReport check(std::string_view problem, const Draw&, std::string_view only = {});
 

@@ -14,6 +14,7 @@ struct Draw {
   uint64_t seed = 1;
   std::string offsets = "uniform";  ///< see parse_distribution
   double live = 1;                  ///< share of the R rows that some expert owns; the rest is tail
+  int64_t row_gap = 0;              ///< elements between the rows of plain tensors
   bool counts_are_weights = false;  ///< draw rows in the proportions of a file, for another R
 };
 

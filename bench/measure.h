@@ -9,8 +9,8 @@
 namespace cadre::bench {
 
 struct MeasureOptions {
-  Draw draw;
-  std::string only;  ///< this implementation, not the planned one
+  Draw draw{};
+  std::string only{};  ///< this implementation, not the planned one
   int repeat = 20;   ///< launches of each contestant
 };
 

@@ -23,7 +23,8 @@ auto visit_problem(std::string_view words, Visit&& visit) {
   if (name == "routing") return visit(parse_routing_problem(words));
   throw InvalidArgument(text("problem: operation is '", name,
                              "', must be one of activation, bias_grad, dequantize, grouped_gemm, "
-                             "offsets, permute, quantize, routing"));
+                             "offsets, permute, quantize, routing; layers are rows of "
+                             "these"));
 }
 
 }  // namespace cadre::bench

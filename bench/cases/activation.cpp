@@ -56,11 +56,11 @@ void add_row(const ActivationCase& c, int64_t r, RowSizes to) {
   double sum = 0;
   for (int64_t f = 0; f < p.features; ++f) {
     const Columns at = columns(p, f);
-    const Sizes s =
-        sizes_at(p, load(c.args.z, r * width + at.gate), load(c.args.z, r * width + at.up));
+    const Sizes s = sizes_at(p, load(c.args.z, r * c.args.z.stride[0] + at.gate),
+                             load(c.args.z, r * c.args.z.stride[0] + at.up));
     to.h[size_t(r * p.features + f)] = float(s.value * s.up * prob);
     if (!p.backward) continue;
-    const double dh = std::abs(load(c.args.dh, r * p.features + f));
+    const double dh = std::abs(load(c.args.dh, r * c.args.dh.stride[0] + f));
     to.dz[size_t(r * width + at.up)] = float(dh * prob * s.value);
     to.dz[size_t(r * width + at.gate)] = float(dh * prob * s.slope * s.up);
     sum += dh * s.value * s.up;
@@ -71,7 +71,7 @@ void add_row(const ActivationCase& c, int64_t r, RowSizes to) {
 }  // namespace
 
 ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
-  ActivationCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<ActivationCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const Rows rows = draw_rows(buffers, draw, p.rows, p.experts);

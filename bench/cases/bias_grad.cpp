@@ -14,11 +14,10 @@ TensorView packed_bias(const BiasGradCase& c) {
 }  // namespace
 
 BiasGradCase make_case(const BiasGradProblem& p, const Draw& draw) {
-  BiasGradCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<BiasGradCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const Rows rows = draw_rows(buffers, draw, p.rows, p.experts);
-  const int64_t stride = p.n * bits(p.dbias) / 8;
   c.offsets = rows.host;
   c.args.offsets = rows.offsets;
   c.args.dy = random_tensor(buffers, p.dy, {p.rows, p.n}, rows.live(), seeds.next());
@@ -27,13 +26,14 @@ BiasGradCase make_case(const BiasGradProblem& p, const Draw& draw) {
   fill_old(dbias, p.accumulate, c.args.accumulate, seeds.next());
   c.outputs.push_back({"dbias", dbias, p.experts});
   c.args.dbias = dbias;
-  c.args.discrete_dbias = pointers(buffers, p.discrete, dbias.data, stride, p.experts);
+  c.args.discrete_dbias =
+      pointers(buffers, p.discrete, dbias.data, bytes_for(p.dbias, dbias.stride[0]), p.experts);
   if (p.discrete) c.args.dbias.data = nullptr;
   if (!p.bias_scale) return c;
   c.args.bias_scale = random_floats(buffers, p.rows, rows.live(), seeds.next());
   c.args.bias = random_tensor(buffers, p.bias, {p.experts, p.n}, p.experts, seeds.next());
-  c.args.discrete_bias =
-      pointers(buffers, p.discrete, c.args.bias.data, p.n * bits(p.bias) / 8, p.experts);
+  c.args.discrete_bias = pointers(buffers, p.discrete, c.args.bias.data,
+                                  bytes_for(p.bias, c.args.bias.stride[0]), p.experts);
   if (p.discrete) c.args.bias.data = nullptr;
   c.args.dbias_scale = buffers.array<float>(p.rows);
   c.outputs.push_back(

@@ -3,7 +3,7 @@
 namespace cadre::bench {
 
 DequantizeCase make_case(const DequantizeProblem& p, const Draw& draw) {
-  DequantizeCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<DequantizeCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const QuantizedShape& s = p.source;

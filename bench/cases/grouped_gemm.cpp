@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include "bench/cases/quantized.h"
 
@@ -7,21 +9,25 @@ namespace {
 
 using Problem = GroupedGemmProblem;
 
-TensorView with_major(TensorView v, Major major) {
-  if (major == Major::kRow) return v;
-  const size_t row = size_t(v.rank - 2), column = size_t(v.rank - 1);
-  v.stride[row] = 1;
-  v.stride[column] = v.shape[row];
+// A matrix of that order, or one an expert where there are some.
+TensorView matrix(Buffers& buffers, DType dtype, std::array<int64_t, 3> shape, Major major) {
+  const bool column = major == Major::kColumn;
+  if (column) std::swap(shape[1], shape[2]);
+  TensorView v = shape[0] == 0 ? buffers.tensor(dtype, {shape[1], shape[2]})
+                               : buffers.tensor(dtype, {shape[0], shape[1], shape[2]});
+  const auto last = size_t(v.rank - 1);
+  if (column) {
+    std::swap(v.shape[last - 1], v.shape[last]);
+    std::swap(v.stride[last - 1], v.stride[last]);
+  }
   return v;
 }
 
 TensorView plain_operand(Buffers& buffers, const QuantizedShape& s, Major major, const Rows& rows,
                          uint64_t seed) {
   const bool ragged = s.kind == RowsKind::kRagged;
-  const DType dtype = s.format.element;
-  const TensorView v = with_major(ragged ? buffers.tensor(dtype, {s.rows, s.cols})
-                                         : buffers.tensor(dtype, {s.experts, s.rows, s.cols}),
-                                  major);
+  const TensorView v =
+      matrix(buffers, s.format.element, {ragged ? 0 : s.experts, s.rows, s.cols}, major);
   fill_normal(v, ragged ? rows.live() : s.experts, seed);
   return v;
 }
@@ -50,9 +56,10 @@ void make_output(GroupedGemmCase& c, const Rows& rows, uint64_t seed) {
   const Problem& p = c.problem;
   Buffers& buffers = *c.buffers;
   const bool weights = p.pass == Pass::kWgrad;
-  TensorView out = weights ? buffers.tensor(p.out, {p.experts, p.n, p.k})
-                           : buffers.tensor(p.out, {p.rows, p.pass == Pass::kFprop ? p.n : p.k});
-  out = with_major(out, p.out_major);
+  const TensorView out =
+      weights
+          ? matrix(buffers, p.out, {p.experts, p.n, p.k}, p.out_major)
+          : matrix(buffers, p.out, {0, p.rows, p.pass == Pass::kFprop ? p.n : p.k}, p.out_major);
   const int64_t live = weights ? p.experts : rows.live();
   c.outputs.push_back({weights ? "dw" : p.pass == Pass::kFprop ? "y" : "dx", out, live, p.tail});
   c.args.accumulate = accumulate_words(buffers, p.accumulate, p.experts, seed);
@@ -70,7 +77,7 @@ void make_epilogue(GroupedGemmCase& c, const Rows& rows, Seeds& seeds) {
   if (p.alpha) args.alpha = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
   if (p.beta) {
     args.beta = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
-    args.c = with_major(buffers.tensor(p.out, {args.out[0], args.out[1]}), p.out_major);
+    args.c = matrix(buffers, p.out, {0, args.out[0], args.out[1]}, p.out_major);
     fill_normal(args.c, rows.live(), seeds.next());
   }
   if (p.bias) {
@@ -105,7 +112,7 @@ Offsets contracted_rows(Buffers& buffers, const GroupedGemmCase& c) {
 }  // namespace
 
 GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
-  GroupedGemmCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<GroupedGemmCase>(p, draw);
   Seeds seeds(draw);
   const Rows rows = draw_rows(*c.buffers, draw, p.rows, p.experts);
   c.offsets = rows.host;

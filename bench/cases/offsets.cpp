@@ -23,7 +23,7 @@ void* copied(Buffers& buffers, const std::vector<int64_t>& numbers) {
 }  // namespace
 
 OffsetsCase make_case(const OffsetsProblem& p, const Draw& draw) {
-  OffsetsCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<OffsetsCase>(p, draw);
   Buffers& buffers = *c.buffers;
   const auto numbers = draw_source(p, draw);
   c.args.source = p.index == DType::kI32 ? copied<int32_t>(buffers, numbers)

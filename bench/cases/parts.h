@@ -7,6 +7,16 @@
 // Pieces that the cases of several operations are made of.
 namespace cadre::bench {
 
+/// A case without arguments yet.
+template <class AnyCase, class Problem>
+AnyCase new_case(const Problem& problem, const Draw& draw) {
+  return {.problem = problem,
+          .args = {},
+          .outputs = {},
+          .offsets = {},
+          .buffers = std::make_unique<Buffers>(draw.row_gap)};
+}
+
 /// Numbers that seed the tensors of one case: each tensor draws its own.
 class Seeds {
  public:

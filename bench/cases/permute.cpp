@@ -32,7 +32,7 @@ void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
 }  // namespace
 
 PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
-  PermuteCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<PermuteCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const RandomMap random = random_map(buffers, draw,

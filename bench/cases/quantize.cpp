@@ -37,7 +37,7 @@ QuantizedView make_copy(QuantizeCase& c, const char* name, const Format& format,
 }  // namespace
 
 QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
-  QuantizeCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<QuantizeCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   if (p.kind == RowsKind::kRagged) {

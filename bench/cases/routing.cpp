@@ -22,7 +22,7 @@ Token score(const RoutingCase& c, int64_t t) {
   Token token;
   double sum = 0;
   for (int64_t e = 0; e < p.experts; ++e) {
-    const double x = load(c.args.logits, t * p.experts + e);
+    const double x = load(c.args.logits, t * c.args.logits.stride[0] + e);
     token.scores.push_back(p.score == RoutingScore::kSigmoid ? 1 / (1 + std::exp(-x))
                                                              : std::exp(x));
     sum += token.scores.back();
@@ -67,7 +67,7 @@ TensorView spread_logits(Buffers& buffers, const Problem& p, uint64_t seed) {
 }  // namespace
 
 RoutingCase make_case(const RoutingProblem& p, const Draw& draw) {
-  RoutingCase c{.problem = p, .args = {}, .outputs = {}, .offsets = {}};
+  auto c = new_case<RoutingCase>(p, draw);
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const int64_t chosen = p.tokens * p.top_k, all = p.tokens * p.experts;
