@@ -182,16 +182,29 @@ def check_built(file, root):
             return
 
 
-def check_stems(root, stems):
-    """Each operation, that is a public header which declares `run(`, has all of its files."""
+def check_stems(root, stem):
+    """Each operation, and each layer, has a file of its name in every room."""
     for header in sorted((root / "include/cadre").glob("*.h")):
         code = "\n".join(cpp_scan.Source(header.read_text()).code)
-        if not re.search(r"\bvoid\s+run\(", code):
+        if not re.search(stem["declares"], code):
             continue
-        for pattern in stems["rooms"]:
+        for pattern in stem["rooms"]:
             wanted = pattern.format(header.stem)
-            if wanted not in stems.get("unfinished", []) and not any(root.glob(wanted)):
-                yield f"include/cadre/{header.name}", 1, f"operation without {wanted}; add it"
+            if wanted not in stem.get("unfinished", []) and not any(root.glob(wanted)):
+                yield f"include/cadre/{header.name}", 1, f"{stem['kind']} without {wanted}; add it"
+
+
+def check_links(file, root):
+    """A link within the repository leads somewhere. Code blocks have no links."""
+    in_code = False
+    for number, line in enumerate(file.lines, 1):
+        in_code ^= line.startswith("```")
+        if in_code:
+            continue
+        for target in re.findall(r"\]\(([^)\s#]+)", line):
+            path = root / pathlib.PurePosixPath(file.path).parent / target
+            if "://" not in target and not path.exists():
+                yield number, f"link to {target}, which does not exist"
 
 
 def text_files(root):
@@ -217,9 +230,12 @@ def findings(root):
                        check_built(file, root), check_exemptions(file)]
         elif path.endswith(".py"):
             checks.append(check_lines(file, rules["limits"]))
+        elif path.endswith(".md"):
+            checks.append(check_links(file, root))
         found += [(path, number, what) for check in checks for number, what in check]
         excused += [(path, n, *file.exemptions[n]) for n in sorted(file.used)]
-    return found + list(check_stems(root, rules["stems"])), excused
+    found += [finding for stem in rules["stem"] for finding in check_stems(root, stem)]
+    return found, excused
 
 
 def main(arguments):

@@ -144,6 +144,7 @@ PLANTED = [
      "excuses nothing"),
     ("exemption without a reason", "src/cpu/it.cpp",
      "void f() { g(new int); }  // tidy: allocation because\n", "excuses nothing"),
+    ("dead link", "docs/it.md", "See [that](../src/gone.md#top).\n", "link to ../src/gone.md"),
     ("wide python", "tools/it.py", "a = " + "1" * 100 + "\n", "columns"),
 ]
 
@@ -171,6 +172,7 @@ INNOCENT = [
      "struct A { int count = 0; };\nusing T = int;\nextern template struct B<int>;\n"
      "enum class E : int { kOne };\nstruct F;\nstruct G final : A { G() : a{1}, b(2) {} };\n"),
     ("owned to-do", "docs/it.md", f"{TO_DO}(#12): later\n"),
+    ("live links", "docs/it.md", "[a](../src/ops/thing.cpp) [b](#top) [c](https://x.y/z)\n"),
     ("path below the root", "docs/it.md", "tests/work/x build/root/x $HOME/work/y\n"),
 ]
 
@@ -216,10 +218,18 @@ class Planted(unittest.TestCase):
 
     def test_operation_with_a_missing_file(self):
         self.write("include/cadre/thing.h", "#pragma once\nvoid run(int plan, int args);\n")
-        stems = {"rooms": ["src/ops/{}.cpp", "src/cpu/{}.cpp", "tests/**/{}_test.cpp"]}
-        got = [what for _, _, what in tidy.check_stems(self.root, stems)]
+        stem = {"kind": "operation", "declares": r"\bvoid\s+run\(",
+                "rooms": ["src/ops/{}.cpp", "src/cpu/{}.cpp", "tests/**/{}_test.cpp"]}
+        got = [what for _, _, what in tidy.check_stems(self.root, stem)]
         self.assertEqual(got, ["operation without src/cpu/thing.cpp; add it",
                                "operation without tests/**/thing_test.cpp; add it"])
+
+    def test_operation_and_layer_by_the_real_list(self):
+        self.write("include/cadre/it.h", "#pragma once\nvoid run(const Plan&, Args);\n")
+        self.write("include/cadre/that.h", "#pragma once\nvoid forward(const Plan&, Args);\n")
+        got = {(path, what) for path, _, what in tidy.findings(self.root)[0]}
+        self.assertIn(("include/cadre/it.h", "operation without docs/ops/it.md; add it"), got)
+        self.assertIn(("include/cadre/that.h", "layer without src/layers/that.cpp; add it"), got)
 
     def test_line_numbers(self):
         self.write("cli/it.cpp", "/* a\n\n*/ int f();\n\nint g(int, int, int, int,\n int, int);\n")
