@@ -40,7 +40,7 @@ slow: build
 	ctest --preset $(PRESET) -L slow
 
 demo: build
-	$(BUILD_DIR)/cadre train --recipe $(DEMO_RECIPES) --out build/demo
+	$(BUILD_DIR)/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo
 
 lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint
