@@ -8,7 +8,7 @@ function(cadre_target target)
   # floating-point exceptions; so loops that choose between two results may vectorise, bits kept.
   target_compile_options(${target} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wshadow;-Wconversion;-Wno-sign-conversion;-ffp-contract=off;-fno-trapping-math>
-    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-ffp-contract=off;--expt-relaxed-constexpr>)
+    $<$<COMPILE_LANGUAGE:CUDA>:-std=c++20;-Xcompiler=-Wall,-Wextra,-Wno-parentheses,-ffp-contract=off;--expt-relaxed-constexpr>)
   if(CADRE_WERROR)
     target_compile_options(${target} PRIVATE
       $<$<COMPILE_LANGUAGE:CXX>:-Werror>
