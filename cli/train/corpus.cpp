@@ -127,7 +127,8 @@ Corpus read_corpus(const std::vector<std::string>& paths, double held_out) {
 
 std::vector<std::string> default_paths() {
   std::error_code error;
-  for (fs::path start : {fs::current_path(error), fs::read_symlink("/proc/self/exe", error)}) {
+  for (const fs::path& start :
+       {fs::current_path(error), fs::read_symlink("/proc/self/exe", error)}) {
     for (fs::path at = start; !at.empty(); at = at.parent_path()) {
       if (fs::is_regular_file(at / "include/cadre/error.h", error)) {
         std::vector<std::string> paths;
@@ -153,7 +154,7 @@ void window_before(const Corpus& corpus, int64_t position, std::vector<uint8_t>&
 }
 
 double bigram_entropy(const Corpus& corpus) {
-  std::vector<int64_t> pairs(256 * 256), firsts(256);
+  std::vector<int64_t> pairs(65536), firsts(256);
   for (int64_t i = 0; i < corpus.held.count(); ++i) {
     const auto at = static_cast<size_t>(corpus.held[i]);
     const size_t before = corpus.bytes[at - 1], byte = corpus.bytes[at];

@@ -1,6 +1,7 @@
 #include "cli/train/number_text.h"
 
 #include <charconv>
+#include <cmath>
 
 #include "cadre/error.h"
 
@@ -27,7 +28,7 @@ std::string thousands(int64_t count) {
 }
 
 std::string duration(double seconds) {
-  const auto whole = static_cast<int64_t>(seconds + 0.5);
+  const int64_t whole = std::llround(seconds);
   const auto two = [](int64_t n) { return text(n < 10 ? "0" : "", n); };
   if (whole < 3600) return text(whole / 60, ':', two(whole % 60));
   return text(whole / 3600, ':', two(whole / 60 % 60), ':', two(whole % 60));

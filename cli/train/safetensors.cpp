@@ -164,7 +164,7 @@ uint64_t checksum(const SafeTensors& file) {
   for (const auto& [name, tensor] : file.tensors) {
     size_t at = 0;
     for (; at + 8 <= tensor.data.size(); at += 8) {
-      uint64_t word;
+      uint64_t word = 0;
       std::memcpy(&word, tensor.data.data() + at, 8);
       sum = (sum ^ word) * 0x100000001B3u + (sum >> 47);
     }

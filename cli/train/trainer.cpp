@@ -56,8 +56,8 @@ void Trainer::fill_batch(int64_t step) {
   const Settings& s = state_.settings;
   for (int64_t t = 0; t < s.rows; ++t) {
     const auto place = static_cast<uint64_t>(step * s.rows + t);
-    const uint64_t word = random_word({static_cast<uint64_t>(s.seed), kBatchStream, place});
-    const auto index = static_cast<int64_t>(word % static_cast<uint64_t>(corpus_.train.count()));
+    const double uniform = random_uniform({static_cast<uint64_t>(s.seed), kBatchStream, place});
+    const auto index = static_cast<int64_t>(uniform * static_cast<double>(corpus_.train.count()));
     const int64_t position = corpus_.train[index];
     window_before(corpus_, position, window_);
     std::copy(window_.begin(), window_.end(), windows_.begin() + t * s.window);
