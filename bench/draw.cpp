@@ -124,7 +124,7 @@ float normal(uint64_t seed, uint64_t index) {
   const uint64_t word = mix(seed * 0x2545f4914f6cdd1du ^ index);
   const auto sum = int64_t(word & 0xffff) + int64_t(word >> 16 & 0xffff) +
                    int64_t(word >> 32 & 0xffff) + int64_t(word >> 48);
-  return float(double(sum - 2 * 0xffff) * (1.7320508 / 65536));
+  return float(double(sum - int64_t{2} * 0xffff) * (1.7320508 / 65536));
 }
 
 void fill_normal(const TensorView& v, int64_t live, uint64_t seed, float scale) {

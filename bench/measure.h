@@ -11,7 +11,7 @@ namespace cadre::bench {
 struct MeasureOptions {
   Draw draw{};
   std::string only{};  ///< this implementation, not the planned one
-  int repeat = 20;   ///< launches of each contestant
+  int repeat = 20;     ///< launches of each contestant
 };
 
 /// One contestant: ours is "cadre", the others are peers.
