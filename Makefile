@@ -11,14 +11,14 @@ JOBS := $(shell nproc)
 BUILD_DIR := build/$(PRESET)
 DEMO_RECIPES := bf16,fp8_block,mxfp8,nvfp4
 
-.PHONY: help setup build test slow demo lint clean
+.PHONY: help setup build test slow mutants demo lint clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train a Mixture-of-Experts model on this repository's text, in four formats"
 	@echo "make test   build, run the fast tests, and run them again with sanitizers"
 	@echo "make build  build $(BUILD_DIR)      make slow  the slow tests"
-	@echo "make lint   clang-format and clang-tidy"
+	@echo "make lint   clang-format and clang-tidy          make mutants  faults that tests must see"
 
 setup:
 	@tools/setup.sh build
@@ -37,7 +37,10 @@ test: build build/$(PRESET)-asan/build.ninja
 	ctest -j $(JOBS) --preset $(PRESET)-asan -LE 'slow|tidy'
 
 slow: build
-	ctest --preset $(PRESET) -L slow
+	ctest --preset $(PRESET) -L slow -E '^mutants$$'
+
+mutants: build
+	ctest --preset $(PRESET) -R '^mutants$$' --verbose
 
 demo: build
 	$(BUILD_DIR)/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo

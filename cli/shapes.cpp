@@ -50,6 +50,7 @@ std::vector<Shape> shapes_of(const std::vector<std::string>& words) {
   const auto is_problem = [](const std::string& word) { return word.find(' ') != word.npos; };
   if (!std::all_of(words.begin(), words.end(), is_problem)) return {{joined(words), ""}};
   std::vector<Shape> shapes;
+  shapes.reserve(words.size());
   for (const std::string& word : words) shapes.push_back({word, ""});
   return shapes;
 }
