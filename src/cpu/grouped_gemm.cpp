@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cadre/error.h"
+#include "cpu/gemm/in_place.h"
 #include "cpu/gemm/ragged_contraction.h"
 #include "cpu/gemm/ragged_rows.h"
 
@@ -23,6 +24,7 @@ gemm::Means means_of(const GroupedGemmProblem& p, const Device& device, Multipli
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& p, const gemm::Means& means) {
+  if (gemm::is_for_in_place(p, means)) return gemm::in_place_bytes(p, means);
   return p.pass == Pass::kWgrad ? gemm::ragged_contraction_bytes(p, means)
                                 : gemm::ragged_rows_bytes(p, means);
 }
@@ -30,6 +32,7 @@ int64_t workspace_bytes(const GroupedGemmProblem& p, const gemm::Means& means) {
 void run(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const gemm::Means& means,
          Workspace workspace) {
   try {
+    if (gemm::is_for_in_place(p, means)) return gemm::in_place(p, args, means, workspace);
     p.pass == Pass::kWgrad ? gemm::ragged_contraction(p, args, means, workspace)
                            : gemm::ragged_rows(p, args, means, workspace);
   } catch (const dnnl::error& error) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "schedule/expert_rows.h"
+
 namespace cadre::cpu::gemm {
 namespace {
 
@@ -15,13 +17,10 @@ char* element(const TensorView& v, int64_t expert, int64_t row, int64_t col) {
   return static_cast<char*>(v.data) + bytes_for(v.dtype, at);
 }
 
-/// The same rectangle the other way round.
-void transpose(const OutTile& tile, const Sums& sums, float* to, int64_t to_step) {
-  const int64_t lines = sums.major == Major::kRow ? tile.rows : tile.cols;
-  const int64_t count = sums.major == Major::kRow ? tile.cols : tile.rows;
-  for (int64_t i = 0; i < lines; i += 16)
-    for (int64_t j = 0; j < count; j += 16)
-      transpose_16(sums.data + i * sums.step + j, sums.step, to + j * to_step + i, to_step);
+/// An output that outgrows the caches; only dw is never read before much else has been.
+bool is_large(const GroupedGemmProblem& p) {
+  constexpr int64_t kLarge = int64_t(32) << 20;
+  return p.pass == Pass::kWgrad && bytes_for(p.out, p.n * p.k) >= kLarge / p.experts;
 }
 
 }  // namespace
@@ -45,7 +44,7 @@ Epilogue::Epilogue(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
       column_(p.out_major == Major::kColumn),
       decode_(decode_line(p.out)),
       decode_bias_(decode_line(p.bias_dtype)),
-      encode_(encode_line(p.out)) {}
+      encode_(is_large(p) ? stream_line(p.out) : encode_line(p.out)) {}
 
 bool Epilogue::accumulates(int expert) const {
   if (p_.accumulate == Accumulate::kDevice) return args_.accumulate[0] != 0;
@@ -74,9 +73,17 @@ char* Epilogue::address(int expert, int64_t row, int64_t col) const {
 
 void Epilogue::store(const OutTile& tile, const Sums& sums, float* scratch) const {
   if ((sums.major == Major::kColumn) == column_) return store_lines(tile, sums.data, sums.step);
-  const int64_t step = ((column_ ? tile.rows : tile.cols) + 15) / 16 * 16;
-  transpose(tile, sums, scratch, step);
-  store_lines(tile, scratch, step);
+  // Sixteen lines of the output at a time, so that they stay in the first cache.
+  const int64_t lines = column_ ? tile.cols : tile.rows, length = column_ ? tile.rows : tile.cols;
+  const int64_t step = (length + 15) / 16 * 16;
+  for (int64_t i = 0; i < lines; i += 16) {
+    for (int64_t j = 0; j < length; j += 16)
+      transpose_16(sums.data + j * sums.step + i, sums.step, scratch + j, step);
+    OutTile some = tile;
+    (column_ ? some.col : some.row) += i;
+    (column_ ? some.cols : some.rows) = std::min<int64_t>(16, lines - i);
+    store_lines(some, scratch, step);
+  }
 }
 
 Epilogue::Target Epilogue::target(const OutTile& tile) const {
@@ -154,6 +161,12 @@ void Epilogue::zero(const OutTile& tile) const {
     char* out = address(tile.expert, tile.row + (column_ ? 0 : i), tile.col + (column_ ? i : 0));
     std::memset(out, 0, size_t(bytes_for(p_.out, length)));
   }
+}
+
+void Epilogue::zero_tail(const int32_t* offsets) const {
+  const int64_t used = schedule::rows_used(offsets, p_.experts, p_.rows);
+  if (p_.pass == Pass::kWgrad || p_.tail != Tail::kZero || used == p_.rows) return;
+  zero({0, used, p_.rows - used, 0, p_.pass == Pass::kFprop ? p_.n : p_.k});
 }
 
 }  // namespace cadre::cpu::gemm

@@ -41,6 +41,8 @@ class Epilogue {
   /// `scratch` holds a rectangle of floats, both lengths rounded up to 16.
   void store(const OutTile&, const Sums&, float* scratch) const;
   void zero(const OutTile&) const;
+  /// Zeros beyond the last expert's rows, if the problem says so.
+  void zero_tail(const int32_t* offsets) const;
 
  private:
   struct Target;

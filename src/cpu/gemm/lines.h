@@ -27,6 +27,11 @@ struct Columns {
 using DecodeColumns = void (*)(const void* codes, const Columns&, float* to);
 DecodeColumns decode_columns(DType);
 
+/// The same for an output that no cache will hold: past the caches where the processor can. Call
+/// end_stream() on the same thread before another one reads it.
+EncodeLine stream_line(DType);
+void end_stream();
+
 /// x[i] *= factor
 void scale_line(float* x, int64_t count, float factor);
 
@@ -41,6 +46,9 @@ void narrow_line(const float* from, int64_t count, uint16_t* to);
 
 /// Two lines of floats that are bf16 numbers, as pairs (even[i], odd[i]) of bf16.
 void pair_lines(const float* even, const float* odd, int64_t count, uint16_t* to);
+
+/// Pairs (even[i], odd[i]) of bf16 codes.
+void pair_codes(const uint16_t* even, const uint16_t* odd, int64_t count, uint16_t* to);
 
 /// to[j * to_step + i] = from[i * from_step + j] for i, j < 16.
 void transpose_16(const float* from, int64_t from_step, float* to, int64_t to_step);

@@ -18,9 +18,13 @@ class OperandLines {
   Expert of(int expert, int64_t first) const;
 
   DType dtype() const { return operand_.codes.dtype; }
+  /// True if codes are the numbers themselves.
+  bool is_unscaled() const { return block_ == 0; }
   bool is_column_major() const { return column_; }
   /// True if lines of `length` follow each other without gaps.
   bool is_dense(int64_t length) const { return stride_ == length; }
+  /// From line to line, in elements.
+  int64_t step() const { return stride_; }
 
  private:
   const Operand& operand_;

@@ -25,11 +25,6 @@ Processor ask_processor() {
           .free_tiles = includes(isa, dnnl::cpu_isa::avx512_core)};
 }
 
-const dnnl::engine& engine() {
-  static const dnnl::engine kEngine(dnnl::engine::kind::cpu, 0);
-  return kEngine;
-}
-
 /// The layout of b by its column width.
 memory::format_tag tag_of_b(Multiplicand type, int64_t width) {
   using Tag = memory::format_tag;
@@ -48,7 +43,12 @@ const Processor& processor() {
   return kProcessor;
 }
 
-Products::Products(Multiplicand type) : type_(type), stream_(engine()) {
+const dnnl::engine& cpu_engine() {
+  static const dnnl::engine kEngine(dnnl::engine::kind::cpu, 0);
+  return kEngine;
+}
+
+Products::Products(Multiplicand type) : type_(type), stream_(cpu_engine()) {
   // Of this thread alone: oneDNN plans a product for as many threads as OpenMP would start here.
   omp_set_num_threads(1);
 }
@@ -56,8 +56,7 @@ Products::Products(Multiplicand type) : type_(type), stream_(engine()) {
 Products::Slot Products::make(const ProductShape& s) const {
   const auto type = type_ == Multiplicand::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
   const memory::desc a({s.height, s.depth}, type, memory::format_tag::ab);
-  const auto tag = s.b_by_rows ? memory::format_tag::ab : tag_of_b(type_, s.width);
-  const memory::desc b({s.depth, s.width}, type, tag);
+  const memory::desc b({s.depth, s.width}, type, tag_of_b(type_, s.width));
   const memory::desc t({s.height, s.width}, memory::data_type::f32, memory::format_tag::ab);
   dnnl::primitive_attr attributes;
   if (s.accumulate) {
@@ -65,9 +64,9 @@ Products::Slot Products::make(const ProductShape& s) const {
     sum.append_sum();
     attributes.set_post_ops(sum);
   }
-  const dnnl::matmul::primitive_desc plan(dnnl::matmul::desc(a, b, t), attributes, engine());
-  return {s, dnnl::matmul(plan), memory(a, engine(), nullptr), memory(b, engine(), nullptr),
-          memory(t, engine(), nullptr)};
+  const dnnl::matmul::primitive_desc plan(dnnl::matmul::desc(a, b, t), attributes, cpu_engine());
+  return {s, dnnl::matmul(plan), memory(a, cpu_engine(), nullptr), memory(b, cpu_engine(), nullptr),
+          memory(t, cpu_engine(), nullptr)};
 }
 
 Products::Slot& Products::slot(const ProductShape& shape) {

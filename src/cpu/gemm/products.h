@@ -22,16 +22,17 @@ struct Processor {
 };
 const Processor& processor();
 
+/// oneDNN's handle of this processor.
+const dnnl::engine& cpu_engine();
+
 /// t[height, width] (+)= a[height, depth] * b[depth, width]
 ///
 /// a and t are row-major without gaps. b is cut into columns of 64, each [depth, 64] row-major; in
-/// bf16 two rows are interleaved element by element. A width below 64 is 16, 32 or 48, with columns
-/// of that width; above it is a multiple of 64. Without free_tiles the width is 64. Or b is
-/// row-major without gaps, of any width.
+/// bf16 two rows are interleaved element by element. The width is a multiple of 16; below 64, b is
+/// one column of that width. Without free_tiles the width is 64.
 struct ProductShape {
   int64_t height = 0, depth = 0, width = 0;
   bool accumulate = false;
-  bool b_by_rows = false;
 
   bool operator==(const ProductShape&) const = default;
 };

@@ -284,7 +284,7 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
   for (bool more = true; more;) {
 #pragma omp single copyprivate(more)
     more = waves.next();
-    if (!more) return;
+    if (!more) break;
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < waves.chunks() * work.pieces(); ++i)
       error.guard([&] { stage_piece(work, i); });
@@ -296,6 +296,7 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
                                       : add_up(work, task, products);
       });
   }
+  end_stream();
 }
 
 }  // namespace

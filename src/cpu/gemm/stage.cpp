@@ -14,7 +14,22 @@ constexpr int64_t kColumn = 64;  // width of a column of b
 class Reader {
  public:
   Reader(const OperandLines& lines, const Part& part)
-      : lines_(lines.of(part.expert, part.first)), part_(part) {}
+      : lines_(lines.of(part.expert, part.first)),
+        part_(part),
+        codes_(lines.dtype() == DType::kBf16 && lines.is_unscaled()) {}
+
+  /// Whether codes are bf16 numbers, to be copied as they are.
+  bool is_bf16() const { return codes_; }
+  /// The same elements as codes.
+  void read_codes(int64_t i, int64_t at, int64_t padded, uint16_t* to) const {
+    const int64_t count = i < part_.lines ? std::clamp<int64_t>(part_.count - at, 0, padded) : 0;
+    if (count > 0) std::memcpy(to, codes(i, at), size_t(count) * sizeof(uint16_t));
+    if (count < padded) std::fill(to + count, to + padded, uint16_t{0});
+  }
+  /// Where codes lie; null unless there are `count` of them.
+  const uint16_t* codes_at(int64_t i, int64_t at, int64_t count) const {
+    return i < part_.lines && at + count <= part_.count ? codes(i, at) : nullptr;
+  }
 
   /// Elements [at, at + padded) of line i, both counted from the start of the part.
   void read(int64_t i, int64_t at, int64_t padded, float* to) const {
@@ -35,8 +50,13 @@ class Reader {
   }
 
  private:
+  const uint16_t* codes(int64_t i, int64_t at) const {
+    return reinterpret_cast<const uint16_t*>(lines_.address(part_.line + i)) + part_.from + at;
+  }
+
   OperandLines::Expert lines_;
   const Part& part_;
+  bool codes_;
 };
 
 /// Sixteen lines side by side, a piece at a time. The step keeps them out of each other's cache
@@ -50,7 +70,13 @@ struct Sixteen {
   }
 };
 
+void copy_codes(const Reader& reader, const Staged& to) {
+  for (int64_t i = 0; i < to.outer; ++i)
+    reader.read_codes(i, 0, to.depth, static_cast<uint16_t*>(to.data) + i * to.depth);
+}
+
 void a_along_depth(const Reader& reader, const Staged& to) {
+  if (to.type == Multiplicand::kBf16 && reader.is_bf16()) return copy_codes(reader, to);
   float piece[kPiece];
   for (int64_t i = 0; i < to.outer; ++i) {
     for (int64_t d = 0; d < to.depth; d += kPiece) {
@@ -106,7 +132,23 @@ void b_along_outer_f32(const Reader& reader, const Staged& to) {
       reader.read(d, o, width, static_cast<float*>(to.data) + place_in_b(to, o, d));
 }
 
+/// Two lines of codes side by side, as they lie in a column of b.
+void pair_up(const Reader& reader, const Staged& to) {
+  const int64_t width = column_width(to);
+  uint16_t even[kColumn], odd[kColumn];
+  for (int64_t d = 0; d < to.depth; d += 2) {
+    for (int64_t o = 0; o < to.outer; o += width) {
+      const uint16_t* first = reader.codes_at(d, o, width);
+      const uint16_t* second = reader.codes_at(d + 1, o, width);
+      if (first == nullptr) reader.read_codes(d, o, width, even), first = even;
+      if (second == nullptr) reader.read_codes(d + 1, o, width, odd), second = odd;
+      pair_codes(first, second, width, static_cast<uint16_t*>(to.data) + place_in_b(to, o, d));
+    }
+  }
+}
+
 void b_along_outer_bf16(const Reader& reader, const Staged& to) {
+  if (reader.is_bf16()) return pair_up(reader, to);
   const int64_t width = column_width(to);
   float even[kColumn], odd[kColumn];
   for (int64_t d = 0; d < to.depth; d += 2) {
@@ -132,7 +174,28 @@ void put_b(const float* block, int64_t o, int64_t d, const Staged& to) {
                static_cast<uint16_t*>(to.data) + place_in_b(to, o, d + i) + 2 * lane);
 }
 
+/// Pairs of codes follow each other in a line: transposed like floats.
+void transpose_pairs(const Reader& reader, const Staged& to) {
+  const int64_t width = column_width(to), pairs = to.depth / 2;
+  alignas(64) float lines[kLanes * Sixteen::kStep];
+  const auto line = [&](int64_t i) {
+    return reinterpret_cast<uint16_t*>(lines + i * Sixteen::kStep);
+  };
+  for (int64_t o = 0; o < to.outer; o += kLanes) {
+    for (int64_t d = 0; d < pairs; d += kPiece) {
+      const int64_t some = std::min(kPiece, pairs - d);
+      for (int64_t i = 0; i < kLanes; ++i) reader.read_codes(o + i, 2 * d, 2 * some, line(i));
+      for (int64_t i = 0; i < some; i += kLanes) {
+        auto* column = static_cast<uint16_t*>(to.data) + place_in_b(to, o, 2 * (d + i));
+        transpose_16(lines + i, Sixteen::kStep, reinterpret_cast<float*>(column) + o % width,
+                     width);
+      }
+    }
+  }
+}
+
 void b_along_depth(const Reader& reader, const Staged& to) {
+  if (to.type == Multiplicand::kBf16 && reader.is_bf16()) return transpose_pairs(reader, to);
   Sixteen lines;
   for (int64_t o = 0; o < to.outer; o += kLanes) {
     for (int64_t d = 0; d < to.depth; d += kPiece) {
