@@ -54,7 +54,7 @@ bool is_bf16(const Format& f) { return f.kind != FormatKind::kF32 && f.kind != F
 DType dense_type(GroupedGemmProblem p) {
   if (!is_bf16(p.lhs) || !is_bf16(p.rhs)) return DType::kF32;
   p.lhs = p.rhs = format(FormatKind::kBf16);
-  return plan(p, this_cpu()).name == "cpu_onednn_bf16" ? DType::kBf16 : DType::kF32;
+  return plan(p, this_cpu()).name.ends_with("_bf16") ? DType::kBf16 : DType::kF32;
 }
 
 }  // namespace

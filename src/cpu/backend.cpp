@@ -51,8 +51,12 @@ Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
+      {"cpu_avx512_bf16", refuses_grouped_gemm_tiles_bf16, grouped_gemm_tiles_bf16_workspace_bytes,
+       grouped_gemm_tiles_bf16},
       {"cpu_onednn_bf16", refuses_grouped_gemm_bf16, grouped_gemm_bf16_workspace_bytes,
        grouped_gemm_bf16},
+      {"cpu_avx512", refuses_grouped_gemm_tiles, grouped_gemm_tiles_workspace_bytes,
+       grouped_gemm_tiles},
       {"cpu_onednn", takes_all, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
       {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
   };

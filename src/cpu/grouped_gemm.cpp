@@ -4,8 +4,10 @@
 
 #include "cadre/error.h"
 #include "cpu/gemm/in_place.h"
+#include "cpu/gemm/panels.h"
 #include "cpu/gemm/ragged_contraction.h"
 #include "cpu/gemm/ragged_rows.h"
+#include "cpu/gemm/tile_product.h"
 
 namespace cadre::cpu {
 namespace {
@@ -47,7 +49,47 @@ bool is_bf16(FormatKind kind) {
   return kind == FormatKind::kBf16 || kind == FormatKind::kFp8Tensor || kind == FormatKind::kNvfp4;
 }
 
+std::string refuses_tiles(const GroupedGemmProblem& p, Multiplicand type) {
+  if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
+  if (gemm::is_for_in_place(p, {type}))
+    return "cpu_onednn multiplies these operands where they lie";
+  const char* why = gemm::refuses_tile_product(type, gemm::processor());
+  return why == nullptr ? "" : why;
+}
+
+void run_tiles(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+               Multiplicand type) {
+  gemm::panels(plan.problem, args, means_of(plan.problem, plan.device, type), workspace);
+}
+
 }  // namespace
+
+std::string refuses_grouped_gemm_tiles_bf16(const GroupedGemmProblem& p, const Device& device) {
+  const std::string why = refuses_grouped_gemm_bf16(p, device);
+  return why.empty() ? refuses_tiles(p, Multiplicand::kBf16) : why;
+}
+
+std::string refuses_grouped_gemm_tiles(const GroupedGemmProblem& p, const Device&) {
+  return refuses_tiles(p, Multiplicand::kF32);
+}
+
+void grouped_gemm_tiles_bf16(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                             Workspace workspace, Stream) {
+  run_tiles(plan, args, workspace, Multiplicand::kBf16);
+}
+
+void grouped_gemm_tiles(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                        Workspace workspace, Stream) {
+  run_tiles(plan, args, workspace, Multiplicand::kF32);
+}
+
+int64_t grouped_gemm_tiles_bf16_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
+  return gemm::panels_bytes(p, means_of(p, device, Multiplicand::kBf16));
+}
+
+int64_t grouped_gemm_tiles_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
+  return gemm::panels_bytes(p, means_of(p, device, Multiplicand::kF32));
+}
 
 std::string refuses_grouped_gemm_bf16(const GroupedGemmProblem& p, const Device&) {
   for (const Format& format : {p.lhs, p.rhs})

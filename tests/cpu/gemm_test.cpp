@@ -5,6 +5,7 @@
 #include "cpu/gemm/ragged_contraction.h"
 #include "cpu/gemm/ragged_rows.h"
 #include "cpu/gemm/stage.h"
+#include "cpu/gemm/tile_product.h"
 #include "cpu/grouped_gemm.h"
 #include "tests/ops/grouped_gemm_case.h"
 
@@ -77,6 +78,25 @@ TEST(Bf16Products, EveryPassLayoutAndFormat) {
       GemmCase c(problem(text(pass, " N=37 K=96 ", majors), counts), counts, 1);
       EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
     }
+}
+
+TEST(Tiles, SayWhyTheyRefuse) {
+  const auto why = [](std::string_view words) {
+    return cpu::refuses_grouped_gemm_tiles(
+        parse_grouped_gemm_problem(text("grouped_gemm R=1 N=1 K=1 ", words)), this_cpu());
+  };
+  const bool avx512 = processor().free_tiles;
+  EXPECT_EQ(why("wgrad format=f32"), "takes fprop and dgrad");
+  EXPECT_EQ(why("fprop format=f32"), avx512 ? "" : "needs AVX-512");
+  EXPECT_EQ(why("dgrad format=f32"),
+            avx512 ? "cpu_onednn multiplies these operands where they lie" : "needs AVX-512");
+  Processor without = processor();
+  without.free_tiles = false;
+  EXPECT_STREQ(refuses_tile_product(Multiplicand::kF32, without), "needs AVX-512");
+  EXPECT_STREQ(refuses_tile_product(Multiplicand::kBf16, {true, true, true}),
+               "this processor has matrix tiles, which oneDNN uses");
+  EXPECT_EQ(refuses_tile_product(Multiplicand::kF32, {true, true, true}), nullptr);
+  EXPECT_EQ(refuses_tile_product(Multiplicand::kBf16, {true, true, false}), nullptr);
 }
 
 TEST(Bf16Products, TakeOnlyFormatsThatAreBf16) {

@@ -27,10 +27,11 @@ TEST(GroupedGemmBits, DoNotDependOnTheRunOrTheThreads) {
         "wgrad N=300 K=130 format=f32 out=f32", "wgrad N=140 K=1100 format=bf16 out=bf16",
         "fprop N=300 K=130 format=f32 rhs_major=column out_major=column"}) {
     GemmCase c(problem(text("grouped_gemm ", words), counts), counts, 1);
-    const auto once = c.run("cpu_onednn", 1);
-    for (int threads : {1, 2, 3, 7}) {
-      const auto again = c.run("cpu_onednn", threads);
-      EXPECT_EQ(again.out.bytes(), once.out.bytes()) << words << " on " << threads << " threads";
+    for (std::string_view name : test::implementations(c.p)) {
+      const auto once = c.run(name, 1);
+      for (int threads : {1, 2, 3, 7})
+        EXPECT_EQ(c.run(name, threads).out.bytes(), once.out.bytes())
+            << name << ", " << words << " on " << threads << " threads";
     }
   }
 }
@@ -43,8 +44,9 @@ struct Batch {
 // Plain f32 or bf16 operands, random but the same for the same number in the pool.
 class Pool {
  public:
-  Pool(const GroupedGemmProblem& p, int rows, int experts)
+  Pool(const GroupedGemmProblem& p, std::string_view implementation, int rows, int experts)
       : p_(p),
+        implementation_(implementation),
         depth_(p.pass == Pass::kFprop ? p.k : p.n),
         cols_(p.pass == Pass::kFprop ? p.n : p.k),
         x_(p.lhs.element, {rows, depth_}),
@@ -89,7 +91,7 @@ class Pool {
     args.rhs.discrete = views.weights;
     args.offsets = {views.offsets, p.experts};
     args.out = views.y;
-    const auto chosen = plan(p, {.kind = DeviceKind::kCpu, .units = threads}, "cpu_onednn");
+    const auto chosen = plan(p, {.kind = DeviceKind::kCpu, .units = threads}, implementation_);
     const test::OwnedWorkspace workspace(chosen.workspace_bytes);
     cadre::run(chosen, args, workspace.get(), {});
   }
@@ -108,6 +110,7 @@ class Pool {
   }
 
   GroupedGemmProblem p_;
+  std::string_view implementation_;
   int64_t depth_, cols_;
   test::Tensor x_, w_;
   std::map<std::pair<int, int>, std::string> seen_;
@@ -116,19 +119,24 @@ class Pool {
 // The same forty rows alone, in front, behind, and among others, in tiles of every fill.
 TEST(GroupedGemmBits, OfARowDoNotDependOnTheOthers) {
   constexpr int kRows = 200, kExperts = 3;
-  for (const char* words : {"fprop N=90 K=300 format=f32", "fprop N=90 K=300 format=bf16",
-                            "dgrad N=530 K=90 format=f32", "dgrad N=300 K=300 format=bf16",
-                            "fprop N=64 K=17 format=f32 out=f32"}) {
-    Pool pool(parse_grouped_gemm_problem(text("grouped_gemm ", words)), kRows, kExperts);
-    std::mt19937 random(3);
-    for (int draw = 0; draw < 40; ++draw) {
-      Batch batch;
-      batch.rows.resize(size_t(1 + draw % kExperts));
-      const int most = draw < 20 ? 9 : 150;
-      for (auto& rows : batch.rows)
-        for (int i = int(random() % unsigned(most)); i >= 0; --i)
-          rows.push_back(int(random() % 40));
-      pool.expect_same(batch, 1 + draw % 3);
+  for (const char* words :
+       {"fprop N=90 K=300 format=f32", "fprop N=90 K=300 format=bf16",
+        "dgrad N=530 K=90 format=f32", "dgrad N=300 K=300 format=bf16",
+        "fprop N=64 K=17 format=f32 out=f32", "dgrad N=800 K=90 format=f32 out=f32",
+        "fprop N=70 K=1300 format=bf16 out=f32"}) {
+    const GroupedGemmProblem p = parse_grouped_gemm_problem(text("grouped_gemm ", words));
+    for (std::string_view name : test::implementations(p)) {
+      Pool pool(p, name, kRows, kExperts);
+      std::mt19937 random(3);
+      for (int draw = 0; draw < 40; ++draw) {
+        Batch batch;
+        batch.rows.resize(size_t(1 + draw % kExperts));
+        const int most = draw < 20 ? 9 : 150;
+        for (auto& rows : batch.rows)
+          for (int i = int(random() % unsigned(most)); i >= 0; --i)
+            rows.push_back(int(random() % 40));
+        pool.expect_same(batch, 1 + draw % 3);
+      }
     }
   }
 }

@@ -4,8 +4,10 @@
 #include <cstring>
 #include <random>
 #include <string>
+#include <string_view>
 #include <vector>
 
+#include "backend/lists.h"
 #include "cadre/grouped_gemm.h"
 #include "formats/list.h"
 #include "tests/judge/close.h"
@@ -224,6 +226,14 @@ class OperandCase {
   std::vector<double> scale_values_;
   std::vector<const void*> code_pointers_, scale_pointers_;
 };
+
+/// The implementations that take a problem on this processor, the planned one first.
+inline std::vector<std::string_view> implementations(const GroupedGemmProblem& p) {
+  std::vector<std::string_view> names;
+  for (const auto& entry : cpu::entries(backend::GroupedGemmOp{}))
+    if (entry.refuses(p, this_cpu()).empty()) names.push_back(entry.name);
+  return names;
+}
 
 /// A grouped GEMM with all its arguments, its answer and the bound of every element.
 class GemmCase {

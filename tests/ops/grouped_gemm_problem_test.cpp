@@ -245,14 +245,21 @@ TEST(GroupedGemmChecks, NothingIsWrittenWhenAnArgumentIsWrong) {
 }
 
 TEST(GroupedGemmPlans, NameThemselvesAndSayWhyOthersRefused) {
-  const GroupedGemmPlan chosen =
-      plan(parsed("grouped_gemm fprop R=8 N=4 K=4 format=mxfp8"), this_cpu());
-  EXPECT_EQ(chosen.name, "cpu_onednn");
-  EXPECT_TRUE(chosen.exact);
-  ASSERT_EQ(chosen.refusals.size(), 1u);
-  EXPECT_EQ(chosen.refusals[0].name, "cpu_onednn_bf16");
-  EXPECT_EQ(chosen.refusals[0].why,
-            "takes operands whose decoded codes are bf16 numbers, not mxfp8");
+  const auto expect_refusal = [](std::string_view words, std::string_view refusal) {
+    const GroupedGemmPlan chosen = plan(parsed(words), this_cpu());
+    EXPECT_TRUE(chosen.exact);
+    std::string all;
+    for (const auto& [who, why] : chosen.refusals) {
+      EXPECT_NE(who, chosen.name);
+      all += text(who, " ", why, "\n");
+    }
+    EXPECT_NE(all.find(text(refusal, "\n")), std::string::npos) << all;
+  };
+  expect_refusal("grouped_gemm fprop R=8 N=4 K=4 format=mxfp8",
+                 "cpu_onednn_bf16 takes operands whose decoded codes are bf16 numbers, not mxfp8");
+  expect_refusal("grouped_gemm wgrad R=8 N=4 K=4 format=f32", "cpu_avx512 takes fprop and dgrad");
+  EXPECT_EQ(plan(parsed("grouped_gemm wgrad R=8 N=4 K=4 format=f32"), this_cpu()).name,
+            "cpu_onednn");
 }
 
 }  // namespace

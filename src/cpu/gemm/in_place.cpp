@@ -129,7 +129,8 @@ bool is_for_in_place(const GroupedGemmProblem& p, const Means& means) {
   const FormatKind kind = means.type == Multiplicand::kF32 ? FormatKind::kF32 : FormatKind::kBf16;
   const bool plain = p.lhs.kind == kind && p.rhs.kind == kind && p.lhs_major == Major::kRow;
   const bool across = (p.pass == Pass::kFprop) == (p.rhs_major == Major::kColumn);
-  return processor().free_tiles && plain && across;
+  const bool slow = means.type == Multiplicand::kBf16 && p.pass != Pass::kWgrad;  // oneDNN copies
+  return processor().free_tiles && plain && across && !slow;
 }
 
 int64_t in_place_bytes(const GroupedGemmProblem&, const Means& means) {
@@ -148,8 +149,9 @@ void in_place(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Me
     for (int t = 0; t < omp_get_thread_num(); ++t) Scratch(arena, means);
     const Scratch scratch(arena, means);
     PlainProducts products(means.type);
-    for_my_tiles({p, args.offsets.data, kTile}, work.drawn, [&](const OutTile& tile, auto rows) {
-      error.guard([&] { run_task(work, {tile, rows}, scratch, products); });
+    const TileWalk walk(p, args.offsets.data, kTile);
+    for_my_tiles(walk, work.drawn, [&](const DrawnTile& drawn, const DrawnTile*) {
+      error.guard([&] { run_task(work, {drawn.tile, drawn.rows}, scratch, products); });
     });
     end_stream();
   }

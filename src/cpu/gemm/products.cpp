@@ -22,7 +22,8 @@ Processor ask_processor() {
   const bool tiles_used = includes(isa, dnnl::cpu_isa::avx512_core_amx);
   const bool good = tiles_used ? matrix_tiles_are_described() : !has_matrix_tiles();
   return {.bf16 = includes(isa, dnnl::cpu_isa::avx512_core_bf16) && good,
-          .free_tiles = includes(isa, dnnl::cpu_isa::avx512_core)};
+          .free_tiles = includes(isa, dnnl::cpu_isa::avx512_core),
+          .matrix_tiles = tiles_used && good};
 }
 
 /// The layout of b by its column width.

@@ -17,8 +17,10 @@ constexpr int64_t depth_unit(Multiplicand type) { return type == Multiplicand::k
 struct Processor {
   /// bf16 products are safe, and faster than widening to fp32.
   bool bf16 = false;
-  /// The bits of an element do not depend on the height and width of its tile.
+  /// AVX-512: the bits of an element do not depend on the height and width of its tile.
   bool free_tiles = false;
+  /// oneDNN multiplies bf16 in matrix tiles (AMX).
+  bool matrix_tiles = false;
 };
 const Processor& processor();
 

@@ -233,8 +233,8 @@ void ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const
     const Scratch scratch(arena, work.sizes, means.type);
     Products products(means.type);
     const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
-    for_my_tiles(walk, work.drawn, [&](const OutTile& tile, schedule::ExpertRows rows) {
-      error.guard([&] { multiply_block({work, tile, rows.first, scratch, products}); });
+    for_my_tiles(walk, work.drawn, [&](const DrawnTile& drawn, const DrawnTile*) {
+      error.guard([&] { multiply_block({work, drawn.tile, drawn.rows.first, scratch, products}); });
     });
   }
   error.rethrow();

@@ -10,27 +10,42 @@ constexpr int64_t kLanes = 16;   // lines that are transposed together
 constexpr int64_t kPiece = 256;  // elements of a line at a time
 constexpr int64_t kColumn = 64;  // width of a column of b
 
+/// Words of 32 bits in lines, `step` words apart.
+struct Words {
+  const float* at = nullptr;
+  int64_t step = 0;
+};
+
 /// The lines of a part as floats; zeros where a line or an element is beyond it.
 class Reader {
  public:
   Reader(const OperandLines& lines, const Part& part)
       : lines_(lines.of(part.expert, part.first)),
         part_(part),
-        codes_(lines.dtype() == DType::kBf16 && lines.is_unscaled()) {}
+        unit_(bytes_for(lines.dtype(), 8) / 8),
+        step_(bytes_for(lines.dtype(), lines.step())),
+        dtype_(lines.is_unscaled() ? lines.dtype() : DType::kE8m0) {}
 
-  /// Whether codes are bf16 numbers, to be copied as they are.
-  bool is_bf16() const { return codes_; }
-  /// The same elements as codes.
-  void read_codes(int64_t i, int64_t at, int64_t padded, uint16_t* to) const {
+  /// Whether codes are numbers of that type, to be copied as they are.
+  bool is(Multiplicand type) const {
+    return dtype_ == (type == Multiplicand::kF32 ? DType::kF32 : DType::kBf16);
+  }
+  /// The same elements as read() gives, as codes.
+  void copy(int64_t i, int64_t at, int64_t padded, void* to) const {
     const int64_t count = i < part_.lines ? std::clamp<int64_t>(part_.count - at, 0, padded) : 0;
-    if (count > 0) std::memcpy(to, codes(i, at), size_t(count) * sizeof(uint16_t));
-    if (count < padded) std::fill(to + count, to + padded, uint16_t{0});
+    if (count > 0) std::memcpy(to, codes(i, at), size_t(count * unit_));
+    std::memset(static_cast<char*>(to) + count * unit_, 0, size_t((padded - count) * unit_));
   }
   /// Where codes lie; null unless there are `count` of them.
-  const uint16_t* codes_at(int64_t i, int64_t at, int64_t count) const {
+  const void* codes_at(int64_t i, int64_t at, int64_t count) const {
     return i < part_.lines && at + count <= part_.count ? codes(i, at) : nullptr;
   }
-
+  /// Where `count` codes of each of sixteen lines lie; null if some are missing or out of step.
+  Words sixteen(int64_t i, int64_t at, int64_t count) const {
+    const bool all = i + kLanes <= part_.lines && at + count <= part_.count;
+    if (!all || step_ % int64_t(sizeof(float)) != 0) return {};
+    return {reinterpret_cast<const float*>(codes(i, at)), step_ / int64_t(sizeof(float))};
+  }
   /// Elements [at, at + padded) of line i, both counted from the start of the part.
   void read(int64_t i, int64_t at, int64_t padded, float* to) const {
     const int64_t count = i < part_.lines ? std::clamp<int64_t>(part_.count - at, 0, padded) : 0;
@@ -50,13 +65,14 @@ class Reader {
   }
 
  private:
-  const uint16_t* codes(int64_t i, int64_t at) const {
-    return reinterpret_cast<const uint16_t*>(lines_.address(part_.line + i)) + part_.from + at;
+  const char* codes(int64_t i, int64_t at) const {
+    return lines_.address(part_.line + i) + (part_.from + at) * unit_;
   }
 
   OperandLines::Expert lines_;
   const Part& part_;
-  bool codes_;
+  int64_t unit_, step_;  ///< bytes of a code, and from line to line
+  DType dtype_;          ///< of codes that are the numbers themselves; else one that no number has
 };
 
 /// Sixteen lines side by side, a piece at a time. The step keeps them out of each other's cache
@@ -72,11 +88,11 @@ struct Sixteen {
 
 void copy_codes(const Reader& reader, const Staged& to) {
   for (int64_t i = 0; i < to.outer; ++i)
-    reader.read_codes(i, 0, to.depth, static_cast<uint16_t*>(to.data) + i * to.depth);
+    reader.copy(i, 0, to.depth, static_cast<char*>(to.data) + i * to.depth * bytes_of(to.type));
 }
 
 void a_along_depth(const Reader& reader, const Staged& to) {
-  if (to.type == Multiplicand::kBf16 && reader.is_bf16()) return copy_codes(reader, to);
+  if (reader.is(to.type)) return copy_codes(reader, to);
   float piece[kPiece];
   for (int64_t i = 0; i < to.outer; ++i) {
     for (int64_t d = 0; d < to.depth; d += kPiece) {
@@ -138,17 +154,18 @@ void pair_up(const Reader& reader, const Staged& to) {
   uint16_t even[kColumn], odd[kColumn];
   for (int64_t d = 0; d < to.depth; d += 2) {
     for (int64_t o = 0; o < to.outer; o += width) {
-      const uint16_t* first = reader.codes_at(d, o, width);
-      const uint16_t* second = reader.codes_at(d + 1, o, width);
-      if (first == nullptr) reader.read_codes(d, o, width, even), first = even;
-      if (second == nullptr) reader.read_codes(d + 1, o, width, odd), second = odd;
-      pair_codes(first, second, width, static_cast<uint16_t*>(to.data) + place_in_b(to, o, d));
+      const void* first = reader.codes_at(d, o, width);
+      const void* second = reader.codes_at(d + 1, o, width);
+      if (first == nullptr) reader.copy(d, o, width, even), first = even;
+      if (second == nullptr) reader.copy(d + 1, o, width, odd), second = odd;
+      pair_codes(static_cast<const uint16_t*>(first), static_cast<const uint16_t*>(second), width,
+                 static_cast<uint16_t*>(to.data) + place_in_b(to, o, d));
     }
   }
 }
 
 void b_along_outer_bf16(const Reader& reader, const Staged& to) {
-  if (reader.is_bf16()) return pair_up(reader, to);
+  if (reader.is(Multiplicand::kBf16)) return pair_up(reader, to);
   const int64_t width = column_width(to);
   float even[kColumn], odd[kColumn];
   for (int64_t d = 0; d < to.depth; d += 2) {
@@ -174,28 +191,29 @@ void put_b(const float* block, int64_t o, int64_t d, const Staged& to) {
                static_cast<uint16_t*>(to.data) + place_in_b(to, o, d + i) + 2 * lane);
 }
 
-/// Pairs of codes follow each other in a line: transposed like floats.
-void transpose_pairs(const Reader& reader, const Staged& to) {
-  const int64_t width = column_width(to), pairs = to.depth / 2;
-  alignas(64) float lines[kLanes * Sixteen::kStep];
-  const auto line = [&](int64_t i) {
-    return reinterpret_cast<uint16_t*>(lines + i * Sixteen::kStep);
-  };
+/// Words of 32 bits of lines that are copied as they are: floats, or pairs of bf16, which follow
+/// each other in a line and so are transposed like floats.
+void transpose_words(const Reader& reader, const Staged& to) {
+  const int64_t width = column_width(to), in_word = 4 / bytes_of(to.type);
+  Sixteen copied;
   for (int64_t o = 0; o < to.outer; o += kLanes) {
-    for (int64_t d = 0; d < pairs; d += kPiece) {
-      const int64_t some = std::min(kPiece, pairs - d);
-      for (int64_t i = 0; i < kLanes; ++i) reader.read_codes(o + i, 2 * d, 2 * some, line(i));
-      for (int64_t i = 0; i < some; i += kLanes) {
-        auto* column = static_cast<uint16_t*>(to.data) + place_in_b(to, o, 2 * (d + i));
-        transpose_16(lines + i, Sixteen::kStep, reinterpret_cast<float*>(column) + o % width,
-                     width);
+    float* column = static_cast<float*>(to.data) + place_in_b(to, o, 0) / in_word + o % width;
+    for (int64_t d = 0; d < to.depth / in_word; d += kPiece) {
+      const int64_t some = std::min(kPiece, to.depth / in_word - d);
+      Words words = reader.sixteen(o, d * in_word, some * in_word);
+      if (words.at == nullptr) {
+        for (int64_t i = 0; i < kLanes; ++i)
+          reader.copy(o + i, d * in_word, some * in_word, copied.at + i * Sixteen::kStep);
+        words = {copied.at, Sixteen::kStep};
       }
+      for (int64_t i = 0; i < some; i += kLanes)
+        transpose_16(words.at + i, words.step, column + (d + i) * width, width);
     }
   }
 }
 
 void b_along_depth(const Reader& reader, const Staged& to) {
-  if (to.type == Multiplicand::kBf16 && reader.is_bf16()) return transpose_pairs(reader, to);
+  if (reader.is(to.type)) return transpose_words(reader, to);
   Sixteen lines;
   for (int64_t o = 0; o < to.outer; o += kLanes) {
     for (int64_t d = 0; d < to.depth; d += kPiece) {
