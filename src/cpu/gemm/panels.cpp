@@ -160,7 +160,7 @@ void run_task(const Work& work, const DrawnTile& task, const DrawnTile* after,
     Ahead ahead;
     if (!at.done()) ahead = ahead_of(work, at.panel());
     if (at.done() && after != nullptr) ahead = ahead_of(work, Panels(s, after->tile).panel());
-    tile_product(type, {tile.rows, deep, rows.step, kTileWidth, !first},
+    tile_product(type, {tile.rows, deep, rows.step, !first},
                  {rows.data + panel.depth * bytes_of(type), scratch.panel}, scratch.sums, ahead);
     if (last)
       work.epilogue.store({tile.expert, tile.row, tile.rows, panel.col, panel.cols},

@@ -85,7 +85,8 @@ CADRE_INLINE void multiply_block(const TileShape& s, const Operands<Type>& o, As
   __m512 sum[kRows][kVectors];
   for (int64_t i = 0; i < kRows; ++i)
     for (int64_t j = 0; j < kVectors; ++j)
-      sum[i][j] = s.accumulate ? _mm512_loadu_ps(o.t + i * s.t_step + j * 16) : _mm512_setzero_ps();
+      sum[i][j] =
+          s.accumulate ? _mm512_loadu_ps(o.t + i * kTileWidth + j * 16) : _mm512_setzero_ps();
   const int64_t steps = s.depth / Type::kDepth;
   for (int64_t first = 0; first < steps; first += kStride) {
     asker.ask();
@@ -102,7 +103,8 @@ CADRE_INLINE void multiply_block(const TileShape& s, const Operands<Type>& o, As
     }
   }
   for (int64_t i = 0; i < kRows; ++i)
-    for (int64_t j = 0; j < kVectors; ++j) _mm512_storeu_ps(o.t + i * s.t_step + j * 16, sum[i][j]);
+    for (int64_t j = 0; j < kVectors; ++j)
+      _mm512_storeu_ps(o.t + i * kTileWidth + j * 16, sum[i][j]);
 }
 
 template <class Type>
@@ -132,7 +134,7 @@ CADRE_INLINE void multiply(const TileShape& s, Operands<Type> o, const Ahead& ah
   for (int64_t i = 0, row = 0; i < blocks; ++i) {
     const int64_t rows = (s.rows - row + blocks - i - 1) / (blocks - i);
     multiply_rows<Type>(rows, s, o, asker);
-    o.a += rows * s.a_step, o.t += rows * s.t_step, row += rows;
+    o.a += rows * s.a_step, o.t += rows * kTileWidth, row += rows;
   }
 }
 

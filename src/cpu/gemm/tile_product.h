@@ -13,10 +13,10 @@ struct Ahead {
 
 /// t[rows, 64] (+)= a[rows, depth] * b[depth, 64]
 ///
-/// a and t have rows of consecutive elements, `a_step` and `t_step` elements apart. b is one column
-/// as stage_b() writes it. In bf16 the depth is even.
+/// a has rows of consecutive elements, `a_step` elements apart; t has no gaps. b is one column as
+/// stage_b() writes it. In bf16 the depth is even.
 struct TileShape {
-  int64_t rows = 0, depth = 0, a_step = 0, t_step = 0;
+  int64_t rows = 0, depth = 0, a_step = 0;
   bool accumulate = false;
 };
 
