@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the tables in docs/ that come from the library's own lists: `tools/docs.py CADRE`, where
-CADRE is the built command line. With --check it writes nothing and fails if a table is not up to
+"""Writes the tables in docs/ that come from the library's own lists and from bench/results:
+`tools/docs.py CADRE`, where CADRE is the built command line. With --check it writes nothing and fails if a table is not up to
 date.
 
 A page marks its table by two lines, and everything between them is written here:
@@ -65,7 +65,23 @@ def recipes(info):
     return markdown(["recipe", "fprop: x, w", "dgrad: dy, w", "wgrad: dy, x", ""], rows)
 
 
-TABLES = {"formats": formats, "options": options, "recipes": recipes}
+def cpu_gemm(info):
+    """Every recorded processor's grouped GEMM, as a part of the speed of one dense product."""
+    rows = []
+    for path in sorted((TOP / "bench/results").glob("*-cpu-gemm.json")):
+        record = json.loads(path.read_text())
+        speeds = {}
+        for case in record["cases"]:
+            of_routing = speeds.setdefault((case["problem"], case["layer"]), {})
+            of_routing[case["routing"]] = f"{case['speed_of_peer']['onednn_dense']:.2f}"
+        where = f"{record['machine']}, {record['date'][:10]}"
+        for (problem, layer), of_routing in speeds.items():
+            shape = problem.removeprefix("grouped_gemm ")
+            rows.append([where, code(shape), layer, *of_routing.values()])
+    return markdown(["processor", "problem", "", "uniform", "zipf:1"], rows)
+
+
+TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm}
 
 
 def rewritten(text, info, path):
