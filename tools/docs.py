@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Writes the tables in docs/ that come from the library's own lists and from bench/results:
-`tools/docs.py CADRE`, where CADRE is the built command line. With --check it writes nothing and fails if a table is not up to
-date.
+`tools/docs.py CADRE`, where CADRE is the built command line. With --check it writes nothing and
+fails if a table is not up to date.
 
 A page marks its table by two lines, and everything between them is written here:
     <!-- table NAME, written by tools/docs.py -->

@@ -23,6 +23,7 @@ struct Case {
   std::vector<int32_t> offsets;
   Tensor z, prob, dh, h, dz, dprob;
   bool wants_h = true, wants_dprob = true;
+  bool dz_is_z = false;
 
   Case(const ActivationProblem& problem, int64_t used, unsigned seed) : p(problem) {
     const bool gated = info(p.kind).gated;
@@ -53,7 +54,7 @@ struct Case {
     if (!p.backward || wants_h) args.h = h.view();
     if (p.backward) {
       args.dh = dh.view();
-      args.dz = dz.view();
+      args.dz = dz_is_z ? z.view() : dz.view();
       if (p.prob && wants_dprob) args.dprob = dprob.data<float>();
     }
     run(made, args, {}, {});
@@ -256,6 +257,23 @@ TEST(Activation, BackwardLeavesOutWhatIsNotAskedFor) {
     EXPECT_TRUE(std::isnan(some.dprob.at(0)));
     EXPECT_EQ(some.dz.bytes(), all.dz.bytes());
   }
+}
+
+TEST(Activation, GradientMayOverwriteItsInput) {
+  for (ActivationKind kind : {ActivationKind::kSwiGlu, ActivationKind::kSilu})
+    for (GluLayout layout : {GluLayout::kConcat, GluLayout::kInterleave1})
+      for (const char* name : {"cpu", "cpu_reference"}) {
+        if (kind == ActivationKind::kSilu && layout != GluLayout::kConcat) continue;
+        const ActivationProblem p{
+            .backward = true, .kind = kind, .layout = layout, .rows = 9, .features = 77};
+        Case apart(p, 7, 3), over(p, 7, 3);
+        over.dz_is_z = true;
+        apart.launch(name);
+        over.launch(name);
+        for (int64_t r = 0; r < 7; ++r)
+          for (int64_t c = 0; c < apart.z.columns(); ++c)
+            ASSERT_EQ(over.z.at(r, c), apart.dz.at(r, c)) << to_string(p) << " on " << name;
+      }
 }
 
 TEST(Activation, BackwardRecomputesTheBitsOfForward) {

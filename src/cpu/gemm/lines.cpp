@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "cadre/error.h"
-#include "cpu/gemm/clones.h"
+#include "cpu/clones.h"
 #include "formats/list.h"
 
 namespace cadre::cpu::gemm {
