@@ -67,8 +67,9 @@ std::string command_line() {
   std::string all;
   for (std::string word; std::getline(file, word, '\0');) {
     if (all.empty()) word = word.substr(word.rfind('/') + 1);
-    if (word.find(' ') != word.npos) word = '"' + word + '"';
-    all += (all.empty() ? "" : " ") + word;
+    if (word.find(' ') != word.npos) word.insert(0, 1, '"').push_back('"');
+    if (!all.empty()) all += ' ';
+    all += word;
   }
   return all;
 }

@@ -30,6 +30,7 @@ class Mutant:
     new: str
     test: str
     filter: str = "*"  # of GoogleTest, to run only what should fail
+    cpu: str = ""  # a flag of /proc/cpuinfo without which the code does not run
 
     def fault_in(self, root):
         """Why this mutant cannot be planted in the tree at `root`, or an empty string."""
@@ -128,6 +129,11 @@ def baseline(yard, mutants):
             sys.exit(f"mutants: {test} ({pattern}) must run and pass without a mutant")
 
 
+def has_flag(flag):
+    info = pathlib.Path("/proc/cpuinfo")
+    return not flag or (info.is_file() and flag in info.read_text().split())
+
+
 def read(source):
     table = tomllib.loads((source / "tools/mutants.toml").read_text())["mutant"]
     mutants = [Mutant(**row) for row in table]
@@ -156,6 +162,9 @@ def main(arguments):
     if options.check:
         return 0
 
+    for mutant in [m for m in mutants if not has_flag(m.cpu)]:
+        print(f"skipped {mutant.name:<34} this processor has no {mutant.cpu}")
+    mutants = [m for m in mutants if has_flag(m.cpu)]
     yard = Yard(options.source.resolve(),
                 (options.scratch or options.source / "build/mutants").resolve())
     yard.prepare()

@@ -110,7 +110,7 @@ std::vector<Magnitude> magnitudes(const RoutingCase& c) {
     std::vector<float> sizes(size_t(p.tokens * p.experts));
 #pragma omp parallel for
     for (int64_t t = 0; t < p.tokens; ++t) add_gradient(c, t, sizes);
-    return {{std::move(sizes), 4 * kScoreRoundings + 2 * p.experts}};
+    return {{std::move(sizes), 4 * kScoreRoundings + 2 * int64_t(p.experts)}};
   }
   // Every result is a product and quotient of positive numbers: its own size is that of its terms.
   Buffers buffers;

@@ -56,6 +56,13 @@ class Mutants(unittest.TestCase):
         code, text = self.run_on(CAUGHT)
         self.assertEqual((code, "1 caught, 0 missed" in text), (0, True))
 
+    def test_code_that_does_not_run_here(self):
+        idle = SUM.format("idle", "return 1;", "return 2;") + 'cpu = "no_such_flag"\n'
+        code, text = self.run_on(CAUGHT, idle)
+        self.assertEqual(code, 0)
+        self.assertRegex(text, r"skipped idle .*this processor has no no_such_flag")
+        self.assertIn("1 caught, 0 missed", text)
+
     def test_text_that_is_not_there_once(self):
         for old, count in (("a * b", 0), ("inline", 2)):
             code, text = self.run_on(SUM.format("lost", old, "x"), arguments=["--check"])

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "cadre/error.h"
 #include "cpu/clones.h"
@@ -113,19 +114,13 @@ CADRE_CLONES void stream_bf16(const float* from, int64_t count, void* to) {
 }
 
 using Floats = float __attribute__((vector_size(64)));
-using Indices = int __attribute__((vector_size(64)));
-
 /// Exchanges the halves of size `kSize` of two rows: the butterfly of a transpose.
-template <int kSize>
-[[gnu::always_inline]] inline void exchange(Floats& low, Floats& high) {
-  Indices first, second;
-  for (int i = 0; i < 16; ++i) {
-    const bool upper = i & kSize;
-    first[i] = upper ? 16 + i - kSize : i;
-    second[i] = upper ? 16 + i : i + kSize;
-  }
-  const Floats new_low = __builtin_shuffle(low, high, first);
-  high = __builtin_shuffle(low, high, second);
+template <int kSize, int... kLane>
+[[gnu::always_inline]] inline void exchange(Floats& low, Floats& high,
+                                            std::integer_sequence<int, kLane...>) {
+  const Floats new_low =
+      __builtin_shufflevector(low, high, (kLane & kSize ? 16 + kLane - kSize : kLane)...);
+  high = __builtin_shufflevector(low, high, (kLane & kSize ? 16 + kLane : kLane + kSize)...);
   low = new_low;
 }
 
@@ -133,7 +128,8 @@ template <int kSize>
 [[gnu::always_inline]] inline void exchange_all(Floats (&row)[16]) {
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i)
-    if (!(i & kSize)) exchange<kSize>(row[i], row[i + kSize]);
+    if (!(i & kSize))
+      exchange<kSize>(row[i], row[i + kSize], std::make_integer_sequence<int, 16>{});
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ struct Bf16 {
 
   /// The one instruction beyond x86-64-v4.
   CADRE_INLINE static __m512 add(__m512 sum, const uint16_t* a, __m512 b) {
-    int pair;
+    int pair = 0;
     std::memcpy(&pair, a, sizeof(pair));
     asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(_mm512_set1_epi32(pair)), "v"(b));
     return sum;
