@@ -22,7 +22,8 @@ gemm::Means means_of(const GroupedGemmProblem& p, const Device& device, Multipli
   const int units = std::max(device.units, 1);
   const int allowed = p.unit_budget > 0 ? std::min(p.unit_budget, units) : units;
   const double useful = 1 + double(p.rows) * double(p.n) * double(p.k) / kProductsOfThread;
-  return {type, int(std::min<double>(allowed, useful))};
+  const int threads = int(std::min<double>(allowed, useful));
+  return {type, threads, threads * gemm::Means::kWaveOfThread};
 }
 
 int64_t workspace_bytes(const GroupedGemmProblem& p, const gemm::Means& means) {

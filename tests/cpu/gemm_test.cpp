@@ -72,6 +72,10 @@ TEST(Bf16Products, EveryPassLayoutAndFormat) {
       EXPECT_EQ(run_with(c, {Multiplicand::kBf16, 1}).out.bytes(), result.out.bytes());
     }
   }
+  for (const char* accumulate : {"no", "yes", "per_expert"}) {  // straight into dw
+    GemmCase c(problem(text("wgrad N=150 K=128 accumulate=", accumulate), counts), counts, 1);
+    EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
+  }
   for (const char* pass : {"fprop", "dgrad", "wgrad"})
     for (const char* majors : {"lhs_major=column", "rhs_major=column", "out_major=column",
                                "lhs_major=column rhs_major=column out_major=column"}) {

@@ -60,9 +60,7 @@ float Epilogue::factor(int expert) const {
   return f;
 }
 
-bool Epilogue::is_identity(int expert) const {
-  return p_.out == DType::kF32 && factor(expert) == 1 && !p_.beta && !p_.bias;
-}
+bool Epilogue::is_identity(int expert) const { return factor(expert) == 1 && !p_.beta && !p_.bias; }
 
 char* Epilogue::address(int expert, int64_t row, int64_t col) const {
   if (args_.discrete_out == nullptr) return element(args_.out, expert, row, col);

@@ -31,7 +31,7 @@ class Epilogue {
  public:
   Epilogue(const GroupedGemmProblem&, const GroupedGemmArgs&);
 
-  /// True if the output takes sums of that expert as they are.
+  /// True if the output takes sums of that expert as they are, but for its type.
   bool is_identity(int expert) const;
   /// Whether old content of dw is added to.
   bool accumulates(int expert) const;

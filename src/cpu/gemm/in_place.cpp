@@ -65,7 +65,8 @@ struct Task {
   bool is_lonely(const Work& work) const { return tile.rows == 1 && !work.is_wgrad(); }
   /// Whether sums may be written straight into the output.
   bool is_direct(const Work& work) const {
-    const bool plain = work.p.out_major == Major::kRow && work.epilogue.is_identity(tile.expert);
+    const bool plain = work.p.out == DType::kF32 && work.p.out_major == Major::kRow &&
+                       work.epilogue.is_identity(tile.expert);
     const bool added =
         depth(work) > PlainProducts::kDepth && work.epilogue.accumulates(tile.expert);
     return plain && !added && !is_lonely(work);
@@ -126,11 +127,13 @@ void run_task(const Work& work, const Task& task, const Scratch& scratch, PlainP
 }  // namespace
 
 bool is_for_in_place(const GroupedGemmProblem& p, const Means& means) {
-  const FormatKind kind = means.type == Multiplicand::kF32 ? FormatKind::kF32 : FormatKind::kBf16;
+  const bool f32 = means.type == Multiplicand::kF32;
+  const FormatKind kind = f32 ? FormatKind::kF32 : FormatKind::kBf16;
   const bool plain = p.lhs.kind == kind && p.rhs.kind == kind && p.lhs_major == Major::kRow;
   const bool across = (p.pass == Pass::kFprop) == (p.rhs_major == Major::kColumn);
-  const bool slow = means.type == Multiplicand::kBf16 && p.pass != Pass::kWgrad;  // oneDNN copies
-  return processor().free_tiles && plain && across && !slow;
+  // In bf16 the product copies its operands and has fp32 results.
+  const bool good = f32 || (p.pass == Pass::kWgrad && p.out == DType::kF32);
+  return processor().free_tiles && plain && across && good;
 }
 
 int64_t in_place_bytes(const GroupedGemmProblem&, const Means& means) {

@@ -7,9 +7,11 @@ namespace cadre::cpu::gemm {
 struct Means {
   Multiplicand type = Multiplicand::kF32;
   int threads = 1;
-  /// Bytes of staged operands that a wave aims at: a few times the second cache, enough to keep the
-  /// threads busy between two barriers.
-  int64_t wave_bytes = int64_t(32) << 20;
+  /// Bytes of staged operands that a wave aims at: a few times the second caches of all threads, so
+  /// that operands are still near when they are multiplied, and threads busy between two barriers.
+  int64_t wave_bytes = kWaveOfThread;
+
+  static constexpr int64_t kWaveOfThread = int64_t(3) << 20;
 };
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

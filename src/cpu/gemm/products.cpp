@@ -58,7 +58,8 @@ Products::Slot Products::make(const ProductShape& s) const {
   const auto type = type_ == Multiplicand::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
   const memory::desc a({s.height, s.depth}, type, memory::format_tag::ab);
   const memory::desc b({s.depth, s.width}, type, tag_of_b(type_, s.width));
-  const memory::desc t({s.height, s.width}, memory::data_type::f32, memory::format_tag::ab);
+  const auto result = s.narrow ? memory::data_type::bf16 : memory::data_type::f32;
+  const memory::desc t({s.height, s.width}, result, memory::format_tag::ab);
   dnnl::primitive_attr attributes;
   if (s.accumulate) {
     dnnl::post_ops sum;
@@ -79,7 +80,7 @@ Products::Slot& Products::slot(const ProductShape& shape) {
   return next;
 }
 
-void Products::multiply(const ProductShape& shape, const void* a, const void* b, float* t) {
+void Products::multiply(const ProductShape& shape, const void* a, const void* b, void* t) {
   Slot& s = slot(shape);
   s.a.set_data_handle(const_cast<void*>(a));
   s.b.set_data_handle(const_cast<void*>(b));

@@ -35,6 +35,7 @@ const dnnl::engine& cpu_engine();
 struct ProductShape {
   int64_t height = 0, depth = 0, width = 0;
   bool accumulate = false;
+  bool narrow = false;  ///< t is bf16, each sum rounded once
 
   bool operator==(const ProductShape&) const = default;
 };
@@ -44,7 +45,7 @@ struct ProductShape {
 class Products {
  public:
   explicit Products(Multiplicand);
-  void multiply(const ProductShape&, const void* a, const void* b, float* t);
+  void multiply(const ProductShape&, const void* a, const void* b, void* t);
 
  private:
   struct Slot {

@@ -16,27 +16,31 @@ namespace {
 
 constexpr int64_t kChunkRows = 256;
 constexpr int64_t kTileHeight = 128, kTileWidth = 1024;  // of dw
-constexpr int64_t kStripHeight = 32;      // of a tile that is written straight into dw
-constexpr int64_t kStripBytes = 1 << 20;  // of x, at most, for that
-constexpr int64_t kPieceWidth = 512;      // columns of an operand that one task stages
-constexpr int64_t kMostChunks = 4096;     // of a wave
+constexpr int64_t kStripBytes = 1 << 20;                 // of x, at most, to write straight into dw
+constexpr int64_t kPieceWidth = 512;   // columns of an operand that one task stages
+constexpr int64_t kMostChunks = 4096;  // of a wave
 
 /// The sizes of one problem. None depends on threads or counts.
 struct Sizes {
   int64_t n, k;          ///< of dw
   int64_t padded_k;      ///< of x as a second factor
   int64_t width;         ///< of a tile
-  int64_t unit, deep;    ///< bytes of an element; what depths are padded to
+  int64_t unit;          ///< bytes of an element
+  int64_t deep, deeper;  ///< what depths are padded to, as a first and a second factor
   int64_t chunks;        ///< of a wave, at most
   int64_t staged_bytes;  ///< of a wave
   bool spans;            ///< an expert may go on in the next wave
 
   Sizes(const GroupedGemmProblem& p, const Means& means)
-      : n(p.n), k(p.k), unit(bytes_of(means.type)), deep(depth_unit(means.type)) {
+      : n(p.n),
+        k(p.k),
+        unit(bytes_of(means.type)),
+        deep(16 / unit),
+        deeper(depth_unit(means.type)) {
     padded_k = padded_width(k);
     width = std::min(padded_k, processor().free_tiles ? kTileWidth : 64);
     const int64_t some = std::min<int64_t>(p.experts, p.rows);
-    const int64_t rows = p.rows + some * (std::max<int64_t>(deep, 16) + 15);
+    const int64_t rows = p.rows + some * (deeper + 15);
     chunks = std::min(kMostChunks, ceil_div(rows, kChunkRows) + some);
     const int64_t all = rows * (n + padded_k) * unit + chunks * 2 * kAlignment;
     staged_bytes = std::min(all, std::max(means.wave_bytes, bytes_of_chunk(kChunkRows)));
@@ -44,7 +48,7 @@ struct Sizes {
   }
   int64_t a_bytes(int64_t depth) const { return round_up(n * depth * unit, kAlignment); }
   int64_t bytes_of_chunk(int64_t depth) const {
-    return a_bytes(depth) + round_up(padded_k * depth * unit, kAlignment);
+    return a_bytes(depth) + round_up(padded_k * round_up(depth, deeper) * unit, kAlignment);
   }
   int64_t tiles_down() const { return ceil_div(n, kTileHeight); }
   int64_t tiles_across() const { return ceil_div(padded_k, width); }
@@ -58,9 +62,10 @@ struct Chunk {
   int expert;
   int64_t first;      ///< the expert's first row of codes
   int64_t row, rows;  ///< of this chunk
-  int64_t depth;      ///< rows, padded
+  int64_t depth;      ///< rows, padded as for dy
+  int64_t deeper;     ///< padded as for x
   char* dy;           ///< staged, [n, depth]
-  char* x;            ///< staged, [depth, padded_k] in columns
+  char* x;            ///< staged, [deeper, padded_k] in columns
 };
 
 /// Chunks [begin, end) of one expert.
@@ -124,8 +129,10 @@ class Waves {
     if (used_ + bytes > sizes_.staged_bytes) return false;
     char* place = memory_.staged + used_;
     used_ += bytes;
-    const Chunk chunk{
-        walk_.expert(), codes_.first, row_, rows, depth, place, place + sizes_.a_bytes(depth)};
+    const Chunk chunk{walk_.expert(), codes_.first,
+                      row_,           rows,
+                      depth,          round_up(rows, sizes_.deeper),
+                      place,          place + sizes_.a_bytes(depth)};
     const bool starts = row_ == codes_.first;
     if (starts || segments_ == 0) memory_.segments[segments_++] = {chunks_, chunks_, starts, false};
     memory_.chunks[chunks_++] = chunk;
@@ -190,9 +197,9 @@ void stage_piece(const Work& work, int64_t index) {
     const int64_t col = (piece - pieces_of_dy) * kPieceWidth;
     const int64_t width = std::min(kPieceWidth, work.sizes.padded_k - col);
     const bool column = work.x.is_column_major();
-    char* place = chunk.x + col * chunk.depth * work.sizes.unit;
+    char* place = chunk.x + col * chunk.deeper * work.sizes.unit;
     stage_b(work.x, run(column), part_of(chunk, column, col, std::min(width, work.sizes.k - col)),
-            {place, type, width, chunk.depth});
+            {place, type, width, chunk.deeper});
   }
 }
 
@@ -218,32 +225,31 @@ const char* dy_of(const Work& work, const Chunk& chunk, int64_t row) {
   return chunk.dy + row * chunk.depth * work.sizes.unit;
 }
 const char* x_of(const Work& work, const Chunk& chunk, int64_t col) {
-  return chunk.x + col * chunk.depth * work.sizes.unit;
+  return chunk.x + col * chunk.deeper * work.sizes.unit;
 }
 
 /// Whether sums may be written straight into dw: all of an expert in one chunk, and dw as oneDNN
-/// writes it. Saves a trip through memory, which few rows do not hide.
+/// writes it. Saves a trip through the cache, which few rows do not hide.
 bool is_direct(const Work& work, const Segment& segment) {
   const Chunk& chunk = work.memory.chunks[segment.begin];
   const TensorView& dw = work.args.out;
   const bool whole = segment.starts && segment.ends && segment.end - segment.begin == 1;
   const bool plain = work.p.out_major == Major::kRow && dw.stride[1] == work.sizes.k &&
                      work.sizes.padded_k == work.sizes.k && work.epilogue.is_identity(chunk.expert);
-  return whole && plain && processor().free_tiles &&
+  const bool bf16 = work.p.out == DType::kBf16 && work.means.type == Multiplicand::kBf16;
+  return whole && plain && (work.p.out == DType::kF32 || bf16) && processor().free_tiles &&
          work.sizes.padded_k * chunk.depth * work.sizes.unit <= kStripBytes;
 }
 
-/// Strips of whole rows of dw; the first task across does them all.
+/// Whole rows of dw; the first task across does them all.
 void write_directly(const Work& work, const Task& task, Products& products) {
   if (task.col != 0) return;
   const Chunk& chunk = work.memory.chunks[task.segment.begin];
   const bool accumulate = work.epilogue.accumulates(task.expert);
-  for (int64_t i = 0; i < task.rows; i += kStripHeight) {
-    const int64_t height = std::min(kStripHeight, task.rows - i), row = task.row + i;
-    char* dw = work.epilogue.address(task.expert, row, 0);
-    products.multiply({height, chunk.depth, work.sizes.padded_k, accumulate},
-                      dy_of(work, chunk, row), chunk.x, reinterpret_cast<float*>(dw));
-  }
+  const bool narrow = work.p.out == DType::kBf16;
+  products.multiply({task.rows, chunk.depth, work.sizes.padded_k, accumulate, narrow},
+                    dy_of(work, chunk, task.row), chunk.x,
+                    work.epilogue.address(task.expert, task.row, 0));
 }
 
 void add_up(const Work& work, const Task& task, Products& products) {

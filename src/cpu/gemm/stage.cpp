@@ -16,6 +16,15 @@ struct Words {
   int64_t step = 0;
 };
 
+struct CodePair {
+  const uint16_t *even, *odd;
+};
+
+/// Some elements of a line.
+struct Stretch {
+  int64_t at, count;
+};
+
 /// The lines of a part as floats; zeros where a line or an element is beyond it.
 class Reader {
  public:
@@ -36,9 +45,9 @@ class Reader {
     if (count > 0) std::memcpy(to, codes(i, at), size_t(count * unit_));
     std::memset(static_cast<char*>(to) + count * unit_, 0, size_t((padded - count) * unit_));
   }
-  /// Where codes lie; null unless there are `count` of them.
-  const void* codes_at(int64_t i, int64_t at, int64_t count) const {
-    return i < part_.lines && at + count <= part_.count ? codes(i, at) : nullptr;
+  /// bf16 codes of lines i and i + 1, where they lie or, if some are missing, in what is given.
+  CodePair pair(int64_t i, Stretch s, uint16_t* even, uint16_t* odd) const {
+    return {line(i, s, even), line(i + 1, s, odd)};
   }
   /// Where `count` codes of each of sixteen lines lie; null if some are missing or out of step.
   Words sixteen(int64_t i, int64_t at, int64_t count) const {
@@ -65,6 +74,12 @@ class Reader {
   }
 
  private:
+  const uint16_t* line(int64_t i, Stretch s, uint16_t* spare) const {
+    if (i < part_.lines && s.at + s.count <= part_.count)
+      return reinterpret_cast<const uint16_t*>(codes(i, s.at));
+    copy(i, s.at, s.count, spare);
+    return spare;
+  }
   const char* codes(int64_t i, int64_t at) const {
     return lines_.address(part_.line + i) + (part_.from + at) * unit_;
   }
@@ -107,22 +122,49 @@ void a_along_depth(const Reader& reader, const Staged& to) {
   }
 }
 
-/// Sixteen rows of a from a block of sixteen lines; `o` is the first row, `d` the depth.
+/// Sixteen rows of a from a block of sixteen lines; `o` is the first row, `d` the depth. As much as
+/// a has.
 void put_a(const float* block, int64_t o, int64_t d, const Staged& to) {
-  const int64_t place = o * to.depth + d, rows = std::min(kLanes, to.outer - o);
+  const int64_t place = o * to.depth + d;
+  const int64_t rows = std::min(kLanes, to.outer - o), depth = std::min(kLanes, to.depth - d);
   alignas(64) float rows_of_a[kLanes * kLanes];
   transpose_16(block, Sixteen::kStep, rows_of_a, kLanes);
   for (int64_t i = 0; i < rows; ++i) {
     if (to.type == Multiplicand::kF32)
       std::memcpy(static_cast<float*>(to.data) + place + i * to.depth, rows_of_a + i * kLanes,
-                  kLanes * sizeof(float));
+                  size_t(depth) * sizeof(float));
     else
-      narrow_line(rows_of_a + i * kLanes, kLanes,
+      narrow_line(rows_of_a + i * kLanes, depth,
                   static_cast<uint16_t*>(to.data) + place + i * to.depth);
   }
 }
 
+/// bf16 codes: two lines side by side are a line of words, transposed like floats.
+void transpose_codes(const Reader& reader, const Staged& to) {
+  Sixteen words;
+  uint16_t even[kPiece], odd[kPiece];
+  alignas(64) float rows[kLanes * kLanes];
+  for (int64_t o = 0; o < to.outer; o += kPiece) {
+    const int64_t some = std::min(kPiece, to.outer - o);
+    for (int64_t d = 0; d < to.depth; d += 2 * kLanes) {
+      for (int64_t i = 0; i < kLanes; ++i) {
+        const CodePair pair = reader.pair(d + 2 * i, {o, some}, even, odd);
+        pair_codes(pair.even, pair.odd, some,
+                   reinterpret_cast<uint16_t*>(words.at + i * Sixteen::kStep));
+      }
+      const int64_t depth = std::min(2 * kLanes, to.depth - d);
+      for (int64_t i = 0; i < some; i += kLanes) {
+        transpose_16(words.at + i, Sixteen::kStep, rows, kLanes);
+        for (int64_t j = 0; j < std::min(kLanes, some - i); ++j)
+          std::memcpy(static_cast<uint16_t*>(to.data) + (o + i + j) * to.depth + d,
+                      rows + j * kLanes, size_t(depth) * sizeof(uint16_t));
+      }
+    }
+  }
+}
+
 void a_along_outer(const Reader& reader, const Staged& to) {
+  if (to.type == Multiplicand::kBf16 && reader.is(to.type)) return transpose_codes(reader, to);
   Sixteen lines;
   for (int64_t o = 0; o < to.outer; o += kPiece) {
     const int64_t some = (std::min(kPiece, to.outer - o) + kLanes - 1) / kLanes * kLanes;
@@ -154,11 +196,8 @@ void pair_up(const Reader& reader, const Staged& to) {
   uint16_t even[kColumn], odd[kColumn];
   for (int64_t d = 0; d < to.depth; d += 2) {
     for (int64_t o = 0; o < to.outer; o += width) {
-      const void* first = reader.codes_at(d, o, width);
-      const void* second = reader.codes_at(d + 1, o, width);
-      if (first == nullptr) reader.copy(d, o, width, even), first = even;
-      if (second == nullptr) reader.copy(d + 1, o, width, odd), second = odd;
-      pair_codes(static_cast<const uint16_t*>(first), static_cast<const uint16_t*>(second), width,
+      const CodePair pair = reader.pair(d, {o, width}, even, odd);
+      pair_codes(pair.even, pair.odd, width,
                  static_cast<uint16_t*>(to.data) + place_in_b(to, o, d));
     }
   }
