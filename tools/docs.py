@@ -67,7 +67,7 @@ def recipes(info):
 
 def cpu_gemm(info):
     """Every recorded processor's grouped GEMM, as a part of the speed of one dense product."""
-    rows = []
+    rows, routings = [], ["uniform", "zipf:1"]
     for path in sorted((TOP / "bench/results").glob("*-cpu-gemm.json")):
         record = json.loads(path.read_text())
         speeds = {}
@@ -77,8 +77,8 @@ def cpu_gemm(info):
         where = f"{record['machine']}, {record['date'][:10]}"
         for (problem, layer), of_routing in speeds.items():
             shape = problem.removeprefix("grouped_gemm ")
-            rows.append([where, code(shape), layer, *of_routing.values()])
-    return markdown(["processor", "problem", "", "uniform", "zipf:1"], rows)
+            rows.append([where, code(shape), layer, *(of_routing[r] for r in routings)])
+    return markdown(["processor", "problem", "", *routings], rows)
 
 
 TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm}

@@ -102,12 +102,13 @@ TEST(GroupedGemm, LargerThanAnyTile) {
   for (const char* format : {"f32", "bf16", "fp8_tensor"})
     for (const char* words :
          {"fprop N=70 K=1100", "dgrad N=1100 K=70 out=f32", "fprop N=1100 K=20 bias=yes",
-          "dgrad N=20 K=1100", "dgrad N=900 K=37 rhs_major=row out=f32",
+          "dgrad N=20 K=1100", "dgrad N=900 K=37 rhs_major=column out=f32",
           "wgrad N=150 K=530 out=f32", "wgrad N=140 K=530 out=f32 accumulate=yes",
           "wgrad N=37 K=70 out=bf16 accumulate=yes"}) {
       GroupedGemmProblem p =
           parse_grouped_gemm_problem(text("grouped_gemm ", words, " format=", format));
       p.rows = counts.rows, p.experts = counts.experts();
+      if (p.rhs_major == Major::kColumn && !is_plain(p.rhs)) continue;  // no such layout
       for (std::string_view name : test::implementations(p)) {
         if (name == "cpu_reference") continue;  // slow, and without tiles
         GemmCase c(p, counts, 1, {.lhs_gap = 16, .rhs_gap = 8, .out_gap = 4});
