@@ -1,9 +1,13 @@
 // The parts of the CPU grouped GEMM that no plan reaches everywhere: small waves, bf16 products on
 // a processor that would rather widen, every layout that is staged, every line loop.
 #include <gtest/gtest.h>
+#include <omp.h>
+
+#include <algorithm>
 
 #include "cpu/gemm/ragged_contraction.h"
 #include "cpu/gemm/ragged_rows.h"
+#include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/stage.h"
 #include "cpu/gemm/tile_product.h"
 #include "cpu/grouped_gemm.h"
@@ -82,6 +86,51 @@ TEST(Bf16Products, EveryPassLayoutAndFormat) {
       GemmCase c(problem(text(pass, " N=37 K=96 ", majors), counts), counts, 1);
       EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
     }
+}
+
+/// Runs tiles of 100 rows and 40 columns, of 1496 rows and 70 columns, on three threads. `start`
+/// takes a thread's scratch, 100 bytes.
+template <class Start>
+void run_small_tiles(std::vector<char>& memory, Start&& start) {
+  const GroupedGemmProblem p = problem("fprop N=70 K=1 format=f32", long_counts());
+  const std::vector<int32_t> offsets = long_counts().offsets();
+  const TileWalk walk(p, offsets.data(), {100, 40, 1, 1});
+  const Means means{Multiplicand::kF32, 3};
+  const auto place = [](Arena& arena) { return arena.take<char>(100); };
+  memory.resize(size_t(scratch_bytes(means, place)));
+  run_tiles(walk, means, {memory.data(), int64_t(memory.size())}, place, start);
+}
+
+TEST(RunTiles, DoesEveryTileOnceInItsThreadsScratch) {
+  std::vector<char> memory;
+  std::vector<int> done(1700 * 70, 0);
+  run_small_tiles(memory, [&](char* scratch) {
+    const char own = char(1 + omp_get_thread_num());
+    EXPECT_EQ(scratch, memory.data() + (own - 1) * 256);
+    std::fill_n(scratch, 100, own);
+    return [&done, scratch, own](const DrawnTile& now, const DrawnTile*) {
+      EXPECT_EQ(std::count(scratch, scratch + 100, own), 100);
+      const OutTile& t = now.tile;
+      for (int64_t row = t.row; row < t.row + t.rows; ++row)
+        for (int64_t col = t.col; col < t.col + t.cols; ++col) ++done[size_t(row * 70 + col)];
+    };
+  });
+  EXPECT_EQ(memory.size(), 3 * 256u);
+  EXPECT_EQ(std::count(done.begin(), done.end(), 1), long_counts().used() * 70);
+  EXPECT_EQ(std::count(done.begin(), done.end(), 0), (1700 - long_counts().used()) * 70);
+}
+
+TEST(RunTiles, ThrowsWhatAThreadThrows) {
+  std::vector<char> memory;
+  const auto nothing = [](const DrawnTile&, const DrawnTile*) {};
+  const auto fails = [&](char*) -> decltype(nothing) { throw InvalidArgument("no start"); };
+  EXPECT_THROW(run_small_tiles(memory, fails), InvalidArgument);
+  const auto fails_later = [&](char*) {
+    return [](const DrawnTile& now, const DrawnTile*) {
+      if (now.tile.expert == 3) throw Unsupported("no such tile");
+    };
+  };
+  EXPECT_THROW(run_small_tiles(memory, fails_later), Unsupported);
 }
 
 TEST(Tiles, SayWhyTheyRefuse) {

@@ -1,15 +1,13 @@
 #include "cpu/gemm/in_place.h"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cstring>
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/first_error.h"
 #include "cpu/gemm/operand_lines.h"
 #include "cpu/gemm/plain_products.h"
+#include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/tile_walk.h"
 
 namespace cadre::cpu::gemm {
@@ -37,7 +35,6 @@ struct Work {
   const Means& means;
   OperandLines a, b;
   Epilogue epilogue;
-  std::atomic<int64_t> drawn = 0;
 
   Work(const GroupedGemmProblem& problem, const GroupedGemmArgs& given, const Means& with)
       : p(problem),
@@ -137,28 +134,20 @@ bool is_for_in_place(const GroupedGemmProblem& p, const Means& means) {
 }
 
 int64_t in_place_bytes(const GroupedGemmProblem&, const Means& means) {
-  Arena arena(nullptr);
-  for (int t = 0; t < means.threads; ++t) Scratch(arena, means);
-  return arena.used();
+  return scratch_bytes(means, [&](Arena& arena) { return Scratch(arena, means); });
 }
 
 void in_place(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& means,
               Workspace workspace) {
-  Work work(p, args, means);
-  FirstError error;
-#pragma omp parallel num_threads(means.threads)
-  {
-    Arena arena(workspace.data);
-    for (int t = 0; t < omp_get_thread_num(); ++t) Scratch(arena, means);
-    const Scratch scratch(arena, means);
-    PlainProducts products(means.type);
-    const TileWalk walk(p, args.offsets.data, kTile);
-    for_my_tiles(walk, work.drawn, [&](const DrawnTile& drawn, const DrawnTile*) {
-      error.guard([&] { run_task(work, {drawn.tile, drawn.rows}, scratch, products); });
-    });
-    end_stream();
-  }
-  error.rethrow();
+  const Work work(p, args, means);
+  const TileWalk walk(p, args.offsets.data, kTile);
+  const auto place = [&](Arena& arena) { return Scratch(arena, means); };
+  run_tiles(walk, means, workspace, place, [&](const Scratch& scratch) {
+    return [&, products = PlainProducts(means.type)](const DrawnTile& drawn,
+                                                     const DrawnTile*) mutable {
+      run_task(work, {drawn.tile, drawn.rows}, scratch, products);
+    };
+  });
   work.epilogue.zero_tail(args.offsets.data);
 }
 

@@ -1,12 +1,10 @@
 #include "cpu/gemm/panels.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/first_error.h"
+#include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/stage.h"
 #include "cpu/gemm/tile_product.h"
 #include "cpu/gemm/tile_walk.h"
@@ -69,7 +67,6 @@ struct Work {
   Sizes sizes;
   OperandLines rows, weight;
   Epilogue epilogue;
-  std::atomic<int64_t> drawn = 0;
 
   Work(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& with)
       : means(with),
@@ -171,26 +168,20 @@ void run_task(const Work& work, const DrawnTile& task, const DrawnTile* after,
 }  // namespace
 
 int64_t panels_bytes(const GroupedGemmProblem& p, const Means& means) {
-  Arena arena(nullptr);
-  for (int t = 0; t < means.threads; ++t) Scratch(arena, Sizes(p, means), means.type);
-  return arena.used();
+  const Sizes sizes(p, means);
+  return scratch_bytes(means, [&](Arena& arena) { return Scratch(arena, sizes, means.type); });
 }
 
 void panels(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& means,
             Workspace workspace) {
-  Work work(p, args, means);
-  FirstError error;
-#pragma omp parallel num_threads(means.threads)
-  {
-    Arena arena(workspace.data);
-    for (int t = 0; t < omp_get_thread_num(); ++t) Scratch(arena, work.sizes, means.type);
-    const Scratch scratch(arena, work.sizes, means.type);
-    const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
-    for_my_tiles(walk, work.drawn, [&](const DrawnTile& task, const DrawnTile* after) {
-      error.guard([&] { run_task(work, task, after, scratch); });
-    });
-  }
-  error.rethrow();
+  const Work work(p, args, means);
+  const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
+  const auto place = [&](Arena& arena) { return Scratch(arena, work.sizes, means.type); };
+  run_tiles(walk, means, workspace, place, [&](const Scratch& scratch) {
+    return [&](const DrawnTile& task, const DrawnTile* after) {
+      run_task(work, task, after, scratch);
+    };
+  });
   work.epilogue.zero_tail(args.offsets.data);
 }
 

@@ -1,12 +1,10 @@
 #include "cpu/gemm/ragged_rows.h"
 
-#include <omp.h>
-
 #include <algorithm>
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/first_error.h"
+#include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/stage.h"
 #include "cpu/gemm/tile_walk.h"
 
@@ -92,7 +90,6 @@ struct Work {
   Sizes sizes;
   OperandLines rows, weight;
   Epilogue epilogue;
-  std::atomic<int64_t> drawn = 0;
 
   Work(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& with)
       : means(with),
@@ -217,27 +214,20 @@ void multiply_block(const Block& block) {
 }  // namespace
 
 int64_t ragged_rows_bytes(const GroupedGemmProblem& p, const Means& means) {
-  Arena arena(nullptr);
-  for (int t = 0; t < means.threads; ++t) Scratch(arena, Sizes(p, means), means.type);
-  return arena.used();
+  const Sizes sizes(p, means);
+  return scratch_bytes(means, [&](Arena& arena) { return Scratch(arena, sizes, means.type); });
 }
 
 void ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& means,
                  Workspace workspace) {
-  Work work(p, args, means);
-  FirstError error;
-#pragma omp parallel num_threads(means.threads)
-  {
-    Arena arena(workspace.data);
-    for (int t = 0; t < omp_get_thread_num(); ++t) Scratch(arena, work.sizes, means.type);
-    const Scratch scratch(arena, work.sizes, means.type);
-    Products products(means.type);
-    const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
-    for_my_tiles(walk, work.drawn, [&](const DrawnTile& drawn, const DrawnTile*) {
-      error.guard([&] { multiply_block({work, drawn.tile, drawn.rows.first, scratch, products}); });
-    });
-  }
-  error.rethrow();
+  const Work work(p, args, means);
+  const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
+  const auto place = [&](Arena& arena) { return Scratch(arena, work.sizes, means.type); };
+  run_tiles(walk, means, workspace, place, [&](const Scratch& scratch) {
+    return [&, products = Products(means.type)](const DrawnTile& drawn, const DrawnTile*) mutable {
+      multiply_block({work, drawn.tile, drawn.rows.first, scratch, products});
+    };
+  });
   work.epilogue.zero_tail(args.offsets.data);
 }
 

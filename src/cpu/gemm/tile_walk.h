@@ -1,6 +1,5 @@
 #pragma once
 #include <algorithm>
-#include <atomic>
 
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/means.h"
@@ -65,28 +64,5 @@ class TileWalk {
   OutTile tile_;
   int64_t first_ = 0, end_ = 0, row_ = 0, col_ = 0;
 };
-
-/// A tile with the rows of its expert.
-struct DrawnTile {
-  OutTile tile;
-  schedule::ExpertRows rows;
-};
-
-/// Calls `work` for a thread's share of the tiles, with the tile after it or null; `drawn` is
-/// common to all threads.
-template <class Work>
-void for_my_tiles(TileWalk walk, std::atomic<int64_t>& drawn, Work&& work) {
-  DrawnTile now, next;
-  bool any = false;
-  int64_t mine = drawn++;
-  for (int64_t number = 0; walk.next(); ++number) {
-    if (number != mine) continue;
-    next = {walk.tile(), walk.rows()};
-    if (any) work(now, &next);
-    now = next, any = true;
-    mine = drawn++;
-  }
-  if (any) work(now, nullptr);
-}
 
 }  // namespace cadre::cpu::gemm
