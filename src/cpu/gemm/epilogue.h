@@ -38,7 +38,7 @@ class Epilogue {
   /// Where an element of the output lies.
   char* address(int expert, int64_t row, int64_t col) const;
 
-  /// `scratch` holds a rectangle of floats, both lengths rounded up to 16.
+  /// `scratch` holds sixteen lines of floats, as long as the tile's longer side, rounded up to 16.
   void store(const OutTile&, const Sums&, float* scratch) const;
   void zero(const OutTile&) const;
   /// Zeros beyond the last expert's rows, if the problem says so.

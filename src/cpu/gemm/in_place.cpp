@@ -19,12 +19,12 @@ constexpr TileSizes kTile{.height = 128, .width = 512, .height_unit = 16, .width
 /// The scratch of one thread.
 struct Scratch {
   float* sums;
-  float* transpose;
-  char* pair;  ///< two rows of a
+  float* transpose;  ///< of sixteen lines
+  char* pair;        ///< two rows of a
 
   Scratch(Arena& arena, const Means& means)
       : sums(arena.take<float>(kTile.height * kTile.width)),
-        transpose(arena.take<float>(kTile.height * kTile.width)),
+        transpose(arena.take<float>(16 * round_up(std::max(kTile.height, kTile.width), 16))),
         pair(arena.take<char>(2 * PlainProducts::kDepth * bytes_of(means.type))) {}
 };
 

@@ -80,18 +80,19 @@ struct Memory {
   char* staged;
   float* carried;  ///< sums of the expert that spans waves, [n, padded_k] by tiles
   float* sums;
-  float* transposes;
-  int64_t sums_of_tile, bytes;
+  float* transposes;  ///< of sixteen lines
+  int64_t sums_of_tile, lines_of_tile, bytes;
 
   Memory(const Sizes& s, const Means& means, void* workspace) {
     Arena arena(workspace);
     sums_of_tile = round_up(std::min(s.n, kTileHeight), 16) * s.width;
+    lines_of_tile = 16 * round_up(std::max(std::min(s.n, kTileHeight), s.width), 16);
     chunks = arena.take<Chunk>(s.chunks);
     segments = arena.take<Segment>(s.chunks);
     staged = arena.take<char>(s.staged_bytes);
     carried = arena.take<float>(s.spans ? s.n * s.padded_k : 0);
     sums = arena.take<float>(means.threads * sums_of_tile);
-    transposes = arena.take<float>(means.threads * sums_of_tile);
+    transposes = arena.take<float>(means.threads * lines_of_tile);
     bytes = arena.used();
   }
 };
@@ -268,7 +269,7 @@ void add_up(const Work& work, const Task& task, Products& products) {
   if (!task.segment.ends) return void(std::memcpy(carried, sums, bytes));
   work.epilogue.store(
       {task.expert, task.row, task.rows, task.col, std::min(task.width, s.k - task.col)},
-      {sums, task.width, Major::kRow}, work.memory.transposes + thread * work.memory.sums_of_tile);
+      {sums, task.width, Major::kRow}, work.memory.transposes + thread * work.memory.lines_of_tile);
 }
 
 /// dw of experts without rows; each thread takes every so manyth.
