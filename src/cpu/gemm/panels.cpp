@@ -102,13 +102,11 @@ class Panels {
   void next() {
     depth_ += s_.chunk;
     if (depth_ < s_.depth) return;
-    col_ += panel_width();
     depth_ = 0;
+    col_ += panel().cols;
   }
 
  private:
-  int64_t panel_width() const { return std::min(kTileWidth, task_.col + task_.cols - col_); }
-
   const Sizes& s_;
   const OutTile& task_;
   int64_t col_, depth_ = 0;
