@@ -33,11 +33,12 @@ class Reader {
         part_(part),
         unit_(bytes_for(lines.dtype(), 8) / 8),
         step_(bytes_for(lines.dtype(), lines.step())),
-        dtype_(lines.is_unscaled() ? lines.dtype() : DType::kE8m0) {}
+        dtype_(lines.dtype()),
+        unscaled_(lines.is_unscaled()) {}
 
   /// Whether codes are numbers of that type, to be copied as they are.
   bool is(Multiplicand type) const {
-    return dtype_ == (type == Multiplicand::kF32 ? DType::kF32 : DType::kBf16);
+    return unscaled_ && dtype_ == (type == Multiplicand::kF32 ? DType::kF32 : DType::kBf16);
   }
   /// The same elements as read() gives, as codes.
   void copy(int64_t i, int64_t at, int64_t padded, void* to) const {
@@ -87,7 +88,8 @@ class Reader {
   OperandLines::Expert lines_;
   const Part& part_;
   int64_t unit_, step_;  ///< bytes of a code, and from line to line
-  DType dtype_;          ///< of codes that are the numbers themselves; else one that no number has
+  DType dtype_;
+  bool unscaled_;
 };
 
 /// Sixteen lines side by side, a piece at a time. The step keeps them out of each other's cache
