@@ -88,6 +88,16 @@ TEST(Bf16Products, EveryPassLayoutAndFormat) {
     }
 }
 
+/// 32 MB of dw, which is written past the caches if its rows begin at cache lines.
+TEST(Bf16Products, WeightGradientsLargerThanTheCaches) {
+  if (!has_bf16()) GTEST_SKIP() << "oneDNN may not use this processor's bf16 products";
+  const Counts counts{.rows = 340, .of = {0, 7, 270, 1, 62, 0, 0, 0}};
+  for (int64_t gap : {0, 4}) {
+    GemmCase c(problem("wgrad N=2048 K=1024", counts), counts, 1, {.out_gap = gap});
+    EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << "gap " << gap;
+  }
+}
+
 /// Runs tiles of 100 rows and 40 columns, of 1496 rows and 70 columns, on three threads. `start`
 /// takes a thread's scratch, 100 bytes.
 template <class Start>

@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstring>
 #include <initializer_list>
+#include <new>
 #include <random>
 #include <string>
 #include <vector>
@@ -12,6 +13,23 @@
 #include "cpu/load_store.h"
 
 namespace cadre::test {
+
+/// Memory that begins at a cache line, as that of users does.
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+
+  LineAllocator() = default;
+  template <class Other>
+  LineAllocator(const LineAllocator<Other>&) {}
+  T* allocate(size_t count) { return static_cast<T*>(::operator new(count * sizeof(T), kLine)); }
+  void deallocate(T* memory, size_t) { ::operator delete(memory, kLine); }
+  bool operator==(const LineAllocator&) const = default;
+
+ private:
+  static constexpr std::align_val_t kLine{64};
+};
+using Bytes = std::vector<char, LineAllocator<char>>;
 
 /// How a test tensor lies in memory.
 struct Lie {
@@ -93,7 +111,7 @@ class Tensor {
   }
 
   /// Every byte, canaries too, to compare two results bit for bit.
-  const std::vector<char>& bytes() const { return memory_; }
+  const Bytes& bytes() const { return memory_; }
 
  private:
   static constexpr int64_t kGuard = 256;
@@ -105,7 +123,7 @@ class Tensor {
 
   TensorView view_;
   int64_t row_bytes_ = 0, pitch_bytes_ = 0;
-  std::vector<char> memory_;
+  Bytes memory_;
 };
 
 }  // namespace cadre::test

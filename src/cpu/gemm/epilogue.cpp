@@ -42,9 +42,10 @@ Epilogue::Epilogue(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
     : p_(p),
       args_(args),
       column_(p.out_major == Major::kColumn),
+      streams_(is_large(p)),
       decode_(decode_line(p.out)),
       decode_bias_(decode_line(p.bias_dtype)),
-      encode_(is_large(p) ? stream_line(p.out) : encode_line(p.out)) {}
+      encode_(streams_ ? stream_line(p.out) : encode_line(p.out)) {}
 
 bool Epilogue::accumulates(int expert) const {
   if (p_.accumulate == Accumulate::kDevice) return args_.accumulate[0] != 0;

@@ -35,6 +35,8 @@ class Epilogue {
   bool is_identity(int expert) const;
   /// Whether old content of dw is added to.
   bool accumulates(int expert) const;
+  /// Whether the output is so large that it is written past the caches.
+  bool streams() const { return streams_; }
   /// Where an element of the output lies.
   char* address(int expert, int64_t row, int64_t col) const;
 
@@ -54,7 +56,7 @@ class Epilogue {
 
   const GroupedGemmProblem& p_;
   const GroupedGemmArgs& args_;
-  bool column_;
+  bool column_, streams_;
   DecodeLine decode_, decode_bias_;
   EncodeLine encode_;
 };

@@ -156,7 +156,8 @@ void run_task(const Work& work, const DrawnTile& task, const DrawnTile* after,
     if (!at.done()) ahead = ahead_of(work, at.panel());
     if (at.done() && after != nullptr) ahead = ahead_of(work, Panels(s, after->tile).panel());
     tile_product(type, {tile.rows, deep, rows.step, !first},
-                 {rows.data + panel.depth * bytes_of(type), scratch.panel}, scratch.sums, ahead);
+                 {rows.data + panel.depth * bytes_of(type), scratch.panel},
+                 TileTarget::sums(scratch.sums), ahead);
     if (last)
       work.epilogue.store({tile.expert, tile.row, tile.rows, panel.col, panel.cols},
                           {scratch.sums, kTileWidth, Major::kRow}, scratch.transpose);

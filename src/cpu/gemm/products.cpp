@@ -58,8 +58,7 @@ Products::Slot Products::make(const ProductShape& s) const {
   const auto type = type_ == Multiplicand::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
   const memory::desc a({s.height, s.depth}, type, memory::format_tag::ab);
   const memory::desc b({s.depth, s.width}, type, tag_of_b(type_, s.width));
-  const auto result = s.narrow ? memory::data_type::bf16 : memory::data_type::f32;
-  const memory::desc t({s.height, s.width}, result, memory::format_tag::ab);
+  const memory::desc t({s.height, s.width}, memory::data_type::f32, memory::format_tag::ab);
   dnnl::primitive_attr attributes;
   if (s.accumulate) {
     dnnl::post_ops sum;

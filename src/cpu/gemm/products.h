@@ -35,7 +35,6 @@ const dnnl::engine& cpu_engine();
 struct ProductShape {
   int64_t height = 0, depth = 0, width = 0;
   bool accumulate = false;
-  bool narrow = false;  ///< t is bf16, each sum rounded once
 
   bool operator==(const ProductShape&) const = default;
 };

@@ -9,16 +9,17 @@
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/first_error.h"
 #include "cpu/gemm/stage.h"
+#include "cpu/gemm/tile_product.h"
 #include "schedule/expert_rows.h"
 
 namespace cadre::cpu::gemm {
 namespace {
 
 constexpr int64_t kChunkRows = 256;
-constexpr int64_t kTileHeight = 128, kTileWidth = 1024;  // of dw
-constexpr int64_t kStripBytes = 1 << 20;                 // of x, at most, to write straight into dw
-constexpr int64_t kPieceWidth = 512;   // columns of an operand that one task stages
-constexpr int64_t kMostChunks = 4096;  // of a wave
+constexpr int64_t kHeight = 128, kWidth = 1024;  // of a tile of dw
+constexpr int64_t kStripBytes = 1 << 20;         // of x, at most, to write straight into dw
+constexpr int64_t kPieceWidth = 512;             // columns of an operand that one task stages
+constexpr int64_t kMostChunks = 4096;            // of a wave
 
 /// The sizes of one problem. None depends on threads or counts.
 struct Sizes {
@@ -26,6 +27,7 @@ struct Sizes {
   int64_t padded_k;      ///< of x as a second factor
   int64_t width;         ///< of a tile
   int64_t unit;          ///< bytes of an element
+  bool own_product;      ///< tile_product() writes bf16
   int64_t deep, deeper;  ///< what depths are padded to, as a first and a second factor
   int64_t chunks;        ///< of a wave, at most
   int64_t staged_bytes;  ///< of a wave
@@ -35,10 +37,12 @@ struct Sizes {
       : n(p.n),
         k(p.k),
         unit(bytes_of(means.type)),
-        deep(16 / unit),
+        own_product(means.type == Multiplicand::kBf16 && p.out == DType::kBf16 &&
+                    refuses_tile_product(means.type, processor()) == nullptr),
+        deep(own_product ? 2 : 16 / unit),
         deeper(depth_unit(means.type)) {
     padded_k = padded_width(k);
-    width = std::min(padded_k, processor().free_tiles ? kTileWidth : 64);
+    width = std::min(padded_k, processor().free_tiles ? kWidth : 64);
     const int64_t some = std::min<int64_t>(p.experts, p.rows);
     const int64_t rows = p.rows + some * (deeper + 15);
     chunks = std::min(kMostChunks, ceil_div(rows, kChunkRows) + some);
@@ -50,7 +54,7 @@ struct Sizes {
   int64_t bytes_of_chunk(int64_t depth) const {
     return a_bytes(depth) + round_up(padded_k * round_up(depth, deeper) * unit, kAlignment);
   }
-  int64_t tiles_down() const { return ceil_div(n, kTileHeight); }
+  int64_t tiles_down() const { return ceil_div(n, kHeight); }
   int64_t tiles_across() const { return ceil_div(padded_k, width); }
   int64_t tiles() const { return tiles_down() * tiles_across(); }
 
@@ -85,8 +89,8 @@ struct Memory {
 
   Memory(const Sizes& s, const Means& means, void* workspace) {
     Arena arena(workspace);
-    sums_of_tile = round_up(std::min(s.n, kTileHeight), 16) * s.width;
-    lines_of_tile = 16 * round_up(std::max(std::min(s.n, kTileHeight), s.width), 16);
+    sums_of_tile = round_up(std::min(s.n, kHeight), 16) * s.width;
+    lines_of_tile = 16 * round_up(std::max(std::min(s.n, kHeight), s.width), 16);
     chunks = arena.take<Chunk>(s.chunks);
     segments = arena.take<Segment>(s.chunks);
     staged = arena.take<char>(s.staged_bytes);
@@ -214,8 +218,8 @@ struct Task {
     const Sizes& s = work.sizes;
     segment = work.memory.segments[index / s.tiles()];
     expert = work.memory.chunks[segment.begin].expert;
-    row = index % s.tiles() / s.tiles_across() * kTileHeight;
-    rows = std::min(kTileHeight, s.n - row);
+    row = index % s.tiles() / s.tiles_across() * kHeight;
+    rows = std::min(kHeight, s.n - row);
     col = index % s.tiles_across() * s.width;
     width = std::min(s.width, s.padded_k - col);
   }
@@ -229,28 +233,46 @@ const char* x_of(const Work& work, const Chunk& chunk, int64_t col) {
   return chunk.x + col * chunk.deeper * work.sizes.unit;
 }
 
-/// Whether sums may be written straight into dw: all of an expert in one chunk, and dw as oneDNN
-/// writes it. Saves a trip through the cache, which few rows do not hide.
+/// Whether sums may be written straight into dw: all of an expert in one chunk, and dw as the
+/// product writes it. Saves a trip through the cache, which few rows do not hide.
 bool is_direct(const Work& work, const Segment& segment) {
   const Chunk& chunk = work.memory.chunks[segment.begin];
   const TensorView& dw = work.args.out;
   const bool whole = segment.starts && segment.ends && segment.end - segment.begin == 1;
-  const bool plain = work.p.out_major == Major::kRow && dw.stride[1] == work.sizes.k &&
-                     work.sizes.padded_k == work.sizes.k && work.epilogue.is_identity(chunk.expert);
-  const bool bf16 = work.p.out == DType::kBf16 && work.means.type == Multiplicand::kBf16;
-  return whole && plain && (work.p.out == DType::kF32 || bf16) && processor().free_tiles &&
+  const bool plain = work.p.out_major == Major::kRow && work.sizes.padded_k == work.sizes.k &&
+                     work.epilogue.is_identity(chunk.expert);
+  if (!whole || !plain) return false;
+  if (work.sizes.own_product) return work.sizes.k % kTileWidth == 0;
+  return work.p.out == DType::kF32 && dw.stride[1] == work.sizes.k && processor().free_tiles &&
          work.sizes.padded_k * chunk.depth * work.sizes.unit <= kStripBytes;
 }
 
-/// Whole rows of dw; the first task across does them all.
-void write_directly(const Work& work, const Task& task, Products& products) {
-  if (task.col != 0) return;
+/// A tile of fp32.
+void write_floats(const Work& work, const Task& task, Products& products) {
+  if (task.col != 0) return;  // whole rows of dw; the first task across does them all
   const Chunk& chunk = work.memory.chunks[task.segment.begin];
-  const bool accumulate = work.epilogue.accumulates(task.expert);
-  const bool narrow = work.p.out == DType::kBf16;
-  products.multiply({task.rows, chunk.depth, work.sizes.padded_k, accumulate, narrow},
-                    dy_of(work, chunk, task.row), chunk.x,
-                    work.epilogue.address(task.expert, task.row, 0));
+  products.multiply(
+      {task.rows, chunk.depth, work.sizes.padded_k, work.epilogue.accumulates(task.expert)},
+      dy_of(work, chunk, task.row), chunk.x, work.epilogue.address(task.expert, task.row, 0));
+}
+
+/// A tile of bf16, column by column.
+void write_bf16(const Work& work, const Task& task) {
+  const Chunk& chunk = work.memory.chunks[task.segment.begin];
+  const TileShape shape{task.rows, chunk.depth, chunk.depth,
+                        work.epilogue.accumulates(task.expert)};
+  const char* dy = dy_of(work, chunk, task.row);
+  for (int64_t col = task.col; col < task.col + task.width; col += kTileWidth) {
+    const char* x = x_of(work, chunk, col);
+    tile_product(work.means.type, shape, {dy, x},
+                 {work.epilogue.address(task.expert, task.row, col), work.args.out.stride[1], true,
+                  work.epilogue.streams()},
+                 {});
+  }
+}
+
+void write_directly(const Work& work, const Task& task, Products& products) {
+  work.sizes.own_product ? write_bf16(work, task) : write_floats(work, task, products);
 }
 
 void add_up(const Work& work, const Task& task, Products& products) {

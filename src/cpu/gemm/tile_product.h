@@ -13,8 +13,8 @@ struct Ahead {
 
 /// t[rows, 64] (+)= a[rows, depth] * b[depth, 64]
 ///
-/// a has rows of consecutive elements, `a_step` elements apart; t has no gaps. b is one column as
-/// stage_b() writes it. In bf16 the depth is even.
+/// a has rows of consecutive elements, `a_step` elements apart. b is one column as stage_b() writes
+/// it. In bf16 the depth is even.
 struct TileShape {
   int64_t rows = 0, depth = 0, a_step = 0;
   bool accumulate = false;
@@ -22,6 +22,16 @@ struct TileShape {
 
 struct TileFactors {
   const void *a, *b;
+};
+
+/// t: fp32 rows without gaps, or bf16 rows `step` elements apart, each sum rounded once.
+struct TileTarget {
+  void* data;
+  int64_t step = 0;
+  bool bf16 = false;    ///< the factors are bf16 as well
+  bool stream = false;  ///< past the caches, if rows begin at cache lines; see end_stream()
+
+  static TileTarget sums(float* data) { return {data}; }
 };
 
 /// The width of a tile.
@@ -32,7 +42,9 @@ constexpr int64_t kTileWidth = 64;
 /// AVX-512 only; where products are not for it, see refuses_tile_product().
 ///
 /// Exact     One sum after the other along the contraction, fused, whatever the number of rows.
-void tile_product(Multiplicand, const TileShape&, const TileFactors&, float* t, const Ahead&);
+///           What bf16 rows held is added last.
+void tile_product(Multiplicand, const TileShape&, const TileFactors&, const TileTarget&,
+                  const Ahead&);
 
 /// Why that processor should multiply otherwise; null if it should not.
 const char* refuses_tile_product(Multiplicand, const Processor&);
