@@ -1,0 +1,165 @@
+#pragma once
+#include "cuda/sm90/tile.h"
+
+// The consumers' half of a grouped GEMM kernel: products of the stages that arrive, then the store.
+namespace cadre::cuda::sm90 {
+
+/// Frees a stage in both blocks, since either loads into both.
+template <Tile kTile>
+__device__ inline void release(Shared<kTile>& shared, int stage) {
+  const uint32_t lane = threadIdx.x % 32;
+  if (lane < kCluster) arrive_at(shared.empty[stage], lane);
+}
+
+/// Adds one stage to the sums of a consumer's 64 rows.
+template <Tile kTile, int kWidth>
+__device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
+                                      float* sums, bool to_sums) {
+  constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
+  const uint64_t a = matrix<kTile.a_along>(shared.a[stage] + consumer * kSlab, kSlab);
+  const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kSlab);
+  pin<kWidth / 2>(sums);
+  open_products();
+#pragma unroll
+  for (int k = 0; k < kDepth / 16; ++k)
+    Product<kWidth, kTile.element>::template add<kTile.a_along, kTile.b_along>(
+        sums, a + k * kNextA, b + k * kNextB, to_sums || k != 0);
+  close_products();
+  pin<kWidth / 2>(sums);
+}
+
+/// All products of a tile of that width. One group stays under way while the next stage is awaited.
+template <Tile kTile, int kWidth>
+__device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages>& at,
+                                      const Record& tile, int consumer, float* sums) {
+  int before = 0;
+  for (int depth = 0; depth < tile.depth; depth += kDepth) {
+    wait(shared.full[at.at], at.parity);
+    multiply_stage<kTile, kWidth>(shared, at.at, consumer, sums, depth != 0);
+    wait_for_products<1>();
+    if (depth != 0) release(shared, before);
+    before = at.at;
+    at.next();
+  }
+  wait_for_products<0>();
+  pin<kWidth / 2>(sums);
+  release(shared, before);
+}
+
+/// Lets all stages of a tile pass.
+template <Tile kTile>
+__device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile) {
+  for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
+    wait(shared.full[at.at], at.parity);
+    release(shared, at.at);
+  }
+}
+
+/// The same for the narrowest width, of kStep, 2 kStep, ..., that covers the tile.
+template <Tile kTile, int kStep, int kWidth = kStep>
+__device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at,
+                                const Record& tile, int consumer, float* sums) {
+  if constexpr (kWidth < kTile.cols) {
+    if (tile.end - tile.begin > kWidth)
+      return multiply<kTile, kStep, kWidth + kStep>(shared, at, tile, consumer, sums);
+  }
+  multiply_width<kTile, kWidth>(shared, at, tile, consumer, sums);
+}
+
+/// Two sums, rounded once, the first in the low half.
+template <Out kOut>
+__device__ inline uint32_t pack(float first, float second) {
+  uint32_t both;
+  if constexpr (kOut == Out::kBf16)
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  else
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+}
+
+/// Where sixteen bytes of a box lie: rows of 128 bytes, swizzled.
+__device__ inline uint32_t swizzled(int row, int sixteen) {
+  return uint32_t(row * 128 + ((sixteen ^ (row & 7)) << 4));
+}
+
+struct Four {
+  uint32_t at[4];
+};
+__device__ inline void put_matrices(uint32_t to, const Four& r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
+               : "memory");
+}
+__device__ inline void put_transposed(uint32_t to, const Four& r) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
+               : "memory");
+}
+
+/// Sixteen columns of sums times `factor`, as two pairs of 8 x 8 matrices.
+template <Out kOut>
+__device__ inline Four matrices(const float* s, float factor) {
+  Four r;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) r.at[i] = pack<kOut>(s[2 * i] * factor, s[2 * i + 1] * factor);
+  return r;
+}
+
+/// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
+template <Out kOut>
+__device__ inline void put_chunk(const float* sums, float factor, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    put_matrices(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
+                 matrices<kOut>(sums + 4 * j, factor));
+}
+
+/// The same transposed: columns of the sums become rows of the box.
+template <Out kOut>
+__device__ inline void put_chunk_transposed(const float* sums, float factor, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    put_transposed(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
+                   matrices<kOut>(sums + 4 * j, factor));
+}
+
+/// Writes 32 columns of floats as they lie.
+__device__ inline void put_floats(const float* sums, float factor, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
+  const int row = warp * 16 + lane / 4, pair = lane % 4;
+#pragma unroll
+  for (int j = 0; j < 4; ++j)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t to =
+          buffer + swizzled(row + 8 * half, 2 * j + pair / 2) + uint32_t(pair % 2 * 8);
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to),
+                   "f"(sums[4 * j + 2 * half] * factor), "f"(sums[4 * j + 2 * half + 1] * factor)
+                   : "memory");
+    }
+}
+
+/// The store of a tile, chunk by chunk through a ring of buffers: `fill(chunk, buffer)` writes one,
+/// `put(chunk, buffer)` starts its copy. The last chunks leave while the next tile is multiplied.
+template <Tile kTile, int kChunks, class Fill, class Put>
+__device__ inline void store_tile(uint8_t (&buffers)[kTile.buffers][kChunkBytes], Cursor<kTile.buffers>& at, int chunks, Fill&& fill,
+                                  Put&& put) {
+  const bool leads = threadIdx.x % kWarpgroup == 0;
+  const int barrier = 1 + int(threadIdx.x) / kWarpgroup;
+#pragma unroll
+  for (int chunk = 0; chunk < kChunks; ++chunk) {
+    if (chunk >= chunks) break;
+    uint8_t* buffer = buffers[at.at];
+    if (leads) wait_for_reads<kTile.buffers - 1>();
+    sync_warps(barrier, kWarpgroup);
+    fill(chunk, shared_address(buffer));
+    fence_shared();
+    sync_warps(barrier, kWarpgroup);
+    if (leads) put(chunk, buffer), close_stores();
+    at.next();
+  }
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,117 @@
+#pragma once
+#include "cuda/device/copy.h"
+#include "cuda/device/wgmma.h"
+
+// What the grouped GEMM kernels of Hopper share: the shape of a tile, its shared memory, and the
+// ring of stages between the warps that load and the warps that multiply. Two blocks, a cluster,
+// work on neighbouring tiles with the same second operand: each loads half of it for both.
+//
+//   role        warps   work                                                    registers
+//   producer    1 of 4  finds tiles, publishes them, starts all loads           56
+//   consumer 0  4       rows 0 to 63 of a tile: products, then the store        224
+//   consumer 1  4       rows 64 to 127                                          224
+//
+//   barrier     count   who arrives                      who waits    guards
+//   full[s]     1       producer, and the bytes          consumers    stage s holds both operands
+//   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
+//   told[r]     1       producer                         consumers    record r describes a tile
+//   heard[r]    8       consumers' warps                 producer     record r may be overwritten
+namespace cadre::cuda::sm90 {
+
+constexpr int kCluster = 2;            // blocks
+constexpr int kConsumers = 2;          // warpgroups that multiply
+constexpr int kWarpgroup = 128;        // threads
+constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+constexpr int kRecords = 2;            // of the ring of tiles
+constexpr int kChunkBytes = 64 * 128;  // 64 rows of an output box
+constexpr int kRows = 128;             // of a tile: 64 a consumer
+constexpr int kDepth = 64;             // of a stage
+constexpr int kSlab = kDepth * 128;    // bytes of 64 elements across, of a stage
+
+/// Output types.
+enum class Out { kBf16, kF16, kF32 };
+
+/// The shape of a tile, and how its operands lie.
+struct Tile {
+  int cols = 256;                       ///< at most
+  int stages = 4;
+  int buffers = 2;                      ///< chunks of the output that a consumer may have on the way
+  bool a_along = true, b_along = true;  ///< rows of memory run along the contraction
+  Element element = Element::kBf16;
+  Out out = Out::kBf16;
+
+  constexpr int a_bytes() const { return kRows * kDepth * 2; }
+  constexpr int b_bytes() const { return cols * kDepth * 2; }
+};
+
+/// A tile as the producer tells the consumers of it.
+struct Record {
+  int expert;      ///< -1: there are no more
+  int row;         ///< its first row of A
+  int begin, end;  ///< its columns: rows of the batch, or columns of B
+  int depth;       ///< of the contraction
+
+  __device__ int blocks() const { return (depth + kDepth - 1) / kDepth; }
+};
+
+template <Tile kTile>
+struct alignas(1024) Shared {
+  uint8_t a[kTile.stages][kTile.a_bytes()];
+  uint8_t b[kTile.stages][kTile.b_bytes()];
+  uint8_t out[kConsumers][kTile.buffers][kChunkBytes];
+  Barrier full[kTile.stages], empty[kTile.stages];
+  Barrier told[kRecords], heard[kRecords];
+  Record records[kRecords];
+};
+
+/// A place in a ring, and the parity of its present round.
+template <int kLength>
+struct Cursor {
+  int at = 0;
+  uint32_t parity = 0;
+
+  __device__ void next() {
+    if (++at == kLength) at = 0, parity ^= 1;
+  }
+};
+
+template <Tile kTile>
+__device__ inline void prepare(Shared<kTile>& shared) {
+  constexpr int kWarps = 4 * kConsumers;
+  if (threadIdx.x == 0) {
+    for (int s = 0; s < kTile.stages; ++s)
+      init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
+    for (int r = 0; r < kRecords; ++r) init(shared.told[r], 1), init(shared.heard[r], kWarps);
+    fence_init();
+  }
+  __syncthreads();
+  sync_cluster();
+}
+
+/// The producer's side of the ring of records.
+template <Tile kTile>
+__device__ inline void tell(Shared<kTile>& shared, Cursor<kRecords>& at, const Record& record) {
+  wait(shared.heard[at.at], at.parity ^ 1);
+  shared.records[at.at] = record;
+  arrive(shared.told[at.at]);
+  at.next();
+}
+
+/// The same value, which the compiler then knows to be the same in all lanes of a warp.
+__device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
+
+/// The consumers' side.
+template <Tile kTile>
+__device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
+  wait(shared.told[at.at], at.parity);
+  const Record& told = shared.records[at.at];
+  const Record record{uniform(told.expert), uniform(told.row), uniform(told.begin),
+                      uniform(told.end), uniform(told.depth)};
+  __syncwarp();
+  if (threadIdx.x % 32 == 0) arrive(shared.heard[at.at]);
+  at.next();
+  return record;
+}
+
+}  // namespace cadre::cuda::sm90
