@@ -55,6 +55,13 @@ __device__ inline void load(void* to, const CUtensorMap& map, const Box4& at, Ba
       : "memory");
 }
 
+/// Asks the second cache for a box.
+__device__ inline void prefetch(const CUtensorMap& map, const Box3& at) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(at.x), "r"(at.y), "r"(at.z)
+               : "memory");
+}
+
 /// Stores a box as part of this thread's open group.
 __device__ inline void store(const CUtensorMap& map, const Box3& at, const void* from) {
   asm volatile(

@@ -11,8 +11,8 @@ __device__ inline void release(Shared<kTile>& shared, int stage) {
   if (lane < kCluster) arrive_at(shared.empty[stage], lane);
 }
 
-/// Adds one stage to the sums of a consumer's 64 rows.
-template <Tile kTile, int kWidth>
+/// Adds one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows.
+template <Tile kTile, int kWidth, int kSixteens>
 __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
                                       float* sums, bool to_sums) {
   constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
@@ -21,23 +21,42 @@ __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, in
   pin<kWidth / 2>(sums);
   open_products();
 #pragma unroll
-  for (int k = 0; k < kDepth / 16; ++k)
+  for (int k = 0; k < kSixteens; ++k)
     Product<kWidth, kTile.element>::template add<kTile.a_along, kTile.b_along>(
         sums, a + k * kNextA, b + k * kNextB, to_sums || k != 0);
   close_products();
   pin<kWidth / 2>(sums);
 }
 
+/// The last stage of a tile, as deep as it is.
+template <Tile kTile, int kWidth, int kSixteens = 1>
+__device__ inline void multiply_rest(const Shared<kTile>& shared, int stage, int consumer,
+                                     float* sums, const Record& tile) {
+  if constexpr (kSixteens < kDepth / 16) {
+    if ((tile.depth - 1) % kDepth >= 16 * kSixteens)
+      return multiply_rest<kTile, kWidth, kSixteens + 1>(shared, stage, consumer, sums, tile);
+  }
+  multiply_stage<kTile, kWidth, kSixteens>(shared, stage, consumer, sums, tile.depth > kDepth);
+}
+
 /// All products of a tile of that width. One group stays under way while the next stage is awaited.
 template <Tile kTile, int kWidth>
 __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages>& at,
                                       const Record& tile, int consumer, float* sums) {
+  constexpr int kRest = kTile.ragged_depth ? kDepth : 0;
   int before = 0;
-  for (int depth = 0; depth < tile.depth; depth += kDepth) {
+  for (int depth = 0; depth < tile.depth - kRest; depth += kDepth, at.next()) {
     wait(shared.full[at.at], at.parity);
-    multiply_stage<kTile, kWidth>(shared, at.at, consumer, sums, depth != 0);
+    multiply_stage<kTile, kWidth, kDepth / 16>(shared, at.at, consumer, sums, depth != 0);
     wait_for_products<1>();
     if (depth != 0) release(shared, before);
+    before = at.at;
+  }
+  if constexpr (kTile.ragged_depth) {
+    wait(shared.full[at.at], at.parity);
+    multiply_rest<kTile, kWidth>(shared, at.at, consumer, sums, tile);
+    wait_for_products<1>();
+    if (tile.depth > kDepth) release(shared, before);
     before = at.at;
     at.next();
   }
@@ -144,8 +163,8 @@ __device__ inline void put_floats(const float* sums, float factor, uint32_t buff
 /// The store of a tile, chunk by chunk through a ring of buffers: `fill(chunk, buffer)` writes one,
 /// `put(chunk, buffer)` starts its copy. The last chunks leave while the next tile is multiplied.
 template <Tile kTile, int kChunks, class Fill, class Put>
-__device__ inline void store_tile(uint8_t (&buffers)[kTile.buffers][kChunkBytes], Cursor<kTile.buffers>& at, int chunks, Fill&& fill,
-                                  Put&& put) {
+__device__ inline void store_tile(uint8_t (&buffers)[kTile.buffers][kChunkBytes],
+                                  Cursor<kTile.buffers>& at, int chunks, Fill&& fill, Put&& put) {
   const bool leads = threadIdx.x % kWarpgroup == 0;
   const int barrier = 1 + int(threadIdx.x) / kWarpgroup;
 #pragma unroll

@@ -25,7 +25,7 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContrac
   load(shared.a[stage] + kSlab, maps.a, Box4{tile.row + 64, row, last, kRaggedOrigin}, full);
   for (int slab = int(block_in_cluster()); slab < slabs; slab += kCluster)
     load(shared.b[stage] + slab * kSlab, maps.b,
-         Box4{tile.begin + 64 * slab, row, last, kRaggedOrigin}, full, (1 << kCluster) - 1);
+         Box4{tile.begin + 64 * slab, row, last, kRaggedOrigin}, full, kBothBlocks);
 }
 
 template <Tile kTile>
@@ -126,11 +126,11 @@ void launch(const RaggedContractionMaps& maps, const RaggedContractionArgs& args
 }
 
 struct ToBf16 {
-  static constexpr Tile kTile{.stages = 3, .buffers = 4, .a_along = false, .b_along = false};
+  static constexpr Tile kTile{ .a_along = false, .b_along = false, .ragged_depth = true};
 };
 struct ToFloat {
   static constexpr Tile kTile{
-      .cols = 128, .buffers = 4, .a_along = false, .b_along = false, .out = Out::kF32};
+      .cols = 128, .buffers = 4, .a_along = false, .b_along = false, .ragged_depth = true, .out = Out::kF32};
 };
 
 }  // namespace

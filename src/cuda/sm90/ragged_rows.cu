@@ -31,7 +31,7 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedRowsMap
   for (int box = int(block_in_cluster()); box < boxes; box += kCluster) {
     const int row = kRaggedOrigin - tile.end + tile.begin + box * kBoxRows;
     load(shared.b[stage] + box * kBoxRows * 128, maps.x,
-         Box4{depth, row, tile.end, kRaggedOrigin}, full, (1 << kCluster) - 1);
+         Box4{depth, row, tile.end, kRaggedOrigin}, full, kBothBlocks);
   }
 }
 

@@ -27,6 +27,7 @@ constexpr int kRecords = 2;            // of the ring of tiles
 constexpr int kChunkBytes = 64 * 128;  // 64 rows of an output box
 constexpr int kRows = 128;             // of a tile: 64 a consumer
 constexpr int kDepth = 64;             // of a stage
+constexpr uint16_t kBothBlocks = 3;    // of a cluster, one bit each
 constexpr int kSlab = kDepth * 128;    // bytes of 64 elements across, of a stage
 
 /// Output types.
@@ -38,6 +39,7 @@ struct Tile {
   int stages = 4;
   int buffers = 2;                      ///< chunks of the output that a consumer may have on the way
   bool a_along = true, b_along = true;  ///< rows of memory run along the contraction
+  bool ragged_depth = false;            ///< the contraction ends anywhere in a stage
   Element element = Element::kBf16;
   Out out = Out::kBf16;
 
