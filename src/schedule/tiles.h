@@ -21,8 +21,8 @@ struct TilePlace {
   constexpr bool operator==(const TilePlace&) const = default;
 };
 
-/// The tile with that index, band by band of `band` columns, row by row in a band: tiles that run at
-/// the same time then share both of their operands in the second cache.
+/// The tile with that index, band by band of `band` columns, row by row in a band: tiles that run
+/// at the same time then share both of their operands in the second cache.
 CADRE_HD constexpr TilePlace banded(int64_t index, const TileGrid& grid, int64_t band) {
   const int64_t whole = band * grid.down, first = index / whole * band;
   const int64_t width = grid.across - first < band ? grid.across - first : band;

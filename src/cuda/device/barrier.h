@@ -32,18 +32,17 @@ __device__ inline void arrive(Barrier& barrier) {
 __device__ inline void arrive_at(Barrier& barrier, uint32_t block) {
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
-      "  mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(
-          shared_address(&barrier)),
+      "  mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(shared_address(&barrier)),
       "r"(block)
       : "memory");
 }
 
 /// Arrives, and says how many bytes will be delivered in this phase.
 __device__ inline void arrive_expecting(Barrier& barrier, uint32_t bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
-                   shared_address(&barrier)),
-               "r"(bytes)
-               : "memory");
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
+      "r"(bytes)
+      : "memory");
 }
 
 __device__ inline bool try_wait(Barrier& barrier, uint32_t parity) {

@@ -13,6 +13,24 @@ __device__ inline void prefetch(const CUtensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
+/// Changes the address of a map in device memory.
+__device__ inline void set_address(CUtensorMap& map, const void* address) {
+  asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(
+                   __cvta_generic_to_global(&map)),
+               "l"(address)
+               : "memory");
+}
+
+/// Makes a map that ordinary writes changed ready for acquire() in another kernel.
+__device__ inline void publish(const CUtensorMap&) {
+  asm volatile("fence.proxy.tensormap::generic.release.gpu;" ::: "memory");
+}
+
+/// Makes a map visible that an earlier kernel wrote to device memory.
+__device__ inline void acquire(const CUtensorMap& map) {
+  asm volatile("fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" ::"l"(&map) : "memory");
+}
+
 struct Box3 {
   int x, y, z;
 };
@@ -100,6 +118,8 @@ __device__ inline void wait_for_stores() {
 }
 
 /// Makes ordinary writes to shared memory visible to the copy engine and the tensor cores.
-__device__ inline void fence_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
 
 }  // namespace cadre::cuda

@@ -14,11 +14,12 @@ using Encode = PFN_cuTensorMapEncodeTiled_v12000;
 Encode encode_function() {
   void* entry = nullptr;
   cudaDriverEntryPointQueryResult found{};
-  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000,
-                                         cudaEnableDefault, &found),
+  check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault,
+                                         &found),
         "find cuTensorMapEncodeTiled");
   if (found != cudaDriverEntryPointSuccess)
-    throw DeviceError("cuda: the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12 or newer");
+    throw DeviceError(
+        "cuda: the driver has no cuTensorMapEncodeTiled; it must be of CUDA 12 or newer");
   return reinterpret_cast<Encode>(entry);
 }
 
@@ -47,9 +48,11 @@ CUtensorMap encode(const TensorView& v, const Layout<kRank>& layout, int rows) {
   cuuint32_t box[kRank] = {cuuint32_t(box_columns(v.dtype)), cuuint32_t(rows)}, steps[kRank];
   for (int d = 0; d < kRank; ++d) steps[d] = 1;
   for (int d = 2; d < kRank; ++d) box[d] = 1;
+  // An empty tensor may be nowhere; its boxes are never read, but the driver wants an address.
+  void* address = v.data == nullptr ? reinterpret_cast<void*>(uintptr_t(1) << 20) : v.data;
   CUtensorMap map;
   const CUresult code =
-      kEncode(&map, type_of(v.dtype), kRank, v.data, layout.extent, layout.bytes, box, steps,
+      kEncode(&map, type_of(v.dtype), kRank, address, layout.extent, layout.bytes, box, steps,
               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS)
@@ -71,11 +74,11 @@ CUtensorMap expert_map(const TensorView& v, int rows) {
   const int inner = 2 * v.rank - 3 - outer;
   const int64_t experts = v.rank == 3 ? v.shape[0] : 1;
   const int64_t step = v.rank == 3 && experts > 1 ? v.stride[0] : v.stride[outer] * v.shape[outer];
-  return encode<3>(v,
-                   {{cuuint64_t(v.shape[inner]), cuuint64_t(v.shape[outer]), cuuint64_t(experts)},
-                    {cuuint64_t(bytes_for(v.dtype, v.stride[outer])),
-                     cuuint64_t(bytes_for(v.dtype, step))}},
-                   rows);
+  return encode<3>(
+      v,
+      {{cuuint64_t(v.shape[inner]), cuuint64_t(v.shape[outer]), cuuint64_t(experts)},
+       {cuuint64_t(bytes_for(v.dtype, v.stride[outer])), cuuint64_t(bytes_for(v.dtype, step))}},
+      rows);
 }
 
 }  // namespace cadre::cuda

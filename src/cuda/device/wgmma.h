@@ -54,13 +54,14 @@ __device__ inline void give_registers() {
 /// Element types of A and B.
 enum class Element { kBf16, kF16 };
 
-/// sums[64, kWidth] += a[64, 16] * b[16, kWidth], for widths that are multiples of 16. Thread t of the warpgroup holds, for every eight
-/// columns j, columns 8 j + 2 (t % 4) and the next of rows 16 (t / 32) + t % 32 / 4, in
-/// sums[4 j, 4 j + 1], and of the row eight below, in sums[4 j + 2, 4 j + 3].
+/// sums[64, kWidth] += a[64, 16] * b[16, kWidth], for widths that are multiples of 16. Thread t of
+/// the warpgroup holds, for every eight columns j, columns 8 j + 2 (t % 4) and the next of row
+/// 16 (t / 32) + t % 32 / 4 in sums[4 j] and sums[4 j + 1], and of the row eight below in the next
+/// two.
 template <int kWidth, Element kElement>
 struct Product;
 
-#define CADRE_R8(i)                                                                             \
+#define CADRE_R8(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
 

@@ -76,8 +76,8 @@ __device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, con
 
 /// The same for the narrowest width, of kStep, 2 kStep, ..., that covers the tile.
 template <Tile kTile, int kStep, int kWidth = kStep>
-__device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at,
-                                const Record& tile, int consumer, float* sums) {
+__device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile,
+                                int consumer, float* sums) {
   if constexpr (kWidth < kTile.cols) {
     if (tile.end - tile.begin > kWidth)
       return multiply<kTile, kStep, kWidth + kStep>(shared, at, tile, consumer, sums);
@@ -86,14 +86,21 @@ __device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at,
 }
 
 /// Two sums, rounded once, the first in the low half.
-template <Out kOut>
+template <Element kElement>
 __device__ inline uint32_t pack(float first, float second) {
   uint32_t both;
-  if constexpr (kOut == Out::kBf16)
+  if constexpr (kElement == Element::kBf16)
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   else
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   return both;
+}
+
+/// Sixteen columns of sums as two pairs of 8 x 8 matrices.
+template <Element kElement>
+__device__ inline Matrices packed(const float* s) {
+  return {pack<kElement>(s[0], s[1]), pack<kElement>(s[2], s[3]), pack<kElement>(s[4], s[5]),
+          pack<kElement>(s[6], s[7])};
 }
 
 /// Where sixteen bytes of a box lie: rows of 128 bytes, swizzled.
@@ -101,83 +108,75 @@ __device__ inline uint32_t swizzled(int row, int sixteen) {
   return uint32_t(row * 128 + ((sixteen ^ (row & 7)) << 4));
 }
 
-struct Four {
-  uint32_t at[4];
-};
-__device__ inline void put_matrices(uint32_t to, const Four& r) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-               "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
-               : "memory");
-}
-__device__ inline void put_transposed(uint32_t to, const Four& r) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
-               "r"(r.at[0]), "r"(r.at[1]), "r"(r.at[2]), "r"(r.at[3])
-               : "memory");
-}
-
-/// Sixteen columns of sums times `factor`, as two pairs of 8 x 8 matrices.
-template <Out kOut>
-__device__ inline Four matrices(const float* s, float factor) {
-  Four r;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) r.at[i] = pack<kOut>(s[2 * i] * factor, s[2 * i + 1] * factor);
-  return r;
-}
-
 /// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
-template <Out kOut>
-__device__ inline void put_chunk(const float* sums, float factor, uint32_t buffer) {
+template <Element kElement>
+__device__ inline void put_chunk(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
     put_matrices(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
-                 matrices<kOut>(sums + 4 * j, factor));
+                 packed<kElement>(sums + 4 * j));
 }
 
 /// The same transposed: columns of the sums become rows of the box.
-template <Out kOut>
-__device__ inline void put_chunk_transposed(const float* sums, float factor, uint32_t buffer) {
+template <Element kElement>
+__device__ inline void put_chunk_transposed(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
     put_transposed(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
-                   matrices<kOut>(sums + 4 * j, factor));
+                   packed<kElement>(sums + 4 * j));
 }
 
 /// Writes 32 columns of floats as they lie.
-__device__ inline void put_floats(const float* sums, float factor, uint32_t buffer) {
+__device__ inline void put_floats(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
   const int row = warp * 16 + lane / 4, pair = lane % 4;
 #pragma unroll
   for (int j = 0; j < 4; ++j)
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const uint32_t to =
-          buffer + swizzled(row + 8 * half, 2 * j + pair / 2) + uint32_t(pair % 2 * 8);
-      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to),
-                   "f"(sums[4 * j + 2 * half] * factor), "f"(sums[4 * j + 2 * half + 1] * factor)
-                   : "memory");
-    }
+    for (int half = 0; half < 2; ++half)
+      put_pair(buffer + swizzled(row + 8 * half, 2 * j + pair / 2) + uint32_t(pair % 2 * 8),
+               sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
 }
 
-/// The store of a tile, chunk by chunk through a ring of buffers: `fill(chunk, buffer)` writes one,
-/// `put(chunk, buffer)` starts its copy. The last chunks leave while the next tile is multiplied.
-template <Tile kTile, int kChunks, class Fill, class Put>
-__device__ inline void store_tile(uint8_t (&buffers)[kTile.buffers][kChunkBytes],
-                                  Cursor<kTile.buffers>& at, int chunks, Fill&& fill, Put&& put) {
+/// The same transposed, as two boxes of 32 rows and 32 columns.
+__device__ inline void put_floats_transposed(const float* sums, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
+  const int col = warp % 2 * 16 + lane / 4;
+  buffer += uint32_t(warp / 2 * (kChunkBytes / 2));
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
+    put_float(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), sums[i]);
+  }
+}
+
+/// The chunks that a consumer may have on their way.
+template <Tile kTile>
+struct OutRing {
+  uint8_t (&buffers)[kTile.buffers][kChunkBytes];
+  Cursor<kTile.buffers> at;
+};
+
+/// The store of a tile: `fill(chunk, buffer)` writes a chunk, `put(chunk, buffer)` starts its copy.
+/// The last ones leave while the next tile is multiplied.
+template <Tile kTile, class Fill, class Put>
+__device__ inline void store_tile(OutRing<kTile>& out, int chunks, Fill&& fill, Put&& put) {
+  constexpr int kChunks = kTile.cols / kTile.chunk_cols;
   const bool leads = threadIdx.x % kWarpgroup == 0;
   const int barrier = 1 + int(threadIdx.x) / kWarpgroup;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
     if (chunk >= chunks) break;
-    uint8_t* buffer = buffers[at.at];
+    uint8_t* buffer = out.buffers[out.at.at];
     if (leads) wait_for_reads<kTile.buffers - 1>();
     sync_warps(barrier, kWarpgroup);
     fill(chunk, shared_address(buffer));
     fence_shared();
     sync_warps(barrier, kWarpgroup);
     if (leads) put(chunk, buffer), close_stores();
-    at.next();
+    out.at.next();
   }
 }
 

@@ -1,6 +1,8 @@
 #include "cuda/sm90/ragged_contraction.h"
 
+#include "cuda/check.h"
 #include "cuda/sm90/consume.cuh"
+#include "cuda/sm90/epilogue.cuh"
 #include "schedule/tiles.h"
 
 // dw_e[m, c] (+)= alpha_e * sum_r a[r, m] * b[r, c] over the rows r of every expert: wgrad.
@@ -42,7 +44,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps
     const int expert = int(number / grid.count());
     const schedule::TilePlace place = banded(number % grid.count(), grid, args.band);
     schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
-    if (rows.count() == 0 && args.accumulate) continue;
+    if (rows.count() == 0 && args.accumulates(expert)) continue;
     const int64_t begin = place.across * width, left = (args.cols - begin + 63) / 64 * 64;
     const Record tile{expert, (int(place.down) * kCluster + rank) * kRows, int(begin),
                       int(begin + (left < width ? left : width)),
@@ -57,40 +59,51 @@ __device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps
 }
 
 template <Tile kTile>
-__device__ void store_sums(Shared<kTile>& shared, const RaggedContractionMaps& maps,
-                           const RaggedContractionArgs& args, const Record& tile,
-                           Cursor<kTile.buffers>& buffer, int consumer, const float* sums) {
-  constexpr int kCols = kTile.out == Out::kF32 ? 32 : 64;  // of a chunk
-  const float alpha = args.alpha == nullptr ? 1.0f : args.alpha[tile.expert];
-  const int end = tile.end < args.cols ? tile.end : args.cols;
-  store_tile<kTile, kTile.cols / kCols>(
-      shared.out[consumer], buffer, (end - tile.begin + kCols - 1) / kCols,
-      [&](int chunk, uint32_t to) {
-        if constexpr (kTile.out == Out::kF32)
-          put_floats(sums + kCols / 2 * chunk, alpha, to);
-        else
-          put_chunk<kTile.out>(sums + kCols / 2 * chunk, alpha, to);
-      },
-      [&](int chunk, const void* from) {
-        const Box3 to{tile.begin + chunk * kCols, tile.row + 64 * consumer, tile.expert};
-        args.accumulate ? add(maps.out, to, from) : store(maps.out, to, from);
-      });
+__device__ void fill(const float* sums, uint32_t to) {
+  if constexpr (kTile.to_floats)
+    put_floats(sums, to);
+  else
+    put_chunk<kTile.element>(sums, to);
+}
+
+/// Stores 64 rows of dw from `row` on.
+template <Tile kTile>
+__device__ void put(const RaggedContractionMaps& maps, const RaggedContractionArgs& args,
+                    const Box3& to, const uint8_t* from) {
+  const bool discrete = maps.experts != nullptr;
+  const CUtensorMap& map = discrete ? maps.experts[to.z] : maps.dw;
+  const Box3 place{to.x, to.y, discrete ? 0 : to.z};
+  kTile.to_floats&& args.accumulates(to.z) ? add(map, place, from) : store(map, place, from);
 }
 
 template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedContractionMaps& maps,
                         const RaggedContractionArgs& args, int consumer) {
+  constexpr int kCols = kTile.chunk_cols;
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  Cursor<kTile.buffers> buffer;
+  OutRing<kTile> out{shared.out[consumer], {}};
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    if (tile.row + 64 * consumer >= args.out_rows) {
+    const int row = tile.row + 64 * consumer, end = tile.end < args.cols ? tile.end : args.cols;
+    if (row >= args.out_rows) {
       skip(shared, at, tile);
       continue;
     }
+    if (maps.experts != nullptr) acquire(maps.experts[tile.expert]);
     multiply<kTile, 64>(shared, at, tile, consumer, sums);
-    store_sums(shared, maps, args, tile, buffer, consumer, sums);
+    store_tile<kTile>(
+        out, (end - tile.begin + kCols - 1) / kCols,
+        [&](int chunk, uint32_t to) {
+          const float* some = sums + kCols / 2 * chunk;
+          if (!args.has_epilogue(kTile.to_floats)) return fill<kTile>(some, to);
+          float finished[kCols / 2];
+          finish_contraction<kTile>(args, tile, {some, row, tile.begin + kCols * chunk}, finished);
+          fill<kTile>(finished, to);
+        },
+        [&](int chunk, const uint8_t* from) {
+          put<kTile>(maps, args, {tile.begin + kCols * chunk, row, tile.expert}, from);
+        });
   }
   if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
 }
@@ -98,7 +111,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedContractionMaps& maps
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
-                              const RaggedContractionArgs args) {
+                              const __grid_constant__ RaggedContractionArgs args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<Config::kTile>*>(memory);
   prepare(shared);
@@ -114,34 +127,48 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
   sync_cluster();  // the other block may still load into this one
 }
 
+struct Launch {
+  const RaggedContractionMaps& maps;
+  const RaggedContractionArgs& args;
+  int blocks;
+  cudaStream_t stream;
+};
+
+// nvcc cannot name kernels that take a Tile, so they take a type that has one.
+template <Element kElement, bool kFloats>
+struct Config {
+  static constexpr Tile kTile{.cols = kFloats ? 128 : 256,
+                              .chunk_cols = kFloats ? 32 : 64,
+                              .buffers = kFloats ? 4 : 2,
+                              .a_along = false,
+                              .b_along = false,
+                              .ragged_depth = true,
+                              .element = kElement,
+                              .to_floats = kFloats};
+};
+
 template <class Config>
-void launch(const RaggedContractionMaps& maps, const RaggedContractionArgs& args, int blocks,
-            cudaStream_t stream) {
+void launch(const Launch& l) {
   constexpr int kBytes = int(sizeof(Shared<Config::kTile>));
   check(cudaFuncSetAttribute(ragged_contraction_kernel<Config>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "set the shared memory of ragged_contraction");
-  ragged_contraction_kernel<Config><<<blocks, kThreads, kBytes, stream>>>(maps, args);
+  ragged_contraction_kernel<Config><<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
   check(cudaGetLastError(), "launch ragged_contraction");
 }
 
-struct ToBf16 {
-  static constexpr Tile kTile{ .a_along = false, .b_along = false, .ragged_depth = true};
-};
-struct ToFloat {
-  static constexpr Tile kTile{
-      .cols = 128, .buffers = 4, .a_along = false, .b_along = false, .ragged_depth = true, .out = Out::kF32};
-};
+template <Element kElement>
+void launch_type(bool floats, const Launch& l) {
+  floats ? launch<Config<kElement, true>>(l) : launch<Config<kElement, false>>(l);
+}
 
 }  // namespace
 
-void ragged_contraction_bf16(const RaggedContractionMaps& maps, const RaggedContractionArgs& args,
-                             int blocks, cudaStream_t stream) {
-  launch<ToBf16>(maps, args, blocks, stream);
-}
-void ragged_contraction_f32(const RaggedContractionMaps& maps, const RaggedContractionArgs& args,
-                            int blocks, cudaStream_t stream) {
-  launch<ToFloat>(maps, args, blocks, stream);
+void ragged_contraction(const RaggedContractionKind& kind, const RaggedContractionMaps& maps,
+                        const RaggedContractionArgs& args, int blocks, cudaStream_t stream) {
+  const Launch l{maps, args, blocks, stream};
+  kind.f16 ? launch_type<Element::kF16>(kind.floats, l)
+           : launch_type<Element::kBf16>(kind.floats, l);
 }
 
 }  // namespace cadre::cuda::sm90

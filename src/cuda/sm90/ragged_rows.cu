@@ -1,9 +1,12 @@
 #include "cuda/sm90/ragged_rows.h"
 
+#include "cuda/check.h"
 #include "cuda/sm90/consume.cuh"
+#include "cuda/sm90/epilogue.cuh"
 #include "schedule/tiles.h"
 
-// y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] for the rows r of every expert: fprop and dgrad.
+// y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ beta_e * c[r, c]) (+ bias_e[c] * bias_scale[r])
+// for the rows r of every expert: fprop and dgrad.
 //
 // x [R, D] and y [R, C] row-major; w [E, C, D], its rows along the contraction or across it. The
 // weight is the first operand of the product and the batch the second, so that a tile is as wide as
@@ -16,22 +19,33 @@ namespace {
 
 constexpr int kRaggedOrigin = 1 << 30;  // see ragged_map()
 
+/// The map of an expert's weight, and the expert's coordinate in it.
+struct Weight {
+  const CUtensorMap* map;
+  int expert;
+};
+__device__ Weight weight_of(const RaggedRowsMaps& maps, int expert) {
+  if (maps.experts == nullptr) return {&maps.w, expert};
+  return {maps.experts + expert, 0};
+}
+
 template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedRowsMaps& maps,
                            const Record& tile, int depth) {
   Barrier& full = shared.full[stage];
   const int boxes = (tile.end - tile.begin + kBoxRows - 1) / kBoxRows;
+  const Weight w = weight_of(maps, tile.expert);
   arrive_expecting(full, uint32_t(kTile.a_bytes() + boxes * kBoxRows * 128));
   if constexpr (kTile.a_along) {
-    load(shared.a[stage], maps.w, Box3{depth, tile.row, tile.expert}, full);
+    load(shared.a[stage], *w.map, Box3{depth, tile.row, w.expert}, full);
   } else {
-    load(shared.a[stage], maps.w, Box3{tile.row, depth, tile.expert}, full);
-    load(shared.a[stage] + kSlab, maps.w, Box3{tile.row + 64, depth, tile.expert}, full);
+    load(shared.a[stage], *w.map, Box3{tile.row, depth, w.expert}, full);
+    load(shared.a[stage] + kSlab, *w.map, Box3{tile.row + 64, depth, w.expert}, full);
   }
   for (int box = int(block_in_cluster()); box < boxes; box += kCluster) {
     const int row = kRaggedOrigin - tile.end + tile.begin + box * kBoxRows;
-    load(shared.b[stage] + box * kBoxRows * 128, maps.x,
-         Box4{depth, row, tile.end, kRaggedOrigin}, full, kBothBlocks);
+    load(shared.b[stage] + box * kBoxRows * 128, maps.x, Box4{depth, row, tile.end, kRaggedOrigin},
+         full, kBothBlocks);
   }
 }
 
@@ -49,6 +63,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
     const Record tile{tiles.expert(), (int(place.across) * kCluster + rank) * kRows,
                       int(rows.first), int(rows.last), args.depth};
     tell(shared, ring, tile);
+    if (maps.experts != nullptr) acquire(maps.experts[tile.expert]);
     for (int depth = 0; depth < args.depth; depth += kDepth, at.next()) {
       wait(shared.empty[at.at], at.parity ^ 1);
       load_stage(shared, at.at, maps, tile, depth);
@@ -58,11 +73,30 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
 }
 
 template <Tile kTile>
+__device__ void fill(const float* sums, uint32_t to) {
+  if constexpr (kTile.to_floats)
+    put_floats_transposed(sums, to);
+  else
+    put_chunk_transposed<kTile.element>(sums, to);
+}
+
+/// Stores a chunk of 64 columns of y from `col` on.
+template <Tile kTile>
+__device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int chunk,
+                    const uint8_t* from) {
+  const int row = kRaggedOrigin - tile.end + tile.begin + kTile.chunk_cols * chunk;
+  store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
+  if constexpr (kTile.to_floats)
+    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kChunkBytes / 2);
+}
+
+template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
                         const RaggedRowsArgs& args, int consumer) {
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  Cursor<kTile.buffers> buffer;
+  OutRing<kTile> out{shared.out[consumer], {}};
+  constexpr int kHeight = kTile.chunk_cols;  // rows of y
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const int col = tile.row + 64 * consumer;
@@ -71,23 +105,25 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
       continue;
     }
     multiply<kTile, 16>(shared, at, tile, consumer, sums);
-    const float alpha = args.alpha == nullptr ? 1.0f : args.alpha[tile.expert];
-    store_tile<kTile, kTile.cols / 64>(
-        shared.out[consumer], buffer, (tile.end - tile.begin + 63) / 64,
+    store_tile<kTile>(
+        out, (tile.end - tile.begin + kHeight - 1) / kHeight,
         [&](int chunk, uint32_t to) {
-          put_chunk_transposed<kTile.out>(sums + 32 * chunk, alpha, to);
+          const float* some = sums + kHeight / 2 * chunk;
+          if (!args.has_epilogue()) return fill<kTile>(some, to);
+          float finished[kHeight / 2];
+          finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
+          fill<kTile>(finished, to);
         },
-        [&](int chunk, const void* from) {
-          const int row = kRaggedOrigin - tile.end + tile.begin + 64 * chunk;
-          store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
-        });
+        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
   }
+  if (args.tail != nullptr) zero_tail<kTile>(args);
   if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
 }
 
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
-    ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps, const RaggedRowsArgs args) {
+    ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
+                       const __grid_constant__ RaggedRowsArgs args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   auto& shared = *reinterpret_cast<Shared<Config::kTile>*>(memory);
   prepare(shared);
@@ -103,32 +139,49 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
   sync_cluster();  // the other block may still load into this one
 }
 
+struct Launch {
+  const RaggedRowsMaps& maps;
+  const RaggedRowsArgs& args;
+  int blocks;
+  cudaStream_t stream;
+};
+
 template <class Config>
-void launch(const RaggedRowsMaps& maps, const RaggedRowsArgs& args, int blocks, cudaStream_t stream) {
+void launch(const Launch& l) {
   constexpr int kBytes = int(sizeof(Shared<Config::kTile>));
-  check(cudaFuncSetAttribute(ragged_rows_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             kBytes),
+  check(cudaFuncSetAttribute(ragged_rows_kernel<Config>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
         "set the shared memory of ragged_rows");
-  ragged_rows_kernel<Config><<<blocks, kThreads, kBytes, stream>>>(maps, args);
+  ragged_rows_kernel<Config><<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
   check(cudaGetLastError(), "launch ragged_rows");
 }
 
-struct Along {
-  static constexpr Tile kTile{};
+// nvcc cannot name kernels that take a Tile, so they take a type that has one.
+template <bool kAlong, Element kElement, bool kFloats>
+struct Config {
+  static constexpr Tile kTile{.chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
+                              .a_along = kAlong,
+                              .element = kElement,
+                              .to_floats = kFloats};
 };
-struct Across {
-  static constexpr Tile kTile{.a_along = false};
-};
+
+template <bool kAlong, Element kElement>
+void launch_type(bool floats, const Launch& l) {
+  floats ? launch<Config<kAlong, kElement, true>>(l) : launch<Config<kAlong, kElement, false>>(l);
+}
+
+template <bool kAlong>
+void launch_along(const RaggedRowsKind& kind, const Launch& l) {
+  kind.f16 ? launch_type<kAlong, Element::kF16>(kind.floats, l)
+           : launch_type<kAlong, Element::kBf16>(kind.floats, l);
+}
 
 }  // namespace
 
-void ragged_rows_along(const RaggedRowsMaps& maps, const RaggedRowsArgs& args, int blocks,
-                       cudaStream_t stream) {
-  launch<Along>(maps, args, blocks, stream);
-}
-void ragged_rows_across(const RaggedRowsMaps& maps, const RaggedRowsArgs& args, int blocks,
-                        cudaStream_t stream) {
-  launch<Across>(maps, args, blocks, stream);
+void ragged_rows(const RaggedRowsKind& kind, const RaggedRowsMaps& maps, const RaggedRowsArgs& args,
+                 int blocks, cudaStream_t stream) {
+  const Launch l{maps, args, blocks, stream};
+  kind.along ? launch_along<true>(kind, l) : launch_along<false>(kind, l);
 }
 
 }  // namespace cadre::cuda::sm90

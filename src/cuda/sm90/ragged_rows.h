@@ -4,24 +4,49 @@
 
 #include <cstdint>
 
-#include "cuda/check.h"
+#include "cuda/sm90/plain.h"
 
 namespace cadre::cuda::sm90 {
 
-constexpr int kBoxRows = 32;  // of x, in one load
+constexpr int kBoxRows = 32;       // of x, in one load
+constexpr int kWeightRows = 128;   // of w along the contraction, in one load
+constexpr int kWeightDepth = 64;   // of w across the contraction, in one load
+constexpr int kRowsOfChunk = 64;   // of y, in one store
+constexpr int kRowsOfFloats = 32;  // of y, if it is fp32
 
+/// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
+/// map of its weight.
 struct RaggedRowsMaps {
   CUtensorMap w, x, y;
+  const CUtensorMap* experts = nullptr;
 };
 
 struct RaggedRowsArgs {
   const int32_t* offsets;
-  const float* alpha;
   int64_t rows;
-  int experts, cols, depth, band;
+  int experts, cols, depth;
+  int band = 8;                       ///< see schedule::banded()
+  const float* alpha = nullptr;       ///< [E]
+  const float* beta = nullptr;        ///< [E]
+  Plain c{};                          ///< [R, C], rows `step` apart
+  Plain bias{};                       ///< [E, C], experts `step` apart
+  const float* bias_scale = nullptr;  ///< [R]
+  void* tail = nullptr;               ///< y, if rows of nobody become zero
+  int64_t tail_step = 0;              ///< bytes from row to row of y
+
+  CADRE_HD bool has_epilogue() const {
+    return alpha != nullptr || beta != nullptr || bias.is_there();
+  }
 };
 
-void ragged_rows_along(const RaggedRowsMaps&, const RaggedRowsArgs&, int blocks, cudaStream_t);
-void ragged_rows_across(const RaggedRowsMaps&, const RaggedRowsArgs&, int blocks, cudaStream_t);
+/// Which kernel: how w lies, and the types.
+struct RaggedRowsKind {
+  bool along = true;  ///< rows of w run along the contraction
+  bool f16 = false;   ///< operands, else bf16
+  bool floats = false;
+};
+
+void ragged_rows(const RaggedRowsKind&, const RaggedRowsMaps&, const RaggedRowsArgs&, int blocks,
+                 cudaStream_t);
 
 }  // namespace cadre::cuda::sm90

@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/device/copy.h"
+#include "cuda/device/matrices.h"
 #include "cuda/device/wgmma.h"
 
 // What the grouped GEMM kernels of Hopper share: the shape of a tile, its shared memory, and the
@@ -18,9 +19,9 @@
 //   heard[r]    8       consumers' warps                 producer     record r may be overwritten
 namespace cadre::cuda::sm90 {
 
-constexpr int kCluster = 2;            // blocks
-constexpr int kConsumers = 2;          // warpgroups that multiply
-constexpr int kWarpgroup = 128;        // threads
+constexpr int kCluster = 2;      // blocks
+constexpr int kConsumers = 2;    // warpgroups that multiply
+constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 constexpr int kRecords = 2;            // of the ring of tiles
@@ -30,18 +31,16 @@ constexpr int kDepth = 64;             // of a stage
 constexpr uint16_t kBothBlocks = 3;    // of a cluster, one bit each
 constexpr int kSlab = kDepth * 128;    // bytes of 64 elements across, of a stage
 
-/// Output types.
-enum class Out { kBf16, kF16, kF32 };
-
 /// The shape of a tile, and how its operands lie.
 struct Tile {
-  int cols = 256;                       ///< at most
+  int cols = 256;       ///< at most
+  int chunk_cols = 64;  ///< of the output, stored at a time
   int stages = 4;
-  int buffers = 2;                      ///< chunks of the output that a consumer may have on the way
+  int buffers = 2;  ///< chunks of the output that a consumer may have on the way
   bool a_along = true, b_along = true;  ///< rows of memory run along the contraction
   bool ragged_depth = false;            ///< the contraction ends anywhere in a stage
   Element element = Element::kBf16;
-  Out out = Out::kBf16;
+  bool to_floats = false;  ///< the output is fp32, else of the operands' type
 
   constexpr int a_bytes() const { return kRows * kDepth * 2; }
   constexpr int b_bytes() const { return cols * kDepth * 2; }

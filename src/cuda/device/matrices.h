@@ -1,0 +1,35 @@
+#pragma once
+#include <cstdint>
+
+// Stores of registers to shared memory. One wrapper, one instruction.
+namespace cadre::cuda {
+
+/// Four 8 x 8 matrices of 16-bit elements, spread over a warp: thread t holds columns 2 (t % 4) and
+/// the next of row t / 4 of each.
+struct Matrices {
+  uint32_t a, b, c, d;
+};
+
+/// Writes them row by row, sixteen bytes each: thread t names the place of row t % 8 of matrix
+/// t / 8.
+__device__ inline void put_matrices(uint32_t to, const Matrices& m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(m.a), "r"(m.b), "r"(m.c), "r"(m.d)
+               : "memory");
+}
+
+/// Writes them column by column.
+__device__ inline void put_transposed(uint32_t to, const Matrices& m) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(m.a), "r"(m.b), "r"(m.c), "r"(m.d)
+               : "memory");
+}
+
+__device__ inline void put_pair(uint32_t to, float first, float second) {
+  asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+}
+__device__ inline void put_float(uint32_t to, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,36 @@
+#include "cuda/sm90/expert_maps.h"
+
+#include "cuda/check.h"
+#include "cuda/device/copy.h"
+
+// One map an expert, for the copy engine of the next kernel. A warp writes a map: each lane four
+// bytes, then one lane puts the address in.
+namespace cadre::cuda::sm90 {
+namespace {
+
+constexpr int kThreads = 128, kWarp = 32;
+
+__global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
+                                   const void* const* pointers, int experts, CUtensorMap* maps) {
+  const int expert = int(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
+  const int lane = int(threadIdx.x) % kWarp;
+  if (expert >= experts) return;
+  static_assert(sizeof(CUtensorMap) == kWarp * sizeof(uint32_t));
+  reinterpret_cast<uint32_t*>(maps + expert)[lane] = reinterpret_cast<const uint32_t*>(&map)[lane];
+  __syncwarp();
+  if (lane != 0) return;
+  set_address(maps[expert], pointers[expert]);
+  publish(maps[expert]);
+}
+
+}  // namespace
+
+void write_expert_maps(const CUtensorMap& map, const void* const* pointers, int experts,
+                       CUtensorMap* maps, cudaStream_t stream) {
+  constexpr int kWarps = kThreads / kWarp;
+  const int blocks = (experts + kWarps - 1) / kWarps;
+  expert_maps_kernel<<<blocks, kThreads, 0, stream>>>(map, pointers, experts, maps);
+  check(cudaGetLastError(), "launch expert_maps");
+}
+
+}  // namespace cadre::cuda::sm90

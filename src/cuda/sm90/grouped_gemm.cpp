@@ -1,0 +1,162 @@
+#include "cuda/sm90/grouped_gemm.h"
+
+#include <algorithm>
+
+#include "cadre/error.h"
+#include "cuda/device/tensor_map.h"
+#include "cuda/sm90/expert_maps.h"
+#include "cuda/sm90/ragged_contraction.h"
+#include "cuda/sm90/ragged_rows.h"
+
+namespace cadre::cuda::sm90 {
+namespace {
+
+constexpr int kClusterBlocks = 2;
+constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
+constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
+
+bool is_16_bit(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
+DType dtype_of(const Format& format) { return info(format.kind).element; }
+
+/// What both families ask for.
+std::string refuses(const GroupedGemmProblem& p, const Device& device) {
+  const DType type = dtype_of(p.lhs);
+  if (device.sm != 90) return text("is for sm_90, not sm_", device.sm);
+  if (!is_plain(p.lhs) || p.lhs != p.rhs || !is_16_bit(type))
+    return "takes bf16 or f16 operands, both of the same type";
+  if (p.out != type && p.out != DType::kF32) return "writes f32 or the type of its operands";
+  if (p.n % kWidthUnit != 0 || p.k % kWidthUnit != 0)
+    return text("takes N and K that are multiples of ", kWidthUnit, ", as the copy engine does");
+  if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
+  if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
+    return "takes a row-major batch and output";
+  if (p.unit_budget == 1) return "works in pairs of SMs; the budget is one";
+  return {};
+}
+
+/// A block a multiprocessor, in pairs.
+int blocks_of(const GroupedGemmPlan& plan) {
+  const int units = plan.device.units, budget = plan.problem.unit_budget;
+  return std::max(1, (budget == 0 ? units : std::min(units, budget)) / kClusterBlocks) *
+         kClusterBlocks;
+}
+
+/// Views that the copy engine takes: other addresses and strides are a caller's error here, since a
+/// plan does not know them; the message names the implementation that takes them.
+void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
+  const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % 16 == 0; };
+  bool good = reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
+  for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
+  require(good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
+          ", must begin and step by multiples of 16 bytes; copy it, or plan with only="
+          "\"cuda_grouped_gemm\" [",
+          to_string(p), "]");
+}
+
+/// One expert of a packed tensor, without its address.
+TensorView one_expert(const TensorView& v) {
+  return view(nullptr, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
+}
+
+Plain plain(const TensorView& v, const void* const* discrete) {
+  return {v.data, discrete, v.dtype, v.stride[0]};
+}
+
+/// The map of discrete experts, and where the maps of all of them lie.
+struct Experts {
+  CUtensorMap map;
+  const CUtensorMap* maps;
+};
+
+struct DiscreteViews {
+  const TensorView& view;
+  const void* const* pointers;
+  int box_rows;
+};
+
+/// A map of packed experts, or E maps in the workspace, written on the way.
+Experts experts_of(const DiscreteViews& v, int experts, Workspace workspace, cudaStream_t stream) {
+  if (v.pointers == nullptr) return {expert_map(v.view, v.box_rows), nullptr};
+  TensorView one = one_expert(v.view);
+  one.data = workspace.data;  // any address that is aligned; each expert puts its own in
+  const CUtensorMap map = expert_map(one, v.box_rows);
+  auto* maps = static_cast<CUtensorMap*>(workspace.data);
+  write_expert_maps(map, v.pointers, experts, maps, stream);
+  return {map, maps};
+}
+
+}  // namespace
+
+std::string refuses_ragged_rows(const GroupedGemmProblem& p, const Device& device) {
+  if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
+  return refuses(p, device);
+}
+
+std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device& device) {
+  if (p.pass != Pass::kWgrad) return "takes wgrad";
+  if (p.rhs_major != Major::kRow) return "takes a row-major x";
+  return refuses(p, device);
+}
+
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&) {
+  return p.discrete_rhs || p.discrete_out ? int64_t(p.experts) * int64_t(sizeof(CUtensorMap)) : 0;
+}
+
+void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                     Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  const bool fprop = p.pass == Pass::kFprop, floats = p.out == DType::kF32;
+  const TensorView &x = args.lhs.codes, &w = args.rhs.codes, &y = args.out;
+  check_view(fprop ? "x" : "dy", x, p), check_view("w", w, p), check_view("out", y, p);
+  if (p.rows == 0) return;
+  const RaggedRowsKind kind{.along = fprop == (p.rhs_major == Major::kRow),
+                            .f16 = w.dtype == DType::kF16,
+                            .floats = floats};
+  const Experts experts =
+      experts_of({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth}, p.experts,
+                 workspace, stream);
+  const RaggedRowsMaps maps{experts.map, ragged_map(x, kBoxRows),
+                            ragged_map(y, floats ? kRowsOfFloats : kRowsOfChunk), experts.maps};
+  const RaggedRowsArgs with{.offsets = args.offsets.data,
+                            .rows = p.rows,
+                            .experts = p.experts,
+                            .cols = int(fprop ? p.n : p.k),
+                            .depth = int(fprop ? p.k : p.n),
+                            .alpha = args.alpha,
+                            .beta = args.beta,
+                            .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
+                            .bias = plain(args.bias, args.discrete_bias),
+                            .bias_scale = args.bias_scale,
+                            .tail = p.tail == Tail::kZero ? y.data : nullptr,
+                            .tail_step = bytes_for(y.dtype, y.stride[0])};
+  ragged_rows(kind, maps, with, blocks_of(plan), stream);
+}
+
+void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                            Workspace workspace, Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  const TensorView &dy = args.lhs.codes, &x = args.rhs.codes, &dw = args.out;
+  check_view("dy", dy, p), check_view("x", x, p), check_view("dw", dw, p);
+  const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
+  const Experts experts =
+      experts_of({dw, const_cast<const void* const*>(args.discrete_out), kContractionRows},
+                 p.experts, workspace, stream);
+  const RaggedContractionMaps maps{ragged_map(dy, kContractionRows),
+                                   ragged_map(x, kContractionRows), experts.map, experts.maps};
+  const RaggedContractionArgs with{
+      .offsets = args.offsets.data,
+      .rows = p.rows,
+      .experts = p.experts,
+      .out_rows = int(p.n),
+      .cols = int(p.k),
+      .alpha = args.alpha,
+      .dw = plain(dw, const_cast<const void* const*>(args.discrete_out)),
+      .dw_step = dw.stride[1],
+      .accumulate = p.accumulate,
+      .flags = args.accumulate};
+  ragged_contraction(kind, maps, with, blocks_of(plan), stream);
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,18 @@
+#pragma once
+#include <string>
+
+#include "cadre/grouped_gemm.h"
+
+// Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cu, wgrad by ragged_contraction.cu.
+namespace cadre::cuda::sm90 {
+
+std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);
+std::string refuses_ragged_contraction(const GroupedGemmProblem&, const Device&);
+
+/// Room for one map an expert, where experts are discrete.
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
+
+void run_ragged_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+void run_ragged_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+
+}  // namespace cadre::cuda::sm90
