@@ -48,11 +48,9 @@ CUtensorMap encode(const TensorView& v, const Layout<kRank>& layout, int rows) {
   cuuint32_t box[kRank] = {cuuint32_t(box_columns(v.dtype)), cuuint32_t(rows)}, steps[kRank];
   for (int d = 0; d < kRank; ++d) steps[d] = 1;
   for (int d = 2; d < kRank; ++d) box[d] = 1;
-  // An empty tensor may be nowhere; its boxes are never read, but the driver wants an address.
-  void* address = v.data == nullptr ? reinterpret_cast<void*>(uintptr_t(1) << 20) : v.data;
   CUtensorMap map;
   const CUresult code =
-      kEncode(&map, type_of(v.dtype), kRank, address, layout.extent, layout.bytes, box, steps,
+      kEncode(&map, type_of(v.dtype), kRank, v.data, layout.extent, layout.bytes, box, steps,
               CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (code != CUDA_SUCCESS)

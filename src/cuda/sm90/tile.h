@@ -16,7 +16,7 @@
 //   full[s]     1       producer, and the bytes          consumers    stage s holds both operands
 //   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
 //   told[r]     1       producer                         consumers    record r describes a tile
-//   heard[r]    8       consumers' warps                 producer     record r may be overwritten
+//   heard[r]    256     consumers' threads               producer     record r may be overwritten
 namespace cadre::cuda::sm90 {
 
 constexpr int kCluster = 2;      // blocks
@@ -83,7 +83,7 @@ __device__ inline void prepare(Shared<kTile>& shared) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kTile.stages; ++s)
       init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
-    for (int r = 0; r < kRecords; ++r) init(shared.told[r], 1), init(shared.heard[r], kWarps);
+    for (int r = 0; r < kRecords; ++r) init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
     fence_init();
   }
   __syncthreads();
@@ -109,8 +109,7 @@ __device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
   const Record& told = shared.records[at.at];
   const Record record{uniform(told.expert), uniform(told.row), uniform(told.begin),
                       uniform(told.end), uniform(told.depth)};
-  __syncwarp();
-  if (threadIdx.x % 32 == 0) arrive(shared.heard[at.at]);
+  arrive(shared.heard[at.at]);
   at.next();
   return record;
 }
