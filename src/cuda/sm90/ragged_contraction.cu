@@ -46,7 +46,11 @@ __device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps
     schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
     if (rows.count() == 0 && args.accumulates(expert)) continue;
     const int64_t begin = place.across * width, left = (args.cols - begin + 63) / 64 * 64;
-    const Record tile{expert, (int(place.down) * kCluster + rank) * kRows, int(begin),
+    const int first = (int(place.down) * kCluster + rank) * kRows;
+    const Record tile{expert,
+                      first,
+                      first + kRows < args.out_rows ? first + kRows : args.out_rows,
+                      int(begin),
                       int(begin + (left < width ? left : width)),
                       rows.count() == 0 ? 1 : int(rows.count())};
     tell(shared, ring, tile);
@@ -55,7 +59,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps
       load_stage(shared, at.at, maps, tile, rows);
     }
   }
-  tell(shared, ring, {-1, 0, 0, 0, 0});
+  tell(shared, ring, {-1, 0, 0, 0, 0, 0});
 }
 
 template <Tile kTile>
@@ -86,7 +90,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedContractionMaps& maps
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const int row = tile.row + 64 * consumer, end = tile.end < args.cols ? tile.end : args.cols;
-    if (row >= args.out_rows) {
+    if (!is_for(tile, consumer)) {
       skip(shared, at, tile);
       continue;
     }

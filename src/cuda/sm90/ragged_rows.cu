@@ -49,6 +49,17 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedRowsMap
   }
 }
 
+/// The columns of y that a block takes of a pair of tiles: half of them, and of the last pair a
+/// half of what is left, if that is one tile.
+struct Columns {
+  int first, limit;
+};
+__device__ Columns columns_of(int pair, int cols) {
+  const int begin = pair * kCluster * kRows, height = cols - begin <= kRows ? 64 : kRows;
+  const int first = begin + int(block_in_cluster()) * height;
+  return {first, first + height < cols ? first + height : cols};
+}
+
 template <Tile kTile>
 __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
                         const RaggedRowsArgs& args) {
@@ -56,11 +67,12 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
   Cursor<kRecords> ring;
   schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
                               (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
-  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kCluster;
+  const int clusters = int(gridDim.x) / kCluster;
   for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
     const schedule::TilePlace place = tiles.place(args.band);
     const schedule::ExpertRows rows = tiles.rows(place);
-    const Record tile{tiles.expert(), (int(place.across) * kCluster + rank) * kRows,
+    const Columns columns = columns_of(int(place.across), args.cols);
+    const Record tile{tiles.expert(),  columns.first,  columns.limit,
                       int(rows.first), int(rows.last), args.depth};
     tell(shared, ring, tile);
     if (maps.experts != nullptr) acquire(maps.experts[tile.expert]);
@@ -69,7 +81,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
       load_stage(shared, at.at, maps, tile, depth);
     }
   }
-  tell(shared, ring, {-1, 0, 0, 0, 0});
+  tell(shared, ring, {-1, 0, 0, 0, 0, 0});
 }
 
 template <Tile kTile>
@@ -100,7 +112,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const int col = tile.row + 64 * consumer;
-    if (col >= args.cols) {
+    if (!is_for(tile, consumer)) {
       skip(shared, at, tile);
       continue;
     }

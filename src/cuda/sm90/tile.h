@@ -49,7 +49,7 @@ struct Tile {
 /// A tile as the producer tells the consumers of it.
 struct Record {
   int expert;      ///< -1: there are no more
-  int row;         ///< its first row of A
+  int row, limit;  ///< its first row of A, and where other tiles begin
   int begin, end;  ///< its columns: rows of the batch, or columns of B
   int depth;       ///< of the contraction
 
@@ -83,7 +83,8 @@ __device__ inline void prepare(Shared<kTile>& shared) {
   if (threadIdx.x == 0) {
     for (int s = 0; s < kTile.stages; ++s)
       init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
-    for (int r = 0; r < kRecords; ++r) init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
+    for (int r = 0; r < kRecords; ++r)
+      init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
     fence_init();
   }
   __syncthreads();
@@ -102,13 +103,18 @@ __device__ inline void tell(Shared<kTile>& shared, Cursor<kRecords>& at, const R
 /// The same value, which the compiler then knows to be the same in all lanes of a warp.
 __device__ inline int uniform(int value) { return __shfl_sync(0xffffffff, value, 0); }
 
+/// Whether the tile has rows for that consumer.
+__device__ inline bool is_for(const Record& tile, int consumer) {
+  return tile.row + 64 * consumer < tile.limit;
+}
+
 /// The consumers' side.
 template <Tile kTile>
 __device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
   wait(shared.told[at.at], at.parity);
   const Record& told = shared.records[at.at];
-  const Record record{uniform(told.expert), uniform(told.row), uniform(told.begin),
-                      uniform(told.end), uniform(told.depth)};
+  const Record record{uniform(told.expert), uniform(told.row), uniform(told.limit),
+                      uniform(told.begin),  uniform(told.end), uniform(told.depth)};
   arrive(shared.heard[at.at]);
   at.next();
   return record;
