@@ -1,0 +1,48 @@
+"""tools/nvcc.sh fails where ptxas says that a kernel is slow, and only there."""
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+QUIET = """ptxas info    : 0 bytes gmem
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 168 registers, used 16 barriers"""
+
+
+def compile_with(stderr, code=0):
+    """Runs the script around a compiler that says `stderr`."""
+    with tempfile.TemporaryDirectory() as folder:
+        fake = pathlib.Path(folder, "nvcc")
+        fake.write_text(f"#!/bin/sh\ncat >&2 <<'END'\n{stderr}\nEND\nexit {code}\n")
+        fake.chmod(0o755)
+        return subprocess.run([TOP / "tools/nvcc.sh", fake, "-c", "kernel.cu"], text=True,
+                              capture_output=True, check=False)
+
+
+class Nvcc(unittest.TestCase):
+    def test_a_good_kernel_passes_in_silence(self):
+        done = compile_with(QUIET)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+    def test_spills_fail(self):
+        spills = "    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads"
+        done = compile_with(QUIET + "\n" + spills)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("12 bytes spill stores", done.stderr)
+
+    def test_serialised_products_fail(self):
+        done = compile_with("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "
+                            "instructions are serialized due to a call")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("C7510", done.stderr)
+
+    def test_errors_of_the_compiler_stay(self):
+        done = compile_with("kernel.cu(1): error: expected a declaration", code=2)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("expected a declaration", done.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(unittest.main())
