@@ -57,9 +57,9 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
 /// the address is one of the device; that of the offsets will do.
 TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
   TensorView moved = v;
-  if (v.shape[0] == 0)
-    moved.data =
-        reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(args.offsets.data) & ~uintptr_t(15));
+  const auto* offsets = reinterpret_cast<const char*>(args.offsets.data);
+  const char* aligned = offsets - reinterpret_cast<uintptr_t>(offsets) % 16;
+  if (v.shape[0] == 0) moved.data = const_cast<char*>(aligned);
   return moved;
 }
 
