@@ -259,6 +259,10 @@ class Bench(Cli):
             self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
             self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
 
+    def test_devices(self):
+        self.good("bench", self.WORDS, "--device", "cpu", "--repeat", "1")
+        no_gpu_here(self, "bench", self.WORDS)
+
     def test_one_thread(self):
         self.good("bench", self.WORDS, "--threads", "1", "--repeat", "2")
 
