@@ -31,25 +31,30 @@ struct Arena {
 };
 
 template <class AnyPlan, class AnyCase>
-void add_contestants(const AnyPlan& chosen, Arena<AnyCase>& arena, Accelerator* accelerator) {
+void add_ours(const AnyPlan& chosen, Arena<AnyCase>& arena, Accelerator* accelerator) {
   auto args = arena.data.args;
   Workspace scratch = arena.data.buffers->workspace(chosen.workspace_bytes);
   Stream stream{};
-  std::vector<Peer> others;
   if (accelerator) {
     arena.mirror = std::make_unique<Mirror>(*arena.data.buffers, *accelerator);
     args = arena.mirror->moved(args);
     scratch = arena.mirror->moved(scratch);
     stream = accelerator->stream();
-    DevicePeers device = device_peers(arena.data, *arena.mirror, *accelerator);
-    others = std::move(device.list);
-    arena.absent = device.absent;
-  } else {
-    others = peers(arena.data);
   }
   arena.contestants.push_back(
       {"cadre", std::string(chosen.name), [=] { run(chosen, args, scratch, stream); }});
-  for (Peer& peer : others) arena.contestants.push_back(std::move(peer));
+}
+
+// Peers may write the output of the case, so what ours makes of it is checked before.
+template <class AnyCase>
+void add_peers(Arena<AnyCase>& arena, Accelerator* accelerator) {
+  DevicePeers others;
+  if (accelerator)
+    others = device_peers(arena.data, *arena.mirror, *accelerator);
+  else
+    others.list = peers(arena.data);
+  for (Peer& peer : others.list) arena.contestants.push_back(std::move(peer));
+  arena.absent = others.absent;
 }
 
 template <class Problem>
@@ -63,7 +68,7 @@ auto make_arenas(const Plan<Problem>& chosen, const Draw& draw, Accelerator* acc
     copies =
         std::clamp(int64_t(std::ceil(rotation.bytes / double(arenas[0].data.buffers->bytes()))),
                    int64_t(1), rotation.copies);
-    add_contestants(chosen, arenas.back(), accelerator);
+    add_ours(chosen, arenas.back(), accelerator);
   }
   return arenas;
 }
@@ -160,9 +165,10 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   const bool sampled = is_sampled(problem, options);
   if (!sampled) check_small(problem, options, m);
   if (!m.check.good()) return m;
-  const auto arenas = make_arenas(chosen, options.draw, accelerator.get());
+  auto arenas = make_arenas(chosen, options.draw, accelerator.get());
   if (sampled) check_sample(arenas[0], options.draw.seed, m);
   if (!m.check.good()) return m;
+  for (auto& arena : arenas) add_peers(arena, accelerator.get());
   const Work done = work(arenas[0].data);
   m.flops = done.flops;
   m.bytes = done.bytes;
