@@ -73,15 +73,16 @@ auto make_arenas(const Plan<Problem>& chosen, const Draw& draw, Accelerator* acc
   return arenas;
 }
 
-// Calls `time(contestant, its number)` for launches that alternate.
+// Calls `time(contestant, its number)` for launches that alternate. Each takes the next copy of the
+// case, so that nobody finds in the cache what the one before has read.
 template <class Arenas, class Time>
 void alternate(const Arenas& arenas, int repeat, Time&& time) {
   for (const auto& arena : arenas)
     for (const Peer& contestant : arena.contestants) contestant.run();
-  for (size_t i = 0; i < size_t(repeat); ++i) {
-    const auto& contestants = arenas[i % arenas.size()].contestants;
-    for (size_t j = 0; j < contestants.size(); ++j) time(contestants[j], j);
-  }
+  size_t launch = 0;
+  for (int i = 0; i < repeat; ++i)
+    for (size_t j = 0; j < arenas[0].contestants.size(); ++j)
+      time(arenas[launch++ % arenas.size()].contestants[j], j);
 }
 
 // samples[contestant][launch]

@@ -196,18 +196,20 @@ def contestants_of(gemm, cases):
 
 
 def time_calls(calls, repeat):
-    """{name: [us]}, of launches that alternate."""
+    """{name: [us]}, of launches that alternate. Each takes the next copy of the case, so that none
+    finds in the cache what the one before has read."""
     copies = len(next(iter(calls.values())))
     for copy in range(copies):
         for peer in calls.values():
             peer[copy]()
-    events = {name: [] for name in calls}
-    for launch in range(repeat):
+    events, launch = {name: [] for name in calls}, 0
+    for _ in range(repeat):
         for name, peer in calls.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             peer[launch % copies]()
             stop.record()
+            launch += 1
             events[name].append((start, stop))
     torch.cuda.synchronize()
     return {name: [1000 * a.elapsed_time(b) for a, b in pairs] for name, pairs in events.items()}
@@ -220,7 +222,9 @@ def quantile(samples, share):
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def measure(library, problem, routing, options):
+def measure(library, line, routing, options):
+    text, _, layer = (part.strip() for part in line.partition("#"))
+    problem = Problem(text)
     gemm = cadre_c.Gemm(library, problem.text, "cuda")
     counts = draw_counts(problem, routing, options.seed)
     cases = [Case(problem, counts, options.seed)]
@@ -228,7 +232,7 @@ def measure(library, problem, routing, options):
     cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
     calls = contestants_of(gemm, cases)
     samples = time_calls(calls, options.repeat)
-    row = {"problem": problem.text, "routing": routing}
+    row = {"problem": problem.text, "routing": routing} | ({"layer": layer} if layer else {})
     for key, share in (("us", 0.5), ("us_p10", 0.1), ("us_p90", 0.9)):
         row[key] = {name: round(quantile(us, share), 3) for name, us in samples.items()}
     row["speed_of_peer"] = {
@@ -236,6 +240,8 @@ def measure(library, problem, routing, options):
         for name, us in samples.items() if name != "cadre"}
     row["flops"] = problem.flops(cases[0].live)
     row["plan"] = gemm.name
+    rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}" for name, us in row["us"].items())
+    print(f"{layer or text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
     return row
 
 
@@ -249,14 +255,14 @@ def commit():
         "-dirty" if git("status", "--porcelain") else "")
 
 
-def record(cases):
+def record(cases, options):
     gpu = torch.cuda.get_device_properties(0)
     versions = f"torch {torch.__version__}" + (
         f", deep_gemm {getattr(deep_gemm, '__version__', '')}" if deep_gemm else "")
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
             "machine": f"{gpu.name}, {gpu.multi_processor_count} SMs", "date": now,
-            "commit": commit(), "versions": versions, "cases": cases}
+            "commit": options.commit or commit(), "versions": versions, "cases": cases}
 
 
 def main():
@@ -267,23 +273,16 @@ def main():
     parser.add_argument("--offsets", default="uniform", help="uniform, zipf:S, several by commas")
     parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--commit", help="that the library was built from; else this file's")
     parser.add_argument("--json", help="write a record to this file")
     options = parser.parse_args()
     library = cadre_c.Library(options.library)
     cases = []
     for line in pathlib.Path(options.file).read_text().splitlines():
-        text, _, layer = (part.strip() for part in line.partition("#"))
-        for routing in options.offsets.split(",") if text else ():
-            problem = Problem(text)
-            row = measure(library, problem, routing, options)
-            if layer:
-                row["layer"] = layer
-            cases.append(row)
-            rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}"
-                              for name, us in row["us"].items())
-            print(f"{layer or text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
+        if line.partition("#")[0].strip():
+            cases += [measure(library, line, r, options) for r in options.offsets.split(",")]
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(record(cases), indent=1) + "\n")
+        pathlib.Path(options.json).write_text(json.dumps(record(cases, options), indent=1) + "\n")
 
 
 if __name__ == "__main__":
