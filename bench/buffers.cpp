@@ -7,9 +7,9 @@
 namespace cadre::bench {
 namespace {
 
-constexpr int64_t kCanaryBytes = 256;  // keeps the alignment
 constexpr std::byte kCanary{0xa5}, kPoison{0xff};
 constexpr std::align_val_t kAlignment{256};
+constexpr int64_t kPiece = 1 << 22;  // bytes that a thread poisons at a time
 
 }  // namespace
 
@@ -18,12 +18,27 @@ void Buffers::Free::operator()(std::byte* p) const { ::operator delete[](p, kAli
 void* Buffers::take(int64_t bytes) {
   const int64_t size = std::max<int64_t>(bytes, 1) + 2 * kCanaryBytes;
   auto* start = static_cast<std::byte*>(::operator new[](size_t(size), kAlignment));
-  buffers_.push_back({std::unique_ptr<std::byte[], Free>(start), size});
+  buffers_.push_back({std::unique_ptr<std::byte[], Free>(start), size, false});
   std::fill_n(start, kCanaryBytes, kCanary);
-  std::fill_n(start + kCanaryBytes, size - 2 * kCanaryBytes, kPoison);
+  const int64_t inside = size - 2 * kCanaryBytes;
+#pragma omp parallel for if (inside > kPiece)
+  for (int64_t at = 0; at < inside; at += kPiece)
+    std::fill_n(start + kCanaryBytes + at, std::min(kPiece, inside - at), kPoison);
   std::fill_n(start + size - kCanaryBytes, kCanaryBytes, kCanary);
   total_ += size;
   return start + kCanaryBytes;
+}
+
+void** Buffers::pointers(int64_t count) {
+  auto* table = array<void*>(count);
+  buffers_.back().pointers = true;
+  return table;
+}
+
+std::vector<Buffers::Piece> Buffers::pieces() const {
+  std::vector<Piece> all;
+  for (const Buffer& b : buffers_) all.push_back({b.start.get(), b.bytes, b.pointers});
+  return all;
 }
 
 TensorView Buffers::tensor(DType dtype, std::initializer_list<int64_t> shape) {

@@ -26,11 +26,22 @@ class Buffers {
   Element* array(int64_t count) {
     return static_cast<Element*>(take(count * int64_t(sizeof(Element))));
   }
+  /// Room for pointers into other buffers of this owner.
+  void** pointers(int64_t count);
   Workspace workspace(int64_t bytes) { return {take(bytes), bytes}; }
 
   /// True while nobody has written before or behind a buffer.
   bool canaries_live() const;
+  static constexpr int64_t kCanaryBytes = 256;  ///< before and behind; keeps the alignment
   int64_t bytes() const { return total_; }
+
+  /// One buffer with its canaries.
+  struct Piece {
+    std::byte* start;
+    int64_t bytes;
+    bool pointers;  ///< holds pointers into other buffers
+  };
+  std::vector<Piece> pieces() const;
 
  private:
   struct Free {
@@ -39,6 +50,7 @@ class Buffers {
   struct Buffer {
     std::unique_ptr<std::byte[], Free> start;
     int64_t bytes;
+    bool pointers = false;
   };
   std::vector<Buffer> buffers_;
   int64_t total_ = 0;

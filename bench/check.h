@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "bench/draw.h"
+#include "cadre/device.h"
 
 namespace cadre::bench {
 
@@ -21,8 +22,10 @@ struct CheckReport {
 /// Runs the implementation that planning chooses (or `only`) and the reference on equal random
 /// data and compares outputs, tails and canaries; then runs the implementation again and compares
 /// the bits of both runs, if its plan promises them. All of it twice: with rows that touch, and
-/// with gaps between them.
+/// with gaps between them. The reference runs on the CPU, the implementation on `device`, over
+/// copies of the same bytes.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
-CheckReport check(std::string_view problem, const Draw&, std::string_view only = {});
+CheckReport check(std::string_view problem, const Draw&, std::string_view only = {},
+                  const Device& device = this_cpu());
 
 }  // namespace cadre::bench

@@ -68,6 +68,7 @@ Distribution parse_distribution(const std::string& words, int experts, uint64_t 
 
 std::vector<int64_t> draw_counts(const Draw& draw, int64_t rows, int experts) {
   Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
+  if (!draw.counts.empty()) d.counts = draw.counts;
   if (draw.counts_are_weights && !d.counts.empty()) {
     d.weights.assign(d.counts.begin(), d.counts.end());
     d.counts.clear();

@@ -16,6 +16,7 @@ struct Draw {
   double live = 1;                  ///< share of the R rows that some expert owns; the rest is tail
   int64_t row_gap = 0;              ///< elements between the rows of plain tensors
   bool counts_are_weights = false;  ///< draw rows in the proportions of a file, for another R
+  std::vector<int64_t> counts{};    ///< [E] rows of each expert; empty: as `offsets` says
 };
 
 /// How rows fall to experts: "uniform" (every row picks an expert), "zipf:1.2" (the i-th favourite
@@ -30,7 +31,7 @@ struct Distribution {
 Distribution parse_distribution(const std::string& words, int experts, uint64_t seed);
 
 /// The rows of each expert, of `rows` rows in all.
-/// Errors    InvalidArgument if a file's counts sum to more than `rows`.
+/// Errors    InvalidArgument if given counts sum to more than `rows`.
 std::vector<int64_t> draw_counts(const Draw&, int64_t rows, int experts);
 
 /// Routed rows of a case: offsets in its buffers, and what the host may know of them.

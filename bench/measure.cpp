@@ -3,53 +3,112 @@
 #include <algorithm>
 #include <cmath>
 
+#include "bench/device_peer.h"
+#include "bench/mirror.h"
 #include "bench/peer.h"
+#include "bench/sample.h"
 #include "bench/visit.h"
 
 namespace cadre::bench {
 namespace {
 
-constexpr double kRotated = 64 << 20;  // bytes that the copies of a case exceed
-constexpr int64_t kMostCopies = 8;
+// Bytes that the copies of a case exceed, and how many there are at most.
+struct Rotation {
+  double bytes;
+  int64_t copies;
+};
+constexpr Rotation kOnCpu{64 << 20, 8}, kOnAccelerator{192 << 20, 32};
 constexpr double kLiveInCheck = 0.9;
+constexpr int64_t kSampled = 4096;  // elements that are checked of what is timed
 
 // A case with the contestants that run on its data: ours first.
 template <class AnyCase>
 struct Arena {
   AnyCase data;
+  std::unique_ptr<Mirror> mirror;  // null on the CPU
   std::vector<Peer> contestants;
+  std::string absent;
 };
 
+template <class AnyPlan, class AnyCase>
+void add_ours(const AnyPlan& chosen, Arena<AnyCase>& arena, Accelerator* accelerator) {
+  auto args = arena.data.args;
+  Workspace scratch = arena.data.buffers->workspace(chosen.workspace_bytes);
+  Stream stream{};
+  if (accelerator) {
+    arena.mirror = std::make_unique<Mirror>(*arena.data.buffers, *accelerator);
+    args = arena.mirror->moved(args);
+    scratch = arena.mirror->moved(scratch);
+    stream = accelerator->stream();
+  }
+  arena.contestants.push_back(
+      {"cadre", std::string(chosen.name), [=] { run(chosen, args, scratch, stream); }});
+}
+
+// Peers may write the output of the case, so what ours makes of it is checked before.
+template <class AnyCase>
+void add_peers(Arena<AnyCase>& arena, Accelerator* accelerator) {
+  DevicePeers others;
+  if (accelerator)
+    others = device_peers(arena.data, *arena.mirror, *accelerator);
+  else
+    others.list = peers(arena.data);
+  for (Peer& peer : others.list) arena.contestants.push_back(std::move(peer));
+  arena.absent = others.absent;
+}
+
 template <class Problem>
-auto make_arenas(const Plan<Problem>& chosen, const Draw& draw) {
+auto make_arenas(const Plan<Problem>& chosen, const Draw& draw, Accelerator* accelerator) {
   using AnyCase = decltype(make_case(chosen.problem, draw));
+  const Rotation& rotation = accelerator ? kOnAccelerator : kOnCpu;
   std::vector<Arena<AnyCase>> arenas;
   int64_t copies = 1;
   for (int64_t i = 0; i < copies; ++i) {
-    arenas.push_back({make_case(chosen.problem, draw), {}});
-    AnyCase& c = arenas.back().data;
-    copies = std::clamp(int64_t(std::ceil(kRotated / double(c.buffers->bytes()))), int64_t(1),
-                        kMostCopies);
-    const Workspace scratch = c.buffers->workspace(chosen.workspace_bytes);
-    arenas.back().contestants.push_back(
-        {"cadre", std::string(chosen.name),
-         [chosen, scratch, args = c.args] { run(chosen, args, scratch, Stream{}); }});
-    for (Peer& peer : peers(c)) arenas.back().contestants.push_back(std::move(peer));
+    arenas.push_back({make_case(chosen.problem, draw), {}, {}, {}});
+    copies =
+        std::clamp(int64_t(std::ceil(rotation.bytes / double(arenas[0].data.buffers->bytes()))),
+                   int64_t(1), rotation.copies);
+    add_ours(chosen, arenas.back(), accelerator);
   }
   return arenas;
 }
 
-// samples[contestant][launch]
-template <class Arenas>
-std::vector<std::vector<double>> time_launches(const Arenas& arenas, int repeat) {
+// Calls `time(contestant, its number)` for launches that alternate. Each takes the next copy of the
+// case, so that nobody finds in the cache what the one before has read.
+template <class Arenas, class Time>
+void alternate(const Arenas& arenas, int repeat, Time&& time) {
   for (const auto& arena : arenas)
     for (const Peer& contestant : arena.contestants) contestant.run();
-  std::vector<std::vector<double>> samples(arenas[0].contestants.size());
-  for (size_t i = 0; i < size_t(repeat); ++i) {
-    const auto& contestants = arenas[i % arenas.size()].contestants;
-    for (size_t j = 0; j < contestants.size(); ++j)
-      samples[j].push_back(time_us(contestants[j].run));
-  }
+  size_t launch = 0;
+  for (int i = 0; i < repeat; ++i)
+    for (size_t j = 0; j < arenas[0].contestants.size(); ++j)
+      time(arenas[launch++ % arenas.size()].contestants[j], j);
+}
+
+// samples[contestant][launch]
+using Samples = std::vector<std::vector<double>>;
+
+template <class Arenas>
+Samples time_launches(const Arenas& arenas, int repeat) {
+  Samples samples(arenas[0].contestants.size());
+  alternate(arenas, repeat,
+            [&](const Peer& peer, size_t j) { samples[j].push_back(time_us(peer.run)); });
+  return samples;
+}
+
+// The host runs ahead of the device by the launches before the first mark.
+template <class Arenas>
+Samples time_launches(const Arenas& arenas, int repeat, Accelerator& accelerator) {
+  Samples samples(arenas[0].contestants.size());
+  bool first = true;
+  alternate(arenas, repeat, [&](const Peer& peer, size_t) {
+    if (first) accelerator.mark();
+    first = false;
+    peer.run();
+    accelerator.mark();
+  });
+  const std::vector<double> us = accelerator.us_between_marks();
+  for (size_t i = 0; i < us.size(); ++i) samples[i % samples.size()].push_back(us[i]);
   return samples;
 }
 
@@ -66,25 +125,63 @@ std::vector<Timing> summarise(const std::vector<Peer>& contestants,
 }
 
 template <class Problem>
-Measurement measure_problem(const Problem& problem, const MeasureOptions& options) {
-  const auto chosen = plan(problem, this_cpu(), options.only);
-  Measurement m{
-      .check = {}, .problem = to_string(problem), .plan = std::string(chosen.name), .timings = {}};
-  Problem small = problem;
+bool is_sampled(const Problem& problem, const MeasureOptions& options) {
+  if constexpr (std::is_same_v<Problem, GroupedGemmProblem>)
+    return options.device.kind != DeviceKind::kCpu && can_sample(problem);
+  return false;
+}
+
+// Checks the data that will be timed, in some elements.
+template <class AnyCase>
+void check_sample(const Arena<AnyCase>& arena, uint64_t seed, Measurement& m) {
+  if constexpr (std::is_same_v<AnyCase, GroupedGemmCase>) {
+    const Sample sample = draw_sample(arena.data, kSampled, seed);
+    arena.contestants[0].run();
+    arena.mirror->fetch(arena.data.outputs[0].view.data);
+    const Difference d = compare(arena.data, sample);
+    m.check = {
+        .problem = m.problem, .plan = m.plan, .error_of_bound = d.of_bound, .fault = d.where};
+    m.checked_rows = arena.data.problem.rows;
+    m.checked_elements = int64_t(sample.elements.size());
+  }
+}
+
+// Checks a smaller problem, in every element.
+template <class Problem>
+void check_small(Problem small, const MeasureOptions& options, Measurement& m) {
   m.checked_rows = shrink(small);
   Draw draw = options.draw;
   draw.live = kLiveInCheck;
   draw.counts_are_weights = true;
-  m.check = check(to_string(small), draw, chosen.name);
+  m.check = check(to_string(small), draw, m.plan, options.device);
+}
+
+template <class Problem>
+Measurement measure_problem(const Problem& problem, const MeasureOptions& options) {
+  const auto chosen = plan(problem, options.device, options.only);
+  const auto accelerator = open_accelerator(options.device);
+  Measurement m;
+  m.problem = to_string(problem);
+  m.plan = std::string(chosen.name);
+  const bool sampled = is_sampled(problem, options);
+  if (!sampled) check_small(problem, options, m);
   if (!m.check.good()) return m;
-  const auto arenas = make_arenas(chosen, options.draw);
+  auto arenas = make_arenas(chosen, options.draw, accelerator.get());
+  if (sampled) check_sample(arenas[0], options.draw.seed, m);
+  if (!m.check.good()) return m;
+  for (auto& arena : arenas) add_peers(arena, accelerator.get());
   const Work done = work(arenas[0].data);
   m.flops = done.flops;
   m.bytes = done.bytes;
-  m.timings = summarise(arenas[0].contestants, time_launches(arenas, options.repeat));
-  for (const auto& arena : arenas)
+  m.absent_peers = arenas[0].absent;
+  m.timings = summarise(arenas[0].contestants,
+                        accelerator ? time_launches(arenas, options.repeat, *accelerator)
+                                    : time_launches(arenas, options.repeat));
+  for (const auto& arena : arenas) {
+    if (arena.mirror) arena.mirror->fetch_canaries();
     if (!arena.data.buffers->canaries_live())
       m.check.fault = "memory beside a buffer was written while timing";
+  }
   return m;
 }
 
@@ -100,7 +197,7 @@ int experts_of(const Problem& problem) {
 
 void require_measurable(std::string_view problem, const MeasureOptions& options) {
   visit_problem(problem, [&](const auto& p) {
-    plan(p, this_cpu(), options.only);
+    plan(p, options.device, options.only);
     parse_distribution(options.draw.offsets, experts_of(p), options.draw.seed);
   });
 }

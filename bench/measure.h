@@ -12,6 +12,7 @@ struct MeasureOptions {
   Draw draw{};
   std::string only{};  ///< this implementation, not the planned one
   int repeat = 20;     ///< launches of each contestant
+  Device device = this_cpu();
 };
 
 /// One contestant: ours is "cadre", the others are peers.
@@ -23,7 +24,9 @@ struct Timing {
 
 struct Measurement {
   CheckReport check;  ///< of a case that the reference can afford; timings only if it is good
-  int64_t checked_rows = 0;  ///< R of that case
+  int64_t checked_rows = 0;      ///< R of that case
+  int64_t checked_elements = 0;  ///< of the output, where only some are; 0: all
+  std::string absent_peers;      ///< which are missing, and why; may be empty
   std::string problem, plan;
   double flops = 0, bytes = 0;  ///< of one launch
   std::vector<Timing> timings;  ///< ours first
@@ -34,7 +37,8 @@ struct Measurement {
 void require_measurable(std::string_view problem, const MeasureOptions&);
 
 /// Checks, then times. Launches of ours and of the peers alternate, over copies of the case that
-/// together exceed the caches.
+/// together exceed the caches. On an accelerator a grouped_gemm of plain formats is checked as it
+/// is timed, in some of its elements.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 Measurement measure(std::string_view problem, const MeasureOptions&);
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "bench/accelerator.h"
 #include "bench/measure.h"
 #include "cadre/error.h"
 #include "cli/record.h"
@@ -22,22 +23,32 @@ struct Options {
   std::vector<std::string> distributions = {"uniform"};
   std::string file, json;
   bench::MeasureOptions measure;
+  std::string device = "cpu";
   int threads = 0;
 };
 
-void print(const bench::Measurement& m, const std::string& routing) {
+// Rates of a GPU are told in the unit that has fewer digits.
+struct Unit {
+  const char* name;
+  double flops_in_ns;
+};
+Unit unit_of(const Device& device) {
+  return device.kind == DeviceKind::kCpu ? Unit{"GFLOP/s", 1} : Unit{"TFLOP/s", 1000};
+}
+
+void print(const bench::Measurement& m, const std::string& routing, const Unit& unit) {
   std::printf("%s  offsets=%s\n", m.problem.c_str(), routing.c_str());
   if (!m.check.good()) {
     std::printf("  WRONG, so not timed: %s  %s\n", m.check.fault.c_str(), m.plan.c_str());
     return;
   }
   std::printf("  %-14s %12s %12s %12s %10s %8s  %s\n", m.plan.c_str(), "median us", "p10", "p90",
-              m.flops > 0 ? "GFLOP/s" : "", "GB/s", "our speed");
+              m.flops > 0 ? unit.name : "", "GB/s", "our speed");
   for (const bench::Timing& t : m.timings) {
     const double ns = t.us.median * 1000;
     std::printf("  %-14s %12.1f %12.1f %12.1f ", t.name.c_str(), t.us.median, t.us.p10, t.us.p90);
     if (m.flops > 0)
-      std::printf("%10.1f ", m.flops / ns);
+      std::printf("%10.1f ", m.flops / ns / unit.flops_in_ns);
     else
       std::printf("%10s ", "");
     std::printf("%8.1f", m.bytes / ns);
@@ -46,9 +57,13 @@ void print(const bench::Measurement& m, const std::string& routing) {
   }
   if (m.check.is_reference())
     std::printf("  this is the reference itself: nothing to compare it with\n");
+  else if (m.checked_elements)
+    std::printf("  error %.3f of bound, in %lld elements\n", m.check.error_of_bound,
+                static_cast<long long>(m.checked_elements));
   else
     std::printf("  error %.3f of bound, with R = %lld\n", m.check.error_of_bound,
                 static_cast<long long>(m.checked_rows));
+  if (!m.absent_peers.empty()) std::printf("  %s\n", m.absent_peers.c_str());
 }
 
 // Opened before anything is measured, so that no result is lost for want of a place.
@@ -80,6 +95,7 @@ void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& wo
 int measure_all(Options options) {
   const std::vector<Shape> shapes = wanted(options);
   if (options.threads > 0) omp_set_num_threads(options.threads);
+  const Device device = options.measure.device = bench::running_device(options.device);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
     bench::require_measurable(shape.problem, options.measure);
   });
@@ -89,22 +105,26 @@ int measure_all(Options options) {
   bool good = true;
   for_each_case(options, shapes, [&](const Shape& shape, const std::string& distribution) {
     cases.push_back({bench::measure(shape.problem, options.measure), distribution, shape.layer});
-    print(cases.back().measured, distribution);
+    print(cases.back().measured, distribution, unit_of(device));
     std::fflush(stdout);
     good = good && cases.back().measured.check.good();
   });
-  if (file.is_open() && !(file << record(cases).dump(1) << "\n").flush())
+  if (file.is_open() && !(file << record(cases, machine(device)).dump(1) << "\n").flush())
     throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
   return good ? 0 : 1;
 }
 
 constexpr const char* kFooter = R"(
 Every implementation is checked against the reference first, on as many rows as the reference can do
-in about a second. Launches of ours and of the peers alternate on the same data: grouped_gemm runs
-beside one dense oneDNN product of equal work, everything else beside a copy of as many bytes. "our
-speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong result.
+in about a second; on a GPU a grouped_gemm of plain formats is checked as it is timed, in some of
+its elements. Launches of ours and of the peers alternate on the same data: grouped_gemm runs beside
+one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS product an expert in
+a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
+"our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
+result.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
+  cadre bench --file bench/shapes/h200_grouped_gemm.txt --device cuda
   cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";
 
 }  // namespace
@@ -118,6 +138,7 @@ Action declare_bench(CLI::App& app) {
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--json", options->json, "write a record of all cases to this file");
+  app.add_option("--device", options->device, "cpu, cuda or cuda:1")->capture_default_str();
   app.add_option("--repeat", options->measure.repeat, "launches of each contestant")
       ->check(CLI::Range(1, 1000000))
       ->capture_default_str();

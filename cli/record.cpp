@@ -6,7 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "cadre/device.h"
+#include "bench/accelerator.h"
 #include "cadre/error.h"
 
 namespace cadre::cli {
@@ -45,13 +45,15 @@ Json one_case(const Case& c) {
   row["bytes"] = m.bytes;
   row["error_of_bound"] = rounded(m.check.error_of_bound);
   row["checked_rows"] = m.checked_rows;
+  if (m.checked_elements) row["checked_elements"] = m.checked_elements;
   row["plan"] = m.plan;
   return row;
 }
 
 }  // namespace
 
-std::string machine() {
+std::string machine(const Device& device) {
+  if (const auto accelerator = bench::open_accelerator(device)) return accelerator->name();
   std::ifstream cpus("/proc/cpuinfo");
   std::string name = "unknown CPU";
   for (std::string line; std::getline(cpus, line);)
@@ -59,7 +61,7 @@ std::string machine() {
       name = line.substr(line.find(':') + 2);
       break;
     }
-  return text(name, ", ", this_cpu().units, " threads");
+  return text(name, ", ", device.units, " threads");
 }
 
 std::string command_line() {
@@ -74,11 +76,11 @@ std::string command_line() {
   return all;
 }
 
-Json record(const std::vector<Case>& cases) {
+Json record(const std::vector<Case>& cases, const std::string& machine) {
   Json list = Json::array();
   for (const Case& c : cases) list.push_back(one_case(c));
   return {{"command", command_line()},
-          {"machine", machine()},
+          {"machine", machine},
           {"date", now()},
           {"commit", commit()},
           {"cases", list}};

@@ -15,13 +15,13 @@ struct Case {
 };
 
 /// A benchmark record: {"command", "machine", "date", "commit", "cases": [...]}.
-nlohmann::ordered_json record(const std::vector<Case>&);
+nlohmann::ordered_json record(const std::vector<Case>&, const std::string& machine);
 
 /// The words of this process, the program without its folder.
 std::string command_line();
 
-/// "Intel(R) Xeon(R) ..., 2 threads".
-std::string machine();
+/// "Intel(R) Xeon(R) ..., 2 threads", or "NVIDIA H200, 132 SMs".
+std::string machine(const Device&);
 
 /// The commit that this binary was built from, with "-dirty" behind it if files had changed.
 std::string commit();

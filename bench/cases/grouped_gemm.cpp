@@ -179,9 +179,10 @@ Work work(const GroupedGemmCase& c) {
                                                      : double(busy) / p.experts;
     return double(quantized_bytes(s)) * share;
   };
+  const double out = live_bytes(c.outputs[0].view, c.outputs[0].live);
+  const bool reads_out = p.accumulate == Accumulate::kYes;
   return {.flops = 2 * live * double(p.n) * double(p.k),
-          .bytes = operand(lhs_shape(p)) + operand(rhs_shape(p)) +
-                   live_bytes(c.outputs[0].view, c.outputs[0].live)};
+          .bytes = operand(lhs_shape(p)) + operand(rhs_shape(p)) + (reads_out ? 2 : 1) * out};
 }
 
 }  // namespace cadre::bench

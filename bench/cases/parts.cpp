@@ -48,7 +48,7 @@ std::vector<float> values_of(const TensorView& v) {
 
 void** pointers(Buffers& buffers, bool given, void* first, int64_t stride_bytes, int experts) {
   if (!given) return nullptr;
-  auto* list = buffers.array<void*>(experts);
+  void** list = buffers.pointers(experts);
   for (int64_t e = 0; e < experts; ++e) list[e] = static_cast<std::byte*>(first) + e * stride_bytes;
   return list;
 }

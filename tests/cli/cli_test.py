@@ -141,6 +141,17 @@ class Explain(Cli):
                    says=["'tpu', must be", "cpu", "sm_90"])
 
 
+def no_gpu_here(test, *words):
+    """Wrong devices, and a GPU asked for where there is none."""
+    test.wrong(*words, "--device", "tpu",
+               says=["device: name is 'tpu', must be cpu, cuda or cuda:<index>"])
+    test.wrong(*words, "--device", "sm_90", says=["'sm_90'", "only 'cadre explain' plans for"])
+    if not any(d["name"].startswith("cuda") for d in info()["devices"]):
+        for word in ("cuda", "cuda:1"):
+            test.wrong(*words, "--device", word,
+                       says=[f"device: '{word}' is not here; ", "give --device cpu"])
+
+
 class Check(Cli):
     def test_the_built_in_list_is_good_and_covers_every_operation_and_format(self):
         text = self.good("check")
@@ -187,6 +198,11 @@ class Check(Cli):
         self.wrong("check", "--file", "/nowhere", says=["'/nowhere'", "cannot be read"])
         self.assertIn("2 checked, 0 failed",
                       self.good("check", "offsets counts R=9 E=2", "offsets ends R=9 E=2"))
+
+    def test_devices(self):
+        words = "offsets counts R=9 E=2"
+        self.assertEqual(self.good("check", words, "--device", "cpu"), self.good("check", words))
+        no_gpu_here(self, "check", words)
 
     def test_one_implementation(self):
         words = "offsets counts R=9 E=2"
@@ -242,6 +258,10 @@ class Bench(Cli):
             shapes.write_text(self.WORDS + "  # small block\n")
             self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
             self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
+
+    def test_devices(self):
+        self.good("bench", self.WORDS, "--device", "cpu", "--repeat", "1")
+        no_gpu_here(self, "bench", self.WORDS)
 
     def test_one_thread(self):
         self.good("bench", self.WORDS, "--threads", "1", "--repeat", "2")

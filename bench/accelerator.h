@@ -1,0 +1,53 @@
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/device.h"
+#include "cadre/stream.h"
+
+namespace cadre::bench {
+
+/// A device with memory, a stream and a clock of its own. All work of a case goes to `stream`.
+class Accelerator {
+ public:
+  Accelerator() = default;
+  Accelerator(const Accelerator&) = delete;
+  Accelerator& operator=(const Accelerator&) = delete;
+  virtual ~Accelerator() = default;
+
+  /// "NVIDIA H200, 132 SMs".
+  virtual std::string name() const = 0;
+  virtual Stream stream() const = 0;
+
+  /// Memory of the device, 256-byte aligned.
+  virtual void* take(int64_t bytes) = 0;
+  virtual void give_back(void*) = 0;
+
+  /// Between the host and the device, behind all work of the stream. Done when they return.
+  virtual void upload(void* to, const void* from, int64_t bytes) = 0;
+  virtual void download(void* to, const void* from, int64_t bytes) = 0;
+
+  /// Enqueues a copy within the device.
+  virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+
+  /// Enqueues a time stamp.
+  virtual void mark() = 0;
+  /// Waits for the stream. Microseconds of the device between neighbouring marks since the last
+  /// call.
+  virtual std::vector<double> us_between_marks() = 0;
+};
+
+/// The accelerator of a device; null for the CPU, whose memory is the host's.
+std::unique_ptr<Accelerator> open_accelerator(const Device&);
+
+/// Why cuda_devices() is empty, and what to do.
+std::string why_no_accelerator();
+
+/// A device of this machine: takes "cpu", "cuda" and "cuda:1".
+/// Errors    InvalidArgument with the words it takes, or with what to do where there is no GPU.
+Device running_device(std::string_view word);
+
+}  // namespace cadre::bench

@@ -1,0 +1,87 @@
+#include "bench/peers/c_api.h"
+
+#include <exception>
+#include <string>
+
+#include "cadre/device.h"
+#include "cadre/error.h"
+#include "cadre/grouped_gemm.h"
+
+struct CadreGemm {
+  cadre::GroupedGemmPlan plan;
+  std::string name;
+};
+
+namespace {
+
+std::string& last_error() {
+  thread_local std::string words;
+  return words;
+}
+
+// Runs `work`; keeps what it throws, and returns `failed` then.
+template <class Result, class Work>
+Result guarded(Result failed, Work&& work) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    last_error() = error.what();
+    return failed;
+  }
+}
+
+void require_bare(const cadre::GroupedGemmProblem& p) {
+  const bool row = p.lhs_major == cadre::Major::kRow && p.rhs_major == cadre::Major::kRow &&
+                   p.out_major == cadre::Major::kRow;
+  const bool words =
+      p.accumulate == cadre::Accumulate::kDevice || p.accumulate == cadre::Accumulate::kPerExpert;
+  cadre::require(is_plain(p.lhs) && is_plain(p.rhs) && row && !words && !p.discrete_rhs &&
+                     !p.discrete_out && !p.alpha && !p.beta && !p.bias,
+                 "c_api: problem is '", to_string(p),
+                 "', must be plain, row-major, packed and without epilogue");
+}
+
+cadre::GroupedGemmArgs args_of(const cadre::GroupedGemmProblem& p, const CadreGemmArgs& given) {
+  using cadre::Pass;
+  using cadre::view;
+  const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
+  cadre::GroupedGemmArgs args;
+  args.lhs.codes = view(given.lhs, p.lhs.element, {p.rows, fprop ? p.k : p.n});
+  args.rhs.codes = wgrad ? view(given.rhs, p.rhs.element, {p.rows, p.k})
+                         : view(given.rhs, p.rhs.element, {p.experts, p.n, p.k});
+  args.offsets = {given.offsets, p.experts};
+  args.out = wgrad ? view(given.out, p.out, {p.experts, p.n, p.k})
+                   : view(given.out, p.out, {p.rows, fprop ? p.n : p.k});
+  return args;
+}
+
+}  // namespace
+
+extern "C" {
+
+CadreGemm* cadre_gemm_plan(const char* problem, const char* device) {
+  return guarded<CadreGemm*>(nullptr, [&] {
+    const auto p = cadre::parse_grouped_gemm_problem(problem);
+    require_bare(p);
+    auto chosen = plan(p, cadre::parse_device(device));
+    const std::string name(chosen.name);
+    return new CadreGemm{std::move(chosen), name};
+  });
+}
+
+void cadre_gemm_free(CadreGemm* gemm) { delete gemm; }
+
+const char* cadre_gemm_name(const CadreGemm* gemm) { return gemm->name.c_str(); }
+
+long long cadre_gemm_workspace_bytes(const CadreGemm* gemm) { return gemm->plan.workspace_bytes; }
+
+int cadre_gemm_run(const CadreGemm* gemm, const CadreGemmArgs* args, void* stream) {
+  return guarded(1, [&] {
+    run(gemm->plan, args_of(gemm->plan.problem, *args),
+        {args->workspace, gemm->plan.workspace_bytes}, {stream});
+    return 0;
+  });
+}
+
+const char* cadre_gemm_error() { return last_error().c_str(); }
+}

@@ -1,0 +1,289 @@
+#!/usr/bin/env python3
+"""Times cadre's grouped_gemm beside torch._grouped_mm, and DeepGEMM where it can be imported: one
+process, the same operands, launches interleaved, device time by events, copies beyond the second
+cache. Writes a record like that of `cadre bench --json`.
+
+  torch_grouped_gemm.py --library build/cuda/bench/libcadre_bench_c.so \\
+    --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,zipf:1 --json record.json
+
+Every peer is compared with cadre first: ||got - want|| / ||want||, over live rows. A peer
+that fails or differs is left out, and the output says so.
+"""
+import argparse
+import datetime
+import json
+import pathlib
+import random
+import re
+import shlex
+import subprocess
+import sys
+
+import torch
+
+import cadre_c
+
+try:
+    import deep_gemm
+except ImportError:
+    deep_gemm = None
+
+ROTATED_BYTES = 192 << 20  # that the copies of a case exceed
+MOST_COPIES = 8
+MOST_DIFFERENCE = 0.02
+ALIGNMENT = 128  # rows to which DeepGEMM wants every expert padded
+
+
+class Problem:
+    """What this file needs to know of `grouped_gemm fprop R=.. N=.. K=.. E=.. format=bf16`."""
+
+    def __init__(self, text):
+        words = text.split()
+        values = dict(word.split("=") for word in words[2:])
+        if words[0] != "grouped_gemm" or values.get("format") != "bf16" or set(values) - {
+                "R", "N", "K", "E", "format", "out", "accumulate"}:
+            raise SystemExit(f"'{text}': this file times bf16 grouped_gemm without epilogue")
+        self.text, self.which = text, words[1]
+        self.rows, self.n, self.k, self.experts = (int(values[name]) for name in "RNKE")
+        self.out = torch.float32 if values.get("out") == "f32" else torch.bfloat16
+        self.accumulate = values.get("accumulate") == "yes"
+
+    def shapes(self):
+        """Of lhs, rhs and out."""
+        x, dy = (self.rows, self.k), (self.rows, self.n)
+        w = (self.experts, self.n, self.k)
+        return {"fprop": (x, w, dy), "dgrad": (dy, w, x), "wgrad": (dy, x, w)}[self.which]
+
+    def flops(self, live):
+        return 2.0 * live * self.n * self.k
+
+
+class Case:
+    """One set of operands on the GPU."""
+
+    def __init__(self, problem, counts, seed):
+        generator = torch.Generator("cuda").manual_seed(seed)
+        left, right, out = problem.shapes()
+
+        def normal(shape):
+            return torch.randn(shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+
+        self.problem, self.counts = problem, counts
+        self.lhs, self.rhs = normal(left), normal(right)
+        self.out = torch.zeros(out, device="cuda", dtype=problem.out)
+        self.ends = torch.tensor(counts, device="cuda").cumsum(0).to(torch.int32)
+        self.offsets = torch.cat([torch.zeros(1, dtype=torch.int32, device="cuda"), self.ends])
+        self.live = sum(counts)
+
+    def bytes(self):
+        return sum(t.numel() * t.element_size() for t in (self.lhs, self.rhs, self.out))
+
+    def live_part(self, out):
+        return out if self.problem.which == "wgrad" else out[:self.live]
+
+
+def draw_counts(problem, routing, seed):
+    draw = random.Random(seed)
+    if routing == "uniform":
+        weights = [1.0] * problem.experts
+    elif re.fullmatch(r"zipf:[\d.]+", routing):
+        weights = [(i + 1) ** -float(routing[5:]) for i in range(problem.experts)]
+        draw.shuffle(weights)
+    else:
+        raise SystemExit(f"--offsets: '{routing}', must be uniform or zipf:S")
+    counts = [0] * problem.experts
+    for expert in draw.choices(range(problem.experts), weights, k=problem.rows):
+        counts[expert] += 1
+    return counts
+
+
+def cadre_call(gemm, case):
+    workspace = torch.empty(max(gemm.workspace_bytes, 1), dtype=torch.uint8, device="cuda")
+    args = cadre_c.Args(case.lhs.data_ptr(), case.rhs.data_ptr(), case.offsets.data_ptr(),
+                        case.out.data_ptr(), workspace.data_ptr())
+
+    def call():
+        gemm.run(args, torch.cuda.current_stream().cuda_stream)
+        return case.out
+
+    call.keep = workspace
+    return call
+
+
+def torch_call(case):
+    """None where torch has no such product."""
+    which = case.problem.which
+    if case.problem.accumulate or case.problem.out != torch.bfloat16:
+        return None
+    if which == "fprop":
+        return lambda: torch._grouped_mm(case.lhs, case.rhs.transpose(1, 2), offs=case.ends)
+    if which == "dgrad":
+        return lambda: torch._grouped_mm(case.lhs, case.rhs, offs=case.ends)
+    return lambda: torch._grouped_mm(case.lhs.t(), case.rhs, offs=case.ends)
+
+
+def padded_rows(case):
+    """Where DeepGEMM wants each row, and the expert of each padded row (-1: none)."""
+    places, owners = [], []
+    for expert, count in enumerate(case.counts):
+        whole = (count + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
+        places.append(torch.arange(count, device="cuda") + len(owners))
+        owners += [expert] * count + [-1] * (whole - count)
+    return torch.cat(places), torch.tensor(owners, dtype=torch.int32, device="cuda")
+
+
+def deepgemm_call(case):
+    """None where DeepGEMM has no such product. Its weight gradient adds to fp32."""
+    which = case.problem.which
+    if deep_gemm is None or (which == "wgrad") != (case.problem.out == torch.float32):
+        return None
+    places, owners = padded_rows(case)
+
+    def padded(rows):
+        whole = rows.new_zeros(len(owners), rows.shape[1])
+        whole[places] = rows[:case.live]
+        return whole
+
+    lhs = padded(case.lhs)
+    if which == "wgrad":
+        rhs = padded(case.rhs)
+        sizes = [(c + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT for c in case.counts]
+        on_device = torch.tensor(sizes, dtype=torch.int32, device="cuda")
+        out = torch.zeros_like(case.out)
+
+        def accumulate():
+            deep_gemm.k_grouped_bf16_gemm_tn_contiguous(lhs, rhs, out, sizes, on_device, out)
+            return out
+
+        return accumulate
+    out = lhs.new_zeros(len(owners), case.out.shape[1])
+    product = (deep_gemm.m_grouped_bf16_gemm_nt_contiguous
+               if which == "fprop" else deep_gemm.m_grouped_bf16_gemm_nn_contiguous)
+
+    def multiply():
+        product(lhs, case.rhs, out, owners)
+        return out
+
+    multiply.rows = places
+    return multiply
+
+
+def difference(case, call, want):
+    got = call()
+    rows = getattr(call, "rows", None)
+    got = got[rows] if rows is not None else case.live_part(got)
+    return float((got.float() - want).norm() / want.norm().clamp_min(1e-30))
+
+
+def contestants_of(gemm, cases):
+    """{name: [a call for each copy]}, cadre first; those that are wrong or missing left out."""
+    calls = {"cadre": [cadre_call(gemm, case) for case in cases]}
+    first = cases[0]
+    want = first.live_part(calls["cadre"][0]()).float().clone()  # onto zeros, where it adds
+    for name, make in (("torch", torch_call), ("deepgemm", deepgemm_call)):
+        try:
+            peer = [make(case) for case in cases]
+            if peer[0] is None:
+                continue
+            apart = difference(first, peer[0], want)
+            if not apart <= MOST_DIFFERENCE:
+                raise RuntimeError(f"differs from cadre by {apart:.3g} of its norm")
+        except Exception as error:  # a peer that cannot run is no reason to lose the others
+            print(f"  {name} left out: {' '.join(str(error).split())[:200]}")
+            continue
+        calls[name] = peer
+    return calls
+
+
+def time_calls(calls, repeat):
+    """{name: [us]}, of launches that alternate. Each takes the next copy of the case, so that none
+    finds in the cache what the one before has read."""
+    copies = len(next(iter(calls.values())))
+    for copy in range(copies):
+        for peer in calls.values():
+            peer[copy]()
+    events, launch = {name: [] for name in calls}, 0
+    for _ in range(repeat):
+        for name, peer in calls.items():
+            start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            peer[launch % copies]()
+            stop.record()
+            launch += 1
+            events[name].append((start, stop))
+    torch.cuda.synchronize()
+    return {name: [1000 * a.elapsed_time(b) for a, b in pairs] for name, pairs in events.items()}
+
+
+def quantile(samples, share):
+    ordered, place = sorted(samples), share * (len(samples) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def measure(library, line, routing, options):
+    text, _, layer = (part.strip() for part in line.partition("#"))
+    problem = Problem(text)
+    gemm = cadre_c.Gemm(library, problem.text, "cuda")
+    counts = draw_counts(problem, routing, options.seed)
+    cases = [Case(problem, counts, options.seed)]
+    copies = min(MOST_COPIES, -(-ROTATED_BYTES // cases[0].bytes()))
+    cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    calls = contestants_of(gemm, cases)
+    samples = time_calls(calls, options.repeat)
+    row = {"problem": problem.text, "routing": routing} | ({"layer": layer} if layer else {})
+    for key, share in (("us", 0.5), ("us_p10", 0.1), ("us_p90", 0.9)):
+        row[key] = {name: round(quantile(us, share), 3) for name, us in samples.items()}
+    row["speed_of_peer"] = {
+        name: round(quantile([b / a for a, b in zip(samples["cadre"], us)], 0.5), 3)
+        for name, us in samples.items() if name != "cadre"}
+    row["flops"] = problem.flops(cases[0].live)
+    row["plan"] = gemm.name
+    rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}" for name, us in row["us"].items())
+    print(f"{layer or text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
+    return row
+
+
+def commit():
+    folder = pathlib.Path(__file__).parent
+
+    def git(*words):
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout
+
+    return (git("rev-parse", "--short=12", "HEAD").strip() or "unknown") + (
+        "-dirty" if git("status", "--porcelain") else "")
+
+
+def record(cases, options):
+    gpu = torch.cuda.get_device_properties(0)
+    versions = f"torch {torch.__version__}" + (
+        f", deep_gemm {getattr(deep_gemm, '__version__', '')}" if deep_gemm else "")
+    now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {"command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "machine": f"{gpu.name}, {gpu.multi_processor_count} SMs", "date": now,
+            "commit": options.commit or commit(), "versions": versions, "cases": cases}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--library", required=True, help="libcadre_bench_c.so of a CUDA build")
+    parser.add_argument("--file", required=True, help="one problem a line; `# layer` behind it")
+    parser.add_argument("--offsets", default="uniform", help="uniform, zipf:S, several by commas")
+    parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--commit", help="that the library was built from; else this file's")
+    parser.add_argument("--json", help="write a record to this file")
+    options = parser.parse_args()
+    library = cadre_c.Library(options.library)
+    cases = []
+    for line in pathlib.Path(options.file).read_text().splitlines():
+        if line.partition("#")[0].strip():
+            cases += [measure(library, line, r, options) for r in options.offsets.split(",")]
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(record(cases, options), indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

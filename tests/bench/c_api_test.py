@@ -1,0 +1,73 @@
+"""The C interface of the bench room: `c_api_test.py LIBRARY`, on the CPU."""
+import ctypes
+import pathlib
+import sys
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "bench/peers"))
+import cadre_c  # noqa: E402
+
+LIBRARY = ""
+SIZES = {"R": 5, "N": 3, "K": 4, "E": 2}
+OFFSETS = [0, 2, 5]
+
+
+def floats(values):
+    return (ctypes.c_float * len(values))(*values)
+
+
+def address(array):
+    return ctypes.addressof(array)
+
+
+def numbers(count, seed):
+    return [((i * 7 + seed * 13) % 11) - 5 for i in range(count)]
+
+
+class CApi(unittest.TestCase):
+    def run_gemm(self, which, lhs, rhs, out, extra=""):
+        problem = (f"grouped_gemm {which} " + " ".join(f"{k}={v}" for k, v in SIZES.items()) +
+                   " format=f32 out=f32" + extra)
+        gemm = cadre_c.Gemm(cadre_c.Library(LIBRARY), problem, "cpu")
+        self.assertTrue(gemm.name.startswith("cpu_"))
+        scratch = ctypes.create_string_buffer(gemm.workspace_bytes + 256)
+        aligned = (ctypes.addressof(scratch) + 255) // 256 * 256
+        offsets = (ctypes.c_int32 * 3)(*OFFSETS)
+        lhs, rhs, out = floats(lhs), floats(rhs), floats(out)
+        gemm.run(cadre_c.Args(address(lhs), address(rhs), address(offsets), address(out), aligned))
+        return list(out)
+
+    def test_every_pass(self):
+        r, n, k, e = SIZES.values()
+        x, dy, w = numbers(r * k, 1), numbers(r * n, 2), numbers(e * n * k, 3)
+        old = numbers(e * n * k, 4)
+        owner = [0 if i < OFFSETS[1] else 1 for i in range(r)]
+        y = [sum(x[i * k + c] * w[(owner[i] * n + j) * k + c] for c in range(k))
+             for i in range(r) for j in range(n)]
+        dx = [sum(dy[i * n + j] * w[(owner[i] * n + j) * k + c] for j in range(n))
+              for i in range(r) for c in range(k)]
+        dw = [sum(dy[i * n + j] * x[i * k + c] for i in range(r) if owner[i] == o)
+              for o in range(e) for j in range(n) for c in range(k)]
+        self.assertEqual(self.run_gemm("fprop", x, w, [0] * len(y)), y)
+        self.assertEqual(self.run_gemm("dgrad", dy, w, [0] * len(dx)), dx)
+        self.assertEqual(self.run_gemm("wgrad", dy, x, old), dw)
+        self.assertEqual(self.run_gemm("wgrad", dy, x, old, " accumulate=yes"),
+                         [a + b for a, b in zip(dw, old)])
+
+    def test_errors_are_told(self):
+        library = cadre_c.Library(LIBRARY)
+        for problem, device, says in (
+                ("grouped_gemm fprop R=many", "cpu", "R is 'many'"),
+                ("grouped_gemm fprop R=8 N=8 K=8 E=2", "tpu", "name is 'tpu'"),
+                ("grouped_gemm fprop R=8 N=8 K=8 E=2 alpha=yes", "cpu",
+                 "must be plain, row-major, packed and without epilogue")):
+            with self.assertRaisesRegex(RuntimeError, says):
+                cadre_c.Gemm(library, problem, device)
+        gemm = cadre_c.Gemm(library, "grouped_gemm fprop R=8 N=8 K=8 E=2", "cpu")
+        with self.assertRaises(RuntimeError):
+            gemm.run(cadre_c.Args())
+
+
+if __name__ == "__main__":
+    LIBRARY = sys.argv.pop(1)
+    unittest.main()
