@@ -1,18 +1,33 @@
-// The implementation lists of the CUDA backend, best first; the only place that has them. No
-// operation has a kernel yet, so planning for a GPU is refused.
+// The implementation lists of the CUDA backend, best first; the only place that has them. Planning
+// for an operation whose list is empty is refused.
 #include "backend/lists.h"
+#include "cuda/portable/offsets.h"
 
 namespace cadre::cuda {
 
 using backend::Entries;
+using backend::Entry;
 
 Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) { return {}; }
+
 Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
+
 Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
+
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) { return {}; }
-Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) { return {}; }
+
+Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
+  static constexpr Entry<OffsetsProblem, OffsetsArgs> kList[] = {
+      {"cuda_offsets", portable::refuses_offsets, portable::offsets_workspace_bytes,
+       portable::offsets},
+  };
+  return kList;
+}
+
 Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) { return {}; }
+
 Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
+
 Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) { return {}; }
 
 }  // namespace cadre::cuda
