@@ -1,12 +1,15 @@
 // The implementation lists of the CUDA backend, best first; the only place that has them. Planning
 // for an operation whose list is empty is refused.
 #include "backend/lists.h"
+#include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
+#include "cuda/portable/permute.h"
 
 namespace cadre::cuda {
 
 using backend::Entries;
 using backend::Entry;
+using backend::no_workspace;
 
 Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) { return {}; }
 
@@ -24,7 +27,12 @@ Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
   return kList;
 }
 
-Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) { return {}; }
+Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
+  static constexpr Entry<PermuteProblem, PermuteArgs> kList[] = {
+      {"cuda_permute", portable::needs_sm80, no_workspace, portable::permute},
+  };
+  return kList;
+}
 
 Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
 
