@@ -1,6 +1,7 @@
 // The implementation lists of the CUDA backend, best first; the only place that has them. Planning
 // for an operation whose list is empty is refused.
 #include "backend/lists.h"
+#include "cuda/portable/activation.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
 #include "cuda/portable/permute.h"
@@ -11,7 +12,12 @@ using backend::Entries;
 using backend::Entry;
 using backend::no_workspace;
 
-Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) { return {}; }
+Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
+  static constexpr Entry<ActivationProblem, ActivationArgs> kList[] = {
+      {"cuda_activation", portable::needs_sm80, no_workspace, portable::activation},
+  };
+  return kList;
+}
 
 Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
 
