@@ -2,9 +2,11 @@
 // for an operation whose list is empty is refused.
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
+#include "cuda/portable/bias_grad.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
 #include "cuda/portable/permute.h"
+#include "cuda/portable/routing.h"
 
 namespace cadre::cuda {
 
@@ -19,7 +21,12 @@ Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
   return kList;
 }
 
-Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) { return {}; }
+Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
+  static constexpr Entry<BiasGradProblem, BiasGradArgs> kList[] = {
+      {"cuda_bias_grad", portable::needs_sm80, no_workspace, portable::bias_grad},
+  };
+  return kList;
+}
 
 Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
 
@@ -42,6 +49,11 @@ Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
 
 Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
 
-Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) { return {}; }
+Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
+  static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {
+      {"cuda_routing", portable::refuses_routing, no_workspace, portable::routing},
+  };
+  return kList;
+}
 
 }  // namespace cadre::cuda
