@@ -28,11 +28,16 @@ struct Matrix {
         columns(v.shape[1]),
         dtype(v.dtype) {}
 
-  /// Whether all chunks of all rows are wide. True for no matrix at all.
+  /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
+  /// matrix at all.
+  bool is_halves() const { return data == nullptr || dtype != DType::kF32; }
   bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }
 };
+
+/// Tells the compiler that a matrix is not f32, so that it keeps no room for the longer chunks.
+__device__ inline void assume_halves(const Matrix& m) { __builtin_assume(m.dtype != DType::kF32); }
 
 /// Where a chunk begins.
 struct Place {

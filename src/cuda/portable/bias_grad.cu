@@ -190,6 +190,10 @@ __device__ void make_dbias_scale(const Job& job, int64_t block) {
 
 template <class Config>
 __global__ void __launch_bounds__(kThreads) bias_grad_kernel(const Job job) {
+  if constexpr (Config::kHalves) {
+    assume_halves(job.dy);
+    assume_halves(job.bias.packed);
+  }
   const int64_t dbias_blocks = int64_t(job.experts) * job.column_blocks;
   if (blockIdx.x < dbias_blocks)
     make_dbias<Config>(job, blockIdx.x);
@@ -197,15 +201,18 @@ __global__ void __launch_bounds__(kThreads) bias_grad_kernel(const Job job) {
     make_dbias_scale<Config>(job, blockIdx.x - dbias_blocks);
 }
 
-/// Whether chunks are wide: of dy, and of the bias.
+/// Whether chunks are wide, of dy and of the bias; whether both are bf16 or f16.
+struct WideHalves {
+  static constexpr bool kWide = true, kWideBias = true, kHalves = true;
+};
 struct Wide {
-  static constexpr bool kWide = true, kWideBias = true;
+  static constexpr bool kWide = true, kWideBias = true, kHalves = false;
 };
 struct WideRows {
-  static constexpr bool kWide = true, kWideBias = false;
+  static constexpr bool kWide = true, kWideBias = false, kHalves = false;
 };
 struct Narrow {
-  static constexpr bool kWide = false, kWideBias = false;
+  static constexpr bool kWide = false, kWideBias = false, kHalves = false;
 };
 
 template <class Config>
@@ -238,8 +245,10 @@ void bias_grad(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace, St
     launch<Narrow>(p, job, stream_of(stream));
   else if (p.discrete || !job.bias.packed.is_wide())
     launch<WideRows>(p, job, stream_of(stream));
-  else
+  else if (p.dy == DType::kF32 || p.bias == DType::kF32)
     launch<Wide>(p, job, stream_of(stream));
+  else
+    launch<WideHalves>(p, job, stream_of(stream));
 }
 
 }  // namespace cadre::cuda::portable

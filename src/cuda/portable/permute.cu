@@ -15,7 +15,8 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kAtOnce = 4;  // choices whose rows are under way together
+constexpr int kRounds = 4;  // chunks of a thread that are under way together
+constexpr int kAtOnce = 4;  // choices whose rows are
 
 /// What the kernels know.
 struct Job {
@@ -31,43 +32,64 @@ struct Job {
   __device__ bool is_slot(int64_t slot) const { return slot >= 0 && slot < slots; }
 };
 
+/// Kernels begin with it.
+template <class Config>
+__device__ void assume_dtypes(const Job& job) {
+  if constexpr (!Config::kHalves) return;
+  assume_halves(job.tokens);
+  assume_halves(job.rows);
+  assume_halves(job.y);
+}
+
+/// The stored element times p.
+__device__ Chunk scaled(const Chunk& chunk, DType dtype, float p) {
+  float x[kChunk];
+  decode(chunk, dtype, x);
+  for (float& value : x) value *= p;
+  return encode(x, dtype);
+}
+
 /// rows[row] from the token of its slot, or zero.
 template <class Config>
-__global__ void rows_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes) rows_kernel(const Job job) {
+  assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
-    const int64_t slot = row < used ? job.slot_of[row] : -1;
+    const int slot = row < used ? job.slot_of[row] : -1;
     const bool known = job.is_slot(slot);
     const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
-    for_chunks(job.hidden, false, [&](int64_t column) {
-      Chunk chunk{};
-      if (known) chunk = load<Config::kWide>(job.tokens, {slot / job.top_k, column});
-      if (known && job.weighted) {
-        float x[kChunk];
-        decode(chunk, job.tokens.dtype, x);
-        for (float& value : x) value *= p;
-        chunk = encode(x, job.rows.dtype);
-      }
-      store<Config::kWide>(chunk, job.rows, {row, column});
-      if (column == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
-    });
+    const int64_t token = slot / job.top_k, first = first_column(kRounds);
+    Chunk chunks[kRounds] = {};
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i)
+      if (known && first + i * kRound < job.hidden)
+        chunks[i] = load<Config::kWide>(job.tokens, {token, first + i * kRound});
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i)
+      if (known && job.weighted) chunks[i] = scaled(chunks[i], job.tokens.dtype, p);
+#pragma unroll
+    for (int i = 0; i < kRounds; ++i)
+      if (first + i * kRound < job.hidden)
+        store<Config::kWide>(chunks[i], job.rows, {row, first + i * kRound});
+    if (first == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
   });
 }
 
-/// <tokens[token], y[row]>, in the first thread of the warp; with `write` rows[row] = p tokens[token]
-/// on the way.
+/// <tokens[token], y[row]>, in the first thread of the warp; with `write` on the way also
+/// rows[row] = p tokens[token].
 template <class Config>
 __device__ float product(const Job& job, int64_t token, int64_t row, bool write, float p) {
   float sums[kChunk] = {};
-  for_chunks(job.hidden, true, [&](int64_t column) {
+  for_chunks(job.hidden, [&](int64_t column) {
     const Chunk token_chunk = load<Config::kWide>(job.tokens, {token, column});
     const Chunk row_chunk = load<Config::kWide>(job.y, {row, column});
     float x[kChunk], y[kChunk];
     decode(token_chunk, job.tokens.dtype, x);
     decode(row_chunk, job.y.dtype, y);
     for (int i = 0; i < kChunk; ++i) sums[i] += x[i] * y[i];
+    if (!write) return;
     for (float& value : x) value *= p;
-    if (write) store<Config::kWide>(encode(x, job.rows.dtype), job.rows, {row, column});
+    store<Config::kWide>(encode(x, job.rows.dtype), job.rows, {row, column});
   });
   return total<kLanes>(sums);
 }
@@ -91,14 +113,15 @@ __device__ void dropped_slots(const Job& job, int64_t first, int64_t used) {
 
 /// Combine backward with dprob.
 template <class Config>
-__global__ void rows_and_products_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes) rows_and_products_kernel(const Job job) {
+  assume_dtypes<Config>(job);
   const int64_t used = job.used(), last = job.zero_tail ? job.bound : used;
   const int64_t groups = (job.slots + kLanes - 1) / kLanes;
   for_rows(last + groups, [&](int64_t item) {
     if (item >= last) return dropped_slots<Config>(job, (item - last) * kLanes, used);
     const int64_t slot = item < used ? job.slot_of[item] : -1;
     if (!job.is_slot(slot)) {
-      return for_chunks(job.hidden, true, [&](int64_t column) {
+      return for_chunks(job.hidden, [&](int64_t column) {
         store<Config::kWide>(Chunk{}, job.rows, {item, column});
       });
     }
@@ -136,11 +159,12 @@ __device__ void sum_choices(const Job& job, int64_t token, int64_t used, int64_t
 
 /// Combine and permute backward.
 template <class Config>
-__global__ void tokens_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes) tokens_kernel(const Job job) {
+  assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.slots / job.top_k, [&](int64_t token) {
-    for_chunks(job.hidden, false,
-               [&](int64_t column) { sum_choices<Config>(job, token, used, column); });
+    for_chunks<1>(job.hidden,
+                  [&](int64_t column) { sum_choices<Config>(job, token, used, column); });
     if (job.dprob == nullptr || segment_index() != 0) return;
     for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes) {
       const int64_t slot = token * job.top_k + choice, row = job.row_of[slot];
@@ -149,24 +173,28 @@ __global__ void tokens_kernel(const Job job) {
   });
 }
 
+/// Whether chunks are wide, and all dtypes bf16 or f16.
+struct WideHalves {
+  static constexpr bool kWide = true, kHalves = true;
+};
 struct Wide {
-  static constexpr bool kWide = true;
+  static constexpr bool kWide = true, kHalves = false;
 };
 struct Narrow {
-  static constexpr bool kWide = false;
+  static constexpr bool kWide = false, kHalves = false;
 };
 
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
-    const RowGrid grid = RowGrid::of(p.tokens, p.hidden, false);
+    const RowGrid grid = RowGrid::of(p.tokens, p.hidden, 1);
     tokens_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
   } else if (job.dprob != nullptr) {
     const int64_t items = p.rows + (job.slots + kLanes - 1) / kLanes;
-    const RowGrid grid = RowGrid::of(items, p.hidden, true);
+    const RowGrid grid = RowGrid::of(items, p.hidden, kWholeRows);
     rows_and_products_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
   } else {
-    const RowGrid grid = RowGrid::of(p.rows, p.hidden, false);
+    const RowGrid grid = RowGrid::of(p.rows, p.hidden, kRounds);
     rows_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
   }
   check_launch("permute");
@@ -196,7 +224,12 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
                 .zero_tail = p.tail == Tail::kZero,
                 .weighted = p.prob && combines};
   const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide();
-  wide ? launch<Wide>(p, job, stream_of(stream)) : launch<Narrow>(p, job, stream_of(stream));
+  if (!wide)
+    launch<Narrow>(p, job, stream_of(stream));
+  else if (p.dtype == DType::kF32)
+    launch<Wide>(p, job, stream_of(stream));
+  else
+    launch<WideHalves>(p, job, stream_of(stream));
 }
 
 }  // namespace cadre::cuda::portable

@@ -5,21 +5,23 @@
 #include "cuda/device/chunk.h"
 #include "cuda/portable/launch.h"
 
-// A grid over the rows of a matrix in which each warp takes a segment of one row: a chunk a thread,
-// or a whole row where its elements are summed. Segments of a row are neighbours in a block; rows
-// that are more than a grid holds are walked.
+// A grid over the rows of a matrix in which each warp takes a segment of one row, some chunks a
+// thread, or a whole row where its elements are summed. Segments of a row are neighbours in a block;
+// rows that are more than a grid holds are walked.
 namespace cadre::cuda::portable {
 
-constexpr int kSegment = kChunk * kLanes;  // columns
+constexpr int kRound = kChunk * kLanes;  // columns of a warp at a time
+constexpr int kWholeRows = 0;
 constexpr int kGridWarps = 8;
 constexpr int kMostBlocksAlongRows = 65535;  // of what CUDA allows in y
 
 struct RowGrid {
   dim3 blocks, threads;
 
-  /// Of at least one block, even for no rows.
-  static RowGrid of(int64_t rows, int64_t columns, bool whole_rows) {
-    const int64_t segments = whole_rows ? 1 : (columns + kSegment - 1) / kSegment;
+  /// `rounds`: chunks a thread. Of at least one block, even for no rows.
+  static RowGrid of(int64_t rows, int64_t columns, int rounds) {
+    const int64_t segment = rounds == kWholeRows ? columns : int64_t(rounds) * kRound;
+    const int64_t segments = (columns + segment - 1) / segment;
     int across = 1;
     while (across < kGridWarps && across < segments) across *= 2;
     const int down = kGridWarps / across;
@@ -41,13 +43,24 @@ __device__ inline int64_t segment_index() {
   return int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
 }
 
-/// Calls work(column) with the first column of every chunk of this thread: one of its segment, or
-/// all that go round to it where warps take whole rows.
+/// The first column of this thread, in segments of so many rounds.
+__device__ inline int64_t first_column(int rounds) {
+  return segment_index() * rounds * kRound + threadIdx.x * kChunk;
+}
+
+/// Calls work(column) with the first column of every chunk of this thread in a whole row.
 template <class Work>
-__device__ void for_chunks(int64_t columns, bool whole_rows, Work&& work) {
-  const int64_t step = whole_rows ? kSegment : columns;
-  const int64_t first = segment_index() * kSegment + threadIdx.x * kChunk;
-  for (int64_t column = first; column < columns; column += step) work(column);
+__device__ void for_chunks(int64_t columns, Work&& work) {
+  for (int64_t column = first_column(kWholeRows); column < columns; column += kRound) work(column);
+}
+
+/// The same in a segment of kRounds rounds.
+template <int kRounds, class Work>
+__device__ void for_chunks(int64_t columns, Work&& work) {
+  const int64_t first = first_column(kRounds);
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round)
+    if (first + round * kRound < columns) work(first + round * kRound);
 }
 
 }  // namespace cadre::cuda::portable
