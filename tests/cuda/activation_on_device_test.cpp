@@ -153,10 +153,10 @@ TEST_P(ActivationOnDevice, OfAnyNumberHasTheBitsOfTheCpuOrIsNan) {
     want.on_cpu();
     got.on_gpu();
     for (const auto& [g, w] : {std::pair(&got.h, &want.h), std::pair(&got.dz, &want.dz)})
-      EXPECT_EQ(test::difference(g->values(), w->values(),
-                                 std::vector<double>(size_t(g->rows() * g->columns())),
-                                 g->columns()),
-                "")
+      EXPECT_EQ(
+          test::difference(g->values(), w->values(),
+                           std::vector<double>(size_t(g->rows() * g->columns())), g->columns()),
+          "")
           << to_string(p);
   }
 }
@@ -180,9 +180,10 @@ TEST_P(ActivationOnDevice, OfNoRowsAndOfBrokenOffsets) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Activation, ActivationOnDevice, testing::ValuesIn(activation_list()),
-    [](const testing::TestParamInfo<ActivationInfo>& row) { return std::string(row.param.name); });
+INSTANTIATE_TEST_SUITE_P(Activation, ActivationOnDevice, testing::ValuesIn(activation_list()),
+                         [](const testing::TestParamInfo<ActivationInfo>& row) {
+                           return std::string(row.param.name);
+                         });
 
 }  // namespace
 }  // namespace cadre

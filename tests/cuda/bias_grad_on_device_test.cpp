@@ -1,4 +1,4 @@
-// dbias on the GPU is the reference's within the bound; dbias_scale has the bits of the CPU's `cpu`.
+// dbias on the GPU is the reference's within the bound; dbias_scale has the bits of the CPU's.
 #include "cadre/bias_grad.h"
 
 #include "tests/cuda/mirror.h"
@@ -30,8 +30,7 @@ struct Case {
     std::mt19937 random(seed);
     dy.fill(random, -2, 2, 0, offsets.back());
     bias.fill(random, -1, 1);
-    for (int64_t r = 0; r < offsets.back(); ++r)
-      bias_scale.set({r}, double(random() % 1000) / 999);
+    for (int64_t r = 0; r < offsets.back(); ++r) bias_scale.set({r}, double(random() % 1000) / 999);
     for (int e = 0; e < p.experts; ++e) {
       words.push_back(int32_t((seed / 2 + unsigned(e)) % 2));
       if (adds(e)) dbias.fill(random, -3, 3, row_of_expert(e), row_of_expert(e) + 1);
@@ -71,16 +70,18 @@ struct Case {
     start([&](Stream stream) { run(made, given, {}, stream); });
   }
   void on_cpu(std::string_view only) {
-    launch(plan(p, this_cpu(), only), [](const Tensor& t) { return t.view(); },
-           [](auto& entries) { return entries.data(); }, [](auto&& work) { work(Stream{}); });
+    launch(
+        plan(p, this_cpu(), only), [](const Tensor& t) { return t.view(); },
+        [](auto& entries) { return entries.data(); }, [](auto&& work) { work(Stream{}); });
   }
   void on_gpu() {
     test::Mirror mirror;
     const BiasGradPlan made = plan(p, test::first_gpu());
     EXPECT_EQ(made.name, "cuda_bias_grad");
-    launch(made, [&](const Tensor& t) { return mirror.view(t); },
-           [&](auto& entries) { return mirror.data(entries); },
-           [&](auto&& work) { mirror.replay(1, work); });
+    launch(
+        made, [&](const Tensor& t) { return mirror.view(t); },
+        [&](auto& entries) { return mirror.data(entries); },
+        [&](auto&& work) { mirror.replay(1, work); });
   }
 };
 

@@ -55,8 +55,7 @@ Outputs on_gpu(const OffsetsProblem& p, const std::vector<Index>& source) {
   OffsetsArgs args{.source = mirror.data(source),
                    .offsets = mirror.data<int32_t>(out.offsets),
                    .status = mirror.data<int32_t>(out.status)};
-  if (routing)
-    args.map = {mirror.data<int32_t>(out.row_of), mirror.data<int32_t>(out.slot_of)};
+  if (routing) args.map = {mirror.data<int32_t>(out.row_of), mirror.data<int32_t>(out.slot_of)};
   const Workspace workspace = mirror.workspace(made.workspace_bytes);
   mirror.replay(2, [&](Stream stream) { run(made, args, workspace, stream); });
   return out;
@@ -87,9 +86,9 @@ TEST_F(OffsetsOnDevice, OfCountsAndEndsAreThoseOfTheReference) {
 
 TEST_F(OffsetsOnDevice, OfBrokenCountsAndEndsAreClampedAndTheStatusSaysSo) {
   const std::vector<int64_t> cases[] = {
-      {3, 4, 3},         {3, -4, 3},  {3, 8, 3}, {kMost, kMost, 1}, {-kMost - 1, 11, 0},
-      {3, 7, 10},        {5, 3, 7},   {-1, 3, 3}, {3, 11, 12},      {kMost, 2, -kMost - 1},
-      {0, 0, 0},         {10, 0, 0},  {0, 0, 11}};
+      {3, 4, 3},  {3, -4, 3}, {3, 8, 3},  {kMost, kMost, 1}, {-kMost - 1, 11, 0},
+      {3, 7, 10}, {5, 3, 7},  {-1, 3, 3}, {3, 11, 12},       {kMost, 2, -kMost - 1},
+      {0, 0, 0},  {10, 0, 0}, {0, 0, 11}};
   for (OffsetsSource source : {OffsetsSource::kCounts, OffsetsSource::kEnds})
     for (const std::vector<int64_t>& numbers : cases)
       check({.source = source, .rows = 10, .experts = 3, .index = DType::kI64}, numbers);
@@ -175,8 +174,9 @@ TEST(OffsetsOnDevicePlan, RefusesOldArchitecturesAndTooManyExperts) {
     return "no error";
   };
   EXPECT_EQ(refusal(64, 75), "cuda_offsets: needs sm_80 or later, has sm_75");
-  EXPECT_EQ(refusal(20'000, 90),
-            "cuda_offsets: routing takes at most 12032 experts; their counters are in shared memory");
+  EXPECT_EQ(
+      refusal(20'000, 90),
+      "cuda_offsets: routing takes at most 12032 experts; their counters are in shared memory");
   EXPECT_EQ(refusal(12'032, 80), "no error");
 }
 

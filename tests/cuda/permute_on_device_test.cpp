@@ -35,12 +35,13 @@ struct Routed {
   }
 };
 
-/// How the rows lie: `gap` elements apart; a wide case has aligned rows.
+/// One problem with its tensors, whose rows lie `gap` elements apart. What is read is random where
+/// it may be read and NaN elsewhere; what is written is poison.
 struct Case {
   PermuteProblem p;
   Routed routed;
   Tensor tokens, rows, y, prob, row_prob, drow_prob, dprob;
-  bool wants_dprob = true;
+  bool wants_dprob = true, wants_row_of = true;
 
   Case(const PermuteProblem& problem, int64_t gap, unsigned seed)
       : p(problem),
@@ -74,6 +75,7 @@ struct Case {
                       .rows = view(rows),
                       .map = {list(routed.row_of), list(routed.slot_of)},
                       .offsets = {list(routed.offsets), p.experts}};
+    if (by_row() && !wants_row_of) given.map.row_of = nullptr;
     if (!p.prob) return given;
     if (p.pass != PermutePass::kPermuteBackward) given.prob = floats(prob);
     if (p.pass == PermutePass::kPermute) given.row_prob = floats(row_prob);
@@ -94,9 +96,8 @@ struct Case {
     test::Mirror mirror;
     const PermutePlan made = plan(p, test::first_gpu());
     EXPECT_EQ(made.name, "cuda_permute");
-    const PermuteArgs given =
-        args([&](const Tensor& t) { return mirror.view(t); },
-             [&](std::vector<int32_t>& list) { return mirror.data(list); });
+    const PermuteArgs given = args([&](const Tensor& t) { return mirror.view(t); },
+                                   [&](std::vector<int32_t>& list) { return mirror.data(list); });
     mirror.replay(2, [&](Stream stream) { run(made, given, {}, stream); });
   }
   std::vector<char> outputs() const {
@@ -110,7 +111,8 @@ struct Case {
 /// What the reference wrote, and how far a result may be from it.
 void expect_near(const Case& got, const Case& want) {
   const PermuteProblem& p = got.p;
-  const Tensor &g = got.by_row() ? got.rows : got.tokens, &w = got.by_row() ? want.rows : want.tokens;
+  const Tensor &g = got.by_row() ? got.rows : got.tokens,
+               &w = got.by_row() ? want.rows : want.tokens;
   std::vector<double> bound;
   const std::vector<double> values = w.values();
   for (size_t i = 0; i < values.size(); ++i) {
@@ -126,7 +128,10 @@ void expect_near(const Case& got, const Case& want) {
 
 void check(const PermuteProblem& p, int64_t gap, unsigned seed) {
   Case got(p, gap, seed), fast(p, gap, seed), want(p, gap, seed);
-  got.wants_dprob = fast.wants_dprob = want.wants_dprob = seed % 4 != 3;
+  for (Case* c : {&got, &fast, &want}) {
+    c->wants_dprob = seed % 4 != 3;
+    c->wants_row_of = seed % 5 < 3 || (c->wants_dprob && p.pass == PermutePass::kCombineBackward);
+  }
   got.on_gpu();
   fast.on_cpu("cpu");
   want.on_cpu("cpu_reference");
@@ -193,6 +198,7 @@ TEST_P(PermuteOnDevice, OfBrokenMapsAndOffsetsIsTheReferences) {
       got.routed.offsets.back() = end;
       for (int32_t& row : got.routed.row_of) row = int32_t(random() % 12) - 2;
       for (int32_t& slot : got.routed.slot_of) slot = int32_t(random() % 14) - 2;
+      got.wants_dprob = seed % 4 < 2;
       Case want = got;
       got.on_gpu();
       want.on_cpu("cpu");

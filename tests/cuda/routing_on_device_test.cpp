@@ -40,8 +40,7 @@ struct Case {
   template <class View>
   RoutingArgs args(View&& view) {
     const auto floats = [&](const Tensor& t) { return static_cast<float*>(view(t).data); };
-    RoutingArgs given{.logits = view(logits),
-                      .experts = static_cast<int32_t*>(view(experts).data)};
+    RoutingArgs given{.logits = view(logits), .experts = static_cast<int32_t*>(view(experts).data)};
     if (p.backward) {
       given.dprob = floats(dprob);
       if (with_scores) given.dscores = floats(dscores);
@@ -98,9 +97,9 @@ TEST_P(RoutingOnDevice, HasTheBitsOfTheCpu) {
   struct Sizes {
     int experts, top_k, groups, group_top_k;
   };
-  constexpr Sizes kSizes[] = {{1, 1, 1, 1},   {3, 2, 1, 1},   {8, 8, 1, 1},   {64, 8, 1, 1},
-                              {64, 6, 8, 3},  {256, 8, 8, 4}, {384, 8, 1, 1}, {12, 2, 4, 3},
-                              {6, 3, 6, 5},   {100, 70, 1, 1}, {1024, 2, 1, 1}, {2000, 3, 1, 1}};
+  constexpr Sizes kSizes[] = {{1, 1, 1, 1},  {3, 2, 1, 1},    {8, 8, 1, 1},    {64, 8, 1, 1},
+                              {64, 6, 8, 3}, {256, 8, 8, 4},  {384, 8, 1, 1},  {12, 2, 4, 3},
+                              {6, 3, 6, 5},  {100, 70, 1, 1}, {1024, 2, 1, 1}, {2000, 3, 1, 1}};
   unsigned seed = 1;
   for (const Sizes& sizes : kSizes)
     for (int64_t tokens : {0, 1, 70})
@@ -142,7 +141,11 @@ TEST_P(RoutingOnDevice, OfInfiniteAndNanLogits) {
 }
 
 TEST_P(RoutingOnDevice, BackwardSkipsWhatIsNoExpertAndAddsWhatIsChosenTwice) {
-  Case got({.backward = true, .score = GetParam(), .tokens = 50, .experts = 33, .top_k = 5,
+  Case got({.backward = true,
+            .score = GetParam(),
+            .tokens = 50,
+            .experts = 33,
+            .top_k = 5,
             .normalize = true},
            8);
   std::mt19937 random(8);

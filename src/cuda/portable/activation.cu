@@ -121,8 +121,7 @@ __device__ void write(const Features& x, const Glu& z, int64_t row, int64_t f) {
   }
   const int64_t column = Config::kGated ? z.column(f) : f;
   store<Config::kWide>(encode(x.gate, z.gate.dtype), z.gate, {row, column});
-  if constexpr (Config::kGated)
-    store<Config::kWide>(encode(x.up, z.up.dtype), z.up, {row, column});
+  if constexpr (Config::kGated) store<Config::kWide>(encode(x.up, z.up.dtype), z.up, {row, column});
 }
 
 /// h of eight features, zero in the tail.

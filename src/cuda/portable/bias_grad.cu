@@ -9,18 +9,18 @@
 // dy [R, N]; dbias, bias [E, N], or E pointers to [N]; bias_scale, dbias_scale [R]. Rows at or
 // beyond offsets[E] are not read; their dbias_scale is written as zero or not at all. The first
 // blocks make dbias: 64 columns of one expert each, in which row i of the expert goes to the sum
-// i % 32; those are added up by halves. The blocks behind them make dbias_scale, of 16 rows each: half a
-// warp takes a row, whose 128 sums are those of the CPU.
+// i % 32; those are added up by halves. The blocks behind them make dbias_scale, of 16 rows each:
+// half a warp takes a row, whose 128 sums are those of the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAcross = 8;                       // threads of a row, a chunk each
-constexpr int kSums = kThreads / kAcross;        // of a column
-constexpr int kColumns = kAcross * kChunk;       // of a block
-constexpr int kHalf = 16;                        // threads of a row of dbias_scale
-constexpr int kRowsAtOnce = 4;                   // under way together
-constexpr int kScaleRows = kThreads / kHalf;     // of a block
+constexpr int kAcross = 8;                    // threads of a row, a chunk each
+constexpr int kSums = kThreads / kAcross;     // of a column
+constexpr int kColumns = kAcross * kChunk;    // of a block
+constexpr int kHalf = 16;                     // threads of a row of dbias_scale
+constexpr int kRowsAtOnce = 4;                // under way together
+constexpr int kScaleRows = kThreads / kHalf;  // of a block
 
 /// [E, N], packed or discrete: the matrix of one expert has one row.
 struct PerExpert {
@@ -59,8 +59,8 @@ struct Job {
   }
 };
 
-/// The rows of one expert as an ExpertWalk gives them: behind those of all before it. All threads of
-/// the block must call it.
+/// The rows of one expert as an ExpertWalk gives them: behind those of all before it. All threads
+/// of the block must call it.
 __device__ schedule::ExpertRows walked_rows(const Job& job, int expert) {
   __shared__ int highest;
   if (threadIdx.x == 0) highest = 0;
@@ -136,8 +136,8 @@ __device__ void make_dbias(const Job& job, int64_t block) {
   store<false>(encode(sum, dbias.dtype), dbias, {0, column});
 }
 
-/// The first expert whose rows end behind `row`, E if there is none: an ExpertWalk gives it that row.
-/// All threads of the block must call it.
+/// The first expert whose rows end behind `row`, E if there is none: an ExpertWalk gives it that
+/// row. All threads of the block must call it.
 __device__ int expert_ending_behind(const Job& job, int64_t row) {
   __shared__ int lowest;
   if (threadIdx.x == 0) lowest = job.experts;
@@ -227,19 +227,19 @@ void launch(const BiasGradProblem& p, const Job& job, cudaStream_t stream) {
 
 void bias_grad(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace, Stream stream) {
   const BiasGradProblem& p = plan.problem;
-  const Job job{.dy = Matrix(args.dy),
-                .dbias = PerExpert(args.dbias, args.discrete_dbias, p.dbias, p.n),
-                .bias = PerExpert(args.bias, const_cast<void* const*>(args.discrete_bias), p.bias,
-                                  p.n),
-                .offsets = args.offsets.data,
-                .words = args.accumulate,
-                .bias_scale = args.bias_scale,
-                .dbias_scale = args.dbias_scale,
-                .bound = p.rows,
-                .experts = p.experts,
-                .column_blocks = int((p.n + kColumns - 1) / kColumns),
-                .accumulate = p.accumulate,
-                .zero_tail = p.tail == Tail::kZero};
+  const Job job{
+      .dy = Matrix(args.dy),
+      .dbias = PerExpert(args.dbias, args.discrete_dbias, p.dbias, p.n),
+      .bias = PerExpert(args.bias, const_cast<void* const*>(args.discrete_bias), p.bias, p.n),
+      .offsets = args.offsets.data,
+      .words = args.accumulate,
+      .bias_scale = args.bias_scale,
+      .dbias_scale = args.dbias_scale,
+      .bound = p.rows,
+      .experts = p.experts,
+      .column_blocks = int((p.n + kColumns - 1) / kColumns),
+      .accumulate = p.accumulate,
+      .zero_tail = p.tail == Tail::kZero};
   // Nobody here can look at discrete pointers, so what they point to is not taken as aligned.
   if (!job.dy.is_wide())
     launch<Narrow>(p, job, stream_of(stream));

@@ -21,8 +21,6 @@ std::string needs_sm80(const Problem&, const Device& device) {
 
 inline cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
-inline void check_launch(const char* kernel) {
-  check(cudaGetLastError(), text("launch ", kernel));
-}
+inline void check_launch(const char* kernel) { check(cudaGetLastError(), text("launch ", kernel)); }
 
 }  // namespace cadre::cuda::portable

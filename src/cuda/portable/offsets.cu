@@ -5,8 +5,8 @@
 #include "cuda/device/scan.h"
 #include "cuda/portable/launch.h"
 
-// offsets[e + 1] = min(R, sum of the counts up to e), or min(R, largest end up to e); of routing the
-// stable sort of the choices by expert, too.
+// offsets[e + 1] = min(R, sum of the counts up to e), or min(R, largest end up to e); of routing
+// the stable sort of the choices by expert, too.
 //
 // counts, ends [E]; routing [T, top_k]; offsets [E + 1]; row_of [T, top_k]; slot_of [R], whose tail
 // is not written. Counts and ends are scanned by one block. Choices are cut into pieces, one a
@@ -39,7 +39,7 @@ struct Pieces {
 struct Job {
   const void* source;
   int32_t *offsets, *row_of, *slot_of, *status;
-  int32_t* counts;  ///< [pieces, E] of routing
+  int32_t* counts;           ///< [pieces, E] of routing
   int64_t rows, slots, run;  ///< run: choices of a warp, a multiple of 32
   int experts;
 };
@@ -47,8 +47,7 @@ struct Job {
 __device__ void write_status(const Job& job, bool decreasing, bool beyond) {
   const bool any_decreasing = __syncthreads_or(decreasing), any_beyond = __syncthreads_or(beyond);
   if (threadIdx.x == 0 && job.status != nullptr)
-    *job.status =
-        (any_decreasing ? kOffsetsDecreasing : 0) | (any_beyond ? kOffsetsBeyondRows : 0);
+    *job.status = (any_decreasing ? kOffsetsDecreasing : 0) | (any_beyond ? kOffsetsBeyondRows : 0);
 }
 
 /// One block; Config says what is scanned.
@@ -168,7 +167,7 @@ __device__ void find_rows(const Job& job, int32_t* counters) {
   __syncthreads();
 }
 
-/// Gives the choices of the warp's run their rows, 32 at a time: equals in the order of their lanes.
+/// Gives the choices of the warp's run their rows, 32 at a time; equals in the order of lanes.
 template <class Index>
 __device__ void deal_run(const Job& job, int32_t* next_row) {
   const Run run(job);
@@ -233,8 +232,7 @@ void launch(const OffsetsProblem& p, Job job, cudaStream_t stream) {
     count_kernel<Counts<Index>><<<pieces.count, threads, counter_bytes, stream>>>(job);
     check_launch("counts of routing");
   }
-  deal_kernel<Counts<Index>>
-      <<<pieces.count, threads, pieces.warps * counter_bytes, stream>>>(job);
+  deal_kernel<Counts<Index>><<<pieces.count, threads, pieces.warps * counter_bytes, stream>>>(job);
   check_launch("offsets of routing");
 }
 

@@ -10,8 +10,9 @@
 //
 // tokens [T, H], rows, y [R, H], with t, j the token and the choice of slot_of[row] and, the other
 // way, row = row_of[t, j]. Rows at or beyond offsets[E] are not read, and written as zero or not at
-// all. A warp takes a segment of a row or token; of a row whose product is wanted all of it. Each
-// sum over j is one thread's, in the order of j; the 256 sums of a product are those of the CPU.
+// all. A warp takes a segment of a token, which it writes to all of its rows or adds up from them,
+// or the whole row whose product is wanted. Each sum over j is one thread's, in the order of j; the
+// 256 sums of a product are those of the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
@@ -30,6 +31,10 @@ struct Job {
 
   __device__ int64_t used() const { return schedule::rows_used(offsets, experts, bound); }
   __device__ bool is_slot(int64_t slot) const { return slot >= 0 && slot < slots; }
+  /// Whether a slot and a row point at each other. With a map of offsets.h all do that are kept.
+  __device__ bool is_pair(int64_t slot, int64_t row, int64_t used) const {
+    return row >= 0 && row < used && slot_of[row] == slot;
+  }
 };
 
 /// Kernels begin with it.
@@ -49,29 +54,85 @@ __device__ Chunk scaled(const Chunk& chunk, DType dtype, float p) {
   return encode(x, dtype);
 }
 
+/// The chunks of a thread in its segment of one token.
+struct Chunks {
+  Chunk of[kRounds];
+};
+
+template <class Config>
+__device__ Chunks read_token(const Job& job, int64_t token) {
+  Chunks chunks{};
+  const int64_t first = first_column(kRounds);
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i)
+    if (first + i * kRound < job.hidden)
+      chunks.of[i] = load<Config::kWide>(job.tokens, {token, first + i * kRound});
+  return chunks;
+}
+
+template <class Config>
+__device__ void write_row(const Job& job, int64_t row, const Chunks& chunks, float p) {
+  const int64_t first = first_column(kRounds);
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const Chunk chunk = job.weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
+    if (first + i * kRound < job.hidden)
+      store<Config::kWide>(chunk, job.rows, {row, first + i * kRound});
+  }
+  if (first == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
+}
+
 /// rows[row] from the token of its slot, or zero.
+template <class Config>
+__device__ void make_row(const Job& job, int64_t row, int64_t used) {
+  const int slot = row < used ? job.slot_of[row] : -1;
+  const bool known = job.is_slot(slot);
+  const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
+  write_row<Config>(job, row, known ? read_token<Config>(job, slot / job.top_k) : Chunks{}, p);
+}
+
+/// Without row_of: each row looks for its token.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes) rows_kernel(const Job job) {
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
-  for_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
-    const int slot = row < used ? job.slot_of[row] : -1;
-    const bool known = job.is_slot(slot);
-    const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
-    const int64_t token = slot / job.top_k, first = first_column(kRounds);
-    Chunk chunks[kRounds] = {};
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i)
-      if (known && first + i * kRound < job.hidden)
-        chunks[i] = load<Config::kWide>(job.tokens, {token, first + i * kRound});
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i)
-      if (known && job.weighted) chunks[i] = scaled(chunks[i], job.tokens.dtype, p);
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i)
-      if (first + i * kRound < job.hidden)
-        store<Config::kWide>(chunks[i], job.rows, {row, first + i * kRound});
-    if (first == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
+  for_rows(job.zero_tail ? job.bound : used,
+           [&](int64_t row) { make_row<Config>(job, row, used); });
+}
+
+/// Calls work(row) with those of 32 rows that no slot points back at: the tail, and the rows of a
+/// map that offsets.h did not make.
+template <class Work>
+__device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, Work&& work) {
+  const int64_t row = first + threadIdx.x, last = job.zero_tail ? job.bound : used;
+  const int64_t slot = row < used ? job.slot_of[row] : -1;
+  const bool paired = job.is_slot(slot) && job.row_of[slot] == row;
+  for (unsigned rest = __ballot_sync(~0u, row < last && !paired); rest != 0; rest &= rest - 1)
+    work(first + __ffs(int(rest)) - 1);
+}
+
+/// With row_of: each token is read once and written to all of its rows. Warps behind the tokens'
+/// write what is left.
+template <class Config>
+__global__ void __launch_bounds__(kGridWarps* kLanes) scatter_kernel(const Job job) {
+  assume_dtypes<Config>(job);
+  const int64_t used = job.used(), tokens = job.slots / job.top_k;
+  for_rows(tokens + (job.bound + kLanes - 1) / kLanes, [&](int64_t item) {
+    if (item >= tokens)
+      return for_unpaired_rows(job, (item - tokens) * kLanes, used,
+                               [&](int64_t row) { make_row<Config>(job, row, used); });
+    const Chunks chunks = read_token<Config>(job, item);
+    for (int first = 0; first < job.top_k; first += kLanes) {
+      const int choice = first + int(threadIdx.x);
+      const int64_t slot = item * job.top_k + choice;
+      const int row = choice < job.top_k ? job.row_of[slot] : -1;
+      const bool paired = job.is_pair(slot, row, used);
+      const float p = paired && job.prob != nullptr ? job.prob[slot] : 0.0f;
+      for (unsigned rest = __ballot_sync(~0u, paired); rest != 0; rest &= rest - 1) {
+        const int lane = __ffs(int(rest)) - 1;
+        write_row<Config>(job, __shfl_sync(~0u, row, lane), chunks, __shfl_sync(~0u, p, lane));
+      }
+    }
   });
 }
 
@@ -94,39 +155,35 @@ __device__ float product(const Job& job, int64_t token, int64_t row, bool write,
   return total<kLanes>(sums);
 }
 
-/// dprob of 32 slots whose row does not point back at them. With a map of offsets.h those are the
-/// dropped ones, and their gradient is zero; any others are worked out one by one.
+/// A row that no slot points back at, as a whole.
 template <class Config>
-__device__ void dropped_slots(const Job& job, int64_t first, int64_t used) {
-  const int64_t slot = first + threadIdx.x;
-  const int64_t row = slot < job.slots ? job.row_of[slot] : -1;
-  const bool has_row = row >= 0 && row < used;
-  if (slot < job.slots && !has_row) job.dprob[slot] = 0;
-  for (unsigned odd = __ballot_sync(~0u, has_row && job.slot_of[row] != slot); odd != 0;
-       odd &= odd - 1) {
-    const int lane = __ffs(int(odd)) - 1;
-    const int64_t its_row = __shfl_sync(~0u, row, lane);
-    const float sum = product<Config>(job, (first + lane) / job.top_k, its_row, false, 0.0f);
-    if (threadIdx.x == 0) job.dprob[first + lane] = sum;
-  }
+__device__ void make_whole_row(const Job& job, int64_t row, int64_t used) {
+  const int slot = row < used ? job.slot_of[row] : -1;
+  const bool known = job.is_slot(slot);
+  const float p = known ? job.prob[slot] : 0.0f;
+  for_chunks(job.hidden, [&](int64_t column) {
+    Chunk chunk{};
+    if (known) chunk = load<Config::kWide>(job.tokens, {slot / job.top_k, column});
+    store<Config::kWide>(scaled(chunk, job.rows.dtype, p), job.rows, {row, column});
+  });
 }
 
-/// Combine backward with dprob.
+/// Combine backward with dprob: a warp takes a slot and its row. The slots of a token are
+/// neighbours, so that it is fetched once. Warps behind the slots' write what is left.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes) rows_and_products_kernel(const Job job) {
   assume_dtypes<Config>(job);
-  const int64_t used = job.used(), last = job.zero_tail ? job.bound : used;
-  const int64_t groups = (job.slots + kLanes - 1) / kLanes;
-  for_rows(last + groups, [&](int64_t item) {
-    if (item >= last) return dropped_slots<Config>(job, (item - last) * kLanes, used);
-    const int64_t slot = item < used ? job.slot_of[item] : -1;
-    if (!job.is_slot(slot)) {
-      return for_chunks(job.hidden, [&](int64_t column) {
-        store<Config::kWide>(Chunk{}, job.rows, {item, column});
-      });
-    }
-    const float sum = product<Config>(job, slot / job.top_k, item, true, job.prob[slot]);
-    if (threadIdx.x == 0 && job.row_of[slot] == item) job.dprob[slot] = sum;
+  const int64_t used = job.used();
+  for_rows(job.slots + (job.bound + kLanes - 1) / kLanes, [&](int64_t slot) {
+    if (slot >= job.slots)
+      return for_unpaired_rows(job, (slot - job.slots) * kLanes, used,
+                               [&](int64_t row) { make_whole_row<Config>(job, row, used); });
+    const int row = job.row_of[slot];
+    float sum = 0;
+    if (row >= 0 && row < used)
+      sum = product<Config>(job, int(slot) / job.top_k, row, job.is_pair(slot, row, used),
+                            job.prob[slot]);
+    if (threadIdx.x == 0) job.dprob[slot] = sum;
   });
 }
 
@@ -186,13 +243,16 @@ struct Narrow {
 
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
+  const int64_t groups = (p.rows + kLanes - 1) / kLanes;
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
     const RowGrid grid = RowGrid::of(p.tokens, p.hidden, 1);
     tokens_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
   } else if (job.dprob != nullptr) {
-    const int64_t items = p.rows + (job.slots + kLanes - 1) / kLanes;
-    const RowGrid grid = RowGrid::of(items, p.hidden, kWholeRows);
+    const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
     rows_and_products_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+  } else if (job.row_of != nullptr) {
+    const RowGrid grid = RowGrid::of(p.tokens + groups, p.hidden, kRounds);
+    scatter_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
   } else {
     const RowGrid grid = RowGrid::of(p.rows, p.hidden, kRounds);
     rows_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
@@ -204,8 +264,7 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
   const PermuteProblem& p = plan.problem;
-  const bool combines =
-      p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
+  const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
   const Job job{.tokens = Matrix(args.tokens),
                 .rows = Matrix(args.rows),
                 .y = Matrix(args.y),

@@ -6,8 +6,8 @@
 #include "cuda/portable/launch.h"
 
 // A grid over the rows of a matrix in which each warp takes a segment of one row, some chunks a
-// thread, or a whole row where its elements are summed. Segments of a row are neighbours in a block;
-// rows that are more than a grid holds are walked.
+// thread, or a whole row where its elements are summed. Segments of a row are neighbours in a
+// block; rows that are more than a grid holds are walked.
 namespace cadre::cuda::portable {
 
 constexpr int kRound = kChunk * kLanes;  // columns of a warp at a time
@@ -39,9 +39,7 @@ __device__ void for_rows(int64_t rows, Work&& work) {
 }
 
 /// The segment of this warp.
-__device__ inline int64_t segment_index() {
-  return int64_t(blockIdx.x) * blockDim.y + threadIdx.y;
-}
+__device__ inline int64_t segment_index() { return int64_t(blockIdx.x) * blockDim.y + threadIdx.y; }
 
 /// The first column of this thread, in segments of so many rounds.
 __device__ inline int64_t first_column(int rounds) {
