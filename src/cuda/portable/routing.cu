@@ -63,7 +63,7 @@ __device__ float from_ordered(uint32_t number) {
 
 /// e^(l - max): equal infinities count as equal.
 __device__ float weight(float logit, float max) {
-  return logit == max ? 1.0f : activations::exp_of(logit - max);
+  return logit == max ? 1.0f : activations::exp_of_negative(logit - max);
 }
 
 /// The sum of value(e) over the experts: 64 sums, two a lane, then halves.
