@@ -46,7 +46,7 @@ CADRE_HD constexpr float exp_of(float x) {
          std::bit_cast<float>(uint32_t(rest + 127) << 23);
 }
 
-/// The same bits for x <= 0, with less work: 2^(n + 64) is normal, and the factor 2^-64 rounds once.
+/// The same bits for x <= 0, with less work: 2^(n + 64) is normal, and 2^-64 rounds once.
 CADRE_HD constexpr float exp_of_negative(float x) {
   constexpr uint32_t kBias = 127 + 64 - std::bit_cast<uint32_t>(ExpParts::kRound);
   const ExpParts parts(x < -105.0f ? -105.0f : x);
