@@ -93,7 +93,7 @@ __device__ void make_row(const Job& job, int64_t row, int64_t used) {
 
 /// Without row_of: each row looks for its token.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) rows_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kernel(const Job job) {
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.zero_tail ? job.bound : used,
@@ -114,7 +114,8 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
 /// With row_of: each token is read once and written to all of its rows. Warps behind the tokens'
 /// write what is left.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) scatter_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
+    scatter_kernel(const Job job) {
   assume_dtypes<Config>(job);
   const int64_t used = job.used(), tokens = job.slots / job.top_k;
   for_rows(tokens + (job.bound + kLanes - 1) / kLanes, [&](int64_t item) {
@@ -171,7 +172,8 @@ __device__ void make_whole_row(const Job& job, int64_t row, int64_t used) {
 /// Combine backward with dprob: a warp takes a slot and its row. The slots of a token are
 /// neighbours, so that it is fetched once. Warps behind the slots' write what is left.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) rows_and_products_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
+    rows_and_products_kernel(const Job job) {
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.slots + (job.bound + kLanes - 1) / kLanes, [&](int64_t slot) {
@@ -216,7 +218,8 @@ __device__ void sum_choices(const Job& job, int64_t token, int64_t used, int64_t
 
 /// Combine and permute backward.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) tokens_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
+    tokens_kernel(const Job job) {
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.slots / job.top_k, [&](int64_t token) {
@@ -230,15 +233,18 @@ __global__ void __launch_bounds__(kGridWarps* kLanes) tokens_kernel(const Job jo
   });
 }
 
-/// Whether chunks are wide, and all dtypes bf16 or f16.
+/// Whether chunks are wide, and all dtypes bf16 or f16; blocks of a multiprocessor at least.
 struct WideHalves {
   static constexpr bool kWide = true, kHalves = true;
+  static constexpr int kBlocks = 4;
 };
 struct Wide {
   static constexpr bool kWide = true, kHalves = false;
+  static constexpr int kBlocks = 1;
 };
 struct Narrow {
   static constexpr bool kWide = false, kHalves = false;
+  static constexpr int kBlocks = 1;
 };
 
 template <class Config>
