@@ -3,6 +3,7 @@
 
 #include "activations/exp.h"
 #include "cadre/host_device.h"
+#include "formats/ieee.h"
 
 namespace cadre::activations {
 
@@ -32,7 +33,7 @@ CADRE_HD constexpr Normal<float> normal(float x) {
                           -0.0645404533f, 0.0168930106f};
   constexpr float kDensity = 0.39894228f;
   const float magnitude = x < 0 ? -x : x, t = magnitude > 40.0f ? 40.0f : magnitude;
-  const float power = exp_of(-0.5f * t * t), w = 1.0f / (1.0f + 0.25f * t);
+  const float power = exp_of_negative(-0.5f * t * t), w = formats::reciprocal(1.0f + 0.25f * t);
   float p = kP[9];
   for (int i = 8; i >= 0; --i) p = p * w + kP[i];
   const float tail = power * (w * p);

@@ -1,5 +1,6 @@
 #pragma once
 #include "activations/exp.h"
+#include "formats/ieee.h"
 
 namespace cadre::activations {
 
@@ -9,8 +10,8 @@ struct Sigmoid {
   Real value, complement;
 
   CADRE_HD constexpr explicit Sigmoid(Real x) {
-    const Real small = exp_of(x < 0 ? x : -x);  // in [0, 1]: never overflows
-    const Real large_part = 1 / (1 + small), small_part = small * large_part;
+    const Real small = exp_of_negative(x < 0 ? x : -x);  // in [0, 1]: never overflows
+    const Real large_part = formats::reciprocal(1 + small), small_part = small * large_part;
     value = x < 0 ? small_part : large_part;
     complement = x < 0 ? large_part : small_part;
   }

@@ -56,6 +56,19 @@ CADRE_HD constexpr float div(float a, float b) {
   return a / b;
 }
 
+/// 1 / x, rounded once, for 1 <= x <= 2^100 and NaN. A division of the device would branch for all
+/// other x; here one step of Newton's from an approximation within one unit in the last place does.
+CADRE_HD constexpr float reciprocal(float x) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) {
+    const float near = __fdividef(1.0f, x);
+    return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
+  }
+#endif
+  return 1.0f / x;
+}
+CADRE_HD constexpr double reciprocal(double x) { return 1.0 / x; }
+
 /// A double rounded to odd: toward zero, with the last bit set if that lost anything. Rounding the
 /// result once more, to at most 22 bits, gives what one rounding of the double would have given.
 CADRE_HD constexpr float round_to_odd(double x) {

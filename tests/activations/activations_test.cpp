@@ -2,6 +2,7 @@
 // differences, and the corners.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <random>
@@ -169,6 +170,15 @@ TEST(Exp, InFp32UnderflowsStepByStepAndOverflowsToInfinity) {
   EXPECT_EQ(activations::exp_of(88.8f), kInfinity);
   EXPECT_EQ(activations::exp_of(kInfinity), kInfinity);
   EXPECT_TRUE(std::isnan(activations::exp_of(float(kNan))));
+}
+
+TEST(Exp, OfNegativeNumbersHasTheSameBits) {
+  for (uint32_t magnitude = 0; magnitude <= 0x7f80'0000u; magnitude += 509) {
+    const float x = std::bit_cast<float>(0x8000'0000u | magnitude);
+    ASSERT_EQ(activations::exp_of_negative(x), activations::exp_of(x)) << x;
+  }
+  EXPECT_EQ(activations::exp_of_negative(0.0f), 1.0f);
+  EXPECT_TRUE(std::isnan(activations::exp_of_negative(float(kNan))));
 }
 
 TEST(Sigmoid, AndItsComplementAreSmallWithoutLoss) {

@@ -53,6 +53,15 @@ struct BlockOf {
   }
 };
 
+// Of every second mantissa, times a power of two.
+template <uint32_t kOdd, uint32_t kExponent>
+struct Reciprocal {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    const uint32_t mantissa = (x & 0x3f'ffffu) << 1 | kOdd;
+    return bits_of(formats::reciprocal(float_of((127u + kExponent) << 23 | mantissa)));
+  }
+};
+
 struct Philox {
   CADRE_HD static uint32_t of(uint32_t x) {
     const formats::StochasticBits bits{.seed = x * 0x1'0000'0001ull, .offset = x, .role = {}};
@@ -127,6 +136,16 @@ TEST_F(FormatsOnDevice, ScalesAndMultipliers) {
         agrees<BlockOf<Format, formats::E5m2, true>>(Format::kInfo.name.data());
     }
   });
+}
+
+TEST_F(FormatsOnDevice, Reciprocals) {
+  agrees<Reciprocal<0, 0>>("reciprocal");
+  agrees<Reciprocal<1, 0>>("reciprocal");
+  agrees<Reciprocal<0, 1>>("reciprocal");
+  agrees<Reciprocal<1, 1>>("reciprocal");
+  agrees<Reciprocal<0, 3>>("reciprocal");
+  agrees<Reciprocal<1, 3>>("reciprocal");
+  agrees<Reciprocal<1, 99>>("reciprocal");
 }
 
 TEST_F(FormatsOnDevice, HadamardAndPhilox) {

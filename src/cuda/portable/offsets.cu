@@ -1,0 +1,272 @@
+#include "cuda/portable/offsets.h"
+
+#include <algorithm>
+
+#include "cuda/device/scan.h"
+#include "cuda/portable/launch.h"
+
+// offsets[e + 1] = min(R, sum of the counts up to e), or min(R, largest end up to e); of routing
+// the stable sort of the choices by expert, too.
+//
+// counts, ends [E]; routing [T, top_k]; offsets [E + 1]; row_of [T, top_k]; slot_of [R], whose tail
+// is not written. Counts and ends are scanned by one block. Choices are cut into pieces, one a
+// block, and each piece into runs of neighbours, one a warp. The first kernel counts the choices of
+// each piece; the second adds the counts of all pieces, which gives the first row of every expert
+// in every run, and deals out the rows. Additions in shared memory are of integers, and ranks among
+// equals follow the order of the choices, so nothing depends on which thread comes first.
+namespace cadre::cuda::portable {
+namespace {
+
+constexpr int kScanThreads = 1024;
+constexpr int kMostWarps = 16;
+constexpr int kMostPieces = 64;
+constexpr int kCounterBytes = 47 * 1024;  // of 48 KiB that every device has without asking
+constexpr int64_t kSlotsOfWarp = 64;      // fewer are not worth a block
+
+/// How routing is cut. A function of the problem alone.
+struct Pieces {
+  int warps = 1;  ///< of a block, each with E counters
+  int count = 1;
+
+  explicit Pieces(const OffsetsProblem& p) {
+    while (warps < kMostWarps && 2 * warps * int64_t(p.experts) * 4 <= kCounterBytes) warps *= 2;
+    const int64_t slots = p.tokens * p.top_k, piece = warps * kSlotsOfWarp;
+    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, kMostPieces));
+  }
+};
+
+/// What the kernels know.
+struct Job {
+  const void* source;
+  int32_t *offsets, *row_of, *slot_of, *status;
+  int32_t* counts;           ///< [pieces, E] of routing
+  int64_t rows, slots, run;  ///< run: choices of a warp, a multiple of 32
+  int experts;
+};
+
+__device__ void write_status(const Job& job, bool decreasing, bool beyond) {
+  const bool any_decreasing = __syncthreads_or(decreasing), any_beyond = __syncthreads_or(beyond);
+  if (threadIdx.x == 0 && job.status != nullptr)
+    *job.status = (any_decreasing ? kOffsetsDecreasing : 0) | (any_beyond ? kOffsetsBeyondRows : 0);
+}
+
+/// One block; Config says what is scanned.
+template <class Config>
+__global__ void __launch_bounds__(kScanThreads) sums_kernel(const Job job) {
+  __shared__ int64_t partial[kLanes];
+  const auto* numbers = static_cast<const typename Config::Index*>(job.source);
+  bool decreasing = false, beyond = false;
+  int64_t carry = 0;
+  if (threadIdx.x == 0) job.offsets[0] = 0;
+  for (int first = 0; first < job.experts; first += kScanThreads) {
+    const int e = first + int(threadIdx.x);
+    int64_t number = 0;
+    if (e < job.experts) {
+      number = numbers[e];
+      decreasing |= number < (Config::kEnds && e > 0 ? int64_t(numbers[e - 1]) : 0);
+    }
+    // R + 1 says as much as anything above, and does not overflow.
+    number = number < 0 ? 0 : number > job.rows ? job.rows + 1 : number;
+    const typename Config::Join join;
+    const Scanned scanned = block_scan(number, partial, join);
+    const int64_t end = join(carry, scanned.upto);
+    beyond |= end > job.rows;
+    if (e < job.experts) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
+    carry = join(carry, scanned.all);
+  }
+  write_status(job, decreasing, beyond);
+}
+
+/// The choices of this warp: [first, last).
+struct Run {
+  int64_t first, last;
+
+  __device__ explicit Run(const Job& job) {
+    const int64_t number = int64_t(blockIdx.x) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+    first = min(number * job.run, job.slots);
+    last = min((number + 1) * job.run, job.slots);
+  }
+};
+
+/// The expert of a choice, -1 where there is none.
+template <class Index>
+__device__ int expert_of(const Job& job, int64_t slot, int64_t last) {
+  if (slot >= last) return -1;
+  const Index e = static_cast<const Index*>(job.source)[slot];
+  return e >= 0 && e < Index(job.experts) ? int(e) : -1;
+}
+
+/// Adds one to the counter of each choice of the warp's run. Integers: the order does not matter.
+template <class Index>
+__device__ void count_run(const Job& job, int32_t* counters) {
+  const Run run(job);
+#pragma unroll 4
+  for (int64_t slot = run.first + threadIdx.x % kLanes; slot < run.last; slot += kLanes) {
+    const int e = expert_of<Index>(job, slot, run.last);
+    if (e >= 0) atomicAdd(&counters[e], 1);
+  }
+}
+
+__device__ void clear(int32_t* counters, int count) {
+  for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) counters[i] = 0;
+  __syncthreads();
+}
+
+template <class Config>
+__global__ void __launch_bounds__(kMostWarps* kLanes) count_kernel(const Job job) {
+  extern __shared__ int32_t counters[];  // [E]
+  clear(counters, job.experts);
+  count_run<typename Config::Index>(job, counters);
+  __syncthreads();
+  for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
+    job.counts[int64_t(blockIdx.x) * job.experts + e] = counters[e];
+}
+
+/// Choices of one expert in the pieces before this block's, and in all.
+struct Count {
+  int before, all;
+};
+
+__device__ Count count_of(const Job& job, const int32_t* counters, int e) {
+  Count count{0, 0};
+  if (gridDim.x == 1) {
+    for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp)
+      count.all += counters[warp * job.experts + e];
+    return count;
+  }
+#pragma unroll 8
+  for (int piece = 0; piece < int(gridDim.x); ++piece) {
+    const int here = job.counts[int64_t(piece) * job.experts + e];
+    count.before += piece < int(blockIdx.x) ? here : 0;
+    count.all += here;
+  }
+  return count;
+}
+
+/// Turns the counters [warps, E] into the row of each warp's next choice. Block 0 writes offsets.
+__device__ void find_rows(const Job& job, int32_t* counters) {
+  __shared__ int64_t partial[kLanes];
+  int64_t carry = 0;
+  for (int first = 0; first < job.experts; first += int(blockDim.x)) {
+    const int e = first + int(threadIdx.x);
+    const Count count = e < job.experts ? count_of(job, counters, e) : Count{0, 0};
+    const Scanned scanned = block_scan(count.all, partial, Sum{});
+    const int64_t end = carry + scanned.upto;
+    carry += scanned.all;
+    if (e >= job.experts) continue;
+    if (blockIdx.x == 0) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
+    int next = int(end) - count.all + count.before;
+    for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp) {
+      const int here = counters[warp * job.experts + e];
+      counters[warp * job.experts + e] = next;
+      next += here;
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) job.offsets[0] = 0;
+  if (blockIdx.x == 0) write_status(job, false, carry > job.rows);
+  __syncthreads();
+}
+
+/// Gives the choices of the warp's run their rows, 32 at a time; equals in the order of lanes.
+template <class Index>
+__device__ void deal_run(const Job& job, int32_t* next_row) {
+  const Run run(job);
+  const int lane = int(threadIdx.x % kLanes);
+  int e = expert_of<Index>(job, run.first + lane, run.last);
+  for (int64_t first = run.first; first < run.last; first += kLanes) {
+    const int64_t slot = first + lane;
+    const int later = expert_of<Index>(job, slot + kLanes, run.last);
+    const unsigned equals = __match_any_sync(~0u, e);
+    const int rank = __popc(equals & ((1u << lane) - 1));
+    const int row = e >= 0 ? next_row[e] + rank : 0;
+    __syncwarp();
+    if (e >= 0 && rank == 0) next_row[e] += __popc(equals);
+    __syncwarp();
+    const bool kept = e >= 0 && row < job.rows;
+    if (slot < run.last && job.row_of != nullptr) job.row_of[slot] = kept ? row : -1;
+    if (kept && job.slot_of != nullptr) job.slot_of[row] = int32_t(slot);
+    e = later;
+  }
+}
+
+template <class Config>
+__global__ void __launch_bounds__(kMostWarps* kLanes) deal_kernel(const Job job) {
+  extern __shared__ int32_t counters[];  // [warps, E]
+  int32_t* mine = counters + int(threadIdx.x / kLanes) * job.experts;
+  clear(counters, int(blockDim.x / kLanes) * job.experts);
+  count_run<typename Config::Index>(job, mine);
+  __syncthreads();
+  find_rows(job, counters);
+  deal_run<typename Config::Index>(job, mine);
+}
+
+template <class Number>
+struct Counts {
+  using Index = Number;
+  using Join = Sum;
+  static constexpr bool kEnds = false;
+};
+template <class Number>
+struct Ends {
+  using Index = Number;
+  using Join = Largest;
+  static constexpr bool kEnds = true;
+};
+
+template <class Index>
+void launch(const OffsetsProblem& p, Job job, cudaStream_t stream) {
+  if (p.source == OffsetsSource::kCounts) {
+    sums_kernel<Counts<Index>><<<1, kScanThreads, 0, stream>>>(job);
+    return check_launch("offsets of counts");
+  }
+  if (p.source == OffsetsSource::kEnds) {
+    sums_kernel<Ends<Index>><<<1, kScanThreads, 0, stream>>>(job);
+    return check_launch("offsets of ends");
+  }
+  const Pieces pieces(p);
+  const int threads = pieces.warps * kLanes, runs = pieces.warps * pieces.count;
+  const int counter_bytes = p.experts * int(sizeof(int32_t));
+  job.slots = p.tokens * p.top_k;
+  job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
+  if (pieces.count > 1) {
+    count_kernel<Counts<Index>><<<pieces.count, threads, counter_bytes, stream>>>(job);
+    check_launch("counts of routing");
+  }
+  deal_kernel<Counts<Index>><<<pieces.count, threads, pieces.warps * counter_bytes, stream>>>(job);
+  check_launch("offsets of routing");
+}
+
+}  // namespace
+
+std::string refuses_offsets(const OffsetsProblem& p, const Device& device) {
+  constexpr int kMostExperts = kCounterBytes / int(sizeof(int32_t));
+  if (p.source == OffsetsSource::kRouting && p.experts > kMostExperts)
+    return text("routing takes at most ", kMostExperts, " experts; their counters are in shared ",
+                "memory");
+  return needs_sm80(p, device);
+}
+
+int64_t offsets_workspace_bytes(const OffsetsProblem& p, const Device&) {
+  if (p.source != OffsetsSource::kRouting || Pieces(p).count == 1) return 0;
+  return int64_t(Pieces(p).count) * p.experts * int64_t(sizeof(int32_t));
+}
+
+void offsets(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspace, Stream stream) {
+  const OffsetsProblem& p = plan.problem;
+  const Job job{.source = args.source,
+                .offsets = args.offsets,
+                .row_of = args.map.row_of,
+                .slot_of = args.map.slot_of,
+                .status = args.status,
+                .counts = static_cast<int32_t*>(workspace.data),
+                .rows = p.rows,
+                .slots = 0,
+                .run = 0,
+                .experts = p.experts};
+  if (p.index == DType::kI32)
+    launch<int32_t>(p, job, stream_of(stream));
+  else
+    launch<int64_t>(p, job, stream_of(stream));
+}
+
+}  // namespace cadre::cuda::portable

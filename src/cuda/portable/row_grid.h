@@ -1,0 +1,64 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/device/chunk.h"
+#include "cuda/portable/launch.h"
+
+// A grid over the rows of a matrix in which each warp takes a segment of one row, some chunks a
+// thread, or a whole row where its elements are summed. Segments of a row are neighbours in a
+// block; rows that are more than a grid holds are walked.
+namespace cadre::cuda::portable {
+
+constexpr int kRound = kChunk * kLanes;  // columns of a warp at a time
+constexpr int kWholeRows = 0;
+constexpr int kGridWarps = 8;
+constexpr int kMostBlocksAlongRows = 65535;  // of what CUDA allows in y
+
+struct RowGrid {
+  dim3 blocks, threads;
+
+  /// `rounds`: chunks a thread. Of at least one block, even for no rows.
+  static RowGrid of(int64_t rows, int64_t columns, int rounds) {
+    const int64_t segment = rounds == kWholeRows ? columns : int64_t(rounds) * kRound;
+    const int64_t segments = (columns + segment - 1) / segment;
+    int across = 1;
+    while (across < kGridWarps && across < segments) across *= 2;
+    const int down = kGridWarps / across;
+    const int64_t blocks = std::clamp<int64_t>((rows + down - 1) / down, 1, kMostBlocksAlongRows);
+    return {dim3(unsigned((segments + across - 1) / across), unsigned(blocks)),
+            dim3(kLanes, unsigned(across), unsigned(down))};
+  }
+};
+
+/// Calls work(row) with every row below `rows` that this warp takes.
+template <class Work>
+__device__ void for_rows(int64_t rows, Work&& work) {
+  const int64_t first = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;
+  for (int64_t row = first; row < rows; row += int64_t(gridDim.y) * blockDim.z) work(row);
+}
+
+/// The segment of this warp.
+__device__ inline int64_t segment_index() { return int64_t(blockIdx.x) * blockDim.y + threadIdx.y; }
+
+/// The first column of this thread, in segments of so many rounds.
+__device__ inline int64_t first_column(int rounds) {
+  return segment_index() * rounds * kRound + threadIdx.x * kChunk;
+}
+
+/// Calls work(column) with the first column of every chunk of this thread in a whole row.
+template <class Work>
+__device__ void for_chunks(int64_t columns, Work&& work) {
+  for (int64_t column = first_column(kWholeRows); column < columns; column += kRound) work(column);
+}
+
+/// The same in a segment of kRounds rounds.
+template <int kRounds, class Work>
+__device__ void for_chunks(int64_t columns, Work&& work) {
+  const int64_t first = first_column(kRounds);
+#pragma unroll
+  for (int round = 0; round < kRounds; ++round)
+    if (first + round * kRound < columns) work(first + round * kRound);
+}
+
+}  // namespace cadre::cuda::portable

@@ -1,0 +1,192 @@
+// dbias on the GPU is the reference's within the bound; dbias_scale has the bits of the CPU's.
+#include "cadre/bias_grad.h"
+
+#include "tests/cuda/mirror.h"
+#include "tests/judge/close.h"
+#include "tests/judge/counts.h"
+
+namespace cadre {
+namespace {
+
+using test::Counts;
+using test::CountsKind;
+using test::Tensor;
+
+/// One problem with its tensors: inputs random in the rows of the experts, NaN in the tail; dbias
+/// holds numbers where they are added to, else NaN.
+struct Case {
+  BiasGradProblem p;
+  std::vector<int32_t> offsets, words;
+  Tensor dy, bias, bias_scale, dbias, dbias_scale;
+
+  Case(const BiasGradProblem& problem, const Counts& counts, int64_t gap, unsigned seed)
+      : p(problem),
+        offsets(counts.offsets()),
+        dy(p.dy, {p.rows, p.n}, {.row_gap = gap}),
+        bias(p.bias, {p.experts, p.n}, {.row_gap = gap}),
+        bias_scale(DType::kF32, {p.rows}),
+        dbias(p.dbias, {p.experts, p.n}, {.row_gap = 5}),
+        dbias_scale(DType::kF32, {p.rows}) {
+    std::mt19937 random(seed);
+    dy.fill(random, -2, 2, 0, offsets.back());
+    bias.fill(random, -1, 1);
+    for (int64_t r = 0; r < offsets.back(); ++r) bias_scale.set({r}, double(random() % 1000) / 999);
+    for (int e = 0; e < p.experts; ++e) {
+      words.push_back(int32_t((seed / 2 + unsigned(e)) % 2));
+      if (adds(e)) dbias.fill(random, -3, 3, row_of_expert(e), row_of_expert(e) + 1);
+    }
+  }
+  bool adds(int e) const {
+    if (p.accumulate == Accumulate::kDevice) return words[0] != 0;
+    if (p.accumulate == Accumulate::kPerExpert) return words[size_t(e)] != 0;
+    return p.accumulate == Accumulate::kYes;
+  }
+  /// Discrete pointers stand in reverse, so that taking the tensor for them would be seen.
+  int64_t row_of_expert(int e) const { return p.discrete ? p.experts - 1 - e : e; }
+
+  std::vector<void*> pointers(const TensorView& v) const {
+    std::vector<void*> all;
+    for (int e = 0; e < p.experts; ++e) all.push_back(cpu::row_address(v, row_of_expert(e)));
+    return all;
+  }
+
+  /// `view` and `list` say where tensors and lists are.
+  template <class View, class List>
+  void launch(const BiasGradPlan& made, View&& view, List&& list, auto&& start) {
+    const auto floats = [&](const Tensor& t) { return static_cast<float*>(view(t).data); };
+    const TensorView to = view(dbias), from = p.bias_scale ? view(bias) : TensorView{};
+    std::vector<void*> to_pointers = pointers(to), from_pointers = pointers(from);
+    BiasGradArgs given{.dy = view(dy), .offsets = {list(offsets), p.experts}};
+    if (p.discrete) given.discrete_dbias = list(to_pointers);
+    if (!p.discrete) given.dbias = to;
+    if (p.accumulate == Accumulate::kDevice || p.accumulate == Accumulate::kPerExpert)
+      given.accumulate = list(words);
+    if (p.bias_scale) {
+      if (p.discrete) given.discrete_bias = list(from_pointers);
+      if (!p.discrete) given.bias = from;
+      given.bias_scale = floats(bias_scale);
+      given.dbias_scale = floats(dbias_scale);
+    }
+    start([&](Stream stream) { run(made, given, {}, stream); });
+  }
+  void on_cpu(std::string_view only) {
+    launch(
+        plan(p, this_cpu(), only), [](const Tensor& t) { return t.view(); },
+        [](auto& entries) { return entries.data(); }, [](auto&& work) { work(Stream{}); });
+  }
+  void on_gpu() {
+    test::Mirror mirror;
+    const BiasGradPlan made = plan(p, test::first_gpu());
+    EXPECT_EQ(made.name, "cuda_bias_grad");
+    launch(
+        made, [&](const Tensor& t) { return mirror.view(t); },
+        [&](auto& entries) { return mirror.data(entries); },
+        [&](auto&& work) { mirror.replay(1, work); });
+  }
+};
+
+/// A product and a sum for each row, what was there, and one rounding each.
+void expect_dbias(const Case& got, const Case& want, const Case& before) {
+  const BiasGradProblem& p = got.p;
+  std::vector<double> bound;
+  for (int64_t at = 0; at < p.experts; ++at) {
+    const int e = int(before.row_of_expert(int(at)));
+    const int64_t first = got.offsets[size_t(e)], last = got.offsets[size_t(e) + 1];
+    for (int64_t n = 0; n < p.n; ++n) {
+      double magnitude = before.adds(e) ? std::abs(before.dbias.at(at, n)) : 0;
+      for (int64_t r = first; r < last; ++r) magnitude += std::abs(before.dy.at(r, n));
+      bound.push_back(first >= last ? 0
+                                    : test::gamma(last - first + 2, magnitude) +
+                                          2 * test::rounding(p.dbias, want.dbias.at(at, n)));
+    }
+  }
+  EXPECT_EQ(test::difference(got.dbias.values(), want.dbias.values(), bound, p.n), "")
+      << to_string(p);
+  EXPECT_EQ(got.dbias.damage(), "");
+}
+
+void check(const BiasGradProblem& p, const Counts& counts, int64_t gap, unsigned seed) {
+  const Case before(p, counts, gap, seed);
+  Case got = before, again = before, fast = before, want = before;
+  got.on_gpu();
+  again.on_gpu();
+  fast.on_cpu("cpu");
+  want.on_cpu("cpu_reference");
+  expect_dbias(got, want, before);
+  EXPECT_EQ(got.dbias.bytes() == again.dbias.bytes(), true) << to_string(p);
+  EXPECT_EQ(got.dbias_scale.bytes() == fast.dbias_scale.bytes(), true) << to_string(p);
+}
+
+using BiasGradOnDevice = test::OnDevice;
+
+TEST_F(BiasGradOnDevice, IsTheReferenceWithinTheBound) {
+  constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+  unsigned seed = 0;
+  test::for_random_counts(420, 7, [&](const Counts& counts) {
+    ++seed;
+    if (counts.experts() > 64 && seed % 8 != 0) return;
+    const BiasGradProblem p{.rows = counts.rows,
+                            .n = std::array<int64_t, 6>{1, 7, 128, 150, 64, 1032}[seed / 3 % 6],
+                            .experts = counts.experts(),
+                            .dy = kTypes[seed % 3],
+                            .dbias = kTypes[seed / 3 % 3],
+                            .discrete = seed % 2 == 0,
+                            .bias_scale = seed % 5 < 3,
+                            .bias = kTypes[seed / 9 % 3],
+                            .accumulate = Accumulate(seed / 2 % 4),
+                            .tail = Tail(seed / 4 % 2)};
+    check(p, counts, seed / 2 % 3 * 4, seed);
+  });
+}
+
+TEST_F(BiasGradOnDevice, OfManyRowsInOneExpert) {
+  for (bool scale : {false, true})
+    check({.rows = 5100, .n = 136, .experts = 4, .bias_scale = scale},
+          {.rows = 5100, .of = {0, 5003, 0, 7}}, 0, 5);
+}
+
+TEST_F(BiasGradOnDevice, BrokenOffsetsAreWalked) {
+  std::mt19937 random(3);
+  const Counts counts = test::random_counts(random, CountsKind::kEven, 4, 9);
+  for (int i = 0; i < 60; ++i) {
+    const BiasGradProblem p{.rows = counts.rows,
+                            .n = i % 2 == 0 ? 5 : 64,
+                            .experts = 4,
+                            .dy = DType::kF32,
+                            .dbias = DType::kF32,
+                            .bias_scale = true,
+                            .tail = Tail(i / 2 % 2)};
+    Case got(p, counts, 0, 1);
+    got.dy.fill(random, -2, 2);
+    got.bias_scale.fill(random, 0, 1);
+    for (int32_t& offset : got.offsets)
+      offset = i % 3 == 0 ? int32_t(random()) >> (random() % 32)
+                          : int32_t(random() % unsigned(counts.rows + 10)) - 5;
+    Case want = got, fast = got;
+    got.on_gpu();
+    want.on_cpu("cpu_reference");
+    fast.on_cpu("cpu");
+    EXPECT_EQ(got.dbias_scale.bytes() == fast.dbias_scale.bytes(), true) << to_string(p);
+    const std::vector<double> bound(size_t(p.experts * p.n), 1e-3);
+    EXPECT_EQ(test::difference(got.dbias.values(), want.dbias.values(), bound, p.n), "");
+  }
+}
+
+TEST_F(BiasGradOnDevice, OldContentDoesNotLeak) {
+  const Counts counts{.rows = 4, .of = {0, 2, 0}};
+  BiasGradProblem p{.rows = 4, .n = 8, .experts = 3};
+  Case overwrite(p, counts, 0, 1);
+  overwrite.on_gpu();
+  for (int64_t n = 0; n < 8; ++n) {
+    EXPECT_EQ(overwrite.dbias.at(0, n), 0);
+    EXPECT_FALSE(std::isnan(overwrite.dbias.at(1, n)));
+  }
+  p.accumulate = Accumulate::kYes;
+  Case add(p, counts, 0, 1);
+  add.dbias.set({2, 1}, NAN);
+  add.on_gpu();
+  EXPECT_TRUE(std::isnan(add.dbias.at(2, 1)));
+}
+
+}  // namespace
+}  // namespace cadre

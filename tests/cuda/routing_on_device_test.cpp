@@ -1,0 +1,181 @@
+// Routing on the GPU has the bits of the CPU's `cpu`, which tests/ops hold against the reference;
+// the chosen experts are those of the reference.
+#include "cadre/routing.h"
+
+#include <limits>
+
+#include "tests/cuda/mirror.h"
+#include "tests/judge/workspace.h"
+
+namespace cadre {
+namespace {
+
+using test::Tensor;
+
+/// One problem with its tensors. Logits are multiples of 1/8, so there are many ties and no near
+/// ties that fp32 and double would break differently.
+struct Case {
+  RoutingProblem p;
+  Tensor logits, bias, experts, prob, scores, dprob, dscores, dlogits;
+  bool with_scores = true;
+
+  Case(const RoutingProblem& problem, unsigned seed)
+      : p(problem),
+        logits(p.logits, {p.tokens, p.experts}, {.row_gap = 3}),
+        bias(DType::kF32, {p.experts}),
+        experts(DType::kI32, {p.tokens, p.top_k}),
+        prob(DType::kF32, {p.tokens, p.top_k}),
+        scores(DType::kF32, {p.tokens, p.experts}),
+        dprob(DType::kF32, {p.tokens, p.top_k}),
+        dscores(DType::kF32, {p.tokens, p.experts}),
+        dlogits(p.logits, {p.tokens, p.experts}, {.row_gap = 5}) {
+    std::mt19937 random(seed);
+    for (int64_t t = 0; t < p.tokens; ++t)
+      for (int64_t e = 0; e < p.experts; ++e) logits.set({t, e}, double(random() % 97) / 8.0 - 6);
+    bias.fill(random, 0, 1);
+    dprob.fill(random, -2, 2);
+    dscores.fill(random, -2, 2);
+  }
+
+  template <class View>
+  RoutingArgs args(View&& view) {
+    const auto floats = [&](const Tensor& t) { return static_cast<float*>(view(t).data); };
+    RoutingArgs given{.logits = view(logits), .experts = static_cast<int32_t*>(view(experts).data)};
+    if (p.backward) {
+      given.dprob = floats(dprob);
+      if (with_scores) given.dscores = floats(dscores);
+      given.dlogits = view(dlogits);
+    } else {
+      if (p.expert_bias) given.expert_bias = floats(bias);
+      given.prob = floats(prob);
+      if (with_scores) given.scores = floats(scores);
+    }
+    return given;
+  }
+  void on_cpu(std::string_view only) {
+    const RoutingPlan made = plan(p, this_cpu(), only);
+    const test::OwnedWorkspace workspace(made.workspace_bytes);
+    run(made, args([](const Tensor& t) { return t.view(); }), workspace.get(), {});
+  }
+  void on_gpu() {
+    test::Mirror mirror;
+    const RoutingPlan made = plan(p, test::first_gpu());
+    EXPECT_EQ(made.name, "cuda_routing");
+    const RoutingArgs given = args([&](const Tensor& t) { return mirror.view(t); });
+    mirror.replay(2, [&](Stream stream) { run(made, given, {}, stream); });
+  }
+  std::vector<char> outputs() const {
+    std::vector<char> all;
+    for (const Tensor* t : {&experts, &prob, &scores, &dlogits})
+      all.insert(all.end(), t->bytes().begin(), t->bytes().end());
+    return all;
+  }
+};
+
+/// Forward and backward of one case, which the GPU and the CPU begin alike.
+void check(const Case& before) {
+  Case got = before, want = before, reference = before;
+  got.on_gpu();
+  want.on_cpu("cpu");
+  reference.on_cpu("cpu_reference");
+  EXPECT_EQ(got.experts.bytes() == reference.experts.bytes(), true) << to_string(before.p);
+  EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(before.p);
+  got.p.backward = want.p.backward = true;
+  got.on_gpu();
+  want.on_cpu("cpu");
+  EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
+}
+
+struct RoutingOnDevice : testing::TestWithParam<RoutingScore> {
+  void SetUp() override {
+    if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+  }
+};
+
+TEST_P(RoutingOnDevice, HasTheBitsOfTheCpu) {
+  constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
+  struct Sizes {
+    int experts, top_k, groups, group_top_k;
+  };
+  constexpr Sizes kSizes[] = {{1, 1, 1, 1},  {3, 2, 1, 1},    {8, 8, 1, 1},    {64, 8, 1, 1},
+                              {64, 6, 8, 3}, {256, 8, 8, 4},  {384, 8, 1, 1},  {12, 2, 4, 3},
+                              {6, 3, 6, 5},  {100, 70, 1, 1}, {1024, 2, 1, 1}, {2000, 3, 1, 1}};
+  unsigned seed = 1;
+  for (const Sizes& sizes : kSizes)
+    for (int64_t tokens : {0, 1, 70})
+      for (bool normalize : {false, true})
+        for (bool bias : {false, true}) {
+          Case c({.score = GetParam(),
+                  .tokens = sizes.experts > 300 ? tokens / 10 : tokens,
+                  .experts = sizes.experts,
+                  .top_k = sizes.top_k,
+                  .logits = kTypes[seed % 3],
+                  .normalize = normalize,
+                  .scale = seed % 2 == 0 ? 2.5f : 1.0f,
+                  .expert_bias = bias,
+                  .groups = sizes.groups,
+                  .group_top_k = sizes.group_top_k},
+                 seed);
+          c.with_scores = seed++ % 3 != 0;
+          check(c);
+        }
+}
+
+TEST_P(RoutingOnDevice, OfInfiniteAndNanLogits) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  for (int groups : {1, 4}) {
+    Case c({.score = GetParam(),
+            .tokens = 40,
+            .experts = 16,
+            .top_k = 4,
+            .normalize = true,
+            .groups = groups,
+            .group_top_k = groups / 2 + 1 - groups / 4},
+           6);
+    for (int64_t t = 0; t < 40; ++t)
+      for (int64_t e = 0; e < 16; ++e)
+        if ((t * 7 + e * 5) % 3 == 0 || t < 4)
+          c.logits.set({t, e}, t % 2 == 0 ? -kInfinity : double(NAN));
+    check(c);
+  }
+}
+
+TEST_P(RoutingOnDevice, BackwardSkipsWhatIsNoExpertAndAddsWhatIsChosenTwice) {
+  Case got({.backward = true,
+            .score = GetParam(),
+            .tokens = 50,
+            .experts = 33,
+            .top_k = 5,
+            .normalize = true},
+           8);
+  std::mt19937 random(8);
+  for (int64_t i = 0; i < 250; ++i)
+    got.experts.data<int32_t>()[i] = i % 7 == 0 ? int32_t(random()) : int32_t(random() % 36) - 2;
+  Case want = got;
+  got.on_gpu();
+  want.on_cpu("cpu");
+  EXPECT_EQ(got.outputs() == want.outputs(), true);
+}
+
+TEST_P(RoutingOnDevice, OfManyTokens) {
+  Case c({.score = GetParam(),
+          .tokens = 20'000,
+          .experts = 128,
+          .top_k = 8,
+          .logits = DType::kBf16,
+          .normalize = true},
+         9);
+  std::mt19937 random(9);
+  c.logits.fill(random, -8, 8);
+  Case want = c;
+  c.on_gpu();
+  want.on_cpu("cpu");
+  EXPECT_EQ(c.outputs() == want.outputs(), true);
+}
+
+INSTANTIATE_TEST_SUITE_P(Routing, RoutingOnDevice,
+                         testing::Values(RoutingScore::kSoftmax, RoutingScore::kTopKSoftmax,
+                                         RoutingScore::kSigmoid));
+
+}  // namespace
+}  // namespace cadre
