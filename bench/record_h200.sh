@@ -14,8 +14,7 @@ out=${OUT:-bench/results}
 mkdir -p "$out"
 shapes=bench/shapes/h200_grouped_gemm.txt
 if [ -n "$words" ]; then
-  shapes=$(mktemp)
-  trap 'rm -f "$shapes"' EXIT
+  shapes=$build/record_h200_shapes.txt  # the record names it
   grep '^grouped_gemm' bench/shapes/h200_grouped_gemm.txt | grep -E "$words" >"$shapes"
 fi
 "$build/cadre" bench --device cuda --file "$shapes" --offsets "$offsets" --repeat 31 \

@@ -67,11 +67,6 @@ __device__ inline void sync_warps(int name, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
-/// Comes to such a barrier without waiting.
-__device__ inline void arrive_warps(int name, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
 /// This block's number in its cluster.
 __device__ inline uint32_t block_in_cluster() {
   uint32_t rank;

@@ -9,10 +9,6 @@
 // starts a copy; coordinates count elements, innermost first. One wrapper, one instruction.
 namespace cadre::cuda {
 
-__device__ inline void prefetch(const CUtensorMap& map) {
-  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
-}
-
 /// Changes the address of a map in device memory.
 __device__ inline void set_address(CUtensorMap& map, const void* address) {
   asm volatile("tensormap.replace.tile.global_address.global.b1024.b64 [%0], %1;" ::"l"(
@@ -55,14 +51,6 @@ __device__ inline void load(void* to, const CUtensorMap& map, const Box4& at, Ba
 }
 
 /// The same, to the same place of every block in `blocks`, one bit each.
-__device__ inline void load(void* to, const CUtensorMap& map, const Box3& at, Barrier& barrier,
-                            uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
-      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(shared_address(&barrier)), "h"(blocks)
-      : "memory");
-}
 __device__ inline void load(void* to, const CUtensorMap& map, const Box4& at, Barrier& barrier,
                             uint16_t blocks) {
   asm volatile(
@@ -71,13 +59,6 @@ __device__ inline void load(void* to, const CUtensorMap& map, const Box4& at, Ba
       "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(&barrier)),
       "h"(blocks)
       : "memory");
-}
-
-/// Asks the second cache for a box.
-__device__ inline void prefetch(const CUtensorMap& map, const Box3& at) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(at.x), "r"(at.y), "r"(at.z)
-               : "memory");
 }
 
 /// Stores a box as part of this thread's open group.

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// Stores of registers to shared memory. One wrapper, one instruction.
+// From sums in registers to elements in shared memory. One wrapper, one instruction.
 namespace cadre::cuda {
 
 /// Four 8 x 8 matrices of 16-bit elements, spread over a warp: thread t holds columns 2 (t % 4) and
@@ -9,6 +9,18 @@ namespace cadre::cuda {
 struct Matrices {
   uint32_t a, b, c, d;
 };
+
+/// Two numbers, each rounded once to nearest even, the first in the low half.
+__device__ inline uint32_t pack_bf16(float first, float second) {
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+}
+__device__ inline uint32_t pack_f16(float first, float second) {
+  uint32_t both;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+}
 
 /// Writes them row by row, sixteen bytes each: thread t names the place of row t % 8 of matrix
 /// t / 8.

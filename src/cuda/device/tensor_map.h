@@ -16,12 +16,10 @@ inline int box_columns(DType dtype) { return 1024 / bits(dtype); }
 /// written: the third and fourth coordinates move the first row by `last` and by minus 2^30, whose
 /// strides add up to 2^64 and vanish, and the second stops at 2^30.
 CUtensorMap ragged_map(const TensorView&, int rows);
+constexpr int kRaggedOrigin = 1 << 30;
 
 /// A row-major matrix [R, C], or one an expert, [E, R, C]. The box at {c, r, e}. Column-major views
 /// count as their transposes.
 CUtensorMap expert_map(const TensorView&, int rows);
-
-/// Why the copy engine cannot take that view: the reason, or empty.
-std::string refuses_map(const TensorView&);
 
 }  // namespace cadre::cuda

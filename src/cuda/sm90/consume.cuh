@@ -85,15 +85,9 @@ __device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at,
   multiply_width<kTile, kWidth>(shared, at, tile, consumer, sums);
 }
 
-/// Two sums, rounded once, the first in the low half.
 template <Element kElement>
 __device__ inline uint32_t pack(float first, float second) {
-  uint32_t both;
-  if constexpr (kElement == Element::kBf16)
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
-  else
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
-  return both;
+  return kElement == Element::kBf16 ? pack_bf16(first, second) : pack_f16(first, second);
 }
 
 /// Sixteen columns of sums as two pairs of 8 x 8 matrices.

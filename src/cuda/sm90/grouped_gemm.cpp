@@ -42,14 +42,13 @@ int blocks_of(const GroupedGemmPlan& plan) {
 }
 
 /// Views that the copy engine takes: other addresses and strides are a caller's error here, since a
-/// plan does not know them; the message names the implementation that takes them.
+/// plan does not know them and nobody else takes them yet.
 void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
   const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % 16 == 0; };
   bool good = reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
   require(good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
-          ", must begin and step by multiples of 16 bytes; copy it, or plan with only="
-          "\"cuda_grouped_gemm\" [",
+          ", must begin and step by multiples of 16 bytes, as the copy engine does; copy it [",
           to_string(p), "]");
 }
 

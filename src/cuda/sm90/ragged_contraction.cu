@@ -1,6 +1,6 @@
 #include "cuda/sm90/ragged_contraction.h"
 
-#include "cuda/check.h"
+#include "cuda/device/tensor_map.h"
 #include "cuda/sm90/consume.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "schedule/tiles.h"
@@ -13,9 +13,8 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int kRaggedOrigin = 1 << 30;  // see ragged_map()
-
-/// Loads 64 rows of the batch, of which `depth` are done; half of the columns of b for both blocks.
+/// Loads the next 64 rows of the batch, from rows.first on; half of the columns of b for both
+/// blocks.
 template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContractionMaps& maps,
                            const Record& tile, const schedule::ExpertRows& rows) {
@@ -70,14 +69,15 @@ __device__ void fill(const float* sums, uint32_t to) {
     put_chunk<kTile.element>(sums, to);
 }
 
-/// Stores 64 rows of dw from `row` on.
+/// Stores a chunk of dw, or adds it.
 template <Tile kTile>
 __device__ void put(const RaggedContractionMaps& maps, const RaggedContractionArgs& args,
                     const Box3& to, const uint8_t* from) {
   const bool discrete = maps.experts != nullptr;
   const CUtensorMap& map = discrete ? maps.experts[to.z] : maps.dw;
   const Box3 place{to.x, to.y, discrete ? 0 : to.z};
-  kTile.to_floats&& args.accumulates(to.z) ? add(map, place, from) : store(map, place, from);
+  if (kTile.to_floats && args.accumulates(to.z)) return add(map, place, from);
+  store(map, place, from);
 }
 
 template <Tile kTile>
@@ -117,26 +117,12 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<Shared<Config::kTile>*>(memory);
-  prepare(shared);
-  const int role = uniform(int(threadIdx.x) / kWarpgroup);
-  if (role == kConsumers) {
-    give_registers<kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce(shared, maps, args);
-  } else {
-    take_registers<kConsumerRegisters>();
-    consume(shared, maps, args, role);
-  }
-  __syncwarp();
-  sync_cluster();  // the other block may still load into this one
+  run_roles<Config::kTile>(
+      memory, [&](auto& shared) { produce(shared, maps, args); },
+      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
 }
 
-struct Launch {
-  const RaggedContractionMaps& maps;
-  const RaggedContractionArgs& args;
-  int blocks;
-  cudaStream_t stream;
-};
+using Job = Launch<RaggedContractionMaps, RaggedContractionArgs>;
 
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <Element kElement, bool kFloats>
@@ -152,17 +138,12 @@ struct Config {
 };
 
 template <class Config>
-void launch(const Launch& l) {
-  constexpr int kBytes = int(sizeof(Shared<Config::kTile>));
-  check(cudaFuncSetAttribute(ragged_contraction_kernel<Config>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "set the shared memory of ragged_contraction");
-  ragged_contraction_kernel<Config><<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
-  check(cudaGetLastError(), "launch ragged_contraction");
+void launch(const Job& l) {
+  launch_tiles<Config::kTile>(&ragged_contraction_kernel<Config>, l);
 }
 
 template <Element kElement>
-void launch_type(bool floats, const Launch& l) {
+void launch_type(bool floats, const Job& l) {
   floats ? launch<Config<kElement, true>>(l) : launch<Config<kElement, false>>(l);
 }
 
@@ -170,7 +151,7 @@ void launch_type(bool floats, const Launch& l) {
 
 void ragged_contraction(const RaggedContractionKind& kind, const RaggedContractionMaps& maps,
                         const RaggedContractionArgs& args, int blocks, cudaStream_t stream) {
-  const Launch l{maps, args, blocks, stream};
+  const Job l{maps, args, blocks, stream};
   kind.f16 ? launch_type<Element::kF16>(kind.floats, l)
            : launch_type<Element::kBf16>(kind.floats, l);
 }

@@ -1,6 +1,6 @@
 #include "cuda/sm90/ragged_rows.h"
 
-#include "cuda/check.h"
+#include "cuda/device/tensor_map.h"
 #include "cuda/sm90/consume.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "schedule/tiles.h"
@@ -16,8 +16,6 @@
 // blocks take neighbouring columns of y and share the rows of x.
 namespace cadre::cuda::sm90 {
 namespace {
-
-constexpr int kRaggedOrigin = 1 << 30;  // see ragged_map()
 
 /// The map of an expert's weight, and the expert's coordinate in it.
 struct Weight {
@@ -137,35 +135,16 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
   extern __shared__ __align__(1024) uint8_t memory[];
-  auto& shared = *reinterpret_cast<Shared<Config::kTile>*>(memory);
-  prepare(shared);
-  const int role = uniform(int(threadIdx.x) / kWarpgroup);
-  if (role == kConsumers) {
-    give_registers<kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce(shared, maps, args);
-  } else {
-    take_registers<kConsumerRegisters>();
-    consume(shared, maps, args, role);
-  }
-  __syncwarp();
-  sync_cluster();  // the other block may still load into this one
+  run_roles<Config::kTile>(
+      memory, [&](auto& shared) { produce(shared, maps, args); },
+      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
 }
 
-struct Launch {
-  const RaggedRowsMaps& maps;
-  const RaggedRowsArgs& args;
-  int blocks;
-  cudaStream_t stream;
-};
+using Job = Launch<RaggedRowsMaps, RaggedRowsArgs>;
 
 template <class Config>
-void launch(const Launch& l) {
-  constexpr int kBytes = int(sizeof(Shared<Config::kTile>));
-  check(cudaFuncSetAttribute(ragged_rows_kernel<Config>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "set the shared memory of ragged_rows");
-  ragged_rows_kernel<Config><<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
-  check(cudaGetLastError(), "launch ragged_rows");
+void launch(const Job& l) {
+  launch_tiles<Config::kTile>(&ragged_rows_kernel<Config>, l);
 }
 
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
@@ -178,12 +157,12 @@ struct Config {
 };
 
 template <bool kAlong, Element kElement>
-void launch_type(bool floats, const Launch& l) {
+void launch_type(bool floats, const Job& l) {
   floats ? launch<Config<kAlong, kElement, true>>(l) : launch<Config<kAlong, kElement, false>>(l);
 }
 
 template <bool kAlong>
-void launch_along(const RaggedRowsKind& kind, const Launch& l) {
+void launch_along(const RaggedRowsKind& kind, const Job& l) {
   kind.f16 ? launch_type<kAlong, Element::kF16>(kind.floats, l)
            : launch_type<kAlong, Element::kBf16>(kind.floats, l);
 }
@@ -192,7 +171,7 @@ void launch_along(const RaggedRowsKind& kind, const Launch& l) {
 
 void ragged_rows(const RaggedRowsKind& kind, const RaggedRowsMaps& maps, const RaggedRowsArgs& args,
                  int blocks, cudaStream_t stream) {
-  const Launch l{maps, args, blocks, stream};
+  const Job l{maps, args, blocks, stream};
   kind.along ? launch_along<true>(kind, l) : launch_along<false>(kind, l);
 }
 

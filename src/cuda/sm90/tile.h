@@ -1,4 +1,5 @@
 #pragma once
+#include "cuda/check.h"
 #include "cuda/device/copy.h"
 #include "cuda/device/matrices.h"
 #include "cuda/device/wgmma.h"
@@ -52,8 +53,6 @@ struct Record {
   int row, limit;  ///< its first row of A, and where other tiles begin
   int begin, end;  ///< its columns: rows of the batch, or columns of B
   int depth;       ///< of the contraction
-
-  __device__ int blocks() const { return (depth + kDepth - 1) / kDepth; }
 };
 
 template <Tile kTile>
@@ -118,6 +117,42 @@ __device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
   arrive(shared.heard[at.at]);
   at.next();
   return record;
+}
+
+/// The body of a kernel: one thread of the last warpgroup calls `produce(shared)`, the others call
+/// `consume(shared, consumer)`.
+template <Tile kTile, class Produce, class Consume>
+__device__ inline void run_roles(uint8_t* memory, Produce&& produce, Consume&& consume) {
+  auto& shared = *reinterpret_cast<Shared<kTile>*>(memory);
+  prepare(shared);
+  const int role = uniform(int(threadIdx.x) / kWarpgroup);
+  if (role == kConsumers) {
+    give_registers<kProducerRegisters>();
+    if (threadIdx.x % kWarpgroup == 0) produce(shared);
+  } else {
+    take_registers<kConsumerRegisters>();
+    consume(shared, role);
+  }
+  __syncwarp();
+  sync_cluster();  // the other block may still load into this one
+}
+
+/// What a kernel is launched with.
+template <class Maps, class Args>
+struct Launch {
+  const Maps& maps;
+  const Args& args;
+  int blocks;
+  cudaStream_t stream;
+};
+
+template <Tile kTile, class Maps, class Args>
+void launch_tiles(void (*kernel)(Maps, Args), const Launch<Maps, Args>& l) {
+  constexpr int kBytes = int(sizeof(Shared<kTile>));
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
+        "set the shared memory of a grouped GEMM kernel");
+  kernel<<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
+  check(cudaGetLastError(), "launch a grouped GEMM kernel");
 }
 
 }  // namespace cadre::cuda::sm90
