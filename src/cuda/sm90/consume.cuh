@@ -11,19 +11,28 @@ __device__ inline void release(Shared<kTile>& shared, int stage) {
   if (lane < kCluster) arrive_at(shared.empty[stage], lane);
 }
 
-/// Adds one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows.
+/// Adds one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows. What is wider than one
+/// instruction is a widest one and a rest: two of other widths would not find their sums in the
+/// registers where those of narrower tiles are.
 template <Tile kTile, int kWidth, int kSixteens>
 __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
                                       float* sums, bool to_sums) {
   constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
+  constexpr int kFirst = kWidth < kProductCols ? kWidth : kProductCols, kRest = kWidth - kFirst;
+  static_assert(kRest == 0 || kTile.b_along, "the rest begins at a row of b, not within a slab");
   const uint64_t a = matrix<kTile.a_along>(shared.a[stage] + consumer * kSlab, kSlab);
   const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kSlab);
+  const uint64_t rest = matrix<kTile.b_along>(shared.b[stage] + kFirst * 128, kSlab);
   pin<kWidth / 2>(sums);
   open_products();
 #pragma unroll
-  for (int k = 0; k < kSixteens; ++k)
-    Product<kWidth, kTile.element>::template add<kTile.a_along, kTile.b_along>(
+  for (int k = 0; k < kSixteens; ++k) {
+    Product<kFirst, kTile.element>::template add<kTile.a_along, kTile.b_along>(
         sums, a + k * kNextA, b + k * kNextB, to_sums || k != 0);
+    if constexpr (kRest > 0)
+      Product<kRest, kTile.element>::template add<kTile.a_along, kTile.b_along>(
+          sums + kFirst / 2, a + k * kNextA, rest + k * kNextB, to_sums || k != 0);
+  }
   close_products();
   pin<kWidth / 2>(sums);
 }
@@ -112,12 +121,12 @@ __device__ inline void put_chunk(const float* sums, uint32_t buffer) {
                  packed<kElement>(sums + 4 * j));
 }
 
-/// The same transposed: columns of the sums become rows of the box.
-template <Element kElement>
+/// The same of kCols columns, transposed: columns of the sums become rows of the box.
+template <Element kElement, int kCols>
 __device__ inline void put_chunk_transposed(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
-  for (int j = 0; j < 8; j += 2)
+  for (int j = 0; j < kCols / 8; j += 2)
     put_transposed(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
                    packed<kElement>(sums + 4 * j));
 }
@@ -134,13 +143,14 @@ __device__ inline void put_floats(const float* sums, uint32_t buffer) {
                sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
 }
 
-/// The same transposed, as two boxes of 32 rows and 32 columns.
+/// The same of kCols columns, transposed, as two boxes of kCols rows and 32 columns.
+template <int kCols>
 __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
   const int col = warp % 2 * 16 + lane / 4;
-  buffer += uint32_t(warp / 2 * (kChunkBytes / 2));
+  buffer += uint32_t(warp / 2 * (kCols * 128));
 #pragma unroll
-  for (int i = 0; i < 16; ++i) {
+  for (int i = 0; i < kCols / 2; ++i) {
     const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
     put_float(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), sums[i]);
   }
@@ -149,7 +159,7 @@ __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer)
 /// The chunks that a consumer may have on their way.
 template <Tile kTile>
 struct OutRing {
-  uint8_t (&buffers)[kTile.buffers][kChunkBytes];
+  uint8_t (&buffers)[kTile.buffers][kTile.chunk_bytes()];
   Cursor<kTile.buffers> at;
 };
 

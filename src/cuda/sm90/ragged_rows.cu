@@ -63,7 +63,8 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
                         const RaggedRowsArgs& args) {
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
+  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows},
+                              {kProductCols, 16, kTile.cols},
                               (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
   const int clusters = int(gridDim.x) / kCluster;
   for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
@@ -85,19 +86,19 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
 template <Tile kTile>
 __device__ void fill(const float* sums, uint32_t to) {
   if constexpr (kTile.to_floats)
-    put_floats_transposed(sums, to);
+    put_floats_transposed<kTile.chunk_cols>(sums, to);
   else
-    put_chunk_transposed<kTile.element>(sums, to);
+    put_chunk_transposed<kTile.element, kTile.chunk_cols>(sums, to);
 }
 
-/// Stores a chunk of 64 columns of y from `col` on.
+/// Stores a chunk: 64 columns of y from `col` on.
 template <Tile kTile>
 __device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int chunk,
                     const uint8_t* from) {
   const int row = kRaggedOrigin - tile.end + tile.begin + kTile.chunk_cols * chunk;
   store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
   if constexpr (kTile.to_floats)
-    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kChunkBytes / 2);
+    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.chunk_bytes() / 2);
 }
 
 template <Tile kTile>
@@ -150,7 +151,8 @@ void launch(const Job& l) {
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <bool kAlong, Element kElement, bool kFloats>
 struct Config {
-  static constexpr Tile kTile{.chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
+  static constexpr Tile kTile{.cols = kMostWidth,
+                              .chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
                               .a_along = kAlong,
                               .element = kElement,
                               .to_floats = kFloats};

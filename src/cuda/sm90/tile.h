@@ -25,16 +25,16 @@ constexpr int kConsumers = 2;    // warpgroups that multiply
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kRecords = 2;            // of the ring of tiles
-constexpr int kChunkBytes = 64 * 128;  // 64 rows of an output box
-constexpr int kRows = 128;             // of a tile: 64 a consumer
-constexpr int kDepth = 64;             // of a stage
-constexpr uint16_t kBothBlocks = 3;    // of a cluster, one bit each
-constexpr int kSlab = kDepth * 128;    // bytes of 64 elements across, of a stage
+constexpr int kRecords = 2;          // of the ring of tiles
+constexpr int kRows = 128;           // of a tile: 64 a consumer
+constexpr int kDepth = 64;           // of a stage
+constexpr int kProductCols = 256;    // of one instruction, at most
+constexpr uint16_t kBothBlocks = 3;  // of a cluster, one bit each
+constexpr int kSlab = kDepth * 128;  // bytes of 64 elements across, of a stage
 
 /// The shape of a tile, and how its operands lie.
 struct Tile {
-  int cols = 256;       ///< at most
+  int cols = 256;       ///< at most; what exceeds kProductCols is a second product
   int chunk_cols = 64;  ///< of the output, stored at a time
   int stages = 4;
   int buffers = 2;  ///< chunks of the output that a consumer may have on the way
@@ -45,6 +45,7 @@ struct Tile {
 
   constexpr int a_bytes() const { return kRows * kDepth * 2; }
   constexpr int b_bytes() const { return cols * kDepth * 2; }
+  constexpr int chunk_bytes() const { return 64 * chunk_cols * (to_floats ? 4 : 2); }
 };
 
 /// A tile as the producer tells the consumers of it.
@@ -59,7 +60,7 @@ template <Tile kTile>
 struct alignas(1024) Shared {
   uint8_t a[kTile.stages][kTile.a_bytes()];
   uint8_t b[kTile.stages][kTile.b_bytes()];
-  uint8_t out[kConsumers][kTile.buffers][kChunkBytes];
+  uint8_t out[kConsumers][kTile.buffers][kTile.chunk_bytes()];
   Barrier full[kTile.stages], empty[kTile.stages];
   Barrier told[kRecords], heard[kRecords];
   Record records[kRecords];
