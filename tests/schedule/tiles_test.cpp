@@ -56,7 +56,9 @@ TEST(Tiles, HeightsMayBeTallWhereTheyAreFew) {
   EXPECT_EQ(height.of(576), 288);
   for (int64_t rows = 1; rows < 3000; ++rows) {
     const bool is_tall = (rows > 256 && rows <= 288) || (rows > 512 && rows <= 576);
-    if (!is_tall) EXPECT_EQ(height.of(rows), plain.of(rows)) << rows;
+    if (!is_tall) {
+      EXPECT_EQ(height.of(rows), plain.of(rows)) << rows;
+    }
     EXPECT_LE(height.of(rows), is_tall ? 288 : 256) << rows;
   }
 }
