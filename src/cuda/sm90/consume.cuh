@@ -131,16 +131,47 @@ __device__ inline void put_chunk_transposed(const float* sums, uint32_t buffer) 
                    packed<kElement>(sums + 4 * j));
 }
 
+/// Where a thread's pairs of 32 columns of floats lie, and in which order it reads and writes them:
+/// threads of odd rows exchange columns 0 to 15 and 16 to 31, so that the pairs of half a warp fall
+/// into different banks.
+struct Pairs {
+  uint32_t buffer;
+  int row, unit;  // of sixteen bytes
+  bool odd;
+
+  __device__ explicit Pairs(uint32_t to) : buffer(to) {
+    const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
+    row = warp * 16 + lane / 4, unit = lane % 4 / 2, odd = row % 2 != 0;
+    buffer += uint32_t(lane % 2 * 8);
+  }
+  /// Pair i of four, of the row, or of the one eight below.
+  __device__ uint32_t at(int i, int half) const {
+    return buffer + swizzled(row + 8 * half, 2 * (odd ? i ^ 2 : i) + unit);
+  }
+};
+
 /// Writes 32 columns of floats as they lie.
 __device__ inline void put_floats(const float* sums, uint32_t buffer) {
-  const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
-  const int row = warp * 16 + lane / 4, pair = lane % 4;
+  const Pairs pairs(buffer);
 #pragma unroll
-  for (int j = 0; j < 4; ++j)
+  for (int i = 0; i < 8; ++i) {
+    const int here = 2 * i, there = 2 * (i ^ 4);
+    put_pair(pairs.at(i / 2, i % 2), pairs.odd ? sums[there] : sums[here],
+             pairs.odd ? sums[there + 1] : sums[here + 1]);
+  }
+}
+
+/// Sums plus the 32 columns of floats that lie there.
+__device__ inline void add_floats(const float* sums, uint32_t buffer, float (&to)[16]) {
+  const Pairs pairs(buffer);
+  Pair old[8];
 #pragma unroll
-    for (int half = 0; half < 2; ++half)
-      put_pair(buffer + swizzled(row + 8 * half, 2 * j + pair / 2) + uint32_t(pair % 2 * 8),
-               sums[4 * j + 2 * half], sums[4 * j + 2 * half + 1]);
+  for (int i = 0; i < 8; ++i) old[i] = get_pair(pairs.at(i / 2, i % 2));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    to[2 * i] = add_rounded(sums[2 * i], pairs.odd ? old[i ^ 4].first : old[i].first);
+    to[2 * i + 1] = add_rounded(sums[2 * i + 1], pairs.odd ? old[i ^ 4].second : old[i].second);
+  }
 }
 
 /// The same of kCols columns, transposed, as two boxes of kCols rows and 32 columns.
@@ -160,26 +191,55 @@ __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer)
 template <Tile kTile>
 struct OutRing {
   uint8_t (&buffers)[kTile.buffers][kTile.chunk_bytes()];
+  Barrier (&old)[kTile.buffers];
   Cursor<kTile.buffers> at;
+  uint32_t parities = 0;  ///< of the barriers, a bit each
+
+  /// Waits until the next buffer holds the old output, if that is loaded, or else is free.
+  __device__ void claim(bool is_loaded) {
+    if (is_loaded) {
+      wait(old[at.at], parities >> at.at & 1);
+      parities ^= 1u << at.at;
+      return;
+    }
+    if (threadIdx.x % kWarpgroup == 0) wait_for_reads<kTile.buffers - 1>();
+    sync_warps(1 + int(threadIdx.x) / kWarpgroup, kWarpgroup);
+  }
+};
+
+/// Loads the old output of the first chunks of a tile into the buffers that they will leave from:
+/// `get(chunk, buffer, barrier)` starts the copy. To be done before the products.
+template <Tile kTile, class Get>
+__device__ inline void load_old(OutRing<kTile>& out, int chunks, Get&& get) {
+  if (chunks == 0 || threadIdx.x % kWarpgroup != 0) return;
+  wait_for_reads<0>();
+  Cursor<kTile.buffers> at = out.at;
+  for (int chunk = 0; chunk < chunks; ++chunk, at.next()) {
+    arrive_expecting(out.old[at.at], kTile.chunk_bytes());
+    get(chunk, out.buffers[at.at], out.old[at.at]);
+  }
+}
+
+/// How many chunks a tile has, and how many of them load_old() loaded.
+struct Chunks {
+  int count, loaded;
 };
 
 /// The store of a tile: `fill(chunk, buffer)` writes a chunk, `put(chunk, buffer)` starts its copy.
 /// The last ones leave while the next tile is multiplied.
 template <Tile kTile, class Fill, class Put>
-__device__ inline void store_tile(OutRing<kTile>& out, int chunks, Fill&& fill, Put&& put) {
+__device__ inline void store_tile(OutRing<kTile>& out, const Chunks& chunks, Fill&& fill,
+                                  Put&& put) {
   constexpr int kChunks = kTile.cols / kTile.chunk_cols;
-  const bool leads = threadIdx.x % kWarpgroup == 0;
-  const int barrier = 1 + int(threadIdx.x) / kWarpgroup;
 #pragma unroll
   for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk >= chunks) break;
+    if (chunk >= chunks.count) break;
     uint8_t* buffer = out.buffers[out.at.at];
-    if (leads) wait_for_reads<kTile.buffers - 1>();
-    sync_warps(barrier, kWarpgroup);
+    out.claim(chunk < chunks.loaded);
     fill(chunk, shared_address(buffer));
     fence_shared();
-    sync_warps(barrier, kWarpgroup);
-    if (leads) put(chunk, buffer), close_stores();
+    sync_warps(1 + int(threadIdx.x) / kWarpgroup, kWarpgroup);
+    if (threadIdx.x % kWarpgroup == 0) put(chunk, buffer), close_stores();
     out.at.next();
   }
 }

@@ -106,7 +106,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
                         const RaggedRowsArgs& args, int consumer) {
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out{shared.out[consumer], {}};
+  OutRing<kTile> out{shared.out[consumer], shared.old[consumer], {}};
   constexpr int kHeight = kTile.chunk_cols;  // rows of y
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
@@ -117,7 +117,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
     }
     multiply<kTile, 16>(shared, at, tile, consumer, sums);
     store_tile<kTile>(
-        out, (tile.end - tile.begin + kHeight - 1) / kHeight,
+        out, {(tile.end - tile.begin + kHeight - 1) / kHeight, 0},
         [&](int chunk, uint32_t to) {
           const float* some = sums + kHeight / 2 * chunk;
           if (!args.has_epilogue()) return fill<kTile>(some, to);

@@ -18,6 +18,7 @@
 //   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
 //   told[r]     1       producer                         consumers    record r describes a tile
 //   heard[r]    256     consumers' threads               producer     record r may be overwritten
+//   old[c][b]   1       consumer c, and the bytes        consumer c   buffer b holds the old output
 namespace cadre::cuda::sm90 {
 
 constexpr int kCluster = 2;      // blocks
@@ -63,6 +64,7 @@ struct alignas(1024) Shared {
   uint8_t out[kConsumers][kTile.buffers][kTile.chunk_bytes()];
   Barrier full[kTile.stages], empty[kTile.stages];
   Barrier told[kRecords], heard[kRecords];
+  Barrier old[kConsumers][kTile.buffers];
   Record records[kRecords];
 };
 
@@ -85,6 +87,8 @@ __device__ inline void prepare(Shared<kTile>& shared) {
       init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
     for (int r = 0; r < kRecords; ++r)
       init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
+    for (Barrier(&buffers)[kTile.buffers] : shared.old)
+      for (Barrier& old : buffers) init(old, 1);
     fence_init();
   }
   __syncthreads();
