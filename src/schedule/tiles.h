@@ -31,8 +31,8 @@ CADRE_HD constexpr TilePlace banded(int64_t index, const TileGrid& grid, int64_t
 }
 
 /// How high tiles of an expert's rows are: about equal, multiples of `unit` but for the last; at
-/// most `most`, or `tall` where an expert then is one tile or two. Tall tiles cost more a row, which
-/// only few of them make up for by being fewer.
+/// most `most`, or `tall` where an expert then is one tile or two. Tall tiles cost more a row,
+/// which only few of them make up for by being fewer.
 struct TileHeight {
   int64_t most = 0, unit = 1, tall = most;
 
