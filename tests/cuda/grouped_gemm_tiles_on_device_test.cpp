@@ -37,27 +37,26 @@ TEST(GroupedGemmTilesOnDevice, RowsAroundTheWidestTiles) {
   const std::vector<Counts> all = {{255, 0, 256, 257}, {271, 1, 272, 273}, {287, 288, 289},
                                    {300, 0, 520},      {512, 513, 529},    {544, 545, 17},
                                    {575, 576, 577},    {864, 33}};
+  constexpr int64_t kWidths[] = {8, 64, 72, 136, 200, 264};
   int turn = 0;
   for (const Counts& counts : all)
-    for (const Pass pass : {Pass::kFprop, Pass::kDgrad})
-      for (const DType out : {DType::kBf16, DType::kF32}) {
-        GroupedGemmProblem p = problem(pass, out, counts);
-        constexpr int64_t kWidths[] = {8, 64, 72, 136, 200, 264};
-        p.n = kWidths[turn % 6], p.k = kWidths[(turn / 2 + 2) % 6];
-        p.discrete_rhs = turn % 3 == 0;
-        p.alpha = turn % 4 == 1;
-        p.tail = turn % 5 == 0 ? Tail::kZero : Tail::kKeep;
-        p.rows += turn % 2 * 40;
-        p.unit_budget = turn % 3 == 1 ? 2 : 0;
-        expect_good(p, counts);
-        ++turn;
-      }
+    for (const Pass pass : {Pass::kFprop, Pass::kDgrad}) {
+      GroupedGemmProblem p = problem(pass, turn % 4 < 2 ? DType::kBf16 : DType::kF32, counts);
+      p.n = kWidths[turn % 6], p.k = kWidths[(turn / 2 + 2) % 6];
+      p.discrete_rhs = turn % 3 == 0;
+      p.alpha = turn % 4 == 1;
+      p.tail = turn % 5 == 0 ? Tail::kZero : Tail::kKeep;
+      p.rows += turn % 2 * 40;
+      p.unit_budget = turn % 3 == 1 ? 2 : 0;
+      expect_good(p, counts);
+      ++turn;
+    }
 }
 
 TEST(GroupedGemmTilesOnDevice, GradientsMeetWhatIsThere) {
   if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
-  constexpr int64_t kCols[] = {8, 32, 40, 128, 136, 160, 192, 200, 256, 264, 392};
-  constexpr int64_t kRows[] = {64, 72, 128, 136, 200, 264, 8};
+  constexpr int64_t kCols[] = {8, 136, 160, 192, 200, 392};
+  constexpr int64_t kRows[] = {64, 72, 136, 200, 264, 8, 128};
   const Counts counts = {0, 1, 65, 0, 130, 64, 200};
   int turn = 0;
   for (const int64_t cols : kCols)
@@ -74,17 +73,15 @@ TEST(GroupedGemmTilesOnDevice, GradientsMeetWhatIsThere) {
     }
 }
 
-TEST(GroupedGemmTilesOnDevice, GradientsOfManyRowsToo) {
+TEST(GroupedGemmTilesOnDevice, GradientsOfManyRowsMeetItToo) {
   if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
   const Counts counts = {1600, 3, 1536, 1537};
-  for (const bool alpha : {false, true}) {
-    GroupedGemmProblem p = problem(Pass::kWgrad, DType::kF32, counts);
-    p.n = 136, p.k = 232;
-    p.accumulate = Accumulate::kYes;
-    p.alpha = alpha;
-    p.unit_budget = 2;
-    expect_good(p, counts);
-  }
+  GroupedGemmProblem p = problem(Pass::kWgrad, DType::kF32, counts);
+  p.n = 136, p.k = 232;
+  p.accumulate = Accumulate::kYes;
+  p.alpha = true;
+  p.unit_budget = 2;
+  expect_good(p, counts);
 }
 
 }  // namespace
