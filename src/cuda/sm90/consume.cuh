@@ -189,60 +189,59 @@ __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer)
   }
 }
 
-/// The chunks that a consumer may have on their way.
-template <Tile kTile>
-struct OutRing {
-  uint8_t (&buffers)[kTile.buffers][kTile.chunk_bytes()];
-  Barrier (&old)[kTile.buffers];
-  Cursor<kTile.buffers> at;
-  uint32_t parities = 0;  ///< of the barriers, a bit each
-
-  /// Waits until the next buffer holds the old output, if that is loaded, or else is free.
-  __device__ void claim(bool is_loaded) {
-    if (is_loaded) {
-      wait(old[at.at], parities >> at.at & 1);
-      parities ^= 1u << at.at;
-      return;
-    }
-    if (threadIdx.x % kWarpgroup == 0) wait_for_reads<kTile.buffers - 1>();
-    sync_warps(1 + int(threadIdx.x) / kWarpgroup, kWarpgroup);
-  }
-};
-
-/// Loads the old output of the first chunks of a tile into the buffers that they will leave from:
-/// `get(chunk, buffer, barrier)` starts the copy. To be done before the products.
-template <Tile kTile, class Get>
-__device__ inline void load_old(OutRing<kTile>& out, int chunks, Get&& get) {
-  if (chunks == 0 || threadIdx.x % kWarpgroup != 0) return;
-  wait_for_reads<0>();
-  Cursor<kTile.buffers> at = out.at;
-  for (int chunk = 0; chunk < chunks; ++chunk, at.next()) {
-    arrive_expecting(out.old[at.at], kTile.chunk_bytes());
-    get(chunk, out.buffers[at.at], out.old[at.at]);
-  }
-}
-
-/// How many chunks a tile has, and how many of them load_old() loaded.
+/// How many chunks a tile has, and of how many of them the old output is loaded.
 struct Chunks {
   int count, loaded;
 };
 
-/// The store of a tile: `fill(chunk, buffer)` writes a chunk, `put(chunk, buffer)` starts its copy.
-/// The last ones leave while the next tile is multiplied.
-template <Tile kTile, class Fill, class Put>
-__device__ inline void store_tile(OutRing<kTile>& out, const Chunks& chunks, Fill&& fill,
-                                  Put&& put) {
+/// The chunks that a consumer may have on their way, as it or its carrier sees them.
+template <Tile kTile>
+struct OutRing {
+  uint8_t (&buffers)[kTile.buffers][kTile.chunk_bytes()];
+  Barrier (&free)[kTile.buffers], (&done)[kTile.buffers];
+  Cursor<kTile.buffers> at{};
+
+  __device__ OutRing(Shared<kTile>& shared, int consumer)
+      : buffers(shared.out[consumer]), free(shared.free[consumer]), done(shared.done[consumer]) {}
+};
+
+/// The consumer's side of a tile: `fill(chunk, buffer)` writes a chunk.
+template <Tile kTile, class Fill>
+__device__ inline void fill_tile(OutRing<kTile>& out, int chunks, Fill&& fill) {
   constexpr int kChunks = kTile.cols / kTile.chunk_cols;
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk) {
-    if (chunk >= chunks.count) break;
-    uint8_t* buffer = out.buffers[out.at.at];
-    out.claim(chunk < chunks.loaded);
-    fill(chunk, shared_address(buffer));
+  for (int chunk = 0; chunk < kChunks; ++chunk, out.at.next()) {
+    if (chunk >= chunks) break;
+    wait(out.free[out.at.at], out.at.parity);
+    fill(chunk, shared_address(out.buffers[out.at.at]));
     fence_shared();
-    sync_warps(1 + int(threadIdx.x) / kWarpgroup, kWarpgroup);
-    if (threadIdx.x % kWarpgroup == 0) put(chunk, buffer), close_stores();
-    out.at.next();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive(out.done[out.at.at]);
+  }
+}
+
+/// The carrier's side: `get(chunk, buffer, barrier)` starts the load of the old output of a chunk,
+/// `put(chunk, buffer)` the store of a new one. The last ones leave, and the next tile's old ones
+/// come, while that is multiplied.
+template <Tile kTile, class Get, class Put>
+__device__ inline void carry_tile(OutRing<kTile>& out, const Chunks& chunks, Get&& get, Put&& put) {
+  wait_for_reads<0>();
+  Cursor<kTile.buffers> at = out.at;
+  for (int chunk = 0; chunk < chunks.count && chunk < kTile.buffers; ++chunk, at.next()) {
+    if (chunk >= chunks.loaded) {
+      arrive(out.free[at.at]);
+      continue;
+    }
+    arrive_expecting(out.free[at.at], kTile.chunk_bytes());
+    get(chunk, out.buffers[at.at], out.free[at.at]);
+  }
+  for (int chunk = 0; chunk < chunks.count; ++chunk, out.at.next()) {
+    wait(out.done[out.at.at], out.at.parity);
+    put(chunk, out.buffers[out.at.at]);
+    close_stores();
+    if (chunk + kTile.buffers >= chunks.count) continue;
+    wait_for_reads<0>();
+    arrive(out.free[out.at.at]);
   }
 }
 

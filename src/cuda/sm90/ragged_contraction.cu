@@ -111,49 +111,60 @@ __device__ void finish(const RaggedContractionArgs& args, const Record& tile, co
 }
 
 template <Tile kTile>
-__device__ void consume(Shared<kTile>& shared, const RaggedContractionMaps& maps,
-                        const RaggedContractionArgs& args, int consumer) {
-  constexpr int kCols = kTile.chunk_cols;
-  Cursor<kTile.stages> at;
+__device__ void carry(Shared<kTile>& shared, const RaggedContractionMaps& maps,
+                      const RaggedContractionArgs& args, int consumer) {
   Cursor<kRecords> ring;
-  OutRing<kTile> out{shared.out[consumer], shared.old[consumer], {}};
-  float sums[kTile.cols / 2] = {};
-  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    const int row = tile.row + 64 * consumer;
-    if (!is_for(tile, consumer)) {
-      skip(shared, at, tile);
-      continue;
-    }
+  OutRing<kTile> out(shared, consumer);
+  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
+    if (!is_for(tile, consumer)) continue;
     const Gradient dw = gradient_of(maps, tile.expert);
     const Chunks chunks = chunks_of<kTile>(args, tile);
-    const auto place = [&](int chunk) { return Box3{tile.begin + kCols * chunk, row, dw.expert}; };
-    load_old<kTile>(out, chunks.loaded, [&](int chunk, uint8_t* to, Barrier& barrier) {
-      load(to, *dw.map, place(chunk), barrier);
-    });
-    multiply<kTile, 64>(shared, at, tile, consumer, sums);
-    store_tile<kTile>(
+    const bool adds = kTile.to_floats && args.accumulates(tile.expert);
+    const auto place = [&](int chunk) {
+      return Box3{tile.begin + kTile.chunk_cols * chunk, tile.row + 64 * consumer, dw.expert};
+    };
+    carry_tile<kTile>(
         out, chunks,
-        [&](int chunk, uint32_t to) {
-          const TilePart part{sums + kCols / 2 * chunk, row, tile.begin + kCols * chunk};
-          finish<kTile>(args, tile, part, chunk < chunks.loaded, to);
-        },
+        [&](int chunk, uint8_t* to, Barrier& barrier) { load(to, *dw.map, place(chunk), barrier); },
         [&](int chunk, const uint8_t* from) {
-          if (kTile.to_floats && chunk >= chunks.loaded && args.accumulates(tile.expert))
+          if (adds && chunk >= chunks.loaded)
             add(*dw.map, place(chunk), from);
           else
             store(*dw.map, place(chunk), from);
         });
   }
-  if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
+  wait_for_stores();
+}
+
+template <Tile kTile>
+__device__ void consume(Shared<kTile>& shared, const RaggedContractionArgs& args, int consumer) {
+  constexpr int kCols = kTile.chunk_cols;
+  Cursor<kTile.stages> at;
+  Cursor<kRecords> ring;
+  OutRing<kTile> out(shared, consumer);
+  float sums[kTile.cols / 2] = {};
+  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
+    if (!is_for(tile, consumer)) {
+      skip(shared, at, tile);
+      continue;
+    }
+    const Chunks chunks = chunks_of<kTile>(args, tile);
+    multiply<kTile, 64>(shared, at, tile, consumer, sums);
+    fill_tile<kTile>(out, chunks.count, [&](int chunk, uint32_t to) {
+      const TilePart part{sums + kCols / 2 * chunk, tile.row + 64 * consumer,
+                          tile.begin + kCols * chunk};
+      finish<kTile>(args, tile, part, chunk < chunks.loaded, to);
+    });
+  }
 }
 
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
-  run_roles<Config::kTile>(
-      [&](auto& shared) { produce(shared, maps, args); },
-      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
+  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
+                           [&](auto& shared, int consumer) { carry(shared, maps, args, consumer); },
+                           [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
 using Job = Launch<RaggedContractionMaps, RaggedContractionArgs>;

@@ -102,12 +102,30 @@ __device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int
 }
 
 template <Tile kTile>
-__device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
-                        const RaggedRowsArgs& args, int consumer) {
+__device__ int chunks_of(const Record& tile) {
+  return (tile.end - tile.begin + kTile.chunk_cols - 1) / kTile.chunk_cols;
+}
+
+template <Tile kTile>
+__device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int consumer) {
+  Cursor<kRecords> ring;
+  OutRing<kTile> out(shared, consumer);
+  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
+    if (!is_for(tile, consumer)) continue;
+    const int col = tile.row + 64 * consumer;
+    carry_tile<kTile>(
+        out, {chunks_of<kTile>(tile), 0}, [](int, const uint8_t*, Barrier&) {},
+        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
+  }
+  wait_for_stores();
+}
+
+template <Tile kTile>
+__device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int consumer) {
+  constexpr int kHeight = kTile.chunk_cols;  // rows of y
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out{shared.out[consumer], shared.old[consumer], {}};
-  constexpr int kHeight = kTile.chunk_cols;  // rows of y
+  OutRing<kTile> out(shared, consumer);
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const int col = tile.row + 64 * consumer;
@@ -116,28 +134,24 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
       continue;
     }
     multiply<kTile, 16>(shared, at, tile, consumer, sums);
-    store_tile<kTile>(
-        out, {(tile.end - tile.begin + kHeight - 1) / kHeight, 0},
-        [&](int chunk, uint32_t to) {
-          const float* some = sums + kHeight / 2 * chunk;
-          if (!args.has_epilogue()) return fill<kTile>(some, to);
-          float finished[kHeight / 2];
-          finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
-          fill<kTile>(finished, to);
-        },
-        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
+    fill_tile<kTile>(out, chunks_of<kTile>(tile), [&](int chunk, uint32_t to) {
+      const float* some = sums + kHeight / 2 * chunk;
+      if (!args.has_epilogue()) return fill<kTile>(some, to);
+      float finished[kHeight / 2];
+      finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
+      fill<kTile>(finished, to);
+    });
   }
   if (args.tail != nullptr) zero_tail<kTile>(args);
-  if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
 }
 
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
-  run_roles<Config::kTile>(
-      [&](auto& shared) { produce(shared, maps, args); },
-      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
+  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
+                           [&](auto& shared, int consumer) { carry(shared, maps, consumer); },
+                           [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
 using Job = Launch<RaggedRowsMaps, RaggedRowsArgs>;

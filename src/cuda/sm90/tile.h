@@ -10,6 +10,7 @@
 //
 //   role        warps   work                                                    registers
 //   producer    1 of 4  finds tiles, publishes them, starts all loads           56
+//   carriers    2 of 4  one a consumer: its stores, and loads of old output     56
 //   consumer 0  4       rows 0 to 63 of a tile: products, then the store        224
 //   consumer 1  4       rows 64 to 127                                          224
 //
@@ -17,8 +18,9 @@
 //   full[s]     1       producer, and the bytes          consumers    stage s holds both operands
 //   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
 //   told[r]     1       producer                         consumers    record r describes a tile
-//   heard[r]    256     consumers' threads               producer     record r may be overwritten
-//   old[c][b]   1       consumer c, and the bytes        consumer c   buffer b holds the old output
+//   heard[r]    258     consumers' threads, carriers     producer     record r may be overwritten
+//   free[c][b]  1       carrier c, and the bytes         consumer c   buffer b may be written
+//   done[c][b]  4       warps of consumer c              carrier c    buffer b holds a chunk
 namespace cadre::cuda::sm90 {
 
 constexpr int kCluster = 2;      // blocks
@@ -64,7 +66,7 @@ struct alignas(1024) Shared {
   uint8_t out[kConsumers][kTile.buffers][kTile.chunk_bytes()];
   Barrier full[kTile.stages], empty[kTile.stages];
   Barrier told[kRecords], heard[kRecords];
-  Barrier old[kConsumers][kTile.buffers];
+  Barrier free[kConsumers][kTile.buffers], done[kConsumers][kTile.buffers];
   Record records[kRecords];
 };
 
@@ -86,9 +88,10 @@ __device__ inline void prepare(Shared<kTile>& shared) {
     for (int s = 0; s < kTile.stages; ++s)
       init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
     for (int r = 0; r < kRecords; ++r)
-      init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
-    for (Barrier(&buffers)[kTile.buffers] : shared.old)
-      for (Barrier& old : buffers) init(old, 1);
+      init(shared.told[r], 1), init(shared.heard[r], kConsumers * (kWarpgroup + 1));
+    for (int c = 0; c < kConsumers; ++c)
+      for (int b = 0; b < kTile.buffers; ++b)
+        init(shared.free[c][b], 1), init(shared.done[c][b], 4);
     fence_init();
   }
   __syncthreads();
@@ -112,28 +115,36 @@ __device__ inline bool is_for(const Record& tile, int consumer) {
   return tile.row + 64 * consumer < tile.limit;
 }
 
-/// The consumers' side.
+/// The carriers' side.
 template <Tile kTile>
-__device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
+__device__ inline Record hear_alone(Shared<kTile>& shared, Cursor<kRecords>& at) {
   wait(shared.told[at.at], at.parity);
-  const Record& told = shared.records[at.at];
-  const Record record{uniform(told.expert), uniform(told.row), uniform(told.limit),
-                      uniform(told.begin),  uniform(told.end), uniform(told.depth)};
+  const Record record = shared.records[at.at];
   arrive(shared.heard[at.at]);
   at.next();
   return record;
 }
 
-/// The body of a kernel: one thread of the last warpgroup calls `produce(shared)`, the others call
-/// `consume(shared, consumer)`.
-template <Tile kTile, class Produce, class Consume>
-__device__ inline void run_roles(Produce&& produce, Consume&& consume) {
+/// The consumers' side.
+template <Tile kTile>
+__device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
+  const Record told = hear_alone(shared, at);
+  return {uniform(told.expert), uniform(told.row), uniform(told.limit),
+          uniform(told.begin),  uniform(told.end), uniform(told.depth)};
+}
+
+/// The body of a kernel, as a function a role: `produce(shared)` in one thread, `carry(shared,
+/// consumer)` in one a consumer, `consume(shared, consumer)` in the warpgroups that multiply.
+template <Tile kTile>
+__device__ inline void run_roles(auto&& produce, auto&& carry, auto&& consume) {
   auto& shared = *reinterpret_cast<Shared<kTile>*>(dynamic_shared());
   prepare(shared);
   const int role = uniform(int(threadIdx.x) / kWarpgroup);
   if (role == kConsumers) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce(shared);
+    const int warp = int(threadIdx.x) % kWarpgroup / 32;
+    if (threadIdx.x % 32 == 0 && warp == 0) produce(shared);
+    if (threadIdx.x % 32 == 0 && warp > 0 && warp <= kConsumers) carry(shared, warp - 1);
   } else {
     take_registers<kConsumerRegisters>();
     consume(shared, role);
