@@ -144,8 +144,7 @@ void check(const GroupedGemmProblem& p) {
   checks.at_least("K", p.k, 1);
   checks.at_least("E", p.experts, 1);
   checks.at_least("unit_budget", p.unit_budget, 0);
-  checks.holds(p.align > 0 && (p.align & (p.align - 1)) == 0, "align is ", p.align,
-               ", must be a power of two; it counts bytes");
+  checks.alignment("align", p.align);
   check_operand("lhs", p.lhs, p.lhs_major, checks);
   check_operand("rhs", p.rhs, p.rhs_major, checks);
   checks.plain_float("out", p.out);

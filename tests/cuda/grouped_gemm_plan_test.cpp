@@ -4,6 +4,7 @@
 
 #include "cadre/error.h"
 #include "cadre/grouped_gemm.h"
+#include "cadre/grouped_mlp.h"
 #include "tests/judge/tensor.h"
 
 namespace cadre {
@@ -102,6 +103,19 @@ TEST(GroupedGemmPlan, HasAKernelOnEveryGpuFromAmpereOn) {
       EXPECT_NE(all.find(text("is for sm_90, not ", device)), std::string::npos) << all;
       EXPECT_NE(all.find("taken by cuda_ragged_"), std::string::npos) << all;
     }
+}
+
+TEST(GroupedGemmPlan, GivesLayersOfAnyWidthAKernel) {
+  const GroupedMlpPlan odd =
+      plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=37 F=13 E=3 act=swiglu"), hopper());
+  EXPECT_EQ(odd.fc1.fprop->name, "cuda_ragged_rows");
+  EXPECT_EQ(odd.fc2.wgrad->name, "cuda_ragged_contraction");
+  const GroupedMlpPlan misaligned =
+      plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=32 F=16 E=3 act=swiglu align=4"),
+           hopper());
+  EXPECT_EQ(misaligned.fc1.fprop->name, "cuda_ragged_rows");
+  EXPECT_EQ(misaligned.fc2.dgrad->name, "cuda_ragged_rows");
+  EXPECT_EQ(misaligned.fc2.wgrad->name, "cuda_ragged_contraction");
 }
 
 TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscrete) {

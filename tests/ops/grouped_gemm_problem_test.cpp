@@ -68,7 +68,6 @@ TEST(GroupedGemmChecks, Problems) {
       {"fprop N=1 K=0", "K is 0, must be 1 or more"},
       {"fprop N=1 K=1 E=0", "E is 0, must be 1 or more"},
       {"fprop N=1 K=1 align=0", "align is 0, must be a power of two; it counts bytes"},
-      {"fprop N=1 K=1 align=-2", "align is -2, must be a power of two; it counts bytes"},
       {"fprop N=1 K=1 align=12", "align is 12, must be a power of two; it counts bytes"},
       {"fprop N=1 K=1 out=e4m3", "out is e4m3, must be f32, bf16 or f16"},
       {"fprop N=1 K=1 bias_dtype=i32", "bias_dtype is i32, must be f32, bf16 or f16"},
@@ -105,7 +104,11 @@ TEST(GroupedGemmChecks, HandMadeProblems) {
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "grouped_gemm: unit_budget is -2, must be 0 or more [grouped_gemm fprop R=1 N=1 K=1 "
             "E=1 format=bf16 unit_budget=-2]");
-  p.unit_budget = 0, p.lhs.element = DType::kF32;
+  p.unit_budget = 0, p.align = -16;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "grouped_gemm: align is -16, must be a power of two; it counts bytes [grouped_gemm "
+            "fprop R=1 N=1 K=1 E=1 format=bf16 align=-16]");
+  p.align = 16, p.lhs.element = DType::kF32;
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "format: element of bf16 is f32, must be bf16");
 }
