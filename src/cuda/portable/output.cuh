@@ -55,8 +55,8 @@ __device__ inline float element(const Matrix& m, int64_t column) {
 }
 
 /// Brings the sums of a tile to shared memory, in the order of the output.
-template <TileKind kKind>
-__device__ inline void put_sums(TileShared& shared, const Products<kKind>& products, bool columns) {
+template <class Kind>
+__device__ inline void put_sums(TileShared& shared, const Products<Kind>& products, bool columns) {
   if (columns)
     products.for_each(
         [&](int row, int col, float sum) { shared.sums[col * kSumsPitch + row] = sum; });

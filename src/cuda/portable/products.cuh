@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "cuda/portable/tile.cuh"
 
 // Products of the stages of a tile: sums of a thread in registers, and their places in the tile.
@@ -6,17 +8,15 @@
 namespace cadre::cuda::portable {
 
 /// How a kernel multiplies.
+template <Multiplicand kMultiplicand, bool kAlongA, bool kAlongB>
 struct TileKind {
-  Multiplicand as = Multiplicand::kBf16;
-  bool a_along = true, b_along = true;  ///< lines in shared memory run along the contraction
-
-  constexpr int element_bytes() const { return as == Multiplicand::kF32 ? 4 : 2; }
-  constexpr StageLayout a() const { return {a_along, element_bytes()}; }
-  constexpr StageLayout b() const { return {b_along, element_bytes()}; }
+  static constexpr Multiplicand kAs = kMultiplicand;
+  static constexpr int kElementBytes = kAs == Multiplicand::kF32 ? 4 : 2;
+  static constexpr StageLayout kA{kAlongA, kElementBytes}, kB{kAlongB, kElementBytes};
 };
 
 /// Sixteen-bit operands, by the tensor cores: a warp takes 64 rows and 32 columns.
-template <TileKind kKind>
+template <class Kind>
 struct TensorProducts {
   static constexpr int kBlocks = 2;             // that a multiprocessor has registers for
   static constexpr int kDown = 4, kAcross = 4;  // products of 16 rows and 8 columns
@@ -31,18 +31,18 @@ struct TensorProducts {
   /// Sixteen rows or columns from `first` on, sixteen deep.
   template <StageLayout kLayout>
   __device__ static Matrices operand(const uint8_t* stage, int first, int deep) {
-    const int lane = int(threadIdx.x) % kLanes, half = lane / 8 % 2, quarter = lane / 16;
+    const int lane = int(threadIdx.x) % kLanes, low = lane / 8 % 2, high = lane / 16;
     if constexpr (kLayout.along) {
-      const uint8_t* at = stage + kLayout.place(first + lane % 16, deep / 8 + quarter);
+      const uint8_t* at = stage + kLayout.place(first + lane % 16, deep / 8 + high);
       return get_matrices(shared_address(at));
     } else {
-      const uint8_t* at = stage + kLayout.place(deep + 8 * quarter + lane % 8, first / 8 + half);
+      const uint8_t* at = stage + kLayout.place(deep + 8 * high + lane % 8, first / 8 + low);
       return get_transposed(shared_address(at));
     }
   }
 
   __device__ static void multiply(float (&to)[4], const Matrices& a, const Columns8& b) {
-    if constexpr (kKind.as == Multiplicand::kBf16)
+    if constexpr (Kind::kAs == Multiplicand::kBf16)
       multiply_bf16(to, a, b);
     else
       multiply_f16(to, a, b);
@@ -52,13 +52,13 @@ struct TensorProducts {
   __device__ void add(const uint8_t* a, const uint8_t* b, int rows) {
     if (first_row() >= rows) return;
 #pragma unroll
-    for (int deep = 0; deep < kKind.a().depth(); deep += 16) {
+    for (int deep = 0; deep < Kind::kA.depth(); deep += 16) {
       Matrices left[kDown], right[kAcross / 2];
 #pragma unroll
-      for (int i = 0; i < kDown; ++i) left[i] = operand<kKind.a()>(a, first_row() + 16 * i, deep);
+      for (int i = 0; i < kDown; ++i) left[i] = operand<Kind::kA>(a, first_row() + 16 * i, deep);
 #pragma unroll
       for (int j = 0; j < kAcross / 2; ++j)
-        right[j] = operand<kKind.b()>(b, first_col() + 16 * j, deep);
+        right[j] = operand<Kind::kB>(b, first_col() + 16 * j, deep);
 #pragma unroll
       for (int i = 0; i < kDown; ++i)
 #pragma unroll
@@ -86,7 +86,7 @@ struct TensorProducts {
 
 /// fp32 operands, one fused multiply-add after the other: a thread takes rows and columns that are
 /// sixteen apart.
-template <TileKind kKind>
+template <class Kind>
 struct PlainProducts {
   static constexpr int kBlocks = 1;
   static constexpr int kApart = 16, kMany = kSide / kApart;
@@ -119,14 +119,14 @@ struct PlainProducts {
   __device__ void add(const uint8_t* a, const uint8_t* b, int rows) {
     if (first_row() >= rows) return;
 #pragma unroll 1
-    for (int deep = 0; deep < kKind.a().depth(); deep += 4) {
+    for (int deep = 0; deep < Kind::kA.depth(); deep += 4) {
       float4 left[kMany];
 #pragma unroll
       for (int i = 0; i < kMany; ++i)
-        left[i] = operand<kKind.a()>(a, first_row() + kApart * i, deep);
+        left[i] = operand<Kind::kA>(a, first_row() + kApart * i, deep);
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {
-        const float4 right = operand<kKind.b()>(b, first_col() + kApart * j, deep);
+        const float4 right = operand<Kind::kB>(b, first_col() + kApart * j, deep);
 #pragma unroll
         for (int i = 0; i < kMany; ++i) multiply(sums[i][j], left[i], right);
       }
@@ -143,38 +143,31 @@ struct PlainProducts {
   }
 };
 
-template <TileKind kKind, bool kPlain = kKind.as == Multiplicand::kF32>
-struct ProductsOf {
-  using Type = TensorProducts<kKind>;
-};
-template <TileKind kKind>
-struct ProductsOf<kKind, true> {
-  using Type = PlainProducts<kKind>;
-};
-template <TileKind kKind>
-using Products = typename ProductsOf<kKind>::Type;
+template <class Kind>
+using Products =
+    std::conditional_t<Kind::kAs == Multiplicand::kF32, PlainProducts<Kind>, TensorProducts<Kind>>;
 
-template <TileKind kKind>
+template <class Kind>
 __device__ inline void load_stage(TileShared& shared, int stage) {
-  load_operand<kKind.a()>(shared.stages.a[stage % kStages], shared.tile.a, stage);
-  load_operand<kKind.b()>(shared.stages.b[stage % kStages], shared.tile.b, stage);
+  load_operand<Kind::kA>(shared.stages.a[stage % kStages], shared.tile.a, stage);
+  load_operand<Kind::kB>(shared.stages.b[stage % kStages], shared.tile.b, stage);
 }
 
 /// All products of the tile. All stages are free before and after.
-template <TileKind kKind>
-__device__ inline void multiply_tile(TileShared& shared, Products<kKind>& products) {
-  constexpr int kDepth = kKind.a().depth();
+template <class Kind>
+__device__ inline void multiply_tile(TileShared& shared, Products<Kind>& products) {
+  constexpr int kDepth = Kind::kA.depth();
   const int stages = int((shared.tile.deep + kDepth - 1) / kDepth);
   const int rows = int(shared.tile.area.rows.count());
   for (int stage = 0; stage < kStages - 1; ++stage) {
-    if (stage < stages) load_stage<kKind>(shared, stage);
+    if (stage < stages) load_stage<Kind>(shared, stage);
     close_copies();
   }
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
     wait_for_copies<kStages - 2>();
     __syncthreads();
-    if (stage + kStages - 1 < stages) load_stage<kKind>(shared, stage + kStages - 1);
+    if (stage + kStages - 1 < stages) load_stage<Kind>(shared, stage + kStages - 1);
     close_copies();
     products.add(shared.stages.a[stage % kStages], shared.stages.b[stage % kStages], rows);
   }

@@ -32,7 +32,7 @@ struct ContractionFinish {
 };
 
 /// The tile with that number, by one thread.
-template <class Config>
+template <class Kind>
 __device__ void find_tile(TileShared& shared, const RaggedContractionArgs& args,
                           const schedule::TileGrid& grid, int64_t number) {
   const int expert = int(number / grid.count());
@@ -43,22 +43,22 @@ __device__ void find_tile(TileShared& shared, const RaggedContractionArgs& args,
   shared.tile = {expert,
                  {n, k},
                  deep.count(),
-                 {args.dy.of(0), args.dy, {n, deep}, Config::kKind.a()},
-                 {args.x.of(0), args.x, {k, deep}, Config::kKind.b()}};
+                 {args.dy.of(0), args.dy, {n, deep}, Kind::kA},
+                 {args.x.of(0), args.x, {k, deep}, Kind::kB}};
 }
 
-template <class Config>
-__global__ void __launch_bounds__(kTileThreads, Products<Config::kKind>::kBlocks)
+template <class Kind>
+__global__ void __launch_bounds__(kTileThreads, Products<Kind>::kBlocks)
     ragged_contraction_kernel(const RaggedContractionArgs args) {
   auto& shared = *reinterpret_cast<TileShared*>(dynamic_shared());
   const schedule::TileGrid grid{(args.n + kSide - 1) / kSide, (args.k + kSide - 1) / kSide};
   for (int64_t number = blockIdx.x; number < grid.count() * args.experts; number += gridDim.x) {
-    if (threadIdx.x == 0) find_tile<Config>(shared, args, grid, number);
+    if (threadIdx.x == 0) find_tile<Kind>(shared, args, grid, number);
     __syncthreads();
     if (shared.tile.deep != 0 || !args.accumulates(shared.tile.expert)) {
-      Products<Config::kKind> products;
-      multiply_tile<Config::kKind>(shared, products);
-      put_sums<Config::kKind>(shared, products, args.dw.columns);
+      Products<Kind> products;
+      multiply_tile<Kind>(shared, products);
+      put_sums<Kind>(shared, products, args.dw.columns);
       store_sums(shared, {args.dw, shared.tile}, ContractionFinish(args, shared.tile));
     }
     __syncthreads();
@@ -66,13 +66,8 @@ __global__ void __launch_bounds__(kTileThreads, Products<Config::kKind>::kBlocks
 }
 
 template <Multiplicand kAs>
-struct Config {
-  static constexpr TileKind kKind{.as = kAs, .a_along = false, .b_along = false};
-};
-
-template <Multiplicand kAs>
 void launch_as(const RaggedContractionArgs& args, int blocks, cudaStream_t stream) {
-  launch(&ragged_contraction_kernel<Config<kAs>>, tile_grid(blocks, stream), args);
+  launch(&ragged_contraction_kernel<TileKind<kAs, false, false>>, tile_grid(blocks, stream), args);
 }
 
 }  // namespace

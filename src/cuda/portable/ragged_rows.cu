@@ -50,7 +50,7 @@ struct RowsFinish {
 };
 
 /// The tile with that number, by one thread.
-template <class Config>
+template <class Kind>
 __device__ void find_tile(TileShared& shared, const RaggedRowsArgs& args, int64_t number) {
   if (!shared.tiles.seek(number)) {
     shared.tile.expert = -1;
@@ -64,8 +64,8 @@ __device__ void find_tile(TileShared& shared, const RaggedRowsArgs& args, int64_
   shared.tile = {expert,
                  {rows, cols},
                  args.depth,
-                 {args.x.of(0), args.x, {rows, deep}, Config::kKind.a()},
-                 {args.w.of(expert), args.w, {cols, deep}, Config::kKind.b()}};
+                 {args.x.of(0), args.x, {rows, deep}, Kind::kA},
+                 {args.w.of(expert), args.w, {cols, deep}, Kind::kB}};
 }
 
 /// Zeros in rows of y that belong to nobody, by all blocks.
@@ -81,8 +81,8 @@ __device__ void zero_tail(const RaggedRowsArgs& args) {
     store_floats({}, y, {first_line + i / chunks, first + i % chunks * kChunk});
 }
 
-template <class Config>
-__global__ void __launch_bounds__(kTileThreads, Products<Config::kKind>::kBlocks)
+template <class Kind>
+__global__ void __launch_bounds__(kTileThreads, Products<Kind>::kBlocks)
     ragged_rows_kernel(const RaggedRowsArgs args) {
   auto& shared = *reinterpret_cast<TileShared*>(dynamic_shared());
   if (threadIdx.x == 0)
@@ -90,26 +90,22 @@ __global__ void __launch_bounds__(kTileThreads, Products<Config::kKind>::kBlocks
                     {kSide, kSide / 2},
                     (args.cols + kSide - 1) / kSide};
   for (int64_t number = blockIdx.x;; number += gridDim.x) {
-    if (threadIdx.x == 0) find_tile<Config>(shared, args, number);
+    if (threadIdx.x == 0) find_tile<Kind>(shared, args, number);
     __syncthreads();
     if (shared.tile.expert < 0) break;
-    Products<Config::kKind> products;
-    multiply_tile<Config::kKind>(shared, products);
-    put_sums<Config::kKind>(shared, products, args.y.columns);
+    Products<Kind> products;
+    multiply_tile<Kind>(shared, products);
+    put_sums<Kind>(shared, products, args.y.columns);
     store_sums(shared, {args.y, shared.tile}, RowsFinish(args, shared.tile));
   }
   if (args.zero_tail) zero_tail(args);
 }
 
-template <Multiplicand kAs, bool kAlong>
-struct Config {
-  static constexpr TileKind kKind{.as = kAs, .a_along = true, .b_along = kAlong};
-};
-
 template <Multiplicand kAs>
 void launch_as(const RaggedRowsArgs& args, int blocks, cudaStream_t stream) {
   const bool along = args.w.deep == element_bytes(args.w.dtype);
-  launch(along ? &ragged_rows_kernel<Config<kAs, true>> : &ragged_rows_kernel<Config<kAs, false>>,
+  launch(along ? &ragged_rows_kernel<TileKind<kAs, true, true>>
+               : &ragged_rows_kernel<TileKind<kAs, true, false>>,
          tile_grid(blocks, stream), args);
 }
 
