@@ -15,13 +15,15 @@ namespace {
 struct RowsFinish {
   const RaggedRowsArgs& args;
   int expert;
-  Matrix c;  ///< as long as the tile
+  int64_t end;  ///< of the lines of the tile
+  Matrix c;     ///< as long
   float alpha, beta;
 
   __device__ RowsFinish(const RaggedRowsArgs& given, const Tile& tile)
       : args(given),
         expert(tile.expert),
-        c(OutputTile{given.c, tile}.matrix()),
+        end(OutputTile{given.y, tile}.inside().last),
+        c(matrix_of(given.c, 0, end)),
         alpha(given.alpha == nullptr ? 1.0f : given.alpha[expert]),
         beta(given.beta == nullptr ? 0.0f : given.beta[expert]) {}
 
@@ -39,7 +41,7 @@ struct RowsFinish {
  private:
   __device__ void add_bias(float (&values)[kChunk], const ChunkPlace& place) const {
     const Matrix bias = matrix_of(args.bias, expert, args.cols);
-    const int64_t left = c.columns - (place.down ? place.row : place.col);
+    const int64_t left = end - (place.down ? place.row : place.col);
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
       if (i >= left) continue;
