@@ -3,6 +3,7 @@
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
 #include "cuda/portable/bias_grad.h"
+#include "cuda/portable/grouped_gemm.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
 #include "cuda/portable/permute.h"
@@ -37,6 +38,9 @@ Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
        sm90::run_ragged_rows},
       {"sm90_ragged_contraction", sm90::refuses_ragged_contraction,
        sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction},
+      {"cuda_ragged_rows", portable::refuses_ragged_rows, no_workspace, portable::run_ragged_rows},
+      {"cuda_ragged_contraction", portable::refuses_ragged_contraction, no_workspace,
+       portable::run_ragged_contraction},
   };
   return kList;
 }
