@@ -33,9 +33,10 @@ CADRE_HD constexpr Normal<float> normal(float x) {
                           -0.0645404533f, 0.0168930106f};
   constexpr float kDensity = 0.39894228f;
   const float magnitude = x < 0 ? -x : x, t = magnitude > 40.0f ? 40.0f : magnitude;
-  const float power = exp_of_negative(-0.5f * t * t), w = formats::reciprocal(1.0f + 0.25f * t);
+  const float power = exp_of_negative(-0.5f * t * t),
+              w = formats::reciprocal(formats::fma(0.25f, t, 1.0f));
   float p = kP[9];
-  for (int i = 8; i >= 0; --i) p = p * w + kP[i];
+  for (int i = 8; i >= 0; --i) p = formats::fma(p, w, kP[i]);
   const float tail = power * (w * p);
   return {x < 0 ? tail : 1.0f - tail, kDensity * power};
 }
