@@ -118,8 +118,7 @@ void launch_cast(const Job& job, cudaStream_t stream) {
   if (job.bound == 0 || job.from.first.columns == 0) return;
   RowGrid grid = RowGrid::of(job.bound, job.from.first.columns, kRounds);
   grid.blocks.z = unsigned(std::min(job.matrices, kMostExpertsAlongZ));
-  cast_kernel<<<grid.blocks, grid.threads, 0, stream>>>(job);
-  check_launch("cast");
+  launch(cast_kernel, grid.on(stream), job);
 }
 
 std::string refuses_format(const Device& device, std::string_view what, const Format& format) {
