@@ -31,10 +31,10 @@ CADRE_HD constexpr float pow2(int exponent) {
                           : float_of(1u << (exponent + 149));
 }
 
-// Add, multiply, both at once, and divide, each rounded once to nearest even, subnormals kept. Device code names
-// the instruction, since nvcc would otherwise fuse a multiplication into an addition and the bits
-// would differ from the CPU's; the host is built with -ffp-contract=off. This is the only place in
-// the formats that asks for whom it is compiled.
+// Add, multiply, both at once, and divide, each rounded once to nearest even, subnormals kept.
+// Device code names the instruction, since nvcc would otherwise fuse a multiplication into an
+// addition where the source does not, and the bits would differ from the CPU's; the host is built
+// with -ffp-contract=off. This is the only place in the formats that asks for whom it is compiled.
 
 CADRE_HD constexpr float add(float a, float b) {
 #ifdef __CUDA_ARCH__

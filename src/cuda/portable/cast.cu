@@ -60,8 +60,8 @@ struct Cast {
   __device__ bool is_wide() const { return from.is_wide() && to[0].is_wide() && to[1].is_wide(); }
 };
 
-/// The rows that an ExpertWalk gives to anyone: from the first offset up to the highest. All threads
-/// of the block must call it.
+/// The rows that an ExpertWalk gives to anyone: from the first offset up to the highest. All
+/// threads of the block must call it.
 __device__ schedule::ExpertRows owned_rows(const Job& job) {
   if (job.offsets == nullptr) return {0, job.bound};
   __shared__ int highest;

@@ -12,9 +12,9 @@
 // counts, ends [E]; routing [T, top_k]; offsets [E + 1]; row_of [T, top_k]; slot_of [R], whose tail
 // is not written. Counts and ends are scanned by one block. Choices are cut into pieces, one a
 // block, and each piece into runs of neighbours, one a warp. Each block counts the choices of its
-// runs, shows the others the counts of its piece, and waits for theirs; those before it give the
-// first row of every expert in every run, and the rows are dealt out. Additions in shared memory are
-// of integers, and ranks among equals follow the order of the choices, so nothing depends on which
+// runs, shows the others the counts of its piece, and waits for theirs; all of them give the first
+// row of every expert in every run, and the rows are dealt out. Additions in shared memory are of
+// integers, and ranks among equals follow the order of the choices, so nothing depends on which
 // thread comes first, or on how many pieces there are.
 namespace cadre::cuda::portable {
 namespace {
@@ -147,14 +147,21 @@ __device__ Count count_of(const Job& job, const int32_t* counters, int e) {
   return count;
 }
 
-/// Turns the counters [warps, E] into the row of each warp's next choice. Block 0 writes offsets.
-__device__ void find_rows(const Job& job, int32_t* counters) {
-  __shared__ int64_t partial[kLanes];
+/// Shared memory of a block.
+struct Shared {
+  int64_t partial[kLanes];
+
+  __device__ int32_t* counters() { return reinterpret_cast<int32_t*>(this + 1); }  ///< [warps, E]
+};
+
+/// Turns the counters into the row of each warp's next choice. Block 0 writes offsets.
+__device__ void find_rows(const Job& job, Shared& shared) {
+  int32_t* const counters = shared.counters();
   int64_t carry = 0;
   for (int first = 0; first < job.experts; first += int(blockDim.x)) {
     const int e = first + int(threadIdx.x);
     const Count count = e < job.experts ? count_of(job, counters, e) : Count{0, 0};
-    const Scanned scanned = block_scan(count.all, partial, Sum{});
+    const Scanned scanned = block_scan(count.all, shared.partial, Sum{});
     const int64_t end = carry + scanned.upto;
     carry += scanned.all;
     if (e >= job.experts) continue;
@@ -195,13 +202,13 @@ __device__ void deal_run(const Job& job, int32_t* next_row) {
 
 template <class Config>
 __global__ void __launch_bounds__(kMostWarps* kLanes) deal_kernel(const Job job) {
-  auto* counters = reinterpret_cast<int32_t*>(dynamic_shared());  // [warps, E]
-  int32_t* mine = counters + int(threadIdx.x / kLanes) * job.experts;
-  clear(counters, int(blockDim.x / kLanes) * job.experts);
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+  int32_t* const mine = shared.counters() + int(threadIdx.x / kLanes) * job.experts;
+  clear(shared.counters(), int(blockDim.x / kLanes) * job.experts);
   count_run<typename Config::Index>(job, mine);
   __syncthreads();
-  if (gridDim.x > 1) show_counts(job, counters);
-  find_rows(job, counters);
+  if (gridDim.x > 1) show_counts(job, shared.counters());
+  find_rows(job, shared);
   deal_run<typename Config::Index>(job, mine);
 }
 
@@ -230,13 +237,14 @@ void launch(const OffsetsPlan& plan, Job job, cudaStream_t stream) {
   const int runs = pieces.warps * pieces.count;
   job.slots = p.tokens * p.top_k;
   job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
-  cuda::launch(deal_kernel<Counts<Index>>,
-               {.blocks = blocks,
-                .threads = threads,
-                .shared_bytes = pieces.warps * p.experts * int(sizeof(int32_t)),
-                .stream = stream,
-                .cooperative = blocks > 1},
-               job);
+  cuda::launch(
+      deal_kernel<Counts<Index>>,
+      {.blocks = blocks,
+       .threads = threads,
+       .shared_bytes = int(sizeof(Shared)) + pieces.warps * p.experts * int(sizeof(int32_t)),
+       .stream = stream,
+       .cooperative = blocks > 1},
+      job);
 }
 
 }  // namespace
