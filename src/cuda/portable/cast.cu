@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kRounds = 4;  // chunks of a thread that are under way together
 constexpr int kCopies = 2;
-constexpr int kMostExpertsAlongZ = 65535;  // of what CUDA allows
+constexpr int kMostBlocksAlongExperts = 1024;
 
 /// The matrices of all experts; one for routed rows.
 struct Matrices {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes) cast_kernel(const Job job)
 void launch_cast(const Job& job, cudaStream_t stream) {
   if (job.bound == 0 || job.from.first.columns == 0) return;
   RowGrid grid = RowGrid::of(job.bound, job.from.first.columns, kRounds);
-  grid.blocks.z = unsigned(std::min(job.matrices, kMostExpertsAlongZ));
+  grid.blocks.z = unsigned(std::min(job.matrices, kMostBlocksAlongExperts));
   launch(cast_kernel, grid.on(stream), job);
 }
 
