@@ -91,29 +91,32 @@ TEST_F(CastOnDevice, OfWeightsHasTheBitsOfTheCpu) {
 }
 
 TEST_F(CastOnDevice, LooksAtEveryDiscretePointer) {
-  // Rows lie whole chunks apart, but the first matrix begins between two of them.
-  const QuantizeProblem p = parse_quantize_problem(
-      "quantize weights N=9 K=72 E=2 source=bf16 along_k=f32 role=w discrete=yes");
-  std::mt19937 random(3);
-  Tensor source(DType::kBf16, {2, 9, 80});
-  source.fill(random, -2, 2);
-  QuantizedCopy got({p.kind, p.rows, p.cols, p.experts, *p.along_k, Axis::kAlongK}, 8);
-  test::Mirror mirror;
-  TensorView from = mirror.view(source);
-  const auto* first = static_cast<const uint16_t*>(from.data);
-  const std::vector<const void*> pointers = {first + 3, first + 9 * 80};
-  from.shape[2] = p.cols;
-  from.data = nullptr;
-  const QuantizeArgs args{.source = from,
-                          .discrete = mirror.data(pointers),
-                          .along_k = got.view([&](const Tensor& t) { return mirror.view(t); }),
-                          .along_rows = {}};
-  mirror.replay(1, [&](Stream stream) { run(plan(p, test::first_gpu()), args, {}, stream); });
-  for (int64_t i = 0; i < 2 * 9 * 72; ++i) {
-    const int64_t e = i / (9 * 72), row = i / 72 % 9, col = i % 72;
-    ASSERT_EQ(got.codes.at(e, row, col), source.at(e, row, col + (e == 0 ? 3 : 0))) << i;
+  // Rows lie whole chunks apart, but the first matrix begins between two of them; rows of 70
+  // columns end between two.
+  for (const int64_t cols : {72, 70}) {
+    const QuantizeProblem p = parse_quantize_problem(
+        text("quantize weights N=9 K=", cols, " E=2 source=bf16 along_k=f32 role=w discrete=yes"));
+    std::mt19937 random(3);
+    Tensor source(DType::kBf16, {2, 9, 80});
+    source.fill(random, -2, 2);
+    QuantizedCopy got({p.kind, p.rows, p.cols, p.experts, *p.along_k, Axis::kAlongK}, 80 - cols);
+    test::Mirror mirror;
+    TensorView from = mirror.view(source);
+    const auto* first = static_cast<const uint16_t*>(from.data);
+    const std::vector<const void*> pointers = {first + 3, first + 9 * 80};
+    from.shape[2] = cols;
+    from.data = nullptr;
+    const QuantizeArgs args{.source = from,
+                            .discrete = mirror.data(pointers),
+                            .along_k = got.view([&](const Tensor& t) { return mirror.view(t); }),
+                            .along_rows = {}};
+    mirror.replay(1, [&](Stream stream) { run(plan(p, test::first_gpu()), args, {}, stream); });
+    for (int64_t i = 0; i < 2 * 9 * cols; ++i) {
+      const int64_t e = i / (9 * cols), row = i / cols % 9, col = i % cols;
+      ASSERT_EQ(got.codes.at(e, row, col), source.at(e, row, col + (e == 0 ? 3 : 0))) << i;
+    }
+    EXPECT_EQ(got.damage(), "");
   }
-  EXPECT_EQ(got.damage(), "");
 }
 
 TEST_F(CastOnDevice, OfEveryCodeHasTheBitsOfTheCpu) {
