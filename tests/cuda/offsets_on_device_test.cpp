@@ -90,6 +90,18 @@ TEST_F(OffsetsOnDevice, OfRoutingSortStably) {
       }
 }
 
+TEST_F(OffsetsOnDevice, OfRoutingInSeveralBlocksSortsStably) {
+  std::mt19937 random(4);
+  const OffsetsProblem p{.source = OffsetsSource::kRouting,
+                         .rows = 3'200,
+                         .experts = 500,  // about as many as a block has threads
+                         .tokens = 1'100,
+                         .top_k = 3,
+                         .index = DType::kI32};
+  check(p, random_routing<int32_t>(random, p));
+  check(p, std::vector<int32_t>(size_t(p.tokens * p.top_k), 499));
+}
+
 TEST_F(OffsetsOnDevice, OfManyTokensSortStably) {
   std::mt19937 random(3);
   for (int experts : {1, 61, 256, 1024}) {
