@@ -70,7 +70,7 @@ struct Thread {
   std::string waits_for;  ///< empty: it does not
   int64_t products = 0;   ///< handed in
   std::deque<int64_t> product_groups;
-  std::vector<std::shared_ptr<StoreGroup>> store_groups;
+  std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::shared_ptr<StoreGroup> open_stores;
 
   WarpBoard& warp() const { return block->warps[size_t(number / kWarp)]; }

@@ -244,12 +244,12 @@ cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
   return cudaSuccess;
 }
 
-// tidy: parameters because the driver has them
-static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank,
-                             void* base, const cuuint64_t* extent, const cuuint64_t* steps,
-                             const cuuint32_t* box, const cuuint32_t*, CUtensorMapInterleave,
-                             CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
-                             CUtensorMapFloatOOBfill) {
+// What the driver encodes, and what it refuses.
+static constexpr auto encode_tiled =
+    +[](CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, void* base,
+        const cuuint64_t* extent, const cuuint64_t* steps, const cuuint32_t* box, const cuuint32_t*,
+        CUtensorMapInterleave, CUtensorMapSwizzle swizzle, CUtensorMapL2promotion,
+        CUtensorMapFloatOOBfill) -> CUresult {
   MapData m;
   m.base = reinterpret_cast<uintptr_t>(base);
   m.is_float = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
@@ -263,12 +263,12 @@ static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
   }
   *map = map_of(m);
   return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
-}
+};
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
-  *entry = known ? reinterpret_cast<void*>(&encode_tiled) : nullptr;
+  *entry = known ? reinterpret_cast<void*>(encode_tiled) : nullptr;
   *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }

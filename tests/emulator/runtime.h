@@ -5,9 +5,9 @@
 
 #include "tests/emulator/machine.h"
 
-// The CUDA runtime of the emulator: the functions that src/cuda, bench/cuda and the tests call, with
-// the host's memory as the device's. Streams are in order and done at once; a capture keeps what a
-// stream was given, and a launch of its graph does it.
+// The CUDA runtime of the emulator: the functions that src/cuda, bench/cuda and the tests call,
+// with the host's memory as the device's. Streams are in order and done at once; a capture keeps
+// what a stream was given, and a launch of its graph does it.
 namespace cadre::emulator {
 
 /// The device that it shows.

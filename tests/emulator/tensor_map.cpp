@@ -128,7 +128,8 @@ void close_stores() {
 
 void wait_for_stores(int left, bool written) {
   Thread& t = self();
-  std::erase_if(t.store_groups, [](const auto& group) { return group->writing == 0; });
+  while (!t.store_groups.empty() && t.store_groups.front()->writing == 0)
+    t.store_groups.pop_front();
   for (size_t g = 0; g + size_t(left) < t.store_groups.size(); ++g) {
     const std::shared_ptr<StoreGroup> group = t.store_groups[g];
     wait_until(group.get(), "its stores",
