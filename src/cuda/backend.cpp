@@ -3,6 +3,7 @@
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
 #include "cuda/portable/bias_grad.h"
+#include "cuda/portable/cast.h"
 #include "cuda/portable/grouped_gemm.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
@@ -30,7 +31,12 @@ Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
   return kList;
 }
 
-Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
+Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
+  static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+      {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+  };
+  return kList;
+}
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
@@ -60,7 +66,12 @@ Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
   return kList;
 }
 
-Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
+Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
+  static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+      {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+  };
+  return kList;
+}
 
 Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
   static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {
