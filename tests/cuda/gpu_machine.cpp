@@ -1,6 +1,7 @@
 // The first GPU as a machine.
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "cuda/check.h"
@@ -86,7 +87,9 @@ class GpuMachine final : public Machine {
   explicit GpuMachine(const Device& device) : device_(device) {}
 
   Device device() const override { return device_; }
-  int draws(int most) const override { return most; }
+  int draws(int most) const override {
+    return std::clamp(most * device_.units / kUnitsOfAllDraws, 1, most);
+  }
 
   void* take(int64_t bytes) override {
     void* data = nullptr;
@@ -99,6 +102,14 @@ class GpuMachine final : public Machine {
   }
   void download(void* to, const void* from, int64_t bytes) override {
     check(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyDeviceToHost), "download");
+  }
+  void copy(void* to, const void* from, int64_t bytes) override {
+    check(cudaMemcpy(to, from, size_t(bytes), cudaMemcpyDeviceToDevice), "copy");
+  }
+  int64_t free_bytes() const override {
+    size_t free = 0, all = 0;
+    check(cudaMemGetInfo(&free, &all), "ask for the free memory");
+    return int64_t(free);
   }
 
   void run(const Work& work) override {
@@ -118,6 +129,8 @@ class GpuMachine final : public Machine {
   }
 
  private:
+  static constexpr int kUnitsOfAllDraws = 100;  // a lesser GPU has less time
+
   Device device_;
   OwnStream stream_;
 };

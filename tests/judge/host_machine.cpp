@@ -33,6 +33,10 @@ class HostMachine final : public Machine {
   void download(void* to, const void* from, int64_t bytes) override {
     std::memcpy(to, from, size_t(bytes));
   }
+  void copy(void* to, const void* from, int64_t bytes) override {
+    std::memcpy(to, from, size_t(bytes));
+  }
+  int64_t free_bytes() const override { return 64 << 20; }
 
   void run(const Work& work) override { work(Stream{}); }
   void run_at_once(std::span<const Work> works) override {

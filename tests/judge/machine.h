@@ -44,6 +44,10 @@ class Machine {
   virtual void give_back(void*) = 0;
   virtual void upload(void* to, const void* from, int64_t bytes) = 0;
   virtual void download(void* to, const void* from, int64_t bytes) = 0;
+  /// Within the device.
+  virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+  /// How much can be taken; on the CPU how much a test should.
+  virtual int64_t free_bytes() const = 0;
 
   /// Runs the work and waits for it.
   virtual void run(const Work&) = 0;
