@@ -68,6 +68,9 @@ class LayerCopy {
     while (queue_.pending() > 0) queue_.run_next(0, memory.moved(wgrad_), stream);
   }
 
+  Workspace forward_workspace() const { return memory.moved(forward_); }
+  Workspace backward_workspace() const { return memory.moved(backward_); }
+
  private:
   static constexpr int kTasks = 4;
 
