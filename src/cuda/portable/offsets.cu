@@ -229,8 +229,8 @@ void launch(const OffsetsProblem& p, Job job, cudaStream_t stream) {
   job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
   if (blocks > 1)
     cuda::launch(count_kernel<Counts<Index>>, {blocks, threads, counter_bytes, stream}, job);
-  cuda::launch(deal_kernel<Counts<Index>>,
-               {blocks, threads, pieces.warps * counter_bytes, stream}, job);
+  cuda::launch(deal_kernel<Counts<Index>>, {blocks, threads, pieces.warps * counter_bytes, stream},
+               job);
 }
 
 }  // namespace
