@@ -88,7 +88,9 @@ class GpuMachine final : public Machine {
 
   Device device() const override { return device_; }
   int draws(int most) const override {
-    return std::clamp(most * device_.units / kUnitsOfAllDraws, 1, most);
+    const int units = std::min(device_.units, kUnitsOfAllDraws);
+    const int share = most * units * units / (kUnitsOfAllDraws * kUnitsOfAllDraws);
+    return std::min(most, std::max(kFewestDraws, share));
   }
 
   void* take(int64_t bytes) override {
@@ -129,7 +131,8 @@ class GpuMachine final : public Machine {
   }
 
  private:
-  static constexpr int kUnitsOfAllDraws = 100;  // a lesser GPU has less time
+  // A lesser GPU, or one that is emulated, is not given as much to do.
+  static constexpr int kUnitsOfAllDraws = 100, kFewestDraws = 4;
 
   Device device_;
   OwnStream stream_;

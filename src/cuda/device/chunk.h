@@ -26,11 +26,9 @@ struct Matrix {
       : data(static_cast<char*>(v.data)),
         pitch(v.stride[0] * (v.dtype == DType::kF32 ? 4 : 2)),
         columns(v.shape[1]),
-        dtype(v.dtype) {}
+        dtype(v.data == nullptr ? DType::kBf16 : v.dtype) {}
 
-  /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
-  /// matrix at all.
-  bool is_halves() const { return data == nullptr || dtype != DType::kF32; }
+  /// Whether all chunks of all rows are wide. No matrix at all is, and is of no more than 16 bits.
   bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }
