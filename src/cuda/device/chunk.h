@@ -19,7 +19,7 @@ struct Matrix {
   char* data = nullptr;
   int64_t pitch = 0;    ///< bytes from row to row
   int64_t columns = 0;  ///< elements of a row
-  DType dtype = DType::kF32;
+  DType dtype = DType::kBf16;  ///< of no matrix too, so that it counts as halves
 
   Matrix() = default;
   explicit Matrix(const TensorView& v)
@@ -28,7 +28,9 @@ struct Matrix {
         columns(v.shape[1]),
         dtype(v.data == nullptr ? DType::kBf16 : v.dtype) {}
 
-  /// Whether all chunks of all rows are wide. No matrix at all is, and is of no more than 16 bits.
+  /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
+  /// matrix at all.
+  bool is_halves() const { return dtype != DType::kF32; }
   bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }

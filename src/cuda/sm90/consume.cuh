@@ -70,6 +70,7 @@ template <Tile kTile>
 __device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile) {
   for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
     wait(shared.full[at.at], at.parity);
+    __syncwarp();  // a lane that is behind would miss the phase of a stage that is freed
     release(shared, at.at);
   }
 }
