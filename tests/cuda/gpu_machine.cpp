@@ -132,7 +132,7 @@ class GpuMachine final : public Machine {
 
  private:
   // A lesser GPU, or one that is emulated, is not given as much to do.
-  static constexpr int kUnitsOfAllDraws = 100, kFewestDraws = 4;
+  static constexpr int kUnitsOfAllDraws = 100, kFewestDraws = 3;
 
   Device device_;
   OwnStream stream_;

@@ -62,7 +62,7 @@ TEST_F(Step, OfALinearIsItsFormulasWithinTheBound) {
   constexpr int64_t kWidths[] = {8, 24, 40, 72, 13};
   unsigned seed = 0;
   int taken = 0;
-  for_counts(machine->draws(1600), 1, [&](const Counts& counts) {
+  for_counts(std::max(machine->draws(1600), 24), 1, [&](const Counts& counts) {
     GroupedLinearProblem p = test::random_linear(counts, ++seed, kWidths);
     p.recipe = recipe_list()[seed % 3].recipe;
     if (seed % 5 != 0) p.dtype = p.parameters.weight = p.recipe.fprop.rhs.element;
