@@ -232,7 +232,7 @@ TEST_F(GroupedGemmBits, OfARowDoNotDependOnTheOthers) {
     for (std::string_view name : names_on(machine->device(), p)) {
       Pool pool(p);
       std::mt19937 random(3);
-      const int draws = std::max(4, machine->draws(160) / (name == "cpu_reference" ? 4 : 1));
+      const int draws = std::max(16, machine->draws(160) / (name == "cpu_reference" ? 4 : 1));
       for (int draw = 0; draw < draws; ++draw) {
         const int most = draw < draws / 2 ? 9 : draw % 8 == 0 ? 600 : 150;
         pool.expect_same(random_batch(random, Pool::kRows, Pool::kExperts, most), *machine, name);
@@ -311,7 +311,7 @@ TEST_F(GroupedGemmBits, OfAWeightGradientDoNotDependOnOtherExperts) {
     for (std::string_view name : names_on(machine->device(), p)) {
       GradientPool pool(p);
       std::mt19937 random(4);
-      for (int draw = 0; draw < machine->draws(160); ++draw) {
+      for (int draw = 0; draw < std::max(16, machine->draws(160)); ++draw) {
         std::vector<int> experts;
         for (size_t i = 0; i <= random() % 7; ++i)
           experts.push_back(int(random() % GradientPool::kExperts));
