@@ -41,9 +41,10 @@ Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
       {"sm90_ragged_rows", sm90::refuses_ragged_rows, sm90::grouped_gemm_workspace_bytes,
-       sm90::run_ragged_rows},
+       sm90::run_ragged_rows, true, sm90::check_ragged_rows},
       {"sm90_ragged_contraction", sm90::refuses_ragged_contraction,
-       sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction},
+       sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction, true,
+       sm90::check_ragged_contraction},
       {"cuda_ragged_rows", portable::refuses_ragged_rows, no_workspace, portable::run_ragged_rows},
       {"cuda_ragged_contraction", portable::refuses_ragged_contraction, no_workspace,
        portable::run_ragged_contraction},
