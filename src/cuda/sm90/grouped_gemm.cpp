@@ -47,9 +47,9 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
   const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % 16 == 0; };
   bool good = reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
-  require(good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
-          ", must begin and step by multiples of 16 bytes, as the copy engine does; copy it [",
-          to_string(p), "]");
+  require(good, "grouped_gemm: ", what, " is ", v, " at ", v.data,
+          ", must begin and step by multiples of 16 bytes, as the copy engine does; copy it [", p,
+          "]");
 }
 
 /// A batch without rows may be nowhere. Its boxes are all zeros, but the copy engine faults unless
