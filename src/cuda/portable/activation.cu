@@ -232,10 +232,9 @@ template <class Config>
 void launch(const ActivationProblem& p, const Job& job, cudaStream_t stream) {
   const RowGrid grid = RowGrid::of(p.rows, p.features, p.backward ? kWholeRows : kRounds);
   if (p.backward)
-    backward_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+    cuda::launch(backward_kernel<Config>, grid.on(stream), job);
   else
-    forward_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
-  check_launch("activation");
+    cuda::launch(forward_kernel<Config>, grid.on(stream), job);
 }
 
 }  // namespace

@@ -219,8 +219,7 @@ template <class Config>
 void launch(const BiasGradProblem& p, const Job& job, cudaStream_t stream) {
   const int64_t scale_blocks = p.bias_scale ? (p.rows + kScaleRows - 1) / kScaleRows : 0;
   const int64_t blocks = int64_t(p.experts) * job.column_blocks + scale_blocks;
-  bias_grad_kernel<Config><<<unsigned(blocks), kThreads, 0, stream>>>(job);
-  check_launch("bias_grad");
+  cuda::launch(bias_grad_kernel<Config>, {unsigned(blocks), kThreads, 0, stream}, job);
 }
 
 }  // namespace

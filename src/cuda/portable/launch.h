@@ -6,7 +6,7 @@
 #include "cadre/device.h"
 #include "cadre/error.h"
 #include "cadre/stream.h"
-#include "cuda/check.h"
+#include "cuda/device/launch.h"
 
 // What the doors of the portable kernels share.
 namespace cadre::cuda::portable {
@@ -20,7 +20,5 @@ std::string needs_sm80(const Problem&, const Device& device) {
 }
 
 inline cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), text("launch ", kernel)); }
 
 }  // namespace cadre::cuda::portable

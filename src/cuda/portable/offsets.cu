@@ -114,7 +114,7 @@ __device__ void clear(int32_t* counters, int count) {
 
 template <class Config>
 __global__ void __launch_bounds__(kMostWarps* kLanes) count_kernel(const Job job) {
-  extern __shared__ int32_t counters[];  // [E]
+  auto* counters = reinterpret_cast<int32_t*>(dynamic_shared());  // [E]
   clear(counters, job.experts);
   count_run<typename Config::Index>(job, counters);
   __syncthreads();
@@ -191,7 +191,7 @@ __device__ void deal_run(const Job& job, int32_t* next_row) {
 
 template <class Config>
 __global__ void __launch_bounds__(kMostWarps* kLanes) deal_kernel(const Job job) {
-  extern __shared__ int32_t counters[];  // [warps, E]
+  auto* counters = reinterpret_cast<int32_t*>(dynamic_shared());  // [warps, E]
   int32_t* mine = counters + int(threadIdx.x / kLanes) * job.experts;
   clear(counters, int(blockDim.x / kLanes) * job.experts);
   count_run<typename Config::Index>(job, mine);
@@ -216,24 +216,21 @@ struct Ends {
 template <class Index>
 void launch(const OffsetsProblem& p, Job job, cudaStream_t stream) {
   if (p.source == OffsetsSource::kCounts) {
-    sums_kernel<Counts<Index>><<<1, kScanThreads, 0, stream>>>(job);
-    return check_launch("offsets of counts");
+    return cuda::launch(sums_kernel<Counts<Index>>, {1, kScanThreads, 0, stream}, job);
   }
   if (p.source == OffsetsSource::kEnds) {
-    sums_kernel<Ends<Index>><<<1, kScanThreads, 0, stream>>>(job);
-    return check_launch("offsets of ends");
+    return cuda::launch(sums_kernel<Ends<Index>>, {1, kScanThreads, 0, stream}, job);
   }
   const Pieces pieces(p);
-  const int threads = pieces.warps * kLanes, runs = pieces.warps * pieces.count;
+  const unsigned blocks = unsigned(pieces.count), threads = unsigned(pieces.warps * kLanes);
+  const int runs = pieces.warps * pieces.count;
   const int counter_bytes = p.experts * int(sizeof(int32_t));
   job.slots = p.tokens * p.top_k;
   job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
-  if (pieces.count > 1) {
-    count_kernel<Counts<Index>><<<pieces.count, threads, counter_bytes, stream>>>(job);
-    check_launch("counts of routing");
-  }
-  deal_kernel<Counts<Index>><<<pieces.count, threads, pieces.warps * counter_bytes, stream>>>(job);
-  check_launch("offsets of routing");
+  if (blocks > 1)
+    cuda::launch(count_kernel<Counts<Index>>, {blocks, threads, counter_bytes, stream}, job);
+  cuda::launch(deal_kernel<Counts<Index>>, {blocks, threads, pieces.warps * counter_bytes, stream},
+               job);
 }
 
 }  // namespace

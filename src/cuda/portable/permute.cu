@@ -252,18 +252,17 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   const int64_t groups = (p.rows + kLanes - 1) / kLanes;
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
     const RowGrid grid = RowGrid::of(p.tokens, p.hidden, 1);
-    tokens_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+    cuda::launch(tokens_kernel<Config>, grid.on(stream), job);
   } else if (job.dprob != nullptr) {
     const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
-    rows_and_products_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+    cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
   } else if (job.row_of != nullptr) {
     const RowGrid grid = RowGrid::of(p.tokens + groups, p.hidden, kRounds);
-    scatter_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+    cuda::launch(scatter_kernel<Config>, grid.on(stream), job);
   } else {
     const RowGrid grid = RowGrid::of(p.rows, p.hidden, kRounds);
-    rows_kernel<Config><<<grid.blocks, grid.threads, 0, stream>>>(job);
+    cuda::launch(rows_kernel<Config>, grid.on(stream), job);
   }
-  check_launch("permute");
 }
 
 }  // namespace

@@ -1,5 +1,7 @@
 #include "cuda/portable/routing.h"
 
+#include <algorithm>
+
 #include "activations/sigmoid.h"
 #include "cuda/device/chunk.h"
 #include "cuda/portable/launch.h"
@@ -16,7 +18,7 @@ namespace {
 constexpr int kMostExperts = 2000;  // whose arrays fit into 48 KiB, and a lane's into 64 bits
 constexpr int kArrays = 6;          // of a token, each [E]
 constexpr int kMostWarps = 4;
-constexpr int kMostBlocks = 1 << 20;
+constexpr int64_t kMostBlocks = 1 << 20;
 constexpr float kTiny = 1e-20f;  // keeps a sum of probabilities above 0
 constexpr int kNone = 1 << 30;
 constexpr unsigned kAll = ~0u;
@@ -209,7 +211,7 @@ __device__ void for_tokens(int64_t tokens, Work&& work) {
 }
 
 __global__ void __launch_bounds__(kMostWarps* kLanes) forward_kernel(const Job job) {
-  extern __shared__ uint32_t shared[];
+  auto* shared = reinterpret_cast<uint32_t*>(dynamic_shared());
   const RoutingProblem& p = job.p;
   const Token token(p, shared);
   for_tokens(p.tokens, [&](int64_t t) {
@@ -279,7 +281,7 @@ __device__ void backward(const Job& job, const Token& token, int64_t t) {
 }
 
 __global__ void __launch_bounds__(kMostWarps* kLanes) backward_kernel(const Job job) {
-  extern __shared__ uint32_t shared[];
+  auto* shared = reinterpret_cast<uint32_t*>(dynamic_shared());
   const Token token(job.p, shared);
   for_tokens(job.p.tokens, [&](int64_t t) { backward(job, token, t); });
 }
@@ -307,12 +309,10 @@ void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace, Stream
   const int bytes = kArrays * p.experts * int(sizeof(float));
   const int warps = bytes * kMostWarps <= 47 * 1024 ? kMostWarps : 1;  // of 48 KiB
   const int64_t blocks = (p.tokens + warps - 1) / warps;
-  const unsigned grid = unsigned(blocks < kMostBlocks ? blocks : kMostBlocks);
-  if (p.backward)
-    backward_kernel<<<grid, warps * kLanes, warps * bytes, stream_of(stream)>>>(job);
-  else
-    forward_kernel<<<grid, warps * kLanes, warps * bytes, stream_of(stream)>>>(job);
-  check_launch("routing");
+  launch(p.backward ? backward_kernel : forward_kernel,
+         {unsigned(std::min(blocks, kMostBlocks)), unsigned(warps * kLanes), warps * bytes,
+          stream_of(stream)},
+         job);
 }
 
 }  // namespace cadre::cuda::portable

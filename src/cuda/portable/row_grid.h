@@ -18,6 +18,8 @@ constexpr int kMostBlocksAlongRows = 65535;  // of what CUDA allows in y
 struct RowGrid {
   dim3 blocks, threads;
 
+  Grid on(cudaStream_t stream) const { return {blocks, threads, 0, stream}; }
+
   /// `rounds`: chunks a thread. Of at least one block, even for no rows.
   static RowGrid of(int64_t rows, int64_t columns, int rounds) {
     const int64_t segment = rounds == kWholeRows ? columns : int64_t(rounds) * kRound;

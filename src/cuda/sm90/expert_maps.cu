@@ -1,7 +1,7 @@
 #include "cuda/sm90/expert_maps.h"
 
-#include "cuda/check.h"
 #include "cuda/device/copy.h"
+#include "cuda/device/launch.h"
 
 // One map an expert, for the copy engine of the next kernel. A warp writes a map: each lane four
 // bytes, then one lane puts the address in.
@@ -28,9 +28,8 @@ __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
 void write_expert_maps(const CUtensorMap& map, const void* const* pointers, int experts,
                        CUtensorMap* maps, cudaStream_t stream) {
   constexpr int kWarps = kThreads / kWarp;
-  const int blocks = (experts + kWarps - 1) / kWarps;
-  expert_maps_kernel<<<blocks, kThreads, 0, stream>>>(map, pointers, experts, maps);
-  check(cudaGetLastError(), "launch expert_maps");
+  const unsigned blocks = unsigned((experts + kWarps - 1) / kWarps);
+  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, pointers, experts, maps);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -116,9 +116,8 @@ template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
-  extern __shared__ __align__(1024) uint8_t memory[];
   run_roles<Config::kTile>(
-      memory, [&](auto& shared) { produce(shared, maps, args); },
+      [&](auto& shared) { produce(shared, maps, args); },
       [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
 }
 

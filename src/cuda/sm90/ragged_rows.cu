@@ -134,9 +134,8 @@ template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
-  extern __shared__ __align__(1024) uint8_t memory[];
   run_roles<Config::kTile>(
-      memory, [&](auto& shared) { produce(shared, maps, args); },
+      [&](auto& shared) { produce(shared, maps, args); },
       [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
 }
 

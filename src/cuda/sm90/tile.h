@@ -1,6 +1,6 @@
 #pragma once
-#include "cuda/check.h"
 #include "cuda/device/copy.h"
+#include "cuda/device/launch.h"
 #include "cuda/device/matrices.h"
 #include "cuda/device/wgmma.h"
 
@@ -122,8 +122,8 @@ __device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
 /// The body of a kernel: one thread of the last warpgroup calls `produce(shared)`, the others call
 /// `consume(shared, consumer)`.
 template <Tile kTile, class Produce, class Consume>
-__device__ inline void run_roles(uint8_t* memory, Produce&& produce, Consume&& consume) {
-  auto& shared = *reinterpret_cast<Shared<kTile>*>(memory);
+__device__ inline void run_roles(Produce&& produce, Consume&& consume) {
+  auto& shared = *reinterpret_cast<Shared<kTile>*>(dynamic_shared());
   prepare(shared);
   const int role = uniform(int(threadIdx.x) / kWarpgroup);
   if (role == kConsumers) {
@@ -148,11 +148,8 @@ struct Launch {
 
 template <Tile kTile, class Maps, class Args>
 void launch_tiles(void (*kernel)(Maps, Args), const Launch<Maps, Args>& l) {
-  constexpr int kBytes = int(sizeof(Shared<kTile>));
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes),
-        "set the shared memory of a grouped GEMM kernel");
-  kernel<<<l.blocks, kThreads, kBytes, l.stream>>>(l.maps, l.args);
-  check(cudaGetLastError(), "launch a grouped GEMM kernel");
+  const Grid grid{unsigned(l.blocks), kThreads, int(sizeof(Shared<kTile>)), l.stream, kCluster};
+  cuda::launch(kernel, grid, l.maps, l.args);
 }
 
 }  // namespace cadre::cuda::sm90
