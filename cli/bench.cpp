@@ -25,6 +25,7 @@ struct Options {
   bench::MeasureOptions measure;
   std::string device = "cpu";
   int threads = 0;
+  bool host_time = false;
 };
 
 // Rates of a GPU are told in the unit that has fewer digits.
@@ -92,10 +93,36 @@ void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& wo
     }
 }
 
+template <class AnyCase>
+void write(std::ofstream& file, const std::vector<AnyCase>& cases, const Options& options) {
+  if (!file.is_open()) return;
+  if (!(file << record(cases, machine(options.measure.device)).dump(1) << "\n").flush())
+    throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
+}
+
+int time_host(const Options& options, const std::vector<Shape>& shapes) {
+  std::ofstream file;
+  if (!options.json.empty()) file = open_record(options.json);
+  bench::HostTimeOptions how{.device = options.measure.device, .draw = options.measure.draw};
+  how.draw.offsets = options.distributions.front();
+  std::vector<HostCase> cases;
+  for (const Shape& shape : shapes)
+    for (const bench::HostTime& t : bench::host_times(shape.problem, how)) {
+      if (cases.empty()) std::printf("%10s %10s  call\n", "median us", "p90");
+      std::printf("%10.2f %10.2f  %-9s %-24s %s\n", t.us.median, t.us.p90, t.call.c_str(),
+                  t.plan.c_str(), t.problem.c_str());
+      std::fflush(stdout);
+      cases.push_back({t, shape.layer});
+    }
+  write(file, cases, options);
+  return 0;
+}
+
 int measure_all(Options options) {
   const std::vector<Shape> shapes = wanted(options);
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const Device device = options.measure.device = bench::running_device(options.device);
+  if (options.host_time) return time_host(options, shapes);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
     bench::require_measurable(shape.problem, options.measure);
   });
@@ -109,8 +136,7 @@ int measure_all(Options options) {
     std::fflush(stdout);
     good = good && cases.back().measured.check.good();
   });
-  if (file.is_open() && !(file << record(cases, machine(device)).dump(1) << "\n").flush())
-    throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
+  write(file, cases, options);
   return good ? 0 : 1;
 }
 
@@ -125,6 +151,7 @@ result.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
   cadre bench --file bench/shapes/h200_grouped_gemm.txt --device cuda
+  cadre bench --file bench/shapes/host_time.txt --device cuda --host-time
   cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";
 
 }  // namespace
@@ -147,6 +174,8 @@ Action declare_bench(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--seed", options->measure.draw.seed, "of the random data")->capture_default_str();
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
+  app.add_flag("--host-time", options->host_time,
+               "time what the host needs to enqueue a call, of grouped_linear and grouped_mlp too");
   app.footer(kFooter);
   return [options] { return measure_all(*options); };
 }

@@ -50,6 +50,30 @@ Json one_case(const Case& c) {
   return row;
 }
 
+Json one_case(const HostCase& c) {
+  const bench::HostTime& m = c.measured;
+  Json row = {{"problem", m.problem}};
+  if (!c.layer.empty()) row["layer"] = c.layer;
+  row["call"] = m.call;
+  row["host_us"] = rounded(m.us.median);
+  row["host_us_p10"] = rounded(m.us.p10);
+  row["host_us_p90"] = rounded(m.us.p90);
+  row["calls"] = m.calls;
+  row["plan"] = m.plan;
+  return row;
+}
+
+template <class AnyCase>
+Json record_of(const std::vector<AnyCase>& cases, const std::string& machine) {
+  Json list = Json::array();
+  for (const AnyCase& c : cases) list.push_back(one_case(c));
+  return {{"command", command_line()},
+          {"machine", machine},
+          {"date", now()},
+          {"commit", commit()},
+          {"cases", list}};
+}
+
 }  // namespace
 
 std::string machine(const Device& device) {
@@ -77,13 +101,10 @@ std::string command_line() {
 }
 
 Json record(const std::vector<Case>& cases, const std::string& machine) {
-  Json list = Json::array();
-  for (const Case& c : cases) list.push_back(one_case(c));
-  return {{"command", command_line()},
-          {"machine", machine},
-          {"date", now()},
-          {"commit", commit()},
-          {"cases", list}};
+  return record_of(cases, machine);
+}
+Json record(const std::vector<HostCase>& cases, const std::string& machine) {
+  return record_of(cases, machine);
 }
 
 }  // namespace cadre::cli

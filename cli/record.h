@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "bench/host_time.h"
 #include "bench/measure.h"
 
 namespace cadre::cli {
@@ -14,8 +15,15 @@ struct Case {
   std::string layer;    ///< what the problem is in a model; may be empty
 };
 
+/// Host times with what the record says beside them.
+struct HostCase {
+  bench::HostTime measured;
+  std::string layer;  ///< what the problem is in a model; may be empty
+};
+
 /// A benchmark record: {"command", "machine", "date", "commit", "cases": [...]}.
 nlohmann::ordered_json record(const std::vector<Case>&, const std::string& machine);
+nlohmann::ordered_json record(const std::vector<HostCase>&, const std::string& machine);
 
 /// The words of this process, the program without its folder.
 std::string command_line();

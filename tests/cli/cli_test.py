@@ -268,6 +268,26 @@ class Bench(Cli):
             self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
             self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
 
+    def test_host_time(self):
+        layer = "grouped_linear R=16 N=24 K=8 E=2"
+        with tempfile.TemporaryDirectory() as folder:
+            shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
+            shapes.write_text(f"{self.WORDS}\n{layer}  # small block\n")
+            text = self.good("bench", "--file", str(shapes), "--host-time", "--json", str(record))
+            told = json.loads(record.read_text())
+        self.assertEqual(list(told), ["command", "machine", "date", "commit", "cases"])
+        self.assertEqual([c["call"] for c in told["cases"]], ["run", "forward", "backward"])
+        self.assertEqual([c.get("layer") for c in told["cases"]], [None] + 2 * ["small block"])
+        for case in told["cases"]:
+            self.assertIn(case["problem"], text)
+            self.assertLess(0, case["host_us_p10"])
+            self.assertLessEqual(case["host_us_p10"], case["host_us"])
+            self.assertLessEqual(case["host_us"], case["host_us_p90"])
+            self.assertEqual(case["calls"], 1000)
+        self.wrong("bench", "sequential R=16", "--host-time", says=["operation is 'sequential'"])
+        self.wrong("bench", "grouped_linear R=16 N=0 K=8 E=2", "--host-time", says=["N is 0"])
+        no_gpu_here(self, "bench", layer, "--host-time")
+
     def test_devices(self):
         self.good("bench", self.WORDS, "--device", "cpu", "--repeat", "1")
         no_gpu_here(self, "bench", self.WORDS)
