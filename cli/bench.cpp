@@ -67,14 +67,6 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
   if (!m.absent_peers.empty()) std::printf("  %s\n", m.absent_peers.c_str());
 }
 
-// Opened before anything is measured, so that no result is lost for want of a place.
-std::ofstream open_record(const std::string& path) {
-  std::ofstream file(path);
-  if (!file)
-    throw UsageError(text("bench: '", path, "' cannot be written; give --json a path that can be"));
-  return file;
-}
-
 std::vector<Shape> wanted(const Options& options) {
   if (options.words.empty() == options.file.empty())
     throw UsageError(
@@ -96,13 +88,12 @@ void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& wo
 template <class AnyCase>
 void write(std::ofstream& file, const std::vector<AnyCase>& cases, const Options& options) {
   if (!file.is_open()) return;
-  if (!(file << record(cases, machine(options.measure.device)).dump(1) << "\n").flush())
-    throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
+  write_record("bench", options.json, file, record(cases, machine(options.measure.device)));
 }
 
 int time_host(const Options& options, const std::vector<Shape>& shapes) {
   std::ofstream file;
-  if (!options.json.empty()) file = open_record(options.json);
+  if (!options.json.empty()) file = open_record("bench", options.json);
   bench::HostTimeOptions how{.device = options.measure.device, .draw = options.measure.draw};
   how.draw.offsets = options.distributions.front();
   std::vector<HostCase> cases;
@@ -127,7 +118,7 @@ int measure_all(Options options) {
     bench::require_measurable(shape.problem, options.measure);
   });
   std::ofstream file;
-  if (!options.json.empty()) file = open_record(options.json);
+  if (!options.json.empty()) file = open_record("bench", options.json);
   std::vector<Case> cases;
   bool good = true;
   for_each_case(options, shapes, [&](const Shape& shape, const std::string& distribution) {

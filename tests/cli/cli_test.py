@@ -13,7 +13,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CADRE = ""
-VERBS = ("info", "explain", "check", "bench")
+VERBS = ("info", "explain", "check", "bench", "facts")
 
 
 def run(*words):
@@ -307,6 +307,12 @@ class Bench(Cli):
     def test_a_full_disk_is_told(self):
         self.wrong("bench", self.WORDS, "--repeat", "1", "--json", "/dev/full",
                    says=["'/dev/full' could not be written"], prints=True)
+
+
+class Facts(Cli):
+    def test_facts_are_of_a_gpu(self):
+        self.wrong("facts", "--device", "cpu", says=["device is 'cpu', must be cuda"])
+        no_gpu_here(self, "facts")
 
 
 class Page(Cli):
