@@ -165,6 +165,8 @@ Action declare_bench(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--seed", options->measure.draw.seed, "of the random data")->capture_default_str();
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
+  app.add_option("--beside", options->measure.beside,
+                 "words such as 'format=bf16': the same problem with them runs as a peer");
   app.add_flag("--host-time", options->host_time,
                "time what the host needs to enqueue a call, of grouped_linear and grouped_mlp too");
   app.footer(kFooter);

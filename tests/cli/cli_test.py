@@ -208,6 +208,17 @@ class Check(Cli):
         self.assertIn("2 checked, 0 failed",
                       self.good("check", "offsets counts R=9 E=2", "offsets ends R=9 E=2"))
 
+    def test_random_problems(self):
+        text = self.good("check", "--random", "30", "--seed", "4")
+        self.assertTrue(text.startswith("0 checked, 0 failed\n30 random problems"), text)
+        self.assertIn(" failed\n", text)
+        self.assertRegex(text, r"(?m)^ +\d+  fprop$")
+        self.assertEqual(text, self.good("check", "--random", "30", "--seed", "4"))
+        both = self.good("check", "offsets counts R=9 E=2", "--random", "3")
+        self.assertIn("1 checked, 0 failed", both)
+        self.assertIn("3 random problems of grouped_gemm checked, 0 failed", both)
+        self.wrong("check", "--random", "-1", says=["--random", "run 'cadre check --help'"])
+
     def test_devices(self):
         words = "offsets counts R=9 E=2"
         self.assertEqual(self.good("check", words, "--device", "cpu"), self.good("check", words))
@@ -267,6 +278,18 @@ class Bench(Cli):
             shapes.write_text(self.WORDS + "  # small block\n")
             self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
             self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
+
+    def test_a_problem_runs_beside_itself_with_other_words(self):
+        words = "grouped_gemm fprop R=64 N=48 K=32 E=4 format=f16 out=f16"
+        beside = "format=bf16 out=bf16"
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            self.good("bench", words, "--repeat", "2", "--beside", beside, "--json", str(record))
+            case = json.loads(record.read_text())["cases"][0]
+        self.assertEqual(set(case["us"]), {"cadre", "onednn_dense", f"cadre {beside}"})
+        self.assertIn("N=48 K=32 E=4 format=bf16'", case["peers"][f"cadre {beside}"])
+        self.wrong("bench", words, "--beside", "format=bf17", says=["bf17"])
+        self.wrong("bench", words, "--beside", "offsets", says=["offsets"])
 
     def test_host_time(self):
         layer = "grouped_linear R=16 N=24 K=8 E=2"
