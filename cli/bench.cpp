@@ -104,8 +104,8 @@ int time_host(const Options& options, const std::vector<Shape>& shapes) {
                   t.plan.c_str(), t.problem.c_str());
       std::fflush(stdout);
       cases.push_back({t, shape.layer});
+      write(file, cases, options);
     }
-  write(file, cases, options);
   return 0;
 }
 
@@ -126,8 +126,8 @@ int measure_all(Options options) {
     print(cases.back().measured, distribution, unit_of(device));
     std::fflush(stdout);
     good = good && cases.back().measured.check.good();
+    write(file, cases, options);  // after each, so that whoever stops this keeps what was measured
   });
-  write(file, cases, options);
   return good ? 0 : 1;
 }
 

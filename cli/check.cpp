@@ -71,7 +71,9 @@ std::vector<bench::RandomGemm> draw_random(const Options& options) {
 std::string fault_of(const bench::RandomGemm& g, const Options& options) {
   const std::string problem = to_string(g.problem);
   try {
-    const auto r = bench::check(problem, g.draw, options.only, options.device);
+    bench::Draw draw = g.draw;
+    draw.raw_workspace = options.draw.raw_workspace;
+    const auto r = bench::check(problem, draw, options.only, options.device);
     return r.good() ? "" : text(r.fault, "  ", r.plan, "  ", problem);
   } catch (const std::exception& error) {
     return text(error.what(), "  ", problem);
@@ -158,6 +160,8 @@ Action declare_check(CLI::App& app) {
   app.add_option("--random", options->random, "that many random problems of grouped_gemm besides")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
+  app.add_flag("--raw-workspace", options->draw.raw_workspace,
+               "leave the workspace of a GPU as allocated, for initcheck of compute-sanitizer");
   app.add_option("--only", options->only, "check this implementation, not the planned one");
   app.footer(kFooter);
   return [options] { return check_all(*options); };

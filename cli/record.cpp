@@ -130,6 +130,7 @@ std::ofstream open_record(std::string_view verb, const std::string& path) {
 
 void write_record(std::string_view verb, const std::string& path, std::ofstream& file,
                   const Json& json) {
+  if (file.tellp() > 0) file.seekp(0);
   if (!(file << json.dump(1) << "\n").flush())
     throw UsageError(text(verb, ": '", path, "' could not be written; is the disk full?"));
 }

@@ -32,6 +32,7 @@ nlohmann::ordered_json record(const std::vector<bench::Fact>&, const std::string
 /// place. `verb` is the name that errors begin with.
 /// Errors    UsageError.
 std::ofstream open_record(std::string_view verb, const std::string& path);
+/// Writes from the start of the file, so that a record which grows can be written again.
 void write_record(std::string_view verb, const std::string& path, std::ofstream&,
                   const nlohmann::ordered_json&);
 

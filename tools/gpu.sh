@@ -55,7 +55,7 @@ mkdir -p "$out" "$work/records"
 log=$out/log.txt summary=$out/summary.txt
 : >"$log"
 : >"$summary"
-commit=$("$cadre" --version 2>/dev/null | sed -n 's/.*(\(.*\))$/\1/p')
+commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 --exclude='*')
 name=$("$cadre" info --json 2>/dev/null | grep -q '"cuda:' && nvidia-smi --query-gpu=name \
   --format=csv,noheader 2>/dev/null | head -1 | tr 'A-Z ' 'a-z-' || true)
 name=${name:-cpu}
@@ -79,7 +79,6 @@ run() {
   esac
   echo "$step: $words, $((SECONDS - start)) s" | tee -a "$summary"
   [ $code = 0 ] || tail -n 15 "$work/output" | cut -c1-300 | sed 's/^/    /' | tee -a "$summary"
-  tar -czf "$out/records.tar.gz" -C "$work/records" .
 }
 
 programs_of() { find "$programs/tests" -type f -perm -u+x -name "$1" | sort; }
@@ -91,37 +90,38 @@ run_tests() {
   done
 }
 
-# Small: a sanitized kernel is a hundred times slower. What is random is so by its seed.
+# Small, since a sanitized kernel is a hundred times slower; random only by its seed.
 run_sanitizer() {
-  local tool=$1 test
-  shift
-  run "$tool check" 150 compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 \
-    "$cadre" check --device "$device" --random 40 --seed 5 --file bench/shapes/sanitizer.txt
-  for test in $(programs_of '*_on_device_test'); do
-    case $test in *grouped_gemm_on_device_test | *measure_on_device_test | *formats*) continue ;; esac
-    run "$tool $(basename "$test")" 60 compute-sanitizer --tool "$tool" "$@" --error-exitcode 9 \
-      "$test"
-  done
+  run "$1" 110 compute-sanitizer --tool "$1" --error-exitcode 9 "$cadre" check --device "$device" \
+    --random 24 --seed 5 --file bench/shapes/sanitizer.txt --raw-workspace
 }
 
-# bench STEP SECONDS SHAPES OPTION...
-bench() {
-  local step=$1 most=$2 shapes=$3
+# record STEP SECONDS TOPIC COMMAND...: the command writes the record of that topic.
+record() {
+  local step=$1 most=$2 topic=$3
   shift 3
-  run "$step" "$most" "$cadre" bench --device "$device" --file "bench/shapes/$shapes.txt" \
-    --json "$work/records/$name-${shapes#h200_}.json" "$@"
+  run "$step" "$most" "$@" --json "$work/$name-$topic.json"
+  [ -s "$work/$name-$topic.json" ] && mv "$work/$name-$topic.json" "$work/records/"
+  tar -czf "$out/records.tar.gz" -C "$work/records" .
+}
+
+# bench STEP SECONDS TOPIC SHAPES OPTION...
+bench() {
+  local step=$1 most=$2 topic=$3 shapes=$4
+  shift 4
+  record "$step" "$most" "$topic" "$cadre" bench --device "$device" \
+    --file "bench/shapes/$shapes.txt" "$@"
 }
 
 beside_torch() {
-  local step=$1 most=$2 shapes=$3
-  shift 3
-  run "$step" "$most" python3 bench/peers/torch_grouped_gemm.py --library "$library" \
-    ${commit:+--commit "$commit"} --file "bench/shapes/$shapes.txt" \
-    --json "$work/records/$name-${shapes#h200_}-torch.json" "$@"
+  local step=$1 most=$2 topic=$3 shapes=$4
+  shift 4
+  record "$step" "$most" "$topic-torch" python3 bench/peers/torch_grouped_gemm.py \
+    --library "$library" --commit "$commit" --file "bench/shapes/$shapes.txt" "$@"
 }
 
 take() {
-  local routings=uniform,zipf:1
+  local routings=uniform,zipf:1 step
   case $1 in
     correct) for step in tests check memcheck racecheck synccheck initcheck; do take $step; done ;;
     speed)
@@ -133,24 +133,31 @@ take() {
     tests) run_tests ;;
     check) run check 240 "$cadre" check --device "$device" --file bench/shapes/check.txt \
       --random 3000 --seed 1 ;;
-    memcheck) run_sanitizer memcheck --leak-check full ;;
-    racecheck | synccheck) run_sanitizer "$1" ;;
-    initcheck) run_sanitizer initcheck ;;
-    gemm) bench gemm 300 h200_grouped_gemm --offsets $routings --repeat 31 ;;
-    accumulate) bench accumulate 120 h200_accumulate --offsets $routings --repeat 31 ;;
-    few) bench few 120 h200_few_tokens --repeat 31 ;;
-    other) bench other 300 h200_other_layers --offsets $routings --repeat 21 ;;
-    f16) bench f16 240 h200_f16 --repeat 31 --beside "format=bf16 out=bf16" ;;
-    host) bench host 60 host_time --host-time ;;
-    torch) beside_torch torch 120 h200_grouped_gemm --offsets $routings ;;
-    torch_accumulate) beside_torch torch_accumulate 60 h200_accumulate --offsets $routings ;;
-    torch_few) beside_torch torch_few 60 h200_few_tokens ;;
-    torch_other) beside_torch torch_other 90 h200_other_layers --offsets $routings ;;
-    facts) run facts 60 "$cadre" facts --device "$device" --json "$work/records/$name-facts.json" ;;
+    memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
+    gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings --repeat 31 ;;
+    accumulate)
+      bench accumulate 120 grouped-gemm-accumulate h200_accumulate --offsets $routings --repeat 31
+      ;;
+    few) bench few 120 grouped-gemm-few-tokens h200_few_tokens --repeat 31 ;;
+    other)
+      bench other 300 grouped-gemm-other-layers h200_other_layers --offsets $routings --repeat 21
+      ;;
+    f16) bench f16 240 grouped-gemm-f16 h200_f16 --repeat 31 --beside "format=bf16 out=bf16" ;;
+    host) bench host 60 host-time host_time --host-time ;;
+    torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
+    torch_accumulate)
+      beside_torch torch_accumulate 60 grouped-gemm-accumulate h200_accumulate --offsets $routings
+      ;;
+    torch_few) beside_torch torch_few 60 grouped-gemm-few-tokens h200_few_tokens ;;
+    torch_other)
+      beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
+      ;;
+    facts) record facts 60 facts "$cadre" facts --device "$device" ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
   esac
 }
 
 for step in "$@"; do take "$step"; done
-echo "---- $((SECONDS)) s in all"
+python3 bench/digest.py "$work/records"/*.json 2>&1 | tee -a "$summary"
+echo "---- $SECONDS s in all"
 ! grep -qE ': (FAILED|STOPPED|NOT RUN|NO SUCH)' "$summary"

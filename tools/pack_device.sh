@@ -7,13 +7,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/cuda} out=build/device most=$((60 << 20))  # bytes
-cmake --build "$build" --target help >/dev/null
 tests=$(ctest --test-dir "$build" -N -L '^gpu$' | sed -n 's/^ *Test *#[0-9]*: //p')
 # shellcheck disable=SC2086
 cmake --build "$build" --target cadre_cli cadre_bench_c $tests
 payload=$(mktemp -d)
 trap 'rm -rf "$payload"' EXIT
-mkdir -p "$payload/tests" "$payload/bench" "$payload/lib" "$out"
+mkdir -p "$payload/tests" "$payload/bench" "$payload/lib"
 put() { strip -o "$payload/$2" "$1" && chmod +x "$payload/$2"; }
 put "$build/cadre" cadre
 put "$build/bench/libcadre_bench_c.so" bench/libcadre_bench_c.so
@@ -24,6 +23,7 @@ for library in libdnnl.so.2 libgomp.so.1; do
   path=$(ldd "$build/cadre" | sed -n "s|.*$library => \(/[^ ]*\).*|\1|p")
   [ -z "$path" ] || put "$path" "lib/$library"
 done
+git describe --always --dirty --abbrev=12 --exclude='*' >"$payload/commit"
 rm -rf "${out:?}"
 mkdir -p "$out"
 # A large dictionary, since every program holds the same kernels.

@@ -22,25 +22,6 @@ struct FactRun {
   }
 };
 
-/// Memory of the device for the length of a scope.
-class DeviceMemory {
- public:
-  DeviceMemory(Accelerator& accelerator, int64_t bytes)
-      : accelerator_(accelerator), data_(accelerator.take(bytes)) {}
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  ~DeviceMemory() { accelerator_.give_back(data_); }
-
-  template <class Element>
-  Element* as() const {
-    return static_cast<Element*>(data_);
-  }
-
- private:
-  Accelerator& accelerator_;
-  void* data_;
-};
-
 /// The median time of the device, in microseconds, of what `enqueue` enqueues.
 template <class Enqueue>
 double device_us(Accelerator& accelerator, Enqueue&& enqueue) {
