@@ -33,12 +33,16 @@ done
 shift $((OPTIND - 1))
 [ $# -gt 0 ] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
 
-# What was packed is unpacked once; programs of a build are where CMake put them.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# What was packed is unpacked; programs of a build are where CMake put them.
 if [ -f "$programs/payload.tar.xz" ]; then
-  [ -x "$programs/cadre" ] || tar -xJf "$programs/payload.tar.xz" -C "$programs" ||
+  mkdir "$work/programs"
+  tar -xJf "$programs/payload.tar.xz" -C "$work/programs" ||
     python3 -c "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])" \
-      "$programs/payload.tar.xz" "$programs" || exit 1
-  export LD_LIBRARY_PATH=$PWD/$programs/lib:${LD_LIBRARY_PATH:-}
+      "$programs/payload.tar.xz" "$work/programs" || exit 1
+  programs=$work/programs
+  export LD_LIBRARY_PATH=$programs/lib:${LD_LIBRARY_PATH:-}
 fi
 # cuBLAS comes with torch where CUDA's own folder is not in the loader's path.
 for folder in /usr/local/cuda/lib64 \
@@ -49,8 +53,6 @@ done
 export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
 
 cadre=$programs/cadre library=$programs/bench/libcadre_bench_c.so
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
 mkdir -p "$out" "$work/records"
 log=$out/log.txt summary=$out/summary.txt
 : >"$log"
@@ -73,7 +75,8 @@ run() {
   code=$?
   cat "$work/output" >>"$log"
   case $code in
-    0) words=good ;;
+    0) words=good
+      grep -q '^\[  SKIPPED \]' "$work/output" && words="SKIPPED, at least in part" ;;
     124 | 137) words="STOPPED by its time limit" ;;
     *) words="FAILED with $code" ;;
   esac
@@ -160,4 +163,4 @@ take() {
 for step in "$@"; do take "$step"; done
 python3 bench/digest.py "$work/records"/*.json 2>&1 | tee -a "$summary"
 echo "---- $SECONDS s in all"
-! grep -qE ': (FAILED|STOPPED|NOT RUN|NO SUCH)' "$summary"
+! grep -qE ': (FAILED|SKIPPED|STOPPED|NOT RUN|NO SUCH)' "$summary"

@@ -19,7 +19,7 @@ put "$build/bench/libcadre_bench_c.so" bench/libcadre_bench_c.so
 for test in $tests; do
   put "$(find "$build/tests" -type f -perm -u+x -name "$test")" "tests/$test"
 done
-for library in libdnnl.so.2 libgomp.so.1; do
+for library in libdnnl.so.2 libgomp.so.1 libOpenCL.so.1; do
   path=$(ldd "$build/cadre" | sed -n "s|.*$library => \(/[^ ]*\).*|\1|p")
   [ -z "$path" ] || put "$path" "lib/$library"
 done

@@ -64,6 +64,12 @@ class Gpu(unittest.TestCase):
         self.assertIn("wrong sum", (self.top / "out/log.txt").read_text())
         self.assertIn("host: FAILED", (self.top / "out/summary.txt").read_text())
 
+    def test_what_skips_itself_is_not_good(self):
+        self.program("tests/first_on_device_test", "#!/bin/sh\necho '[  SKIPPED ] no GPU here'\n")
+        done = self.run_steps("tests")
+        self.assertIn("first_on_device_test: SKIPPED, at least in part", done.stdout)
+        self.assertEqual(done.returncode, 1)
+
     def test_all_good(self):
         done = self.run_steps("gemm", "few", "other")
         self.assertEqual(done.returncode, 0, done.stdout)
