@@ -20,6 +20,11 @@ struct Boxes {
   int passes, columns;  ///< of a box
 };
 
+struct Shared {
+  uint8_t boxes[kStages][kBoxBytes];
+  Barrier full[kStages];
+};
+
 __device__ Box3 box(const Boxes& boxes, int64_t number) {
   const int64_t i = number % boxes.count;
   return {int(i % kBoxesAcross) * boxes.columns, int(i / kBoxesAcross) * kBoxRows, 0};
@@ -27,21 +32,19 @@ __device__ Box3 box(const Boxes& boxes, int64_t number) {
 
 __global__ void load_kernel(const __grid_constant__ CUtensorMap map,
                             const __grid_constant__ Boxes boxes) {
-  __shared__ Barrier full[kStages];
-  uint8_t* memory = cuda::dynamic_shared();
+  auto& shared = *reinterpret_cast<Shared*>(cuda::dynamic_shared());
   if (threadIdx.x != 0) return;
-  for (Barrier& barrier : full) cuda::init(barrier, 1);
+  for (Barrier& barrier : shared.full) cuda::init(barrier, 1);
   cuda::fence_init();
-  cuda::fence_shared();
   int64_t turn = 0;
   for (int64_t i = blockIdx.x; i < boxes.count * boxes.passes; i += gridDim.x, ++turn) {
     const int stage = int(turn % kStages);
-    if (turn >= kStages) cuda::wait(full[stage], uint32_t(turn / kStages - 1) & 1);
-    cuda::arrive_expecting(full[stage], kBoxBytes);
-    cuda::load(memory + stage * kBoxBytes, map, box(boxes, i), full[stage]);
+    if (turn >= kStages) cuda::wait(shared.full[stage], uint32_t(turn / kStages - 1) & 1);
+    cuda::arrive_expecting(shared.full[stage], kBoxBytes);
+    cuda::load(shared.boxes[stage], map, box(boxes, i), shared.full[stage]);
   }
   for (int64_t last = turn < kStages ? 0 : turn - kStages; last < turn; ++last)
-    cuda::wait(full[last % kStages], uint32_t(last / kStages) & 1);
+    cuda::wait(shared.full[last % kStages], uint32_t(last / kStages) & 1);
 }
 
 template <bool kAdds>
@@ -91,7 +94,7 @@ void add_copy_engine_facts(const FactRun& run) {
   const auto matrix = [&](DType dtype, int64_t bytes) {
     return view(memory.as<void>(), dtype, {bytes / kRowBytes, kRowBytes * 8 / bits(dtype)});
   };
-  const Mover load{&load_kernel, kStages * kBoxBytes}, store{&store_kernel<false>, kBoxBytes},
+  const Mover load{&load_kernel, int(sizeof(Shared))}, store{&store_kernel<false>, kBoxBytes},
       add{&store_kernel<true>, kBoxBytes};
   const TensorView numbers = matrix(DType::kBf16, kLarge), floats = matrix(DType::kF32, kLarge);
   const char* how = "boxes of 128 rows of 128 bytes, one block a multiprocessor; ";
