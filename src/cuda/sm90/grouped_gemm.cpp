@@ -52,10 +52,10 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
   bool good = reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
   require(
-      good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
+      good, "grouped_gemm: ", what, " is ", v, " at ", v.data,
       ", must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
       "with align=",
-      bytes_for(v.dtype, 1), " [", to_string(p), "]");
+      bytes_for(v.dtype, 1), " [", p, "]");
 }
 
 /// A batch without rows may be nowhere. Its boxes are all zeros, but the copy engine faults unless
