@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "bench/accelerator.h"
 #include "cadre/error.h"
 #include "cadre/recipe.h"
 #include "cli/train/session.h"
@@ -17,18 +18,21 @@ using train::Settings;
 constexpr const char* kFooter = R"(
 Settings that change the model or its training are fixed for a run; a resumed run takes them, its
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
-machine, whatever the number of threads. Ctrl-C saves a checkpoint.
+machine, whatever the number of threads. Ctrl-C saves a checkpoint. --device cuda trains on a GPU: all
+tensors live there, and the recipe's operations run where the GPU has an implementation of each. A
+checkpoint goes on on either device; bits are equal on one device, and near on the other.
 
 Try
   cadre train                                         this repository's own sources and documents
   cadre train notes/ book.txt --recipe bf16,nvfp4     your text, two recipes, same seed
+  cadre train --device cuda --recipe bf16             on a GPU
   cadre train --resume cadre-train                    go on where Ctrl-C stopped
 Exit codes: 0 good, 1 a resumed run differed, 2 the request was wrong, 130 interrupted.)";
 
 /// What stands on the command line.
 struct Options {
   Request request;
-  std::string recipes = "bf16", resume, out = "cadre-train";
+  std::string recipes = "bf16", resume, out = "cadre-train", device = "cpu";
 };
 
 std::string recipe_names() {
@@ -80,6 +84,7 @@ int start(const CLI::App& app, const Options& options) {
           request.sample.bytes, ", must be 0 to 1000000");
   require(request.sample.temperature >= 0 && request.sample.temperature <= 100,
           "train: --temperature is ", request.sample.temperature, ", must be 0 to 100");
+  request.device = bench::running_device(options.device);
   return run_session(request, !options.resume.empty(), std::cout, train::this_terminal());
 }
 
@@ -90,6 +95,8 @@ void declare_run(CLI::App& app, Options& options) {
                  "number formats to train in, one after the other: " + recipe_names())
       ->capture_default_str();
   app.add_option("-o,--out", options.out, "folder for checkpoints, report.html and results.json")
+      ->capture_default_str();
+  app.add_option("--device", options.device, "where to train: cpu, cuda or cuda:1")
       ->capture_default_str();
   app.add_option("--resume", options.resume, "go on with the run of this folder or checkpoint");
   app.add_flag("--overwrite", request.overwrite, "throw an unfinished run in --out away");
