@@ -56,12 +56,7 @@ double AdamW::update(std::span<const Weight> weights) const {
     const float* grad = weight.grad;
 #pragma omp parallel for simd
     for (int64_t i = 0; i < weight.count; ++i) {
-      const float g = grad[i] * scale;
-      m[i] = f.mean_keep * m[i] + (1 - f.mean_keep) * g;
-      v[i] = f.square_keep * v[i] + (1 - f.square_keep) * g * g;
-      const float direction =
-          (m[i] * f.mean_scale) / (std::sqrt(v[i] * f.square_scale) + f.epsilon);
-      w[i] -= f.rate * direction + f.shrink * w[i];
+      f.update(grad[i] * scale, w[i], m[i], v[i]);
     }
   }
   return std::sqrt(squares) * grad_scale;

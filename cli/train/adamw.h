@@ -1,7 +1,9 @@
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <span>
 
+#include "cadre/host_device.h"
 #include "cli/train/settings.h"
 #include "cli/train/weights.h"
 
@@ -22,6 +24,14 @@ struct AdamW {
   /// What an element's update multiplies with.
   struct Factors {
     float mean_keep, square_keep, mean_scale, square_scale, rate, epsilon, shrink;
+
+    /// Of a weight w with its moments, given the clipped gradient.
+    CADRE_HD void update(float g, float& w, float& m, float& v) const {
+      m = mean_keep * m + (1 - mean_keep) * g;
+      v = square_keep * v + (1 - square_keep) * g * g;
+      const float direction = (m * mean_scale) / (std::sqrt(v * square_scale) + epsilon);
+      w -= rate * direction + shrink * w;
+    }
   };
   Factors factors(bool decays) const;
 

@@ -7,6 +7,7 @@
 
 #include "cli/train/adamw.h"
 #include "cli/train/balance.h"
+#include "cli/train/bf16.h"
 #include "cli/train/cast.h"
 #include "cli/train/cross_entropy.h"
 #include "cli/train/embedding.h"
