@@ -18,9 +18,11 @@ using train::Settings;
 constexpr const char* kFooter = R"(
 Settings that change the model or its training are fixed for a run; a resumed run takes them, its
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
-machine, whatever the number of threads. Ctrl-C saves a checkpoint. --device cuda trains on a GPU: all
-tensors live there, and the recipe's operations run where the GPU has an implementation of each. A
-checkpoint goes on on either device; bits are equal on one device, and near on the other.
+machine, whatever the number of threads. Ctrl-C saves a checkpoint.
+
+With --device cuda all tensors live on the GPU, which takes the recipes whose operations all have an
+implementation there. A checkpoint of one device may be resumed on the other: bits are equal on one
+device, and only near on two. --resume goes on on the CPU unless --device says otherwise.
 
 Try
   cadre train                                         this repository's own sources and documents

@@ -39,8 +39,8 @@ Request resumed_request(const std::filesystem::path&);
 /// Trains every recipe and writes checkpoints, report.html and results.json into `request.out`.
 /// `resume`: recipes whose checkpoints belong to this request go on from there. Returns the exit
 /// code: 0, 1 where a resumed run differed, 128 + the signal where one came.
-/// Errors    InvalidArgument for whatever the user can mend, Unsupported for a recipe that the device
-///           does not take; the old checkpoints are still there.
+/// Errors    InvalidArgument for whatever the user can mend, Unsupported for a recipe that the
+///           device does not take; the old checkpoints are still there.
 int run_session(const Request& request, bool resume, std::ostream& out, const Terminal& terminal);
 
 }  // namespace cadre::train

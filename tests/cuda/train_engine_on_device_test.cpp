@@ -1,5 +1,5 @@
-// The dense operations of cadre train on a GPU against those on the CPU. What has the CPU's order of
-// sums has its bits; the rest is near.
+// The dense operations of cadre train on a GPU against those on the CPU. What has the CPU's order
+// of sums has its bits; the rest is near.
 #include <cmath>
 #include <functional>
 
@@ -99,15 +99,15 @@ TEST_F(TrainEngine, SendsMoreThanItHasPinnedRoomFor) {
 }
 
 TEST_F(TrainEngine, EmbedsWithEqualBits) {
-  constexpr int64_t window = 3;
+  constexpr int64_t window = 3, width = 80;
   // Few different bytes, so that many rows meet in one entry; and all.
   for (const uint64_t below : {3, 256}) {
     const auto windows = bytes(kRows * window, 2, below);
     expect_equal([&](Engine& engine) {
       const Buffer<uint8_t> at = put(engine, windows);
-      const WindowArgs args{at.data(), kRows, window, kWidth};
-      const Buffer<float> table = put(engine, normals<float>(window * 256 * kWidth, 3));
-      const Buffer<float> x = poisoned(engine, kRows * kWidth),
+      const WindowArgs args{at.data(), kRows, window, width};
+      const Buffer<float> table = put(engine, normals<float>(window * 256 * width, 3));
+      const Buffer<float> x = poisoned(engine, kRows * width),
                           dtable = poisoned(engine, table.size());
       engine.embed(args, table.data(), x.data());
       engine.embed_backward(args, x.data(), dtable.data());

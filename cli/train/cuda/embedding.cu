@@ -8,6 +8,7 @@ namespace {
 
 constexpr int64_t kBytes = 256;
 constexpr int kNoByte = 256;
+constexpr int kEntryThreads = 64;  // of a block that sums one entry
 
 /// Blocks along x are columns, along y rows.
 __global__ void __launch_bounds__(kThreads)
@@ -24,9 +25,9 @@ __global__ void __launch_bounds__(kThreads)
 
 /// Blocks along x are columns, along y bytes, along z distances. All lanes of a warp look for the
 /// byte, 32 rows at a time.
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kEntryThreads)
     embed_backward_kernel(const WindowArgs a, const float* dx, float* dtable) {
-  const int64_t column = thread_index(), d = blockIdx.z;
+  const int64_t column = int64_t(blockIdx.x) * kEntryThreads + threadIdx.x, d = blockIdx.z;
   const int byte = int(blockIdx.y);
   float sum = 0;
   for (int64_t first = 0; first < a.rows; first += kLanes) {
@@ -48,9 +49,9 @@ void embed(const WindowArgs& args, const float* table, float* x, cudaStream_t st
 }
 
 void embed_backward(const WindowArgs& args, const float* dx, float* dtable, cudaStream_t stream) {
-  cadre::cuda::Grid grid = grid_of(args.hidden, stream);
-  grid.blocks.y = unsigned(kBytes);
-  grid.blocks.z = unsigned(args.window);
+  const auto columns = unsigned((args.hidden + kEntryThreads - 1) / kEntryThreads);
+  const cadre::cuda::Grid grid{dim3(columns, unsigned(kBytes), unsigned(args.window)),
+                               dim3(kEntryThreads), 0, stream};
   cadre::cuda::launch(embed_backward_kernel, grid, args, dx, dtable);
 }
 

@@ -3,7 +3,7 @@
 
 #include "cuda/device/launch.h"
 
-// What the kernels of the dense operations share. Blocks have kThreads threads; sums have one order.
+// What the kernels of the dense operations share. Blocks have kThreads threads.
 namespace cadre::train::cuda {
 
 constexpr int kThreads = 256;

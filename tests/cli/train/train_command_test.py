@@ -92,6 +92,12 @@ class Output(Case):
         results = json.loads((self.out / "results.json").read_text())
         self.assertEqual([run["recipe"] for run in results["runs"]], ["bf16", "mxfp8"])
         self.assertTrue(all(run["resumes_equal"] for run in results["runs"]))
+        for run in results["runs"]:
+            self.assertEqual(run["device"], "CPU")
+            self.assertRegex(run["plans"], r"^activation \w+, grouped_gemm \w+.*, routing \w+$")
+            self.assertIn(f'\n{run["recipe"]} runs on CPU: {run["plans"]}\n', done.stdout)
+            self.assertIn(f'<b>{run["recipe"]}</b> on CPU: {run["plans"]}', page)
+        self.assertIn("bytes on CPU; once for", page)
 
     def test_draws_a_bar_on_a_terminal(self):
         master, slave = pty.openpty()
@@ -125,7 +131,8 @@ class Output(Case):
     def test_help_teaches(self):
         done = self.train("--help")
         self.assert_good(done)
-        for part in "--resume", "--recipe", "nvfp4", "--balance", "Ctrl-C", "cadre train --resume":
+        for part in ("--resume", "--recipe", "nvfp4", "--balance", "Ctrl-C", "cadre train --resume",
+                     "--device", "cpu, cuda or cuda:1", "only near on two"):
             self.assertIn(part, done.stdout)
 
 
@@ -150,12 +157,28 @@ class Refusals(Case):
             (["--temperature", "-1"], ["--temperature is -1, must be 0 to"]),
             (["--hidden", "8192", "--features", "32768"], ["parameters, must be at most 1e+09"]),
             (["--no-such-option"], ["--no-such-option"]),
+            (["--device", "tpu"], ["device: name is 'tpu', must be cpu, cuda or cuda:<index>"]),
+            (["--device", "sm_90"], ["'sm_90'", "only 'cadre explain' plans for"]),
             (["--resume", "nowhere"], ["nowhere does not exist; name the --out folder"]),
         ]:
             with self.subTest(words):
                 done = self.train(self.text, "--out", self.out, *words)
                 self.assert_refused(done, *parts)
                 self.assertFalse(self.out.exists())
+
+    def test_gpu(self):
+        info = subprocess.run([CADRE, "info", "--json"], capture_output=True, text=True)
+        if any(device["name"].startswith("cuda") for device in json.loads(info.stdout)["devices"]):
+            done = self.train(self.text, "--out", self.out, "--recipe", "bf16,fp8_block",
+                              "--device", "cuda")
+            self.assert_refused(done, "train: recipe fp8_block does not run on sm_",
+                                "give --device cpu", "no implementation on sm_")
+        else:
+            for word in "cuda", "cuda:1":
+                done = self.train(self.text, "--out", self.out, "--device", word)
+                self.assert_refused(done, f"device: '{word}' is not here; ", "give --device cpu")
+        self.assertEqual(done.stdout, "")
+        self.assertFalse(self.out.exists())
 
     def test_text(self):
         def file(name, content):
