@@ -14,8 +14,8 @@
 namespace cadre {
 namespace {
 
-constexpr int kWanted = 3000;       // problems to run
-constexpr int kWantedOfPass = 500;  // of them, of each pass
+constexpr int kWanted = CADRE_RANDOM_PROBLEMS;  // to run
+constexpr int kWantedOfPass = kWanted / 6;      // of them, of each pass
 constexpr int kMostDrawn = 30000;
 constexpr size_t kMostShown = 10;  // faults
 

@@ -19,18 +19,18 @@ struct Matrix {
   char* data = nullptr;
   int64_t pitch = 0;    ///< bytes from row to row
   int64_t columns = 0;  ///< elements of a row
-  DType dtype = DType::kF32;
+  DType dtype = DType::kBf16;  ///< of no matrix too, so that it counts as halves
 
   Matrix() = default;
   explicit Matrix(const TensorView& v)
       : data(static_cast<char*>(v.data)),
         pitch(v.stride[0] * (v.dtype == DType::kF32 ? 4 : 2)),
         columns(v.shape[1]),
-        dtype(v.dtype) {}
+        dtype(v.data == nullptr ? DType::kBf16 : v.dtype) {}
 
   /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
   /// matrix at all.
-  bool is_halves() const { return data == nullptr || dtype != DType::kF32; }
+  bool is_halves() const { return dtype != DType::kF32; }
   bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }

@@ -65,11 +65,13 @@ __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages
   release(shared, before);
 }
 
-/// Lets all stages of a tile pass.
+/// Lets all stages of a tile pass. A lane that arrived before another had looked would let the
+/// producer go a whole round ahead of that one.
 template <Tile kTile>
 __device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile) {
   for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
     wait(shared.full[at.at], at.parity);
+    __syncwarp();
     release(shared, at.at);
   }
 }

@@ -1,0 +1,86 @@
+#pragma once
+#include <cstdint>
+
+#include "tests/emulator/machine.h"
+
+// The words of src/cuda/device/barrier.h in plain C++.
+namespace cadre::cuda {
+
+using Barrier = uint64_t;
+
+/// A barrier's 64 bits.
+struct BarrierState {
+  uint32_t phase : 1, count : 15, pending : 16;
+  int32_t bytes;
+};
+
+inline BarrierState state_of(const Barrier& barrier) {
+  const auto state = std::bit_cast<BarrierState>(barrier);
+  emulator::expect(state.count > 0 && state.count < 2048 && state.pending <= state.count,
+                   "a barrier was not initialised");
+  return state;
+}
+
+inline void settle(Barrier& barrier, BarrierState state) {
+  if (state.pending == 0 && state.bytes == 0) {
+    state.phase = !state.phase;
+    state.pending = state.count;
+    emulator::notify(&barrier);
+  }
+  barrier = std::bit_cast<Barrier>(state);
+}
+
+inline uint32_t shared_address(const void* memory) { return emulator::shared_offset(memory); }
+
+inline void init(Barrier& barrier, int arrivals) {
+  barrier = std::bit_cast<Barrier>(
+      BarrierState{0, uint32_t(arrivals) & 0x7fff, uint32_t(arrivals) & 0xffff, 0});
+}
+
+inline void fence_init() {}
+
+inline void arrive(Barrier& barrier) {
+  BarrierState state = state_of(barrier);
+  emulator::expect(state.pending > 0, "a barrier counts more arrivals than it waits for");
+  state.pending = (state.pending - 1) & 0xffff;
+  settle(barrier, state);
+  emulator::may_switch();
+}
+
+inline void arrive_at(Barrier& barrier, uint32_t block) {
+  arrive(*static_cast<Barrier*>(emulator::in_block(&barrier, int(block))));
+}
+
+inline void arrive_expecting(Barrier& barrier, uint32_t bytes) {
+  BarrierState state = state_of(barrier);
+  state.bytes += int32_t(bytes);
+  barrier = std::bit_cast<Barrier>(state);
+  arrive(barrier);
+}
+
+/// What the copy engine does.
+inline void deliver(Barrier& barrier, uint32_t bytes) {
+  BarrierState state = state_of(barrier);
+  state.bytes -= int32_t(bytes);
+  settle(barrier, state);
+}
+
+inline bool try_wait(Barrier& barrier, uint32_t parity) {
+  emulator::may_switch();
+  return state_of(barrier).phase != parity;
+}
+
+inline void wait(Barrier& barrier, uint32_t parity) {
+  emulator::wait_until(&barrier, "a barrier in shared memory",
+                       [&] { return state_of(barrier).phase != parity; });
+}
+
+inline void sync_warps(int name, int threads) {
+  emulator::meet(emulator::self().block->meetings[size_t(name)], threads, "bar.sync of some warps");
+}
+
+inline uint32_t block_in_cluster() { return uint32_t(emulator::self().block->rank); }
+
+inline void sync_cluster() { emulator::meet_cluster(); }
+
+}  // namespace cadre::cuda

@@ -1,0 +1,30 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <tuple>
+
+#include "cuda/check.h"
+#include "tests/emulator/runtime.h"
+
+// The words of src/cuda/device/launch.h: a kernel runs when its stream comes to it, on the CPU.
+namespace cadre::cuda {
+
+struct Grid {
+  dim3 blocks, threads;
+  int shared_bytes = 0;
+  cudaStream_t stream = nullptr;
+  int cluster = 1;
+};
+
+template <class... Params, class... Args>
+void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
+  const emulator::GridShape shape{grid.blocks, grid.threads, grid.shared_bytes, grid.cluster};
+  check(emulator::check_shape(shape), "launch a kernel");
+  std::tuple<std::remove_const_t<Params>...> copies(args...);
+  emulator::enqueue(grid.stream, cudaGraphNodeTypeKernel,
+                    [=] { emulator::run_grid(shape, [&] { std::apply(kernel, copies); }); });
+}
+
+inline uint8_t* dynamic_shared() { return emulator::self().block->shared; }
+
+}  // namespace cadre::cuda

@@ -1,0 +1,51 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/device/barrier.h"
+#include "formats/bf16.h"
+#include "formats/fp16.h"
+
+// The words of src/cuda/device/matrices.h in plain C++.
+namespace cadre::cuda {
+
+struct Matrices {
+  uint32_t a, b, c, d;
+};
+
+inline uint32_t pack_bf16(float first, float second) {
+  return formats::Bf16::encode(first) | uint32_t(formats::Bf16::encode(second)) << 16;
+}
+inline uint32_t pack_f16(float first, float second) {
+  return formats::Fp16::encode(first) | uint32_t(formats::Fp16::encode(second)) << 16;
+}
+
+/// Each lane writes the row whose place it names; element j of row i of a matrix is in half j % 2
+/// of the word of lane 4 i + j / 2, or of row j and element i if transposed.
+inline void put_rows(uint32_t to, const Matrices& m, bool transposed) {
+  const uint32_t mine[4] = {m.a, m.b, m.c, m.d};
+  const int lane = emulator::self().number % emulator::kWarp;
+  uint16_t row[8] = {};
+  for (int which = 0; which < 4; ++which) {
+    const auto& shown = emulator::show(mine[which]);
+    if (lane / 8 != which) continue;
+    for (int i = 0; i < 8; ++i) {
+      const int line = transposed ? i : lane % 8, column = transposed ? lane % 8 : i;
+      row[i] = uint16_t(shown[size_t(4 * line + column / 2)] >> (column % 2 * 16));
+    }
+  }
+  emulator::expect(to % 16 == 0, "a row of a matrix is not aligned");
+  std::memcpy(emulator::from_shared(to, 16), row, 16);
+}
+
+inline void put_matrices(uint32_t to, const Matrices& m) { put_rows(to, m, false); }
+inline void put_transposed(uint32_t to, const Matrices& m) { put_rows(to, m, true); }
+
+inline void put_pair(uint32_t to, float first, float second) {
+  const float pair[2] = {first, second};
+  std::memcpy(emulator::from_shared(to, 8), pair, 8);
+}
+inline void put_float(uint32_t to, float value) {
+  std::memcpy(emulator::from_shared(to, 4), &value, 4);
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,39 @@
+#pragma once
+#include <cuda.h>
+
+#include <array>
+#include <cstdint>
+
+#include "tests/emulator/machine.h"
+
+// The copy engine: boxes of tensors, by descriptors that the emulated driver encodes.
+namespace cadre::emulator {
+
+/// What an emulated CUtensorMap holds.
+struct MapData {
+  uint64_t base = 0;
+  uint64_t step[3] = {};  ///< bytes, of dimensions 1 to 3
+  uint64_t extent[4] = {1, 1, 1, 1};
+  uint32_t box[4] = {1, 1, 1, 1};
+  uint32_t element_bytes = 0, is_float = 0, magic = 0;
+
+  int bytes() const { return int(box[0] * box[1] * box[2] * box[3] * element_bytes); }
+};
+
+MapData data_of(const CUtensorMap&);
+CUtensorMap map_of(const MapData&);
+
+using Coordinates = std::array<int, 4>;
+
+/// Whom a load tells: the barrier of this block, and the blocks that it is for, a bit each.
+struct Delivery {
+  uint64_t* barrier;
+  uint16_t blocks;
+};
+void start_load(void* to, const CUtensorMap&, const Coordinates&, const Delivery&);
+void start_store(const CUtensorMap&, const Coordinates&, const void* from, bool adds);
+void close_stores();
+/// Until all but the youngest `left` groups have read shared memory, or written device memory too.
+void wait_for_stores(int left, bool written);
+
+}  // namespace cadre::emulator

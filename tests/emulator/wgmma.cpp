@@ -1,0 +1,86 @@
+#include "cuda/device/wgmma.h"
+
+namespace cadre::cuda {
+namespace {
+
+constexpr int kRows = 64, kDepth = 16;
+
+float decode(Element element, uint16_t code) {
+  return element == Element::kBf16 ? formats::Bf16::decode(code) : formats::Fp16::decode(code);
+}
+
+/// sums[64, width] in the threads' order: see Product in src/cuda/device/wgmma.h.
+void multiply(const emulator::WarpgroupProduct& p, const ProductShape& shape, bool to_sums,
+              const uint8_t* shared) {
+  const std::vector<float> a = operand(p.a, shape.along_a, kRows, shape.element, shared);
+  const std::vector<float> b = operand(p.b, shape.along_b, shape.width, shape.element, shared);
+  std::vector<float> columns(size_t(shape.width) * kDepth);  // b, sixteen rows of `width`
+  for (int n = 0; n < shape.width; ++n)
+    for (int k = 0; k < kDepth; ++k)
+      columns[size_t(k * shape.width + n)] = b[size_t(n * kDepth + k)];
+  std::vector<float> row(size_t(shape.width));
+  for (int m = 0; m < kRows; ++m) {
+    std::fill(row.begin(), row.end(), 0.0f);
+    for (int k = 0; k < kDepth; ++k)
+      for (int n = 0; n < shape.width; ++n)
+        row[size_t(n)] += a[size_t(m * kDepth + k)] * columns[size_t(k * shape.width + n)];
+    for (int n = 0; n < shape.width; ++n) {
+      const int thread = m / 16 * 32 + m % 8 * 4 + n % 8 / 2;
+      float& sum = p.sums[size_t(thread)][n / 8 * 4 + m % 16 / 8 * 2 + n % 2];
+      sum = to_sums ? sum + row[size_t(n)] : row[size_t(n)];
+    }
+  }
+}
+
+void run_next(emulator::Warpgroup& group) {
+  const emulator::WarpgroupProduct product = std::move(group.open.front());
+  group.open.pop_front();
+  product.run(product);
+  ++group.done;
+  emulator::notify(&group);
+  group.has_task = !group.open.empty() && group.open.front().come == emulator::kWarpgroup;
+  if (group.has_task) emulator::later([&group] { run_next(group); });
+}
+
+}  // namespace
+
+std::vector<float> operand(uint64_t descriptor, bool along, int count, Element element,
+                           const uint8_t* shared) {
+  const auto field = [&](int from) { return uint32_t(descriptor >> from & 0x3fff) << 4; };
+  const uint32_t first = field(0), slab = field(16), eight_rows = field(32);
+  std::vector<float> values(size_t(count) * kDepth);
+  for (int i = 0; i < count; ++i)
+    for (int k = 0; k < kDepth; ++k) {
+      const int row = along ? i : k, inner = along ? k : i % 64;
+      uint32_t at = first + uint32_t(row / 8) * eight_rows + uint32_t(row % 8 * 128 + inner * 2);
+      if (!along) at += uint32_t(i / 64) * slab;
+      at ^= (at >> 7 & 7) << 4;
+      uint16_t code;
+      std::memcpy(&code, shared + at, 2);
+      values[size_t(i * kDepth + k)] = decode(element, code);
+    }
+  return values;
+}
+
+void hand_in(const ProductShape& shape, float* sums, uint64_t a, uint64_t b, bool to_sums) {
+  emulator::may_switch();
+  emulator::Thread& t = emulator::self();
+  emulator::Warpgroup& group = t.warpgroup();
+  const auto place = size_t(t.products++ - group.done);
+  if (place >= group.open.size()) {
+    const uint8_t* shared = t.block->shared;
+    group.open.push_back({});
+    group.open.back().a = a, group.open.back().b = b;
+    group.open.back().run = [=](const emulator::WarpgroupProduct& p) {
+      multiply(p, shape, to_sums, shared);
+    };
+  }
+  emulator::WarpgroupProduct& product = group.open[place];
+  emulator::expect(product.a == a && product.b == b, "a warpgroup does not agree on a product");
+  product.sums[size_t(t.number % emulator::kWarpgroup)] = sums;
+  if (++product.come < emulator::kWarpgroup || place != 0 || group.has_task) return;
+  group.has_task = true;
+  emulator::later([&group] { run_next(group); });
+}
+
+}  // namespace cadre::cuda
