@@ -226,7 +226,7 @@ int Session::stop(const RunState& state) const {
   out_ << "interrupted: " << state.recipe << " is at step " << state.step << " of "
        << state.settings.steps << (state.step > 0 ? text(", saved in ", path.string()) : "")
        << "\ngo on with: cadre train --resume " << request_.out.string()
-       << (engine_->is_host() ? "" : " --device cuda") << std::endl;
+       << (engine_->is_host() ? "" : text(" --device cuda:", request_.device.index)) << std::endl;
   return 128 + InterruptGuard::signal();
 }
 
