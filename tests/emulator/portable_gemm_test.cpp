@@ -42,6 +42,8 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm wgrad R=300 N=139 K=35 E=3 accumulate=yes",
         // Element by element: in the order of memory, and across it.
         "grouped_gemm dgrad R=70 N=72 K=136 E=3 format=f16 out=f32 align=2",
+        // Lines at multiples of sixteen bytes, from an address that is none.
+        "grouped_gemm fprop R=50 N=51 K=139 E=2 align=2",
         "grouped_gemm fprop R=170 N=50 K=41 E=3 lhs_major=column rhs_major=column "
         "out_major=column out=f32 bias=yes bias_scale=yes tail=zero",
         "grouped_gemm wgrad R=90 N=41 K=23 E=12 lhs_major=column rhs_major=column "
