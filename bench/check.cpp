@@ -30,11 +30,21 @@ Gaps gaps(const GroupedGemmProblem& p, const Device& device) {
 }
 
 template <class AnyPlan, class AnyCase>
-void run_case(const AnyPlan& chosen, AnyCase& c, Accelerator* accelerator = nullptr) {
-  const Workspace scratch = c.buffers->workspace(chosen.workspace_bytes);
-  if (accelerator == nullptr) return run(chosen, c.args, scratch, Stream{});
+void run_case(const AnyPlan& chosen, AnyCase& c) {
+  run(chosen, c.args, c.buffers->workspace(chosen.workspace_bytes), Stream{});
+}
+
+// On an accelerator over a copy of the case, if there is one. The workspace is poisoned like every
+// buffer; a raw one is memory that nobody has written.
+template <class AnyPlan, class AnyCase>
+void run_case(const AnyPlan& chosen, AnyCase& c, Accelerator* accelerator, bool raw_workspace) {
+  if (accelerator == nullptr) return run_case(chosen, c);
+  const int64_t bytes = chosen.workspace_bytes;
+  const Workspace poisoned = raw_workspace ? Workspace{} : c.buffers->workspace(bytes);
   const Mirror mirror(*c.buffers, *accelerator);
-  run(chosen, mirror.moved(c.args), mirror.moved(scratch), accelerator->stream());
+  const DeviceMemory raw(*accelerator, raw_workspace ? bytes : 0);
+  run(chosen, mirror.moved(c.args),
+      raw_workspace ? Workspace{raw.data(), bytes} : mirror.moved(poisoned), accelerator->stream());
   mirror.fetch();
 }
 
@@ -67,11 +77,11 @@ void check_draw(const AnyPlan& chosen, const Draw& draw, Accelerator* accelerato
   for (const Output& out : want.outputs) before.push_back(snapshot(out));
   run_case(plan(problem, this_cpu(), "cpu_reference"), want);
   auto got = make_case(problem, draw);
-  run_case(chosen, got, accelerator);
+  run_case(chosen, got, accelerator, draw.raw_workspace);
   compare_outputs(got, want, sizes, before, report);
   if (!report.good() || !chosen.exact) return;
   auto again = make_case(problem, draw);
-  run_case(chosen, again, accelerator);
+  run_case(chosen, again, accelerator, draw.raw_workspace);
   compare_bits(got, again, report);
 }
 

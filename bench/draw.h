@@ -18,6 +18,7 @@ struct Draw {
   int64_t shift_bytes = 0;          ///< of tensors behind aligned addresses; at least an element
   bool counts_are_weights = false;  ///< draw rows in the proportions of a file, for another R
   std::vector<int64_t> counts{};    ///< [E] rows of each expert; empty: as `offsets` says
+  bool raw_workspace = false;  ///< of a GPU: as allocated, not poisoned, for tools that watch it
 };
 
 /// How rows fall to experts: "uniform" (every row picks an expert), "zipf:1.2" (the i-th favourite

@@ -109,6 +109,9 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
+/// Throws what `run` would say of the arguments, and launches nothing.
+void check(const GroupedGemmPlan&, const GroupedGemmArgs&);
+
 /// Both operands as `format=` where they are that named recipe's pair for the pass (recipe.h), else
 /// as x=, w=, dy=. Everything that has its default value is left out.
 std::string to_string(const GroupedGemmProblem&);

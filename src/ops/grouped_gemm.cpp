@@ -341,9 +341,14 @@ GroupedGemmPlan plan(const GroupedGemmProblem& problem, const Device& device,
   return backend::choose<GroupedGemmProblem, GroupedGemmArgs>(problem, device, only);
 }
 
+void check(const GroupedGemmPlan& plan, const GroupedGemmArgs& args) {
+  check(plan.problem, args);
+  backend::check(plan, args);
+}
+
 void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
          Stream stream) {
-  check(plan.problem, args);
+  check(plan, args);
   backend::launch(plan, args, workspace, stream);
 }
 

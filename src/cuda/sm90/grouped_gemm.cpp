@@ -52,10 +52,10 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
   bool good = reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
   require(
-      good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
+      good, "grouped_gemm: ", what, " is ", v, " at ", v.data,
       ", must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
       "with align=",
-      bytes_for(v.dtype, 1), " [", to_string(p), "]");
+      bytes_for(v.dtype, 1), " [", p, "]");
 }
 
 /// A batch without rows may be nowhere. Its boxes are all zeros, but the copy engine faults unless
@@ -117,13 +117,25 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&)
   return p.discrete_rhs || p.discrete_out ? int64_t(p.experts) * int64_t(sizeof(CUtensorMap)) : 0;
 }
 
+void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  const bool fprop = p.pass == Pass::kFprop;
+  check_view(fprop ? "x" : "dy", args.lhs.codes, p);
+  check_view("w", args.rhs.codes, p);
+  check_view(fprop ? "y" : "dx", args.out, p);
+}
+
+void check_ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_view("dy", args.lhs.codes, p);
+  check_view("x", args.rhs.codes, p);
+  check_view("dw", args.out, p);
+}
+
 void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const bool fprop = p.pass == Pass::kFprop, floats = p.out == DType::kF32;
   const TensorView &x = args.lhs.codes, &w = args.rhs.codes, &y = args.out;
-  check_view(fprop ? "x" : "dy", x, p), check_view("w", w, p), check_view("out", y, p);
   if (p.rows == 0) return;
   const RaggedRowsKind kind{.along = fprop == (p.rhs_major == Major::kRow),
                             .f16 = w.dtype == DType::kF16,
@@ -154,7 +166,6 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
   const TensorView& dw = args.out;
-  check_view("dy", dy, p), check_view("x", x, p), check_view("dw", dw, p);
   const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
   const Experts experts =
       experts_of({dw, const_cast<const void* const*>(args.discrete_out), kContractionRows},

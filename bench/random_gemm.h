@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "bench/counts.h"
 #include "bench/draw.h"
 #include "cadre/grouped_gemm.h"
-#include "tests/judge/counts.h"
 
-namespace cadre::test {
+namespace cadre::bench {
 
 /// A random problem of grouped_gemm with adversarial counts, small enough for the reference.
 struct RandomGemm {
   GroupedGemmProblem problem;
-  bench::Draw draw;
+  Draw draw;
   std::vector<std::string> kinds;  ///< what is special in it, such as "discrete"
 };
 
@@ -134,4 +134,4 @@ inline void count(Tally& tally, const RandomGemm& g) {
   for (const std::string& kind : g.kinds) ++tally[kind];
 }
 
-}  // namespace cadre::test
+}  // namespace cadre::bench
