@@ -57,6 +57,7 @@ struct GroupedGemmProblem {
   Accumulate accumulate = Accumulate::kNo;  ///< wgrad only
   Tail tail = Tail::kKeep;                  ///< fprop, dgrad
   int unit_budget = 0;                      ///< SMs or threads to use at most; 0: all
+  int align = 16;  ///< bytes that addresses and strides of lhs, rhs and out are multiples of
 
   bool operator==(const GroupedGemmProblem&) const = default;
 };
