@@ -19,7 +19,7 @@
 #   speed      gemm torch accumulate torch_accumulate few torch_few f16 host facts
 #   others     other torch_other
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 programs=build/cuda out=build/gpu device=cuda limit=570
 while getopts b:o:d:t: option; do
   case $option in
