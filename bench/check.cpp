@@ -9,9 +9,23 @@
 namespace cadre::bench {
 namespace {
 
-// Elements between rows in the second round: no alignment but their own on the CPU; on a GPU rows
-// that start at 16 bytes still do, since its copy engine takes no others.
-int64_t gap_on(const Device& device) { return device.kind == DeviceKind::kCpu ? 5 : 16; }
+// How tensors lie in the second round: elements between rows, and bytes before the first.
+struct Gaps {
+  int64_t row_gap, shift_bytes;
+};
+
+// No alignment but their own on the CPU; on a GPU rows that start at 16 bytes still do, since its
+// copy engine takes no others.
+template <class Problem>
+Gaps gaps(const Problem&, const Device& device) {
+  return {device.kind == DeviceKind::kCpu ? 5 : 16, 0};
+}
+
+// No more than what the problem promises.
+Gaps gaps(const GroupedGemmProblem& p, const Device& device) {
+  if (p.align >= 16) return gaps<GroupedGemmProblem>(p, device);
+  return {5 * std::max(1, p.align / 2), p.align};
+}
 
 template <class AnyPlan, class AnyCase>
 void run_case(const AnyPlan& chosen, AnyCase& c) {
@@ -75,8 +89,9 @@ CheckReport check_problem(const Problem& problem, Draw draw, std::string_view on
   const auto chosen = plan(problem, device, only);
   const auto accelerator = open_accelerator(device);
   CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name), .fault = {}};
-  for (const int64_t gap : {int64_t(0), gap_on(device)}) {
-    draw.row_gap = gap;
+  for (const Gaps& round : {Gaps{}, gaps(problem, device)}) {
+    draw.row_gap = round.row_gap;
+    draw.shift_bytes = round.shift_bytes;
     if (report.good()) check_draw(chosen, draw, accelerator.get(), report);
   }
   return report;

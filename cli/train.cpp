@@ -3,6 +3,7 @@
 #include <iostream>
 #include <memory>
 
+#include "bench/accelerator.h"
 #include "cadre/error.h"
 #include "cadre/recipe.h"
 #include "cli/train/session.h"
@@ -19,16 +20,21 @@ Settings that change the model or its training are fixed for a run; a resumed ru
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
 machine, whatever the number of threads. Ctrl-C saves a checkpoint.
 
+With --device cuda all tensors live on the GPU, which takes the recipes whose operations all have an
+implementation there. A checkpoint of one device may be resumed on the other: bits are equal on one
+device, and only near on two. --resume goes on on the CPU unless --device says otherwise.
+
 Try
   cadre train                                         this repository's own sources and documents
   cadre train notes/ book.txt --recipe bf16,nvfp4     your text, two recipes, same seed
+  cadre train --device cuda --recipe bf16             on a GPU
   cadre train --resume cadre-train                    go on where Ctrl-C stopped
 Exit codes: 0 good, 1 a resumed run differed, 2 the request was wrong, 130 interrupted.)";
 
 /// What stands on the command line.
 struct Options {
   Request request;
-  std::string recipes = "bf16", resume, out = "cadre-train";
+  std::string recipes = "bf16", resume, out = "cadre-train", device = "cpu";
 };
 
 std::string recipe_names() {
@@ -80,6 +86,7 @@ int start(const CLI::App& app, const Options& options) {
           request.sample.bytes, ", must be 0 to 1000000");
   require(request.sample.temperature >= 0 && request.sample.temperature <= 100,
           "train: --temperature is ", request.sample.temperature, ", must be 0 to 100");
+  request.device = bench::running_device(options.device);
   return run_session(request, !options.resume.empty(), std::cout, train::this_terminal());
 }
 
@@ -90,6 +97,8 @@ void declare_run(CLI::App& app, Options& options) {
                  "number formats to train in, one after the other: " + recipe_names())
       ->capture_default_str();
   app.add_option("-o,--out", options.out, "folder for checkpoints, report.html and results.json")
+      ->capture_default_str();
+  app.add_option("--device", options.device, "where to train: cpu, cuda or cuda:1")
       ->capture_default_str();
   app.add_option("--resume", options.resume, "go on with the run of this folder or checkpoint");
   app.add_flag("--overwrite", request.overwrite, "throw an unfinished run in --out away");

@@ -1,8 +1,11 @@
 #pragma once
+#include <cmath>
 #include <cstdint>
 #include <span>
 
-#include "cli/train/parameter.h"
+#include "cadre/host_device.h"
+#include "cli/train/settings.h"
+#include "cli/train/weights.h"
 
 namespace cadre::train {
 
@@ -18,8 +21,26 @@ struct AdamW {
   int64_t step = 1;       ///< t, from 1
   double b1 = 0.9, b2 = 0.98, epsilon = 1e-8;
 
-  /// Updates values and moments; returns the norm before clipping. Bits do not depend on threads.
-  double update(std::span<Parameter>) const;
+  /// What an element's update multiplies with.
+  struct Factors {
+    float mean_keep, square_keep, mean_scale, square_scale, rate, epsilon, shrink;
+
+    /// Of a weight w with its moments, given the clipped gradient.
+    CADRE_HD void update(float g, float& w, float& m, float& v) const {
+      m = mean_keep * m + (1 - mean_keep) * g;
+      v = square_keep * v + (1 - square_keep) * g * g;
+      const float direction = (m * mean_scale) / (std::sqrt(v * square_scale) + epsilon);
+      w -= rate * direction + shrink * w;
+    }
+  };
+  Factors factors(bool decays) const;
+
+  /// The gradients' factor, given sum(grad^2) over all parameters.
+  float clip(double squares) const;
+
+  /// Updates values and moments on the CPU; returns the norm before clipping. Bits do not depend on
+  /// threads.
+  double update(std::span<const Weight>) const;
 };
 
 /// The learning rate of a step from 1 to s.steps: a straight rise over the warm-up, then half a

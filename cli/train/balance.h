@@ -11,14 +11,16 @@ namespace cadre::train {
 ///
 /// f has no gradient, since the choice has none: dscore[t, e] = weight * E * f_e.
 ///
-/// Shapes    counts [E]   score, dscore [T, E]
+/// Shapes    counts [E]   score [T, E]
 template <class T>
-T balance_loss(T weight, std::span<const int64_t> counts, std::span<const T> score,
-               std::span<T> dscore);
+T balance_loss(T weight, std::span<const int64_t> counts, std::span<const T> score);
 
-extern template float balance_loss(float, std::span<const int64_t>, std::span<const float>,
-                                   std::span<float>);
-extern template double balance_loss(double, std::span<const int64_t>, std::span<const double>,
-                                    std::span<double>);
+/// Its gradient. Shapes    counts [E]   dscore [T, E]
+template <class T>
+void balance_gradient(T weight, std::span<const int64_t> counts, std::span<T> dscore);
+
+extern template double balance_loss(double, std::span<const int64_t>, std::span<const double>);
+extern template void balance_gradient(float, std::span<const int64_t>, std::span<float>);
+extern template void balance_gradient(double, std::span<const int64_t>, std::span<double>);
 
 }  // namespace cadre::train

@@ -1,41 +1,31 @@
 #pragma once
-#include <bit>
 #include <cstdint>
-#include <span>
 
 #include "cadre/dtype.h"
 #include "cli/train/buffer.h"
 
 namespace cadre::train {
 
-/// Rounds to bf16, nearest even. A NaN stays one.
-constexpr uint16_t to_bf16(float value) {
-  const uint32_t bits = std::bit_cast<uint32_t>(value);
-  if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>(bits >> 16 | 0x40u);
-  return static_cast<uint16_t>((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
-}
-
-constexpr float from_bf16(uint16_t code) {
-  return std::bit_cast<float>(static_cast<uint32_t>(code) << 16);
-}
-
 /// A tensor between the products: f32 or bf16, as the recipe wants it.
 class Cast {
  public:
   Cast() = default;
-  Cast(DType dtype, int64_t count) : dtype_(dtype), bytes_(bytes_for(dtype, count)) {}
+  Cast(Engine& engine, DType dtype, int64_t count)
+      : engine_(&engine), dtype_(dtype), count_(count), bytes_(engine, bytes_for(dtype, count)) {}
 
   DType dtype() const { return dtype_; }
   void* data() const { return bytes_.data(); }
 
-  /// Takes the values, rounded to the type.
-  void store(std::span<const float> values);
+  /// Takes as many values as it holds, rounded to the type.
+  void store(const float* values) const { engine_->cast(dtype_, data(), values, count_); }
 
   /// Adds what is stored to `values`.
-  void add_to(std::span<float> values) const;
+  void add_to(float* values) const { engine_->add(dtype_, values, data(), count_); }
 
  private:
+  Engine* engine_ = nullptr;
   DType dtype_ = DType::kF32;
+  int64_t count_ = 0;
   Buffer<std::byte> bytes_;
 };
 

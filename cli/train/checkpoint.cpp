@@ -177,7 +177,6 @@ RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
   });
   reader.demand(used == file.tensors.size(), "has ", file.tensors.size(), " tensors, must have ",
                 used, "; the file is damaged or from another version of cadre");
-  for (Parameter& p : state.parameters) p.grad.assign(p.value.size(), 0.0f);
   demand_sound(state, reader);
   return state;
 }

@@ -3,8 +3,25 @@
 #include <optional>
 
 #include "cadre/grouped_gemm.h"
+#include "cli/train/buffer.h"
 
 namespace cadre::train {
+
+/// How the products of one linear map will run.
+struct DensePlans {
+  struct Shape {
+    int64_t rows = 0, n = 0, k = 0;
+    DType dtype = DType::kF32;
+    bool backward = true;
+  };
+  Shape shape;
+  GroupedGemmPlan fprop;
+  std::optional<GroupedGemmPlan> dgrad, wgrad;
+
+  int64_t workspace_bytes() const;
+};
+
+DensePlans plan_dense(const DensePlans::Shape&, const Device&);
 
 /// A plain linear map: the library's grouped GEMM with one expert.
 ///
@@ -14,26 +31,18 @@ namespace cadre::train {
 /// Types     x, w and dy have `dtype`; y, dx and dw are f32.
 class Dense {
  public:
-  struct Shape {
-    int64_t rows = 0, n = 0, k = 0;
-    DType dtype = DType::kF32;
-    bool backward = true;
-  };
-
-  Dense(const Shape&, const Device&);
-  int64_t workspace_bytes() const;
+  Dense(const DensePlans&, Engine&);
 
   void forward(const void* x, const void* w, float* y, Workspace) const;
   void input_gradient(const void* dy, const void* w, float* dx, Workspace) const;
   void weight_gradient(const void* dy, const void* x, float* dw, Workspace) const;
 
  private:
-  Offsets all_rows() const { return {offsets_, 1}; }
+  Offsets all_rows() const { return {offsets_.data(), 1}; }
 
-  Shape shape_;
-  int32_t offsets_[2] = {0, 0};
-  GroupedGemmPlan fprop_;
-  std::optional<GroupedGemmPlan> dgrad_, wgrad_;
+  DensePlans plans_;
+  Stream stream_;
+  Buffer<int32_t> offsets_;  ///< 0 and all rows
 };
 
 }  // namespace cadre::train

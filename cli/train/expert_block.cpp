@@ -1,124 +1,42 @@
 #include "cli/train/expert_block.h"
 
-#include <algorithm>
-
-#include "cli/train/balance.h"
-#include "cli/train/rms_norm.h"
-
 namespace cadre::train {
 namespace {
 
-RoutingProblem routing_problem(const NetworkShape& shape, bool backward) {
-  RoutingProblem p;
-  p.backward = backward;
-  p.tokens = shape.rows;
-  p.experts = static_cast<int>(shape.settings.experts);
-  p.top_k = static_cast<int>(shape.settings.top_k);
-  p.normalize = true;
-  return p;
-}
-
-OffsetsProblem offsets_problem(const NetworkShape& shape) {
-  OffsetsProblem p;
-  p.source = OffsetsSource::kRouting;
-  p.rows = shape.rows * shape.settings.top_k;
-  p.experts = static_cast<int>(shape.settings.experts);
-  p.tokens = shape.rows;
-  p.top_k = static_cast<int>(shape.settings.top_k);
-  return p;
-}
-
-PermuteProblem permute_problem(const NetworkShape& shape, PermutePass pass, bool prob) {
-  PermuteProblem p;
-  p.pass = pass;
-  p.tokens = shape.rows;
-  p.top_k = static_cast<int>(shape.settings.top_k);
-  p.rows = shape.rows * shape.settings.top_k;
-  p.hidden = shape.settings.hidden;
-  p.experts = static_cast<int>(shape.settings.experts);
-  p.dtype = row_type(shape.recipe);
-  p.prob = prob;
-  return p;
-}
-
-GroupedMlpProblem mlp_problem(const NetworkShape& shape) {
-  const bool train = shape.mode == Mode::kTrain;
-  GroupedMlpProblem p;
-  p.rows = shape.rows * shape.settings.top_k;
-  p.hidden = shape.settings.hidden;
-  p.features = shape.settings.features;
-  p.experts = static_cast<int>(shape.settings.experts);
-  p.recipe = shape.recipe;
-  p.dtype = row_type(shape.recipe);
-  p.parameters.weight = p.parameters.dw = DType::kF32;
-  p.prob = true;
-  p.dgrad = p.wgrad1 = p.wgrad2 = p.dprob = train;
-  p.cache_weights = !train;
-  return p;
-}
-
-TensorView weight_view(const Parameter& p, const std::vector<float>& data) {
-  return view(data.data(), DType::kF32, {p.shape[0], p.shape[1], p.shape[2]});
-}
-
-LinearParameters linear_parameters(const Parameter& p) {
+LinearParameters linear_parameters(const Weight& weight, int64_t experts, int64_t n, int64_t k) {
   LinearParameters linear;
-  linear.w = weight_view(p, p.value);
-  linear.dw = weight_view(p, p.grad);
+  linear.w = view(weight.value, DType::kF32, {experts, n, k});
+  if (weight.grad != nullptr) linear.dw = view(weight.grad, DType::kF32, {experts, n, k});
   return linear;
 }
 
 }  // namespace
 
-DType row_type(const Recipe& recipe) {
-  return recipe == parse_recipe("f32") ? DType::kF32 : DType::kBf16;
-}
-
-ExpertBlock::ExpertBlock(const NetworkShape& shape, const Device& device)
-    : settings_(shape.settings),
+ExpertBlock::ExpertBlock(const NetworkShape& shape, const BlockPlans& plans, Engine& engine)
+    : engine_(engine),
+      settings_(shape.settings),
       tokens_(shape.rows),
       rows_(shape.rows * shape.settings.top_k),
-      router_(
-          {tokens_, settings_.experts, settings_.hidden, DType::kF32, shape.mode == Mode::kTrain},
-          device),
-      routing_(plan(routing_problem(shape, false), device)),
-      routing_backward_(plan(routing_problem(shape, true), device)),
-      offsets_plan_(plan(offsets_problem(shape), device)),
-      permute_(plan(permute_problem(shape, PermutePass::kPermute, true), device)),
-      permute_backward_(plan(permute_problem(shape, PermutePass::kPermuteBackward, true), device)),
-      combine_(plan(permute_problem(shape, PermutePass::kCombine, false), device)),
-      combine_backward_(plan(permute_problem(shape, PermutePass::kCombineBackward, false), device)),
-      mlp_(plan(mlp_problem(shape), device)),
-      x_(tokens_ * settings_.hidden),
-      rstd_(tokens_),
-      u_(tokens_ * settings_.hidden),
-      u_cast_(row_type(shape.recipe), tokens_ * settings_.hidden),
-      logits_(tokens_ * settings_.experts),
-      scores_(tokens_ * settings_.experts),
-      experts_(rows_),
-      prob_(rows_),
-      row_prob_(rows_),
-      offsets_(settings_.experts + 1),
-      row_of_(rows_),
-      slot_of_(rows_),
-      x_rows_(row_type(shape.recipe), rows_ * settings_.hidden),
-      saved_(mlp_.memory.saved_bytes),
-      weight_cache_(mlp_.memory.weight_cache_bytes) {}
+      plans_(plans),
+      router_(plans.router, engine),
+      x_(engine, tokens_ * settings_.hidden),
+      rstd_(engine, tokens_),
+      u_(engine, tokens_ * settings_.hidden),
+      u_cast_(engine, row_type(shape.recipe), tokens_ * settings_.hidden),
+      logits_(engine, tokens_ * settings_.experts),
+      scores_(engine, tokens_ * settings_.experts),
+      experts_(engine, rows_),
+      prob_(engine, rows_),
+      row_prob_(engine, rows_),
+      offsets_(engine, settings_.experts + 1),
+      row_of_(engine, rows_),
+      slot_of_(engine, rows_),
+      x_rows_(engine, row_type(shape.recipe), rows_ * settings_.hidden),
+      saved_(engine, plans.experts.memory.saved_bytes),
+      weight_cache_(engine, plans.experts.memory.weight_cache_bytes) {}
 
-int64_t ExpertBlock::workspace_bytes() const {
-  return std::max({router_.workspace_bytes(), routing_.workspace_bytes,
-                   routing_backward_.workspace_bytes, offsets_plan_.workspace_bytes,
-                   permute_.workspace_bytes, permute_backward_.workspace_bytes,
-                   combine_.workspace_bytes, combine_backward_.workspace_bytes,
-                   mlp_.memory.forward_workspace_bytes, mlp_.memory.backward_workspace_bytes});
-}
-
-std::vector<int64_t> ExpertBlock::counts() const {
-  std::vector<int64_t> counts;
-  for (int64_t e = 0; e < settings_.experts; ++e) {
-    counts.push_back(offsets_.data()[e + 1] - offsets_.data()[e]);
-  }
-  return counts;
+NormArgs ExpertBlock::norm_args(const Weight& gain) const {
+  return {x_.data(), gain.value, rstd_.data(), tokens_, settings_.hidden};
 }
 
 PermuteArgs ExpertBlock::permute_args(const Cast& tokens, const Cast& rows) const {
@@ -130,11 +48,13 @@ PermuteArgs ExpertBlock::permute_args(const Cast& tokens, const Cast& rows) cons
   return args;
 }
 
-GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Parameter> parameters, Scratch& s) const {
+GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Weight> weights, Scratch& s) const {
   GroupedMlpArgs args;
   args.offsets = offsets();
-  args.fc1 = linear_parameters(parameters[kW1]);
-  args.fc2 = linear_parameters(parameters[kW2]);
+  args.fc1 =
+      linear_parameters(weights[kW1], settings_.experts, 2 * settings_.features, settings_.hidden);
+  args.fc2 =
+      linear_parameters(weights[kW2], settings_.experts, settings_.hidden, settings_.features);
   args.x = view(x_rows_.data(), x_rows_.dtype(), {rows_, settings_.hidden});
   args.prob = row_prob_.data();
   args.y = args.dy = view(s.rows.data(), s.rows.dtype(), {rows_, settings_.hidden});
@@ -147,76 +67,76 @@ GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Parameter> parameters, Scra
 }
 
 /// Chooses the experts of every token and where its rows go.
-void ExpertBlock::route(std::span<const Parameter> parameters, Scratch& s) {
+void ExpertBlock::route(std::span<const Weight> weights, Scratch& s) {
   const Workspace workspace = s.workspace.workspace();
-  router_.forward(u_.data(), parameters[kRouter].value.data(), logits_.data(), workspace);
+  router_.forward(u_.data(), weights[kRouter].value, logits_.data(), workspace);
   RoutingArgs routing;
   routing.logits = view(logits_.data(), DType::kF32, {tokens_, settings_.experts});
   routing.experts = experts_.data();
   routing.prob = prob_.data();
   routing.scores = scores_.data();
-  run(routing_, routing, workspace, {});
+  run(plans_.routing, routing, workspace, engine_.stream());
   OffsetsArgs place;
   place.source = experts_.data();
   place.offsets = offsets_.data();
   place.map = {row_of_.data(), slot_of_.data()};
-  run(offsets_plan_, place, workspace, {});
+  run(plans_.offsets, place, workspace, engine_.stream());
 }
 
-void ExpertBlock::forward(std::span<const Parameter> parameters, std::span<float> x, Scratch& s) {
+void ExpertBlock::forward(std::span<const Weight> weights, float* x, Scratch& s) {
   const Workspace workspace = s.workspace.workspace();
-  std::copy(x.begin(), x.end(), x_.data());
-  RmsNorm<float>{x_.span(), parameters[kNormGain].value, rstd_.span()}.forward(u_.span());
-  u_cast_.store(u_.span());
-  route(parameters, s);
+  const Stream stream = engine_.stream();
+  engine_.copy(x_.data(), x, x_.bytes());
+  engine_.norm(norm_args(weights[kNormGain]), u_.data());
+  u_cast_.store(u_.data());
+  route(weights, s);
 
   PermuteArgs permute = permute_args(u_cast_, x_rows_);
   permute.prob = prob_.data();
   permute.row_prob = row_prob_.data();
-  run(permute_, permute, workspace, {});
-  cadre::forward(mlp_, mlp_args(parameters, s), workspace, {});
-  run(combine_, permute_args(s.tokens, s.rows), workspace, {});
+  run(plans_.permute, permute, workspace, stream);
+  cadre::forward(plans_.experts, mlp_args(weights, s), workspace, stream);
+  run(plans_.combine, permute_args(s.tokens, s.rows), workspace, stream);
   s.tokens.add_to(x);
-  refresh_weights_ = mlp_.problem.cache_weights ? false : refresh_weights_;
+  refresh_weights_ = plans_.experts.problem.cache_weights ? false : refresh_weights_;
 }
 
-/// The gradient that reaches the normed tokens through the router and the balance, in s.router_du.
-void ExpertBlock::route_backward(std::span<Parameter> parameters, Scratch& s) {
+/// The gradient that reaches the normed tokens through the router and the balance, in s.du.
+void ExpertBlock::route_backward(std::span<const Weight> weights, Scratch& s) {
   const Workspace workspace = s.workspace.workspace();
-  const std::vector<int64_t> rows = counts();
-  balance_loss<float>(static_cast<float>(settings_.balance), rows, scores_.span(),
-                      s.score_gradient.span());
+  engine_.balance(load_args(), static_cast<float>(settings_.balance), s.score_gradient.data(),
+                  tokens_);
   RoutingArgs routing;
   routing.logits = view(logits_.data(), DType::kF32, {tokens_, settings_.experts});
   routing.experts = experts_.data();
   routing.dprob = s.token_gradient.data();
   routing.dscores = s.score_gradient.data();
   routing.dlogits = view(s.logit_gradient.data(), DType::kF32, {tokens_, settings_.experts});
-  run(routing_backward_, routing, workspace, {});
-  Parameter& router = parameters[kRouter];
+  run(plans_.routing_backward, routing, workspace, engine_.stream());
+  const Weight& router = weights[kRouter];
   const float* dlogits = s.logit_gradient.data();
-  router_.weight_gradient(dlogits, u_.data(), router.grad.data(), workspace);
-  router_.input_gradient(dlogits, router.value.data(), s.router_du.data(), workspace);
+  router_.weight_gradient(dlogits, u_.data(), router.grad, workspace);
+  router_.input_gradient(dlogits, router.value, s.du.data(), workspace);
 }
 
-void ExpertBlock::backward(std::span<Parameter> parameters, std::span<float> dx, Scratch& s,
+void ExpertBlock::backward(std::span<const Weight> weights, float* dx, Scratch& s,
                            const uint64_t* rng) {
   const Workspace workspace = s.workspace.workspace();
+  const Stream stream = engine_.stream();
   s.tokens.store(dx);
-  run(combine_backward_, permute_args(s.tokens, s.rows), workspace, {});
-  GroupedMlpArgs mlp = mlp_args(parameters, s);
+  run(plans_.combine_backward, permute_args(s.tokens, s.rows), workspace, stream);
+  GroupedMlpArgs mlp = mlp_args(weights, s);
   mlp.rng = rng;
-  cadre::backward(mlp_, mlp, workspace, {});
+  cadre::backward(plans_.experts, mlp, workspace, stream);
   PermuteArgs permute = permute_args(s.tokens, s.dx_rows);
   permute.drow_prob = s.row_gradient.data();
   permute.dprob = s.token_gradient.data();
-  run(permute_backward_, permute, workspace, {});
+  run(plans_.permute_backward, permute, workspace, stream);
 
-  route_backward(parameters, s);
-  std::copy(s.router_du.span().begin(), s.router_du.span().end(), s.du.data());
-  s.tokens.add_to(s.du.span());
-  Parameter& gain = parameters[kNormGain];
-  RmsNorm<float>{x_.span(), gain.value, rstd_.span()}.backward(s.du.span(), dx, gain.grad);
+  route_backward(weights, s);
+  s.tokens.add_to(s.du.data());
+  const Weight& gain = weights[kNormGain];
+  engine_.norm_backward(norm_args(gain), s.du.data(), dx, gain.grad);
 }
 
 }  // namespace cadre::train

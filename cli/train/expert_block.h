@@ -1,31 +1,14 @@
 #pragma once
 #include <cstdint>
 #include <span>
-#include <vector>
 
-#include "cadre/grouped_mlp.h"
-#include "cadre/permute.h"
-#include "cadre/routing.h"
 #include "cli/train/buffer.h"
 #include "cli/train/cast.h"
 #include "cli/train/dense.h"
-#include "cli/train/parameter.h"
+#include "cli/train/plans.h"
+#include "cli/train/weights.h"
 
 namespace cadre::train {
-
-/// Whether gradients will be asked for.
-enum class Mode : uint8_t { kTrain, kPredict };
-
-/// What a network is made for.
-struct NetworkShape {
-  Settings settings;
-  Recipe recipe;
-  int64_t rows = 0;  ///< T of every call
-  Mode mode = Mode::kTrain;
-};
-
-/// Type of everything between the products: f32 for the recipe f32, else bf16.
-DType row_type(const Recipe&);
 
 /// Memory that the blocks and the head of one network use in turn. Row-shaped arrays hold R =
 /// T * top_k rows.
@@ -35,7 +18,6 @@ struct Scratch {
   Cast rows;                     ///< [R, H]: the experts' output, or its gradient
   Cast dx_rows;                  ///< [R, H]
   Buffer<float> du;              ///< [T, H]: gradient of the normed tokens
-  Buffer<float> router_du;       ///< [T, H]: what the router adds to it
   Buffer<float> row_gradient;    ///< [R]: of the probabilities
   Buffer<float> token_gradient;  ///< [T, top_k]: of the probabilities
   Buffer<float> score_gradient;  ///< [T, E]
@@ -47,37 +29,35 @@ struct Scratch {
 /// follow the recipe.
 class ExpertBlock {
  public:
-  ExpertBlock(const NetworkShape&, const Device&);
+  ExpertBlock(const NetworkShape&, const BlockPlans&, Engine&);
 
-  int64_t workspace_bytes() const;
+  /// x [T, H], replaced. `weights` are those of this block.
+  void forward(std::span<const Weight> weights, float* x, Scratch&);
 
-  /// x [T, H], replaced. `parameters` are those of this block.
-  void forward(std::span<const Parameter> parameters, std::span<float> x, Scratch&);
-
-  /// dx [T, H], replaced; writes the gradients of the parameters. `rng` seeds stochastic rounding.
-  void backward(std::span<Parameter> parameters, std::span<float> dx, Scratch&,
-                const uint64_t* rng);
+  /// dx [T, H], replaced; writes the gradients of the weights. `rng` seeds stochastic rounding: two
+  /// words in the engine's memory.
+  void backward(std::span<const Weight> weights, float* dx, Scratch&, const uint64_t* rng);
 
   /// Quantised weights are made anew by the next forward; only Mode::kPredict keeps them.
   void forget_weights() { refresh_weights_ = true; }
 
-  /// Rows that each expert got in the last forward.
-  std::vector<int64_t> counts() const;
+  /// Adds the rows that each expert got in the last forward to load [E].
+  void count_rows(int64_t* load) const { engine_.count_rows(load_args(), load); }
 
  private:
-  GroupedMlpArgs mlp_args(std::span<const Parameter>, Scratch&) const;
+  GroupedMlpArgs mlp_args(std::span<const Weight>, Scratch&) const;
   PermuteArgs permute_args(const Cast& tokens, const Cast& rows) const;
-  void route(std::span<const Parameter>, Scratch&);
-  void route_backward(std::span<Parameter>, Scratch&);
+  void route(std::span<const Weight>, Scratch&);
+  void route_backward(std::span<const Weight>, Scratch&);
+  NormArgs norm_args(const Weight& gain) const;
+  LoadArgs load_args() const { return {offsets_.data(), settings_.experts}; }
   Offsets offsets() const { return {offsets_.data(), static_cast<int>(settings_.experts)}; }
 
+  Engine& engine_;
   Settings settings_;
   int64_t tokens_, rows_;
+  BlockPlans plans_;
   Dense router_;
-  RoutingPlan routing_, routing_backward_;
-  OffsetsPlan offsets_plan_;
-  PermutePlan permute_, permute_backward_, combine_, combine_backward_;
-  GroupedMlpPlan mlp_;
   bool refresh_weights_ = true;
 
   Buffer<float> x_, rstd_, u_;        ///< the norm's input [T, H], 1 / rms [T], output [T, H]

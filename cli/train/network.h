@@ -3,37 +3,48 @@
 #include <span>
 #include <vector>
 
+#include "cli/train/batch.h"
 #include "cli/train/expert_block.h"
 
 namespace cadre::train {
 
 /// The byte-level language model on T rows at a time: window embedding, residual blocks of experts,
-/// norm, head. It owns buffers and plans; the parameters are the caller's.
+/// norm, head. It owns plans, buffers and the batch that its calls read; the weights are the
+/// caller's. Everything but the host's side of the batch is in the memory of the engine.
 class Network {
  public:
-  explicit Network(const NetworkShape&);
+  /// Errors    Unsupported where an operation has no implementation on the engine's device.
+  Network(const NetworkShape&, Engine&);
 
-  /// The 256 scores of the next byte of each row. windows [T, W], nearest byte first.
-  std::span<const float> logits(std::span<const Parameter>, std::span<const uint8_t> windows);
+  /// To be filled, and sent before each of the following.
+  Batch& batch() { return batch_; }
 
-  /// The sum over rows of the cross entropy of `targets` [T] in nats.
-  double loss(std::span<const Parameter>, std::span<const uint8_t> windows,
-              std::span<const uint8_t> targets);
+  /// The 256 scores [T, 256] of the next byte of each row.
+  const float* logits(std::span<const Weight>);
 
-  /// After `loss`: writes the gradient of that sum, and of the balance losses, into the parameters.
-  /// `step` numbers the stochastic roundings.
-  void backward(std::span<Parameter>, std::span<const uint8_t> windows, int64_t step);
+  /// Adds the cross entropy of the first `rows` targets in nats to `*loss`.
+  void add_loss(std::span<const Weight>, int64_t rows, double* loss);
 
-  /// The parameters have changed; see ExpertBlock.
+  /// After `add_loss` of all rows: writes the gradient of that sum, and of the balance losses.
+  void backward(std::span<const Weight>);
+
+  /// The weights have changed; see ExpertBlock.
   void forget_weights();
 
-  const std::vector<ExpertBlock>& blocks() const { return blocks_; }
-  const NetworkShape& shape() const { return shape_; }
+  /// Adds the rows that each expert got in the last call to load [blocks, E].
+  void count_rows(int64_t* load) const;
+
+  const NetworkShape& shape() const { return plans_.shape; }
+  Engine& engine() const { return engine_; }
 
  private:
   void make_scratch();
+  WindowArgs window_args() const;
+  NormArgs norm_args(const Weight& gain) const;
 
-  NetworkShape shape_;
+  Engine& engine_;
+  NetworkPlans plans_;
+  Batch batch_;
   Dense head_;
   std::vector<ExpertBlock> blocks_;
   Scratch scratch_;

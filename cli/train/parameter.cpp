@@ -43,7 +43,7 @@ std::vector<Parameter> parameter_list(const Settings& s) {
   std::vector<Parameter> list;
   const auto add = [&](std::string name, std::vector<int64_t> shape) {
     const bool decays = shape.size() > 1;
-    list.push_back({std::move(name), std::move(shape), decays, {}, {}, {}, {}});
+    list.push_back({std::move(name), std::move(shape), decays, {}, {}, {}});
   };
   add("embedding", {s.window, kSymbols, s.hidden});
   for (int64_t block = 0; block < s.blocks; ++block) {
@@ -64,7 +64,6 @@ std::vector<Parameter> initial_parameters(const Settings& s) {
   for (Parameter& p : list) {
     const int64_t count = elements(p);
     p.value.assign(count, 1.0f);
-    p.grad.assign(count, 0.0f);
     p.mean.assign(count, 0.0f);
     p.square.assign(count, 0.0f);
   }

@@ -7,12 +7,12 @@
 
 namespace cadre::train {
 
-/// One tensor that is learnt: the fp32 master copy, its gradient and the moments of AdamW.
+/// One tensor that is learnt: the fp32 master copy and the moments of AdamW.
 struct Parameter {
   std::string name;            ///< "block0.w1"
-  std::vector<int64_t> shape;  ///< of all four
+  std::vector<int64_t> shape;  ///< of all three
   bool decays = true;          ///< weight decay applies; not to gains
-  std::vector<float> value, grad, mean, square;
+  std::vector<float> value, mean, square;
 };
 
 /// Where the tensors of one block stand in the list of parameters.

@@ -69,17 +69,20 @@ std::string progress_bar(const Status& s, const Terminal& terminal) {
               repeated(terminal.utf8 ? "░" : ".", full - done), tail);
 }
 
+bool Progress::due(int64_t step, int64_t steps) const {
+  if (!terminal_.present) return step * kLines / steps != (step - 1) * kLines / steps;
+  return !drawn_ || step == steps || std::chrono::steady_clock::now() - last_ >= kRedraw;
+}
+
 void Progress::show(const Status& s) {
+  if (!due(s.step, s.steps)) return;
   if (!terminal_.present) {
-    const bool due = s.step * kLines / s.steps != (s.step - 1) * kLines / s.steps;
-    if (due) out_ << progress_line(s) << std::endl;
+    out_ << progress_line(s) << std::endl;
     return;
   }
-  const auto now = std::chrono::steady_clock::now();
-  if (drawn_ && now - last_ < kRedraw && s.step < s.steps) return;
   out_ << '\r' << progress_bar(s, terminal_) << "\x1b[K" << std::flush;
   drawn_ = true;
-  last_ = now;
+  last_ = std::chrono::steady_clock::now();
 }
 
 void Progress::clear() {

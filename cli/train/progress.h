@@ -32,10 +32,13 @@ std::string progress_bar(const Status&, const Terminal&);
 std::string progress_line(const Status&);
 
 /// Shows where a run stands: on a terminal one line drawn over itself, elsewhere ten plain lines.
+/// Nothing is shown where it is not due.
 class Progress {
  public:
   Progress(std::ostream& out, const Terminal& terminal) : out_(out), terminal_(terminal) {}
 
+  /// Whether a line would be shown after this step; to find out what it says may take time.
+  bool due(int64_t step, int64_t steps) const;
   void show(const Status&);
   /// Takes the bar away, so that other text can follow.
   void clear();

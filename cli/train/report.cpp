@@ -106,6 +106,16 @@ std::string run_table(const TextFacts& facts, const std::vector<RunResult>& runs
   return "<div class='wide'>" + element("table", rows) + "</div>";
 }
 
+/// Which implementations every recipe ran in.
+std::string plan_list(const std::vector<RunResult>& runs) {
+  std::string items;
+  for (const RunResult& run : runs) {
+    items += element("li", text(element("b", escaped(run.recipe)), " on ", escaped(run.device),
+                                ": ", escaped(run.plans)));
+  }
+  return element("ul class='quiet'", items);
+}
+
 HeatMap load_of(const RunResult& run, int64_t block) {
   const Settings& s = run.settings;
   HeatMap map{text(run.recipe, ", block ", block), s.experts, kLoadBins, {}};
@@ -184,12 +194,11 @@ std::string report_html(const TextFacts& facts, const std::vector<RunResult>& ru
                         const std::string& prompt) {
   const Settings& s = runs[0].settings;
   std::string body = "<h1>Experts learn bytes</h1>";
-  body +=
-      text("<p class='lead'>A byte-level Mixture-of-Experts language model of ",
-           thousands(runs[0].model_parameters), " parameters: ", s.blocks, " blocks of ", s.experts,
-           " experts, ", s.top_k, " for each byte, trained for ", s.steps, " steps of ", s.rows,
-           " bytes on the CPU; once for each recipe, from the same seed "
-           "and with the same batches.</p>");
+  body += text("<p class='lead'>A byte-level Mixture-of-Experts language model of ",
+               thousands(runs[0].model_parameters), " parameters: ", s.blocks, " blocks of ",
+               s.experts, " experts, ", s.top_k, " for each byte, trained for ", s.steps,
+               " steps of ", s.rows, " bytes on ", escaped(runs[0].device),
+               "; once for each recipe, from the same seed and with the same batches.</p>");
   body += cards(facts, runs);
   body += "<h2>Learning</h2><p class='quiet'>Points: held-out text. Faint: training batches.</p>" +
           element("figure", learning_chart(facts, runs));
@@ -204,7 +213,8 @@ std::string report_html(const TextFacts& facts, const std::vector<RunResult>& ru
       "<span class='key under'></span> half as many or fewer.</p>" +
       load_section(runs);
   body += sample_section(runs, prompt) + text_section(facts);
-  body += "<h2>Runs</h2>" + run_table(facts, runs) + "<h2>Settings</h2>" + settings_table(s);
+  body += "<h2>Runs</h2>" + run_table(facts, runs) + plan_list(runs) + "<h2>Settings</h2>" +
+          settings_table(s);
   body += "<footer>Written by <code>cadre train</code>.</footer>";
   return text(
       "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' "

@@ -57,6 +57,8 @@ std::string results_json(const TextFacts& facts, const std::vector<RunResult>& r
   for (const RunResult& run : runs) {
     nlohmann::ordered_json entry = {
         {"recipe", run.recipe},
+        {"device", run.device},
+        {"plans", run.plans},
         {"held_out_bits_per_byte", run.bits()},
         {"above_bigram", above(run.bits(), facts.bigram_bits)},
         {"above_first_recipe", above(run.bits(), runs[0].bits())},

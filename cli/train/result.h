@@ -22,6 +22,8 @@ TextFacts facts_of(const Corpus&);
 /// What is told of one finished run.
 struct RunResult {
   std::string recipe;
+  std::string device;  ///< by name
+  std::string plans;   ///< the implementations that it ran in
   Settings settings;
   History history;
   int64_t model_parameters = 0;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "cadre/recipe.h"
+#include "cli/train/cross_entropy.h"
 #include "cli/train/network.h"
 #include "cli/train/random.h"
 
@@ -32,9 +33,11 @@ uint8_t draw(std::span<const float> logits, double temperature, double uniform) 
 
 }  // namespace
 
-std::string sample_text(const RunState& state, const SampleOptions& options) {
+std::string sample_text(Engine& engine, const RunState& state, const SampleOptions& options) {
   const Settings& s = state.settings;
-  Network network({s, parse_recipe(state.recipe), 1, Mode::kPredict});
+  Network network({s, parse_recipe(state.recipe), 1, Mode::kPredict}, engine);
+  const Weights weights(engine, state.parameters);
+  std::vector<float> logits(kSymbols);
   std::vector<uint8_t> window(s.window, 0);
   const auto push = [&](uint8_t byte) {
     std::copy_backward(window.begin(), window.end() - 1, window.end());
@@ -45,8 +48,11 @@ std::string sample_text(const RunState& state, const SampleOptions& options) {
   for (int64_t i = 0; i < options.bytes; ++i) {
     const double uniform =
         random_uniform({static_cast<uint64_t>(s.seed), kSampleStream, static_cast<uint64_t>(i)});
-    const uint8_t byte =
-        draw(network.logits(state.parameters, window), options.temperature, uniform);
+    std::copy(window.begin(), window.end(), network.batch().windows().begin());
+    network.batch().send();
+    const float* scores = network.logits(weights.list());
+    engine.download(logits.data(), scores, kSymbols * int64_t{sizeof(float)});
+    const uint8_t byte = draw(logits, options.temperature, uniform);
     if (byte == 0) break;
     drawn.push_back(static_cast<char>(byte));
     push(byte);

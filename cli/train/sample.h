@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cli/train/checkpoint.h"
+#include "cli/train/engine.h"
 
 namespace cadre::train {
 
@@ -13,7 +14,8 @@ struct SampleOptions {
   double temperature = 0.7;  ///< divides the scores; 0: the likeliest byte
 };
 
-/// Draws bytes one by one. The same state and options give the same text.
-std::string sample_text(const RunState&, const SampleOptions&);
+/// Draws bytes one by one. The same state and options give the same text on one
+/// engine.
+std::string sample_text(Engine&, const RunState&, const SampleOptions&);
 
 }  // namespace cadre::train

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 #include <iostream>
+#include <map>
+#include <memory>
 #include <numeric>
 
 #include "cadre/error.h"
@@ -40,11 +42,27 @@ std::vector<uint8_t> file_bytes(const RunState& state) {
   return bytes;
 }
 
+/// The implementations of every recipe, found before anything else is done.
+std::map<std::string, std::string> plans_of(const Request& request) {
+  std::map<std::string, std::string> plans;
+  for (const std::string& recipe : request.recipes) {
+    NetworkShape shape{request.settings, parse_recipe(recipe), request.settings.rows};
+    plans[recipe] = implementations(plan_network(shape, request.device));
+    shape.mode = Mode::kPredict;
+    plan_network(shape, request.device);
+    shape.rows = 1;
+    if (request.sample.bytes > 0) plan_network(shape, request.device);
+  }
+  return plans;
+}
+
 /// One command: the recipes one after the other on the same text.
 class Session {
  public:
   Session(const Request& request, bool resume, std::ostream& out, const Terminal& terminal)
       : request_(request),
+        plans_(plans_of(request)),
+        engine_(open_engine(request.device)),
         resume_(resume),
         out_(out),
         progress_(out, terminal),
@@ -66,6 +84,8 @@ class Session {
   fs::path snapshot_path(const std::string& recipe) const;
 
   const Request& request_;
+  std::map<std::string, std::string> plans_;  ///< implementations of each recipe
+  std::unique_ptr<Engine> engine_;
   bool resume_;
   std::ostream& out_;
   Progress progress_;
@@ -119,20 +139,25 @@ fs::path Session::snapshot_path(const std::string& recipe) const {
 
 /// Steps until the end or a signal.
 void Session::take_steps(Trainer& trainer) {
-  const RunState& state = trainer.state();
-  const int64_t steps = state.settings.steps, first = state.step;
+  const std::string recipe = trainer.state().recipe;
+  const int64_t steps = request_.settings.steps, first = trainer.step();
   const Clock::time_point start = Clock::now();
-  const fs::path path = checkpoint_path(request_.out, state.recipe);
+  const fs::path path = checkpoint_path(request_.out, recipe);
   while (!trainer.done() && InterruptGuard::signal() == 0) {
     trainer.advance();
-    const double seconds = seconds_since(start), done = static_cast<double>(state.step - first);
-    progress_.show({state.recipe, state.step, steps, recent_loss(state.history.loss),
-                    done * static_cast<double>(state.settings.rows) / seconds,
-                    seconds / done * static_cast<double>(steps - state.step)});
-    if (request_.verify_resume && state.step == verify_step()) {
-      save_checkpoint(state, snapshot_path(state.recipe));
+    const int64_t step = trainer.step();
+    if (progress_.due(step, steps)) {
+      const double loss = recent_loss(trainer.losses());  // waits for the steps that are timed
+      const double seconds = seconds_since(start), done = static_cast<double>(step - first);
+      progress_.show({recipe, step, steps, loss,
+                      done * static_cast<double>(request_.settings.rows) / seconds,
+                      seconds / done * static_cast<double>(steps - step)});
     }
-    if (state.step % request_.save_every != 0 || trainer.done()) continue;
+    if (request_.verify_resume && step == verify_step()) {
+      save_checkpoint(trainer.state(), snapshot_path(recipe));
+    }
+    if (step % request_.save_every != 0 || trainer.done()) continue;
+    const RunState& state = trainer.state();
     try {
       save_checkpoint(state, path);
     } catch (const InvalidArgument& e) {
@@ -147,7 +172,7 @@ void Session::take_steps(Trainer& trainer) {
 
 /// Goes on from the snapshot in a new trainer and compares the state before the last evaluation.
 bool Session::resumes_equal(const fs::path& snapshot, const RunState& want) const {
-  Trainer again(corpus_, load_checkpoint(snapshot));
+  Trainer again(*engine_, corpus_, load_checkpoint(snapshot));
   while (!again.done()) again.advance();
   again.finish();
   fs::remove(snapshot);
@@ -156,23 +181,31 @@ bool Session::resumes_equal(const fs::path& snapshot, const RunState& want) cons
 
 /// Trains one recipe to its end and saves it; nothing if a signal came first.
 std::optional<RunResult> Session::train(const std::string& recipe) {
-  Trainer trainer(corpus_, start_of(recipe));
-  const RunState& state = trainer.state();
-  const int64_t first = state.step;
-  const bool was_finished = state.finished();
+  Trainer trainer(*engine_, corpus_, start_of(recipe));
+  const int64_t first = trainer.step();
+  const bool was_finished = trainer.state().finished();
   if (resume_ && first > 0) {
     out_ << recipe << (was_finished ? " is finished already" : " goes on") << " at step " << first
-         << " of " << state.settings.steps << std::endl;
+         << " of " << request_.settings.steps << std::endl;
   }
+  out_ << recipe << " runs on " << engine_->name() << ": " << plans_.at(recipe) << std::endl;
   take_steps(trainer);
+  const RunState& state = trainer.state();
   if (!state.finished()) {
     code_ = stop(state);
     return {};
   }
   if (!was_finished) save_checkpoint(state, checkpoint_path(request_.out, recipe));
-  RunResult result{recipe, state.settings, state.history, 0, seconds_, state.step - first, {}, {}};
+  RunResult result;
+  result.recipe = recipe;
+  result.device = engine_->name();
+  result.plans = plans_.at(recipe);
+  result.settings = state.settings;
+  result.history = state.history;
+  result.seconds = seconds_;
+  result.steps_here = state.step - first;
   for (const Parameter& p : state.parameters) result.model_parameters += elements(p);
-  if (request_.sample.bytes > 0) result.sample = sample_text(state, request_.sample);
+  if (request_.sample.bytes > 0) result.sample = sample_text(*engine_, state, request_.sample);
   if (request_.verify_resume && first < verify_step()) {
     const bool equal = resumes_equal(snapshot_path(recipe), state);
     result.resumes_equal = equal;
@@ -192,7 +225,8 @@ int Session::stop(const RunState& state) const {
   if (state.step > 0) save_checkpoint(state, path);
   out_ << "interrupted: " << state.recipe << " is at step " << state.step << " of "
        << state.settings.steps << (state.step > 0 ? text(", saved in ", path.string()) : "")
-       << "\ngo on with: cadre train --resume " << request_.out.string() << std::endl;
+       << "\ngo on with: cadre train --resume " << request_.out.string()
+       << (engine_->is_host() ? "" : text(" --device cuda:", request_.device.index)) << std::endl;
   return 128 + InterruptGuard::signal();
 }
 

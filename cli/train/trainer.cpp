@@ -14,6 +14,7 @@ namespace {
 
 constexpr uint64_t kBatchStream = 1;
 constexpr int64_t kCurvePositions = 4096;  ///< held-out bytes behind a point of the curve
+constexpr int64_t kMostPending = 256;      ///< steps whose losses a GPU keeps
 
 NetworkShape network_shape(const RunState& state, Mode mode) {
   return {state.settings, parse_recipe(state.recipe), state.settings.rows, mode};
@@ -21,91 +22,125 @@ NetworkShape network_shape(const RunState& state, Mode mode) {
 
 }  // namespace
 
-double held_out_bits(Network& network, std::span<const Parameter> parameters, const Corpus& corpus,
+double held_out_bits(Network& network, std::span<const Weight> weights, const Corpus& corpus,
                      std::optional<int64_t> most) {
   const int64_t rows = network.shape().rows, held = corpus.held.count();
   const int64_t count = std::min(held, most.value_or(held));
   std::vector<uint8_t> window(network.shape().settings.window);
-  std::vector<uint8_t> windows(rows * window.size()), targets(rows);
-  double nats = 0;
+  Batch& batch = network.batch();
+  const Buffer<double> loss(network.engine(), 1);
   network.forget_weights();
   for (int64_t first = 0; first < count; first += rows) {
     const int64_t filled = std::min(rows, count - first);
     for (int64_t t = 0; t < filled; ++t) {
       const int64_t position = corpus.held[(first + t) * held / count];
       window_before(corpus, position, window);
-      std::copy(window.begin(), window.end(), windows.begin() + t * std::ssize(window));
-      targets[t] = corpus.bytes[position];
+      std::copy(window.begin(), window.end(), batch.windows().begin() + t * std::ssize(window));
+      batch.targets()[t] = corpus.bytes[position];
     }
     // Rows past `filled` hold an earlier batch, or zeros; their loss is not counted.
-    nats += network.loss(parameters, windows, std::span(targets).first(filled));
+    batch.send();
+    network.add_loss(weights, filled, loss.data());
   }
+  double nats = 0;
+  network.engine().download(&nats, loss.data(), sizeof nats);
   return nats / static_cast<double>(count) / std::numbers::ln2;
 }
 
-Trainer::Trainer(const Corpus& corpus, RunState state)
-    : corpus_(corpus),
+Trainer::Trainer(Engine& engine, const Corpus& corpus, RunState state)
+    : engine_(engine),
+      corpus_(corpus),
       state_(std::move(state)),
-      network_(network_shape(state_, Mode::kTrain)),
-      predictor_(network_shape(state_, Mode::kPredict)),
-      windows_(state_.settings.rows * state_.settings.window),
-      targets_(state_.settings.rows),
+      step_(state_.step),
+      network_(network_shape(state_, Mode::kTrain), engine),
+      predictor_(network_shape(state_, Mode::kPredict), engine),
+      weights_(engine, state_.parameters),
+      load_(engine, std::span(state_.history.load)),
+      losses_(engine, engine.is_host() ? 1 : kMostPending),
       window_(state_.settings.window) {}
 
 void Trainer::fill_batch(int64_t step) {
   const Settings& s = state_.settings;
+  Batch& batch = network_.batch();
   for (int64_t t = 0; t < s.rows; ++t) {
     const auto place = static_cast<uint64_t>(step * s.rows + t);
     const double uniform = random_uniform({static_cast<uint64_t>(s.seed), kBatchStream, place});
     const auto index = static_cast<int64_t>(uniform * static_cast<double>(corpus_.train.count()));
     const int64_t position = corpus_.train[index];
     window_before(corpus_, position, window_);
-    std::copy(window_.begin(), window_.end(), windows_.begin() + t * s.window);
-    targets_[t] = corpus_.bytes[position];
+    std::copy(window_.begin(), window_.end(), batch.windows().begin() + t * s.window);
+    batch.targets()[t] = corpus_.bytes[position];
   }
-}
-
-void Trainer::record_load(int64_t step) {
-  const Settings& s = state_.settings;
-  const int64_t bin = (step - 1) * kLoadBins / s.steps;
   for (int64_t b = 0; b < s.blocks; ++b) {
-    const std::vector<int64_t> counts = network_.blocks()[b].counts();
-    for (int64_t e = 0; e < s.experts; ++e) {
-      state_.history.load[(bin * s.blocks + b) * s.experts + e] += counts[e];
-    }
+    batch.rng()[2 * b] = static_cast<uint64_t>(s.seed);
+    batch.rng()[2 * b + 1] = static_cast<uint64_t>(step * s.blocks + b);
   }
+  batch.send();
 }
 
-double Trainer::advance() {
+/// Waits for the pending losses and moves them into the history. Where one is no number nothing is
+/// moved, so that the state is never handed out again.
+void Trainer::collect() {
+  if (pending_ == 0) return;
+  std::vector<double> sums(pending_);
+  engine_.download(sums.data(), losses_.data(), pending_ * int64_t{sizeof(double)});
+  for (int64_t i = 0; i < pending_; ++i) {
+    sums[i] /= static_cast<double>(state_.settings.rows);
+    require(std::isfinite(sums[i]), "train: loss is ", sums[i], " at step ", state_.step + i + 1,
+            ", must be a number; the run has diverged, lower --lr");
+  }
+  state_.history.loss.insert(state_.history.loss.end(), sums.begin(), sums.end());
+  state_.step += pending_;
+  engine_.clear(losses_.data(), pending_ * int64_t{sizeof(double)});
+  pending_ = 0;
+}
+
+const std::vector<double>& Trainer::losses() {
+  collect();
+  return state_.history.loss;
+}
+
+const RunState& Trainer::state() {
+  collect();
+  if (behind_) {
+    weights_.fetch();
+    load_.fetch();
+  }
+  behind_ = false;
+  return state_;
+}
+
+void Trainer::look_at_held_out() {
+  state_.history.eval_step.push_back(step_);
+  state_.history.eval_bits.push_back(
+      held_out_bits(predictor_, weights_.list(), corpus_, kCurvePositions));
+}
+
+void Trainer::advance() {
   const Settings& s = state_.settings;
-  const int64_t step = state_.step + 1;
+  const int64_t step = step_ + 1;
+  if (pending_ == losses_.size()) collect();
   fill_batch(step);
-  const auto rows = static_cast<double>(s.rows);
-  const double loss = network_.loss(state_.parameters, windows_, targets_) / rows;
-  require(std::isfinite(loss), "train: loss is ", loss, " at step ", step,
-          ", must be a number; the run has diverged, lower --lr");
-  network_.backward(state_.parameters, windows_, step);
+  network_.add_loss(weights_.list(), s.rows, losses_.data() + pending_++);
+  if (engine_.is_host()) collect();  // before anything is written
+  network_.backward(weights_.list());
   AdamW adamw;
   adamw.rate = learning_rate(s, step);
   adamw.decay = s.weight_decay;
-  adamw.grad_scale = 1 / rows;
+  adamw.grad_scale = 1 / static_cast<double>(s.rows);
   adamw.step = step;
-  adamw.update(state_.parameters);
-  state_.step = step;
-  state_.history.loss.push_back(loss);
-  record_load(step);
-  if (step % s.eval_every == 0 && !done()) {
-    state_.history.eval_step.push_back(step);
-    state_.history.eval_bits.push_back(
-        held_out_bits(predictor_, state_.parameters, corpus_, kCurvePositions));
-  }
-  return loss;
+  engine_.update(adamw, weights_.list());
+  const int64_t bin = (step - 1) * kLoadBins / s.steps;
+  network_.count_rows(load_.data() + bin * s.blocks * s.experts);
+  step_ = step;
+  behind_ = true;
+  if (step % s.eval_every == 0 && !done()) look_at_held_out();
 }
 
 void Trainer::finish() {
-  if (state_.finished()) return;
-  const double bits = held_out_bits(predictor_, state_.parameters, corpus_);
-  state_.history.eval_step.push_back(state_.step);
+  if (state().finished()) return;
+  const double bits = held_out_bits(predictor_, weights_.list(), corpus_);
+  state_.history.eval_step.push_back(step_);
   state_.history.eval_bits.push_back(bits);
   state_.history.held_bits.push_back(bits);
 }

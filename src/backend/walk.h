@@ -42,6 +42,13 @@ Plan<Problem> choose(const Problem& problem, const Device& device, std::string_v
                          "':", refusals));
 }
 
+/// What the implementation of a plan asks of the arguments besides what the operation does.
+template <class Args, class Problem>
+void check(const Plan<Problem>& plan, const Args& args) {
+  const auto* entry = static_cast<const Entry<Problem, Args>*>(plan.entry);
+  if (entry != nullptr && entry->check != nullptr) entry->check(plan.problem, args);
+}
+
 /// Launches a plan that `choose` made, after the checks that every operation shares.
 template <class Args, class Problem>
 void launch(const Plan<Problem>& plan, const Args& args, Workspace workspace, Stream stream) {

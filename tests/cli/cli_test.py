@@ -131,8 +131,9 @@ class Explain(Cli):
             self.assertIn(f"problem    {told['problem']}\n", text)
             self.assertIn("grouped_gemm fprop", text)
             if has_cuda() and "recipe=" not in layer["example"]:
-                self.assertIn(": sm90_ragged_contraction",
-                              self.good("explain", layer["example"], "--device", "sm_90"))
+                for device, name in (("sm_80", "cuda"), ("sm_90", "sm90"), ("sm_100", "cuda")):
+                    self.assertIn(f": {name}_ragged_contraction",
+                                  self.good("explain", layer["example"], "--device", device))
             else:
                 refused = self.good("explain", layer["example"], "--device", "sm_90", code=1)
                 self.assertIn("plan       none", refused)

@@ -1,6 +1,6 @@
 """cadre train as a user sees it: exit codes, messages, files, Ctrl-C, resume, full disks.
 
-usage: train_command_test.py CADRE
+usage: train_command_test.py CADRE [TEST...]
 """
 import json
 import os
@@ -29,6 +29,11 @@ def prose(size):
         number = number * 48271 % 2147483647
         words += WORDS[number % 6]
     return words[:size]
+
+
+def has_gpu():
+    info = subprocess.run([CADRE, "info", "--json"], capture_output=True, text=True)
+    return any(d["name"].startswith("cuda") for d in json.loads(info.stdout)["devices"])
 
 
 class Case(unittest.TestCase):
@@ -75,6 +80,11 @@ class Case(unittest.TestCase):
         run.stdout.close()
         return run.wait(timeout=120), seen
 
+    def wait_for_checkpoint(self):
+        deadline = time.monotonic() + 120
+        while not (self.out / "bf16.safetensors").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
 
 class Output(Case):
     def test_trains_reports_and_samples(self):
@@ -92,6 +102,12 @@ class Output(Case):
         results = json.loads((self.out / "results.json").read_text())
         self.assertEqual([run["recipe"] for run in results["runs"]], ["bf16", "mxfp8"])
         self.assertTrue(all(run["resumes_equal"] for run in results["runs"]))
+        for run in results["runs"]:
+            self.assertEqual(run["device"], "CPU")
+            self.assertRegex(run["plans"], r"^activation \w+, grouped_gemm \w+.*, routing \w+$")
+            self.assertIn(f'\n{run["recipe"]} runs on CPU: {run["plans"]}\n', done.stdout)
+            self.assertIn(f'<b>{run["recipe"]}</b> on CPU: {run["plans"]}', page)
+        self.assertIn("bytes on CPU; once for", page)
 
     def test_draws_a_bar_on_a_terminal(self):
         master, slave = pty.openpty()
@@ -125,7 +141,8 @@ class Output(Case):
     def test_help_teaches(self):
         done = self.train("--help")
         self.assert_good(done)
-        for part in "--resume", "--recipe", "nvfp4", "--balance", "Ctrl-C", "cadre train --resume":
+        for part in ("--resume", "--recipe", "nvfp4", "--balance", "Ctrl-C", "cadre train --resume",
+                     "--device", "cpu, cuda or cuda:1", "only near on two"):
             self.assertIn(part, done.stdout)
 
 
@@ -150,12 +167,27 @@ class Refusals(Case):
             (["--temperature", "-1"], ["--temperature is -1, must be 0 to"]),
             (["--hidden", "8192", "--features", "32768"], ["parameters, must be at most 1e+09"]),
             (["--no-such-option"], ["--no-such-option"]),
+            (["--device", "tpu"], ["device: name is 'tpu', must be cpu, cuda or cuda:<index>"]),
+            (["--device", "sm_90"], ["'sm_90'", "only 'cadre explain' plans for"]),
             (["--resume", "nowhere"], ["nowhere does not exist; name the --out folder"]),
         ]:
             with self.subTest(words):
                 done = self.train(self.text, "--out", self.out, *words)
                 self.assert_refused(done, *parts)
                 self.assertFalse(self.out.exists())
+
+    def test_gpu(self):
+        if has_gpu():
+            done = self.train(self.text, "--out", self.out, "--recipe", "bf16,fp8_block",
+                              "--device", "cuda")
+            self.assert_refused(done, "train: recipe fp8_block does not run on sm_",
+                                "give --device cpu", "no implementation on sm_")
+        else:
+            for word in "cuda", "cuda:1":
+                done = self.train(self.text, "--out", self.out, "--device", word)
+                self.assert_refused(done, f"device: '{word}' is not here; ", "give --device cpu")
+        self.assertEqual(done.stdout, "")
+        self.assertFalse(self.out.exists())
 
     def test_text(self):
         def file(name, content):
@@ -209,6 +241,35 @@ class Refusals(Case):
             self.assert_refused(self.train_text("--overwrite"), "checkpoint")
             self.assert_refused(self.train("--resume", self.out), "checkpoint")
             self.assertEqual(checkpoint.read_bytes(), content)
+
+
+@unittest.skipUnless(has_gpu(), "no GPU here")
+class Gpu(Case):
+    def test_trains_resumes_and_says_where(self):
+        done = self.train_text("--device", "cuda", "--verify-resume", "--sample", 5, steps=3)
+        self.assert_good(done)
+        self.assertIn("equal bit for bit", done.stdout)
+        [run] = json.loads((self.out / "results.json").read_text())["runs"]
+        self.assertRegex(run["device"], r"\(sm_\d+\)$")
+        self.assertRegex(run["plans"], r"^activation cuda_activation, grouped_gemm .*sm90_")
+        self.assertIn(f'\nbf16 runs on {run["device"]}: {run["plans"]}\n', done.stdout)
+        page = (self.out / "report.html").read_text()
+        self.assertIn(f'bytes on {run["device"]}; once for', page)
+
+    def test_goes_on_on_the_cpu_and_back(self):
+        words = [CADRE, "train", self.text, *TINY, "--steps", 100000, "--out", self.out,
+                 "--device", "cuda", "--save-every", 1]
+        run = subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, text=True,
+                               cwd=self.path, env=ONE_THREAD)
+        self.wait_for_checkpoint()
+        run.send_signal(signal.SIGINT)
+        seen = run.communicate(timeout=120)[0]
+        self.assertEqual(run.returncode, 130, seen)
+        self.assertIn(f"cadre train --resume {self.out} --device cuda:0\n", seen)
+        for device in "cpu", "cuda":
+            code, seen = self.start_and_signal(["--resume", self.out, "--device", device],
+                                               "goes on at step ", signal.SIGINT)
+            self.assertEqual(code, 130, seen)
 
 
 class Interruption(Case):
@@ -293,10 +354,7 @@ class Interruption(Case):
         words = [self.text, *TINY, "--steps", 100000, "--out", self.out, "--save-every", 1]
         run = subprocess.Popen([CADRE, "train", *map(str, words)], cwd=self.path,
                                stdout=subprocess.DEVNULL, env=ONE_THREAD)
-        checkpoint = self.out / "bf16.safetensors"
-        deadline = time.monotonic() + 60
-        while not checkpoint.exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self.wait_for_checkpoint()
         time.sleep(0.3)
         run.kill()
         run.wait(timeout=60)

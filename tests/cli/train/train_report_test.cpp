@@ -28,6 +28,8 @@ std::vector<RunResult> some_runs() {
   for (size_t i = 0; i < 2; ++i) {
     RunResult& run = runs[i];
     run.recipe = i == 0 ? "bf16" : "nvfp4";
+    run.device = "a <GPU>";
+    run.plans = "grouped_gemm fast & small";
     run.settings.steps = 4;
     run.history.loss = {5, 4, 3, 2.5};
     run.history.eval_step = {2, 4};
@@ -71,6 +73,16 @@ TEST(Progress, IsTenPlainLinesWithoutATerminal) {
   Progress short_run(few, {});
   for (int64_t step = 1; step <= 3; ++step) short_run.show({"bf16", step, 3, 1, 1, 1});
   EXPECT_EQ(count(few.str(), "\n"), 3u);
+}
+
+TEST(Progress, IsDueWhereItShows) {
+  std::ostringstream out;
+  Progress lines(out, {}), bar(out, {true, 100, false});
+  for (int64_t step = 1; step <= 40; ++step) EXPECT_EQ(lines.due(step, 40), step % 4 == 0) << step;
+  EXPECT_TRUE(bar.due(1, 40));
+  bar.show({"bf16", 1, 40, 1, 1, 1});
+  EXPECT_FALSE(bar.due(2, 40));  // a tenth of a second has not passed
+  EXPECT_TRUE(bar.due(40, 40));
 }
 
 TEST(Progress, DrawsOverItselfOnATerminalAndClears) {
@@ -153,6 +165,8 @@ TEST(Report, IsOnePageWithoutAssetsAndEscapesText) {
   EXPECT_EQ(count(page, "<svg"), 2u + 2 * 2u);  // two charts, two blocks of two recipes
   EXPECT_NE(page.find("25.0 % below the bigram entropy"), page.npos);
   EXPECT_NE(page.find("+2.0 % against bf16"), page.npos);
+  EXPECT_NE(page.find("bytes on a &lt;GPU&gt;; once for"), page.npos);
+  EXPECT_EQ(count(page, " on a &lt;GPU&gt;: grouped_gemm fast &amp; small"), 2u);
   for (const char* tag : {"div", "figure", "table", "details", "ul", "pre", "h2", "h3", "p"}) {
     const std::string name = tag;
     EXPECT_EQ(count(page, "<" + name + ">") + count(page, "<" + name + " "),
@@ -184,5 +198,7 @@ TEST(Results, AreATableAndJson) {
   const std::string json = results_json(kFacts, runs);
   EXPECT_NE(json.find("\"held_out_bits_per_byte\": 3.06"), json.npos);
   EXPECT_NE(json.find("\"resumes_equal\": true"), json.npos);
+  EXPECT_EQ(count(json, "\"device\": \"a <GPU>\""), 2u);
+  EXPECT_EQ(count(json, "\"plans\": \"grouped_gemm fast & small\""), 2u);
   EXPECT_EQ(count(json, "resumes_equal"), 1u);
 }

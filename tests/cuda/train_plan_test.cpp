@@ -1,0 +1,36 @@
+// Which recipes cadre train takes to Hopper, and what it says of the others. Needs no GPU.
+#include <gtest/gtest.h>
+
+#include "cadre/recipe.h"
+#include "cli/train/plans.h"
+#include "cli/train/session.h"
+#include "tests/cli/train/folder.h"
+#include "tests/judge/errors.h"
+
+namespace cadre::train {
+namespace {
+
+TEST(TrainPlan, RefusesARecipeWithTheReasonsAndTheRemedy) {
+  const NetworkShape shape{Settings{}, parse_recipe("fp8_block"), 1024};
+  const std::string what = test::unsupported([&] { plan_network(shape, parse_device("sm_90")); });
+  EXPECT_EQ(what.find("train: recipe fp8_block does not run on sm_90; give --device cpu, or "), 0u)
+      << what;
+  EXPECT_NE(what.find("no implementation on sm_90 for "), what.npos) << what;
+}
+
+TEST(TrainPlan, RefusesBeforeAnyWork) {
+  const test::Folder folder;
+  Request request;
+  request.recipes = {"fp8_block"};
+  request.paths = {folder / "missing.txt"};
+  request.out = folder / "out";
+  request.device = parse_device("sm_90");
+  std::ostringstream out;
+  const std::string what = test::unsupported([&] { run_session(request, false, out, {}); });
+  EXPECT_NE(what.find("recipe fp8_block does not run on sm_90"), what.npos) << what;
+  EXPECT_EQ(out.str(), "");
+  EXPECT_FALSE(std::filesystem::exists(request.out));
+}
+
+}  // namespace
+}  // namespace cadre::train
