@@ -88,7 +88,7 @@ programs_of() { find "$programs/tests" -type f -perm -u+x -name "$1" | sort; }
 
 run_tests() {
   local test
-  for test in $(programs_of '*_on_device_test'); do
+  for test in $(programs_of '*_on_device*'); do
     run "test $(basename "$test")" 240 "$test"
   done
 }
