@@ -96,7 +96,7 @@ class RandomGemms {
   static void name_kinds(RandomGemm& g) {
     const GroupedGemmProblem& p = g.problem;
     const auto add = [&](bool is, const char* kind) {
-      if (is) g.kinds.push_back(kind);
+      if (is) g.kinds.emplace_back(kind);
     };
     const auto& of = g.draw.counts;
     const int64_t used = std::accumulate(of.begin(), of.end(), int64_t(0));

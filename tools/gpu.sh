@@ -19,7 +19,7 @@
 #   speed      gemm torch accumulate torch_accumulate few torch_few f16 host facts
 #   others     other torch_other
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 1
 programs=build/cuda out=build/gpu device=cuda limit=570
 while getopts b:o:d:t: option; do
   case $option in
@@ -88,7 +88,7 @@ programs_of() { find "$programs/tests" -type f -perm -u+x -name "$1" | sort; }
 
 run_tests() {
   local test
-  for test in $(programs_of '*_on_device_test'); do
+  for test in $(programs_of '*_on_device*'); do
     run "test $(basename "$test")" 240 "$test"
   done
 }

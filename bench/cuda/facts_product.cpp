@@ -23,7 +23,7 @@ void add_product_facts(Accelerator& accelerator, std::vector<Fact>& list) {
   const auto cublas = Cublas::open(stream);
   if (!cublas) return;
   for (const Product& p : kProducts) {
-    const auto [m, n, k] = p.sizes;
+    const int64_t m = p.sizes.m, n = p.sizes.n, k = p.sizes.k;
     const DeviceMemory a(accelerator, 2 * m * k), b(accelerator, 2 * n * k),
         out(accelerator, 2 * m * n);
     fill_random_bf16(a.as<void>(), m * k, stream);

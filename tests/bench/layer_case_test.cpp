@@ -51,7 +51,9 @@ TEST(LayerCase, LinearsRun) {
 TEST(LayerCase, MlpsRun) {
   for (const char* words : kMlps) {
     const auto p = parse_grouped_mlp_problem(words);
-    expect_runs(bench::make_layer_case(p, this_cpu(), {}), p.rows, words);
+    const auto c = bench::make_layer_case(p, this_cpu(), {});
+    EXPECT_EQ(c.args.dprob != nullptr, p.prob) << words;
+    expect_runs(c, p.rows, words);
   }
 }
 

@@ -50,12 +50,12 @@ class Gpu(unittest.TestCase):
 
     def test_a_failure_stops_nothing_and_is_told(self):
         self.program("tests/first_on_device_test", "#!/bin/sh\necho wrong sum\nexit 3\n")
-        self.program("tests/second_on_device_test", "#!/bin/sh\nexit 0\n")
+        self.program("tests/second_test_on_device", "#!/bin/sh\nexit 0\n")
         self.program("tests/plan_test", "#!/bin/sh\nexit 9\n")
         done = self.run_steps("tests", "host", "facts", "nonsense")
         self.assertEqual(done.returncode, 1)
         self.assertRegex(done.stdout, r"test first_on_device_test: FAILED with 3, \d+ s\n    wrong")
-        self.assertRegex(done.stdout, r"test second_on_device_test: good, ")
+        self.assertRegex(done.stdout, r"test second_test_on_device: good, ")
         self.assertNotIn("plan_test", done.stdout)
         self.assertRegex(done.stdout, r"host: FAILED with 2, \d+ s\n    no device")
         self.assertIn("facts: good, ", done.stdout)
