@@ -40,6 +40,26 @@ class Accelerator {
   virtual std::vector<double> us_between_marks() = 0;
 };
 
+/// Memory of an accelerator, of at least one byte, for the length of a scope.
+class DeviceMemory {
+ public:
+  DeviceMemory(Accelerator& accelerator, int64_t bytes)
+      : accelerator_(accelerator), data_(accelerator.take(bytes > 0 ? bytes : 1)) {}
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+  ~DeviceMemory() { accelerator_.give_back(data_); }
+
+  void* data() const { return data_; }
+  template <class Element>
+  Element* as() const {
+    return static_cast<Element*>(data_);
+  }
+
+ private:
+  Accelerator& accelerator_;
+  void* data_;
+};
+
 /// The accelerator of a device; null for the CPU, whose memory is the host's.
 std::unique_ptr<Accelerator> open_accelerator(const Device&);
 

@@ -13,13 +13,15 @@ namespace cadre::bench {
 /// float type, -1 in every integer), and lies between canaries.
 class Buffers {
  public:
-  /// Rows of tensors lie `row_gap` elements further apart than they must.
-  explicit Buffers(int64_t row_gap = 0) : row_gap_(row_gap) {}
+  /// Rows of tensors lie `row_gap` elements further apart than they must, and tensors begin
+  /// `shift_bytes`, or an element if that is more, behind an aligned address.
+  explicit Buffers(int64_t row_gap = 0, int64_t shift_bytes = 0)
+      : row_gap_(row_gap), shift_bytes_(shift_bytes) {}
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
 
   /// At least one byte, so that no buffer is null.
-  void* take(int64_t bytes);
+  void* take(int64_t bytes) { return take(bytes, 0); }
   /// A row-major tensor; rows of 4-bit elements start at a byte.
   TensorView tensor(DType, std::initializer_list<int64_t> shape);
   template <class Element>
@@ -32,7 +34,7 @@ class Buffers {
 
   /// True while nobody has written before or behind a buffer.
   bool canaries_live() const;
-  static constexpr int64_t kCanaryBytes = 256;  ///< before and behind; keeps the alignment
+  static constexpr int64_t kCanaryBytes = 256;  ///< or more before and behind; keeps the alignment
   int64_t bytes() const { return total_; }
 
   /// One buffer with its canaries.
@@ -44,17 +46,20 @@ class Buffers {
   std::vector<Piece> pieces() const;
 
  private:
+  void* take(int64_t bytes, int64_t shift_bytes);
+
   struct Free {
     void operator()(std::byte* p) const;
   };
   struct Buffer {
     std::unique_ptr<std::byte[], Free> start;
     int64_t bytes;
+    int64_t first;  ///< byte of what was asked for
     bool pointers = false;
   };
   std::vector<Buffer> buffers_;
   int64_t total_ = 0;
-  int64_t row_gap_;
+  int64_t row_gap_, shift_bytes_;
 };
 
 }  // namespace cadre::bench

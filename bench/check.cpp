@@ -9,16 +9,40 @@
 namespace cadre::bench {
 namespace {
 
-// Elements between rows in the second round: no alignment but their own on the CPU; on a GPU rows
-// that start at 16 bytes still do, since its copy engine takes no others.
-int64_t gap_on(const Device& device) { return device.kind == DeviceKind::kCpu ? 5 : 16; }
+// How tensors lie in the second round: elements between rows, and bytes before the first.
+struct Gaps {
+  int64_t row_gap, shift_bytes;
+};
+
+// No alignment but their own on the CPU; on a GPU rows that start at 16 bytes still do, since its
+// copy engine takes no others.
+template <class Problem>
+Gaps gaps(const Problem&, const Device& device) {
+  return {device.kind == DeviceKind::kCpu ? 5 : 16, 0};
+}
+
+// No more than what the problem promises.
+Gaps gaps(const GroupedGemmProblem& p, const Device& device) {
+  if (p.align >= 16) return gaps<GroupedGemmProblem>(p, device);
+  return {5 * std::max(1, p.align / 2), p.align};
+}
 
 template <class AnyPlan, class AnyCase>
-void run_case(const AnyPlan& chosen, AnyCase& c, Accelerator* accelerator = nullptr) {
-  const Workspace scratch = c.buffers->workspace(chosen.workspace_bytes);
-  if (accelerator == nullptr) return run(chosen, c.args, scratch, Stream{});
+void run_case(const AnyPlan& chosen, AnyCase& c) {
+  run(chosen, c.args, c.buffers->workspace(chosen.workspace_bytes), Stream{});
+}
+
+// On an accelerator over a copy of the case, if there is one. The workspace is poisoned like every
+// buffer; a raw one is memory that nobody has written.
+template <class AnyPlan, class AnyCase>
+void run_case(const AnyPlan& chosen, AnyCase& c, Accelerator* accelerator, bool raw_workspace) {
+  if (accelerator == nullptr) return run_case(chosen, c);
+  const int64_t bytes = chosen.workspace_bytes;
+  const Workspace poisoned = raw_workspace ? Workspace{} : c.buffers->workspace(bytes);
   const Mirror mirror(*c.buffers, *accelerator);
-  run(chosen, mirror.moved(c.args), mirror.moved(scratch), accelerator->stream());
+  const DeviceMemory raw(*accelerator, raw_workspace ? bytes : 0);
+  run(chosen, mirror.moved(c.args),
+      raw_workspace ? Workspace{raw.data(), bytes} : mirror.moved(poisoned), accelerator->stream());
   mirror.fetch();
 }
 
@@ -51,11 +75,11 @@ void check_draw(const AnyPlan& chosen, const Draw& draw, Accelerator* accelerato
   for (const Output& out : want.outputs) before.push_back(snapshot(out));
   run_case(plan(problem, this_cpu(), "cpu_reference"), want);
   auto got = make_case(problem, draw);
-  run_case(chosen, got, accelerator);
+  run_case(chosen, got, accelerator, draw.raw_workspace);
   compare_outputs(got, want, sizes, before, report);
   if (!report.good() || !chosen.exact) return;
   auto again = make_case(problem, draw);
-  run_case(chosen, again, accelerator);
+  run_case(chosen, again, accelerator, draw.raw_workspace);
   compare_bits(got, again, report);
 }
 
@@ -65,8 +89,9 @@ CheckReport check_problem(const Problem& problem, Draw draw, std::string_view on
   const auto chosen = plan(problem, device, only);
   const auto accelerator = open_accelerator(device);
   CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name), .fault = {}};
-  for (const int64_t gap : {int64_t(0), gap_on(device)}) {
-    draw.row_gap = gap;
+  for (const Gaps& round : {Gaps{}, gaps(problem, device)}) {
+    draw.row_gap = round.row_gap;
+    draw.shift_bytes = round.shift_bytes;
     if (report.good()) check_draw(chosen, draw, accelerator.get(), report);
   }
   return report;

@@ -15,8 +15,10 @@ struct Draw {
   std::string offsets = "uniform";  ///< see parse_distribution
   double live = 1;                  ///< share of the R rows that some expert owns; the rest is tail
   int64_t row_gap = 0;              ///< elements between the rows of plain tensors
+  int64_t shift_bytes = 0;          ///< of tensors behind aligned addresses; at least an element
   bool counts_are_weights = false;  ///< draw rows in the proportions of a file, for another R
   std::vector<int64_t> counts{};    ///< [E] rows of each expert; empty: as `offsets` says
+  bool raw_workspace = false;  ///< of a GPU: as allocated, not poisoned, for tools that watch it
 };
 
 /// How rows fall to experts: "uniform" (every row picks an expert), "zipf:1.2" (the i-th favourite

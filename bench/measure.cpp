@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <sstream>
 
 #include "bench/device_peer.h"
 #include "bench/mirror.h"
@@ -28,21 +30,51 @@ struct Arena {
   std::unique_ptr<Mirror> mirror;  // null on the CPU
   std::vector<Peer> contestants;
   std::string absent;
+  std::unique_ptr<AnyCase> twin{};  // the same problem with other words
+  std::unique_ptr<Mirror> twin_mirror{};
 };
+
+// A run on a case, or on its mirror, which is made then.
+template <class AnyPlan, class AnyCase>
+std::function<void()> run_on(const AnyPlan& chosen, const AnyCase& c, Accelerator* accelerator,
+                             std::unique_ptr<Mirror>& mirror) {
+  auto args = c.args;
+  Workspace scratch = c.buffers->workspace(chosen.workspace_bytes);
+  Stream stream{};
+  if (accelerator) {
+    mirror = std::make_unique<Mirror>(*c.buffers, *accelerator);
+    args = mirror->moved(args);
+    scratch = mirror->moved(scratch);
+    stream = accelerator->stream();
+  }
+  return [=] { run(chosen, args, scratch, stream); };
+}
 
 template <class AnyPlan, class AnyCase>
 void add_ours(const AnyPlan& chosen, Arena<AnyCase>& arena, Accelerator* accelerator) {
-  auto args = arena.data.args;
-  Workspace scratch = arena.data.buffers->workspace(chosen.workspace_bytes);
-  Stream stream{};
-  if (accelerator) {
-    arena.mirror = std::make_unique<Mirror>(*arena.data.buffers, *accelerator);
-    args = arena.mirror->moved(args);
-    scratch = arena.mirror->moved(scratch);
-    stream = accelerator->stream();
-  }
   arena.contestants.push_back(
-      {"cadre", std::string(chosen.name), [=] { run(chosen, args, scratch, stream); }});
+      {"cadre", std::string(chosen.name), run_on(chosen, arena.data, accelerator, arena.mirror)});
+}
+
+// What `beside` makes of a problem, planned.
+template <class Problem>
+Plan<Problem> twin_plan(const Problem& problem, const MeasureOptions& options) {
+  Problem twin = problem;
+  visit_problem(with_words(to_string(problem), options.beside), [&](const auto& other) {
+    if constexpr (std::is_same_v<std::decay_t<decltype(other)>, Problem>) twin = other;
+  });
+  return plan(twin, options.device);
+}
+
+template <class Problem, class AnyCase>
+void add_twin(const Problem& problem, const MeasureOptions& options, Arena<AnyCase>& arena,
+              Accelerator* accelerator) {
+  if (options.beside.empty()) return;
+  const auto chosen = twin_plan(problem, options);
+  arena.twin = std::make_unique<AnyCase>(make_case(chosen.problem, options.draw));
+  arena.contestants.push_back({"cadre " + options.beside,
+                               text(chosen.name, " on '", chosen.problem, "'"),
+                               run_on(chosen, *arena.twin, accelerator, arena.twin_mirror)});
 }
 
 // Peers may write the output of the case, so what ours makes of it is checked before.
@@ -169,7 +201,10 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   auto arenas = make_arenas(chosen, options.draw, accelerator.get());
   if (sampled) check_sample(arenas[0], options.draw.seed, m);
   if (!m.check.good()) return m;
-  for (auto& arena : arenas) add_peers(arena, accelerator.get());
+  for (auto& arena : arenas) {
+    add_twin(problem, options, arena, accelerator.get());
+    add_peers(arena, accelerator.get());
+  }
   const Work done = work(arenas[0].data);
   m.flops = done.flops;
   m.bytes = done.bytes;
@@ -195,9 +230,24 @@ int experts_of(const Problem& problem) {
 
 }  // namespace
 
+std::string with_words(const std::string& problem, const std::string& words) {
+  const auto name_of = [](const std::string& word) { return word.substr(0, word.find('=')); };
+  std::istringstream all(problem), others(words);
+  const std::vector<std::string> replaced{std::istream_iterator<std::string>(others), {}};
+  std::string result;
+  for (std::string word; all >> word;) {
+    const bool stays =
+        std::none_of(replaced.begin(), replaced.end(),
+                     [&](const std::string& other) { return name_of(other) == name_of(word); });
+    if (stays) result += word + " ";
+  }
+  return result + words;
+}
+
 void require_measurable(std::string_view problem, const MeasureOptions& options) {
   visit_problem(problem, [&](const auto& p) {
     plan(p, options.device, options.only);
+    if (!options.beside.empty()) twin_plan(p, options);
     parse_distribution(options.draw.offsets, experts_of(p), options.draw.seed);
   });
 }

@@ -10,8 +10,9 @@ namespace cadre::bench {
 
 struct MeasureOptions {
   Draw draw{};
-  std::string only{};  ///< this implementation, not the planned one
-  int repeat = 20;     ///< launches of each contestant
+  std::string only{};    ///< this implementation, not the planned one
+  std::string beside{};  ///< words such as "format=bf16": the same problem with them runs as a peer
+  int repeat = 20;       ///< launches of each contestant
   Device device = this_cpu();
 };
 
@@ -31,6 +32,9 @@ struct Measurement {
   double flops = 0, bytes = 0;  ///< of one launch
   std::vector<Timing> timings;  ///< ours first
 };
+
+/// A problem's text with other words: `format=bf16` replaces what format= was, or is put behind.
+std::string with_words(const std::string& problem, const std::string& words);
 
 /// Finds out whether a problem can be measured before time is spent on others.
 /// Errors    InvalidArgument and Unsupported from parsing and planning, and of the distribution.

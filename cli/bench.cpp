@@ -25,6 +25,7 @@ struct Options {
   bench::MeasureOptions measure;
   std::string device = "cpu";
   int threads = 0;
+  bool host_time = false;
 };
 
 // Rates of a GPU are told in the unit that has fewer digits.
@@ -66,14 +67,6 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
   if (!m.absent_peers.empty()) std::printf("  %s\n", m.absent_peers.c_str());
 }
 
-// Opened before anything is measured, so that no result is lost for want of a place.
-std::ofstream open_record(const std::string& path) {
-  std::ofstream file(path);
-  if (!file)
-    throw UsageError(text("bench: '", path, "' cannot be written; give --json a path that can be"));
-  return file;
-}
-
 std::vector<Shape> wanted(const Options& options) {
   if (options.words.empty() == options.file.empty())
     throw UsageError(
@@ -92,15 +85,40 @@ void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& wo
     }
 }
 
+template <class AnyCase>
+void write(std::ofstream& file, const std::vector<AnyCase>& cases, const Options& options) {
+  if (!file.is_open()) return;
+  write_record("bench", options.json, file, record(cases, machine(options.measure.device)));
+}
+
+int time_host(const Options& options, const std::vector<Shape>& shapes) {
+  std::ofstream file;
+  if (!options.json.empty()) file = open_record("bench", options.json);
+  bench::HostTimeOptions how{.device = options.measure.device, .draw = options.measure.draw};
+  how.draw.offsets = options.distributions.front();
+  std::vector<HostCase> cases;
+  for (const Shape& shape : shapes)
+    for (const bench::HostTime& t : bench::host_times(shape.problem, how)) {
+      if (cases.empty()) std::printf("%10s %10s  call\n", "median us", "p90");
+      std::printf("%10.2f %10.2f  %-9s %-24s %s\n", t.us.median, t.us.p90, t.call.c_str(),
+                  t.plan.c_str(), t.problem.c_str());
+      std::fflush(stdout);
+      cases.push_back({t, shape.layer});
+      write(file, cases, options);
+    }
+  return 0;
+}
+
 int measure_all(Options options) {
   const std::vector<Shape> shapes = wanted(options);
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const Device device = options.measure.device = bench::running_device(options.device);
+  if (options.host_time) return time_host(options, shapes);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
     bench::require_measurable(shape.problem, options.measure);
   });
   std::ofstream file;
-  if (!options.json.empty()) file = open_record(options.json);
+  if (!options.json.empty()) file = open_record("bench", options.json);
   std::vector<Case> cases;
   bool good = true;
   for_each_case(options, shapes, [&](const Shape& shape, const std::string& distribution) {
@@ -108,9 +126,8 @@ int measure_all(Options options) {
     print(cases.back().measured, distribution, unit_of(device));
     std::fflush(stdout);
     good = good && cases.back().measured.check.good();
+    write(file, cases, options);  // after each, so that whoever stops this keeps what was measured
   });
-  if (file.is_open() && !(file << record(cases, machine(device)).dump(1) << "\n").flush())
-    throw UsageError(text("bench: '", options.json, "' could not be written; is the disk full?"));
   return good ? 0 : 1;
 }
 
@@ -125,6 +142,7 @@ result.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
   cadre bench --file bench/shapes/h200_grouped_gemm.txt --device cuda
+  cadre bench --file bench/shapes/host_time.txt --device cuda --host-time
   cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";
 
 }  // namespace
@@ -147,6 +165,10 @@ Action declare_bench(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--seed", options->measure.draw.seed, "of the random data")->capture_default_str();
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
+  app.add_option("--beside", options->measure.beside,
+                 "words such as 'format=bf16': the same problem with them runs as a peer");
+  app.add_flag("--host-time", options->host_time,
+               "time what the host needs to enqueue a call, of grouped_linear and grouped_mlp too");
   app.footer(kFooter);
   return [options] { return measure_all(*options); };
 }

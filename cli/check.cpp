@@ -6,6 +6,7 @@
 
 #include "bench/accelerator.h"
 #include "bench/check.h"
+#include "bench/random_gemm.h"
 #include "cadre/error.h"
 #include "cli/problem.h"
 #include "cli/shapes.h"
@@ -20,6 +21,7 @@ struct Options {
   std::vector<std::string> words;
   std::string file, only, device_word = "cpu";
   Device device;
+  int random = 0;
   bench::Draw draw{.offsets = "uniform", .live = kLive};
 };
 
@@ -47,12 +49,69 @@ bool is_skipped(const std::string& problem, const Options& options) {
   return true;
 }
 
+// Problems of grouped_gemm that the device takes, with counts of their own.
+std::vector<bench::RandomGemm> draw_random(const Options& options) {
+  constexpr int kMostDrawnForOne = 20;
+  const auto is_taken = [&](const bench::RandomGemm& g) {
+    try {
+      plan(g.problem, options.device, options.only);
+      return true;
+    } catch (const Unsupported&) {
+      return false;
+    }
+  };
+  bench::RandomGemms gemms{unsigned(options.draw.seed)};
+  std::vector<bench::RandomGemm> drawn;
+  for (int i = 0; i < kMostDrawnForOne * options.random && int(drawn.size()) < options.random; ++i)
+    if (bench::RandomGemm g = gemms.next(); is_taken(g)) drawn.push_back(std::move(g));
+  return drawn;
+}
+
+// What is wrong; empty if nothing is. Errors of a run too, since one thread's may not end all.
+std::string fault_of(const bench::RandomGemm& g, const Options& options) {
+  const std::string problem = to_string(g.problem);
+  try {
+    bench::Draw draw = g.draw;
+    draw.raw_workspace = options.draw.raw_workspace;
+    const auto r = bench::check(problem, draw, options.only, options.device);
+    return r.good() ? "" : text(r.fault, "  ", r.plan, "  ", problem);
+  } catch (const std::exception& error) {
+    return text(error.what(), "  ", problem);
+  }
+}
+
+// Checks random problems, some at a time; tells of faults and of what was drawn. Returns faults.
+size_t check_random(const Options& options) {
+  const std::vector<bench::RandomGemm> gemms = draw_random(options);
+  size_t failed = 0;
+#pragma omp parallel for schedule(dynamic) reduction(+ : failed)
+  for (size_t i = 0; i < gemms.size(); ++i) {
+    const std::string fault = fault_of(gemms[i], options);
+    if (fault.empty()) continue;
+    ++failed;
+#pragma omp critical
+    std::printf("FAIL  %s\n", fault.c_str());
+  }
+  bench::Tally kinds;
+  for (const bench::RandomGemm& g : gemms) {
+    ++kinds[text("by ", plan(g.problem, options.device, options.only).name)];
+    bench::count(kinds, g);
+  }
+  std::printf("%zu random problems of grouped_gemm checked, %zu failed\n", gemms.size(), failed);
+  for (const auto& [what, times] : kinds) std::printf("  %6d  %s\n", times, what.c_str());
+  return failed + (int(gemms.size()) < options.random);
+}
+
+std::vector<Shape> listed(const Options& options) {
+  if (!options.words.empty()) return shapes_of(options.words);
+  if (!options.file.empty()) return read_shapes(options.file);
+  return options.random ? std::vector<Shape>{} : built_in_shapes();
+}
+
 int check_all(Options options) {
   if (!options.words.empty() && !options.file.empty())
     throw UsageError("check: PROBLEM and --file are both given; give one of them");
-  const auto shapes = !options.words.empty()  ? shapes_of(options.words)
-                      : !options.file.empty() ? read_shapes(options.file)
-                                              : built_in_shapes();
+  const std::vector<Shape> shapes = listed(options);
   options.device = bench::running_device(options.device_word);
   size_t failed = 0, alone = 0, skipped = 0;
   for (const Shape& shape : shapes) {
@@ -68,6 +127,7 @@ int check_all(Options options) {
   if (skipped) std::printf(", %zu have no implementation on the device", skipped);
   if (alone) std::printf(", %zu have the reference only: nothing to compare it with", alone);
   std::printf("\n");
+  if (options.random) failed += check_random(options);
   return failed ? 1 : 0;
 }
 
@@ -76,12 +136,14 @@ The error is printed as a share of its bound, which is computed for every elemen
 gamma(roundings) * sum of |terms| + one step of the output. Codes, scales, offsets and moved rows
 must equal the reference bit for bit. Tails are poisoned with NaN and must stay as they are. With
 --device cuda the implementation runs on the GPU, the reference on the CPU; of a list, what the GPU
-has no implementation for is told and left out. Exit code 1: a check failed.
+has no implementation for is told and left out. --random draws problems of grouped_gemm with
+adversarial counts, of those that the device takes. Exit code 1: a check failed.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4
   cadre check "permute permute T=64 top_k=2 R=128 H=64 E=8" "offsets counts R=128 E=8"
   cadre check --device cuda
+  cadre check --file bench/shapes/check.txt --random 3000 --seed 5 --device cuda
   cadre check --file bench/shapes/check.txt --offsets zipf:1.2 --seed 7)";
 
 }  // namespace
@@ -95,6 +157,11 @@ Action declare_check(CLI::App& app) {
                  "how rows fall to experts: uniform, zipf:S, onehot, or a file of counts")
       ->capture_default_str();
   app.add_option("--device", options->device_word, "cpu, cuda or cuda:1")->capture_default_str();
+  app.add_option("--random", options->random, "that many random problems of grouped_gemm besides")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app.add_flag("--raw-workspace", options->draw.raw_workspace,
+               "leave the workspace of a GPU as allocated, for initcheck of compute-sanitizer");
   app.add_option("--only", options->only, "check this implementation, not the planned one");
   app.footer(kFooter);
   return [options] { return check_all(*options); };

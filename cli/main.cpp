@@ -17,6 +17,7 @@ constexpr std::array kVerbs = {
          declare_explain},
     Verb{"check", "run implementations against the reference on random data", declare_check},
     Verb{"bench", "check, then time beside peers: a dense oneDNN product, a copy", declare_bench},
+    Verb{"facts", "measure a GPU: bandwidths, dense products, launches", declare_facts},
     Verb{"train", "train a Mixture-of-Experts language model on text files, in any recipe",
          declare_train},
 };

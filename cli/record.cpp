@@ -8,6 +8,7 @@
 
 #include "bench/accelerator.h"
 #include "cadre/error.h"
+#include "cli/verb.h"
 
 namespace cadre::cli {
 namespace {
@@ -50,6 +51,38 @@ Json one_case(const Case& c) {
   return row;
 }
 
+Json one_case(const HostCase& c) {
+  const bench::HostTime& m = c.measured;
+  Json row = {{"problem", m.problem}};
+  if (!c.layer.empty()) row["layer"] = c.layer;
+  row["call"] = m.call;
+  row["host_us"] = rounded(m.us.median);
+  row["host_us_p10"] = rounded(m.us.p10);
+  row["host_us_p90"] = rounded(m.us.p90);
+  row["calls"] = m.calls;
+  row["plan"] = m.plan;
+  return row;
+}
+
+Json one_case(const bench::Fact& f) {
+  Json row = {{"name", f.name}, {"value", rounded(f.value)}};
+  if (!f.unit.empty()) row["unit"] = f.unit;
+  row["how"] = f.how;
+  return row;
+}
+
+template <class AnyCase>
+Json record_of(const char* list_name, const std::vector<AnyCase>& cases,
+               const std::string& machine) {
+  Json list = Json::array();
+  for (const AnyCase& c : cases) list.push_back(one_case(c));
+  return {{"command", command_line()},
+          {"machine", machine},
+          {"date", now()},
+          {"commit", commit()},
+          {list_name, list}};
+}
+
 }  // namespace
 
 std::string machine(const Device& device) {
@@ -77,13 +110,29 @@ std::string command_line() {
 }
 
 Json record(const std::vector<Case>& cases, const std::string& machine) {
-  Json list = Json::array();
-  for (const Case& c : cases) list.push_back(one_case(c));
-  return {{"command", command_line()},
-          {"machine", machine},
-          {"date", now()},
-          {"commit", commit()},
-          {"cases", list}};
+  return record_of("cases", cases, machine);
+}
+Json record(const std::vector<HostCase>& cases, const std::string& machine) {
+  return record_of("cases", cases, machine);
+}
+
+Json record(const std::vector<bench::Fact>& facts, const std::string& machine) {
+  return record_of("facts", facts, machine);
+}
+
+std::ofstream open_record(std::string_view verb, const std::string& path) {
+  std::ofstream file(path);
+  if (!file)
+    throw UsageError(
+        text(verb, ": '", path, "' cannot be written; give --json a path that can be"));
+  return file;
+}
+
+void write_record(std::string_view verb, const std::string& path, std::ofstream& file,
+                  const Json& json) {
+  if (file.tellp() > 0) file.seekp(0);
+  if (!(file << json.dump(1) << "\n").flush())
+    throw UsageError(text(verb, ": '", path, "' could not be written; is the disk full?"));
 }
 
 }  // namespace cadre::cli

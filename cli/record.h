@@ -1,8 +1,11 @@
 #pragma once
+#include <iosfwd>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
+#include "bench/facts.h"
+#include "bench/host_time.h"
 #include "bench/measure.h"
 
 namespace cadre::cli {
@@ -14,8 +17,24 @@ struct Case {
   std::string layer;    ///< what the problem is in a model; may be empty
 };
 
-/// A benchmark record: {"command", "machine", "date", "commit", "cases": [...]}.
+/// Host times with what the record says beside them.
+struct HostCase {
+  bench::HostTime measured;
+  std::string layer;  ///< what the problem is in a model; may be empty
+};
+
+/// A benchmark record: {"command", "machine", "date", "commit", "cases": [...]}, or "facts".
 nlohmann::ordered_json record(const std::vector<Case>&, const std::string& machine);
+nlohmann::ordered_json record(const std::vector<HostCase>&, const std::string& machine);
+nlohmann::ordered_json record(const std::vector<bench::Fact>&, const std::string& machine);
+
+/// Opens the file of a record before anything is measured, so that no result is lost for want of a
+/// place. `verb` is the name that errors begin with.
+/// Errors    UsageError.
+std::ofstream open_record(std::string_view verb, const std::string& path);
+/// Writes from the start of the file, so that a record which grows can be written again.
+void write_record(std::string_view verb, const std::string& path, std::ofstream&,
+                  const nlohmann::ordered_json&);
 
 /// The words of this process, the program without its folder.
 std::string command_line();

@@ -29,6 +29,7 @@ struct UsageError : std::runtime_error {
 Action declare_bench(CLI::App&);
 Action declare_check(CLI::App&);
 Action declare_explain(CLI::App&);
+Action declare_facts(CLI::App&);
 Action declare_info(CLI::App&);
 Action declare_train(CLI::App&);
 

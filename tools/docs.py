@@ -81,7 +81,20 @@ def cpu_gemm(info):
     return markdown(["processor", "problem", "", *routings], rows)
 
 
-TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm}
+def facts(info):
+    """What was measured of every recorded GPU."""
+    tables = []
+    for path in sorted((TOP / "bench/results").glob("*-facts.json")):
+        record = json.loads(path.read_text())
+        rows = [[f["name"], f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
+                 f.get("unit", ""), f["how"]] for f in record["facts"]]
+        head = f"{record['machine']}, {record['date'][:10]}"
+        tables.append(markdown([head, "", "", ""], rows))
+    return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
+
+
+TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm,
+          "facts": facts}
 
 
 def rewritten(text, info, path):

@@ -14,7 +14,7 @@ AnyCase new_case(const Problem& problem, const Draw& draw) {
           .args = {},
           .outputs = {},
           .offsets = {},
-          .buffers = std::make_unique<Buffers>(draw.row_gap)};
+          .buffers = std::make_unique<Buffers>(draw.row_gap, draw.shift_bytes)};
 }
 
 /// Numbers that seed the tensors of one case: each tensor draws its own.

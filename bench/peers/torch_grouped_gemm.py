@@ -25,13 +25,15 @@ import cadre_c
 
 try:
     import deep_gemm
-except ImportError:
+    WHY_NO_DEEPGEMM = ""
+except Exception as error:  # a build for another torch or CUDA fails in many ways
     deep_gemm = None
+    WHY_NO_DEEPGEMM = f"cannot be imported: {' '.join(str(error).split())[:200]}"
 
 ROTATED_BYTES = 192 << 20  # that the copies of a case exceed
 MOST_COPIES = 8
 MOST_DIFFERENCE = 0.02
-ALIGNMENT = 128  # rows to which DeepGEMM wants every expert padded
+USUAL_ALIGNMENT = 128  # rows to which DeepGEMM wants every expert padded, unless it says otherwise
 
 
 class Problem:
@@ -122,32 +124,56 @@ def torch_call(case):
     return lambda: torch._grouped_mm(case.lhs.t(), case.rhs, offs=case.ends)
 
 
-def padded_rows(case):
-    """Where DeepGEMM wants each row, and the expert of each padded row (-1: none)."""
+def deepgemm_alignment():
+    """Rows that every expert is padded to: what it asks for, set where it can be set."""
+    for name in ("get_theoretical_mk_alignment_for_contiguous_layout",
+                 "get_mk_alignment_for_contiguous_layout", "get_m_alignment_for_contiguous_layout"):
+        if hasattr(deep_gemm, name):
+            rows = int(getattr(deep_gemm, name)())
+            break
+    else:
+        rows = USUAL_ALIGNMENT
+    if hasattr(deep_gemm, "set_mk_alignment_for_contiguous_layout"):
+        deep_gemm.set_mk_alignment_for_contiguous_layout(rows)
+    return rows
+
+
+def padded_counts(counts, alignment):
+    return [-(-count // alignment) * alignment for count in counts]
+
+
+def padded_rows(counts, alignment):
+    """Where DeepGEMM wants each row, and the expert of each padded row (-1: none); on the host."""
     places, owners = [], []
-    for expert, count in enumerate(case.counts):
-        whole = (count + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
-        places.append(torch.arange(count, device="cuda") + len(owners))
+    for expert, (count, whole) in enumerate(zip(counts, padded_counts(counts, alignment))):
+        places += range(len(owners), len(owners) + count)
         owners += [expert] * count + [-1] * (whole - count)
-    return torch.cat(places), torch.tensor(owners, dtype=torch.int32, device="cuda")
+    return places, owners
 
 
 def deepgemm_call(case):
-    """None where DeepGEMM has no such product. Its weight gradient adds to fp32."""
+    """None where DeepGEMM has no such product. Its weight gradient adds to fp32. Rows are padded
+    here, so no launch that is timed does it."""
     which = case.problem.which
     if deep_gemm is None or (which == "wgrad") != (case.problem.out == torch.float32):
         return None
-    places, owners = padded_rows(case)
+    if which == "wgrad" and not case.problem.accumulate:
+        return None
+    alignment = deepgemm_alignment()
+    if which == "wgrad":
+        alignment = max(alignment, USUAL_ALIGNMENT)  # that product has no other on Hopper
+    places, owners = (torch.tensor(rows, dtype=torch.int32, device="cuda")
+                      for rows in padded_rows(case.counts, alignment))
 
     def padded(rows):
         whole = rows.new_zeros(len(owners), rows.shape[1])
-        whole[places] = rows[:case.live]
+        whole[places.long()] = rows[:case.live]
         return whole
 
     lhs = padded(case.lhs)
     if which == "wgrad":
         rhs = padded(case.rhs)
-        sizes = [(c + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT for c in case.counts]
+        sizes = padded_counts(case.counts, alignment)
         on_device = torch.tensor(sizes, dtype=torch.int32, device="cuda")
         out = torch.zeros_like(case.out)
 
@@ -164,7 +190,7 @@ def deepgemm_call(case):
         product(lhs, case.rhs, out, owners)
         return out
 
-    multiply.rows = places
+    multiply.rows = places.long()
     return multiply
 
 
@@ -175,8 +201,9 @@ def difference(case, call, want):
     return float((got.float() - want).norm() / want.norm().clamp_min(1e-30))
 
 
-def contestants_of(gemm, cases):
-    """{name: [a call for each copy]}, cadre first; those that are wrong or missing left out."""
+def contestants_of(gemm, cases, left_out):
+    """{name: [a call for each copy]}, cadre first; why others fail or are wrong is put into
+    `left_out`."""
     calls = {"cadre": [cadre_call(gemm, case) for case in cases]}
     first = cases[0]
     want = first.live_part(calls["cadre"][0]()).float().clone()  # onto zeros, where it adds
@@ -189,7 +216,8 @@ def contestants_of(gemm, cases):
             if not apart <= MOST_DIFFERENCE:
                 raise RuntimeError(f"differs from cadre by {apart:.3g} of its norm")
         except Exception as error:  # a peer that cannot run is no reason to lose the others
-            print(f"  {name} left out: {' '.join(str(error).split())[:200]}")
+            left_out[name] = " ".join(str(error).split())[:200]
+            print(f"  {name} left out: {left_out[name]}")
             continue
         calls[name] = peer
     return calls
@@ -230,7 +258,8 @@ def measure(library, line, routing, options):
     cases = [Case(problem, counts, options.seed)]
     copies = min(MOST_COPIES, -(-ROTATED_BYTES // cases[0].bytes()))
     cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
-    calls = contestants_of(gemm, cases)
+    left_out = {}
+    calls = contestants_of(gemm, cases, left_out)
     samples = time_calls(calls, options.repeat)
     row = {"problem": problem.text, "routing": routing} | ({"layer": layer} if layer else {})
     for key, share in (("us", 0.5), ("us_p10", 0.1), ("us_p90", 0.9)):
@@ -240,6 +269,8 @@ def measure(library, line, routing, options):
         for name, us in samples.items() if name != "cadre"}
     row["flops"] = problem.flops(cases[0].live)
     row["plan"] = gemm.name
+    if left_out:
+        row["left_out"] = left_out
     rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}" for name, us in row["us"].items())
     print(f"{layer or text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
     return row
@@ -259,10 +290,12 @@ def record(cases, options):
     gpu = torch.cuda.get_device_properties(0)
     versions = f"torch {torch.__version__}" + (
         f", deep_gemm {getattr(deep_gemm, '__version__', '')}" if deep_gemm else "")
+    absent = {} if deep_gemm else {"deepgemm": WHY_NO_DEEPGEMM}
     now = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {"command": shlex.join([pathlib.Path(sys.argv[0]).name, *sys.argv[1:]]),
             "machine": f"{gpu.name}, {gpu.multi_processor_count} SMs", "date": now,
-            "commit": options.commit or commit(), "versions": versions, "cases": cases}
+            "commit": options.commit or commit(), "versions": versions, "absent": absent,
+            "cases": cases}
 
 
 def main():
@@ -277,12 +310,17 @@ def main():
     parser.add_argument("--json", help="write a record to this file")
     options = parser.parse_args()
     library = cadre_c.Library(options.library)
+    if deep_gemm is None:
+        print(f"deepgemm {WHY_NO_DEEPGEMM}")
     cases = []
     for line in pathlib.Path(options.file).read_text().splitlines():
-        if line.partition("#")[0].strip():
-            cases += [measure(library, line, r, options) for r in options.offsets.split(",")]
-    if options.json:
-        pathlib.Path(options.json).write_text(json.dumps(record(cases, options), indent=1) + "\n")
+        if not line.partition("#")[0].strip():
+            continue
+        for routing in options.offsets.split(","):
+            cases.append(measure(library, line, routing, options))
+            if options.json:  # after each, so that whoever stops this keeps what was measured
+                pathlib.Path(options.json).write_text(
+                    json.dumps(record(cases, options), indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -21,17 +21,23 @@ struct DeviceError : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-/// Joins the parts as an ostream prints them.
+/// Joins the parts as an ostream prints them, or as to_string() does.
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
-  (out << ... << parts);
+  const auto print = [&out](const auto& part) {
+    if constexpr (requires { out << part; })
+      out << part;
+    else
+      out << to_string(part);
+  };
+  (print(parts), ...);
   return out.str();
 }
 
 /// Throws InvalidArgument with the joined parts unless `holds`. Parts are formatted only on
-/// failure. Form: `<op>: <what> is <value>, must be <value or condition>; <why or what to do>
-/// [<problem>]`.
+/// failure, so a problem or a view is given as it is, not as its to_string(). Form:
+/// `<op>: <what> is <value>, must be <value or condition>; <why or what to do> [<problem>]`.
 template <class... Parts>
 void require(bool holds, const Parts&... parts) {
   if (!holds) throw InvalidArgument(text(parts...));

@@ -57,6 +57,7 @@ struct GroupedGemmProblem {
   Accumulate accumulate = Accumulate::kNo;  ///< wgrad only
   Tail tail = Tail::kKeep;                  ///< fprop, dgrad
   int unit_budget = 0;                      ///< SMs or threads to use at most; 0: all
+  int align = 16;  ///< bytes that addresses and strides of lhs, rhs and out are multiples of
 
   bool operator==(const GroupedGemmProblem&) const = default;
 };
@@ -107,6 +108,9 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.
 GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+
+/// Throws what `run` would say of the arguments, and launches nothing.
+void check(const GroupedGemmPlan&, const GroupedGemmArgs&);
 
 /// Both operands as `format=` where they are that named recipe's pair for the pass (recipe.h), else
 /// as x=, w=, dy=. Everything that has its default value is left out.

@@ -41,6 +41,7 @@ struct GroupedLinearProblem {
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
   int unit_budget = 0;                   ///< SMs or threads to use at most; 0: all
+  int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
 
   bool operator==(const GroupedLinearProblem&) const = default;
 };

@@ -40,6 +40,7 @@ struct GroupedMlpProblem {
   Tail tail = Tail::kKeep;     ///< of y, dx and dprob
   float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
   int unit_budget = 0;         ///< SMs or threads to use at most; 0: all
+  int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
 
   bool operator==(const GroupedMlpProblem&) const = default;
 };

@@ -25,7 +25,7 @@ struct ClampedSwiGlu {
     const Real limit = c.limit, alpha = c.alpha, g = gate > limit ? limit : gate;
     const Real u = (up > limit ? limit : up < -limit ? -limit : up) + Real(c.offset);
     const Sigmoid<Real> s(alpha * g);
-    const Real value = g * s.value, slope = s.value + alpha * value * s.complement;
+    const Real value = g * s.value, slope = formats::fma(alpha * value, s.complement, s.value);
     const bool cut_gate = gate > limit, cut_up = up > limit || up < -limit;
     return {value * u, cut_gate ? Real(0) : dh * u * slope, cut_up ? Real(0) : dh * value};
   }

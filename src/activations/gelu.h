@@ -11,7 +11,7 @@ struct GeluFunction {
     const Normal<Real> n = normal(x);
     // Beyond 40 the density is 0; bounded, infinity times it does not become NaN.
     const Real bounded = x < -40 ? Real(-40) : x > 40 ? Real(40) : x;
-    return {x * n.below, n.below + bounded * n.density};
+    return {x * n.below, formats::fma(bounded, n.density, n.below)};
   }
 };
 

@@ -14,9 +14,9 @@ struct GeluTanhFunction {
     // Beyond 32 the sigmoid is 0 or 1 in double too; bounded, its argument does not overflow.
     const Real bounded = x < -32 ? Real(-32) : x > 32 ? Real(32) : x;
     const Real square = bounded * bounded;
-    const Sigmoid<Real> s(kTwice * bounded * (1 + kCubic * square));
-    const Real inner = kTwice * (1 + 3 * kCubic * square);
-    return {x * s.value, s.value + bounded * s.value * s.complement * inner};
+    const Sigmoid<Real> s(kTwice * bounded * formats::fma(kCubic, square, Real(1)));
+    const Real inner = kTwice * formats::fma(3 * kCubic, square, Real(1));
+    return {x * s.value, formats::fma(bounded * s.value, s.complement * inner, s.value)};
   }
 };
 

@@ -28,14 +28,13 @@ CADRE_HD inline Normal<double> normal(double x) {
 /// P the polynomial of degree 9 whose largest relative error over 0 <= t <= 14.5, as far as fp32
 /// reaches, is least: 4e-8.
 CADRE_HD constexpr Normal<float> normal(float x) {
-  constexpr float kP[] = {0.0997463241f,  0.0995214954f, 0.0952875242f, 0.0730143785f,
-                          0.0838466585f,  0.0177432485f, 0.0226006228f, 0.0558871925f,
-                          -0.0645404533f, 0.0168930106f};
   constexpr float kDensity = 0.39894228f;
   const float magnitude = x < 0 ? -x : x, t = magnitude > 40.0f ? 40.0f : magnitude;
-  const float power = exp_of_negative(-0.5f * t * t), w = formats::reciprocal(1.0f + 0.25f * t);
-  float p = kP[9];
-  for (int i = 8; i >= 0; --i) p = p * w + kP[i];
+  const float power = exp_of_negative(-0.5f * t * t);
+  const float w = formats::reciprocal(formats::fma(0.25f, t, 1.0f));
+  const float p =
+      polynomial(w, 0.0997463241f, 0.0995214954f, 0.0952875242f, 0.0730143785f, 0.0838466585f,
+                 0.0177432485f, 0.0226006228f, 0.0558871925f, -0.0645404533f, 0.0168930106f);
   const float tail = power * (w * p);
   return {x < 0 ? tail : 1.0f - tail, kDensity * power};
 }

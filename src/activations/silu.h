@@ -9,7 +9,7 @@ struct SiluFunction {
   template <class Real>
   CADRE_HD static constexpr Slope<Real> at(Real x) {
     const Sigmoid<Real> s(x);
-    return {x * s.value, s.value + x * s.value * s.complement};
+    return {x * s.value, formats::fma(x * s.value, s.complement, s.value)};
   }
 };
 

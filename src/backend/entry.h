@@ -19,6 +19,7 @@ struct Entry {
   int64_t (*workspace_bytes)(const Problem&, const Device&);
   void (*run)(const Plan<Problem>&, const Args&, Workspace, Stream);
   bool exact = true;
+  void (*check)(const Problem&, const Args&) = nullptr;  ///< what it asks of arguments, if more
 };
 
 template <class Problem, class Args>

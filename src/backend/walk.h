@@ -42,16 +42,23 @@ Plan<Problem> choose(const Problem& problem, const Device& device, std::string_v
                          "':", refusals));
 }
 
+/// What the implementation of a plan asks of the arguments besides what the operation does.
+template <class Args, class Problem>
+void check(const Plan<Problem>& plan, const Args& args) {
+  const auto* entry = static_cast<const Entry<Problem, Args>*>(plan.entry);
+  if (entry != nullptr && entry->check != nullptr) entry->check(plan.problem, args);
+}
+
 /// Launches a plan that `choose` made, after the checks that every operation shares.
 template <class Args, class Problem>
 void launch(const Plan<Problem>& plan, const Args& args, Workspace workspace, Stream stream) {
   require(plan.entry != nullptr, "run: the plan is empty; make it with plan()");
   require(workspace.bytes >= plan.workspace_bytes, "run: workspace is ", workspace.bytes,
-          " bytes, must be ", plan.workspace_bytes, " or more [", to_string(plan.problem), "]");
+          " bytes, must be ", plan.workspace_bytes, " or more [", plan.problem, "]");
   require(plan.workspace_bytes == 0 ||
               (workspace.data != nullptr && reinterpret_cast<uintptr_t>(workspace.data) % 256 == 0),
           "run: workspace is at ", workspace.data, ", must be 256-byte aligned and not null [",
-          to_string(plan.problem), "]");
+          plan.problem, "]");
   poison(plan.device, {workspace.data, plan.workspace_bytes}, stream);
   static_cast<const Entry<Problem, Args>*>(plan.entry)->run(plan, args, workspace, stream);
 }

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "activations/sigmoid.h"
+#include "cpu/clones.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
 #include "cpu/threads.h"
@@ -56,7 +57,7 @@ float product(const float* values, const float* factors, int count) {
   return total(sums);
 }
 
-void find_scores(const Token& token, const TensorView& logits, int64_t t) {
+CADRE_CLONES void find_scores(const Token& token, const TensorView& logits, int64_t t) {
   const int experts = token.p.experts;
   load_run(token.p.logits)(row_address(logits, t), {0, 1, experts}, token.logit);
   float max = kLowest;

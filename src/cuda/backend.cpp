@@ -3,6 +3,8 @@
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
 #include "cuda/portable/bias_grad.h"
+#include "cuda/portable/cast.h"
+#include "cuda/portable/grouped_gemm.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
 #include "cuda/portable/permute.h"
@@ -29,14 +31,23 @@ Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
   return kList;
 }
 
-Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) { return {}; }
+Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
+  static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+      {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+  };
+  return kList;
+}
 
 Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
   static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
       {"sm90_ragged_rows", sm90::refuses_ragged_rows, sm90::grouped_gemm_workspace_bytes,
-       sm90::run_ragged_rows},
+       sm90::run_ragged_rows, true, sm90::check_ragged_rows},
       {"sm90_ragged_contraction", sm90::refuses_ragged_contraction,
-       sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction},
+       sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction, true,
+       sm90::check_ragged_contraction},
+      {"cuda_ragged_rows", portable::refuses_ragged_rows, no_workspace, portable::run_ragged_rows},
+      {"cuda_ragged_contraction", portable::refuses_ragged_contraction, no_workspace,
+       portable::run_ragged_contraction},
   };
   return kList;
 }
@@ -56,7 +67,12 @@ Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
   return kList;
 }
 
-Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) { return {}; }
+Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
+  static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+      {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+  };
+  return kList;
+}
 
 Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
   static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {

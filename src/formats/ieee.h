@@ -1,5 +1,6 @@
 #pragma once
 #include <bit>
+#include <cmath>
 #include <cstdint>
 #include <type_traits>
 
@@ -30,10 +31,10 @@ CADRE_HD constexpr float pow2(int exponent) {
                           : float_of(1u << (exponent + 149));
 }
 
-// Add, multiply and divide, each rounded once to nearest even, subnormals kept. Device code names
-// the instruction, since nvcc would otherwise fuse a multiplication into an addition and the bits
-// would differ from the CPU's; the host is built with -ffp-contract=off. This is the only place in
-// the formats that asks for whom it is compiled.
+// Add, multiply, both at once, and divide, each rounded once to nearest even, subnormals kept.
+// Device code names the instruction, since nvcc would otherwise fuse a multiplication into an
+// addition where the source does not, and the bits would differ from the CPU's; the host is built
+// with -ffp-contract=off. This is the only place in the formats that asks for whom it is compiled.
 
 CADRE_HD constexpr float add(float a, float b) {
 #ifdef __CUDA_ARCH__
@@ -49,6 +50,15 @@ CADRE_HD constexpr float mul(float a, float b) {
   return a * b;
 }
 
+/// a * b + c.
+CADRE_HD constexpr float fma(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) return __fmaf_rn(a, b, c);
+#endif
+  return std::fma(a, b, c);
+}
+CADRE_HD constexpr double fma(double a, double b, double c) { return std::fma(a, b, c); }
+
 CADRE_HD constexpr float div(float a, float b) {
 #ifdef __CUDA_ARCH__
   if (!std::is_constant_evaluated()) return __fdiv_rn(a, b);
@@ -61,7 +71,8 @@ CADRE_HD constexpr float div(float a, float b) {
 CADRE_HD constexpr float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
   if (!std::is_constant_evaluated()) {
-    const float near = __fdividef(1.0f, x);
+    float near = 0;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(near) : "f"(x));
     return __fmaf_rn(near, __fmaf_rn(-x, near, 1.0f), near);
   }
 #endif

@@ -41,6 +41,7 @@ void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
   checks.plain_float("dbias_dtype", p.parameters.dbias);
   checks.holds(p.amax_eps >= 0, "amax_eps is ", p.amax_eps, ", must be 0 or more");
   checks.at_least("unit_budget", p.unit_budget, 0);
+  checks.alignment("align", p.align);
   require_legal(p.recipe);
 }
 

@@ -49,6 +49,33 @@ struct Quantize {
   }
 };
 
+BiasGradArgs bias_grad_args(const LinearRun& linear) {
+  const BiasGradProblem& b = linear.plan.bias_grad->problem;
+  const LinearParameters& own = linear.args.parameters;
+  BiasGradArgs args;
+  args.dy = linear.args.dy;
+  args.offsets = linear.args.offsets;
+  if (b.discrete) {
+    args.discrete_dbias = own.discrete_dbias;
+  } else {
+    args.dbias = own.dbias;
+  }
+  if (b.bias_scale) {
+    args.bias_scale = linear.args.bias_scale;
+    args.dbias_scale = linear.args.dbias_scale;
+    (b.discrete ? void(args.discrete_bias = own.discrete_bias) : void(args.bias = own.bias));
+  }
+  if (b.accumulate == Accumulate::kDevice || b.accumulate == Accumulate::kPerExpert)
+    args.accumulate = own.accumulate_bias;
+  return args;
+}
+
+void poison(const LinearRun& linear, void* data, int64_t bytes) {
+  backend::poison(linear.plan.device, {data, bytes}, linear.stream);
+}
+
+}  // namespace
+
 GroupedGemmArgs fprop_args(const LinearRun& linear) {
   const GroupedGemmProblem& fprop = linear.plan.fprop->problem;
   const Places places = linear.places();
@@ -91,33 +118,6 @@ GroupedGemmArgs wgrad_args(const LinearRun& linear) {
     args.accumulate = own.accumulate;
   return args;
 }
-
-BiasGradArgs bias_grad_args(const LinearRun& linear) {
-  const BiasGradProblem& b = linear.plan.bias_grad->problem;
-  const LinearParameters& own = linear.args.parameters;
-  BiasGradArgs args;
-  args.dy = linear.args.dy;
-  args.offsets = linear.args.offsets;
-  if (b.discrete) {
-    args.discrete_dbias = own.discrete_dbias;
-  } else {
-    args.dbias = own.dbias;
-  }
-  if (b.bias_scale) {
-    args.bias_scale = linear.args.bias_scale;
-    args.dbias_scale = linear.args.dbias_scale;
-    (b.discrete ? void(args.discrete_bias = own.discrete_bias) : void(args.bias = own.bias));
-  }
-  if (b.accumulate == Accumulate::kDevice || b.accumulate == Accumulate::kPerExpert)
-    args.accumulate = own.accumulate_bias;
-  return args;
-}
-
-void poison(const LinearRun& linear, void* data, int64_t bytes) {
-  backend::poison(linear.plan.device, {data, bytes}, linear.stream);
-}
-
-}  // namespace
 
 TensorView weight_layout(const GroupedLinearProblem& p, DType dtype) {
   if (p.parameters.weight_major == Major::kRow) return view(nullptr, dtype, {p.experts, p.n, p.k});

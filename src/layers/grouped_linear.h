@@ -45,6 +45,11 @@ void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, in
 /// The weights of all experts without data, as the problem lays them out.
 TensorView weight_layout(const GroupedLinearProblem&, DType);
 
+// The products' arguments.
+GroupedGemmArgs fprop_args(const LinearRun&);
+GroupedGemmArgs dgrad_args(const LinearRun&);
+GroupedGemmArgs wgrad_args(const LinearRun&);
+
 // The steps; nothing is checked.
 void multiply(const LinearRun&);    ///< quantise w and x, y
 void gradients(const LinearRun&);   ///< quantise dy, dx, dbias

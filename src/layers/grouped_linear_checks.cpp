@@ -127,6 +127,7 @@ void check_forward(std::string_view op, const LinearRun& linear) {
             draws(plan.quantize_x) || (quantizes_w && draws(plan.quantize_w)));
   check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
   check_memory(checks, "weight_cache", linear.args.weight_cache, plan.memory.weight_cache_bytes);
+  check(*plan.fprop, fprop_args(linear));
 }
 
 void check_gradients(std::string_view op, const LinearRun& linear) {
@@ -144,6 +145,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
   check_memory(checks, "weight_cache", linear.args.weight_cache,
                reads_cache(plan) ? plan.memory.weight_cache_bytes : 0);
+  if (plan.dgrad) check(*plan.dgrad, dgrad_args(linear));
 }
 
 void check_wgrad(std::string_view op, const LinearRun& linear) {
@@ -161,6 +163,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
                    p.experts);
   check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
   check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
+  check(*plan.wgrad, wgrad_args(linear));
 }
 
 }  // namespace cadre::layers

@@ -198,6 +198,7 @@ class Planner {
     g.lhs = formats.lhs;
     g.rhs = formats.rhs;
     g.unit_budget = p_.unit_budget;
+    g.align = p_.align;
     return g;
   }
 

@@ -95,6 +95,7 @@ class Planner {
     l.tail = p_.tail;
     l.amax_eps = p_.amax_eps;
     l.unit_budget = p_.unit_budget;
+    l.align = p_.align;
     return l;
   }
   GroupedLinearProblem fc1() const {

@@ -30,6 +30,7 @@ void option_fields(Io& io, Problem& p) {
   io.unless("tail", p.tail, usual.tail);
   io.unless("amax_eps", p.amax_eps, usual.amax_eps);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
+  io.unless("align", p.align, usual.align);
 }
 
 }  // namespace cadre::layers

@@ -137,6 +137,7 @@ std::string_view refuses(const GroupedLinearProblem& one, const ActivationProble
       {one.tail == two.tail && one.tail == act.tail, "the tails differ"},
       {one.amax_eps == two.amax_eps, "amax_eps differs"},
       {one.unit_budget == two.unit_budget, "the unit budgets differ"},
+      {one.align == two.align, "the alignments differ"},
       {!one.bias || !two.bias || one.dbias == two.dbias, "only one bias is frozen"},
       {!one.bias_scale, "the first linear scales its bias"},
       {!one.return_bias && !two.return_bias, "a linear returns its bias"},
@@ -176,6 +177,7 @@ GroupedMlpProblem fused(const GroupedLinearProblem& one, const ActivationProblem
   p.tail = one.tail;
   p.amax_eps = one.amax_eps;
   p.unit_budget = one.unit_budget;
+  p.align = one.align;
   return p;
 }
 

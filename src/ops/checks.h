@@ -68,6 +68,11 @@ class Checks {
     holds(value >= low, what, " is ", value, ", must be ", low, " or more", why);
   }
 
+  void alignment(std::string_view what, int64_t bytes) const {
+    holds(bytes > 0 && (bytes & (bytes - 1)) == 0, what, " is ", bytes,
+          ", must be a power of two; it counts bytes");
+  }
+
   /// Rows and choices are numbered in int32.
   void fits_int32(std::string_view what, int64_t value) const {
     holds(value <= std::numeric_limits<int32_t>::max(), what, " is ", value,

@@ -94,6 +94,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("accumulate", p.accumulate, usual.accumulate);
   io.unless("tail", p.tail, usual.tail);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
+  io.unless("align", p.align, usual.align);
 }
 
 namespace {
@@ -143,6 +144,7 @@ void check(const GroupedGemmProblem& p) {
   checks.at_least("K", p.k, 1);
   checks.at_least("E", p.experts, 1);
   checks.at_least("unit_budget", p.unit_budget, 0);
+  checks.alignment("align", p.align);
   check_operand("lhs", p.lhs, p.lhs_major, checks);
   check_operand("rhs", p.rhs, p.rhs_major, checks);
   checks.plain_float("out", p.out);
@@ -339,9 +341,14 @@ GroupedGemmPlan plan(const GroupedGemmProblem& problem, const Device& device,
   return backend::choose<GroupedGemmProblem, GroupedGemmArgs>(problem, device, only);
 }
 
+void check(const GroupedGemmPlan& plan, const GroupedGemmArgs& args) {
+  check(plan.problem, args);
+  backend::check(plan, args);
+}
+
 void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
          Stream stream) {
-  check(plan.problem, args);
+  check(plan, args);
   backend::launch(plan, args, workspace, stream);
 }
 

@@ -13,7 +13,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 CADRE = ""
-VERBS = ("info", "explain", "check", "bench")
+VERBS = ("info", "explain", "check", "bench", "facts")
 
 
 def run(*words):
@@ -131,8 +131,9 @@ class Explain(Cli):
             self.assertIn(f"problem    {told['problem']}\n", text)
             self.assertIn("grouped_gemm fprop", text)
             if has_cuda() and "recipe=" not in layer["example"]:
-                self.assertIn(": sm90_ragged_contraction",
-                              self.good("explain", layer["example"], "--device", "sm_90"))
+                for device, name in (("sm_80", "cuda"), ("sm_90", "sm90"), ("sm_100", "cuda")):
+                    self.assertIn(f": {name}_ragged_contraction",
+                                  self.good("explain", layer["example"], "--device", device))
             else:
                 refused = self.good("explain", layer["example"], "--device", "sm_90", code=1)
                 self.assertIn("plan       none", refused)
@@ -208,6 +209,17 @@ class Check(Cli):
         self.assertIn("2 checked, 0 failed",
                       self.good("check", "offsets counts R=9 E=2", "offsets ends R=9 E=2"))
 
+    def test_random_problems(self):
+        text = self.good("check", "--random", "30", "--seed", "4")
+        self.assertTrue(text.startswith("0 checked, 0 failed\n30 random problems"), text)
+        self.assertIn(" failed\n", text)
+        self.assertRegex(text, r"(?m)^ +\d+  fprop$")
+        self.assertEqual(text, self.good("check", "--random", "30", "--seed", "4"))
+        both = self.good("check", "offsets counts R=9 E=2", "--random", "3")
+        self.assertIn("1 checked, 0 failed", both)
+        self.assertIn("3 random problems of grouped_gemm checked, 0 failed", both)
+        self.wrong("check", "--random", "-1", says=["--random", "run 'cadre check --help'"])
+
     def test_devices(self):
         words = "offsets counts R=9 E=2"
         self.assertEqual(self.good("check", words, "--device", "cpu"), self.good("check", words))
@@ -268,6 +280,38 @@ class Bench(Cli):
             self.good("bench", "--file", str(shapes), "--repeat", "2", "--json", str(record))
             self.assertEqual(json.loads(record.read_text())["cases"][0]["layer"], "small block")
 
+    def test_a_problem_runs_beside_itself_with_other_words(self):
+        words = "grouped_gemm fprop R=64 N=48 K=32 E=4 format=f16 out=f16"
+        beside = "format=bf16 out=bf16"
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            self.good("bench", words, "--repeat", "2", "--beside", beside, "--json", str(record))
+            case = json.loads(record.read_text())["cases"][0]
+        self.assertEqual(set(case["us"]), {"cadre", "onednn_dense", f"cadre {beside}"})
+        self.assertIn("N=48 K=32 E=4 format=bf16'", case["peers"][f"cadre {beside}"])
+        self.wrong("bench", words, "--beside", "format=bf17", says=["bf17"])
+        self.wrong("bench", words, "--beside", "offsets", says=["offsets"])
+
+    def test_host_time(self):
+        layer = "grouped_linear R=16 N=24 K=8 E=2"
+        with tempfile.TemporaryDirectory() as folder:
+            shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
+            shapes.write_text(f"{self.WORDS}\n{layer}  # small block\n")
+            text = self.good("bench", "--file", str(shapes), "--host-time", "--json", str(record))
+            told = json.loads(record.read_text())
+        self.assertEqual(list(told), ["command", "machine", "date", "commit", "cases"])
+        self.assertEqual([c["call"] for c in told["cases"]], ["run", "forward", "backward"])
+        self.assertEqual([c.get("layer") for c in told["cases"]], [None] + 2 * ["small block"])
+        for case in told["cases"]:
+            self.assertIn(case["problem"], text)
+            self.assertLess(0, case["host_us_p10"])
+            self.assertLessEqual(case["host_us_p10"], case["host_us"])
+            self.assertLessEqual(case["host_us"], case["host_us_p90"])
+            self.assertEqual(case["calls"], 1000)
+        self.wrong("bench", "sequential R=16", "--host-time", says=["operation is 'sequential'"])
+        self.wrong("bench", "grouped_linear R=16 N=0 K=8 E=2", "--host-time", says=["N is 0"])
+        no_gpu_here(self, "bench", layer, "--host-time")
+
     def test_devices(self):
         self.good("bench", self.WORDS, "--device", "cpu", "--repeat", "1")
         no_gpu_here(self, "bench", self.WORDS)
@@ -287,6 +331,12 @@ class Bench(Cli):
     def test_a_full_disk_is_told(self):
         self.wrong("bench", self.WORDS, "--repeat", "1", "--json", "/dev/full",
                    says=["'/dev/full' could not be written"], prints=True)
+
+
+class Facts(Cli):
+    def test_facts_are_of_a_gpu(self):
+        self.wrong("facts", "--device", "cpu", says=["device is 'cpu', must be cuda"])
+        no_gpu_here(self, "facts")
 
 
 class Page(Cli):

@@ -6,60 +6,22 @@
 #include "activations/list.h"
 #include "tests/cuda/mirror.h"
 #include "tests/judge/close.h"
+#include "tests/ops/activation_case.h"
 
 namespace cadre {
 namespace {
 
 using test::Tensor;
+using Case = test::ActivationCase;
 
-/// One problem with its tensors: inputs random in the rows of the experts, NaN in the tail.
-struct Case {
-  ActivationProblem p;
-  std::vector<int32_t> offsets;
-  Tensor z, prob, dh, h, dz, dprob;
-  bool wants_h = true, wants_dprob = true, in_place = false;
-
-  Case(const ActivationProblem& problem, int64_t used, int64_t gap, unsigned seed)
-      : p(problem), offsets(size_t(p.experts) + 1, int32_t(used)) {
-    const int64_t columns = info(p.kind).gated ? 2 * p.features : p.features;
-    offsets[0] = 0;
-    z = Tensor(p.z, {p.rows, columns}, {.row_gap = gap});
-    dh = Tensor(p.h, {p.rows, p.features}, {.row_gap = gap});
-    h = Tensor(p.h, {p.rows, p.features}, {.row_gap = 2 * gap});
-    dz = Tensor(p.z, {p.rows, columns}, {.row_gap = gap});
-    prob = Tensor(DType::kF32, {p.rows});
-    dprob = Tensor(DType::kF32, {p.rows});
-    std::mt19937 random(seed);
-    z.fill(random, -6, 6, 0, used);
-    dh.fill(random, -2, 2, 0, used);
-    for (int64_t r = 0; r < used; ++r) prob.set({r}, double(random() % 1000) / 999);
-  }
-
-  template <class View>
-  ActivationArgs args(View&& view, const int32_t* device_offsets) {
-    const auto floats = [&](const Tensor& t) { return static_cast<float*>(view(t).data); };
-    ActivationArgs given{.z = view(z), .offsets = {device_offsets, p.experts}};
-    if (p.prob) given.prob = floats(prob);
-    if (!p.backward || wants_h) given.h = view(h);
-    if (!p.backward) return given;
-    given.dh = view(dh);
-    given.dz = in_place ? given.z : view(dz);
-    if (p.prob && wants_dprob) given.dprob = floats(dprob);
-    return given;
-  }
-  void on_cpu() {
-    run(plan(p, this_cpu(), "cpu"), args([](const Tensor& t) { return t.view(); }, offsets.data()),
-        {}, {});
-  }
-  void on_gpu() {
-    test::Mirror mirror;
-    const ActivationPlan made = plan(p, test::first_gpu());
-    EXPECT_EQ(made.name, "cuda_activation");
-    const ActivationArgs given =
-        args([&](const Tensor& t) { return mirror.view(t); }, mirror.data(offsets));
-    mirror.replay(in_place ? 1 : 2, [&](Stream stream) { run(made, given, {}, stream); });
-  }
-};
+void on_gpu(Case& c) {
+  test::Mirror mirror;
+  const ActivationPlan made = plan(c.p, test::first_gpu());
+  EXPECT_EQ(made.name, "cuda_activation");
+  const ActivationArgs given = c.args([&](const Tensor& t) { return mirror.view(t); },
+                                      [&](auto& all) { return mirror.data(all); });
+  mirror.replay(c.dz_is_z ? 1 : 2, [&](Stream stream) { run(made, given, {}, stream); });
+}
 
 /// sum_f |dh act(z)| of one row.
 double magnitude(const Case& c, int64_t r) {
@@ -86,14 +48,14 @@ void expect_dprob(const Case& got, const Case& want, const Case& before) {
 }
 
 void check(const ActivationProblem& p, int64_t used, int64_t gap, unsigned seed) {
-  const Case before(p, used, gap, seed);
+  const Case before(p, used, seed, gap);
   Case want = before;
   want.wants_h = seed % 5 != 0;
   want.wants_dprob = seed % 7 != 0;
-  want.in_place = p.backward && seed % 4 == 0;
+  want.dz_is_z = p.backward && seed % 4 == 0;
   Case got = want;
-  want.on_cpu();
-  got.on_gpu();
+  want.on_cpu("cpu");
+  on_gpu(got);
   EXPECT_EQ(got.h.bytes() == want.h.bytes(), true) << "h of " << to_string(p) << " gap=" << gap;
   EXPECT_EQ(got.dz.bytes() == want.dz.bytes(), true) << "dz of " << to_string(p) << " gap=" << gap;
   EXPECT_EQ(got.z.bytes() == want.z.bytes(), true) << "z of " << to_string(p) << " gap=" << gap;
@@ -150,8 +112,8 @@ TEST_P(ActivationOnDevice, OfAnyNumberHasTheBitsOfTheCpuOrIsNan) {
     for (int64_t i = 0; i < p.rows * p.features * columns; ++i)
       want.z.data<uint32_t>()[i] = uint32_t(random());  // all exponents, infinity and NaN too
     Case got = want;
-    want.on_cpu();
-    got.on_gpu();
+    want.on_cpu("cpu");
+    on_gpu(got);
     for (const auto& [g, w] : {std::pair(&got.h, &want.h), std::pair(&got.dz, &want.dz)})
       EXPECT_EQ(
           test::difference(g->values(), w->values(),
@@ -173,8 +135,8 @@ TEST_P(ActivationOnDevice, OfNoRowsAndOfBrokenOffsets) {
       Case want(p, p.rows, 0, 3);
       want.offsets.back() = end;
       Case got = want;
-      want.on_cpu();
-      got.on_gpu();
+      want.on_cpu("cpu");
+      on_gpu(got);
       EXPECT_EQ(got.h.bytes() == want.h.bytes(), true) << to_string(p) << " end=" << end;
       EXPECT_EQ(got.dz.bytes() == want.dz.bytes(), true) << to_string(p) << " end=" << end;
     }

@@ -7,9 +7,9 @@
 #include <exception>
 
 #include "bench/check.h"
+#include "bench/random_gemm.h"
 #include "cadre/error.h"
 #include "cadre/operations.h"
-#include "tests/bench/random_gemm.h"
 
 namespace cadre {
 namespace {
@@ -35,13 +35,13 @@ bool takes(const GroupedGemmProblem& p, const Device& device, std::string_view i
 
 // A problem with the implementations that take it.
 struct Task {
-  test::RandomGemm gemm;
+  bench::RandomGemm gemm;
   std::vector<std::string_view> names;
 };
 
 std::vector<Task> draw_tasks(const Device& device, const std::vector<std::string_view>& names) {
   std::vector<Task> tasks;
-  test::RandomGemms gemms(20261121);
+  bench::RandomGemms gemms(20261121);
   for (int drawn = 0; drawn < kMostDrawn && int(tasks.size()) < kWanted; ++drawn) {
     Task task{gemms.next(), {}};
     for (const std::string_view name : names)
@@ -76,13 +76,13 @@ TEST(GroupedGemmOnDevice, EveryImplementationAgreesWithTheReference) {
 #pragma omp critical
       if (!fault.empty()) faults.push_back(fault);
     }
-  test::Tally kinds, runs;
+  bench::Tally kinds, runs;
   for (const Task& task : tasks) {
-    test::count(kinds, task.gemm);
+    bench::count(kinds, task.gemm);
     for (const std::string_view name : task.names) ++runs[std::string(name)];
   }
   std::printf("%zu problems\n", tasks.size());
-  for (const test::Tally& tally : {runs, kinds})
+  for (const bench::Tally& tally : {runs, kinds})
     for (const auto& [what, times] : tally) std::printf("  %5d  %s\n", times, what.c_str());
   EXPECT_GE(int(tasks.size()), kWanted);
   for (const char* pass : {"fprop", "dgrad", "wgrad"})

@@ -4,6 +4,7 @@
 
 #include "cadre/error.h"
 #include "cadre/grouped_gemm.h"
+#include "cadre/grouped_mlp.h"
 #include "tests/judge/tensor.h"
 
 namespace cadre {
@@ -11,10 +12,14 @@ namespace {
 
 Device hopper() { return parse_device("sm_90"); }
 
-/// Everything that is said when no implementation takes the problem.
-std::string refusal(std::string_view words, const Device& device = hopper()) {
+/// Every refusal on the way to a plan, and what takes the problem in the end.
+std::string told(std::string_view words, const Device& device = hopper()) {
+  std::string all;
   try {
-    return text("taken by ", plan(parse_grouped_gemm_problem(words), device).name);
+    const auto chosen = plan(parse_grouped_gemm_problem(words), device);
+    for (const Refusal& refusal : chosen.refusals)
+      all += text(refusal.name, ": ", refusal.why, "\n");
+    return all + text("taken by ", chosen.name);
   } catch (const Unsupported& error) {
     return error.what();
   }
@@ -27,18 +32,23 @@ TEST(GroupedGemmPlan, NamesTheKernel) {
   EXPECT_EQ(name("grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16"), "sm90_ragged_rows");
   EXPECT_EQ(name("grouped_gemm dgrad R=9 N=8 K=16 E=3 format=f16 out=f32"), "sm90_ragged_rows");
   EXPECT_EQ(name("grouped_gemm wgrad R=9 N=8 K=16 E=3 format=bf16"), "sm90_ragged_contraction");
+  EXPECT_EQ(name("grouped_gemm wgrad R=9 N=8 K=16 E=3 format=bf16 align=32"),
+            "sm90_ragged_contraction");
 }
 
-TEST(GroupedGemmPlan, SaysWhyNot) {
+TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
   const struct {
     const char *words, *why;
   } cases[] = {
       {"fprop R=9 N=8 K=16 E=3 format=f32 out=f32", "takes bf16 or f16 operands"},
-      {"fprop R=9 N=8 K=16 E=3 format=mxfp8", "takes bf16 or f16 operands"},
       {"fprop R=9 N=8 K=16 E=3 x=bf16 w=f16", "both of the same type"},
       {"fprop R=9 N=8 K=16 E=3 format=bf16 out=f16", "writes f32 or the type of its operands"},
       {"fprop R=9 N=9 K=16 E=3 format=bf16", "takes N and K that are multiples of 8"},
       {"fprop R=9 N=8 K=12 E=3 format=bf16", "takes N and K that are multiples of 8"},
+      {"fprop R=9 N=8 K=16 E=3 format=bf16 align=8",
+       "strides of 16 bytes, as the copy engine does; align is 8"},
+      {"wgrad R=9 N=8 K=16 E=3 format=bf16 align=2",
+       "strides of 16 bytes, as the copy engine does; align is 2"},
       {"fprop R=1073741825 N=8 K=16 E=3 format=bf16", "takes R up to 1073741824"},
       {"fprop R=9 N=8 K=16 E=3 format=bf16 lhs_major=column", "takes a row-major batch and output"},
       {"dgrad R=9 N=8 K=16 E=3 format=bf16 out_major=column", "takes a row-major batch and output"},
@@ -47,13 +57,65 @@ TEST(GroupedGemmPlan, SaysWhyNot) {
       {"wgrad R=9 N=8 K=16 E=3 format=f32 out=f32", "sm90_ragged_rows: takes fprop and dgrad"},
       {"fprop R=9 N=8 K=16 E=3 format=f32 out=f32", "sm90_ragged_contraction: takes wgrad"},
   };
-  for (const auto& c : cases)
-    EXPECT_NE(refusal(text("grouped_gemm ", c.words)).find(c.why), std::string::npos)
+  for (const auto& c : cases) {
+    const std::string all = told(text("grouped_gemm ", c.words));
+    const bool wgrad = c.words[0] == 'w';
+    EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
+    EXPECT_NE(all.find(wgrad ? "taken by cuda_ragged_contraction" : "taken by cuda_ragged_rows"),
+              std::string::npos)
         << c.words << "\n"
-        << refusal(text("grouped_gemm ", c.words));
-  EXPECT_NE(refusal("grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16", parse_device("sm_80"))
-                .find("is for sm_90, not sm_80"),
-            std::string::npos);
+        << all;
+  }
+}
+
+TEST(GroupedGemmPlan, SaysWhyNobodyTakesIt) {
+  const struct {
+    const char *words, *device, *why;
+  } cases[] = {
+      {"fprop R=9 N=8 K=16 E=3 format=mxfp8", "sm_90", "sm90_ragged_rows: takes bf16 or f16"},
+      {"fprop R=9 N=8 K=16 E=3 format=mxfp8", "sm_80",
+       "cuda_ragged_rows: takes f32, bf16 or f16 operands"},
+      {"wgrad R=9 N=8 K=16 E=3 x=bf16 dy=mxfp8", "sm_80",
+       "cuda_ragged_contraction: takes f32, bf16 or f16 operands"},
+      {"wgrad R=9 N=8 K=16 E=3 x=bf16 dy=mxfp8", "sm_80",
+       "cuda_ragged_rows: takes fprop and dgrad"},
+      {"dgrad R=9 N=8 K=16 E=3 format=mxfp8", "sm_80", "cuda_ragged_contraction: takes wgrad"},
+  };
+  for (const auto& c : cases) {
+    const std::string all = told(text("grouped_gemm ", c.words), parse_device(c.device));
+    EXPECT_NE(all.find("no implementation on"), std::string::npos) << c.words << "\n" << all;
+    EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
+  }
+  Device old = parse_device("sm_80");
+  old.sm = 75;
+  const char* words = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16";
+  EXPECT_NE(told(words, old).find("cuda_ragged_rows: needs sm_80 or later, has sm_75"),
+            std::string::npos)
+      << told(words, old);
+}
+
+TEST(GroupedGemmPlan, HasAKernelOnEveryGpuFromAmpereOn) {
+  for (const char* device : {"sm_80", "sm_100"})
+    for (const char* words : {"fprop R=9 N=8 K=16 E=3 format=bf16",
+                              "dgrad R=9 N=7 K=13 E=3 format=f16 rhs_major=column unit_budget=1",
+                              "wgrad R=0 N=1 K=1 E=3 format=f32 align=4 accumulate=device"}) {
+      const std::string all = told(text("grouped_gemm ", words), parse_device(device));
+      EXPECT_NE(all.find(text("is for sm_90, not ", device)), std::string::npos) << all;
+      EXPECT_NE(all.find("taken by cuda_ragged_"), std::string::npos) << all;
+    }
+}
+
+TEST(GroupedGemmPlan, GivesLayersOfAnyWidthAKernel) {
+  const GroupedMlpPlan odd =
+      plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=37 F=13 E=3 act=swiglu"), hopper());
+  EXPECT_EQ(odd.fc1.fprop->name, "cuda_ragged_rows");
+  EXPECT_EQ(odd.fc2.wgrad->name, "cuda_ragged_contraction");
+  const GroupedMlpPlan misaligned =
+      plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=32 F=16 E=3 act=swiglu align=4"),
+           hopper());
+  EXPECT_EQ(misaligned.fc1.fprop->name, "cuda_ragged_rows");
+  EXPECT_EQ(misaligned.fc2.dgrad->name, "cuda_ragged_rows");
+  EXPECT_EQ(misaligned.fc2.wgrad->name, "cuda_ragged_contraction");
 }
 
 TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscrete) {
@@ -85,8 +147,10 @@ std::string run_message(int64_t first, int64_t gap) {
   return "";
 }
 
-TEST(GroupedGemmPlan, RefusesAddressesAndStepsThatTheCopyEngineCannotTake) {
-  const std::string want = "must begin and step by multiples of 16 bytes, as the copy engine does";
+TEST(GroupedGemmPlan, RefusesAddressesAndStepsThatTheProblemDidNotPromise) {
+  const std::string want =
+      "must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
+      "with align=2 [";
   EXPECT_NE(run_message(4, 0).find(want), std::string::npos) << run_message(4, 0);
   EXPECT_NE(run_message(0, 4).find(want), std::string::npos) << run_message(0, 4);
 }

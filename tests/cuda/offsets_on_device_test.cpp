@@ -5,57 +5,24 @@
 
 #include "tests/cuda/mirror.h"
 #include "tests/judge/counts.h"
-#include "tests/judge/workspace.h"
+#include "tests/ops/offsets_case.h"
 
 namespace cadre {
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+using test::random_routing;
 using OffsetsOnDevice = test::OnDevice;
-
-/// Everything that offsets write, with canaries around.
-struct Outputs {
-  test::Tensor offsets, row_of, slot_of, status;
-
-  explicit Outputs(const OffsetsProblem& p)
-      : offsets(DType::kI32, {p.experts + 1}),
-        row_of(DType::kI32, {p.tokens, std::max(p.top_k, 1)}),
-        slot_of(DType::kI32, {p.rows}),
-        status(DType::kI32, {1}) {}
-
-  bool operator==(const Outputs& other) const {
-    return offsets.bytes() == other.offsets.bytes() && row_of.bytes() == other.row_of.bytes() &&
-           slot_of.bytes() == other.slot_of.bytes() && status.bytes() == other.status.bytes();
-  }
-};
-
-template <class Index>
-Outputs on_cpu(const OffsetsProblem& p, const std::vector<Index>& source, std::string_view only) {
-  Outputs out(p);
-  const bool routing = p.source == OffsetsSource::kRouting;
-  const OffsetsPlan made = plan(p, this_cpu(), only);
-  const test::OwnedWorkspace workspace(made.workspace_bytes);
-  run(made,
-      {.source = source.data(),
-       .offsets = out.offsets.data<int32_t>(),
-       .map = {.row_of = routing ? out.row_of.data<int32_t>() : nullptr,
-               .slot_of = routing ? out.slot_of.data<int32_t>() : nullptr},
-       .status = out.status.data<int32_t>()},
-      workspace.get(), {});
-  return out;
-}
+using Outputs = test::OffsetsOut;
 
 template <class Index>
 Outputs on_gpu(const OffsetsProblem& p, const std::vector<Index>& source) {
   Outputs out(p);
   test::Mirror mirror;
-  const bool routing = p.source == OffsetsSource::kRouting;
   const OffsetsPlan made = plan(p, test::first_gpu());
   EXPECT_EQ(made.name, "cuda_offsets");
-  OffsetsArgs args{.source = mirror.data(source),
-                   .offsets = mirror.data<int32_t>(out.offsets),
-                   .status = mirror.data<int32_t>(out.status)};
-  if (routing) args.map = {mirror.data<int32_t>(out.row_of), mirror.data<int32_t>(out.slot_of)};
+  const OffsetsArgs args = out.args(p, mirror.data(source),
+                                    [&](const test::Tensor& t) { return mirror.data<int32_t>(t); });
   const Workspace workspace = mirror.workspace(made.workspace_bytes);
   mirror.replay(2, [&](Stream stream) { run(made, args, workspace, stream); });
   return out;
@@ -64,7 +31,7 @@ Outputs on_gpu(const OffsetsProblem& p, const std::vector<Index>& source) {
 template <class Index>
 void check(const OffsetsProblem& p, const std::vector<Index>& source,
            std::string_view only = "cpu_reference") {
-  EXPECT_TRUE(on_gpu(p, source) == on_cpu(p, source, only)) << to_string(p);
+  EXPECT_TRUE(on_gpu(p, source) == test::offsets_on_cpu(p, source, only)) << to_string(p);
 }
 
 TEST_F(OffsetsOnDevice, OfCountsAndEndsAreThoseOfTheReference) {
@@ -105,18 +72,6 @@ TEST_F(OffsetsOnDevice, OfThousandsOfExpertsCarryFromBlockToBlock) {
   }
 }
 
-/// Experts of T * top_k choices: some negative, some too large, half of the experts without any.
-template <class Index>
-std::vector<Index> random_routing(std::mt19937& random, const OffsetsProblem& p) {
-  std::vector<Index> experts;
-  for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot) {
-    const int64_t kind = int64_t(random() % 20);
-    const int64_t any = int64_t(random() % uint64_t(p.experts)) / 2 * 2;
-    experts.push_back(Index(kind == 0 ? -1 : kind == 1 ? p.experts : any));
-  }
-  return experts;
-}
-
 TEST_F(OffsetsOnDevice, OfRoutingSortStably) {
   std::mt19937 random(2);
   for (int experts : {1, 2, 3, 8, 64, 384, 1024, 3000})
@@ -133,6 +88,18 @@ TEST_F(OffsetsOnDevice, OfRoutingSortStably) {
         p.index = DType::kI64;
         check(p, random_routing<int64_t>(random, p), only);
       }
+}
+
+TEST_F(OffsetsOnDevice, OfRoutingInSeveralBlocksSortsStably) {
+  std::mt19937 random(4);
+  const OffsetsProblem p{.source = OffsetsSource::kRouting,
+                         .rows = 3'200,
+                         .experts = 500,  // about as many as a block has threads
+                         .tokens = 1'100,
+                         .top_k = 3,
+                         .index = DType::kI32};
+  check(p, random_routing<int32_t>(random, p));
+  check(p, std::vector<int32_t>(size_t(p.tokens * p.top_k), 499));
 }
 
 TEST_F(OffsetsOnDevice, OfManyTokensSortStably) {

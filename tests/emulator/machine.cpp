@@ -124,6 +124,8 @@ void Cluster::start(const std::function<void()>& kernel) {
     thread->product_groups.clear();
     thread->store_groups.clear();
     thread->open_stores = nullptr;
+    thread->copy_groups.clear();
+    thread->open_copies = nullptr;
     thread->waits_for.clear();
     thread->fiber.start([this, &kernel] {
       try {
@@ -141,6 +143,9 @@ void Cluster::finish_thread() {
   Thread& t = self();
   for (const auto& group : t.store_groups)
     if (group->reading > 0) fail("a thread ended while its copies still read shared memory");
+  for (const auto& group : t.copy_groups)
+    if (group->left > 0) fail("a thread ended before its copies to shared memory");
+  if (t.open_copies) fail("a thread ended with copies to shared memory not closed");
   if (t.open_stores && t.open_stores->reading > 0) fail("a thread ended with copies not closed");
   --t.block->threads_left;
   --left_;

@@ -62,6 +62,11 @@ struct StoreGroup {
   int reading = 0, writing = 0;
 };
 
+/// Copies to shared memory that a thread has started, up to a close_copies().
+struct CopyGroup {
+  int left = 0;
+};
+
 struct Thread {
   Fiber fiber;
   Block* block = nullptr;
@@ -72,6 +77,8 @@ struct Thread {
   std::deque<int64_t> product_groups;
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::shared_ptr<StoreGroup> open_stores;
+  std::deque<std::shared_ptr<CopyGroup>> copy_groups;
+  std::shared_ptr<CopyGroup> open_copies;
 
   WarpBoard& warp() const { return block->warps[size_t(number / kWarp)]; }
   Warpgroup& warpgroup() const { return block->warpgroups[size_t(number / kWarpgroup)]; }

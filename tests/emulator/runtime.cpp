@@ -159,6 +159,9 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   enqueue(stream, cudaGraphNodeTypeMemset, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  return enqueue(stream, cudaGraphNodeTypeHost, [=] { function(data); }), cudaSuccess;
+}
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
   std::memset(to, value, bytes);
   return cudaSuccess;

@@ -48,7 +48,7 @@ class Tensor {
     row_bytes_ = bytes_for(dtype, columns());
     pitch_bytes_ = bytes_for(dtype, pitch(lie));
     memory_.assign(size_t(kGuard + rows() * pitch_bytes_ + kGuard), kCanary);
-    for (int64_t r = 0; r < rows(); ++r) std::memset(row(r), 0xff, size_t(row_bytes_));
+    poison();
   }
 
   /// The memory that an operation sees.
@@ -88,6 +88,11 @@ class Tensor {
     for (int64_t r = first; r < (last < 0 ? rows() : last); ++r)
       for (int64_t c = 0; c < columns(); ++c)
         cpu::write(cadre::view(row(r), view_.dtype, {columns()}), {c}, uniform(random));
+  }
+
+  /// Poison in all elements, as at the beginning.
+  void poison() {
+    for (int64_t r = 0; r < rows(); ++r) std::memset(row(r), 0xff, size_t(row_bytes_));
   }
 
   /// True if rows [first, last) still hold the poison.

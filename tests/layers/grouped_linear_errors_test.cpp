@@ -50,6 +50,8 @@ TEST(GroupedLinearErrors, OfProblems) {
             "grouped_linear: amax_eps is -1, must be 0 or more");
   EXPECT_EQ(plan_error([](P& p) { p.unit_budget = -1; }),
             "grouped_linear: unit_budget is -1, must be 0 or more");
+  EXPECT_EQ(plan_error([](P& p) { p.align = 24; }),
+            "grouped_linear: align is 24, must be a power of two; it counts bytes");
   EXPECT_EQ(plan_error([](P& p) { p.bias_scale = true; }),
             "grouped_linear: bias_scale is yes, must be no; the problem has no bias");
   EXPECT_EQ(plan_error([](P& p) { p.return_bias = true; }),

@@ -53,6 +53,7 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
     p.x_role = TensorRole(draw(5));
     p.dy_role = TensorRole(draw(5));
     p.unit_budget = draw(3);
+    p.align = 1 << draw(6);
     EXPECT_EQ(parse_grouped_linear_problem(to_string(p)), p) << to_string(p);
   }
 }

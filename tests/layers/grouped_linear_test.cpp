@@ -7,6 +7,7 @@
 #include "tests/layers/linear_case.h"
 #include "tests/layers/linear_composition.h"
 #include "tests/layers/linear_model.h"
+#include "tests/layers/random_layers.h"
 
 using namespace cadre;
 using test::Counts;
@@ -15,8 +16,6 @@ using test::LinearCase;
 using test::LinearResult;
 
 namespace {
-
-constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 
 const char* const kRecipes[] = {
     "f32",
@@ -36,31 +35,8 @@ const char* const kRecipes[] = {
 
 /// A problem with every option drawn from `seed`.
 GroupedLinearProblem random_problem(const Counts& counts, unsigned seed) {
-  std::mt19937 random(seed);
-  const auto draw = [&](unsigned end) { return random() % end; };
-  GroupedLinearProblem p{.rows = counts.rows};
-  p.n = std::array<int64_t, 4>{1, 6, 20, 33}[draw(4)];
-  p.k = std::array<int64_t, 4>{1, 7, 18, 40}[draw(4)];
-  p.experts = counts.experts();
-  p.dtype = kTypes[draw(3)];
-  p.parameters = {.weight = kTypes[draw(3)], .bias = kTypes[draw(3)], .dw = kTypes[draw(3)]};
-  p.parameters.dbias = kTypes[draw(3)];
-  p.parameters.discrete_weight = draw(2);
-  p.parameters.discrete_bias = draw(2);
-  p.parameters.discrete_dw = draw(2);
-  p.bias = draw(2);
-  p.bias_scale = p.bias && draw(2);
-  p.return_bias = p.bias && !p.bias_scale && draw(4) == 0;
-  p.dgrad = draw(4);
-  p.wgrad = draw(4);
-  p.dbias = draw(4);
-  p.accumulate = Accumulate(draw(4));
-  p.accumulate_bias = Accumulate(draw(4));
-  p.deferred = draw(2);
-  p.save_input = draw(2);
-  p.cache_weights = draw(2);
-  p.tail = Tail(draw(2));
-  return p;
+  constexpr int64_t kWidths[] = {1, 6, 7, 18, 20, 33, 40};
+  return test::random_linear(counts, seed, kWidths);
 }
 
 /// Few rows in total, since a reference multiplies them.

@@ -57,6 +57,7 @@ TEST(GroupedMlpText, EveryFieldParsesBack) {
     p.tail = Tail(draw(2));
     p.amax_eps = float(draw(3)) / 7;
     p.unit_budget = draw(3);
+    p.align = 1 << draw(6);
     EXPECT_EQ(parse_grouped_mlp_problem(to_string(p)), p) << to_string(p);
   }
 }

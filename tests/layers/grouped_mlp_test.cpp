@@ -7,6 +7,7 @@
 #include "tests/layers/mlp_case.h"
 #include "tests/layers/mlp_check.h"
 #include "tests/layers/mlp_composition.h"
+#include "tests/layers/random_layers.h"
 
 using namespace cadre;
 using test::Counts;
@@ -116,21 +117,7 @@ TEST(GroupedMlp, PlainRecipesAreTheModelWithinTheBound) {
   unsigned seed = 0;
   test::for_random_counts(140, 1, [&](const Counts& counts) {
     if (counts.rows > 60 || counts.experts() > 64) return;
-    const ActivationInfo& row = activation_list()[++seed % 10];
-    GroupedMlpProblem p = problem(counts, recipe_list()[seed % 3].name);
-    p.dtype = p.recipe.fprop.lhs.element;
-    p.parameters = {.weight = p.dtype, .dw = DType::kF32, .dbias = DType::kF32};
-    p.activation = row.kind;
-    if (row.kind == ActivationKind::kClampedSwiGlu) p.constants = {2.0f, 1.25f, 0.5f};
-    if (row.gated) p.layout = kLayouts[seed % 3];
-    if (p.layout != GluLayout::kInterleave32) p.features = 7;
-    p.prob = seed % 4 != 0;
-    p.bias1 = seed % 3 != 0;
-    p.bias2 = seed % 5 != 0;
-    p.bias2_scale = p.bias2 && seed % 2;
-    p.deferred = seed % 2;
-    p.keep_h = seed / 2 % 2;
-    p.tail = Tail(seed / 3 % 2);
+    const GroupedMlpProblem p = test::plain_mlp(counts, ++seed);
     const MlpCase before(p, counts, seed);
     MlpCase after(p, counts, seed);
     after.shows_inside = true;

@@ -11,6 +11,12 @@ namespace cadre::test {
 
 inline Memory memory(const OwnedWorkspace& w) { return {w.get().data, w.get().bytes}; }
 
+/// What a case is made for.
+struct MadeFor {
+  Device device = this_cpu();
+  int64_t step = 1;  ///< gaps between rows are multiples of so many elements
+};
+
 /// One grouped linear layer with every tensor that it reads and writes, all of it watched: random
 /// inputs in the rows of the experts, NaN in the tails and in what is written.
 struct LinearCase {
@@ -18,6 +24,7 @@ struct LinearCase {
   Counts counts;
   std::vector<int32_t> offsets;
   Parameters parameters;
+  MadeFor made_for;
   Tensor x, y, dy, dx, bias_scale, dbias_scale;
   std::array<uint64_t, 2> rng = {0x5eed'0000'1234'5678ull, 7};
   OwnedWorkspace saved, pending, weight_cache;
@@ -25,10 +32,12 @@ struct LinearCase {
   WgradQueue* queue = nullptr;
   int64_t version = 0;
 
-  LinearCase(const GroupedLinearProblem& p, const Counts& c, unsigned seed)
-      : plan(cadre::plan(p, this_cpu())),
+  LinearCase(const GroupedLinearProblem& p, const Counts& c, unsigned seed,
+             const MadeFor& where = {})
+      : plan(cadre::plan(p, where.device)),
         counts(c),
         offsets(c.offsets()),
+        made_for(where),
         saved(plan.memory.saved_bytes),
         pending(plan.memory.pending_bytes),
         weight_cache(plan.memory.weight_cache_bytes) {
@@ -40,8 +49,8 @@ struct LinearCase {
                              .accumulate = p.accumulate,
                              .accumulate_bias = p.accumulate_bias},
                             random);
-    x = Tensor(p.dtype, {p.rows, p.k}, {.row_gap = 3});
-    dy = Tensor(p.dtype, {p.rows, p.n}, {.row_gap = 1});
+    x = Tensor(p.dtype, {p.rows, p.k}, {.row_gap = 3 * where.step});
+    dy = Tensor(p.dtype, {p.rows, p.n}, {.row_gap = 1 * where.step});
     bias_scale = Tensor(DType::kF32, {p.rows});
     x.fill(random, -2, 2, 0, counts.used());
     dy.fill(random, -1, 1, 0, counts.used());
@@ -53,8 +62,8 @@ struct LinearCase {
 
   /// Fresh outputs.
   void clear() {
-    y = Tensor(p().dtype, {p().rows, p().n}, {.row_gap = 5});
-    dx = Tensor(p().dtype, {p().rows, p().k}, {.row_gap = 7});
+    y = Tensor(p().dtype, {p().rows, p().n}, {.row_gap = 5 * made_for.step});
+    dx = Tensor(p().dtype, {p().rows, p().k}, {.row_gap = 7 * made_for.step});
     dbias_scale = Tensor(DType::kF32, {p().rows});
   }
 
@@ -96,6 +105,21 @@ struct LinearCase {
     if (p().deferred && p().wgrad) wgrad();
   }
   bool learns() const { return plan.dgrad || plan.wgrad || plan.bias_grad; }
+  bool defers() const { return p().deferred && plan.wgrad; }
+
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    visit(list_piece("offsets", offsets));
+    parameters.for_pieces(visit);
+    for (const auto& [name, t] : {std::pair("x", &x), {"dy", &dy}, {"bias_scale", &bias_scale}})
+      visit(piece(name, *t, Holds::kInput));
+    for (const auto& [name, t] : {std::pair("y", &y), {"dx", &dx}, {"dbias_scale", &dbias_scale}})
+      visit(piece(name, *t, Holds::kOutput));
+    visit(list_piece("rng", rng));
+    visit(piece("saved", saved));
+    visit(piece("pending", pending));
+    visit(piece("weight_cache", weight_cache));
+  }
 
   std::string damage() const {
     return parameters.damage() + x.damage() + y.damage() + dy.damage() + dx.damage() +

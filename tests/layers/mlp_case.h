@@ -11,6 +11,7 @@ struct MlpCase {
   Counts counts;
   std::vector<int32_t> offsets;
   Parameters fc1, fc2;
+  MadeFor made_for;
   Tensor x, y, dy, dx, prob, bias2_scale, dprob, dbias2_scale, z, dh;
   bool shows_inside = false;  ///< z and dh are the caller's
   std::array<uint64_t, 2> rng = {0x5eed'0000'1234'5678ull, 7};
@@ -18,10 +19,11 @@ struct MlpCase {
   bool refresh_weights = true;
   WgradQueue* queue = nullptr;
 
-  MlpCase(const GroupedMlpProblem& p, const Counts& c, unsigned seed)
-      : plan(cadre::plan(p, this_cpu())),
+  MlpCase(const GroupedMlpProblem& p, const Counts& c, unsigned seed, const MadeFor& where = {})
+      : plan(cadre::plan(p, where.device)),
         counts(c),
         offsets(c.offsets()),
+        made_for(where),
         saved(plan.memory.saved_bytes),
         pending(plan.memory.pending_bytes),
         weight_cache(plan.memory.weight_cache_bytes) {
@@ -29,8 +31,8 @@ struct MlpCase {
     fc1 = Parameters(sizes(plan.fc1.problem), random);
     fc2 = Parameters(sizes(plan.fc2.problem), random);
     const int64_t used = counts.used();
-    x = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 3});
-    dy = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 1});
+    x = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 3 * where.step});
+    dy = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 1 * where.step});
     prob = Tensor(DType::kF32, {p.rows});
     bias2_scale = Tensor(DType::kF32, {p.rows});
     x.fill(random, -2, 2, 0, used);
@@ -46,10 +48,10 @@ struct MlpCase {
 
   /// Fresh outputs.
   void clear() {
-    y = Tensor(p().dtype, {p().rows, p().hidden}, {.row_gap = 5});
-    dx = Tensor(p().dtype, {p().rows, p().hidden}, {.row_gap = 7});
-    z = Tensor(p().dtype, {p().rows, plan.fc1.problem.n}, {.row_gap = 2});
-    dh = Tensor(p().dtype, {p().rows, p().features}, {.row_gap = 2});
+    y = Tensor(p().dtype, {p().rows, p().hidden}, {.row_gap = 5 * made_for.step});
+    dx = Tensor(p().dtype, {p().rows, p().hidden}, {.row_gap = 7 * made_for.step});
+    z = Tensor(p().dtype, {p().rows, plan.fc1.problem.n}, {.row_gap = 2 * made_for.step});
+    dh = Tensor(p().dtype, {p().rows, p().features}, {.row_gap = 2 * made_for.step});
     dprob = Tensor(DType::kF32, {p().rows});
     dbias2_scale = Tensor(DType::kF32, {p().rows});
   }
@@ -90,6 +92,28 @@ struct MlpCase {
     cadre::wgrad(plan, args(), w.get(), {});
   }
   bool learns() const { return plan.activation_backward || plan.fc2.wgrad || plan.fc2.bias_grad; }
+  bool defers() const { return p().deferred && (p().wgrad1 || p().wgrad2); }
+
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    visit(list_piece("offsets", offsets));
+    fc1.for_pieces(visit);
+    fc2.for_pieces(visit);
+    for (const auto& [name, t] :
+         {std::pair("x", &x), {"dy", &dy}, {"prob", &prob}, {"bias2_scale", &bias2_scale}})
+      visit(piece(name, *t, Holds::kInput));
+    for (const auto& [name, t] : {std::pair("y", &y),
+                                  {"dx", &dx},
+                                  {"dprob", &dprob},
+                                  {"dbias2_scale", &dbias2_scale},
+                                  {"z", &z},
+                                  {"dh", &dh}})
+      visit(piece(name, *t, Holds::kOutput));
+    visit(list_piece("rng", rng));
+    visit(piece("saved", saved));
+    visit(piece("pending", pending));
+    visit(piece("weight_cache", weight_cache));
+  }
   /// Forward, backward and, where it is deferred, wgrad.
   void step() {
     forward();

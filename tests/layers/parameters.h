@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "cadre/layer.h"
-#include "tests/judge/tensor.h"
+#include "tests/judge/machine_copy.h"
 
 namespace cadre::test {
 
@@ -68,6 +68,11 @@ class ExpertTensor {
   }
   std::string damage() const { return tensor_.damage(); }
   bool untouched() const { return tensor_.untouched(0, tensor_.rows()); }
+  template <class Visit>
+  void for_pieces(const char* name, Holds holds, Visit&& visit) const {
+    visit(piece(name, tensor_, shape_.discrete ? Holds::kDiscrete : holds));
+    if (shape_.discrete) visit(list_piece(name, pointers_, Holds::kPointers));
+  }
   const Shape& shape() const { return shape_; }
 
  private:
@@ -131,6 +136,15 @@ struct Parameters {
     return p;
   }
   std::string damage() const { return w.damage() + bias.damage() + dw.damage() + dbias.damage(); }
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    w.for_pieces("w", Holds::kInput, visit);
+    bias.for_pieces("bias", Holds::kInput, visit);
+    dw.for_pieces("dw", Holds::kOutput, visit);
+    dbias.for_pieces("dbias", Holds::kOutput, visit);
+    visit(list_piece("accumulate", words));
+    visit(list_piece("accumulate_bias", bias_words));
+  }
 
  private:
   /// [E, 1, N] as [E, N].

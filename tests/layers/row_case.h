@@ -21,8 +21,8 @@ struct RowCase {
   bool gives_y = true, gives_dx = true;
   WgradQueue* queue = nullptr;
 
-  RowCase(const SequentialProblem& p, const Counts& c, unsigned seed)
-      : plan(cadre::plan(p, this_cpu())),
+  RowCase(const SequentialProblem& p, const Counts& c, unsigned seed, const MadeFor& where = {})
+      : plan(cadre::plan(p, where.device)),
         counts(c),
         offsets(c.offsets()),
         saved(plan.memory.saved_bytes),
@@ -51,10 +51,10 @@ struct RowCase {
     }
     const auto& first = p.ops.front();
     const auto& last = p.ops.back();
-    x = Tensor(DType::kBf16, {rows, input_columns(first)}, {.row_gap = 2});
-    dx = Tensor(DType::kBf16, {rows, input_columns(first)}, {.row_gap = 1});
-    y = Tensor(DType::kBf16, {rows, output_columns(last)}, {.row_gap = 3});
-    dy = Tensor(DType::kBf16, {rows, output_columns(last)}, {.row_gap = 5});
+    x = Tensor(DType::kBf16, {rows, input_columns(first)}, {.row_gap = 2 * where.step});
+    dx = Tensor(DType::kBf16, {rows, input_columns(first)}, {.row_gap = 1 * where.step});
+    y = Tensor(DType::kBf16, {rows, output_columns(last)}, {.row_gap = 3 * where.step});
+    dy = Tensor(DType::kBf16, {rows, output_columns(last)}, {.row_gap = 5 * where.step});
     x.fill(random, -2, 2, 0, c.used());
     dy.fill(random, -1, 1, 0, c.used());
   }
@@ -103,6 +103,30 @@ struct RowCase {
     run_forward();
     run_backward();
     if (deferred) run_wgrad();
+  }
+
+  bool learns() const { return true; }
+  bool defers() const {
+    for (const RowOp& op : plan.problem.ops)
+      if (const auto* l = std::get_if<GroupedLinearProblem>(&op); l != nullptr && l->deferred)
+        return true;
+    return false;
+  }
+
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    visit(list_piece("offsets", offsets));
+    for (const Parameters& parameter : own) parameter.for_pieces(visit);
+    for (const Tensor& t : extra) visit(piece("extra input", t, Holds::kInput));
+    for (const Tensor& t : extra_gradient) visit(piece("extra gradient", t, Holds::kOutput));
+    for (const auto& [name, t] : {std::pair("x", &x), {"dy", &dy}})
+      visit(piece(name, *t, Holds::kInput));
+    for (const auto& [name, t] : {std::pair("y", &y), {"dx", &dx}})
+      visit(piece(name, *t, Holds::kOutput));
+    visit(list_piece("rng", rng));
+    visit(piece("saved", saved));
+    visit(piece("pending", pending));
+    visit(piece("weight_cache", weight_cache));
   }
 
   std::vector<Values> result() const {

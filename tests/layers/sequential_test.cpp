@@ -187,6 +187,7 @@ TEST(Sequential, RefusesToFuseWhatDoesNotFit) {
   EXPECT_EQ(why([](L& one, A&, L&) { one.amax_eps = 1; }), "ops 0 to 2: amax_eps differs");
   EXPECT_EQ(why([](L& one, A&, L&) { one.unit_budget = 1; }),
             "ops 0 to 2: the unit budgets differ");
+  EXPECT_EQ(why([](L& one, A&, L&) { one.align = 2; }), "ops 0 to 2: the alignments differ");
   EXPECT_EQ(why([](L& one, A&, L&) { one.dbias = false; }), "ops 0 to 2: only one bias is frozen");
   EXPECT_EQ(why([](L& one, A&, L&) { one.bias_scale = true; }),
             "ops 0 to 2: the first linear scales its bias");

@@ -7,60 +7,16 @@
 #include "tests/judge/close.h"
 #include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
-#include "tests/judge/tensor.h"
 #include "tests/judge/threads.h"
+#include "tests/ops/activation_case.h"
 
 using namespace cadre;
 using test::gamma;
 using test::rounding;
 using test::Tensor;
+using Case = test::ActivationCase;
 
 namespace {
-
-/// One problem with its tensors: inputs random in the rows of the experts, NaN in the tail.
-struct Case {
-  ActivationProblem p;
-  std::vector<int32_t> offsets;
-  Tensor z, prob, dh, h, dz, dprob;
-  bool wants_h = true, wants_dprob = true;
-  bool dz_is_z = false;
-
-  Case(const ActivationProblem& problem, int64_t used, unsigned seed) : p(problem) {
-    const bool gated = info(p.kind).gated;
-    const int64_t columns = gated ? 2 * p.features : p.features;
-    offsets.assign(size_t(p.experts) + 1, int32_t(used));
-    offsets[0] = 0;
-    z = Tensor(p.z, {p.rows, columns}, {.row_gap = 3});
-    dh = Tensor(p.h, {p.rows, p.features}, {.row_gap = 1});
-    prob = Tensor(DType::kF32, {p.rows});
-    std::mt19937 random(seed);
-    z.fill(random, -6, 6, 0, used);
-    dh.fill(random, -2, 2, 0, used);
-    for (int64_t r = 0; r < used; ++r) prob.set({r}, double(random() % 1000) / 999);
-    clear();
-  }
-  void clear() {
-    h = Tensor(p.h, {p.rows, p.features}, {.row_gap = 5});
-    dz = Tensor(p.z, {p.rows, z.columns()}, {.row_gap = 7});
-    dprob = Tensor(DType::kF32, {p.rows});
-  }
-  int64_t used() const { return offsets.back(); }
-
-  void launch(std::string_view only) {
-    const ActivationPlan made = plan(p, this_cpu(), only);
-    EXPECT_EQ(made.name, only);
-    ActivationArgs args{.z = z.view(), .offsets = {offsets.data(), p.experts}};
-    if (p.prob) args.prob = prob.data<float>();
-    if (!p.backward || wants_h) args.h = h.view();
-    if (p.backward) {
-      args.dh = dh.view();
-      args.dz = dz_is_z ? z.view() : dz.view();
-      if (p.prob && wants_dprob) args.dprob = dprob.data<float>();
-    }
-    run(made, args, {}, {});
-    EXPECT_EQ(h.damage() + dz.damage() + dprob.damage(), "") << to_string(p);
-  }
-};
 
 /// A function of one number by the same header, in double, and how much of it fp32 may lose.
 struct Element {
@@ -140,8 +96,8 @@ void expect_tail(const Case& c, const Tensor& t) {
 
 void check(const ActivationProblem& p, int64_t used, unsigned seed) {
   Case want(p, used, seed), got(p, used, seed);
-  want.launch("cpu_reference");
-  got.launch("cpu");
+  want.on_cpu("cpu_reference");
+  got.on_cpu("cpu");
   const Bounds b = bounds(got, want);
   const auto compare = [&](const Tensor& g, const Tensor& w, const std::vector<double>& bound) {
     const std::string seen =
@@ -210,7 +166,7 @@ double loss(const Case& c, const Tensor& z, const Tensor& prob) {
   probe.z = z;
   probe.prob = prob;
   probe.clear();
-  probe.launch("cpu_reference");
+  probe.on_cpu("cpu_reference");
   double sum = 0;
   for (int64_t r = 0; r < c.used(); ++r)
     for (int64_t f = 0; f < c.p.features; ++f) sum += probe.h.at(r, f) * c.dh.at(r, f);
@@ -230,7 +186,7 @@ TEST(Activation, GradientsAreTheLimitOfDifferences) {
                               .h = DType::kF32,
                               .prob = true};
     Case c(p, 2, 5);
-    c.launch("cpu");
+    c.on_cpu("cpu");
     for (int64_t column = 0; column < 64; ++column) {
       Tensor above = c.z, below = c.z;
       above.set({1, column}, c.z.at(1, column) + step);
@@ -251,8 +207,8 @@ TEST(Activation, BackwardLeavesOutWhatIsNotAskedFor) {
   for (const char* name : {"cpu", "cpu_reference"}) {
     Case all(p, 4, 3), some(p, 4, 3);
     some.wants_h = some.wants_dprob = false;
-    all.launch(name);
-    some.launch(name);
+    all.on_cpu(name);
+    some.on_cpu(name);
     EXPECT_TRUE(some.h.untouched(0, 5));
     EXPECT_TRUE(std::isnan(some.dprob.at(0)));
     EXPECT_EQ(some.dz.bytes(), all.dz.bytes());
@@ -268,8 +224,8 @@ TEST(Activation, GradientMayOverwriteItsInput) {
             .backward = true, .kind = kind, .layout = layout, .rows = 9, .features = 77};
         Case apart(p, 7, 3), over(p, 7, 3);
         over.dz_is_z = true;
-        apart.launch(name);
-        over.launch(name);
+        apart.on_cpu(name);
+        over.on_cpu(name);
         for (int64_t r = 0; r < 7; ++r)
           for (int64_t c = 0; c < apart.z.columns(); ++c)
             ASSERT_EQ(over.z.at(r, c), apart.dz.at(r, c)) << to_string(p) << " on " << name;
@@ -279,10 +235,10 @@ TEST(Activation, GradientMayOverwriteItsInput) {
 TEST(Activation, BackwardRecomputesTheBitsOfForward) {
   ActivationProblem p{.rows = 9, .features = 77, .h = DType::kF32, .prob = true};
   Case forward(p, 9, 4);
-  forward.launch("cpu");
+  forward.on_cpu("cpu");
   p.backward = true;
   Case backward(p, 9, 4);
-  backward.launch("cpu");
+  backward.on_cpu("cpu");
   EXPECT_EQ(backward.h.bytes(), forward.h.bytes());
 }
 
@@ -291,12 +247,12 @@ TEST(Activation, DoesNotDependOnTheThreads) {
   Case want(p, 99, 6);
   {
     const test::Threads one(1);
-    want.launch("cpu");
+    want.on_cpu("cpu");
   }
   for (int threads : {2, 3, 5}) {
     const test::Threads set(threads);
     Case got(p, 99, 6);
-    got.launch("cpu");
+    got.on_cpu("cpu");
     EXPECT_EQ(got.dz.bytes(), want.dz.bytes());
     EXPECT_EQ(got.h.bytes(), want.h.bytes());
     EXPECT_EQ(got.dprob.bytes(), want.dprob.bytes());
@@ -306,9 +262,9 @@ TEST(Activation, DoesNotDependOnTheThreads) {
 TEST(Activation, RowsDoNotDependOnEachOther) {
   const ActivationProblem p{.rows = 8, .features = 40, .h = DType::kF32};
   Case all(p, 8, 7), one(p, 8, 7);
-  all.launch("cpu");
+  all.on_cpu("cpu");
   one.offsets[1] = 1;
-  one.launch("cpu");
+  one.on_cpu("cpu");
   for (int64_t f = 0; f < p.features; ++f) EXPECT_EQ(one.h.at(0, f), all.h.at(0, f));
 }
 
@@ -318,7 +274,7 @@ TEST(Activation, BrokenOffsetsStayInside) {
       for (Tail tail : {Tail::kKeep, Tail::kZero}) {
         Case c({.rows = 5, .features = 8, .tail = tail}, 5, 8);
         c.offsets[1] = end;
-        c.launch(name);  // sees its canaries
+        c.on_cpu(name);  // sees its canaries
       }
 }
 

@@ -3,10 +3,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/judge/close.h"
-#include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
-#include "tests/judge/tensor.h"
 #include "tests/judge/threads.h"
+#include "tests/ops/bias_grad_case.h"
 
 using namespace cadre;
 using test::Counts;
@@ -14,67 +13,9 @@ using test::CountsKind;
 using test::gamma;
 using test::rounding;
 using test::Tensor;
+using Case = test::BiasGradCase;
 
 namespace {
-
-/// One problem with its tensors: inputs random in the rows of the experts, NaN in the tail; dbias
-/// holds numbers where they are added to, else NaN.
-struct Case {
-  BiasGradProblem p;
-  std::vector<int32_t> offsets;
-  Tensor dy, bias, bias_scale, dbias, dbias_scale;
-  std::vector<void*> bias_pointers, dbias_pointers;
-  std::vector<int32_t> words;
-
-  Case(const BiasGradProblem& problem, const Counts& counts, unsigned seed)
-      : p(problem), offsets(counts.offsets()) {
-    dy = Tensor(p.dy, {p.rows, p.n}, {.row_gap = 3});
-    bias = Tensor(p.bias, {p.experts, p.n}, {.row_gap = 1});
-    bias_scale = Tensor(DType::kF32, {p.rows});
-    dbias = Tensor(p.dbias, {p.experts, p.n}, {.row_gap = 5});
-    dbias_scale = Tensor(DType::kF32, {p.rows});
-    std::mt19937 random(seed);
-    dy.fill(random, -2, 2, 0, used());
-    bias.fill(random, -1, 1);
-    for (int64_t r = 0; r < used(); ++r) bias_scale.set({r}, double(random() % 1000) / 999);
-    for (int e = 0; e < p.experts; ++e) {
-      words.push_back(int32_t((seed / 2 + unsigned(e)) % 2));
-      if (adds(e)) dbias.fill(random, -3, 3, row_of_expert(e), row_of_expert(e) + 1);
-    }
-    for (int e = p.experts - 1; e >= 0; --e) {
-      bias_pointers.push_back(cpu::row_address(bias.view(), e));
-      dbias_pointers.push_back(cpu::row_address(dbias.view(), e));
-    }
-  }
-  bool adds(int e) const {
-    if (p.accumulate == Accumulate::kDevice) return words[0] != 0;
-    if (p.accumulate == Accumulate::kPerExpert) return words[size_t(e)] != 0;
-    return p.accumulate == Accumulate::kYes;
-  }
-  int64_t used() const { return offsets.back(); }
-  /// Discrete pointers stand in reverse, so that taking the tensor for them would be seen.
-  int64_t row_of_expert(int e) const { return p.discrete ? p.experts - 1 - e : e; }
-
-  BiasGradArgs args() {
-    BiasGradArgs given{.dy = dy.view(), .offsets = {offsets.data(), p.experts}};
-    if (p.discrete) given.discrete_dbias = dbias_pointers.data();
-    if (!p.discrete) given.dbias = dbias.view();
-    if (p.accumulate == Accumulate::kDevice || p.accumulate == Accumulate::kPerExpert)
-      given.accumulate = words.data();
-    if (!p.bias_scale) return given;
-    if (p.discrete) given.discrete_bias = bias_pointers.data();
-    if (!p.discrete) given.bias = bias.view();
-    given.bias_scale = bias_scale.data<float>();
-    given.dbias_scale = dbias_scale.data<float>();
-    return given;
-  }
-  void launch(std::string_view only) {
-    const BiasGradPlan made = plan(p, this_cpu(), only);
-    EXPECT_EQ(made.name, only);
-    run(made, args(), {}, {});
-    EXPECT_EQ(dbias.damage() + dbias_scale.damage(), "") << to_string(p);
-  }
-};
 
 /// dbias by hand, and its bound: a product and a sum for each row, and what was there.
 void check_dbias(const Case& got, const Case& before) {
@@ -133,7 +74,7 @@ TEST_P(EveryImplementation, IsItsFormulaWithinTheBound) {
                             .tail = Tail(seed / 4 % 2)};
     const Case before(p, counts, seed);
     Case got(p, counts, seed);
-    got.launch(GetParam());
+    got.on_cpu(GetParam());
     check_dbias(got, before);
     if (p.bias_scale) check_dbias_scale(got, before);
   });
@@ -146,7 +87,7 @@ TEST_P(EveryImplementation, BrokenOffsetsStayInside) {
     Case c({.rows = counts.rows, .n = 5, .experts = 4, .bias_scale = true, .tail = Tail::kZero},
            counts, 1);
     for (int32_t& offset : c.offsets) offset = int32_t(random()) >> (random() % 32);
-    c.launch(GetParam());  // sees its canaries
+    c.on_cpu(GetParam());  // sees its canaries
   }
 }
 
@@ -154,11 +95,11 @@ TEST_P(EveryImplementation, EmptyExpertsAreZeroOrUntouched) {
   const Counts counts{.rows = 4, .of = {0, 2, 0}};
   BiasGradProblem p{.rows = 4, .n = 3, .experts = 3};
   Case overwrite(p, counts, 1);
-  overwrite.launch(GetParam());
+  overwrite.on_cpu(GetParam());
   p.accumulate = Accumulate::kYes;
   Case add(p, counts, 1);
   add.dbias.set({2, 1}, NAN);
-  add.launch(GetParam());
+  add.on_cpu(GetParam());
   for (int64_t n = 0; n < 3; ++n) EXPECT_EQ(overwrite.dbias.at(0, n), 0);
   EXPECT_TRUE(std::isnan(add.dbias.at(2, 1)));
 }
@@ -173,12 +114,12 @@ TEST(BiasGrad, DoesNotDependOnTheThreads) {
   Case want(p, counts, 4);
   {
     const test::Threads one(1);
-    want.launch("cpu");
+    want.on_cpu("cpu");
   }
   for (int threads : {2, 3, 5}) {
     const test::Threads set(threads);
     Case got(p, counts, 4);
-    got.launch("cpu");
+    got.on_cpu("cpu");
     EXPECT_EQ(got.dbias.bytes(), want.dbias.bytes());
     EXPECT_EQ(got.dbias_scale.bytes(), want.dbias_scale.bytes());
   }
@@ -195,7 +136,7 @@ TEST(BiasGrad, IsTheLimitOfDifferences) {
                           .bias_scale = true,
                           .bias = DType::kF32};
   Case c(p, counts, 2);
-  c.launch("cpu");
+  c.on_cpu("cpu");
   const auto loss = [&](const Tensor& bias, const Tensor& scale) {
     double sum = 0;
     for (int e = 0; e < 3; ++e)

@@ -29,7 +29,7 @@ TEST(GroupedGemmText, ParsesBack) {
         "grouped_gemm fprop R=1 N=2 K=3 E=4 x=bf16 w=mxfp8:2d+floor out=f32 rhs_major=column",
         "grouped_gemm fprop R=1 N=2 K=3 E=4 format=f32 lhs_major=column out_major=column "
         "discrete_rhs=yes alpha=yes bias=yes discrete_bias=yes bias_scale=yes bias_dtype=f32 "
-        "unit_budget=3",
+        "unit_budget=3 align=4",
         "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert"})
     EXPECT_EQ(to_string(parsed(words)), words);
 }
@@ -67,6 +67,8 @@ TEST(GroupedGemmChecks, Problems) {
       {"fprop N=0 K=1", "N is 0, must be 1 or more"},
       {"fprop N=1 K=0", "K is 0, must be 1 or more"},
       {"fprop N=1 K=1 E=0", "E is 0, must be 1 or more"},
+      {"fprop N=1 K=1 align=0", "align is 0, must be a power of two; it counts bytes"},
+      {"fprop N=1 K=1 align=12", "align is 12, must be a power of two; it counts bytes"},
       {"fprop N=1 K=1 out=e4m3", "out is e4m3, must be f32, bf16 or f16"},
       {"fprop N=1 K=1 bias_dtype=i32", "bias_dtype is i32, must be f32, bf16 or f16"},
       {"fprop N=1 K=1 x=mxfp8 lhs_major=column",
@@ -102,7 +104,11 @@ TEST(GroupedGemmChecks, HandMadeProblems) {
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "grouped_gemm: unit_budget is -2, must be 0 or more [grouped_gemm fprop R=1 N=1 K=1 "
             "E=1 format=bf16 unit_budget=-2]");
-  p.unit_budget = 0, p.lhs.element = DType::kF32;
+  p.unit_budget = 0, p.align = -16;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "grouped_gemm: align is -16, must be a power of two; it counts bytes [grouped_gemm "
+            "fprop R=1 N=1 K=1 E=1 format=bf16 align=-16]");
+  p.align = 16, p.lhs.element = DType::kF32;
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "format: element of bf16 is f32, must be bf16");
 }

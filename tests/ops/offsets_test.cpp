@@ -6,62 +6,23 @@
 
 #include "tests/judge/counts.h"
 #include "tests/judge/errors.h"
-#include "tests/judge/tensor.h"
 #include "tests/judge/threads.h"
-#include "tests/judge/workspace.h"
+#include "tests/ops/offsets_case.h"
 
 using namespace cadre;
+
+using test::random_routing;
+using Outputs = test::OffsetsOut;
 
 namespace {
 
 constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
 
-/// Everything that offsets write, with canaries around.
-struct Outputs {
-  test::Tensor offsets, row_of, slot_of, status;
-
-  explicit Outputs(const OffsetsProblem& p)
-      : offsets(DType::kI32, {p.experts + 1}),
-        row_of(DType::kI32, {p.tokens, std::max(p.top_k, 1)}),
-        slot_of(DType::kI32, {p.rows}),
-        status(DType::kI32, {1}) {}
-
-  std::vector<int32_t> offset_list() const {
-    const auto* first = offsets.data<int32_t>();
-    return {first, first + offsets.columns()};
-  }
-  std::string damage() const {
-    return offsets.damage() + row_of.damage() + slot_of.damage() + status.damage();
-  }
-  bool operator==(const Outputs& other) const {
-    return offsets.bytes() == other.offsets.bytes() && row_of.bytes() == other.row_of.bytes() &&
-           slot_of.bytes() == other.slot_of.bytes() && status.bytes() == other.status.bytes();
-  }
-};
-
-template <class Index>
-Outputs build(const OffsetsProblem& p, const std::vector<Index>& source, std::string_view only) {
-  Outputs out(p);
-  const bool routing = p.source == OffsetsSource::kRouting;
-  const OffsetsPlan made = plan(p, this_cpu(), only);
-  EXPECT_EQ(made.name, only);
-  const test::OwnedWorkspace workspace(made.workspace_bytes);
-  run(made,
-      {.source = source.data(),
-       .offsets = out.offsets.data<int32_t>(),
-       .map = {.row_of = routing ? out.row_of.data<int32_t>() : nullptr,
-               .slot_of = routing ? out.slot_of.data<int32_t>() : nullptr},
-       .status = out.status.data<int32_t>()},
-      workspace.get(), {});
-  EXPECT_EQ(out.damage(), "") << to_string(p);
-  return out;
-}
-
 /// The fast one, after it was seen to equal the reference in every byte.
 template <class Index>
 Outputs both(const OffsetsProblem& p, const std::vector<Index>& source) {
-  const Outputs want = build(p, source, "cpu_reference");
-  const Outputs got = build(p, source, "cpu");
+  const Outputs want = test::offsets_on_cpu(p, source, "cpu_reference");
+  const Outputs got = test::offsets_on_cpu(p, source, "cpu");
   EXPECT_TRUE(got == want) << to_string(p);
   return got;
 }
@@ -118,18 +79,6 @@ TEST(Offsets, OfBrokenCountsAreClampedAndTheStatusSaysSo) {
   }
 }
 
-/// Experts of T * top_k choices: some negative, some too large, some experts without any.
-template <class Index>
-std::vector<Index> random_routing(std::mt19937& random, const OffsetsProblem& p) {
-  std::vector<Index> experts;
-  for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot) {
-    const int64_t kind = int64_t(random() % 20);
-    const int64_t any = int64_t(random() % uint64_t(p.experts)) / 2 * 2;
-    experts.push_back(Index(kind == 0 ? -1 : kind == 1 ? p.experts : any));
-  }
-  return experts;
-}
-
 TEST(Offsets, OfRoutingSortStably) {
   std::mt19937 random(2);
   for (int experts : {1, 2, 3, 8, 64, 384})
@@ -174,10 +123,10 @@ TEST(Offsets, OfManyTokensDoNotDependOnTheThreads) {
                          .top_k = 2,
                          .index = DType::kI32};
   const auto experts = random_routing<int32_t>(random, p);
-  const Outputs want = build(p, experts, "cpu_reference");
+  const Outputs want = test::offsets_on_cpu(p, experts, "cpu_reference");
   for (int threads : {1, 2, 3}) {
     const test::Threads set(threads);
-    EXPECT_TRUE(build(p, experts, "cpu") == want) << threads;
+    EXPECT_TRUE(test::offsets_on_cpu(p, experts, "cpu") == want) << threads;
   }
 }
 
@@ -190,7 +139,7 @@ TEST(Offsets, LeaveTheTailOfTheMapAndTakeNullMaps) {
                          .index = DType::kI32};
   const std::vector<int32_t> experts = {1, 0};
   for (const char* name : {"cpu", "cpu_reference"}) {
-    const Outputs got = build(p, experts, name);
+    const Outputs got = test::offsets_on_cpu(p, experts, name);
     EXPECT_EQ(got.slot_of.data<int32_t>()[1], 0);
     for (int r = 2; r < 5; ++r) EXPECT_EQ(got.slot_of.data<int32_t>()[r], -1) << "poison";
 

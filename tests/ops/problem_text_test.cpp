@@ -139,6 +139,7 @@ void draw(Dice& dice, GroupedGemmProblem& p) {
   p.accumulate = dice.word<Accumulate>();
   p.tail = dice.word<Tail>();
   p.unit_budget = int(dice.below(4));
+  p.align = 1 << dice.below(6);
 }
 
 void draw(Dice& dice, ActivationProblem& p) {

@@ -19,18 +19,23 @@ struct QuantizedCopy {
   Tensor codes, scales, expert_scale;
 
   QuantizedCopy() = default;
-  explicit QuantizedCopy(const QuantizedShape& s) : shape(s) {
+  explicit QuantizedCopy(const QuantizedShape& s, int64_t gap = 6) : shape(s) {
     const QuantizedView want = quantized_view(s, nullptr);
-    codes = tensor_like(want.codes, 6);
+    codes = tensor_like(want.codes, gap);
     if (want.scales.rank != 0) scales = tensor_like(want.scales, 3);
     if (info(s.format.kind).has_expert_scale) expert_scale = Tensor(DType::kF32, {s.experts});
   }
 
   QuantizedView view() const {
+    return view([](const Tensor& t) { return t.view(); });
+  }
+  /// `at` says where a tensor is.
+  template <class At>
+  QuantizedView view(At&& at) const {
     QuantizedView q;
-    q.codes = codes.view();
-    if (!scales.bytes().empty()) q.scales = scales.view();
-    if (!expert_scale.bytes().empty()) q.expert_scale = expert_scale.data<float>();
+    q.codes = at(codes);
+    if (!scales.bytes().empty()) q.scales = at(scales);
+    if (!expert_scale.bytes().empty()) q.expert_scale = static_cast<float*>(at(expert_scale).data);
     return q;
   }
   std::string damage() const {
@@ -56,10 +61,11 @@ struct QuantizeCase {
   std::vector<int32_t> offsets;               ///< routed rows
   Tensor source;                              ///< [R, C] with its tail poisoned, or [E, N, K]
   mutable std::vector<const void*> discrete;  ///< made by args(), where the source now lies
-  std::array<uint64_t, 2> rng = {0x0123'4567'89ab'cdefull, 42};
+  std::vector<uint64_t> rng = {0x0123'4567'89ab'cdefull, 42};
+  int64_t gap = 6;  ///< elements between rows of codes
 
   /// Routed rows with these counts; the source is poison until it is filled.
-  static QuantizeCase rows(const Counts& counts, int64_t cols, DType source) {
+  static QuantizeCase rows(const Counts& counts, int64_t cols, DType source, int64_t row_gap = 5) {
     QuantizeCase c;
     c.problem = {.rows = counts.rows,
                  .cols = cols,
@@ -68,10 +74,11 @@ struct QuantizeCase {
                  .along_k = {},
                  .along_rows = {}};
     c.offsets = counts.offsets();
-    c.source = Tensor(source, {counts.rows, cols}, {.row_gap = 5});
+    c.source = Tensor(source, {counts.rows, cols}, {.row_gap = row_gap});
     return c;
   }
-  static QuantizeCase weights(std::array<int64_t, 3> e_n_k, DType source, bool discrete = false) {
+  static QuantizeCase weights(std::array<int64_t, 3> e_n_k, DType source, bool discrete = false,
+                              int64_t row_gap = 5) {
     QuantizeCase c;
     const auto [experts, n, k] = e_n_k;
     c.problem = {.kind = RowsKind::kWeights,
@@ -82,7 +89,7 @@ struct QuantizeCase {
                  .along_k = {},
                  .along_rows = {},
                  .discrete = discrete};
-    c.source = Tensor(source, {experts, n, k}, {.row_gap = 5});
+    c.source = Tensor(source, {experts, n, k}, {.row_gap = row_gap});
     return c;
   }
 
@@ -110,25 +117,31 @@ struct QuantizeCase {
   };
   Out outputs() const {
     Out out;
-    if (problem.along_k) out.along_k = QuantizedCopy(shape(Axis::kAlongK));
-    if (problem.along_rows) out.along_rows = QuantizedCopy(shape(Axis::kAlongRows));
+    if (problem.along_k) out.along_k = QuantizedCopy(shape(Axis::kAlongK), gap);
+    if (problem.along_rows) out.along_rows = QuantizedCopy(shape(Axis::kAlongRows), gap);
     return out;
   }
 
   QuantizeArgs args(const Out& out) const {
+    return args(
+        out, [](const Tensor& t) { return t.view(); }, [](auto& list) { return list.data(); });
+  }
+  /// `view` and `list` say where tensors and lists are.
+  template <class View, class List>
+  QuantizeArgs args(const Out& out, View&& view, List&& list) const {
     QuantizeArgs a;
-    a.source = source.view();
+    a.source = view(source);
     if (problem.discrete) {
       discrete.clear();
       for (int64_t e = problem.experts - 1; e >= 0; --e)  // expert 0 lies last
         discrete.push_back(cpu::matrix_of(a.source, e).data);
       a.source.data = nullptr;
-      a.discrete = discrete.data();
+      a.discrete = list(discrete);
     }
-    if (ragged()) a.offsets = {offsets.data(), problem.experts};
-    if (problem.along_k) a.along_k = out.along_k.view();
-    if (problem.along_rows) a.along_rows = out.along_rows.view();
-    a.rng = rng.data();
+    if (ragged()) a.offsets = {list(offsets), problem.experts};
+    if (problem.along_k) a.along_k = out.along_k.view(view);
+    if (problem.along_rows) a.along_rows = out.along_rows.view(view);
+    a.rng = list(rng);
     return a;
   }
 
@@ -183,13 +196,18 @@ inline void fill_values(QuantizeCase& c, ValuesKind kind, std::mt19937& random) 
   }
 }
 
+/// A poisoned tensor for the values of a copy.
+inline Tensor values_like(const QuantizedCopy& copy, DType out, int64_t gap = 3) {
+  const TensorView codes = copy.codes.view();
+  return codes.rank == 2 ? Tensor(out, {codes[0], codes[1]}, {.row_gap = gap})
+                         : Tensor(out, {codes[0], codes[1], codes[2]}, {.row_gap = gap});
+}
+
 /// The values of a copy in fp32, in a poisoned tensor of the shape of its codes.
 inline Tensor decoded(const QuantizedCopy& copy, const std::vector<int32_t>& offsets,
                       DType out = DType::kF32, std::string_view only = {}) {
   const DequantizePlan made = plan(DequantizeProblem{copy.shape, out}, this_cpu(), only);
-  const TensorView codes = copy.codes.view();
-  Tensor values = codes.rank == 2 ? Tensor(out, {codes[0], codes[1]}, {.row_gap = 3})
-                                  : Tensor(out, {codes[0], codes[1], codes[2]}, {.row_gap = 3});
+  Tensor values = values_like(copy, out);
   DequantizeArgs args{.source = copy.view(), .offsets = {}, .out = values.view()};
   if (copy.shape.kind == RowsKind::kRagged) args.offsets = {offsets.data(), copy.shape.experts};
   std::vector<char> memory(size_t(made.workspace_bytes + 256), '\xff');

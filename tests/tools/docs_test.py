@@ -43,6 +43,22 @@ class Docs(unittest.TestCase):
         self.assertEqual(self.run_tool().returncode, 0)
         self.assertEqual(self.page.read_text(), PAGE.format(name="formats", table=TABLE))
 
+    def test_facts_come_from_records_alone(self):
+        page = PAGE.format(name="facts", table="")
+        self.page.write_text(page)
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertIn("No GPU is recorded yet", self.page.read_text())
+        results = self.top / "bench/results"
+        results.mkdir(parents=True)
+        (results / "chip-facts.json").write_text(json.dumps(
+            {"machine": "chip, 3 SMs", "date": "2030-01-02T03:04:05Z", "facts": [
+                {"name": "copy", "value": 4180.26, "unit": "GB/s", "how": "by hand"},
+                {"name": "cores", "value": 65536, "how": "counted"}]}))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(self.page.read_text(), PAGE.format(name="facts", table=(
+            "| chip, 3 SMs, 2030-01-02 |  |  |  |\n|---|---|---|---|\n"
+            "| copy | 4180 | GB/s | by hand |\n| cores | 65536 |  | counted |\n")))
+
     def test_check_accepts_what_was_written(self):
         self.page.write_text(PAGE.format(name="formats", table=TABLE))
         self.assertEqual(self.run_tool("--check").returncode, 0)

@@ -63,6 +63,14 @@ class Mutants(unittest.TestCase):
         self.assertRegex(text, r"skipped idle .*this processor has no no_such_flag")
         self.assertIn("1 caught, 0 missed", text)
 
+    def test_code_whose_test_cannot_be_built_here(self):
+        emulated = CAUGHT.replace("minus", "kernel") + "emulated = true\n"
+        code, text = self.run_on(CAUGHT, emulated.replace("sum_test", "gone_test"))
+        self.assertEqual(code, 0)
+        self.assertRegex(text, r"skipped kernel .*no headers of CUDA")
+        self.assertIn("1 caught, 0 missed", text)
+        self.assertIn("1 caught, 0 missed", self.run_on(emulated)[1])
+
     def test_text_that_is_not_there_once(self):
         for old, count in (("a * b", 0), ("inline", 2)):
             code, text = self.run_on(SUM.format("lost", old, "x"), arguments=["--check"])

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "cadre/host_device.h"
 #include "cadre/tensor.h"
 
 // Rows of f32, bf16 or f16 in device memory, read and written in chunks of eight elements. Wide
@@ -31,7 +32,7 @@ struct Matrix {
   /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
   /// matrix at all.
   bool is_halves() const { return dtype != DType::kF32; }
-  bool is_wide() const {
+  CADRE_HD bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }
 };

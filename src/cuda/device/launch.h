@@ -12,7 +12,8 @@ struct Grid {
   dim3 blocks, threads;
   int shared_bytes = 0;  ///< dynamic_shared() of a block
   cudaStream_t stream = nullptr;
-  int cluster = 1;  ///< the kernel's __cluster_dims__, which CUDA knows without being told
+  int cluster = 1;           ///< the kernel's __cluster_dims__, which CUDA knows without being told
+  bool cooperative = false;  ///< all blocks run at once, so that a grid_barrier() ends
 };
 
 /// Throws DeviceError if the kernel cannot start; what happens later is the stream's.
@@ -28,6 +29,11 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
   config.blockDim = grid.threads;
   config.dynamicSmemBytes = size_t(grid.shared_bytes);
   config.stream = grid.stream;
+  cudaLaunchAttribute cooperative{};
+  cooperative.id = cudaLaunchAttributeCooperative;
+  cooperative.val.cooperative = 1;
+  config.attrs = &cooperative;
+  config.numAttrs = grid.cooperative ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, args...), "launch a kernel");
 }
 

@@ -1,7 +1,7 @@
 #pragma once
 #include <cstdint>
 
-// From sums in registers to elements in shared memory. One wrapper, one instruction.
+// Between sums in registers and elements in shared memory. One wrapper, one instruction.
 namespace cadre::cuda {
 
 /// Four 8 x 8 matrices of 16-bit elements, spread over a warp: thread t holds columns 2 (t % 4) and
@@ -22,6 +22,13 @@ __device__ inline uint32_t pack_f16(float first, float second) {
   return both;
 }
 
+/// a + b rounded, although a may be a product that the compiler would rather not round before.
+__device__ inline float add_rounded(float a, float b) {
+  float sum;
+  asm("add.rn.f32 %0, %1, %2;" : "=f"(sum) : "f"(a), "f"(b));
+  return sum;
+}
+
 /// Writes them row by row, sixteen bytes each: thread t names the place of row t % 8 of matrix
 /// t / 8.
 __device__ inline void put_matrices(uint32_t to, const Matrices& m) {
@@ -39,6 +46,17 @@ __device__ inline void put_transposed(uint32_t to, const Matrices& m) {
 
 __device__ inline void put_pair(uint32_t to, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
+}
+struct Pair {
+  float first, second;
+};
+__device__ inline Pair get_pair(uint32_t from) {
+  Pair pair;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(pair.first), "=f"(pair.second)
+               : "r"(from)
+               : "memory");
+  return pair;
 }
 __device__ inline void put_float(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");

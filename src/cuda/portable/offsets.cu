@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "cuda/device/grid.h"
 #include "cuda/device/scan.h"
 #include "cuda/portable/launch.h"
 
@@ -10,10 +11,11 @@
 //
 // counts, ends [E]; routing [T, top_k]; offsets [E + 1]; row_of [T, top_k]; slot_of [R], whose tail
 // is not written. Counts and ends are scanned by one block. Choices are cut into pieces, one a
-// block, and each piece into runs of neighbours, one a warp. The first kernel counts the choices of
-// each piece; the second adds the counts of all pieces, which gives the first row of every expert
-// in every run, and deals out the rows. Additions in shared memory are of integers, and ranks among
-// equals follow the order of the choices, so nothing depends on which thread comes first.
+// block, and each piece into runs of neighbours, one a warp. Each block counts the choices of its
+// runs, shows the others the counts of its piece, and waits for theirs; all of them give the first
+// row of every expert in every run, and the rows are dealt out. Additions in shared memory are of
+// integers, and ranks among equals follow the order of the choices, so nothing depends on which
+// thread comes first, or on how many pieces there are.
 namespace cadre::cuda::portable {
 namespace {
 
@@ -23,15 +25,16 @@ constexpr int kMostPieces = 64;
 constexpr int kCounterBytes = 47 * 1024;  // of 48 KiB that every device has without asking
 constexpr int64_t kSlotsOfWarp = 64;      // fewer are not worth a block
 
-/// How routing is cut. A function of the problem alone.
+/// How routing is cut: into no more blocks than run at once, since they wait for each other.
 struct Pieces {
   int warps = 1;  ///< of a block, each with E counters
   int count = 1;
 
-  explicit Pieces(const OffsetsProblem& p) {
+  Pieces(const OffsetsProblem& p, const Device& device) {
     while (warps < kMostWarps && 2 * warps * int64_t(p.experts) * 4 <= kCounterBytes) warps *= 2;
     const int64_t slots = p.tokens * p.top_k, piece = warps * kSlotsOfWarp;
-    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, kMostPieces));
+    const int most = std::clamp(device.units, 1, kMostPieces);
+    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, most));
   }
 };
 
@@ -112,14 +115,15 @@ __device__ void clear(int32_t* counters, int count) {
   __syncthreads();
 }
 
-template <class Config>
-__global__ void __launch_bounds__(kMostWarps* kLanes) count_kernel(const Job job) {
-  auto* counters = reinterpret_cast<int32_t*>(dynamic_shared());  // [E]
-  clear(counters, job.experts);
-  count_run<typename Config::Index>(job, counters);
-  __syncthreads();
-  for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
-    job.counts[int64_t(blockIdx.x) * job.experts + e] = counters[e];
+/// The counts of the block's piece, to be read by all others.
+__device__ void show_counts(const Job& job, const int32_t* counters) {
+  for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x)) {
+    int32_t count = 0;
+    for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp)
+      count += counters[warp * job.experts + e];
+    job.counts[int64_t(blockIdx.x) * job.experts + e] = count;
+  }
+  grid_barrier();
 }
 
 /// Choices of one expert in the pieces before this block's, and in all.
@@ -143,14 +147,21 @@ __device__ Count count_of(const Job& job, const int32_t* counters, int e) {
   return count;
 }
 
-/// Turns the counters [warps, E] into the row of each warp's next choice. Block 0 writes offsets.
-__device__ void find_rows(const Job& job, int32_t* counters) {
-  __shared__ int64_t partial[kLanes];
+/// Shared memory of a block.
+struct Shared {
+  int64_t partial[kLanes];
+
+  __device__ int32_t* counters() { return reinterpret_cast<int32_t*>(this + 1); }  ///< [warps, E]
+};
+
+/// Turns the counters into the row of each warp's next choice. Block 0 writes offsets.
+__device__ void find_rows(const Job& job, Shared& shared) {
+  int32_t* const counters = shared.counters();
   int64_t carry = 0;
   for (int first = 0; first < job.experts; first += int(blockDim.x)) {
     const int e = first + int(threadIdx.x);
     const Count count = e < job.experts ? count_of(job, counters, e) : Count{0, 0};
-    const Scanned scanned = block_scan(count.all, partial, Sum{});
+    const Scanned scanned = block_scan(count.all, shared.partial, Sum{});
     const int64_t end = carry + scanned.upto;
     carry += scanned.all;
     if (e >= job.experts) continue;
@@ -191,12 +202,13 @@ __device__ void deal_run(const Job& job, int32_t* next_row) {
 
 template <class Config>
 __global__ void __launch_bounds__(kMostWarps* kLanes) deal_kernel(const Job job) {
-  auto* counters = reinterpret_cast<int32_t*>(dynamic_shared());  // [warps, E]
-  int32_t* mine = counters + int(threadIdx.x / kLanes) * job.experts;
-  clear(counters, int(blockDim.x / kLanes) * job.experts);
+  auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
+  int32_t* const mine = shared.counters() + int(threadIdx.x / kLanes) * job.experts;
+  clear(shared.counters(), int(blockDim.x / kLanes) * job.experts);
   count_run<typename Config::Index>(job, mine);
   __syncthreads();
-  find_rows(job, counters);
+  if (gridDim.x > 1) show_counts(job, shared.counters());
+  find_rows(job, shared);
   deal_run<typename Config::Index>(job, mine);
 }
 
@@ -214,23 +226,25 @@ struct Ends {
 };
 
 template <class Index>
-void launch(const OffsetsProblem& p, Job job, cudaStream_t stream) {
-  if (p.source == OffsetsSource::kCounts) {
+void launch(const OffsetsPlan& plan, Job job, cudaStream_t stream) {
+  const OffsetsProblem& p = plan.problem;
+  if (p.source == OffsetsSource::kCounts)
     return cuda::launch(sums_kernel<Counts<Index>>, {1, kScanThreads, 0, stream}, job);
-  }
-  if (p.source == OffsetsSource::kEnds) {
+  if (p.source == OffsetsSource::kEnds)
     return cuda::launch(sums_kernel<Ends<Index>>, {1, kScanThreads, 0, stream}, job);
-  }
-  const Pieces pieces(p);
+  const Pieces pieces(p, plan.device);
   const unsigned blocks = unsigned(pieces.count), threads = unsigned(pieces.warps * kLanes);
   const int runs = pieces.warps * pieces.count;
-  const int counter_bytes = p.experts * int(sizeof(int32_t));
   job.slots = p.tokens * p.top_k;
   job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
-  if (blocks > 1)
-    cuda::launch(count_kernel<Counts<Index>>, {blocks, threads, counter_bytes, stream}, job);
-  cuda::launch(deal_kernel<Counts<Index>>, {blocks, threads, pieces.warps * counter_bytes, stream},
-               job);
+  cuda::launch(
+      deal_kernel<Counts<Index>>,
+      {.blocks = blocks,
+       .threads = threads,
+       .shared_bytes = int(sizeof(Shared)) + pieces.warps * p.experts * int(sizeof(int32_t)),
+       .stream = stream,
+       .cooperative = blocks > 1},
+      job);
 }
 
 }  // namespace
@@ -243,9 +257,10 @@ std::string refuses_offsets(const OffsetsProblem& p, const Device& device) {
   return needs_sm80(p, device);
 }
 
-int64_t offsets_workspace_bytes(const OffsetsProblem& p, const Device&) {
-  if (p.source != OffsetsSource::kRouting || Pieces(p).count == 1) return 0;
-  return int64_t(Pieces(p).count) * p.experts * int64_t(sizeof(int32_t));
+int64_t offsets_workspace_bytes(const OffsetsProblem& p, const Device& device) {
+  if (p.source != OffsetsSource::kRouting) return 0;
+  const int pieces = Pieces(p, device).count;
+  return pieces == 1 ? 0 : int64_t(pieces) * p.experts * int64_t(sizeof(int32_t));
 }
 
 void offsets(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspace, Stream stream) {
@@ -261,9 +276,9 @@ void offsets(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspa
                 .run = 0,
                 .experts = p.experts};
   if (p.index == DType::kI32)
-    launch<int32_t>(p, job, stream_of(stream));
+    launch<int32_t>(plan, job, stream_of(stream));
   else
-    launch<int64_t>(p, job, stream_of(stream));
+    launch<int64_t>(plan, job, stream_of(stream));
 }
 
 }  // namespace cadre::cuda::portable

@@ -12,6 +12,7 @@ namespace cadre::cuda::sm90 {
 namespace {
 
 constexpr int kClusterBlocks = 2;
+constexpr int kAlignment = 16;                   // bytes, of the copy engine
 constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
 constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
 
@@ -27,6 +28,9 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
   if (p.out != type && p.out != DType::kF32) return "writes f32 or the type of its operands";
   if (p.n % kWidthUnit != 0 || p.k % kWidthUnit != 0)
     return text("takes N and K that are multiples of ", kWidthUnit, ", as the copy engine does");
+  if (p.align < kAlignment)
+    return text("takes addresses and strides of ", kAlignment,
+                " bytes, as the copy engine does; align is ", p.align);
   if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
   if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
     return "takes a row-major batch and output";
@@ -41,15 +45,17 @@ int blocks_of(const GroupedGemmPlan& plan) {
          kClusterBlocks;
 }
 
-/// Views that the copy engine takes: other addresses and strides are a caller's error here, since a
-/// plan does not know them and nobody else takes them yet.
+/// Views that the copy engine takes: a plan does not know them, so it was made for what the problem
+/// promises.
 void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
-  const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % 16 == 0; };
-  bool good = reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
+  const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % kAlignment == 0; };
+  bool good = reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
-  require(good, "grouped_gemm: ", what, " is ", to_string(v), " at ", v.data,
-          ", must begin and step by multiples of 16 bytes, as the copy engine does; copy it [",
-          to_string(p), "]");
+  require(
+      good, "grouped_gemm: ", what, " is ", v, " at ", v.data,
+      ", must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
+      "with align=",
+      bytes_for(v.dtype, 1), " [", p, "]");
 }
 
 /// A batch without rows may be nowhere. Its boxes are all zeros, but the copy engine faults unless
@@ -111,13 +117,25 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&)
   return p.discrete_rhs || p.discrete_out ? int64_t(p.experts) * int64_t(sizeof(CUtensorMap)) : 0;
 }
 
+void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  const bool fprop = p.pass == Pass::kFprop;
+  check_view(fprop ? "x" : "dy", args.lhs.codes, p);
+  check_view("w", args.rhs.codes, p);
+  check_view(fprop ? "y" : "dx", args.out, p);
+}
+
+void check_ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_view("dy", args.lhs.codes, p);
+  check_view("x", args.rhs.codes, p);
+  check_view("dw", args.out, p);
+}
+
 void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const bool fprop = p.pass == Pass::kFprop, floats = p.out == DType::kF32;
   const TensorView &x = args.lhs.codes, &w = args.rhs.codes, &y = args.out;
-  check_view(fprop ? "x" : "dy", x, p), check_view("w", w, p), check_view("out", y, p);
   if (p.rows == 0) return;
   const RaggedRowsKind kind{.along = fprop == (p.rhs_major == Major::kRow),
                             .f16 = w.dtype == DType::kF16,
@@ -148,7 +166,6 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
   const TensorView& dw = args.out;
-  check_view("dy", dy, p), check_view("x", x, p), check_view("dw", dw, p);
   const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
   const Experts experts =
       experts_of({dw, const_cast<const void* const*>(args.discrete_out), kContractionRows},

@@ -12,6 +12,10 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem&, const Device&)
 /// Room for one map an expert, where experts are discrete.
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 
+// Addresses and steps that the copy engine takes.
+void check_ragged_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
+void check_ragged_contraction(const GroupedGemmProblem&, const GroupedGemmArgs&);
+
 void run_ragged_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_ragged_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 

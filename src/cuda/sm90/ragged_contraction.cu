@@ -13,6 +13,12 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
+/// Columns of a tile of floats: 128, all of whose chunks have a buffer, or 192.
+constexpr int kColsOfFloats = 192;
+/// Rows of an expert up to which floats are loaded and added to, not added by the copy engine; 0:
+/// the copy engine adds all of them.
+constexpr int kMostLoadedRows = 1536;
+
 /// Loads the next 64 rows of the batch, from rows.first on; half of the columns of b for both
 /// blocks.
 template <Tile kTile>
@@ -69,56 +75,96 @@ __device__ void fill(const float* sums, uint32_t to) {
     put_chunk<kTile.element>(sums, to);
 }
 
-/// Stores a chunk of dw, or adds it.
+/// The map of an expert's dw, and the expert's coordinate in it.
+struct Gradient {
+  const CUtensorMap* map;
+  int expert;
+};
+__device__ Gradient gradient_of(const RaggedContractionMaps& maps, int expert) {
+  if (maps.experts == nullptr) return {&maps.dw, expert};
+  acquire(maps.experts[expert]);
+  return {maps.experts + expert, 0};
+}
+
+/// The chunks of a tile. Floats are added to here if they have been loaded, else by the copy
+/// engine, which is slower, but costs nothing where many rows hide it. It takes the chunks that
+/// have no buffer while the tile is multiplied.
 template <Tile kTile>
-__device__ void put(const RaggedContractionMaps& maps, const RaggedContractionArgs& args,
-                    const Box3& to, const uint8_t* from) {
-  const bool discrete = maps.experts != nullptr;
-  const CUtensorMap& map = discrete ? maps.experts[to.z] : maps.dw;
-  const Box3 place{to.x, to.y, discrete ? 0 : to.z};
-  if (kTile.to_floats && args.accumulates(to.z)) return add(map, place, from);
-  store(map, place, from);
+__device__ Chunks chunks_of(const RaggedContractionArgs& args, const Record& tile) {
+  const int end = tile.end < args.cols ? tile.end : args.cols;
+  const int count = (end - tile.begin + kTile.chunk_cols - 1) / kTile.chunk_cols;
+  if (!kTile.to_floats || tile.depth > kMostLoadedRows || !args.accumulates(tile.expert))
+    return {count, 0};
+  return {count, count < kTile.buffers ? count : kTile.buffers};
+}
+
+/// Finishes a chunk of sums that begins at that row and column of dw, and writes it to its buffer.
+template <Tile kTile>
+__device__ void finish(const RaggedContractionArgs& args, const Record& tile, const TilePart& part,
+                       bool is_loaded, uint32_t to) {
+  if (!is_loaded && !args.has_epilogue(kTile.to_floats)) return fill<kTile>(part.sums, to);
+  float finished[kTile.chunk_cols / 2];
+  finish_contraction<kTile>(args, tile, part, finished);
+  if constexpr (kTile.to_floats)
+    if (is_loaded) add_floats(finished, to, finished);
+  fill<kTile>(finished, to);
 }
 
 template <Tile kTile>
-__device__ void consume(Shared<kTile>& shared, const RaggedContractionMaps& maps,
-                        const RaggedContractionArgs& args, int consumer) {
+__device__ void carry(Shared<kTile>& shared, const RaggedContractionMaps& maps,
+                      const RaggedContractionArgs& args, int consumer) {
+  Cursor<kRecords> ring;
+  OutRing<kTile> out(shared, consumer);
+  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
+    if (!is_for(tile, consumer)) continue;
+    const Gradient dw = gradient_of(maps, tile.expert);
+    const Chunks chunks = chunks_of<kTile>(args, tile);
+    const bool adds = kTile.to_floats && args.accumulates(tile.expert);
+    const auto place = [&](int chunk) {
+      return Box3{tile.begin + kTile.chunk_cols * chunk, tile.row + 64 * consumer, dw.expert};
+    };
+    carry_tile<kTile>(
+        out, chunks,
+        [&](int chunk, uint8_t* to, Barrier& barrier) { load(to, *dw.map, place(chunk), barrier); },
+        [&](int chunk, const uint8_t* from) {
+          if (adds && chunk >= chunks.loaded)
+            add(*dw.map, place(chunk), from);
+          else
+            store(*dw.map, place(chunk), from);
+        });
+  }
+  wait_for_stores();
+}
+
+template <Tile kTile>
+__device__ void consume(Shared<kTile>& shared, const RaggedContractionArgs& args, int consumer) {
   constexpr int kCols = kTile.chunk_cols;
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out{shared.out[consumer], {}};
+  OutRing<kTile> out(shared, consumer);
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    const int row = tile.row + 64 * consumer, end = tile.end < args.cols ? tile.end : args.cols;
     if (!is_for(tile, consumer)) {
       skip(shared, at, tile);
       continue;
     }
-    if (maps.experts != nullptr) acquire(maps.experts[tile.expert]);
+    const Chunks chunks = chunks_of<kTile>(args, tile);
     multiply<kTile, 64>(shared, at, tile, consumer, sums);
-    store_tile<kTile>(
-        out, (end - tile.begin + kCols - 1) / kCols,
-        [&](int chunk, uint32_t to) {
-          const float* some = sums + kCols / 2 * chunk;
-          if (!args.has_epilogue(kTile.to_floats)) return fill<kTile>(some, to);
-          float finished[kCols / 2];
-          finish_contraction<kTile>(args, tile, {some, row, tile.begin + kCols * chunk}, finished);
-          fill<kTile>(finished, to);
-        },
-        [&](int chunk, const uint8_t* from) {
-          put<kTile>(maps, args, {tile.begin + kCols * chunk, row, tile.expert}, from);
-        });
+    fill_tile<kTile>(out, chunks.count, [&](int chunk, uint32_t to) {
+      const TilePart part{sums + kCols / 2 * chunk, tile.row + 64 * consumer,
+                          tile.begin + kCols * chunk};
+      finish<kTile>(args, tile, part, chunk < chunks.loaded, to);
+    });
   }
-  if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
 }
 
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
-  run_roles<Config::kTile>(
-      [&](auto& shared) { produce(shared, maps, args); },
-      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
+  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
+                           [&](auto& shared, int consumer) { carry(shared, maps, args, consumer); },
+                           [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
 using Job = Launch<RaggedContractionMaps, RaggedContractionArgs>;
@@ -126,8 +172,9 @@ using Job = Launch<RaggedContractionMaps, RaggedContractionArgs>;
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <Element kElement, bool kFloats>
 struct Config {
-  static constexpr Tile kTile{.cols = kFloats ? 128 : 256,
+  static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : 256,
                               .chunk_cols = kFloats ? 32 : 64,
+                              .stages = kFloats && kColsOfFloats <= 128 ? 5 : 4,
                               .buffers = kFloats ? 4 : 2,
                               .a_along = false,
                               .b_along = false,

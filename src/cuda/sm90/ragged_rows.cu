@@ -63,7 +63,8 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
                         const RaggedRowsArgs& args) {
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
+  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows},
+                              {kProductCols, 16, kTile.cols},
                               (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
   const int clusters = int(gridDim.x) / kCluster;
   for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
@@ -85,28 +86,46 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
 template <Tile kTile>
 __device__ void fill(const float* sums, uint32_t to) {
   if constexpr (kTile.to_floats)
-    put_floats_transposed(sums, to);
+    put_floats_transposed<kTile.chunk_cols>(sums, to);
   else
-    put_chunk_transposed<kTile.element>(sums, to);
+    put_chunk_transposed<kTile.element, kTile.chunk_cols>(sums, to);
 }
 
-/// Stores a chunk of 64 columns of y from `col` on.
+/// Stores a chunk: 64 columns of y from `col` on.
 template <Tile kTile>
 __device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int chunk,
                     const uint8_t* from) {
   const int row = kRaggedOrigin - tile.end + tile.begin + kTile.chunk_cols * chunk;
   store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
   if constexpr (kTile.to_floats)
-    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kChunkBytes / 2);
+    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.chunk_bytes() / 2);
 }
 
 template <Tile kTile>
-__device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
-                        const RaggedRowsArgs& args, int consumer) {
+__device__ int chunks_of(const Record& tile) {
+  return (tile.end - tile.begin + kTile.chunk_cols - 1) / kTile.chunk_cols;
+}
+
+template <Tile kTile>
+__device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int consumer) {
+  Cursor<kRecords> ring;
+  OutRing<kTile> out(shared, consumer);
+  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
+    if (!is_for(tile, consumer)) continue;
+    const int col = tile.row + 64 * consumer;
+    carry_tile<kTile>(
+        out, {chunks_of<kTile>(tile), 0}, [](int, const uint8_t*, Barrier&) {},
+        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
+  }
+  wait_for_stores();
+}
+
+template <Tile kTile>
+__device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int consumer) {
+  constexpr int kHeight = kTile.chunk_cols;  // rows of y
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out{shared.out[consumer], {}};
-  constexpr int kHeight = kTile.chunk_cols;  // rows of y
+  OutRing<kTile> out(shared, consumer);
   float sums[kTile.cols / 2] = {};
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const int col = tile.row + 64 * consumer;
@@ -115,28 +134,24 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsMaps& maps,
       continue;
     }
     multiply<kTile, 16>(shared, at, tile, consumer, sums);
-    store_tile<kTile>(
-        out, (tile.end - tile.begin + kHeight - 1) / kHeight,
-        [&](int chunk, uint32_t to) {
-          const float* some = sums + kHeight / 2 * chunk;
-          if (!args.has_epilogue()) return fill<kTile>(some, to);
-          float finished[kHeight / 2];
-          finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
-          fill<kTile>(finished, to);
-        },
-        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
+    fill_tile<kTile>(out, chunks_of<kTile>(tile), [&](int chunk, uint32_t to) {
+      const float* some = sums + kHeight / 2 * chunk;
+      if (!args.has_epilogue()) return fill<kTile>(some, to);
+      float finished[kHeight / 2];
+      finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
+      fill<kTile>(finished, to);
+    });
   }
   if (args.tail != nullptr) zero_tail<kTile>(args);
-  if (threadIdx.x % kWarpgroup == 0) wait_for_stores();
 }
 
 template <class Config>
 __global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
-  run_roles<Config::kTile>(
-      [&](auto& shared) { produce(shared, maps, args); },
-      [&](auto& shared, int consumer) { consume(shared, maps, args, consumer); });
+  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
+                           [&](auto& shared, int consumer) { carry(shared, maps, consumer); },
+                           [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
 using Job = Launch<RaggedRowsMaps, RaggedRowsArgs>;
@@ -149,7 +164,8 @@ void launch(const Job& l) {
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <bool kAlong, Element kElement, bool kFloats>
 struct Config {
-  static constexpr Tile kTile{.chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
+  static constexpr Tile kTile{.cols = kMostWidth,
+                              .chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
                               .a_along = kAlong,
                               .element = kElement,
                               .to_floats = kFloats};

@@ -8,11 +8,15 @@
 
 namespace cadre::cuda::sm90 {
 
-constexpr int kBoxRows = 32;       // of x, in one load
-constexpr int kWeightRows = 128;   // of w along the contraction, in one load
-constexpr int kWeightDepth = 64;   // of w across the contraction, in one load
-constexpr int kRowsOfChunk = 64;   // of y, in one store
-constexpr int kRowsOfFloats = 32;  // of y, if it is fp32
+constexpr int kBoxRows = 32;      // of x, in one load
+constexpr int kWeightRows = 128;  // of w along the contraction, in one load
+constexpr int kWeightDepth = 64;  // of w across the contraction, in one load
+
+/// Rows of x in a tile, at most: 256 or 288. The wider one takes the shared memory of half a chunk.
+constexpr int kMostWidth = 288;
+static_assert(kMostWidth % kBoxRows == 0);
+constexpr int kRowsOfChunk = kMostWidth > 256 ? 32 : 64;  // of y, in one store
+constexpr int kRowsOfFloats = kRowsOfChunk / 2;           // of y, if it is fp32
 
 /// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
 /// map of its weight.

@@ -10,6 +10,7 @@
 //
 //   role        warps   work                                                    registers
 //   producer    1 of 4  finds tiles, publishes them, starts all loads           56
+//   carriers    2 of 4  one a consumer: its stores, and loads of old output     56
 //   consumer 0  4       rows 0 to 63 of a tile: products, then the store        224
 //   consumer 1  4       rows 64 to 127                                          224
 //
@@ -17,7 +18,9 @@
 //   full[s]     1       producer, and the bytes          consumers    stage s holds both operands
 //   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
 //   told[r]     1       producer                         consumers    record r describes a tile
-//   heard[r]    256     consumers' threads               producer     record r may be overwritten
+//   heard[r]    258     consumers' threads, carriers     producer     record r may be overwritten
+//   free[c][b]  1       carrier c, and the bytes         consumer c   buffer b may be written
+//   done[c][b]  4       warps of consumer c              carrier c    buffer b holds a chunk
 namespace cadre::cuda::sm90 {
 
 constexpr int kCluster = 2;      // blocks
@@ -25,16 +28,16 @@ constexpr int kConsumers = 2;    // warpgroups that multiply
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-constexpr int kRecords = 2;            // of the ring of tiles
-constexpr int kChunkBytes = 64 * 128;  // 64 rows of an output box
-constexpr int kRows = 128;             // of a tile: 64 a consumer
-constexpr int kDepth = 64;             // of a stage
-constexpr uint16_t kBothBlocks = 3;    // of a cluster, one bit each
-constexpr int kSlab = kDepth * 128;    // bytes of 64 elements across, of a stage
+constexpr int kRecords = 2;          // of the ring of tiles
+constexpr int kRows = 128;           // of a tile: 64 a consumer
+constexpr int kDepth = 64;           // of a stage
+constexpr int kProductCols = 256;    // of one instruction, at most
+constexpr uint16_t kBothBlocks = 3;  // of a cluster, one bit each
+constexpr int kSlab = kDepth * 128;  // bytes of 64 elements across, of a stage
 
 /// The shape of a tile, and how its operands lie.
 struct Tile {
-  int cols = 256;       ///< at most
+  int cols = 256;       ///< at most; what exceeds kProductCols is a second product
   int chunk_cols = 64;  ///< of the output, stored at a time
   int stages = 4;
   int buffers = 2;  ///< chunks of the output that a consumer may have on the way
@@ -45,6 +48,7 @@ struct Tile {
 
   constexpr int a_bytes() const { return kRows * kDepth * 2; }
   constexpr int b_bytes() const { return cols * kDepth * 2; }
+  constexpr int chunk_bytes() const { return 64 * chunk_cols * (to_floats ? 4 : 2); }
 };
 
 /// A tile as the producer tells the consumers of it.
@@ -59,9 +63,10 @@ template <Tile kTile>
 struct alignas(1024) Shared {
   uint8_t a[kTile.stages][kTile.a_bytes()];
   uint8_t b[kTile.stages][kTile.b_bytes()];
-  uint8_t out[kConsumers][kTile.buffers][kChunkBytes];
+  uint8_t out[kConsumers][kTile.buffers][kTile.chunk_bytes()];
   Barrier full[kTile.stages], empty[kTile.stages];
   Barrier told[kRecords], heard[kRecords];
+  Barrier free[kConsumers][kTile.buffers], done[kConsumers][kTile.buffers];
   Record records[kRecords];
 };
 
@@ -83,7 +88,10 @@ __device__ inline void prepare(Shared<kTile>& shared) {
     for (int s = 0; s < kTile.stages; ++s)
       init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
     for (int r = 0; r < kRecords; ++r)
-      init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup);
+      init(shared.told[r], 1), init(shared.heard[r], kConsumers * (kWarpgroup + 1));
+    for (int c = 0; c < kConsumers; ++c)
+      for (int b = 0; b < kTile.buffers; ++b)
+        init(shared.free[c][b], 1), init(shared.done[c][b], 4);
     fence_init();
   }
   __syncthreads();
@@ -107,28 +115,36 @@ __device__ inline bool is_for(const Record& tile, int consumer) {
   return tile.row + 64 * consumer < tile.limit;
 }
 
-/// The consumers' side.
+/// The carriers' side.
 template <Tile kTile>
-__device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
+__device__ inline Record hear_alone(Shared<kTile>& shared, Cursor<kRecords>& at) {
   wait(shared.told[at.at], at.parity);
-  const Record& told = shared.records[at.at];
-  const Record record{uniform(told.expert), uniform(told.row), uniform(told.limit),
-                      uniform(told.begin),  uniform(told.end), uniform(told.depth)};
+  const Record record = shared.records[at.at];
   arrive(shared.heard[at.at]);
   at.next();
   return record;
 }
 
-/// The body of a kernel: one thread of the last warpgroup calls `produce(shared)`, the others call
-/// `consume(shared, consumer)`.
-template <Tile kTile, class Produce, class Consume>
-__device__ inline void run_roles(Produce&& produce, Consume&& consume) {
+/// The consumers' side.
+template <Tile kTile>
+__device__ inline Record hear(Shared<kTile>& shared, Cursor<kRecords>& at) {
+  const Record told = hear_alone(shared, at);
+  return {uniform(told.expert), uniform(told.row), uniform(told.limit),
+          uniform(told.begin),  uniform(told.end), uniform(told.depth)};
+}
+
+/// The body of a kernel, as a function a role: `produce(shared)` in one thread, `carry(shared,
+/// consumer)` in one a consumer, `consume(shared, consumer)` in the warpgroups that multiply.
+template <Tile kTile>
+__device__ inline void run_roles(auto&& produce, auto&& carry, auto&& consume) {
   auto& shared = *reinterpret_cast<Shared<kTile>*>(dynamic_shared());
   prepare(shared);
   const int role = uniform(int(threadIdx.x) / kWarpgroup);
   if (role == kConsumers) {
     give_registers<kProducerRegisters>();
-    if (threadIdx.x % kWarpgroup == 0) produce(shared);
+    const int warp = int(threadIdx.x) % kWarpgroup / 32;
+    if (threadIdx.x % 32 == 0 && warp == 0) produce(shared);
+    if (threadIdx.x % 32 == 0 && warp > 0 && warp <= kConsumers) carry(shared, warp - 1);
   } else {
     take_registers<kConsumerRegisters>();
     consume(shared, role);

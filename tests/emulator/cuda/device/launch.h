@@ -14,11 +14,17 @@ struct Grid {
   int shared_bytes = 0;
   cudaStream_t stream = nullptr;
   int cluster = 1;
+  bool cooperative = false;
 };
 
 template <class... Params, class... Args>
 void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
-  const emulator::GridShape shape{grid.blocks, grid.threads, grid.shared_bytes, grid.cluster};
+  // Blocks that run at once are one cluster here.
+  const int blocks = int(grid.blocks.x * grid.blocks.y * grid.blocks.z);
+  const emulator::GridShape shape{grid.blocks, grid.threads, grid.shared_bytes,
+                                  grid.cooperative ? blocks : grid.cluster};
+  if (grid.cooperative && blocks > emulator::kUnits)
+    check(cudaErrorCooperativeLaunchTooLarge, "launch a kernel");
   check(emulator::check_shape(shape), "launch a kernel");
   std::tuple<std::remove_const_t<Params>...> copies(args...);
   emulator::enqueue(grid.stream, cudaGraphNodeTypeKernel,

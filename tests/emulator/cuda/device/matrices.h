@@ -19,6 +19,8 @@ inline uint32_t pack_f16(float first, float second) {
   return formats::Fp16::encode(first) | uint32_t(formats::Fp16::encode(second)) << 16;
 }
 
+inline float add_rounded(float a, float b) { return a + b; }
+
 /// Each lane writes the row whose place it names; element j of row i of a matrix is in half j % 2
 /// of the word of lane 4 i + j / 2, or of row j and element i if transposed.
 inline void put_rows(uint32_t to, const Matrices& m, bool transposed) {
@@ -43,6 +45,14 @@ inline void put_transposed(uint32_t to, const Matrices& m) { put_rows(to, m, tru
 inline void put_pair(uint32_t to, float first, float second) {
   const float pair[2] = {first, second};
   std::memcpy(emulator::from_shared(to, 8), pair, 8);
+}
+struct Pair {
+  float first, second;
+};
+inline Pair get_pair(uint32_t from) {
+  Pair pair;
+  std::memcpy(&pair, emulator::from_shared(from, 8), 8);
+  return pair;
 }
 inline void put_float(uint32_t to, float value) {
   std::memcpy(emulator::from_shared(to, 4), &value, 4);

@@ -6,16 +6,16 @@
 #include <string>
 #include <vector>
 
+#include "bench/counts.h"
 #include "bench/draw.h"
 #include "cadre/grouped_gemm.h"
-#include "tests/judge/counts.h"
 
-namespace cadre::test {
+namespace cadre::bench {
 
 /// A random problem of grouped_gemm with adversarial counts, small enough for the reference.
 struct RandomGemm {
   GroupedGemmProblem problem;
-  bench::Draw draw;
+  Draw draw;
   std::vector<std::string> kinds;  ///< what is special in it, such as "discrete"
 };
 
@@ -31,6 +31,8 @@ class RandomGemms {
     formats(p);
     p.alpha = one_in(3);
     p.unit_budget = one_in(8) ? int(1 + below(40)) : 0;
+    if (one_in(8)) p.align = 2 << below(3);
+    majors(p);
     p.pass == Pass::kWgrad ? contraction(p) : rows(p);
     counts(g);
     g.draw.seed = random_();
@@ -56,14 +58,17 @@ class RandomGemms {
     while (p.experts > 1 && p.experts * p.n * p.k > kMostWeights) p.experts = (p.experts + 1) / 2;
   }
   void formats(GroupedGemmProblem& p) {
+    constexpr FormatKind kKinds[] = {FormatKind::kF32, FormatKind::kF16, FormatKind::kBf16};
     const int64_t pick = below(16);
-    p.lhs = p.rhs = format(pick == 0   ? FormatKind::kF32
-                           : pick == 1 ? FormatKind::kF16
-                                       : FormatKind::kBf16);
-    const bool wgrad = p.pass == Pass::kWgrad;
-    p.out = pick == 0 || one_in(wgrad ? 2 : 8) ? DType::kF32
-            : pick == 1                        ? DType::kF16
-                                               : DType::kBf16;
+    p.lhs = p.rhs = format(kKinds[std::min<int64_t>(pick, 2)]);
+    if (one_in(16)) p.rhs = format(kKinds[below(3)]);
+    p.out = one_in(p.pass == Pass::kWgrad ? 2 : 8) ? DType::kF32
+            : one_in(16)                           ? DType::kF16
+                                                   : p.lhs.element;
+  }
+  void majors(GroupedGemmProblem& p) {
+    for (Major* major : {&p.lhs_major, &p.rhs_major, &p.out_major})
+      if (one_in(12)) *major = Major::kColumn;
   }
   void rows(GroupedGemmProblem& p) {
     p.discrete_rhs = one_in(4);
@@ -107,6 +112,12 @@ class RandomGemms {
     add(p.tail == Tail::kZero, "tail zero");
     add(p.unit_budget != 0, "budget");
     add(p.n % 8 != 0 || p.k % 8 != 0, "ragged width");
+    add(p.align < 16, "misaligned");
+    add(p.lhs_major == Major::kColumn || p.rhs_major == Major::kColumn ||
+            p.out_major == Major::kColumn,
+        "column major");
+    add(p.lhs.kind == FormatKind::kF32, "f32 operand");
+    add(p.lhs != p.rhs, "two types");
     add(p.rows == 0, "R = 0");
     add(p.rows > 0 && used == 0, "all tail");
     add(used > 0 && used < p.rows, "sum below R");
@@ -123,4 +134,4 @@ inline void count(Tally& tally, const RandomGemm& g) {
   for (const std::string& kind : g.kinds) ++tally[kind];
 }
 
-}  // namespace cadre::test
+}  // namespace cadre::bench

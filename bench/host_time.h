@@ -1,0 +1,33 @@
+#pragma once
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/draw.h"
+#include "bench/timer.h"
+#include "cadre/device.h"
+
+namespace cadre::bench {
+
+/// How long the host takes for one call that enqueues work on a device. On the CPU a call is the
+/// work itself.
+struct HostTime {
+  std::string problem, plan;
+  std::string call;  ///< run, forward or backward
+  Quantiles us;
+  int calls = 0;  ///< that were timed
+};
+
+/// Times the calls of an operation (run), or of grouped_linear and grouped_mlp (forward, backward),
+/// on random data. Calls are timed one by one in batches of `batch`, and the device may finish
+/// between batches, so that its queue is never full.
+struct HostTimeOptions {
+  Device device = this_cpu();
+  Draw draw{};
+  int batches = 20, batch = 50;
+};
+
+/// Errors    InvalidArgument and Unsupported from parsing and planning.
+std::vector<HostTime> host_times(std::string_view problem, const HostTimeOptions&);
+
+}  // namespace cadre::bench

@@ -1,0 +1,48 @@
+// `cadre facts`: what a GPU can do, measured.
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "bench/facts.h"
+#include "cadre/error.h"
+#include "cli/record.h"
+#include "cli/table.h"
+#include "cli/verb.h"
+
+namespace cadre::cli {
+namespace {
+
+struct Options {
+  std::string device = "cuda", json;
+};
+
+int tell_facts(const Options& options) {
+  const Device device = bench::running_device(options.device);
+  if (device.kind == DeviceKind::kCpu)
+    throw UsageError("facts: device is 'cpu', must be cuda or cuda:<index>; facts are of a GPU");
+  std::ofstream file;
+  if (!options.json.empty()) file = open_record("facts", options.json);
+  const std::vector<bench::Fact> facts = bench::measure_facts(device);
+  Table table({"fact", "value", "unit", ""});
+  for (const bench::Fact& f : facts) table.add({f.name, text(f.value), f.unit, f.how});
+  table.print(std::cout);
+  if (file.is_open()) write_record("facts", options.json, file, record(facts, machine(device)));
+  return 0;
+}
+
+}  // namespace
+
+Action declare_facts(CLI::App& app) {
+  const auto options = std::make_shared<Options>();
+  app.add_option("--device", options->device, "cuda or cuda:1")->capture_default_str();
+  app.add_option("--json", options->json, "write a record of all facts to this file");
+  app.footer(
+      "\nBandwidths, the rate of dense products and the cost of launches, as the kernels of this\n"
+      "library use them. docs/facts.md has those of the recorded GPUs.\n\n"
+      "  cadre facts --device cuda --json facts.json");
+  return [options] { return tell_facts(*options); };
+}
+
+}  // namespace cadre::cli

@@ -1,0 +1,73 @@
+#pragma once
+#include <cstdint>
+
+#include "cuda/device/matrices.h"
+
+// The copies and the tensor core products of sm_80. A thread's copies from device memory to shared
+// memory go on behind its back, in groups that finish in order; a warp multiplies 16 x 16 elements
+// of one operand by 16 x 8 of the other. One wrapper, one instruction.
+//
+// Source    the matrix fragments of the PTX manual, sections ldmatrix and mma.
+namespace cadre::cuda {
+
+/// Copies the first `bytes` of sixteen; the others become zero. Both places are aligned to sixteen.
+__device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from)), "r"(bytes)
+               : "memory");
+}
+
+/// Ends this thread's open group of copies.
+__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+/// Waits for this thread's groups but for the youngest `kLeft`.
+template <int kLeft>
+__device__ inline void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+}
+
+/// Reads four 8 x 8 matrices row by row, sixteen bytes each: thread t names the place of row t % 8
+/// of matrix t / 8.
+__device__ inline Matrices get_matrices(uint32_t from) {
+  Matrices m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
+               : "r"(from)
+               : "memory");
+  return m;
+}
+
+/// Reads them column by column.
+__device__ inline Matrices get_transposed(uint32_t from) {
+  Matrices m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
+               : "r"(from)
+               : "memory");
+  return m;
+}
+
+/// The second operand of a product: eight columns, sixteen deep.
+struct Columns8 {
+  uint32_t low, high;  ///< elements 0 to 7 of the contraction, and 8 to 15
+};
+
+/// sums[16, 8] += a[16, 16] * b[16, 8]. The matrices of `a` are its rows 0 to 7, 8 to 15, and the
+/// same with elements 8 to 15 of the contraction. Thread t holds columns 2 (t % 4) and the next of
+/// row t / 4 in sums[0] and sums[1], and of the row eight below in the others.
+__device__ inline void multiply_bf16(float (&sums)[4], const Matrices& a, const Columns8& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
+      " {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.a), "r"(a.b), "r"(a.c), "r"(a.d), "r"(b.low), "r"(b.high));
+}
+__device__ inline void multiply_f16(float (&sums)[4], const Matrices& a, const Columns8& b) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7},"
+      " {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
+      : "r"(a.a), "r"(a.b), "r"(a.c), "r"(a.d), "r"(b.low), "r"(b.high));
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,166 @@
+#include "cuda/portable/cast.h"
+
+#include "cuda/portable/row_grid.h"
+#include "formats/fp16.h"
+#include "schedule/expert_rows.h"
+
+// to[r, c] = from[r, c], rounded once, into one copy or two.
+//
+// Routed rows [R, C], of which those that belong to an expert are read and written; or weights
+// [E, N, K], which may be read through E pointers. A warp takes 1024 columns of a row. Pointers on
+// the device are looked at where they are: each expert is moved in wide chunks if all of it can be.
+namespace cadre::cuda::portable {
+namespace {
+
+constexpr int kRounds = 4;  // chunks of a thread that are under way together
+constexpr int kCopies = 2;
+constexpr int kMostBlocksAlongExperts = 1024;
+
+/// The matrices of all experts; one for routed rows.
+struct Matrices {
+  Matrix first;
+  int64_t pitch = 0;  ///< bytes from one to the next
+  const void* const* discrete = nullptr;
+
+  Matrices() = default;
+  explicit Matrices(const TensorView& v, const void* const* pointers = nullptr)
+      : discrete(pointers) {
+    const int bytes = v.dtype == DType::kF32 ? 4 : 2;
+    first.data = static_cast<char*>(v.data);
+    first.dtype = v.dtype;
+    first.columns = v.shape[v.rank - 1];
+    first.pitch = v.stride[v.rank - 2] * bytes;
+    pitch = v.rank == 3 ? v.stride[0] * bytes : 0;
+  }
+  __device__ Matrix of(int expert) const {
+    Matrix m = first;
+    if (discrete != nullptr)
+      m.data = static_cast<char*>(const_cast<void*>(discrete[expert]));
+    else if (m.data != nullptr)
+      m.data += expert * pitch;
+    return m;
+  }
+};
+
+/// What the kernel knows.
+struct Job {
+  Matrices from, to[kCopies];  ///< copies that nobody wants have no data
+  const int32_t* offsets = nullptr;
+  int64_t bound = 0;              ///< R, or N
+  int experts = 1, matrices = 1;  ///< matrices: 1 of routed rows
+};
+
+/// What is cast of one matrix.
+struct Cast {
+  Matrix from, to[kCopies];
+
+  __device__ Cast(const Job& job, int matrix) : from(job.from.of(matrix)) {
+    for (int i = 0; i < kCopies; ++i) to[i] = job.to[i].of(matrix);
+  }
+  __device__ bool is_wide() const { return from.is_wide() && to[0].is_wide() && to[1].is_wide(); }
+};
+
+/// The rows that an ExpertWalk gives to anyone: from the first offset up to the highest. All
+/// threads of the block must call it.
+__device__ schedule::ExpertRows owned_rows(const Job& job) {
+  if (job.offsets == nullptr) return {0, job.bound};
+  __shared__ int highest;
+  const int thread = int(threadIdx.x + kLanes * (threadIdx.y + blockDim.y * threadIdx.z));
+  if (thread == 0) highest = 0;
+  __syncthreads();
+  int mine = 0;
+  for (int e = thread; e <= job.experts; e += kGridWarps * kLanes)
+    mine = max(mine, int(schedule::clamp_row(job.offsets[e], 0, job.bound)));
+  atomicMax(&highest, mine);
+  __syncthreads();
+  return {schedule::clamp_row(job.offsets[0], 0, job.bound), highest};
+}
+
+/// A chunk in another dtype.
+__device__ Chunk cast_chunk(const Chunk& chunk, DType from, DType to) {
+  float x[kChunk];
+  decode(chunk, from, x);
+  // The instruction that widens f16 forgets what a NaN says; in f32 that would be seen.
+  if (from == DType::kF16 && to == DType::kF32)
+    for (int i = 0; i < kChunk; ++i)
+      x[i] = formats::Fp16::decode(uint16_t(word(chunk, i / 2) >> (i % 2 * 16)));
+  return encode(x, to);
+}
+
+template <bool kWide>
+__device__ void cast_rows(const Cast& cast, schedule::ExpertRows rows) {
+  const int64_t first = first_column(kRounds);
+  for_rows(rows.count(), [&](int64_t i) {
+    const int64_t row = rows.first + i;
+    Chunk chunks[kRounds] = {};
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round)
+      if (first + round * kRound < cast.from.columns)
+        chunks[round] = load<kWide>(cast.from, {row, first + round * kRound});
+#pragma unroll
+    for (int round = 0; round < kRounds; ++round)
+      for (const Matrix& to : cast.to)
+        if (to.data != nullptr && first + round * kRound < cast.from.columns)
+          store<kWide>(cast_chunk(chunks[round], cast.from.dtype, to.dtype), to,
+                       {row, first + round * kRound});
+  });
+}
+
+__global__ void __launch_bounds__(kGridWarps* kLanes) cast_kernel(const Job job) {
+  const schedule::ExpertRows rows = owned_rows(job);
+  for (int matrix = int(blockIdx.z); matrix < job.matrices; matrix += int(gridDim.z)) {
+    const Cast cast(job, matrix);
+    cast.is_wide() ? cast_rows<true>(cast, rows) : cast_rows<false>(cast, rows);
+  }
+}
+
+void launch_cast(const Job& job, cudaStream_t stream) {
+  if (job.bound == 0 || job.from.first.columns == 0) return;
+  RowGrid grid = RowGrid::of(job.bound, job.from.first.columns, kRounds);
+  grid.blocks.z = unsigned(std::min(job.matrices, kMostBlocksAlongExperts));
+  launch(cast_kernel, grid.on(stream), job);
+}
+
+std::string refuses_format(const Device& device, std::string_view what, const Format& format) {
+  if (!is_plain(format))
+    return text(what, " is ", to_string(format), ", and only casts are written: f32, bf16, f16");
+  return needs_sm80(format, device);
+}
+
+}  // namespace
+
+std::string refuses_cast(const QuantizeProblem& p, const Device& device) {
+  std::string why = p.along_k ? refuses_format(device, "along_k", *p.along_k) : std::string();
+  if (why.empty() && p.along_rows) why = refuses_format(device, "along_rows", *p.along_rows);
+  return why;
+}
+
+std::string refuses_cast(const DequantizeProblem& p, const Device& device) {
+  return refuses_format(device, "format", p.source.format);
+}
+
+void cast(const QuantizePlan& plan, const QuantizeArgs& args, Workspace, Stream stream) {
+  const QuantizeProblem& p = plan.problem;
+  Job job{.from = Matrices(args.source, args.discrete),
+          .to = {},
+          .offsets = args.offsets.data,
+          .bound = p.rows,
+          .experts = p.experts,
+          .matrices = p.kind == RowsKind::kWeights ? p.experts : 1};
+  if (p.along_k) job.to[0] = Matrices(args.along_k.codes);
+  if (p.along_rows) job.to[1] = Matrices(args.along_rows.codes);
+  launch_cast(job, stream_of(stream));
+}
+
+void cast(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream stream) {
+  const QuantizedShape& shape = plan.problem.source;
+  launch_cast({.from = Matrices(args.source.codes),
+               .to = {Matrices(args.out), Matrices()},
+               .offsets = args.offsets.data,
+               .bound = shape.rows,
+               .experts = shape.experts,
+               .matrices = shape.kind == RowsKind::kWeights ? shape.experts : 1},
+              stream_of(stream));
+}
+
+}  // namespace cadre::cuda::portable

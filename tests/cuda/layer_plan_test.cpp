@@ -1,0 +1,114 @@
+// Which layers have a plan on Hopper, what is said of the others, and that a layer refuses
+// arguments before it launches anything. Needs no GPU: plans are values.
+#include <gtest/gtest.h>
+
+#include "cadre/sequential.h"
+#include "tests/judge/errors.h"
+#include "tests/layers/mlp_case.h"
+#include "tests/layers/row_case.h"
+
+using namespace cadre;
+using test::Counts;
+using test::invalid;
+using test::LinearCase;
+using test::MlpCase;
+using test::unsupported;
+
+namespace {
+
+const Counts kCounts{.rows = 20, .of = {7, 0, 11}};
+
+test::MadeFor hopper() { return {parse_device("sm_90"), 8}; }
+
+GroupedLinearProblem linear(std::string_view recipe) {
+  GroupedLinearProblem p{.rows = 20, .n = 24, .k = 16, .experts = 3};
+  p.recipe = parse_recipe(recipe);
+  p.bias = true;
+  return p;
+}
+GroupedMlpProblem mlp(std::string_view recipe) {
+  GroupedMlpProblem p{.rows = 20, .hidden = 16, .features = 32, .experts = 3};
+  p.recipe = parse_recipe(recipe);
+  p.prob = p.bias1 = p.bias2 = p.bias2_scale = true;
+  return p;
+}
+
+TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
+  for (const char* recipe : {"bf16", "f16"})
+    for (bool discrete : {false, true})
+      for (Accumulate accumulate : {Accumulate::kNo, Accumulate::kYes, Accumulate::kPerExpert}) {
+        GroupedLinearProblem p = linear(recipe);
+        p.dtype = p.parameters.weight = p.recipe.fprop.rhs.element;
+        p.parameters.dw = accumulate == Accumulate::kNo ? p.dtype : DType::kF32;
+        p.parameters.discrete_weight = p.parameters.discrete_dw = discrete;
+        p.accumulate = accumulate;
+        const GroupedLinearPlan made = plan(p, hopper().device);
+        EXPECT_EQ(made.name, "direct");
+        EXPECT_EQ(made.fprop->name, "sm90_ragged_rows");
+        EXPECT_EQ(made.dgrad->name, "sm90_ragged_rows");
+        EXPECT_EQ(made.wgrad->name, "sm90_ragged_contraction");
+        EXPECT_EQ(made.bias_grad->name, "cuda_bias_grad");
+        EXPECT_TRUE(made.exact);
+      }
+  const GroupedMlpPlan made = plan(mlp("bf16"), hopper().device);
+  EXPECT_EQ(made.activation.name, "cuda_activation");
+  EXPECT_EQ(made.activation_backward->name, "cuda_activation");
+  EXPECT_EQ(plan(test::each_linear(test::mlp_row("bf16"),
+                                   [](GroupedLinearProblem& l) {
+                                     l.n = l.n == 10 ? 16 : l.n;
+                                     l.k = l.k == 10 ? 16 : l.k;
+                                   }),
+                 hopper().device)
+                .name,
+            "grouped_mlp");
+}
+
+TEST(LayerPlan, OfAQuantisedRecipeIsRefusedWithTheReason) {
+  for (const char* recipe : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
+    const std::string one = unsupported([&] { plan(linear(recipe), hopper().device); });
+    const std::string both = unsupported([&] { plan(mlp(recipe), hopper().device); });
+    for (const std::string& why : {one, both}) {
+      EXPECT_NE(why.find("no implementation on sm_90 for 'quantize "), std::string::npos) << why;
+    }
+  }
+}
+
+/// What a run of a layer with host memory says that a launch could not have got to.
+template <class Case, class Change>
+std::string said(const auto& problem, bool backwards, Change&& change) {
+  Case c(problem, kCounts, 1, hopper());
+  auto args = c.args();
+  change(args);
+  const test::OwnedWorkspace w(
+      std::max(c.plan.memory.forward_workspace_bytes, c.plan.memory.backward_workspace_bytes));
+  const std::string message = invalid([&] {
+    if (backwards)
+      backward(c.plan, args, w.get(), {});
+    else
+      forward(c.plan, args, w.get(), {});
+  });
+  EXPECT_EQ(c.damage(), "");
+  return message.substr(0, message.find(" at "));
+}
+
+/// The view, four elements behind its place.
+TensorView shifted(TensorView v) {
+  v.data = static_cast<char*>(v.data) + bytes_for(v.dtype, 4);
+  return v;
+}
+
+TEST(LayerPlan, RefusesAddressesOfAnyProductBeforeTheFirstOne) {
+  EXPECT_EQ(said<MlpCase>(mlp("bf16"), false, [](GroupedMlpArgs& a) { a.y = shifted(a.y); }),
+            "grouped_gemm: y is bf16[20, 16] strides (56, 1)");
+  EXPECT_EQ(said<MlpCase>(mlp("bf16"), true, [](GroupedMlpArgs& a) { a.dx = shifted(a.dx); }),
+            "grouped_gemm: dx is bf16[20, 16] strides (72, 1)");
+  EXPECT_EQ(
+      said<MlpCase>(mlp("bf16"), true, [](GroupedMlpArgs& a) { a.fc1.dw = shifted(a.fc1.dw); }),
+      "grouped_gemm: dw is bf16[3, 64, 16]");
+  EXPECT_EQ(
+      said<LinearCase>(linear("bf16"), true,
+                       [](GroupedLinearArgs& a) { a.parameters.dw = shifted(a.parameters.dw); }),
+      "grouped_gemm: dw is bf16[3, 24, 16]");
+}
+
+}  // namespace

@@ -1,0 +1,106 @@
+#pragma once
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "cuda/device/matrices.h"
+
+// The words of src/cuda/device/mma.h in plain C++. A copy happens at any moment between its start
+// and the end of the wait for it.
+namespace cadre::cuda {
+
+inline void copy_async(uint32_t to, const void* from, int bytes) {
+  emulator::expect(to % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0,
+                   "a copy of sixteen bytes is not aligned");
+  emulator::expect(bytes >= 0 && bytes <= 16, "a copy has more than sixteen bytes");
+  std::shared_ptr<emulator::CopyGroup>& open = emulator::self().open_copies;
+  if (open == nullptr) open = std::make_shared<emulator::CopyGroup>();
+  ++open->left;
+  emulator::later([group = open, place = emulator::from_shared(to, 16), from, bytes] {
+    std::memset(place, 0, 16);
+    std::memcpy(place, from, size_t(bytes));
+    if (--group->left == 0) emulator::notify(group.get());
+  });
+}
+
+inline void close_copies() {
+  emulator::Thread& t = emulator::self();
+  if (t.open_copies == nullptr) t.open_copies = std::make_shared<emulator::CopyGroup>();
+  t.copy_groups.push_back(std::exchange(t.open_copies, nullptr));
+}
+
+template <int kLeft>
+inline void wait_for_copies() {
+  emulator::Thread& t = emulator::self();
+  while (t.copy_groups.size() > size_t(kLeft)) {
+    const auto oldest = t.copy_groups.front();
+    emulator::wait_until(oldest.get(), "copies", [&] { return oldest->left == 0; });
+    t.copy_groups.pop_front();
+  }
+}
+
+/// The word that this lane gets of each matrix: elements 2 (t % 4) and the next of row t / 4, or of
+/// that column.
+inline Matrices get_rows(uint32_t from, bool transposed) {
+  emulator::expect(from % 16 == 0, "a row of a matrix is not aligned");
+  const auto& rows = emulator::show(from);
+  const int lane = emulator::self().number % emulator::kWarp;
+  uint32_t words[4] = {};
+  for (int which = 0; which < 4; ++which)
+    for (int i = 0; i < 2; ++i) {
+      const int inner = 2 * (lane % 4) + i, outer = lane / 4;
+      const int row = transposed ? inner : outer, column = transposed ? outer : inner;
+      uint16_t element = 0;
+      std::memcpy(&element,
+                  static_cast<const uint16_t*>(
+                      emulator::from_shared(uint32_t(rows[size_t(8 * which + row)]), 16)) +
+                      column,
+                  2);
+      words[which] |= uint32_t(element) << (16 * i);
+    }
+  return {words[0], words[1], words[2], words[3]};
+}
+inline Matrices get_matrices(uint32_t from) { return get_rows(from, false); }
+inline Matrices get_transposed(uint32_t from) { return get_rows(from, true); }
+
+struct Columns8 {
+  uint32_t low, high;
+};
+
+/// What the lanes of a warp show each other for a product.
+struct ProductPart {
+  Matrices a;
+  Columns8 b;
+};
+
+template <class Element>
+inline void multiply_warp(float (&sums)[4], const Matrices& a, const Columns8& b) {
+  const ProductPart mine{a, b};
+  const auto& shown = emulator::show(reinterpret_cast<uintptr_t>(&mine));
+  const int lane = emulator::self().number % emulator::kWarp;
+  const auto part = [&](int of) {
+    return reinterpret_cast<const ProductPart*>(uintptr_t(shown[size_t(of)]));
+  };
+  const auto element = [](uint32_t word, int which) {
+    return Element::decode(uint16_t(word >> (16 * which)));
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane / 4, column = 2 * (lane % 4) + i % 2;
+    for (int deep = 0; deep < 16; ++deep) {
+      const Matrices& left = part(4 * row + deep % 8 / 2)->a;
+      const Columns8& right = part(4 * column + deep % 8 / 2)->b;
+      const uint32_t of_a = deep < 8 ? (i < 2 ? left.a : left.b) : (i < 2 ? left.c : left.d);
+      sums[i] += element(of_a, deep % 2) * element(deep < 8 ? right.low : right.high, deep % 2);
+    }
+  }
+  emulator::show(0);  // `mine` is read until here
+}
+
+inline void multiply_bf16(float (&sums)[4], const Matrices& a, const Columns8& b) {
+  multiply_warp<formats::Bf16>(sums, a, b);
+}
+inline void multiply_f16(float (&sums)[4], const Matrices& a, const Columns8& b) {
+  multiply_warp<formats::Fp16>(sums, a, b);
+}
+
+}  // namespace cadre::cuda

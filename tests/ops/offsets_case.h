@@ -1,0 +1,70 @@
+#pragma once
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "cadre/offsets.h"
+#include "tests/judge/tensor.h"
+#include "tests/judge/workspace.h"
+
+namespace cadre::test {
+
+/// Everything that offsets write, with canaries around.
+struct OffsetsOut {
+  Tensor offsets, row_of, slot_of, status;
+
+  explicit OffsetsOut(const OffsetsProblem& p)
+      : offsets(DType::kI32, {p.experts + 1}),
+        row_of(DType::kI32, {p.tokens, std::max(p.top_k, 1)}),
+        slot_of(DType::kI32, {p.rows}),
+        status(DType::kI32, {1}) {}
+
+  /// `words` says where a tensor is. Only routing has a map.
+  template <class Words>
+  OffsetsArgs args(const OffsetsProblem& p, const void* source, Words&& words) const {
+    OffsetsArgs given{.source = source, .offsets = words(offsets), .status = words(status)};
+    if (p.source == OffsetsSource::kRouting) given.map = {words(row_of), words(slot_of)};
+    return given;
+  }
+  std::vector<int32_t> offset_list() const {
+    const auto* first = offsets.data<int32_t>();
+    return {first, first + offsets.columns()};
+  }
+  std::string damage() const {
+    return offsets.damage() + row_of.damage() + slot_of.damage() + status.damage();
+  }
+  bool operator==(const OffsetsOut& other) const {
+    return offsets.bytes() == other.offsets.bytes() && row_of.bytes() == other.row_of.bytes() &&
+           slot_of.bytes() == other.slot_of.bytes() && status.bytes() == other.status.bytes();
+  }
+};
+
+template <class Index>
+OffsetsOut offsets_on_cpu(const OffsetsProblem& p, const std::vector<Index>& source,
+                          std::string_view only) {
+  OffsetsOut out(p);
+  const OffsetsPlan made = plan(p, this_cpu(), only);
+  EXPECT_EQ(made.name, only);
+  const OwnedWorkspace workspace(made.workspace_bytes);
+  const auto words = [](const Tensor& t) { return t.data<int32_t>(); };
+  run(made, out.args(p, source.data(), words), workspace.get(), {});
+  EXPECT_EQ(out.damage(), "") << to_string(p);
+  return out;
+}
+
+/// Experts of T * top_k choices: some negative, some too large, half of the experts without any.
+template <class Index>
+std::vector<Index> random_routing(std::mt19937& random, const OffsetsProblem& p) {
+  std::vector<Index> experts;
+  for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot) {
+    const int64_t kind = int64_t(random() % 20);
+    const int64_t any = int64_t(random() % uint64_t(p.experts)) / 2 * 2;
+    experts.push_back(Index(kind == 0 ? -1 : kind == 1 ? p.experts : any));
+  }
+  return experts;
+}
+
+}  // namespace cadre::test

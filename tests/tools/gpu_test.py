@@ -1,0 +1,93 @@
+"""tools/gpu.sh with programs of its own: every step runs, whatever failed before, and leaves its
+record."""
+import pathlib
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RECORD = '{"machine": "m", "commit": "c", "cases": []}'
+CADRE = f"""#!/bin/sh
+case "$*" in
+  *--host-time*) echo "no device" >&2; exit 2 ;;
+  *h200_f16*) sleep 60 ;;
+esac
+while [ $# -gt 0 ]; do
+  [ "$1" = --json ] && echo '{RECORD}' >"$2"
+  shift
+done
+exit 0
+"""
+
+
+class Gpu(unittest.TestCase):
+    def setUp(self):
+        self.top = pathlib.Path(tempfile.mkdtemp())
+        self.addCleanup(shutil.rmtree, self.top)
+        for file in ("tools/gpu.sh", "bench/digest.py"):
+            (self.top / file).parent.mkdir(exist_ok=True)
+            shutil.copy(ROOT / file, self.top / file)
+        self.program("cadre", CADRE)
+        (self.top / "programs/commit").write_text("0123456789ab\n")
+
+    def program(self, name, text):
+        path = self.top / "programs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run_steps(self, *steps):
+        done = subprocess.run([self.top / "tools/gpu.sh", "-b", "programs", "-o", "out", *steps],
+                              capture_output=True, text=True)
+        self.assertEqual(done.stderr, "")
+        return done
+
+    def records(self):
+        with tarfile.open(self.top / "out/records.tar.gz") as archive:
+            return sorted(name for name in archive.getnames() if name != ".")
+
+    def test_a_failure_stops_nothing_and_is_told(self):
+        self.program("tests/first_on_device_test", "#!/bin/sh\necho wrong sum\nexit 3\n")
+        self.program("tests/second_on_device_test", "#!/bin/sh\nexit 0\n")
+        self.program("tests/plan_test", "#!/bin/sh\nexit 9\n")
+        done = self.run_steps("tests", "host", "facts", "nonsense")
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"test first_on_device_test: FAILED with 3, \d+ s\n    wrong")
+        self.assertRegex(done.stdout, r"test second_on_device_test: good, ")
+        self.assertNotIn("plan_test", done.stdout)
+        self.assertRegex(done.stdout, r"host: FAILED with 2, \d+ s\n    no device")
+        self.assertIn("facts: good, ", done.stdout)
+        self.assertIn("nonsense: NO SUCH STEP", done.stdout)
+        self.assertEqual(self.records(), ["./cpu-facts.json"])
+        self.assertIn("wrong sum", (self.top / "out/log.txt").read_text())
+        self.assertIn("host: FAILED", (self.top / "out/summary.txt").read_text())
+
+    def test_what_skips_itself_is_not_good(self):
+        self.program("tests/first_on_device_test", "#!/bin/sh\necho '[  SKIPPED ] no GPU here'\n")
+        done = self.run_steps("tests")
+        self.assertIn("first_on_device_test: SKIPPED, at least in part", done.stdout)
+        self.assertEqual(done.returncode, 1)
+
+    def test_all_good(self):
+        done = self.run_steps("gemm", "few", "other")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(self.records(), [f"./cpu-grouped-gemm{topic}.json"
+                                          for topic in ("-few-tokens", "-other-layers", "")])
+
+    def test_a_step_ends_with_the_time_and_the_next_is_left_out(self):
+        done = self.run_steps("-t", "12", "f16", "facts")
+        self.assertIn("f16: STOPPED by its time limit", done.stdout)
+        self.assertIn("facts: NOT RUN, no time left", done.stdout)
+        self.assertEqual(done.returncode, 1)
+
+    def test_without_a_step_it_says_what_there_is(self):
+        done = subprocess.run([self.top / "tools/gpu.sh"], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("usage: tools/gpu.sh", done.stdout)
+        self.assertIn("racecheck", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main()

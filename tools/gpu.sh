@@ -1,0 +1,166 @@
+#!/usr/bin/env bash
+# usage: tools/gpu.sh [-b PROGRAMS] [-o OUT] [-d DEVICE] [-t SECONDS] STEP...
+#
+# Everything that is to be seen on a GPU, step by step: each has a time limit, and a failure stops
+# none behind it. Programs are of a build (default build/cuda), or what tools/pack_device.sh packed
+# (build/device). OUT (default build/gpu) gets log.txt, summary.txt and records.tar.gz; the latter's
+# files belong into bench/results. Steps that no longer fit into SECONDS (default 570) are left out.
+#
+#   tests      every test with the label gpu
+#   check      the shapes of bench/shapes/check.txt and 3000 random problems
+#   memcheck, racecheck, synccheck, initcheck    of compute-sanitizer, on small sets
+#   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
+#   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
+#   f16        fp16 beside bf16
+#   host       what the host needs for a call
+#   facts      `cadre facts`
+#
+#   correct    tests check memcheck racecheck synccheck initcheck
+#   speed      gemm torch accumulate torch_accumulate few torch_few f16 host facts
+#   others     other torch_other
+set -uo pipefail
+cd "$(dirname "$0")/.."
+programs=build/cuda out=build/gpu device=cuda limit=570
+while getopts b:o:d:t: option; do
+  case $option in
+    b) programs=$OPTARG ;;
+    o) out=$OPTARG ;;
+    d) device=$OPTARG ;;
+    t) limit=$OPTARG ;;
+    *) exit 2 ;;
+  esac
+done
+shift $((OPTIND - 1))
+[ $# -gt 0 ] || { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' "$0"; exit 2; }
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+# What was packed is unpacked; programs of a build are where CMake put them.
+if [ -f "$programs/payload.tar.xz" ]; then
+  mkdir "$work/programs"
+  tar -xJf "$programs/payload.tar.xz" -C "$work/programs" ||
+    python3 -c "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])" \
+      "$programs/payload.tar.xz" "$work/programs" || exit 1
+  programs=$work/programs
+  export LD_LIBRARY_PATH=$programs/lib:${LD_LIBRARY_PATH:-}
+fi
+# cuBLAS comes with torch where CUDA's own folder is not in the loader's path.
+for folder in /usr/local/cuda/lib64 \
+  "$(python3 -c 'import nvidia.cu13 as p; print(p.__path__[0] + "/lib")' 2>/dev/null)" \
+  "$(python3 -c 'import nvidia.cublas as p; print(p.__path__[0] + "/lib")' 2>/dev/null)"; do
+  [ -e "$folder/libcublas.so.13" ] && export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:$folder
+done
+export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
+
+cadre=$programs/cadre library=$programs/bench/libcadre_bench_c.so
+mkdir -p "$out" "$work/records"
+log=$out/log.txt summary=$out/summary.txt
+: >"$log"
+: >"$summary"
+commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 --exclude='*')
+name=$("$cadre" info --json 2>/dev/null | grep -q '"cuda:' && nvidia-smi --query-gpu=name \
+  --format=csv,noheader 2>/dev/null | head -1 | tr 'A-Z ' 'a-z-' || true)
+name=${name:-cpu}
+
+# run NAME SECONDS COMMAND...: one line of summary; the end of what a failure said.
+run() {
+  local step=$1 most=$2 start=$SECONDS left=$((limit - SECONDS)) code words
+  shift 2
+  if [ "$left" -lt 10 ]; then
+    echo "$step: NOT RUN, no time left" | tee -a "$summary"
+    return
+  fi
+  echo "==== $step: $*" >>"$log"
+  timeout -k 5 $((most < left ? most : left)) "$@" >"$work/output" 2>&1
+  code=$?
+  cat "$work/output" >>"$log"
+  case $code in
+    0) words=good
+      grep -q '^\[  SKIPPED \]' "$work/output" && words="SKIPPED, at least in part" ;;
+    124 | 137) words="STOPPED by its time limit" ;;
+    *) words="FAILED with $code" ;;
+  esac
+  echo "$step: $words, $((SECONDS - start)) s" | tee -a "$summary"
+  [ $code = 0 ] || tail -n 15 "$work/output" | cut -c1-300 | sed 's/^/    /' | tee -a "$summary"
+}
+
+programs_of() { find "$programs/tests" -type f -perm -u+x -name "$1" | sort; }
+
+run_tests() {
+  local test
+  for test in $(programs_of '*_on_device_test'); do
+    run "test $(basename "$test")" 240 "$test"
+  done
+}
+
+# Small, since a sanitized kernel is a hundred times slower; random only by its seed.
+run_sanitizer() {
+  run "$1" 110 compute-sanitizer --tool "$1" --error-exitcode 9 "$cadre" check --device "$device" \
+    --random 24 --seed 5 --file bench/shapes/sanitizer.txt --raw-workspace
+}
+
+# record STEP SECONDS TOPIC COMMAND...: the command writes the record of that topic.
+record() {
+  local step=$1 most=$2 topic=$3
+  shift 3
+  run "$step" "$most" "$@" --json "$work/$name-$topic.json"
+  [ -s "$work/$name-$topic.json" ] && mv "$work/$name-$topic.json" "$work/records/"
+  tar -czf "$out/records.tar.gz" -C "$work/records" .
+}
+
+# bench STEP SECONDS TOPIC SHAPES OPTION...
+bench() {
+  local step=$1 most=$2 topic=$3 shapes=$4
+  shift 4
+  record "$step" "$most" "$topic" "$cadre" bench --device "$device" \
+    --file "bench/shapes/$shapes.txt" "$@"
+}
+
+beside_torch() {
+  local step=$1 most=$2 topic=$3 shapes=$4
+  shift 4
+  record "$step" "$most" "$topic-torch" python3 bench/peers/torch_grouped_gemm.py \
+    --library "$library" --commit "$commit" --file "bench/shapes/$shapes.txt" "$@"
+}
+
+take() {
+  local routings=uniform,zipf:1 step
+  case $1 in
+    correct) for step in tests check memcheck racecheck synccheck initcheck; do take $step; done ;;
+    speed)
+      for step in gemm torch accumulate torch_accumulate few torch_few f16 host facts; do
+        take $step
+      done
+      ;;
+    others) for step in other torch_other; do take $step; done ;;
+    tests) run_tests ;;
+    check) run check 240 "$cadre" check --device "$device" --file bench/shapes/check.txt \
+      --random 3000 --seed 1 ;;
+    memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
+    gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings --repeat 31 ;;
+    accumulate)
+      bench accumulate 120 grouped-gemm-accumulate h200_accumulate --offsets $routings --repeat 31
+      ;;
+    few) bench few 120 grouped-gemm-few-tokens h200_few_tokens --repeat 31 ;;
+    other)
+      bench other 300 grouped-gemm-other-layers h200_other_layers --offsets $routings --repeat 21
+      ;;
+    f16) bench f16 240 grouped-gemm-f16 h200_f16 --repeat 31 --beside "format=bf16 out=bf16" ;;
+    host) bench host 60 host-time host_time --host-time ;;
+    torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
+    torch_accumulate)
+      beside_torch torch_accumulate 60 grouped-gemm-accumulate h200_accumulate --offsets $routings
+      ;;
+    torch_few) beside_torch torch_few 60 grouped-gemm-few-tokens h200_few_tokens ;;
+    torch_other)
+      beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
+      ;;
+    facts) record facts 60 facts "$cadre" facts --device "$device" ;;
+    *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
+  esac
+}
+
+for step in "$@"; do take "$step"; done
+python3 bench/digest.py "$work/records"/*.json 2>&1 | tee -a "$summary"
+echo "---- $SECONDS s in all"
+! grep -qE ': (FAILED|SKIPPED|STOPPED|NOT RUN|NO SUCH)' "$summary"
