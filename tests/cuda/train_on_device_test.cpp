@@ -52,7 +52,7 @@ struct TrainOnDevice : test::OnDevice {
     if (!folder_) folder_.emplace();
     return *folder_;
   }
-  RunState start() const { return initial_state(tiny(), "bf16"); }
+  RunState start(const std::string& recipe = "bf16") const { return initial_state(tiny(), recipe); }
   /// The state at a step, read back from a file; at the last one with its score.
   RunState trained(Engine& engine, RunState state, int64_t until) {
     Trainer trainer(engine, corpus, std::move(state));
@@ -89,8 +89,13 @@ void expect_alike(const History& got, const History& want) {
   EXPECT_LE(moved, rows / 20) << "the experts have other rows";
 }
 
-TEST_F(TrainOnDevice, LearnsWhatTheCpuLearns) {
-  const RunState want = trained(*cpu, start(), kSteps), got = trained(*gpu, start(), kSteps);
+struct PlainRecipe : TrainOnDevice, testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Train, PlainRecipe, testing::Values("f32", "bf16", "f16"),
+                         [](const auto& each) { return std::string(each.param); });
+
+TEST_P(PlainRecipe, LearnsWhatTheCpuLearns) {
+  const RunState want = trained(*cpu, start(GetParam()), kSteps);
+  const RunState got = trained(*gpu, start(GetParam()), kSteps);
   expect_alike(got.history, want.history);
   EXPECT_LT(got.history.loss.back(), got.history.loss.front());
 }
