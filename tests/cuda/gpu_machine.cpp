@@ -46,6 +46,20 @@ void check_nodes(cudaGraph_t graph) {
   require(kernels > 0, "graph: no node is a kernel, must be one or more");
 }
 
+// What a graph and its executable hold, also where making one of them throws.
+struct Graph {
+  cudaGraph_t handle = nullptr;
+  ~Graph() {
+    if (handle != nullptr) cudaGraphDestroy(handle);
+  }
+};
+struct Executable {
+  cudaGraphExec_t handle = nullptr;
+  ~Executable() {
+    if (handle != nullptr) cudaGraphExecDestroy(handle);
+  }
+};
+
 class GpuGraph final : public Recorded {
  public:
   GpuGraph(const OwnStream& stream, const Work& work) : stream_(stream) {
@@ -57,29 +71,25 @@ class GpuGraph final : public Recorded {
       throw;
     }
     check(end_capture(), "end a capture");
-    check_nodes(graph_);
-    check(cudaGraphInstantiate(&executable_, graph_, 0), "instantiate a graph");
-  }
-  ~GpuGraph() override {
-    if (executable_ != nullptr) cudaGraphExecDestroy(executable_);
-    if (graph_ != nullptr) cudaGraphDestroy(graph_);
+    check_nodes(graph_.handle);
+    check(cudaGraphInstantiate(&executable_.handle, graph_.handle, 0), "instantiate a graph");
   }
 
   void replay() override {
-    check(cudaGraphLaunch(executable_, stream_.handle()), "launch a graph");
+    check(cudaGraphLaunch(executable_.handle, stream_.handle()), "launch a graph");
     stream_.wait();
   }
 
  private:
   cudaError_t end_capture() {
-    const cudaError_t code = cudaStreamEndCapture(stream_.handle(), &graph_);
+    const cudaError_t code = cudaStreamEndCapture(stream_.handle(), &graph_.handle);
     cudaGetLastError();
     return code;
   }
 
   const OwnStream& stream_;
-  cudaGraph_t graph_ = nullptr;
-  cudaGraphExec_t executable_ = nullptr;
+  Graph graph_;
+  Executable executable_;
 };
 
 class GpuMachine final : public Machine {

@@ -110,9 +110,8 @@ TEST(GroupedGemmPlan, GivesLayersOfAnyWidthAKernel) {
       plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=37 F=13 E=3 act=swiglu"), hopper());
   EXPECT_EQ(odd.fc1.fprop->name, "cuda_ragged_rows");
   EXPECT_EQ(odd.fc2.wgrad->name, "cuda_ragged_contraction");
-  const GroupedMlpPlan misaligned =
-      plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=32 F=16 E=3 act=swiglu align=4"),
-           hopper());
+  const GroupedMlpPlan misaligned = plan(
+      parse_grouped_mlp_problem("grouped_mlp R=99 H=32 F=16 E=3 act=swiglu align=4"), hopper());
   EXPECT_EQ(misaligned.fc1.fprop->name, "cuda_ragged_rows");
   EXPECT_EQ(misaligned.fc2.dgrad->name, "cuda_ragged_rows");
   EXPECT_EQ(misaligned.fc2.wgrad->name, "cuda_ragged_contraction");

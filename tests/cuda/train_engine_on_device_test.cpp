@@ -141,7 +141,7 @@ TEST_F(TrainEngine, FindsLossesAndTheirGradient) {
   for (float& l : logits) l *= 6;
   for (size_t i = 0; i < 256; ++i) logits[i] = i == 77 ? 1e30f : -1e30f;
   auto targets = bytes(kRows, 4);
-  targets[0] = 77;  // of no loss, so that the others count
+  targets[0] = 77;                      // of no loss, so that the others count
   constexpr int64_t rows = kRows - 20;  // the others stay as they are
   expect_near(1e-5, [&](Engine& engine) {
     const Buffer<float> scores = put(engine, logits);

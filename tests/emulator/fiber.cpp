@@ -7,8 +7,10 @@
 #include <utility>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #else
+static void __asan_unpoison_memory_region(const volatile void*, size_t) {}
 static void __sanitizer_start_switch_fiber(void**, const void*, size_t) {}
 static void __sanitizer_finish_switch_fiber(void*, const void**, size_t*) {}
 #endif
@@ -60,6 +62,8 @@ Fiber::Fiber()
     : stack_(mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)) {
   if (stack_ == MAP_FAILED) throw std::runtime_error("emulator: no memory for a stack");
+  // What a fiber that never ended has left of this address is no longer forbidden.
+  __asan_unpoison_memory_region(stack_, kStackBytes);
 }
 
 Fiber::~Fiber() { munmap(stack_, kStackBytes); }

@@ -133,15 +133,19 @@ cudaError_t cudaFree(void* data) {
 cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
-  const CUstream_st& s = stream_of(stream);
-  if (s.capture != nullptr) enqueue(stream, cudaGraphNodeTypeMemAlloc, [] {});
   const int strict = std::exchange(strict_captures, 0);
   const cudaError_t code = cudaMalloc(data, bytes);
   strict_captures = strict;
+  // What a graph allocates is the graph's.
+  if (code == cudaSuccess && stream_of(stream).capture != nullptr)
+    enqueue(stream, cudaGraphNodeTypeMemAlloc, [kept = std::shared_ptr<void>(*data, std::free)] {});
   return code;
 }
 cudaError_t cudaFreeAsync(void* data, cudaStream_t stream) {
-  enqueue(stream, cudaGraphNodeTypeMemFree, [data] { std::free(data); });
+  if (stream_of(stream).capture != nullptr)
+    enqueue(stream, cudaGraphNodeTypeMemFree, [] {});
+  else
+    std::free(data);
   return cudaSuccess;
 }
 
@@ -174,7 +178,14 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return cudaStreamCreate(stream);
 }
-cudaError_t cudaStreamDestroy(cudaStream_t stream) { return delete stream, cudaSuccess; }
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  if (stream->is_origin) {  // a capture that nobody ended
+    delete stream->capture;
+    if (strict_captures > 0) --strict_captures;
+  }
+  delete stream;
+  return cudaSuccess;
+}
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   if (stream_of(stream).capture != nullptr) {
     capture_broken = true;

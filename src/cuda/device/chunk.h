@@ -18,8 +18,8 @@ constexpr int kChunk = 8;  // elements
 /// A matrix whose last dimension has stride 1.
 struct Matrix {
   char* data = nullptr;
-  int64_t pitch = 0;    ///< bytes from row to row
-  int64_t columns = 0;  ///< elements of a row
+  int64_t pitch = 0;           ///< bytes from row to row
+  int64_t columns = 0;         ///< elements of a row
   DType dtype = DType::kBf16;  ///< of no matrix too, so that it counts as halves
 
   Matrix() = default;
