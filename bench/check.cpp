@@ -24,7 +24,7 @@ Gaps gaps(const Problem&, const Device& device) {
 // No more than what the problem promises. What the copy engine does not take anyway has rows at
 // 16 bytes now and then.
 Gaps gaps(const GroupedGemmProblem& p, const Device& device) {
-  if (p.align < 16) return {5 * std::max(1, p.align / 2), p.align};
+  if (p.align < 16) return {5 * std::max<int64_t>(1, p.align / 2), p.align};
   if (p.n % 8 != 0 || p.k % 8 != 0) return {5, 0};
   return gaps<GroupedGemmProblem>(p, device);
 }

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Proves that the tests see faults: `tools/mutants.py [--check] [--only WORD] [SOURCE [SCRATCH]]`.
+"""Proves that the tests see faults: `tools/mutants.py [OPTION...] [SOURCE [SCRATCH]]`.
 
 tools/mutants.toml lists faults, each one replacement in one file and the test that must turn red.
 The sources are copied to SCRATCH (build/mutants), every test that is named is built and must pass
 there; then each fault is planted alone, that test is built again, and must fail: when it runs, or
 by a static assertion. Prints a table, and exits 1 unless every fault was caught. --check only looks
-whether every replacement still finds its text exactly once. SOURCE itself is never written to.
+whether every replacement still finds its text exactly once; --cpu leaves out those whose tests run
+GPU code on the emulator, which take longest. SOURCE itself is never written to.
 """
 import argparse
 import dataclasses
@@ -152,6 +153,7 @@ def main(arguments):
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--check", action="store_true", help="only look for the texts")
     parser.add_argument("--only", default="", help="mutants whose name contains this")
+    parser.add_argument("--cpu", action="store_true", help="without those of the emulator")
     parser.add_argument("source", nargs="?", type=pathlib.Path, default=here)
     parser.add_argument("scratch", nargs="?", type=pathlib.Path)
     options = parser.parse_args(arguments)
@@ -168,7 +170,7 @@ def main(arguments):
 
     for mutant in [m for m in mutants if not has_flag(m.cpu)]:
         print(f"skipped {mutant.name:<34} this processor has no {mutant.cpu}")
-    mutants = [m for m in mutants if has_flag(m.cpu)]
+    mutants = [m for m in mutants if has_flag(m.cpu) and not (options.cpu and m.emulated)]
     yard = Yard(options.source.resolve(),
                 (options.scratch or options.source / "build/mutants").resolve())
     yard.prepare()

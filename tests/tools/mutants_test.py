@@ -70,6 +70,8 @@ class Mutants(unittest.TestCase):
         self.assertRegex(text, r"skipped kernel .*no headers of CUDA")
         self.assertIn("1 caught, 0 missed", text)
         self.assertIn("1 caught, 0 missed", self.run_on(emulated)[1])
+        code, text = self.run_on(CAUGHT, emulated, arguments=["--cpu"])
+        self.assertIn("1 caught, 0 missed", text)
 
     def test_text_that_is_not_there_once(self):
         for old, count in (("a * b", 0), ("inline", 2)):
