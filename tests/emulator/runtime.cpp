@@ -31,7 +31,7 @@ struct CUevent_st {
 namespace cadre::emulator {
 namespace {
 
-constexpr size_t kAlign = 256;
+constexpr size_t kAlign = 256, kMemoryBytes = size_t(4) << 30;
 constexpr uint8_t kPoison = 0xff;  // NaN in every float format
 
 CUstream_st default_stream;
@@ -101,7 +101,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* all, int) {
   std::strcpy(all->name, "emulated GPU");
   all->major = kSm / 10, all->minor = kSm % 10, all->multiProcessorCount = kUnits;
   all->sharedMemPerBlockOptin = kSharedBytes;
-  all->totalGlobalMem = size_t(4) << 30;
+  all->totalGlobalMem = kMemoryBytes;
   return cudaSuccess;
 }
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
@@ -113,12 +113,13 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
   return cudaSuccess;
 }
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
-  return *free = *total = size_t(4) << 30, cudaSuccess;
+  return *free = *total = kMemoryBytes, cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
   if (const cudaError_t code = unsafe(); code != cudaSuccess) return code;
+  if (bytes > kMemoryBytes) return answer(cudaErrorMemoryAllocation);
   const size_t whole = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
   *data = std::aligned_alloc(kAlign, whole);
   if (*data == nullptr) return answer(cudaErrorMemoryAllocation);
