@@ -2,9 +2,7 @@
 // several orders of threads, copies and products.
 #include <gtest/gtest.h>
 
-#include <exception>
-
-#include "bench/check.h"
+#include "tests/emulator/any_order.h"
 
 namespace cadre {
 namespace {
@@ -14,18 +12,9 @@ constexpr unsigned kOrders = 3;
 class Hopper : public testing::TestWithParam<const char*> {};
 
 TEST_P(Hopper, AgreesWithTheReferenceInAnyOrder) {
-  const Device device = cuda_devices().at(0);
-  for (unsigned order = 0; order < kOrders; ++order) {
-    bench::Draw draw;
-    draw.seed = order;
-    try {
-      const bench::CheckReport report = bench::check(GetParam(), draw, "", device);
-      EXPECT_EQ(report.fault, "");
-      EXPECT_EQ(report.plan.substr(0, 4), "sm90");
-    } catch (const std::exception& error) {
-      FAIL() << error.what();
-    }
-  }
+  const bool wgrad = std::string_view(GetParam()).find("wgrad") != std::string_view::npos;
+  test::agrees_in_any_order(GetParam(), wgrad ? "sm90_ragged_contraction" : "sm90_ragged_rows", {},
+                            kOrders);
 }
 
 INSTANTIATE_TEST_SUITE_P(

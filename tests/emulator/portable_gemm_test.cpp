@@ -2,9 +2,7 @@
 // load, product and output, in several orders of threads and copies.
 #include <gtest/gtest.h>
 
-#include <exception>
-
-#include "bench/check.h"
+#include "tests/emulator/any_order.h"
 
 namespace cadre {
 namespace {
@@ -14,20 +12,9 @@ constexpr unsigned kOrders = 2;
 class PortableGemm : public testing::TestWithParam<const char*> {};
 
 TEST_P(PortableGemm, AgreesWithTheReferenceInAnyOrder) {
-  const Device device = cuda_devices().at(0);
   const bool wgrad = std::string_view(GetParam()).find("wgrad") != std::string_view::npos;
-  for (unsigned order = 0; order < kOrders; ++order) {
-    bench::Draw draw;
-    draw.seed = order;
-    draw.live = 0.9;
-    try {
-      const bench::CheckReport report = bench::check(
-          GetParam(), draw, wgrad ? "cuda_ragged_contraction" : "cuda_ragged_rows", device);
-      EXPECT_EQ(report.fault, "");
-    } catch (const std::exception& error) {
-      FAIL() << error.what();
-    }
-  }
+  test::agrees_in_any_order(GetParam(), wgrad ? "cuda_ragged_contraction" : "cuda_ragged_rows",
+                            {.live = 0.9}, kOrders);
 }
 
 INSTANTIATE_TEST_SUITE_P(
