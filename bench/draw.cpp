@@ -23,7 +23,8 @@ uint64_t mix(uint64_t x) {
 std::vector<int64_t> read_counts(const std::string& path, int experts) {
   std::ifstream file(path);
   require(file.good(), "offsets: '", path,
-          "' is no distribution and no readable file; give uniform, zipf:S, onehot, or a file of ",
+          "' is no distribution and no readable file; give uniform, zipf:S, gamma:S, onehot, or a "
+          "file of ",
           experts, " counts");
   std::vector<int64_t> counts;
   for (std::string word; file >> word;) {
@@ -38,12 +39,14 @@ std::vector<int64_t> read_counts(const std::string& path, int experts) {
   return counts;
 }
 
-double zipf_exponent(std::string_view word) {
-  double s = 0;
-  const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), s);
-  require(error == std::errc() && stop == word.data() + word.size() && s >= 0 && s <= 100,
-          "offsets: exponent of zipf is '", word, "', must be a number from 0 to 100");
-  return s;
+/// The number behind the colon of "zipf:1.2".
+double parameter(std::string_view what, double least, const std::string& words) {
+  const char *first = words.data() + words.find(':') + 1, *last = words.data() + words.size();
+  double value = 0;
+  const auto [stop, error] = std::from_chars(first, last, value);
+  require(error == std::errc() && stop == last && value >= least && value <= 100, "offsets: ", what,
+          " is '", first, "', must be a number from ", least, " to 100");
+  return value;
 }
 
 }  // namespace
@@ -56,10 +59,14 @@ Distribution parse_distribution(const std::string& words, int experts, uint64_t 
     d.weights.assign(size_t(experts), 0);
     d.weights[mix(seed) % uint64_t(experts)] = 1;
   } else if (words.rfind("zipf:", 0) == 0) {
-    const double s = zipf_exponent(std::string_view(words).substr(5));
+    const double s = parameter("exponent of zipf", 0, words);
     for (int i = 0; i < experts; ++i) d.weights.push_back(std::pow(i + 1.0, -s));
     std::mt19937_64 bits(seed);
     std::shuffle(d.weights.begin(), d.weights.end(), bits);
+  } else if (words.rfind("gamma:", 0) == 0) {
+    std::gamma_distribution<double> weight(parameter("shape of gamma", 0.01, words));
+    std::mt19937_64 bits(seed);
+    for (int i = 0; i < experts; ++i) d.weights.push_back(weight(bits));
   } else {
     d.counts = read_counts(words, experts);
   }

@@ -22,7 +22,8 @@ struct Draw {
 };
 
 /// How rows fall to experts: "uniform" (every row picks an expert), "zipf:1.2" (the i-th favourite
-/// expert is chosen with weight i^-1.2), "onehot" (all rows to one expert), or a file of E counts.
+/// expert is chosen with weight i^-1.2), "gamma:1" (weights are drawn from a gamma distribution of
+/// that shape), "onehot" (all rows to one expert), or a file of E counts.
 struct Distribution {
   std::vector<double> weights;  ///< [E], of the draws
   std::vector<int64_t> counts;  ///< [E], from a file: no draws

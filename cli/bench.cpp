@@ -152,7 +152,7 @@ Action declare_bench(CLI::App& app) {
   app.add_option("PROBLEM", options->words, "one problem, or several in quotes");
   app.add_option("--file", options->file, "a file with one problem a line; `# layer` behind it");
   app.add_option("--offsets", options->distributions,
-                 "how rows fall to experts: uniform, zipf:S, onehot, or a file of counts")
+                 "how rows fall to experts: uniform, zipf:S, gamma:S, onehot, or a file of counts")
       ->delimiter(',')
       ->capture_default_str();
   app.add_option("--json", options->json, "write a record of all cases to this file");

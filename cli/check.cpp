@@ -154,7 +154,7 @@ Action declare_check(CLI::App& app) {
   app.add_option("--file", options->file, "a file with one problem a line");
   app.add_option("--seed", options->draw.seed, "of the random data")->capture_default_str();
   app.add_option("--offsets", options->draw.offsets,
-                 "how rows fall to experts: uniform, zipf:S, onehot, or a file of counts")
+                 "how rows fall to experts: uniform, zipf:S, gamma:S, onehot, or a file of counts")
       ->capture_default_str();
   app.add_option("--device", options->device_word, "cpu, cuda or cuda:1")->capture_default_str();
   app.add_option("--random", options->random, "that many random problems of grouped_gemm besides")

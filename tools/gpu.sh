@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# usage: tools/gpu.sh [-b PROGRAMS] [-o OUT] [-d DEVICE] [-t SECONDS] STEP...
+# usage: tools/gpu.sh [-b PROGRAMS] [-o OUT] [-d DEVICE] [-t SECONDS] [-r REPEAT] STEP...
 #
 # Everything that is to be seen on a GPU, step by step: each has a time limit, and a failure stops
 # none behind it. Programs are of a build (default build/cuda), or what tools/pack_device.sh packed
 # (build/device). OUT (default build/gpu) gets log.txt, summary.txt and records.tar.gz; the latter's
-# files belong into bench/results. Steps that no longer fit into SECONDS (default 570) are left out.
+# files belong into bench/results. Steps that no longer fit into SECONDS (default 570) are left out;
+# benchmarks launch each contestant REPEAT times (default 31).
 #
 #   tests      every test with the label gpu
 #   check      the shapes of bench/shapes/check.txt and 3000 random problems
@@ -20,13 +21,14 @@
 #   others     other torch_other
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
-programs=build/cuda out=build/gpu device=cuda limit=570
-while getopts b:o:d:t: option; do
+programs=build/cuda out=build/gpu device=cuda limit=570 repeat=31
+while getopts b:o:d:t:r: option; do
   case $option in
     b) programs=$OPTARG ;;
     o) out=$OPTARG ;;
     d) device=$OPTARG ;;
     t) limit=$OPTARG ;;
+    r) repeat=$OPTARG ;;
     *) exit 2 ;;
   esac
 done
@@ -58,8 +60,9 @@ log=$out/log.txt summary=$out/summary.txt
 : >"$log"
 : >"$summary"
 commit=$(cat "$programs/commit" 2>/dev/null || git describe --always --dirty --abbrev=12 --exclude='*')
-name=$("$cadre" info --json 2>/dev/null | grep -q '"cuda:' && nvidia-smi --query-gpu=name \
-  --format=csv,noheader 2>/dev/null | head -1 | tr 'A-Z ' 'a-z-' || true)
+name=
+[ "$device" = cpu ] || name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null |
+  head -1 | tr 'A-Z ' 'a-z-')
 name=${name:-cpu}
 
 # run NAME SECONDS COMMAND...: one line of summary; the end of what a failure said.
@@ -95,8 +98,10 @@ run_tests() {
 
 # Small, since a sanitized kernel is a hundred times slower; random only by its seed.
 run_sanitizer() {
-  run "$1" 110 compute-sanitizer --tool "$1" --error-exitcode 9 "$cadre" check --device "$device" \
-    --random 24 --seed 5 --file bench/shapes/sanitizer.txt --raw-workspace
+  local sanitized=(compute-sanitizer --tool "$1" --error-exitcode 9 "$cadre" check --device
+    "$device" --raw-workspace)
+  run "$1" 60 "${sanitized[@]}" --file bench/shapes/sanitizer.txt
+  run "$1 of random problems" 60 "${sanitized[@]}" --random 24 --seed 5
 }
 
 # record STEP SECONDS TOPIC COMMAND...: the command writes the record of that topic.
@@ -104,7 +109,9 @@ record() {
   local step=$1 most=$2 topic=$3
   shift 3
   run "$step" "$most" "$@" --json "$work/$name-$topic.json"
-  [ -s "$work/$name-$topic.json" ] && mv "$work/$name-$topic.json" "$work/records/"
+  [ -s "$work/$name-$topic.json" ] || return
+  sed -i "s|$work/||g" "$work/$name-$topic.json"  # no path of a machine
+  mv "$work/$name-$topic.json" "$work/records/"
   tar -czf "$out/records.tar.gz" -C "$work/records" .
 }
 
@@ -113,18 +120,19 @@ bench() {
   local step=$1 most=$2 topic=$3 shapes=$4
   shift 4
   record "$step" "$most" "$topic" "$cadre" bench --device "$device" \
-    --file "bench/shapes/$shapes.txt" "$@"
+    --file "bench/shapes/$shapes.txt" --repeat "$repeat" "$@"
 }
 
 beside_torch() {
   local step=$1 most=$2 topic=$3 shapes=$4
   shift 4
   record "$step" "$most" "$topic-torch" python3 bench/peers/torch_grouped_gemm.py \
-    --library "$library" --commit "$commit" --file "bench/shapes/$shapes.txt" "$@"
+    --library "$library" --commit "$commit" --file "bench/shapes/$shapes.txt" \
+    --repeat "$repeat" "$@"
 }
 
 take() {
-  local routings=uniform,zipf:1 step
+  local routings=uniform,gamma:1 step
   case $1 in
     correct) for step in tests check memcheck racecheck synccheck initcheck; do take $step; done ;;
     speed)
@@ -137,15 +145,15 @@ take() {
     check) run check 240 "$cadre" check --device "$device" --file bench/shapes/check.txt \
       --random 3000 --seed 1 ;;
     memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
-    gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings --repeat 31 ;;
+    gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     accumulate)
-      bench accumulate 120 grouped-gemm-accumulate h200_accumulate --offsets $routings --repeat 31
+      bench accumulate 120 grouped-gemm-accumulate h200_accumulate --offsets $routings
       ;;
-    few) bench few 120 grouped-gemm-few-tokens h200_few_tokens --repeat 31 ;;
+    few) bench few 120 grouped-gemm-few-tokens h200_few_tokens ;;
     other)
-      bench other 300 grouped-gemm-other-layers h200_other_layers --offsets $routings --repeat 21
+      bench other 300 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
-    f16) bench f16 240 grouped-gemm-f16 h200_f16 --repeat 31 --beside "format=bf16 out=bf16" ;;
+    f16) bench f16 240 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     torch_accumulate)

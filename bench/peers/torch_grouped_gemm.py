@@ -4,7 +4,7 @@ process, the same operands, launches interleaved, device time by events, copies 
 cache. Writes a record like that of `cadre bench --json`.
 
   torch_grouped_gemm.py --library build/cuda/bench/libcadre_bench_c.so \\
-    --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,zipf:1 --json record.json
+    --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,gamma:1 --json record.json
 
 Every peer is compared with cadre first: ||got - want|| / ||want||, over live rows. A peer
 that fails or differs is left out, and the output says so.
@@ -88,11 +88,13 @@ def draw_counts(problem, routing, seed):
     draw = random.Random(seed)
     if routing == "uniform":
         weights = [1.0] * problem.experts
+    elif re.fullmatch(r"gamma:[\d.]+", routing):
+        weights = [draw.gammavariate(float(routing[6:]), 1) for _ in range(problem.experts)]
     elif re.fullmatch(r"zipf:[\d.]+", routing):
         weights = [(i + 1) ** -float(routing[5:]) for i in range(problem.experts)]
         draw.shuffle(weights)
     else:
-        raise SystemExit(f"--offsets: '{routing}', must be uniform or zipf:S")
+        raise SystemExit(f"--offsets: '{routing}', must be uniform, zipf:S or gamma:S")
     counts = [0] * problem.experts
     for expert in draw.choices(range(problem.experts), weights, k=problem.rows):
         counts[expert] += 1
@@ -303,7 +305,8 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libcadre_bench_c.so of a CUDA build")
     parser.add_argument("--file", required=True, help="one problem a line; `# layer` behind it")
-    parser.add_argument("--offsets", default="uniform", help="uniform, zipf:S, several by commas")
+    parser.add_argument("--offsets", default="uniform",
+                        help="uniform, zipf:S, gamma:S, several by commas")
     parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", help="that the library was built from; else this file's")

@@ -30,15 +30,13 @@ CADRE_HD constexpr TilePlace banded(int64_t index, const TileGrid& grid, int64_t
   return {inside / width, first + inside % width};
 }
 
-/// How high tiles of an expert's rows are: about equal, multiples of `unit` but for the last; at
-/// most `most`, or `tall` where an expert then is one tile or two. Tall tiles cost more a row,
-/// which only few of them make up for by being fewer.
+/// How high tiles of an expert's rows are: about equal, multiples of `unit` but for the last, at
+/// most `most`.
 struct TileHeight {
-  int64_t most = 0, unit = 1, tall = most;
+  int64_t most = 0, unit = 1;
 
   CADRE_HD constexpr int64_t of(int64_t rows) const {
-    const int64_t limit = rows <= 2 * tall ? tall : most;
-    const int64_t tiles = (rows + limit - 1) / limit, each = (rows + tiles - 1) / tiles;
+    const int64_t tiles = (rows + most - 1) / most, each = (rows + tiles - 1) / tiles;
     return (each + unit - 1) / unit * unit;
   }
 };

@@ -22,7 +22,7 @@ int64_t sum(const std::vector<int64_t>& counts) {
 }  // namespace
 
 TEST(DrawCounts, EveryDistributionUsesEveryRow) {
-  for (const char* words : {"uniform", "zipf:1.2", "onehot"})
+  for (const char* words : {"uniform", "zipf:1.2", "gamma:1", "onehot"})
     for (const int experts : {1, 8, 384}) {
       const auto counts = bench::draw_counts({.seed = 3, .offsets = words}, 5000, experts);
       EXPECT_EQ(counts.size(), size_t(experts));
@@ -43,6 +43,11 @@ TEST(DrawCounts, ShapesAreThoseOfTheirNames) {
   for (int i = 1; i <= 64; ++i) harmonic += 1.0 / i;
   EXPECT_NEAR(double(zipf[0]), 64000 / harmonic, 6 * std::sqrt(64000 / harmonic));
   EXPECT_NEAR(double(zipf[1]), 32000 / harmonic, 6 * std::sqrt(32000 / harmonic));
+  const auto gamma =
+      bench::draw_counts({.offsets = "gamma:4"}, 640000, 640);  // as wide as its mean / 2
+  double squares = 0;
+  for (const int64_t count : gamma) squares += double((count - 1000) * (count - 1000));
+  EXPECT_NEAR(std::sqrt(squares / 640), 500, 100);
   const auto onehot = bench::draw_counts({.offsets = "onehot"}, 100, 64);
   EXPECT_EQ(std::count(onehot.begin(), onehot.end(), 0), 63);
 }

@@ -180,7 +180,7 @@ class Check(Cli):
         with tempfile.TemporaryDirectory() as folder:
             counts = pathlib.Path(folder) / "counts"
             counts.write_text("0 7\n20 1\n")
-            for offsets in ("uniform", "zipf:1.5", "onehot", str(counts)):
+            for offsets in ("uniform", "zipf:1.5", "gamma:1", "onehot", str(counts)):
                 text = self.good("check", words, "--offsets", offsets, "--seed", "5")
                 self.assertIn("1 checked, 0 failed", text)
             counts.write_text("60 7 20 1")
@@ -194,6 +194,8 @@ class Check(Cli):
                        says=["holds '-4', must hold whole numbers"])
         self.wrong("check", words, "--offsets", "normal", says=["'normal'", "give uniform, zipf:S"])
         self.wrong("check", words, "--offsets", "zipf:x", says=["exponent of zipf is 'x'"])
+        self.wrong("check", words, "--offsets", "gamma:0",
+                   says=["shape of gamma is '0'", "0.01 to 100"])
         self.wrong("check", words, "--seed", "x", says=["--seed", "run 'cadre check --help'"])
 
     def test_files_and_several_problems(self):

@@ -12,11 +12,10 @@ namespace {
 
 using cuda::check;
 
+/// A stream that waits for the legacy one: so a copy without a stream in a capture is an error.
 class OwnStream {
  public:
-  OwnStream() {
-    check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "make a stream");
-  }
+  OwnStream() { check(cudaStreamCreateWithFlags(&stream_, cudaStreamDefault), "make a stream"); }
   OwnStream(const OwnStream&) = delete;
   OwnStream& operator=(const OwnStream&) = delete;
   ~OwnStream() { cudaStreamDestroy(stream_); }

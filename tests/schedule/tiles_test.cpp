@@ -46,23 +46,6 @@ TEST(Tiles, HeightsAreAboutEqual) {
   }
 }
 
-TEST(Tiles, HeightsMayBeTallWhereTheyAreFew) {
-  const TileHeight height{256, 16, 288}, plain{256, 16};
-  EXPECT_EQ(height.of(256), 256);
-  EXPECT_EQ(height.of(257), 272);
-  EXPECT_EQ(height.of(288), 288);
-  EXPECT_EQ(height.of(289), 160);
-  EXPECT_EQ(height.of(520), 272);  // two tiles, not three
-  EXPECT_EQ(height.of(576), 288);
-  for (int64_t rows = 1; rows < 3000; ++rows) {
-    const bool is_tall = (rows > 256 && rows <= 288) || (rows > 512 && rows <= 576);
-    if (!is_tall) {
-      EXPECT_EQ(height.of(rows), plain.of(rows)) << rows;
-    }
-    EXPECT_LE(height.of(rows), is_tall ? 288 : 256) << rows;
-  }
-}
-
 /// How often each row is covered in every column of tiles, by as many walkers as there are.
 struct Cover {
   std::vector<int> times;
@@ -70,7 +53,7 @@ struct Cover {
 };
 
 Cover cover(const std::vector<int32_t>& offsets, int64_t rows, int64_t across, int walkers) {
-  const TileHeight height{64, 16, 80};
+  const TileHeight height{64, 16};
   Cover all{std::vector<int>(size_t(rows * across)), 0};
   const int experts = int(offsets.size()) - 1;
   for (int w = 0; w < walkers; ++w) {
@@ -79,7 +62,7 @@ Cover cover(const std::vector<int32_t>& offsets, int64_t rows, int64_t across, i
       const TilePlace place = tiles.place(3);
       const ExpertRows covered = tiles.rows(place);
       EXPECT_GT(covered.count(), 0);
-      EXPECT_LE(covered.count(), height.tall);
+      EXPECT_LE(covered.count(), height.most);
       ExpertWalk walk(offsets.data(), experts, rows);
       while (walk.next() && walk.expert() != tiles.expert()) {
       }

@@ -62,9 +62,13 @@ __device__ inline void wait(Barrier& barrier, uint32_t parity) {
   }
 }
 
-/// A barrier among some whole warps of a block.
-__device__ inline void sync_warps(int name, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
+/// True in one lane of a warp, all of which have come here. The compiler then knows that one thread
+/// goes on, and starts its copies without asking which.
+__device__ inline bool elect() {
+  uint32_t is_elected = 0;
+  asm volatile("{ .reg .pred p; elect.sync _|p, 0xffffffff; selp.u32 %0, 1, 0, p; }"
+               : "=r"(is_elected)::"memory");
+  return is_elected != 0;
 }
 
 /// This block's number in its cluster.

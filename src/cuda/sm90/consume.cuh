@@ -8,31 +8,22 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 __device__ inline void release(Shared<kTile>& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kCluster) arrive_at(shared.empty[stage], lane);
+  if (lane < kTile.cluster) arrive_at(shared.empty[stage], lane);
 }
 
-/// Adds one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows. What is wider than one
-/// instruction is a widest one and a rest: two of other widths would not find their sums in the
-/// registers where those of narrower tiles are.
+/// Adds the products of one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows.
 template <Tile kTile, int kWidth, int kSixteens>
 __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
                                       float* sums, bool to_sums) {
   constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
-  constexpr int kFirst = kWidth < kProductCols ? kWidth : kProductCols, kRest = kWidth - kFirst;
-  static_assert(kRest == 0 || kTile.b_along, "the rest begins at a row of b, not within a slab");
   const uint64_t a = matrix<kTile.a_along>(shared.a[stage] + consumer * kSlab, kSlab);
   const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kSlab);
-  const uint64_t rest = matrix<kTile.b_along>(shared.b[stage] + kFirst * 128, kSlab);
   pin<kWidth / 2>(sums);
   open_products();
 #pragma unroll
-  for (int k = 0; k < kSixteens; ++k) {
-    Product<kFirst, kTile.element>::template add<kTile.a_along, kTile.b_along>(
+  for (int k = 0; k < kSixteens; ++k)
+    Product<kWidth, kTile.element>::template add<kTile.a_along, kTile.b_along>(
         sums, a + k * kNextA, b + k * kNextB, to_sums || k != 0);
-    if constexpr (kRest > 0)
-      Product<kRest, kTile.element>::template add<kTile.a_along, kTile.b_along>(
-          sums + kFirst / 2, a + k * kNextA, rest + k * kNextB, to_sums || k != 0);
-  }
   close_products();
   pin<kWidth / 2>(sums);
 }
@@ -48,29 +39,37 @@ __device__ inline void multiply_rest(const Shared<kTile>& shared, int stage, int
   multiply_stage<kTile, kWidth, kSixteens>(shared, stage, consumer, sums, tile.depth > kDepth);
 }
 
-/// All products of a tile of that width. One group stays under way while the next stage is awaited.
+/// The sums of a consumer's rows of a tile.
+struct Share {
+  int consumer;
+  float* sums;
+};
+
+/// All products of a tile of that width. One group stays under way while the next stage is awaited,
+/// and the last while `meanwhile()` is done.
 template <Tile kTile, int kWidth>
 __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages>& at,
-                                      const Record& tile, int consumer, float* sums) {
+                                      const Record& tile, const Share& mine, auto&& meanwhile) {
   constexpr int kRest = kTile.ragged_depth ? kDepth : 0;
   int before = 0;
   for (int depth = 0; depth < tile.depth - kRest; depth += kDepth, at.next()) {
     wait(shared.full[at.at], at.parity);
-    multiply_stage<kTile, kWidth, kDepth / 16>(shared, at.at, consumer, sums, depth != 0);
+    multiply_stage<kTile, kWidth, kDepth / 16>(shared, at.at, mine.consumer, mine.sums, depth != 0);
     wait_for_products<1>();
     if (depth != 0) release(shared, before);
     before = at.at;
   }
   if constexpr (kTile.ragged_depth) {
     wait(shared.full[at.at], at.parity);
-    multiply_rest<kTile, kWidth>(shared, at.at, consumer, sums, tile);
+    multiply_rest<kTile, kWidth>(shared, at.at, mine.consumer, mine.sums, tile);
     wait_for_products<1>();
     if (tile.depth > kDepth) release(shared, before);
     before = at.at;
     at.next();
   }
+  meanwhile();
   wait_for_products<0>();
-  pin<kWidth / 2>(sums);
+  pin<kWidth / 2>(mine.sums);
   release(shared, before);
 }
 
@@ -85,15 +84,25 @@ __device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, con
   }
 }
 
-/// The same for the narrowest width, of kStep, 2 kStep, ..., that covers the tile.
-template <Tile kTile, int kStep, int kWidth = kStep>
+/// first, first + step, ..., last.
+struct Widths {
+  int step, first, last;
+};
+
+/// The same for the narrowest of these widths that covers the tile.
+template <Tile kTile, Widths kWidths>
 __device__ inline void multiply(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile,
-                                int consumer, float* sums) {
-  if constexpr (kWidth < kTile.cols) {
-    if (tile.end - tile.begin > kWidth)
-      return multiply<kTile, kStep, kWidth + kStep>(shared, at, tile, consumer, sums);
+                                const Share& mine, auto&& meanwhile) {
+  constexpr int kStep = kWidths.step, kFirst = kWidths.first, kLast = kWidths.last;
+  if constexpr (kFirst < kLast) {
+    constexpr int kMiddle = (kFirst + kLast) / 2 / kStep * kStep;
+    if (tile.end - tile.begin <= kMiddle)
+      multiply<kTile, Widths{kStep, kFirst, kMiddle}>(shared, at, tile, mine, meanwhile);
+    else
+      multiply<kTile, Widths{kStep, kMiddle + kStep, kLast}>(shared, at, tile, mine, meanwhile);
+  } else {
+    multiply_width<kTile, kFirst>(shared, at, tile, mine, meanwhile);
   }
-  multiply_width<kTile, kWidth>(shared, at, tile, consumer, sums);
 }
 
 template <Element kElement>
@@ -115,7 +124,7 @@ __device__ inline uint32_t swizzled(int row, int sixteen) {
 
 /// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
 template <Element kElement>
-__device__ inline void put_chunk(const float* sums, uint32_t buffer) {
+__device__ inline void put_part(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
@@ -125,7 +134,7 @@ __device__ inline void put_chunk(const float* sums, uint32_t buffer) {
 
 /// The same of kCols columns, transposed: columns of the sums become rows of the box.
 template <Element kElement, int kCols>
-__device__ inline void put_chunk_transposed(const float* sums, uint32_t buffer) {
+__device__ inline void put_part_transposed(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < kCols / 8; j += 2)
@@ -189,59 +198,71 @@ __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer)
   }
 }
 
-/// How many chunks a tile has, and of how many of them the old output is loaded.
-struct Chunks {
+/// How many parts of a tile are stored, and of how many of them the old output is loaded.
+struct Parts {
   int count, loaded;
 };
 
-/// The chunks that a consumer may have on their way, as it or its carrier sees them.
+/// A ring of buffers on their way out, as a consumer or its carrier sees it.
 template <Tile kTile>
 struct OutRing {
-  uint8_t (&buffers)[kTile.buffers][kTile.chunk_bytes()];
-  Barrier (&free)[kTile.buffers], (&done)[kTile.buffers];
+  uint8_t (&buffers)[kTile.buffers][kTile.buffer_bytes()];
+  Barrier (&done)[kTile.buffers];
   Cursor<kTile.buffers> at{};
+  uint32_t parities = 0;  ///< of the consumer's free[], a bit each
 
-  __device__ OutRing(Shared<kTile>& shared, int consumer)
-      : buffers(shared.out[consumer]), free(shared.free[consumer]), done(shared.done[consumer]) {}
+  __device__ OutRing(Shared<kTile>& shared, int ring)
+      : buffers(shared.out[ring]), done(shared.done[ring]) {}
 };
 
-/// The consumer's side of a tile: `fill(chunk, buffer)` writes a chunk.
+/// The consumer's side of a tile: `fill(part, to)` writes a part.
 template <Tile kTile, class Fill>
-__device__ inline void fill_tile(OutRing<kTile>& out, int chunks, Fill&& fill) {
-  constexpr int kChunks = kTile.cols / kTile.chunk_cols;
+__device__ inline void fill_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buffers], int parts,
+                                 Fill&& fill) {
 #pragma unroll
-  for (int chunk = 0; chunk < kChunks; ++chunk, out.at.next()) {
-    if (chunk >= chunks) break;
-    wait(out.free[out.at.at], out.at.parity);
-    fill(chunk, shared_address(out.buffers[out.at.at]));
+  for (int first = 0; first < kTile.cols / kTile.part_cols; first += kTile.parts) {
+    if (first >= parts) break;
+    const int at = out.at.at;
+    wait(free[at], out.parities >> at & 1);
+    out.parities ^= 1u << at;
+#pragma unroll
+    for (int i = 0; i < kTile.parts; ++i)
+      if (first + i < parts)
+        fill(first + i, shared_address(out.buffers[at] + i * kTile.part_bytes()));
     fence_shared();
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive(out.done[out.at.at]);
+    if (threadIdx.x % 32 == 0) arrive(out.done[at]);
+    out.at.next();
   }
 }
 
-/// The carrier's side: `get(chunk, buffer, barrier)` starts the load of the old output of a chunk,
-/// `put(chunk, buffer)` the store of a new one. The last ones leave, and the next tile's old ones
+/// The carrier's side: `get(part, to, barrier)` starts the load of the old output of a part,
+/// `put(part, from)` the store of a new one. The last ones leave, and the next tile's old ones
 /// come, while that is multiplied.
 template <Tile kTile, class Get, class Put>
-__device__ inline void carry_tile(OutRing<kTile>& out, const Chunks& chunks, Get&& get, Put&& put) {
+__device__ inline void carry_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buffers],
+                                  const Parts& parts, Get&& get, Put&& put) {
+  constexpr int kLeaving = kTile.buffers > 1 ? 1 : 0;  // stores that a freed buffer does not await
   wait_for_reads<0>();
-  Cursor<kTile.buffers> at = out.at;
-  for (int chunk = 0; chunk < chunks.count && chunk < kTile.buffers; ++chunk, at.next()) {
-    if (chunk >= chunks.loaded) {
-      arrive(out.free[at.at]);
+  const int count = (parts.count + kTile.parts - 1) / kTile.parts;
+  Cursor<kTile.buffers> at = out.at, emptied = out.at;
+  for (int i = 0; i < count && i < kTile.buffers; ++i, at.next()) {
+    if (i * kTile.parts >= parts.loaded) {
+      arrive(free[at.at]);
       continue;
     }
-    arrive_expecting(out.free[at.at], kTile.chunk_bytes());
-    get(chunk, out.buffers[at.at], out.free[at.at]);
+    arrive_expecting(free[at.at], kTile.part_bytes());
+    get(i, out.buffers[at.at], free[at.at]);
   }
-  for (int chunk = 0; chunk < chunks.count; ++chunk, out.at.next()) {
+  for (int i = 0; i < count; ++i, out.at.next()) {
     wait(out.done[out.at.at], out.at.parity);
-    put(chunk, out.buffers[out.at.at]);
+    for (int part = i * kTile.parts; part < (i + 1) * kTile.parts && part < parts.count; ++part)
+      put(part, out.buffers[out.at.at] + part % kTile.parts * kTile.part_bytes());
     close_stores();
-    if (chunk + kTile.buffers >= chunks.count) continue;
-    wait_for_reads<0>();
-    arrive(out.free[out.at.at]);
+    if (i < kLeaving || i - kLeaving + kTile.buffers >= count) continue;
+    wait_for_reads<kLeaving>();
+    arrive(free[emptied.at]);
+    emptied.next();
   }
 }
 

@@ -76,7 +76,7 @@ __device__ inline void zero_tail(const RaggedRowsArgs& args) {
   }
 }
 
-/// dw = alpha_e * sum, for 64 columns of a tile from `col` on; 16-bit numbers that dw held are
+/// dw = alpha_e * sum, for some columns of a tile from `col` on; 16-bit numbers that dw held are
 /// added, since the copy engine would round twice.
 template <Tile kTile, int kSums>
 __device__ inline void finish_contraction(const RaggedContractionArgs& args, const Record& tile,

@@ -11,7 +11,6 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int kClusterBlocks = 2;
 constexpr int kAlignment = 16;                   // bytes, of the copy engine
 constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
 constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
@@ -41,8 +40,7 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
 /// A block a multiprocessor, in pairs.
 int blocks_of(const GroupedGemmPlan& plan) {
   const int units = plan.device.units, budget = plan.problem.unit_budget;
-  return std::max(1, (budget == 0 ? units : std::min(units, budget)) / kClusterBlocks) *
-         kClusterBlocks;
+  return std::max(1, (budget == 0 ? units : std::min(units, budget)) / kCluster) * kCluster;
 }
 
 /// Views that the copy engine takes: a plan does not know them, so it was made for what the problem
@@ -143,8 +141,11 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const Experts experts =
       experts_of({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth}, p.experts,
                  workspace, stream);
-  const RaggedRowsMaps maps{experts.map, ragged_map(x, kBoxRows),
-                            ragged_map(y, floats ? kRowsOfFloats : kRowsOfChunk), experts.maps};
+  RaggedRowsMaps maps{.x = {},
+                      .w = experts.map,
+                      .y = ragged_map(y, floats ? kRowsOfFloats : kRowsOfPart),
+                      .experts = experts.maps};
+  for (int i = 0; i < kBoxes; ++i) maps.x[i] = ragged_map(x, kBoxRows * (i + 1));
   const RaggedRowsArgs with{.offsets = args.offsets.data,
                             .rows = p.rows,
                             .experts = p.experts,

@@ -13,58 +13,59 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-/// Columns of a tile of floats: 128, all of whose chunks have a buffer, or 192.
-constexpr int kColsOfFloats = 192;
-/// Rows of an expert up to which floats are loaded and added to, not added by the copy engine; 0:
-/// the copy engine adds all of them.
-constexpr int kMostLoadedRows = 1536;
-
-/// Loads the next 64 rows of the batch, from rows.first on; half of the columns of b for both
-/// blocks.
+/// Loads 64 rows of the batch, the first of which is `left` rows before the end of the expert's;
+/// half of the columns of b for both blocks.
 template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContractionMaps& maps,
-                           const Record& tile, const schedule::ExpertRows& rows) {
+                           const Record& tile, int left) {
   Barrier& full = shared.full[stage];
-  const int slabs = (tile.end - tile.begin) / 64;
-  const int row = int(kRaggedOrigin - rows.count()), last = int(rows.last);
+  const int slabs = (tile.end - tile.begin) / 64, row = kRaggedOrigin - left, end = tile.rows_end;
   arrive_expecting(full, uint32_t(kTile.a_bytes() + slabs * kSlab));
-  load(shared.a[stage], maps.a, Box4{tile.row, row, last, kRaggedOrigin}, full);
-  load(shared.a[stage] + kSlab, maps.a, Box4{tile.row + 64, row, last, kRaggedOrigin}, full);
-  for (int slab = int(block_in_cluster()); slab < slabs; slab += kCluster)
+  load(shared.a[stage], maps.a, Box4{tile.row, row, end, kRaggedOrigin}, full);
+  load(shared.a[stage] + kSlab, maps.a, Box4{tile.row + 64, row, end, kRaggedOrigin}, full);
+  for (int slab = int(block_in_cluster()); slab < slabs; slab += kTile.cluster)
     load(shared.b[stage] + slab * kSlab, maps.b,
-         Box4{tile.begin + 64 * slab, row, last, kRaggedOrigin}, full, kBothBlocks);
+         Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kTile.all_blocks());
 }
 
 template <Tile kTile>
-__device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps,
-                        const RaggedContractionArgs& args) {
-  Cursor<kTile.stages> at;
+__device__ void schedule_tiles(Shared<kTile>& shared, const RaggedContractionArgs& args) {
   Cursor<kRecords> ring;
   const int64_t width = schedule::TileHeight{kTile.cols, 64}.of(args.cols);
-  const schedule::TileGrid grid{(args.out_rows + kCluster * kRows - 1) / (kCluster * kRows),
-                                (args.cols + width - 1) / width};
-  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kCluster;
-  for (int64_t number = blockIdx.x / kCluster; number < grid.count() * args.experts;
+  const schedule::TileGrid grid{
+      (args.out_rows + kTile.cluster * kRows - 1) / (kTile.cluster * kRows),
+      (args.cols + width - 1) / width};
+  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kTile.cluster;
+  for (int64_t number = blockIdx.x / kTile.cluster; number < grid.count() * args.experts;
        number += clusters) {
     const int expert = int(number / grid.count());
     const schedule::TilePlace place = banded(number % grid.count(), grid, args.band);
-    schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
+    const schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
     if (rows.count() == 0 && args.accumulates(expert)) continue;
     const int64_t begin = place.across * width, left = (args.cols - begin + 63) / 64 * 64;
-    const int first = (int(place.down) * kCluster + rank) * kRows;
-    const Record tile{expert,
-                      first,
-                      first + kRows < args.out_rows ? first + kRows : args.out_rows,
-                      int(begin),
-                      int(begin + (left < width ? left : width)),
-                      rows.count() == 0 ? 1 : int(rows.count())};
-    tell(shared, ring, tile);
-    for (int depth = 0; depth < tile.depth; depth += kDepth, rows.first += kDepth, at.next()) {
-      wait(shared.empty[at.at], at.parity ^ 1);
-      load_stage(shared, at.at, maps, tile, rows);
-    }
+    const int first = (int(place.down) * kTile.cluster + rank) * kRows;
+    tell(shared, ring,
+         {expert, first, first + kRows < args.out_rows ? first + kRows : args.out_rows, int(begin),
+          int(begin + (left < width ? left : width)), rows.count() == 0 ? 1 : int(rows.count()),
+          int(rows.count()), int(rows.last)});
   }
   tell(shared, ring, {-1, 0, 0, 0, 0, 0});
+}
+
+/// An expert without rows gets one stage, which lies behind its end: zeros.
+template <Tile kTile>
+__device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps) {
+  Cursor<kTile.stages> at;
+  Cursor<kRecords> ring;
+  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
+    int left = tile.rows;
+    do {
+      wait(shared.empty[at.at], at.parity ^ 1);
+      if (elect()) load_stage(shared, at.at, maps, tile, left);
+      at.next();
+      left -= kDepth;
+    } while (left > 0);
+  }
 }
 
 template <Tile kTile>
@@ -72,7 +73,7 @@ __device__ void fill(const float* sums, uint32_t to) {
   if constexpr (kTile.to_floats)
     put_floats(sums, to);
   else
-    put_chunk<kTile.element>(sums, to);
+    put_part<kTile.element>(sums, to);
 }
 
 /// The map of an expert's dw, and the expert's coordinate in it.
@@ -86,24 +87,24 @@ __device__ Gradient gradient_of(const RaggedContractionMaps& maps, int expert) {
   return {maps.experts + expert, 0};
 }
 
-/// The chunks of a tile. Floats are added to here if they have been loaded, else by the copy
-/// engine, which is slower, but costs nothing where many rows hide it. It takes the chunks that
-/// have no buffer while the tile is multiplied.
+/// The parts of a tile. Floats are added to here if they have been loaded, else by the copy
+/// engine, which is slower, but costs nothing where many rows hide it.
 template <Tile kTile>
-__device__ Chunks chunks_of(const RaggedContractionArgs& args, const Record& tile) {
+__device__ Parts parts_of(const RaggedContractionArgs& args, const Record& tile) {
+  static_assert(!kTile.to_floats || kTile.buffers * kTile.part_cols == kTile.cols);
   const int end = tile.end < args.cols ? tile.end : args.cols;
-  const int count = (end - tile.begin + kTile.chunk_cols - 1) / kTile.chunk_cols;
-  if (!kTile.to_floats || tile.depth > kMostLoadedRows || !args.accumulates(tile.expert))
-    return {count, 0};
-  return {count, count < kTile.buffers ? count : kTile.buffers};
+  const int count = (end - tile.begin + kTile.part_cols - 1) / kTile.part_cols;
+  const bool loads =
+      kTile.to_floats && tile.depth <= kMostLoadedRows && args.accumulates(tile.expert);
+  return {count, loads ? count : 0};
 }
 
-/// Finishes a chunk of sums that begins at that row and column of dw, and writes it to its buffer.
+/// Finishes a part of sums that begins at that row and column of dw, and writes it to its buffer.
 template <Tile kTile>
 __device__ void finish(const RaggedContractionArgs& args, const Record& tile, const TilePart& part,
                        bool is_loaded, uint32_t to) {
   if (!is_loaded && !args.has_epilogue(kTile.to_floats)) return fill<kTile>(part.sums, to);
-  float finished[kTile.chunk_cols / 2];
+  float finished[kTile.part_cols / 2];
   finish_contraction<kTile>(args, tile, part, finished);
   if constexpr (kTile.to_floats)
     if (is_loaded) add_floats(finished, to, finished);
@@ -112,58 +113,66 @@ __device__ void finish(const RaggedContractionArgs& args, const Record& tile, co
 
 template <Tile kTile>
 __device__ void carry(Shared<kTile>& shared, const RaggedContractionMaps& maps,
-                      const RaggedContractionArgs& args, int consumer) {
-  Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer);
-  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
-    if (!is_for(tile, consumer)) continue;
+                      const RaggedContractionArgs& args, int ring) {
+  Cursor<kRecords> records;
+  OutRing<kTile> out(shared, ring);
+  for (Record tile = hear_alone(shared, records); tile.expert >= 0;
+       tile = hear_alone(shared, records)) {
     const Gradient dw = gradient_of(maps, tile.expert);
-    const Chunks chunks = chunks_of<kTile>(args, tile);
+    const Parts parts = parts_of<kTile>(args, tile);
     const bool adds = kTile.to_floats && args.accumulates(tile.expert);
-    const auto place = [&](int chunk) {
-      return Box3{tile.begin + kTile.chunk_cols * chunk, tile.row + 64 * consumer, dw.expert};
-    };
-    carry_tile<kTile>(
-        out, chunks,
-        [&](int chunk, uint8_t* to, Barrier& barrier) { load(to, *dw.map, place(chunk), barrier); },
-        [&](int chunk, const uint8_t* from) {
-          if (adds && chunk >= chunks.loaded)
-            add(*dw.map, place(chunk), from);
-          else
-            store(*dw.map, place(chunk), from);
-        });
+    for (int consumer = ring; consumer < kConsumers && is_for(tile, consumer);
+         consumer += kTile.rings()) {
+      const auto place = [&](int part) {
+        return Box3{tile.begin + kTile.part_cols * part, tile.row + 64 * consumer, dw.expert};
+      };
+      carry_tile<kTile>(
+          out, shared.free[consumer], parts,
+          [&](int part, uint8_t* to, Barrier& old) { load(to, *dw.map, place(part), old); },
+          [&](int part, const uint8_t* from) {
+            if (adds && part >= parts.loaded)
+              add(*dw.map, place(part), from);
+            else
+              store(*dw.map, place(part), from);
+          });
+    }
   }
   wait_for_stores();
 }
 
 template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedContractionArgs& args, int consumer) {
-  constexpr int kCols = kTile.chunk_cols;
+  constexpr int kCols = kTile.part_cols;
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer);
+  OutRing<kTile> out(shared, consumer % kTile.rings());
   float sums[kTile.cols / 2] = {};
-  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
+  Record next = hear(shared, ring);
+  while (next.expert >= 0) {
+    const Record tile = next;
+    const auto hear_next = [&] { next = hear(shared, ring); };
     if (!is_for(tile, consumer)) {
       skip(shared, at, tile);
+      hear_next();
       continue;
     }
-    const Chunks chunks = chunks_of<kTile>(args, tile);
-    multiply<kTile, 64>(shared, at, tile, consumer, sums);
-    fill_tile<kTile>(out, chunks.count, [&](int chunk, uint32_t to) {
-      const TilePart part{sums + kCols / 2 * chunk, tile.row + 64 * consumer,
-                          tile.begin + kCols * chunk};
-      finish<kTile>(args, tile, part, chunk < chunks.loaded, to);
+    multiply<kTile, Widths{64, 64, kTile.cols}>(shared, at, tile, {consumer, sums}, hear_next);
+    const Parts parts = parts_of<kTile>(args, tile);
+    fill_tile<kTile>(out, shared.free[consumer], parts.count, [&](int part, uint32_t to) {
+      const TilePart some{sums + kCols / 2 * part, tile.row + 64 * consumer,
+                          tile.begin + kCols * part};
+      finish<kTile>(args, tile, some, part < parts.loaded, to);
     });
   }
 }
 
 template <class Config>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(Config::kTile.cluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
-  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
-                           [&](auto& shared, int consumer) { carry(shared, maps, args, consumer); },
+  run_roles<Config::kTile>([&](auto& shared) { schedule_tiles(shared, args); },
+                           [&](auto& shared) { produce(shared, maps); },
+                           [&](auto& shared, int ring) { carry(shared, maps, args, ring); },
                            [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
@@ -172,10 +181,12 @@ using Job = Launch<RaggedContractionMaps, RaggedContractionArgs>;
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <Element kElement, bool kFloats>
 struct Config {
-  static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : 256,
-                              .chunk_cols = kFloats ? 32 : 64,
-                              .stages = kFloats && kColsOfFloats <= 128 ? 5 : 4,
-                              .buffers = kFloats ? 4 : 2,
+  static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : kMostCols,
+                              .part_cols = kFloats ? 32 : 64,
+                              .parts = 1,
+                              .stages = kFloats ? kStagesOfFloats : kStages,
+                              .turns = false,
+                              .buffers = kFloats ? kBuffersOfFloats : 2,
                               .a_along = false,
                               .b_along = false,
                               .ragged_depth = true,

@@ -4,6 +4,7 @@
 
 #include "cadre/grouped_gemm.h"
 #include "cuda/sm90/plain.h"
+#include "cuda/sm90/tuning.h"
 
 namespace cadre::cuda::sm90 {
 
@@ -20,7 +21,7 @@ struct RaggedContractionArgs {
   const int32_t* offsets;
   int64_t rows;
   int experts, out_rows, cols;
-  int band = 8;                  ///< see schedule::banded()
+  int band = kBand;              ///< see schedule::banded()
   const float* alpha = nullptr;  ///< [E]
   Plain dw{};                    ///< [E, N, K]
   int64_t dw_step = 0;           ///< from row to row of dw, in elements

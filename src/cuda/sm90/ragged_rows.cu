@@ -17,34 +17,39 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-/// The map of an expert's weight, and the expert's coordinate in it.
-struct Weight {
-  const CUtensorMap* map;
+/// Where the operands of a tile come from: the map of an expert's weight, and the expert's
+/// coordinate in it; the map whose boxes of x, one a block of the cluster, are the lowest that hold
+/// the tile's rows, and how high those are.
+struct Sources {
+  const CUtensorMap* w;
   int expert;
+  const CUtensorMap* x;
+  int box_rows;
 };
-__device__ Weight weight_of(const RaggedRowsMaps& maps, int expert) {
-  if (maps.experts == nullptr) return {&maps.w, expert};
-  return {maps.experts + expert, 0};
+template <Tile kTile>
+__device__ Sources sources_of(const RaggedRowsMaps& maps, const Record& tile) {
+  constexpr int kUnit = kTile.cluster * kBoxRows;
+  const int units = (tile.end - tile.begin + kUnit - 1) / kUnit;
+  const bool packed = maps.experts == nullptr;
+  return {packed ? &maps.w : maps.experts + tile.expert, packed ? tile.expert : 0,
+          maps.x + units - 1, units * kBoxRows};
 }
 
 template <Tile kTile>
-__device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedRowsMaps& maps,
+__device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from,
                            const Record& tile, int depth) {
   Barrier& full = shared.full[stage];
-  const int boxes = (tile.end - tile.begin + kBoxRows - 1) / kBoxRows;
-  const Weight w = weight_of(maps, tile.expert);
-  arrive_expecting(full, uint32_t(kTile.a_bytes() + boxes * kBoxRows * 128));
+  arrive_expecting(full, uint32_t(kTile.a_bytes() + kTile.cluster * from.box_rows * 128));
   if constexpr (kTile.a_along) {
-    load(shared.a[stage], *w.map, Box3{depth, tile.row, w.expert}, full);
+    load(shared.a[stage], *from.w, Box3{depth, tile.row, from.expert}, full);
   } else {
-    load(shared.a[stage], *w.map, Box3{tile.row, depth, w.expert}, full);
-    load(shared.a[stage] + kSlab, *w.map, Box3{tile.row + 64, depth, w.expert}, full);
+    load(shared.a[stage], *from.w, Box3{tile.row, depth, from.expert}, full);
+    load(shared.a[stage] + kSlab, *from.w, Box3{tile.row + 64, depth, from.expert}, full);
   }
-  for (int box = int(block_in_cluster()); box < boxes; box += kCluster) {
-    const int row = kRaggedOrigin - tile.end + tile.begin + box * kBoxRows;
-    load(shared.b[stage] + box * kBoxRows * 128, maps.x, Box4{depth, row, tile.end, kRaggedOrigin},
-         full, kBothBlocks);
-  }
+  const int mine = int(block_in_cluster()) * from.box_rows;
+  load(shared.b[stage] + mine * 128, *from.x,
+       Box4{depth, kRaggedOrigin - tile.end + tile.begin + mine, tile.end, kRaggedOrigin}, full,
+       kTile.all_blocks());
 }
 
 /// The columns of y that a block takes of a pair of tiles: half of them, and of the last pair a
@@ -52,93 +57,109 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedRowsMap
 struct Columns {
   int first, limit;
 };
-__device__ Columns columns_of(int pair, int cols) {
-  const int begin = pair * kCluster * kRows, height = cols - begin <= kRows ? 64 : kRows;
+template <Tile kTile>
+__device__ Columns columns_of(int group, int cols) {
+  const int begin = group * kTile.cluster * kRows;
+  const int height = cols - begin <= kTile.cluster * 64 ? 64 : kRows;
   const int first = begin + int(block_in_cluster()) * height;
   return {first, first + height < cols ? first + height : cols};
 }
 
 template <Tile kTile>
-__device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps,
-                        const RaggedRowsArgs& args) {
-  Cursor<kTile.stages> at;
+__device__ void schedule_tiles(Shared<kTile>& shared, const RaggedRowsArgs& args) {
   Cursor<kRecords> ring;
-  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows},
-                              {kProductCols, 16, kTile.cols},
-                              (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
-  const int clusters = int(gridDim.x) / kCluster;
-  for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
+  schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
+                              (args.cols + kTile.cluster * kRows - 1) / (kTile.cluster * kRows));
+  const int clusters = int(gridDim.x) / kTile.cluster;
+  for (int64_t number = blockIdx.x / kTile.cluster; tiles.seek(number); number += clusters) {
     const schedule::TilePlace place = tiles.place(args.band);
     const schedule::ExpertRows rows = tiles.rows(place);
-    const Columns columns = columns_of(int(place.across), args.cols);
-    const Record tile{tiles.expert(),  columns.first,  columns.limit,
-                      int(rows.first), int(rows.last), args.depth};
-    tell(shared, ring, tile);
-    if (maps.experts != nullptr) acquire(maps.experts[tile.expert]);
-    for (int depth = 0; depth < args.depth; depth += kDepth, at.next()) {
-      wait(shared.empty[at.at], at.parity ^ 1);
-      load_stage(shared, at.at, maps, tile, depth);
-    }
+    const Columns columns = columns_of<kTile>(int(place.across), args.cols);
+    tell(shared, ring,
+         {tiles.expert(), columns.first, columns.limit, int(rows.first), int(rows.last),
+          args.depth});
   }
   tell(shared, ring, {-1, 0, 0, 0, 0, 0});
 }
 
 template <Tile kTile>
+__device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps) {
+  Cursor<kTile.stages> at;
+  Cursor<kRecords> ring;
+  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
+    const Sources from = sources_of<kTile>(maps, tile);
+    if (maps.experts != nullptr) acquire(*from.w);
+    for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
+      wait(shared.empty[at.at], at.parity ^ 1);
+      if (elect()) load_stage(shared, at.at, from, tile, depth);
+    }
+  }
+}
+
+template <Tile kTile>
 __device__ void fill(const float* sums, uint32_t to) {
   if constexpr (kTile.to_floats)
-    put_floats_transposed<kTile.chunk_cols>(sums, to);
+    put_floats_transposed<kTile.part_cols>(sums, to);
   else
-    put_chunk_transposed<kTile.element, kTile.chunk_cols>(sums, to);
+    put_part_transposed<kTile.element, kTile.part_cols>(sums, to);
 }
 
-/// Stores a chunk: 64 columns of y from `col` on.
+/// Stores a part: 64 columns of y from `col` on.
 template <Tile kTile>
-__device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int chunk,
+__device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int part,
                     const uint8_t* from) {
-  const int row = kRaggedOrigin - tile.end + tile.begin + kTile.chunk_cols * chunk;
+  const int row = kRaggedOrigin - tile.end + tile.begin + kTile.part_cols * part;
   store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
   if constexpr (kTile.to_floats)
-    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.chunk_bytes() / 2);
+    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.part_bytes() / 2);
 }
 
 template <Tile kTile>
-__device__ int chunks_of(const Record& tile) {
-  return (tile.end - tile.begin + kTile.chunk_cols - 1) / kTile.chunk_cols;
+__device__ int parts_of(const Record& tile) {
+  return (tile.end - tile.begin + kTile.part_cols - 1) / kTile.part_cols;
 }
 
 template <Tile kTile>
-__device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int consumer) {
-  Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer);
-  for (Record tile = hear_alone(shared, ring); tile.expert >= 0; tile = hear_alone(shared, ring)) {
-    if (!is_for(tile, consumer)) continue;
-    const int col = tile.row + 64 * consumer;
-    carry_tile<kTile>(
-        out, {chunks_of<kTile>(tile), 0}, [](int, const uint8_t*, Barrier&) {},
-        [&](int chunk, const uint8_t* from) { put<kTile>(maps, tile, col, chunk, from); });
+__device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int ring) {
+  Cursor<kRecords> records;
+  OutRing<kTile> out(shared, ring);
+  for (Record tile = hear_alone(shared, records); tile.expert >= 0;
+       tile = hear_alone(shared, records)) {
+    for (int consumer = ring; consumer < kConsumers && is_for(tile, consumer);
+         consumer += kTile.rings()) {
+      const int col = tile.row + 64 * consumer;
+      carry_tile<kTile>(
+          out, shared.free[consumer], {parts_of<kTile>(tile), 0},
+          [](int, const uint8_t*, Barrier&) {},
+          [&](int part, const uint8_t* from) { put<kTile>(maps, tile, col, part, from); });
+    }
   }
   wait_for_stores();
 }
 
 template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int consumer) {
-  constexpr int kHeight = kTile.chunk_cols;  // rows of y
+  constexpr int kHeight = kTile.part_cols;  // rows of y
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer);
+  OutRing<kTile> out(shared, consumer % kTile.rings());
   float sums[kTile.cols / 2] = {};
-  for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    const int col = tile.row + 64 * consumer;
+  Record next = hear(shared, ring);
+  while (next.expert >= 0) {
+    const Record tile = next;
+    const auto hear_next = [&] { next = hear(shared, ring); };
     if (!is_for(tile, consumer)) {
       skip(shared, at, tile);
+      hear_next();
       continue;
     }
-    multiply<kTile, 16>(shared, at, tile, consumer, sums);
-    fill_tile<kTile>(out, chunks_of<kTile>(tile), [&](int chunk, uint32_t to) {
-      const float* some = sums + kHeight / 2 * chunk;
+    multiply<kTile, Widths{16, 16, kTile.cols}>(shared, at, tile, {consumer, sums}, hear_next);
+    fill_tile<kTile>(out, shared.free[consumer], parts_of<kTile>(tile), [&](int part, uint32_t to) {
+      const float* some = sums + kHeight / 2 * part;
       if (!args.has_epilogue()) return fill<kTile>(some, to);
       float finished[kHeight / 2];
-      finish_rows(args, tile, {some, tile.begin + kHeight * chunk, col}, finished);
+      finish_rows(args, tile, {some, tile.begin + kHeight * part, tile.row + 64 * consumer},
+                  finished);
       fill<kTile>(finished, to);
     });
   }
@@ -146,11 +167,12 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int c
 }
 
 template <class Config>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(Config::kTile.cluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
-  run_roles<Config::kTile>([&](auto& shared) { produce(shared, maps, args); },
-                           [&](auto& shared, int consumer) { carry(shared, maps, consumer); },
+  run_roles<Config::kTile>([&](auto& shared) { schedule_tiles(shared, args); },
+                           [&](auto& shared) { produce(shared, maps); },
+                           [&](auto& shared, int ring) { carry(shared, maps, ring); },
                            [&](auto& shared, int consumer) { consume(shared, args, consumer); });
 }
 
@@ -164,8 +186,10 @@ void launch(const Job& l) {
 // nvcc cannot name kernels that take a Tile, so they take a type that has one.
 template <bool kAlong, Element kElement, bool kFloats>
 struct Config {
-  static constexpr Tile kTile{.cols = kMostWidth,
-                              .chunk_cols = kFloats ? kRowsOfFloats : kRowsOfChunk,
+  static constexpr Tile kTile{.part_cols = kFloats ? kRowsOfFloats : kRowsOfPart,
+                              .parts = kFloats ? 1 : 4,
+                              .turns = !kFloats,
+                              .buffers = kFloats ? 2 : 1,
                               .a_along = kAlong,
                               .element = kElement,
                               .to_floats = kFloats};

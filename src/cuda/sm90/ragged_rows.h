@@ -5,23 +5,23 @@
 #include <cstdint>
 
 #include "cuda/sm90/plain.h"
+#include "cuda/sm90/tuning.h"
 
 namespace cadre::cuda::sm90 {
 
-constexpr int kBoxRows = 32;      // of x, in one load
+constexpr int kBoxes = 8;  // of x: their heights are kBoxRows, 2 kBoxRows, ...
+constexpr int kBoxRows = 16;
+static_assert(kBoxes * kBoxRows * kCluster == kMostCols);
 constexpr int kWeightRows = 128;  // of w along the contraction, in one load
 constexpr int kWeightDepth = 64;  // of w across the contraction, in one load
 
-/// Rows of x in a tile, at most: 256 or 288. The wider one takes the shared memory of half a chunk.
-constexpr int kMostWidth = 288;
-static_assert(kMostWidth % kBoxRows == 0);
-constexpr int kRowsOfChunk = kMostWidth > 256 ? 32 : 64;  // of y, in one store
-constexpr int kRowsOfFloats = kRowsOfChunk / 2;           // of y, if it is fp32
+constexpr int kRowsOfPart = 64;    // of y, in one store
+constexpr int kRowsOfFloats = 32;  // of y, if it is fp32
 
 /// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
 /// map of its weight.
 struct RaggedRowsMaps {
-  CUtensorMap w, x, y;
+  CUtensorMap x[kBoxes], w, y;
   const CUtensorMap* experts = nullptr;
 };
 
@@ -29,7 +29,7 @@ struct RaggedRowsArgs {
   const int32_t* offsets;
   int64_t rows;
   int experts, cols, depth;
-  int band = 8;                       ///< see schedule::banded()
+  int band = kBand;                   ///< see schedule::banded()
   const float* alpha = nullptr;       ///< [E]
   const float* beta = nullptr;        ///< [E]
   Plain c{};                          ///< [R, C], rows `step` apart

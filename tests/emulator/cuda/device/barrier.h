@@ -75,8 +75,9 @@ inline void wait(Barrier& barrier, uint32_t parity) {
                        [&] { return state_of(barrier).phase != parity; });
 }
 
-inline void sync_warps(int name, int threads) {
-  emulator::meet(emulator::self().block->meetings[size_t(name)], threads, "bar.sync of some warps");
+inline bool elect() {
+  __syncwarp();
+  return threadIdx.x % 32 == 0;
 }
 
 inline uint32_t block_in_cluster() { return uint32_t(emulator::self().block->rank); }

@@ -1,0 +1,39 @@
+#pragma once
+
+// What was chosen by timing on an H200, and why. What else was tried:
+// docs/decisions/0005-hopper-grouped-gemm.md.
+namespace cadre::cuda::sm90 {
+
+/// Blocks that share the second operand of a tile. Four would ask less of the second cache, but no
+/// more than thirty clusters of four find room on 132 multiprocessors.
+constexpr int kCluster = 2;
+
+/// Columns of a tile, at most: what one instruction takes and registers hold. Wider tiles, as two
+/// instructions, gained for experts of 257 to 288 rows and lost for all others, whose output they
+/// left no buffer.
+constexpr int kMostCols = 256;
+
+/// Stages of operands. Three lose wherever experts are many: their weights come from memory, not
+/// from the second cache. Five do not fit.
+constexpr int kStages = 4;
+
+/// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
+/// which the old output is loaded while the tile is multiplied, and a fifth stage beside them.
+constexpr int kColsOfFloats = 128, kStagesOfFloats = 5, kBuffersOfFloats = 4;
+
+/// Rows of an expert up to which old fp32 outputs are loaded and added to. With more rows the copy
+/// engine adds: slower, but hidden behind the products.
+constexpr int kMostLoadedRows = 1536;
+
+/// Columns of tiles that are worked on together: as many as keep both operands of the tiles under
+/// way in the second cache.
+constexpr int kBand = 8;
+
+/// Tiles that the scheduler is ahead of the slowest role.
+constexpr int kRecords = 4;
+
+/// Of a thread. Consumers hold 128 sums; the others need little, and the sum is what a
+/// multiprocessor has.
+constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+}  // namespace cadre::cuda::sm90
