@@ -81,6 +81,50 @@ def cpu_gemm(info):
     return markdown(["processor", "problem", "", *routings], rows)
 
 
+def records(topic):
+    """What was recorded of every GPU about a topic: (machine and date, record)."""
+    for path in sorted((TOP / "bench/results").glob(f"nvidia-*-{topic}.json")):
+        record = json.loads(path.read_text())
+        yield f"{record['machine'].split(',')[0]}, {record['date'][:10]}", record
+
+
+def gpu_gemm(info):
+    """Grouped GEMM on every recorded GPU: the speed of a peer is 1."""
+    rows, routings = [], ["uniform", "gamma:1"]
+    beside_torch = {where: record for where, record in records("grouped-gemm-torch")}
+    for where, record in records("grouped-gemm"):
+        speeds = {}
+        for case in record["cases"] + beside_torch.get(where, {"cases": []})["cases"]:
+            of_cell = speeds.setdefault((case["layer"], case["problem"].split()[1]), {})
+            for peer, speed in case["speed_of_peer"].items():
+                of_cell[peer, case["routing"]] = f"{speed:.2f}"
+        for (layer, which), of_cell in speeds.items():
+            rows.append([where, layer, which, *(of_cell.get((peer, routing), "")
+                         for peer in ("cublas_dense", "torch") for routing in routings)])
+    return markdown(["GPU", "layer", "pass", *(f"{peer}, {routing}" for peer in
+                     ("dense cuBLAS", "torch") for routing in routings)], rows)
+
+
+def few_tokens(info):
+    """Bytes a second of grouped GEMM with few rows an expert."""
+    rows, tokens = [], ["64 tokens", "256 tokens", "1024 tokens"]
+    for where, record in records("grouped-gemm-few-tokens"):
+        rates = {}
+        for case in record["cases"]:
+            layer, _, which = case["layer"].rpartition(", ")
+            rates.setdefault(layer, {})[which] = case["bytes"] / case["us"]["cadre"] / 1e6
+        rows += [[where, layer, *(f"{of_layer[t]:.2f}" for t in tokens)]
+                 for layer, of_layer in rates.items()]
+    return markdown(["GPU", "layer", *(f"{t}, TB/s" for t in tokens)], rows)
+
+
+def host_time(info):
+    """What the host needs to enqueue a call."""
+    rows = [[where, code(case["problem"]), case["call"], f"{case['host_us']:.1f}"]
+            for where, record in records("host-time") for case in record["cases"]]
+    return markdown(["GPU", "problem", "call", "us"], rows)
+
+
 def facts(info):
     """What was measured of every recorded GPU."""
     tables = []
@@ -94,7 +138,7 @@ def facts(info):
 
 
 TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm,
-          "facts": facts}
+          "gpu_gemm": gpu_gemm, "few_tokens": few_tokens, "host_time": host_time, "facts": facts}
 
 
 def rewritten(text, info, path):
