@@ -29,7 +29,7 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm wgrad R=260 N=264 K=136 E=4 out=f32 accumulate=device alpha=yes "
         "discrete_out=yes",
         // Fewer blocks than tiles; of the last one, one or both consumers have no columns.
-        "grouped_gemm wgrad R=40 N=512 K=72 E=3 out=f32 unit_budget=2",
+        "grouped_gemm wgrad R=40 N=512 K=72 E=3 out=f32 accumulate=yes unit_budget=2",
         "grouped_gemm fprop R=600 N=264 K=72 E=3 out=f32 unit_budget=2",
         "grouped_gemm dgrad R=600 N=72 K=328 E=3 unit_budget=2"));
 
