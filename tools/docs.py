@@ -128,12 +128,10 @@ def host_time(info):
 def facts(info):
     """What was measured of every recorded GPU."""
     tables = []
-    for path in sorted((TOP / "bench/results").glob("*-facts.json")):
-        record = json.loads(path.read_text())
+    for where, record in records("facts"):
         rows = [[f["name"], f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
                  f.get("unit", ""), f["how"]] for f in record["facts"]]
-        head = f"{record['machine']}, {record['date'][:10]}"
-        tables.append(markdown([head, "", "", ""], rows))
+        tables.append(markdown([where, "", "", ""], rows))
     return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
 
 

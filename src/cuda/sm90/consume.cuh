@@ -8,7 +8,7 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 __device__ inline void release(Shared<kTile>& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kTile.cluster) arrive_at(shared.empty[stage], lane);
+  if (lane < kCluster) arrive_at(shared.empty[stage], lane);
 }
 
 /// Adds the products of one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows.

@@ -23,27 +23,26 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContrac
   arrive_expecting(full, uint32_t(kTile.a_bytes() + slabs * kSlab));
   load(shared.a[stage], maps.a, Box4{tile.row, row, end, kRaggedOrigin}, full);
   load(shared.a[stage] + kSlab, maps.a, Box4{tile.row + 64, row, end, kRaggedOrigin}, full);
-  for (int slab = int(block_in_cluster()); slab < slabs; slab += kTile.cluster)
+  for (int slab = int(block_in_cluster()); slab < slabs; slab += kCluster)
     load(shared.b[stage] + slab * kSlab, maps.b,
-         Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kTile.all_blocks());
+         Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kAllBlocks);
 }
 
 template <Tile kTile>
 __device__ void schedule_tiles(Shared<kTile>& shared, const RaggedContractionArgs& args) {
   Cursor<kRecords> ring;
   const int64_t width = schedule::TileHeight{kTile.cols, 64}.of(args.cols);
-  const schedule::TileGrid grid{
-      (args.out_rows + kTile.cluster * kRows - 1) / (kTile.cluster * kRows),
-      (args.cols + width - 1) / width};
-  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kTile.cluster;
-  for (int64_t number = blockIdx.x / kTile.cluster; number < grid.count() * args.experts;
+  const schedule::TileGrid grid{(args.out_rows + kCluster * kRows - 1) / (kCluster * kRows),
+                                (args.cols + width - 1) / width};
+  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kCluster;
+  for (int64_t number = blockIdx.x / kCluster; number < grid.count() * args.experts;
        number += clusters) {
     const int expert = int(number / grid.count());
     const schedule::TilePlace place = banded(number % grid.count(), grid, args.band);
     const schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
     if (rows.count() == 0 && args.accumulates(expert)) continue;
     const int64_t begin = place.across * width, left = (args.cols - begin + 63) / 64 * 64;
-    const int first = (int(place.down) * kTile.cluster + rank) * kRows;
+    const int first = (int(place.down) * kCluster + rank) * kRows;
     tell(shared, ring,
          {expert, first, first + kRows < args.out_rows ? first + kRows : args.out_rows, int(begin),
           int(begin + (left < width ? left : width)), rows.count() == 0 ? 1 : int(rows.count()),
@@ -167,7 +166,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedContractionArgs& args
 }
 
 template <class Config>
-__global__ void __cluster_dims__(Config::kTile.cluster) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_contraction_kernel(const __grid_constant__ RaggedContractionMaps maps,
                               const __grid_constant__ RaggedContractionArgs args) {
   run_roles<Config::kTile>([&](auto& shared) { schedule_tiles(shared, args); },

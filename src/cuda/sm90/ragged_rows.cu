@@ -26,9 +26,8 @@ struct Sources {
   const CUtensorMap* x;
   int box_rows;
 };
-template <Tile kTile>
 __device__ Sources sources_of(const RaggedRowsMaps& maps, const Record& tile) {
-  constexpr int kUnit = kTile.cluster * kBoxRows;
+  constexpr int kUnit = kCluster * kBoxRows;
   const int units = (tile.end - tile.begin + kUnit - 1) / kUnit;
   const bool packed = maps.experts == nullptr;
   return {packed ? &maps.w : maps.experts + tile.expert, packed ? tile.expert : 0,
@@ -39,7 +38,7 @@ template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from,
                            const Record& tile, int depth) {
   Barrier& full = shared.full[stage];
-  arrive_expecting(full, uint32_t(kTile.a_bytes() + kTile.cluster * from.box_rows * 128));
+  arrive_expecting(full, uint32_t(kTile.a_bytes() + kCluster * from.box_rows * 128));
   if constexpr (kTile.a_along) {
     load(shared.a[stage], *from.w, Box3{depth, tile.row, from.expert}, full);
   } else {
@@ -49,7 +48,7 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from
   const int mine = int(block_in_cluster()) * from.box_rows;
   load(shared.b[stage] + mine * 128, *from.x,
        Box4{depth, kRaggedOrigin - tile.end + tile.begin + mine, tile.end, kRaggedOrigin}, full,
-       kTile.all_blocks());
+       kAllBlocks);
 }
 
 /// The columns of y that a block takes of a pair of tiles: half of them, and of the last pair a
@@ -57,10 +56,9 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from
 struct Columns {
   int first, limit;
 };
-template <Tile kTile>
 __device__ Columns columns_of(int group, int cols) {
-  const int begin = group * kTile.cluster * kRows;
-  const int height = cols - begin <= kTile.cluster * 64 ? 64 : kRows;
+  const int begin = group * kCluster * kRows;
+  const int height = cols - begin <= kCluster * 64 ? 64 : kRows;
   const int first = begin + int(block_in_cluster()) * height;
   return {first, first + height < cols ? first + height : cols};
 }
@@ -69,12 +67,12 @@ template <Tile kTile>
 __device__ void schedule_tiles(Shared<kTile>& shared, const RaggedRowsArgs& args) {
   Cursor<kRecords> ring;
   schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
-                              (args.cols + kTile.cluster * kRows - 1) / (kTile.cluster * kRows));
-  const int clusters = int(gridDim.x) / kTile.cluster;
-  for (int64_t number = blockIdx.x / kTile.cluster; tiles.seek(number); number += clusters) {
+                              (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
+  const int clusters = int(gridDim.x) / kCluster;
+  for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
     const schedule::TilePlace place = tiles.place(args.band);
     const schedule::ExpertRows rows = tiles.rows(place);
-    const Columns columns = columns_of<kTile>(int(place.across), args.cols);
+    const Columns columns = columns_of(int(place.across), args.cols);
     tell(shared, ring,
          {tiles.expert(), columns.first, columns.limit, int(rows.first), int(rows.last),
           args.depth});
@@ -87,7 +85,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps) {
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    const Sources from = sources_of<kTile>(maps, tile);
+    const Sources from = sources_of(maps, tile);
     if (maps.experts != nullptr) acquire(*from.w);
     for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
       wait(shared.empty[at.at], at.parity ^ 1);
@@ -167,7 +165,7 @@ __device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int c
 }
 
 template <class Config>
-__global__ void __cluster_dims__(Config::kTile.cluster) __launch_bounds__(kThreads, 1)
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kThreads, 1)
     ragged_rows_kernel(const __grid_constant__ RaggedRowsMaps maps,
                        const __grid_constant__ RaggedRowsArgs args) {
   run_roles<Config::kTile>([&](auto& shared) { schedule_tiles(shared, args); },

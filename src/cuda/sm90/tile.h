@@ -28,9 +28,10 @@ namespace cadre::cuda::sm90 {
 constexpr int kConsumers = 2;    // warpgroups that multiply
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
-constexpr int kRows = 128;           // of a tile: 64 a consumer
-constexpr int kDepth = 64;           // of a stage
-constexpr int kSlab = kDepth * 128;  // bytes of 64 elements across, of a stage
+constexpr int kRows = 128;                            // of a tile: 64 a consumer
+constexpr int kDepth = 64;                            // of a stage
+constexpr int kSlab = kDepth * 128;                   // bytes of 64 elements across, of a stage
+constexpr uint16_t kAllBlocks = (1 << kCluster) - 1;  // of a cluster, one bit each
 
 /// The shape of a tile, and how its operands lie.
 struct Tile {
@@ -38,7 +39,6 @@ struct Tile {
   int part_cols = 64;    ///< of the output, in one store
   int parts = 4;         ///< of a buffer
   int stages = kStages;
-  int cluster = kCluster;  ///< blocks that share the second operand
   /// Consumers take turns with one buffer for the output; else each has a ring of buffers.
   bool turns = true;
   int buffers = 1;                      ///< of a ring
@@ -47,8 +47,6 @@ struct Tile {
   Element element = Element::kBf16;
   bool to_floats = false;  ///< the output is fp32, else of the operands' type
 
-  /// Of a cluster, one bit each.
-  constexpr uint16_t all_blocks() const { return uint16_t((1 << cluster) - 1); }
   constexpr int a_bytes() const { return kRows * kDepth * 2; }
   constexpr int b_bytes() const { return cols * kDepth * 2; }
   constexpr int rings() const { return turns ? 1 : kConsumers; }
@@ -96,7 +94,7 @@ __device__ inline void prepare(Shared<kTile>& shared) {
   constexpr int kWarps = 4 * kConsumers;
   if (threadIdx.x == 0) {
     for (int s = 0; s < kTile.stages; ++s)
-      init(shared.full[s], 1), init(shared.empty[s], kTile.cluster * kWarps);
+      init(shared.full[s], 1), init(shared.empty[s], kCluster * kWarps);
     for (int r = 0; r < kRecords; ++r)
       init(shared.told[r], 1), init(shared.heard[r], kConsumers * kWarpgroup + 32 + kTile.rings());
     for (int b = 0; b < kTile.buffers; ++b) {
@@ -177,8 +175,7 @@ struct Launch {
 
 template <Tile kTile, class Maps, class Args>
 void launch_tiles(void (*kernel)(Maps, Args), const Launch<Maps, Args>& l) {
-  const Grid grid{unsigned(l.blocks), kThreads, int(sizeof(Shared<kTile>)), l.stream,
-                  kTile.cluster};
+  const Grid grid{unsigned(l.blocks), kThreads, int(sizeof(Shared<kTile>)), l.stream, kCluster};
   cuda::launch(kernel, grid, l.maps, l.args);
 }
 
