@@ -83,9 +83,9 @@ def cpu_gemm(info):
 
 def records(topic):
     """What was recorded of every GPU about a topic: (machine and date, record)."""
-    for path in sorted((TOP / "bench/results").glob(f"nvidia-*-{topic}.json")):
+    for path in sorted((TOP / "bench/results").glob(f"*-{topic}.json")):
         record = json.loads(path.read_text())
-        yield f"{record['machine'].split(',')[0]}, {record['date'][:10]}", record
+        yield f"{record['machine']}, {record['date'][:10]}", record
 
 
 def gpu_gemm(info):
