@@ -37,6 +37,17 @@ __device__ inline void arrive_at(Barrier& barrier, uint32_t block) {
       : "memory");
 }
 
+/// Writes to the same place of another block of the cluster; its barrier there counts the bytes.
+__device__ inline void give(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
+  asm volatile(
+      "{ .reg .b32 remote, counted; mapa.shared::cluster.u32 remote, %0, %3;"
+      "  mapa.shared::cluster.u32 counted, %2, %3;"
+      "  st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [remote], %1, [counted]; }" ::
+          "r"(shared_address(&to)),
+      "l"(value), "r"(shared_address(&barrier)), "r"(block)
+      : "memory");
+}
+
 /// Arrives, and says how many bytes will be delivered in this phase.
 __device__ inline void arrive_expecting(Barrier& barrier, uint32_t bytes) {
   asm volatile(

@@ -1,4 +1,6 @@
 #pragma once
+#include <utility>
+
 #include "cuda/sm90/tile.h"
 
 // The consumers' half of a grouped GEMM kernel: products of the stages that arrive, then the store.
@@ -16,8 +18,9 @@ template <Tile kTile, int kWidth, int kSixteens>
 __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
                                       float* sums, bool to_sums) {
   constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
-  const uint64_t a = matrix<kTile.a_along>(shared.a[stage] + consumer * kSlab, kSlab);
-  const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kSlab);
+  const uint64_t a =
+      matrix<kTile.a_along>(shared.a[stage] + consumer * kTile.slab_bytes(), kTile.slab_bytes());
+  const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kTile.slab_bytes());
   pin<kWidth / 2>(sums);
   open_products();
 #pragma unroll
@@ -32,11 +35,11 @@ __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, in
 template <Tile kTile, int kWidth, int kSixteens = 1>
 __device__ inline void multiply_rest(const Shared<kTile>& shared, int stage, int consumer,
                                      float* sums, const Record& tile) {
-  if constexpr (kSixteens < kDepth / 16) {
-    if ((tile.depth - 1) % kDepth >= 16 * kSixteens)
+  if constexpr (kSixteens < kTile.depth / 16) {
+    if ((tile.depth - 1) % kTile.depth >= 16 * kSixteens)
       return multiply_rest<kTile, kWidth, kSixteens + 1>(shared, stage, consumer, sums, tile);
   }
-  multiply_stage<kTile, kWidth, kSixteens>(shared, stage, consumer, sums, tile.depth > kDepth);
+  multiply_stage<kTile, kWidth, kSixteens>(shared, stage, consumer, sums, tile.depth > kTile.depth);
 }
 
 /// The sums of a consumer's rows of a tile.
@@ -50,11 +53,12 @@ struct Share {
 template <Tile kTile, int kWidth>
 __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages>& at,
                                       const Record& tile, const Share& mine, auto&& meanwhile) {
-  constexpr int kRest = kTile.ragged_depth ? kDepth : 0;
+  constexpr int kRest = kTile.ragged_depth ? kTile.depth : 0;
   int before = 0;
-  for (int depth = 0; depth < tile.depth - kRest; depth += kDepth, at.next()) {
+  for (int depth = 0; depth < tile.depth - kRest; depth += kTile.depth, at.next()) {
     wait(shared.full[at.at], at.parity);
-    multiply_stage<kTile, kWidth, kDepth / 16>(shared, at.at, mine.consumer, mine.sums, depth != 0);
+    multiply_stage<kTile, kWidth, kTile.depth / 16>(shared, at.at, mine.consumer, mine.sums,
+                                                    depth != 0);
     wait_for_products<1>();
     if (depth != 0) release(shared, before);
     before = at.at;
@@ -63,7 +67,7 @@ __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages
     wait(shared.full[at.at], at.parity);
     multiply_rest<kTile, kWidth>(shared, at.at, mine.consumer, mine.sums, tile);
     wait_for_products<1>();
-    if (tile.depth > kDepth) release(shared, before);
+    if (tile.depth > kTile.depth) release(shared, before);
     before = at.at;
     at.next();
   }
@@ -77,7 +81,7 @@ __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages
 /// producer go a whole round ahead of that one.
 template <Tile kTile>
 __device__ inline void skip(Shared<kTile>& shared, Cursor<kTile.stages>& at, const Record& tile) {
-  for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
+  for (int depth = 0; depth < tile.depth; depth += kTile.depth, at.next()) {
     wait(shared.full[at.at], at.parity);
     __syncwarp();
     release(shared, at.at);
@@ -206,13 +210,16 @@ struct Parts {
 /// A ring of buffers on their way out, as a consumer or its carrier sees it.
 template <Tile kTile>
 struct OutRing {
-  uint8_t (&buffers)[kTile.buffers][kTile.buffer_bytes()];
+  uint8_t (&buffers)[kTile.buffers][kTile.part_bytes()];
   Barrier (&done)[kTile.buffers];
   Cursor<kTile.buffers> at{};
   uint32_t parities = 0;  ///< of the consumer's free[], a bit each
 
   __device__ OutRing(Shared<kTile>& shared, int ring)
       : buffers(shared.out[ring]), done(shared.done[ring]) {}
+
+  /// Leaves so many buffers to the other consumer.
+  __device__ void pass(int parts) { at.at = (at.at + parts) % kTile.buffers; }
 };
 
 /// The consumer's side of a tile: `fill(part, to)` writes a part.
@@ -220,19 +227,50 @@ template <Tile kTile, class Fill>
 __device__ inline void fill_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buffers], int parts,
                                  Fill&& fill) {
 #pragma unroll
-  for (int first = 0; first < kTile.cols / kTile.part_cols; first += kTile.parts) {
-    if (first >= parts) break;
+  for (int part = 0; part * kTile.part_cols < kTile.cols; ++part) {
+    if (part >= parts) break;
     const int at = out.at.at;
     wait(free[at], out.parities >> at & 1);
     out.parities ^= 1u << at;
-#pragma unroll
-    for (int i = 0; i < kTile.parts; ++i)
-      if (first + i < parts)
-        fill(first + i, shared_address(out.buffers[at] + i * kTile.part_bytes()));
+    fill(part, shared_address(out.buffers[at]));
     fence_shared();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(out.done[at]);
     out.at.next();
+  }
+}
+
+/// A consumer's work: the products of every tile, then its `parts_of(tile)` parts, each of which
+/// `fill(tile, part, number, to)` writes.
+template <Tile kTile, Widths kWidths>
+__device__ inline void consume_tiles(Shared<kTile>& shared, int consumer, auto&& parts_of,
+                                     auto&& fill) {
+  Cursor<kTile.stages> at;
+  Cursor<kRecords> ring;
+  OutRing<kTile> out(shared, consumer % kTile.rings());
+  float sums[kTile.cols / 2] = {};
+  Record next = hear(shared, ring);
+  while (next.expert >= 0) {
+    const Record tile = next;
+    const auto hear_next = [&] { next = hear(shared, ring); };
+    const bool is_mine = is_for(tile, consumer);
+    if (is_mine) {
+      multiply<kTile, kWidths>(shared, at, tile, {consumer, sums}, hear_next);
+    } else {
+      skip(shared, at, tile);
+      hear_next();
+    }
+    const int parts = parts_of(tile);
+    const int others = kTile.turns && is_for(tile, 1 - consumer) ? parts : 0;
+    if (consumer != 0) out.pass(others);
+    if (is_mine)
+      fill_tile<kTile>(out, shared.free[consumer], parts, [&](int part, uint32_t to) {
+        fill(tile,
+             TilePart{sums + kTile.part_cols / 2 * part, tile.row + 64 * consumer,
+                      tile.begin + kTile.part_cols * part},
+             part, to);
+      });
+    if (consumer == 0) out.pass(others);
   }
 }
 
@@ -242,25 +280,27 @@ __device__ inline void fill_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buff
 template <Tile kTile, class Get, class Put>
 __device__ inline void carry_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buffers],
                                   const Parts& parts, Get&& get, Put&& put) {
-  constexpr int kLeaving = kTile.buffers > 1 ? 1 : 0;  // stores that a freed buffer does not await
-  wait_for_reads<0>();
-  const int count = (parts.count + kTile.parts - 1) / kTile.parts;
   Cursor<kTile.buffers> at = out.at, emptied = out.at;
-  for (int i = 0; i < count && i < kTile.buffers; ++i, at.next()) {
-    if (i * kTile.parts >= parts.loaded) {
+  const auto free_next = [&](int part) {
+    if (part >= parts.count) return;
+    if (part < parts.loaded) {
+      arrive_expecting(free[at.at], kTile.part_bytes());
+      get(part, out.buffers[at.at], free[at.at]);
+    } else {
       arrive(free[at.at]);
-      continue;
     }
-    arrive_expecting(free[at.at], kTile.part_bytes());
-    get(i, out.buffers[at.at], free[at.at]);
+    at.next();
+  };
+  [&]<int... kParts>(std::integer_sequence<int, kParts...>) {
+    ((wait_for_reads<kTile.buffers - 1 - kParts>(), free_next(kParts)), ...);
   }
-  for (int i = 0; i < count; ++i, out.at.next()) {
+  (std::make_integer_sequence<int, kTile.buffers>{});
+  for (int i = 0; i < parts.count; ++i, out.at.next()) {
     wait(out.done[out.at.at], out.at.parity);
-    for (int part = i * kTile.parts; part < (i + 1) * kTile.parts && part < parts.count; ++part)
-      put(part, out.buffers[out.at.at] + part % kTile.parts * kTile.part_bytes());
+    put(i, out.buffers[out.at.at]);
     close_stores();
-    if (i < kLeaving || i - kLeaving + kTile.buffers >= count) continue;
-    wait_for_reads<kLeaving>();
+    if (i == 0 || i - 1 + kTile.buffers >= parts.count) continue;
+    wait_for_reads<1>();
     arrive(free[emptied.at]);
     emptied.next();
   }

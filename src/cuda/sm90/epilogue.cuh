@@ -35,14 +35,7 @@ struct ThreadPlace {
   __device__ static int col_of(int i) { return 8 * (i / 4) + i % 2; }  ///< beside col
 };
 
-/// A thread's sums of some columns of a tile, and their first row and column of the output.
-struct TilePart {
-  const float* sums;
-  int first, col;
-};
-
-/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale, for some columns of the sums, from row
-/// `first` of the batch on. Columns of y are rows of the sums, from `col` on.
+/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale. Rows of y are columns of the sums.
 template <int kSums>
 __device__ inline void finish_rows(const RaggedRowsArgs& args, const Record& tile,
                                    const TilePart& part, float (&to)[kSums]) {
@@ -52,8 +45,8 @@ __device__ inline void finish_rows(const RaggedRowsArgs& args, const Record& til
   const void* bias = args.bias.is_there() ? of_expert(args.bias, tile.expert) : nullptr;
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
-    const int row = part.first + place.col + ThreadPlace::col_of(i);
-    const int col = part.col + place.row + ThreadPlace::row_of(i);
+    const int row = part.col + place.col + ThreadPlace::col_of(i);
+    const int col = part.row + place.row + ThreadPlace::row_of(i);
     to[i] = part.sums[i] * alpha;
     if (row >= tile.end || col >= args.cols) continue;
     if (beta != 0) to[i] += beta * read(args.c.data, args.c.dtype, row * args.c.step + col);
@@ -76,7 +69,7 @@ __device__ inline void zero_tail(const RaggedRowsArgs& args) {
   }
 }
 
-/// dw = alpha_e * sum, for some columns of a tile from `col` on; 16-bit numbers that dw held are
+/// dw = alpha_e * sum; 16-bit numbers that dw held are
 /// added, since the copy engine would round twice.
 template <Tile kTile, int kSums>
 __device__ inline void finish_contraction(const RaggedContractionArgs& args, const Record& tile,
@@ -87,7 +80,7 @@ __device__ inline void finish_contraction(const RaggedContractionArgs& args, con
   const void* dw = of_expert(args.dw, tile.expert);
 #pragma unroll
   for (int i = 0; i < kSums; ++i) {
-    const int row = part.first + place.row + ThreadPlace::row_of(i);
+    const int row = part.row + place.row + ThreadPlace::row_of(i);
     const int col = part.col + place.col + ThreadPlace::col_of(i);
     to[i] = part.sums[i] * alpha;
     if (adds && row < args.out_rows && col < args.cols)

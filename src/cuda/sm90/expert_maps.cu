@@ -11,25 +11,27 @@ namespace {
 constexpr int kThreads = 128, kWarp = 32;
 
 __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
-                                   const void* const* pointers, int experts, CUtensorMap* maps) {
+                                   const void* const* pointers, int experts, ExpertMaps to) {
   const int expert = int(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int lane = int(threadIdx.x) % kWarp;
   if (expert >= experts) return;
+  CUtensorMap& mine = to.maps[expert];
   static_assert(sizeof(CUtensorMap) == kWarp * sizeof(uint32_t));
-  reinterpret_cast<uint32_t*>(maps + expert)[lane] = reinterpret_cast<const uint32_t*>(&map)[lane];
+  reinterpret_cast<uint32_t*>(&mine)[lane] = reinterpret_cast<const uint32_t*>(&map)[lane];
   __syncwarp();
   if (lane != 0) return;
-  set_address(maps[expert], pointers[expert]);
-  publish(maps[expert]);
+  set_address(mine, pointers[expert]);
+  publish(mine);
+  if (expert == 0) *to.taken = 0;
 }
 
 }  // namespace
 
 void write_expert_maps(const CUtensorMap& map, const void* const* pointers, int experts,
-                       CUtensorMap* maps, cudaStream_t stream) {
+                       const ExpertMaps& to, cudaStream_t stream) {
   constexpr int kWarps = kThreads / kWarp;
   const unsigned blocks = unsigned((experts + kWarps - 1) / kWarps);
-  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, pointers, experts, maps);
+  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, pointers, experts, to);
 }
 
 }  // namespace cadre::cuda::sm90

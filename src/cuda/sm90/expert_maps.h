@@ -7,8 +7,13 @@
 namespace cadre::cuda::sm90 {
 
 /// Writes one map an expert: `map` with the address that `pointers`, in device memory, has for it.
-/// They are read when the kernel runs, so that a graph may be replayed with other pointers.
+/// They are read when the kernel runs, so that a graph may be replayed with other pointers. On the
+/// way `taken`, the count of tiles, becomes zero.
+struct ExpertMaps {
+  CUtensorMap* maps;
+  unsigned long long* taken;
+};
 void write_expert_maps(const CUtensorMap& map, const void* const* pointers, int experts,
-                       CUtensorMap* maps, cudaStream_t);
+                       const ExpertMaps& to, cudaStream_t);
 
 }  // namespace cadre::cuda::sm90

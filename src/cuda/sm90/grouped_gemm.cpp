@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cadre/error.h"
+#include "cuda/check.h"
 #include "cuda/device/tensor_map.h"
 #include "cuda/sm90/expert_maps.h"
 #include "cuda/sm90/ragged_contraction.h"
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int kAlignment = 16;                   // bytes, of the copy engine
 constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
+constexpr int64_t kCountBytes = 128;             // of the workspace; maps follow
 constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
 
 bool is_16_bit(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
@@ -75,27 +77,32 @@ Plain plain(const TensorView& v, const void* const* discrete) {
   return {v.data, discrete, v.dtype, v.stride[0]};
 }
 
-/// The map of discrete experts, and where the maps of all of them lie.
-struct Experts {
-  CUtensorMap map;
-  const CUtensorMap* maps;
-};
-
-struct DiscreteViews {
+struct ExpertViews {
   const TensorView& view;
-  const void* const* pointers;
+  const void* const* pointers;  ///< of discrete experts
   int box_rows;
 };
 
-/// A map of packed experts, or E maps in the workspace, written on the way.
-Experts experts_of(const DiscreteViews& v, int experts, Workspace workspace, cudaStream_t stream) {
-  if (v.pointers == nullptr) return {expert_map(v.view, v.box_rows), nullptr};
+/// The map of packed experts, or where those of discrete experts lie, and the count of tiles.
+struct Prepared {
+  CUtensorMap map;
+  const CUtensorMap* maps;
+  unsigned long long* taken;
+};
+
+/// Writes what a kernel finds in the workspace: the count, zero, then E maps of discrete experts.
+Prepared prepare(const ExpertViews& v, int experts, Workspace workspace, cudaStream_t stream) {
+  auto* taken = static_cast<unsigned long long*>(workspace.data);
+  if (v.pointers == nullptr) {
+    check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
+    return {expert_map(v.view, v.box_rows), nullptr, taken};
+  }
   TensorView one = one_expert(v.view);
   one.data = workspace.data;  // any address that is aligned; each expert puts its own in
   const CUtensorMap map = expert_map(one, v.box_rows);
-  auto* maps = static_cast<CUtensorMap*>(workspace.data);
-  write_expert_maps(map, v.pointers, experts, maps, stream);
-  return {map, maps};
+  auto* maps = reinterpret_cast<CUtensorMap*>(static_cast<char*>(workspace.data) + kCountBytes);
+  write_expert_maps(map, v.pointers, experts, {maps, taken}, stream);
+  return {map, maps, taken};
 }
 
 }  // namespace
@@ -112,7 +119,8 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device
 }
 
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&) {
-  return p.discrete_rhs || p.discrete_out ? int64_t(p.experts) * int64_t(sizeof(CUtensorMap)) : 0;
+  const int64_t maps = p.discrete_rhs || p.discrete_out ? p.experts : 0;
+  return kCountBytes + maps * int64_t(sizeof(CUtensorMap));
 }
 
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -138,15 +146,15 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const RaggedRowsKind kind{.along = fprop == (p.rhs_major == Major::kRow),
                             .f16 = w.dtype == DType::kF16,
                             .floats = floats};
-  const Experts experts =
-      experts_of({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth}, p.experts,
-                 workspace, stream);
+  const Prepared experts = prepare({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth},
+                                   p.experts, workspace, stream);
   RaggedRowsMaps maps{.x = {},
                       .w = experts.map,
                       .y = ragged_map(y, floats ? kRowsOfFloats : kRowsOfPart),
                       .experts = experts.maps};
   for (int i = 0; i < kBoxes; ++i) maps.x[i] = ragged_map(x, kBoxRows * (i + 1));
   const RaggedRowsArgs with{.offsets = args.offsets.data,
+                            .taken = experts.taken,
                             .rows = p.rows,
                             .experts = p.experts,
                             .cols = int(fprop ? p.n : p.k),
@@ -168,13 +176,15 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
   const TensorView& dw = args.out;
   const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
-  const Experts experts =
-      experts_of({dw, const_cast<const void* const*>(args.discrete_out), kContractionRows},
-                 p.experts, workspace, stream);
-  const RaggedContractionMaps maps{ragged_map(dy, kContractionRows),
-                                   ragged_map(x, kContractionRows), experts.map, experts.maps};
+  const Prepared experts =
+      prepare({dw, const_cast<const void* const*>(args.discrete_out), kGradientRows}, p.experts,
+              workspace, stream);
+  const int depth = contraction_depth(kind.floats);
+  const RaggedContractionMaps maps{ragged_map(dy, depth), ragged_map(x, depth), experts.map,
+                                   experts.maps};
   const RaggedContractionArgs with{
       .offsets = args.offsets.data,
+      .taken = experts.taken,
       .rows = p.rows,
       .experts = p.experts,
       .out_rows = int(p.n),

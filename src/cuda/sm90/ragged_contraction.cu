@@ -13,42 +13,41 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-/// Loads 64 rows of the batch, the first of which is `left` rows before the end of the expert's;
-/// half of the columns of b for both blocks.
+/// Loads a stage of rows of the batch, the first of which is `left` rows before the end of the
+/// expert's; half of the columns of b for both blocks.
 template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContractionMaps& maps,
                            const Record& tile, int left) {
   Barrier& full = shared.full[stage];
   const int slabs = (tile.end - tile.begin) / 64, row = kRaggedOrigin - left, end = tile.rows_end;
-  arrive_expecting(full, uint32_t(kTile.a_bytes() + slabs * kSlab));
+  arrive_expecting(full, uint32_t(kTile.a_bytes() + slabs * kTile.slab_bytes()));
   load(shared.a[stage], maps.a, Box4{tile.row, row, end, kRaggedOrigin}, full);
-  load(shared.a[stage] + kSlab, maps.a, Box4{tile.row + 64, row, end, kRaggedOrigin}, full);
+  load(shared.a[stage] + kTile.slab_bytes(), maps.a, Box4{tile.row + 64, row, end, kRaggedOrigin},
+       full);
   for (int slab = int(block_in_cluster()); slab < slabs; slab += kCluster)
-    load(shared.b[stage] + slab * kSlab, maps.b,
+    load(shared.b[stage] + slab * kTile.slab_bytes(), maps.b,
          Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kAllBlocks);
 }
 
 template <Tile kTile>
 __device__ void schedule_tiles(Shared<kTile>& shared, const RaggedContractionArgs& args) {
-  Cursor<kRecords> ring;
+  Scheduler<kTile> scheduler(shared, args.taken);
   const int64_t width = schedule::TileHeight{kTile.cols, 64}.of(args.cols);
   const schedule::TileGrid grid{(args.out_rows + kCluster * kRows - 1) / (kCluster * kRows),
                                 (args.cols + width - 1) / width};
-  const int rank = int(block_in_cluster()), clusters = int(gridDim.x) / kCluster;
-  for (int64_t number = blockIdx.x / kCluster; number < grid.count() * args.experts;
-       number += clusters) {
+  for (int64_t number = scheduler.take(); number < grid.count() * args.experts;
+       number = scheduler.take()) {
     const int expert = int(number / grid.count());
     const schedule::TilePlace place = banded(number % grid.count(), grid, args.band);
     const schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
     if (rows.count() == 0 && args.accumulates(expert)) continue;
     const int64_t begin = place.across * width, left = (args.cols - begin + 63) / 64 * 64;
-    const int first = (int(place.down) * kCluster + rank) * kRows;
-    tell(shared, ring,
-         {expert, first, first + kRows < args.out_rows ? first + kRows : args.out_rows, int(begin),
-          int(begin + (left < width ? left : width)), rows.count() == 0 ? 1 : int(rows.count()),
-          int(rows.count()), int(rows.last)});
+    const BlockRows mine = block_rows(int(place.down), args.out_rows);
+    scheduler.tell({expert, mine.first, mine.limit, int(begin),
+                    int(begin + (left < width ? left : width)),
+                    rows.count() == 0 ? 1 : int(rows.count()), int(rows.count()), int(rows.last)});
   }
-  tell(shared, ring, {-1, 0, 0, 0, 0, 0});
+  scheduler.tell({-1, 0, 0, 0, 0, 0});
 }
 
 /// An expert without rows gets one stage, which lies behind its end: zeros.
@@ -57,13 +56,12 @@ __device__ void produce(Shared<kTile>& shared, const RaggedContractionMaps& maps
   Cursor<kTile.stages> at;
   Cursor<kRecords> ring;
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
-    int left = tile.rows;
-    do {
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth, at.next()) {
       wait(shared.empty[at.at], at.parity ^ 1);
-      if (elect()) load_stage(shared, at.at, maps, tile, left);
-      at.next();
-      left -= kDepth;
-    } while (left > 0);
+      if (!elect()) continue;
+      want_next(shared, depth, tile);
+      load_stage(shared, at.at, maps, tile, tile.rows - depth);
+    }
   }
 }
 
@@ -141,28 +139,12 @@ __device__ void carry(Shared<kTile>& shared, const RaggedContractionMaps& maps,
 
 template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedContractionArgs& args, int consumer) {
-  constexpr int kCols = kTile.part_cols;
-  Cursor<kTile.stages> at;
-  Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer % kTile.rings());
-  float sums[kTile.cols / 2] = {};
-  Record next = hear(shared, ring);
-  while (next.expert >= 0) {
-    const Record tile = next;
-    const auto hear_next = [&] { next = hear(shared, ring); };
-    if (!is_for(tile, consumer)) {
-      skip(shared, at, tile);
-      hear_next();
-      continue;
-    }
-    multiply<kTile, Widths{64, 64, kTile.cols}>(shared, at, tile, {consumer, sums}, hear_next);
-    const Parts parts = parts_of<kTile>(args, tile);
-    fill_tile<kTile>(out, shared.free[consumer], parts.count, [&](int part, uint32_t to) {
-      const TilePart some{sums + kCols / 2 * part, tile.row + 64 * consumer,
-                          tile.begin + kCols * part};
-      finish<kTile>(args, tile, some, part < parts.loaded, to);
-    });
-  }
+  const auto parts = [&](const Record& tile) { return parts_of<kTile>(args, tile); };
+  consume_tiles<kTile, Widths{64, 64, kTile.cols}>(
+      shared, consumer, [&](const Record& tile) { return parts(tile).count; },
+      [&](const Record& tile, const TilePart& part, int number, uint32_t to) {
+        finish<kTile>(args, tile, part, number < parts(tile).loaded, to);
+      });
 }
 
 template <class Config>
@@ -182,10 +164,11 @@ template <Element kElement, bool kFloats>
 struct Config {
   static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : kMostCols,
                               .part_cols = kFloats ? 32 : 64,
-                              .parts = 1,
-                              .stages = kFloats ? kStagesOfFloats : kStages,
-                              .turns = false,
-                              .buffers = kFloats ? kBuffersOfFloats : 2,
+                              .depth = contraction_depth(kFloats),
+                              .stages = kFloats ? kStagesOfFloats : kStagesOfGradients,
+                              .ahead = kAheadOfGradients,
+                              .turns = !kFloats,
+                              .buffers = kFloats ? kBuffersOfFloats : kBuffers,
                               .a_along = false,
                               .b_along = false,
                               .ragged_depth = true,

@@ -8,7 +8,9 @@
 
 namespace cadre::cuda::sm90 {
 
-constexpr int kContractionRows = 64;  // of an operand, in one load, and of dw, in one store
+constexpr int kGradientRows = 64;  // of dw, in one store
+/// Of an operand, in one load.
+constexpr int contraction_depth(bool floats) { return floats ? kDepth : kDepthOfGradients; }
 
 /// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
 /// map of its dw.
@@ -19,6 +21,7 @@ struct RaggedContractionMaps {
 
 struct RaggedContractionArgs {
   const int32_t* offsets;
+  unsigned long long* taken;  ///< tiles; zero at first
   int64_t rows;
   int experts, out_rows, cols;
   int band = kBand;              ///< see schedule::banded()

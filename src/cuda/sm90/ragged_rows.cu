@@ -12,8 +12,8 @@
 // weight is the first operand of the product and the batch the second, so that a tile is as wide as
 // an expert's rows ask for, in steps of sixteen: what would be padding is not multiplied. Rows
 // beyond a tile's last are neither read nor written: the copy engine reads zeros there and writes
-// nothing. A persistent grid of clusters; cluster i takes tiles i, i + clusters, ...; its two
-// blocks take neighbouring columns of y and share the rows of x.
+// nothing. A persistent grid of clusters, each of which takes the next tile when it has done one;
+// its two blocks work on neighbouring columns of y and share the rows of x.
 namespace cadre::cuda::sm90 {
 namespace {
 
@@ -43,7 +43,8 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from
     load(shared.a[stage], *from.w, Box3{depth, tile.row, from.expert}, full);
   } else {
     load(shared.a[stage], *from.w, Box3{tile.row, depth, from.expert}, full);
-    load(shared.a[stage] + kSlab, *from.w, Box3{tile.row + 64, depth, from.expert}, full);
+    load(shared.a[stage] + kTile.slab_bytes(), *from.w, Box3{tile.row + 64, depth, from.expert},
+         full);
   }
   const int mine = int(block_in_cluster()) * from.box_rows;
   load(shared.b[stage] + mine * 128, *from.x,
@@ -51,33 +52,19 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from
        kAllBlocks);
 }
 
-/// The columns of y that a block takes of a pair of tiles: half of them, and of the last pair a
-/// half of what is left, if that is one tile.
-struct Columns {
-  int first, limit;
-};
-__device__ Columns columns_of(int group, int cols) {
-  const int begin = group * kCluster * kRows;
-  const int height = cols - begin <= kCluster * 64 ? 64 : kRows;
-  const int first = begin + int(block_in_cluster()) * height;
-  return {first, first + height < cols ? first + height : cols};
-}
-
 template <Tile kTile>
 __device__ void schedule_tiles(Shared<kTile>& shared, const RaggedRowsArgs& args) {
-  Cursor<kRecords> ring;
+  Scheduler<kTile> scheduler(shared, args.taken);
   schedule::RaggedTiles tiles({args.offsets, args.experts, args.rows}, {kTile.cols, 16},
                               (args.cols + kCluster * kRows - 1) / (kCluster * kRows));
-  const int clusters = int(gridDim.x) / kCluster;
-  for (int64_t number = blockIdx.x / kCluster; tiles.seek(number); number += clusters) {
+  while (tiles.seek(scheduler.take())) {
     const schedule::TilePlace place = tiles.place(args.band);
     const schedule::ExpertRows rows = tiles.rows(place);
-    const Columns columns = columns_of(int(place.across), args.cols);
-    tell(shared, ring,
-         {tiles.expert(), columns.first, columns.limit, int(rows.first), int(rows.last),
-          args.depth});
+    const BlockRows mine = block_rows(int(place.across), args.cols);
+    scheduler.tell(
+        {tiles.expert(), mine.first, mine.limit, int(rows.first), int(rows.last), args.depth});
   }
-  tell(shared, ring, {-1, 0, 0, 0, 0, 0});
+  scheduler.tell({-1, 0, 0, 0, 0, 0});
 }
 
 template <Tile kTile>
@@ -87,9 +74,11 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps) {
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const Sources from = sources_of(maps, tile);
     if (maps.experts != nullptr) acquire(*from.w);
-    for (int depth = 0; depth < tile.depth; depth += kDepth, at.next()) {
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth, at.next()) {
       wait(shared.empty[at.at], at.parity ^ 1);
-      if (elect()) load_stage(shared, at.at, from, tile, depth);
+      if (!elect()) continue;
+      want_next(shared, depth, tile);
+      load_stage(shared, at.at, from, tile, depth);
     }
   }
 }
@@ -100,6 +89,16 @@ __device__ void fill(const float* sums, uint32_t to) {
     put_floats_transposed<kTile.part_cols>(sums, to);
   else
     put_part_transposed<kTile.element, kTile.part_cols>(sums, to);
+}
+
+/// Finishes a part, and writes it to its buffer.
+template <Tile kTile>
+__device__ void finish(const RaggedRowsArgs& args, const Record& tile, const TilePart& part,
+                       uint32_t to) {
+  if (!args.has_epilogue()) return fill<kTile>(part.sums, to);
+  float finished[kTile.part_cols / 2];
+  finish_rows(args, tile, part, finished);
+  fill<kTile>(finished, to);
 }
 
 /// Stores a part: 64 columns of y from `col` on.
@@ -137,30 +136,11 @@ __device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int rin
 
 template <Tile kTile>
 __device__ void consume(Shared<kTile>& shared, const RaggedRowsArgs& args, int consumer) {
-  constexpr int kHeight = kTile.part_cols;  // rows of y
-  Cursor<kTile.stages> at;
-  Cursor<kRecords> ring;
-  OutRing<kTile> out(shared, consumer % kTile.rings());
-  float sums[kTile.cols / 2] = {};
-  Record next = hear(shared, ring);
-  while (next.expert >= 0) {
-    const Record tile = next;
-    const auto hear_next = [&] { next = hear(shared, ring); };
-    if (!is_for(tile, consumer)) {
-      skip(shared, at, tile);
-      hear_next();
-      continue;
-    }
-    multiply<kTile, Widths{16, 16, kTile.cols}>(shared, at, tile, {consumer, sums}, hear_next);
-    fill_tile<kTile>(out, shared.free[consumer], parts_of<kTile>(tile), [&](int part, uint32_t to) {
-      const float* some = sums + kHeight / 2 * part;
-      if (!args.has_epilogue()) return fill<kTile>(some, to);
-      float finished[kHeight / 2];
-      finish_rows(args, tile, {some, tile.begin + kHeight * part, tile.row + 64 * consumer},
-                  finished);
-      fill<kTile>(finished, to);
-    });
-  }
+  consume_tiles<kTile, Widths{16, 16, kTile.cols}>(
+      shared, consumer, parts_of<kTile>,
+      [&](const Record& tile, const TilePart& part, int, uint32_t to) {
+        finish<kTile>(args, tile, part, to);
+      });
   if (args.tail != nullptr) zero_tail<kTile>(args);
 }
 
@@ -185,9 +165,8 @@ void launch(const Job& l) {
 template <bool kAlong, Element kElement, bool kFloats>
 struct Config {
   static constexpr Tile kTile{.part_cols = kFloats ? kRowsOfFloats : kRowsOfPart,
-                              .parts = kFloats ? 1 : 4,
                               .turns = !kFloats,
-                              .buffers = kFloats ? 2 : 1,
+                              .buffers = kFloats ? 2 : kBuffers,
                               .a_along = kAlong,
                               .element = kElement,
                               .to_floats = kFloats};

@@ -12,13 +12,16 @@
 //   role        warps   work
 //   producer    1       starts all loads of operands
 //   carriers    1 or 2  one thread a ring: stores of output, and loads of old output
-//   scheduler   1       one thread: finds tiles and tells the others of them
+//   scheduler   1       one thread: takes tiles and tells the others of them
 //   consumer 0  4       rows 0 to 63 of a tile: products, then the output
 //   consumer 1  4       rows 64 to 127
 //
 //   barrier     count   who arrives                      who waits    guards
 //   full[s]     1       producer, and the bytes          consumers    stage s holds both operands
 //   empty[s]    16      consumers' warps, both blocks    producer     stage s may be overwritten
+//   wanted      1       producer                         scheduler    a tile should be taken
+//   asked       1       the second block's scheduler     the first's  it waits for a number
+//   given       1       itself, and the bytes            the second's the number has come
 //   told[r]     1       scheduler                        the others   record r describes a tile
 //   heard[r]    289, 290   the others' threads           scheduler    record r may be overwritten
 //   free[c][b]  1       carrier, and the bytes           consumer c   buffer b may be written
@@ -29,32 +32,29 @@ constexpr int kConsumers = 2;    // warpgroups that multiply
 constexpr int kWarpgroup = 128;  // threads
 constexpr int kThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kRows = 128;                            // of a tile: 64 a consumer
-constexpr int kDepth = 64;                            // of a stage
-constexpr int kSlab = kDepth * 128;                   // bytes of 64 elements across, of a stage
 constexpr uint16_t kAllBlocks = (1 << kCluster) - 1;  // of a cluster, one bit each
 
 /// The shape of a tile, and how its operands lie.
 struct Tile {
   int cols = kMostCols;  ///< at most
   int part_cols = 64;    ///< of the output, in one store
-  int parts = 4;         ///< of a buffer
+  int depth = kDepth;    ///< of a stage
   int stages = kStages;
-  /// Consumers take turns with one buffer for the output; else each has a ring of buffers.
+  int ahead = kAhead;  ///< of the contraction, that is left when the next tile is taken
+  /// Consumers take turns with one ring of buffers for the output; else each has its own.
   bool turns = true;
-  int buffers = 1;                      ///< of a ring
+  int buffers = kBuffers;               ///< of a ring, each for a part
   bool a_along = true, b_along = true;  ///< rows of memory run along the contraction
   bool ragged_depth = false;            ///< the contraction ends anywhere in a stage
   Element element = Element::kBf16;
   bool to_floats = false;  ///< the output is fp32, else of the operands' type
 
-  constexpr int a_bytes() const { return kRows * kDepth * 2; }
-  constexpr int b_bytes() const { return cols * kDepth * 2; }
+  constexpr int a_bytes() const { return kRows * depth * 2; }
+  constexpr int b_bytes() const { return cols * depth * 2; }
+  /// Of 64 elements across, of a stage.
+  constexpr int slab_bytes() const { return depth * 128; }
   constexpr int rings() const { return turns ? 1 : kConsumers; }
-  /// What carriers assume: no consumer's turn moves the other's place in the ring, and old output
-  /// is loaded part by part.
-  constexpr bool is_good() const { return (!turns || buffers == 1) && (parts == 1 || turns); }
   constexpr int part_bytes() const { return 64 * part_cols * (to_floats ? 4 : 2); }
-  constexpr int buffer_bytes() const { return parts * part_bytes(); }
 };
 
 /// A tile as the scheduler tells the others of it.
@@ -66,16 +66,23 @@ struct Record {
   int rows = 0, rows_end = 0;  ///< of a ragged contraction: how many, and where they end
 };
 
+/// A thread's sums of some columns of a tile, and the part's first row of A and first column.
+struct TilePart {
+  const float* sums;
+  int row, col;
+};
+
 template <Tile kTile>
 struct alignas(1024) Shared {
-  static_assert(kTile.is_good());
   uint8_t a[kTile.stages][kTile.a_bytes()];
   uint8_t b[kTile.stages][kTile.b_bytes()];
-  uint8_t out[kTile.rings()][kTile.buffers][kTile.buffer_bytes()];
+  uint8_t out[kTile.rings()][kTile.buffers][kTile.part_bytes()];
   Barrier full[kTile.stages], empty[kTile.stages];
   Barrier told[kRecords], heard[kRecords];
+  Barrier wanted, asked, given;
   Barrier free[kConsumers][kTile.buffers], done[kTile.rings()][kTile.buffers];
   Record records[kRecords];
+  int64_t number;  ///< of the next tile, as the first block gives it
 };
 
 /// A place in a ring, and the parity of its present round.
@@ -101,19 +108,73 @@ __device__ inline void prepare(Shared<kTile>& shared) {
       for (int c = 0; c < kConsumers; ++c) init(shared.free[c][b], 1);
       for (int r = 0; r < kTile.rings(); ++r) init(shared.done[r][b], 4);
     }
+    init(shared.wanted, 1), init(shared.asked, kCluster - 1), init(shared.given, 1);
     fence_init();
   }
   __syncthreads();
   sync_cluster();
 }
 
-/// The scheduler's side of the ring of records.
+/// The rows of A that a block takes of a pair of tiles: half of them, and of the last pair a half
+/// of what is left, if that is one tile.
+struct BlockRows {
+  int first, limit;
+};
+__device__ inline BlockRows block_rows(int pair, int rows) {
+  const int begin = pair * kCluster * kRows;
+  const int height = rows - begin <= kCluster * 64 ? 64 : kRows;
+  const int first = begin + int(block_in_cluster()) * height;
+  return {first, first + height < rows ? first + height : rows};
+}
+
+/// Takes numbers of tiles, and tells the other roles of them.
 template <Tile kTile>
-__device__ inline void tell(Shared<kTile>& shared, Cursor<kRecords>& at, const Record& record) {
-  wait(shared.heard[at.at], at.parity ^ 1);
-  shared.records[at.at] = record;
-  arrive(shared.told[at.at]);
-  at.next();
+class Scheduler {
+ public:
+  /// All clusters count up `taken`, which begins as zero.
+  __device__ Scheduler(Shared<kTile>& shared, unsigned long long* taken)
+      : shared_(shared), taken_(taken) {}
+
+  /// The number of the cluster's next tile, once the producers want one: the first block counts,
+  /// and gives the number to the others, who ask for it.
+  __device__ int64_t take() {
+    wait(shared_.heard[ring_.at], ring_.parity ^ 1);
+    wait(shared_.wanted, wanted_);
+    const uint32_t parity = parity_;
+    parity_ ^= 1;
+    if (block_in_cluster() != 0) {
+      arrive_expecting(shared_.given, sizeof(shared_.number));
+      arrive_at(shared_.asked, 0);
+      wait(shared_.given, parity);
+      return shared_.number;
+    }
+    const auto number = int64_t(atomicAdd(taken_, 1ull));
+    wait(shared_.asked, parity);
+    for (uint32_t block = 1; block < kCluster; ++block)
+      give(shared_.number, number, shared_.given, block);
+    return number;
+  }
+  /// Once for a number at most.
+  __device__ void tell(const Record& record) {
+    shared_.records[ring_.at] = record;
+    arrive(shared_.told[ring_.at]);
+    ring_.next();
+    wanted_ ^= 1;
+  }
+
+ private:
+  Shared<kTile>& shared_;
+  unsigned long long* taken_;
+  Cursor<kRecords> ring_;
+  uint32_t parity_ = 0, wanted_ = 1;
+};
+
+/// The producer's side: asks for the next tile when so much of this one is still to be loaded.
+template <Tile kTile>
+__device__ inline void want_next(Shared<kTile>& shared, int depth, const Record& tile) {
+  const int left = tile.depth - depth;
+  if (left <= kTile.ahead && (depth == 0 || left + kTile.depth > kTile.ahead))
+    arrive(shared.wanted);
 }
 
 /// The same value, which the compiler then knows to be the same in all lanes of a warp.

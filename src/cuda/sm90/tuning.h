@@ -8,17 +8,23 @@ namespace cadre::cuda::sm90 {
 /// more than thirty clusters of four find room on 132 multiprocessors.
 constexpr int kCluster = 2;
 
-/// Columns of a tile, at most: what one instruction takes and registers hold. Wider tiles, as two
-/// instructions, gained for experts of 257 to 288 rows and lost for all others, whose output they
-/// left no buffer.
+/// Columns of a tile, at most: what one instruction takes. Wider tiles, as two instructions, gained
+/// for experts of just over 256 rows and lost for all others, whose output they left no buffer.
 constexpr int kMostCols = 256;
 
-/// Stages of operands. Three lose wherever experts are many: their weights come from memory, not
-/// from the second cache. Five do not fit.
-constexpr int kStages = 4;
+/// Stages of operands. Three lose wherever experts are many: their weights come from
+/// memory, not from the second cache. Five do not fit.
+constexpr int kDepth = 64, kStages = 4;
+
+/// Buffers for the output, with which consumers take turns: one stores while the other multiplies.
+constexpr int kBuffers = 4;
+
+/// Stages of wgrad: as many bytes in more stages are freed and loaded sooner.
+constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
-/// which the old output is loaded while the tile is multiplied, and a fifth stage beside them.
+/// which the old output is loaded while the tile is multiplied, and a fifth stage beside them. With
+/// stages half as deep their products, half as long, would wait for each other.
 constexpr int kColsOfFloats = 128, kStagesOfFloats = 5, kBuffersOfFloats = 4;
 
 /// Rows of an expert up to which old fp32 outputs are loaded and added to. With more rows the copy
@@ -29,8 +35,10 @@ constexpr int kMostLoadedRows = 1536;
 /// way in the second cache.
 constexpr int kBand = 8;
 
-/// Tiles that the scheduler is ahead of the slowest role.
-constexpr int kRecords = 4;
+/// Tiles that a cluster has taken ahead of its slowest role, at most, and how much of a tile's
+/// contraction is still to be loaded when it takes the next. The more, the longer some clusters
+/// have tiles left when others have none; the less, the more often producers wait for a tile.
+constexpr int kRecords = 2, kAhead = 1024, kAheadOfGradients = 256;
 
 /// Of a thread. Consumers hold 128 sums; the others need little, and the sum is what a
 /// multiprocessor has.

@@ -65,6 +65,15 @@ inline void deliver(Barrier& barrier, uint32_t bytes) {
   settle(barrier, state);
 }
 
+inline void give(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
+  auto* there = static_cast<int64_t*>(emulator::in_block(&to, int(block)));
+  auto* counted = static_cast<Barrier*>(emulator::in_block(&barrier, int(block)));
+  emulator::later([=] {
+    *there = value;
+    deliver(*counted, sizeof(value));
+  });
+}
+
 inline bool try_wait(Barrier& barrier, uint32_t parity) {
   emulator::may_switch();
   return state_of(barrier).phase != parity;
