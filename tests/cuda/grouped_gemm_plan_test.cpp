@@ -117,13 +117,19 @@ TEST(GroupedGemmPlan, GivesLayersOfAnyWidthAKernel) {
   EXPECT_EQ(misaligned.fc2.wgrad->name, "cuda_ragged_contraction");
 }
 
-TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscrete) {
+TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscreteOrTilesAreMany) {
   const auto bytes = [](std::string_view words) {
     return plan(parse_grouped_gemm_problem(words), hopper()).workspace_bytes;
   };
   EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16"), 0);
   EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16 discrete_rhs=yes"), 3 * 128);
   EXPECT_EQ(bytes("grouped_gemm wgrad R=9 N=8 K=16 E=3 format=bf16 discrete_out=yes"), 3 * 128);
+  EXPECT_EQ(bytes("grouped_gemm fprop R=65536 N=768 K=1024 E=3 format=bf16"), 128);
+  EXPECT_EQ(bytes("grouped_gemm dgrad R=9 N=4096 K=4096 E=64 format=bf16 discrete_rhs=yes"),
+            65 * 128);
+  EXPECT_EQ(bytes("grouped_gemm wgrad R=9 N=4096 K=4096 E=64 format=bf16"), 128);
+  EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=256 K=1024 E=3 format=bf16 unit_budget=2"), 0);
+  EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=512 K=1024 E=3 format=bf16 unit_budget=2"), 128);
 }
 
 /// What run() says of an fprop whose x begins and steps like that.

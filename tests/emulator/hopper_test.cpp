@@ -31,7 +31,11 @@ INSTANTIATE_TEST_SUITE_P(
         // Fewer blocks than tiles; of the last one, one or both consumers have no columns.
         "grouped_gemm wgrad R=40 N=512 K=72 E=3 out=f32 accumulate=yes unit_budget=2",
         "grouped_gemm fprop R=600 N=264 K=72 E=3 out=f32 unit_budget=2",
-        "grouped_gemm dgrad R=600 N=72 K=328 E=3 unit_budget=2"));
+        "grouped_gemm dgrad R=600 N=72 K=328 E=3 unit_budget=2",
+        // So many stages that blocks count tiles.
+        "grouped_gemm fprop R=90 N=264 K=264 E=11 unit_budget=2",
+        "grouped_gemm dgrad R=122 N=264 K=280 E=12 discrete_rhs=yes unit_budget=2",
+        "grouped_gemm wgrad R=160 N=264 K=328 E=16 accumulate=yes unit_budget=2"));
 
 }  // namespace
 }  // namespace cadre

@@ -22,7 +22,7 @@ __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
   if (lane != 0) return;
   set_address(mine, pointers[expert]);
   publish(mine);
-  if (expert == 0) *to.taken = 0;
+  if (expert == 0 && to.taken != nullptr) *to.taken = 0;
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kAlignment = 16;                   // bytes, of the copy engine
 constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
-constexpr int64_t kCountBytes = 128;             // of the workspace; maps follow
+constexpr int64_t kCountBytes = 128;             // of the workspace, behind the maps
 constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
 
 bool is_16_bit(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
@@ -40,9 +40,26 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
 }
 
 /// A block a multiprocessor, in pairs.
+int clusters_of(const GroupedGemmProblem& p, const Device& device) {
+  const int units = p.unit_budget == 0 ? device.units : std::min(device.units, p.unit_budget);
+  return std::max(1, units / kCluster);
+}
 int blocks_of(const GroupedGemmPlan& plan) {
-  const int units = plan.device.units, budget = plan.problem.unit_budget;
-  return std::max(1, (budget == 0 ? units : std::min(units, budget)) / kCluster) * kCluster;
+  return clusters_of(plan.problem, plan.device) * kCluster;
+}
+
+int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+/// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
+/// only the device knows.
+bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
+  constexpr int64_t kPair = int64_t(kCluster) * 128;  // rows of A
+  const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
+  const int64_t stages =
+      wgrad ? parts_of(p.n, kPair) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts)
+            : parts_of(fprop ? p.n : p.k, kPair) * (p.rows / kMostCols + p.experts) *
+                  parts_of(fprop ? p.k : p.n, kDepth);
+  return stages > kCountedStages * clusters_of(p, device);
 }
 
 /// Views that the copy engine takes: a plan does not know them, so it was made for what the problem
@@ -83,25 +100,31 @@ struct ExpertViews {
   int box_rows;
 };
 
-/// The map of packed experts, or where those of discrete experts lie, and the count of tiles.
+/// The map of packed experts, or where those of discrete experts lie; the count of tiles.
 struct Prepared {
   CUtensorMap map;
   const CUtensorMap* maps;
   unsigned long long* taken;
 };
 
-/// Writes what a kernel finds in the workspace: the count, zero, then E maps of discrete experts.
-Prepared prepare(const ExpertViews& v, int experts, Workspace workspace, cudaStream_t stream) {
-  auto* taken = static_cast<unsigned long long*>(workspace.data);
+/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, if there
+/// is one: zero.
+Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace workspace,
+                 cudaStream_t stream) {
+  auto* end = static_cast<char*>(workspace.data) + plan.workspace_bytes;
+  auto* taken = counts_tiles(plan.problem, plan.device)
+                    ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
+                    : nullptr;
   if (v.pointers == nullptr) {
-    check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
+    if (taken != nullptr)
+      check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
     return {expert_map(v.view, v.box_rows), nullptr, taken};
   }
   TensorView one = one_expert(v.view);
   one.data = workspace.data;  // any address that is aligned; each expert puts its own in
   const CUtensorMap map = expert_map(one, v.box_rows);
-  auto* maps = reinterpret_cast<CUtensorMap*>(static_cast<char*>(workspace.data) + kCountBytes);
-  write_expert_maps(map, v.pointers, experts, {maps, taken}, stream);
+  auto* maps = static_cast<CUtensorMap*>(workspace.data);
+  write_expert_maps(map, v.pointers, plan.problem.experts, {maps, taken}, stream);
   return {map, maps, taken};
 }
 
@@ -118,9 +141,9 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device
   return refuses(p, device);
 }
 
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&) {
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
   const int64_t maps = p.discrete_rhs || p.discrete_out ? p.experts : 0;
-  return kCountBytes + maps * int64_t(sizeof(CUtensorMap));
+  return maps * int64_t(sizeof(CUtensorMap)) + (counts_tiles(p, device) ? kCountBytes : 0);
 }
 
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -147,7 +170,7 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
                             .f16 = w.dtype == DType::kF16,
                             .floats = floats};
   const Prepared experts = prepare({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth},
-                                   p.experts, workspace, stream);
+                                   plan, workspace, stream);
   RaggedRowsMaps maps{.x = {},
                       .w = experts.map,
                       .y = ragged_map(y, floats ? kRowsOfFloats : kRowsOfPart),
@@ -177,7 +200,7 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const TensorView& dw = args.out;
   const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
   const Prepared experts =
-      prepare({dw, const_cast<const void* const*>(args.discrete_out), kGradientRows}, p.experts,
+      prepare({dw, const_cast<const void* const*>(args.discrete_out), kGradientRows}, plan,
               workspace, stream);
   const int depth = contraction_depth(kind.floats);
   const RaggedContractionMaps maps{ragged_map(dy, depth), ragged_map(x, depth), experts.map,

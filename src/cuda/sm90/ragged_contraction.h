@@ -21,7 +21,7 @@ struct RaggedContractionMaps {
 
 struct RaggedContractionArgs {
   const int32_t* offsets;
-  unsigned long long* taken;  ///< tiles; zero at first
+  unsigned long long* taken;  ///< tiles, zero at first; or null
   int64_t rows;
   int experts, out_rows, cols;
   int band = kBand;              ///< see schedule::banded()

@@ -27,7 +27,7 @@ struct RaggedRowsMaps {
 
 struct RaggedRowsArgs {
   const int32_t* offsets;
-  unsigned long long* taken;  ///< tiles; zero at first
+  unsigned long long* taken;  ///< tiles, zero at first; or null
   int64_t rows;
   int experts, cols, depth;
   int band = kBand;                   ///< see schedule::banded()

@@ -131,15 +131,16 @@ __device__ inline BlockRows block_rows(int pair, int rows) {
 template <Tile kTile>
 class Scheduler {
  public:
-  /// All clusters count up `taken`, which begins as zero.
+  /// All clusters count up `taken`, which begins as zero; without it, each takes every so manieth.
   __device__ Scheduler(Shared<kTile>& shared, unsigned long long* taken)
-      : shared_(shared), taken_(taken) {}
+      : shared_(shared), taken_(taken), number_(int(blockIdx.x / kCluster) - clusters()) {}
 
-  /// The number of the cluster's next tile, once the producers want one: the first block counts,
+  /// The number of the cluster's next tile, once the producers want one. The first block counts,
   /// and gives the number to the others, who ask for it.
   __device__ int64_t take() {
     wait(shared_.heard[ring_.at], ring_.parity ^ 1);
     wait(shared_.wanted, wanted_);
+    if (taken_ == nullptr) return number_ += clusters();
     const uint32_t parity = parity_;
     parity_ ^= 1;
     if (block_in_cluster() != 0) {
@@ -163,8 +164,11 @@ class Scheduler {
   }
 
  private:
+  __device__ static int clusters() { return int(gridDim.x / kCluster); }
+
   Shared<kTile>& shared_;
   unsigned long long* taken_;
+  int64_t number_;
   Cursor<kRecords> ring_;
   uint32_t parity_ = 0, wanted_ = 1;
 };

@@ -31,6 +31,10 @@ constexpr int kColsOfFloats = 128, kStagesOfFloats = 5, kBuffersOfFloats = 4;
 /// engine adds: slower, but hidden behind the products.
 constexpr int kMostLoadedRows = 1536;
 
+/// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the count that
+/// they share must be zero first, which takes two microseconds of the host and two of the device.
+constexpr int kCountedStages = 64;
+
 /// Columns of tiles that are worked on together: as many as keep both operands of the tiles under
 /// way in the second cache.
 constexpr int kBand = 8;
