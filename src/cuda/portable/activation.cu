@@ -182,8 +182,7 @@ __device__ void backward_chunk(const Job& job, const StoredBackward& stored, Pla
     x.gate[i] = gradient.dgate;
     x.up[i] = gradient.dup;
     h[i] = gradient.value * prob;
-    // Beyond the end of a row there may be anything of gate, interleaved as it is.
-    if (Config::kWide || at.column + i < job.features) sums[i] += dh[i] * gradient.value;
+    sums[i] += dh[i] * gradient.value;  // both are zero beyond the end of a row
   }
   write<Config>(x, job.dz, at.row, at.column);
   if (job.h.data != nullptr) store<Config::kWide>(encode(h, job.h.dtype), job.h, at);

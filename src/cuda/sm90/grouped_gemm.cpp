@@ -107,8 +107,8 @@ struct Prepared {
   unsigned long long* taken;
 };
 
-/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero, if
-/// clusters count.
+/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero,
+/// if clusters count.
 Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace workspace,
                  cudaStream_t stream) {
   auto* end = static_cast<char*>(workspace.data) + plan.workspace_bytes;
