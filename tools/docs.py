@@ -88,21 +88,51 @@ def records(topic):
         yield f"{record['machine']}, {record['date'][:10]}", record
 
 
-def gpu_gemm(info):
-    """Grouped GEMM on every recorded GPU: the speed of a peer is 1."""
-    rows, routings = [], ["uniform", "gamma:1"]
-    beside_torch = {where: record for where, record in records("grouped-gemm-torch")}
-    for where, record in records("grouped-gemm"):
+ROUTINGS = ["uniform", "gamma:1"]
+
+
+def beside_peers(topic):
+    """(where, {cell: {(peer, routing): speed over the peer}}) of every recorded GPU."""
+    beside_torch = dict(records(topic + "-torch"))
+    for where, record in records(topic):
         speeds = {}
         for case in record["cases"] + beside_torch.get(where, {"cases": []})["cases"]:
             of_cell = speeds.setdefault((case["layer"], case["problem"].split()[1]), {})
             for peer, speed in case["speed_of_peer"].items():
                 of_cell[peer, case["routing"]] = f"{speed:.2f}"
-        for (layer, which), of_cell in speeds.items():
-            rows.append([where, layer, which, *(of_cell.get((peer, routing), "")
-                         for peer in ("cublas_dense", "torch") for routing in routings)])
-    return markdown(["GPU", "layer", "pass", *(f"{peer}, {routing}" for peer in
-                     ("dense cuBLAS", "torch") for routing in routings)], rows)
+        yield where, speeds
+
+
+def gpu_gemm(info):
+    """Grouped GEMM on every recorded GPU: the speed of a peer is 1."""
+    peers = {"cublas_dense": "dense cuBLAS", "torch": "torch", "deepgemm": "DeepGEMM"}
+    rows = [[where, layer, which, *(of_cell.get((peer, routing), "")
+                                    for peer in peers for routing in ROUTINGS)]
+            for where, speeds in beside_peers("grouped-gemm")
+            for (layer, which), of_cell in speeds.items()]
+    return markdown(["GPU", "layer", "pass", *(f"{peer}, {routing}" for peer in peers.values()
+                                               for routing in ROUTINGS)], rows)
+
+
+def gpu_accumulate(info):
+    """wgrad that accumulates into fp32: of its floor, and beside DeepGEMM. The floor is the slower
+    of one dense product and of reading and writing the gradients as fast as memory is copied."""
+    copied = {where: fact["value"] * 1e3 for where, record in records("facts")  # bytes a us
+              for fact in record["facts"] if fact["name"] == "copy"}
+    speeds, rows = dict(beside_peers("grouped-gemm-accumulate")), []
+    for where, record in records("grouped-gemm-accumulate"):
+        shares = {}
+        for case in record["cases"]:
+            size = dict(word.split("=") for word in case["problem"].split() if "=" in word)
+            touched = 8 * int(size["E"]) * int(size["N"]) * int(size["K"])
+            floor = max(case["us"]["cublas_dense"], touched / copied[where])
+            share = f"{floor / case['us']['cadre']:.2f}"
+            shares.setdefault(case["layer"], {})[case["routing"]] = share
+        rows += [[where, layer, *(of_layer[r] for r in ROUTINGS),
+                  *(speeds[where][layer, "wgrad"].get(("deepgemm", r), "") for r in ROUTINGS)]
+                 for layer, of_layer in shares.items()]
+    return markdown(["GPU", "layer", *(f"{what}, {routing}" for what in ("the floor", "DeepGEMM")
+                                       for routing in ROUTINGS)], rows)
 
 
 def few_tokens(info):
@@ -136,7 +166,8 @@ def facts(info):
 
 
 TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm,
-          "gpu_gemm": gpu_gemm, "few_tokens": few_tokens, "host_time": host_time, "facts": facts}
+          "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate, "few_tokens": few_tokens,
+          "host_time": host_time, "facts": facts}
 
 
 def rewritten(text, info, path):
