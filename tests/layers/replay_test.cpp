@@ -43,8 +43,8 @@ struct Replay : test::OnMachine {
   MadeFor here() const { return {machine->device(), kStep}; }
 
   template <class Case, class Problem>
-  void expect_eager_bits(const Problem& p, bool by_queue) {
-    const std::vector<Counts> all = other_counts(machine->draws(12));
+  void expect_eager_bits(const Problem& p, bool by_queue, int draws = 12) {
+    const std::vector<Counts> all = other_counts(machine->draws(draws));
     unsigned seed = 10;
     Case first(p, all[0], seed, here());
     LayerCopy live(*machine, first);
@@ -89,6 +89,16 @@ TEST_F(Replay, OfALinear) {
     p.deferred = accumulate != Accumulate::kNo;
     expect_eager_bits<LinearCase>(p, true);
   }
+}
+
+// So much work for two SMs that the kernels of Hopper count the tiles that are taken.
+TEST_F(Replay, OfALinearWhoseTilesAreCounted) {
+  GroupedLinearProblem p{.rows = kRows, .n = 264, .k = 520, .experts = kExperts, .unit_budget = 2};
+  p.recipe = parse_recipe("bf16");
+  p.dtype = DType::kBf16;
+  p.parameters = layout(false, p.dtype);
+  p.parameters.dw = p.dtype;
+  expect_eager_bits<LinearCase>(p, false, 3);
 }
 
 TEST_F(Replay, OfAnExpertMlp) {
