@@ -1,4 +1,5 @@
 #pragma once
+#include <cstdint>
 
 // What was chosen by timing on an H200, and why. What else was tried:
 // docs/decisions/0005-hopper-grouped-gemm.md.
@@ -33,7 +34,7 @@ constexpr int kMostLoadedRows = 1536;
 
 /// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the count that
 /// they share must be zero first, which takes two microseconds of the host and two of the device.
-constexpr int kCountedStages = 64;
+constexpr int64_t kCountedStages = 64;
 
 /// Columns of tiles that are worked on together: as many as keep both operands of the tiles under
 /// way in the second cache.
