@@ -1,0 +1,138 @@
+#include "door.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace cadre::door {
+
+DType dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kFloat: return DType::kF32;
+    case at::kBFloat16: return DType::kBf16;
+    case at::kHalf: return DType::kF16;
+    case at::kInt: return DType::kI32;
+    case at::kLong: return DType::kI64;
+    case at::kByte: return DType::kU8;
+    case at::kFloat8_e4m3fn: return DType::kE4m3;
+    case at::kFloat8_e5m2: return DType::kE5m2;
+    case at::kFloat8_e8m0fnu: return DType::kE8m0;
+    default: break;
+  }
+  TORCH_CHECK_VALUE(false, "dtype is ", c10::toString(type),
+                    ", must be float32, bfloat16 or float16; convert it");
+}
+
+at::ScalarType scalar_type(DType type) {
+  switch (type) {
+    case DType::kF32: return at::kFloat;
+    case DType::kBf16: return at::kBFloat16;
+    case DType::kF16: return at::kHalf;
+    case DType::kI32: return at::kInt;
+    case DType::kI64: return at::kLong;
+    case DType::kE4m3: return at::kFloat8_e4m3fn;
+    case DType::kE5m2: return at::kFloat8_e5m2;
+    case DType::kE8m0: return at::kFloat8_e8m0fnu;
+    case DType::kE2m1:
+    case DType::kU8: break;
+  }
+  return at::kByte;  // two codes of four bits a byte
+}
+
+TensorView view(const at::Tensor& t) {
+  TensorView v;
+  if (!t.defined()) return v;
+  TORCH_CHECK_VALUE(t.dim() <= TensorView::kMaxRank, "tensor has ", t.dim(),
+                    " dimensions, must have at most ", TensorView::kMaxRank);
+  v.data = t.data_ptr();
+  v.dtype = dtype(t.scalar_type());
+  v.rank = int(t.dim());
+  for (int i = 0; i < v.rank; ++i) v.shape[size_t(i)] = t.size(i), v.stride[size_t(i)] = t.stride(i);
+  return v;
+}
+
+template <class T>
+static T* elements_of(const at::Tensor& t, at::ScalarType type, const char* what) {
+  if (!t.defined()) return nullptr;
+  TORCH_CHECK_VALUE(t.scalar_type() == type, what, " is ", c10::toString(t.scalar_type()),
+                    ", must be ", c10::toString(type));
+  TORCH_CHECK_VALUE(t.is_contiguous(), what, " has strides ", t.strides(),
+                    ", must be contiguous");
+  return static_cast<T*>(t.data_ptr());
+}
+
+float* floats(const at::Tensor& t, const char* what) {
+  return elements_of<float>(t, at::kFloat, what);
+}
+
+int32_t* ints(const at::Tensor& t, const char* what) {
+  return elements_of<int32_t>(t, at::kInt, what);
+}
+
+float* floats(const std::optional<at::Tensor>& t, const char* what) {
+  return t ? floats(*t, what) : nullptr;
+}
+
+Offsets offsets(const at::Tensor& t, const at::Tensor& x) {
+  TORCH_CHECK_VALUE(t.dim() == 1 && t.size(0) >= 2, "offsets has shape ", t.sizes(),
+                    ", must be [E + 1]");
+  require_same_device(x, t, "offsets");
+  return {ints(t, "offsets"), int(t.size(0) - 1)};
+}
+
+Device device(const at::Tensor& t) {
+  if (t.is_cpu()) return this_cpu();
+  static const std::vector<Device> devices = cuda_devices();
+  const auto index = size_t(t.device().index());
+  TORCH_CHECK_NOT_IMPLEMENTED(t.is_cuda() && index < devices.size(), "device is ", t.device(),
+                              ", must be cpu or a CUDA device; this build of Cadre sees ",
+                              devices.size(), " of these (python -m cadre doctor says more)");
+  return devices[index];
+}
+
+void require_same_device(const at::Tensor& x, const at::Tensor& other, const char* what) {
+  TORCH_CHECK_VALUE(!other.defined() || other.device() == x.device(), what, " is on ",
+                    other.device(), ", must be on ", x.device());
+}
+
+Stream Here::stream() const {
+  if (device_.is_cpu()) return {};
+  const c10::impl::VirtualGuardImpl backend(device_.type());
+  return {backend.getStreamNativeHandle(backend.getStream(device_))};
+}
+
+constexpr int64_t kAlign = 256;
+
+static void* aligned(void* data) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  return reinterpret_cast<void*>((address + kAlign - 1) / kAlign * kAlign);
+}
+
+int64_t room_for(int64_t bytes) { return bytes == 0 ? 0 : bytes + kAlign; }
+
+Memory memory(const at::Tensor& bytes) {
+  if (!bytes.defined() || bytes.numel() == 0) return {};
+  const int64_t room = bytes.numel() * bytes.element_size();
+  return {aligned(bytes.data_ptr()), room - kAlign};
+}
+
+Scratch::Scratch(int64_t bytes, const at::Tensor& on) : bytes_(bytes) {
+  if (bytes == 0) return;
+  tensor_ = at::empty({room_for(bytes)}, on.options().dtype(at::kByte));
+  data_ = memory(tensor_).data;
+}
+
+void rethrow() {
+  try {
+    throw;
+  } catch (const InvalidArgument& e) {
+    C10_THROW_ERROR(ValueError, e.what());
+  } catch (const Unsupported& e) {
+    C10_THROW_ERROR(NotImplementedError, e.what());
+  }
+}
+
+}  // namespace cadre::door

@@ -1,0 +1,90 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <cadre/cadre.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+// What every file of the PyTorch door uses: tensor -> view, current stream -> Stream, memory from
+// torch's allocator, exceptions that Python knows.
+namespace cadre::door {
+
+/// Errors    ValueError for a type that Cadre has no name for.
+DType dtype(at::ScalarType);
+at::ScalarType scalar_type(DType);
+
+/// The tensor as it lies, strides and all.
+TensorView view(const at::Tensor&);
+
+/// `data` as that type. Errors    ValueError unless the tensor has that type and is contiguous;
+/// `what` names it.
+float* floats(const at::Tensor&, const char* what);
+int32_t* ints(const at::Tensor&, const char* what);
+
+/// Null for an optional that holds nothing, or an undefined tensor.
+float* floats(const std::optional<at::Tensor>&, const char* what);
+
+/// int32 [E + 1] on the device of `x`. Errors    ValueError.
+Offsets offsets(const at::Tensor& offsets, const at::Tensor& x);
+
+/// What a plan is made for: the CPU, or the GPU of the tensor.
+Device device(const at::Tensor&);
+
+/// Errors    ValueError naming the tensor that is elsewhere.
+void require_same_device(const at::Tensor& x, const at::Tensor& other, const char* what);
+
+/// The device and the stream that torch would use now for work on `x`, current while this lives.
+class Here {
+ public:
+  explicit Here(const at::Tensor& x) : guard_(x.device()), device_(x.device()) {}
+  Stream stream() const;
+
+ private:
+  c10::DeviceGuard guard_;
+  c10::Device device_;
+};
+
+/// Memory from torch's allocator that begins at a multiple of 256 bytes.
+class Scratch {
+ public:
+  Scratch(int64_t bytes, const at::Tensor& on);
+  Workspace workspace() const { return {data_, bytes_}; }
+  Memory memory() const { return {data_, bytes_}; }
+  void* data() const { return data_; }
+
+ private:
+  at::Tensor tensor_;
+  void* data_ = nullptr;
+  int64_t bytes_ = 0;
+};
+
+/// A byte tensor with room for `bytes` from its first multiple of 256 on, and that memory.
+int64_t room_for(int64_t bytes);
+Memory memory(const at::Tensor& bytes);
+
+/// Calls `f`; an error of Cadre becomes ValueError or NotImplementedError.
+[[noreturn]] void rethrow();
+template <class F>
+auto translated(F&& f) {
+  try {
+    return std::forward<F>(f)();
+  } catch (...) {
+    rethrow();
+  }
+}
+
+/// Plans and runs an operation on the current stream of `on`.
+template <class Problem, class Args>
+void launch(const Problem& problem, const Args& args, const at::Tensor& on) {
+  translated([&] {
+    const auto chosen = plan(problem, device(on));
+    const Here here(on);
+    const Scratch scratch(chosen.workspace_bytes, on);
+    run(chosen, args, scratch.workspace(), here.stream());
+  });
+}
+
+}  // namespace cadre::door
