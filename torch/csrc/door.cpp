@@ -11,16 +11,26 @@ namespace cadre::door {
 
 DType dtype(at::ScalarType type) {
   switch (type) {
-    case at::kFloat: return DType::kF32;
-    case at::kBFloat16: return DType::kBf16;
-    case at::kHalf: return DType::kF16;
-    case at::kInt: return DType::kI32;
-    case at::kLong: return DType::kI64;
-    case at::kByte: return DType::kU8;
-    case at::kFloat8_e4m3fn: return DType::kE4m3;
-    case at::kFloat8_e5m2: return DType::kE5m2;
-    case at::kFloat8_e8m0fnu: return DType::kE8m0;
-    default: break;
+    case at::kFloat:
+      return DType::kF32;
+    case at::kBFloat16:
+      return DType::kBf16;
+    case at::kHalf:
+      return DType::kF16;
+    case at::kInt:
+      return DType::kI32;
+    case at::kLong:
+      return DType::kI64;
+    case at::kByte:
+      return DType::kU8;
+    case at::kFloat8_e4m3fn:
+      return DType::kE4m3;
+    case at::kFloat8_e5m2:
+      return DType::kE5m2;
+    case at::kFloat8_e8m0fnu:
+      return DType::kE8m0;
+    default:
+      break;
   }
   TORCH_CHECK_VALUE(false, "dtype is ", c10::toString(type),
                     ", must be float32, bfloat16 or float16; convert it");
@@ -28,16 +38,25 @@ DType dtype(at::ScalarType type) {
 
 at::ScalarType scalar_type(DType type) {
   switch (type) {
-    case DType::kF32: return at::kFloat;
-    case DType::kBf16: return at::kBFloat16;
-    case DType::kF16: return at::kHalf;
-    case DType::kI32: return at::kInt;
-    case DType::kI64: return at::kLong;
-    case DType::kE4m3: return at::kFloat8_e4m3fn;
-    case DType::kE5m2: return at::kFloat8_e5m2;
-    case DType::kE8m0: return at::kFloat8_e8m0fnu;
+    case DType::kF32:
+      return at::kFloat;
+    case DType::kBf16:
+      return at::kBFloat16;
+    case DType::kF16:
+      return at::kHalf;
+    case DType::kI32:
+      return at::kInt;
+    case DType::kI64:
+      return at::kLong;
+    case DType::kE4m3:
+      return at::kFloat8_e4m3fn;
+    case DType::kE5m2:
+      return at::kFloat8_e5m2;
+    case DType::kE8m0:
+      return at::kFloat8_e8m0fnu;
     case DType::kE2m1:
-    case DType::kU8: break;
+    case DType::kU8:
+      break;
   }
   return at::kByte;  // two codes of four bits a byte
 }
@@ -48,9 +67,10 @@ TensorView view(const at::Tensor& t) {
   TORCH_CHECK_VALUE(t.dim() <= TensorView::kMaxRank, "tensor has ", t.dim(),
                     " dimensions, must have at most ", TensorView::kMaxRank);
   v.data = t.data_ptr();
-  v.dtype = dtype(t.scalar_type());
+  v.dtype = element_type(t.scalar_type());
   v.rank = int(t.dim());
-  for (int i = 0; i < v.rank; ++i) v.shape[size_t(i)] = t.size(i), v.stride[size_t(i)] = t.stride(i);
+  for (int i = 0; i < v.rank; ++i)
+    v.shape[size_t(i)] = t.size(i), v.stride[size_t(i)] = t.stride(i);
   return v;
 }
 
@@ -59,8 +79,7 @@ static T* elements_of(const at::Tensor& t, at::ScalarType type, const char* what
   if (!t.defined()) return nullptr;
   TORCH_CHECK_VALUE(t.scalar_type() == type, what, " is ", c10::toString(t.scalar_type()),
                     ", must be ", c10::toString(type));
-  TORCH_CHECK_VALUE(t.is_contiguous(), what, " has strides ", t.strides(),
-                    ", must be contiguous");
+  TORCH_CHECK_VALUE(t.is_contiguous(), what, " has strides ", t.strides(), ", must be contiguous");
   return static_cast<T*>(t.data_ptr());
 }
 
@@ -113,7 +132,7 @@ static void* aligned(void* data) {
 
 int64_t room_for(int64_t bytes) { return bytes == 0 ? 0 : bytes + kAlign; }
 
-Memory memory(const at::Tensor& bytes) {
+Memory memory_of(const at::Tensor& bytes) {
   if (!bytes.defined() || bytes.numel() == 0) return {};
   const int64_t room = bytes.numel() * bytes.element_size();
   return {aligned(bytes.data_ptr()), room - kAlign};
@@ -122,7 +141,7 @@ Memory memory(const at::Tensor& bytes) {
 Scratch::Scratch(int64_t bytes, const at::Tensor& on) : bytes_(bytes) {
   if (bytes == 0) return;
   tensor_ = at::empty({room_for(bytes)}, on.options().dtype(at::kByte));
-  data_ = memory(tensor_).data;
+  data_ = memory_of(tensor_).data;
 }
 
 void rethrow() {

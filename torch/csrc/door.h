@@ -13,7 +13,7 @@
 namespace cadre::door {
 
 /// Errors    ValueError for a type that Cadre has no name for.
-DType dtype(at::ScalarType);
+DType element_type(at::ScalarType);
 at::ScalarType scalar_type(DType);
 
 /// The tensor as it lies, strides and all.
@@ -63,7 +63,7 @@ class Scratch {
 
 /// A byte tensor with room for `bytes` from its first multiple of 256 on, and that memory.
 int64_t room_for(int64_t bytes);
-Memory memory(const at::Tensor& bytes);
+Memory memory_of(const at::Tensor& bytes);
 
 /// Calls `f`; an error of Cadre becomes ValueError or NotImplementedError.
 [[noreturn]] void rethrow();
