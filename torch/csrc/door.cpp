@@ -9,7 +9,7 @@
 
 namespace cadre::door {
 
-DType dtype(at::ScalarType type) {
+DType element_type(at::ScalarType type) {
   switch (type) {
     case at::kFloat:
       return DType::kF32;
