@@ -71,16 +71,16 @@ def linear_cache_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *, 
 
 
 @torch.library.register_fake("cadre::grouped_linear")
-def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="", save_input=False,
-      unit_budget=0):
+def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="",
+      save_input=False, unit_budget=0):
     begin, row, *_ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
     y = x.new_empty((x.shape[0], weight[0].shape[-2]))
     return y, _bytes(x, begin + row * x.shape[0])
 
 
 @torch.library.register_fake("cadre::grouped_linear_backward")
-def _(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False, recipe="",
-      save_input=False, unit_budget=0):
+def _(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
+      recipe="", save_input=False, unit_budget=0):
     rows = x.shape[0]
     _, _, begin, row, _ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
     has_dbias = bool(bias) and (wants[2] or wants[3])

@@ -54,51 +54,31 @@ const char* const kSchemas[] = {
     "bool[4] wants, str recipe, bool save_input, str device) -> int[]",
 };
 
-/// A call on its device: the parameters as the core takes them. The tables live as long as this.
+/// A call on its device: every tensor as the core takes it.
 class Linear {
  public:
   Linear(const LinearCall& call, const GroupedLinearProblem& problem, const Here& here)
-      : call_(call), problem_(problem), here_(here) {
+      : parameters(problem.parameters, here), call_(call), here_(here) {
+    parameters.read(call.weight, call.bias);
     args.offsets = offsets(call.offsets, call.x);
     args.x = view(call.x);
     args.bias_scale = floats(call.bias_scale, "bias_scale");
     if (call.rng) args.rng = random_state(*call.rng, call.x);
-    if (problem.parameters.discrete_weight)
-      args.parameters.discrete_w = (weights_ = Table(call.weight, here)).data();
-    else
-      args.parameters.w = view(call.weight[0]);
-    if (problem.bias && problem.parameters.discrete_bias)
-      args.parameters.discrete_bias = (biases_ = Table(call.bias, here)).data();
-    else if (problem.bias)
-      args.parameters.bias = view(call.bias[0]);
-  }
-
-  void write_dw(TensorList dw) {
-    if (problem_.parameters.discrete_dw)
-      args.parameters.discrete_dw = (dw_ = Table(dw, here_)).data();
-    else
-      args.parameters.dw = view(dw[0]);
-  }
-  void write_dbias(TensorList dbias) {
-    if (problem_.parameters.discrete_bias)
-      args.parameters.discrete_dbias = (dbias_ = Table(dbias, here_)).data();
-    else
-      args.parameters.dbias = view(dbias[0]);
   }
 
   template <class Direction>
-  void run(Direction direction, const GroupedLinearPlan& plan, int64_t workspace_bytes) const {
+  void run(Direction direction, const GroupedLinearPlan& plan, int64_t workspace_bytes) {
+    args.parameters = parameters.own;
     const Scratch scratch(workspace_bytes, call_.x);
     direction(plan, args, scratch.workspace(), here_.stream());
   }
 
+  LinearTables parameters;
   GroupedLinearArgs args;
 
  private:
   const LinearCall& call_;
-  const GroupedLinearProblem& problem_;
   const Here& here_;
-  Table weights_, biases_, dw_, dbias_;
 };
 
 constexpr auto kForward = [](auto&&... args) { forward(args...); };
@@ -176,14 +156,14 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   linear.args.saved = memory_of(saved);
   if (problem.dgrad) linear.args.dx = view(out.dx);
   if (problem.bias && problem.dbias) {
-    linear.write_dbias(out.dbias);
+    linear.parameters.write_dbias(out.dbias);
     if (problem.bias_scale) linear.args.dbias_scale = floats(out.dbias_scale, "dbias_scale");
   }
   const Kept pending(out.pending);
   if (problem.deferred)
     linear.args.pending = pending.memory();
   else if (problem.wgrad)
-    linear.write_dw(out.dw);
+    linear.parameters.write_dw(out.dw);
   const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
   if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
   const GroupedLinearPlan made = plan(problem, device(call.x));
@@ -267,9 +247,9 @@ void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumul
   linear.args.dy = view(call.dy);
   linear.args.saved = memory_of(call.saved);
   linear.args.pending = memory_of(call.pending);
-  linear.write_dw(dw);
+  linear.parameters.write_dw(dw);
   if (call.accumulate_flags)
-    linear.args.parameters.accumulate = ints(*call.accumulate_flags, "accumulate_flags");
+    linear.parameters.own.accumulate = ints(*call.accumulate_flags, "accumulate_flags");
   const GroupedLinearPlan made = plan(p, device(call.x));
   linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
 }

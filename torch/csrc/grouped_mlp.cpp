@@ -56,50 +56,15 @@ const char* const kSchemas[] = {
     "str device) -> int[]",
 };
 
-/// One tensor of a linear's parameters in the core's words, packed or as a table that lives here.
-class Linear {
- public:
-  Linear(const GroupedMlpProblem& problem, const Here& here) : problem_(problem), here_(here) {}
-
-  void read(TensorList weight, TensorList bias) {
-    if (problem_.parameters.discrete_weight)
-      own.discrete_w = (weights_ = Table(weight, here_)).data();
-    else
-      own.w = view(weight[0]);
-    if (bias.empty()) return;
-    if (problem_.parameters.discrete_bias)
-      own.discrete_bias = (biases_ = Table(bias, here_)).data();
-    else
-      own.bias = view(bias[0]);
-  }
-  void write_dw(TensorList dw) {
-    if (dw.empty()) return;
-    if (problem_.parameters.discrete_dw)
-      own.discrete_dw = (dw_ = Table(dw, here_)).data();
-    else
-      own.dw = view(dw[0]);
-  }
-  void write_dbias(TensorList dbias) {
-    if (dbias.empty()) return;
-    if (problem_.parameters.discrete_bias)
-      own.discrete_dbias = (dbias_ = Table(dbias, here_)).data();
-    else
-      own.dbias = view(dbias[0]);
-  }
-
-  LinearParameters own;
-
- private:
-  const GroupedMlpProblem& problem_;
-  const Here& here_;
-  Table weights_, biases_, dw_, dbias_;
-};
-
 /// A call on its device: every tensor as the core takes it.
 class Mlp {
  public:
   Mlp(const MlpCall& call, const GroupedMlpProblem& problem)
-      : call_(call), problem_(problem), here_(call.x), fc1(problem, here_), fc2(problem, here_) {
+      : call_(call),
+        problem_(problem),
+        here_(call.x),
+        fc1(problem.parameters, here_),
+        fc2(problem.parameters, here_) {
     fc1.read(call.weight1, call.bias1);
     fc2.read(call.weight2, call.bias2);
     args.offsets = offsets(call.offsets, call.x);
@@ -124,7 +89,7 @@ class Mlp {
   const Here here_;
 
  public:
-  Linear fc1, fc2;
+  LinearTables fc1, fc2;
   GroupedMlpArgs args;
 };
 

@@ -58,6 +58,34 @@ Table::Table(at::TensorList tensors, const Here& here) {
   write_pointers(addresses, const_cast<const void**>(data_), device(on), here.stream());
 }
 
+void LinearTables::read(at::TensorList weight, at::TensorList bias) {
+  if (layout_.discrete_weight)
+    own.discrete_w = (weights_ = Table(weight, here_)).data();
+  else
+    own.w = view(weight[0]);
+  if (bias.empty()) return;
+  if (layout_.discrete_bias)
+    own.discrete_bias = (biases_ = Table(bias, here_)).data();
+  else
+    own.bias = view(bias[0]);
+}
+
+void LinearTables::write_dw(at::TensorList dw) {
+  if (dw.empty()) return;
+  if (layout_.discrete_dw)
+    own.discrete_dw = (dw_ = Table(dw, here_)).data();
+  else
+    own.dw = view(dw[0]);
+}
+
+void LinearTables::write_dbias(at::TensorList dbias) {
+  if (dbias.empty()) return;
+  if (layout_.discrete_bias)
+    own.discrete_dbias = (dbias_ = Table(dbias, here_)).data();
+  else
+    own.dbias = view(dbias[0]);
+}
+
 Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
   return parse_recipe(recipe.empty() ? name(element_type(x.scalar_type())) : recipe);
 }

@@ -46,6 +46,24 @@ class Table {
   void** data_ = nullptr;
 };
 
+/// The parameters of a linear layer and their gradients in the core's words. The tables of discrete
+/// ones live as long as this.
+class LinearTables {
+ public:
+  LinearTables(const ParameterLayout& layout, const Here& here) : layout_(layout), here_(here) {}
+
+  void read(at::TensorList weight, at::TensorList bias);
+  void write_dw(at::TensorList dw);
+  void write_dbias(at::TensorList dbias);
+
+  LinearParameters own;
+
+ private:
+  const ParameterLayout& layout_;
+  const Here& here_;
+  Table weights_, biases_, dw_, dbias_;
+};
+
 /// The recipe, or, where none is named, that of the tensor's own type.
 Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x);
 
