@@ -79,7 +79,8 @@ def draw_routing(tokens: int, top_k: int, experts: int, device, dropped: float =
 STEP = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
 
 
-def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1, terms: int = 1) -> None:
+def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1,
+                 terms: int = 1) -> None:
     """`want` in fp64 or fp32. Each element may differ by `steps` roundings of got's type of its own
     size, and by fp32 roundings of a sum of `terms` parts as large as the largest element."""
     assert got.shape == want.shape, f"shape is {tuple(got.shape)}, must be {tuple(want.shape)}"
