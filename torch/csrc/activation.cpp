@@ -29,12 +29,16 @@ struct Read {
 };
 
 /// `activation` in the words of the core: "swiglu layout=interleave32".
+ActivationProblem parsed(c10::string_view activation) {
+  return translated([&] {
+    return parse_activation_problem(text("activation forward ", activation, " R=0 F=32 E=1"));
+  });
+}
+
 ActivationProblem problem_of(const Read& read) {
   TORCH_CHECK_VALUE(read.z.dim() == 2, "z has shape ", read.z.sizes(),
                     ", must be [R, 2F] for a gated activation, else [R, F]");
-  ActivationProblem p = translated([&] {
-    return parse_activation_problem(text("activation forward ", read.activation, " R=0 F=32 E=1"));
-  });
+  ActivationProblem p = parsed(read.activation);
   const bool gated = info(p.kind).gated;
   TORCH_CHECK_VALUE(!gated || read.z.size(1) % 2 == 0, "z has shape ", read.z.sizes(),
                     ", must have an even number of columns; ", read.activation,
@@ -151,6 +155,13 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, Meta, m) {
+  m.impl(
+      "activation", [](const Tensor& z, const Tensor&, const Maybe&, c10::string_view activation) {
+        const c10::SymInt columns = z.sym_size(1) / (info(parsed(activation).kind).gated ? 2 : 1);
+        return at::empty_symint({z.sym_size(0), columns}, z.options());
+      });
+}
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("activation", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
                           c10::string_view activation) {

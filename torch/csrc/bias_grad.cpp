@@ -53,8 +53,9 @@ Pair bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe& bias_sca
   const Read read{dy, offsets, bias_scale, bias};
   require_both(read);
   const auto type = dtype.value_or(bias ? bias->scalar_type() : dy.scalar_type());
+  const int64_t experts = door::offsets(offsets, dy).experts;
   const int64_t scales = bias_scale ? dy.size(0) : 0;
-  const Pair out{at::empty({offsets.numel() - 1, dy.size(1)}, dy.options().dtype(type)),
+  const Pair out{at::empty({experts, dy.size(1)}, dy.options().dtype(type)),
                  at::empty({scales}, dy.options().dtype(at::kFloat))};
   go(read, out, Tail::kZero);
   return out;
