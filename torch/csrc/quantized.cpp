@@ -12,61 +12,68 @@ static Axis axis_of(c10::string_view axis) {
   return axis == "along_k" ? Axis::kAlongK : Axis::kAlongRows;
 }
 
-static int64_t experts_of(const Subject& s) {
+static void require_rank(const Subject& s) {
   const size_t dims = s.offsets ? 2 : 3;
   TORCH_CHECK_VALUE(s.shape.size() == dims, "source has ", s.shape.size(),
                     " dimensions, must have ", dims,
                     "; rows [R, C] come with offsets, weights [E, N, K] without");
-  return s.offsets ? s.offsets->sym_size(0).expect_int() - 1 : s.shape[0].expect_int();
 }
 
-/// Everything but the number of rows.
-static QuantizedShape shape_without_rows(const Subject& s) {
+static c10::SymInt experts_of(const Subject& s) {
+  return s.offsets ? s.offsets->sym_size(0) - 1 : s.shape[0];
+}
+
+QuantizedShape quantized_shape(const Subject& s) {
+  require_rank(s);
+  const size_t last = s.shape.size() - 1;
   return {.kind = s.offsets ? RowsKind::kRagged : RowsKind::kWeights,
-          .rows = 0,
-          .cols = s.shape.back().expect_int(),
-          .experts = int(experts_of(s)),
+          .rows = s.shape[last - 1].expect_int(),
+          .cols = s.shape[last].expect_int(),
+          .experts = int(experts_of(s).expect_int()),
           .format = translated([&] { return parse_format(s.format); }),
           .axis = axis_of(s.axis)};
 }
 
-QuantizedShape quantized_shape(const Subject& s) {
-  QuantizedShape shape = shape_without_rows(s);
-  shape.rows = s.shape[s.shape.size() - 2].expect_int();
-  return shape;
+/// Length of a dimension in which a block covers so many.
+static c10::SymInt ceil_div(const c10::SymInt& length, int64_t block) {
+  return (length + (block - 1)) / block;
 }
 
-/// The length of every dimension of a view that was laid out without rows. With rows, the second
-/// to last grows: by one a row, by one a block of rows, or by a whole block of rows.
-static Symbols grown(const TensorView& v, c10::SymInt more, at::ScalarType type) {
-  Symbols lengths(v.shape.begin(), v.shape.begin() + v.rank);
-  if (type == at::kByte) lengths.back() = (v.shape[size_t(v.rank - 1)] + 1) / 2;
-  lengths[lengths.size() - 2] = lengths[lengths.size() - 2] + std::move(more);
-  return lengths;
+/// The layout of quantized_view(), which view() checks, in symbols.
+struct Lengths {
+  Symbols codes, scales;
+};
+
+static Lengths lengths_of(const Subject& s, const Format& format) {
+  require_rank(s);
+  const int64_t block = info(format.kind).block;
+  const Axis axis = axis_of(s.axis);
+  const bool down = format.square || axis == Axis::kAlongRows;
+  const bool across = format.square || axis == Axis::kAlongK;
+  const size_t last = s.shape.size() - 1;
+  const c10::SymInt &rows = s.shape[last - 1], &cols = s.shape[last];
+  const auto blocks = [&](int64_t size) {
+    return s.offsets ? rows / size + experts_of(s) : ceil_div(rows, size);
+  };
+  Symbols codes = s.shape.vec(), scales = codes;
+  if (bits(format.element) == 4) codes[last] = ceil_div(cols, 2);
+  if (is_transformed(format, axis)) codes[last - 1] = blocks(16) * 16;
+  if (block == 0) return {codes, {0}};
+  if (down) scales[last - 1] = blocks(block);
+  if (across) scales[last] = ceil_div(cols, block);
+  return {codes, scales};
 }
 
 Parts new_parts(const Subject& s, const at::Tensor& like) {
-  const QuantizedShape shape = shape_without_rows(s);
-  const QuantizedView parts = quantized_view(shape, nullptr);
-  const c10::SymInt& rows = s.shape[s.shape.size() - 2];
-  const FormatInfo& row = info(shape.format.kind);
-  const auto make = [&](Symbols lengths, at::ScalarType type) {
-    return at::zeros_symint(lengths, like.options().dtype(type));
+  const Format format = translated([&] { return parse_format(s.format); });
+  const FormatInfo& row = info(format.kind);
+  const Lengths lengths = lengths_of(s, format);
+  const auto make = [&](const Symbols& shape, at::ScalarType type) {
+    return at::zeros_symint(shape, like.options().dtype(type));
   };
-  const bool whole = is_transformed(shape.format, shape.axis);
-  const auto codes = scalar_type(shape.format.element);
-  Parts made;
-  made.codes = make(grown(parts.codes, whole ? rows / 16 * 16 : rows, codes), codes);
-  made.scales = make({0}, at::kFloat);
-  if (row.block != 0) {
-    const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
-    const bool ragged = shape.kind == RowsKind::kRagged;
-    const c10::SymInt blocks = (ragged ? rows : rows + (row.block - 1)) / row.block;
-    const auto type = scalar_type(row.scale);
-    made.scales = make(grown(parts.scales, down ? blocks : rows, type), type);
-  }
-  made.expert_scale = make({row.has_expert_scale ? shape.experts : 0}, at::kFloat);
-  return made;
+  return {.codes = make(lengths.codes, scalar_type(format.element)),
+          .scales = make(lengths.scales, scalar_type(row.scale)),
+          .expert_scale = make({row.has_expert_scale ? experts_of(s) : 0}, at::kFloat)};
 }
 
 /// The view that the core lays out, at the place of a tensor of that many bytes.

@@ -19,8 +19,7 @@ struct Parts {
   at::Tensor codes, scales, expert_scale;
 };
 
-/// New tensors on the device of `like`, all zero: nobody writes the tail.
-/// Rows may be symbolic.
+/// New tensors on the device of `like`, all zero: nobody writes the tail. Lengths may be symbolic.
 Parts new_parts(const Subject&, const at::Tensor& like);
 
 /// The parts as the core sees them. Errors    ValueError for a type or a number of elements.
