@@ -27,18 +27,17 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
     keeps what it held. Ends that decrease or exceed R are clamped.
     a, b: fp32, bf16 or fp16, of one dtype, any strides: no copy where one of the last two
     dimensions has stride 1. Sums run in fp32.
-    bias: fp32, bf16 or fp16, added to every row of a group in fp32, before the one rounding; in the
-    third form after it.
+    bias: fp32, bf16 or fp16, added to every row of a group in fp32, before the one rounding.
     out_dtype: fp32, bf16 or fp16, by default that of a. fp32 results have gradients too.
-    out: written and returned; any strides with a 1 in one of the last two dimensions, not
+    out: written and returned; strides with a 1 in one of the last two dimensions, not
     differentiable. accumulate: adds to what `out` holds.
     The result of the second form is the transpose of a contiguous [R, M].
 
     Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
     where a gradient is wanted."""
-    _check(a, b, offs, bias, out_dtype)
+    groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
-        _check_out(a, b, bias, out, out_dtype)
+        _check_out(a, b, bias, out, out_dtype, groups)
         _into(a, b, offs, bias, out, accumulate)
         return out
     if accumulate:
@@ -49,8 +48,9 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
     if a.dim() == 3 and b.dim() == 2:
         return _product(b.t(), a, _offsets(offs, b.shape[1]), bias, dtype).t()
     if a.dim() == 2:
-        y = _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=dtype)
-        return y if bias is None else y + bias.to(dtype).unsqueeze(1)
+        if bias is not None:
+            return _stacked_sum(a, b, offs, bias).to(dtype)
+        return _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=dtype)
     rows, offsets = _stacked(a)
     return _product(rows, b.transpose(1, 2), offsets, bias, dtype).view(*a.shape[:2], b.shape[2])
 
@@ -62,15 +62,24 @@ def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: T
         _product_into(a, b.transpose(1, 2), _offsets(offs, a.shape[0]), bias, (out, accumulate))
     elif a.dim() == 3 and b.dim() == 2:
         _product_into(b.t(), a, _offsets(offs, b.shape[1]), bias, (out.t(), accumulate))
-    elif a.dim() == 2:
+    elif a.dim() == 3:
+        rows, offsets = _stacked(a)
+        flat = out.reshape(rows.shape[0], b.shape[2])
+        _product_into(rows, b.transpose(1, 2), offsets, bias, (flat, accumulate))
+        if not out.is_contiguous():
+            out.copy_(flat.view(out.shape))
+    elif bias is not None:
+        y = _stacked_sum(a, b, offs, bias)
+        out.copy_(y + out if accumulate else y)
+    else:
         _ops.grouped_gemm.out(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad",
                               accumulate="yes" if accumulate else "no", out=[out])
-        if bias is not None:
-            out += bias.unsqueeze(1)
-    else:
-        rows, offsets = _stacked(a)
-        flat = out.view(rows.shape[0], b.shape[2])
-        _product_into(rows, b.transpose(1, 2), offsets, bias, (flat, accumulate))
+
+
+def _stacked_sum(a: Tensor, b: Tensor, offs: Tensor, bias: Tensor) -> Tensor:
+    """The third form with a bias, in fp32; wgrad has none of its own."""
+    y = _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=torch.float32)
+    return y + bias.float().unsqueeze(1)
 
 
 def _product(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, dtype: torch.dtype
@@ -98,7 +107,8 @@ def _stacked(a: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
-           out_dtype: torch.dtype | None) -> None:
+           out_dtype: torch.dtype | None) -> int:
+    """E."""
     if a.dim() not in (2, 3) or b.dim() not in (2, 3):
         raise ValueError(f"grouped_mm: a has {a.dim()} and b {b.dim()} dimensions, must have 2 or 3"
                          " each")
@@ -115,6 +125,7 @@ def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
     if bias is not None and tuple(bias.shape) != (groups, width):
         raise ValueError(f"grouped_mm: bias has shape {list(bias.shape)}, must be "
                          f"{[groups, width]}")
+    return groups
 
 
 def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
@@ -141,10 +152,13 @@ def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
 
 
 def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,
-               out_dtype: torch.dtype | None) -> None:
+               out_dtype: torch.dtype | None, groups: int) -> None:
     learns = any(t is not None and t.requires_grad for t in (a, b, bias, out))
     if learns and torch.is_grad_enabled():
         raise ValueError("grouped_mm: out is given, must be None where a gradient is wanted; it "
                          "has none")
     if out_dtype is not None and out_dtype != out.dtype:
         raise TypeError(f"grouped_mm: out is {out.dtype}, must be {out_dtype}, as out_dtype says")
+    shape = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
+    if tuple(out.shape) != shape:
+        raise ValueError(f"grouped_mm: out has shape {list(out.shape)}, must be {list(shape)}")

@@ -1,5 +1,7 @@
 #include "arguments.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 
 namespace cadre::door {
@@ -41,7 +43,8 @@ at::Tensor with_rows(const at::Tensor& t) {
   for (int64_t d = t.dim() - 1; d >= 0; --d) {
     if (t.size(d) == 1) continue;
     const bool good = d == t.dim() - 1 ? t.stride(d) == 1 : t.stride(d) >= step;
-    if (!good) return t.contiguous();
+    // A tensor without elements counts as contiguous, whatever its strides.
+    if (!good) return t.numel() == 0 ? at::empty(t.sizes(), t.options()) : t.contiguous();
     step = t.stride(d) * t.size(d);
   }
   return t;

@@ -48,7 +48,9 @@ struct Inputs {
 };
 
 /// True for weights that lie transposed; their gradient is made to lie as they do.
-bool is_column(const Tensor& w) { return w.sym_stride(-2) == 1 && w.sym_stride(-1) != 1; }
+bool is_column(const Tensor& w) {
+  return w.dim() >= 2 && w.sym_stride(-2) == 1 && w.sym_stride(-1) != 1;
+}
 
 /// What backward has: tensors that were kept, undefined where no gradient needs them.
 struct Kept {
