@@ -94,3 +94,20 @@ def test_gpus_that_a_build_without_cuda_leaves_idle_are_wrong(run, monkeypatch):
     code, out, _ = run()
     assert code == 1
     assert "wrong: torch sees 2 GPUs, and this build of cadre has no CUDA; build it where" in out
+
+
+@pytest.mark.parametrize("architectures, runs_on", [
+    ("90a-real", {90}), ("80 90a-real", {80, 86, 90, 100, 103}), ("80-real 90a-real", {80, 86, 90}),
+    ("80-virtual", {80, 86, 90, 100, 103}), ("100f-real", {100, 103}), ("native", {75, 80, 86, 90, 100, 103})])
+def test_which_gpus_the_kernels_are_for(architectures, runs_on):
+    assert {sm for sm in (75, 80, 86, 90, 100, 103) if doctor.covers(architectures, sm)} == runs_on
+
+
+def test_gpus_without_kernels_are_wrong(monkeypatch):
+    monkeypatch.setattr(_build, "CUDA", "13.0")
+    monkeypatch.setattr(_build, "ARCHITECTURES", "90a-real")
+    monkeypatch.setattr(torch.ops.cadre, "_devices", lambda: ["cpu cpu 8", "cuda:0 sm_86 84"])
+    rows, wrong = doctor._devices()
+    assert rows == [["cpu", "cpu", "8"], ["cuda:0", "sm_86", "84"]]
+    assert wrong == ["cuda:0 is sm_86, and this build has kernels for 90a-real; build it with "
+                     "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=86-real"]

@@ -90,6 +90,20 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def covers(architectures: str, sm: int) -> bool:
+    """Whether kernels compiled for `architectures`, such as "80 90a-real" (CMake's words), run on a
+    GPU with compute capability `sm`, such as 90."""
+    for word in architectures.split():
+        match = re.fullmatch(r"(\d+)([af]?)(-real|-virtual)?", word)
+        if not match:
+            return True  # native, all: whoever built it knows
+        number, only, kind = int(match[1]), match[2], match[3]
+        machine_code = number == sm if only == "a" else number // 10 == sm // 10 and number <= sm
+        if machine_code and kind != "-virtual" or number <= sm and not only and kind != "-real":
+            return True
+    return False
+
+
 def _devices() -> tuple[list[list[str]], list[str]]:
     """Rows of name, architecture and units; and what is wrong with these devices."""
     import torch
@@ -97,10 +111,15 @@ def _devices() -> tuple[list[list[str]], list[str]]:
     from . import _build as build
 
     rows = [line.split() for line in torch.ops.cadre._devices()]
-    if build.CUDA or not torch.cuda.is_available():
-        return rows, []
-    return rows, [f"torch sees {torch.cuda.device_count()} GPUs, and this build of cadre has no CUDA; "
-                  "build it where nvcc is on the path"]
+    if not build.CUDA:
+        if not torch.cuda.is_available():
+            return rows, []
+        return rows, [f"torch sees {torch.cuda.device_count()} GPUs, and this build of cadre has no "
+                      "CUDA; build it where nvcc is on the path"]
+    return rows, [f"{name} is {architecture}, and this build has kernels for {build.ARCHITECTURES}; "
+                  "build it with --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="
+                  f"{architecture[3:]}-real" for name, architecture, _ in rows
+                  if architecture != "cpu" and not covers(build.ARCHITECTURES, int(architecture[3:]))]
 
 
 def _implementations(answer: Answer) -> str:
