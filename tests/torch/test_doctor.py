@@ -71,7 +71,7 @@ def test_a_problem_is_explained(run):
 
 
 def test_a_problem_without_a_plan_is_told_by_the_exit_code(run):
-    code, out, _ = run("quantize", "rows", "R=64", "C=64", "E=4", "along_k=nvfp4", "--device", "sm_90")
+    code, out, _ = run("quantize rows R=64 C=64 E=4 along_k=nvfp4", "--device", "sm_90")
     assert code == 1
     assert re.search(r"^plan +none\nrefused +\w+: ", out, re.M)
 
@@ -98,7 +98,8 @@ def test_gpus_that_a_build_without_cuda_leaves_idle_are_wrong(run, monkeypatch):
 
 @pytest.mark.parametrize("architectures, runs_on", [
     ("90a-real", {90}), ("80 90a-real", {80, 86, 90, 100, 103}), ("80-real 90a-real", {80, 86, 90}),
-    ("80-virtual", {80, 86, 90, 100, 103}), ("100f-real", {100, 103}), ("native", {75, 80, 86, 90, 100, 103})])
+    ("80-virtual", {80, 86, 90, 100, 103}), ("100f-real", {100, 103}),
+    ("native", {75, 80, 86, 90, 100, 103})])
 def test_which_gpus_the_kernels_are_for(architectures, runs_on):
     assert {sm for sm in (75, 80, 86, 90, 100, 103) if doctor.covers(architectures, sm)} == runs_on
 

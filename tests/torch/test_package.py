@@ -49,8 +49,8 @@ def test_a_copy_works(package):
 def test_another_torch(package):
     build = package / "_build.py"
     build.write_text(build.read_text().replace(_build.TORCH, "2.4.1+cpu"))
-    message = (f"torch is {torch.__version__}, must be 2.4.*, with which this build of cadre was made; "
-               "install torch==2.4.*, or build it again with `pip install .`")
+    message = (f"torch is {torch.__version__}, must be 2.4.*, with which this build of cadre was "
+               "made; install torch==2.4.*, or build it again with `pip install .`")
     import_says(package, message)
     report = doctor_says(package, message)
     assert "built for" in report and "torch 2.4.1+cpu" in report

@@ -1,5 +1,5 @@
-"""The wheel: built by pip as a user builds it, installed into an environment that has torch, where the
-doctor is content and every Python block of the pages runs on its own."""
+"""The wheel: built by pip as a user builds it, installed into an environment that has torch, where
+the doctor is content and every Python block of the pages runs on its own."""
 import os
 import pathlib
 import re
@@ -35,8 +35,8 @@ def wheel(tmp_path_factory):
     """Without CUDA, whose kernels take minutes to compile."""
     folder = tmp_path_factory.mktemp("wheel")
     requires = re.search(r'^requires = \["([^"]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
-    asked = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest",
-                            folder / "asked", requires.group(1)], capture_output=True, text=True)
+    asked = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                            "--dest", folder / "asked", requires.group(1)], capture_output=True)
     if asked.returncode and os.environ.get("CADRE_REQUIRE") != "1":
         pytest.skip(f"PyPI could not be had for {requires.group(1)}")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder),
@@ -58,16 +58,17 @@ def python(wheel, tmp_path_factory):
 
 
 def test_its_tag_and_files(wheel):
-    version = re.search(r"^project\(cadre VERSION (\S+)", (ROOT / "CMakeLists.txt").read_text(), re.M)
-    assert wheel.name == f"cadre-{version.group(1)}-py3-none-linux_x86_64.whl"
+    project = (ROOT / "CMakeLists.txt").read_text()
+    version = re.search(r"^project\(cadre VERSION (\S+)", project, re.M).group(1)
+    assert wheel.name == f"cadre-{version}-py3-none-linux_x86_64.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
-        metadata = archive.read(f"cadre-{version.group(1)}.dist-info/METADATA").decode()
+        metadata = archive.read(f"cadre-{version}.dist-info/METADATA").decode()
     in_source = {f"cadre/{path.name}" for path in (ROOT / "torch/cadre").glob("*.py*")
                  if path.suffix in (".py", ".typed")}
     assert in_source <= names
     assert {"cadre/_build.py", "cadre/libcadre_torch.so"} <= names
-    assert all(name.startswith(("cadre/", f"cadre-{version.group(1)}.dist-info/")) for name in names)
+    assert all(name.startswith(("cadre/", f"cadre-{version}.dist-info/")) for name in names)
     assert "Requires-Dist: torch<2.12,>=2.11" in metadata
 
 
@@ -107,7 +108,8 @@ def python_blocks(text):
 def pages():
     """(id, program) for each block; a README with the section has some."""
     found = []
-    section = re.search(rf"^## {SECTION}$(.*?)(?=^## |\Z)", (ROOT / "README.md").read_text(), re.M | re.S)
+    readme = (ROOT / "README.md").read_text()
+    section = re.search(rf"^## {SECTION}$(.*?)(?=^## |\Z)", readme, re.M | re.S)
     if section:
         found = [(f"README-{i}", block) for i, block in enumerate(python_blocks(section.group(1)))]
         assert found, f"README.md: the section {SECTION} has no python block, must have some"

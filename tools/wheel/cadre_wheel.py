@@ -1,9 +1,9 @@
 """The build backend of pyproject.toml: scikit-build-core's, told where torch lies and whether to
 build for GPUs.
 
-The library is compiled against the torch beside which it is installed. pip builds in an environment
-that hides that torch; asked without pip's settings, the interpreter of the build still shows it. Only
-where it has none that will do is torch a requirement of the build.
+The library is compiled against the torch beside which it is installed. pip builds in an
+environment that hides that torch; asked without pip's settings, the interpreter of the build still
+shows it. Only where it has none that will do is torch a requirement of the build.
 
 Choices are scikit-build-core's: `pip install . -C cmake.define.CADRE_CUDA=OFF`, or
 `-C "cmake.define.CMAKE_CUDA_ARCHITECTURES=80;90a-real"`.
@@ -41,7 +41,7 @@ def wanted_torch():
 
 
 def torch_folders():
-    """Where this environment has torch, then where its interpreter has it without pip's settings."""
+    """Where this environment has torch, then where its interpreter does but for pip's settings."""
     spec = importlib.util.find_spec("torch")
     if spec and spec.origin:
         yield pathlib.Path(spec.origin).parent
@@ -88,8 +88,9 @@ def settings(chosen):
     os.environ.setdefault("CMAKE_BUILD_PARALLEL_LEVEL", str(jobs()))
     torch, others = find_torch()
     if torch is None and "cmake.define.CADRE_TORCH_DIR" not in chosen:
-        raise SystemExit(f"cadre: torch is {' and '.join(others) or 'missing'} for {sys.executable}, "
-                         f"must be {wanted_torch().specifier}; install it, or build without "
+        found = " and ".join(others) or "missing"
+        raise SystemExit(f"cadre: torch is {found} for {sys.executable}, must be "
+                         f"{wanted_torch().specifier}; install it, or build without "
                          "--no-build-isolation")
     found = {"CADRE_TORCH_DIR": torch, "CADRE_CUDA": "OFF"}
     nvcc = find_nvcc()

@@ -14,8 +14,8 @@ def require_same_torch(built_with: str, found: str) -> None:
     """
     if built_with.split(".")[:2] != found.split(".")[:2]:
         minor = ".".join(built_with.split(".")[:2])
-        raise ImportError(f"cadre: torch is {found}, must be {minor}.*, with which this build of cadre "
-                          f"was made; install torch=={minor}.*, or {AGAIN}")
+        raise ImportError(f"cadre: torch is {found}, must be {minor}.*, with which this build of "
+                          f"cadre was made; install torch=={minor}.*, or {AGAIN}")
 
 
 def open_library(path: Path = PATH) -> None:
@@ -27,8 +27,8 @@ def open_library(path: Path = PATH) -> None:
     try:
         from . import _build
     except ImportError as error:
-        raise ImportError(f"cadre: {path.parent} was not built; build it with `pip install .`, or take "
-                          "the folder torch of a build tree (CONTRIBUTING.md)") from error
+        raise ImportError(f"cadre: {path.parent} was not built; build it with `pip install .`, or "
+                          "take the folder torch of a build tree (CONTRIBUTING.md)") from error
     require_same_torch(_build.TORCH, torch.__version__)
     if not path.exists():
         raise ImportError(f"cadre: {path} is missing; {AGAIN}")

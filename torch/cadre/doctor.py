@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ._library import PATH
 
 HELP = """Says which versions meet here, which devices there are, what runs where and why something
-does not. With a PROBLEM, plans that one and says all about it. Exit code 0: all is well here, or the
-PROBLEM has a plan."""
+does not. With a PROBLEM, plans that one and says all about it. Exit code 0: all is well here, or
+the PROBLEM has a plan."""
 
 
 class Answer(NamedTuple):
@@ -27,8 +27,8 @@ class Answer(NamedTuple):
 
 
 def explain(problem: str, device: str) -> Answer:
-    """`problem` as text, such as "grouped_gemm fprop R=64 N=32 K=16 E=4"; `device`: "cpu", "cuda:1",
-    "sm_90".
+    """`problem` as text, such as "grouped_gemm fprop R=64 N=32 K=16 E=4"; `device`: "cpu",
+    "cuda:1", "sm_90".
 
     Errors: ValueError for a problem or device that means nothing.
     """
@@ -65,8 +65,8 @@ def versions() -> list[tuple[str, str]]:
 
 
 def problems() -> list[tuple[str, str]]:
-    """What a table has a row for, and a problem of its kind: each operation and layer, and those that
-    have formats or recipes once with each."""
+    """What a table has a row for, and a problem of its kind: each operation and layer, and those
+    that have formats or recipes once with each."""
     import torch
 
     rows = []
@@ -111,15 +111,16 @@ def _devices() -> tuple[list[list[str]], list[str]]:
     from . import _build as build
 
     rows = [line.split() for line in torch.ops.cadre._devices()]
-    if not build.CUDA:
-        if not torch.cuda.is_available():
-            return rows, []
-        return rows, [f"torch sees {torch.cuda.device_count()} GPUs, and this build of cadre has no "
-                      "CUDA; build it where nvcc is on the path"]
-    return rows, [f"{name} is {architecture}, and this build has kernels for {build.ARCHITECTURES}; "
-                  "build it with --config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES="
-                  f"{architecture[3:]}-real" for name, architecture, _ in rows
-                  if architecture != "cpu" and not covers(build.ARCHITECTURES, int(architecture[3:]))]
+    wrong = []
+    if not build.CUDA and torch.cuda.is_available():
+        wrong.append(f"torch sees {torch.cuda.device_count()} GPUs, and this build of cadre has no "
+                     "CUDA; build it where nvcc is on the path")
+    for name, architecture, _ in rows:
+        if architecture != "cpu" and not covers(build.ARCHITECTURES, int(architecture[3:])):
+            wrong.append(f"{name} is {architecture}, and this build has kernels for "
+                         f"{build.ARCHITECTURES}; build it with --config-settings="
+                         f"cmake.define.CMAKE_CUDA_ARCHITECTURES={architecture[3:]}-real")
+    return rows, wrong
 
 
 def _implementations(answer: Answer) -> str:
@@ -173,8 +174,8 @@ def main(words: list[str]) -> int:
     doctor.add_argument("problem", nargs="*", metavar="PROBLEM",
                         help="such as: grouped_gemm fprop R=64 N=32 K=16 E=4")
     doctor.add_argument("--device", action="append", metavar="WORD",
-                        help="cpu, cuda, cuda:1 or, for planning alone, sm_80, sm_90, sm_100; may be "
-                        "given again (default: those of this machine, or cpu for a PROBLEM)")
+                        help="cpu, cuda, cuda:1 or, for planning alone, sm_80, sm_90, sm_100; may "
+                        "be given again (default: those of this machine, or cpu for a PROBLEM)")
     options = parser.parse_args(words)
     if options.problem:
         problem = " ".join(options.problem)

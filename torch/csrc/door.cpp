@@ -4,6 +4,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -126,8 +127,8 @@ Stream Here::stream() const {
 constexpr int64_t kAlign = 256;
 
 static void* aligned(void* data) {
-  const auto address = reinterpret_cast<uintptr_t>(data);
-  return reinterpret_cast<void*>((address + kAlign - 1) / kAlign * kAlign);
+  const auto beyond = int64_t(reinterpret_cast<uintptr_t>(data) % kAlign);
+  return static_cast<std::byte*>(data) + (kAlign - beyond) % kAlign;
 }
 
 int64_t room_for(int64_t bytes) { return bytes == 0 ? 0 : bytes + kAlign; }
