@@ -206,3 +206,29 @@ def test_parameters_may_be_exchanged(device):
     shell.register_parameter("weight", other.weight)
     shell.register_parameter("bias", other.bias)
     assert torch.equal(shell(x, [3, 0, 9, 1, 4]), before)
+
+
+@pytest.fixture
+def one_rank():
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0,
+                                         world_size=1)
+    yield torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.destroy_process_group()
+
+
+def test_distributed_tensors(one_rank):
+    from torch.distributed.tensor import Shard, distribute_tensor
+    x, counts = draw(17, 24), [3, 0, 9, 1, 4]
+    plain = module("cpu")
+    plain(x, counts).sum().backward()
+    for options in ({}, {"delay_wgrad_compute": True}, {"fuse_wgrad_accumulation": True}):
+        layer = module("cpu", **options)
+        for name in ("weight", "bias"):
+            sharded = distribute_tensor(getattr(layer, name).detach(), one_rank, [Shard(0)])
+            layer.register_parameter(name, torch.nn.Parameter(sharded))
+        if options:
+            with pytest.raises(NotImplementedError, match="weight is a DTensor, must be a plain"):
+                layer(x, counts)
+            continue
+        layer(x, counts).sum().backward()
+        assert torch.equal(layer.weight.grad.to_local(), plain.weight.grad)

@@ -282,6 +282,43 @@ def test_second_derivatives_are_refused(data, delay):
         dx.sum().backward()
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_saved_tensors_that_come_back_as_others(data, packed):
+    """As offloading does: what backward gets are copies without Python attributes."""
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True), 0.0)
+    seen = []
+
+    def pack(t):
+        seen.append(t.shape)
+        return t.detach().clone()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = layer(data[0].requires_grad_(), COUNTS)
+    y.backward(data[1])
+    assert torch.equal(main_grads(layer), wgrad(data)[0])
+    assert data[0].shape in seen
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="streams need a GPU")
+@pytest.mark.parametrize("fuse", [True, False])
+def test_delayed_gradients_on_a_side_stream(fuse):
+    device = torch.device("cuda")
+    layer = with_main_grad(module(device, fuse_wgrad_accumulation=fuse, delay_wgrad_compute=True),
+                           0.0)
+    side, main = torch.cuda.Stream(), torch.cuda.current_stream()
+    total = torch.zeros_like(layer.weight)
+    for _ in range(20):
+        data = draw(ROWS, 24, device=device), draw(ROWS, 40, device=device)
+        step(layer, data)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            layer.backward_dw()
+        total += wgrad(data)[0]
+    main.wait_stream(side)
+    got = layer.weight.main_grad if fuse else layer.weight.grad
+    torch.testing.assert_close(got, total, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 @pytest.mark.parametrize("fuse", [True, False])
 @pytest.mark.parametrize("packed", [True, False])

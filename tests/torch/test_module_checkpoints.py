@@ -135,7 +135,7 @@ def test_copies(device, packed):
 
 
 def test_meta_state_is_assigned(device):
-    """As a large model is loaded: parameters on meta, the checkpoint's tensors put in their place."""
+    """As a large model is loaded: parameters on meta, the checkpoint's tensors in their place."""
     source = module(device, packed=False)
     target = made(True, True, "meta")
     target.load_state_dict(source.state_dict(), assign=True)

@@ -161,7 +161,8 @@ def test_moe_equals_every_expert_on_every_token(device, options):
     assert_close(router.scores, scores, terms=50)
     rank = scores if layer.expert_bias is None else scores + layer.expert_bias
     assert torch.equal(router.experts.sort().values.long(), rank.topk(2).indices.sort().values)
-    assert torch.equal(router.tokens_per_expert, router.experts.flatten().bincount(minlength=E).int())
+    chosen = router.experts.flatten().bincount(minlength=E)
+    assert torch.equal(router.tokens_per_expert.long(), chosen)
     assert_close(out.view(21, H), dense(layer, tokens, router.prob, router.experts), terms=2000)
     if options.get("normalize"):
         torch.testing.assert_close(router.prob.sum(-1),

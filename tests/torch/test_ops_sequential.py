@@ -261,8 +261,8 @@ def test_targets_that_are_no_operation_of_the_row():
 
 def test_wrong_inputs():
     mlp, counts, x = row("cpu"), torch.tensor(COUNTS), torch.zeros(ROWS, H)
-    with pytest.raises(ValueError, match="2 extra inputs are given, must be 3: GroupedLinear 1, "
-                       "ScaledSwiGLU 1, GroupedLinear 1"):
+    with pytest.raises(ValueError, match="2 extra inputs are given, must be 3; the operations "
+                       "take GroupedLinear 1, ScaledSwiGLU 1, GroupedLinear 1"):
         mlp(x, counts, counts)
     with pytest.raises(ValueError, match=r"input has shape \[25, 31\], must be \[..., 32\]"):
         mlp(x[:, 1:], counts, torch.zeros(ROWS), counts)

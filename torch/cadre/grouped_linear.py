@@ -151,8 +151,8 @@ class GroupedLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Draws new weights and zeroes the biases. Parameters on "meta" get memory first, on CUDA if
-        there is one, else on the CPU; `to_empty(device=...)` before says where instead."""
+        """Draws new weights and zeroes the biases. Parameters on "meta" get memory first, on CUDA
+        if there is one, else on the CPU; `to_empty(device=...)` before says where instead."""
         if defer_init:
             return
         self._leave_meta()
@@ -238,8 +238,8 @@ class GroupedLinear(nn.Module):
         return y, (bias[0] if len(bias) == 1 and bias[0].dim() == 2 else bias) if bias else None
 
     def operands(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Weights and biases as torch.ops.cadre takes them: one packed tensor, or E; no biases where
-        there are none."""
+        """Weights and biases as torch.ops.cadre takes them: one packed tensor, or E; no biases
+        where there are none."""
         return self._local("weight"), self._local("bias") if self.use_bias else []
 
     def _local(self, stem: str) -> list[Tensor]:
@@ -252,7 +252,12 @@ class GroupedLinear(nn.Module):
         """As the operator, with what autograd alone does not do."""
         weight, bias = parameters
         out, dgrad_out = buffers
-        operands = weight
+        own, operands = self._parameters_of("weight"), weight
+        if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute) and own[0] is not weight[0]:
+            raise NotImplementedError(
+                f"weight is a {type(own[0]).__name__}, must be a plain tensor with "
+                "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
+                "autograd does not see them; fully_shard gives a layer plain tensors")
         if torch.is_autocast_enabled(x.device.type):
             dtype = torch.get_autocast_dtype(x.device.type)
             x, bias = x.to(dtype), [b.to(dtype) for b in bias]
@@ -273,10 +278,9 @@ class GroupedLinear(nn.Module):
         if recipe not in _PLAIN and is_random(recipe):
             rng = torch.randint(2**62, (2,), device=x.device)
         options = Options(
-            weight=self._parameters_of("weight"), wants=wants, recipe=recipe,
-            save_input=self.save_original_input, out=out, dgrad_out=dgrad_out,
-            refresh_weights=refresh, into_main_grad=self.fuse_wgrad_accumulation,
-            first_microbatch=bool(first_microbatch),
+            weight=own, wants=wants, recipe=recipe, save_input=self.save_original_input, out=out,
+            dgrad_out=dgrad_out, refresh_weights=refresh,
+            into_main_grad=self.fuse_wgrad_accumulation, first_microbatch=bool(first_microbatch),
             queue=self._wgrads if self.delay_wgrad_compute else None)
         return GroupedLinearFunction.apply(
             x, bias_scale, Given(offsets, operands, bias, rng, cache), options, *weight, *bias)
@@ -301,6 +305,9 @@ class GroupedLinear(nn.Module):
         """Computes the oldest weight gradient that backward left, once for each forward and
         backward: into main_grad, or added to .grad. Then the registered hooks run. Nothing happens
         where nothing is pending. Biases have had their gradients since backward.
+
+        It works on the current stream, which has to wait for that of backward if it is another; and
+        who uses the gradients waits for it.
 
         Errors: RuntimeError if a weight was changed since backward.
         """

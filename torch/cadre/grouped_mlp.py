@@ -41,8 +41,8 @@ def activation_text(activation: str, layout: str) -> str:
 
 
 class GroupedMLP(nn.Module):
-    """y[r] = (act(x[r] w1_e^T + bias1_e) * prob[r]) w2_e^T + bias2_e [* bias2_scale[r]] for the rows
-    r of every expert e, as one operator.
+    """y[r] = (act(x[r] w1_e^T + bias1_e) * prob[r]) w2_e^T + bias2_e [* bias2_scale[r]] for the
+    rows r of every expert e, as one operator.
 
     num_experts: E. hidden: H. features: F, the columns after the activation.
     activation: swiglu, geglu, geglu_tanh, reglu, clamped_swiglu (gated), silu, gelu, gelu_tanh,
@@ -107,8 +107,8 @@ class GroupedMLP(nn.Module):
         NotImplementedError, with the reasons, for a recipe that the device does not have.
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden:
-            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden is "
-                             "its last dimension")
+            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
+                             "is its last dimension")
         rows = x.reshape(-1, self.hidden)
         bias1 = [] if self.bias1 is None else [self.bias1]
         bias2 = [] if self.bias2 is None else [self.bias2]

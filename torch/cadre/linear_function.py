@@ -120,6 +120,7 @@ class Wgrad:
     into: list[Tensor] | None  # main_grad; None: .grad
     accumulate: str
     flags: Tensor | None
+    stream: torch.cuda.Stream | None  # that the operands were made on
 
     @staticmethod
     def of(o: Options, operands: tuple[Tensor, ...], weight: list[Tensor]) -> "Wgrad":
@@ -127,15 +128,28 @@ class Wgrad:
         if o.into_main_grad:
             into = main_grad.main_grads(o.weight)
             accumulate, flags = main_grad.accumulation(o.weight, o.first_microbatch)
+        dy = operands[0]
+        stream = torch.cuda.current_stream(dy.device) if dy.is_cuda else None
         return Wgrad(operands, weight, o.sizes, o.weight, [w._version for w in o.weight], into,
-                     accumulate, flags)
+                     accumulate, flags, stream)
 
     def run(self) -> list[Tensor]:
         """The gradients, written into main_grad or new."""
+        self._keep_for_this_stream()
         dweight = _empty_like(self.parameters) if self.into is None else self.into
         _ops.grouped_linear_wgrad.out(*self.operands, self.weight, **self.sizes, dweight=dweight,
                                       accumulate=self.accumulate, accumulate_flags=self.flags)
         return dweight
+
+
+    def _keep_for_this_stream(self) -> None:
+        """Memory that another stream read last is not given away before this one has read it."""
+        if self.stream is None:
+            return
+        here = torch.cuda.current_stream(self.stream.device)
+        if here != self.stream:
+            for t in self.operands if self.flags is None else (*self.operands, self.flags):
+                t.record_stream(here)
 
 
 def _weight_gradients(o: Options, wgrad: Wgrad) -> list[Tensor | None]:

@@ -1,7 +1,7 @@
 """Weight gradients that are accumulated into `main_grad`, as Megatron-LM and its kin expect it.
 
-A trainer gives each weight a buffer, `weight.main_grad`, that outlives the microbatches and is often
-fp32 where the weight is bf16. What else it may set on a weight, each expert for itself:
+A trainer gives each weight a buffer, `weight.main_grad`, that outlives the microbatches and is
+often fp32 where the weight is bf16. What else it may set on a weight, each expert for itself:
 
   __fsdp_param__             `get_main_grad()` gives the buffer; asked for at backward time, because
                              it may have moved since forward

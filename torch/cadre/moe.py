@@ -39,7 +39,8 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
 
 
 class MoE(nn.Module):
-    """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t]) [+ shared(x[t])].
+    """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t])
+    [+ shared(x[t])].
 
     The router is one matrix [E, H] and works in fp32, also under torch.autocast. No token is
     dropped. A biased expert's second bias is weighted like the rest of its result.
@@ -100,8 +101,8 @@ class MoE(nn.Module):
         Errors: ValueError for another last dimension.
         """
         if x.dim() < 1 or x.shape[-1] != self.hidden:
-            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden is "
-                             "its last dimension")
+            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
+                             "is its last dimension")
         tokens = x.reshape(-1, self.hidden)
         logits, experts, prob, scores = self.route(tokens)
         where = offsets_of_routing(experts, self.num_experts, tokens.shape[0] * self.top_k)

@@ -20,10 +20,11 @@ _ops = torch.ops.cadre
 
 class Offsets(NamedTuple):
     """Of `offsets`: `offsets` int32 [E + 1]; `status` int32 [1], 0 if the counts were good, bit 1
-    if one was negative or ends decreased, bit 2 if their sum was above R."""
+    if one was negative or ends decreased, bit 2 if their sum was above R. Offsets that were made
+    elsewhere have no status: Offsets(offsets)."""
 
     offsets: Tensor
-    status: Tensor
+    status: Tensor | None = None
 
 
 class RoutingOffsets(NamedTuple):

@@ -256,8 +256,9 @@ class Sequential(nn.Sequential):
         arguments = _arguments(ops, list(self), op_kwargs or {})
         wanted = sum(op.num_extra_inputs for op in ops)
         if len(extra_inputs) != wanted:
-            raise ValueError(f"{len(extra_inputs)} extra inputs are given, must be {wanted}: "
-                             + ", ".join(f"{type(op).__name__} {op.num_extra_inputs}" for op in ops))
+            each = ", ".join(f"{type(op).__name__} {op.num_extra_inputs}" for op in ops)
+            raise ValueError(f"{len(extra_inputs)} extra inputs are given, must be {wanted}; the "
+                             f"operations take {each}")
         row, used, index = [], 0, 0
         for module in self:
             if not isinstance(module, _Op):
@@ -282,8 +283,8 @@ def _arguments(ops: list[nn.Module], row: list[nn.Module],
                                  f"({type(ops[index]).__name__}) is {key!r}, must be one that it "
                                  f"takes: {takes}")
             if key in found[index]:
-                raise ValueError(f"op_kwargs: key {key!r} of operation {index} is given twice, must "
-                                 "be once; the operation and its index are both targets")
+                raise ValueError(f"op_kwargs: key {key!r} of operation {index} is given twice, "
+                                 "must be once; the operation and its index are both targets")
             found[index][key] = value
     return found
 

@@ -5,6 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -72,8 +73,12 @@ TensorView view(const at::Tensor& t) {
   v.data = t.data_ptr();
   v.dtype = element_type(t.scalar_type());
   v.rank = int(t.dim());
-  for (int i = 0; i < v.rank; ++i)
-    v.shape[size_t(i)] = t.size(i), v.stride[size_t(i)] = t.stride(i);
+  int64_t gapless = 1;  // what has no elements may have any strides
+  for (int i = v.rank - 1; i >= 0; --i) {
+    v.shape[size_t(i)] = t.size(i);
+    v.stride[size_t(i)] = t.numel() == 0 ? gapless : t.stride(i);
+    gapless *= std::max<int64_t>(t.size(i), 1);
+  }
   return v;
 }
 
