@@ -63,7 +63,7 @@ def batches_of(device, dtype, kind="device"):
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("packed", [True, False])
 def test_steps_learn(device, dtype, packed):
     """What the tests below run is a training: every parameter moves, and the loss falls."""

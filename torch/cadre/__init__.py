@@ -9,8 +9,8 @@ from . import checkpoints, layers, ops  # noqa: E402  layers registers fake kern
 from .grouped_linear import GroupedLinear  # noqa: E402
 from .grouped_mlp import GroupedMLP  # noqa: E402
 from .grouped_mm import grouped_mm  # noqa: E402
-from .moe import MoE  # noqa: E402
+from .moe import MoE, RouterOutput, load_balancing_loss  # noqa: E402
 from .operations import (  # noqa: E402
     Offsets, Quantized, Routing, RoutingOffsets, activation, bias_grad, combine, dequantize,
     grouped_gemm, offsets, offsets_of_routing, permute, quantize, routing)
-from .recipe import Recipe, autocast  # noqa: E402
+from .recipe import Recipe, autocast, checkpoint_contexts  # noqa: E402
