@@ -73,10 +73,11 @@ TensorView view(const at::Tensor& t) {
   v.data = t.data_ptr();
   v.dtype = element_type(t.scalar_type());
   v.rank = int(t.dim());
-  int64_t gapless = 1;  // what has no elements may have any strides
+  int64_t gapless = 1;  // of what steps nowhere any stride is as good
   for (int i = v.rank - 1; i >= 0; --i) {
     v.shape[size_t(i)] = t.size(i);
-    v.stride[size_t(i)] = t.numel() == 0 ? gapless : t.stride(i);
+    const bool any = t.numel() == 0 || t.size(i) == 1;
+    v.stride[size_t(i)] = any ? gapless : t.stride(i);
     gapless *= std::max<int64_t>(t.size(i), 1);
   }
   return v;
