@@ -204,8 +204,9 @@ void go(const Call& call, at::TensorList out) {
   p.unit_budget = int(call.unit_budget);
   p.tail = wgrad ? Tail::kKeep : call.tail;
   p.align = 1 << std::countr_zero(promised(a) | promised(b) | promised(d));
-  for (const at::Tensor* t : {&b.held[0], &d.held[0], &bias})
-    require_same_device(lhs, *t, "operand");
+  require_same_device(lhs, b.held[0], "rhs");
+  require_same_device(lhs, d.held[0], "out");
+  require_same_device(lhs, bias, "bias");
   const Tensor alpha = read_floats(call.alpha, {"alpha", {p.experts}, lhs});
   const Tensor beta = read_floats(call.beta, {"beta", {p.experts}, lhs});
   const Tensor scale = read_floats(call.bias_scale, {"bias_scale", {p.rows}, lhs});
