@@ -23,8 +23,12 @@ help:
 setup:
 	@tools/setup.sh build
 
-# Configuring is skipped while its result is newer than the presets; CMake itself looks for the rest.
-build/%/build.ninja: CMakePresets.json | setup
+# What setup may change: once it has torch, CMake finds it.
+.venv/complete: setup
+	@:
+
+# Configuring is skipped while its result is newer than these; CMake itself looks for the rest.
+build/%/build.ninja: CMakePresets.json .venv/complete
 	cmake --preset $*
 	@touch $@
 

@@ -74,7 +74,7 @@ class Yard:
         launcher = ["-DCMAKE_CXX_COMPILER_LAUNCHER=ccache"] if shutil.which("ccache") else []
         self.call("cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build, *launcher,
                   "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-                  "-DCADRE_WERROR=OFF", check=True)
+                  "-DCADRE_WERROR=OFF", "-DCADRE_TORCH=OFF", check=True)
 
     def call(self, *command, check=False):
         done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE,

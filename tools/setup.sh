@@ -46,31 +46,44 @@ install_packages() {
     apt-get -qq install --yes --no-install-recommends "${missing[@]}" >/dev/null
 }
 
-# .venv/complete holds the requirements that are installed; .venv/unavailable remembers that PyPI
-# could not be had, so that only one run in a while waits for it.
+# .venv/complete holds the requirements that are installed; make configures again when it changes.
+# .venv/unavailable remembers that PyPI could not be had, so that only one run in a while waits for it.
+# torch is large: where it alone cannot be had, the rest is installed.
 install_python() {
-  local wanted=tools/requirements.txt
-  cmp -s $wanted .venv/complete && return 0
+  local all=(tools/requirements.txt tools/requirements-torch.txt) count
+  cat "${all[@]}" | cmp -s - .venv/complete && return 0
   if [ "${CADRE_REQUIRE:-0}" != 1 ] &&
      [ -n "$(find .venv/unavailable -mmin -$venv_retry_minutes 2>/dev/null)" ]; then
-    say "no Python packages (PyPI could not be had); tests that need them are skipped"
+    say "not all Python packages are here (PyPI could not be had); tests that need them are skipped"
     return 0
   fi
-  say "installing $(grep -v '^#' $wanted | tr '\n' ' ')into .venv"
   local python=/usr/bin/python3
   [ -x $python ] || python=python3
-  if $python -m venv .venv && .venv/bin/pip install --quiet --disable-pip-version-check \
-      --retries 1 --timeout 10 -r $wanted; then
+  $python -m venv .venv || mkdir -p .venv
+  for count in ${#all[@]} 1; do
+    if install_requirements "${all[@]:0:$count}"; then
+      cat "${all[@]:0:$count}" >.venv/complete
+      break
+    fi
+  done
+  if cat "${all[@]}" | cmp -s - .venv/complete; then
     rm -f .venv/unavailable
-    cp $wanted .venv/complete
     return 0
   fi
-  mkdir -p .venv && touch .venv/unavailable
+  touch .venv/unavailable
+  [ -e .venv/complete ] || : >.venv/complete
   if [ "${CADRE_REQUIRE:-0}" = 1 ]; then
     say "Python packages are required here (CADRE_REQUIRE=1), and PyPI could not be had"
     exit 1
   fi
   say "PyPI could not be had; tests that need Python packages are skipped"
+}
+
+# install_requirements FILE...: all of them at once, so that they agree on versions.
+install_requirements() {
+  local files=("${@/#/--requirement=}")
+  say "installing $(grep -hv '^#' "$@" | tr '\n' ' ')into .venv"
+  .venv/bin/pip install --quiet --disable-pip-version-check --retries 1 --timeout 10 "${files[@]}"
 }
 
 case "${1:-build}" in

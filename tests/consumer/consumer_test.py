@@ -68,7 +68,7 @@ def pkg_config(project, source, build, scratch):
 
 def shared(project, source, build, scratch):
     call("cmake", "-G", "Ninja", "-S", source, "-B", scratch / "cadre", "-DBUILD_SHARED_LIBS=ON",
-         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", *QUICK)
+         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", "-DCADRE_TORCH=OFF", *QUICK)
     call("cmake", "--build", scratch / "cadre")
     tree = installed(scratch / "cadre", scratch)
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")

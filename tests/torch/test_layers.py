@@ -1,5 +1,5 @@
-"""torch.ops.cadre.grouped_linear and grouped_mlp: all directions against a row of plain products, on
-adversarial counts; what a compiler, autocast and a caller with buffers of his own rely on."""
+"""torch.ops.cadre.grouped_linear and grouped_mlp: all directions against a row of plain products,
+on adversarial counts; what a compiler, autocast and a caller with buffers of his own rely on."""
 
 import pytest
 import torch
@@ -237,8 +237,9 @@ class TestLinear:
             empty = OPS._memory(x, 0)
             opcheck(OPS.grouped_linear_backward.default,
                     (dy, x.detach(), empty, offsets, plain, [t.detach() for t in b], None))
-            opcheck(OPS.grouped_linear_wgrad.default, (dy, x.detach(), empty, empty, offsets, plain))
-            opcheck(OPS.grouped_linear_wgrad.out, (dy, x.detach(), empty, empty, offsets, plain),
+            late = (dy, x.detach(), empty, empty, offsets, plain)
+            opcheck(OPS.grouped_linear_wgrad.default, late)
+            opcheck(OPS.grouped_linear_wgrad.out, late,
                     dict(dweight=[torch.zeros_like(t) for t in plain], accumulate="yes"))
             opcheck(OPS.grouped_linear.out, (x.detach(), offsets, plain, []),
                     dict(y=poisoned(19, N, device=device), saved=empty, weight_cache=None))
@@ -401,7 +402,7 @@ class TestErrors:
         (dict(weight=[draw(4, N, K)]), r"weight has shape \[4, 24, 16\], must have 5 experts"),
         (dict(weight=[draw(N, K)] * 4 + [draw(N, K).half()]), "must be as that of the first"),
         (dict(bias=[draw(E, 7)]), r"bias has shape \[5, 7\], must end in 24"),
-        (dict(bias=[draw(E, N)], bias_scale=draw(3)), r"bias_scale has shape \[3\], must be \[20\]"),
+        (dict(bias=[draw(E, N)], bias_scale=draw(3)), r"bias_scale has shape \[3\], must be"),
         (dict(bias=[draw(E, N)], bias_scale=draw(20).half()), "bias_scale is Half, must be Float"),
         (dict(offsets=torch.zeros(6)), "offsets is Float, must be Int"),
         (dict(offsets=torch.zeros(6, 1, dtype=torch.int32)), r"must be \[E \+ 1\]"),

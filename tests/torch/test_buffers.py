@@ -1,0 +1,111 @@
+"""Caller's buffers of cadre.GroupedLinear: out and dgrad_out."""
+
+import pytest
+import torch
+from conftest import draw
+from linear_reference import module
+
+COUNTS, ROWS = [6, 0, 9, 1, 4], 26  # six rows of tail
+SENTINEL = 7.0
+
+
+def buffers(device, dtype=torch.float32):
+    return (torch.full((ROWS, 40), SENTINEL, dtype=dtype, device=device),
+            torch.full((ROWS, 24), SENTINEL, dtype=dtype, device=device))
+
+
+def inputs(device, dtype=torch.float32):
+    return draw(ROWS, 24, dtype=dtype, device=device), draw(ROWS, 40, dtype=dtype, device=device)
+
+
+@pytest.mark.parametrize("given", [("out",), ("dgrad_out",), ("out", "dgrad_out")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("options", [{}, {"delay_wgrad_compute": True},
+                                     {"fuse_wgrad_accumulation": True}])
+def test_same_bits_and_untouched_tails(device, given, dtype, options):
+    layer = module(device, dtype=dtype, **options)
+    layer.weight.main_grad = torch.zeros_like(layer.weight)
+    x, dy = inputs(device, dtype)
+    plain = module(device, dtype=dtype)
+    want_x = x.clone().requires_grad_()
+    want = plain(want_x, COUNTS)
+    want.backward(dy)
+
+    chosen = {name: b for name, b in zip(("out", "dgrad_out"), buffers(device, dtype))
+              if name in given}
+    leaf = x.clone().requires_grad_()
+    y = layer(leaf, COUNTS, **chosen)
+    y.backward(dy)
+    layer.backward_dw()
+    for name, got, expected in (("out", y, want), ("dgrad_out", leaf.grad, want_x.grad)):
+        assert torch.equal(got[:20], expected[:20])
+        assert torch.all(got[20:] == (SENTINEL if name in given else 0))
+        if name in given:
+            assert got.data_ptr() == chosen[name].data_ptr()
+            assert not chosen[name].requires_grad
+    dw = layer.weight.main_grad if "fuse_wgrad_accumulation" in options else layer.weight.grad
+    assert torch.equal(dw, plain.weight.grad)
+    assert torch.equal(layer.bias.grad, plain.bias.grad)
+
+
+def test_a_buffer_serves_again(device):
+    layer, (out, dgrad_out) = module(device), buffers(device)
+    for _ in range(3):
+        x, dy = inputs(device)
+        leaf = x.requires_grad_()
+        layer(leaf, COUNTS, out=out, dgrad_out=dgrad_out).backward(dy)
+        assert leaf.grad.data_ptr() == dgrad_out.data_ptr()
+
+
+def test_a_buffer_overwritten_before_backward_is_seen(device):
+    """exp keeps the layer's result for its own backward."""
+    layer, (out, _) = module(device), buffers(device)
+    x, _ = inputs(device)
+    h = layer(x, COUNTS, out=out).exp().sum() + (layer(x, COUNTS, out=out) ** 2).sum()
+    h.backward()  # exp keeps its own result
+    y = layer(x, COUNTS, out=out)
+    square = (y * y).sum()
+    layer(x, COUNTS, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        square.backward()
+
+
+def test_input_with_leading_dimensions(device):
+    layer, (out, dgrad_out) = module(device), buffers(device)
+    x, dy = inputs(device)
+    leaf = x.view(2, 13, 24).requires_grad_()
+    y = layer(leaf, COUNTS, out=out, dgrad_out=dgrad_out)
+    y.backward(dy.view(2, 13, 40))
+    assert y.shape == (2, 13, 40) and y.data_ptr() == out.data_ptr()
+    assert leaf.grad.data_ptr() == dgrad_out.data_ptr()
+
+
+def test_without_gradients(device):
+    layer, (out, _) = module(device), buffers(device)
+    x, _ = inputs(device)
+    with torch.no_grad():
+        y = layer(x, COUNTS, out=out)
+    assert y.data_ptr() == out.data_ptr() and not y.requires_grad
+    assert torch.equal(y[:20], layer(x, COUNTS)[:20])
+
+
+@pytest.mark.parametrize("name", ["out", "dgrad_out"])
+def test_buffers_that_do_not_fit(device, name):
+    layer = module(device)
+    x, _ = inputs(device)
+    good = dict(zip(("out", "dgrad_out"), buffers(device)))[name]
+    columns = good.shape[1]
+
+    def refused(buffer, match):
+        before = buffer.detach().clone()
+        with pytest.raises(ValueError, match=match):
+            layer(x, COUNTS, **{name: buffer})
+        assert torch.equal(buffer.detach(), before)
+
+    refused(good.new_ones(ROWS + 1, columns), rf"{name} has shape \[27, {columns}\], must be \[26")
+    refused(good.new_ones(2, 13, columns), rf"{name} has shape \[2, 13, {columns}\]")
+    refused(good.to(torch.float64), rf"{name} is torch.float64, must be torch.float32")
+    refused(good.new_ones(columns, ROWS).t(), rf"{name} has strides \[1, 26\], must be contiguous")
+    refused(good.clone().requires_grad_(), rf"{name} requires grad, must not")
+    with pytest.raises(ValueError, match=f"{name} is on meta, must be on {device.type}"):
+        layer(x, COUNTS, **{name: torch.empty_like(good, device="meta")})

@@ -1,0 +1,318 @@
+"""cadre.GroupedLinear: gradients into main_grad, and gradients that are left for later."""
+
+import pytest
+import torch
+from conftest import draw
+from linear_reference import experts_of, gradients, module
+
+COUNTS = [3, 0, 9, 1, 4]
+ROWS = 20
+
+
+@pytest.fixture
+def data(device):
+    return draw(ROWS, 24, device=device), draw(ROWS, 40, device=device)
+
+
+def with_main_grad(layer, fill=0.25, dtype=torch.float32, announced=True):
+    for w in weights_of(layer):
+        w.main_grad = torch.full(w.shape, fill, dtype=dtype, device=w.device)
+        if announced:
+            w.grad_added_to_main_grad = False
+    return layer
+
+
+def weights_of(layer):
+    return [p for name, p in layer.named_parameters() if name.startswith("weight")]
+
+
+def main_grads(layer):
+    return torch.stack([w.main_grad for w in weights_of(layer)]).reshape(5, 40, 24)
+
+
+def step(layer, data, **arguments):
+    x, dy = data
+    layer(x, COUNTS, **arguments).backward(dy)
+
+
+def wgrad(data, **options):
+    layer = module(data[0].device, **options)
+    step(layer, data)
+    return gradients(layer, "weight"), gradients(layer, "bias")
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("delay", [True, False])
+def test_every_layout(data, packed, bias, fuse, delay):
+    dw, dbias = wgrad(data)
+    layer = with_main_grad(module(data[0].device, packed=packed, bias=bias,
+                                  fuse_wgrad_accumulation=fuse, delay_wgrad_compute=delay))
+    addresses = [w.main_grad.data_ptr() for w in weights_of(layer)]
+    step(layer, data)
+    if bias:  # never left for later
+        assert torch.equal(gradients(layer, "bias"), dbias)
+    if delay:
+        assert torch.all(main_grads(layer) == 0.25)
+        assert fuse or all(w.grad is None for w in weights_of(layer))
+    assert layer.need_backward_dw() == delay
+    layer.backward_dw()
+    if fuse:
+        assert torch.equal(main_grads(layer), 0.25 + dw)
+        assert all(w.grad_added_to_main_grad for w in weights_of(layer))
+    else:
+        assert torch.equal(gradients(layer, "weight"), dw)
+        assert torch.all(main_grads(layer) == 0.25)
+        assert not any(w.grad_added_to_main_grad for w in weights_of(layer))
+    assert addresses == [w.main_grad.data_ptr() for w in weights_of(layer)]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_type_of_main_grad(device, packed, dtype):
+    """bf16 weights; fp32 sums are not rounded on the way."""
+    data = draw(ROWS, 24, dtype=torch.bfloat16, device=device), draw(
+        ROWS, 40, dtype=torch.bfloat16, device=device)
+    layer = with_main_grad(module(device, packed=packed, dtype=torch.bfloat16,
+                                  fuse_wgrad_accumulation=True), 0.0, dtype)
+    step(layer, data)
+    exact = wgrad([t.float() for t in data])[0]
+    assert main_grads(layer).dtype == dtype
+    torch.testing.assert_close(main_grads(layer).float(), exact, rtol=2e-6 if
+                               dtype == torch.float32 else 8e-3, atol=2e-5)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_two_microbatches_then_a_new_step(data, packed):
+    dw = wgrad(data)[0]
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True),
+                           float("nan"))
+    for _ in range(2):
+        step(layer, data, is_first_microbatch=True)
+        assert torch.equal(main_grads(layer), dw)
+        step(layer, data, is_first_microbatch=False)
+        torch.testing.assert_close(main_grads(layer), 2 * dw)
+
+
+@pytest.mark.parametrize("delay", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_overwrite_main_grad(data, packed, delay):
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True,
+                                  delay_wgrad_compute=delay), float("nan"))
+    for w in weights_of(layer):
+        w.overwrite_main_grad = True
+    step(layer, data)
+    layer.backward_dw()
+    assert torch.equal(main_grads(layer), wgrad(data)[0])
+
+
+def test_overwrite_main_grad_of_some_experts(data):
+    layer = with_main_grad(module(data[0].device, packed=False, fuse_wgrad_accumulation=True))
+    overwritten = [False, True, True, False, True]  # expert 1 has no rows
+    for w, overwrite in zip(weights_of(layer), overwritten):
+        w.overwrite_main_grad = overwrite
+        if overwrite:
+            w.main_grad.fill_(float("nan"))
+    step(layer, data)
+    dw = wgrad(data)[0]
+    for got, want, overwrite in zip(main_grads(layer), dw, overwritten):
+        assert torch.equal(got, want if overwrite else want + 0.25)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_autograd_gets(data, packed):
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True))
+    weights = weights_of(layer)
+    step(layer, data)
+    assert all(w.grad is not None and w.grad.shape == w.shape for w in weights)
+
+    for w in weights:
+        w.zero_out_wgrad = True
+    layer.zero_grad()
+    step(layer, data)
+    assert all(torch.all(w.grad == 0) for w in weights)
+
+    for w in weights:
+        del w.grad_added_to_main_grad
+    layer.zero_grad()
+    step(layer, data)
+    assert all(w.grad is None for w in weights)
+
+
+def test_stand_ins_are_not_one_tensor_with_a_gradient(data):
+    """.grad is the weight's own: writing it changes no other."""
+    layer = with_main_grad(module(data[0].device, packed=False, fuse_wgrad_accumulation=True))
+    for w in weights_of(layer):
+        w.zero_out_wgrad = True
+    step(layer, data)
+    layer.weight0.grad.fill_(5)
+    assert torch.all(layer.weight1.grad == 0)
+
+
+def test_main_grad_is_asked_for_in_backward(data):
+    """Every expert of a sharded layer says where its buffer is now."""
+    layer = module(data[0].device, packed=False, fuse_wgrad_accumulation=True)
+    buffers, asked = {}, []
+
+    def get(e):
+        asked.append(e)
+        return buffers[e]
+
+    for e, w in enumerate(weights_of(layer)):
+        setattr(w, "__fsdp_param__", True)
+        w.get_main_grad = lambda e=e: get(e)
+    y = layer(data[0], COUNTS)
+    assert asked == []
+    buffers.update({e: torch.zeros(40, 24, device=data[0].device) for e in range(5)})
+    y.backward(data[1])
+    assert asked == [0, 1, 2, 3, 4]
+    assert all(w.main_grad is buffers[e] for e, w in enumerate(weights_of(layer)))
+    assert torch.equal(main_grads(layer), wgrad(data)[0])
+
+
+def test_main_grad_that_moved_since_forward(data):
+    layer = with_main_grad(module(data[0].device, fuse_wgrad_accumulation=True))
+    y = layer(data[0], COUNTS)
+    old = layer.weight.main_grad
+    layer.weight.main_grad = torch.zeros_like(old)
+    y.backward(data[1])
+    assert torch.all(old == 0.25)
+    assert torch.equal(main_grads(layer), wgrad(data)[0])
+
+
+def test_flat_main_grad(data):
+    layer = module(data[0].device, fuse_wgrad_accumulation=True)
+    layer.weight.main_grad = torch.zeros(5 * 40 * 24, device=data[0].device)
+    step(layer, data)
+    assert torch.equal(layer.weight.main_grad.view(5, 40, 24), wgrad(data)[0])
+
+
+def test_bad_main_grads(data):
+    device = data[0].device
+    layer = module(device, fuse_wgrad_accumulation=True)
+    with pytest.raises(RuntimeError, match=r"main_grad of a weight \[5, 40, 24\] is missing"):
+        step(layer, data)
+    layer.weight.main_grad = torch.zeros(5, 24, 40, device=device).transpose(1, 2)
+    with pytest.raises(ValueError, match=r"shape \[5, 40, 24\] and strides \[960, 1, 40\]"):
+        step(layer, data)
+    layer.weight.main_grad = torch.zeros(5, 24, 40, device=device)
+    with pytest.raises(ValueError, match=r"shape \[5, 24, 40\] and strides \[960, 40, 1\]"):
+        step(layer, data)
+
+
+def test_delayed_gradients_are_first_in_first_out(data):
+    x, dy = data
+    layer = module(x.device, delay_wgrad_compute=True, bias=False)
+    want = []
+    for factor in (1, 2):
+        layer(x * factor, COUNTS).backward(dy)
+        want.append(wgrad((x * factor, dy))[0])
+    layer.backward_dw()
+    assert torch.equal(layer.weight.grad, want[0])
+    layer.backward_dw()
+    assert torch.equal(layer.weight.grad, want[0] + want[1])
+    layer.backward_dw()  # nothing is pending
+    assert torch.equal(layer.weight.grad, want[0] + want[1])
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_delayed_gradients_are_added_to_grad(data, packed):
+    layer = module(data[0].device, packed=packed, delay_wgrad_compute=True)
+    given = []
+    for w in weights_of(layer):
+        w.grad = torch.ones_like(w)
+        given.append(w.grad)
+    step(layer, data)
+    layer.backward_dw()
+    assert torch.equal(gradients(layer, "weight"), 1 + wgrad(data)[0])
+    assert all(w.grad is g for w, g in zip(weights_of(layer), given))
+
+
+def test_weights_that_changed_while_gradients_are_pending(data):
+    layer = module(data[0].device, packed=False, delay_wgrad_compute=True)
+    step(layer, data)
+    with torch.no_grad():
+        layer.weight3.add_(1)
+    with pytest.raises(RuntimeError, match="version of weight 3 is .* must be .* as in backward"):
+        layer.backward_dw()
+    layer.discard_wgrad()
+    layer.backward_dw()
+    assert layer.weight0.grad is None
+
+
+def test_hooks_of_delayed_gradients(data):
+    layer = module(data[0].device, delay_wgrad_compute=True)
+    seen = []
+    layer.register_wgrad_accumulation_and_reduce_hooks(
+        lambda: seen.append(layer.weight.grad is not None))
+    layer.register_wgrad_accumulation_and_reduce_hooks(lambda: seen.append("second"))
+    layer.backward_dw()
+    step(layer, data)
+    assert seen == []
+    layer.backward_dw()
+    assert seen == [True, "second"]
+    layer._trigger_wgrad_accumulation_and_reduce_hooks()
+    assert seen == [True, "second"] * 2
+
+
+def test_marks_of_delayed_parameters(device):
+    assert all(p.skip_backward_post_hook
+               for p in module(device, delay_wgrad_compute=True).parameters())
+    assert not any(hasattr(p, "skip_backward_post_hook") for p in module(device).parameters())
+
+
+def test_without_delay_nothing_is_left(data):
+    layer = module(data[0].device)
+    step(layer, data)
+    before = layer.weight.grad.clone()
+    assert not layer.need_backward_dw()
+    layer.backward_dw()
+    assert torch.equal(layer.weight.grad, before)
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_second_derivatives_are_refused(data, delay):
+    layer = module(data[0].device, delay_wgrad_compute=delay,
+                   fuse_wgrad_accumulation=not delay)
+    with_main_grad(layer)
+    x = data[0].requires_grad_()
+    (dx,) = torch.autograd.grad(layer(x, COUNTS).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable|does not require grad"):
+        dx.sum().backward()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
+@pytest.mark.parametrize("fuse", [True, False])
+@pytest.mark.parametrize("packed", [True, False])
+def test_delayed_gradients_in_a_cuda_graph(packed, fuse):
+    """Replayed with other counts, other data and other content of main_grad."""
+    device = torch.device("cuda")
+    layer = module(device, packed=packed, fuse_wgrad_accumulation=fuse, delay_wgrad_compute=True)
+    with_main_grad(layer)
+    x, dy = draw(ROWS, 24, device=device), draw(ROWS, 40, device=device)
+    counts = torch.tensor(COUNTS, device=device)
+
+    def run():
+        layer(x, counts).backward(dy)
+        layer.backward_dw()
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    layer.zero_grad()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    for other in ([0, 5, 5, 5, 5], [20, 0, 0, 0, 0], [0, 0, 0, 0, 0], COUNTS):
+        counts.copy_(torch.tensor(other))
+        x.normal_(), dy.normal_()
+        for w in experts_of(layer, "weight") if not packed else [layer.weight]:
+            w.main_grad.fill_(0.5)
+        graph.replay()
+        plain = module(device)
+        plain(x, counts).backward(dy)
+        got = main_grads(layer) - 0.5 if fuse else gradients(layer, "weight")
+        torch.testing.assert_close(got, plain.weight.grad, rtol=1e-5, atol=1e-5)

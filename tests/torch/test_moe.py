@@ -1,0 +1,256 @@
+"""cadre.GroupedMLP and cadre.MoE."""
+
+import copy
+
+import pytest
+import torch
+from conftest import assert_close, assert_seen, draw, slices_of
+from torch.nn import functional
+
+import cadre
+
+E, H, F = 5, 32, 64
+UNGATED = {"silu": functional.silu, "gelu": functional.gelu, "relu": functional.relu,
+           "gelu_tanh": lambda z: functional.gelu(z, approximate="tanh"),
+           "relu_squared": lambda z: functional.relu(z) ** 2}
+GATED = {"swiglu": functional.silu, "geglu": functional.gelu, "reglu": functional.relu,
+         "geglu_tanh": lambda z: functional.gelu(z, approximate="tanh")}
+
+
+def activate(activation, layout, z):
+    """In plain torch."""
+    name, *words = activation.split()
+    if name in UNGATED:
+        return UNGATED[name](z)
+    if layout == "concat":
+        gate, up = z.chunk(2, -1)
+    else:
+        width = int(layout.removeprefix("interleave"))
+        gate, up = z.unflatten(-1, (-1, 2, width)).unbind(-2)
+        gate, up = gate.flatten(-2), up.flatten(-2)
+    if name in GATED:
+        return GATED[name](gate) * up
+    value = {"limit": 7.0, "alpha": 1.702, "offset": 1.0}
+    value |= {word.split("=")[0]: float(word.split("=")[1]) for word in words}
+    gate = gate.clamp(max=value["limit"])
+    up = up.clamp(-value["limit"], value["limit"]) + value["offset"]
+    return gate * torch.sigmoid(value["alpha"] * gate) * up
+
+
+def experts(device, **options):
+    made = cadre.GroupedMLP(E, H, F, device=device, **options)
+    with torch.no_grad():
+        for p in made.parameters():
+            p.copy_(draw(*p.shape) * 0.2)
+    return made
+
+
+def in_fp64(mlp, activation, layout, x, counts, prob=None, scale=None):
+    """y [R, H], and a copy of the parameters that it depends on."""
+    p = {name: t.detach().double().requires_grad_() for name, t in mlp.named_parameters()}
+    parts = []
+    for e, rows in enumerate(slices_of(counts)):
+        z = x[rows] @ p["w1"][e].t() + (p["bias1"][e] if "bias1" in p else 0)
+        h = activate(activation, layout, z) * (1 if prob is None else prob[rows, None])
+        bias = p["bias2"][e] if "bias2" in p else 0
+        parts.append(h @ p["w2"][e].t() + bias * (1 if scale is None else scale[rows, None]))
+    return torch.cat([*parts, x.new_zeros(x.shape[0] - sum(counts), H)]), p
+
+
+@pytest.mark.parametrize(("activation", "layout"), [
+    ("swiglu", "concat"), ("swiglu", "interleave1"), ("swiglu", "interleave32"),
+    ("geglu", "concat"), ("geglu_tanh", "interleave1"), ("reglu", "interleave32"),
+    ("clamped_swiglu", "interleave1"),
+    ("clamped_swiglu limit=0.5 alpha=1.5 offset=0.25", "concat"),
+    *((name, "concat") for name in UNGATED)])
+def test_experts_equal_plain_torch(device, case, activation, layout):
+    counts, rows = case
+    mlp = experts(device, activation=activation, layout=layout, bias=True)
+    x, dy = draw(rows, H, device=device, grad=True), draw(rows, H, device=device)
+    prob, scale = (torch.rand(rows, device=device).requires_grad_() for _ in range(2))
+    y = mlp(x, torch.tensor(counts, device=device), prob, scale)
+    y.backward(dy)
+
+    x64, prob64, scale64 = (t.detach().double().requires_grad_() for t in (x, prob, scale))
+    want, parameters = in_fp64(mlp, activation, layout, x64, counts, prob64, scale64)
+    want.backward(dy.double())
+    assert_close(y, want, terms=200)
+    for got, expected in ((x, x64), (prob, prob64), (scale, scale64),
+                          *((p, parameters[name]) for name, p in mlp.named_parameters())):
+        assert_close(got.grad, expected.grad, terms=400)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_experts_without_probabilities(device, bias):
+    mlp = experts(device, bias=bias)
+    x = draw(2, 5, H, device=device)
+    want, _ = in_fp64(mlp, "swiglu", "concat", x.view(10, H).double(), [2] * 5)
+    y = mlp(x, [2] * 5)
+    assert y.shape == x.shape
+    assert_close(y.view(10, H), want, terms=200)
+
+
+def test_kept_and_computed_again_are_the_same_bits(device):
+    mlp = experts(device)
+    x, prob = draw(11, H, device=device), torch.rand(11, device=device)
+    grads = []
+    for mlp.keep_h in (True, False):
+        mlp.zero_grad()
+        mlp(x, [2] * 5, prob).square().sum().backward()
+        grads.append([p.grad for p in mlp.parameters()])
+    assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.parametrize(("options", "match"), [
+    ({"activation": "mish"}, "activation is 'mish', must be one of swiglu, geglu"),
+    ({"activation": ""}, "activation is '', must be one of"),
+    ({"layout": "interleave2"}, "layout is 'interleave2', must be one of concat, interleave1"),
+    ({"activation": "relu", "layout": "interleave1"}, "must be 'concat'; relu has no gate"),
+])
+def test_experts_that_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        cadre.GroupedMLP(E, H, F, device="cpu", **options)
+
+
+def test_wrong_sizes():
+    for name in ("num_experts", "hidden", "features"):
+        with pytest.raises(ValueError, match=f"{name} is 0, must be 1 or more"):
+            cadre.GroupedMLP(**{"num_experts": E, "hidden": H, "features": F, name: 0})
+    with pytest.raises(ValueError, match=r"x has shape \[3, 31\], must be \[..., 32\]"):
+        experts("cpu")(torch.zeros(3, 31), [3, 0, 0, 0, 0])
+    for top_k in (0, 6):
+        with pytest.raises(ValueError, match=f"top_k is {top_k}, must be 1 to num_experts, 5"):
+            cadre.MoE(H, F, E, top_k, device="cpu")
+    with pytest.raises(ValueError, match=r"x has shape \[3, 31\], must be \[..., 32\]"):
+        cadre.MoE(H, F, E, 2, device="cpu")(torch.zeros(3, 31))
+
+
+def moe(device, **options):
+    layer = cadre.MoE(H, F, E, 2, device=device, **options)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(draw(*p.shape) * 0.3)
+    return layer
+
+
+def dense(layer, tokens, prob, chosen):
+    """Every expert on every token, weighted: fp64 [T, H]."""
+    weights = torch.zeros(tokens.shape[0], E, dtype=torch.float64, device=tokens.device)
+    weights = weights.scatter(1, chosen.long(), prob.double())
+    parts = []
+    for e in range(E):
+        counts = [0] * e + [tokens.shape[0]] + [0] * (E - e - 1)
+        y, _ = in_fp64(layer.experts, "swiglu", "concat", tokens.double(), counts)
+        parts.append(y * weights[:, e, None])
+    return sum(parts)
+
+
+@pytest.mark.parametrize("options", [
+    {}, {"normalize": True}, {"score": "topk_softmax"}, {"bias": True},
+    {"score": "sigmoid", "normalize": True, "scale": 2.5, "expert_bias": True}])
+def test_moe_equals_every_expert_on_every_token(device, options):
+    layer = moe(device, **options)
+    if layer.expert_bias is not None:
+        layer.expert_bias.copy_(draw(E))
+    x = draw(3, 7, H, device=device)
+    out, router = layer(x)
+    tokens = x.view(21, H)
+    logits = tokens.double() @ layer.router.double().t()
+    assert_close(router.logits, logits, terms=H)
+    scores = logits.sigmoid() if options.get("score") == "sigmoid" else logits.softmax(-1)
+    assert_close(router.scores, scores, terms=50)
+    rank = scores if layer.expert_bias is None else scores + layer.expert_bias
+    assert torch.equal(router.experts.sort().values.long(), rank.topk(2).indices.sort().values)
+    assert torch.equal(router.tokens_per_expert, router.experts.flatten().bincount(minlength=E).int())
+    assert_close(out.view(21, H), dense(layer, tokens, router.prob, router.experts), terms=2000)
+    if options.get("normalize"):
+        torch.testing.assert_close(router.prob.sum(-1),
+                                   torch.full((21,), options.get("scale", 1.0), device=device))
+
+
+def test_gradients_of_moe(device):
+    layer = moe(device, normalize=True)
+    x = draw(21, H, device=device, grad=True)
+    out, router = layer(x)
+    dout = draw(21, H, device=device)
+    (out * dout).sum().backward()
+
+    leaf = x.detach().double().requires_grad_()
+    w = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    scores = (leaf @ w["router"].t()).softmax(-1)
+    prob = scores.gather(1, router.experts.long())
+    weights = torch.zeros_like(scores).scatter(1, router.experts.long(),
+                                               prob / prob.sum(-1, keepdim=True))
+    gate, up = torch.einsum("th,efh->tef", leaf, w["experts.w1"]).chunk(2, -1)
+    y = torch.einsum("tef,ehf->teh", functional.silu(gate) * up, w["experts.w2"])
+    ((y * weights[..., None]).sum(1) * dout.double()).sum().backward()
+    assert_close(x.grad, leaf.grad, terms=2000)
+    for name, p in layer.named_parameters():
+        assert_seen(p.grad)
+        assert_close(p.grad, w[name].grad, terms=2000)
+
+
+def test_shared_expert(device):
+    shared = torch.nn.Linear(H, H, device=device)
+    layer = moe(device, shared_expert=shared)
+    x = draw(21, H, device=device)
+    with_shared, _ = layer(x)
+    layer.shared_expert = None
+    assert torch.equal(with_shared, layer(x)[0] + shared(x))
+
+
+def test_expert_groups(device):
+    layer = cadre.MoE(H, F, 8, 2, device=device, groups=4, group_top_k=1)
+    _, router = layer(draw(50, H, device=device))
+    assert torch.all(router.experts[:, 0] // 2 == router.experts[:, 1] // 2)
+
+
+def test_router_works_in_fp32(device):
+    layer = moe(device, dtype=torch.bfloat16)
+    x = draw(21, H, dtype=torch.bfloat16, device=device)
+    logits = functional.linear(x.float(), layer.router)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        _, router = layer(x)
+    assert router.logits.dtype == router.prob.dtype == torch.float32
+    assert torch.equal(router.logits, logits)
+    out, router = layer.bfloat16()(x)
+    assert out.dtype == torch.bfloat16 and router.logits.dtype == torch.float32
+
+
+def test_load_balancing_loss(device):
+    layer = moe(device)
+    _, router = layer(draw(400, H, device=device))
+    loss = router.load_balancing_loss()
+    share = router.tokens_per_expert.double() / 800
+    torch.testing.assert_close(loss.double(), E * (share * router.scores.double().mean(0)).sum())
+    loss.backward()
+    assert_seen(layer.router.grad)
+    even = torch.full((10, E), 1 / E, device=device)
+    assert cadre.load_balancing_loss(even, torch.full((E,), 4, device=device)).item() == (
+        pytest.approx(1))
+    one = torch.eye(E, device=device)[:1].expand(10, E)
+    assert cadre.load_balancing_loss(one, torch.tensor([20, 0, 0, 0, 0], device=device)).item() == (
+        pytest.approx(E))
+    assert cadre.load_balancing_loss(even[:0], torch.zeros(E, device=device)).item() == 0
+
+
+def test_no_tokens(device):
+    layer = moe(device)
+    out, router = layer(torch.zeros(0, H, device=device))
+    (out.sum() + router.load_balancing_loss()).backward()
+    assert out.shape == (0, H) and router.tokens_per_expert.sum() == 0
+    assert all(torch.all(p.grad == 0) for p in layer.parameters())
+
+
+def test_meta_and_copies(device):
+    layer = cadre.MoE(H, F, E, 2, device="meta", expert_bias=True, bias=True)
+    assert all(p.is_meta for p in layer.parameters())
+    layer.to_empty(device=device).reset_parameters()
+    x = draw(21, H, device=device)
+    out, _ = layer(x)
+    assert_seen(out)
+    assert torch.equal(copy.deepcopy(layer)(x)[0], out)
+    assert {n for n, _ in layer.named_parameters()} == {
+        "router", "experts.w1", "experts.w2", "experts.bias1", "experts.bias2"}
+    assert "num_experts" not in repr(layer) and "top_k=2" in repr(layer)
+    assert "5, hidden=32, features=64, activation='swiglu'" in repr(layer.experts)

@@ -1,0 +1,89 @@
+"""What a package says that cannot be used: built for another torch, or not built."""
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import cadre
+from cadre import _build, _library
+
+HERE = pathlib.Path(cadre.__file__).parent
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A copy of the package that a test may break."""
+    shutil.copytree(HERE, tmp_path / "cadre", ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / "cadre"
+
+
+def python(package, *words):
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True,
+                          env=os.environ | {"PYTHONPATH": str(package.parent)})
+
+
+def doctor_says(package, message):
+    """With the versions, and without a traceback."""
+    done = python(package, "-m", "cadre", "doctor")
+    assert done.returncode == 1
+    assert message in done.stdout and "Traceback" not in done.stderr, done.stdout + done.stderr
+    return done.stdout
+
+
+def import_says(package, message):
+    done = python(package, "-c", "import cadre")
+    assert done.returncode == 1
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: cadre: ") and message in last, done.stderr
+
+
+def test_a_copy_works(package):
+    done = python(package, "-c", "import cadre; print(cadre.__file__)")
+    assert (done.returncode, done.stdout.strip()) == (0, str(package / "__init__.py")), done.stderr
+
+
+def test_another_torch(package):
+    build = package / "_build.py"
+    build.write_text(build.read_text().replace(_build.TORCH, "2.4.1+cpu"))
+    message = (f"torch is {torch.__version__}, must be 2.4.*, with which this build of cadre was "
+               "made; install torch==2.4.*, or build it again with `pip install .`")
+    import_says(package, message)
+    report = doctor_says(package, message)
+    assert "built for" in report and "torch 2.4.1+cpu" in report
+
+
+@pytest.mark.parametrize("built_with, found", [
+    ("2.11.0+cu130", "2.11.0+cpu"), ("2.11.0", "2.11.3"), ("2.11.0", "2.11.1a0+git0123abc")])
+def test_torches_that_fit(built_with, found):
+    _library.require_same_torch(built_with, found)
+
+
+@pytest.mark.parametrize("found", ["2.1.0", "2.10.0", "2.12.0", "3.11.0"])
+def test_torches_that_do_not(found):
+    with pytest.raises(ImportError, match=f"torch is {found}, must be 2.11.*, with which"):
+        _library.require_same_torch("2.11.0+cu130", found)
+
+
+def test_no_library(package):
+    (package / "libcadre_torch.so").unlink()
+    doctor_says(package, f"{package / 'libcadre_torch.so'} is missing; build it again")
+
+
+def test_a_library_that_does_not_load(package):
+    (package / "libcadre_torch.so").write_bytes(b"\x7fELF, not quite")
+    doctor_says(package, f"libcadre_torch.so cannot be loaded beside torch {torch.__version__} (")
+
+
+def test_a_source_tree(package):
+    (package / "_build.py").unlink()
+    doctor_says(package, f"{package} was not built; build it with `pip install .`")
+
+
+def test_no_torch(package):
+    (package.parent / "torch.py").write_text("raise ImportError('there is none')\n")
+    report = doctor_says(package, "torch cannot be imported (there is none); install it")
+    assert "not importable: there is none" in report

@@ -1,0 +1,177 @@
+"""Recipes: their words, the context that sets them, and layers under one."""
+
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import draw
+from linear_reference import module
+
+import cadre
+from cadre.recipe import active_recipe, recipe_text
+
+COUNTS = [3, 0, 9, 1, 4]
+
+
+def peer(**predicates):
+    """A recipe object of TransformerEngine, as far as Cadre looks."""
+    names = ("mxfp8", "nvfp4", "float8_block_scaling", "float8_current_scaling", "delayed")
+    return SimpleNamespace(**{name: lambda on=predicates.get(name, False): on for name in names})
+
+
+def test_words():
+    assert str(cadre.Recipe("mxfp8")) == "mxfp8"
+    assert str(cadre.Recipe("nvfp4", wgrad="bf16")) == "nvfp4,wgrad=bf16"
+    assert str(cadre.Recipe("bf16", "mxfp8", "mxfp8", "fp8_block*fp8_block")) == (
+        "bf16,fprop=mxfp8,dgrad=mxfp8,wgrad=fp8_block*fp8_block")
+    assert recipe_text(None) == ""
+    assert recipe_text(peer(mxfp8=True)) == "mxfp8"
+    assert recipe_text(peer(nvfp4=True)) == "nvfp4"
+    assert recipe_text(peer(float8_block_scaling=True)) == "fp8_block"
+    assert recipe_text(peer(float8_current_scaling=True)) == "fp8_tensor"
+
+
+def test_what_is_no_recipe():
+    with pytest.raises(NotImplementedError, match="delayed scaling.*must be mxfp8"):
+        cadre.autocast(recipe=peer(delayed=True))
+    with pytest.raises(TypeError, match="recipe is a int, must be words, a cadre.Recipe or"):
+        cadre.autocast(recipe=8)
+    with pytest.raises(TypeError, match="recipe is a SimpleNamespace"):
+        cadre.autocast(recipe=peer())
+
+
+def test_contexts_nest():
+    assert active_recipe() == ""
+    with cadre.autocast():
+        assert active_recipe() == "mxfp8"
+        with cadre.autocast(recipe=cadre.Recipe("nvfp4", wgrad="bf16")):
+            assert active_recipe() == "nvfp4,wgrad=bf16"
+            with cadre.autocast(enabled=False):
+                assert active_recipe() == ""
+        assert active_recipe() == "mxfp8"
+        with pytest.raises(KeyError), cadre.autocast(recipe="bf16"):
+            raise KeyError
+        assert active_recipe() == "mxfp8"
+    assert active_recipe() == ""
+
+
+def test_one_context_used_twice_and_within_itself():
+    context = cadre.autocast(recipe="nvfp4")
+    with context, cadre.autocast(recipe="bf16"), context:
+        assert active_recipe() == "nvfp4"
+    assert active_recipe() == ""
+
+
+def test_decorator():
+    @cadre.autocast(recipe="fp8_block")
+    def named(a, *, b):
+        """Says what it sees."""
+        return a, b, active_recipe()
+
+    assert named(1, b=2) == (1, 2, "fp8_block")
+    assert named.__name__ == "named" and active_recipe() == ""
+
+
+def test_each_thread_has_its_own():
+    seen = []
+    with cadre.autocast(recipe="nvfp4"):
+        thread = threading.Thread(target=lambda: seen.append(active_recipe()))
+        thread.start()
+        thread.join()
+    assert seen == [""]
+
+
+def runs_here(device, recipe):
+    return device.type == "cpu" or recipe in ("f32", "bf16", "f16")
+
+
+@pytest.mark.parametrize("recipe", ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "mxfp4",
+                                    "mxfp8,wgrad=bf16"])
+def test_layers_follow_the_context(device, recipe):
+    layer = module(device, k=64, n=96, dtype=torch.bfloat16)
+    x = draw(17, 64, dtype=torch.bfloat16, device=device)
+    plain = layer(x, COUNTS)
+    if not runs_here(device, recipe):
+        with cadre.autocast(recipe=recipe), pytest.raises(NotImplementedError):
+            layer(x, COUNTS)
+        return
+    with cadre.autocast(recipe=recipe):
+        y = layer(x, COUNTS)
+        own = module(device, k=64, n=96, dtype=torch.bfloat16, recipe="bf16")(x, COUNTS)
+    assert torch.equal(y, plain) == (recipe == "bf16")
+    assert torch.equal(own, plain)
+    assert (y - plain).norm() < 0.2 * plain.norm()
+
+
+def test_words_that_mean_nothing(device):
+    layer = module(device)
+    with cadre.autocast(recipe="mxfp9"), pytest.raises(ValueError, match="name is 'mxfp9', must be"):
+        layer(draw(17, 24, device=device), COUNTS)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block", "nvfp4", "mxfp8,wgrad=bf16"])
+@pytest.mark.parametrize("options", [{"fuse_wgrad_accumulation": True},
+                                     {"delay_wgrad_compute": True},
+                                     {"delay_wgrad_compute": True, "save_original_input": True}])
+def test_the_recipe_of_forward_holds_to_the_end(device, recipe, options):
+    """backward and backward_dw run outside of the context, with the same bits."""
+    if not runs_here(device, recipe):
+        pytest.skip("recipe runs on the CPU only")
+    x, dy = (draw(17, c, dtype=torch.bfloat16, device=device) for c in (64, 96))
+
+    def run(**options):
+        torch.manual_seed(5)
+        layer = module(device, k=64, n=96, dtype=torch.bfloat16, **options)
+        layer.weight.main_grad = torch.zeros_like(layer.weight)
+        leaf = x.clone().requires_grad_()
+        with cadre.autocast(recipe=recipe):
+            y = layer(leaf, COUNTS)
+        y.backward(dy)
+        layer.backward_dw()
+        dw = layer.weight.main_grad if "fuse_wgrad_accumulation" in options else layer.weight.grad
+        return y.detach(), leaf.grad, dw, layer.bias.grad
+
+    for got, want in zip(run(**options), run()):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_weights_are_quantised_once_a_step(device, packed):
+    """The second microbatch uses the copies of the first, whatever the weights are now."""
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    layer = module(device, k=64, n=96, packed=packed, dtype=torch.bfloat16)
+    x = draw(17, 64, dtype=torch.bfloat16, device=device, grad=True)
+    with cadre.autocast(recipe="mxfp8"):
+        want = layer(x, COUNTS)
+        want.sum().backward()
+        dx, x.grad = x.grad, None
+        first = layer(x, COUNTS, is_first_microbatch=True)
+        with torch.no_grad():
+            for p in layer.parameters():
+                if p.dim() > 1 + packed:
+                    p.mul_(2)
+        second = layer(x, COUNTS, is_first_microbatch=False)
+        second.sum().backward()
+        third = layer(x, COUNTS, is_first_microbatch=True)
+    assert torch.equal(first, want) and torch.equal(second, want)
+    assert torch.equal(x.grad, dx)
+    assert not torch.equal(third, want)
+
+
+def test_activation_checkpointing_keeps_the_recipe(device):
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    layer = module(device, k=64, n=96, dtype=torch.bfloat16)
+    x = draw(17, 64, dtype=torch.bfloat16, device=device)
+    grads = []
+    for checkpointed in (False, True):
+        leaf = x.clone().requires_grad_()
+        with cadre.autocast(recipe="mxfp8"):
+            y = torch.utils.checkpoint.checkpoint(
+                layer, leaf, COUNTS, use_reentrant=False,
+                context_fn=cadre.checkpoint_contexts) if checkpointed else layer(leaf, COUNTS)
+        y.sum().backward()
+        grads.append(leaf.grad)
+    assert torch.equal(*grads)

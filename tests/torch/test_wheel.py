@@ -1,0 +1,125 @@
+"""The wheel: built by pip as a user builds it, installed into an environment that has torch, where
+the doctor is content and every Python block of the pages runs on its own."""
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SITE = sysconfig.get_path("purelib")
+SECTION = "From PyTorch"  # of the README
+
+
+def clean_environment():
+    """What a user's shell has: nothing that leads to the build tree."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+    if shutil.which("ccache"):
+        environment.setdefault("CMAKE_CXX_COMPILER_LAUNCHER", "ccache")
+    return environment
+
+
+def run(*command, cwd):
+    done = subprocess.run(command, cwd=cwd, env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, f"{command}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Without CUDA, whose kernels take minutes to compile."""
+    folder = tmp_path_factory.mktemp("wheel")
+    requires = re.search(r'^requires = \["([^"]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
+    asked = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
+                            "--dest", folder / "asked", requires.group(1)], capture_output=True)
+    if asked.returncode and os.environ.get("CADRE_REQUIRE") != "1":
+        pytest.skip(f"PyPI could not be had for {requires.group(1)}")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder),
+        "--config-settings=cmake.define.CADRE_CUDA=OFF", str(ROOT), cwd=folder)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def python(wheel, tmp_path_factory):
+    """The interpreter of an environment with torch and the wheel. It borrows torch."""
+    folder = tmp_path_factory.mktemp("venv")
+    run(sys.executable, "-m", "venv", str(folder), cwd=folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "borrowed.pth").write_text(SITE + "\n")
+    program = str(folder / "bin/python")
+    run(program, "-m", "pip", "install", "--no-index", "--no-deps", str(wheel), cwd=folder)
+    return program
+
+
+def test_its_tag_and_files(wheel):
+    project = (ROOT / "CMakeLists.txt").read_text()
+    version = re.search(r"^project\(cadre VERSION (\S+)", project, re.M).group(1)
+    assert wheel.name == f"cadre-{version}-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        metadata = archive.read(f"cadre-{version}.dist-info/METADATA").decode()
+    in_source = {f"cadre/{path.name}" for path in (ROOT / "torch/cadre").glob("*.py*")
+                 if path.suffix in (".py", ".typed")}
+    assert in_source <= names
+    assert {"cadre/_build.py", "cadre/libcadre_torch.so"} <= names
+    assert all(name.startswith(("cadre/", f"cadre-{version}.dist-info/")) for name in names)
+    assert "Requires-Dist: torch<2.12,>=2.11" in metadata
+
+
+def test_the_doctor_is_content(python, tmp_path):
+    report = run(python, "-m", "cadre", "doctor", cwd=tmp_path)
+    assert report.endswith("all is well\n")
+    assert "no CUDA" in report and "site-packages/cadre/libcadre_torch.so" in report
+
+
+LOADED = """
+import cadre
+lines = open("/proc/self/maps").read().splitlines()
+print(*dict.fromkeys(line.split()[-1] for line in lines if "/lib" in line), sep="\\n")
+"""
+
+
+def test_it_brings_its_libraries_and_takes_torch_s_openmp(python, tmp_path):
+    paths = [pathlib.Path(line) for line in run(python, "-c", LOADED, cwd=tmp_path).splitlines()]
+    (onednn,) = [path for path in paths if path.name.startswith("libdnnl.so")]
+    assert onednn.parent.name == "cadre"
+    (openmp,) = [path for path in paths if path.name.startswith("libgomp")]
+    assert openmp.parent.parent.name == "torch" or openmp.parent.name == "torch.libs"
+
+
+def test_the_library_asks_its_own_onednn_first(wheel, tmp_path):
+    """torch has another inside; a few inline functions of the two bear the same names."""
+    with zipfile.ZipFile(wheel) as archive:
+        library = archive.extract("cadre/libcadre_torch.so", tmp_path)
+    needed = re.findall(r"\(NEEDED\).*\[(.*)\]", run("readelf", "-d", library, cwd=tmp_path))
+    assert needed.index("libdnnl.so.2") < needed.index("libtorch_cpu.so")
+
+
+def python_blocks(text):
+    return re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S)
+
+
+def pages():
+    """(id, program) for each block; a README with the section has some."""
+    found = []
+    readme = (ROOT / "README.md").read_text()
+    section = re.search(rf"^## {SECTION}$(.*?)(?=^## |\Z)", readme, re.M | re.S)
+    if section:
+        found = [(f"README-{i}", block) for i, block in enumerate(python_blocks(section.group(1)))]
+        assert found, f"README.md: the section {SECTION} has no python block, must have some"
+    page = ROOT / "docs/torch.md"
+    if page.exists():
+        found += [(f"torch.md-{i}", b) for i, b in enumerate(python_blocks(page.read_text()))]
+    return found
+
+
+@pytest.mark.parametrize("program", [pytest.param(b, id=i) for i, b in pages()])
+def test_a_block_runs_on_its_own(python, tmp_path, program):
+    (tmp_path / "block.py").write_text(program)
+    run(python, "block.py", cwd=tmp_path)

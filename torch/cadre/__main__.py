@@ -1,0 +1,7 @@
+"""`python -m cadre doctor`"""
+
+import sys
+
+from .doctor import main
+
+sys.exit(main(sys.argv[1:]))

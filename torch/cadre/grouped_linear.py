@@ -1,0 +1,384 @@
+"""A linear layer per expert."""
+
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .layers import is_random, linear_cache_bytes
+from .layouts import Report, drop_extra_state, relayout
+from .linear_function import Given, GroupedLinearFunction, Options, WgradQueue
+from .recipe import active_recipe, recipe_text
+from .splits import Splits, offsets_of
+
+_PLAIN = ("", "f32", "bf16", "f16")  # recipes that copy no weights worth a cache
+
+
+class GroupedLinear(nn.Module):
+    """y[r] = x[r] w_e^T + bias_e [* bias_scale[r]] for the rows r of every expert e.
+
+    A drop-in for TransformerEngine's module of this name: same arguments, same protocols. Rows per
+    expert may be any numbers, on the device or the host, without padding.
+
+    num_gemms: E, 1 or more. in_features: K. out_features: N.
+    fuse_wgrad_accumulation: add the weights' gradients into `main_grad` (see main_grad.py).
+    get_rng_state_tracker, rng_tracker_name: `get_rng_state_tracker().fork(rng_tracker_name)` is the
+        random state that weights are drawn under.
+    init_method: fills one expert's weight [N, K]; None: normal of deviation 0.023. Experts are
+        drawn in order, so packed and discrete weights begin alike. Biases are zero.
+    return_bias: do not add the bias, but return it: (y, packed bias or list of E).
+    params_dtype: f32, bf16 or f16; None: torch's default.
+    parallel_mode, tp_size, tp_group: "column" divides N by tp_size, "row" divides K. Nothing is
+        communicated. sequence_parallel means nothing here.
+    device: None: CUDA if there is one, else the CPU. "meta" leaves memory and values to
+        `reset_parameters`.
+    delay_wgrad_compute: leave the weights' gradients to `backward_dw`.
+    save_original_input: keep x itself for the weights' gradients, not its copy in the recipe's
+        format.
+    single_grouped_weight, single_grouped_bias: one parameter `weight` [E, N, K] (`bias` [E, N])
+        instead of `weight0`.. [N, K] (`bias0`.. [N]). Checkpoints of each load into the other.
+    use_grouped_tensor, ub_name: accepted; every call is grouped here.
+    scale_bias: the bias is scaled per row; forward takes `bias_scale`.
+    recipe: of this layer, whatever the context says; see `cadre.autocast`.
+
+    Errors: ValueError for sizes, tp_size that does not divide, bias with tp_size > 1, ub_overlap_*;
+    TypeError for use_grouped_tensor that is neither bool nor None.
+    """
+
+    marks_biases = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
+
+    def __init__(
+        self, num_gemms: int, in_features: int, out_features: int,
+        sequence_parallel: bool = False, fuse_wgrad_accumulation: bool = False,
+        tp_group: Any = None, tp_size: int = 1,
+        get_rng_state_tracker: Callable[[], Any] | None = None,
+        rng_tracker_name: str | None = None,
+        init_method: Callable[[Tensor], Any] | None = None,
+        bias: bool = True, return_bias: bool = False,
+        params_dtype: torch.dtype | None = None, parallel_mode: str | None = None,
+        device: torch.device | str | None = None,
+        ub_overlap_rs: bool = False, ub_overlap_ag: bool = False, ub_name: str | None = None,
+        delay_wgrad_compute: bool = False, save_original_input: bool = False,
+        single_grouped_weight: bool = False, single_grouped_bias: bool = False,
+        name: str | None = None, use_grouped_tensor: bool | None = None, *,
+        scale_bias: bool = False, recipe: Any = None,
+    ) -> None:
+        super().__init__()
+        _check_sizes(num_gemms=num_gemms, in_features=in_features, out_features=out_features,
+                     tp_size=tp_size)
+        _check_choices(parallel_mode, ub_overlap_rs, ub_overlap_ag, use_grouped_tensor)
+        self.num_gemms = num_gemms
+        self.tp_group = tp_group
+        self.tp_size = tp_size if tp_group is None else torch.distributed.get_world_size(tp_group)
+        self.parallel_mode = parallel_mode
+        self.sequence_parallel = sequence_parallel
+        self.in_features = self._share("in_features", in_features, "row")
+        self.out_features = self._share("out_features", out_features, "column")
+        if bias and self.tp_size > 1:
+            raise ValueError(f"tp_size is {self.tp_size}, must be 1 with bias=True; every rank "
+                             "would add the bias, so add it after the sum over ranks")
+        if scale_bias and (return_bias or not bias):
+            raise ValueError(f"scale_bias is True with bias={bias} and return_bias={return_bias}, "
+                             "must be False; only a bias that is added here is scaled here")
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.get_rng_state_tracker = get_rng_state_tracker
+        self.rng_tracker_name = rng_tracker_name
+        self.init_method = init_method
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.scale_bias = scale_bias
+        self.params_dtype = params_dtype or torch.get_default_dtype()
+        self.ub_name = ub_name
+        self.delay_wgrad_compute = delay_wgrad_compute
+        self.save_original_input = save_original_input
+        self.single_grouped_weight = single_grouped_weight
+        self.single_grouped_bias = single_grouped_bias
+        self.name = name
+        self.use_grouped_tensor = use_grouped_tensor
+        self.recipe = None if recipe is None else recipe_text(recipe)
+        self.fp8_meta: dict[str, Any] = {"recipe": None, "fp8_checkpoint": False}
+        self.fp8 = False
+        self.fp8_calibration = False
+        self._wgrads = WgradQueue()
+        self._wgrad_hooks: list[Callable[[], Any]] = []
+        self._weight_cache: tuple[tuple, Tensor] | None = None
+        self._make_parameters(device)
+        self.reset_parameters(defer_init=self._on_meta())
+
+    # Parameters
+
+    def _share(self, what: str, features: int, split_by: str) -> int:
+        """This rank's part of the features."""
+        if self.parallel_mode != split_by:
+            return features
+        if features % self.tp_size:
+            raise ValueError(f"{what} is {features}, must be a multiple of tp_size "
+                             f"{self.tp_size}; parallel_mode is {split_by!r}")
+        return features // self.tp_size
+
+    def _make_parameters(self, device: torch.device | str | None) -> None:
+        if device is None:
+            device = "cuda" if torch.cuda.is_available() else "cpu"
+        self._register("weight", self.single_grouped_weight,
+                       (self.out_features, self.in_features), device)
+        if self.use_bias:
+            self._register("bias", self.single_grouped_bias, (self.out_features,), device)
+
+    def _register(self, stem: str, packed: bool, shape: tuple[int, ...], device: Any) -> None:
+        names = [stem] if packed else [f"{stem}{e}" for e in range(self.num_gemms)]
+        shape = (self.num_gemms, *shape) if packed else shape
+        for name in names:
+            parameter = nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device=device))
+            if self.delay_wgrad_compute and (stem == "weight" or self.marks_biases):
+                parameter.skip_backward_post_hook = True
+            self.register_parameter(name, parameter)
+
+    def _parameters_of(self, stem: str) -> list[Tensor]:
+        """One packed, or E: whatever is registered now, because trainers exchange parameters."""
+        own = self._parameters
+        packed = own.get(stem)
+        if packed is None:
+            packed = getattr(self, stem, None)
+        if packed is not None:
+            return [packed]
+        names = [f"{stem}{e}" for e in range(self.num_gemms)]
+        return [own[name] if name in own else getattr(self, name) for name in names]
+
+    def _on_meta(self) -> bool:
+        return any(p.is_meta for p in self.parameters())
+
+    @torch.no_grad()
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Draws new weights and zeroes the biases. Parameters on "meta" get memory first, on CUDA if
+        there is one, else on the CPU; `to_empty(device=...)` before says where instead."""
+        if defer_init:
+            return
+        self._leave_meta()
+        with self._random_state():
+            for weight in self._experts_of("weight"):
+                if self.init_method is None:
+                    weight.normal_(0.0, 0.023)
+                else:
+                    self.init_method(weight)
+        if self.use_bias:
+            for bias in self._parameters_of("bias"):
+                bias.zero_()
+
+    def _leave_meta(self) -> None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        for name, old in list(self._parameters.items()):
+            if old is not None and old.is_meta:
+                new = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
+                new.__dict__.update(old.__dict__)
+                self.register_parameter(name, new)
+
+    def _experts_of(self, stem: str) -> Sequence[Tensor]:
+        parameters = self._parameters_of(stem)
+        return parameters[0].unbind() if parameters[0].dim() == 3 else parameters
+
+    def _random_state(self) -> Any:
+        if self.get_rng_state_tracker is None:
+            return nullcontext()
+        tracker = self.get_rng_state_tracker()
+        return tracker.fork(self.rng_tracker_name) if self.rng_tracker_name else tracker.fork()
+
+    # Forward
+
+    def forward(
+        self,
+        inp: Tensor,
+        m_splits: Splits,
+        is_first_microbatch: bool | None = None,
+        out: Tensor | None = None,
+        dgrad_out: Tensor | None = None,
+        *,
+        bias_scale: Tensor | None = None,
+    ) -> Tensor | tuple[Tensor, Tensor | list[Tensor] | None]:
+        """y [..., N] for inp [..., K], whose leading dimensions are R rows in expert order; with
+        return_bias, (y, bias).
+
+        m_splits: rows of each expert: E ints, a tensor [E] of any integer type on the host or the
+            device, or `cadre.Offsets`. Rows beyond their sum are the tail: not read, zero in y and
+            in the gradient, and untouched in the caller's buffers.
+        is_first_microbatch: True: quantise the weights anew, keep the copies, and overwrite
+            main_grad; False: use the copies; None: keep none.
+        out, dgrad_out: buffers [R, N] and [R, K] of inp's type for y and for inp's gradient. The
+            results alias them. Autograd copies a gradient that it has to add to another.
+        bias_scale: fp32 [R], with scale_bias=True. Its gradient is computed.
+
+        Errors: ValueError and TypeError for what does not fit, before anything is launched;
+        NotImplementedError, with the reasons, for a recipe that the device does not have.
+        """
+        if inp.dim() < 1 or inp.shape[-1] != self.in_features:
+            raise ValueError(f"inp has shape {list(inp.shape)}, must be [..., {self.in_features}]; "
+                             "in_features is its last dimension")
+        if (bias_scale is not None) != self.scale_bias:
+            raise ValueError(f"bias_scale is {'missing' if bias_scale is None else 'given'}, must "
+                             f"be {'given' if self.scale_bias else 'left out'}; the layer has "
+                             f"scale_bias={self.scale_bias}")
+        x = inp.reshape(-1, self.in_features)
+        offsets = offsets_of(m_splits, self.num_gemms, x)
+        weight, bias = self.operands()
+        recipe = active_recipe() if self.recipe is None else self.recipe
+        cached = is_first_microbatch is not None and recipe not in _PLAIN
+        added = [] if self.return_bias else bias
+        if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute or cached
+                or out is not None or dgrad_out is not None):
+            y = self._special(x, offsets, (weight, added), (out, dgrad_out), recipe,
+                              is_first_microbatch, bias_scale)
+        else:
+            y, _ = torch.ops.cadre.grouped_linear(x, offsets, weight, added, bias_scale,
+                                                  recipe=recipe,
+                                                  save_input=self.save_original_input)
+        y = y if inp.dim() == 2 else y.view(*inp.shape[:-1], self.out_features)
+        if not self.return_bias:
+            return y
+        return y, (bias[0] if len(bias) == 1 and bias[0].dim() == 2 else bias) if bias else None
+
+    def operands(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Weights and biases as torch.ops.cadre takes them: one packed tensor, or E; no biases where
+        there are none."""
+        return self._local("weight"), self._local("bias") if self.use_bias else []
+
+    def _local(self, stem: str) -> list[Tensor]:
+        return [p.to_local() if hasattr(p, "to_local") else p for p in self._parameters_of(stem)]
+
+    @torch.compiler.disable
+    def _special(self, x: Tensor, offsets: Tensor, parameters: tuple[list[Tensor], list[Tensor]],
+                 buffers: tuple[Tensor | None, Tensor | None], recipe: str,
+                 first_microbatch: bool | None, bias_scale: Tensor | None) -> Tensor:
+        """As the operator, with what autograd alone does not do."""
+        weight, bias = parameters
+        out, dgrad_out = buffers
+        operands = weight
+        if torch.is_autocast_enabled(x.device.type):
+            dtype = torch.get_autocast_dtype(x.device.type)
+            x, bias = x.to(dtype), [b.to(dtype) for b in bias]
+            with torch.no_grad():
+                operands = [w.to(dtype) for w in weight]
+        _check_buffer("out", out, (x.shape[0], self.out_features), x)
+        _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
+        grad = torch.is_grad_enabled()
+        wants = (grad and x.requires_grad, grad and any(w.requires_grad for w in weight),
+                 grad and any(b.requires_grad for b in bias),
+                 grad and bias_scale is not None and bias_scale.requires_grad)
+        cache, refresh = None, True
+        if first_microbatch is not None and recipe not in _PLAIN:
+            room = linear_cache_bytes(x, offsets, operands, wants=wants, recipe=recipe)
+            cache, refresh = self._cache(x, (recipe, wants[0], operands[0].dtype, room),
+                                         first_microbatch)
+        rng = None
+        if recipe not in _PLAIN and is_random(recipe):
+            rng = torch.randint(2**62, (2,), device=x.device)
+        options = Options(
+            weight=self._parameters_of("weight"), wants=wants, recipe=recipe,
+            save_input=self.save_original_input, out=out, dgrad_out=dgrad_out,
+            refresh_weights=refresh, into_main_grad=self.fuse_wgrad_accumulation,
+            first_microbatch=bool(first_microbatch),
+            queue=self._wgrads if self.delay_wgrad_compute else None)
+        return GroupedLinearFunction.apply(
+            x, bias_scale, Given(offsets, operands, bias, rng, cache), options, *weight, *bias)
+
+    def _cache(self, x: Tensor, key: tuple, first_microbatch: bool) -> tuple[Tensor, bool]:
+        """Memory for the quantised weights, and whether they must be written. `key` is what their
+        layout depends on; it ends with their bytes."""
+        key = (x.device, *key)
+        known = self._weight_cache
+        if known is not None and known[0] == key:
+            return known[1], first_microbatch
+        self._weight_cache = key, torch.ops.cadre._memory(x, key[-1])
+        return self._weight_cache[1], True
+
+    # Weight gradients that were left for later
+
+    def need_backward_dw(self) -> bool:
+        """True if weight gradients are left to `backward_dw`."""
+        return self.delay_wgrad_compute
+
+    def backward_dw(self) -> None:
+        """Computes the oldest weight gradient that backward left, once for each forward and
+        backward: into main_grad, or added to .grad. Then the registered hooks run. Nothing happens
+        where nothing is pending. Biases have had their gradients since backward.
+
+        Errors: RuntimeError if a weight was changed since backward.
+        """
+        if len(self._wgrads) == 0:
+            return
+        self._wgrads.run_next()
+        self._trigger_wgrad_accumulation_and_reduce_hooks()
+
+    def discard_wgrad(self) -> None:
+        """Drops all weight gradients that are pending, say after an error in a step."""
+        self._wgrads.clear()
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
+        """`hook()` runs after every `backward_dw` that computed something, in the order of
+        registration."""
+        self._wgrad_hooks.append(hook)
+
+    def _trigger_wgrad_accumulation_and_reduce_hooks(self) -> None:
+        for hook in self._wgrad_hooks:
+            hook()
+
+    # What trainers call
+
+    def set_tensor_parallel_group(self, tp_group: Any) -> None:
+        """Remembers the group; this layer communicates nothing."""
+        self.tp_group = tp_group
+
+    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
+        """Nothing to do: no scale outlives a call."""
+
+    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
+                              unexpected_keys, error_msgs) -> None:
+        """Takes packed and discrete parameters, whatever this layer has, and passes over
+        `_extra_state` of TransformerEngine."""
+        drop_extra_state(state_dict, prefix)
+        report = Report(missing_keys, error_msgs)
+        for stem in ("weight", "bias") if self.use_bias else ("weight",):
+            relayout(state_dict, prefix + stem, self._parameters_of(stem)[0], self.num_gemms,
+                     report)
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing_keys,
+                                      unexpected_keys, error_msgs)
+
+    def extra_repr(self) -> str:
+        return (f"{self.num_gemms}, in_features={self.in_features}, "
+                f"out_features={self.out_features}, bias={self.use_bias}")
+
+
+def _check_sizes(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}, must be 1 or more")
+
+
+def _check_choices(parallel_mode: str | None, ub_overlap_rs: bool, ub_overlap_ag: bool,
+                   use_grouped_tensor: bool | None) -> None:
+    if parallel_mode not in (None, "column", "row"):
+        raise ValueError(f"parallel_mode is {parallel_mode!r}, must be None, 'column' or 'row'")
+    for name, overlap in (("ub_overlap_rs", ub_overlap_rs), ("ub_overlap_ag", ub_overlap_ag)):
+        if overlap:
+            raise ValueError(f"{name} is True, must be False; a grouped linear layer communicates "
+                             "nothing, so there is nothing to overlap")
+    if use_grouped_tensor is not None and not isinstance(use_grouped_tensor, bool):
+        raise TypeError(f"use_grouped_tensor is {use_grouped_tensor!r}, must be a bool or None")
+
+
+def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: Tensor) -> None:
+    """Errors: ValueError unless the caller's buffer can take a result of that shape."""
+    if buffer is None:
+        return
+    if tuple(buffer.shape) != shape:
+        raise ValueError(f"{name} has shape {list(buffer.shape)}, must be {list(shape)}: a row for "
+                         "each row of inp, the tail too")
+    if buffer.dtype != x.dtype:
+        raise ValueError(f"{name} is {buffer.dtype}, must be {x.dtype}, the type of the input")
+    if buffer.device != x.device:
+        raise ValueError(f"{name} is on {buffer.device}, must be on {x.device}, where the input is")
+    if not buffer.is_contiguous():
+        raise ValueError(f"{name} has strides {list(buffer.stride())}, must be contiguous")
+    if buffer.requires_grad:
+        raise ValueError(f"{name} requires grad, must not; it is written in place, so give "
+                         f"{name}.detach()")

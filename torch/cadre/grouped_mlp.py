@@ -1,0 +1,123 @@
+"""The expert MLP: linear, activation, linear for the rows of every expert."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .recipe import active_recipe, recipe_text
+from .splits import Splits, offsets_of
+
+GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
+UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
+LAYOUTS = ("concat", "interleave1", "interleave32")
+
+
+def is_gated(activation: str) -> bool:
+    """True if the activation takes a gate and an up column for each feature.
+
+    activation: a name, or a name with constants: "clamped_swiglu limit=7 alpha=1.702 offset=1".
+
+    Errors: ValueError for a name that is not in the list.
+    """
+    name = activation.split()[0] if activation.split() else ""
+    if name not in GATED + UNGATED:
+        raise ValueError(f"activation is {name!r}, must be one of {', '.join(GATED + UNGATED)}")
+    return name in GATED
+
+
+def activation_text(activation: str, layout: str) -> str:
+    """The words that torch.ops.cadre takes.
+
+    Errors: ValueError for an unknown name or layout, or a layout without a gate.
+    """
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout is {layout!r}, must be one of {', '.join(LAYOUTS)}")
+    if layout == "concat":
+        return activation
+    if not is_gated(activation):
+        raise ValueError(f"layout is {layout!r}, must be 'concat'; {activation} has no gate")
+    return f"{activation} layout={layout}"
+
+
+class GroupedMLP(nn.Module):
+    """y[r] = (act(x[r] w1_e^T + bias1_e) * prob[r]) w2_e^T + bias2_e [* bias2_scale[r]] for the rows
+    r of every expert e, as one operator.
+
+    num_experts: E. hidden: H. features: F, the columns after the activation.
+    activation: swiglu, geglu, geglu_tanh, reglu, clamped_swiglu (gated), silu, gelu, gelu_tanh,
+        relu, relu_squared; constants as words: "clamped_swiglu limit=7 alpha=1.702 offset=1".
+    layout: how gate and up share the 2F columns: "concat" (gates first), "interleave1" (gate, up,
+        gate, up, ...), "interleave32" (blocks of 32).
+    device: None: CUDA if there is one, else the CPU. "meta" leaves memory and values to
+        `to_empty(device=...)` and `reset_parameters`.
+    dtype: f32, bf16 or f16; None: torch's default.
+    keep_h: keep the activation's result for backward instead of computing it again.
+    recipe: of this layer, whatever the context says; see `cadre.autocast`.
+
+    Parameters: w1 [E, 2F, H] (ungated [E, F, H]), w2 [E, H, F]; with bias=True bias1 [E, 2F],
+    bias2 [E, H].
+
+    Errors: ValueError for sizes, and for what is not in these lists.
+    """
+
+    def __init__(self, num_experts: int, hidden: int, features: int, activation: str = "swiglu",
+                 layout: str = "concat", bias: bool = False,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
+                 keep_h: bool = False, recipe: Any = None) -> None:
+        super().__init__()
+        for name, size in (("num_experts", num_experts), ("hidden", hidden),
+                           ("features", features)):
+            if size < 1:
+                raise ValueError(f"{name} is {size}, must be 1 or more")
+        self.num_experts, self.hidden, self.features = num_experts, hidden, features
+        self.columns = features * (2 if is_gated(activation) else 1)
+        self.activation = activation_text(activation, layout)
+        self.keep_h = keep_h
+        self.recipe = None if recipe is None else recipe_text(recipe)
+        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        shapes = {"w1": (num_experts, self.columns, hidden), "w2": (num_experts, hidden, features),
+                  "bias1": (num_experts, self.columns), "bias2": (num_experts, hidden)}
+        for name, shape in shapes.items():
+            wanted = bias or name.startswith("w")
+            self.register_parameter(name, nn.Parameter(
+                torch.empty(shape, device=device, dtype=dtype)) if wanted else None)
+        if not self.w1.is_meta:
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Normal weights of deviation 0.02, biases zero."""
+        self.w1.normal_(0.0, 0.02)
+        self.w2.normal_(0.0, 0.02)
+        for bias in (self.bias1, self.bias2):
+            if bias is not None:
+                bias.zero_()
+
+    def forward(self, x: Tensor, splits: Splits, prob: Tensor | None = None,
+                bias2_scale: Tensor | None = None) -> Tensor:
+        """y [..., H] for x [..., H], whose leading dimensions are R rows in expert order.
+
+        splits: rows of each expert: E ints, a tensor [E] of any integer type on the host or the
+            device, or `cadre.Offsets`. Rows beyond their sum are the tail: not read, zero in y.
+        prob: fp32 [R], a factor of each row after the activation.
+        bias2_scale: fp32 [R], a factor of bias2 in each row.
+
+        Errors: ValueError and TypeError for what does not fit, before anything is launched;
+        NotImplementedError, with the reasons, for a recipe that the device does not have.
+        """
+        if x.dim() < 1 or x.shape[-1] != self.hidden:
+            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden is "
+                             "its last dimension")
+        rows = x.reshape(-1, self.hidden)
+        bias1 = [] if self.bias1 is None else [self.bias1]
+        bias2 = [] if self.bias2 is None else [self.bias2]
+        y, _ = torch.ops.cadre.grouped_mlp(
+            rows, offsets_of(splits, self.num_experts, rows), prob, [self.w1], bias1, [self.w2],
+            bias2, bias2_scale, activation=self.activation,
+            recipe=active_recipe() if self.recipe is None else self.recipe, keep_h=self.keep_h)
+        return y.view(x.shape)
+
+    def extra_repr(self) -> str:
+        return (f"{self.num_experts}, hidden={self.hidden}, features={self.features}, "
+                f"activation={self.activation!r}, bias={self.bias1 is not None}")

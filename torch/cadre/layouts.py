@@ -1,0 +1,80 @@
+"""Parameters of E experts in checkpoints: packed, one tensor `weight` [E, ...], or discrete,
+`weight0` .. `weight{E-1}`."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_EXTRA_STATE = re.compile(r"_extra_state\d*")
+
+
+def drop_extra_state(state_dict: dict[str, Any], prefix: str) -> None:
+    """Removes what TransformerEngine keeps of its formats: scales come from the data here."""
+    for key in list(state_dict):
+        if key.startswith(prefix) and _EXTRA_STATE.fullmatch(key[len(prefix):]):
+            del state_dict[key]
+
+
+class Report:
+    """What `Module._load_from_state_dict` collects."""
+
+    def __init__(self, missing: list[str], errors: list[str]) -> None:
+        self.missing = missing
+        self.errors = errors
+
+    def wrong_shape(self, key: str, got: Tensor, want: Sequence[int]) -> None:
+        self.errors.append(f"size mismatch for {key}: shape is {list(got.shape)} in the checkpoint,"
+                           f" must be {list(want)}")
+
+
+def relayout(state_dict: dict[str, Any], stem: str, own: Tensor, experts: int,
+             report: Report) -> None:
+    """Brings the entries under `stem` into this layer's layout.
+
+    own: the packed parameter [E, ...], or the first of E discrete ones [...].
+    Experts that are missing or have another shape are reported, and keep what they have; surplus
+    entries stay, for `load_state_dict` to name.
+    """
+    names = [f"{stem}{e}" for e in range(experts)]
+    packed = own.dim() == _packed_dims(stem)
+    if stem in state_dict:
+        value = state_dict[stem]
+        if value.dim() == _packed_dims(stem) + 1 and value.shape[1] == 1:
+            value = state_dict[stem] = value.squeeze(1)  # a bias [E, 1, N]
+        if not packed:
+            _unpack(state_dict, stem, names, own, report)
+    elif packed and any(name in state_dict for name in names):
+        _pack(state_dict, stem, names, own, report)
+
+
+def _packed_dims(stem: str) -> int:
+    return 3 if stem.endswith("weight") else 2
+
+
+def _unpack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
+            report: Report) -> None:
+    value = state_dict[stem]
+    if tuple(value.shape) != (len(names), *own.shape):
+        report.wrong_shape(stem, value, (len(names), *own.shape))
+        value = ()
+    elif any(name in state_dict for name in names):
+        return  # both layouts: the packed one is surplus
+    del state_dict[stem]
+    state_dict.update(zip(names, value))
+
+
+def _pack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
+          report: Report) -> None:
+    experts = []
+    for name, mine in zip(names, own.detach()):
+        value = state_dict.pop(name, None)
+        if value is None:
+            report.missing.append(name)
+        elif value.shape != mine.shape:
+            report.wrong_shape(name, value, mine.shape)
+            value = None
+        experts.append(mine if value is None else value)
+    state_dict[stem] = torch.stack([e.to(experts[0].device) for e in experts])

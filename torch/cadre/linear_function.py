@@ -1,0 +1,195 @@
+"""The gradient of a grouped linear layer where autograd alone does not do: weight gradients that go
+into main_grad or are left for later, the caller's buffers, and cached copies of the weights."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import increment_version
+from torch.nn import Parameter
+
+from . import main_grad
+from .layers import linear_pending_bytes, linear_saved_bytes
+
+_ops = torch.ops.cadre
+_DX, _DW, _DBIAS, _DBIAS_SCALE = range(4)  # of wants
+
+
+class Given(NamedTuple):
+    """Tensors of one call that have no gradient here."""
+
+    offsets: Tensor  # int32 [E + 1]
+    operands: list[Tensor]  # the weights in the type that the products read: one packed, or E
+    bias: list[Tensor]  # none, one packed, or E
+    rng: Tensor | None  # int64 [2], of a recipe that rounds stochastically
+    weight_cache: Tensor | None  # bytes
+
+
+@dataclass(slots=True)
+class Options:
+    """One call of a layer: what is no tensor of forward."""
+
+    weight: list[Parameter]  # one packed, or E
+    wants: tuple[bool, bool, bool, bool]  # dx, dw, dbias, dbias_scale
+    recipe: str
+    save_input: bool
+    out: Tensor | None  # [R, N]
+    dgrad_out: Tensor | None  # [R, K]
+    refresh_weights: bool
+    into_main_grad: bool
+    first_microbatch: bool
+    queue: "WgradQueue | None"  # dw is left to it
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        return {"wants": self.wants, "recipe": self.recipe, "save_input": self.save_input}
+
+
+class GroupedLinearFunction(torch.autograd.Function):
+    """apply(x [R, K], bias_scale [R] or None, Given, Options, *weight, *bias) -> y [R, N]."""
+
+    @staticmethod
+    def forward(ctx, x, bias_scale, given: Given, options: Options, *parameters):
+        g, o, x = given, options, x.contiguous()
+        y = x.new_empty((x.shape[0], g.operands[0].shape[-2])) if o.out is None else o.out
+        saved = _ops._memory(x, linear_saved_bytes(x, g.offsets, g.operands, **o.sizes))
+        _ops.grouped_linear.out(x, g.offsets, g.operands, g.bias, bias_scale, rng=g.rng, **o.sizes,
+                                y=y, saved=saved, weight_cache=g.weight_cache,
+                                refresh_weights=o.refresh_weights, zero_tail=o.out is None)
+        if g.weight_cache is not None and o.refresh_weights:
+            increment_version(g.weight_cache)
+        ctx.options, ctx.weights = o, len(g.operands)
+        ctx.save_for_backward(x if o.wants[_DW] else None, saved, bias_scale, g.offsets, g.rng,
+                              g.weight_cache, *g.operands, *g.bias)
+        if o.out is None:
+            return y
+        increment_version(o.out)
+        return o.out.detach()  # autograd marks what is returned, not the caller's buffer
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, dy):
+        o: Options = ctx.options
+        x, saved, bias_scale, offsets, rng, cache, *parameters = ctx.saved_tensors
+        weight, bias = parameters[:ctx.weights], parameters[ctx.weights:]
+        dy = dy.contiguous()
+        shape = (dy.shape[0], weight[0].shape[-1])
+        dx = None
+        if o.wants[_DX]:
+            dx = dy.new_empty(shape) if o.dgrad_out is None else o.dgrad_out.detach()
+        if x is None:  # frozen weights: its content is not read, only its shape
+            x = dy.new_empty(shape) if dx is None else dx
+        dbias = _empty_like(bias) if o.wants[_DBIAS] or o.wants[_DBIAS_SCALE] else []
+        scaled = bool(dbias) and bias_scale is not None
+        dbias_scale = torch.empty_like(bias_scale) if scaled else None
+        pending = _ops._memory(x, linear_pending_bytes(x, offsets, weight, **o.sizes))
+        _ops.grouped_linear_backward.out(dy, x, saved, offsets, weight, bias, bias_scale, rng=rng,
+                                         **o.sizes, weight_cache=cache, dx=dx, dbias=dbias,
+                                         dbias_scale=dbias_scale, pending=pending,
+                                         zero_tail=o.dgrad_out is None)
+        if o.dgrad_out is not None and dx is not None:
+            increment_version(o.dgrad_out)
+        dweight = [None] * len(weight)
+        if o.wants[_DW]:
+            dweight = _weight_gradients(o, Wgrad.of(o, (dy, x, saved, pending, offsets), weight))
+        return (dx, dbias_scale if o.wants[_DBIAS_SCALE] else None, None, None, *dweight,
+                *(dbias if o.wants[_DBIAS] else [None] * len(bias)))
+
+
+def _empty_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """As the given ones lie; of many, slices of one allocation."""
+    if len(tensors) == 1 or not tensors[0].is_contiguous():
+        return [torch.empty_like(t) for t in tensors]
+    first = tensors[0]
+    return list(first.new_empty((len(tensors), *first.shape)).unbind())
+
+
+@dataclass(slots=True)
+class Wgrad:
+    """A weight gradient that has everything it needs."""
+
+    operands: tuple[Tensor, ...]  # dy, x, saved, pending, offsets
+    weight: list[Tensor]  # as the products read it
+    sizes: dict[str, Any]
+    parameters: list[Parameter]
+    versions: list[int]
+    into: list[Tensor] | None  # main_grad; None: .grad
+    accumulate: str
+    flags: Tensor | None
+
+    @staticmethod
+    def of(o: Options, operands: tuple[Tensor, ...], weight: list[Tensor]) -> "Wgrad":
+        into, accumulate, flags = None, "no", None
+        if o.into_main_grad:
+            into = main_grad.main_grads(o.weight)
+            accumulate, flags = main_grad.accumulation(o.weight, o.first_microbatch)
+        return Wgrad(operands, weight, o.sizes, o.weight, [w._version for w in o.weight], into,
+                     accumulate, flags)
+
+    def run(self) -> list[Tensor]:
+        """The gradients, written into main_grad or new."""
+        dweight = _empty_like(self.parameters) if self.into is None else self.into
+        _ops.grouped_linear_wgrad.out(*self.operands, self.weight, **self.sizes, dweight=dweight,
+                                      accumulate=self.accumulate, accumulate_flags=self.flags)
+        return dweight
+
+
+def _weight_gradients(o: Options, wgrad: Wgrad) -> list[Tensor | None]:
+    """Computes them, or leaves them to the queue; what autograd gets."""
+    if o.queue is not None:
+        o.queue.push(wgrad)
+        return main_grad.announce(o.weight) if o.into_main_grad else [None] * len(o.weight)
+    dweight = wgrad.run()
+    if o.into_main_grad:
+        return main_grad.announce(o.weight)
+    return [d if w.requires_grad else None for d, w in zip(dweight, o.weight)]
+
+
+class WgradQueue:
+    """Weight gradients that backward left for later, oldest first."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Wgrad] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def push(self, wgrad: Wgrad) -> None:
+        self._waiting.append(wgrad)
+
+    def clear(self) -> None:
+        self._waiting.clear()
+
+    @torch.no_grad()
+    def run_next(self) -> None:
+        """Computes the oldest into main_grad, or adds it to .grad as autograd would have.
+
+        Errors: RuntimeError if a weight changed since its backward; the gradient stays in the queue
+        then.
+        """
+        wgrad = self._waiting[0]
+        for e, (w, version) in enumerate(zip(wgrad.parameters, wgrad.versions)):
+            if w._version != version:
+                raise RuntimeError(
+                    f"backward_dw: version of weight {e} is {w._version}, must be {version} as in "
+                    "backward; it was changed while its gradient was pending, so call "
+                    "backward_dw before the optimizer steps, or discard_wgrad to drop it")
+        self._waiting.popleft()
+        dweight = wgrad.run()
+        if wgrad.into is not None:
+            return
+        sums, parts = [], []
+        for w, d in zip(wgrad.parameters, dweight):
+            if not w.requires_grad:
+                continue
+            if w.grad is None:
+                w.grad = d
+            else:
+                sums.append(w.grad)
+                parts.append(d)
+        if sums:
+            torch._foreach_add_(sums, parts)

@@ -1,0 +1,95 @@
+"""Weight gradients that are accumulated into `main_grad`, as Megatron-LM and its kin expect it.
+
+A trainer gives each weight a buffer, `weight.main_grad`, that outlives the microbatches and is often
+fp32 where the weight is bf16. What else it may set on a weight, each expert for itself:
+
+  __fsdp_param__             `get_main_grad()` gives the buffer; asked for at backward time, because
+                             it may have moved since forward
+  overwrite_main_grad        True: the gradient replaces what the buffer holds, NaN too
+  grad_added_to_main_grad    exists: is set to True, and autograd sees a stand-in for the gradient,
+                             so that hooks run; else autograd sees no gradient
+  zero_out_wgrad             True: that stand-in is zero; else its content means nothing
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+
+def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
+    """The buffers of packed or discrete weights, each in the shape of its weight. A frozen weight
+    gets one that nobody reads.
+
+    Errors: RuntimeError where a weight has none; ValueError where one is not contiguous or has
+    neither the shape of its weight nor is flat.
+    """
+    return [_main_grad(w) if w.requires_grad else torch.empty_like(w) for w in weight]
+
+
+def _main_grad(weight: Parameter) -> Tensor:
+    if hasattr(weight, "__fsdp_param__"):
+        weight.main_grad = weight.get_main_grad()
+    buffer = getattr(weight, "main_grad", None)
+    if buffer is None:
+        raise RuntimeError(f"main_grad of a weight {list(weight.shape)} is missing, must be a "
+                           "tensor of its shape; fuse_wgrad_accumulation=True writes gradients "
+                           "there, so set it before backward")
+    same = buffer.shape == weight.shape
+    if not (same or tuple(buffer.shape) == (weight.numel(),)) or not buffer.is_contiguous():
+        raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
+                         f"{list(buffer.stride())}, must be contiguous and of shape "
+                         f"{list(weight.shape)}, that of its weight, or flat")
+    return buffer if same else buffer.view(weight.shape)
+
+
+def accumulation(weight: Sequence[Parameter],
+                 first_microbatch: bool) -> tuple[str, Tensor | None]:
+    """What happens to the content of main_grad: ("no", None): it is overwritten; ("yes", None): it
+    is added to; ("per_expert", int32 [E]): added to where the flag is 1."""
+    adds = [not (first_microbatch or getattr(w, "overwrite_main_grad", False)) for w in weight]
+    if all(adds):
+        return "yes", None
+    if not any(adds):
+        return "no", None
+    return "per_expert", _flags(adds, weight[0].device)
+
+
+def _flags(adds: list[bool], device: torch.device) -> Tensor:
+    """int32 [E]. Filled on the device run by run, which neither waits nor needs host memory, so a
+    CUDA graph may capture it."""
+    flags = torch.ones(len(adds), dtype=torch.int32, device=device)
+    at = 0
+    for add, run in groupby(adds):
+        end = at + len(list(run))
+        if not add:
+            flags[at:end].zero_()
+        at = end
+    return flags
+
+
+def announce(weight: Sequence[Parameter]) -> list[Tensor | None]:
+    """Tells the weights that their gradients are in main_grad; returns what autograd gets."""
+    return [_stand_in(w) if w.requires_grad else None for w in weight]
+
+
+_stand_ins: dict[tuple, Tensor] = {}
+
+
+def _stand_in(weight: Parameter) -> Tensor | None:
+    if not hasattr(weight, "grad_added_to_main_grad"):
+        return None
+    weight.grad_added_to_main_grad = True
+    zero = bool(getattr(weight, "zero_out_wgrad", False))
+    key = (weight.shape, weight.dtype, weight.device, zero)
+    known = _stand_ins.get(key)
+    if known is not None:
+        return known
+    make = torch.zeros if zero else torch.empty
+    made = make(weight.shape, dtype=weight.dtype, device=weight.device)
+    # Memory of a graph that is being captured has no content until the graph is replayed.
+    if weight.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+        _stand_ins[key] = made
+    return made

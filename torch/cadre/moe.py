@@ -1,0 +1,118 @@
+"""A whole mixture-of-experts layer: router, permute, experts, combine."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .grouped_mlp import GroupedMLP
+from .operations import combine, offsets_of_routing, permute, routing
+
+
+class RouterOutput(NamedTuple):
+    """What a router decided, for losses and statistics. T is the number of tokens."""
+
+    logits: Tensor  # fp32 [T, E]
+    scores: Tensor  # fp32 [T, E], of all experts
+    experts: Tensor  # int32 [T, top_k]
+    prob: Tensor  # fp32 [T, top_k]
+    tokens_per_expert: Tensor  # int32 [E], on the device
+
+    def load_balancing_loss(self) -> Tensor:
+        """See `load_balancing_loss`."""
+        return load_balancing_loss(self.scores, self.tokens_per_expert)
+
+
+def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
+    """E * sum_e share_e * score_e, fp32 scalar: share_e is expert e's part of all choices, score_e
+    the mean over tokens of its part of the token's scores. It is 1 where all experts are chosen
+    alike, E where all tokens choose one. Its gradient goes through the scores.
+
+    scores: [T, E], 0 or more. tokens_per_expert: [E], any integer type. Nothing waits for the
+    device.
+    """
+    chosen = tokens_per_expert.float()
+    share = chosen / chosen.sum().clamp(min=1)
+    part = scores / scores.sum(-1, keepdim=True).clamp(min=1e-20)
+    return scores.shape[-1] * (share * part.sum(0) / max(scores.shape[0], 1)).sum()
+
+
+class MoE(nn.Module):
+    """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t]) [+ shared(x[t])].
+
+    The router is one matrix [E, H] and works in fp32, also under torch.autocast. No token is
+    dropped. A biased expert's second bias is weighted like the rest of its result.
+
+    hidden: H. features: F of each expert. num_experts: E.
+    score: "softmax" over all experts, "topk_softmax" over the chosen, or "sigmoid".
+    normalize: divide the chosen probabilities by their sum. scale: their factor after that.
+    expert_bias: keep a buffer `expert_bias` fp32 [E] that is added to the scores for the choice
+        only; trainers move it to balance the load.
+    groups, group_top_k: experts come in equal groups, and only those of group_top_k groups may be
+        chosen by a token.
+    activation, layout, bias, device, dtype, recipe, keep_h: of the experts, see `GroupedMLP`.
+    shared_expert: a module [..., H] -> [..., H] that every token visits.
+    """
+
+    def __init__(self, hidden: int, features: int, num_experts: int, top_k: int, *,
+                 score: str = "softmax", normalize: bool = False, scale: float = 1.0,
+                 expert_bias: bool = False, groups: int = 1, group_top_k: int = 1,
+                 shared_expert: nn.Module | None = None, device: torch.device | str | None = None,
+                 **experts: Any) -> None:
+        super().__init__()
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"top_k is {top_k}, must be 1 to num_experts, {num_experts}")
+        self.hidden, self.num_experts, self.top_k = hidden, num_experts, top_k
+        self.routing = {"top_k": top_k, "score": score, "normalize": normalize, "scale": scale,
+                        "groups": groups, "group_top_k": group_top_k}
+        self.experts = GroupedMLP(num_experts, hidden, features, device=device, **experts)
+        device = self.experts.w1.device
+        self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
+        self.register_buffer("expert_bias",
+                             torch.empty(num_experts, device=device) if expert_bias else None)
+        self.shared_expert = shared_expert
+        if not self.router.is_meta:
+            self._reset_router()
+
+    def reset_parameters(self) -> None:
+        """New weights of router and experts; the shared expert is left as it is."""
+        self._reset_router()
+        self.experts.reset_parameters()
+
+    @torch.no_grad()
+    def _reset_router(self) -> None:
+        self.router.normal_(0.0, 0.02)
+        if self.expert_bias is not None:
+            self.expert_bias.zero_()
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(logits fp32 [T, E], experts int32 [T, top_k], prob fp32 [T, top_k], scores fp32 [T, E])
+        of tokens [T, H]."""
+        with torch.autocast(x.device.type, enabled=False):
+            logits = functional.linear(x.float(), self.router.float())
+        bias = None if self.expert_bias is None else self.expert_bias.float()
+        return logits, *routing(logits, expert_bias=bias, **self.routing)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
+        """(out [..., H], what the router decided) for x [..., H].
+
+        Errors: ValueError for another last dimension.
+        """
+        if x.dim() < 1 or x.shape[-1] != self.hidden:
+            raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden is "
+                             "its last dimension")
+        tokens = x.reshape(-1, self.hidden)
+        logits, experts, prob, scores = self.route(tokens)
+        where = offsets_of_routing(experts, self.num_experts, tokens.shape[0] * self.top_k)
+        order = (where.offsets, where.row_of, where.slot_of)
+        rows, row_prob = permute(tokens, *order, prob)
+        biased = self.experts.bias2 is not None
+        rows = self.experts(rows, where, row_prob, row_prob if biased else None)
+        out = combine(rows, *order).view(x.shape)
+        if self.shared_expert is not None:
+            out = out + self.shared_expert(x)
+        return out, RouterOutput(logits, scores, experts, prob, where.offsets.diff())
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value!r}" for name, value in self.routing.items())

@@ -1,0 +1,133 @@
+"""Recipes: the number format of each product of a layer, and the context that sets one."""
+
+import functools
+from contextvars import ContextVar, Token
+from dataclasses import dataclass
+from typing import Any, Callable, ContextManager
+
+from torch.compiler import is_compiling
+
+PASSES = ("fprop", "dgrad", "wgrad")
+
+# The peer's recipe objects tell what they are by these methods.
+_PREDICATES = (
+    ("mxfp8", "mxfp8"),
+    ("nvfp4", "nvfp4"),
+    ("float8_block_scaling", "fp8_block"),
+    ("float8_current_scaling", "fp8_tensor"),
+)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A named recipe with, per pass, another one: `str(Recipe("nvfp4", wgrad="bf16"))` is
+    "nvfp4,wgrad=bf16".
+
+    name: "f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" or "mxfp4".
+    fprop, dgrad, wgrad: a name as above, or the formats of both operands as "lhs*rhs"
+    ("mxfp8*mxfp8:2d"). The layer that uses a recipe checks its words: ValueError from there.
+    """
+
+    name: str
+    fprop: str | None = None
+    dgrad: str | None = None
+    wgrad: str | None = None
+
+    def __str__(self) -> str:
+        given = ((name, getattr(self, name)) for name in PASSES)
+        return ",".join([self.name, *(f"{name}={words}" for name, words in given if words)])
+
+
+def recipe_text(recipe: Any) -> str:
+    """The words that torch.ops.cadre takes: of a `Recipe`, of words themselves, of None (""), or of
+    a recipe object of TransformerEngine.
+
+    Errors: NotImplementedError for delayed scaling, which Cadre does not have; TypeError for what
+    is no recipe.
+    """
+    if recipe is None:
+        return ""
+    if isinstance(recipe, (str, Recipe)):
+        return str(recipe)
+    for predicate, name in _PREDICATES:
+        if _says(recipe, predicate):
+            return name
+    if _says(recipe, "delayed"):
+        raise NotImplementedError(
+            f"autocast: recipe is {type(recipe).__name__} (delayed scaling), must be mxfp8, nvfp4, "
+            "fp8_block or fp8_tensor; Cadre takes scales from the data at hand and keeps no "
+            "history of them, current scaling (fp8_tensor) is nearest")
+    raise TypeError(f"autocast: recipe is a {type(recipe).__name__}, must be words, a cadre.Recipe "
+                    "or an object with one of the methods "
+                    + ", ".join(f"{predicate}()" for predicate, _ in _PREDICATES))
+
+
+def _says(recipe: Any, predicate: str) -> bool:
+    method = getattr(recipe, predicate, None)
+    return callable(method) and bool(method())
+
+
+_active: ContextVar[str] = ContextVar("cadre_recipe", default="")
+
+
+# What torch.compile reads: it guards a global, but no ContextVar. Every context sets it, so threads
+# that run compiled code under different recipes must take turns.
+_compiled = ""
+
+
+def active_recipe() -> str:
+    """The words of the innermost `cadre.autocast`, "" without one: each layer then works in the
+    type of its input."""
+    return _compiled if is_compiling() else _active.get()
+
+
+class autocast:  # noqa: N801 (a context manager, named as torch's and TransformerEngine's)
+    """Sets the recipe of the layers called inside: `with cadre.autocast(recipe="mxfp8"): ...`. Also
+    a decorator. Contexts nest, the innermost counts; each thread has its own.
+
+    enabled: False is as if no context were there.
+    recipe: words ("mxfp8", "nvfp4,wgrad=bf16"), a `Recipe`, or a recipe object of TransformerEngine
+        (anything with the methods mxfp8(), nvfp4(), float8_block_scaling(),
+        float8_current_scaling()).
+
+    A layer's backward uses the recipe of its forward. Activation checkpointing runs forward again
+    outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`.
+
+    Errors: see `recipe_text`. Formats that the device does not have are NotImplementedError, with
+    the reasons, from the layer that needs them.
+    """
+
+    def __init__(self, enabled: bool = True, recipe: Any = "mxfp8") -> None:
+        self.recipe = recipe_text(recipe) if enabled else ""
+        self._outer: list[tuple[str, Token | None]] = []
+
+    def __enter__(self) -> "autocast":
+        global _compiled
+        self._outer.append((_compiled, None if is_compiling() else _active.set(self.recipe)))
+        _compiled = self.recipe
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        global _compiled
+        _compiled, token = self._outer.pop()
+        if token is not None:
+            _active.reset(token)
+
+    def __call__(self, function: Callable) -> Callable:
+        recipe = self.recipe
+
+        @functools.wraps(function)
+        def with_recipe(*args: Any, **kwargs: Any) -> Any:
+            with autocast(recipe=recipe):
+                return function(*args, **kwargs)
+
+        return with_recipe
+
+
+def checkpoint_contexts() -> tuple[ContextManager, ContextManager]:
+    """For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False,
+    context_fn=cadre.checkpoint_contexts)`: forward, and forward again, under the recipe that is
+    active now."""
+    recipe = active_recipe()
+    return autocast(recipe=recipe), autocast(recipe=recipe)
+
