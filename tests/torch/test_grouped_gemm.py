@@ -114,6 +114,21 @@ def test_one_expert_in_a_list(device):
     assert_close(got[:3], x[:3].double() @ w.T.double(), terms=20)
 
 
+@pytest.mark.parametrize("n,k", [(8, 16), (1, 16), (8, 1), (1, 1)])
+def test_dimensions_of_one(device, n, k):
+    """Their strides mean nothing, and may be anything."""
+    x, w = (draw(*s, dtype=torch.bfloat16, device=device) for s in ((1, k), (1, n, k)))
+    offsets = offsets_of([1], device)
+    want = x.double() @ w[0].double().T
+    odd_x = x.as_strided((1, k), (5, 1 if k > 1 else 3))
+    odd_w = w.as_strided((1, n, k), (7, k if n > 1 else 3, 1 if k > 1 else 9))
+    assert torch.equal(odd_x, x) and torch.equal(odd_w, w)
+    assert_close(cadre.grouped_gemm(odd_x, odd_w, offsets), want, terms=20)
+    assert_close(cadre.grouped_gemm(odd_x, [odd_w[0]], offsets), want, terms=20)
+    column = w.transpose(1, 2).contiguous().transpose(1, 2)
+    assert_close(cadre.grouped_gemm(odd_x, column, offsets), want, terms=20)
+
+
 def test_expanded_experts(device):
     """One weight for all experts, by a stride of zero."""
     counts = [3, 0, 2]
@@ -381,7 +396,7 @@ FAULTS = [
     (dict(out=[torch.ones(4, N, 2)[..., 0]]), ValueError,
      r"out has strides \[14, 2\], must have stride 1 in one dimension"),
     (dict(out=[torch.ones(4, N)], accumulate="maybe"), ValueError, "accumulate is 'maybe', must"),
-    (dict(out=[torch.ones(4, N)], accumulate="yes"), ValueError, "only wgrad accumulates, use beta"),
+    (dict(out=[torch.ones(4, N)], accumulate="yes"), ValueError, "only wgrad accumulates"),
     (dict(out=[torch.ones(4, N)], beta=torch.ones(2)), ValueError,
      "beta is given, must be None; beta is the factor of c"),
     (dict(out=[torch.ones(4, N)], c=torch.ones(4, N)), ValueError, "beta is None, must be given"),

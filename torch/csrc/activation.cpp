@@ -1,10 +1,10 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
 
 #include "arguments.h"
+#include "autograd.h"
 
 // torch.ops.cadre.activation and its gradient: docs/ops/activation.md.
 namespace cadre::door {
@@ -13,8 +13,6 @@ namespace {
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 using ActivationOp = Tensor(const Tensor&, const Tensor&, const Maybe&, c10::string_view);
 using ActivationBackwardOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Maybe&,
@@ -104,22 +102,18 @@ Pair backward_op(const Tensor& dh, const Tensor& z, const Tensor& offsets, const
 struct Activation : torch::autograd::Function<Activation> {
   static Tensor forward(AutogradContext* ctx, const Tensor& z, const Tensor& offsets,
                         const Maybe& prob, c10::string_view activation) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("cadre::activation", "")
-                               .typed<ActivationOp>();
+    static const auto call = op<ActivationOp>("cadre::activation");
     const at::AutoDispatchBelowADInplaceOrView below;
     ctx->save_for_backward({z, offsets, prob.value_or(Tensor())});
     ctx->saved_data["activation"] = std::string(activation);
-    return op.call(z, offsets, prob, activation);
+    return call.call(z, offsets, prob, activation);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("cadre::activation_backward", "")
-                               .typed<ActivationBackwardOp>();
+    static const auto call = op<ActivationBackwardOp>("cadre::activation_backward");
     const auto saved = ctx->get_saved_variables();
     const bool has_prob = saved[2].defined();
-    auto [dz, dprob] = op.call(grads[0], saved[0], saved[1], has_prob ? Maybe(saved[2]) : Maybe(),
-                               ctx->saved_data["activation"].toStringView());
+    auto [dz, dprob] = call.call(grads[0], saved[0], saved[1], has_prob ? Maybe(saved[2]) : Maybe(),
+                                 ctx->saved_data["activation"].toStringView());
     return {dz, Tensor(), has_prob ? dprob : Tensor(), Tensor()};
   }
 };

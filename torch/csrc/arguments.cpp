@@ -2,8 +2,6 @@
 
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-
 namespace cadre::door {
 
 void require(const at::Tensor& t, const Expected& expected) {
@@ -54,11 +52,6 @@ const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tenso
   require_same_device(on, t, what);
   t.unsafeGetTensorImpl()->bump_version();
   return t;
-}
-
-bool wants_gradient(at::TensorList list) {
-  return std::any_of(list.begin(), list.end(),
-                     [](const at::Tensor& t) { return wants_gradient(t); });
 }
 
 }  // namespace cadre::door

@@ -30,11 +30,4 @@ at::Tensor with_rows(const at::Tensor&);
 /// Tells autograd that the operation writes this tensor, and that it must be on the device of `on`.
 const at::Tensor& written(const at::Tensor&, const char* what, const at::Tensor& on);
 
-/// True if a gradient of any of these would be asked for.
-inline bool wants_gradient(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
-inline bool wants_gradient(const std::optional<at::Tensor>& t) {
-  return t.has_value() && wants_gradient(*t);
-}
-bool wants_gradient(at::TensorList);
-
 }  // namespace cadre::door

@@ -1,5 +1,6 @@
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <bit>
 #include <vector>
 
@@ -37,10 +38,13 @@ std::optional<Major> order_of(const TensorView& v) {
   return std::nullopt;
 }
 
-/// A dimension of one element has whatever stride; give it one that breaks no promise.
+/// A dimension of one element has whatever stride; give it that of a tensor without gaps, which
+/// breaks no promise.
 TensorView tidied(TensorView v) {
-  for (int d = 0; d < v.rank; ++d)
-    if (v[d] == 1) v.stride[d] = 1;
+  const int last = v.rank - 1, rows = v.rank - 2;
+  if (v[last] == 1) v.stride[size_t(last)] = 1;
+  if (v[rows] == 1) v.stride[size_t(rows)] = v.stride[size_t(last)] == 1 ? v[last] : 1;
+  if (v.rank == 3 && v[0] == 1) v.stride[0] = std::max(v[1] * v.stride[1], v[2] * v.stride[2]);
   return v;
 }
 
@@ -204,8 +208,9 @@ void go(const Call& call, at::TensorList out) {
   p.unit_budget = int(call.unit_budget);
   p.tail = wgrad ? Tail::kKeep : call.tail;
   p.align = 1 << std::countr_zero(promised(a) | promised(b) | promised(d));
-  for (const at::Tensor* t : {&b.held[0], &d.held[0], &bias})
-    require_same_device(lhs, *t, "operand");
+  require_same_device(lhs, b.held[0], "rhs");
+  require_same_device(lhs, d.held[0], "out");
+  require_same_device(lhs, bias, "bias");
   const Tensor alpha = read_floats(call.alpha, {"alpha", {p.experts}, lhs});
   const Tensor beta = read_floats(call.beta, {"beta", {p.experts}, lhs});
   const Tensor scale = read_floats(call.bias_scale, {"bias_scale", {p.rows}, lhs});

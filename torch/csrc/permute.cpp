@@ -1,9 +1,9 @@
 #include <ATen/ops/empty.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
 
 #include "arguments.h"
+#include "autograd.h"
 
 // torch.ops.cadre.permute, combine and their gradients: docs/ops/permute.md.
 namespace cadre::door {
@@ -12,19 +12,12 @@ namespace {
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 using PermuteOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&);
 using PermuteBackwardOp = Pair(const Tensor&, const Maybe&, const Tensor&, const Tensor&);
 using CombineOp = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&);
 using CombineBackwardOp = Pair(const Tensor&, const Maybe&, const Tensor&, const Tensor&,
                                const Tensor&, const Maybe&, bool);
-
-template <class Op>
-auto find(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Op>();
-}
 
 /// What says where rows come from and go to.
 struct Map {
@@ -171,19 +164,19 @@ Tensor combine_op(const Tensor& rows, const Tensor& offsets, const Tensor& row_o
 struct Permute : torch::autograd::Function<Permute> {
   static variable_list forward(AutogradContext* ctx, const Tensor& tokens, const Maybe& prob,
                                const Map& map) {
-    static const auto op = find<PermuteOp>("cadre::permute");
+    static const auto call = op<PermuteOp>("cadre::permute");
     const at::AutoDispatchBelowADInplaceOrView below;
     ctx->save_for_backward({map.offsets, map.row_of});
     ctx->saved_data["prob"] = prob.has_value();
-    auto [rows, row_prob] = op.call(tokens, map.offsets, map.row_of, map.slot_of, prob);
+    auto [rows, row_prob] = call.call(tokens, map.offsets, map.row_of, map.slot_of, prob);
     return {rows, row_prob};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find<PermuteBackwardOp>("cadre::permute_backward");
+    static const auto call = op<PermuteBackwardOp>("cadre::permute_backward");
     const auto saved = ctx->get_saved_variables();
     const bool prob = ctx->saved_data["prob"].toBool();
     auto [dtokens, dprob] =
-        op.call(grads[0], prob ? Maybe(grads[1]) : std::nullopt, saved[0], saved[1]);
+        call.call(grads[0], prob ? Maybe(grads[1]) : std::nullopt, saved[0], saved[1]);
     return {dtokens, prob ? dprob : Tensor(), Tensor()};
   }
 };
@@ -191,21 +184,21 @@ struct Permute : torch::autograd::Function<Permute> {
 struct Combine : torch::autograd::Function<Combine> {
   static Tensor forward(AutogradContext* ctx, const Tensor& rows, const Maybe& prob,
                         const Map& map) {
-    static const auto op = find<CombineOp>("cadre::combine");
+    static const auto call = op<CombineOp>("cadre::combine");
     const at::AutoDispatchBelowADInplaceOrView below;
-    const bool dprob = wants_gradient(prob);
+    const bool dprob = learns(prob);
     ctx->save_for_backward(
         {dprob ? rows : Tensor(), map.offsets, map.row_of, map.slot_of, prob.value_or(Tensor())});
     ctx->saved_data["dprob"] = dprob;
-    return op.call(rows, map.offsets, map.row_of, map.slot_of, prob);
+    return call.call(rows, map.offsets, map.row_of, map.slot_of, prob);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = find<CombineBackwardOp>("cadre::combine_backward");
+    static const auto call = op<CombineBackwardOp>("cadre::combine_backward");
     const auto saved = ctx->get_saved_variables();
     const bool wanted = ctx->saved_data["dprob"].toBool();
     const Maybe rows = wanted ? Maybe(saved[0]) : std::nullopt;
     const Maybe prob = saved[4].defined() ? Maybe(saved[4]) : std::nullopt;
-    auto [drows, dprob] = op.call(grads[0], rows, saved[1], saved[2], saved[3], prob, wanted);
+    auto [drows, dprob] = call.call(grads[0], rows, saved[1], saved[2], saved[3], prob, wanted);
     return {drows, wanted ? dprob : Tensor(), Tensor()};
   }
 };

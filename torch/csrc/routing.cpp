@@ -1,11 +1,11 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
 
 #include "arguments.h"
+#include "autograd.h"
 
 // torch.ops.cadre.routing and its gradient: docs/ops/routing.md.
 namespace cadre::door {
@@ -14,8 +14,6 @@ namespace {
 using at::Tensor;
 using Maybe = std::optional<Tensor>;
 using Choice = std::tuple<Tensor, Tensor, Tensor>;  ///< experts, prob, scores
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 using RoutingOp = Choice(const Tensor&, int64_t, c10::string_view, bool, double, const Maybe&,
                          int64_t, int64_t);
@@ -101,11 +99,11 @@ Choice route(const Tensor& logits, const Rule& rule, const Maybe& expert_bias) {
 struct Routing : torch::autograd::Function<Routing> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Maybe& expert_bias,
                                const Rule& rule) {
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow("cadre::routing", "").typed<RoutingOp>();
+    static const auto call = op<RoutingOp>("cadre::routing");
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [experts, prob, scores] = op.call(logits, rule.top_k, rule.score, rule.normalize,
-                                           rule.scale, expert_bias, rule.groups, rule.group_top_k);
+    auto [experts, prob, scores] =
+        call.call(logits, rule.top_k, rule.score, rule.normalize, rule.scale, expert_bias,
+                  rule.groups, rule.group_top_k);
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({logits, experts});
     ctx->saved_data["top_k"] = rule.top_k;
@@ -117,17 +115,15 @@ struct Routing : torch::autograd::Function<Routing> {
     return {experts, prob, scores};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto op = c10::Dispatcher::singleton()
-                               .findSchemaOrThrow("cadre::routing_backward", "")
-                               .typed<RoutingBackwardOp>();
+    static const auto call = op<RoutingBackwardOp>("cadre::routing_backward");
     if (!grads[1].defined() && !grads[2].defined()) return {Tensor(), Tensor(), Tensor()};
     const auto saved = ctx->get_saved_variables();
     auto& data = ctx->saved_data;
     const auto maybe = [](const Tensor& t) { return t.defined() ? Maybe(t) : std::nullopt; };
     Tensor dlogits =
-        op.call(saved[0], saved[1], maybe(grads[1]), maybe(grads[2]), data["top_k"].toInt(),
-                data["score"].toStringView(), data["normalize"].toBool(), data["scale"].toDouble(),
-                data["groups"].toInt(), data["group_top_k"].toInt());
+        call.call(saved[0], saved[1], maybe(grads[1]), maybe(grads[2]), data["top_k"].toInt(),
+                  data["score"].toStringView(), data["normalize"].toBool(),
+                  data["scale"].toDouble(), data["groups"].toInt(), data["group_top_k"].toInt());
     return {dlogits, Tensor(), Tensor()};
   }
 };
