@@ -18,6 +18,7 @@
 #include "cadre/operations.h"
 #include "cadre/permute.h"
 #include "cadre/plan.h"
+#include "cadre/pointers.h"
 #include "cadre/quantize.h"
 #include "cadre/recipe.h"
 #include "cadre/routing.h"

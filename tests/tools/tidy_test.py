@@ -165,6 +165,8 @@ INNOCENT = [
      '#include <gtest/gtest.h>\n\n#include "ops/inner.h"\nusing namespace cadre;\n'),
     ("five parameters", "include/cadre/it.h",
      "int f(std::map<int, std::pair<int, int>> a, int b, int c, int d, int e);\n"),
+    ("a kernel of an operator", "torch/csrc/it.cpp",
+     "int f(int a, int b, int c, int d, int e, int g);\n"),
     ("macro call", "tests/it_test.cpp", "INSTANTIATE(a, b, c, d, e, f);\n"),
     ("constants", "src/cpu/it.cpp",
      "static constexpr int kA[] = {1};\nconst std::array<const char*, 1> kB = {nullptr};\n"

@@ -1,11 +1,13 @@
 #include "door.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
-#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <vector>
 
 namespace cadre::door {
@@ -124,25 +126,26 @@ Stream Here::stream() const {
   return {backend.getStreamNativeHandle(backend.getStream(device_))};
 }
 
-constexpr int64_t kAlign = 256;
+constexpr size_t kAlign = 256;  // torch's allocator of GPU memory gives 512
 
-static void* aligned(void* data) {
-  const auto beyond = int64_t(reinterpret_cast<uintptr_t>(data) % kAlign);
-  return static_cast<std::byte*>(data) + (kAlign - beyond) % kAlign;
+at::Tensor bytes(int64_t count, const at::Tensor& on) {
+  const at::TensorOptions options = on.options().dtype(at::kByte);
+  if (count == 0 || !on.is_cpu()) return at::empty({count}, options);
+  const size_t whole = (size_t(count) + kAlign - 1) / kAlign * kAlign;
+  void* data = std::aligned_alloc(kAlign, whole);
+  TORCH_CHECK(data != nullptr, "out of memory: ", whole, " bytes");
+  std::memset(data, 0, whole);
+  return at::from_blob(
+      data, {count}, [](void* p) { std::free(p); }, options);
 }
 
-int64_t room_for(int64_t bytes) { return bytes == 0 ? 0 : bytes + kAlign; }
+Memory memory_of(const at::Tensor& t) { return {t.data_ptr(), t.numel()}; }
 
-Memory memory_of(const at::Tensor& bytes) {
-  if (!bytes.defined() || bytes.numel() == 0) return {};
-  const int64_t room = bytes.numel() * bytes.element_size();
-  return {aligned(bytes.data_ptr()), room - kAlign};
-}
-
-Scratch::Scratch(int64_t bytes, const at::Tensor& on) : bytes_(bytes) {
-  if (bytes == 0) return;
-  tensor_ = at::empty({room_for(bytes)}, on.options().dtype(at::kByte));
-  data_ = memory_of(tensor_).data;
+at::Tensor aligned(const at::Tensor& t) {
+  if (reinterpret_cast<uintptr_t>(t.data_ptr()) % kAlign == 0 && t.is_contiguous()) return t;
+  at::Tensor copy = bytes(t.numel(), t);
+  copy.copy_(t);
+  return copy;
 }
 
 void rethrow() {

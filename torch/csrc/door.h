@@ -47,23 +47,40 @@ class Here {
   c10::Device device_;
 };
 
-/// Memory from torch's allocator that begins at a multiple of 256 bytes.
+/// Bytes on the device of `on`, from its first multiple of 256 on. On the CPU they begin as zero.
+at::Tensor bytes(int64_t count, const at::Tensor& on);
+
+/// The memory of such a tensor.
+Memory memory_of(const at::Tensor& bytes);
+
+/// The tensor, or a copy that is aligned: hooks may have moved what forward saved.
+at::Tensor aligned(const at::Tensor& bytes);
+
+/// Where a run writes what it keeps: the caller's tensor, or an aligned copy that goes back when
+/// this ends.
+class Kept {
+ public:
+  explicit Kept(const at::Tensor& to) : to_(to), used_(aligned(to)) {}
+  Kept(const Kept&) = delete;
+  Kept& operator=(const Kept&) = delete;
+  ~Kept() noexcept(false) {
+    if (!used_.is_same(to_)) to_.copy_(used_);
+  }
+  Memory memory() const { return memory_of(used_); }
+
+ private:
+  at::Tensor to_, used_;
+};
+
+/// Memory of one run.
 class Scratch {
  public:
-  Scratch(int64_t bytes, const at::Tensor& on);
-  Workspace workspace() const { return {data_, bytes_}; }
-  Memory memory() const { return {data_, bytes_}; }
-  void* data() const { return data_; }
+  Scratch(int64_t count, const at::Tensor& on) : tensor_(bytes(count, on)) {}
+  Workspace workspace() const { return {tensor_.data_ptr(), tensor_.numel()}; }
 
  private:
   at::Tensor tensor_;
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
 };
-
-/// A byte tensor with room for `bytes` from its first multiple of 256 on, and that memory.
-int64_t room_for(int64_t bytes);
-Memory memory_of(const at::Tensor& bytes);
 
 /// Calls `f`; an error of Cadre becomes ValueError or NotImplementedError.
 [[noreturn]] void rethrow();

@@ -1,0 +1,101 @@
+"""What the tests of the PyTorch door share: the device, adversarial counts, random data, bounds."""
+
+import pytest
+import torch
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+
+
+@pytest.fixture(params=DEVICES)
+def device(request) -> torch.device:
+    """Every device of this machine; the CPU always."""
+    return torch.device(request.param)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    torch.manual_seed(20240607)
+
+
+# Rows of each expert, and how many rows the buffer has beyond them. Each case has E = 5.
+COUNTS = {
+    "even": ([4, 4, 4, 4, 4], 0),
+    "ragged": ([3, 8, 1, 6, 2], 0),
+    "tail": ([3, 8, 1, 6, 2], 5),
+    "empty_first": ([0, 7, 3, 5, 2], 2),
+    "empty_middle": ([6, 0, 0, 9, 1], 0),
+    "empty_last": ([5, 2, 9, 0, 0], 3),
+    "all_in_one": ([0, 0, 17, 0, 0], 0),
+    "none": ([0, 0, 0, 0, 0], 6),
+    "no_rows": ([0, 0, 0, 0, 0], 0),
+}
+
+
+@pytest.fixture(params=list(COUNTS))
+def case(request) -> tuple[list[int], int]:
+    """(counts of five experts, rows of the buffer): empty first, middle, last, all in one, none,
+    a tail, no rows at all."""
+    counts, tail = COUNTS[request.param]
+    return counts, sum(counts) + tail
+
+
+def offsets_of(counts: list[int], device) -> torch.Tensor:
+    """Exclusive prefix sums int32 [E + 1]."""
+    return torch.tensor([0] + counts, dtype=torch.int32).cumsum(0).int().to(device)
+
+
+def experts_of_rows(counts: list[int], device) -> torch.Tensor:
+    """The expert of every row that has one, int64 [sum of counts]."""
+    return torch.repeat_interleave(torch.tensor(counts)).to(device)
+
+
+def slices_of(counts: list[int]) -> list[slice]:
+    """The rows of every expert."""
+    ends = torch.tensor(counts).cumsum(0).tolist()
+    return [slice(end - count, end) for end, count in zip(ends, counts)]
+
+
+def draw(*shape: int, dtype=torch.float32, device="cpu", grad: bool = False) -> torch.Tensor:
+    """Normal numbers; on every device the same."""
+    return torch.randn(*shape).to(dtype).to(device).requires_grad_(grad)
+
+
+def poisoned(*shape: int, dtype=torch.float32, device="cpu") -> torch.Tensor:
+    """What an output looks like before it is written: NaN, or -77 for integers."""
+    fill = float("nan") if dtype.is_floating_point else -77
+    return torch.full(shape, fill, dtype=dtype, device=device)
+
+
+def draw_routing(tokens: int, top_k: int, experts: int, device, dropped: float = 0.2):
+    """Distinct experts of every token int64 [T, top_k], some of them -1; expert 1 gets none."""
+    scores = torch.rand(tokens, experts)
+    scores[:, 1 % experts] = -1.0 if experts > top_k else 1.0
+    chosen = scores.topk(top_k, dim=1).indices
+    chosen[torch.rand(tokens, top_k) < dropped] = -1
+    return chosen.to(device)
+
+
+# The relative size of one rounding.
+STEP = {torch.float32: 2.0**-23, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}
+
+
+def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1,
+                 terms: int = 1) -> None:
+    """`want` in fp64 or fp32. Each element may differ by `steps` roundings of got's type of its own
+    size, and by fp32 roundings of a sum of `terms` parts as large as the largest element."""
+    assert got.shape == want.shape, f"shape is {tuple(got.shape)}, must be {tuple(want.shape)}"
+    if got.numel() == 0:
+        return
+    got64, want64 = got.detach().double().cpu(), want.detach().double().cpu()
+    assert torch.isfinite(got64).all(), "holds NaN or infinity"
+    largest = want64.abs().max()
+    bound = steps * STEP[got.dtype] * want64.abs() + 4 * terms * 2.0**-23 * largest
+    worst = (got64 - want64).abs() - bound
+    at = int(worst.argmax())
+    assert worst.max() <= 0, (f"element {at} is {got64.flatten()[at]:.8g}, must be "
+                              f"{want64.flatten()[at]:.8g} within {bound.flatten()[at]:.3g}")
+
+
+def assert_seen(got: torch.Tensor) -> None:
+    """A comparison of zeros would prove nothing."""
+    assert got.numel() == 0 or got.detach().abs().max() > 0, "all elements are zero"

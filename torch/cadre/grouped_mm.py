@@ -1,0 +1,164 @@
+"""grouped_mm with the arguments of torch.nn.functional.grouped_mm, and what that lacks: a bias,
+fp32 results, a tensor to write or to add to, any shapes and strides."""
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.cadre
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+               out_dtype: torch.dtype | None = None, out: Tensor | None = None,
+               accumulate: bool = False) -> Tensor:
+    """Matrix products of E groups. Differentiable in a, b and bias; reads no device memory.
+
+    ==========  =========  ==========  =========================================  ========
+    a           b          result      of group e                                 bias
+    ==========  =========  ==========  =========================================  ========
+    [R, K]      [E, K, N]  [R, N]      a[rows of e] @ b[e]                        [E, N]
+    [E, M, K]   [K, R]     [M, R]      a[e] @ b[:, rows of e]                     [E, M]
+    [M, R]      [R, N]     [E, M, N]   a[:, rows of e] @ b[rows of e]             [E, N]
+    [E, M, K]   [E, K, N]  [E, M, N]   a[e] @ b[e]                                [E, N]
+    ==========  =========  ==========  =========================================  ========
+
+    offs: int32 [E] on the device, where the rows of each group end, without a leading zero; None in
+    the last form. Rows at or beyond offs[-1] are no group's: a new result is zero there, `out`
+    keeps what it held. Ends that decrease or exceed R are clamped.
+    a, b: fp32, bf16 or fp16, of one dtype, any strides: no copy where one of the last two
+    dimensions has stride 1. Sums run in fp32.
+    bias: fp32, bf16 or fp16, added to every row of a group in fp32, before the one rounding.
+    out_dtype: fp32, bf16 or fp16, by default that of a. fp32 results have gradients too.
+    out: written and returned; strides with a 1 in one of the last two dimensions, not
+    differentiable. accumulate: adds to what `out` holds.
+    The result of the second form is the transpose of a contiguous [R, M].
+
+    Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
+    where a gradient is wanted."""
+    groups = _check(a, b, offs, bias, out_dtype)
+    if out is not None:
+        _check_out(a, b, bias, out, out_dtype, groups)
+        _into(a, b, offs, bias, out, accumulate)
+        return out
+    if accumulate:
+        raise ValueError("grouped_mm: out is None, must be given; accumulate=True adds to it")
+    dtype = out_dtype or a.dtype
+    if a.dim() == 2 and b.dim() == 3:
+        return _product(a, b.transpose(1, 2), _offsets(offs, a.shape[0]), bias, dtype)
+    if a.dim() == 3 and b.dim() == 2:
+        return _product(b.t(), a, _offsets(offs, b.shape[1]), bias, dtype).t()
+    if a.dim() == 2:
+        if bias is not None:
+            return _stacked_sum(a, b, offs, bias).to(dtype)
+        return _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=dtype)
+    rows, offsets = _stacked(a)
+    return _product(rows, b.transpose(1, 2), offsets, bias, dtype).view(*a.shape[:2], b.shape[2])
+
+
+def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: Tensor,
+          accumulate: bool) -> None:
+    """The four forms, into `out`."""
+    if a.dim() == 2 and b.dim() == 3:
+        _product_into(a, b.transpose(1, 2), _offsets(offs, a.shape[0]), bias, (out, accumulate))
+    elif a.dim() == 3 and b.dim() == 2:
+        _product_into(b.t(), a, _offsets(offs, b.shape[1]), bias, (out.t(), accumulate))
+    elif a.dim() == 3:
+        rows, offsets = _stacked(a)
+        flat = out.reshape(rows.shape[0], b.shape[2])
+        _product_into(rows, b.transpose(1, 2), offsets, bias, (flat, accumulate))
+        if not out.is_contiguous():
+            out.copy_(flat.view(out.shape))
+    elif bias is not None:
+        y = _stacked_sum(a, b, offs, bias)
+        out.copy_(y + out if accumulate else y)
+    else:
+        _ops.grouped_gemm.out(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad",
+                              accumulate="yes" if accumulate else "no", out=[out])
+
+
+def _stacked_sum(a: Tensor, b: Tensor, offs: Tensor, bias: Tensor) -> Tensor:
+    """The third form with a bias, in fp32; wgrad has none of its own."""
+    y = _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=torch.float32)
+    return y + bias.float().unsqueeze(1)
+
+
+def _product(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, dtype: torch.dtype
+             ) -> Tensor:
+    return _ops.grouped_gemm(x, [w], offsets, "fprop", bias=bias, out_dtype=dtype)
+
+
+def _product_into(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None,
+                  target: tuple[Tensor, bool]) -> None:
+    out, accumulate = target
+    ones = torch.ones(w.shape[0], device=x.device) if accumulate else None
+    _ops.grouped_gemm.out(x, [w], offsets, "fprop", bias=bias, beta=ones,
+                          c=out if accumulate else None, out=[out])
+
+
+def _offsets(offs: Tensor, rows: int) -> Tensor:
+    return _ops.offsets(offs, "ends", rows)[0]
+
+
+def _stacked(a: Tensor) -> tuple[Tensor, Tensor]:
+    """The matrices of a 3D tensor below each other, and the offsets of equal groups."""
+    groups, rows, width = a.shape
+    offsets = torch.arange(groups + 1, dtype=torch.int32, device=a.device) * rows
+    return a.reshape(groups * rows, width), offsets
+
+
+def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
+           out_dtype: torch.dtype | None) -> int:
+    """E."""
+    if a.dim() not in (2, 3) or b.dim() not in (2, 3):
+        raise ValueError(f"grouped_mm: a has {a.dim()} and b {b.dim()} dimensions, must have 2 or 3"
+                         " each")
+    for name, dtype in (("a", a.dtype), ("out_dtype", out_dtype or a.dtype)):
+        if dtype not in _FLOATS:
+            raise TypeError(f"grouped_mm: {name} is {dtype}, must be float32, bfloat16 or float16")
+    if b.dtype != a.dtype:
+        raise TypeError(f"grouped_mm: b is {b.dtype}, must be {a.dtype}, the dtype of a")
+    if a.shape[-1] != b.shape[-2]:
+        raise ValueError(f"grouped_mm: a has {a.shape[-1]} columns, must have {b.shape[-2]}, as "
+                         "many as b has rows")
+    groups = _check_groups(a, b, offs)
+    width = a.shape[1] if a.dim() == 3 and b.dim() == 2 else b.shape[-1]
+    if bias is not None and tuple(bias.shape) != (groups, width):
+        raise ValueError(f"grouped_mm: bias has shape {list(bias.shape)}, must be "
+                         f"{[groups, width]}")
+    return groups
+
+
+def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
+    """E."""
+    if a.dim() == 3 and b.dim() == 3:
+        if offs is not None:
+            raise ValueError("grouped_mm: offs is given, must be None; three dimensions have no "
+                             "ragged one")
+        if a.shape[0] != b.shape[0]:
+            raise ValueError(f"grouped_mm: b has {b.shape[0]} groups, must have {a.shape[0]}, as "
+                             "many as a")
+        return a.shape[0]
+    if offs is None:
+        raise ValueError(f"grouped_mm: offs is None, must be given for {a.dim()}D times "
+                         f"{b.dim()}D")
+    if offs.dim() != 1 or offs.dtype != torch.int32:
+        raise ValueError(f"grouped_mm: offs is {offs.dtype} with {offs.dim()} dimensions, must be "
+                         "int32 with 1")
+    stacked = a if a.dim() == 3 else b
+    if stacked.dim() == 3 and stacked.shape[0] != offs.shape[0]:
+        raise ValueError(f"grouped_mm: offs has {offs.shape[0]} entries, must have "
+                         f"{stacked.shape[0]}, one a group")
+    return offs.shape[0]
+
+
+def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,
+               out_dtype: torch.dtype | None, groups: int) -> None:
+    learns = any(t is not None and t.requires_grad for t in (a, b, bias, out))
+    if learns and torch.is_grad_enabled():
+        raise ValueError("grouped_mm: out is given, must be None where a gradient is wanted; it "
+                         "has none")
+    if out_dtype is not None and out_dtype != out.dtype:
+        raise TypeError(f"grouped_mm: out is {out.dtype}, must be {out_dtype}, as out_dtype says")
+    shape = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
+    if tuple(out.shape) != shape:
+        raise ValueError(f"grouped_mm: out has shape {list(out.shape)}, must be {list(shape)}")

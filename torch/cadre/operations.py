@@ -1,0 +1,248 @@
+"""The operations of torch.ops.cadre: typed functions, and fake kernels with symbolic rows.
+
+The operators, their gradients and their autocast rules are C++ (torch/csrc); docs/ops has the
+formulas. Nothing here reads device memory or waits for it. Every operator has an overload `.out`,
+torch.ops.cadre.NAME.out, that takes its outputs as keywords and leaves the tail of row-shaped ones
+as it was; the functions here return new tensors, whose tail is zero.
+
+Words: R rows, E experts, T tokens; `offsets` is int32 [E + 1] on the device, rows offsets[e] to
+offsets[e + 1] belong to expert e, and rows at or beyond offsets[E] are the tail.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_ops = torch.ops.cadre
+
+
+class Offsets(NamedTuple):
+    """Of `offsets`: `offsets` int32 [E + 1]; `status` int32 [1], 0 if the counts were good, bit 1
+    if one was negative or ends decreased, bit 2 if their sum was above R."""
+
+    offsets: Tensor
+    status: Tensor
+
+
+class RoutingOffsets(NamedTuple):
+    """Of `offsets_of_routing`: `row_of` int32 [T, top_k] is the row of each choice, -1 where it was
+    dropped; `slot_of` int32 [R] its inverse, t * top_k + choice, -1 in the tail."""
+
+    offsets: Tensor
+    row_of: Tensor
+    slot_of: Tensor
+    status: Tensor
+
+
+class Routing(NamedTuple):
+    """Of `routing`: `experts` int32 [T, top_k], `prob` fp32 [T, top_k], `scores` fp32 [T, E]."""
+
+    experts: Tensor
+    prob: Tensor
+    scores: Tensor
+
+
+class Quantized(NamedTuple):
+    """Of `quantize`: value = code * block scale * expert scale. Parts that the format does not have
+    are empty."""
+
+    codes: Tensor
+    scales: Tensor
+    expert_scale: Tensor
+
+
+def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
+    """Makes offsets of the rows of each expert, or of where they end.
+
+    source: int32 or int64 [E]. kind: "counts", or "ends" for inclusive prefix sums. rows: R.
+    Broken counts are clamped into [0, R], and `status` tells.
+    Raises ValueError for another kind, shape or dtype."""
+    return Offsets(*_ops.offsets(source, kind, rows))
+
+
+def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingOffsets:
+    """Sorts choices by expert, those of one expert in token order.
+
+    experts: int32 or int64 [T, top_k]; a number outside [0, num_experts) drops the choice, as does
+    a row of `rows` or more. Raises ValueError for another shape or dtype."""
+    return RoutingOffsets(*_ops.offsets_of_routing(experts, num_experts, rows))
+
+
+def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool = False,
+            scale: float = 1.0, expert_bias: Tensor | None = None, groups: int = 1,
+            group_top_k: int = 1) -> Routing:
+    """Chooses top_k experts of each token. Differentiable in logits, through prob and scores.
+
+    logits: [T, E] fp32, bf16 or fp16. score: "softmax", "topk_softmax" or "sigmoid". expert_bias:
+    fp32 [E], added for the choice only. Raises ValueError for shapes, dtypes and sizes that do not
+    fit together."""
+    return Routing(*_ops.routing(logits, top_k, score, normalize, scale, expert_bias, groups,
+                                 group_top_k))
+
+
+def permute(tokens: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
+            prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Rows [R, H] in the order of the experts, and the probability of each, fp32 [R], empty without
+    prob. Differentiable in tokens and prob.
+
+    tokens: [T, H] fp32, bf16 or fp16. prob: fp32 [T, top_k]. The map is that of
+    `offsets_of_routing`. Raises ValueError for shapes and dtypes."""
+    return _ops.permute(tokens, offsets, row_of, slot_of, prob)
+
+
+def combine(rows: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
+            prob: Tensor | None = None) -> Tensor:
+    """Tokens [T, H]: the sum of the rows of each, times prob fp32 [T, top_k] if that is given.
+    Differentiable in rows and prob.
+
+    rows: [R, H] fp32, bf16 or fp16. Raises ValueError for shapes and dtypes."""
+    return _ops.combine(rows, offsets, row_of, slot_of, prob)
+
+
+def activation(z: Tensor, offsets: Tensor, prob: Tensor | None = None,
+               activation: str = "swiglu") -> Tensor:
+    """h = act(z) * prob, in z's dtype. Differentiable in z and prob.
+
+    z: [R, 2F] of a gated activation, else [R, F]; fp32, bf16 or fp16. prob: fp32 [R]. activation: a
+    name with options, such as "swiglu layout=interleave32" or "clamped_swiglu limit=7 alpha=1.702
+    offset=1". Raises ValueError for unknown words, shapes and dtypes."""
+    return _ops.activation(z, offsets, prob, activation)
+
+
+def bias_grad(dy: Tensor, offsets: Tensor, bias_scale: Tensor | None = None,
+              bias: Tensor | None = None, dtype: torch.dtype | None = None
+              ) -> tuple[Tensor, Tensor]:
+    """The gradient of a bias, [E, N] in `dtype` (by default that of bias, else of dy), and of the
+    factor of each row that scaled it, fp32 [R], empty without.
+
+    dy: [R, N]. bias_scale: fp32 [R], with bias [E, N]; both or none. Raises ValueError for shapes
+    and dtypes."""
+    return _ops.bias_grad(dy, offsets, bias_scale, bias, dtype)
+
+
+def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: Tensor, which: str = "fprop",
+                 *, bias: Tensor | None = None, bias_scale: Tensor | None = None,
+                 alpha: Tensor | None = None, out_dtype: torch.dtype | None = None,
+                 unit_budget: int = 0) -> Tensor:
+    """Multiplies the rows of every expert with its weight. Differentiable in lhs, rhs, bias and
+    bias_scale, twice too in lhs and rhs; under autocast lhs and rhs are cast.
+
+    which: "fprop" lhs x [R, K], rhs w, gives y [R, N] = x w^T; "dgrad" lhs dy [R, N], rhs w, gives
+    dx [R, K] = dy w; "wgrad" lhs dy [R, N], rhs x [R, K], gives dw [E, N, K] = dy^T x, expert by
+    expert. w is one [E, N, K], transposed views too, or E tensors [N, K]; all are fp32, bf16 or
+    fp16. bias: [E, N], fprop only. bias_scale: fp32 [R], a factor of the bias for each row. alpha:
+    fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by default.
+    unit_budget: SMs or threads to use at most, 0 for all.
+    Raises TypeError for other dtypes of lhs and rhs, else ValueError."""
+    return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs, offsets, which,
+                             bias=bias, bias_scale=bias_scale, alpha=alpha, out_dtype=out_dtype,
+                             unit_budget=unit_budget)
+
+
+def quantize(source: Tensor, offsets: Tensor | None, format: str, axis: str = "along_k",
+             rng: Tensor | None = None, amax_eps: float = 0.0) -> Quantized:
+    """Codes and scales of routed rows [R, C], or of weights [E, N, K] where offsets is None.
+
+    source: fp32, bf16 or fp16. format: "mxfp8", "nvfp4:rht+sr", ... (docs/formats.md). axis:
+    "along_k" or "along_rows", the axis that a block of codes runs along. rng: int64 [2] seed and
+    offset on the device, with option sr. Codes of four bits are uint8, two a byte. Codes of the
+    tail are zero. Raises ValueError; NotImplementedError where no implementation takes the format
+    on the device."""
+    return Quantized(*_ops.quantize(source, offsets, format, axis, rng, amax_eps))
+
+
+def dequantize(quantized: Quantized, offsets: Tensor | None, format: str, axis: str = "along_k", *,
+               shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+    """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what
+    was quantised, [R, C] or [E, N, K]; a Hadamard transform is not undone, and its blocks come back
+    whole. Raises ValueError or NotImplementedError as `quantize`."""
+    return _ops.dequantize(*quantized, offsets, format, axis, shape, dtype)
+
+
+# Fake kernels: shapes and dtypes alone. Rows may be symbolic everywhere. Those of activation,
+# quantize and dequantize are C++, where the lists of activations and formats are.
+
+
+def _floats(like: Tensor, *shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+def _ints(like: Tensor, *shape) -> Tensor:
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+@torch.library.register_fake("cadre::offsets")
+def _(source, kind, rows):
+    return _ints(source, source.shape[0] + 1), _ints(source, 1)
+
+
+@torch.library.register_fake("cadre::offsets_of_routing")
+def _(experts, num_experts, rows):
+    return (_ints(experts, num_experts + 1), _ints(experts, *experts.shape), _ints(experts, rows),
+            _ints(experts, 1))
+
+
+@torch.library.register_fake("cadre::routing")
+def _(logits, top_k, *rest, **named):
+    tokens = logits.shape[0]
+    return (_ints(logits, tokens, top_k), _floats(logits, tokens, top_k),
+            _floats(logits, *logits.shape))
+
+
+@torch.library.register_fake("cadre::routing_backward")
+def _(logits, *rest, **named):
+    return logits.new_empty(logits.shape)
+
+
+@torch.library.register_fake("cadre::permute")
+def _(tokens, offsets, row_of, slot_of, prob=None):
+    rows = slot_of.shape[0]
+    return (tokens.new_empty((rows, tokens.shape[1])),
+            _floats(tokens, 0 if prob is None else rows))
+
+
+@torch.library.register_fake("cadre::permute_backward")
+def _(drows, drow_prob, offsets, row_of):
+    dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
+    return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
+
+
+@torch.library.register_fake("cadre::combine")
+def _(rows, offsets, row_of, slot_of, prob=None):
+    return rows.new_empty((row_of.shape[0], rows.shape[1]))
+
+
+@torch.library.register_fake("cadre::combine_backward")
+def _(dtokens, rows, offsets, row_of, slot_of, prob, want_dprob):
+    dprob = _floats(dtokens, *row_of.shape) if want_dprob else _floats(dtokens, 0)
+    return dtokens.new_empty((slot_of.shape[0], dtokens.shape[1])), dprob
+
+
+@torch.library.register_fake("cadre::activation_backward")
+def _(dh, z, offsets, prob, activation):
+    return z.new_empty(z.shape), _floats(z, 0 if prob is None else z.shape[0])
+
+
+@torch.library.register_fake("cadre::bias_grad")
+def _(dy, offsets, bias_scale=None, bias=None, dtype=None):
+    dtype = dtype or (dy if bias is None else bias).dtype
+    return (dy.new_empty((offsets.shape[0] - 1, dy.shape[1]), dtype=dtype),
+            _floats(dy, 0 if bias_scale is None else dy.shape[0]))
+
+
+@torch.library.register_fake("cadre::grouped_gemm")
+def _(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, out_dtype=None,
+      unit_budget=0):
+    rows = lhs.shape[0]
+    shape = {"fprop": lambda: (rows, rhs[0].shape[-2]),
+             "dgrad": lambda: (rows, rhs[0].shape[-1]),
+             "wgrad": lambda: (offsets.shape[0] - 1, lhs.shape[1], rhs[0].shape[1])}[which]()
+    return lhs.new_empty(shape, dtype=out_dtype or lhs.dtype)
+
+
+for _name in ("offsets", "offsets_of_routing", "routing", "routing_backward", "permute",
+              "permute_backward", "combine", "combine_backward", "activation",
+              "activation_backward", "bias_grad", "grouped_gemm", "quantize", "dequantize"):
+    torch.library.register_fake(f"cadre::{_name}.out")(lambda *given, **named: None)

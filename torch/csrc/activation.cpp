@@ -1,0 +1,172 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <tuple>
+
+#include "arguments.h"
+
+// torch.ops.cadre.activation and its gradient: docs/ops/activation.md.
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+using Pair = std::tuple<Tensor, Tensor>;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using ActivationOp = Tensor(const Tensor&, const Tensor&, const Maybe&, c10::string_view);
+using ActivationBackwardOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Maybe&,
+                                  c10::string_view);
+
+/// What both directions read.
+struct Read {
+  const Tensor& z;
+  const Tensor& offsets;
+  const Maybe& prob;
+  c10::string_view activation;
+};
+
+/// `activation` in the words of the core: "swiglu layout=interleave32".
+ActivationProblem parsed(c10::string_view activation) {
+  return translated([&] {
+    return parse_activation_problem(text("activation forward ", activation, " R=0 F=32 E=1"));
+  });
+}
+
+ActivationProblem problem_of(const Read& read) {
+  TORCH_CHECK_VALUE(read.z.dim() == 2, "z has shape ", read.z.sizes(),
+                    ", must be [R, 2F] for a gated activation, else [R, F]");
+  ActivationProblem p = parsed(read.activation);
+  const bool gated = info(p.kind).gated;
+  TORCH_CHECK_VALUE(!gated || read.z.size(1) % 2 == 0, "z has shape ", read.z.sizes(),
+                    ", must have an even number of columns; ", read.activation,
+                    " wants gate and up of every feature");
+  p.rows = read.z.size(0);
+  p.features = gated ? read.z.size(1) / 2 : read.z.size(1);
+  p.z = element_type(read.z.scalar_type());
+  p.h = p.z;
+  p.prob = read.prob.has_value();
+  return p;
+}
+
+void forward_to(const Read& read, const Tensor& h, Tail tail) {
+  auto p = problem_of(read);
+  p.h = element_type(h.scalar_type());
+  p.tail = tail;
+  const Tensor z = with_rows(read.z);
+  const Tensor prob = read_floats(read.prob, {"prob", {p.rows}, z});
+  require_same_device(z, h, "h");
+  ActivationArgs args{
+      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(read.offsets, z)};
+  p.experts = args.offsets.experts;
+  args.h = view(h);
+  launch(p, args, z);
+}
+
+void backward_to(const Read& read, const Tensor& given, const Pair& out, Tail tail) {
+  auto p = problem_of(read);
+  p.backward = true;
+  p.h = element_type(given.scalar_type());
+  p.tail = tail;
+  const auto& [dz, dprob] = out;
+  const Tensor z = with_rows(read.z), dh = with_rows(given);
+  const Tensor prob = read_floats(read.prob, {"prob", {p.rows}, z});
+  require_same_device(z, dh, "dh");
+  ActivationArgs args{
+      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(read.offsets, z)};
+  p.experts = args.offsets.experts;
+  args.dh = view(dh);
+  args.dz = view(dz);
+  if (p.prob) args.dprob = written_floats(dprob, {"dprob", {p.rows}, z});
+  launch(p, args, z);
+}
+
+Tensor activation_op(const Tensor& z, const Tensor& offsets, const Maybe& prob,
+                     c10::string_view activation) {
+  const Read read{z, offsets, prob, activation};
+  const auto p = problem_of(read);
+  Tensor h = at::empty({p.rows, p.features}, z.options());
+  forward_to(read, h, Tail::kZero);
+  return h;
+}
+
+Pair backward_op(const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
+                 c10::string_view activation) {
+  const int64_t probs = prob ? z.size(0) : 0;
+  const Pair out{at::empty(z.sizes(), z.options()),
+                 at::empty({probs}, z.options().dtype(at::kFloat))};
+  backward_to({z, offsets, prob, activation}, dh, out, Tail::kZero);
+  return out;
+}
+
+struct Activation : torch::autograd::Function<Activation> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& z, const Tensor& offsets,
+                        const Maybe& prob, c10::string_view activation) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("cadre::activation", "")
+                               .typed<ActivationOp>();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->save_for_backward({z, offsets, prob.value_or(Tensor())});
+    ctx->saved_data["activation"] = std::string(activation);
+    return op.call(z, offsets, prob, activation);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("cadre::activation_backward", "")
+                               .typed<ActivationBackwardOp>();
+    const auto saved = ctx->get_saved_variables();
+    const bool has_prob = saved[2].defined();
+    auto [dz, dprob] = op.call(grads[0], saved[0], saved[1], has_prob ? Maybe(saved[2]) : Maybe(),
+                               ctx->saved_data["activation"].toStringView());
+    return {dz, Tensor(), has_prob ? dprob : Tensor(), Tensor()};
+  }
+};
+
+void implement(torch::Library& m) {
+  m.impl("activation", activation_op);
+  m.impl("activation.out", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
+                              c10::string_view activation, const Tensor& h) {
+    forward_to({z, offsets, prob, activation}, written(h, "h", z), Tail::kKeep);
+  });
+  m.impl("activation_backward", backward_op);
+  m.impl("activation_backward.out",
+         [](const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
+            c10::string_view activation, const Tensor& dz, const Tensor& dprob) {
+           backward_to({z, offsets, prob, activation}, dh,
+                       {written(dz, "dz", z), written(dprob, "dprob", z)}, Tail::kKeep);
+         });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def("activation(Tensor z, Tensor offsets, Tensor? prob, str activation) -> Tensor");
+  m.def(
+      "activation.out(Tensor z, Tensor offsets, Tensor? prob, str activation, *, Tensor(a!) h) -> "
+      "()");
+  m.def(
+      "activation_backward(Tensor dh, Tensor z, Tensor offsets, Tensor? prob, str activation) -> "
+      "(Tensor dz, Tensor dprob)");
+  m.def(
+      "activation_backward.out(Tensor dh, Tensor z, Tensor offsets, Tensor? prob, str activation, "
+      "*, Tensor(a!) dz, Tensor(b!) dprob) -> ()");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, Meta, m) {
+  m.impl(
+      "activation", [](const Tensor& z, const Tensor&, const Maybe&, c10::string_view activation) {
+        const c10::SymInt columns = z.sym_size(1) / (info(parsed(activation).kind).gated ? 2 : 1);
+        return at::empty_symint({z.sym_size(0), columns}, z.options());
+      });
+}
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("activation", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
+                          c10::string_view activation) {
+    return Activation::apply(z, offsets, prob, activation);
+  });
+}
+
+}  // namespace cadre::door

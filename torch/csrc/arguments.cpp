@@ -1,0 +1,64 @@
+#include "arguments.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+
+namespace cadre::door {
+
+void require(const at::Tensor& t, const Expected& expected) {
+  require_same_device(expected.on, t, expected.what);
+  TORCH_CHECK_VALUE(t.sizes() == expected.shape, expected.what, " has shape ", t.sizes(),
+                    ", must be ", expected.shape);
+}
+
+at::Tensor read_floats(const std::optional<at::Tensor>& t, const Expected& expected) {
+  if (!t || !t->defined()) return {};
+  require(*t, expected);
+  const at::Tensor dense = t->contiguous();
+  floats(dense, expected.what);
+  return dense;
+}
+
+at::Tensor read_ints(const at::Tensor& t, const Expected& expected) {
+  require(t, expected);
+  const at::Tensor dense = t.contiguous();
+  ints(dense, expected.what);
+  return dense;
+}
+
+float* written_floats(const at::Tensor& t, const Expected& expected) {
+  require(t, expected);
+  return floats(t, expected.what);
+}
+
+int32_t* written_ints(const at::Tensor& t, const Expected& expected) {
+  require(t, expected);
+  return ints(t, expected.what);
+}
+
+at::Tensor with_rows(const at::Tensor& t) {
+  if (!t.defined()) return t;
+  int64_t step = 1;
+  for (int64_t d = t.dim() - 1; d >= 0; --d) {
+    if (t.size(d) == 1) continue;
+    const bool good = d == t.dim() - 1 ? t.stride(d) == 1 : t.stride(d) >= step;
+    // A tensor without elements counts as contiguous, whatever its strides.
+    if (!good) return t.numel() == 0 ? at::empty(t.sizes(), t.options()) : t.contiguous();
+    step = t.stride(d) * t.size(d);
+  }
+  return t;
+}
+
+const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tensor& on) {
+  require_same_device(on, t, what);
+  t.unsafeGetTensorImpl()->bump_version();
+  return t;
+}
+
+bool wants_gradient(at::TensorList list) {
+  return std::any_of(list.begin(), list.end(),
+                     [](const at::Tensor& t) { return wants_gradient(t); });
+}
+
+}  // namespace cadre::door

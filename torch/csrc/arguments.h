@@ -1,0 +1,40 @@
+#pragma once
+#include "door.h"
+
+// Tensors whose length the core cannot see, since it takes their address alone; copies of what
+// lies as the core does not take it; tensors that an operation writes.
+namespace cadre::door {
+
+/// What an argument must look like, and what it is called.
+struct Expected {
+  const char* what;
+  at::IntArrayRef shape;
+  const at::Tensor& on;  ///< whose device it must be on
+};
+
+/// Errors    ValueError unless the tensor has that shape and device.
+void require(const at::Tensor&, const Expected&);
+
+/// Numbers that the core reads as a plain array: the tensor, or a copy of it without gaps.
+/// Undefined for an optional that holds nothing. Errors    ValueError for shape, type or device.
+at::Tensor read_floats(const std::optional<at::Tensor>&, const Expected&);
+at::Tensor read_ints(const at::Tensor&, const Expected&);
+
+/// The same for arrays that an operation writes, without a copy.
+float* written_floats(const at::Tensor&, const Expected&);
+int32_t* written_ints(const at::Tensor&, const Expected&);
+
+/// The tensor, or a copy of it where its last dimension has gaps or its rows overlap.
+at::Tensor with_rows(const at::Tensor&);
+
+/// Tells autograd that the operation writes this tensor, and that it must be on the device of `on`.
+const at::Tensor& written(const at::Tensor&, const char* what, const at::Tensor& on);
+
+/// True if a gradient of any of these would be asked for.
+inline bool wants_gradient(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
+inline bool wants_gradient(const std::optional<at::Tensor>& t) {
+  return t.has_value() && wants_gradient(*t);
+}
+bool wants_gradient(at::TensorList);
+
+}  // namespace cadre::door

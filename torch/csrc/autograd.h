@@ -1,0 +1,96 @@
+#pragma once
+#include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/randint.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include <optional>
+#include <vector>
+
+#include "parameters.h"
+
+// What the autograd functions of the door share.
+namespace cadre::door {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The operation of that name and signature, through the dispatcher, so that fake tensors and
+/// tracers see it.
+template <class Signature>
+auto op(const char* name, const char* overload = "") {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
+}
+
+inline bool learns(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
+inline bool learns(const std::optional<at::Tensor>& t) { return t && learns(*t); }
+inline bool learns(at::TensorList list) {
+  for (const at::Tensor& t : list)
+    if (learns(t)) return true;
+  return false;
+}
+
+/// Lists of tensors in one list of saved ones, and back.
+class Saved {
+ public:
+  explicit Saved(variable_list all) : all_(std::move(all)) {}
+
+  at::Tensor one() { return all_[at_++]; }
+  std::optional<at::Tensor> maybe() {
+    at::Tensor t = one();
+    return t.defined() ? std::optional(t) : std::nullopt;
+  }
+  std::vector<at::Tensor> list(int64_t count) {
+    const auto from = all_.begin() + int64_t(at_);
+    at_ += size_t(count);
+    return {from, from + count};
+  }
+
+ private:
+  variable_list all_;
+  size_t at_ = 0;
+};
+
+template <class... Parts>
+variable_list joined(const Parts&... parts) {
+  variable_list all;
+  const auto add = [&all](const auto& part) {
+    using Part = std::decay_t<decltype(part)>;
+    if constexpr (std::is_same_v<Part, at::Tensor>)
+      all.push_back(part);
+    else if constexpr (std::is_same_v<Part, std::optional<at::Tensor>>)
+      all.push_back(part.value_or(at::Tensor()));
+    else
+      all.insert(all.end(), part.begin(), part.end());
+  };
+  (add(parts), ...);
+  return all;
+}
+
+/// So many gradients, or as many undefined ones where none was computed.
+inline variable_list or_none(const std::vector<at::Tensor>& gradients, int64_t count) {
+  return gradients.empty() ? variable_list(size_t(count)) : variable_list(gradients);
+}
+
+/// The random state of a layer, drawn from torch's generator, where the recipe needs one.
+inline std::optional<at::Tensor> drawn(const std::optional<at::Tensor>& given, const Recipe& recipe,
+                                       const at::Tensor& x) {
+  if (given || !is_random(recipe)) return given;
+  constexpr int64_t kMost = int64_t(1) << 62;
+  return at::randint(kMost, {2}, x.options().dtype(at::kLong).requires_grad(false));
+}
+
+inline std::vector<at::Tensor> cast_for_autocast(at::ScalarType type, at::TensorList list,
+                                                 c10::DeviceType device) {
+  std::vector<at::Tensor> made;
+  made.reserve(list.size());
+  for (const at::Tensor& t : list) made.push_back(at::autocast::cached_cast(type, t, device));
+  return made;
+}
+
+/// An empty tensor means that there is no gradient.
+inline at::Tensor if_wanted(bool wanted, const at::Tensor& t) { return wanted ? t : at::Tensor(); }
+
+}  // namespace cadre::door

@@ -1,0 +1,86 @@
+#include <ATen/ops/empty.h>
+
+#include <tuple>
+
+#include "arguments.h"
+
+// torch.ops.cadre.bias_grad: docs/ops/bias_grad.md.
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+using Pair = std::tuple<Tensor, Tensor>;  ///< dbias, dbias_scale
+
+/// What is read.
+struct Read {
+  const Tensor& dy;
+  const Tensor& offsets;
+  const Maybe& bias_scale;
+  const Maybe& bias;
+};
+
+void require_both(const Read& read) {
+  TORCH_CHECK_VALUE(read.dy.dim() == 2, "dy has shape ", read.dy.sizes(), ", must be [R, N]");
+  TORCH_CHECK_VALUE(read.bias_scale.has_value() == read.bias.has_value(), "bias is ",
+                    read.bias ? "given" : "None", ", must be ", read.bias_scale ? "given" : "None",
+                    "; the gradient of bias_scale is made from it, and nothing else is");
+}
+
+void go(const Read& read, const Pair& out, Tail tail) {
+  require_both(read);
+  const auto& [dbias, dbias_scale] = out;
+  const Tensor dy = with_rows(read.dy);
+  const int64_t rows = dy.size(0);
+  const Tensor scale = read_floats(read.bias_scale, {"bias_scale", {rows}, dy});
+  const Tensor bias = read.bias ? with_rows(*read.bias) : Tensor();
+  require_same_device(dy, bias, "bias");
+  BiasGradArgs args{.dy = view(dy), .offsets = offsets(read.offsets, dy), .dbias = view(dbias)};
+  args.bias_scale = floats(scale, "bias_scale");
+  args.bias = view(bias);
+  BiasGradProblem p{.rows = rows, .n = dy.size(1), .experts = args.offsets.experts};
+  p.dy = args.dy.dtype;
+  p.dbias = args.dbias.dtype;
+  p.bias_scale = scale.defined();
+  if (bias.defined()) p.bias = args.bias.dtype;
+  p.tail = tail;
+  if (p.bias_scale) args.dbias_scale = written_floats(dbias_scale, {"dbias_scale", {rows}, dy});
+  launch(p, args, dy);
+}
+
+Pair bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
+                  const Maybe& bias, std::optional<at::ScalarType> dtype) {
+  const Read read{dy, offsets, bias_scale, bias};
+  require_both(read);
+  const auto type = dtype.value_or(bias ? bias->scalar_type() : dy.scalar_type());
+  const int64_t experts = door::offsets(offsets, dy).experts;
+  const int64_t scales = bias_scale ? dy.size(0) : 0;
+  const Pair out{at::empty({experts, dy.size(1)}, dy.options().dtype(type)),
+                 at::empty({scales}, dy.options().dtype(at::kFloat))};
+  go(read, out, Tail::kZero);
+  return out;
+}
+
+void implement(torch::Library& m) {
+  m.impl("bias_grad", bias_grad_op);
+  m.impl("bias_grad.out", [](const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
+                             const Maybe& bias, const Tensor& dbias, const Tensor& dbias_scale) {
+    go({dy, offsets, bias_scale, bias},
+       {written(dbias, "dbias", dy), written(dbias_scale, "dbias_scale", dy)}, Tail::kKeep);
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def(
+      "bias_grad(Tensor dy, Tensor offsets, Tensor? bias_scale=None, Tensor? bias=None, "
+      "ScalarType? dtype=None) -> (Tensor dbias, Tensor dbias_scale)");
+  m.def(
+      "bias_grad.out(Tensor dy, Tensor offsets, Tensor? bias_scale=None, Tensor? bias=None, *, "
+      "Tensor(a!) dbias, Tensor(b!) dbias_scale) -> ()");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+
+}  // namespace cadre::door

@@ -1,0 +1,285 @@
+#include <ATen/ops/empty.h>
+
+#include <bit>
+#include <vector>
+
+#include "arguments.h"
+#include "parameters.h"
+
+// torch.ops.cadre.grouped_gemm: docs/ops/grouped_gemm.md. Its gradients are in
+// grouped_gemm_autograd.cpp.
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+
+/// One [E, N, K] tensor or E tensors [N, K], each a matrix of one order, and how they lie.
+struct Matrices {
+  std::vector<Tensor> held;  ///< one packed tensor, or one an expert; copies where need be
+  TensorView view{};         ///< of all experts; null data where they are discrete
+  Major major = Major::kRow;
+  bool discrete = false;
+};
+
+/// True if dimension `inner` has stride 1 and nothing overlaps.
+bool is_laid_out(const TensorView& v, int inner) {
+  const int outer = 2 * v.rank - 3 - inner;
+  const bool rows = v[outer] <= 1 || v.stride[outer] >= v[inner];
+  const bool experts = v.rank == 2 || v[0] <= 1 || v.stride[0] >= v.stride[outer] * v[outer];
+  return (v[inner] <= 1 || v.stride[inner] == 1) && rows && experts;
+}
+
+/// The order of a matrix that the core takes as it lies.
+std::optional<Major> order_of(const TensorView& v) {
+  if (is_laid_out(v, v.rank - 1)) return Major::kRow;
+  if (is_laid_out(v, v.rank - 2)) return Major::kColumn;
+  return std::nullopt;
+}
+
+/// A dimension of one element has whatever stride; give it one that breaks no promise.
+TensorView tidied(TensorView v) {
+  for (int d = 0; d < v.rank; ++d)
+    if (v[d] == 1) v.stride[d] = 1;
+  return v;
+}
+
+DType plain_type(const Tensor& t, const char* what) {
+  const auto type = t.scalar_type();
+  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, what, " is ",
+                   type, ", must be float32, bfloat16 or float16");
+  return element_type(type);
+}
+
+Matrices matrix(const Tensor& t, const char* what) {
+  plain_type(t, what);
+  Matrices m{.held = {t}, .view = tidied(view(t))};
+  const auto order = order_of(m.view);
+  if (!order) m = {.held = {t.contiguous()}, .view = view(t.contiguous())};
+  if (!order) m.view.data = m.held[0].data_ptr();
+  m.major = order.value_or(Major::kRow);
+  return m;
+}
+
+void require_alike(at::TensorList list, const char* what) {
+  const Tensor& first = list[0];
+  for (const Tensor& one : list)
+    TORCH_CHECK_VALUE(one.dim() == 2 && one.sizes() == first.sizes() &&
+                          one.scalar_type() == first.scalar_type() &&
+                          one.device() == first.device(),
+                      what, " of an expert is ", one.scalar_type(), one.sizes(), " on ",
+                      one.device(), ", must be ", first.scalar_type(), first.sizes(), " on ",
+                      first.device(), " as that of the first");
+}
+
+/// E tensors [N, K]. Where their strides differ, `may_copy` says whether copies are taken.
+Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
+  require_alike(list, what);
+  Matrices m{.held = list.vec(), .discrete = true};
+  bool alike = order_of(view(list[0])).has_value();
+  for (const Tensor& one : list) alike = alike && one.strides() == list[0].strides();
+  TORCH_CHECK_VALUE(alike || may_copy, what, " has strides that differ or overlap, must be alike; ",
+                    "all experts are written as one");
+  if (!alike)
+    for (Tensor& one : m.held) one = one.contiguous();
+  const TensorView one = tidied(view(m.held[0]));
+  m.major = *order_of(one);
+  const int outer = m.major == Major::kRow ? 0 : 1;
+  m.view = one;
+  m.view.data = nullptr;
+  m.view.rank = 3;
+  m.view.shape = {int64_t(list.size()), one[0], one[1]};
+  m.view.stride = {one[outer] * one.stride[size_t(outer)], one.stride[0], one.stride[1]};
+  return m;
+}
+
+/// Experts, packed or discrete.
+Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
+  TORCH_CHECK_VALUE(!list.empty(), what, " has no tensors, must have one [E, N, K] or E of [N, K]");
+  plain_type(list[0], what);
+  if (list.size() != 1) return discrete(list, what, may_copy);
+  TORCH_CHECK_VALUE(list[0].dim() == 2 || list[0].dim() == 3, what, " has shape ", list[0].sizes(),
+                    ", must be [E, N, K] or E of [N, K]");
+  const Tensor packed = list[0].dim() == 3 ? list[0] : list[0].unsqueeze(0);
+  Matrices m = matrix(packed, what);
+  TORCH_CHECK_VALUE(may_copy || m.held[0].is_alias_of(list[0]), what, " has strides ",
+                    packed.strides(), ", must have stride 1 in one of its last two dimensions");
+  return m;
+}
+
+/// Bytes, 16 at most, of which all addresses and strides are multiples.
+uint64_t promised(const Matrices& m) {
+  uint64_t all = 16;
+  for (const Tensor& t : m.held) all |= reinterpret_cast<uint64_t>(t.data_ptr());
+  for (int d = 0; d < m.view.rank; ++d)
+    if (m.view.stride[size_t(d)] != 1)
+      all |= uint64_t(m.view.stride[size_t(d)] * m.held[0].element_size());
+  return all;
+}
+
+Pass pass_of(c10::string_view which) {
+  if (which == "fprop") return Pass::kFprop;
+  if (which == "dgrad") return Pass::kDgrad;
+  TORCH_CHECK_VALUE(which == "wgrad", "which is '", which, "', must be fprop, dgrad or wgrad");
+  return Pass::kWgrad;
+}
+
+/// Everything that a call names, but for the output.
+struct Call {
+  const Tensor& lhs;
+  at::TensorList rhs;
+  const Tensor& offsets;
+  c10::string_view which;
+  const Maybe& bias;
+  const Maybe& bias_scale;
+  const Maybe& alpha;
+  int64_t unit_budget;
+  c10::string_view accumulate = "no";
+  const Maybe& accumulate_flags;
+  const Maybe& beta;
+  const Maybe& c;
+  Tail tail = Tail::kZero;
+};
+
+/// N and K of the problem.
+struct Widths {
+  int64_t n, k;
+};
+
+Widths widths_of(const Call& call, Pass pass) {
+  TORCH_CHECK_VALUE(call.lhs.dim() == 2, "lhs has shape ", call.lhs.sizes(),
+                    ", must have 2 dimensions");
+  TORCH_CHECK_VALUE(!call.rhs.empty(), "rhs has no tensors, must have 1 or more");
+  const Tensor& rhs = call.rhs[0];
+  TORCH_CHECK_VALUE(rhs.dim() >= 2, "rhs has shape ", rhs.sizes(), ", must have 2 or 3 dimensions");
+  TORCH_CHECK_VALUE(pass != Pass::kWgrad || (call.rhs.size() == 1 && rhs.dim() == 2), "rhs has ",
+                    call.rhs.size(), " tensors of ", rhs.dim(),
+                    " dimensions, must be one of 2; wgrad contracts the rows of x");
+  if (pass == Pass::kFprop) return {rhs.size(-2), call.lhs.size(1)};
+  return {call.lhs.size(1), rhs.size(-1)};
+}
+
+Format plain_format(DType type) { return parse_format(name(type)); }
+
+/// The accumulation's words, and c with its factors.
+void addends(const Call& call, GroupedGemmProblem& p, GroupedGemmArgs& args, Matrices& c) {
+  p.accumulate = parse_accumulate(call.accumulate);
+  const bool each = p.accumulate == Accumulate::kPerExpert;
+  const bool flags = each || p.accumulate == Accumulate::kDevice;
+  TORCH_CHECK_VALUE(flags == call.accumulate_flags.has_value(), "accumulate_flags is ",
+                    flags ? "None" : "given", ", must be ", flags ? "given" : "None",
+                    "; accumulate is ", call.accumulate);
+  if (flags) {
+    const int64_t words = each ? p.experts : 1;
+    args.accumulate = written_ints(*call.accumulate_flags, {"accumulate_flags", {words}, call.lhs});
+  }
+  TORCH_CHECK_VALUE(call.beta.has_value() == call.c.has_value(), "beta is ",
+                    call.beta ? "given" : "None", ", must be ", call.c ? "given" : "None",
+                    "; beta is the factor of c");
+  if (!call.c) return;
+  p.beta = true;
+  c = matrix(*call.c, "c");
+  args.c = c.view;
+}
+
+void go(const Call& call, at::TensorList out) {
+  const Tensor& lhs = call.lhs;
+  GroupedGemmProblem p{.pass = pass_of(call.which), .rows = lhs.size(0)};
+  const Widths widths = widths_of(call, p.pass);
+  p.n = widths.n, p.k = widths.k;
+  const bool wgrad = p.pass == Pass::kWgrad;
+  TORCH_CHECK_VALUE(wgrad || out.size() == 1, "out has ", out.size(), " tensors, must have 1");
+  const Matrices a = matrix(lhs, "lhs");
+  const Matrices b = wgrad ? matrix(call.rhs[0], "rhs") : experts_of(call.rhs, "rhs", true);
+  const Matrices d = wgrad ? experts_of(out, "out", false) : matrix(out[0], "out");
+  TORCH_CHECK_VALUE(d.held[0].is_alias_of(out[0]), "out has strides ", out[0].strides(),
+                    ", must have stride 1 in one dimension, and no overlap");
+  const Tensor bias = call.bias ? with_rows(*call.bias) : Tensor();
+  GroupedGemmArgs args{.lhs = {.codes = a.view}, .rhs = {.codes = b.view}, .out = d.view};
+  args.offsets = offsets(call.offsets, lhs);
+  p.experts = args.offsets.experts;
+  p.lhs = plain_format(a.view.dtype), p.rhs = plain_format(b.view.dtype), p.out = d.view.dtype;
+  p.lhs_major = a.major, p.rhs_major = b.major, p.out_major = d.major;
+  p.discrete_rhs = b.discrete, p.discrete_out = d.discrete;
+  p.unit_budget = int(call.unit_budget);
+  p.tail = wgrad ? Tail::kKeep : call.tail;
+  p.align = 1 << std::countr_zero(promised(a) | promised(b) | promised(d));
+  for (const at::Tensor* t : {&b.held[0], &d.held[0], &bias})
+    require_same_device(lhs, *t, "operand");
+  const Tensor alpha = read_floats(call.alpha, {"alpha", {p.experts}, lhs});
+  const Tensor beta = read_floats(call.beta, {"beta", {p.experts}, lhs});
+  const Tensor scale = read_floats(call.bias_scale, {"bias_scale", {p.rows}, lhs});
+  Matrices c;
+  addends(call, p, args, c);
+  p.alpha = alpha.defined(), p.bias = bias.defined(), p.bias_scale = scale.defined();
+  if (p.bias) p.bias_dtype = plain_type(bias, "bias"), args.bias = view(bias);
+  args.alpha = floats(alpha, "alpha");
+  args.beta = floats(beta, "beta");
+  args.bias_scale = floats(scale, "bias_scale");
+  const Here here(lhs);
+  const Table weights = b.discrete ? Table(b.held, here) : Table();
+  const Table gradients = d.discrete ? Table(d.held, here) : Table();
+  args.rhs.discrete = weights.data();
+  args.discrete_out = gradients.data();
+  launch(p, args, lhs);
+}
+
+Tensor make(const Call& call, std::optional<at::ScalarType> out_dtype) {
+  const Pass pass = pass_of(call.which);
+  const Widths widths = widths_of(call, pass);
+  const auto options = call.lhs.options().dtype(out_dtype.value_or(call.lhs.scalar_type()));
+  const int64_t experts = offsets(call.offsets, call.lhs).experts, rows = call.lhs.size(0);
+  Tensor out = pass == Pass::kWgrad   ? at::empty({experts, widths.n, widths.k}, options)
+               : pass == Pass::kFprop ? at::empty({rows, widths.n}, options)
+                                      : at::empty({rows, widths.k}, options);
+  go(call, out);
+  return out;
+}
+
+void implement(torch::Library& m) {
+  m.impl("grouped_gemm",
+         [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets, c10::string_view which,
+            const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha,
+            std::optional<at::ScalarType> out_dtype, int64_t unit_budget) {
+           const Maybe none;
+           return make({.lhs = lhs,
+                        .rhs = rhs,
+                        .offsets = offsets,
+                        .which = which,
+                        .bias = bias,
+                        .bias_scale = bias_scale,
+                        .alpha = alpha,
+                        .unit_budget = unit_budget,
+                        .accumulate_flags = none,
+                        .beta = none,
+                        .c = none},
+                       out_dtype);
+         });
+  m.impl("grouped_gemm.out",
+         [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets, c10::string_view which,
+            const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha, int64_t unit_budget,
+            c10::string_view accumulate, const Maybe& flags, const Maybe& beta, const Maybe& c,
+            at::TensorList out) {
+           for (const Tensor& t : out) written(t, "out", lhs);
+           go({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget, accumulate, flags,
+               beta, c, Tail::kKeep},
+              out);
+         });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def(
+      "grouped_gemm(Tensor lhs, Tensor[] rhs, Tensor offsets, str which, *, Tensor? bias=None, "
+      "Tensor? bias_scale=None, Tensor? alpha=None, ScalarType? out_dtype=None, int unit_budget=0) "
+      "-> Tensor");
+  m.def(
+      "grouped_gemm.out(Tensor lhs, Tensor[] rhs, Tensor offsets, str which, *, Tensor? bias=None, "
+      "Tensor? bias_scale=None, Tensor? alpha=None, int unit_budget=0, str accumulate='no', "
+      "Tensor? accumulate_flags=None, Tensor? beta=None, Tensor? c=None, Tensor(a!)[] out) -> ()");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+
+}  // namespace cadre::door

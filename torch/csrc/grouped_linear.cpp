@@ -1,0 +1,359 @@
+// torch.ops.cadre.grouped_linear and its backward; grouped_linear_autograd.cpp differentiates it.
+#include "grouped_linear.h"
+
+#include <ATen/ops/empty.h>
+
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using MaybeTensor = std::optional<Tensor>;
+using Text = std::string_view;
+
+const char* const kSchemas[] = {
+    "grouped_linear(Tensor x, Tensor offsets, Tensor[] weight, Tensor[] bias, "
+    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[False, False, False, False], str "
+    "recipe=\"\", "
+    "bool save_input=False, int unit_budget=0) -> (Tensor y, Tensor saved)",
+
+    "grouped_linear.out(Tensor x, Tensor offsets, Tensor[] weight, Tensor[] bias, "
+    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[True, True, True, True], str "
+    "recipe=\"\", "
+    "bool save_input=False, int unit_budget=0, bool refresh_weights=True, bool zero_tail=False, "
+    "Tensor(a!) y, Tensor(b!) saved, Tensor(c!)? weight_cache) -> ()",
+
+    "grouped_linear_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor[] weight, "
+    "Tensor[] bias, Tensor? bias_scale, *, Tensor? rng=None, bool[4] wants=[True, True, True, "
+    "True], "
+    "bool deferred=False, str recipe=\"\", bool save_input=False, int unit_budget=0) -> "
+    "(Tensor dx, Tensor[] dweight, Tensor[] dbias, Tensor dbias_scale, Tensor pending)",
+
+    "grouped_linear_backward.out(Tensor dy, Tensor x, Tensor saved, Tensor offsets, "
+    "Tensor[] weight, Tensor[] bias, Tensor? bias_scale, *, "
+    "Tensor? rng=None, bool[4] wants=[True, True, True, True], str recipe=\"\", bool "
+    "save_input=False, "
+    "int unit_budget=0, Tensor? weight_cache=None, bool zero_tail=False, Tensor(a!)? dx, "
+    "Tensor(b!)[] dbias, "
+    "Tensor(c!)? dbias_scale, Tensor(d!) pending) -> ()",
+
+    "grouped_linear_wgrad(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
+    "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
+    "bool save_input=False, int unit_budget=0) -> Tensor[] dweight",
+
+    "grouped_linear_wgrad.out(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
+    "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
+    "bool save_input=False, int unit_budget=0, str accumulate=\"no\", Tensor? "
+    "accumulate_flags=None, Tensor(a!)[] dweight) -> ()",
+
+    "_memory(Tensor on, int count) -> Tensor",
+
+    "_is_random(str recipe) -> bool",
+
+    "_grouped_linear_rooms(int n, int k, int experts, ScalarType dtype, ScalarType weight_dtype, "
+    "bool[4] wants, str recipe, bool save_input, str device) -> int[]",
+};
+
+/// A call on its device: every tensor as the core takes it.
+class Linear {
+ public:
+  Linear(const LinearCall& call, const GroupedLinearProblem& problem, const Here& here)
+      : parameters(problem.parameters, here), call_(call), here_(here) {
+    parameters.read(call.weight, call.bias);
+    args.offsets = offsets(call.offsets, call.x);
+    args.x = view(call.x);
+    args.bias_scale = floats(call.bias_scale, "bias_scale");
+    if (call.rng) args.rng = random_state(*call.rng, call.x);
+  }
+
+  template <class Direction>
+  void run(Direction direction, const GroupedLinearPlan& plan, int64_t workspace_bytes) {
+    args.parameters = parameters.own;
+    const Scratch scratch(workspace_bytes, call_.x);
+    direction(plan, args, scratch.workspace(), here_.stream());
+  }
+
+  LinearTables parameters;
+  GroupedLinearArgs args;
+
+ private:
+  const LinearCall& call_;
+  const Here& here_;
+};
+
+constexpr auto kForward = [](auto&&... args) { forward(args...); };
+constexpr auto kBackward = [](auto&&... args) { backward(args...); };
+constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
+
+/// Where forward writes.
+struct ForwardOut {
+  const Tensor &y, &saved;
+  MaybeTensor weight_cache{};
+  bool refresh = true;
+};
+
+void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
+                 const ForwardOut& out) {
+  const Here here(call.x);
+  Linear linear(call, problem, here);
+  linear.args.y = view(out.y);
+  const Kept saved(out.saved);
+  linear.args.saved = saved.memory();
+  std::optional<Kept> cache;
+  if (out.weight_cache) linear.args.weight_cache = cache.emplace(*out.weight_cache).memory();
+  linear.args.refresh_weights = out.refresh;
+  const GroupedLinearPlan made = plan(problem, device(call.x));
+  linear.run(kForward, made, made.memory.forward_workspace_bytes);
+}
+
+std::tuple<Tensor, Tensor> grouped_linear(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                          TensorList bias, const MaybeTensor& bias_scale,
+                                          const MaybeTensor& rng, LinearWants wants, Text recipe,
+                                          bool save_input, int64_t unit_budget) {
+  return translated([&] {
+    const Tensor rows = rows_of(x, "x");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem problem = problem_of(call);
+    problem.tail = Tail::kZero;
+    const Tensor y = at::empty({problem.rows, problem.n}, rows.options());
+    const Tensor saved = bytes(rooms(problem, device(rows)).saved.of(problem.rows), rows);
+    run_forward(call, problem, {y, saved});
+    return std::tuple(y, saved);
+  });
+}
+
+void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weight, TensorList bias,
+                        const MaybeTensor& bias_scale, const MaybeTensor& rng, LinearWants wants,
+                        Text recipe, bool save_input, int64_t unit_budget, bool refresh_weights,
+                        bool zero_tail, const Tensor& y, const Tensor& saved,
+                        const MaybeTensor& weight_cache) {
+  translated([&] {
+    const Tensor rows = rows_of(x, "x");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem problem = problem_of(call);
+    problem.cache_weights = weight_cache.has_value();
+    problem.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    require_same_device(rows, y, "y");
+    run_forward(call, problem, {y, saved, weight_cache, refresh_weights});
+  });
+}
+
+/// Where backward writes; what is not wanted is empty.
+struct BackwardOut {
+  Tensor dx, dbias_scale, pending;
+  TensorList dw{}, dbias{};
+  MaybeTensor weight_cache{};
+};
+
+void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
+                  const std::pair<Tensor, Tensor>& dy_and_saved, const BackwardOut& out) {
+  const Here here(call.x);
+  Linear linear(call, problem, here);
+  const auto& [dy, saved] = dy_and_saved;
+  linear.args.dy = view(dy);
+  linear.args.saved = memory_of(saved);
+  if (problem.dgrad) linear.args.dx = view(out.dx);
+  if (problem.bias && problem.dbias) {
+    linear.parameters.write_dbias(out.dbias);
+    if (problem.bias_scale) linear.args.dbias_scale = floats(out.dbias_scale, "dbias_scale");
+  }
+  const Kept pending(out.pending);
+  if (problem.deferred)
+    linear.args.pending = pending.memory();
+  else if (problem.wgrad)
+    linear.parameters.write_dw(out.dw);
+  const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
+  if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
+  const GroupedLinearPlan made = plan(problem, device(call.x));
+  if (!made.dgrad && !made.wgrad && !made.bias_grad) return;
+  linear.run(kBackward, made, made.memory.backward_workspace_bytes);
+}
+
+using Gradients = std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor>;
+
+Gradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                  const Tensor& offsets, TensorList weight, TensorList bias,
+                                  const MaybeTensor& bias_scale, const MaybeTensor& rng,
+                                  LinearWants wants, bool deferred, Text recipe, bool save_input,
+                                  int64_t unit_budget) {
+  return translated([&] {
+    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem p = problem_of(call);
+    p.tail = Tail::kZero;
+    p.deferred = deferred;
+    p.align = std::min(p.align, alignment({drows}));
+    const auto none = [&] { return at::empty({0}, rows.options()); };
+    const bool has_dbias = p.bias && p.dbias;
+    const int64_t pending = deferred ? rooms(p, device(rows)).pending.of(p.rows) : 0;
+    Gradients out{
+        p.dgrad ? at::empty({p.rows, p.k}, rows.options()) : none(),
+        p.wgrad && !deferred ? empty_like(weight) : std::vector<Tensor>(),
+        has_dbias ? empty_like(bias) : std::vector<Tensor>(),
+        at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
+        bytes(pending, rows)};
+    const auto& [dx, dw, dbias, dbias_scale, left] = out;
+    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, left, dw, dbias});
+    return out;
+  });
+}
+
+void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                 const Tensor& offsets, TensorList weight, TensorList bias,
+                                 const MaybeTensor& bias_scale, const MaybeTensor& rng,
+                                 LinearWants wants, Text recipe, bool save_input,
+                                 int64_t unit_budget, const MaybeTensor& weight_cache,
+                                 bool zero_tail, const MaybeTensor& dx, TensorList dbias,
+                                 const MaybeTensor& dbias_scale, const Tensor& pending) {
+  translated([&] {
+    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem p = problem_of(call);
+    p.deferred = true;
+    p.cache_weights = weight_cache.has_value();
+    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    p.align = std::min(p.align, alignment({drows, dx.value_or(Tensor())}));
+    const BackwardOut out{dx.value_or(Tensor()), dbias_scale.value_or(Tensor()), pending, {}, dbias,
+                          weight_cache};
+    run_backward(call, p, {drows, aligned(saved)}, out);
+  });
+}
+
+/// What wgrad is called with besides where it writes.
+struct WgradCall {
+  const Tensor &dy, &x, &saved, &pending;
+  const MaybeTensor& accumulate_flags;
+};
+
+void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumulate,
+               TensorList dw) {
+  GroupedLinearProblem p = problem_of(linear_call);
+  const Parameters gradients(dw, "dweight", linear_call.offsets, 2);
+  p.deferred = true;
+  p.accumulate = accumulate;
+  p.parameters.dw = gradients.dtype();
+  p.parameters.discrete_dw = gradients.discrete;
+  p.align = std::min({p.align, alignment({call.dy}), alignment(dw)});
+  TORCH_CHECK_VALUE(
+      gradients.first().sizes().slice(gradients.first().dim() - 2) == (at::IntArrayRef{p.n, p.k}),
+      "dweight has shape ", gradients.first().sizes(), ", must end in [", p.n, ", ", p.k,
+      "], the shape of an expert's weight");
+  const Here here(call.x);
+  Linear linear(linear_call, p, here);
+  linear.args.dy = view(call.dy);
+  linear.args.saved = memory_of(call.saved);
+  linear.args.pending = memory_of(call.pending);
+  linear.parameters.write_dw(dw);
+  if (call.accumulate_flags)
+    linear.parameters.own.accumulate = ints(*call.accumulate_flags, "accumulate_flags");
+  const GroupedLinearPlan made = plan(p, device(call.x));
+  linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
+}
+
+void grouped_linear_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                              const Tensor& pending, const Tensor& offsets, TensorList weight,
+                              LinearWants wants, Text recipe, bool save_input, int64_t unit_budget,
+                              Text accumulate, const MaybeTensor& accumulate_flags,
+                              TensorList dweight) {
+  translated([&] {
+    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
+    const LinearCall call{rows, offsets, weight, {},         {},
+                          {},   wants,   recipe, save_input, unit_budget};
+    run_wgrad({drows, rows, aligned(saved), aligned(pending), accumulate_flags}, call,
+              parse_accumulate(accumulate), dweight);
+  });
+}
+
+std::vector<Tensor> grouped_linear_wgrad(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                         const Tensor& pending, const Tensor& offsets,
+                                         TensorList weight, LinearWants wants, Text recipe,
+                                         bool save_input, int64_t unit_budget) {
+  std::vector<Tensor> dw = empty_like(weight);
+  grouped_linear_wgrad_out(dy, x, saved, pending, offsets, weight, wants, recipe, save_input,
+                           unit_budget, "no", {}, dw);
+  return dw;
+}
+
+/// Bytes of saved, and of saved a row, of pending likewise, and of a cache of weights.
+std::vector<int64_t> grouped_linear_rooms(int64_t n, int64_t k, int64_t experts,
+                                          at::ScalarType dtype, at::ScalarType weight_dtype,
+                                          LinearWants wants, Text recipe, bool save_input,
+                                          Text device) {
+  return translated([&] {
+    GroupedLinearProblem p{.n = n, .k = k, .experts = int(experts)};
+    p.dtype = element_type(dtype);
+    p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
+    p.parameters.weight = element_type(weight_dtype);
+    p.dgrad = wants[kWantsDx];
+    p.wgrad = wants[kWantsDw];
+    p.save_input = save_input;
+    p.deferred = true;
+    const Rooms r = rooms(p, parse_device(device));
+    p.cache_weights = true;
+    const int64_t cache = plan(p, parse_device(device)).memory.weight_cache_bytes;
+    return std::vector<int64_t>{r.saved.begin, r.saved.row, r.pending.begin, r.pending.row, cache};
+  });
+}
+
+}  // namespace
+
+GroupedLinearProblem problem_of(const LinearCall& call) {
+  const Parameters w(call.weight, "weight", call.offsets, 2);
+  const Tensor& x = call.x;
+  require_same_device(x, w.first(), "weight");
+  GroupedLinearProblem p{.rows = x.size(0), .n = w.first().size(-2), .k = w.first().size(-1)};
+  TORCH_CHECK_VALUE(x.size(1) == p.k, "x has shape ", x.sizes(), ", must be [R, ", p.k,
+                    "]; weight has shape ", w.first().sizes());
+  p.experts = w.experts;
+  p.recipe = recipe_or_own(call.recipe, x);
+  p.dtype = element_type(x.scalar_type());
+  p.parameters.weight = p.parameters.dw = w.dtype();
+  p.parameters.weight_major = major_of(w.first());
+  p.parameters.discrete_weight = p.parameters.discrete_dw = w.discrete;
+  p.bias = !call.bias.empty();
+  p.align = std::min(alignment({x}), alignment(call.weight));
+  p.dgrad = call.wants[kWantsDx];
+  p.wgrad = call.wants[kWantsDw];
+  p.dbias = call.wants[kWantsDbias] || call.wants[kWantsDbiasScale];
+  p.save_input = call.save_input;
+  p.unit_budget = int(call.unit_budget);
+  if (!p.bias) return p;
+  const Parameters b(call.bias, "bias", call.offsets, 1);
+  require_same_device(x, b.first(), "bias");
+  TORCH_CHECK_VALUE(b.first().size(-1) == p.n, "bias has shape ", b.first().sizes(),
+                    ", must end in ", p.n, ", the rows of an expert's weight");
+  p.parameters.bias = p.parameters.dbias = b.dtype();
+  p.parameters.discrete_bias = b.discrete;
+  p.bias_scale = call.bias_scale.has_value();
+  if (p.bias_scale) require_same_device(x, *call.bias_scale, "bias_scale");
+  TORCH_CHECK_VALUE(!p.bias_scale || call.bias_scale->numel() == p.rows, "bias_scale has shape ",
+                    call.bias_scale->sizes(), ", must be [", p.rows, "], one a row of x");
+  return p;
+}
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  for (const char* schema : kSchemas) m.def(schema);
+  m.impl("_grouped_linear_rooms", grouped_linear_rooms);
+  m.impl(
+      "_is_random",
+      +[](Text recipe) { return !recipe.empty() && is_random(parse_recipe(recipe)); });
+}
+
+static void implement(torch::Library& m) {
+  m.impl(
+      "_memory", +[](const Tensor& on, int64_t count) { return bytes(count, on); });
+  m.impl("grouped_linear", grouped_linear);
+  m.impl("grouped_linear.out", grouped_linear_out);
+  m.impl("grouped_linear_backward", grouped_linear_backward);
+  m.impl("grouped_linear_backward.out", grouped_linear_backward_out);
+  m.impl("grouped_linear_wgrad", grouped_linear_wgrad);
+  m.impl("grouped_linear_wgrad.out", grouped_linear_wgrad_out);
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+
+}  // namespace cadre::door

@@ -1,0 +1,127 @@
+// The gradient of torch.ops.cadre.grouped_linear, and its rule for torch.autocast.
+#include "autograd.h"
+#include "grouped_linear.h"
+
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using MaybeTensor = std::optional<Tensor>;
+using Text = std::string_view;
+
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, TensorList, TensorList,
+                                           const MaybeTensor&, const MaybeTensor&, LinearWants,
+                                           Text, bool, int64_t);
+using Gradients = std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor>;
+using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, TensorList,
+                           TensorList, const MaybeTensor&, const MaybeTensor&, LinearWants, bool,
+                           Text, bool, int64_t);
+
+std::tuple<Tensor, Tensor> forward_op(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                      TensorList bias, const MaybeTensor& bias_scale,
+                                      const MaybeTensor& rng, LinearWants wants, Text recipe,
+                                      bool save_input, int64_t unit_budget) {
+  static const auto call = op<Forward>("cadre::grouped_linear");
+  return call.call(x, offsets, weight, bias, bias_scale, rng, wants, recipe, save_input,
+                   unit_budget);
+}
+
+/// What is no tensor, from forward to backward.
+struct Options {
+  LinearWants wants;
+  Text recipe;
+  bool save_input;
+  int64_t unit_budget;
+};
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
+                               TensorList weight, TensorList bias, const MaybeTensor& bias_scale,
+                               const MaybeTensor& rng, const Options& o) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [y, saved] = forward_op(x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
+                                 o.save_input, o.unit_budget);
+    ctx->mark_non_differentiable({saved});
+    ctx->save_for_backward(joined(x, offsets, saved, bias_scale, rng, weight, bias));
+    ctx->saved_data["wants"] = c10::List<bool>({o.wants[0], o.wants[1], o.wants[2], o.wants[3]});
+    ctx->saved_data["recipe"] = std::string(o.recipe);
+    ctx->saved_data["save_input"] = o.save_input;
+    ctx->saved_data["unit_budget"] = o.unit_budget;
+    ctx->saved_data["weights"] = int64_t(weight.size());
+    ctx->saved_data["biases"] = int64_t(bias.size());
+    return {y, saved};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    auto& data = ctx->saved_data;
+    Saved in(ctx->get_saved_variables());
+    const Tensor x = in.one(), offsets = in.one(), saved = in.one();
+    const MaybeTensor bias_scale = in.maybe(), rng = in.maybe();
+    const int64_t weights = data["weights"].toInt(), biases = data["biases"].toInt();
+    const std::vector<Tensor> weight = in.list(weights), bias = in.list(biases);
+    const c10::List<bool> list = data["wants"].toBoolList();
+    const LinearWants wants{list[0], list[1], list[2], list[3]};
+    const std::string recipe = data["recipe"].toStringRef();
+    static const auto call = op<Backward>("cadre::grouped_linear_backward");
+    const auto [dx, dw, dbias, dbias_scale, pending] =
+        call.call(dout[0], x, saved, offsets, weight, bias, bias_scale, rng, wants, false, recipe,
+                  data["save_input"].toBool(), data["unit_budget"].toInt());
+    const bool scaled = wants[kWantsDbiasScale];
+    return joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
+                  or_none(dbias, biases), if_wanted(scaled, dbias_scale), Tensor(), Tensor());
+  }
+};
+
+/// `wants` says what to keep besides what the tensors themselves ask for: a traced forward runs
+/// where no tensor does.
+std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                          TensorList bias, const MaybeTensor& bias_scale,
+                                          const MaybeTensor& rng, LinearWants wants, Text recipe,
+                                          bool save_input, int64_t unit_budget) {
+  const bool grad = at::GradMode::is_enabled() &&
+                    (learns(x) || learns(weight) || learns(bias) || learns(bias_scale));
+  const MaybeTensor state = drawn(rng, recipe_or_own(recipe, x), x);
+  if (!grad) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return forward_op(x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input,
+                      unit_budget);
+  }
+  const LinearWants learn{wants[kWantsDx] || learns(x), wants[kWantsDw] || learns(weight),
+                          wants[kWantsDbias] || learns(bias),
+                          wants[kWantsDbiasScale] || learns(bias_scale)};
+  const Options options{learn, recipe, save_input, unit_budget};
+  const variable_list out = Function::apply(x, offsets, weight, bias, bias_scale, state, options);
+  return {out[0], out[1]};
+}
+
+/// x and the parameters in autocast's type.
+template <c10::DispatchKey kKey, c10::DeviceType kDevice>
+std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                    TensorList bias, const MaybeTensor& bias_scale,
+                                    const MaybeTensor& rng, LinearWants wants, Text recipe,
+                                    bool save_input, int64_t unit_budget) {
+  const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
+  const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
+  return forward_op(at::autocast::cached_cast(type, x, kDevice), offsets,
+                    cast_for_autocast(type, weight, kDevice),
+                    cast_for_autocast(type, bias, kDevice), bias_scale, rng, wants, recipe,
+                    save_input, unit_budget);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("grouped_linear", differentiable);
+  m.impl("grouped_linear_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("grouped_linear_wgrad", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {
+  m.impl("grouped_linear", autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+}
+TORCH_LIBRARY_IMPL(cadre, AutocastCPU, m) {
+  m.impl("grouped_linear", autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+}
+
+}  // namespace cadre::door

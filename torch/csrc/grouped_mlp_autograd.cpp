@@ -1,0 +1,143 @@
+// The gradient of torch.ops.cadre.grouped_mlp, and its rule for torch.autocast.
+#include "autograd.h"
+#include "grouped_mlp.h"
+
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using at::TensorList;
+using MaybeTensor = std::optional<Tensor>;
+using Text = std::string_view;
+
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
+                                           TensorList, TensorList, TensorList, TensorList,
+                                           const MaybeTensor&, const MaybeTensor&, MlpWants, Text,
+                                           Text, bool, int64_t);
+using List = std::vector<Tensor>;
+using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
+using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                           const MaybeTensor&, TensorList, TensorList, TensorList, TensorList,
+                           const MaybeTensor&, const MaybeTensor&, MlpWants, bool, Text, Text, bool,
+                           int64_t);
+
+std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
+  static const auto call = op<Forward>("cadre::grouped_mlp");
+  return call.call(c.x, c.offsets, c.prob, c.weight1, c.bias1, c.weight2, c.bias2, c.bias2_scale,
+                   c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget);
+}
+
+/// What is no tensor, from forward to backward.
+struct Options {
+  MlpWants wants;
+  Text activation, recipe;
+  bool keep_h;
+  int64_t unit_budget;
+};
+
+class Function : public torch::autograd::Function<Function> {
+ public:
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
+                               const MaybeTensor& prob, TensorList weight1, TensorList bias1,
+                               TensorList weight2, TensorList bias2, const MaybeTensor& bias2_scale,
+                               const MaybeTensor& rng, const Options& o) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
+                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
+    ctx->mark_non_differentiable({saved});
+    ctx->save_for_backward(
+        joined(x, offsets, saved, prob, bias2_scale, rng, weight1, bias1, weight2, bias2));
+    c10::List<bool> wants;
+    for (bool want : o.wants) wants.push_back(want);
+    ctx->saved_data["wants"] = wants;
+    ctx->saved_data["activation"] = std::string(o.activation);
+    ctx->saved_data["recipe"] = std::string(o.recipe);
+    ctx->saved_data["keep_h"] = o.keep_h;
+    ctx->saved_data["unit_budget"] = o.unit_budget;
+    ctx->saved_data["counts"] =
+        c10::List<int64_t>({int64_t(weight1.size()), int64_t(bias1.size()), int64_t(weight2.size()),
+                            int64_t(bias2.size())});
+    return {y, saved};
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    auto& data = ctx->saved_data;
+    Saved in(ctx->get_saved_variables());
+    const Tensor x = in.one(), offsets = in.one(), saved = in.one();
+    const MaybeTensor prob = in.maybe(), bias2_scale = in.maybe(), rng = in.maybe();
+    const c10::List<int64_t> counts = data["counts"].toIntList();
+    const List weight1 = in.list(counts[0]), bias1 = in.list(counts[1]);
+    const List weight2 = in.list(counts[2]), bias2 = in.list(counts[3]);
+    const c10::List<bool> list = data["wants"].toBoolList();
+    MlpWants wants;
+    std::copy(list.begin(), list.end(), wants.begin());
+    static const auto call = op<Backward>("cadre::grouped_mlp_backward");
+    const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
+        call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
+                  rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
+                  data["keep_h"].toBool(), data["unit_budget"].toInt());
+    return joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
+                  or_none(dw1, counts[0]), or_none(dbias1, counts[1]), or_none(dw2, counts[2]),
+                  or_none(dbias2, counts[3]), if_wanted(wants[kDbias2Scale], dscale), Tensor(),
+                  Tensor());
+  }
+};
+
+/// As of grouped_linear: `wants` says what to keep besides what the tensors themselves ask for.
+std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets,
+                                          const MaybeTensor& prob, TensorList weight1,
+                                          TensorList bias1, TensorList weight2, TensorList bias2,
+                                          const MaybeTensor& bias2_scale, const MaybeTensor& rng,
+                                          MlpWants wants, Text activation, Text recipe, bool keep_h,
+                                          int64_t unit_budget) {
+  const MlpWants learn{learns(x),
+                       learns(prob),
+                       learns(weight1),
+                       learns(weight2),
+                       learns(bias1) || learns(bias2),
+                       learns(bias2_scale)};
+  const bool grad = at::GradMode::is_enabled() && learn != MlpWants{};
+  const MaybeTensor state = drawn(rng, recipe_or_own(recipe, x), x);
+  if (!grad) {
+    const at::AutoDispatchBelowADInplaceOrView below;
+    return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
+                       activation, recipe, keep_h, unit_budget});
+  }
+  for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || learn[i];
+  const Options options{wants, activation, recipe, keep_h, unit_budget};
+  const variable_list out = Function::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
+                                            bias2_scale, state, options);
+  return {out[0], out[1]};
+}
+
+/// x and the parameters in autocast's type; probabilities stay fp32.
+template <c10::DispatchKey kKey, c10::DeviceType kDevice>
+std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, const MaybeTensor& prob,
+                                    TensorList weight1, TensorList bias1, TensorList weight2,
+                                    TensorList bias2, const MaybeTensor& bias2_scale,
+                                    const MaybeTensor& rng, MlpWants wants, Text activation,
+                                    Text recipe, bool keep_h, int64_t unit_budget) {
+  const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
+  const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
+  const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
+  const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
+  const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
+  return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
+                     recipe, keep_h, unit_budget});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("grouped_mlp", differentiable);
+  m.impl("grouped_mlp_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("grouped_mlp_wgrad", torch::autograd::autogradNotImplementedFallback());
+}
+TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {
+  m.impl("grouped_mlp", autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);
+}
+TORCH_LIBRARY_IMPL(cadre, AutocastCPU, m) {
+  m.impl("grouped_mlp", autocast<c10::DispatchKey::AutocastCPU, c10::DeviceType::CPU>);
+}
+
+}  // namespace cadre::door

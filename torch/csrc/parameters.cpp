@@ -1,0 +1,178 @@
+#include "parameters.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <algorithm>
+#include <bit>
+
+namespace cadre::door {
+
+static bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
+         a.scalar_type() == b.scalar_type() && a.device() == b.device();
+}
+
+Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& offsets, int dims)
+    : tensors(list), what(name), experts(int(offsets.numel() - 1)), discrete(true) {
+  TORCH_CHECK_VALUE(!list.empty(), what, " has no tensors, must have one or ", experts);
+  discrete = first().dim() == dims;
+  TORCH_CHECK_VALUE(discrete || first().dim() == dims + 1, what, " has shape ", first().sizes(),
+                    ", must have ", dims, " dimensions for each expert or ", dims + 1, " for all");
+  const size_t count = discrete ? size_t(experts) : 1;
+  TORCH_CHECK_VALUE(list.size() == count, what, " has ", list.size(), " tensors, must have ", count,
+                    "; offsets has ", experts + 1, " entries, one more than there are experts");
+  TORCH_CHECK_VALUE(discrete || first().size(0) == experts, what, " has shape ", first().sizes(),
+                    ", must have ", experts, " experts; offsets has one more entry");
+  for (const at::Tensor& one : list)
+    TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", one.scalar_type(),
+                      one.sizes(), " with strides ", one.strides(), " on ", one.device(),
+                      ", must be as that of the first: ", first().scalar_type(), first().sizes(),
+                      " with strides ", first().strides(), " on ", first().device());
+}
+
+Major major_of(const at::Tensor& weight) {
+  const int64_t d = weight.dim();
+  const bool row = weight.stride(d - 1) == 1 && weight.stride(d - 2) >= weight.size(d - 1);
+  return row || weight.stride(d - 2) != 1 ? Major::kRow : Major::kColumn;
+}
+
+int alignment(at::TensorList tensors) {
+  uint64_t all = 16;
+  for (const at::Tensor& t : tensors) {
+    if (!t.defined() || t.numel() == 0) continue;
+    all |= reinterpret_cast<uint64_t>(t.data_ptr());
+    for (int64_t d = 0; d < t.dim(); ++d)
+      if (t.stride(d) != 1 && t.size(d) != 1) all |= uint64_t(t.stride(d) * t.element_size());
+  }
+  return int(uint64_t(1) << std::countr_zero(all));
+}
+
+Table::Table(at::TensorList tensors, const Here& here) {
+  std::vector<const void*> addresses;
+  addresses.reserve(tensors.size());
+  for (const at::Tensor& t : tensors) addresses.push_back(t.data_ptr());
+  const at::Tensor& on = tensors.front();
+  memory_ = at::empty({int64_t(tensors.size())}, on.options().dtype(at::kLong));
+  data_ = static_cast<void**>(memory_.data_ptr());
+  write_pointers(addresses, const_cast<const void**>(data_), device(on), here.stream());
+}
+
+void LinearTables::read(at::TensorList weight, at::TensorList bias) {
+  if (layout_.discrete_weight)
+    own.discrete_w = (weights_ = Table(weight, here_)).data();
+  else
+    own.w = view(weight[0]);
+  if (bias.empty()) return;
+  if (layout_.discrete_bias)
+    own.discrete_bias = (biases_ = Table(bias, here_)).data();
+  else
+    own.bias = view(bias[0]);
+}
+
+void LinearTables::write_dw(at::TensorList dw) {
+  if (dw.empty()) return;
+  if (layout_.discrete_dw)
+    own.discrete_dw = (dw_ = Table(dw, here_)).data();
+  else
+    own.dw = view(dw[0]);
+}
+
+void LinearTables::write_dbias(at::TensorList dbias) {
+  if (dbias.empty()) return;
+  if (layout_.discrete_bias)
+    own.discrete_dbias = (dbias_ = Table(dbias, here_)).data();
+  else
+    own.dbias = view(dbias[0]);
+}
+
+Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
+  return parse_recipe(recipe.empty() ? name(element_type(x.scalar_type())) : recipe);
+}
+
+bool is_random(const Recipe& recipe) {
+  for (const OperandFormats& pass : {recipe.fprop, recipe.dgrad, recipe.wgrad})
+    if (pass.lhs.stochastic || pass.rhs.stochastic) return true;
+  return false;
+}
+
+const uint64_t* random_state(const at::Tensor& rng, const at::Tensor& x) {
+  require_same_device(x, rng, "rng");
+  TORCH_CHECK_VALUE(rng.scalar_type() == at::kLong && rng.numel() == 2 && rng.is_contiguous(),
+                    "rng is ", rng.scalar_type(), rng.sizes(), ", must be int64 [2]");
+  return static_cast<const uint64_t*>(rng.data_ptr());
+}
+
+Accumulate parse_accumulate(std::string_view word) {
+  if (word == "no") return Accumulate::kNo;
+  if (word == "yes") return Accumulate::kYes;
+  if (word == "device") return Accumulate::kDevice;
+  TORCH_CHECK_VALUE(word == "per_expert", "accumulate is '", word,
+                    "', must be no, yes, device or per_expert");
+  return Accumulate::kPerExpert;
+}
+
+GroupedMlpProblem activated(std::string_view activation) {
+  GroupedMlpProblem p;
+  p.activation = parse_activation(activation.substr(0, activation.find(' ')));
+  if (activation.find(' ') == std::string_view::npos) return p;
+  return parse_grouped_mlp_problem(
+      text("grouped_mlp R=0 H=1 F=1 E=1 recipe=bf16 act=", activation));
+}
+
+at::Tensor rows_of(const at::Tensor& x, const char* what) {
+  TORCH_CHECK_VALUE(x.dim() == 2, what, " has shape ", x.sizes(),
+                    ", must have two dimensions; flatten the leading ones");
+  return x.contiguous();
+}
+
+std::vector<at::Tensor> empty_like(at::TensorList list) {
+  std::vector<at::Tensor> made;
+  made.reserve(list.size());
+  for (const at::Tensor& t : list) made.push_back(at::empty_like(t));
+  return made;
+}
+
+/// Memory grows with the rows but for what is rounded up: by 256 bytes a part, and a block of
+/// scales an expert, which no rows have too. So the slope between two counts of rows is no less
+/// than any other's.
+static Room room(int64_t none, int64_t many, int64_t rows) {
+  constexpr int64_t kRounding = 16 * 256;
+  if (none == 0 && many == 0) return {};
+  return {none + kRounding, (many - none + rows - 1) / rows};
+}
+
+template <class Problem>
+static Rooms measured(Problem problem, const Device& device) {
+  constexpr int64_t kRows = 1 << 16;
+  problem.rows = 0;
+  const LayerMemory none = plan(problem, device).memory;
+  problem.rows = kRows;
+  const LayerMemory many = plan(problem, device).memory;
+  return {room(none.saved_bytes, many.saved_bytes, kRows),
+          room(none.pending_bytes, many.pending_bytes, kRows)};
+}
+
+/// A thread remembers the last problems: a model has few, and planning takes microseconds.
+template <class Problem>
+static Rooms remembered(Problem problem, const Device& device) {
+  struct Known {
+    Problem problem;
+    Device device;
+    Rooms rooms;
+  };
+  constexpr size_t kMost = 16;
+  static thread_local std::vector<Known> known;
+  problem.rows = 0;
+  problem.align = 16;
+  for (const Known& k : known)
+    if (k.problem == problem && k.device == device) return k.rooms;
+  if (known.size() == kMost) known.erase(known.begin());
+  known.push_back({problem, device, measured(problem, device)});
+  return known.back().rooms;
+}
+
+Rooms rooms(const GroupedLinearProblem& p, const Device& device) { return remembered(p, device); }
+Rooms rooms(const GroupedMlpProblem& p, const Device& device) { return remembered(p, device); }
+
+}  // namespace cadre::door

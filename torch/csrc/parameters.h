@@ -1,0 +1,104 @@
+#pragma once
+#include <ATen/core/Tensor.h>
+#include <cadre/cadre.h>
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+#include <vector>
+
+#include "door.h"
+
+// Weights and biases as torch has them: one packed tensor, or one tensor an expert.
+namespace cadre::door {
+
+/// A list of parameters, what it holds, and how many experts there are.
+struct Parameters {
+  at::TensorList tensors;
+  const char* what;  ///< "weight", in errors
+  int experts;
+  bool discrete;  ///< one tensor an expert
+
+  /// `dims` is what one expert's tensor has: 2 of weights, 1 of biases.
+  /// Errors    ValueError unless there is one packed tensor or one an expert, all of one shape,
+  ///           dtype, layout and device.
+  Parameters(at::TensorList, const char* what, const at::Tensor& offsets, int dims);
+
+  const at::Tensor& first() const { return tensors.front(); }
+  DType dtype() const { return element_type(first().scalar_type()); }
+};
+
+/// Column if the last but one dimension has stride 1: a transposed view.
+Major major_of(const at::Tensor& weight);
+
+/// Bytes, 16 at most, of which addresses and strides of all these tensors are multiples.
+int alignment(at::TensorList);
+
+/// E addresses in memory of the device, written by the stream.
+class Table {
+ public:
+  Table() = default;
+  Table(at::TensorList, const Here&);
+  void** data() const { return data_; }
+
+ private:
+  at::Tensor memory_;
+  void** data_ = nullptr;
+};
+
+/// The parameters of a linear layer and their gradients in the core's words. The tables of discrete
+/// ones live as long as this.
+class LinearTables {
+ public:
+  LinearTables(const ParameterLayout& layout, const Here& here) : layout_(layout), here_(here) {}
+
+  void read(at::TensorList weight, at::TensorList bias);
+  void write_dw(at::TensorList dw);
+  void write_dbias(at::TensorList dbias);
+
+  LinearParameters own;
+
+ private:
+  const ParameterLayout& layout_;
+  const Here& here_;
+  Table weights_, biases_, dw_, dbias_;
+};
+
+/// The recipe, or, where none is named, that of the tensor's own type.
+Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x);
+
+/// Whether a copy of any operand rounds stochastically.
+bool is_random(const Recipe&);
+
+/// Seed and offset. Errors    ValueError unless it is int64 [2] on the device of x.
+const uint64_t* random_state(const at::Tensor& rng, const at::Tensor& x);
+
+/// "no", "yes", "device" or "per_expert". Errors    ValueError.
+Accumulate parse_accumulate(std::string_view);
+
+/// "swiglu", "clamped_swiglu layout=interleave1 limit=7 alpha=1.702 offset=1": an MLP with that
+/// activation. Errors    ValueError with the words it takes.
+GroupedMlpProblem activated(std::string_view activation);
+
+/// x as rows: [R, C], contiguous. Errors    ValueError unless it has two dimensions.
+at::Tensor rows_of(const at::Tensor& x, const char* what);
+
+/// A new tensor an expert, or one, each as the given one lies.
+std::vector<at::Tensor> empty_like(at::TensorList);
+
+/// How much of a layer's memory so many rows take, at most: begin + rows * row. Linear, so that a
+/// compiler can reason about it without planning.
+struct Room {
+  int64_t begin = 0, row = 0;
+
+  int64_t of(int64_t rows) const { return begin + rows * row; }
+};
+
+/// The saved and the pending memory of a layer, planned once for each problem but for its rows.
+struct Rooms {
+  Room saved, pending;
+};
+Rooms rooms(const GroupedLinearProblem&, const Device&);
+Rooms rooms(const GroupedMlpProblem&, const Device&);
+
+}  // namespace cadre::door

@@ -1,0 +1,102 @@
+#include "quantized.h"
+
+#include <ATen/ops/zeros.h>
+
+namespace cadre::door {
+
+using Symbols = std::vector<c10::SymInt>;
+
+static Axis axis_of(c10::string_view axis) {
+  TORCH_CHECK_VALUE(axis == "along_k" || axis == "along_rows", "axis is '", axis,
+                    "', must be along_k or along_rows");
+  return axis == "along_k" ? Axis::kAlongK : Axis::kAlongRows;
+}
+
+static void require_rank(const Subject& s) {
+  const size_t dims = s.offsets ? 2 : 3;
+  TORCH_CHECK_VALUE(s.shape.size() == dims, "source has ", s.shape.size(),
+                    " dimensions, must have ", dims,
+                    "; rows [R, C] come with offsets, weights [E, N, K] without");
+}
+
+static c10::SymInt experts_of(const Subject& s) {
+  return s.offsets ? s.offsets->sym_size(0) - 1 : s.shape[0];
+}
+
+QuantizedShape quantized_shape(const Subject& s) {
+  require_rank(s);
+  const size_t last = s.shape.size() - 1;
+  return {.kind = s.offsets ? RowsKind::kRagged : RowsKind::kWeights,
+          .rows = s.shape[last - 1].expect_int(),
+          .cols = s.shape[last].expect_int(),
+          .experts = int(experts_of(s).expect_int()),
+          .format = translated([&] { return parse_format(s.format); }),
+          .axis = axis_of(s.axis)};
+}
+
+/// Length of a dimension in which a block covers so many.
+static c10::SymInt ceil_div(const c10::SymInt& length, int64_t block) {
+  return (length + (block - 1)) / block;
+}
+
+/// The layout of quantized_view(), which view() checks, in symbols.
+struct Lengths {
+  Symbols codes, scales;
+};
+
+static Lengths lengths_of(const Subject& s, const Format& format) {
+  require_rank(s);
+  const int64_t block = info(format.kind).block;
+  const Axis axis = axis_of(s.axis);
+  const bool down = format.square || axis == Axis::kAlongRows;
+  const bool across = format.square || axis == Axis::kAlongK;
+  const size_t last = s.shape.size() - 1;
+  const c10::SymInt &rows = s.shape[last - 1], &cols = s.shape[last];
+  const auto blocks = [&](int64_t size) {
+    return s.offsets ? rows / size + experts_of(s) : ceil_div(rows, size);
+  };
+  Symbols codes = s.shape.vec(), scales = codes;
+  if (bits(format.element) == 4) codes[last] = ceil_div(cols, 2);
+  if (is_transformed(format, axis)) codes[last - 1] = blocks(16) * 16;
+  if (block == 0) return {codes, {0}};
+  if (down) scales[last - 1] = blocks(block);
+  if (across) scales[last] = ceil_div(cols, block);
+  return {codes, scales};
+}
+
+Parts new_parts(const Subject& s, const at::Tensor& like) {
+  const Format format = translated([&] { return parse_format(s.format); });
+  const FormatInfo& row = info(format.kind);
+  const Lengths lengths = lengths_of(s, format);
+  const auto make = [&](const Symbols& shape, at::ScalarType type) {
+    return at::zeros_symint(shape, like.options().dtype(type));
+  };
+  return {.codes = make(lengths.codes, scalar_type(format.element)),
+          .scales = make(lengths.scales, scalar_type(row.scale)),
+          .expert_scale = make({row.has_expert_scale ? experts_of(s) : 0}, at::kFloat)};
+}
+
+/// The view that the core lays out, at the place of a tensor of that many bytes.
+static TensorView placed(TensorView like, const at::Tensor& t, const Expected& expected) {
+  require_same_device(expected.on, t, expected.what);
+  const int64_t bytes = bytes_for(like.dtype, like[0] * like.stride[0]);
+  TORCH_CHECK_VALUE(t.scalar_type() == scalar_type(like.dtype), expected.what, " is ",
+                    t.scalar_type(), ", must be ", scalar_type(like.dtype));
+  TORCH_CHECK_VALUE(t.is_contiguous() && int64_t(t.nbytes()) == bytes, expected.what, " has shape ",
+                    t.sizes(), " and strides ", t.strides(), ", must be contiguous, for ",
+                    to_string(like));
+  like.data = t.data_ptr();
+  return like;
+}
+
+QuantizedView view(const Parts& parts, const QuantizedShape& shape, const at::Tensor& on) {
+  QuantizedView v = quantized_view(shape, nullptr);
+  v.codes = placed(v.codes, parts.codes, {"codes", {}, on});
+  if (v.scales.rank != 0) v.scales = placed(v.scales, parts.scales, {"scales", {}, on});
+  if (info(shape.format.kind).has_expert_scale)
+    v.expert_scale =
+        written_floats(parts.expert_scale, {"expert_scale", {int64_t(shape.experts)}, on});
+  return v;
+}
+
+}  // namespace cadre::door

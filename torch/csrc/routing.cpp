@@ -1,0 +1,208 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <tuple>
+
+#include "arguments.h"
+
+// torch.ops.cadre.routing and its gradient: docs/ops/routing.md.
+namespace cadre::door {
+namespace {
+
+using at::Tensor;
+using Maybe = std::optional<Tensor>;
+using Choice = std::tuple<Tensor, Tensor, Tensor>;  ///< experts, prob, scores
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+using RoutingOp = Choice(const Tensor&, int64_t, c10::string_view, bool, double, const Maybe&,
+                         int64_t, int64_t);
+using RoutingBackwardOp = Tensor(const Tensor&, const Tensor&, const Maybe&, const Maybe&, int64_t,
+                                 c10::string_view, bool, double, int64_t, int64_t);
+
+/// How experts are chosen, as the schemas spell it.
+struct Rule {
+  int64_t top_k;
+  c10::string_view score;
+  bool normalize;
+  double scale;
+  int64_t groups, group_top_k;
+};
+
+RoutingProblem problem_of(const Tensor& logits, const Rule& rule) {
+  TORCH_CHECK_VALUE(logits.dim() == 2, "logits has shape ", logits.sizes(), ", must be [T, E]");
+  TORCH_CHECK_VALUE(rule.top_k >= 1, "top_k is ", rule.top_k, ", must be 1 or more");
+  RoutingProblem p = translated([&] {
+    return parse_routing_problem(text("routing forward ", rule.score, " T=1 E=1 top_k=1"));
+  });
+  p.tokens = logits.size(0);
+  p.experts = int(logits.size(1));
+  p.top_k = int(rule.top_k);
+  p.logits = element_type(logits.scalar_type());
+  p.normalize = rule.normalize;
+  p.scale = float(rule.scale);
+  p.groups = int(rule.groups);
+  p.group_top_k = int(rule.group_top_k);
+  return p;
+}
+
+void route_to(const Tensor& logits, const Rule& rule, const Maybe& expert_bias, const Choice& out) {
+  auto p = problem_of(logits, rule);
+  p.expert_bias = expert_bias.has_value();
+  const auto& [experts, prob, scores] = out;
+  const int64_t choices[] = {p.tokens, p.top_k};
+  const Tensor read = with_rows(logits);
+  const Tensor bias = read_floats(expert_bias, {"expert_bias", {p.experts}, read});
+  RoutingArgs args{.logits = view(read), .expert_bias = floats(bias, "expert_bias")};
+  args.experts = written_ints(experts, {"experts", choices, read});
+  args.prob = written_floats(prob, {"prob", choices, read});
+  args.scores = written_floats(scores, {"scores", read.sizes(), read});
+  launch(p, args, read);
+}
+
+/// What forward chose, and the gradients of what it gave.
+struct Learned {
+  const Tensor& experts;
+  const Maybe& dprob;
+  const Maybe& dscores;
+};
+
+void route_backward_to(const Tensor& logits, const Rule& rule, const Learned& learned,
+                       const Tensor& dlogits) {
+  auto p = problem_of(logits, rule);
+  p.backward = true;
+  const int64_t choices[] = {p.tokens, p.top_k};
+  const Tensor read = with_rows(logits);
+  const Tensor experts = read_ints(learned.experts, {"experts", choices, read});
+  const Tensor none =
+      learned.dprob ? Tensor() : at::zeros(choices, experts.options().dtype(at::kFloat));
+  const Tensor dprob = read_floats(learned.dprob.value_or(none), {"dprob", choices, read});
+  const Tensor dscores = read_floats(learned.dscores, {"dscores", read.sizes(), read});
+  require_same_device(read, dlogits, "dlogits");
+  RoutingArgs args{.logits = view(read), .experts = ints(experts, "experts")};
+  args.dprob = floats(dprob, "dprob");
+  args.dscores = floats(dscores, "dscores");
+  args.dlogits = view(dlogits);
+  launch(p, args, read);
+}
+
+Choice route(const Tensor& logits, const Rule& rule, const Maybe& expert_bias) {
+  const auto p = problem_of(logits, rule);
+  const auto options = logits.options();
+  const Choice out{at::empty({p.tokens, p.top_k}, options.dtype(at::kInt)),
+                   at::empty({p.tokens, p.top_k}, options.dtype(at::kFloat)),
+                   at::empty(logits.sizes(), options.dtype(at::kFloat))};
+  route_to(logits, rule, expert_bias, out);
+  return out;
+}
+
+struct Routing : torch::autograd::Function<Routing> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Maybe& expert_bias,
+                               const Rule& rule) {
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow("cadre::routing", "").typed<RoutingOp>();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    auto [experts, prob, scores] = op.call(logits, rule.top_k, rule.score, rule.normalize,
+                                           rule.scale, expert_bias, rule.groups, rule.group_top_k);
+    ctx->set_materialize_grads(false);
+    ctx->save_for_backward({logits, experts});
+    ctx->saved_data["top_k"] = rule.top_k;
+    ctx->saved_data["score"] = std::string(rule.score);
+    ctx->saved_data["normalize"] = rule.normalize;
+    ctx->saved_data["scale"] = rule.scale;
+    ctx->saved_data["groups"] = rule.groups;
+    ctx->saved_data["group_top_k"] = rule.group_top_k;
+    return {experts, prob, scores};
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto op = c10::Dispatcher::singleton()
+                               .findSchemaOrThrow("cadre::routing_backward", "")
+                               .typed<RoutingBackwardOp>();
+    if (!grads[1].defined() && !grads[2].defined()) return {Tensor(), Tensor(), Tensor()};
+    const auto saved = ctx->get_saved_variables();
+    auto& data = ctx->saved_data;
+    const auto maybe = [](const Tensor& t) { return t.defined() ? Maybe(t) : std::nullopt; };
+    Tensor dlogits =
+        op.call(saved[0], saved[1], maybe(grads[1]), maybe(grads[2]), data["top_k"].toInt(),
+                data["score"].toStringView(), data["normalize"].toBool(), data["scale"].toDouble(),
+                data["groups"].toInt(), data["group_top_k"].toInt());
+    return {dlogits, Tensor(), Tensor()};
+  }
+};
+
+void implement_forward(torch::Library& m) {
+  m.impl("routing",
+         [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
+            double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k) {
+           return route(logits, {top_k, score, normalize, scale, groups, group_top_k}, expert_bias);
+         });
+  m.impl(
+      "routing.out", [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
+                        double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k,
+                        const Tensor& experts, const Tensor& prob, const Tensor& scores) {
+        const Choice out{written(experts, "experts", logits), written(prob, "prob", logits),
+                         written(scores, "scores", logits)};
+        route_to(logits, {top_k, score, normalize, scale, groups, group_top_k}, expert_bias, out);
+      });
+}
+
+void implement_backward(torch::Library& m) {
+  m.impl("routing_backward", [](const Tensor& logits, const Tensor& experts, const Maybe& dprob,
+                                const Maybe& dscores, int64_t top_k, c10::string_view score,
+                                bool normalize, double scale, int64_t groups, int64_t group_top_k) {
+    Tensor dlogits = at::empty(logits.sizes(), logits.options());
+    route_backward_to(logits, {top_k, score, normalize, scale, groups, group_top_k},
+                      {experts, dprob, dscores}, dlogits);
+    return dlogits;
+  });
+  m.impl("routing_backward.out",
+         [](const Tensor& logits, const Tensor& experts, const Maybe& dprob, const Maybe& dscores,
+            int64_t top_k, c10::string_view score, bool normalize, double scale, int64_t groups,
+            int64_t group_top_k, const Tensor& dlogits) {
+           route_backward_to(logits, {top_k, score, normalize, scale, groups, group_top_k},
+                             {experts, dprob, dscores}, written(dlogits, "dlogits", logits));
+         });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def(
+      "routing(Tensor logits, int top_k, str score='softmax', bool normalize=False, float "
+      "scale=1.0, Tensor? expert_bias=None, int groups=1, int group_top_k=1) -> (Tensor experts, "
+      "Tensor prob, Tensor scores)");
+  m.def(
+      "routing.out(Tensor logits, int top_k, str score='softmax', bool normalize=False, float "
+      "scale=1.0, Tensor? expert_bias=None, int groups=1, int group_top_k=1, *, Tensor(a!) "
+      "experts, "
+      "Tensor(b!) prob, Tensor(c!) scores) -> ()");
+  m.def(
+      "routing_backward(Tensor logits, Tensor experts, Tensor? dprob, Tensor? dscores, int top_k, "
+      "str score='softmax', bool normalize=False, float scale=1.0, int groups=1, int "
+      "group_top_k=1) -> Tensor");
+  m.def(
+      "routing_backward.out(Tensor logits, Tensor experts, Tensor? dprob, Tensor? dscores, int "
+      "top_k, str score='softmax', bool normalize=False, float scale=1.0, int groups=1, int "
+      "group_top_k=1, *, Tensor(a!) dlogits) -> ()");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) {
+  implement_forward(m);
+  implement_backward(m);
+}
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) {
+  implement_forward(m);
+  implement_backward(m);
+}
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("routing",
+         [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
+            double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k) {
+           const Rule rule{top_k, score, normalize, scale, groups, group_top_k};
+           const auto out = Routing::apply(logits, expert_bias, rule);
+           return Choice{out[0], out[1], out[2]};
+         });
+}
+
+}  // namespace cadre::door
