@@ -108,7 +108,18 @@ def test_gpus_without_kernels_are_wrong(monkeypatch):
     monkeypatch.setattr(_build, "CUDA", "13.0")
     monkeypatch.setattr(_build, "ARCHITECTURES", "90a-real")
     monkeypatch.setattr(torch.ops.cadre, "_devices", lambda: ["cpu cpu 8", "cuda:0 sm_86 84"])
+    monkeypatch.setattr(doctor, "multiplies", lambda name: "")
     rows, wrong = doctor._devices()
     assert rows == [["cpu", "cpu", "8"], ["cuda:0", "sm_86", "84"]]
     assert wrong == ["cuda:0 is sm_86, and this build has kernels for 90a-real; build it with "
                      "--config-settings=cmake.define.CMAKE_CUDA_ARCHITECTURES=86-real"]
+
+
+def test_every_device_is_tried(device, run, monkeypatch):
+    assert doctor.multiplies(str(device)) == ""
+    assert "RuntimeError: " in doctor.multiplies("nowhere")
+    monkeypatch.setattr(torch.ops.cadre, "grouped_gemm", lambda x, *_: torch.zeros(1))
+    assert doctor.multiplies("cpu") == "a product of ones is [0.0], must be 16"
+    code, out, _ = run()
+    assert code == 1
+    assert "wrong: cpu runs no grouped_gemm: a product of ones is [0.0], must be 16\n" in out

@@ -80,6 +80,12 @@ class TestLinear:
             y, _ = OPS.grouped_linear(x, offsets_of(counts, device), [w], [])
             compare(y, linear(x, counts, [w]), [x, w], terms=k)
 
+    def test_one_row_of_a_wider_tensor(self, device):
+        x = draw(1, K + 3, dtype=torch.bfloat16, device=device)[:, :K].requires_grad_()
+        w = draw(1, N, K, dtype=torch.bfloat16, device=device, grad=True)
+        y, _ = OPS.grouped_linear(x, offsets_of([1], device), [w], [])
+        compare(y, linear(x, [1], [w]), [x, w], terms=K)
+
     def test_gradients_that_autograd_expands(self, device):
         counts = [3, 8, 1, 6, 2]
         x = draw(20, K, device=device, grad=True)

@@ -155,6 +155,11 @@ def test_why_three_are_not_one(device):
         "the first linear scales its bias")
     assert why(row(device), counts, prob, counts, op_kwargs=buffer) == (
         "an operation has buffers of the caller")
+    hooked, calls = row(device), []
+    hooked[2].register_forward_pre_hook(lambda *_: calls.append("gather"))
+    assert why(hooked, counts, prob, counts) == "an operation has hooks"
+    hooked(torch.zeros(ROWS, H, device=device), counts, prob, counts)
+    assert calls == ["gather"]
     with pytest.raises(RuntimeError, match="activation_recompute_in_mlp is True, must be False "
                        "here.*the linears are given different splits"):
         row(device, cadre.ops.ScaledSwiGLU(activation_recompute_in_mlp=True))(

@@ -90,6 +90,20 @@ def _table(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
+def multiplies(device: str) -> str:
+    """Why a small grouped product does not run on `device`, or is wrong; empty if all is well."""
+    import torch
+
+    try:
+        x = torch.ones(3, 16, device=device, dtype=torch.bfloat16)
+        w = torch.ones(2, 8, 16, device=device, dtype=torch.bfloat16)
+        offsets = torch.tensor([0, 1, 3], device=device, dtype=torch.int32)
+        y = torch.ops.cadre.grouped_gemm(x, [w], offsets, "fprop")
+        return "" if bool((y == 16).all()) else f"a product of ones is {y.tolist()}, must be 16"
+    except Exception as error:  # whatever stops it is the answer
+        return f"{type(error).__name__}: {error}"
+
+
 def covers(architectures: str, sm: int) -> bool:
     """Whether kernels compiled for `architectures`, such as "80 90a-real" (CMake's words), run on a
     GPU with compute capability `sm`, such as 90."""
@@ -120,6 +134,8 @@ def _devices() -> tuple[list[list[str]], list[str]]:
             wrong.append(f"{name} is {architecture}, and this build has kernels for "
                          f"{build.ARCHITECTURES}; build it with --config-settings="
                          f"cmake.define.CMAKE_CUDA_ARCHITECTURES={architecture[3:]}-real")
+        elif why := multiplies(name):
+            wrong.append(f"{name} runs no grouped_gemm: {why}")
     return rows, wrong
 
 

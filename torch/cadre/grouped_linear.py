@@ -101,6 +101,8 @@ class GroupedLinear(nn.Module):
         self.fp8_meta: dict[str, Any] = {"recipe": None, "fp8_checkpoint": False}
         self.fp8 = False
         self.fp8_calibration = False
+        self._names = {stem: [f"{stem}{e}" for e in range(num_gemms)]
+                       for stem in ("weight", "bias")}
         self._wgrads = WgradQueue()
         self._wgrad_hooks: list[Callable[[], Any]] = []
         self._weight_cache: tuple[tuple, Tensor] | None = None
@@ -127,7 +129,7 @@ class GroupedLinear(nn.Module):
             self._register("bias", self.single_grouped_bias, (self.out_features,), device)
 
     def _register(self, stem: str, packed: bool, shape: tuple[int, ...], device: Any) -> None:
-        names = [stem] if packed else [f"{stem}{e}" for e in range(self.num_gemms)]
+        names = [stem] if packed else self._names[stem]
         shape = (self.num_gemms, *shape) if packed else shape
         for name in names:
             parameter = nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device=device))
@@ -137,13 +139,12 @@ class GroupedLinear(nn.Module):
 
     def _parameters_of(self, stem: str) -> list[Tensor]:
         """One packed, or E: whatever is registered now, because trainers exchange parameters."""
-        own = self._parameters
+        own, names = self._parameters, self._names[stem]
         packed = own.get(stem)
-        if packed is None:
-            packed = getattr(self, stem, None)
+        if packed is None and own.get(names[0]) is None:
+            packed = getattr(self, stem, None)  # sharded training may make it a plain attribute
         if packed is not None:
             return [packed]
-        names = [f"{stem}{e}" for e in range(self.num_gemms)]
         return [own[name] if name in own else getattr(self, name) for name in names]
 
     def _on_meta(self) -> bool:
@@ -243,7 +244,9 @@ class GroupedLinear(nn.Module):
         return self._local("weight"), self._local("bias") if self.use_bias else []
 
     def _local(self, stem: str) -> list[Tensor]:
-        return [p.to_local() if hasattr(p, "to_local") else p for p in self._parameters_of(stem)]
+        parameters = self._parameters_of(stem)
+        distributed = hasattr(parameters[0], "to_local")
+        return [p.to_local() for p in parameters] if distributed else parameters
 
     @torch.compiler.disable
     def _special(self, x: Tensor, offsets: Tensor, parameters: tuple[list[Tensor], list[Tensor]],

@@ -84,6 +84,10 @@ class Activation(nn.Module):
 
     Those that are scaled take an extra input: scales [R], a factor of each row, fp32 throughout;
     other types are converted.
+
+    glu_interleave_size: None: [gates | ups]; 1: gate and up alternate; 32: in blocks of 32.
+    activation_recompute_in_mlp: a grouped_mlp always computes the activation again in backward;
+        True makes it an error where the operation is not part of one.
     """
 
     op_keys: tuple[str, ...] = ()
@@ -206,7 +210,7 @@ class Sequential(nn.Sequential):
     Modules that are no operations of `cadre.ops` run as they are.
 
     A linear, an activation and a linear on the same splits run as one grouped_mlp, with the same
-    bits, unless one of them has buffers, writes main_grad or delays its weight gradients.
+    bits, unless one of them has buffers or hooks, writes main_grad or delays weight gradients.
     """
 
     def forward(self, input: Tensor, *extra_inputs: Any,
@@ -340,11 +344,18 @@ def _why_not_fused(three: list[_Bound]) -> str:
         (first.out_features != columns, "the activation does not lead from one to the other"),
         (first.scale_bias, "the first linear scales its bias"),
         (any(b.arguments for b in three), "an operation has buffers of the caller"),
+        (any(_has_hooks(b.module) for b in three), "an operation has hooks"),
     ]
     for linear in (first, second):
         reasons += [(linear.fuse_wgrad_accumulation, "a linear writes main_grad"),
                     (linear.delay_wgrad_compute, "a linear delays its weight gradients")]
     return "; ".join(dict.fromkeys(why for holds, why in reasons if holds))
+
+
+def _has_hooks(op: nn.Module) -> bool:
+    """Hooks that calling the operation would run, such as those that gather sharded parameters."""
+    return bool(op._forward_pre_hooks or op._forward_hooks or op._backward_pre_hooks
+                or op._backward_hooks)
 
 
 def _refuse_recompute(activation: Activation, row: list[_Bound], next_at: int) -> None:

@@ -1,0 +1,321 @@
+"""Two processes: DistributedDataParallel where an expert gets no rows, parameters sharded by FSDP2,
+and activation checkpointing inside of both. NCCL with two GPUs, else gloo on the CPU."""
+
+import copy
+import faulthandler
+import os
+import traceback
+from datetime import timedelta
+from multiprocessing import connection
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import draw
+from torch import multiprocessing, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+import cadre
+
+WORLD = 2
+ON_GPUS = torch.cuda.device_count() >= WORLD
+START_S, TASK_S = 120, 60  # how long the processes may take to start, and for one task
+
+E, H, F, T = 5, 32, 48, 24
+
+
+# What the processes run. Both do the same, on data of their own.
+
+
+class Moe(nn.Module):
+    """A buffer keeps tokens away from experts."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.inner = cadre.MoE(H, F, E, 2, normalize=True, expert_bias=True, bias=True,
+                               device=device)
+
+    def starve(self, expert):
+        self.inner.expert_bias[expert] = -100.0
+
+    def gradient_of(self, expert):
+        return self.inner.experts.w1.grad[expert]
+
+    def forward(self, x):
+        out, router = self.inner(x)
+        return x + out, router.tokens_per_expert
+
+
+class Linears(nn.Module):
+    """A parameter an expert. The splits are a buffer."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.up = cadre.GroupedLinear(E, H, F, device=device)
+        self.down = cadre.GroupedLinear(E, F, H, device=device, single_grouped_weight=True)
+        self.register_buffer("counts", torch.tensor([6, 4, 7, 2, 3], device=device))  # a tail of 2
+
+    def starve(self, expert):
+        self.counts[expert] = 0
+
+    def gradient_of(self, expert):
+        return getattr(self.up, f"weight{expert}").grad
+
+    def forward(self, x):
+        h = nn.functional.silu(self.up(x, self.counts))
+        return x + self.down(h, self.counts), self.counts
+
+
+class Mlp(nn.Module):
+    """As Linears, with all experts in one operator."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.inner = cadre.GroupedMLP(E, H, F, bias=True, device=device)
+        self.register_buffer("counts", torch.tensor([6, 4, 7, 2, 3], device=device))
+
+    def starve(self, expert):
+        self.counts[expert] = 0
+
+    def gradient_of(self, expert):
+        return self.inner.w1.grad[expert]
+
+    def forward(self, x):
+        return x + self.inner(x, self.counts), self.counts
+
+
+class Model(nn.Module):
+    """Two blocks; forward gives the sum and the rows of each expert in the first block."""
+
+    def __init__(self, block, device, checkpointed):
+        super().__init__()
+        self.blocks = nn.ModuleList([block(device), block(device)])
+        self.checkpointed = checkpointed
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(draw(*p.shape) * 0.3)
+
+    def forward(self, x):
+        loads = None
+        for block in self.blocks:
+            if self.checkpointed:
+                x, load = checkpoint(block, x, use_reentrant=False)
+            else:
+                x, load = block(x)
+            loads = load.clone() if loads is None else loads
+        return x, loads
+
+
+def data_of(rank, device):
+    torch.manual_seed(100 + rank)
+    return draw(T, H, device=device), draw(T, H, device=device)
+
+
+def gradients_alone(model, device, starved="no rank", dtype=torch.float32):
+    """Each rank's result, and the mean over ranks of the gradients, computed by one process."""
+    results, means = [], [0] * len(list(model.parameters()))
+    for rank in range(WORLD):
+        single = copy.deepcopy(model).to(dtype)
+        starve(single, starved, rank)
+        x, dy = (t.to(dtype) for t in data_of(rank, device))
+        y, _ = single(x)
+        grads = torch.autograd.grad(y, list(single.parameters()), dy)
+        results.append(y.detach())
+        means = [m + g.float() / WORLD for m, g in zip(means, grads)]
+    return results, means
+
+
+def starve(model, starved, rank):
+    if starved == "all ranks" or (starved == "one rank" and rank == 0):
+        for block in model.blocks:
+            block.starve(2)
+
+
+def data_parallel(rank, device, block, starved, static, checkpointed):
+    """Three steps: after the second one a static graph is used, and a parameter without a gradient
+    would be an error of the third at the latest."""
+    torch.manual_seed(1)
+    model = Model(block, device, checkpointed)
+    want_y, want = gradients_alone(model, device, starved)
+    starve(model, starved, rank)
+    parallel = DistributedDataParallel(model, device_ids=[rank] if ON_GPUS else None,
+                                       broadcast_buffers=False, static_graph=static)
+    for _ in range(3):
+        parallel.zero_grad()
+        x, dy = data_of(rank, device)
+        y, loads = parallel(x)
+        y.backward(dy)
+        starving = starved == "all ranks" or (starved == "one rank" and rank == 0)
+        assert (int(loads[2]) == 0) == starving, f"expert 2 has {int(loads[2])} rows"
+        torch.testing.assert_close(y, want_y[rank])
+        for (name, p), w in zip(model.named_parameters(), want):
+            assert p.grad is not None, f"{name} has no gradient"
+            torch.testing.assert_close(p.grad, w, msg=lambda m, name=name: f"{name}: {m}")
+    if starved == "all ranks":
+        assert all(torch.all(one.gradient_of(2) == 0) for one in model.blocks)
+
+
+def watch(model):
+    """A list that gets the parameters of experts as forward reads them."""
+    seen = []
+    for module in model.modules():
+        if isinstance(module, (cadre.GroupedLinear, cadre.GroupedMLP)):
+            module.register_forward_pre_hook(lambda m, _: seen.extend(m.parameters()))
+    return seen
+
+
+def sharded(rank, device, block, checkpointed, dtype):
+    """Two steps of descent. Whole parameters exist only in the forward and backward of their block,
+    each time in other memory."""
+    torch.manual_seed(1)
+    model = Model(block, device, checkpointed)
+    single = copy.deepcopy(model)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+    mesh = init_device_mesh(device.type, (WORLD,))
+    for one in (*model.blocks, model):
+        fully_shard(one, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    seen = watch(model)
+    near = 1e-4 if dtype == torch.float32 else 3e-2
+    close = {"rtol": near, "atol": near}
+    for _ in range(2):
+        assert all(isinstance(p, DTensor) for p in model.parameters())
+        want_y, want = gradients_alone(single, device, dtype=dtype)
+        x, dy = data_of(rank, device)
+        seen.clear()
+        y, _ = model(x)
+        assert seen and not any(isinstance(p, DTensor) for p in seen)
+        assert all(p.untyped_storage().size() == 0 for p in seen), "memory was not given back"
+        torch.testing.assert_close(y, want_y[rank], **close)
+        y.backward(dy.to(y.dtype))
+        for (name, p), w in zip(model.named_parameters(), want):
+            assert p.grad is not None, f"{name} has no gradient"
+            got = p.grad.full_tensor()
+            assert got.abs().max() > 0, f"the gradient of {name} is zero"
+            torch.testing.assert_close(got, w, msg=lambda m, name=name: f"{name}: {m}", **close)
+        with torch.no_grad():
+            for p, s, w in zip(model.parameters(), single.parameters(), want):
+                p.sub_(p.grad, alpha=0.01)
+                s.sub_(w, alpha=0.01)
+        model.zero_grad()
+
+
+def unlike(rank, device):
+    """Fails on one process, which the tests below must see."""
+    total = torch.ones(1, device=device)
+    dist.all_reduce(total)
+    assert total.item() == WORLD
+    assert rank == 0, "planted"
+
+
+# The processes
+
+
+def serve(rank, store, pipe):
+    """Runs what comes through the pipe; answers with an empty text or a traceback."""
+    faulthandler.enable()
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    device = torch.device("cuda", rank) if ON_GPUS else torch.device("cpu")
+    if ON_GPUS:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if ON_GPUS else "gloo", init_method=f"file://{store}", rank=rank,
+                            world_size=WORLD, timeout=timedelta(seconds=TASK_S))
+    pipe.send("")
+    while (job := pipe.recv()) is not None:
+        task, arguments = job
+        try:
+            task(rank, device, *arguments)
+            pipe.send("")
+        except Exception:
+            pipe.send(traceback.format_exc())
+    dist.destroy_process_group()
+
+
+class Processes:
+    """Two processes, started again after a failure: they no longer wait for each other then."""
+
+    def __init__(self, folder):
+        self.folder, self.starts, self.all, self.pipes = folder, 0, [], []
+
+    def start(self):
+        self.starts += 1
+        spawn = multiprocessing.get_context("spawn")
+        for rank in range(WORLD):
+            mine, theirs = spawn.Pipe()
+            process = spawn.Process(target=serve, daemon=True, args=(
+                rank, str(self.folder / f"store{self.starts}"), theirs))
+            process.start()
+            theirs.close()
+            self.all.append(process)
+            self.pipes.append(mine)
+        self.gather("start", START_S)
+
+    def run(self, task, *arguments):
+        if not self.all:
+            self.start()
+        for pipe in self.pipes:
+            pipe.send((task, arguments))
+        self.gather(task.__name__, TASK_S)
+
+    def gather(self, what, seconds):
+        """The answers of all; whoever has said nothing a little after a failure never will."""
+        failures, waiting = [], {pipe: rank for rank, pipe in enumerate(self.pipes)}
+        while waiting:
+            ready = connection.wait(list(waiting), 5 if failures else seconds)
+            if not ready:
+                failures.append(f"{what}: no answer of ranks {list(waiting.values())}")
+                break
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    if answer := pipe.recv():
+                        failures.append(f"rank {rank}: {answer}")
+                except EOFError:
+                    failures.append(f"rank {rank}: ended")
+        if failures:
+            self.stop()
+            pytest.fail("\n".join(failures), pytrace=False)
+
+    def stop(self):
+        for process in self.all:
+            process.kill()
+            process.join()
+        self.all, self.pipes = [], []
+
+    def finish(self):
+        for pipe in self.pipes:
+            pipe.send(None)
+        for process in self.all:
+            process.join(20)
+        self.stop()
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory):
+    both = Processes(tmp_path_factory.mktemp("processes"))
+    yield both
+    both.finish()
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("starved", ["no rank", "one rank", "all ranks"])
+@pytest.mark.parametrize("block", [Moe, Linears, Mlp])
+def test_data_parallel(processes, block, starved, static, checkpointed):
+    processes.run(data_parallel, block, starved, static, checkpointed)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("block", [Moe, Linears, Mlp])
+def test_sharded(processes, block, checkpointed, dtype):
+    processes.run(sharded, block, checkpointed, dtype)
+
+
+def test_failures_are_seen(processes):
+    with pytest.raises(pytest.fail.Exception, match="(?s)rank 1: .*planted"):
+        processes.run(unlike)
