@@ -1,6 +1,7 @@
 """What a package says that cannot be used: built for another torch, or not built."""
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -87,3 +88,16 @@ def test_no_torch(package):
     (package.parent / "torch.py").write_text("raise ImportError('there is none')\n")
     report = doctor_says(package, "torch cannot be imported (there is none); install it")
     assert "not importable: there is none" in report
+
+
+def test_ctest_runs_every_file_of_this_folder():
+    here = pathlib.Path(__file__).parent
+    named = re.findall(r"^cadre_torch_test\((\w+)", (here / "CMakeLists.txt").read_text(), re.M)
+    assert sorted(named) == sorted(path.stem[5:] for path in here.glob("test_*.py"))
+
+
+def test_a_package_has_every_file_of_its_folder():
+    source = pathlib.Path(__file__).resolve().parents[2] / "torch"
+    listed = re.search(r"set\(python_files\n(.*?)\)", (source / "CMakeLists.txt").read_text(), re.S)
+    files = {path.name for path in (source / "cadre").iterdir() if path.suffix in (".py", ".typed")}
+    assert set(listed.group(1).split()) == files - {"_build.py"}
