@@ -49,3 +49,16 @@ def fill(module: cadre.GroupedLinear) -> None:
     for stem in ("weight", "bias") if module.use_bias else ("weight",):
         for parameter in experts_of(module, stem):
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.25)
+
+
+def kept_bytes(call) -> int:
+    """What `call()` keeps for backward as raw bytes: copies in a recipe's format, and the like."""
+    sizes = []
+
+    def pack(t):
+        sizes.append(t.numel() if t.dtype == torch.uint8 else 0)
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        call()
+    return sum(sizes)

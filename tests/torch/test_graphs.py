@@ -310,20 +310,24 @@ def test_two_streams_at_once(graphs, packed):
         step.zeros = [torch.zeros_like(w.main_grad) for w in weights_of(step.layer)]
         steps.append(step)
     wanted = [step.eager(step.zeros) for step in steps]
-    streams = [torch.cuda.Stream() for _ in steps]
+    streams, results = [torch.cuda.Stream() for _ in steps], [[] for _ in steps]
     for stream in streams:
         stream.wait_stream(torch.cuda.current_stream())
-    for round_ in range(20):
-        for step, run, stream in zip(steps, runs, streams):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(30_000_000)  # meanwhile the host fills both queues
+    for _ in range(20):
+        for step, run, stream, kept in zip(steps, runs, streams, results):
             with torch.cuda.stream(stream):
                 for w in weights_of(step.layer):
                     w.main_grad.zero_()
                 if not graphs:
                     step.forget()
                 run()
+                kept.append([t.clone() for t in step.results()])
     torch.cuda.synchronize()
-    for step, want in zip(steps, wanted):
-        assert_same_bits(step.results(), want, f"round {round_}")
+    for kept, want in zip(results, wanted):
+        for round_, got in enumerate(kept):
+            assert_same_bits(got, want, f"round {round_}")
 
 
 # torch.compile

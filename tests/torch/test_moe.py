@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from conftest import assert_close, assert_seen, draw, slices_of
+from linear_reference import kept_bytes
 from torch.nn import functional
 
 import cadre
@@ -93,12 +94,14 @@ def test_experts_without_probabilities(device, bias):
 def test_kept_and_computed_again_are_the_same_bits(device):
     mlp = experts(device)
     x, prob = draw(11, H, device=device), torch.rand(11, device=device)
-    grads = []
+    grads, kept = [], []
     for mlp.keep_h in (True, False):
         mlp.zero_grad()
         mlp(x, [2] * 5, prob).square().sum().backward()
         grads.append([p.grad for p in mlp.parameters()])
+        kept.append(kept_bytes(lambda: mlp(x, [2] * 5, prob)))
     assert all(map(torch.equal, *grads))
+    assert kept[0] >= kept[1] + 11 * F * 4
 
 
 @pytest.mark.parametrize(("options", "match"), [

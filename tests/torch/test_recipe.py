@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import draw
-from linear_reference import module
+from linear_reference import kept_bytes, module
 
 import cadre
 from cadre.recipe import active_recipe, recipe_text
@@ -137,6 +137,20 @@ def test_the_recipe_of_forward_holds_to_the_end(device, recipe, options):
         assert torch.equal(got, want)
 
 
+def test_the_original_input_is_kept_instead_of_copies(device):
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    x = draw(17, 64, dtype=torch.bfloat16, device=device)
+    for options in ({}, {"delay_wgrad_compute": True}):
+        kept = []
+        for save in (False, True):
+            layer = module(device, k=64, n=96, dtype=torch.bfloat16, save_original_input=save,
+                           **options)
+            with cadre.autocast(recipe="mxfp8"):
+                kept.append(kept_bytes(lambda: layer(x, COUNTS)))
+        assert kept[0] >= 17 * 64 and kept[1] == 0
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_weights_are_quantised_once_a_step(device, packed):
     """The second microbatch uses the copies of the first, whatever the weights are now."""
@@ -148,6 +162,7 @@ def test_weights_are_quantised_once_a_step(device, packed):
         want = layer(x, COUNTS)
         want.sum().backward()
         dx, x.grad = x.grad, None
+        assert torch.equal(layer(x, COUNTS, is_first_microbatch=False), want)  # none are kept yet
         first = layer(x, COUNTS, is_first_microbatch=True)
         with torch.no_grad():
             for p in layer.parameters():
@@ -159,6 +174,8 @@ def test_weights_are_quantised_once_a_step(device, packed):
     assert torch.equal(first, want) and torch.equal(second, want)
     assert torch.equal(x.grad, dx)
     assert not torch.equal(third, want)
+    with cadre.autocast(recipe="fp8_block"):  # copies of another recipe do not serve
+        assert torch.equal(layer(x, COUNTS, is_first_microbatch=False), layer(x, COUNTS))
 
 
 def test_activation_checkpointing_keeps_the_recipe(device):

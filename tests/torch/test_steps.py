@@ -169,7 +169,7 @@ def test_weight_gradients_on_another_stream(fuse):
         torch.cuda.current_stream().wait_stream(side)
         del poison
         got = late.weight.main_grad if fuse else late.weight.grad
-        assert torch.equal(got, plain.weight.grad)
+        torch.testing.assert_close(got, plain.weight.grad, rtol=1e-5, atol=1e-3)
 
 
 # How long the host needs for a call

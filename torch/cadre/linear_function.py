@@ -76,7 +76,7 @@ class GroupedLinearFunction(torch.autograd.Function):
         o: Options = ctx.options
         x, saved, bias_scale, offsets, rng, cache, *parameters = ctx.saved_tensors
         weight, bias = parameters[:ctx.weights], parameters[ctx.weights:]
-        dy = dy.contiguous()
+        dy = dy.contiguous()  # once for backward and wgrad
         shape = (dy.shape[0], weight[0].shape[-1])
         dx = None
         if o.wants[_DX]:
