@@ -227,9 +227,11 @@ def no_waits(forbidden: bool) -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode() if forbidden else 0
     if forbidden:
         torch.cuda.set_sync_debug_mode("error")
-    yield
-    if forbidden:
-        torch.cuda.set_sync_debug_mode(before)
+    try:
+        yield
+    finally:
+        if forbidden:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def train(options: argparse.Namespace, run: Run, text: Tensor) -> dict:

@@ -49,6 +49,8 @@ def assert_near(got, want):
 def parts_of(counts):
     """The first and the last rows of every expert, so many that a plain product is small."""
     for e, rows in enumerate(slices_of(counts)):
+        if rows.start == rows.stop:
+            continue
         for at in (rows.start, max(rows.stop - 100, rows.start)):
             yield e, slice(at, min(at + 100, rows.stop))
 

@@ -13,6 +13,7 @@ from .linear_function import Given, GroupedLinearFunction, Options, WgradQueue
 from .recipe import active_recipe, recipe_text
 from .splits import Splits, offsets_of
 
+_linear = torch.ops.cadre.grouped_linear.default  # of the overloads, without a search
 _PLAIN = ("", "f32", "bf16", "f16")  # recipes that copy no weights worth a cache
 
 
@@ -219,7 +220,7 @@ class GroupedLinear(nn.Module):
             raise ValueError(f"bias_scale is {'missing' if bias_scale is None else 'given'}, must "
                              f"be {'given' if self.scale_bias else 'left out'}; the layer has "
                              f"scale_bias={self.scale_bias}")
-        x = inp.reshape(-1, self.in_features)
+        x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
         offsets = offsets_of(m_splits, self.num_gemms, x)
         weight, bias = self.operands()
         recipe = active_recipe() if self.recipe is None else self.recipe
@@ -230,9 +231,8 @@ class GroupedLinear(nn.Module):
             y = self._special(x, offsets, (weight, added), (out, dgrad_out), recipe,
                               is_first_microbatch, bias_scale)
         else:
-            y, _ = torch.ops.cadre.grouped_linear(x, offsets, weight, added, bias_scale,
-                                                  recipe=recipe,
-                                                  save_input=self.save_original_input)
+            y, _ = _linear(x, offsets, weight, added, bias_scale, recipe=recipe,
+                           save_input=self.save_original_input)
         y = y if inp.dim() == 2 else y.view(*inp.shape[:-1], self.out_features)
         if not self.return_bias:
             return y

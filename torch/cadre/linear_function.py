@@ -16,6 +16,8 @@ from . import main_grad
 from .layers import linear_pending_bytes, linear_saved_bytes
 
 _ops = torch.ops.cadre
+_forward, _backward, _wgrad = (  # of the overloads, without a search
+    op.out for op in (_ops.grouped_linear, _ops.grouped_linear_backward, _ops.grouped_linear_wgrad))
 _DX, _DW, _DBIAS, _DBIAS_SCALE = range(4)  # of wants
 
 
@@ -57,9 +59,9 @@ class GroupedLinearFunction(torch.autograd.Function):
         g, o, x = given, options, x.contiguous()
         y = x.new_empty((x.shape[0], g.operands[0].shape[-2])) if o.out is None else o.out
         saved = _ops._memory(x, linear_saved_bytes(x, g.offsets, g.operands, **o.sizes))
-        _ops.grouped_linear.out(x, g.offsets, g.operands, g.bias, bias_scale, rng=g.rng, **o.sizes,
-                                y=y, saved=saved, weight_cache=g.weight_cache,
-                                refresh_weights=o.refresh_weights, zero_tail=o.out is None)
+        _forward(x, g.offsets, g.operands, g.bias, bias_scale, rng=g.rng, **o.sizes, y=y,
+                 saved=saved, weight_cache=g.weight_cache, refresh_weights=o.refresh_weights,
+                 zero_tail=o.out is None)
         if g.weight_cache is not None and o.refresh_weights:
             increment_version(g.weight_cache)
         ctx.options, ctx.weights = o, len(g.operands)
@@ -87,10 +89,9 @@ class GroupedLinearFunction(torch.autograd.Function):
         scaled = bool(dbias) and bias_scale is not None
         dbias_scale = torch.empty_like(bias_scale) if scaled else None
         pending = _ops._memory(x, linear_pending_bytes(x, offsets, weight, **o.sizes))
-        _ops.grouped_linear_backward.out(dy, x, saved, offsets, weight, bias, bias_scale, rng=rng,
-                                         **o.sizes, weight_cache=cache, dx=dx, dbias=dbias,
-                                         dbias_scale=dbias_scale, pending=pending,
-                                         zero_tail=o.dgrad_out is None)
+        _backward(dy, x, saved, offsets, weight, bias, bias_scale, rng=rng, **o.sizes,
+                  weight_cache=cache, dx=dx, dbias=dbias, dbias_scale=dbias_scale,
+                  pending=pending, zero_tail=o.dgrad_out is None)
         if o.dgrad_out is not None and dx is not None:
             increment_version(o.dgrad_out)
         dweight = [None] * len(weight)
@@ -137,10 +138,9 @@ class Wgrad:
         """The gradients, written into main_grad or new."""
         self._keep_for_this_stream()
         dweight = _empty_like(self.parameters) if self.into is None else self.into
-        _ops.grouped_linear_wgrad.out(*self.operands, self.weight, **self.sizes, dweight=dweight,
-                                      accumulate=self.accumulate, accumulate_flags=self.flags)
+        _wgrad(*self.operands, self.weight, **self.sizes, dweight=dweight,
+               accumulate=self.accumulate, accumulate_flags=self.flags)
         return dweight
-
 
     def _keep_for_this_stream(self) -> None:
         """Memory that another stream read last is not given away before this one has read it."""

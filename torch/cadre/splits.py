@@ -7,6 +7,8 @@ from torch import Tensor
 
 from .operations import Offsets, RoutingOffsets
 
+_offsets = torch.ops.cadre.offsets.default  # of the overloads, without a search
+
 
 # Offsets that are ready serve every layer on the same rows.
 Splits = Sequence[int] | Tensor | Offsets | RoutingOffsets
@@ -37,7 +39,7 @@ def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
         splits = splits.to(torch.int64)
     if splits.device != x.device:
         splits = _beside(splits, x)
-    return torch.ops.cadre.offsets(splits, "counts", x.shape[0])[0]
+    return _offsets(splits, "counts", x.shape[0])[0]
 
 
 def offsets_of_all_rows(x: Tensor) -> Tensor:

@@ -75,9 +75,9 @@ inline variable_list or_none(const std::vector<at::Tensor>& gradients, int64_t c
 }
 
 /// The random state of a layer, drawn from torch's generator, where the recipe needs one.
-inline std::optional<at::Tensor> drawn(const std::optional<at::Tensor>& given, const Recipe& recipe,
-                                       const at::Tensor& x) {
-  if (given || !is_random(recipe)) return given;
+inline std::optional<at::Tensor> drawn(const std::optional<at::Tensor>& given,
+                                       std::string_view recipe, const at::Tensor& x) {
+  if (given || recipe.empty() || !is_random(parse_recipe(recipe))) return given;
   constexpr int64_t kMost = int64_t(1) << 62;
   return at::randint(kMost, {2}, x.options().dtype(at::kLong).requires_grad(false));
 }

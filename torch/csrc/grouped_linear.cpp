@@ -102,7 +102,7 @@ void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
   std::optional<Kept> cache;
   if (out.weight_cache) linear.args.weight_cache = cache.emplace(*out.weight_cache).memory();
   linear.args.refresh_weights = out.refresh;
-  const GroupedLinearPlan made = plan(problem, device(call.x));
+  const GroupedLinearPlan& made = planned(problem, device(call.x));
   linear.run(kForward, made, made.memory.forward_workspace_bytes);
 }
 
@@ -166,7 +166,7 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
     linear.parameters.write_dw(out.dw);
   const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
   if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
-  const GroupedLinearPlan made = plan(problem, device(call.x));
+  const GroupedLinearPlan& made = planned(problem, device(call.x));
   if (!made.dgrad && !made.wgrad && !made.bias_grad) return;
   linear.run(kBackward, made, made.memory.backward_workspace_bytes);
 }
@@ -250,7 +250,7 @@ void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumul
   linear.parameters.write_dw(dw);
   if (call.accumulate_flags)
     linear.parameters.own.accumulate = ints(*call.accumulate_flags, "accumulate_flags");
-  const GroupedLinearPlan made = plan(p, device(call.x));
+  const GroupedLinearPlan& made = planned(p, device(call.x));
   linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
 }
 

@@ -82,7 +82,7 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           bool save_input, int64_t unit_budget) {
   const bool grad = at::GradMode::is_enabled() &&
                     (learns(x) || learns(weight) || learns(bias) || learns(bias_scale));
-  const MaybeTensor state = drawn(rng, recipe_or_own(recipe, x), x);
+  const MaybeTensor state = drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op(x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input,

@@ -78,7 +78,7 @@ class Mlp {
   void run(Direction direction, int64_t LayerMemory::*workspace_bytes) {
     args.fc1 = fc1.own;
     args.fc2 = fc2.own;
-    const GroupedMlpPlan made = plan(problem_, device(call_.x));
+    const GroupedMlpPlan& made = planned(problem_, device(call_.x));
     const Scratch scratch(made.memory.*workspace_bytes, call_.x);
     direction(made, args, scratch.workspace(), here_.stream());
   }

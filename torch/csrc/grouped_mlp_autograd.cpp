@@ -97,7 +97,7 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                        learns(bias1) || learns(bias2),
                        learns(bias2_scale)};
   const bool grad = at::GradMode::is_enabled() && learn != MlpWants{};
-  const MaybeTensor state = drawn(rng, recipe_or_own(recipe, x), x);
+  const MaybeTensor state = drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,

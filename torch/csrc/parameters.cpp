@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <deque>
 
 namespace cadre::door {
 
@@ -87,7 +88,11 @@ void LinearTables::write_dbias(at::TensorList dbias) {
 }
 
 Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
-  return parse_recipe(recipe.empty() ? name(element_type(x.scalar_type())) : recipe);
+  if (!recipe.empty()) return parse_recipe(recipe);
+  const std::string_view own = name(element_type(x.scalar_type()));
+  for (const RecipeInfo& info : recipe_list())
+    if (info.name == own) return info.recipe;
+  return parse_recipe(own);
 }
 
 bool is_random(const Recipe& recipe) {
@@ -153,23 +158,48 @@ static Rooms measured(Problem problem, const Device& device) {
           room(none.pending_bytes, many.pending_bytes, kRows)};
 }
 
-/// A thread remembers the last problems: a model has few, and planning takes microseconds.
-template <class Problem>
-static Rooms remembered(Problem problem, const Device& device) {
+/// The last answers of a thread: a model has few layers of different shape.
+template <class Problem, class Answer>
+class Memo {
+ public:
+  template <class Ask>
+  const Answer& get(const Problem& problem, const Device& device, Ask ask) {
+    for (const Known& k : known_)
+      if (k.problem == problem && k.device == device) return k.answer;
+    if (known_.size() == kMost) known_.pop_front();
+    known_.push_back({problem, device, ask(problem, device)});
+    return known_.back().answer;
+  }
+
+ private:
+  static constexpr size_t kMost = 32;
   struct Known {
     Problem problem;
     Device device;
-    Rooms rooms;
+    Answer answer;
   };
-  constexpr size_t kMost = 16;
-  static thread_local std::vector<Known> known;
+  std::deque<Known> known_;
+};
+
+template <class Problem>
+static Rooms remembered(Problem problem, const Device& device) {
+  static thread_local Memo<Problem, Rooms> memo;
   problem.rows = 0;
   problem.align = 16;
-  for (const Known& k : known)
-    if (k.problem == problem && k.device == device) return k.rooms;
-  if (known.size() == kMost) known.erase(known.begin());
-  known.push_back({problem, device, measured(problem, device)});
-  return known.back().rooms;
+  return memo.get(problem, device, measured<Problem>);
+}
+
+template <class Plan, class Problem>
+static const Plan& remembered_plan(const Problem& problem, const Device& device) {
+  static thread_local Memo<Problem, Plan> memo;
+  return memo.get(problem, device, [](const Problem& p, const Device& d) { return plan(p, d); });
+}
+
+const GroupedLinearPlan& planned(const GroupedLinearProblem& p, const Device& device) {
+  return remembered_plan<GroupedLinearPlan>(p, device);
+}
+const GroupedMlpPlan& planned(const GroupedMlpProblem& p, const Device& device) {
+  return remembered_plan<GroupedMlpPlan>(p, device);
 }
 
 Rooms rooms(const GroupedLinearProblem& p, const Device& device) { return remembered(p, device); }

@@ -101,4 +101,9 @@ struct Rooms {
 Rooms rooms(const GroupedLinearProblem&, const Device&);
 Rooms rooms(const GroupedMlpProblem&, const Device&);
 
+/// The plan of a problem. A thread remembers the last ones, since planning takes microseconds: it
+/// is good until the thread asks for the next.
+const GroupedLinearPlan& planned(const GroupedLinearProblem&, const Device&);
+const GroupedMlpPlan& planned(const GroupedMlpProblem&, const Device&);
+
 }  // namespace cadre::door
