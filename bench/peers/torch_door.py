@@ -42,7 +42,7 @@ HOST_LAYERS = [
     ("discrete", {"num_gemms": 8, "in_features": 1024, "out_features": 1024}, 512),
     ("discrete", {"num_gemms": 64, "in_features": 256, "out_features": 256}, 512),
 ]
-HOST_CALLS = 1000
+HOST_CALLS = 200  # of the whole row
 
 
 def door_call(case):
@@ -117,22 +117,26 @@ def measure(line, routing, options):
     return row
 
 
-def host_samples_us(layer, x, dy, counts):
-    """{call: [us]}. The GPU is idle before each forward, so no call waits for room in its queue."""
+def host_samples_us(layers, x, dy, counts):
+    """{call: [us a layer]} of layers in a row, as in a model. The GPU is idle before each forward,
+    so no call waits for room in its queue."""
     samples = {"forward": [], "backward": []}
     gc.collect()
     gc.disable()
     try:
         for _ in range(HOST_CALLS + HOST_CALLS // 5):
             x.grad = None
-            layer.zero_grad()
+            for layer in layers:
+                layer.zero_grad()
+            y = x
             start = time.perf_counter()
-            y = layer(x, counts)
+            for layer in layers:
+                y = layer(y, counts)
             middle = time.perf_counter()
             y.backward(dy)
             end = time.perf_counter()
-            samples["forward"].append(1e6 * (middle - start))
-            samples["backward"].append(1e6 * (end - middle))
+            samples["forward"].append(1e6 * (middle - start) / len(layers))
+            samples["backward"].append(1e6 * (end - middle) / len(layers))
             torch.cuda.synchronize()
     finally:
         gc.enable()
@@ -140,16 +144,18 @@ def host_samples_us(layer, x, dy, counts):
 
 
 def host_rows(what, arguments, rows):
-    layer = cadre.GroupedLinear(**arguments, params_dtype=torch.bfloat16, device="cuda")
-    for p in layer.parameters():
-        p.main_grad = torch.zeros_like(p, dtype=torch.float32)
-    experts, k, n = layer.num_gemms, layer.in_features, layer.out_features
+    layers = [cadre.GroupedLinear(**arguments, params_dtype=torch.bfloat16, device="cuda")
+              for _ in range(8)]
+    for layer in layers:
+        for p in layer.parameters():
+            p.main_grad = torch.zeros_like(p, dtype=torch.float32)
+    experts, k, n = layers[0].num_gemms, layers[0].in_features, layers[0].out_features
     x, dy = (torch.randn(rows, width, dtype=torch.bfloat16, device="cuda") for width in (k, n))
     counts = torch.full((experts,), rows // experts, device="cuda")
     found = []
-    for call, us in host_samples_us(layer, x.requires_grad_(), dy, counts).items():
+    for call, us in host_samples_us(layers, x.requires_grad_(), dy, counts).items():
         row = {"problem": f"GroupedLinear R={rows} N={n} K={k} E={experts} recipe=bf16",
-               "layer": what, "call": call}
+               "layer": f"{what}, of {len(layers)} in a row", "call": call}
         for key, share in (("host_us", 0.5), ("host_us_p10", 0.1), ("host_us_p90", 0.9)):
             row[key] = round(beside.quantile(us, share), 3)
         found.append(row | {"calls": len(us)})

@@ -38,6 +38,7 @@ CUstream_st default_stream;
 thread_local cudaError_t last_error = cudaSuccess;
 thread_local int strict_captures = 0;  // of this thread, that forbid what is unsafe
 thread_local bool capture_broken = false;
+thread_local bool has_context = false;  // the runtime binds one when a thread first needs it
 
 CUstream_st& stream_of(cudaStream_t stream) { return stream == nullptr ? default_stream : *stream; }
 
@@ -67,6 +68,7 @@ cudaError_t check_shape(const GridShape& s) {
 }
 
 void enqueue(cudaStream_t stream, cudaGraphNodeType type, std::function<void()> work) {
+  has_context = true;
   CUstream_st& s = stream_of(stream);
   if (s.capture == nullptr) return work();
   s.capture->nodes.push_back(
@@ -93,6 +95,7 @@ cudaError_t cudaPeekAtLastError() { return last_error; }
 
 cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
 cudaError_t cudaSetDevice(int device) {
+  has_context = has_context || device == 0;
   return answer(device == 0 ? cudaSuccess : cudaErrorInvalidDevice);
 }
 cudaError_t cudaGetDevice(int* device) { return *device = 0, cudaSuccess; }
@@ -118,6 +121,7 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
 cudaError_t cudaFuncSetAttribute(const void*, cudaFuncAttribute, int) { return cudaSuccess; }
 
 cudaError_t cudaMalloc(void** data, size_t bytes) {
+  has_context = true;
   if (const cudaError_t code = unsafe(); code != cudaSuccess) return code;
   if (bytes > kMemoryBytes) return answer(cudaErrorMemoryAllocation);
   const size_t whole = (std::max<size_t>(bytes, 1) + kAlign - 1) / kAlign * kAlign;
@@ -277,6 +281,7 @@ static constexpr auto encode_tiled =
     if (d > 0) good = good && steps[d - 1] < uint64_t(1) << 40;
   }
   *map = map_of(m);
+  if (!has_context) return CUDA_ERROR_INVALID_CONTEXT;
   return good ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 };
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned,

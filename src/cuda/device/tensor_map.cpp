@@ -36,6 +36,14 @@ CUtensorMapDataType type_of(DType dtype) {
   }
 }
 
+/// The driver works in the thread's context, which the runtime binds when the thread first needs it:
+/// a thread of an autograd engine comes here before.
+void bind_context() {
+  int device = 0;
+  check(cudaGetDevice(&device), "ask for the current device");
+  check(cudaSetDevice(device), "make a device current");
+}
+
 template <int kRank>
 struct Layout {
   cuuint64_t extent[kRank];
@@ -49,10 +57,16 @@ CUtensorMap encode(const TensorView& v, const Layout<kRank>& layout, int rows) {
   for (int d = 0; d < kRank; ++d) steps[d] = 1;
   for (int d = 2; d < kRank; ++d) box[d] = 1;
   CUtensorMap map;
-  const CUresult code =
-      kEncode(&map, type_of(v.dtype), kRank, v.data, layout.extent, layout.bytes, box, steps,
-              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const auto encoded = [&] {
+    return kEncode(&map, type_of(v.dtype), kRank, v.data, layout.extent, layout.bytes, box, steps,
+                   CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  };
+  CUresult code = encoded();
+  if (code == CUDA_ERROR_INVALID_CONTEXT) {
+    bind_context();
+    code = encoded();
+  }
   if (code != CUDA_SUCCESS)
     throw DeviceError(text("cuda: cannot encode a tensor map: code ", int(code)));
   return map;
