@@ -179,6 +179,11 @@ def _(source, kind, rows):
     return _ints(source, source.shape[0] + 1), _ints(source, 1)
 
 
+@torch.library.register_fake("cadre::_offsets")
+def _(counts, rows):
+    return _ints(counts, counts.shape[0] + 1)
+
+
 @torch.library.register_fake("cadre::offsets_of_routing")
 def _(experts, num_experts, rows):
     return (_ints(experts, num_experts + 1), _ints(experts, *experts.shape), _ints(experts, rows),

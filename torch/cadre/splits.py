@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .operations import Offsets, RoutingOffsets
 
-_offsets = torch.ops.cadre.offsets.default  # of the overloads, without a search
+_offsets = torch.ops.cadre._offsets.default  # of the overloads, without a search
 
 
 # Offsets that are ready serve every layer on the same rows.
@@ -39,7 +39,7 @@ def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
         splits = splits.to(torch.int64)
     if splits.device != x.device:
         splits = _beside(splits, x)
-    return _offsets(splits, "counts", x.shape[0])[0]
+    return _offsets(splits, x.shape[0])
 
 
 def offsets_of_all_rows(x: Tensor) -> Tensor:

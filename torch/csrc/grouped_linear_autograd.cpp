@@ -45,29 +45,29 @@ class Function : public torch::autograd::Function<Function> {
                                  o.save_input, o.unit_budget);
     ctx->mark_non_differentiable({saved});
     ctx->save_for_backward(joined(x, offsets, saved, bias_scale, rng, weight, bias));
-    ctx->saved_data["wants"] = c10::List<bool>({o.wants[0], o.wants[1], o.wants[2], o.wants[3]});
-    ctx->saved_data["recipe"] = std::string(o.recipe);
-    ctx->saved_data["save_input"] = o.save_input;
-    ctx->saved_data["unit_budget"] = o.unit_budget;
-    ctx->saved_data["weights"] = int64_t(weight.size());
-    ctx->saved_data["biases"] = int64_t(bias.size());
+    int64_t wants = 0;  // as bits: one word is quicker to keep than a list of truths
+    for (size_t i = 0; i < o.wants.size(); ++i) wants |= int64_t(o.wants[i]) << i;
+    ctx->saved_data["numbers"] = std::vector<int64_t>{wants, o.save_input, o.unit_budget,
+                                                      int64_t(weight.size()), int64_t(bias.size())};
+    if (!o.recipe.empty()) ctx->saved_data["recipe"] = std::string(o.recipe);
     return {y, saved};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
-    auto& data = ctx->saved_data;
+    const std::vector<int64_t> numbers = ctx->saved_data["numbers"].toIntVector();
+    const auto named = ctx->saved_data.find("recipe");
+    const std::string recipe = named == ctx->saved_data.end() ? "" : named->second.toStringRef();
+    const int64_t weights = numbers[3], biases = numbers[4];
+    LinearWants wants;
+    for (size_t i = 0; i < wants.size(); ++i) wants[i] = numbers[0] >> i & 1;
     Saved in(ctx->get_saved_variables());
     const Tensor x = in.one(), offsets = in.one(), saved = in.one();
     const MaybeTensor bias_scale = in.maybe(), rng = in.maybe();
-    const int64_t weights = data["weights"].toInt(), biases = data["biases"].toInt();
     const std::vector<Tensor> weight = in.list(weights), bias = in.list(biases);
-    const c10::List<bool> list = data["wants"].toBoolList();
-    const LinearWants wants{list[0], list[1], list[2], list[3]};
-    const std::string recipe = data["recipe"].toStringRef();
     static const auto call = op<Backward>("cadre::grouped_linear_backward");
     const auto [dx, dw, dbias, dbias_scale, pending] =
         call.call(dout[0], x, saved, offsets, weight, bias, bias_scale, rng, wants, false, recipe,
-                  data["save_input"].toBool(), data["unit_budget"].toInt());
+                  numbers[1] != 0, numbers[2]);
     const bool scaled = wants[kWantsDbiasScale];
     return joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
                   or_none(dbias, biases), if_wanted(scaled, dbias_scale), Tensor(), Tensor());

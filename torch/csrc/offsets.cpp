@@ -59,6 +59,17 @@ std::tuple<Tensor, Tensor> offsets_op(const Tensor& source, c10::string_view kin
   return {made.offsets, made.status};
 }
 
+/// Without the status: what a layer makes of its splits at every call.
+Tensor offsets_alone(const Tensor& source, int64_t rows) {
+  OffsetsProblem problem = problem_of(source, "counts", rows);
+  problem.index = element_type(source.scalar_type());
+  const Tensor dense = source.contiguous();
+  const Tensor made = at::empty({problem.experts + 1}, source.options().dtype(at::kInt));
+  launch(problem, OffsetsArgs{.source = dense.data_ptr(), .offsets = made.data_ptr<int32_t>()},
+         source);
+  return made;
+}
+
 void offsets_out(const Tensor& source, c10::string_view kind, int64_t rows, const Tensor& offsets,
                  const Tensor& status) {
   make(problem_of(source, kind, rows), source,
@@ -81,6 +92,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> routing_op(const Tensor& experts, int
 }
 
 void implement(torch::Library& m) {
+  m.impl("_offsets", offsets_alone);
   m.impl("offsets", offsets_op);
   m.impl("offsets.out", offsets_out);
   m.impl("offsets_of_routing", routing_op);
@@ -98,6 +110,7 @@ void implement(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def("_offsets(Tensor counts, SymInt rows) -> Tensor");
   m.def("offsets(Tensor source, str kind, SymInt rows) -> (Tensor offsets, Tensor status)");
   m.def(
       "offsets.out(Tensor source, str kind, SymInt rows, *, Tensor(a!) offsets, Tensor(b!) status) "
