@@ -155,6 +155,37 @@ def host_time(info):
     return markdown(["GPU", "problem", "call", "us"], rows)
 
 
+def torch_door(info):
+    """Grouped GEMM through the PyTorch door: the speed of torch is 1."""
+    rows = [[where, layer, which, *(of_cell.get(("torch", routing), "") for routing in ROUTINGS)]
+            for where, speeds in beside_peers("torch-door")
+            for (layer, which), of_cell in speeds.items()]
+    return markdown(["GPU", "layer", "pass", *ROUTINGS], rows)
+
+
+def torch_door_host(info):
+    """What the host needs for a GroupedLinear from Python."""
+    rows = [[where, case["problem"], case["layer"], case["call"], f"{case['host_us_p10']:.0f}",
+             f"{case['host_us']:.0f}"]
+            for where, record in records("torch-door-host") for case in record["cases"]]
+    return markdown(["GPU", "problem", "parameters", "call", "us, quickest tenth", "us, median"],
+                    rows)
+
+
+def gpt(info):
+    """Loss and speed of examples/train_gpt.py in both implementations, and how they compare."""
+    tables = []
+    for where, record in records("gpt"):
+        rows = [[case["implementation"], case["mode"], case["seed"], f"{case['final_loss']:.4f}",
+                 case["tokens_per_s"]] for case in record["cases"]]
+        tables.append(markdown([where, "mode", "seed", "final loss", "tokens/s"], rows))
+        rows = [[c["mode"], f"{c['difference']:.4f}", f"{c['spread']:.4f}" if c["spread"] else "",
+                 f"{c['speed_of_torch']:.2f}"] for c in record["comparisons"]]
+        tables.append(markdown(["mode", "losses of cadre and torch differ by", "those of seeds by",
+                                "speed, torch is 1"], rows))
+    return "\n".join(tables)
+
+
 def facts(info):
     """What was measured of every recorded GPU."""
     tables = []
@@ -167,7 +198,8 @@ def facts(info):
 
 TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm,
           "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate, "few_tokens": few_tokens,
-          "host_time": host_time, "facts": facts}
+          "host_time": host_time, "torch_door": torch_door, "torch_door_host": torch_door_host,
+          "gpt": gpt, "facts": facts}
 
 
 def rewritten(text, info, path):

@@ -165,6 +165,8 @@ def host_rows(what, arguments, rows):
 def write(cases, options):
     """After each case, so that whoever stops this keeps what was measured."""
     made = beside.record(cases, options) | {"versions": f"torch {torch.__version__}"}
+    made["command"] = " ".join(pathlib.Path(word).name if word.startswith("/") else word
+                               for word in made["command"].split())
     del made["absent"]
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(made, indent=1) + "\n")

@@ -33,6 +33,7 @@ struct Options {
   Text recipe;
   bool save_input;
   int64_t unit_budget;
+  Tensor* saved;  ///< written: it has no gradient, so it is no output of the function
 };
 
 class Function : public torch::autograd::Function<Function> {
@@ -41,16 +42,16 @@ class Function : public torch::autograd::Function<Function> {
                                TensorList weight, TensorList bias, const MaybeTensor& bias_scale,
                                const MaybeTensor& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [y, saved] = forward_op(x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
-                                 o.save_input, o.unit_budget);
-    ctx->mark_non_differentiable({saved});
+    const auto [y, saved] = forward_op(x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
+                                       o.save_input, o.unit_budget);
+    *o.saved = saved;
     ctx->save_for_backward(joined(x, offsets, saved, bias_scale, rng, weight, bias));
     int64_t wants = 0;  // as bits: one word is quicker to keep than a list of truths
     for (size_t i = 0; i < o.wants.size(); ++i) wants |= int64_t(o.wants[i]) << i;
     ctx->saved_data["numbers"] = std::vector<int64_t>{wants, o.save_input, o.unit_budget,
                                                       int64_t(weight.size()), int64_t(bias.size())};
     if (!o.recipe.empty()) ctx->saved_data["recipe"] = std::string(o.recipe);
-    return {y, saved};
+    return {y};
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
@@ -91,9 +92,10 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
   const LinearWants learn{wants[kWantsDx] || learns(x), wants[kWantsDw] || learns(weight),
                           wants[kWantsDbias] || learns(bias),
                           wants[kWantsDbiasScale] || learns(bias_scale)};
-  const Options options{learn, recipe, save_input, unit_budget};
+  Tensor saved;
+  const Options options{learn, recipe, save_input, unit_budget, &saved};
   const variable_list out = Function::apply(x, offsets, weight, bias, bias_scale, state, options);
-  return {out[0], out[1]};
+  return {out[0], saved};
 }
 
 /// x and the parameters in autocast's type.

@@ -36,8 +36,8 @@ CUtensorMapDataType type_of(DType dtype) {
   }
 }
 
-/// The driver works in the thread's context, which the runtime binds when the thread first needs it:
-/// a thread of an autograd engine comes here before.
+/// The driver works in the thread's context, which the runtime binds when a thread first needs it:
+/// one of an autograd engine comes here before.
 void bind_context() {
   int device = 0;
   check(cudaGetDevice(&device), "ask for the current device");
