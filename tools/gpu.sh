@@ -15,6 +15,9 @@
 #   f16        fp16 beside bf16
 #   host       what the host needs for a call
 #   facts      `cadre facts`
+#   door       the tests of the PyTorch door, with the torch and the pytest of python3
+#   torch_door, torch_door_host    the door beside torch, and what it costs the host
+#   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check memcheck racecheck synccheck initcheck
 #   speed      gemm torch accumulate torch_accumulate few torch_few f16 host facts
@@ -52,7 +55,7 @@ for folder in /usr/local/cuda/lib64 \
   "$(python3 -c 'import nvidia.cublas as p; print(p.__path__[0] + "/lib")' 2>/dev/null)"; do
   [ -e "$folder/libcublas.so.13" ] && export LD_LIBRARY_PATH=${LD_LIBRARY_PATH:-}:$folder
 done
-export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1
+export OMP_WAIT_POLICY=passive PYTHONUNBUFFERED=1 PYTHONPATH=$programs/torch:${PYTHONPATH:-}
 
 cadre=$programs/cadre library=$programs/bench/libcadre_bench_c.so
 mkdir -p "$out" "$work/records"
@@ -132,6 +135,30 @@ beside_torch() {
     --repeat "$repeat" "$@"
 }
 
+run_door() {
+  local files
+  mapfile -t files < <(find tests/torch -name 'test_*.py' ! -name 'test_wheel*' \
+    ! -name test_package.py | sort)
+  run door 400 python3 -m pytest -q -p no:cacheprovider -k "not cpu" "${files[@]}"
+}
+
+beside_torch_in_python() {
+  local topic=$1
+  shift
+  record "${topic//-/_}" 200 "$topic" python3 bench/peers/torch_door.py --commit "$commit" "$@"
+}
+
+# Its record is one file of several.
+run_gpt() {
+  run gpt 400 python3 examples/train_gpt.py --forbid-waits --commit "$commit" --out "$work/gpt" \
+    --compare cadre:0 torch:0 cadre:1 torch:1 cadre:0:compiled torch:0:compiled \
+    cadre:0:graphed torch:0:graphed
+  [ -s "$work/gpt/record.json" ] || return
+  cp "$work/gpt/record.json" "$work/records/$name-gpt.json"
+  cp "$work/gpt/loss.png" "$out/"
+  tar -czf "$out/records.tar.gz" -C "$work/records" .
+}
+
 take() {
   local routings=uniform,gamma:1 step
   case $1 in
@@ -165,6 +192,13 @@ take() {
       beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
+    door) run_door ;;
+    torch_door)
+      beside_torch_in_python torch-door --file bench/shapes/h200_grouped_gemm.txt \
+        --offsets $routings --repeat "$repeat"
+      ;;
+    torch_door_host) beside_torch_in_python torch-door-host --host ;;
+    gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
   esac
 }

@@ -2,7 +2,8 @@
 # usage: tools/pack_device.sh [BUILD]   (default build/cuda)
 # Builds what tools/gpu.sh runs and packs it for a machine that has a GPU but no compiler of ours:
 # build/device/payload.tar.xz with the command line, the library of bench/peers, the tests with the
-# label gpu, all stripped, and the shared libraries that such a machine may lack. There:
+# label gpu, the Python package where it was built, all stripped, and the shared libraries that such a
+# machine may lack. There:
 #   tools/gpu.sh -b build/device -o "$OUT" correct
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,6 +24,12 @@ for library in libdnnl.so.2 libgomp.so.1 libOpenCL.so.1; do
   path=$(ldd "$build/cadre" | sed -n "s|.*$library => \(/[^ ]*\).*|\1|p")
   [ -z "$path" ] || put "$path" "lib/$library"
 done
+if [ -e "$build/torch/cadre/libcadre_torch.so" ]; then
+  cmake --build "$build" --target cadre_torch cadre_torch_build
+  mkdir -p "$payload/torch/cadre"
+  cp -L "$build"/torch/cadre/*.py "$payload/torch/cadre/"
+  put "$build/torch/cadre/libcadre_torch.so" torch/cadre/libcadre_torch.so
+fi
 git describe --always --dirty --abbrev=12 --exclude='*' >"$payload/commit"
 rm -rf "${out:?}"
 mkdir -p "$out"
