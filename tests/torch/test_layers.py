@@ -394,32 +394,6 @@ class TestCompile:
                     assert torch.equal(got, want)
 
 
-class TestDifferences:
-    """Gradients against differences of the operators themselves, which compute in fp32."""
-
-    def check(self, run, *inputs):
-        def in_fp64(*tensors):
-            return run(*(t.float() for t in tensors)).double()
-
-        wide = [t.detach().double().requires_grad_() for t in inputs]
-        assert torch.autograd.gradcheck(in_fp64, wide, eps=1e-2, atol=2e-3, rtol=1e-2)
-
-    def test_of_linear(self, device):
-        offsets = offsets_of([2, 0, 3], device)
-        x, w, b = (draw(*s, device=device) for s in ((6, 4), (3, 5, 4), (3, 5)))
-        scale = torch.rand(6).to(device)
-        self.check(lambda x, w, b, s: OPS.grouped_linear(x, offsets, [w], [b], s)[0],
-                   x, w, b, scale)
-
-    def test_of_mlp(self, device):
-        offsets = offsets_of([2, 0, 3], device)
-        shapes = ((6, 4), (3, 6, 4), (3, 6), (3, 4, 3), (3, 4))
-        x, w1, b1, w2, b2 = (draw(*s, device=device) for s in shapes)
-        prob = torch.rand(6).to(device)
-        self.check(lambda x, p, w1, b1, w2, b2: OPS.grouped_mlp(
-            x, offsets, p, [w1], [b1], [w2], [b2], p)[0], x, prob, w1, b1, w2, b2)
-
-
 class TestErrors:
     def call(self, x=None, offsets=None, weight=None, bias=(), **options):
         x = draw(20, K) if x is None else x
