@@ -1,4 +1,4 @@
-"""Gradients of the layers against differences of the operators themselves, which compute in fp32."""
+"""Gradients of the layers against differences of the operators, which compute in fp32."""
 
 import torch
 from conftest import draw, offsets_of
