@@ -90,7 +90,7 @@ def _product(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None, dtype: 
 def _product_into(x: Tensor, w: Tensor, offsets: Tensor, bias: Tensor | None,
                   target: tuple[Tensor, bool]) -> None:
     out, accumulate = target
-    ones = torch.ones(w.shape[0], device=x.device) if accumulate else None
+    ones = torch.ones(w.shape[0], dtype=torch.float32, device=x.device) if accumulate else None
     _ops.grouped_gemm.out(x, [w], offsets, "fprop", bias=bias, beta=ones,
                           c=out if accumulate else None, out=[out])
 

@@ -1,6 +1,7 @@
 """The gradient of a grouped linear layer where autograd alone does not do: weight gradients that go
 into main_grad or are left for later, the caller's buffers, and cached copies of the weights."""
 
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,7 +57,9 @@ class GroupedLinearFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, bias_scale, given: Given, options: Options, *parameters):
-        g, o, x = given, options, x.contiguous()
+        g, o = given, options
+        leaf = weakref.ref(x) if o.dgrad_out is not None and x.is_leaf else None
+        x = x.contiguous()
         y = x.new_empty((x.shape[0], g.operands[0].shape[-2])) if o.out is None else o.out
         saved = _ops._memory(x, linear_saved_bytes(x, g.offsets, g.operands, **o.sizes))
         _forward(x, g.offsets, g.operands, g.bias, bias_scale, rng=g.rng, **o.sizes, y=y,
@@ -64,7 +67,7 @@ class GroupedLinearFunction(torch.autograd.Function):
                  zero_tail=o.out is None)
         if g.weight_cache is not None and o.refresh_weights:
             increment_version(g.weight_cache)
-        ctx.options, ctx.weights = o, len(g.operands)
+        ctx.options, ctx.weights, ctx.leaf = o, len(g.operands), leaf
         ctx.save_for_backward(x if o.wants[_DW] else None, saved, bias_scale, g.offsets, g.rng,
                               g.weight_cache, *g.operands, *g.bias)
         if o.out is None:
@@ -76,6 +79,8 @@ class GroupedLinearFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, dy):
         o: Options = ctx.options
+        if ctx.leaf is not None:
+            _require_new_gradient(ctx.leaf(), o.dgrad_out)
         x, saved, bias_scale, offsets, rng, cache, *parameters = ctx.saved_tensors
         weight, bias = parameters[:ctx.weights], parameters[ctx.weights:]
         dy = dy.contiguous()  # once for backward and wgrad
@@ -101,6 +106,13 @@ class GroupedLinearFunction(torch.autograd.Function):
                 *(dbias if o.wants[_DBIAS] else [None] * len(bias)))
 
 
+def _require_new_gradient(x: Tensor | None, dgrad_out: Tensor) -> None:
+    """A leaf's .grad may be the buffer, which backward would overwrite and then add to itself."""
+    if x is not None and x.grad is not None and x.grad.data_ptr() == dgrad_out.data_ptr():
+        raise RuntimeError("dgrad_out is x.grad since an earlier backward, must be another buffer; "
+                           "set x.grad = None where that gradient is done with")
+
+
 def _empty_like(tensors: Sequence[Tensor]) -> list[Tensor]:
     """As the given ones lie; of many, slices of one allocation."""
     if len(tensors) == 1 or not tensors[0].is_contiguous():
@@ -117,7 +129,7 @@ class Wgrad:
     weight: list[Tensor]  # as the products read it
     sizes: dict[str, Any]
     parameters: list[Parameter]
-    versions: list[int]
+    versions: list[int]  # of the parameters, then of dy and x
     into: list[Tensor] | None  # main_grad; None: .grad
     accumulate: str
     flags: Tensor | None
@@ -131,7 +143,7 @@ class Wgrad:
             accumulate, flags = main_grad.accumulation(o.weight, o.first_microbatch)
         dy = operands[0]
         stream = torch.cuda.current_stream(dy.device) if dy.is_cuda else None
-        return Wgrad(operands, weight, o.sizes, o.weight, [w._version for w in o.weight], into,
+        return Wgrad(operands, weight, o.sizes, o.weight, _versions(o.weight, operands), into,
                      accumulate, flags, stream)
 
     def run(self) -> list[Tensor]:
@@ -163,6 +175,10 @@ def _weight_gradients(o: Options, wgrad: Wgrad) -> list[Tensor | None]:
     return [d if w.requires_grad else None for d, w in zip(dweight, o.weight)]
 
 
+def _versions(weight: Sequence[Tensor], operands: tuple[Tensor, ...]) -> list[int]:
+    return [t._version for t in (*weight, *operands[:2])]
+
+
 class WgradQueue:
     """Weight gradients that backward left for later, oldest first."""
 
@@ -182,16 +198,19 @@ class WgradQueue:
     def run_next(self) -> None:
         """Computes the oldest into main_grad, or adds it to .grad as autograd would have.
 
-        Errors: RuntimeError if a weight changed since its backward; the gradient stays in the queue
-        then.
+        Errors: RuntimeError if a weight, or dy or x, changed since backward; the gradient stays in
+        the queue then.
         """
         wgrad = self._waiting[0]
-        for e, (w, version) in enumerate(zip(wgrad.parameters, wgrad.versions)):
-            if w._version != version:
+        names = [f"weight {e}" for e in range(len(wgrad.parameters))] + ["dy", "x"]
+        now = _versions(wgrad.parameters, wgrad.operands)
+        for name, version, kept in zip(names, now, wgrad.versions):
+            if version != kept:
                 raise RuntimeError(
-                    f"backward_dw: version of weight {e} is {w._version}, must be {version} as in "
-                    "backward; it was changed while its gradient was pending, so call "
-                    "backward_dw before the optimizer steps, or discard_wgrad to drop it")
+                    f"backward_dw: version of {name} is {version}, must be {kept} as in "
+                    "backward; it was changed while the gradient was pending, so call "
+                    "backward_dw before (the optimizer steps, a buffer is used again), or "
+                    "discard_wgrad to drop it")
         self._waiting.popleft()
         dweight = wgrad.run()
         if wgrad.into is not None:

@@ -23,10 +23,13 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     """The buffers of packed or discrete weights, each in the shape of its weight. A frozen weight
     gets one that nobody reads.
 
-    Errors: RuntimeError where a weight has none; ValueError where one is not contiguous or has
-    neither the shape of its weight nor is flat.
+    Errors: RuntimeError where a weight has none; ValueError where one is not contiguous, has
+    neither the shape of its weight nor is flat, or is on another device.
     """
-    return [_main_grad(w) if w.requires_grad else torch.empty_like(w) for w in weight]
+    made = [_main_grad(w) if w.requires_grad else None for w in weight]
+    like = next(buffer for buffer in made if buffer is not None)
+    return [torch.empty_like(w, dtype=like.dtype) if buffer is None else buffer
+            for w, buffer in zip(weight, made)]
 
 
 def _main_grad(weight: Parameter) -> Tensor:
@@ -42,6 +45,9 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
                          f"{list(buffer.stride())}, must be contiguous and of shape "
                          f"{list(weight.shape)}, that of its weight, or flat")
+    if buffer.device != weight.device:
+        raise ValueError(f"main_grad is on {buffer.device}, must be on {weight.device}, where its "
+                         "weight is")
     return buffer if same else buffer.view(weight.shape)
 
 

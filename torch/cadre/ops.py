@@ -343,6 +343,7 @@ def _why_not_fused(three: list[_Bound]) -> str:
         (first.num_groups != second.num_groups, "the linears have different numbers of experts"),
         (first.out_features != columns, "the activation does not lead from one to the other"),
         (first.scale_bias, "the first linear scales its bias"),
+        (not _alike(first, second), "parameters of the linears differ in packing, dtype or order"),
         (any(b.arguments for b in three), "an operation has buffers of the caller"),
         (any(_has_hooks(b.module) for b in three), "an operation has hooks"),
     ]
@@ -350,6 +351,15 @@ def _why_not_fused(three: list[_Bound]) -> str:
         reasons += [(linear.fuse_wgrad_accumulation, "a linear writes main_grad"),
                     (linear.delay_wgrad_compute, "a linear delays its weight gradients")]
     return "; ".join(dict.fromkeys(why for holds, why in reasons if holds))
+
+
+def _alike(first: GroupedLinear, second: GroupedLinear) -> bool:
+    """Whether grouped_mlp takes both together: packed or discrete alike, of one dtype, transposed
+    or not."""
+    one, two = ([(len(own) == 1, own[0].dim(), own[0].dtype) for own in linear.operands() if own]
+                for linear in (first, second))
+    majors = {linear.operands()[0][0].stride(-1) == 1 for linear in (first, second)}
+    return len(majors) == 1 and all(a == b for a, b in zip(one, two))
 
 
 def _has_hooks(op: nn.Module) -> bool:

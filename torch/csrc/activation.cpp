@@ -157,6 +157,7 @@ TORCH_LIBRARY_IMPL(cadre, Meta, m) {
       });
 }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("activation_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("activation", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
                           c10::string_view activation) {
     return Activation::apply(z, offsets, prob, activation);

@@ -126,6 +126,11 @@ void require_same_device(const at::Tensor& x, const at::Tensor& other, const cha
                     other.device(), ", must be on ", x.device());
 }
 
+TensorView view(const at::Tensor& t, const at::Tensor& x, const char* what) {
+  require_same_device(x, t, what);
+  return view(t);
+}
+
 Stream Here::stream() const {
   if (device_.is_cpu()) return {};
   const c10::impl::VirtualGuardImpl backend(device_.type());

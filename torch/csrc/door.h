@@ -33,6 +33,9 @@ Offsets offsets(const at::Tensor& offsets, const at::Tensor& x);
 /// What a plan is made for: the CPU, or the GPU of the tensor.
 Device device(const at::Tensor&);
 
+/// Of a tensor beside `x`. Errors    ValueError naming the tensor that is elsewhere.
+TensorView view(const at::Tensor&, const at::Tensor& x, const char* what);
+
 /// Errors    ValueError naming the tensor that is elsewhere.
 void require_same_device(const at::Tensor& x, const at::Tensor& other, const char* what);
 

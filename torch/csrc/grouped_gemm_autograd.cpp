@@ -188,6 +188,7 @@ auto autocast() {
 }  // namespace
 
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("bias_grad", torch::autograd::autogradNotImplementedFallback());
   m.impl("grouped_gemm", [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets,
                             c10::string_view which, const Maybe& bias, const Maybe& bias_scale,
                             const Maybe& alpha, Type out_dtype, int64_t unit_budget) {

@@ -3,6 +3,10 @@
 
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+
+#include "arguments.h"
+
 namespace cadre::door {
 namespace {
 
@@ -96,7 +100,9 @@ void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
                  const ForwardOut& out) {
   const Here here(call.x);
   Linear linear(call, problem, here);
-  linear.args.y = view(out.y);
+  linear.args.y = view(out.y, call.x, "y");
+  require_same_device(call.x, out.saved, "saved");
+  if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
   const Kept saved(out.saved);
   linear.args.saved = saved.memory();
   std::optional<Kept> cache;
@@ -135,7 +141,7 @@ void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weigh
     GroupedLinearProblem problem = problem_of(call);
     problem.cache_weights = weight_cache.has_value();
     problem.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    require_same_device(rows, y, "y");
+    problem.align = std::min(problem.align, alignment({y}));
     run_forward(call, problem, {y, saved, weight_cache, refresh_weights});
   });
 }
@@ -152,12 +158,18 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   const Here here(call.x);
   Linear linear(call, problem, here);
   const auto& [dy, saved] = dy_and_saved;
-  linear.args.dy = view(dy);
+  linear.args.dy = view(dy, call.x, "dy");
+  require_same_device(call.x, saved, "saved");
+  require_same_device(call.x, out.pending, "pending");
+  if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
   linear.args.saved = memory_of(saved);
-  if (problem.dgrad) linear.args.dx = view(out.dx);
+  if (problem.dgrad) linear.args.dx = view(out.dx, call.x, "dx");
   if (problem.bias && problem.dbias) {
+    require_like(out.dbias, call.bias, "dbias");
     linear.parameters.write_dbias(out.dbias);
-    if (problem.bias_scale) linear.args.dbias_scale = floats(out.dbias_scale, "dbias_scale");
+    if (problem.bias_scale)
+      linear.args.dbias_scale =
+          written_floats(out.dbias_scale, {"dbias_scale", {problem.rows}, call.x});
   }
   const Kept pending(out.pending);
   if (problem.deferred)
@@ -242,14 +254,22 @@ void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumul
       gradients.first().sizes().slice(gradients.first().dim() - 2) == (at::IntArrayRef{p.n, p.k}),
       "dweight has shape ", gradients.first().sizes(), ", must end in [", p.n, ", ", p.k,
       "], the shape of an expert's weight");
+  const bool alike =
+      p.n == 1 || p.k == 1 || major_of(gradients.first()) == p.parameters.weight_major;
+  TORCH_CHECK_VALUE(alike, "dweight has strides ", gradients.first().strides(),
+                    ", must lie as weight, with strides ", linear_call.weight[0].strides(),
+                    ": both transposed, or neither");
+  require_same_device(call.x, gradients.first(), "dweight");
+  require_same_device(call.x, call.saved, "saved");
+  require_same_device(call.x, call.pending, "pending");
   const Here here(call.x);
   Linear linear(linear_call, p, here);
-  linear.args.dy = view(call.dy);
+  linear.args.dy = view(call.dy, call.x, "dy");
   linear.args.saved = memory_of(call.saved);
   linear.args.pending = memory_of(call.pending);
   linear.parameters.write_dw(dw);
-  if (call.accumulate_flags)
-    linear.parameters.own.accumulate = ints(*call.accumulate_flags, "accumulate_flags");
+  linear.parameters.own.accumulate =
+      accumulate_words(call.accumulate_flags, accumulate, p.experts, call.x);
   const GroupedLinearPlan& made = planned(p, device(call.x));
   linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
 }
@@ -330,8 +350,9 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   p.parameters.discrete_bias = b.discrete;
   p.bias_scale = call.bias_scale.has_value();
   if (p.bias_scale) require_same_device(x, *call.bias_scale, "bias_scale");
-  TORCH_CHECK_VALUE(!p.bias_scale || call.bias_scale->numel() == p.rows, "bias_scale has shape ",
-                    call.bias_scale->sizes(), ", must be [", p.rows, "], one a row of x");
+  TORCH_CHECK_VALUE(!p.bias_scale || call.bias_scale->sizes() == at::IntArrayRef{p.rows},
+                    "bias_scale has shape ", call.bias_scale->sizes(), ", must be [", p.rows,
+                    "], one a row of x");
   return p;
 }
 

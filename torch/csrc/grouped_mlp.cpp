@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "arguments.h"
+
 namespace cadre::door {
 namespace {
 
@@ -100,7 +102,8 @@ constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved) {
   Mlp mlp(call, problem);
-  mlp.args.y = view(y);
+  mlp.args.y = view(y, call.x, "y");
+  require_same_device(call.x, saved, "saved");
   const Kept kept(saved);
   mlp.args.saved = kept.memory();
   mlp.run(kForward, &LayerMemory::forward_workspace_bytes);
@@ -136,7 +139,7 @@ void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const MaybeTensor& 
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
     p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    require_same_device(rows, y, "y");
+    p.align = std::min(p.align, alignment({y}));
     run_forward(call, p, y, saved);
   });
 }
@@ -157,12 +160,18 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   if (!computes(p)) return;
   Mlp mlp(call, p);
   const auto& [dy, saved] = dy_and_saved;
-  mlp.args.dy = view(dy);
+  mlp.args.dy = view(dy, call.x, "dy");
+  require_same_device(call.x, saved, "saved");
+  require_same_device(call.x, out.pending, "pending");
   mlp.args.saved = memory_of(saved);
-  if (p.dgrad) mlp.args.dx = view(out.dx);
-  if (p.prob && p.dprob) mlp.args.dprob = floats(out.dprob, "dprob");
+  if (p.dgrad) mlp.args.dx = view(out.dx, call.x, "dx");
+  if (p.prob && p.dprob) mlp.args.dprob = written_floats(out.dprob, {"dprob", {p.rows}, call.x});
   if (p.bias2 && p.dbias && p.bias2_scale)
-    mlp.args.dbias2_scale = floats(out.dbias2_scale, "dbias2_scale");
+    mlp.args.dbias2_scale = written_floats(out.dbias2_scale, {"dbias2_scale", {p.rows}, call.x});
+  if (p.dbias) {
+    require_like(out.dbias1, call.bias1, "dbias1");
+    require_like(out.dbias2, call.bias2, "dbias2");
+  }
   mlp.fc1.write_dbias(out.dbias1);
   mlp.fc2.write_dbias(out.dbias2);
   mlp.fc1.write_dw(out.dw1);
@@ -252,15 +261,25 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     p.parameters.dw = dw1.dtype();
     p.parameters.discrete_dw = dw1.discrete;
     p.align = std::min({p.align, alignment({drows}), alignment(dweight1), alignment(dweight2)});
+    for (const auto& [dw, w] : {std::pair(&dw1, weight1[0]), std::pair(&dw2, weight2[0])}) {
+      TORCH_CHECK_VALUE(
+          dw->first().sizes().slice(dw->first().dim() - 2) == w.sizes().slice(w.dim() - 2) &&
+              major_of(dw->first()) == major_of(w),
+          dw->what, " has shape ", dw->first().sizes(), " and strides ", dw->first().strides(),
+          ", must end and lie as its weight: ", w.sizes(), " with strides ", w.strides());
+      require_same_device(rows, dw->first(), dw->what);
+    }
+    require_same_device(rows, saved, "saved");
+    require_same_device(rows, pending, "pending");
     const Tensor kept = aligned(saved), left = aligned(pending);
     Mlp mlp(call, p);
-    mlp.args.dy = view(drows);
+    mlp.args.dy = view(drows, rows, "dy");
     mlp.args.saved = memory_of(kept);
     mlp.args.pending = memory_of(left);
     mlp.fc1.write_dw(dweight1);
     mlp.fc2.write_dw(dweight2);
-    if (accumulate_flags)
-      mlp.fc1.own.accumulate = mlp.fc2.own.accumulate = ints(*accumulate_flags, "accumulate_flags");
+    mlp.fc1.own.accumulate = mlp.fc2.own.accumulate =
+        accumulate_words(accumulate_flags, p.accumulate, p.experts, rows);
     mlp.run(kWgrad, &LayerMemory::wgrad_workspace_bytes);
   });
 }
@@ -323,7 +342,14 @@ void add_biases(GroupedMlpProblem& p, const MlpCall& call) {
   const Parameters one(p.bias1 ? call.bias1 : call.bias2, p.bias1 ? "bias1" : "bias2", call.offsets,
                        1);
   if (p.bias1 && p.bias2) require_alike(one, {call.bias2, "bias2", call.offsets, 1}, false);
-  require_same_device(call.x, one.first(), one.what);
+  const auto require_width = [](at::TensorList bias, const char* what, int64_t width) {
+    TORCH_CHECK_VALUE(bias.empty() || bias[0].size(-1) == width, what, " has shape ",
+                      bias[0].sizes(), ", must end in ", width, ", the rows of an expert's weight");
+  };
+  require_width(call.bias1, "bias1", call.weight1[0].size(-2));
+  require_width(call.bias2, "bias2", call.weight2[0].size(-2));
+  for (at::TensorList bias : {call.bias1, call.bias2})
+    if (!bias.empty()) require_same_device(call.x, bias[0], "bias");
   p.parameters.bias = p.parameters.dbias = one.dtype();
   p.parameters.discrete_bias = one.discrete;
   p.bias2_scale = p.bias2 && call.bias2_scale.has_value();
@@ -336,6 +362,7 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   const Parameters w2(call.weight2, "weight2", call.offsets, 2);
   require_alike(w1, w2, true);
   require_same_device(call.x, w1.first(), "weight1");
+  require_same_device(call.x, w2.first(), "weight2");
   GroupedMlpProblem p = activated(call.activation);
   p.rows = call.x.size(0);
   p.hidden = w1.first().size(-1);
@@ -362,8 +389,9 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   for (const auto* one : {&call.prob, &call.bias2_scale}) {
     if (!*one) continue;
     require_same_device(call.x, **one, one == &call.prob ? "prob" : "bias2_scale");
-    TORCH_CHECK_VALUE((*one)->numel() == p.rows, one == &call.prob ? "prob" : "bias2_scale",
-                      " has shape ", (*one)->sizes(), ", must be [", p.rows, "], one a row of x");
+    TORCH_CHECK_VALUE((*one)->sizes() == at::IntArrayRef{p.rows},
+                      one == &call.prob ? "prob" : "bias2_scale", " has shape ", (*one)->sizes(),
+                      ", must be [", p.rows, "], one a row of x");
   }
   return p;
 }

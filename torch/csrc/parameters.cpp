@@ -7,11 +7,17 @@
 #include <bit>
 #include <deque>
 
+#include "arguments.h"
+
 namespace cadre::door {
 
 static bool same_layout(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && a.strides() == b.strides() &&
          a.scalar_type() == b.scalar_type() && a.device() == b.device();
+}
+
+static bool without_gaps(const at::Tensor& t) {
+  return t.is_contiguous() || (t.dim() == 2 && t.t().is_contiguous());
 }
 
 Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& offsets, int dims)
@@ -30,6 +36,30 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                       one.sizes(), " with strides ", one.strides(), " on ", one.device(),
                       ", must be as that of the first: ", first().scalar_type(), first().sizes(),
                       " with strides ", first().strides(), " on ", first().device());
+  TORCH_CHECK_VALUE(!discrete || without_gaps(first()), what, " of an expert has shape ",
+                    first().sizes(), " and strides ", first().strides(),
+                    ", must lie without gaps; make it contiguous");
+}
+
+void require_like(at::TensorList made, at::TensorList given, const char* what) {
+  TORCH_CHECK_VALUE(made.size() == given.size(), what, " has ", made.size(), " tensors, must have ",
+                    given.size(), ", as many as the parameters");
+  for (size_t i = 0; i < made.size(); ++i)
+    TORCH_CHECK_VALUE(same_layout(made[i], given[i]), what, " is ", made[i].scalar_type(),
+                      made[i].sizes(), " with strides ", made[i].strides(), " on ",
+                      made[i].device(), ", must be as its parameter: ", given[i].scalar_type(),
+                      given[i].sizes(), " with strides ", given[i].strides(), " on ",
+                      given[i].device());
+}
+
+const int32_t* accumulate_words(const std::optional<at::Tensor>& words, Accumulate mode,
+                                int experts, const at::Tensor& x) {
+  const bool reads = mode == Accumulate::kDevice || mode == Accumulate::kPerExpert;
+  TORCH_CHECK_VALUE(reads || !words, "accumulate_flags is given, must be None; accumulate is ",
+                    mode == Accumulate::kYes ? "yes" : "no");
+  if (!words) return nullptr;
+  const int64_t count = mode == Accumulate::kPerExpert ? experts : 1;
+  return written_ints(*words, {"accumulate_flags", {count}, x});
 }
 
 Major major_of(const at::Tensor& weight) {

@@ -21,12 +21,22 @@ struct Parameters {
 
   /// `dims` is what one expert's tensor has: 2 of weights, 1 of biases.
   /// Errors    ValueError unless there is one packed tensor or one an expert, all of one shape,
-  ///           dtype, layout and device.
+  ///           dtype, layout and device, and those of experts without gaps: the library knows only
+  ///           where they begin.
   Parameters(at::TensorList, const char* what, const at::Tensor& offsets, int dims);
 
   const at::Tensor& first() const { return tensors.front(); }
   DType dtype() const { return element_type(first().scalar_type()); }
 };
+
+/// Errors    ValueError unless both lists have as many tensors, alike in shape, dtype, layout and
+///           device: gradients of parameters, which `what` names.
+void require_like(at::TensorList made, at::TensorList given, const char* what);
+
+/// The words that say where gradients are added to: one, or one an expert; null for the other
+/// modes. Errors    ValueError.
+const int32_t* accumulate_words(const std::optional<at::Tensor>&, Accumulate, int experts,
+                                const at::Tensor& x);
 
 /// Column if the last but one dimension has stride 1: a transposed view.
 Major major_of(const at::Tensor& weight);

@@ -293,6 +293,8 @@ TORCH_LIBRARY_IMPL(cadre, CUDA, m) {
   implement_backward(m);
 }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("permute_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("combine_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("permute", permute_autograd);
   m.impl("combine", combine_autograd);
 }

@@ -192,6 +192,7 @@ TORCH_LIBRARY_IMPL(cadre, CUDA, m) {
   implement_backward(m);
 }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("routing_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("routing",
          [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
             double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k) {

@@ -1,0 +1,157 @@
+"""What the layers refuse because the library would read or write beside it: gaps that it does not
+know of, lists and arrays of another length, words that say nothing."""
+
+import pytest
+import torch
+from conftest import draw, offsets_of
+
+import cadre
+
+OPS = torch.ops.cadre
+E, N, K, R = 2, 4, 8, 5
+OFFSETS = offsets_of([2, 3], "cpu")
+
+
+def sliced(*shape):
+    """A tensor with gaps between its rows."""
+    return draw(*shape[:-1], 2 * shape[-1])[..., :shape[-1]]
+
+
+def empty():
+    return torch.empty(0, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("weight", [[sliced(N, K), sliced(N, K)], [draw(1, K).expand(N, K)] * 2,
+                                    [draw(N, 2 * K)[:, ::2]] * 2])
+def test_discrete_weights_with_gaps(weight):
+    with pytest.raises(ValueError, match="weight of an expert .* must lie without gaps"):
+        OPS.grouped_linear(draw(R, K), OFFSETS, weight, [])
+
+
+def test_discrete_biases_with_gaps():
+    with pytest.raises(ValueError, match="bias of an expert .* must lie without gaps"):
+        OPS.grouped_linear(draw(R, K), OFFSETS, [draw(N, K)] * 2, [draw(2 * N)[::2]] * 2)
+
+
+def wgrad(dweight, weight=None, **options):
+    OPS.grouped_linear_wgrad.out(draw(R, N), draw(R, K), empty(), empty(), OFFSETS,
+                                 weight or [draw(N, K)] * 2, dweight=dweight, **options)
+
+
+def test_gradients_of_weights():
+    with pytest.raises(ValueError, match="dweight of an expert .* must lie without gaps"):
+        wgrad([sliced(N, K), sliced(N, K)])
+    with pytest.raises(ValueError, match="dweight has strides .* must lie as weight"):
+        wgrad([draw(N, K)] * 2, [draw(K, N).t()] * 2)
+    with pytest.raises(ValueError, match=r"accumulate_flags has shape \[1\], must be \[2\]"):
+        wgrad([draw(N, K)] * 2, accumulate="per_expert",
+              accumulate_flags=torch.ones(1, dtype=torch.int32))
+    with pytest.raises(ValueError, match="accumulate_flags is given, must be None; accumulate is"):
+        wgrad([draw(N, K)] * 2, accumulate="yes",
+              accumulate_flags=torch.ones(2, dtype=torch.int32))
+
+
+@pytest.mark.parametrize("given, message", [
+    (dict(dbias=[draw(1), draw(1)]), r"dbias is Float\[1\] .* must be as its parameter"),
+    (dict(dbias=[draw(N).bfloat16(), draw(N).bfloat16()]), r"dbias is BFloat16\[4\]"),
+    (dict(dbias=[draw(N)]), "dbias has 1 tensors, must have 2"),
+    (dict(dbias_scale=draw(1)), r"dbias_scale has shape \[1\], must be \[5\]"),
+])
+def test_gradients_of_biases(given, message):
+    buffers = dict(dx=draw(R, K), dbias=[draw(N), draw(N)], dbias_scale=draw(R)) | given
+    with pytest.raises(ValueError, match=message):
+        OPS.grouped_linear_backward.out(draw(R, N), draw(R, K), empty(), OFFSETS, [draw(N, K)] * 2,
+                                        [draw(N)] * 2, draw(R), pending=empty(), **buffers)
+
+
+def test_factors_of_rows_have_one_dimension():
+    with pytest.raises(ValueError, match=r"bias_scale has shape \[5, 1\], must be \[5\]"):
+        OPS.grouped_linear(draw(R, K), OFFSETS, [draw(N, K)] * 2, [draw(N)] * 2, draw(R, 1))
+    with pytest.raises(ValueError, match=r"prob has shape \[5, 1\], must be \[5\]"):
+        OPS.grouped_mlp(draw(R, K), OFFSETS, draw(R, 1), [draw(E, 2 * N, K)], [],
+                        [draw(E, K, N)], [])
+
+
+def test_biases_of_another_width():
+    def mlp(bias1, bias2):
+        OPS.grouped_mlp(draw(R, K), OFFSETS, None, [draw(2 * N, K)] * 2, bias1, [draw(K, N)] * 2,
+                        bias2)
+
+    with pytest.raises(ValueError, match=r"bias1 has shape \[1\], must end in 8"):
+        mlp([draw(1)] * 2, [draw(K)] * 2)
+    with pytest.raises(ValueError, match=r"bias2 has shape \[2\], must end in 8"):
+        mlp([draw(2 * N)] * 2, [draw(2)] * 2)
+
+
+def mlp_parts():
+    w1, b1, w2, b2 = [draw(E, 2 * N, K)], [draw(E, 2 * N)], [draw(E, K, N)], [draw(E, K)]
+    x, prob = draw(R, K), torch.rand(R)
+    _, saved = OPS.grouped_mlp(x, OFFSETS, prob, w1, b1, w2, b2, prob, wants=(True,) * 6)
+    return (draw(R, K), x, saved, OFFSETS, prob, w1, b1, w2, b2, prob)
+
+
+@pytest.mark.parametrize("given, message", [
+    (dict(dprob=draw(1)), r"dprob has shape \[1\], must be \[5\]"),
+    (dict(dbias2_scale=draw(1)), r"dbias2_scale has shape \[1\], must be \[5\]"),
+    (dict(dbias1=[draw(E, K)[:, :1]]), "dbias1 is Float"),
+])
+def test_gradients_of_an_mlp(given, message):
+    args = mlp_parts()
+    *_, pending = OPS.grouped_mlp_backward(*args, deferred=True)
+    buffers = dict(dx=draw(R, K), dprob=draw(R), dbias1=[draw(E, 2 * N)], dbias2=[draw(E, K)],
+                   dbias2_scale=draw(R)) | given
+    with pytest.raises(ValueError, match=message):
+        OPS.grouped_mlp_backward.out(*args, pending=pending, **buffers)
+
+
+def test_a_frozen_expert_beside_one_with_fp32_main_grad():
+    layer = cadre.GroupedLinear(2, K, N, bias=False, fuse_wgrad_accumulation=True,
+                                params_dtype=torch.bfloat16, device="cpu")
+    layer.weight0.main_grad = torch.zeros(N, K)
+    layer.weight1.requires_grad_(False)
+    layer(draw(R, K, dtype=torch.bfloat16), [2, 3]).sum().backward()
+    assert layer.weight0.main_grad.abs().max() > 0
+
+
+def test_main_grad_that_is_elsewhere():
+    layer = cadre.GroupedLinear(2, K, N, bias=False, fuse_wgrad_accumulation=True, device="cpu")
+    for w in layer.parameters():
+        w.main_grad = torch.zeros(w.shape, device="meta")
+    with pytest.raises(ValueError, match="main_grad is on meta, must be on cpu"):
+        layer(draw(R, K), [2, 3]).sum().backward()
+
+
+def test_an_input_that_changed_while_its_gradient_was_pending():
+    layer = cadre.GroupedLinear(2, K, N, delay_wgrad_compute=True, device="cpu")
+    x = draw(R, K)
+    layer(x, [2, 3]).sum().backward()
+    x.zero_()
+    with pytest.raises(RuntimeError, match="version of x is 1, must be 0"):
+        layer.backward_dw()
+
+
+def test_a_buffer_that_is_the_gradient_already():
+    layer = cadre.GroupedLinear(2, K, N, device="cpu")
+    x, buffer = draw(R, K, grad=True), draw(R, K)
+    layer(x, [2, 3], dgrad_out=buffer).sum().backward()
+    y = layer(x, [2, 3], dgrad_out=buffer)
+    if x.grad.data_ptr() == buffer.data_ptr():
+        with pytest.raises(RuntimeError, match="dgrad_out is x.grad since an earlier backward"):
+            y.sum().backward()
+        x.grad = None
+    layer(x, [2, 3], dgrad_out=buffer).sum().backward()
+
+
+def test_a_row_of_linears_that_differ_is_not_fused():
+    row = cadre.ops.Sequential(
+        cadre.ops.GroupedLinear(2, K, 2 * N, device="cpu", single_grouped_weight=True),
+        cadre.ops.SwiGLU(), cadre.ops.GroupedLinear(2, N, K, device="cpu"))
+    counts = torch.tensor([2, 3])
+    assert row(draw(R, K), counts, counts).abs().max() > 0
+
+
+def test_second_derivatives_of_operations():
+    z = draw(R, 2 * N, grad=True)
+    dz, = torch.autograd.grad(cadre.activation(z, OFFSETS).square().sum(), z, create_graph=True)
+    with pytest.raises(RuntimeError, match="activation_backward is not implemented"):
+        dz.sum().backward()
