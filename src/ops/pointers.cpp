@@ -6,8 +6,8 @@
 
 namespace cadre {
 
-void write_pointers(std::span<const void* const> pointers, const void** table,
-                    const Device& device, Stream stream) {
+void write_pointers(std::span<const void* const> pointers, const void** table, const Device& device,
+                    Stream stream) {
   if (device.kind == DeviceKind::kCuda)
     cuda::write_pointers(pointers, table, stream);
   else
