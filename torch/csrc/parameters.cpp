@@ -172,7 +172,7 @@ std::vector<at::Tensor> empty_like(at::TensorList list) {
 /// scales an expert, which no rows have too. So the slope between two counts of rows is no less
 /// than any other's.
 static Room room(int64_t none, int64_t many, int64_t rows) {
-  constexpr int64_t kRounding = 16 * 256;
+  constexpr int64_t kRounding = 4096;  // sixteen parts
   if (none == 0 && many == 0) return {};
   return {none + kRounding, (many - none + rows - 1) / rows};
 }
