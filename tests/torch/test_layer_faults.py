@@ -121,6 +121,14 @@ def test_main_grad_that_is_elsewhere():
         layer(draw(R, K), [2, 3]).sum().backward()
 
 
+def test_nothing_is_written_where_main_grad_is_missing():
+    layer = cadre.GroupedLinear(2, K, N, fuse_wgrad_accumulation=True, device="cpu")
+    x, buffer = draw(R, K, grad=True), torch.full((R, K), 7.0)
+    with pytest.raises(RuntimeError, match="main_grad of a weight .* is missing"):
+        layer(x, [2, 3], dgrad_out=buffer).sum().backward()
+    assert (buffer == 7).all()
+
+
 def test_an_input_that_changed_while_its_gradient_was_pending():
     layer = cadre.GroupedLinear(2, K, N, delay_wgrad_compute=True, device="cpu")
     x = draw(R, K)

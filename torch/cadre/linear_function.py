@@ -83,6 +83,7 @@ class GroupedLinearFunction(torch.autograd.Function):
             _require_new_gradient(ctx.leaf(), o.dgrad_out)
         x, saved, bias_scale, offsets, rng, cache, *parameters = ctx.saved_tensors
         weight, bias = parameters[:ctx.weights], parameters[ctx.weights:]
+        into = main_grad.main_grads(o.weight) if o.wants[_DW] and o.into_main_grad else None
         dy = dy.contiguous()  # once for backward and wgrad
         shape = (dy.shape[0], weight[0].shape[-1])
         dx = None
@@ -101,7 +102,8 @@ class GroupedLinearFunction(torch.autograd.Function):
             increment_version(o.dgrad_out)
         dweight = [None] * len(weight)
         if o.wants[_DW]:
-            dweight = _weight_gradients(o, Wgrad.of(o, (dy, x, saved, pending, offsets), weight))
+            operands = (dy, x, saved, pending, offsets)
+            dweight = _weight_gradients(o, Wgrad.of(o, operands, weight, into))
         return (dx, dbias_scale if o.wants[_DBIAS_SCALE] else None, None, None, *dweight,
                 *(dbias if o.wants[_DBIAS] else [None] * len(bias)))
 
@@ -136,10 +138,10 @@ class Wgrad:
     stream: torch.cuda.Stream | None  # that the operands were made on
 
     @staticmethod
-    def of(o: Options, operands: tuple[Tensor, ...], weight: list[Tensor]) -> "Wgrad":
-        into, accumulate, flags = None, "no", None
+    def of(o: Options, operands: tuple[Tensor, ...], weight: list[Tensor],
+           into: list[Tensor] | None) -> "Wgrad":
+        accumulate, flags = "no", None
         if o.into_main_grad:
-            into = main_grad.main_grads(o.weight)
             accumulate, flags = main_grad.accumulation(o.weight, o.first_microbatch)
         dy = operands[0]
         stream = torch.cuda.current_stream(dy.device) if dy.is_cuda else None

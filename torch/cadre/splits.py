@@ -23,8 +23,9 @@ def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
         `cadre.offsets` or `cadre.offsets_of_routing` made.
     Where they add up to more than R, the last experts have fewer rows or none.
 
-    Errors: ValueError for another length, another device, host numbers that are negative or
-    exceed R, and host numbers in the capture of a CUDA graph; TypeError for what is no integer.
+    Errors: ValueError for another length, another device, ints that are negative or exceed R
+    together (of a tensor nobody looks), and host numbers in the capture of a CUDA graph; TypeError
+    for what is no integer.
     """
     if isinstance(splits, (Offsets, RoutingOffsets)):
         return _ready(splits.offsets, experts, x)
