@@ -41,7 +41,7 @@ def wgrad(dweight, weight=None, **options):
 def test_gradients_of_weights():
     with pytest.raises(ValueError, match="dweight of an expert .* must lie without gaps"):
         wgrad([sliced(N, K), sliced(N, K)])
-    with pytest.raises(ValueError, match="dweight has strides .* must lie as weight"):
+    with pytest.raises(ValueError, match="dweight has strides .* must lie as its weight"):
         wgrad([draw(N, K)] * 2, [draw(K, N).t()] * 2)
     with pytest.raises(ValueError, match=r"accumulate_flags has shape \[1\], must be \[2\]"):
         wgrad([draw(N, K)] * 2, accumulate="per_expert",
@@ -163,3 +163,24 @@ def test_second_derivatives_of_operations():
     dz, = torch.autograd.grad(cadre.activation(z, OFFSETS).square().sum(), z, create_graph=True)
     with pytest.raises(RuntimeError, match="activation_backward is not implemented"):
         dz.sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(1, K), (N, 1)])
+def test_weights_of_one_row_or_column_lie_in_either_order(shape):
+    n, k = shape
+    dy, x, w = draw(R, n), draw(R, k), draw(E, k, n).transpose(1, 2)
+    dw, = OPS.grouped_linear_wgrad(dy, x, empty(), empty(), OFFSETS, [w])
+    into = torch.full((E, n, k), float("nan"))
+    OPS.grouped_linear_wgrad.out(dy, x, empty(), empty(), OFFSETS, [w], dweight=[into])
+    assert torch.equal(into, dw) and into.abs().max() > 0
+
+
+def test_gradients_of_an_mlp_that_lie_otherwise():
+    w1, w2 = [draw(E, 2 * N, K)], [draw(E, K, N)]
+    args = (draw(R, K), draw(R, K), empty(), empty(), OFFSETS, None, w1, w2)
+    with pytest.raises(ValueError, match="dweight1 has strides .* must lie as its weight"):
+        OPS.grouped_mlp_wgrad.out(*args, dweight1=[draw(E, K, 2 * N).transpose(1, 2)],
+                                  dweight2=[draw(E, K, N)])
+    with pytest.raises(ValueError, match=r"dweight2 has shape \[2, 8, 5\], must end in \[8, 4\]"):
+        OPS.grouped_mlp_wgrad.out(*args, dweight1=[draw(E, 2 * N, K)],
+                                  dweight2=[draw(E, K, N + 1)])

@@ -250,16 +250,7 @@ void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumul
   p.parameters.dw = gradients.dtype();
   p.parameters.discrete_dw = gradients.discrete;
   p.align = std::min({p.align, alignment({call.dy}), alignment(dw)});
-  TORCH_CHECK_VALUE(
-      gradients.first().sizes().slice(gradients.first().dim() - 2) == (at::IntArrayRef{p.n, p.k}),
-      "dweight has shape ", gradients.first().sizes(), ", must end in [", p.n, ", ", p.k,
-      "], the shape of an expert's weight");
-  const bool alike =
-      p.n == 1 || p.k == 1 || major_of(gradients.first()) == p.parameters.weight_major;
-  TORCH_CHECK_VALUE(alike, "dweight has strides ", gradients.first().strides(),
-                    ", must lie as weight, with strides ", linear_call.weight[0].strides(),
-                    ": both transposed, or neither");
-  require_same_device(call.x, gradients.first(), "dweight");
+  require_fits(gradients, linear_call.weight[0]);
   require_same_device(call.x, call.saved, "saved");
   require_same_device(call.x, call.pending, "pending");
   const Here here(call.x);
@@ -349,10 +340,7 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   p.parameters.bias = p.parameters.dbias = b.dtype();
   p.parameters.discrete_bias = b.discrete;
   p.bias_scale = call.bias_scale.has_value();
-  if (p.bias_scale) require_same_device(x, *call.bias_scale, "bias_scale");
-  TORCH_CHECK_VALUE(!p.bias_scale || call.bias_scale->sizes() == at::IntArrayRef{p.rows},
-                    "bias_scale has shape ", call.bias_scale->sizes(), ", must be [", p.rows,
-                    "], one a row of x");
+  if (p.bias_scale) require(*call.bias_scale, {"bias_scale", {p.rows}, x});
   return p;
 }
 

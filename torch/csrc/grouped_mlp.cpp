@@ -261,14 +261,8 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     p.parameters.dw = dw1.dtype();
     p.parameters.discrete_dw = dw1.discrete;
     p.align = std::min({p.align, alignment({drows}), alignment(dweight1), alignment(dweight2)});
-    for (const auto& [dw, w] : {std::pair(&dw1, weight1[0]), std::pair(&dw2, weight2[0])}) {
-      TORCH_CHECK_VALUE(
-          dw->first().sizes().slice(dw->first().dim() - 2) == w.sizes().slice(w.dim() - 2) &&
-              major_of(dw->first()) == major_of(w),
-          dw->what, " has shape ", dw->first().sizes(), " and strides ", dw->first().strides(),
-          ", must end and lie as its weight: ", w.sizes(), " with strides ", w.strides());
-      require_same_device(rows, dw->first(), dw->what);
-    }
+    require_fits(dw1, weight1[0]);
+    require_fits(dw2, weight2[0]);
     require_same_device(rows, saved, "saved");
     require_same_device(rows, pending, "pending");
     const Tensor kept = aligned(saved), left = aligned(pending);
@@ -386,13 +380,8 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   p.align = std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
   add_biases(p, call);
   want(p, call.wants);
-  for (const auto* one : {&call.prob, &call.bias2_scale}) {
-    if (!*one) continue;
-    require_same_device(call.x, **one, one == &call.prob ? "prob" : "bias2_scale");
-    TORCH_CHECK_VALUE((*one)->sizes() == at::IntArrayRef{p.rows},
-                      one == &call.prob ? "prob" : "bias2_scale", " has shape ", (*one)->sizes(),
-                      ", must be [", p.rows, "], one a row of x");
-  }
+  if (call.prob) require(*call.prob, {"prob", {p.rows}, call.x});
+  if (call.bias2_scale) require(*call.bias2_scale, {"bias2_scale", {p.rows}, call.x});
   return p;
 }
 

@@ -147,6 +147,18 @@ Accumulate parse_accumulate(std::string_view word) {
   return Accumulate::kPerExpert;
 }
 
+void require_fits(const Parameters& gradients, const at::Tensor& weight) {
+  const at::Tensor& dw = gradients.first();
+  const at::IntArrayRef shape = weight.sizes().slice(weight.dim() - 2);
+  const bool line = shape[0] == 1 || shape[1] == 1;  // lies in either order
+  TORCH_CHECK_VALUE(dw.sizes().slice(dw.dim() - 2) == shape, gradients.what, " has shape ",
+                    dw.sizes(), ", must end in ", shape, ", the shape of an expert's weight");
+  TORCH_CHECK_VALUE(line || major_of(dw) == major_of(weight), gradients.what, " has strides ",
+                    dw.strides(), ", must lie as its weight, with strides ", weight.strides(),
+                    ": both transposed, or neither");
+  require_same_device(weight, dw, gradients.what);
+}
+
 GroupedMlpProblem activated(std::string_view activation) {
   GroupedMlpProblem p;
   p.activation = parse_activation(activation.substr(0, activation.find(' ')));

@@ -33,6 +33,10 @@ struct Parameters {
 ///           device: gradients of parameters, which `what` names.
 void require_like(at::TensorList made, at::TensorList given, const char* what);
 
+/// Errors    ValueError unless gradients have the shape of an expert's weight, lie in its order of
+///           dimensions and are on its device.
+void require_fits(const Parameters& gradients, const at::Tensor& weight);
+
 /// The words that say where gradients are added to: one, or one an expert; null for the other
 /// modes. Errors    ValueError.
 const int32_t* accumulate_words(const std::optional<at::Tensor>&, Accumulate, int experts,
