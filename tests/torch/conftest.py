@@ -96,6 +96,17 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1,
                               f"{want64.flatten()[at]:.8g} within {bound.flatten()[at]:.3g}")
 
 
+def assert_versions_grow(op, args, kwargs) -> None:
+    """Autograd sees that the operator writes what its schema says."""
+    written = [t for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write
+               for t in (kwargs[a.name] if isinstance(kwargs[a.name], list) else [kwargs[a.name]])
+               if t is not None]
+    assert written
+    before = [t._version for t in written]
+    op(*args, **kwargs)
+    assert all(t._version > version for t, version in zip(written, before))
+
+
 def assert_seen(got: torch.Tensor) -> None:
     """A comparison of zeros would prove nothing."""
     assert got.numel() == 0 or got.detach().abs().max() > 0, "all elements are zero"

@@ -70,6 +70,54 @@ def test_a_buffer_overwritten_before_backward_is_seen(device):
         square.backward()
 
 
+def test_a_gradient_overwritten_by_the_next_backward_is_seen(device):
+    layer, (_, dgrad_out) = module(device), buffers(device)
+    leaf, dy = inputs(device)
+    leaf.requires_grad_()
+    w = torch.ones(24, device=device, requires_grad=True)
+    layer(leaf, COUNTS, dgrad_out=dgrad_out).backward(dy)
+    norm = (dgrad_out * w).sum()
+    leaf.grad = None
+    layer(leaf, COUNTS, dgrad_out=dgrad_out).backward(dy)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        norm.backward()
+
+
+def test_a_buffer_used_again_while_a_gradient_is_pending_is_seen(device):
+    """dgrad_out of one layer is dy of the layer before, which still needs it."""
+    first = module(device, n=24, delay_wgrad_compute=True, bias=False)
+    second, (_, buffer) = module(device), buffers(device)
+    for factor in (1, 2):
+        x, dy = inputs(device)
+        second(first(x, COUNTS), COUNTS, dgrad_out=buffer).backward(factor * dy)
+    with pytest.raises(RuntimeError, match="version of dy is .* must be .* as in backward"):
+        first.backward_dw()
+    first.discard_wgrad()
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_addresses_of_no_special_alignment(device, delay):
+    """Buffers, main_grad and dy begin one element behind an aligned address."""
+    def behind(*shape, dtype=torch.bfloat16):
+        return draw(torch.Size(shape).numel() + 1, dtype=dtype, device=device)[1:].view(shape)
+
+    layer = module(device, dtype=torch.bfloat16, fuse_wgrad_accumulation=True,
+                   delay_wgrad_compute=delay)
+    plain = module(device, dtype=torch.bfloat16)
+    x, dy = draw(ROWS, 24, dtype=torch.bfloat16, device=device), behind(ROWS, 40)
+    layer.weight.main_grad = behind(5, 40, 24, dtype=torch.float32)
+    before = layer.weight.main_grad.clone()
+    leaf, want_x = x.clone().requires_grad_(), x.clone().requires_grad_()
+    y = layer(leaf, COUNTS, out=behind(ROWS, 40), dgrad_out=behind(ROWS, 24))
+    y.backward(dy)
+    layer.backward_dw()
+    want = plain(want_x, COUNTS)
+    want.backward(dy)
+    for got, expected in ((y[:20], want[:20]), (leaf.grad[:20], want_x.grad[:20]),
+                          (layer.weight.main_grad - before, plain.weight.grad)):
+        torch.testing.assert_close(got.float(), expected.float(), rtol=1e-2, atol=1e-2)
+
+
 def test_input_with_leading_dimensions(device):
     layer, (out, dgrad_out) = module(device), buffers(device)
     x, dy = inputs(device)
@@ -78,6 +126,9 @@ def test_input_with_leading_dimensions(device):
     y.backward(dy.view(2, 13, 40))
     assert y.shape == (2, 13, 40) and y.data_ptr() == out.data_ptr()
     assert leaf.grad.data_ptr() == dgrad_out.data_ptr()
+    y = layer(leaf, COUNTS, dgrad_out=dgrad_out)
+    with pytest.raises(RuntimeError, match="dgrad_out is x.grad since an earlier backward"):
+        y.backward(dy.view(2, 13, 40))
 
 
 def test_without_gradients(device):

@@ -197,6 +197,31 @@ def test_out_and_accumulate(device, form, with_bias, out_dtype):
     assert_close(owned(turned), owned(want), terms=60)
 
 
+@pytest.fixture
+def bf16_by_default():
+    """What torch makes without a dtype is bf16."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.bfloat16)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_default_dtype_changes_nothing(device, bf16_by_default, form, with_bias):
+    counts, rows = named("ragged")
+    a, b = operands(form, rows, torch.float32, device)
+    bias = bias_of(form, torch.float32, device) if with_bias else None
+    offs = offs_of(form, counts, device)
+    want = reference(form, a.double(), b.double(), counts, bias.double() if with_bias else None)
+    got = cadre.grouped_mm(a, b, offs, bias)
+    assert got.dtype == torch.float32
+    assert_close(got, want, terms=60)
+    out = torch.ones_like(got)
+    cadre.grouped_mm(a, b, offs, bias, out=out, accumulate=True)
+    assert_close(out, want + 1, terms=60)
+
+
 def test_three_dimensions_without_rows(device):
     got = cadre.grouped_mm(torch.empty(E, 0, K, device=device), draw(E, K, N, device=device))
     assert got.shape == (E, 0, N)

@@ -218,6 +218,17 @@ def test_takes_the_recipe_of_the_context(device):
     assert (got["y"] != plain["y"]).any()
 
 
+@pytest.mark.parametrize("recipe", ["mxfp8", "bf16,dgrad=mxfp8", "f16"])
+def test_transposed_weights_that_a_recipe_would_copy(device, recipe):
+    experts, inputs, dy = routed("gpt_oss", device, torch.bfloat16, UNCLAMPED)
+    with autocast(recipe="bf16"):
+        assert_seen(run(experts, inputs, dy, "cadre")["y"])
+    message = ("^grouped_linear: weight_major is column, must be row; the recipe copies the "
+               rf"weights \[.* recipe={recipe} ")
+    with autocast(recipe=recipe), pytest.raises(ValueError, match=message):
+        run(experts, inputs, dy, "cadre")
+
+
 class Calls(TorchDispatchMode):
     """What every operation below autograd is called with, in `calls`."""
 

@@ -4,8 +4,8 @@ on adversarial counts; what a compiler, autocast and a caller with buffers of hi
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (assert_close, assert_seen, draw, experts_of_rows, offsets_of, poisoned,
-                      slices_of)
+from conftest import (assert_close, assert_seen, assert_versions_grow, draw, experts_of_rows,
+                      offsets_of, poisoned, slices_of)
 from torch.library import opcheck
 
 import cadre  # noqa: F401  registers the operators
@@ -13,6 +13,11 @@ import cadre  # noqa: F401  registers the operators
 OPS = torch.ops.cadre
 E, N, K = 5, 24, 16
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def opcheck_out(op, args, kwargs):
+    opcheck(op, args, kwargs)
+    assert_versions_grow(op, args, kwargs)
 
 
 def parameters(shape, dtype, device, packed, grad=True):
@@ -245,11 +250,11 @@ class TestLinear:
                     (dy, x.detach(), empty, offsets, plain, [t.detach() for t in b], None))
             late = (dy, x.detach(), empty, empty, offsets, plain)
             opcheck(OPS.grouped_linear_wgrad.default, late)
-            opcheck(OPS.grouped_linear_wgrad.out, late,
+            opcheck_out(OPS.grouped_linear_wgrad.out, late,
                     dict(dweight=[torch.zeros_like(t) for t in plain], accumulate="yes"))
-            opcheck(OPS.grouped_linear.out, (x.detach(), offsets, plain, []),
+            opcheck_out(OPS.grouped_linear.out, (x.detach(), offsets, plain, []),
                     dict(y=poisoned(19, N, device=device), saved=empty, weight_cache=None))
-            opcheck(OPS.grouped_linear_backward.out,
+            opcheck_out(OPS.grouped_linear_backward.out,
                     (dy, x.detach(), empty, offsets, plain, [], None),
                     dict(dx=poisoned(19, K, device=device), dbias=[], dbias_scale=None,
                          pending=empty))
@@ -357,13 +362,13 @@ class TestMlp:
         *_, pending = OPS.grouped_mlp_backward(*args, deferred=True)
         late = (dy, x.detach(), saved, pending, offsets, prob.detach(), plain[0], plain[2])
         opcheck(OPS.grouped_mlp_wgrad.default, late)
-        opcheck(OPS.grouped_mlp_wgrad.out, late,
+        opcheck_out(OPS.grouped_mlp_wgrad.out, late,
                 dict(dweight1=[torch.zeros_like(plain[0][0])],
                      dweight2=[torch.zeros_like(plain[2][0])]))
         y = poisoned(19, self.H, device=device)
-        opcheck(OPS.grouped_mlp.out, (x.detach(), offsets, prob.detach(), *plain),
+        opcheck_out(OPS.grouped_mlp.out, (x.detach(), offsets, prob.detach(), *plain),
                 dict(y=y, saved=saved))
-        opcheck(OPS.grouped_mlp_backward.out, args,
+        opcheck_out(OPS.grouped_mlp_backward.out, args,
                 dict(dx=torch.zeros_like(y), dprob=torch.zeros_like(prob),
                      dbias1=[torch.zeros_like(plain[1][0])],
                      dbias2=[torch.zeros_like(plain[3][0])], dbias2_scale=None, pending=pending))

@@ -126,7 +126,7 @@ def test_what_is_not_compiled_says_so(device):
     layer = module(device, delay_wgrad_compute=True)
     x, counts = draw(20, K, device=device), torch.tensor([4] * 5, device=device)
     call, _ = compiled(layer)
-    with pytest.raises(torch._dynamo.exc.Unsupported):
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="are no part of a graph"):
         call(x, counts)
     torch._dynamo.reset()
     y = torch.compile(layer, backend="aot_eager")(x, counts)

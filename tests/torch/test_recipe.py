@@ -1,6 +1,7 @@
 """Recipes: their words, the context that sets them, and layers under one."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -80,6 +81,66 @@ def test_each_thread_has_its_own():
         thread.start()
         thread.join()
     assert seen == [""]
+
+
+def seen_by_compiled_code():
+    """The words, as a compiled function reads them."""
+    words = ["", "bf16", "mxfp8", "fp8_block"]
+    torch._dynamo.reset()
+    call = torch.compile(lambda x: x + words.index(active_recipe()), backend="eager",
+                         fullgraph=True)
+    return words[int(call(torch.zeros(())))]
+
+
+@pytest.fixture
+def threads():
+    """Two threads that do what they are told, one call after the other."""
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result(10)
+               for pool in (one, other)]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_threads_that_leave_in_any_order(threads, shared):
+    """Compiled code has the recipe of the context that is still there, and none after all."""
+    one, other = threads
+    first = cadre.autocast(recipe="mxfp8")
+    second = first if shared else cadre.autocast(recipe="fp8_block")
+    one(first.__enter__)
+    other(second.__enter__)
+    assert seen_by_compiled_code() == second.recipe
+    one(first.__exit__)
+    assert one(active_recipe) == "" and other(active_recipe) == second.recipe
+    assert seen_by_compiled_code() == second.recipe
+    with cadre.autocast(recipe="bf16"):
+        other(second.__exit__)
+        assert seen_by_compiled_code() == "bf16"
+    assert other(active_recipe) == "" and seen_by_compiled_code() == ""
+
+
+def test_a_thread_that_leaves_while_compiled_code_runs(threads):
+    """The code has a context of its own, and puts back what was there before."""
+    one, _ = threads
+    around = cadre.autocast(recipe="mxfp8")
+
+    def backend(graph, _):
+        def run(*args):
+            one(around.__exit__)
+            return graph(*args)
+        return run
+
+    @cadre.autocast(recipe="fp8_block")
+    def inside(x):
+        return x + len(active_recipe())
+
+    def call(x):
+        return x * len(active_recipe()) + inside(x)
+
+    one(around.__enter__)
+    torch._dynamo.reset()
+    compiled = torch.compile(call, backend=backend, fullgraph=True)
+    assert compiled(torch.ones(())) == len("mxfp8") + 1 + len("fp8_block")
+    assert seen_by_compiled_code() == ""
 
 
 def runs_here(device, recipe):
@@ -176,6 +237,17 @@ def test_weights_are_quantised_once_a_step(device, packed):
     assert not torch.equal(third, want)
     with cadre.autocast(recipe="fp8_block"):  # copies of another recipe do not serve
         assert torch.equal(layer(x, COUNTS, is_first_microbatch=False), layer(x, COUNTS))
+
+
+def test_copies_that_were_overwritten_before_backward_are_seen(device):
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    layer = module(device, k=64, n=96, dtype=torch.bfloat16, recipe="mxfp8")
+    x = draw(17, 64, dtype=torch.bfloat16, device=device, grad=True)
+    first = layer(x, COUNTS, is_first_microbatch=True)
+    layer(x, COUNTS, is_first_microbatch=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        first.sum().backward()
 
 
 def test_activation_checkpointing_keeps_the_recipe(device):

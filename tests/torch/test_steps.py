@@ -2,8 +2,9 @@
 costs the host little."""
 
 import gc
+import pathlib
 import statistics
-import time
+import sys
 
 import pytest
 import torch
@@ -11,6 +12,9 @@ from conftest import draw
 from torch import nn
 
 import cadre
+
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench/peers"))
+from door_host_time import host_samples_us  # noqa: E402
 
 gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -188,8 +192,7 @@ LAYERS = {
 
 
 def host_times_us(device, options, calls):
-    """Medians of forward and backward of a layer in a row of eight, as in a model. The GPU's queue
-    is emptied between, so that no call waits for room in it."""
+    """Medians of forward and backward of a layer in a row of eight."""
     depth = 8
     layers = [cadre.GroupedLinear(8, 256, 256, device=device, params_dtype=torch.bfloat16,
                                   **options) for _ in range(depth)]
@@ -199,27 +202,8 @@ def host_times_us(device, options, calls):
     x = draw(256, 256, dtype=torch.bfloat16, device=device, grad=True)
     dy = draw(256, 256, dtype=torch.bfloat16, device=device)
     counts = torch.full((8,), 32, device=device)
-    samples = {"forward": [], "backward": []}
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(max(calls // depth, 2)):
-            x.grad = None
-            for layer in layers:
-                layer.zero_grad()
-            y = x
-            for layer in layers:
-                start = time.perf_counter()
-                y = layer(y, counts)
-                samples["forward"].append(1e6 * (time.perf_counter() - start))
-            start = time.perf_counter()
-            y.backward(dy)
-            samples["backward"].append(1e6 * (time.perf_counter() - start) / depth)
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-    finally:
-        gc.enable()
-    return {name: statistics.median(us[len(us) // 5:]) for name, us in samples.items()}
+    samples = host_samples_us(layers, x, dy, counts, max(calls // depth, 2))
+    return {name: statistics.median(us) for name, us in samples.items()}
 
 
 @pytest.mark.parametrize("kind", list(LAYERS))

@@ -6,15 +6,29 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
-from .layers import is_random, linear_cache_bytes
+from . import main_grad  # noqa: F401 (backward calls it)
 from .layouts import Report, drop_extra_state, relayout
-from .linear_function import Given, GroupedLinearFunction, Options, WgradQueue
 from .recipe import active_recipe, recipe_text
-from .splits import Splits, offsets_of
+from .splits import Splits, splits_of
 
+_offsets = torch.ops.cadre._offsets.default
 _linear = torch.ops.cadre.grouped_linear.default  # of the overloads, without a search
-_PLAIN = ("", "f32", "bf16", "f16")  # recipes that copy no weights worth a cache
+_linear_step = torch.ops.cadre._linear_step.default
+_PLAIN = ("", "f32", "bf16", "f16")  # recipes that certainly keep no copies of weights
+
+
+class _Memory:
+    """What a layer remembers between its calls: gradients left for later, copies of weights. Copies
+    and pickles of it are new and empty."""
+
+    def __init__(self) -> None:
+        self.own = torch.classes.cadre.LinearMemory()
+        self.id = self.own.id()
+
+    def __reduce__(self) -> tuple:
+        return _Memory, ()
 
 
 class GroupedLinear(nn.Module):
@@ -104,11 +118,14 @@ class GroupedLinear(nn.Module):
         self.fp8_calibration = False
         self._names = {stem: [f"{stem}{e}" for e in range(num_gemms)]
                        for stem in ("weight", "bias")}
-        self._wgrads = WgradQueue()
+        self._memory = _Memory()
         self._wgrad_hooks: list[Callable[[], Any]] = []
-        self._weight_cache: tuple[tuple, Tensor] | None = None
         self._make_parameters(device)
         self.reset_parameters(defer_init=self._on_meta())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._memory = _Memory()  # of a shallow copy, too
 
     # Parameters
 
@@ -221,18 +238,16 @@ class GroupedLinear(nn.Module):
                              f"be {'given' if self.scale_bias else 'left out'}; the layer has "
                              f"scale_bias={self.scale_bias}")
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
-        offsets = offsets_of(m_splits, self.num_gemms, x)
+        splits = splits_of(m_splits, self.num_gemms, x)
         weight, bias = self.operands()
         recipe = active_recipe() if self.recipe is None else self.recipe
-        cached = is_first_microbatch is not None and recipe not in _PLAIN
         added = [] if self.return_bias else bias
-        if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute or cached
-                or out is not None or dgrad_out is not None):
-            y = self._special(x, offsets, (weight, added), (out, dgrad_out), recipe,
-                              is_first_microbatch, bias_scale)
+        if is_compiling():
+            y = self._in_graph(x, splits, weight, added, bias_scale, recipe,
+                               is_first_microbatch, out, dgrad_out, inp)
         else:
-            y, _ = _linear(x, offsets, weight, added, bias_scale, recipe=recipe,
-                           save_input=self.save_original_input)
+            y = self._step(x, splits, weight, added, bias_scale, recipe,
+                           is_first_microbatch, out, dgrad_out, inp)
         y = y if inp.dim() == 2 else y.view(*inp.shape[:-1], self.out_features)
         if not self.return_bias:
             return y
@@ -245,58 +260,53 @@ class GroupedLinear(nn.Module):
 
     def _local(self, stem: str) -> list[Tensor]:
         parameters = self._parameters_of(stem)
-        distributed = hasattr(parameters[0], "to_local")
-        return [p.to_local() for p in parameters] if distributed else parameters
+        if type(parameters[0]) is nn.Parameter or not hasattr(parameters[0], "to_local"):
+            return parameters  # told by the type, since Tensor is slow to say what it has not
+        return [p.to_local() for p in parameters]
 
-    @torch.compiler.disable
-    def _special(self, x: Tensor, offsets: Tensor, parameters: tuple[list[Tensor], list[Tensor]],
-                 buffers: tuple[Tensor | None, Tensor | None], recipe: str,
-                 first_microbatch: bool | None, bias_scale: Tensor | None) -> Tensor:
-        """As the operator, with what autograd alone does not do."""
-        weight, bias = parameters
-        out, dgrad_out = buffers
-        own, operands = self._parameters_of("weight"), weight
-        if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute) and own[0] is not weight[0]:
+    def _step(
+        self, x: Tensor, splits: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
+        bias_scale: Tensor | None, recipe: str, first_microbatch: bool | None,
+        out: Tensor | None, dgrad_out: Tensor | None, inp: Tensor,
+    ) -> Tensor:
+        if out is not None or dgrad_out is not None:
+            _check_buffer("out", out, (x.shape[0], self.out_features), x)
+            _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
+        if type(weight[0]) is not nn.Parameter:
+            self._require_plain_weights()
+        return _linear_step(
+            x, *splits, weight, bias, bias_scale, recipe, self.save_original_input,
+            first_microbatch, self.fuse_wgrad_accumulation, self.delay_wgrad_compute, out,
+            dgrad_out, None if dgrad_out is None else inp, self._memory.id)
+
+    def _in_graph(
+        self, x: Tensor, splits: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
+        bias_scale: Tensor | None, recipe: str, first_microbatch: bool | None,
+        out: Tensor | None, dgrad_out: Tensor | None, inp: Tensor,
+    ) -> Tensor:
+        """For torch.compile: an operator. What autograd alone does not do is outside of a graph."""
+        cached = first_microbatch is not None and recipe not in _PLAIN
+        if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute or cached or out is not None
+                or dgrad_out is not None):
+            return self._outside_of_graphs(x, splits, weight, bias, bias_scale, recipe,
+                                           first_microbatch, out, dgrad_out, inp)
+        offsets = _offsets(splits[0], x.shape[0]) if splits[1] else splits[0]
+        return _linear(x, offsets, weight, bias, bias_scale, recipe=recipe,
+                       save_input=self.save_original_input)[0]
+
+    @torch.compiler.disable(reason="main_grad, deferred gradients, the caller's buffers and cached "
+                                   "weights are no part of a graph")
+    def _outside_of_graphs(self, *arguments: Any) -> Tensor:
+        return self._step(*arguments)
+
+    def _require_plain_weights(self) -> None:
+        special = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
+        own = self._parameters_of("weight")[0]
+        if special and hasattr(own, "to_local"):
             raise NotImplementedError(
-                f"weight is a {type(own[0]).__name__}, must be a plain tensor with "
+                f"weight is a {type(own).__name__}, must be a plain tensor with "
                 "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
                 "autograd does not see them; fully_shard gives a layer plain tensors")
-        if torch.is_autocast_enabled(x.device.type):
-            dtype = torch.get_autocast_dtype(x.device.type)
-            x, bias = x.to(dtype), [b.to(dtype) for b in bias]
-            with torch.no_grad():
-                operands = [w.to(dtype) for w in weight]
-        _check_buffer("out", out, (x.shape[0], self.out_features), x)
-        _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
-        grad = torch.is_grad_enabled()
-        wants = (grad and x.requires_grad, grad and any(w.requires_grad for w in weight),
-                 grad and any(b.requires_grad for b in bias),
-                 grad and bias_scale is not None and bias_scale.requires_grad)
-        cache, refresh = None, True
-        if first_microbatch is not None and recipe not in _PLAIN:
-            room = linear_cache_bytes(x, offsets, operands, wants=wants, recipe=recipe)
-            cache, refresh = self._cache(x, (recipe, wants[0], operands[0].dtype, room),
-                                         first_microbatch)
-        rng = None
-        if recipe not in _PLAIN and is_random(recipe):
-            rng = torch.randint(2**62, (2,), device=x.device)
-        options = Options(
-            weight=own, wants=wants, recipe=recipe, save_input=self.save_original_input, out=out,
-            dgrad_out=dgrad_out, refresh_weights=refresh,
-            into_main_grad=self.fuse_wgrad_accumulation, first_microbatch=bool(first_microbatch),
-            queue=self._wgrads if self.delay_wgrad_compute else None)
-        return GroupedLinearFunction.apply(
-            x, bias_scale, Given(offsets, operands, bias, rng, cache), options, *weight, *bias)
-
-    def _cache(self, x: Tensor, key: tuple, first_microbatch: bool) -> tuple[Tensor, bool]:
-        """Memory for the quantised weights, and whether they must be written. `key` is what their
-        layout depends on; it ends with their bytes."""
-        key = (x.device, *key)
-        known = self._weight_cache
-        if known is not None and known[0] == key:
-            return known[1], first_microbatch
-        self._weight_cache = key, torch.ops.cadre._memory(x, key[-1])
-        return self._weight_cache[1], True
 
     # Weight gradients that were left for later
 
@@ -314,14 +324,14 @@ class GroupedLinear(nn.Module):
 
         Errors: RuntimeError if a weight was changed since backward.
         """
-        if len(self._wgrads) == 0:
+        if self._memory.own.pending() == 0:
             return
-        self._wgrads.run_next()
+        self._memory.own.run_next()
         self._trigger_wgrad_accumulation_and_reduce_hooks()
 
     def discard_wgrad(self) -> None:
         """Drops all weight gradients that are pending, say after an error in a step."""
-        self._wgrads.clear()
+        self._memory.own.discard()
 
     def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
         """`hook()` runs after every `backward_dw` that computed something, in the order of
@@ -383,8 +393,10 @@ def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: T
     if tuple(buffer.shape) != shape:
         raise ValueError(f"{name} has shape {list(buffer.shape)}, must be {list(shape)}: a row for "
                          "each row of inp, the tail too")
-    if buffer.dtype != x.dtype:
-        raise ValueError(f"{name} is {buffer.dtype}, must be {x.dtype}, the type of the input")
+    on = x.device.type
+    dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
+    if buffer.dtype != dtype:
+        raise ValueError(f"{name} is {buffer.dtype}, must be {dtype}, the type of the input")
     if buffer.device != x.device:
         raise ValueError(f"{name} is on {buffer.device}, must be on {x.device}, where the input is")
     if not buffer.is_contiguous():

@@ -151,11 +151,6 @@ def _(dy, x, saved, pending, offsets, prob, weight1, weight2, *, wants=ALL_MLP_W
     return _like(weight1), _like(weight2)
 
 
-def is_random(recipe: str) -> bool:
-    """Whether the recipe rounds stochastically, so that an operator wants `rng`."""
-    return torch.ops.cadre._is_random(recipe)
-
-
 def _writes(*_args, **_kwargs) -> None:
     """Of an operator that writes what it was given: nothing is made."""
 

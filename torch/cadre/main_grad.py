@@ -18,16 +18,34 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+_library = torch.library.Library("cadre", "FRAGMENT")
+_library.define("_main_grads(Tensor[] weight, bool first_microbatch) -> "
+                "(Tensor[] into, str accumulate, Tensor? flags, Tensor?[] announced)")
+
+
+def _for_backward(weight: Sequence[Parameter], first_microbatch: bool
+                  ) -> tuple[list[Tensor], str, Tensor | None, list[Tensor | None]]:
+    """All that backward has to know of the weights' attributes, in one call from C++."""
+    into = main_grads(weight)
+    return into, *accumulation(weight, first_microbatch), announce(weight)
+
+
+_library.impl("_main_grads", _for_backward, "CompositeExplicitAutograd")
+
 
 def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     """The buffers of packed or discrete weights, each in the shape of its weight. A frozen weight
     gets one that nobody reads.
 
     Errors: RuntimeError where a weight has none; ValueError where one is not contiguous, has
-    neither the shape of its weight nor is flat, or is on another device.
+    neither the shape of its weight nor is flat, or is on another device or of another type.
     """
     made = [_main_grad(w) if w.requires_grad else None for w in weight]
     like = next(buffer for buffer in made if buffer is not None)
+    for buffer in made:
+        if buffer is not None and buffer.dtype != like.dtype:
+            raise ValueError(f"main_grad of one expert is {buffer.dtype}, must be {like.dtype} as "
+                             "that of the first")
     return [torch.empty_like(w, dtype=like.dtype) if buffer is None else buffer
             for w, buffer in zip(weight, made)]
 
@@ -45,6 +63,9 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
                          f"{list(buffer.stride())}, must be contiguous and of shape "
                          f"{list(weight.shape)}, that of its weight, or flat")
+    if buffer.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(f"main_grad is {buffer.dtype}, must be torch.float32, torch.bfloat16 or "
+                         "torch.float16")
     if buffer.device != weight.device:
         raise ValueError(f"main_grad is on {buffer.device}, must be on {weight.device}, where its "
                          "weight is")

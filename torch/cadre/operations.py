@@ -21,7 +21,8 @@ _ops = torch.ops.cadre
 class Offsets(NamedTuple):
     """Of `offsets`: `offsets` int32 [E + 1]; `status` int32 [1], 0 if the counts were good, bit 1
     if one was negative or ends decreased, bit 2 if their sum was above R. Offsets that were made
-    elsewhere have no status: Offsets(offsets)."""
+    elsewhere have no status: Offsets(offsets). They begin at 0. Rows before a first offset above 0
+    belong to no expert and, unlike the tail, are not made zero: products leave them unwritten."""
 
     offsets: Tensor
     status: Tensor | None = None

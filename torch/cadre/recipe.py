@@ -1,11 +1,12 @@
 """Recipes: the number format of each product of a layer, and the context that sets one."""
 
 import functools
-from contextvars import ContextVar, Token
+import threading
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 PASSES = ("fprop", "dgrad", "wgrad")
 
@@ -67,18 +68,27 @@ def _says(recipe: Any, predicate: str) -> bool:
     return callable(method) and bool(method())
 
 
-_active: ContextVar[str] = ContextVar("cadre_recipe", default="")
+# Of the contexts that this thread is in, the innermost last.
+_active: ContextVar[tuple[str, ...]] = ContextVar("cadre_recipes", default=())
 
-
-# What torch.compile reads: it guards a global, but no ContextVar. Every context sets it, so threads
-# that run compiled code under different recipes must take turns.
+# torch.compile guards a global, but no ContextVar: it reads the recipe of the context that was
+# entered last of those that any thread is in. So threads that run compiled code under different
+# recipes must take turns.
+_lock = threading.Lock()
+_open: list[str] = []  # of the contexts that any thread is in, the last one first
 _compiled = ""
+# Of the contexts inside of traced code, the innermost last. Empty again when that code ends: what
+# dynamo writes back then cannot disturb other threads.
+_traced: tuple[str, ...] = ()
 
 
 def active_recipe() -> str:
     """The words of the innermost `cadre.autocast`, "" without one: each layer then works in the
     type of its input."""
-    return _compiled if is_compiling() else _active.get()
+    if is_dynamo_compiling():
+        return _traced[-1] if _traced else _compiled
+    active = _active.get()
+    return active[-1] if active else ""
 
 
 class autocast:  # noqa: N801 (a context manager, named as torch's and TransformerEngine's)
@@ -99,19 +109,30 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
 
     def __init__(self, enabled: bool = True, recipe: Any = "mxfp8") -> None:
         self.recipe = recipe_text(recipe) if enabled else ""
-        self._outer: list[tuple[str, Token | None]] = []
+        self._entered_in_trace: list[bool] = []
 
     def __enter__(self) -> "autocast":
-        global _compiled
-        self._outer.append((_compiled, None if is_compiling() else _active.set(self.recipe)))
-        _compiled = self.recipe
+        global _compiled, _traced
+        traced = is_dynamo_compiling()
+        self._entered_in_trace.append(traced)
+        if traced:
+            _traced = (*_traced, self.recipe)
+            return self
+        _active.set((*_active.get(), self.recipe))
+        with _lock:
+            _open.insert(0, self.recipe)
+            _compiled = self.recipe
         return self
 
     def __exit__(self, *error: Any) -> None:
-        global _compiled
-        _compiled, token = self._outer.pop()
-        if token is not None:
-            _active.reset(token)
+        global _compiled, _traced
+        if self._entered_in_trace.pop():
+            _traced = _traced[:-1]
+            return
+        _active.set(_active.get()[:-1])
+        with _lock:
+            _open.remove(self.recipe)
+            _compiled = _open[0] if _open else ""
 
     def __call__(self, function: Callable) -> Callable:
         recipe = self.recipe

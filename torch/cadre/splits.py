@@ -27,11 +27,18 @@ def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
     together (of a tensor nobody looks), and host numbers in the capture of a CUDA graph; TypeError
     for what is no integer.
     """
+    ready, counted = splits_of(splits, experts, x)
+    return _offsets(ready, x.shape[0]) if counted else ready
+
+
+def splits_of(splits: Splits, experts: int, x: Tensor) -> tuple[Tensor, bool]:
+    """Of `offsets_of` all but its launch: counts on the device of `x` and True, or offsets and
+    False."""
     if isinstance(splits, (Offsets, RoutingOffsets)):
-        return _ready(splits.offsets, experts, x)
+        return _ready(splits.offsets, experts, x), False
     if not isinstance(splits, Tensor):
         splits = _from_ints(splits, x)
-    if tuple(splits.shape) != (experts,):
+    if splits.shape != (experts,):
         raise ValueError(f"m_splits has shape {list(splits.shape)}, must be [{experts}]: the rows "
                          "of each expert; give offsets as cadre.Offsets(offsets)")
     if splits.dtype not in (torch.int32, torch.int64):
@@ -40,7 +47,7 @@ def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
         splits = splits.to(torch.int64)
     if splits.device != x.device:
         splits = _beside(splits, x)
-    return _offsets(splits, x.shape[0])
+    return splits, True
 
 
 def offsets_of_all_rows(x: Tensor) -> Tensor:

@@ -10,8 +10,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
 
 using ActivationOp = Tensor(const Tensor&, const Tensor&, const Maybe&, c10::string_view);

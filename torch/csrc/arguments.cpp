@@ -50,8 +50,13 @@ at::Tensor with_rows(const at::Tensor& t) {
 
 const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tensor& on) {
   require_same_device(on, t, what);
-  t.unsafeGetTensorImpl()->bump_version();
+  bump_versions(t);
   return t;
+}
+
+void bump_versions(TensorList list) {
+  for (const Tensor& t : list)
+    if (t.defined()) t.unsafeGetTensorImpl()->bump_version();
 }
 
 }  // namespace cadre::door

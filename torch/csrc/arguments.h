@@ -27,6 +27,9 @@ int32_t* written_ints(const at::Tensor&, const Expected&);
 /// The tensor, or a copy of it where its last dimension has gaps or its rows overlap.
 at::Tensor with_rows(const at::Tensor&);
 
+/// Tells autograd that an operation has written these; undefined ones are passed over.
+void bump_versions(at::TensorList);
+
 /// Tells autograd that the operation writes this tensor, and that it must be on the device of `on`.
 const at::Tensor& written(const at::Tensor&, const char* what, const at::Tensor& on);
 

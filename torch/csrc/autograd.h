@@ -1,6 +1,7 @@
 #pragma once
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/randint.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -88,6 +89,17 @@ inline std::vector<at::Tensor> cast_for_autocast(at::ScalarType type, at::Tensor
   made.reserve(list.size());
   for (const at::Tensor& t : list) made.push_back(at::autocast::cached_cast(type, t, device));
   return made;
+}
+
+/// x as forward kept it, or a tensor of its shape whose content nobody reads.
+inline at::Tensor kept_or_shape(const at::Tensor& x, const at::Tensor& dy,
+                                const at::Tensor& weight) {
+  return x.defined() ? x : dy.new_empty_symint({dy.sym_size(0), weight.sym_size(-1)});
+}
+
+/// The bytes that forward saved, or none.
+inline at::Tensor kept_or_empty(const at::Tensor& saved, const at::Tensor& dy) {
+  return saved.defined() ? saved : at::empty({0}, dy.options().dtype(at::kByte));
 }
 
 /// An empty tensor means that there is no gradient.

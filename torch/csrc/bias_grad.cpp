@@ -8,8 +8,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;  ///< dbias, dbias_scale
 
 /// What is read.

@@ -6,9 +6,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
-
 void go(const Parts& parts, const Subject& subject, const Tensor& out) {
   const QuantizedShape shape = quantized_shape(subject);
   const Tensor& codes = parts.codes;

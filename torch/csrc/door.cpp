@@ -150,9 +150,12 @@ at::Tensor bytes(int64_t count, const at::Tensor& on) {
       data, {count}, [](void* p) { std::free(p); }, options);
 }
 
-Memory memory_of(const at::Tensor& t) { return {t.data_ptr(), t.numel()}; }
+Memory memory_of(const at::Tensor& t) {
+  return t.defined() ? Memory{t.data_ptr(), t.numel()} : Memory{};
+}
 
 at::Tensor aligned(const at::Tensor& t) {
+  if (!t.defined()) return t;
   if (reinterpret_cast<uintptr_t>(t.data_ptr()) % kAlign == 0 && t.is_contiguous()) return t;
   at::Tensor copy = bytes(t.numel(), t);
   copy.copy_(t);

@@ -12,6 +12,11 @@
 // torch's allocator, exceptions that Python knows.
 namespace cadre::door {
 
+using at::Tensor;
+using at::TensorList;
+using Maybe = std::optional<at::Tensor>;
+using Text = std::string_view;
+
 /// Errors    ValueError for a type that Cadre has no name for.
 DType element_type(at::ScalarType);
 at::ScalarType scalar_type(DType);
@@ -53,7 +58,7 @@ class Here {
 /// Bytes on the device of `on`, from its first multiple of 256 on. On the CPU they begin as zero.
 at::Tensor bytes(int64_t count, const at::Tensor& on);
 
-/// The memory of such a tensor.
+/// The memory of such a tensor; none of an undefined one.
 Memory memory_of(const at::Tensor& bytes);
 
 /// The tensor, or a copy that is aligned: hooks may have moved what forward saved.
@@ -78,8 +83,13 @@ class Kept {
 /// Memory of one run.
 class Scratch {
  public:
-  Scratch(int64_t count, const at::Tensor& on) : tensor_(bytes(count, on)) {}
-  Workspace workspace() const { return {tensor_.data_ptr(), tensor_.numel()}; }
+  Scratch(int64_t count, const at::Tensor& on) {
+    if (count > 0) tensor_ = bytes(count, on);
+  }
+  Workspace workspace() const {
+    const Memory memory = memory_of(tensor_);
+    return {memory.data, memory.bytes};
+  }
 
  private:
   at::Tensor tensor_;
@@ -95,6 +105,11 @@ auto translated(F&& f) {
     rethrow();
   }
 }
+
+/// The directions of a layer, to be given to a function.
+constexpr auto kForward = [](auto&&... args) { forward(args...); };
+constexpr auto kBackward = [](auto&&... args) { backward(args...); };
+constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
 
 /// Plans and runs an operation on the current stream of `on`.
 template <class Problem, class Args>

@@ -12,9 +12,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
-
 /// One [E, N, K] tensor or E tensors [N, K], each a matrix of one order, and how they lie.
 struct Matrices {
   std::vector<Tensor> held;  ///< one packed tensor, or one an expert; copies where need be
@@ -222,10 +219,10 @@ void go(const Call& call, at::TensorList out) {
   args.beta = floats(beta, "beta");
   args.bias_scale = floats(scale, "bias_scale");
   const Here here(lhs);
-  const Table weights = b.discrete ? Table(b.held, here) : Table();
-  const Table gradients = d.discrete ? Table(d.held, here) : Table();
-  args.rhs.discrete = weights.data();
-  args.discrete_out = gradients.data();
+  Tables tables;
+  if (b.discrete) tables.add(b.held, args.rhs.discrete);
+  if (d.discrete) tables.add(d.held, args.discrete_out);
+  tables.write(lhs, here);
   launch(p, args, lhs);
 }
 

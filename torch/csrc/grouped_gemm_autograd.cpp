@@ -10,8 +10,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Type = std::optional<at::ScalarType>;
 
 using GroupedGemmOp = Tensor(const Tensor&, at::TensorList, const Tensor&, c10::string_view,

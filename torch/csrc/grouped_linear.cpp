@@ -10,36 +10,27 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using at::TensorList;
-using MaybeTensor = std::optional<Tensor>;
-using Text = std::string_view;
-
 const char* const kSchemas[] = {
     "grouped_linear(Tensor x, Tensor offsets, Tensor[] weight, Tensor[] bias, "
-    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[False, False, False, False], str "
-    "recipe=\"\", "
-    "bool save_input=False, int unit_budget=0) -> (Tensor y, Tensor saved)",
+    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[False, False, False, False], "
+    "str recipe=\"\", bool save_input=False, int unit_budget=0) -> (Tensor y, Tensor saved)",
 
     "grouped_linear.out(Tensor x, Tensor offsets, Tensor[] weight, Tensor[] bias, "
-    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[True, True, True, True], str "
-    "recipe=\"\", "
-    "bool save_input=False, int unit_budget=0, bool refresh_weights=True, bool zero_tail=False, "
-    "Tensor(a!) y, Tensor(b!) saved, Tensor(c!)? weight_cache) -> ()",
+    "Tensor? bias_scale=None, *, Tensor? rng=None, bool[4] wants=[True, True, True, True], "
+    "str recipe=\"\", bool save_input=False, int unit_budget=0, bool refresh_weights=True, "
+    "bool zero_tail=False, Tensor(a!) y, Tensor(b!) saved, Tensor(c!)? weight_cache) -> ()",
 
     "grouped_linear_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor[] weight, "
-    "Tensor[] bias, Tensor? bias_scale, *, Tensor? rng=None, bool[4] wants=[True, True, True, "
-    "True], "
-    "bool deferred=False, str recipe=\"\", bool save_input=False, int unit_budget=0) -> "
-    "(Tensor dx, Tensor[] dweight, Tensor[] dbias, Tensor dbias_scale, Tensor pending)",
+    "Tensor[] bias, Tensor? bias_scale, *, Tensor? rng=None, "
+    "bool[4] wants=[True, True, True, True], bool deferred=False, str recipe=\"\", "
+    "bool save_input=False, int unit_budget=0) -> (Tensor dx, Tensor[] dweight, Tensor[] dbias, "
+    "Tensor dbias_scale, Tensor pending)",
 
     "grouped_linear_backward.out(Tensor dy, Tensor x, Tensor saved, Tensor offsets, "
-    "Tensor[] weight, Tensor[] bias, Tensor? bias_scale, *, "
-    "Tensor? rng=None, bool[4] wants=[True, True, True, True], str recipe=\"\", bool "
-    "save_input=False, "
+    "Tensor[] weight, Tensor[] bias, Tensor? bias_scale, *, Tensor? rng=None, "
+    "bool[4] wants=[True, True, True, True], str recipe=\"\", bool save_input=False, "
     "int unit_budget=0, Tensor? weight_cache=None, bool zero_tail=False, Tensor(a!)? dx, "
-    "Tensor(b!)[] dbias, "
-    "Tensor(c!)? dbias_scale, Tensor(d!) pending) -> ()",
+    "Tensor(b!)[] dbias, Tensor(c!)? dbias_scale, Tensor(d!) pending) -> ()",
 
     "grouped_linear_wgrad(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
     "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
@@ -47,12 +38,10 @@ const char* const kSchemas[] = {
 
     "grouped_linear_wgrad.out(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
     "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
-    "bool save_input=False, int unit_budget=0, str accumulate=\"no\", Tensor? "
-    "accumulate_flags=None, Tensor(a!)[] dweight) -> ()",
+    "bool save_input=False, int unit_budget=0, str accumulate=\"no\", "
+    "Tensor? accumulate_flags=None, Tensor(a!)[] dweight) -> ()",
 
     "_memory(Tensor on, int count) -> Tensor",
-
-    "_is_random(str recipe) -> bool",
 
     "_grouped_linear_rooms(int n, int k, int experts, ScalarType dtype, ScalarType weight_dtype, "
     "bool[4] wants, str recipe, bool save_input, str device) -> int[]",
@@ -62,7 +51,7 @@ const char* const kSchemas[] = {
 class Linear {
  public:
   Linear(const LinearCall& call, const GroupedLinearProblem& problem, const Here& here)
-      : parameters(problem.parameters, here), call_(call), here_(here) {
+      : parameters(problem.parameters, tables_), call_(call), here_(here) {
     parameters.read(call.weight, call.bias);
     args.offsets = offsets(call.offsets, call.x);
     args.x = view(call.x);
@@ -72,6 +61,7 @@ class Linear {
 
   template <class Direction>
   void run(Direction direction, const GroupedLinearPlan& plan, int64_t workspace_bytes) {
+    tables_.write(call_.x, here_);
     args.parameters = parameters.own;
     const Scratch scratch(workspace_bytes, call_.x);
     direction(plan, args, scratch.workspace(), here_.stream());
@@ -83,18 +73,10 @@ class Linear {
  private:
   const LinearCall& call_;
   const Here& here_;
+  Tables tables_;
 };
 
-constexpr auto kForward = [](auto&&... args) { forward(args...); };
-constexpr auto kBackward = [](auto&&... args) { backward(args...); };
-constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
-
-/// Where forward writes.
-struct ForwardOut {
-  const Tensor &y, &saved;
-  MaybeTensor weight_cache{};
-  bool refresh = true;
-};
+}  // namespace
 
 void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
                  const ForwardOut& out) {
@@ -111,47 +93,6 @@ void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
   const GroupedLinearPlan& made = planned(problem, device(call.x));
   linear.run(kForward, made, made.memory.forward_workspace_bytes);
 }
-
-std::tuple<Tensor, Tensor> grouped_linear(const Tensor& x, const Tensor& offsets, TensorList weight,
-                                          TensorList bias, const MaybeTensor& bias_scale,
-                                          const MaybeTensor& rng, LinearWants wants, Text recipe,
-                                          bool save_input, int64_t unit_budget) {
-  return translated([&] {
-    const Tensor rows = rows_of(x, "x");
-    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
-                          rng,  wants,   recipe, save_input, unit_budget};
-    GroupedLinearProblem problem = problem_of(call);
-    problem.tail = Tail::kZero;
-    const Tensor y = at::empty({problem.rows, problem.n}, rows.options());
-    const Tensor saved = bytes(rooms(problem, device(rows)).saved.of(problem.rows), rows);
-    run_forward(call, problem, {y, saved});
-    return std::tuple(y, saved);
-  });
-}
-
-void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weight, TensorList bias,
-                        const MaybeTensor& bias_scale, const MaybeTensor& rng, LinearWants wants,
-                        Text recipe, bool save_input, int64_t unit_budget, bool refresh_weights,
-                        bool zero_tail, const Tensor& y, const Tensor& saved,
-                        const MaybeTensor& weight_cache) {
-  translated([&] {
-    const Tensor rows = rows_of(x, "x");
-    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
-                          rng,  wants,   recipe, save_input, unit_budget};
-    GroupedLinearProblem problem = problem_of(call);
-    problem.cache_weights = weight_cache.has_value();
-    problem.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    problem.align = std::min(problem.align, alignment({y}));
-    run_forward(call, problem, {y, saved, weight_cache, refresh_weights});
-  });
-}
-
-/// Where backward writes; what is not wanted is empty.
-struct BackwardOut {
-  Tensor dx, dbias_scale, pending;
-  TensorList dw{}, dbias{};
-  MaybeTensor weight_cache{};
-};
 
 void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
                   const std::pair<Tensor, Tensor>& dy_and_saved, const BackwardOut& out) {
@@ -176,6 +117,7 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
     linear.args.pending = pending.memory();
   else if (problem.wgrad)
     linear.parameters.write_dw(out.dw);
+  linear.parameters.own.accumulate = out.accumulate;
   const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
   if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
   const GroupedLinearPlan& made = planned(problem, device(call.x));
@@ -183,74 +125,22 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   linear.run(kBackward, made, made.memory.backward_workspace_bytes);
 }
 
-using Gradients = std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor>;
-
-Gradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                                  const Tensor& offsets, TensorList weight, TensorList bias,
-                                  const MaybeTensor& bias_scale, const MaybeTensor& rng,
-                                  LinearWants wants, bool deferred, Text recipe, bool save_input,
-                                  int64_t unit_budget) {
-  return translated([&] {
-    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
-    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
-                          rng,  wants,   recipe, save_input, unit_budget};
-    GroupedLinearProblem p = problem_of(call);
-    p.tail = Tail::kZero;
-    p.deferred = deferred;
-    p.align = std::min(p.align, alignment({drows}));
-    const auto none = [&] { return at::empty({0}, rows.options()); };
-    const bool has_dbias = p.bias && p.dbias;
-    const int64_t pending = deferred ? rooms(p, device(rows)).pending.of(p.rows) : 0;
-    Gradients out{
-        p.dgrad ? at::empty({p.rows, p.k}, rows.options()) : none(),
-        p.wgrad && !deferred ? empty_like(weight) : std::vector<Tensor>(),
-        has_dbias ? empty_like(bias) : std::vector<Tensor>(),
-        at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
-        bytes(pending, rows)};
-    const auto& [dx, dw, dbias, dbias_scale, left] = out;
-    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, left, dw, dbias});
-    return out;
-  });
-}
-
-void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                                 const Tensor& offsets, TensorList weight, TensorList bias,
-                                 const MaybeTensor& bias_scale, const MaybeTensor& rng,
-                                 LinearWants wants, Text recipe, bool save_input,
-                                 int64_t unit_budget, const MaybeTensor& weight_cache,
-                                 bool zero_tail, const MaybeTensor& dx, TensorList dbias,
-                                 const MaybeTensor& dbias_scale, const Tensor& pending) {
-  translated([&] {
-    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
-    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
-                          rng,  wants,   recipe, save_input, unit_budget};
-    GroupedLinearProblem p = problem_of(call);
-    p.deferred = true;
-    p.cache_weights = weight_cache.has_value();
-    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    p.align = std::min(p.align, alignment({drows, dx.value_or(Tensor())}));
-    const BackwardOut out{dx.value_or(Tensor()), dbias_scale.value_or(Tensor()), pending, {}, dbias,
-                          weight_cache};
-    run_backward(call, p, {drows, aligned(saved)}, out);
-  });
-}
-
-/// What wgrad is called with besides where it writes.
-struct WgradCall {
-  const Tensor &dy, &x, &saved, &pending;
-  const MaybeTensor& accumulate_flags;
-};
-
-void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumulate,
-               TensorList dw) {
-  GroupedLinearProblem p = problem_of(linear_call);
-  const Parameters gradients(dw, "dweight", linear_call.offsets, 2);
-  p.deferred = true;
+void plan_dw(GroupedLinearProblem& p, const LinearCall& call, TensorList dw,
+             Accumulate accumulate) {
+  const Parameters gradients(dw, "dweight", call.offsets, 2);
+  require_fits(gradients, call.weight[0]);
   p.accumulate = accumulate;
   p.parameters.dw = gradients.dtype();
   p.parameters.discrete_dw = gradients.discrete;
-  p.align = std::min({p.align, alignment({call.dy}), alignment(dw)});
-  require_fits(gradients, linear_call.weight[0]);
+  p.align = std::min(p.align, alignment(dw));
+}
+
+void run_wgrad(const WgradCall& call, const LinearCall& linear_call, Accumulate accumulate,
+               TensorList dw) {
+  GroupedLinearProblem p = problem_of(linear_call);
+  p.deferred = true;
+  p.align = std::min(p.align, alignment({call.dy}));
+  plan_dw(p, linear_call, dw, accumulate);
   require_same_device(call.x, call.saved, "saved");
   require_same_device(call.x, call.pending, "pending");
   const Here here(call.x);
@@ -265,17 +155,106 @@ void run_wgrad(const WgradCall& call, LinearCall linear_call, Accumulate accumul
   linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
 }
 
+namespace {
+
+std::tuple<Tensor, Tensor> grouped_linear(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                          TensorList bias, const Maybe& bias_scale,
+                                          const Maybe& rng, LinearWants wants, Text recipe,
+                                          bool save_input, int64_t unit_budget) {
+  return translated([&] {
+    const Tensor rows = rows_of(x, "x");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem problem = problem_of(call);
+    problem.tail = Tail::kZero;
+    const Tensor y = at::empty({problem.rows, problem.n}, rows.options());
+    const Tensor saved = bytes(rooms(problem, device(rows)).saved.of(problem.rows), rows);
+    run_forward(call, problem, {y, saved});
+    return std::tuple(y, saved);
+  });
+}
+
+void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weight, TensorList bias,
+                        const Maybe& bias_scale, const Maybe& rng, LinearWants wants, Text recipe,
+                        bool save_input, int64_t unit_budget, bool refresh_weights, bool zero_tail,
+                        const Tensor& y, const Tensor& saved, const Maybe& weight_cache) {
+  translated([&] {
+    const Tensor rows = rows_of(x, "x");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem problem = problem_of(call);
+    problem.cache_weights = weight_cache.has_value();
+    problem.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    problem.align = std::min(problem.align, alignment({y}));
+    run_forward(call, problem, {y, saved, weight_cache, refresh_weights});
+    bump_versions({y, saved});
+    if (weight_cache && refresh_weights) bump_versions(*weight_cache);
+  });
+}
+
+LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                        const Tensor& offsets, TensorList weight, TensorList bias,
+                                        const Maybe& bias_scale, const Maybe& rng,
+                                        LinearWants wants, bool deferred, Text recipe,
+                                        bool save_input, int64_t unit_budget) {
+  return translated([&] {
+    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem p = problem_of(call);
+    p.tail = Tail::kZero;
+    p.deferred = deferred;
+    p.align = std::min(p.align, alignment({drows}));
+    const auto none = [&] { return at::empty({0}, rows.options()); };
+    const bool has_dbias = p.bias && p.dbias;
+    const int64_t pending = deferred ? rooms(p, device(rows)).pending.of(p.rows) : 0;
+    LinearGradients out{
+        p.dgrad ? at::empty({p.rows, p.k}, rows.options()) : none(),
+        p.wgrad && !deferred ? empty_like(weight) : std::vector<Tensor>(),
+        has_dbias ? empty_like(bias) : std::vector<Tensor>(),
+        at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
+        bytes(pending, rows)};
+    const auto& [dx, dw, dbias, dbias_scale, left] = out;
+    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, left, dw, dbias});
+    return out;
+  });
+}
+
+void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                 const Tensor& offsets, TensorList weight, TensorList bias,
+                                 const Maybe& bias_scale, const Maybe& rng, LinearWants wants,
+                                 Text recipe, bool save_input, int64_t unit_budget,
+                                 const Maybe& weight_cache, bool zero_tail, const Maybe& dx,
+                                 TensorList dbias, const Maybe& dbias_scale,
+                                 const Tensor& pending) {
+  translated([&] {
+    const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
+    const LinearCall call{rows, offsets, weight, bias,       bias_scale,
+                          rng,  wants,   recipe, save_input, unit_budget};
+    GroupedLinearProblem p = problem_of(call);
+    p.deferred = true;
+    p.cache_weights = weight_cache.has_value();
+    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    p.align = std::min(p.align, alignment({drows, dx.value_or(Tensor())}));
+    const BackwardOut out{dx.value_or(Tensor()), dbias_scale.value_or(Tensor()), pending, {}, dbias,
+                          weight_cache};
+    run_backward(call, p, {drows, aligned(saved)}, out);
+    bump_versions({out.dx, out.dbias_scale, pending});
+    bump_versions(dbias);
+  });
+}
+
 void grouped_linear_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
                               const Tensor& pending, const Tensor& offsets, TensorList weight,
                               LinearWants wants, Text recipe, bool save_input, int64_t unit_budget,
-                              Text accumulate, const MaybeTensor& accumulate_flags,
-                              TensorList dweight) {
+                              Text accumulate, const Maybe& accumulate_flags, TensorList dweight) {
   translated([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, {},         {},
                           {},   wants,   recipe, save_input, unit_budget};
     run_wgrad({drows, rows, aligned(saved), aligned(pending), accumulate_flags}, call,
               parse_accumulate(accumulate), dweight);
+    bump_versions(dweight);
   });
 }
 
@@ -347,9 +326,6 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   for (const char* schema : kSchemas) m.def(schema);
   m.impl("_grouped_linear_rooms", grouped_linear_rooms);
-  m.impl(
-      "_is_random",
-      +[](Text recipe) { return !recipe.empty() && is_random(parse_recipe(recipe)); });
 }
 
 static void implement(torch::Library& m) {

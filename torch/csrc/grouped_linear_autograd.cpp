@@ -3,29 +3,27 @@
 #include "grouped_linear.h"
 
 namespace cadre::door {
-namespace {
 
-using at::Tensor;
-using at::TensorList;
-using MaybeTensor = std::optional<Tensor>;
-using Text = std::string_view;
-
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, TensorList, TensorList,
-                                           const MaybeTensor&, const MaybeTensor&, LinearWants,
-                                           Text, bool, int64_t);
-using Gradients = std::tuple<Tensor, std::vector<Tensor>, std::vector<Tensor>, Tensor, Tensor>;
-using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, TensorList,
-                           TensorList, const MaybeTensor&, const MaybeTensor&, LinearWants, bool,
-                           Text, bool, int64_t);
-
-std::tuple<Tensor, Tensor> forward_op(const Tensor& x, const Tensor& offsets, TensorList weight,
-                                      TensorList bias, const MaybeTensor& bias_scale,
-                                      const MaybeTensor& rng, LinearWants wants, Text recipe,
-                                      bool save_input, int64_t unit_budget) {
-  static const auto call = op<Forward>("cadre::grouped_linear");
-  return call.call(x, offsets, weight, bias, bias_scale, rng, wants, recipe, save_input,
-                   unit_budget);
+std::tuple<Tensor, Tensor> linear_op(const LinearCall& c) {
+  using Signature =
+      std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, TensorList, TensorList, const Maybe&,
+                                 const Maybe&, LinearWants, Text, bool, int64_t);
+  static const auto call = op<Signature>("cadre::grouped_linear");
+  return call.call(c.x, c.offsets, c.weight, c.bias, c.bias_scale, c.rng, c.wants, c.recipe,
+                   c.save_input, c.unit_budget);
 }
+
+LinearGradients linear_backward_op(const Tensor& dy, const Tensor& x, const Tensor& saved,
+                                   const LinearCall& c) {
+  using Signature = LinearGradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                                    TensorList, TensorList, const Maybe&, const Maybe&, LinearWants,
+                                    bool, Text, bool, int64_t);
+  static const auto call = op<Signature>("cadre::grouped_linear_backward");
+  return call.call(dy, x, saved, c.offsets, c.weight, c.bias, c.bias_scale, c.rng, c.wants, false,
+                   c.recipe, c.save_input, c.unit_budget);
+}
+
+namespace {
 
 /// What is no tensor, from forward to backward.
 struct Options {
@@ -36,16 +34,19 @@ struct Options {
   Tensor* saved;  ///< written: it has no gradient, so it is no output of the function
 };
 
-class Function : public torch::autograd::Function<Function> {
+class LinearFunction : public torch::autograd::Function<LinearFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
-                               TensorList weight, TensorList bias, const MaybeTensor& bias_scale,
-                               const MaybeTensor& rng, const Options& o) {
+                               TensorList weight, TensorList bias, const Maybe& bias_scale,
+                               const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, saved] = forward_op(x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
-                                       o.save_input, o.unit_budget);
+    const auto [y, saved] = linear_op({x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
+                                       o.save_input, o.unit_budget});
     *o.saved = saved;
-    ctx->save_for_backward(joined(x, offsets, saved, bias_scale, rng, weight, bias));
+    const bool reads_x = o.wants[kWantsDw] && (o.save_input || wgrad_reads(x, o.recipe));
+    const Tensor bytes = saved.sym_numel() == 0 ? Tensor() : saved;
+    ctx->save_for_backward(
+        joined(reads_x ? x : Tensor(), offsets, bytes, bias_scale, rng, weight, bias));
     int64_t wants = 0;  // as bits: one word is quicker to keep than a list of truths
     for (size_t i = 0; i < o.wants.size(); ++i) wants |= int64_t(o.wants[i]) << i;
     ctx->saved_data["numbers"] = std::vector<int64_t>{wants, o.save_input, o.unit_budget,
@@ -62,13 +63,13 @@ class Function : public torch::autograd::Function<Function> {
     LinearWants wants;
     for (size_t i = 0; i < wants.size(); ++i) wants[i] = numbers[0] >> i & 1;
     Saved in(ctx->get_saved_variables());
-    const Tensor x = in.one(), offsets = in.one(), saved = in.one();
-    const MaybeTensor bias_scale = in.maybe(), rng = in.maybe();
+    const Tensor kept = in.one(), offsets = in.one(), saved = in.one();
+    const Maybe bias_scale = in.maybe(), rng = in.maybe();
     const std::vector<Tensor> weight = in.list(weights), bias = in.list(biases);
-    static const auto call = op<Backward>("cadre::grouped_linear_backward");
-    const auto [dx, dw, dbias, dbias_scale, pending] =
-        call.call(dout[0], x, saved, offsets, weight, bias, bias_scale, rng, wants, false, recipe,
-                  numbers[1] != 0, numbers[2]);
+    const Tensor x = kept_or_shape(kept, dout[0], weight[0]);
+    const auto [dx, dw, dbias, dbias_scale, pending] = linear_backward_op(
+        dout[0], x, kept_or_empty(saved, dout[0]),
+        {x, offsets, weight, bias, bias_scale, rng, wants, recipe, numbers[1] != 0, numbers[2]});
     const bool scaled = wants[kWantsDbiasScale];
     return joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
                   or_none(dbias, biases), if_wanted(scaled, dbias_scale), Tensor(), Tensor());
@@ -78,38 +79,39 @@ class Function : public torch::autograd::Function<Function> {
 /// `wants` says what to keep besides what the tensors themselves ask for: a traced forward runs
 /// where no tensor does.
 std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, TensorList weight,
-                                          TensorList bias, const MaybeTensor& bias_scale,
-                                          const MaybeTensor& rng, LinearWants wants, Text recipe,
+                                          TensorList bias, const Maybe& bias_scale,
+                                          const Maybe& rng, LinearWants wants, Text recipe,
                                           bool save_input, int64_t unit_budget) {
   const bool grad = at::GradMode::is_enabled() &&
                     (learns(x) || learns(weight) || learns(bias) || learns(bias_scale));
-  const MaybeTensor state = drawn(rng, recipe, x);
+  const Maybe state = drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    return forward_op(x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input,
-                      unit_budget);
+    return linear_op(
+        {x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input, unit_budget});
   }
   const LinearWants learn{wants[kWantsDx] || learns(x), wants[kWantsDw] || learns(weight),
                           wants[kWantsDbias] || learns(bias),
                           wants[kWantsDbiasScale] || learns(bias_scale)};
   Tensor saved;
   const Options options{learn, recipe, save_input, unit_budget, &saved};
-  const variable_list out = Function::apply(x, offsets, weight, bias, bias_scale, state, options);
+  const variable_list out =
+      LinearFunction::apply(x, offsets, weight, bias, bias_scale, state, options);
   return {out[0], saved};
 }
 
 /// x and the parameters in autocast's type.
 template <c10::DispatchKey kKey, c10::DeviceType kDevice>
 std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, TensorList weight,
-                                    TensorList bias, const MaybeTensor& bias_scale,
-                                    const MaybeTensor& rng, LinearWants wants, Text recipe,
-                                    bool save_input, int64_t unit_budget) {
+                                    TensorList bias, const Maybe& bias_scale, const Maybe& rng,
+                                    LinearWants wants, Text recipe, bool save_input,
+                                    int64_t unit_budget) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
-  return forward_op(at::autocast::cached_cast(type, x, kDevice), offsets,
+  return linear_op({at::autocast::cached_cast(type, x, kDevice), offsets,
                     cast_for_autocast(type, weight, kDevice),
                     cast_for_autocast(type, bias, kDevice), bias_scale, rng, wants, recipe,
-                    save_input, unit_budget);
+                    save_input, unit_budget});
 }
 
 }  // namespace

@@ -10,11 +10,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using at::TensorList;
-using MaybeTensor = std::optional<Tensor>;
-using Text = std::string_view;
-
 const char* const kSchemas[] = {
     "grouped_mlp(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
@@ -65,8 +60,8 @@ class Mlp {
       : call_(call),
         problem_(problem),
         here_(call.x),
-        fc1(problem.parameters, here_),
-        fc2(problem.parameters, here_) {
+        fc1(problem.parameters, tables_),
+        fc2(problem.parameters, tables_) {
     fc1.read(call.weight1, call.bias1);
     fc2.read(call.weight2, call.bias2);
     args.offsets = offsets(call.offsets, call.x);
@@ -78,6 +73,7 @@ class Mlp {
 
   template <class Direction>
   void run(Direction direction, int64_t LayerMemory::*workspace_bytes) {
+    tables_.write(call_.x, here_);
     args.fc1 = fc1.own;
     args.fc2 = fc2.own;
     const GroupedMlpPlan& made = planned(problem_, device(call_.x));
@@ -89,15 +85,12 @@ class Mlp {
   const MlpCall& call_;
   const GroupedMlpProblem& problem_;
   const Here here_;
+  Tables tables_;
 
  public:
   LinearTables fc1, fc2;
   GroupedMlpArgs args;
 };
-
-constexpr auto kForward = [](auto&&... args) { forward(args...); };
-constexpr auto kBackward = [](auto&&... args) { backward(args...); };
-constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
 
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved) {
@@ -109,10 +102,9 @@ void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Te
   mlp.run(kForward, &LayerMemory::forward_workspace_bytes);
 }
 
-std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets,
-                                       const MaybeTensor& prob, TensorList weight1,
-                                       TensorList bias1, TensorList weight2, TensorList bias2,
-                                       const MaybeTensor& bias2_scale, const MaybeTensor& rng,
+std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, const Maybe& prob,
+                                       TensorList weight1, TensorList bias1, TensorList weight2,
+                                       TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                        MlpWants wants, Text activation, Text recipe, bool keep_h,
                                        int64_t unit_budget) {
   return translated([&] {
@@ -128,11 +120,11 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets,
   });
 }
 
-void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const MaybeTensor& prob,
-                     TensorList weight1, TensorList bias1, TensorList weight2, TensorList bias2,
-                     const MaybeTensor& bias2_scale, const MaybeTensor& rng, MlpWants wants,
-                     Text activation, Text recipe, bool keep_h, int64_t unit_budget, bool zero_tail,
-                     const Tensor& y, const Tensor& saved) {
+void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const Maybe& prob, TensorList weight1,
+                     TensorList bias1, TensorList weight2, TensorList bias2,
+                     const Maybe& bias2_scale, const Maybe& rng, MlpWants wants, Text activation,
+                     Text recipe, bool keep_h, int64_t unit_budget, bool zero_tail, const Tensor& y,
+                     const Tensor& saved) {
   translated([&] {
     const Tensor rows = rows_of(x, "x");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
@@ -141,6 +133,7 @@ void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const MaybeTensor& 
     p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
     p.align = std::min(p.align, alignment({y}));
     run_forward(call, p, y, saved);
+    bump_versions({y, saved});
   });
 }
 
@@ -185,11 +178,11 @@ using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
 
 Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                               const Tensor& offsets, const MaybeTensor& prob, TensorList weight1,
+                               const Tensor& offsets, const Maybe& prob, TensorList weight1,
                                TensorList bias1, TensorList weight2, TensorList bias2,
-                               const MaybeTensor& bias2_scale, const MaybeTensor& rng,
-                               MlpWants wants, bool deferred, Text activation, Text recipe,
-                               bool keep_h, int64_t unit_budget) {
+                               const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
+                               bool deferred, Text activation, Text recipe, bool keep_h,
+                               int64_t unit_budget) {
   return translated([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
@@ -220,13 +213,13 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
 }
 
 void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                              const Tensor& offsets, const MaybeTensor& prob, TensorList weight1,
+                              const Tensor& offsets, const Maybe& prob, TensorList weight1,
                               TensorList bias1, TensorList weight2, TensorList bias2,
-                              const MaybeTensor& bias2_scale, const MaybeTensor& rng,
-                              MlpWants wants, Text activation, Text recipe, bool keep_h,
-                              int64_t unit_budget, bool zero_tail, const MaybeTensor& dx,
-                              const MaybeTensor& dprob, TensorList dbias1, TensorList dbias2,
-                              const MaybeTensor& dbias2_scale, const Tensor& pending) {
+                              const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
+                              Text activation, Text recipe, bool keep_h, int64_t unit_budget,
+                              bool zero_tail, const Maybe& dx, const Maybe& dprob,
+                              TensorList dbias1, TensorList dbias2, const Maybe& dbias2_scale,
+                              const Tensor& pending) {
   translated([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
@@ -234,19 +227,22 @@ void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& s
     GroupedMlpProblem p = problem_of(call);
     p.deferred = true;
     p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    const auto or_none = [](const MaybeTensor& t) { return t.value_or(Tensor()); };
+    const auto or_none = [](const Maybe& t) { return t.value_or(Tensor()); };
     p.align = std::min(p.align, alignment({drows, or_none(dx)}));
     run_backward(
         call, p, {drows, aligned(saved)},
         {or_none(dx), or_none(dprob), or_none(dbias2_scale), pending, {}, dbias1, {}, dbias2});
+    bump_versions({or_none(dx), or_none(dprob), or_none(dbias2_scale), pending});
+    bump_versions(dbias1);
+    bump_versions(dbias2);
   });
 }
 
 void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                           const Tensor& pending, const Tensor& offsets, const MaybeTensor& prob,
+                           const Tensor& pending, const Tensor& offsets, const Maybe& prob,
                            TensorList weight1, TensorList weight2, MlpWants wants, Text activation,
                            Text recipe, bool keep_h, int64_t unit_budget, Text accumulate,
-                           const MaybeTensor& accumulate_flags, TensorList dweight1,
+                           const Maybe& accumulate_flags, TensorList dweight1,
                            TensorList dweight2) {
   translated([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
@@ -275,14 +271,16 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     mlp.fc1.own.accumulate = mlp.fc2.own.accumulate =
         accumulate_words(accumulate_flags, p.accumulate, p.experts, rows);
     mlp.run(kWgrad, &LayerMemory::wgrad_workspace_bytes);
+    bump_versions(dweight1);
+    bump_versions(dweight2);
   });
 }
 
 std::tuple<List, List> grouped_mlp_wgrad(const Tensor& dy, const Tensor& x, const Tensor& saved,
                                          const Tensor& pending, const Tensor& offsets,
-                                         const MaybeTensor& prob, TensorList weight1,
-                                         TensorList weight2, MlpWants wants, Text activation,
-                                         Text recipe, bool keep_h, int64_t unit_budget) {
+                                         const Maybe& prob, TensorList weight1, TensorList weight2,
+                                         MlpWants wants, Text activation, Text recipe, bool keep_h,
+                                         int64_t unit_budget) {
   std::tuple<List, List> dw{empty_like(weight1), empty_like(weight2)};
   grouped_mlp_wgrad_out(dy, x, saved, pending, offsets, prob, weight1, weight2, wants, activation,
                         recipe, keep_h, unit_budget, "no", {}, std::get<0>(dw), std::get<1>(dw));

@@ -5,21 +5,14 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using at::TensorList;
-using MaybeTensor = std::optional<Tensor>;
-using Text = std::string_view;
-
-using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const MaybeTensor&,
-                                           TensorList, TensorList, TensorList, TensorList,
-                                           const MaybeTensor&, const MaybeTensor&, MlpWants, Text,
-                                           Text, bool, int64_t);
+using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Maybe&, TensorList,
+                                           TensorList, TensorList, TensorList, const Maybe&,
+                                           const Maybe&, MlpWants, Text, Text, bool, int64_t);
 using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
-using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                           const MaybeTensor&, TensorList, TensorList, TensorList, TensorList,
-                           const MaybeTensor&, const MaybeTensor&, MlpWants, bool, Text, Text, bool,
-                           int64_t);
+using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&,
+                           TensorList, TensorList, TensorList, TensorList, const Maybe&,
+                           const Maybe&, MlpWants, bool, Text, Text, bool, int64_t);
 
 std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
@@ -35,18 +28,19 @@ struct Options {
   int64_t unit_budget;
 };
 
-class Function : public torch::autograd::Function<Function> {
+class MlpFunction : public torch::autograd::Function<MlpFunction> {
  public:
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
-                               const MaybeTensor& prob, TensorList weight1, TensorList bias1,
-                               TensorList weight2, TensorList bias2, const MaybeTensor& bias2_scale,
-                               const MaybeTensor& rng, const Options& o) {
+                               const Maybe& prob, TensorList weight1, TensorList bias1,
+                               TensorList weight2, TensorList bias2, const Maybe& bias2_scale,
+                               const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
     ctx->mark_non_differentiable({saved});
-    ctx->save_for_backward(
-        joined(x, offsets, saved, prob, bias2_scale, rng, weight1, bias1, weight2, bias2));
+    const bool reads_x = o.wants[kDw1] && wgrad_reads(x, o.recipe);
+    ctx->save_for_backward(joined(reads_x ? x : Tensor(), offsets, saved, prob, bias2_scale, rng,
+                                  weight1, bias1, weight2, bias2));
     c10::List<bool> wants;
     for (bool want : o.wants) wants.push_back(want);
     ctx->saved_data["wants"] = wants;
@@ -63,14 +57,15 @@ class Function : public torch::autograd::Function<Function> {
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
     auto& data = ctx->saved_data;
     Saved in(ctx->get_saved_variables());
-    const Tensor x = in.one(), offsets = in.one(), saved = in.one();
-    const MaybeTensor prob = in.maybe(), bias2_scale = in.maybe(), rng = in.maybe();
+    const Tensor kept = in.one(), offsets = in.one(), saved = in.one();
+    const Maybe prob = in.maybe(), bias2_scale = in.maybe(), rng = in.maybe();
     const c10::List<int64_t> counts = data["counts"].toIntList();
     const List weight1 = in.list(counts[0]), bias1 = in.list(counts[1]);
     const List weight2 = in.list(counts[2]), bias2 = in.list(counts[3]);
     const c10::List<bool> list = data["wants"].toBoolList();
     MlpWants wants;
     std::copy(list.begin(), list.end(), wants.begin());
+    const Tensor x = kept_or_shape(kept, dout[0], weight1[0]);
     static const auto call = op<Backward>("cadre::grouped_mlp_backward");
     const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
@@ -84,12 +79,11 @@ class Function : public torch::autograd::Function<Function> {
 };
 
 /// As of grouped_linear: `wants` says what to keep besides what the tensors themselves ask for.
-std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets,
-                                          const MaybeTensor& prob, TensorList weight1,
-                                          TensorList bias1, TensorList weight2, TensorList bias2,
-                                          const MaybeTensor& bias2_scale, const MaybeTensor& rng,
-                                          MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                          int64_t unit_budget) {
+std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, const Maybe& prob,
+                                          TensorList weight1, TensorList bias1, TensorList weight2,
+                                          TensorList bias2, const Maybe& bias2_scale,
+                                          const Maybe& rng, MlpWants wants, Text activation,
+                                          Text recipe, bool keep_h, int64_t unit_budget) {
   const MlpWants learn{learns(x),
                        learns(prob),
                        learns(weight1),
@@ -97,7 +91,7 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                        learns(bias1) || learns(bias2),
                        learns(bias2_scale)};
   const bool grad = at::GradMode::is_enabled() && learn != MlpWants{};
-  const MaybeTensor state = drawn(rng, recipe, x);
+  const Maybe state = drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
@@ -105,18 +99,18 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
   }
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || learn[i];
   const Options options{wants, activation, recipe, keep_h, unit_budget};
-  const variable_list out = Function::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
-                                            bias2_scale, state, options);
+  const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
+                                               bias2_scale, state, options);
   return {out[0], out[1]};
 }
 
 /// x and the parameters in autocast's type; probabilities stay fp32.
 template <c10::DispatchKey kKey, c10::DeviceType kDevice>
-std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, const MaybeTensor& prob,
+std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, const Maybe& prob,
                                     TensorList weight1, TensorList bias1, TensorList weight2,
-                                    TensorList bias2, const MaybeTensor& bias2_scale,
-                                    const MaybeTensor& rng, MlpWants wants, Text activation,
-                                    Text recipe, bool keep_h, int64_t unit_budget) {
+                                    TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
+                                    MlpWants wants, Text activation, Text recipe, bool keep_h,
+                                    int64_t unit_budget) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };

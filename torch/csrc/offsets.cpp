@@ -10,8 +10,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-
 struct Made {
   Tensor offsets{}, row_of{}, slot_of{}, status{};  ///< row_of and slot_of of routing only
 };

@@ -79,24 +79,22 @@ int alignment(at::TensorList tensors) {
   return int(uint64_t(1) << std::countr_zero(all));
 }
 
-Table::Table(at::TensorList tensors, const Here& here) {
-  std::vector<const void*> addresses;
-  addresses.reserve(tensors.size());
-  for (const at::Tensor& t : tensors) addresses.push_back(t.data_ptr());
-  const at::Tensor& on = tensors.front();
-  memory_ = at::empty({int64_t(tensors.size())}, on.options().dtype(at::kLong));
-  data_ = static_cast<void**>(memory_.data_ptr());
-  write_pointers(addresses, const_cast<const void**>(data_), device(on), here.stream());
+void Tables::write(const at::Tensor& on, const Here& here) {
+  if (addresses_.empty()) return;
+  memory_ = at::empty({int64_t(addresses_.size())}, on.options().dtype(at::kLong));
+  void* const data = memory_.data_ptr();
+  write_pointers(addresses_, static_cast<const void**>(data), device(on), here.stream());
+  for (const auto& tell : tell_) tell(static_cast<void**>(data));
 }
 
 void LinearTables::read(at::TensorList weight, at::TensorList bias) {
   if (layout_.discrete_weight)
-    own.discrete_w = (weights_ = Table(weight, here_)).data();
+    tables_.add(weight, own.discrete_w);
   else
     own.w = view(weight[0]);
   if (bias.empty()) return;
   if (layout_.discrete_bias)
-    own.discrete_bias = (biases_ = Table(bias, here_)).data();
+    tables_.add(bias, own.discrete_bias);
   else
     own.bias = view(bias[0]);
 }
@@ -104,7 +102,7 @@ void LinearTables::read(at::TensorList weight, at::TensorList bias) {
 void LinearTables::write_dw(at::TensorList dw) {
   if (dw.empty()) return;
   if (layout_.discrete_dw)
-    own.discrete_dw = (dw_ = Table(dw, here_)).data();
+    tables_.add(dw, own.discrete_dw);
   else
     own.dw = view(dw[0]);
 }
@@ -112,7 +110,7 @@ void LinearTables::write_dw(at::TensorList dw) {
 void LinearTables::write_dbias(at::TensorList dbias) {
   if (dbias.empty()) return;
   if (layout_.discrete_bias)
-    own.discrete_dbias = (dbias_ = Table(dbias, here_)).data();
+    tables_.add(dbias, own.discrete_dbias);
   else
     own.dbias = view(dbias[0]);
 }
@@ -123,6 +121,10 @@ Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
   for (const RecipeInfo& info : recipe_list())
     if (info.name == own) return info.recipe;
   return parse_recipe(own);
+}
+
+bool wgrad_reads(const at::Tensor& x, std::string_view recipe) {
+  return recipe.empty() || recipe_or_own(recipe, x).wgrad.rhs == recipe_or_own("", x).wgrad.rhs;
 }
 
 bool is_random(const Recipe& recipe) {
@@ -177,6 +179,22 @@ std::vector<at::Tensor> empty_like(at::TensorList list) {
   std::vector<at::Tensor> made;
   made.reserve(list.size());
   for (const at::Tensor& t : list) made.push_back(at::empty_like(t));
+  return made;
+}
+
+std::vector<at::Tensor> slices_like(at::TensorList list) {
+  if (list.size() == 1) return empty_like(list);
+  constexpr int64_t kAligned = 256;  // elements
+  const int64_t step = (list[0].numel() + kAligned - 1) / kAligned * kAligned;
+  const at::Tensor all = at::empty({step * int64_t(list.size())}, list[0].options());
+  std::vector<at::Tensor> made;
+  made.reserve(list.size());
+  for (const at::Tensor& t : list) {
+    const int64_t begin = step * int64_t(made.size());
+    made.push_back(at::detail::make_tensor<c10::TensorImpl>(
+        c10::TensorImpl::VIEW, c10::Storage(all.storage()), all.key_set(), all.dtype()));
+    made.back().unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), begin);
+  }
   return made;
 }
 

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string_view>
 #include <vector>
 
@@ -48,23 +49,31 @@ Major major_of(const at::Tensor& weight);
 /// Bytes, 16 at most, of which addresses and strides of all these tensors are multiples.
 int alignment(at::TensorList);
 
-/// E addresses in memory of the device, written by the stream.
-class Table {
+/// Addresses in memory of the device: tables of discrete parameters, all written by one launch.
+class Tables {
  public:
-  Table() = default;
-  Table(at::TensorList, const Here&);
-  void** data() const { return data_; }
+  /// `table` will say where the addresses of these tensors are.
+  template <class Pointers>
+  void add(at::TensorList tensors, Pointers& table) {
+    const size_t begin = addresses_.size();
+    for (const at::Tensor& t : tensors) addresses_.push_back(t.data_ptr());
+    tell_.push_back([&table, begin](void** all) { table = all + begin; });
+  }
+
+  /// On the stream of `here`. The tables live as long as this.
+  void write(const at::Tensor& on, const Here& here);
 
  private:
+  std::vector<const void*> addresses_;
+  std::vector<std::function<void(void**)>> tell_;
   at::Tensor memory_;
-  void** data_ = nullptr;
 };
 
-/// The parameters of a linear layer and their gradients in the core's words. The tables of discrete
-/// ones live as long as this.
+/// The parameters of a linear layer and their gradients in the core's words, those of discrete ones
+/// once the tables are written.
 class LinearTables {
  public:
-  LinearTables(const ParameterLayout& layout, const Here& here) : layout_(layout), here_(here) {}
+  LinearTables(const ParameterLayout& layout, Tables& tables) : layout_(layout), tables_(tables) {}
 
   void read(at::TensorList weight, at::TensorList bias);
   void write_dw(at::TensorList dw);
@@ -74,12 +83,14 @@ class LinearTables {
 
  private:
   const ParameterLayout& layout_;
-  const Here& here_;
-  Table weights_, biases_, dw_, dbias_;
+  Tables& tables_;
 };
 
 /// The recipe, or, where none is named, that of the tensor's own type.
 Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x);
+
+/// Whether weight gradients read x itself. Where the recipe copies it, the copy is what is kept.
+bool wgrad_reads(const at::Tensor& x, std::string_view recipe);
 
 /// Whether a copy of any operand rounds stochastically.
 bool is_random(const Recipe&);
@@ -99,6 +110,10 @@ at::Tensor rows_of(const at::Tensor& x, const char* what);
 
 /// A new tensor an expert, or one, each as the given one lies.
 std::vector<at::Tensor> empty_like(at::TensorList);
+
+/// The same as slices of one allocation, which the host makes faster. Not for results of operators:
+/// their fake ones begin where their memory does.
+std::vector<at::Tensor> slices_like(at::TensorList);
 
 /// How much of a layer's memory so many rows take, at most: begin + rows * row. Linear, so that a
 /// compiler can reason about it without planning.

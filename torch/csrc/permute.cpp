@@ -9,8 +9,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Pair = std::tuple<Tensor, Tensor>;
 
 using PermuteOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&);

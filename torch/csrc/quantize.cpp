@@ -6,8 +6,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;  ///< codes, scales, expert_scale
 
 /// How, beside format and axis.

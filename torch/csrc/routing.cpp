@@ -11,8 +11,6 @@
 namespace cadre::door {
 namespace {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Choice = std::tuple<Tensor, Tensor, Tensor>;  ///< experts, prob, scores
 
 using RoutingOp = Choice(const Tensor&, int64_t, c10::string_view, bool, double, const Maybe&,
