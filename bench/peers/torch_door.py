@@ -12,16 +12,16 @@ gradient alone; torch multiplies the same operands. Both are compared with plain
 the folder of the package cadre.
 """
 import argparse
-import gc
+import functools
 import json
 import pathlib
 import sys
-import time
 
 import torch
 
 import cadre
 import torch_grouped_gemm as beside
+from door_host_time import autograd_samples_us, host_samples_us
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import digest  # noqa: E402
@@ -39,10 +39,12 @@ HOST_LAYERS = [
     ("packed, main_grad", {"num_gemms": 8, "in_features": 1024, "out_features": 1024,
                            "single_grouped_weight": True, "single_grouped_bias": True,
                            "fuse_wgrad_accumulation": True}, 512),
+    ("discrete, main_grad", {"num_gemms": 8, "in_features": 1024, "out_features": 1024,
+                             "fuse_wgrad_accumulation": True}, 512),
     ("discrete", {"num_gemms": 8, "in_features": 1024, "out_features": 1024}, 512),
     ("discrete", {"num_gemms": 64, "in_features": 256, "out_features": 256}, 512),
 ]
-HOST_CALLS = 200  # of the whole row
+HOST_ROUNDS, HOST_BURSTS = 60, 10  # rounds of the whole row in a burst
 
 
 def door_call(case):
@@ -117,48 +119,42 @@ def measure(line, routing, options):
     return row
 
 
-def host_samples_us(layers, x, dy, counts):
-    """{call: [us a layer]} of layers in a row, as in a model. The GPU is idle before each forward,
-    so no call waits for room in its queue."""
-    samples = {"forward": [], "backward": []}
-    gc.collect()
-    gc.disable()
-    try:
-        for _ in range(HOST_CALLS + HOST_CALLS // 5):
-            x.grad = None
-            for layer in layers:
-                layer.zero_grad()
-            y = x
-            for layer in layers:
-                start = time.perf_counter()
-                y = layer(y, counts)
-                samples["forward"].append(1e6 * (time.perf_counter() - start))
-            start = time.perf_counter()
-            y.backward(dy)
-            samples["backward"].append(1e6 * (time.perf_counter() - start) / len(layers))
-            torch.cuda.synchronize()
-    finally:
-        gc.enable()
-    return {call: us[len(us) // 5:] for call, us in samples.items()}
+def host_contestants():
+    """(problem, layer, a burst of samples) of every line of HOST_LAYERS, and what autograd alone
+    needs for the parameters of discrete ones."""
+    for what, arguments, rows in HOST_LAYERS:
+        layers = [cadre.GroupedLinear(**arguments, params_dtype=torch.bfloat16, device="cuda")
+                  for _ in range(8)]
+        for layer in layers:
+            for p in layer.parameters():
+                p.main_grad = torch.zeros_like(p, dtype=torch.float32)
+        experts, k, n = layers[0].num_gemms, layers[0].in_features, layers[0].out_features
+        x, dy = (torch.randn(rows, width, dtype=torch.bfloat16, device="cuda") for width in (k, n))
+        counts = torch.full((experts,), rows // experts, device="cuda")
+        problem = f"GroupedLinear R={rows} N={n} K={k} E={experts} recipe=bf16"
+        yield problem, what, functools.partial(
+            host_samples_us, layers, x.requires_grad_(), dy, counts, HOST_ROUNDS)
+        if what == "discrete":
+            yield problem, "torch.stack of these", functools.partial(
+                autograd_samples_us, layers, HOST_ROUNDS)
 
 
-def host_rows(what, arguments, rows):
-    layers = [cadre.GroupedLinear(**arguments, params_dtype=torch.bfloat16, device="cuda")
-              for _ in range(8)]
-    for layer in layers:
-        for p in layer.parameters():
-            p.main_grad = torch.zeros_like(p, dtype=torch.float32)
-    experts, k, n = layers[0].num_gemms, layers[0].in_features, layers[0].out_features
-    x, dy = (torch.randn(rows, width, dtype=torch.bfloat16, device="cuda") for width in (k, n))
-    counts = torch.full((experts,), rows // experts, device="cuda")
+def host_rows():
+    """Bursts in turns: for seconds at a time a machine's cores may be half as fast."""
+    contestants = list(host_contestants())
+    samples = [{"forward": [], "backward": []} for _ in contestants]
+    for _ in range(HOST_BURSTS):
+        for (_, _, burst), mine in zip(contestants, samples):
+            for call, us in burst().items():
+                mine[call] += us
     found = []
-    for call, us in host_samples_us(layers, x.requires_grad_(), dy, counts).items():
-        row = {"problem": f"GroupedLinear R={rows} N={n} K={k} E={experts} recipe=bf16",
-               "layer": f"{what}, of {len(layers)} in a row", "call": call}
-        for key, share in (("host_us", 0.5), ("host_us_p10", 0.1), ("host_us_p90", 0.9)):
-            row[key] = round(beside.quantile(us, share), 3)
-        found.append(row | {"calls": len(us)})
-        print(f"{row['problem']}, {what}  {call}: {row['host_us']:.1f} us", flush=True)
+    for (problem, what, _), mine in zip(contestants, samples):
+        for call, us in mine.items():
+            row = {"problem": problem, "layer": f"{what}, of 8 in a row", "call": call}
+            for key, share in (("host_us", 0.5), ("host_us_p10", 0.1), ("host_us_p90", 0.9)):
+                row[key] = round(beside.quantile(us, share), 3)
+            found.append(row | {"calls": len(us)})
+            print(f"{problem}, {what}  {call}: {row['host_us']:.1f} us", flush=True)
     return found
 
 
@@ -188,8 +184,8 @@ def main():
     if not options.file and not options.host:
         parser.error("nothing to do; give --file, --host or both")
     cases = []
-    for what, arguments, rows in HOST_LAYERS if options.host else []:
-        cases += host_rows(what, arguments, rows)
+    if options.host:
+        cases += host_rows()
         write(cases, options)
     for line in pathlib.Path(options.file).read_text().splitlines() if options.file else []:
         if not line.partition("#")[0].strip():
