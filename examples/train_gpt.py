@@ -253,7 +253,7 @@ def train(options: argparse.Namespace, run: Run, text: Tensor) -> dict:
             if done % options.log_every == 0 or done == options.steps:
                 loss = trainer.losses[number].item()  # the only wait
                 speed = tokens * (done - untimed) / (time.perf_counter() - began) if began else 0
-                bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s")
+                bar.set_postfix_str(f"loss {loss:.4f}, {speed:,.0f} tokens/s")
                 bar.update(done - bar.n)
         trainer.wait()
         seconds = time.perf_counter() - began

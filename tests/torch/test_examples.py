@@ -96,7 +96,7 @@ def test_train_gpt(gpt, where, tmp_path):
     assert curve["final_loss"] < curve["loss"][0] - 0.5
     assert curve["problem"].startswith("gpt layers=1 hidden=32 experts=4 top_k=2 ")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert f"loss {curve['loss'][-1]:.3f}" in printed and "100%" in printed
+    assert f"loss {curve['loss'][-1]:.4f}, " in printed and "100%" in printed
 
 
 def test_train_gpt_compares(gpt, where, text, tmp_path):
