@@ -56,20 +56,26 @@ def bias_of(form, dtype, device, grad=False):
     return draw(E, M if form == "3d2d" else N, dtype=dtype, device=device, grad=grad)
 
 
+def arguments(form, case, dtype, bias_dtype, device):
+    """(a, b, offs, bias), no bias where it has no dtype, and their product in fp64."""
+    counts, rows = case
+    a, b = operands(form, rows, dtype, device)
+    bias = bias_of(form, bias_dtype, device) if bias_dtype else None
+    want = reference(form, a.double(), b.double(), counts, bias.double() if bias_dtype else None)
+    return (a, b, offs_of(form, counts, device), bias), want
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_values(device, case, form, with_bias, dtype):
-    counts, rows = case
-    a, b = operands(form, rows, dtype, device)
-    bias = bias_of(form, dtype, device) if with_bias else None
-    got = cadre.grouped_mm(a, b, offs_of(form, counts, device), bias)
-    want = reference(form, a.double(), b.double(), counts, bias.double() if with_bias else None)
+    given, want = arguments(form, case, dtype, dtype if with_bias else None, device)
+    got = cadre.grouped_mm(*given)
     assert got.dtype == dtype
     assert_close(got, want, terms=30)
-    if rows or form == "3d3d":
-        assert_seen(a)
-    wide = cadre.grouped_mm(a, b, offs_of(form, counts, device), bias, torch.float32)
+    if case[1] or form == "3d3d":
+        assert_seen(given[0])
+    wide = cadre.grouped_mm(*given, torch.float32)
     assert wide.dtype == torch.float32
     assert_close(wide, want, terms=30)
 
@@ -170,30 +176,28 @@ def test_gradients_of_fp32_results(device, form):
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_out_and_accumulate(device, form, with_bias, out_dtype):
-    counts, rows = named("tail")
-    a, b = operands(form, rows, torch.bfloat16, device)
-    bias = bias_of(form, torch.float32, device) if with_bias else None
-    offs = offs_of(form, counts, device)
-    want = reference(form, a.double(), b.double(), counts, bias.double() if with_bias else None)
+    counts, rows = case = named("tail")
+    given, want = arguments(form, case, torch.bfloat16, torch.float32 if with_bias else None,
+                            device)
     end = sum(counts)
 
     def owned(t):
         return {"2d3d": lambda: t[:end], "3d2d": lambda: t[:, :end]}.get(form, lambda: t)()
 
     out = poisoned(*want.shape, dtype=out_dtype, device=device)
-    assert cadre.grouped_mm(a, b, offs, bias, out=out) is out
+    assert cadre.grouped_mm(*given, out=out) is out
     assert_close(owned(out), owned(want), terms=60)
     if form in ("2d3d", "3d2d"):
         assert out.isnan().sum() == (rows - end) * (N if form == "2d3d" else M)
     old = draw(*want.shape, dtype=out_dtype, device=device)
     out = old.clone()
-    cadre.grouped_mm(a, b, offs, bias, None, out, True)
+    cadre.grouped_mm(*given, None, out, True)
     assert_close(owned(out), owned(want + old.double()), terms=60)
     if form == "2d3d":
         assert torch.equal(out[end:], old[end:])
     turned = poisoned(*want.shape[:-2], want.shape[-1], want.shape[-2], dtype=out_dtype,
                       device=device).transpose(-2, -1)
-    cadre.grouped_mm(a, b, offs, bias, out=turned)
+    cadre.grouped_mm(*given, out=turned)
     assert_close(owned(turned), owned(want), terms=60)
 
 
@@ -209,16 +213,13 @@ def bf16_by_default():
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("form", FORMS)
 def test_the_default_dtype_changes_nothing(device, bf16_by_default, form, with_bias):
-    counts, rows = named("ragged")
-    a, b = operands(form, rows, torch.float32, device)
-    bias = bias_of(form, torch.float32, device) if with_bias else None
-    offs = offs_of(form, counts, device)
-    want = reference(form, a.double(), b.double(), counts, bias.double() if with_bias else None)
-    got = cadre.grouped_mm(a, b, offs, bias)
+    given, want = arguments(form, named("ragged"), torch.float32,
+                            torch.float32 if with_bias else None, device)
+    got = cadre.grouped_mm(*given)
     assert got.dtype == torch.float32
     assert_close(got, want, terms=60)
     out = torch.ones_like(got)
-    cadre.grouped_mm(a, b, offs, bias, out=out, accumulate=True)
+    cadre.grouped_mm(*given, out=out, accumulate=True)
     assert_close(out, want + 1, terms=60)
 
 

@@ -242,12 +242,9 @@ class GroupedLinear(nn.Module):
         weight, bias = self.operands()
         recipe = active_recipe() if self.recipe is None else self.recipe
         added = [] if self.return_bias else bias
-        if is_compiling():
-            y = self._in_graph(x, splits, weight, added, bias_scale, recipe,
-                               is_first_microbatch, out, dgrad_out, inp)
-        else:
-            y = self._step(x, splits, weight, added, bias_scale, recipe,
-                           is_first_microbatch, out, dgrad_out, inp)
+        call = self._in_graph if is_compiling() else self._step
+        y = call(x, splits, weight, added, bias_scale, recipe, is_first_microbatch, out,
+                 dgrad_out, inp)
         y = y if inp.dim() == 2 else y.view(*inp.shape[:-1], self.out_features)
         if not self.return_bias:
             return y

@@ -7,6 +7,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include <array>
 #include <optional>
 #include <vector>
 
@@ -68,6 +69,18 @@ variable_list joined(const Parts&... parts) {
   };
   (add(parts), ...);
   return all;
+}
+
+/// Truths as bits of one word, which is quicker to keep than a list of them, and back.
+template <size_t kCount>
+int64_t bits_of(const std::array<bool, kCount>& truths) {
+  int64_t bits = 0;
+  for (size_t i = 0; i < kCount; ++i) bits |= int64_t(truths[i]) << i;
+  return bits;
+}
+template <size_t kCount>
+void read_bits(int64_t bits, std::array<bool, kCount>& truths) {
+  for (size_t i = 0; i < kCount; ++i) truths[i] = bits >> i & 1;
 }
 
 /// So many gradients, or as many undefined ones where none was computed.

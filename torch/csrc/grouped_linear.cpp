@@ -78,6 +78,10 @@ class Linear {
 
 }  // namespace
 
+bool reads_x(const LinearCall& call) {
+  return call.wants[kWantsDw] && (call.save_input || wgrad_reads(call.x, call.recipe));
+}
+
 void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
                  const ForwardOut& out) {
   const Here here(call.x);

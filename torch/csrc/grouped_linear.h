@@ -25,6 +25,9 @@ struct LinearCall {
   int64_t unit_budget = 0;
 };
 
+/// Whether backward reads the call's x. Forward keeps it then.
+bool reads_x(const LinearCall&);
+
 /// torch.ops.cadre.grouped_linear through the dispatcher: (y, saved).
 std::tuple<at::Tensor, at::Tensor> linear_op(const LinearCall&);
 

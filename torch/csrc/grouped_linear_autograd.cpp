@@ -40,16 +40,14 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                                TensorList weight, TensorList bias, const Maybe& bias_scale,
                                const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [y, saved] = linear_op({x, offsets, weight, bias, bias_scale, rng, o.wants, o.recipe,
-                                       o.save_input, o.unit_budget});
+    const LinearCall call{x,   offsets, weight,   bias,         bias_scale,
+                          rng, o.wants, o.recipe, o.save_input, o.unit_budget};
+    const auto [y, saved] = linear_op(call);
     *o.saved = saved;
-    const bool reads_x = o.wants[kWantsDw] && (o.save_input || wgrad_reads(x, o.recipe));
     const Tensor bytes = saved.sym_numel() == 0 ? Tensor() : saved;
     ctx->save_for_backward(
-        joined(reads_x ? x : Tensor(), offsets, bytes, bias_scale, rng, weight, bias));
-    int64_t wants = 0;  // as bits: one word is quicker to keep than a list of truths
-    for (size_t i = 0; i < o.wants.size(); ++i) wants |= int64_t(o.wants[i]) << i;
-    ctx->saved_data["numbers"] = std::vector<int64_t>{wants, o.save_input, o.unit_budget,
+        joined(if_wanted(reads_x(call), x), offsets, bytes, bias_scale, rng, weight, bias));
+    ctx->saved_data["numbers"] = std::vector<int64_t>{bits_of(o.wants), o.save_input, o.unit_budget,
                                                       int64_t(weight.size()), int64_t(bias.size())};
     if (!o.recipe.empty()) ctx->saved_data["recipe"] = std::string(o.recipe);
     return {y};
@@ -61,7 +59,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const std::string recipe = named == ctx->saved_data.end() ? "" : named->second.toStringRef();
     const int64_t weights = numbers[3], biases = numbers[4];
     LinearWants wants;
-    for (size_t i = 0; i < wants.size(); ++i) wants[i] = numbers[0] >> i & 1;
+    read_bits(numbers[0], wants);
     Saved in(ctx->get_saved_variables());
     const Tensor kept = in.one(), offsets = in.one(), saved = in.one();
     const Maybe bias_scale = in.maybe(), rng = in.maybe();

@@ -39,11 +39,9 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads(x, o.recipe);
-    ctx->save_for_backward(joined(reads_x ? x : Tensor(), offsets, saved, prob, bias2_scale, rng,
+    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, saved, prob, bias2_scale, rng,
                                   weight1, bias1, weight2, bias2));
-    c10::List<bool> wants;
-    for (bool want : o.wants) wants.push_back(want);
-    ctx->saved_data["wants"] = wants;
+    ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["activation"] = std::string(o.activation);
     ctx->saved_data["recipe"] = std::string(o.recipe);
     ctx->saved_data["keep_h"] = o.keep_h;
@@ -62,9 +60,8 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     const c10::List<int64_t> counts = data["counts"].toIntList();
     const List weight1 = in.list(counts[0]), bias1 = in.list(counts[1]);
     const List weight2 = in.list(counts[2]), bias2 = in.list(counts[3]);
-    const c10::List<bool> list = data["wants"].toBoolList();
     MlpWants wants;
-    std::copy(list.begin(), list.end(), wants.begin());
+    read_bits(data["wants"].toInt(), wants);
     const Tensor x = kept_or_shape(kept, dout[0], weight1[0]);
     static const auto call = op<Backward>("cadre::grouped_mlp_backward");
     const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =

@@ -41,6 +41,10 @@ struct Given {
   Maybe rng, cache{};
   bool refresh = true;
   c10::intrusive_ptr<Special> special{};  ///< null: a call that the operator could have done
+
+  LinearCall call(const Tensor& x, TensorList bias, const Maybe& bias_scale) const {
+    return {x, offsets, weight, bias, bias_scale, rng, wants, recipe, save_input};
+  }
 };
 
 // Who watches
@@ -87,10 +91,8 @@ Tensor shape_only(at::IntArrayRef shape, const Tensor& like) {
 }
 
 /// y, and what forward saves.
-std::pair<Tensor, Tensor> forward(const Tensor& x, TensorList bias, const Maybe& bias_scale,
-                                  const Given& g) {
-  const LinearCall call{x,     g.offsets, g.weight, bias,        bias_scale,
-                        g.rng, g.wants,   g.recipe, g.save_input};
+std::pair<Tensor, Tensor> forward(const LinearCall& call, const Given& g) {
+  const Tensor& x = call.x;
   const Maybe out = g.special ? g.special->out : Maybe();
   GroupedLinearProblem problem = problem_of(call);
   problem.cache_weights = g.cache.has_value();
@@ -152,7 +154,7 @@ struct FromForward {
 
   explicit FromForward(AutogradContext* ctx) {
     const std::vector<int64_t> numbers = ctx->saved_data["numbers"].toIntVector();
-    for (size_t i = 0; i < wants.size(); ++i) wants[i] = numbers[0] >> i & 1;
+    read_bits(numbers[0], wants);
     save_input = numbers[1] != 0;
     recipe = ctx->saved_data["recipe"].toStringRef();
     const auto found = ctx->saved_data.find("special");
@@ -220,21 +222,21 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
   static variable_list forward(AutogradContext* ctx, const Tensor& given_x, const Maybe& bias_scale,
                                TensorList, TensorList bias, const Given& g) {
     Tensor x, y, saved;
+    bool keeps_x = false;
     {
       const at::AutoDispatchBelowADInplaceOrView below;
       x = given_x.contiguous();
-      std::tie(y, saved) = door::forward(x, bias, bias_scale, g);
+      const LinearCall call = g.call(x, bias, bias_scale);
+      std::tie(y, saved) = door::forward(call, g);
+      keeps_x = reads_x(call);
     }
-    const bool reads_x = g.wants[kWantsDw] && (g.save_input || wgrad_reads(x, g.recipe));
     // As the operator keeps them: a checkpoint may compute either again for the other.
     variable_list kept =
-        joined(reads_x ? x : Tensor(), g.offsets, saved, bias_scale, g.rng, g.weight, bias);
+        joined(if_wanted(keeps_x, x), g.offsets, saved, bias_scale, g.rng, g.weight, bias);
     if (g.special) kept.push_back(g.cache.value_or(Tensor()));
     ctx->save_for_backward(std::move(kept));
-    int64_t wants = 0;
-    for (size_t i = 0; i < g.wants.size(); ++i) wants |= int64_t(g.wants[i]) << i;
-    ctx->saved_data["numbers"] =
-        std::vector<int64_t>{wants, g.save_input, int64_t(g.weight.size()), int64_t(bias.size())};
+    ctx->saved_data["numbers"] = std::vector<int64_t>{
+        bits_of(g.wants), g.save_input, int64_t(g.weight.size()), int64_t(bias.size())};
     ctx->saved_data["recipe"] = std::string(g.recipe);
     if (!g.special) return {y};
     ctx->saved_data["special"] = c10::IValue::make_capsule(g.special);
@@ -332,14 +334,11 @@ Tensor offsets_of(const Tensor& counts, const Tensor& x) {
 Tensor run(const Cast& cast, const Maybe& bias_scale, TensorList weight, Given& given,
            std::optional<bool> refresh) {
   return translated([&] {
-    if (refresh)
-      use_cache(given,
-                {cast.x, given.offsets, cast.weight, cast.bias, bias_scale, given.rng, given.wants,
-                 given.recipe, given.save_input},
-                *refresh);
+    if (refresh) use_cache(given, given.call(cast.x, cast.bias, bias_scale), *refresh);
     if (given.wants == LinearWants{}) {
       const at::AutoDispatchBelowADInplaceOrView below;
-      return forward(cast.x.contiguous(), cast.bias, bias_scale, given).first;
+      const Tensor x = cast.x.contiguous();
+      return forward(given.call(x, cast.bias, bias_scale), given).first;
     }
     return LinearStep::apply(cast.x, bias_scale, weight, TensorList(cast.bias), given)[0];
   });
