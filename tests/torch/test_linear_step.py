@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import draw, offsets_of
 from linear_reference import gradients, module
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -272,6 +272,19 @@ def test_negative_views_and_no_gradient_at_all(device):
         assert torch.all(none == 0)
 
 
+def test_results_nobody_watched_and_gradients_somebody_does(device):
+    """Forward went straight to the library; backward is the operator then."""
+    layer, x = module(device), draw(20, 24, device=device, grad=True)
+    dy, inputs = draw(20, 40, device=device), [x, *layer.parameters()]
+    y = layer(x, [4] * 5)
+    want = torch.autograd.grad(y, inputs, dy, retain_graph=True)
+    for watched in (torch._neg_view(-dy), Wrapped(dy)):
+        got = torch.autograd.grad(y, inputs, watched, retain_graph=True)
+        assert all(map(torch.equal, got, want))
+    none = torch.autograd.grad(y, inputs, torch._efficientzerotensor(20, 40, device=device))
+    assert all(torch.all(t == 0) for t in none)
+
+
 @pytest.mark.parametrize("delay", [True, False])
 def test_what_no_operator_has_refuses_fakes(device, delay):
     """A deferred gradient, or a buffer."""
@@ -289,6 +302,16 @@ def test_what_no_operator_has_refuses_fakes(device, delay):
         with pytest.raises(NotImplementedError, match="must be plain with main_grad"):
             layer(torch.empty(20, 24, device=device), counts,
                   out=None if out is None else torch.empty(20, 40, device=device))
+
+
+def test_plain_tensors_where_new_ones_are_fake(device):
+    """The operator gives a fake result, and a deferred gradient has no operator."""
+    x, splits = draw(20, 24, device=device), cadre.Offsets(offsets_of([4] * 5, device))
+    layer, deferred = module(device), module(device, delay_wgrad_compute=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        assert isinstance(layer(x, splits), FakeTensor)
+        with pytest.raises(NotImplementedError, match="must be plain with main_grad"):
+            deferred(x, splits)
 
 
 def test_an_input_that_is_plain_when_it_is_there(device):
