@@ -1,9 +1,9 @@
 // Bandwidths of the copy engine (TMA): boxes as the grouped GEMM kernels load and store them.
 #include "bench/cuda/check.h"
 #include "bench/cuda/facts.h"
-#include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/tensor_map.h"
+#include "cuda/device/tma.h"
 
 namespace cadre::bench {
 namespace {
@@ -35,13 +35,13 @@ __global__ void load_kernel(const __grid_constant__ CUtensorMap map,
   auto& shared = *reinterpret_cast<Shared*>(cuda::dynamic_shared());
   if (threadIdx.x != 0) return;
   for (Barrier& barrier : shared.full) cuda::init(barrier, 1);
-  cuda::fence_init();
+  cuda::fence_mbarrier_init();
   int64_t turn = 0;
   for (int64_t i = blockIdx.x; i < boxes.count * boxes.passes; i += gridDim.x, ++turn) {
     const int stage = int(turn % kStages);
     if (turn >= kStages) cuda::wait(shared.full[stage], uint32_t(turn / kStages - 1) & 1);
-    cuda::arrive_expecting(shared.full[stage], kBoxBytes);
-    cuda::load(shared.boxes[stage], map, box(boxes, i), shared.full[stage]);
+    cuda::arrive_expect_tx(shared.full[stage], kBoxBytes);
+    cuda::tma_load(shared.boxes[stage], map, box(boxes, i), shared.full[stage]);
   }
   for (int64_t last = turn < kStages ? 0 : turn - kStages; last < turn; ++last)
     cuda::wait(shared.full[last % kStages], uint32_t(last / kStages) & 1);
@@ -53,18 +53,18 @@ __global__ void store_kernel(const __grid_constant__ CUtensorMap map,
   auto* memory = reinterpret_cast<float*>(cuda::dynamic_shared());
   for (int i = int(threadIdx.x); i < kBoxBytes / 4; i += int(blockDim.x))
     memory[i] = float(i) * 0x1p-12f;
-  cuda::fence_shared();
+  cuda::fence_proxy_async();
   __syncthreads();
   if (threadIdx.x != 0) return;
   for (int64_t i = blockIdx.x; i < boxes.count * boxes.passes; i += gridDim.x) {
     if constexpr (kAdds)
-      cuda::add(map, box(boxes, i), memory);
+      cuda::tma_reduce_add(map, box(boxes, i), memory);
     else
-      cuda::store(map, box(boxes, i), memory);
-    cuda::close_stores();
-    cuda::wait_for_reads<kStoresUnderWay>();
+      cuda::tma_store(map, box(boxes, i), memory);
+    cuda::tma_commit();
+    cuda::tma_wait_read<kStoresUnderWay>();
   }
-  cuda::wait_for_stores();
+  cuda::tma_wait();
 }
 
 using Kernel = void (*)(CUtensorMap, Boxes);

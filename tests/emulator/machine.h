@@ -57,12 +57,12 @@ struct Block {
   std::vector<Warpgroup> warpgroups;
 };
 
-/// Copies to device memory that a thread has started, up to a close_stores().
+/// Copies to device memory that a thread has started, up to a tma_commit().
 struct StoreGroup {
   int reading = 0, writing = 0;
 };
 
-/// Copies to shared memory that a thread has started, up to a close_copies().
+/// Copies to shared memory that a thread has started, up to a cp_async_commit().
 struct CopyGroup {
   int left = 0;
 };

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "cuda/device/barrier.h"
-#include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/tensor_map.h"
+#include "cuda/device/tma.h"
 
 namespace cadre::cuda {
 namespace {
@@ -70,7 +70,7 @@ __global__ void ring_kernel(int rounds, bool answers, int* sum) {
   auto* full = reinterpret_cast<Barrier*>(dynamic_shared());
   Barrier* empty = full + 1;
   int* place = reinterpret_cast<int*>(full + 2);
-  if (threadIdx.x == 0) init(*full, 1), init(*empty, 1), fence_init();
+  if (threadIdx.x == 0) init(*full, 1), init(*empty, 1), fence_mbarrier_init();
   __syncthreads();
   for (uint32_t i = 0; i < uint32_t(rounds); ++i) {
     if (threadIdx.x == 0) {
@@ -98,7 +98,7 @@ __global__ void misuse_kernel(int which) {
   auto* barrier = reinterpret_cast<Barrier*>(dynamic_shared());
   if (which == 0) arrive(*barrier);
   init(*barrier, 1);
-  fence_init();
+  fence_mbarrier_init();
   if (which == 1) shared_address(dynamic_shared() + 64);
   if (which == 2) __syncwarp(1);
   if (which == 3) init(*barrier, 2), arrive(*barrier), wait(*barrier, 0);
@@ -119,16 +119,16 @@ __global__ void copy_kernel(const CUtensorMap from, const CUtensorMap to, int fa
   uint8_t* box = dynamic_shared();
   auto* full = reinterpret_cast<Barrier*>(box + kRows * 128);
   init(*full, 1);
-  fence_init();
+  fence_mbarrier_init();
   for (uint32_t i = 0; i < 2; ++i) {
-    if (i > 0 && fault != 1) wait_for_reads<0>();
-    arrive_expecting(*full, kRows * 128);
-    load(box, from, Box3{0, int(i) * kRows, 0}, *full);
+    if (i > 0 && fault != 1) tma_wait_read<0>();
+    arrive_expect_tx(*full, kRows * 128);
+    tma_load(box, from, Box3{0, int(i) * kRows, 0}, *full);
     if (fault != 2) wait(*full, i);
-    store(to, Box3{0, int(i) * kRows, 0}, box);
-    if (fault != 3) close_stores();
+    tma_store(to, Box3{0, int(i) * kRows, 0}, box);
+    if (fault != 3) tma_commit();
   }
-  if (fault == 0) wait_for_stores();
+  if (fault == 0) tma_wait();
 }
 
 TEST(Emulator, CopiesHappenAtAnyMoment) {

@@ -119,14 +119,14 @@ void start_store(const CUtensorMap& map, const Coordinates& at, const void* from
   may_switch();
 }
 
-void close_stores() {
+void tma_commit() {
   Thread& t = self();
   if (!t.open_stores) t.open_stores = std::make_shared<StoreGroup>();
   t.store_groups.push_back(std::move(t.open_stores));
   t.open_stores = nullptr;
 }
 
-void wait_for_stores(int left, bool written) {
+void tma_wait(int left, bool written) {
   Thread& t = self();
   while (!t.store_groups.empty() && t.store_groups.front()->writing == 0)
     t.store_groups.pop_front();

@@ -6,7 +6,7 @@
 
 #include "tests/emulator/machine.h"
 
-// The copy engine: boxes of tensors, by descriptors that the emulated driver encodes.
+// TMA: boxes of tensors, by tensor maps that the emulated driver encodes.
 namespace cadre::emulator {
 
 /// What an emulated CUtensorMap holds.
@@ -32,8 +32,8 @@ struct Delivery {
 };
 void start_load(void* to, const CUtensorMap&, const Coordinates&, const Delivery&);
 void start_store(const CUtensorMap&, const Coordinates&, const void* from, bool adds);
-void close_stores();
+void tma_commit();
 /// Until all but the youngest `left` groups have read shared memory, or written device memory too.
-void wait_for_stores(int left, bool written);
+void tma_wait(int left, bool written);
 
 }  // namespace cadre::emulator

@@ -62,7 +62,7 @@ std::vector<float> operand(uint64_t descriptor, bool along, int count, Element e
   return values;
 }
 
-void hand_in(const ProductShape& shape, float* sums, uint64_t a, uint64_t b, bool to_sums) {
+void issue_wgmma(const ProductShape& shape, float* sums, uint64_t a, uint64_t b, bool to_sums) {
   emulator::may_switch();
   emulator::Thread& t = emulator::self();
   emulator::Warpgroup& group = t.warpgroup();

@@ -1,9 +1,9 @@
 #pragma once
 #include <cstdint>
 
-// Memory barriers in shared memory (mbarrier): they count arrivals, and bytes that the copy engine
-// delivers. A barrier's phase flips when all that it waits for has come; whoever waits names the
-// parity of the phase that must be over. One wrapper, one instruction.
+// mbarriers: they lie in shared memory and count arrivals, and bytes that TMA transfers. A phase
+// completes when all of both have come; a wait names the parity of the phase that must be complete.
+// One wrapper, one instruction.
 namespace cadre::cuda {
 
 using Barrier = uint64_t;
@@ -17,8 +17,8 @@ __device__ inline void init(Barrier& barrier, int arrivals) {
                "r"(arrivals));
 }
 
-/// Makes initialised barriers known to the copy engine and to the other blocks of a cluster.
-__device__ inline void fence_init() {
+/// Makes initialised barriers visible to TMA and to the other blocks of a cluster.
+__device__ inline void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
@@ -29,7 +29,7 @@ __device__ inline void arrive(Barrier& barrier) {
 
 /// Arrives at the same barrier of another block of the cluster. Orders nothing that this thread
 /// wrote: with release at cluster scope every arrival would wait for all memory.
-__device__ inline void arrive_at(Barrier& barrier, uint32_t block) {
+__device__ inline void arrive_cluster(Barrier& barrier, uint32_t block) {
   asm volatile(
       "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, %0, %1;"
       "  mbarrier.arrive.shared::cluster.b64 _, [remote]; }" ::"r"(shared_address(&barrier)),
@@ -37,8 +37,9 @@ __device__ inline void arrive_at(Barrier& barrier, uint32_t block) {
       : "memory");
 }
 
-/// Writes to the same place of another block of the cluster; its barrier there counts the bytes.
-__device__ inline void give(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
+/// st.async: writes to the same address in another block of the cluster, whose barrier counts the
+/// bytes.
+__device__ inline void st_async(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
   asm volatile(
       "{ .reg .b32 remote, counted; mapa.shared::cluster.u32 remote, %0, %3;"
       "  mapa.shared::cluster.u32 counted, %2, %3;"
@@ -48,8 +49,8 @@ __device__ inline void give(int64_t& to, int64_t value, Barrier& barrier, uint32
       : "memory");
 }
 
-/// Arrives, and says how many bytes will be delivered in this phase.
-__device__ inline void arrive_expecting(Barrier& barrier, uint32_t bytes) {
+/// Arrives, and adds to the bytes that this phase expects.
+__device__ inline void arrive_expect_tx(Barrier& barrier, uint32_t bytes) {
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&barrier)),
       "r"(bytes)
@@ -82,15 +83,15 @@ __device__ inline bool elect() {
   return is_elected != 0;
 }
 
-/// This block's number in its cluster.
-__device__ inline uint32_t block_in_cluster() {
+/// This block's rank in its cluster.
+__device__ inline uint32_t cluster_ctarank() {
   uint32_t rank;
   asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 }
 
-/// A barrier among all threads of a cluster.
-__device__ inline void sync_cluster() {
+/// The cluster's own barrier: waits for all of its threads.
+__device__ inline void cluster_sync() {
   asm volatile("barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;" ::: "memory");
 }
 

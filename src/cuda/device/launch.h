@@ -37,7 +37,7 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
   check(cudaLaunchKernelEx(&config, kernel, args...), "launch a kernel");
 }
 
-/// What a block was launched with, aligned for the copy engine's swizzle.
+/// What a block was launched with, aligned for TMA's swizzle.
 __device__ inline uint8_t* dynamic_shared() {
   extern __shared__ __align__(1024) uint8_t memory[];
   return memory;

@@ -31,26 +31,26 @@ __device__ inline float add_rounded(float a, float b) {
 
 /// Writes them row by row, sixteen bytes each: thread t names the place of row t % 8 of matrix
 /// t / 8.
-__device__ inline void put_matrices(uint32_t to, const Matrices& m) {
+__device__ inline void stmatrix(uint32_t to, const Matrices& m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(m.a), "r"(m.b), "r"(m.c), "r"(m.d)
                : "memory");
 }
 
 /// Writes them column by column.
-__device__ inline void put_transposed(uint32_t to, const Matrices& m) {
+__device__ inline void stmatrix_trans(uint32_t to, const Matrices& m) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
                "r"(m.a), "r"(m.b), "r"(m.c), "r"(m.d)
                : "memory");
 }
 
-__device__ inline void put_pair(uint32_t to, float first, float second) {
+__device__ inline void st_shared_pair(uint32_t to, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
 struct Pair {
   float first, second;
 };
-__device__ inline Pair get_pair(uint32_t from) {
+__device__ inline Pair ld_shared_pair(uint32_t from) {
   Pair pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
                : "=f"(pair.first), "=f"(pair.second)
@@ -58,7 +58,7 @@ __device__ inline Pair get_pair(uint32_t from) {
                : "memory");
   return pair;
 }
-__device__ inline void put_float(uint32_t to, float value) {
+__device__ inline void st_shared(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 

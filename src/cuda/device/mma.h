@@ -11,24 +11,24 @@
 namespace cadre::cuda {
 
 /// Copies the first `bytes` of sixteen; the others become zero. Both places are aligned to sixteen.
-__device__ inline void copy_async(uint32_t to, const void* from, int bytes) {
+__device__ inline void cp_async(uint32_t to, const void* from, int bytes) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
                "l"(__cvta_generic_to_global(from)), "r"(bytes)
                : "memory");
 }
 
 /// Ends this thread's open group of copies.
-__device__ inline void close_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 /// Waits for this thread's groups but for the youngest `kLeft`.
 template <int kLeft>
-__device__ inline void wait_for_copies() {
+__device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
 /// Reads four 8 x 8 matrices row by row, sixteen bytes each: thread t names the place of row t % 8
 /// of matrix t / 8.
-__device__ inline Matrices get_matrices(uint32_t from) {
+__device__ inline Matrices ldmatrix(uint32_t from) {
   Matrices m;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
@@ -38,7 +38,7 @@ __device__ inline Matrices get_matrices(uint32_t from) {
 }
 
 /// Reads them column by column.
-__device__ inline Matrices get_transposed(uint32_t from) {
+__device__ inline Matrices ldmatrix_trans(uint32_t from) {
   Matrices m;
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)

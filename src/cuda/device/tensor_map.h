@@ -3,7 +3,7 @@
 
 #include "cadre/tensor.h"
 
-// Descriptors by which the copy engine finds boxes of a tensor. Encoded on the host for every
+// Tensor maps: the descriptors by which TMA finds boxes of a tensor. Encoded on the host for every
 // launch, from pointers and strides alone: nothing is kept, since parameters move.
 namespace cadre::cuda {
 

@@ -5,7 +5,7 @@
 
 // Products of the tensor cores of Hopper (wgmma): a warpgroup, four warps, multiplies 64 rows of a
 // tile of A by a tile of B, both in shared memory, sixteen deep, and adds to sums in registers.
-// Elements lie in rows of 128 bytes, swizzled as the copy engine writes them. One wrapper, one
+// Elements lie in rows of 128 bytes, swizzled as TMA writes them. One wrapper, one
 // instruction.
 //
 // Source    the matrix descriptors and fragments of the PTX manual, section wgmma.
@@ -23,15 +23,15 @@ __device__ inline uint64_t matrix(const void* memory, int slab_bytes) {
 
 /// From sixteen elements of the contraction to the next: what to add to matrix().
 template <bool kAlong>
-constexpr uint64_t kNextSixteen = (kAlong ? 16 * 2 : 16 * 128) >> 4;
+constexpr uint64_t kDescriptorStep = (kAlong ? 16 * 2 : 16 * 128) >> 4;
 
-__device__ inline void open_products() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
-__device__ inline void close_products() {
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ inline void wgmma_commit() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 /// Waits for all but the youngest `kLeft` groups.
 template <int kLeft>
-__device__ inline void wait_for_products() {
+__device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
@@ -43,11 +43,11 @@ __device__ inline void pin(float* sums) {
 }
 
 template <int kIncrease>
-__device__ inline void take_registers() {
+__device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kIncrease));
 }
 template <int kDecrease>
-__device__ inline void give_registers() {
+__device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kDecrease));
 }
 

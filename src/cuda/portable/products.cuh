@@ -34,10 +34,10 @@ struct TensorProducts {
     const int lane = int(threadIdx.x) % kLanes, low = lane / 8 % 2, high = lane / 16;
     if constexpr (kLayout.along) {
       const uint8_t* at = stage + kLayout.place(first + lane % 16, deep / 8 + high);
-      return get_matrices(shared_address(at));
+      return ldmatrix(shared_address(at));
     } else {
       const uint8_t* at = stage + kLayout.place(deep + 8 * high + lane % 8, first / 8 + low);
-      return get_transposed(shared_address(at));
+      return ldmatrix_trans(shared_address(at));
     }
   }
 
@@ -161,17 +161,17 @@ __device__ inline void multiply_tile(TileShared& shared, Products<Kind>& product
   const int rows = int(shared.tile.area.rows.count());
   for (int stage = 0; stage < kStages - 1; ++stage) {
     if (stage < stages) load_stage<Kind>(shared, stage);
-    close_copies();
+    cp_async_commit();
   }
 #pragma unroll 1
   for (int stage = 0; stage < stages; ++stage) {
-    wait_for_copies<kStages - 2>();
+    cp_async_wait<kStages - 2>();
     __syncthreads();
     if (stage + kStages - 1 < stages) load_stage<Kind>(shared, stage + kStages - 1);
-    close_copies();
+    cp_async_commit();
     products.add(shared.stages.a[stage % kStages], shared.stages.b[stage % kStages], rows);
   }
-  wait_for_copies<0>();
+  cp_async_wait<0>();
   __syncthreads();
 }
 

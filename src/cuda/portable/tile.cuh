@@ -150,8 +150,8 @@ __device__ inline void load_operand(uint8_t* to, const Source& source, int64_t s
     const char* from = source.data + (first_line + line) * source.pitch + place * source.step;
     uint8_t* where = to + kLayout.place(line, chunk);
     if (source.wide)
-      copy_async(shared_address(where), count == 0 ? source.data : from,
-                 count * kLayout.element_bytes);
+      cp_async(shared_address(where), count == 0 ? source.data : from,
+               count * kLayout.element_bytes);
     else
       *reinterpret_cast<uint4*>(where) = gather<kLayout>(from, source, count);
   }

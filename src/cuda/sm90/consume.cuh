@@ -10,24 +10,25 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 __device__ inline void release(Shared<kTile>& shared, int stage) {
   const uint32_t lane = threadIdx.x % 32;
-  if (lane < kCluster) arrive_at(shared.empty[stage], lane);
+  if (lane < kCluster) arrive_cluster(shared.empty[stage], lane);
 }
 
 /// Adds the products of one stage, 16 kSixteens deep, to the sums of a consumer's 64 rows.
 template <Tile kTile, int kWidth, int kSixteens>
 __device__ inline void multiply_stage(const Shared<kTile>& shared, int stage, int consumer,
                                       float* sums, bool to_sums) {
-  constexpr uint64_t kNextA = kNextSixteen<kTile.a_along>, kNextB = kNextSixteen<kTile.b_along>;
+  constexpr uint64_t kNextA = kDescriptorStep<kTile.a_along>,
+                     kNextB = kDescriptorStep<kTile.b_along>;
   const uint64_t a =
       matrix<kTile.a_along>(shared.a[stage] + consumer * kTile.slab_bytes(), kTile.slab_bytes());
   const uint64_t b = matrix<kTile.b_along>(shared.b[stage], kTile.slab_bytes());
   pin<kWidth / 2>(sums);
-  open_products();
+  wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kSixteens; ++k)
     Product<kWidth, kTile.element>::template add<kTile.a_along, kTile.b_along>(
         sums, a + k * kNextA, b + k * kNextB, to_sums || k != 0);
-  close_products();
+  wgmma_commit();
   pin<kWidth / 2>(sums);
 }
 
@@ -59,20 +60,20 @@ __device__ inline void multiply_width(Shared<kTile>& shared, Cursor<kTile.stages
     wait(shared.full[at.at], at.parity);
     multiply_stage<kTile, kWidth, kTile.depth / 16>(shared, at.at, mine.consumer, mine.sums,
                                                     depth != 0);
-    wait_for_products<1>();
+    wgmma_wait<1>();
     if (depth != 0) release(shared, before);
     before = at.at;
   }
   if constexpr (kTile.ragged_depth) {
     wait(shared.full[at.at], at.parity);
     multiply_rest<kTile, kWidth>(shared, at.at, mine.consumer, mine.sums, tile);
-    wait_for_products<1>();
+    wgmma_wait<1>();
     if (tile.depth > kTile.depth) release(shared, before);
     before = at.at;
     at.next();
   }
   meanwhile();
-  wait_for_products<0>();
+  wgmma_wait<0>();
   pin<kWidth / 2>(mine.sums);
   release(shared, before);
 }
@@ -132,8 +133,8 @@ __device__ inline void put_part(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < 8; j += 2)
-    put_matrices(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
-                 packed<kElement>(sums + 4 * j));
+    stmatrix(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
+             packed<kElement>(sums + 4 * j));
 }
 
 /// The same of kCols columns, transposed: columns of the sums become rows of the box.
@@ -142,7 +143,7 @@ __device__ inline void put_part_transposed(const float* sums, uint32_t buffer) {
   const int lane = int(threadIdx.x) % 32, warp = int(threadIdx.x) % kWarpgroup / 32;
 #pragma unroll
   for (int j = 0; j < kCols / 8; j += 2)
-    put_transposed(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
+    stmatrix_trans(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
                    packed<kElement>(sums + 4 * j));
 }
 
@@ -171,8 +172,8 @@ __device__ inline void put_floats(const float* sums, uint32_t buffer) {
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const int here = 2 * i, there = 2 * (i ^ 4);
-    put_pair(pairs.at(i / 2, i % 2), pairs.odd ? sums[there] : sums[here],
-             pairs.odd ? sums[there + 1] : sums[here + 1]);
+    st_shared_pair(pairs.at(i / 2, i % 2), pairs.odd ? sums[there] : sums[here],
+                   pairs.odd ? sums[there + 1] : sums[here + 1]);
   }
 }
 
@@ -181,7 +182,7 @@ __device__ inline void add_floats(const float* sums, uint32_t buffer, float (&to
   const Pairs pairs(buffer);
   Pair old[8];
 #pragma unroll
-  for (int i = 0; i < 8; ++i) old[i] = get_pair(pairs.at(i / 2, i % 2));
+  for (int i = 0; i < 8; ++i) old[i] = ld_shared_pair(pairs.at(i / 2, i % 2));
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     to[2 * i] = add_rounded(sums[2 * i], pairs.odd ? old[i ^ 4].first : old[i].first);
@@ -198,7 +199,7 @@ __device__ inline void put_floats_transposed(const float* sums, uint32_t buffer)
 #pragma unroll
   for (int i = 0; i < kCols / 2; ++i) {
     const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
-    put_float(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), sums[i]);
+    st_shared(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), sums[i]);
   }
 }
 
@@ -233,7 +234,7 @@ __device__ inline void fill_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buff
     wait(free[at], out.parities >> at & 1);
     out.parities ^= 1u << at;
     fill(part, shared_address(out.buffers[at]));
-    fence_shared();
+    fence_proxy_async();
     __syncwarp();
     if (threadIdx.x % 32 == 0) arrive(out.done[at]);
     out.at.next();
@@ -284,7 +285,7 @@ __device__ inline void carry_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buf
   const auto free_next = [&](int part) {
     if (part >= parts.count) return;
     if (part < parts.loaded) {
-      arrive_expecting(free[at.at], kTile.part_bytes());
+      arrive_expect_tx(free[at.at], kTile.part_bytes());
       get(part, out.buffers[at.at], free[at.at]);
     } else {
       arrive(free[at.at]);
@@ -292,15 +293,15 @@ __device__ inline void carry_tile(OutRing<kTile>& out, Barrier (&free)[kTile.buf
     at.next();
   };
   [&]<int... kParts>(std::integer_sequence<int, kParts...>) {
-    ((wait_for_reads<kTile.buffers - 1 - kParts>(), free_next(kParts)), ...);
+    ((tma_wait_read<kTile.buffers - 1 - kParts>(), free_next(kParts)), ...);
   }
   (std::make_integer_sequence<int, kTile.buffers>{});
   for (int i = 0; i < parts.count; ++i, out.at.next()) {
     wait(out.done[out.at.at], out.at.parity);
     put(i, out.buffers[out.at.at]);
-    close_stores();
+    tma_commit();
     if (i == 0 || i - 1 + kTile.buffers >= parts.count) continue;
-    wait_for_reads<1>();
+    tma_wait_read<1>();
     arrive(free[emptied.at]);
     emptied.next();
   }

@@ -1,7 +1,7 @@
 #include "cuda/sm90/expert_maps.h"
 
-#include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
+#include "cuda/device/tma.h"
 
 // One map an expert, for the copy engine of the next kernel. A warp writes a map: each lane four
 // bytes, then one lane puts the address in.
@@ -20,8 +20,8 @@ __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
   reinterpret_cast<uint32_t*>(&mine)[lane] = reinterpret_cast<const uint32_t*>(&map)[lane];
   __syncwarp();
   if (lane != 0) return;
-  set_address(mine, pointers[expert]);
-  publish(mine);
+  replace_address(mine, pointers[expert]);
+  tensormap_release(mine);
   if (expert == 0 && to.taken != nullptr) *to.taken = 0;
 }
 

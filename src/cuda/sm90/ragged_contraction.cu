@@ -20,13 +20,13 @@ __device__ void load_stage(Shared<kTile>& shared, int stage, const RaggedContrac
                            const Record& tile, int left) {
   Barrier& full = shared.full[stage];
   const int slabs = (tile.end - tile.begin) / 64, row = kRaggedOrigin - left, end = tile.rows_end;
-  arrive_expecting(full, uint32_t(kTile.a_bytes() + slabs * kTile.slab_bytes()));
-  load(shared.a[stage], maps.a, Box4{tile.row, row, end, kRaggedOrigin}, full);
-  load(shared.a[stage] + kTile.slab_bytes(), maps.a, Box4{tile.row + 64, row, end, kRaggedOrigin},
-       full);
-  for (int slab = int(block_in_cluster()); slab < slabs; slab += kCluster)
-    load(shared.b[stage] + slab * kTile.slab_bytes(), maps.b,
-         Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kAllBlocks);
+  arrive_expect_tx(full, uint32_t(kTile.a_bytes() + slabs * kTile.slab_bytes()));
+  tma_load(shared.a[stage], maps.a, Box4{tile.row, row, end, kRaggedOrigin}, full);
+  tma_load(shared.a[stage] + kTile.slab_bytes(), maps.a,
+           Box4{tile.row + 64, row, end, kRaggedOrigin}, full);
+  for (int slab = int(cluster_ctarank()); slab < slabs; slab += kCluster)
+    tma_load(shared.b[stage] + slab * kTile.slab_bytes(), maps.b,
+             Box4{tile.begin + 64 * slab, row, end, kRaggedOrigin}, full, kAllBlocks);
 }
 
 template <Tile kTile>
@@ -80,7 +80,7 @@ struct Gradient {
 };
 __device__ Gradient gradient_of(const RaggedContractionMaps& maps, int expert) {
   if (maps.experts == nullptr) return {&maps.dw, expert};
-  acquire(maps.experts[expert]);
+  tensormap_acquire(maps.experts[expert]);
   return {maps.experts + expert, 0};
 }
 
@@ -125,16 +125,16 @@ __device__ void carry(Shared<kTile>& shared, const RaggedContractionMaps& maps,
       };
       carry_tile<kTile>(
           out, shared.free[consumer], parts,
-          [&](int part, uint8_t* to, Barrier& old) { load(to, *dw.map, place(part), old); },
+          [&](int part, uint8_t* to, Barrier& old) { tma_load(to, *dw.map, place(part), old); },
           [&](int part, const uint8_t* from) {
             if (adds && part >= parts.loaded)
-              add(*dw.map, place(part), from);
+              tma_reduce_add(*dw.map, place(part), from);
             else
-              store(*dw.map, place(part), from);
+              tma_store(*dw.map, place(part), from);
           });
     }
   }
-  wait_for_stores();
+  tma_wait();
 }
 
 template <Tile kTile>

@@ -38,18 +38,18 @@ template <Tile kTile>
 __device__ void load_stage(Shared<kTile>& shared, int stage, const Sources& from,
                            const Record& tile, int depth) {
   Barrier& full = shared.full[stage];
-  arrive_expecting(full, uint32_t(kTile.a_bytes() + kCluster * from.box_rows * 128));
+  arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * from.box_rows * 128));
   if constexpr (kTile.a_along) {
-    load(shared.a[stage], *from.w, Box3{depth, tile.row, from.expert}, full);
+    tma_load(shared.a[stage], *from.w, Box3{depth, tile.row, from.expert}, full);
   } else {
-    load(shared.a[stage], *from.w, Box3{tile.row, depth, from.expert}, full);
-    load(shared.a[stage] + kTile.slab_bytes(), *from.w, Box3{tile.row + 64, depth, from.expert},
-         full);
+    tma_load(shared.a[stage], *from.w, Box3{tile.row, depth, from.expert}, full);
+    tma_load(shared.a[stage] + kTile.slab_bytes(), *from.w, Box3{tile.row + 64, depth, from.expert},
+             full);
   }
-  const int mine = int(block_in_cluster()) * from.box_rows;
-  load(shared.b[stage] + mine * 128, *from.x,
-       Box4{depth, kRaggedOrigin - tile.end + tile.begin + mine, tile.end, kRaggedOrigin}, full,
-       kAllBlocks);
+  const int mine = int(cluster_ctarank()) * from.box_rows;
+  tma_load(shared.b[stage] + mine * 128, *from.x,
+           Box4{depth, kRaggedOrigin - tile.end + tile.begin + mine, tile.end, kRaggedOrigin}, full,
+           kAllBlocks);
 }
 
 template <Tile kTile>
@@ -73,7 +73,7 @@ __device__ void produce(Shared<kTile>& shared, const RaggedRowsMaps& maps) {
   Cursor<kRecords> ring;
   for (Record tile = hear(shared, ring); tile.expert >= 0; tile = hear(shared, ring)) {
     const Sources from = sources_of(maps, tile);
-    if (maps.experts != nullptr) acquire(*from.w);
+    if (maps.experts != nullptr) tensormap_acquire(*from.w);
     for (int depth = 0; depth < tile.depth; depth += kTile.depth, at.next()) {
       wait(shared.empty[at.at], at.parity ^ 1);
       if (!elect()) continue;
@@ -106,9 +106,9 @@ template <Tile kTile>
 __device__ void put(const RaggedRowsMaps& maps, const Record& tile, int col, int part,
                     const uint8_t* from) {
   const int row = kRaggedOrigin - tile.end + tile.begin + kTile.part_cols * part;
-  store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
+  tma_store(maps.y, Box4{col, row, tile.end, kRaggedOrigin}, from);
   if constexpr (kTile.to_floats)
-    store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.part_bytes() / 2);
+    tma_store(maps.y, Box4{col + 32, row, tile.end, kRaggedOrigin}, from + kTile.part_bytes() / 2);
 }
 
 template <Tile kTile>
@@ -131,7 +131,7 @@ __device__ void carry(Shared<kTile>& shared, const RaggedRowsMaps& maps, int rin
           [&](int part, const uint8_t* from) { put<kTile>(maps, tile, col, part, from); });
     }
   }
-  wait_for_stores();
+  tma_wait();
 }
 
 template <Tile kTile>

@@ -1,7 +1,7 @@
 #pragma once
-#include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/matrices.h"
+#include "cuda/device/tma.h"
 #include "cuda/device/wgmma.h"
 #include "cuda/sm90/tuning.h"
 
@@ -109,10 +109,10 @@ __device__ inline void prepare(Shared<kTile>& shared) {
       for (int r = 0; r < kTile.rings(); ++r) init(shared.done[r][b], 4);
     }
     init(shared.wanted, 1), init(shared.asked, kCluster - 1), init(shared.given, 1);
-    fence_init();
+    fence_mbarrier_init();
   }
   __syncthreads();
-  sync_cluster();
+  cluster_sync();
 }
 
 /// The rows of A that a block takes of a pair of tiles: half of them, and of the last pair a half
@@ -123,7 +123,7 @@ struct BlockRows {
 __device__ inline BlockRows block_rows(int pair, int rows) {
   const int begin = pair * kCluster * kRows;
   const int height = rows - begin <= kCluster * 64 ? 64 : kRows;
-  const int first = begin + int(block_in_cluster()) * height;
+  const int first = begin + int(cluster_ctarank()) * height;
   return {first, first + height < rows ? first + height : rows};
 }
 
@@ -143,16 +143,16 @@ class Scheduler {
     if (taken_ == nullptr) return number_ += clusters();
     const uint32_t parity = parity_;
     parity_ ^= 1;
-    if (block_in_cluster() != 0) {
-      arrive_expecting(shared_.given, sizeof(shared_.number));
-      arrive_at(shared_.asked, 0);
+    if (cluster_ctarank() != 0) {
+      arrive_expect_tx(shared_.given, sizeof(shared_.number));
+      arrive_cluster(shared_.asked, 0);
       wait(shared_.given, parity);
       return shared_.number;
     }
     const auto number = int64_t(atomicAdd(taken_, 1ull));
     wait(shared_.asked, parity);
     for (uint32_t block = 1; block < kCluster; ++block)
-      give(shared_.number, number, shared_.given, block);
+      st_async(shared_.number, number, shared_.given, block);
     return number;
   }
   /// Once for a number at most.
@@ -216,17 +216,17 @@ __device__ inline void run_roles(auto&& schedule, auto&& produce, auto&& carry, 
   prepare(shared);
   const int role = uniform(int(threadIdx.x) / kWarpgroup);
   if (role == kConsumers) {
-    give_registers<kProducerRegisters>();
+    setmaxnreg_dec<kProducerRegisters>();
     const int warp = int(threadIdx.x) % kWarpgroup / 32;
     if (warp == 0) produce(shared);
     if (threadIdx.x % 32 == 0 && warp == 3) schedule(shared);
     if (threadIdx.x % 32 == 0 && warp > 0 && warp <= kTile.rings()) carry(shared, warp - 1);
   } else {
-    take_registers<kConsumerRegisters>();
+    setmaxnreg_inc<kConsumerRegisters>();
     consume(shared, role);
   }
   __syncwarp();
-  sync_cluster();  // the other block may still load into this one
+  cluster_sync();  // the other block may still load into this one
 }
 
 /// What a kernel is launched with.

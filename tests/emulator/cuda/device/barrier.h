@@ -37,7 +37,7 @@ inline void init(Barrier& barrier, int arrivals) {
       BarrierState{0, uint32_t(arrivals) & 0x7fff, uint32_t(arrivals) & 0xffff, 0});
 }
 
-inline void fence_init() {}
+inline void fence_mbarrier_init() {}
 
 inline void arrive(Barrier& barrier) {
   BarrierState state = state_of(barrier);
@@ -47,25 +47,25 @@ inline void arrive(Barrier& barrier) {
   emulator::may_switch();
 }
 
-inline void arrive_at(Barrier& barrier, uint32_t block) {
+inline void arrive_cluster(Barrier& barrier, uint32_t block) {
   arrive(*static_cast<Barrier*>(emulator::in_block(&barrier, int(block))));
 }
 
-inline void arrive_expecting(Barrier& barrier, uint32_t bytes) {
+inline void arrive_expect_tx(Barrier& barrier, uint32_t bytes) {
   BarrierState state = state_of(barrier);
   state.bytes += int32_t(bytes);
   barrier = std::bit_cast<Barrier>(state);
   arrive(barrier);
 }
 
-/// What the copy engine does.
+/// Bytes that TMA has transferred.
 inline void deliver(Barrier& barrier, uint32_t bytes) {
   BarrierState state = state_of(barrier);
   state.bytes -= int32_t(bytes);
   settle(barrier, state);
 }
 
-inline void give(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
+inline void st_async(int64_t& to, int64_t value, Barrier& barrier, uint32_t block) {
   auto* there = static_cast<int64_t*>(emulator::in_block(&to, int(block)));
   auto* counted = static_cast<Barrier*>(emulator::in_block(&barrier, int(block)));
   emulator::later([=] {
@@ -89,8 +89,8 @@ inline bool elect() {
   return threadIdx.x % 32 == 0;
 }
 
-inline uint32_t block_in_cluster() { return uint32_t(emulator::self().block->rank); }
+inline uint32_t cluster_ctarank() { return uint32_t(emulator::self().block->rank); }
 
-inline void sync_cluster() { emulator::meet_cluster(); }
+inline void cluster_sync() { emulator::meet_cluster(); }
 
 }  // namespace cadre::cuda

@@ -39,22 +39,22 @@ inline void put_rows(uint32_t to, const Matrices& m, bool transposed) {
   std::memcpy(emulator::from_shared(to, 16), row, 16);
 }
 
-inline void put_matrices(uint32_t to, const Matrices& m) { put_rows(to, m, false); }
-inline void put_transposed(uint32_t to, const Matrices& m) { put_rows(to, m, true); }
+inline void stmatrix(uint32_t to, const Matrices& m) { put_rows(to, m, false); }
+inline void stmatrix_trans(uint32_t to, const Matrices& m) { put_rows(to, m, true); }
 
-inline void put_pair(uint32_t to, float first, float second) {
+inline void st_shared_pair(uint32_t to, float first, float second) {
   const float pair[2] = {first, second};
   std::memcpy(emulator::from_shared(to, 8), pair, 8);
 }
 struct Pair {
   float first, second;
 };
-inline Pair get_pair(uint32_t from) {
+inline Pair ld_shared_pair(uint32_t from) {
   Pair pair;
   std::memcpy(&pair, emulator::from_shared(from, 8), 8);
   return pair;
 }
-inline void put_float(uint32_t to, float value) {
+inline void st_shared(uint32_t to, float value) {
   std::memcpy(emulator::from_shared(to, 4), &value, 4);
 }
 

@@ -9,7 +9,7 @@
 // and the end of the wait for it.
 namespace cadre::cuda {
 
-inline void copy_async(uint32_t to, const void* from, int bytes) {
+inline void cp_async(uint32_t to, const void* from, int bytes) {
   emulator::expect(to % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0,
                    "a copy of sixteen bytes is not aligned");
   emulator::expect(bytes >= 0 && bytes <= 16, "a copy has more than sixteen bytes");
@@ -23,14 +23,14 @@ inline void copy_async(uint32_t to, const void* from, int bytes) {
   });
 }
 
-inline void close_copies() {
+inline void cp_async_commit() {
   emulator::Thread& t = emulator::self();
   if (t.open_copies == nullptr) t.open_copies = std::make_shared<emulator::CopyGroup>();
   t.copy_groups.push_back(std::exchange(t.open_copies, nullptr));
 }
 
 template <int kLeft>
-inline void wait_for_copies() {
+inline void cp_async_wait() {
   emulator::Thread& t = emulator::self();
   while (t.copy_groups.size() > size_t(kLeft)) {
     const auto oldest = t.copy_groups.front();
@@ -60,8 +60,8 @@ inline Matrices get_rows(uint32_t from, bool transposed) {
     }
   return {words[0], words[1], words[2], words[3]};
 }
-inline Matrices get_matrices(uint32_t from) { return get_rows(from, false); }
-inline Matrices get_transposed(uint32_t from) { return get_rows(from, true); }
+inline Matrices ldmatrix(uint32_t from) { return get_rows(from, false); }
+inline Matrices ldmatrix_trans(uint32_t from) { return get_rows(from, true); }
 
 struct Columns8 {
   uint32_t low, high;

@@ -19,17 +19,17 @@ inline uint64_t matrix(const void* memory, int slab_bytes) {
 }
 
 template <bool kAlong>
-constexpr uint64_t kNextSixteen = (kAlong ? 16 * 2 : 16 * 128) >> 4;
+constexpr uint64_t kDescriptorStep = (kAlong ? 16 * 2 : 16 * 128) >> 4;
 
-inline void open_products() {}
+inline void wgmma_fence() {}
 
-inline void close_products() {
+inline void wgmma_commit() {
   emulator::Thread& t = emulator::self();
   t.product_groups.push_back(t.products);
 }
 
 template <int kLeft>
-inline void wait_for_products() {
+inline void wgmma_wait() {
   emulator::Thread& t = emulator::self();
   while (int(t.product_groups.size()) > kLeft) {
     const int64_t wanted = t.product_groups.front();
@@ -45,9 +45,9 @@ inline void pin(float* sums) {
 }
 
 template <int kIncrease>
-inline void take_registers() {}
+inline void setmaxnreg_inc() {}
 template <int kDecrease>
-inline void give_registers() {}
+inline void setmaxnreg_dec() {}
 
 enum class Element { kBf16, kF16 };
 
@@ -61,14 +61,14 @@ struct ProductShape {
   Element element;
   bool along_a, along_b;
 };
-void hand_in(const ProductShape&, float* sums, uint64_t a, uint64_t b, bool to_sums);
+void issue_wgmma(const ProductShape&, float* sums, uint64_t a, uint64_t b, bool to_sums);
 
 template <int kWidth, Element kElement>
 struct Product {
   template <bool kAlongA, bool kAlongB>
   static void add(float* d, uint64_t a, uint64_t b, bool to_sums) {
     static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
-    hand_in({kWidth, kElement, kAlongA, kAlongB}, d, a, b, to_sums);
+    issue_wgmma({kWidth, kElement, kAlongA, kAlongB}, d, a, b, to_sums);
   }
 };
 
