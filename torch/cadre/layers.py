@@ -37,15 +37,15 @@ def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 @lru_cache(maxsize=256)
-def _linear_rooms(*key) -> tuple[int, ...]:
-    return tuple(torch.ops.cadre._grouped_linear_rooms(*key))
+def _linear_bounds(*key) -> tuple[int, ...]:
+    return tuple(torch.ops.cadre._grouped_linear_memory_bounds(*key))
 
 
-def linear_rooms(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], wants: Wants, recipe: str,
+def linear_bounds(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], wants: Wants, recipe: str,
                  save_input: bool) -> tuple[int, ...]:
     """Bytes that a grouped linear layer keeps. On R rows `saved` takes the first plus R times the
     second, `pending` the third plus R times the fourth, and `weight_cache` the fifth."""
-    return _linear_rooms(_size_along(weight[0], -2), _size_along(weight[0], -1),
+    return _linear_bounds(_size_along(weight[0], -2), _size_along(weight[0], -1),
                          int(offsets.shape[0]) - 1, x.dtype, weight[0].dtype, tuple(wants), recipe,
                          save_input, _device(x))
 
@@ -53,27 +53,27 @@ def linear_rooms(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], wants: Wa
 def linear_saved_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *, wants: Wants = ALL,
                        recipe: str = "", save_input: bool = False) -> int:
     """Bytes of `saved` of torch.ops.cadre.grouped_linear.out on the rows of x."""
-    begin, row, *_ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
+    begin, row, *_ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     return begin + row * x.shape[0]
 
 
 def linear_pending_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *,
                          wants: Wants = ALL, recipe: str = "", save_input: bool = False) -> int:
     """Bytes of `pending` of torch.ops.cadre.grouped_linear_backward.out on the rows of x."""
-    _, _, begin, row, _ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
+    _, _, begin, row, _ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     return begin + row * x.shape[0]
 
 
 def linear_cache_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *, wants: Wants = ALL,
                        recipe: str = "") -> int:
     """Bytes of `weight_cache` of both; 0 where the recipe copies no weights."""
-    return linear_rooms(x, offsets, weight, wants, recipe, False)[4]
+    return linear_bounds(x, offsets, weight, wants, recipe, False)[4]
 
 
 @torch.library.register_fake("cadre::grouped_linear")
 def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="",
       save_input=False, unit_budget=0):
-    begin, row, *_ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
+    begin, row, *_ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     y = x.new_empty((x.shape[0], weight[0].shape[-2]))
     return y, _bytes(x, begin + row * x.shape[0])
 
@@ -82,7 +82,7 @@ def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe
 def _(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
       recipe="", save_input=False, unit_budget=0):
     rows = x.shape[0]
-    _, _, begin, row, _ = linear_rooms(x, offsets, weight, wants, recipe, save_input)
+    _, _, begin, row, _ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     has_dbias = bool(bias) and (wants[2] or wants[3])
     dx = x.new_empty(tuple(x.shape)) if wants[0] else _none(x)
     dweight = _like(weight) if wants[1] and not deferred else []
@@ -103,16 +103,16 @@ ALL_MLP_WANTS = (True,) * 6
 
 
 @lru_cache(maxsize=256)
-def _mlp_rooms(*key) -> tuple[int, ...]:
-    return tuple(torch.ops.cadre._grouped_mlp_rooms(*key))
+def _mlp_bounds(*key) -> tuple[int, ...]:
+    return tuple(torch.ops.cadre._grouped_mlp_memory_bounds(*key))
 
 
-def mlp_rooms(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequence[Tensor],
+def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequence[Tensor],
               weight2: Sequence[Tensor], *, wants: Wants, activation: str, recipe: str,
               keep_h: bool) -> tuple[int, ...]:
     """Bytes that an expert MLP keeps. On R rows `saved` takes the first plus R times the second,
     `pending` the third plus R times the fourth."""
-    return _mlp_rooms(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
+    return _mlp_bounds(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
                       int(offsets.shape[0]) - 1, x.dtype, weight1[0].dtype, prob is not None,
                       tuple(wants), activation, recipe, keep_h, _device(x))
 
@@ -120,7 +120,7 @@ def mlp_rooms(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequence
 @torch.library.register_fake("cadre::grouped_mlp")
 def _(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
-    begin, row, _, _ = mlp_rooms(x, offsets, prob, weight1, weight2, wants=wants,
+    begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
                                  activation=activation, recipe=recipe, keep_h=keep_h)
     return x.new_empty(tuple(x.shape)), _bytes(x, begin + row * x.shape[0])
 
@@ -130,7 +130,7 @@ def _(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, 
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
       unit_budget=0):
     rows = x.shape[0]
-    _, _, begin, row = mlp_rooms(x, offsets, prob, weight1, weight2, wants=wants,
+    _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
                                  activation=activation, recipe=recipe, keep_h=keep_h)
     dbias = wants[4] or wants[5]
 

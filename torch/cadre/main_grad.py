@@ -20,14 +20,14 @@ from torch.nn import Parameter
 
 _library = torch.library.Library("cadre", "FRAGMENT")
 _library.define("_main_grads(Tensor[] weight, bool first_microbatch) -> "
-                "(Tensor[] into, str accumulate, Tensor? flags, Tensor?[] announced)")
+                "(Tensor[] into, str accumulate, Tensor? flags, Tensor?[] stand_ins)")
 
 
 def _for_backward(weight: Sequence[Parameter], first_microbatch: bool
                   ) -> tuple[list[Tensor], str, Tensor | None, list[Tensor | None]]:
-    """All that backward has to know of the weights' attributes, in one call from C++."""
+    """What backward needs of the weights' attributes, in one call from C++."""
     into = main_grads(weight)
-    return into, *accumulation(weight, first_microbatch), announce(weight)
+    return into, *accumulation(weight, first_microbatch), mark_added(weight)
 
 
 _library.impl("_main_grads", _for_backward, "CompositeExplicitAutograd")
@@ -40,14 +40,14 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     Errors: RuntimeError where a weight has none; ValueError where one is not contiguous, has
     neither the shape of its weight nor is flat, or is on another device or of another type.
     """
-    made = [_main_grad(w) if w.requires_grad else None for w in weight]
-    like = next(buffer for buffer in made if buffer is not None)
-    for buffer in made:
+    buffers = [_main_grad(w) if w.requires_grad else None for w in weight]
+    like = next(buffer for buffer in buffers if buffer is not None)
+    for buffer in buffers:
         if buffer is not None and buffer.dtype != like.dtype:
             raise ValueError(f"main_grad of one expert is {buffer.dtype}, must be {like.dtype} as "
                              "that of the first")
     return [torch.empty_like(w, dtype=like.dtype) if buffer is None else buffer
-            for w, buffer in zip(weight, made)]
+            for w, buffer in zip(weight, buffers)]
 
 
 def _main_grad(weight: Parameter) -> Tensor:
@@ -97,8 +97,8 @@ def _flags(adds: list[bool], device: torch.device) -> Tensor:
     return flags
 
 
-def announce(weight: Sequence[Parameter]) -> list[Tensor | None]:
-    """Tells the weights that their gradients are in main_grad; returns what autograd gets."""
+def mark_added(weight: Sequence[Parameter]) -> list[Tensor | None]:
+    """Sets grad_added_to_main_grad where a weight has it; returns what autograd gets."""
     return [_stand_in(w) if w.requires_grad else None for w in weight]
 
 

@@ -10,68 +10,69 @@
 namespace cadre::door {
 namespace {
 
-using Pair = std::tuple<Tensor, Tensor>;
+using ActivationGradients = std::tuple<Tensor, Tensor>;  ///< dz, dprob
 
 using ActivationOp = Tensor(const Tensor&, const Tensor&, const Maybe&, c10::string_view);
-using ActivationBackwardOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Maybe&,
-                                  c10::string_view);
+using ActivationBackwardOp = ActivationGradients(const Tensor&, const Tensor&, const Tensor&,
+                                                 const Maybe&, c10::string_view);
 
 /// What both directions read.
-struct Read {
+struct ActivationInputs {
   const Tensor& z;
   const Tensor& offsets;
   const Maybe& prob;
   c10::string_view activation;
 };
 
-/// `activation` in the words of the core: "swiglu layout=interleave32".
+/// Parses such as "swiglu layout=interleave32".
 ActivationProblem parsed(c10::string_view activation) {
-  return translated([&] {
+  return translate_errors([&] {
     return parse_activation_problem(text("activation forward ", activation, " R=0 F=32 E=1"));
   });
 }
 
-ActivationProblem problem_of(const Read& read) {
-  TORCH_CHECK_VALUE(read.z.dim() == 2, "z has shape ", read.z.sizes(),
+ActivationProblem problem_of(const ActivationInputs& in) {
+  TORCH_CHECK_VALUE(in.z.dim() == 2, "z has shape ", in.z.sizes(),
                     ", must be [R, 2F] for a gated activation, else [R, F]");
-  ActivationProblem p = parsed(read.activation);
+  ActivationProblem p = parsed(in.activation);
   const bool gated = info(p.kind).gated;
-  TORCH_CHECK_VALUE(!gated || read.z.size(1) % 2 == 0, "z has shape ", read.z.sizes(),
-                    ", must have an even number of columns; ", read.activation,
+  TORCH_CHECK_VALUE(!gated || in.z.size(1) % 2 == 0, "z has shape ", in.z.sizes(),
+                    ", must have an even number of columns; ", in.activation,
                     " wants gate and up of every feature");
-  p.rows = read.z.size(0);
-  p.features = gated ? read.z.size(1) / 2 : read.z.size(1);
-  p.z = element_type(read.z.scalar_type());
+  p.rows = in.z.size(0);
+  p.features = gated ? in.z.size(1) / 2 : in.z.size(1);
+  p.z = element_type(in.z.scalar_type());
   p.h = p.z;
-  p.prob = read.prob.has_value();
+  p.prob = in.prob.has_value();
   return p;
 }
 
-void forward_to(const Read& read, const Tensor& h, Tail tail) {
-  auto p = problem_of(read);
+void forward_to(const ActivationInputs& in, const Tensor& h, Tail tail) {
+  auto p = problem_of(in);
   p.h = element_type(h.scalar_type());
   p.tail = tail;
-  const Tensor z = with_rows(read.z);
-  const Tensor prob = read_floats(read.prob, {"prob", {p.rows}, z});
+  const Tensor z = with_rows(in.z);
+  const Tensor prob = read_floats(in.prob, {"prob", {p.rows}, z});
   require_same_device(z, h, "h");
   ActivationArgs args{
-      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(read.offsets, z)};
+      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
   p.experts = args.offsets.experts;
   args.h = view(h);
   launch(p, args, z);
 }
 
-void backward_to(const Read& read, const Tensor& given, const Pair& out, Tail tail) {
-  auto p = problem_of(read);
+void backward_to(const ActivationInputs& in, const Tensor& dh_in, const ActivationGradients& out,
+                 Tail tail) {
+  auto p = problem_of(in);
   p.backward = true;
-  p.h = element_type(given.scalar_type());
+  p.h = element_type(dh_in.scalar_type());
   p.tail = tail;
   const auto& [dz, dprob] = out;
-  const Tensor z = with_rows(read.z), dh = with_rows(given);
-  const Tensor prob = read_floats(read.prob, {"prob", {p.rows}, z});
+  const Tensor z = with_rows(in.z), dh = with_rows(dh_in);
+  const Tensor prob = read_floats(in.prob, {"prob", {p.rows}, z});
   require_same_device(z, dh, "dh");
   ActivationArgs args{
-      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(read.offsets, z)};
+      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
   p.experts = args.offsets.experts;
   args.dh = view(dh);
   args.dz = view(dz);
@@ -81,18 +82,18 @@ void backward_to(const Read& read, const Tensor& given, const Pair& out, Tail ta
 
 Tensor activation_op(const Tensor& z, const Tensor& offsets, const Maybe& prob,
                      c10::string_view activation) {
-  const Read read{z, offsets, prob, activation};
-  const auto p = problem_of(read);
+  const ActivationInputs in{z, offsets, prob, activation};
+  const auto p = problem_of(in);
   Tensor h = at::empty({p.rows, p.features}, z.options());
-  forward_to(read, h, Tail::kZero);
+  forward_to(in, h, Tail::kZero);
   return h;
 }
 
-Pair backward_op(const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
-                 c10::string_view activation) {
+ActivationGradients backward_op(const Tensor& dh, const Tensor& z, const Tensor& offsets,
+                                const Maybe& prob, c10::string_view activation) {
   const int64_t probs = prob ? z.size(0) : 0;
-  const Pair out{at::empty(z.sizes(), z.options()),
-                 at::empty({probs}, z.options().dtype(at::kFloat))};
+  const ActivationGradients out{at::empty(z.sizes(), z.options()),
+                                at::empty({probs}, z.options().dtype(at::kFloat))};
   backward_to({z, offsets, prob, activation}, dh, out, Tail::kZero);
   return out;
 }

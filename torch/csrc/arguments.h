@@ -1,8 +1,8 @@
 #pragma once
 #include "door.h"
 
-// Tensors whose length the core cannot see, since it takes their address alone; copies of what
-// lies as the core does not take it; tensors that an operation writes.
+// Checks of tensors of which the library takes the address alone and so cannot see the length;
+// copies of those with strides that it does not take; tensors that an operation writes.
 namespace cadre::door {
 
 /// What an argument must look like, and what it is called.
@@ -15,7 +15,7 @@ struct Expected {
 /// Errors    ValueError unless the tensor has that shape and device.
 void require(const at::Tensor&, const Expected&);
 
-/// Numbers that the core reads as a plain array: the tensor, or a copy of it without gaps.
+/// Numbers that the library reads as a plain array: the tensor, or a copy of it without gaps.
 /// Undefined for an optional that holds nothing. Errors    ValueError for shape, type or device.
 at::Tensor read_floats(const std::optional<at::Tensor>&, const Expected&);
 at::Tensor read_ints(const at::Tensor&, const Expected&);

@@ -26,25 +26,25 @@ auto op(const char* name, const char* overload = "") {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, overload).typed<Signature>();
 }
 
-inline bool learns(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
-inline bool learns(const std::optional<at::Tensor>& t) { return t && learns(*t); }
-inline bool learns(at::TensorList list) {
+inline bool requires_grad(const at::Tensor& t) { return t.defined() && t.requires_grad(); }
+inline bool requires_grad(const std::optional<at::Tensor>& t) { return t && requires_grad(*t); }
+inline bool requires_grad(at::TensorList list) {
   for (const at::Tensor& t : list)
-    if (learns(t)) return true;
+    if (requires_grad(t)) return true;
   return false;
 }
 
-/// Lists of tensors in one list of saved ones, and back.
-class Saved {
+/// Reads what joined() put into the one list of tensors that autograd saves, in the same order.
+class SavedTensors {
  public:
-  explicit Saved(variable_list all) : all_(std::move(all)) {}
+  explicit SavedTensors(variable_list all) : all_(std::move(all)) {}
 
-  at::Tensor one() { return all_[at_++]; }
-  std::optional<at::Tensor> maybe() {
-    at::Tensor t = one();
+  at::Tensor next() { return all_[at_++]; }
+  std::optional<at::Tensor> next_optional() {
+    at::Tensor t = next();
     return t.defined() ? std::optional(t) : std::nullopt;
   }
-  std::vector<at::Tensor> list(int64_t count) {
+  std::vector<at::Tensor> next_list(int64_t count) {
     const auto from = all_.begin() + int64_t(at_);
     at_ += size_t(count);
     return {from, from + count};
@@ -71,26 +71,27 @@ variable_list joined(const Parts&... parts) {
   return all;
 }
 
-/// Truths as bits of one word, which is quicker to keep than a list of them, and back.
+/// Flags as bits of one integer, which autograd saves faster than a list, and back.
 template <size_t kCount>
-int64_t bits_of(const std::array<bool, kCount>& truths) {
+int64_t bits_of(const std::array<bool, kCount>& flags) {
   int64_t bits = 0;
-  for (size_t i = 0; i < kCount; ++i) bits |= int64_t(truths[i]) << i;
+  for (size_t i = 0; i < kCount; ++i) bits |= int64_t(flags[i]) << i;
   return bits;
 }
 template <size_t kCount>
-void read_bits(int64_t bits, std::array<bool, kCount>& truths) {
-  for (size_t i = 0; i < kCount; ++i) truths[i] = bits >> i & 1;
+void read_bits(int64_t bits, std::array<bool, kCount>& flags) {
+  for (size_t i = 0; i < kCount; ++i) flags[i] = bits >> i & 1;
 }
 
-/// So many gradients, or as many undefined ones where none was computed.
+/// The gradients, or `count` undefined ones where none was computed.
 inline variable_list or_none(const std::vector<at::Tensor>& gradients, int64_t count) {
   return gradients.empty() ? variable_list(size_t(count)) : variable_list(gradients);
 }
 
-/// The random state of a layer, drawn from torch's generator, where the recipe needs one.
-inline std::optional<at::Tensor> drawn(const std::optional<at::Tensor>& given,
-                                       std::string_view recipe, const at::Tensor& x) {
+/// The random state of a layer: the caller's, else drawn from torch's generator where the recipe
+/// rounds stochastically.
+inline std::optional<at::Tensor> given_or_drawn(const std::optional<at::Tensor>& given,
+                                                std::string_view recipe, const at::Tensor& x) {
   if (given || recipe.empty() || !is_random(parse_recipe(recipe))) return given;
   constexpr int64_t kMost = int64_t(1) << 62;
   return at::randint(kMost, {2}, x.options().dtype(at::kLong).requires_grad(false));
@@ -98,20 +99,20 @@ inline std::optional<at::Tensor> drawn(const std::optional<at::Tensor>& given,
 
 inline std::vector<at::Tensor> cast_for_autocast(at::ScalarType type, at::TensorList list,
                                                  c10::DeviceType device) {
-  std::vector<at::Tensor> made;
-  made.reserve(list.size());
-  for (const at::Tensor& t : list) made.push_back(at::autocast::cached_cast(type, t, device));
-  return made;
+  std::vector<at::Tensor> cast;
+  cast.reserve(list.size());
+  for (const at::Tensor& t : list) cast.push_back(at::autocast::cached_cast(type, t, device));
+  return cast;
 }
 
-/// x as forward kept it, or a tensor of its shape whose content nobody reads.
-inline at::Tensor kept_or_shape(const at::Tensor& x, const at::Tensor& dy,
-                                const at::Tensor& weight) {
+/// x where forward saved it, else a tensor of its shape whose content nobody reads.
+inline at::Tensor x_or_its_shape(const at::Tensor& x, const at::Tensor& dy,
+                                 const at::Tensor& weight) {
   return x.defined() ? x : dy.new_empty_symint({dy.sym_size(0), weight.sym_size(-1)});
 }
 
 /// The bytes that forward saved, or none.
-inline at::Tensor kept_or_empty(const at::Tensor& saved, const at::Tensor& dy) {
+inline at::Tensor saved_or_empty(const at::Tensor& saved, const at::Tensor& dy) {
   return saved.defined() ? saved : at::empty({0}, dy.options().dtype(at::kByte));
 }
 

@@ -8,32 +8,31 @@
 namespace cadre::door {
 namespace {
 
-using Pair = std::tuple<Tensor, Tensor>;  ///< dbias, dbias_scale
+using BiasGradients = std::tuple<Tensor, Tensor>;  ///< dbias, dbias_scale
 
-/// What is read.
-struct Read {
+struct BiasGradInputs {
   const Tensor& dy;
   const Tensor& offsets;
   const Maybe& bias_scale;
   const Maybe& bias;
 };
 
-void require_both(const Read& read) {
-  TORCH_CHECK_VALUE(read.dy.dim() == 2, "dy has shape ", read.dy.sizes(), ", must be [R, N]");
-  TORCH_CHECK_VALUE(read.bias_scale.has_value() == read.bias.has_value(), "bias is ",
-                    read.bias ? "given" : "None", ", must be ", read.bias_scale ? "given" : "None",
+void require_both(const BiasGradInputs& in) {
+  TORCH_CHECK_VALUE(in.dy.dim() == 2, "dy has shape ", in.dy.sizes(), ", must be [R, N]");
+  TORCH_CHECK_VALUE(in.bias_scale.has_value() == in.bias.has_value(), "bias is ",
+                    in.bias ? "given" : "None", ", must be ", in.bias_scale ? "given" : "None",
                     "; the gradient of bias_scale is made from it, and nothing else is");
 }
 
-void go(const Read& read, const Pair& out, Tail tail) {
-  require_both(read);
+void run_bias_grad(const BiasGradInputs& in, const BiasGradients& out, Tail tail) {
+  require_both(in);
   const auto& [dbias, dbias_scale] = out;
-  const Tensor dy = with_rows(read.dy);
+  const Tensor dy = with_rows(in.dy);
   const int64_t rows = dy.size(0);
-  const Tensor scale = read_floats(read.bias_scale, {"bias_scale", {rows}, dy});
-  const Tensor bias = read.bias ? with_rows(*read.bias) : Tensor();
+  const Tensor scale = read_floats(in.bias_scale, {"bias_scale", {rows}, dy});
+  const Tensor bias = in.bias ? with_rows(*in.bias) : Tensor();
   require_same_device(dy, bias, "bias");
-  BiasGradArgs args{.dy = view(dy), .offsets = offsets(read.offsets, dy), .dbias = view(dbias)};
+  BiasGradArgs args{.dy = view(dy), .offsets = offsets(in.offsets, dy), .dbias = view(dbias)};
   args.bias_scale = floats(scale, "bias_scale");
   args.bias = view(bias);
   BiasGradProblem p{.rows = rows, .n = dy.size(1), .experts = args.offsets.experts};
@@ -46,16 +45,16 @@ void go(const Read& read, const Pair& out, Tail tail) {
   launch(p, args, dy);
 }
 
-Pair bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
-                  const Maybe& bias, std::optional<at::ScalarType> dtype) {
-  const Read read{dy, offsets, bias_scale, bias};
-  require_both(read);
+BiasGradients bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
+                           const Maybe& bias, std::optional<at::ScalarType> dtype) {
+  const BiasGradInputs in{dy, offsets, bias_scale, bias};
+  require_both(in);
   const auto type = dtype.value_or(bias ? bias->scalar_type() : dy.scalar_type());
   const int64_t experts = door::offsets(offsets, dy).experts;
   const int64_t scales = bias_scale ? dy.size(0) : 0;
-  const Pair out{at::empty({experts, dy.size(1)}, dy.options().dtype(type)),
-                 at::empty({scales}, dy.options().dtype(at::kFloat))};
-  go(read, out, Tail::kZero);
+  const BiasGradients out{at::empty({experts, dy.size(1)}, dy.options().dtype(type)),
+                          at::empty({scales}, dy.options().dtype(at::kFloat))};
+  run_bias_grad(in, out, Tail::kZero);
   return out;
 }
 
@@ -63,8 +62,9 @@ void implement(torch::Library& m) {
   m.impl("bias_grad", bias_grad_op);
   m.impl("bias_grad.out", [](const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
                              const Maybe& bias, const Tensor& dbias, const Tensor& dbias_scale) {
-    go({dy, offsets, bias_scale, bias},
-       {written(dbias, "dbias", dy), written(dbias_scale, "dbias_scale", dy)}, Tail::kKeep);
+    run_bias_grad({dy, offsets, bias_scale, bias},
+                  {written(dbias, "dbias", dy), written(dbias_scale, "dbias_scale", dy)},
+                  Tail::kKeep);
   });
 }
 

@@ -51,7 +51,7 @@ Answer explain(const LayerInfo& layer, const std::string& problem, const Device&
 }
 
 Answer explain(const std::string& problem, const std::string& device) {
-  return translated([&] {
+  return translate_errors([&] {
     const Device on = parse_device(device);
     const std::string word = problem.substr(0, problem.find(' '));
     for (const OperationInfo& o : operation_list())

@@ -131,7 +131,7 @@ TensorView view(const at::Tensor& t, const at::Tensor& x, const char* what) {
   return view(t);
 }
 
-Stream Here::stream() const {
+Stream CurrentStream::stream() const {
   if (device_.is_cpu()) return {};
   const c10::impl::VirtualGuardImpl backend(device_.type());
   return {backend.getStreamNativeHandle(backend.getStream(device_))};

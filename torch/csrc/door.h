@@ -44,10 +44,10 @@ TensorView view(const at::Tensor&, const at::Tensor& x, const char* what);
 /// Errors    ValueError naming the tensor that is elsewhere.
 void require_same_device(const at::Tensor& x, const at::Tensor& other, const char* what);
 
-/// The device and the stream that torch would use now for work on `x`, current while this lives.
-class Here {
+/// The device of `x`, current while this lives, and torch's current stream there.
+class CurrentStream {
  public:
-  explicit Here(const at::Tensor& x) : guard_(x.device()), device_(x.device()) {}
+  explicit CurrentStream(const at::Tensor& x) : guard_(x.device()), device_(x.device()) {}
   Stream stream() const;
 
  private:
@@ -64,20 +64,20 @@ Memory memory_of(const at::Tensor& bytes);
 /// The tensor, or a copy that is aligned: hooks may have moved what forward saved.
 at::Tensor aligned(const at::Tensor& bytes);
 
-/// Where a run writes what it keeps: the caller's tensor, or an aligned copy that goes back when
-/// this ends.
-class Kept {
+/// Memory that a run writes and a later run reads: the caller's tensor, or an aligned copy that is
+/// copied back when this ends.
+class AlignedOutput {
  public:
-  explicit Kept(const at::Tensor& to) : to_(to), used_(aligned(to)) {}
-  Kept(const Kept&) = delete;
-  Kept& operator=(const Kept&) = delete;
-  ~Kept() noexcept(false) {
-    if (!used_.is_same(to_)) to_.copy_(used_);
+  explicit AlignedOutput(const at::Tensor& out) : out_(out), aligned_(aligned(out)) {}
+  AlignedOutput(const AlignedOutput&) = delete;
+  AlignedOutput& operator=(const AlignedOutput&) = delete;
+  ~AlignedOutput() noexcept(false) {
+    if (!aligned_.is_same(out_)) out_.copy_(aligned_);
   }
-  Memory memory() const { return memory_of(used_); }
+  Memory memory() const { return memory_of(aligned_); }
 
  private:
-  at::Tensor to_, used_;
+  at::Tensor out_, aligned_;
 };
 
 /// Memory of one run.
@@ -98,7 +98,7 @@ class Scratch {
 /// Calls `f`; an error of Cadre becomes ValueError or NotImplementedError.
 [[noreturn]] void rethrow();
 template <class F>
-auto translated(F&& f) {
+auto translate_errors(F&& f) {
   try {
     return std::forward<F>(f)();
   } catch (...) {
@@ -106,7 +106,7 @@ auto translated(F&& f) {
   }
 }
 
-/// The directions of a layer, to be given to a function.
+/// The directions of a layer as function objects, since the functions are overloaded.
 constexpr auto kForward = [](auto&&... args) { forward(args...); };
 constexpr auto kBackward = [](auto&&... args) { backward(args...); };
 constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
@@ -114,11 +114,11 @@ constexpr auto kWgrad = [](auto&&... args) { wgrad(args...); };
 /// Plans and runs an operation on the current stream of `on`.
 template <class Problem, class Args>
 void launch(const Problem& problem, const Args& args, const at::Tensor& on) {
-  translated([&] {
+  translate_errors([&] {
     const auto chosen = plan(problem, device(on));
-    const Here here(on);
+    const CurrentStream current(on);
     const Scratch scratch(chosen.workspace_bytes, on);
-    run(chosen, args, scratch.workspace(), here.stream());
+    run(chosen, args, scratch.workspace(), current.stream());
   });
 }
 

@@ -14,8 +14,8 @@ namespace {
 
 /// One [E, N, K] tensor or E tensors [N, K], each a matrix of one order, and how they lie.
 struct Matrices {
-  std::vector<Tensor> held;  ///< one packed tensor, or one an expert; copies where need be
-  TensorView view{};         ///< of all experts; null data where they are discrete
+  std::vector<Tensor> tensors;  ///< one packed tensor, or one an expert; copies where need be
+  TensorView view{};            ///< of all experts; null data where they are discrete
   Major major = Major::kRow;
   bool discrete = false;
 };
@@ -35,9 +35,9 @@ std::optional<Major> order_of(const TensorView& v) {
   return std::nullopt;
 }
 
-/// A dimension of one element has whatever stride; give it that of a tensor without gaps, which
-/// breaks no promise.
-TensorView tidied(TensorView v) {
+/// A dimension of one element may have any stride: it gets that of a tensor without gaps, which
+/// keeps the alignment.
+TensorView with_dense_strides(TensorView v) {
   const int last = v.rank - 1, rows = v.rank - 2;
   if (v[last] == 1) v.stride[size_t(last)] = 1;
   if (v[rows] == 1) v.stride[size_t(rows)] = v.stride[size_t(last)] == 1 ? v[last] : 1;
@@ -54,10 +54,10 @@ DType plain_type(const Tensor& t, const char* what) {
 
 Matrices matrix(const Tensor& t, const char* what) {
   plain_type(t, what);
-  Matrices m{.held = {t}, .view = tidied(view(t))};
+  Matrices m{.tensors = {t}, .view = with_dense_strides(view(t))};
   const auto order = order_of(m.view);
-  if (!order) m = {.held = {t.contiguous()}, .view = view(t.contiguous())};
-  if (!order) m.view.data = m.held[0].data_ptr();
+  if (!order) m = {.tensors = {t.contiguous()}, .view = view(t.contiguous())};
+  if (!order) m.view.data = m.tensors[0].data_ptr();
   m.major = order.value_or(Major::kRow);
   return m;
 }
@@ -76,14 +76,14 @@ void require_alike(at::TensorList list, const char* what) {
 /// E tensors [N, K]. Where their strides differ, `may_copy` says whether copies are taken.
 Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
   require_alike(list, what);
-  Matrices m{.held = list.vec(), .discrete = true};
+  Matrices m{.tensors = list.vec(), .discrete = true};
   bool alike = order_of(view(list[0])).has_value();
   for (const Tensor& one : list) alike = alike && one.strides() == list[0].strides();
   TORCH_CHECK_VALUE(alike || may_copy, what, " has strides that differ or overlap, must be alike; ",
                     "all experts are written as one");
   if (!alike)
-    for (Tensor& one : m.held) one = one.contiguous();
-  const TensorView one = tidied(view(m.held[0]));
+    for (Tensor& one : m.tensors) one = one.contiguous();
+  const TensorView one = with_dense_strides(view(m.tensors[0]));
   m.major = *order_of(one);
   const int outer = m.major == Major::kRow ? 0 : 1;
   m.view = one;
@@ -103,18 +103,18 @@ Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
                     ", must be [E, N, K] or E of [N, K]");
   const Tensor packed = list[0].dim() == 3 ? list[0] : list[0].unsqueeze(0);
   Matrices m = matrix(packed, what);
-  TORCH_CHECK_VALUE(may_copy || m.held[0].is_alias_of(list[0]), what, " has strides ",
+  TORCH_CHECK_VALUE(may_copy || m.tensors[0].is_alias_of(list[0]), what, " has strides ",
                     packed.strides(), ", must have stride 1 in one of its last two dimensions");
   return m;
 }
 
-/// Bytes, 16 at most, of which all addresses and strides are multiples.
-uint64_t promised(const Matrices& m) {
+/// A number whose lowest set bit is the alignment in bytes of all addresses and strides, or 16.
+uint64_t alignment_bits(const Matrices& m) {
   uint64_t all = 16;
-  for (const Tensor& t : m.held) all |= reinterpret_cast<uint64_t>(t.data_ptr());
+  for (const Tensor& t : m.tensors) all |= reinterpret_cast<uint64_t>(t.data_ptr());
   for (int d = 0; d < m.view.rank; ++d)
     if (m.view.stride[size_t(d)] != 1)
-      all |= uint64_t(m.view.stride[size_t(d)] * m.held[0].element_size());
+      all |= uint64_t(m.view.stride[size_t(d)] * m.tensors[0].element_size());
   return all;
 }
 
@@ -125,8 +125,8 @@ Pass pass_of(c10::string_view which) {
   return Pass::kWgrad;
 }
 
-/// Everything that a call names, but for the output.
-struct Call {
+/// The arguments of the operator, except for the output.
+struct GroupedGemmInputs {
   const Tensor& lhs;
   at::TensorList rhs;
   const Tensor& offsets;
@@ -147,94 +147,94 @@ struct Widths {
   int64_t n, k;
 };
 
-Widths widths_of(const Call& call, Pass pass) {
-  TORCH_CHECK_VALUE(call.lhs.dim() == 2, "lhs has shape ", call.lhs.sizes(),
+Widths widths_of(const GroupedGemmInputs& in, Pass pass) {
+  TORCH_CHECK_VALUE(in.lhs.dim() == 2, "lhs has shape ", in.lhs.sizes(),
                     ", must have 2 dimensions");
-  TORCH_CHECK_VALUE(!call.rhs.empty(), "rhs has no tensors, must have 1 or more");
-  const Tensor& rhs = call.rhs[0];
+  TORCH_CHECK_VALUE(!in.rhs.empty(), "rhs has no tensors, must have 1 or more");
+  const Tensor& rhs = in.rhs[0];
   TORCH_CHECK_VALUE(rhs.dim() >= 2, "rhs has shape ", rhs.sizes(), ", must have 2 or 3 dimensions");
-  TORCH_CHECK_VALUE(pass != Pass::kWgrad || (call.rhs.size() == 1 && rhs.dim() == 2), "rhs has ",
-                    call.rhs.size(), " tensors of ", rhs.dim(),
+  TORCH_CHECK_VALUE(pass != Pass::kWgrad || (in.rhs.size() == 1 && rhs.dim() == 2), "rhs has ",
+                    in.rhs.size(), " tensors of ", rhs.dim(),
                     " dimensions, must be one of 2; wgrad contracts the rows of x");
-  if (pass == Pass::kFprop) return {rhs.size(-2), call.lhs.size(1)};
-  return {call.lhs.size(1), rhs.size(-1)};
+  if (pass == Pass::kFprop) return {rhs.size(-2), in.lhs.size(1)};
+  return {in.lhs.size(1), rhs.size(-1)};
 }
 
 Format plain_format(DType type) { return parse_format(name(type)); }
 
-/// The accumulation's words, and c with its factors.
-void addends(const Call& call, GroupedGemmProblem& p, GroupedGemmArgs& args, Matrices& c) {
-  p.accumulate = parse_accumulate(call.accumulate);
+/// Sets what is added to the product: accumulation with its flags, and beta times c.
+void set_addends(const GroupedGemmInputs& in, GroupedGemmProblem& p, GroupedGemmArgs& args,
+                 Matrices& c) {
+  p.accumulate = parse_accumulate(in.accumulate);
   const bool each = p.accumulate == Accumulate::kPerExpert;
   const bool flags = each || p.accumulate == Accumulate::kDevice;
-  TORCH_CHECK_VALUE(flags == call.accumulate_flags.has_value(), "accumulate_flags is ",
+  TORCH_CHECK_VALUE(flags == in.accumulate_flags.has_value(), "accumulate_flags is ",
                     flags ? "None" : "given", ", must be ", flags ? "given" : "None",
-                    "; accumulate is ", call.accumulate);
+                    "; accumulate is ", in.accumulate);
   if (flags) {
     const int64_t words = each ? p.experts : 1;
-    args.accumulate = written_ints(*call.accumulate_flags, {"accumulate_flags", {words}, call.lhs});
+    args.accumulate = written_ints(*in.accumulate_flags, {"accumulate_flags", {words}, in.lhs});
   }
-  TORCH_CHECK_VALUE(call.beta.has_value() == call.c.has_value(), "beta is ",
-                    call.beta ? "given" : "None", ", must be ", call.c ? "given" : "None",
-                    "; beta is the factor of c");
-  if (!call.c) return;
+  TORCH_CHECK_VALUE(in.beta.has_value() == in.c.has_value(), "beta is ", in.beta ? "given" : "None",
+                    ", must be ", in.c ? "given" : "None", "; beta is the factor of c");
+  if (!in.c) return;
   p.beta = true;
-  c = matrix(*call.c, "c");
+  c = matrix(*in.c, "c");
   args.c = c.view;
 }
 
-void go(const Call& call, at::TensorList out) {
-  const Tensor& lhs = call.lhs;
-  GroupedGemmProblem p{.pass = pass_of(call.which), .rows = lhs.size(0)};
-  const Widths widths = widths_of(call, p.pass);
+void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
+  const Tensor& lhs = in.lhs;
+  GroupedGemmProblem p{.pass = pass_of(in.which), .rows = lhs.size(0)};
+  const Widths widths = widths_of(in, p.pass);
   p.n = widths.n, p.k = widths.k;
   const bool wgrad = p.pass == Pass::kWgrad;
   TORCH_CHECK_VALUE(wgrad || out.size() == 1, "out has ", out.size(), " tensors, must have 1");
   const Matrices a = matrix(lhs, "lhs");
-  const Matrices b = wgrad ? matrix(call.rhs[0], "rhs") : experts_of(call.rhs, "rhs", true);
+  const Matrices b = wgrad ? matrix(in.rhs[0], "rhs") : experts_of(in.rhs, "rhs", true);
   const Matrices d = wgrad ? experts_of(out, "out", false) : matrix(out[0], "out");
-  TORCH_CHECK_VALUE(d.held[0].is_alias_of(out[0]), "out has strides ", out[0].strides(),
+  TORCH_CHECK_VALUE(d.tensors[0].is_alias_of(out[0]), "out has strides ", out[0].strides(),
                     ", must have stride 1 in one dimension, and no overlap");
-  const Tensor bias = call.bias ? with_rows(*call.bias) : Tensor();
+  const Tensor bias = in.bias ? with_rows(*in.bias) : Tensor();
   GroupedGemmArgs args{.lhs = {.codes = a.view}, .rhs = {.codes = b.view}, .out = d.view};
-  args.offsets = offsets(call.offsets, lhs);
+  args.offsets = offsets(in.offsets, lhs);
   p.experts = args.offsets.experts;
   p.lhs = plain_format(a.view.dtype), p.rhs = plain_format(b.view.dtype), p.out = d.view.dtype;
   p.lhs_major = a.major, p.rhs_major = b.major, p.out_major = d.major;
   p.discrete_rhs = b.discrete, p.discrete_out = d.discrete;
-  p.unit_budget = int(call.unit_budget);
-  p.tail = wgrad ? Tail::kKeep : call.tail;
-  p.align = 1 << std::countr_zero(promised(a) | promised(b) | promised(d));
-  require_same_device(lhs, b.held[0], "rhs");
-  require_same_device(lhs, d.held[0], "out");
+  p.unit_budget = int(in.unit_budget);
+  p.tail = wgrad ? Tail::kKeep : in.tail;
+  p.align = 1 << std::countr_zero(alignment_bits(a) | alignment_bits(b) | alignment_bits(d));
+  require_same_device(lhs, b.tensors[0], "rhs");
+  require_same_device(lhs, d.tensors[0], "out");
   require_same_device(lhs, bias, "bias");
-  const Tensor alpha = read_floats(call.alpha, {"alpha", {p.experts}, lhs});
-  const Tensor beta = read_floats(call.beta, {"beta", {p.experts}, lhs});
-  const Tensor scale = read_floats(call.bias_scale, {"bias_scale", {p.rows}, lhs});
+  const Tensor alpha = read_floats(in.alpha, {"alpha", {p.experts}, lhs});
+  const Tensor beta = read_floats(in.beta, {"beta", {p.experts}, lhs});
+  const Tensor scale = read_floats(in.bias_scale, {"bias_scale", {p.rows}, lhs});
   Matrices c;
-  addends(call, p, args, c);
+  set_addends(in, p, args, c);
   p.alpha = alpha.defined(), p.bias = bias.defined(), p.bias_scale = scale.defined();
   if (p.bias) p.bias_dtype = plain_type(bias, "bias"), args.bias = view(bias);
   args.alpha = floats(alpha, "alpha");
   args.beta = floats(beta, "beta");
   args.bias_scale = floats(scale, "bias_scale");
-  const Here here(lhs);
-  Tables tables;
-  if (b.discrete) tables.add(b.held, args.rhs.discrete);
-  if (d.discrete) tables.add(d.held, args.discrete_out);
-  tables.write(lhs, here);
+  const CurrentStream current(lhs);
+  PointerTables tables;
+  if (b.discrete) tables.add(b.tensors, args.rhs.discrete);
+  if (d.discrete) tables.add(d.tensors, args.discrete_out);
+  tables.write(lhs, current);
   launch(p, args, lhs);
 }
 
-Tensor make(const Call& call, std::optional<at::ScalarType> out_dtype) {
-  const Pass pass = pass_of(call.which);
-  const Widths widths = widths_of(call, pass);
-  const auto options = call.lhs.options().dtype(out_dtype.value_or(call.lhs.scalar_type()));
-  const int64_t experts = offsets(call.offsets, call.lhs).experts, rows = call.lhs.size(0);
+Tensor new_grouped_gemm(const GroupedGemmInputs& in, std::optional<at::ScalarType> out_dtype) {
+  const Pass pass = pass_of(in.which);
+  const Widths widths = widths_of(in, pass);
+  const auto options = in.lhs.options().dtype(out_dtype.value_or(in.lhs.scalar_type()));
+  const int64_t experts = offsets(in.offsets, in.lhs).experts, rows = in.lhs.size(0);
   Tensor out = pass == Pass::kWgrad   ? at::empty({experts, widths.n, widths.k}, options)
                : pass == Pass::kFprop ? at::empty({rows, widths.n}, options)
                                       : at::empty({rows, widths.k}, options);
-  go(call, out);
+  run_grouped_gemm(in, out);
   return out;
 }
 
@@ -244,18 +244,18 @@ void implement(torch::Library& m) {
             const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha,
             std::optional<at::ScalarType> out_dtype, int64_t unit_budget) {
            const Maybe none;
-           return make({.lhs = lhs,
-                        .rhs = rhs,
-                        .offsets = offsets,
-                        .which = which,
-                        .bias = bias,
-                        .bias_scale = bias_scale,
-                        .alpha = alpha,
-                        .unit_budget = unit_budget,
-                        .accumulate_flags = none,
-                        .beta = none,
-                        .c = none},
-                       out_dtype);
+           return new_grouped_gemm({.lhs = lhs,
+                                    .rhs = rhs,
+                                    .offsets = offsets,
+                                    .which = which,
+                                    .bias = bias,
+                                    .bias_scale = bias_scale,
+                                    .alpha = alpha,
+                                    .unit_budget = unit_budget,
+                                    .accumulate_flags = none,
+                                    .beta = none,
+                                    .c = none},
+                                   out_dtype);
          });
   m.impl("grouped_gemm.out",
          [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets, c10::string_view which,
@@ -263,9 +263,9 @@ void implement(torch::Library& m) {
             c10::string_view accumulate, const Maybe& flags, const Maybe& beta, const Maybe& c,
             at::TensorList out) {
            for (const Tensor& t : out) written(t, "out", lhs);
-           go({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget, accumulate, flags,
-               beta, c, Tail::kKeep},
-              out);
+           run_grouped_gemm({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget,
+                             accumulate, flags, beta, c, Tail::kKeep},
+                            out);
          });
 }
 

@@ -22,8 +22,8 @@ const auto& grouped_gemm() {
   return found;
 }
 
-/// What a call says beside the tensors that may learn.
-struct Call {
+/// The arguments without a gradient, and how many tensors with one there are.
+struct FixedArguments {
   Tensor offsets{};
   std::string which{};
   Maybe alpha{};
@@ -34,83 +34,83 @@ struct Call {
   bool bias_scale = false;
 };
 
-/// The tensors that may learn: lhs, rhs..., bias, bias_scale, those that there are.
-struct Inputs {
+/// The tensors that may require a gradient: lhs, rhs..., and bias and bias_scale where present.
+struct DifferentiableInputs {
   at::TensorList all;
-  const Call& call;
+  const FixedArguments& fixed;
 
   const Tensor& lhs() const { return all[0]; }
-  at::TensorList rhs() const { return all.slice(1, size_t(call.weights)); }
-  Maybe bias() const { return call.bias ? Maybe(all[size_t(1 + call.weights)]) : std::nullopt; }
-  Maybe bias_scale() const { return call.bias_scale ? Maybe(all.back()) : std::nullopt; }
+  at::TensorList rhs() const { return all.slice(1, size_t(fixed.weights)); }
+  Maybe bias() const { return fixed.bias ? Maybe(all[size_t(1 + fixed.weights)]) : std::nullopt; }
+  Maybe bias_scale() const { return fixed.bias_scale ? Maybe(all.back()) : std::nullopt; }
 };
 
-/// True for weights that lie transposed; their gradient is made to lie as they do.
+/// True for transposed weights; their gradient is computed with the same strides.
 bool is_column(const Tensor& w) {
   return w.dim() >= 2 && w.sym_stride(-2) == 1 && w.sym_stride(-1) != 1;
 }
 
-/// What backward has: tensors that were kept, undefined where no gradient needs them.
-struct Kept {
+/// What forward saved. A tensor that no gradient needs is undefined.
+struct SavedForBackward {
   Tensor lhs, offsets;
   Maybe bias, bias_scale, alpha;
   std::vector<Tensor> rhs;
   at::ScalarType lhs_type{}, rhs_type{};
-  bool column = false;    ///< weights lie transposed
+  bool column = false;    ///< weights are transposed
   bool discrete = false;  ///< one tensor an expert
   int64_t unit_budget = 0;
 
-  Tensor product(const Tensor& a, at::TensorList b, const char* which, at::ScalarType type) const {
+  Tensor gemm(const Tensor& a, at::TensorList b, const char* which, at::ScalarType type) const {
     return grouped_gemm().call(a, b, offsets, which, std::nullopt, std::nullopt, alpha, type,
                                unit_budget);
   }
-  /// dy[rows of e]^T x[rows of e] for each expert, as the weights lie.
+  /// dy[rows of e]^T x[rows of e] for each expert, with the strides of the weights.
   variable_list weight_gradients(const Tensor& dy, const Tensor& x) const {
-    const Tensor dw = column ? product(x, dy, "wgrad", rhs_type).transpose(1, 2)
-                             : product(dy, x, "wgrad", rhs_type);
+    const Tensor dw =
+        column ? gemm(x, dy, "wgrad", rhs_type).transpose(1, 2) : gemm(dy, x, "wgrad", rhs_type);
     if (discrete) return dw.unbind(0);
     return {dw};
   }
 };
 
-Kept kept_of(AutogradContext* ctx) {
+SavedForBackward saved_for_backward(AutogradContext* ctx) {
   auto& data = ctx->saved_data;
-  Saved saved(ctx->get_saved_variables());
-  Kept kept;
-  kept.lhs = saved.one();
-  kept.offsets = saved.one();
-  kept.bias = saved.maybe();
-  kept.bias_scale = saved.maybe();
-  kept.alpha = saved.maybe();
-  kept.rhs = saved.list(data["saved_weights"].toInt());
-  kept.lhs_type = data["lhs_type"].toScalarType();
-  kept.rhs_type = data["rhs_type"].toScalarType();
-  kept.column = data["column"].toBool();
-  kept.discrete = data["discrete"].toBool();
-  kept.unit_budget = data["unit_budget"].toInt();
-  return kept;
+  SavedTensors in(ctx->get_saved_variables());
+  SavedForBackward saved;
+  saved.lhs = in.next();
+  saved.offsets = in.next();
+  saved.bias = in.next_optional();
+  saved.bias_scale = in.next_optional();
+  saved.alpha = in.next_optional();
+  saved.rhs = in.next_list(data["saved_weights"].toInt());
+  saved.lhs_type = data["lhs_type"].toScalarType();
+  saved.rhs_type = data["rhs_type"].toScalarType();
+  saved.column = data["column"].toBool();
+  saved.discrete = data["discrete"].toBool();
+  saved.unit_budget = data["unit_budget"].toInt();
+  return saved;
 }
 
-void keep(AutogradContext* ctx, const Inputs& in) {
-  const Call& call = in.call;
-  const bool bias = learns(in.bias()) || learns(in.bias_scale());
-  const at::TensorList weights = learns(in.lhs()) ? in.rhs() : at::TensorList();
-  ctx->save_for_backward(joined(learns(in.rhs()) ? in.lhs() : Tensor(), call.offsets,
-                                bias && call.bias_scale ? in.bias() : std::nullopt,
-                                bias ? in.bias_scale() : std::nullopt, call.alpha, weights));
+void save_for_backward(AutogradContext* ctx, const DifferentiableInputs& in) {
+  const FixedArguments& fixed = in.fixed;
+  const bool bias = requires_grad(in.bias()) || requires_grad(in.bias_scale());
+  const at::TensorList weights = requires_grad(in.lhs()) ? in.rhs() : at::TensorList();
+  ctx->save_for_backward(joined(requires_grad(in.rhs()) ? in.lhs() : Tensor(), fixed.offsets,
+                                bias && fixed.bias_scale ? in.bias() : std::nullopt,
+                                bias ? in.bias_scale() : std::nullopt, fixed.alpha, weights));
   const Tensor& rhs = in.rhs()[0];
   auto& data = ctx->saved_data;
   data["saved_weights"] = int64_t(weights.size());
-  data["weights"] = call.weights;
+  data["weights"] = fixed.weights;
   data["lhs_type"] = in.lhs().scalar_type();
   data["rhs_type"] = rhs.scalar_type();
-  data["bias_type"] = call.bias ? in.bias()->scalar_type() : rhs.scalar_type();
-  data["column"] = call.which != "wgrad" && is_column(rhs);
-  data["discrete"] = call.which != "wgrad" && rhs.dim() == 2;
-  data["unit_budget"] = call.unit_budget;
-  data["which"] = call.which;
-  data["bias"] = call.bias;
-  data["bias_scale"] = call.bias_scale;
+  data["bias_type"] = fixed.bias ? in.bias()->scalar_type() : rhs.scalar_type();
+  data["column"] = fixed.which != "wgrad" && is_column(rhs);
+  data["discrete"] = fixed.which != "wgrad" && rhs.dim() == 2;
+  data["unit_budget"] = fixed.unit_budget;
+  data["which"] = fixed.which;
+  data["bias"] = fixed.bias;
+  data["bias_scale"] = fixed.bias_scale;
 }
 
 /// The gradients of lhs and of rhs, from the gradient of the output.
@@ -119,34 +119,34 @@ struct OperandGradients {
   variable_list rhs{};
 };
 
-OperandGradients operand_gradients(const Kept& kept, const std::string& which, const Tensor& g,
-                                   std::pair<bool, bool> wants) {
-  OperandGradients made;
+OperandGradients operand_gradients(const SavedForBackward& saved, const std::string& which,
+                                   const Tensor& g, std::pair<bool, bool> wants) {
+  OperandGradients gradients;
   if (which == "fprop") {
-    if (wants.first) made.lhs = kept.product(g, kept.rhs, "dgrad", kept.lhs_type);
-    if (wants.second) made.rhs = kept.weight_gradients(g, kept.lhs);
+    if (wants.first) gradients.lhs = saved.gemm(g, saved.rhs, "dgrad", saved.lhs_type);
+    if (wants.second) gradients.rhs = saved.weight_gradients(g, saved.lhs);
   } else if (which == "dgrad") {
-    if (wants.first) made.lhs = kept.product(g, kept.rhs, "fprop", kept.lhs_type);
-    if (wants.second) made.rhs = kept.weight_gradients(kept.lhs, g);
+    if (wants.first) gradients.lhs = saved.gemm(g, saved.rhs, "fprop", saved.lhs_type);
+    if (wants.second) gradients.rhs = saved.weight_gradients(saved.lhs, g);
   } else {
-    if (wants.first) made.lhs = kept.product(kept.rhs[0], g, "fprop", kept.lhs_type);
-    if (wants.second) made.rhs = {kept.product(kept.lhs, g, "dgrad", kept.rhs_type)};
+    if (wants.first) gradients.lhs = saved.gemm(saved.rhs[0], g, "fprop", saved.lhs_type);
+    if (wants.second) gradients.rhs = {saved.gemm(saved.lhs, g, "dgrad", saved.rhs_type)};
   }
-  return made;
+  return gradients;
 }
 
 struct GroupedGemm : torch::autograd::Function<GroupedGemm> {
-  static Tensor forward(AutogradContext* ctx, at::TensorList all, const Call& call) {
+  static Tensor forward(AutogradContext* ctx, at::TensorList all, const FixedArguments& fixed) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const Inputs in{all, call};
-    keep(ctx, in);
-    return grouped_gemm().call(in.lhs(), in.rhs(), call.offsets, call.which, in.bias(),
-                               in.bias_scale(), call.alpha, call.out_dtype, call.unit_budget);
+    const DifferentiableInputs in{all, fixed};
+    save_for_backward(ctx, in);
+    return grouped_gemm().call(in.lhs(), in.rhs(), fixed.offsets, fixed.which, in.bias(),
+                               in.bias_scale(), fixed.alpha, fixed.out_dtype, fixed.unit_budget);
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto bias_grad = op<BiasGradOp>("cadre::bias_grad");
-    const Kept kept = kept_of(ctx);
+    const SavedForBackward saved = saved_for_backward(ctx);
     auto& data = ctx->saved_data;
     const auto weights = size_t(data["weights"].toInt());
     const bool bias = data["bias"].toBool(), scale = data["bias_scale"].toBool();
@@ -156,12 +156,12 @@ struct GroupedGemm : torch::autograd::Function<GroupedGemm> {
       return false;
     };
     const std::pair operands{wants(0, 1), wants(1, weights)};
-    auto made = operand_gradients(kept, data["which"].toStringRef(), grads[0], operands);
+    auto gradients = operand_gradients(saved, data["which"].toStringRef(), grads[0], operands);
     Tensor dbias, dbias_scale;
     if (bias && wants(1 + weights, scale ? 2 : 1))
-      std::tie(dbias, dbias_scale) = bias_grad.call(grads[0], kept.offsets, kept.bias_scale,
-                                                    kept.bias, data["bias_type"].toScalarType());
-    variable_list all = joined(made.lhs, or_none(made.rhs, int64_t(weights)));
+      std::tie(dbias, dbias_scale) = bias_grad.call(grads[0], saved.offsets, saved.bias_scale,
+                                                    saved.bias, data["bias_type"].toScalarType());
+    variable_list all = joined(gradients.lhs, or_none(gradients.rhs, int64_t(weights)));
     if (bias) all.push_back(dbias);
     if (scale) all.push_back(dbias_scale);
     all.emplace_back();
@@ -190,19 +190,20 @@ TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("grouped_gemm", [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets,
                             c10::string_view which, const Maybe& bias, const Maybe& bias_scale,
                             const Maybe& alpha, Type out_dtype, int64_t unit_budget) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!learns(alpha), "alpha requires a gradient, must not; it has none");
+    TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(alpha),
+                                "alpha requires a gradient, must not; it has none");
     TORCH_CHECK_VALUE(!rhs.empty(), "rhs has no tensors, must have 1 or more");
     const variable_list all = joined(lhs, rhs, bias ? at::TensorList(*bias) : at::TensorList(),
                                      bias_scale ? at::TensorList(*bias_scale) : at::TensorList());
-    const Call call{.offsets = offsets,
-                    .which = std::string(which),
-                    .alpha = alpha,
-                    .out_dtype = out_dtype,
-                    .unit_budget = unit_budget,
-                    .weights = int64_t(rhs.size()),
-                    .bias = bias.has_value(),
-                    .bias_scale = bias_scale.has_value()};
-    return GroupedGemm::apply(at::TensorList(all), call);
+    const FixedArguments fixed{.offsets = offsets,
+                               .which = std::string(which),
+                               .alpha = alpha,
+                               .out_dtype = out_dtype,
+                               .unit_budget = unit_budget,
+                               .weights = int64_t(rhs.size()),
+                               .bias = bias.has_value(),
+                               .bias_scale = bias_scale.has_value()};
+    return GroupedGemm::apply(at::TensorList(all), fixed);
   });
 }
 TORCH_LIBRARY_IMPL(cadre, AutocastCPU, m) {

@@ -43,16 +43,17 @@ const char* const kSchemas[] = {
 
     "_memory(Tensor on, int count) -> Tensor",
 
-    "_grouped_linear_rooms(int n, int k, int experts, ScalarType dtype, ScalarType weight_dtype, "
-    "bool[4] wants, str recipe, bool save_input, str device) -> int[]",
+    "_grouped_linear_memory_bounds(int n, int k, int experts, ScalarType dtype, "
+    "ScalarType weight_dtype, bool[4] wants, str recipe, bool save_input, str device) -> int[]",
 };
 
-/// A call on its device: every tensor as the core takes it.
-class Linear {
+/// A call's tensors as the arguments that the library takes, and the stream to run on.
+class LinearLaunch {
  public:
-  Linear(const LinearCall& call, const GroupedLinearProblem& problem, const Here& here)
-      : parameters(problem.parameters, tables_), call_(call), here_(here) {
-    parameters.read(call.weight, call.bias);
+  LinearLaunch(const LinearCall& call, const GroupedLinearProblem& problem,
+               const CurrentStream& current)
+      : bindings(problem.parameters, tables_), call_(call), current_(current) {
+    bindings.bind(call.weight, call.bias);
     args.offsets = offsets(call.offsets, call.x);
     args.x = view(call.x);
     args.bias_scale = floats(call.bias_scale, "bias_scale");
@@ -61,47 +62,47 @@ class Linear {
 
   template <class Direction>
   void run(Direction direction, const GroupedLinearPlan& plan, int64_t workspace_bytes) {
-    tables_.write(call_.x, here_);
-    args.parameters = parameters.own;
+    tables_.write(call_.x, current_);
+    args.parameters = bindings.parameters;
     const Scratch scratch(workspace_bytes, call_.x);
-    direction(plan, args, scratch.workspace(), here_.stream());
+    direction(plan, args, scratch.workspace(), current_.stream());
   }
 
-  LinearTables parameters;
+  LinearBindings bindings;
   GroupedLinearArgs args;
 
  private:
   const LinearCall& call_;
-  const Here& here_;
-  Tables tables_;
+  const CurrentStream& current_;
+  PointerTables tables_;
 };
 
 }  // namespace
 
 bool reads_x(const LinearCall& call) {
-  return call.wants[kWantsDw] && (call.save_input || wgrad_reads(call.x, call.recipe));
+  return call.wants[kWantsDw] && (call.save_input || wgrad_reads_x(call.x, call.recipe));
 }
 
 void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
                  const ForwardOut& out) {
-  const Here here(call.x);
-  Linear linear(call, problem, here);
+  const CurrentStream current(call.x);
+  LinearLaunch linear(call, problem, current);
   linear.args.y = view(out.y, call.x, "y");
   require_same_device(call.x, out.saved, "saved");
   if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
-  const Kept saved(out.saved);
+  const AlignedOutput saved(out.saved);
   linear.args.saved = saved.memory();
-  std::optional<Kept> cache;
+  std::optional<AlignedOutput> cache;
   if (out.weight_cache) linear.args.weight_cache = cache.emplace(*out.weight_cache).memory();
   linear.args.refresh_weights = out.refresh;
-  const GroupedLinearPlan& made = planned(problem, device(call.x));
-  linear.run(kForward, made, made.memory.forward_workspace_bytes);
+  const GroupedLinearPlan& plan = cached_plan(problem, device(call.x));
+  linear.run(kForward, plan, plan.memory.forward_workspace_bytes);
 }
 
 void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
                   const std::pair<Tensor, Tensor>& dy_and_saved, const BackwardOut& out) {
-  const Here here(call.x);
-  Linear linear(call, problem, here);
+  const CurrentStream current(call.x);
+  LinearLaunch linear(call, problem, current);
   const auto& [dy, saved] = dy_and_saved;
   linear.args.dy = view(dy, call.x, "dy");
   require_same_device(call.x, saved, "saved");
@@ -111,22 +112,22 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   if (problem.dgrad) linear.args.dx = view(out.dx, call.x, "dx");
   if (problem.bias && problem.dbias) {
     require_like(out.dbias, call.bias, "dbias");
-    linear.parameters.write_dbias(out.dbias);
+    linear.bindings.bind_dbias(out.dbias);
     if (problem.bias_scale)
       linear.args.dbias_scale =
           written_floats(out.dbias_scale, {"dbias_scale", {problem.rows}, call.x});
   }
-  const Kept pending(out.pending);
+  const AlignedOutput pending(out.pending);
   if (problem.deferred)
     linear.args.pending = pending.memory();
   else if (problem.wgrad)
-    linear.parameters.write_dw(out.dw);
-  linear.parameters.own.accumulate = out.accumulate;
+    linear.bindings.bind_dw(out.dw);
+  linear.bindings.parameters.accumulate = out.accumulate;
   const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
   if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
-  const GroupedLinearPlan& made = planned(problem, device(call.x));
-  if (!made.dgrad && !made.wgrad && !made.bias_grad) return;
-  linear.run(kBackward, made, made.memory.backward_workspace_bytes);
+  const GroupedLinearPlan& plan = cached_plan(problem, device(call.x));
+  if (!plan.dgrad && !plan.wgrad && !plan.bias_grad) return;
+  linear.run(kBackward, plan, plan.memory.backward_workspace_bytes);
 }
 
 void plan_dw(GroupedLinearProblem& p, const LinearCall& call, TensorList dw,
@@ -147,16 +148,16 @@ void run_wgrad(const WgradCall& call, const LinearCall& linear_call, Accumulate 
   plan_dw(p, linear_call, dw, accumulate);
   require_same_device(call.x, call.saved, "saved");
   require_same_device(call.x, call.pending, "pending");
-  const Here here(call.x);
-  Linear linear(linear_call, p, here);
+  const CurrentStream current(call.x);
+  LinearLaunch linear(linear_call, p, current);
   linear.args.dy = view(call.dy, call.x, "dy");
   linear.args.saved = memory_of(call.saved);
   linear.args.pending = memory_of(call.pending);
-  linear.parameters.write_dw(dw);
-  linear.parameters.own.accumulate =
+  linear.bindings.bind_dw(dw);
+  linear.bindings.parameters.accumulate =
       accumulate_words(call.accumulate_flags, accumulate, p.experts, call.x);
-  const GroupedLinearPlan& made = planned(p, device(call.x));
-  linear.run(kWgrad, made, made.memory.wgrad_workspace_bytes);
+  const GroupedLinearPlan& plan = cached_plan(p, device(call.x));
+  linear.run(kWgrad, plan, plan.memory.wgrad_workspace_bytes);
 }
 
 namespace {
@@ -165,14 +166,15 @@ std::tuple<Tensor, Tensor> grouped_linear(const Tensor& x, const Tensor& offsets
                                           TensorList bias, const Maybe& bias_scale,
                                           const Maybe& rng, LinearWants wants, Text recipe,
                                           bool save_input, int64_t unit_budget) {
-  return translated([&] {
+  return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem problem = problem_of(call);
     problem.tail = Tail::kZero;
     const Tensor y = at::empty({problem.rows, problem.n}, rows.options());
-    const Tensor saved = bytes(rooms(problem, device(rows)).saved.of(problem.rows), rows);
+    const Tensor saved =
+        bytes(memory_bounds(problem, device(rows)).saved.bytes(problem.rows), rows);
     run_forward(call, problem, {y, saved});
     return std::tuple(y, saved);
   });
@@ -182,7 +184,7 @@ void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weigh
                         const Maybe& bias_scale, const Maybe& rng, LinearWants wants, Text recipe,
                         bool save_input, int64_t unit_budget, bool refresh_weights, bool zero_tail,
                         const Tensor& y, const Tensor& saved, const Maybe& weight_cache) {
-  translated([&] {
+  translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
@@ -201,7 +203,7 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
                                         const Maybe& bias_scale, const Maybe& rng,
                                         LinearWants wants, bool deferred, Text recipe,
                                         bool save_input, int64_t unit_budget) {
-  return translated([&] {
+  return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
@@ -211,15 +213,15 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
     p.align = std::min(p.align, alignment({drows}));
     const auto none = [&] { return at::empty({0}, rows.options()); };
     const bool has_dbias = p.bias && p.dbias;
-    const int64_t pending = deferred ? rooms(p, device(rows)).pending.of(p.rows) : 0;
+    const int64_t pending = deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0;
     LinearGradients out{
         p.dgrad ? at::empty({p.rows, p.k}, rows.options()) : none(),
         p.wgrad && !deferred ? empty_like(weight) : std::vector<Tensor>(),
         has_dbias ? empty_like(bias) : std::vector<Tensor>(),
         at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
         bytes(pending, rows)};
-    const auto& [dx, dw, dbias, dbias_scale, left] = out;
-    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, left, dw, dbias});
+    const auto& [dx, dw, dbias, dbias_scale, pending_out] = out;
+    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, pending_out, dw, dbias});
     return out;
   });
 }
@@ -231,7 +233,7 @@ void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor
                                  const Maybe& weight_cache, bool zero_tail, const Maybe& dx,
                                  TensorList dbias, const Maybe& dbias_scale,
                                  const Tensor& pending) {
-  translated([&] {
+  translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
@@ -252,7 +254,7 @@ void grouped_linear_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& s
                               const Tensor& pending, const Tensor& offsets, TensorList weight,
                               LinearWants wants, Text recipe, bool save_input, int64_t unit_budget,
                               Text accumulate, const Maybe& accumulate_flags, TensorList dweight) {
-  translated([&] {
+  translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, {},         {},
                           {},   wants,   recipe, save_input, unit_budget};
@@ -272,12 +274,13 @@ std::vector<Tensor> grouped_linear_wgrad(const Tensor& dy, const Tensor& x, cons
   return dw;
 }
 
-/// Bytes of saved, and of saved a row, of pending likewise, and of a cache of weights.
-std::vector<int64_t> grouped_linear_rooms(int64_t n, int64_t k, int64_t experts,
-                                          at::ScalarType dtype, at::ScalarType weight_dtype,
-                                          LinearWants wants, Text recipe, bool save_input,
-                                          Text device) {
-  return translated([&] {
+/// Bounds of the bytes of saved and of pending, each fixed and per row, and the bytes of the weight
+/// cache.
+std::vector<int64_t> grouped_linear_memory_bounds(int64_t n, int64_t k, int64_t experts,
+                                                  at::ScalarType dtype, at::ScalarType weight_dtype,
+                                                  LinearWants wants, Text recipe, bool save_input,
+                                                  Text device) {
+  return translate_errors([&] {
     GroupedLinearProblem p{.n = n, .k = k, .experts = int(experts)};
     p.dtype = element_type(dtype);
     p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
@@ -286,10 +289,11 @@ std::vector<int64_t> grouped_linear_rooms(int64_t n, int64_t k, int64_t experts,
     p.wgrad = wants[kWantsDw];
     p.save_input = save_input;
     p.deferred = true;
-    const Rooms r = rooms(p, parse_device(device));
+    const MemoryBounds bounds = memory_bounds(p, parse_device(device));
     p.cache_weights = true;
     const int64_t cache = plan(p, parse_device(device)).memory.weight_cache_bytes;
-    return std::vector<int64_t>{r.saved.begin, r.saved.row, r.pending.begin, r.pending.row, cache};
+    return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,
+                                bounds.pending.per_row, cache};
   });
 }
 
@@ -303,7 +307,7 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   TORCH_CHECK_VALUE(x.size(1) == p.k, "x has shape ", x.sizes(), ", must be [R, ", p.k,
                     "]; weight has shape ", w.first().sizes());
   p.experts = w.experts;
-  p.recipe = recipe_or_own(call.recipe, x);
+  p.recipe = recipe_or_default(call.recipe, x);
   p.dtype = element_type(x.scalar_type());
   p.parameters.weight = p.parameters.dw = w.dtype();
   p.parameters.weight_major = major_of(w.first());
@@ -329,7 +333,7 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   for (const char* schema : kSchemas) m.def(schema);
-  m.impl("_grouped_linear_rooms", grouped_linear_rooms);
+  m.impl("_grouped_linear_memory_bounds", grouped_linear_memory_bounds);
 }
 
 static void implement(torch::Library& m) {

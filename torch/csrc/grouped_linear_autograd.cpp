@@ -60,13 +60,13 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const int64_t weights = numbers[3], biases = numbers[4];
     LinearWants wants;
     read_bits(numbers[0], wants);
-    Saved in(ctx->get_saved_variables());
-    const Tensor kept = in.one(), offsets = in.one(), saved = in.one();
-    const Maybe bias_scale = in.maybe(), rng = in.maybe();
-    const std::vector<Tensor> weight = in.list(weights), bias = in.list(biases);
-    const Tensor x = kept_or_shape(kept, dout[0], weight[0]);
+    SavedTensors in(ctx->get_saved_variables());
+    const Tensor kept = in.next(), offsets = in.next(), saved = in.next();
+    const Maybe bias_scale = in.next_optional(), rng = in.next_optional();
+    const std::vector<Tensor> weight = in.next_list(weights), bias = in.next_list(biases);
+    const Tensor x = x_or_its_shape(kept, dout[0], weight[0]);
     const auto [dx, dw, dbias, dbias_scale, pending] = linear_backward_op(
-        dout[0], x, kept_or_empty(saved, dout[0]),
+        dout[0], x, saved_or_empty(saved, dout[0]),
         {x, offsets, weight, bias, bias_scale, rng, wants, recipe, numbers[1] != 0, numbers[2]});
     const bool scaled = wants[kWantsDbiasScale];
     return joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
@@ -80,17 +80,19 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           TensorList bias, const Maybe& bias_scale,
                                           const Maybe& rng, LinearWants wants, Text recipe,
                                           bool save_input, int64_t unit_budget) {
-  const bool grad = at::GradMode::is_enabled() &&
-                    (learns(x) || learns(weight) || learns(bias) || learns(bias_scale));
-  const Maybe state = drawn(rng, recipe, x);
+  const bool grad =
+      at::GradMode::is_enabled() && (requires_grad(x) || requires_grad(weight) ||
+                                     requires_grad(bias) || requires_grad(bias_scale));
+  const Maybe state = given_or_drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return linear_op(
         {x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input, unit_budget});
   }
-  const LinearWants learn{wants[kWantsDx] || learns(x), wants[kWantsDw] || learns(weight),
-                          wants[kWantsDbias] || learns(bias),
-                          wants[kWantsDbiasScale] || learns(bias_scale)};
+  const LinearWants learn{wants[kWantsDx] || requires_grad(x),
+                          wants[kWantsDw] || requires_grad(weight),
+                          wants[kWantsDbias] || requires_grad(bias),
+                          wants[kWantsDbiasScale] || requires_grad(bias_scale)};
   Tensor saved;
   const Options options{learn, recipe, save_input, unit_budget, &saved};
   const variable_list out =

@@ -38,7 +38,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
     ctx->mark_non_differentiable({saved});
-    const bool reads_x = o.wants[kDw1] && wgrad_reads(x, o.recipe);
+    const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, saved, prob, bias2_scale, rng,
                                   weight1, bias1, weight2, bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
@@ -54,15 +54,16 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
     auto& data = ctx->saved_data;
-    Saved in(ctx->get_saved_variables());
-    const Tensor kept = in.one(), offsets = in.one(), saved = in.one();
-    const Maybe prob = in.maybe(), bias2_scale = in.maybe(), rng = in.maybe();
+    SavedTensors in(ctx->get_saved_variables());
+    const Tensor kept = in.next(), offsets = in.next(), saved = in.next();
+    const Maybe prob = in.next_optional(), bias2_scale = in.next_optional(),
+                rng = in.next_optional();
     const c10::List<int64_t> counts = data["counts"].toIntList();
-    const List weight1 = in.list(counts[0]), bias1 = in.list(counts[1]);
-    const List weight2 = in.list(counts[2]), bias2 = in.list(counts[3]);
+    const List weight1 = in.next_list(counts[0]), bias1 = in.next_list(counts[1]);
+    const List weight2 = in.next_list(counts[2]), bias2 = in.next_list(counts[3]);
     MlpWants wants;
     read_bits(data["wants"].toInt(), wants);
-    const Tensor x = kept_or_shape(kept, dout[0], weight1[0]);
+    const Tensor x = x_or_its_shape(kept, dout[0], weight1[0]);
     static const auto call = op<Backward>("cadre::grouped_mlp_backward");
     const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
@@ -81,14 +82,14 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           TensorList bias2, const Maybe& bias2_scale,
                                           const Maybe& rng, MlpWants wants, Text activation,
                                           Text recipe, bool keep_h, int64_t unit_budget) {
-  const MlpWants learn{learns(x),
-                       learns(prob),
-                       learns(weight1),
-                       learns(weight2),
-                       learns(bias1) || learns(bias2),
-                       learns(bias2_scale)};
+  const MlpWants learn{requires_grad(x),
+                       requires_grad(prob),
+                       requires_grad(weight1),
+                       requires_grad(weight2),
+                       requires_grad(bias1) || requires_grad(bias2),
+                       requires_grad(bias2_scale)};
   const bool grad = at::GradMode::is_enabled() && learn != MlpWants{};
-  const Maybe state = drawn(rng, recipe, x);
+  const Maybe state = given_or_drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,

@@ -63,28 +63,29 @@ void add_to_grad(const std::vector<Tensor>& parameters, const std::vector<Tensor
 }
 
 /// By number. Few layers are made, so those that are gone stay as empty pointers.
-struct Living {
+struct LiveMemories {
   std::mutex mutex;
   std::vector<c10::weak_intrusive_ptr<LinearMemory>> all;
 };
-Living& living() {
-  static Living one;
+LiveMemories& live_memories() {
+  static LiveMemories one;
   return one;
 }
 
 }  // namespace
 
 int64_t LinearMemory::id_of(const c10::intrusive_ptr<LinearMemory>& memory) {
-  const std::lock_guard lock(living().mutex);
-  living().all.emplace_back(memory);
-  return int64_t(living().all.size());
+  const std::lock_guard lock(live_memories().mutex);
+  live_memories().all.emplace_back(memory);
+  return int64_t(live_memories().all.size());
 }
 
 c10::intrusive_ptr<LinearMemory> LinearMemory::of(int64_t id) {
   c10::intrusive_ptr<LinearMemory> found;
   {
-    const std::lock_guard lock(living().mutex);
-    if (id >= 1 && id <= int64_t(living().all.size())) found = living().all[size_t(id - 1)].lock();
+    const std::lock_guard lock(live_memories().mutex);
+    if (id >= 1 && id <= int64_t(live_memories().all.size()))
+      found = live_memories().all[size_t(id - 1)].lock();
   }
   TORCH_CHECK_VALUE(found, "memory is ", id, ", must be the id() of a LinearMemory that lives");
   return found;
@@ -121,7 +122,7 @@ void LinearMemory::run_next() {
   keep_for_this_stream(w);
   const std::vector<Tensor> dweight = w.into.empty() ? slices_like(w.parameters) : w.into;
   const std::optional<Tensor> none;
-  translated([&] {
+  translate_errors([&] {
     run_wgrad({w.dy, w.x, w.saved, w.pending, w.flags},
               {w.x, w.offsets, w.weight, {}, none, none, w.wants, w.recipe, w.save_input},
               w.accumulate, dweight);

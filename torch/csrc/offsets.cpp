@@ -10,21 +10,21 @@
 namespace cadre::door {
 namespace {
 
-struct Made {
+/// The tensors that the operation writes.
+struct OffsetsOutputs {
   Tensor offsets{}, row_of{}, slot_of{}, status{};  ///< row_of and slot_of of routing only
 };
 
-/// Checks what is written, and launches.
-void make(OffsetsProblem problem, const Tensor& source, const Made& made) {
+/// Checks the outputs and launches.
+void run_offsets(OffsetsProblem problem, const Tensor& source, const OffsetsOutputs& out) {
   problem.index = element_type(source.scalar_type());
   const Tensor dense = source.contiguous();
   OffsetsArgs args{.source = dense.data_ptr()};
-  args.offsets = written_ints(made.offsets, {"offsets", {problem.experts + 1}, source});
-  args.status = written_ints(made.status, {"status", {1}, source});
+  args.offsets = written_ints(out.offsets, {"offsets", {problem.experts + 1}, source});
+  args.status = written_ints(out.status, {"status", {1}, source});
   if (problem.source == OffsetsSource::kRouting) {
-    args.map.row_of =
-        written_ints(made.row_of, {"row_of", {problem.tokens, problem.top_k}, source});
-    args.map.slot_of = written_ints(made.slot_of, {"slot_of", {problem.rows}, source});
+    args.map.row_of = written_ints(out.row_of, {"row_of", {problem.tokens, problem.top_k}, source});
+    args.map.slot_of = written_ints(out.slot_of, {"slot_of", {problem.rows}, source});
   }
   launch(problem, args, source);
 }
@@ -51,28 +51,28 @@ OffsetsProblem problem_of_routing(const Tensor& experts, int64_t num_experts, in
 std::tuple<Tensor, Tensor> offsets_op(const Tensor& source, c10::string_view kind, int64_t rows) {
   const auto problem = problem_of(source, kind, rows);
   const auto options = source.options().dtype(at::kInt);
-  const Made made{.offsets = at::empty({problem.experts + 1}, options),
-                  .status = at::empty({1}, options)};
-  make(problem, source, made);
-  return {made.offsets, made.status};
+  const OffsetsOutputs out{.offsets = at::empty({problem.experts + 1}, options),
+                           .status = at::empty({1}, options)};
+  run_offsets(problem, source, out);
+  return {out.offsets, out.status};
 }
 
-/// Without the status: what a layer makes of its splits at every call.
+/// Without the status: a layer turns its splits into offsets at every call.
 Tensor offsets_alone(const Tensor& source, int64_t rows) {
   OffsetsProblem problem = problem_of(source, "counts", rows);
   problem.index = element_type(source.scalar_type());
   const Tensor dense = source.contiguous();
-  const Tensor made = at::empty({problem.experts + 1}, source.options().dtype(at::kInt));
-  launch(problem, OffsetsArgs{.source = dense.data_ptr(), .offsets = made.data_ptr<int32_t>()},
+  const Tensor offsets = at::empty({problem.experts + 1}, source.options().dtype(at::kInt));
+  launch(problem, OffsetsArgs{.source = dense.data_ptr(), .offsets = offsets.data_ptr<int32_t>()},
          source);
-  return made;
+  return offsets;
 }
 
 void offsets_out(const Tensor& source, c10::string_view kind, int64_t rows, const Tensor& offsets,
                  const Tensor& status) {
-  make(problem_of(source, kind, rows), source,
-       {.offsets = written(offsets, "offsets", source),
-        .status = written(status, "status", source)});
+  run_offsets(problem_of(source, kind, rows), source,
+              {.offsets = written(offsets, "offsets", source),
+               .status = written(status, "status", source)});
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> routing_op(const Tensor& experts, int64_t num_experts,
@@ -81,12 +81,12 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> routing_op(const Tensor& experts, int
   TORCH_CHECK_VALUE(num_experts >= 1, "num_experts is ", num_experts, ", must be 1 or more");
   TORCH_CHECK_VALUE(rows >= 0, "rows is ", rows, ", must be 0 or more");
   const auto options = experts.options().dtype(at::kInt);
-  const Made made{.offsets = at::empty({num_experts + 1}, options),
-                  .row_of = at::empty(experts.sizes(), options),
-                  .slot_of = at::full({rows}, -1, options),  // the tail is not written
-                  .status = at::empty({1}, options)};
-  make(problem, experts, made);
-  return {made.offsets, made.row_of, made.slot_of, made.status};
+  const OffsetsOutputs out{.offsets = at::empty({num_experts + 1}, options),
+                           .row_of = at::empty(experts.sizes(), options),
+                           .slot_of = at::full({rows}, -1, options),  // the tail is not written
+                           .status = at::empty({1}, options)};
+  run_offsets(problem, experts, out);
+  return {out.offsets, out.row_of, out.slot_of, out.status};
 }
 
 void implement(torch::Library& m) {
@@ -97,11 +97,11 @@ void implement(torch::Library& m) {
   m.impl("offsets_of_routing.out",
          [](const Tensor& experts, int64_t num_experts, int64_t rows, const Tensor& offsets,
             const Tensor& row_of, const Tensor& slot_of, const Tensor& status) {
-           make(problem_of_routing(experts, num_experts, rows), experts,
-                {.offsets = written(offsets, "offsets", experts),
-                 .row_of = written(row_of, "row_of", experts),
-                 .slot_of = written(slot_of, "slot_of", experts),
-                 .status = written(status, "status", experts)});
+           run_offsets(problem_of_routing(experts, num_experts, rows), experts,
+                       {.offsets = written(offsets, "offsets", experts),
+                        .row_of = written(row_of, "row_of", experts),
+                        .slot_of = written(slot_of, "slot_of", experts),
+                        .status = written(status, "status", experts)});
          });
 }
 

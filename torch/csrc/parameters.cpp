@@ -41,15 +41,16 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                     ", must lie without gaps; make it contiguous");
 }
 
-void require_like(at::TensorList made, at::TensorList given, const char* what) {
-  TORCH_CHECK_VALUE(made.size() == given.size(), what, " has ", made.size(), " tensors, must have ",
-                    given.size(), ", as many as the parameters");
-  for (size_t i = 0; i < made.size(); ++i)
-    TORCH_CHECK_VALUE(same_layout(made[i], given[i]), what, " is ", made[i].scalar_type(),
-                      made[i].sizes(), " with strides ", made[i].strides(), " on ",
-                      made[i].device(), ", must be as its parameter: ", given[i].scalar_type(),
-                      given[i].sizes(), " with strides ", given[i].strides(), " on ",
-                      given[i].device());
+void require_like(at::TensorList gradients, at::TensorList parameters, const char* what) {
+  TORCH_CHECK_VALUE(gradients.size() == parameters.size(), what, " has ", gradients.size(),
+                    " tensors, must have ", parameters.size(), ", as many as the parameters");
+  for (size_t i = 0; i < gradients.size(); ++i)
+    TORCH_CHECK_VALUE(same_layout(gradients[i], parameters[i]), what, " is ",
+                      gradients[i].scalar_type(), gradients[i].sizes(), " with strides ",
+                      gradients[i].strides(), " on ", gradients[i].device(),
+                      ", must be as its parameter: ", parameters[i].scalar_type(),
+                      parameters[i].sizes(), " with strides ", parameters[i].strides(), " on ",
+                      parameters[i].device());
 }
 
 const int32_t* accumulate_words(const std::optional<at::Tensor>& words, Accumulate mode,
@@ -79,43 +80,43 @@ int alignment(at::TensorList tensors) {
   return int(uint64_t(1) << std::countr_zero(all));
 }
 
-void Tables::write(const at::Tensor& on, const Here& here) {
+void PointerTables::write(const at::Tensor& on, const CurrentStream& current) {
   if (addresses_.empty()) return;
   memory_ = at::empty({int64_t(addresses_.size())}, on.options().dtype(at::kLong));
   void* const data = memory_.data_ptr();
-  write_pointers(addresses_, static_cast<const void**>(data), device(on), here.stream());
-  for (const auto& tell : tell_) tell(static_cast<void**>(data));
+  write_pointers(addresses_, static_cast<const void**>(data), device(on), current.stream());
+  for (const auto& set : setters_) set(static_cast<void**>(data));
 }
 
-void LinearTables::read(at::TensorList weight, at::TensorList bias) {
+void LinearBindings::bind(at::TensorList weight, at::TensorList bias) {
   if (layout_.discrete_weight)
-    tables_.add(weight, own.discrete_w);
+    tables_.add(weight, parameters.discrete_w);
   else
-    own.w = view(weight[0]);
+    parameters.w = view(weight[0]);
   if (bias.empty()) return;
   if (layout_.discrete_bias)
-    tables_.add(bias, own.discrete_bias);
+    tables_.add(bias, parameters.discrete_bias);
   else
-    own.bias = view(bias[0]);
+    parameters.bias = view(bias[0]);
 }
 
-void LinearTables::write_dw(at::TensorList dw) {
+void LinearBindings::bind_dw(at::TensorList dw) {
   if (dw.empty()) return;
   if (layout_.discrete_dw)
-    tables_.add(dw, own.discrete_dw);
+    tables_.add(dw, parameters.discrete_dw);
   else
-    own.dw = view(dw[0]);
+    parameters.dw = view(dw[0]);
 }
 
-void LinearTables::write_dbias(at::TensorList dbias) {
+void LinearBindings::bind_dbias(at::TensorList dbias) {
   if (dbias.empty()) return;
   if (layout_.discrete_bias)
-    tables_.add(dbias, own.discrete_dbias);
+    tables_.add(dbias, parameters.discrete_dbias);
   else
-    own.dbias = view(dbias[0]);
+    parameters.dbias = view(dbias[0]);
 }
 
-Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
+Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x) {
   if (!recipe.empty()) return parse_recipe(recipe);
   const std::string_view own = name(element_type(x.scalar_type()));
   for (const RecipeInfo& info : recipe_list())
@@ -123,8 +124,9 @@ Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x) {
   return parse_recipe(own);
 }
 
-bool wgrad_reads(const at::Tensor& x, std::string_view recipe) {
-  return recipe.empty() || recipe_or_own(recipe, x).wgrad.rhs == recipe_or_own("", x).wgrad.rhs;
+bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe) {
+  return recipe.empty() ||
+         recipe_or_default(recipe, x).wgrad.rhs == recipe_or_default("", x).wgrad.rhs;
 }
 
 bool is_random(const Recipe& recipe) {
@@ -161,7 +163,7 @@ void require_fits(const Parameters& gradients, const at::Tensor& weight) {
   require_same_device(weight, dw, gradients.what);
 }
 
-GroupedMlpProblem activated(std::string_view activation) {
+GroupedMlpProblem problem_with_activation(std::string_view activation) {
   GroupedMlpProblem p;
   p.activation = parse_activation(activation.substr(0, activation.find(' ')));
   if (activation.find(' ') == std::string_view::npos) return p;
@@ -198,71 +200,75 @@ std::vector<at::Tensor> slices_like(at::TensorList list) {
   return made;
 }
 
-/// Memory grows with the rows but for what is rounded up: by 256 bytes a part, and a block of
-/// scales an expert, which no rows have too. So the slope between two counts of rows is no less
-/// than any other's.
-static Room room(int64_t none, int64_t many, int64_t rows) {
+/// Bytes grow linearly with the rows, except for what is rounded up: 256 bytes a part, and a block
+/// of scales an expert, which zero rows have too. So no other pair of row counts has a steeper
+/// slope than none and many.
+static SizeBound bound_of(int64_t none, int64_t many, int64_t rows) {
   constexpr int64_t kRounding = 4096;  // sixteen parts
   if (none == 0 && many == 0) return {};
   return {none + kRounding, (many - none + rows - 1) / rows};
 }
 
 template <class Problem>
-static Rooms measured(Problem problem, const Device& device) {
+static MemoryBounds computed_bounds(Problem problem, const Device& device) {
   constexpr int64_t kRows = 1 << 16;
   problem.rows = 0;
   const LayerMemory none = plan(problem, device).memory;
   problem.rows = kRows;
   const LayerMemory many = plan(problem, device).memory;
-  return {room(none.saved_bytes, many.saved_bytes, kRows),
-          room(none.pending_bytes, many.pending_bytes, kRows)};
+  return {bound_of(none.saved_bytes, many.saved_bytes, kRows),
+          bound_of(none.pending_bytes, many.pending_bytes, kRows)};
 }
 
-/// The last answers of a thread: a model has few layers of different shape.
-template <class Problem, class Answer>
-class Memo {
+/// A cache of a thread's last results: a model has few layers of different shape.
+template <class Problem, class Result>
+class Cache {
  public:
-  template <class Ask>
-  const Answer& get(const Problem& problem, const Device& device, Ask ask) {
-    for (const Known& k : known_)
-      if (k.problem == problem && k.device == device) return k.answer;
-    if (known_.size() == kMost) known_.pop_front();
-    known_.push_back({problem, device, ask(problem, device)});
-    return known_.back().answer;
+  template <class Compute>
+  const Result& get(const Problem& problem, const Device& device, Compute compute) {
+    for (const Entry& e : entries_)
+      if (e.problem == problem && e.device == device) return e.result;
+    if (entries_.size() == kCapacity) entries_.pop_front();
+    entries_.push_back({problem, device, compute(problem, device)});
+    return entries_.back().result;
   }
 
  private:
-  static constexpr size_t kMost = 32;
-  struct Known {
+  static constexpr size_t kCapacity = 32;
+  struct Entry {
     Problem problem;
     Device device;
-    Answer answer;
+    Result result;
   };
-  std::deque<Known> known_;
+  std::deque<Entry> entries_;
 };
 
 template <class Problem>
-static Rooms remembered(Problem problem, const Device& device) {
-  static thread_local Memo<Problem, Rooms> memo;
+static MemoryBounds cached_bounds(Problem problem, const Device& device) {
+  static thread_local Cache<Problem, MemoryBounds> cache;
   problem.rows = 0;
   problem.align = 16;
-  return memo.get(problem, device, measured<Problem>);
+  return cache.get(problem, device, computed_bounds<Problem>);
 }
 
 template <class Plan, class Problem>
-static const Plan& remembered_plan(const Problem& problem, const Device& device) {
-  static thread_local Memo<Problem, Plan> memo;
-  return memo.get(problem, device, [](const Problem& p, const Device& d) { return plan(p, d); });
+static const Plan& cached_plan_of(const Problem& problem, const Device& device) {
+  static thread_local Cache<Problem, Plan> cache;
+  return cache.get(problem, device, [](const Problem& p, const Device& d) { return plan(p, d); });
 }
 
-const GroupedLinearPlan& planned(const GroupedLinearProblem& p, const Device& device) {
-  return remembered_plan<GroupedLinearPlan>(p, device);
+const GroupedLinearPlan& cached_plan(const GroupedLinearProblem& p, const Device& device) {
+  return cached_plan_of<GroupedLinearPlan>(p, device);
 }
-const GroupedMlpPlan& planned(const GroupedMlpProblem& p, const Device& device) {
-  return remembered_plan<GroupedMlpPlan>(p, device);
+const GroupedMlpPlan& cached_plan(const GroupedMlpProblem& p, const Device& device) {
+  return cached_plan_of<GroupedMlpPlan>(p, device);
 }
 
-Rooms rooms(const GroupedLinearProblem& p, const Device& device) { return remembered(p, device); }
-Rooms rooms(const GroupedMlpProblem& p, const Device& device) { return remembered(p, device); }
+MemoryBounds memory_bounds(const GroupedLinearProblem& p, const Device& device) {
+  return cached_bounds(p, device);
+}
+MemoryBounds memory_bounds(const GroupedMlpProblem& p, const Device& device) {
+  return cached_bounds(p, device);
+}
 
 }  // namespace cadre::door

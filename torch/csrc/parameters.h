@@ -32,7 +32,7 @@ struct Parameters {
 
 /// Errors    ValueError unless both lists have as many tensors, alike in shape, dtype, layout and
 ///           device: gradients of parameters, which `what` names.
-void require_like(at::TensorList made, at::TensorList given, const char* what);
+void require_like(at::TensorList gradients, at::TensorList parameters, const char* what);
 
 /// Errors    ValueError unless gradients have the shape of an expert's weight, lie in its order of
 ///           dimensions and are on its device.
@@ -49,48 +49,49 @@ Major major_of(const at::Tensor& weight);
 /// Bytes, 16 at most, of which addresses and strides of all these tensors are multiples.
 int alignment(at::TensorList);
 
-/// Addresses in memory of the device: tables of discrete parameters, all written by one launch.
-class Tables {
+/// Device arrays of pointers, one for each list of discrete parameters, all written by one launch.
+class PointerTables {
  public:
-  /// `table` will say where the addresses of these tensors are.
+  /// After write(), `table` points to the addresses of these tensors.
   template <class Pointers>
   void add(at::TensorList tensors, Pointers& table) {
     const size_t begin = addresses_.size();
     for (const at::Tensor& t : tensors) addresses_.push_back(t.data_ptr());
-    tell_.push_back([&table, begin](void** all) { table = all + begin; });
+    setters_.push_back([&table, begin](void** all) { table = all + begin; });
   }
 
-  /// On the stream of `here`. The tables live as long as this.
-  void write(const at::Tensor& on, const Here& here);
+  /// Writes on the current stream. The tables live as long as this.
+  void write(const at::Tensor& on, const CurrentStream& current);
 
  private:
   std::vector<const void*> addresses_;
-  std::vector<std::function<void(void**)>> tell_;
+  std::vector<std::function<void(void**)>> setters_;
   at::Tensor memory_;
 };
 
-/// The parameters of a linear layer and their gradients in the core's words, those of discrete ones
-/// once the tables are written.
-class LinearTables {
+/// The parameters of a linear layer and their gradients as the library takes them: views of packed
+/// tensors, pointer tables of discrete ones, which are set once the tables are written.
+class LinearBindings {
  public:
-  LinearTables(const ParameterLayout& layout, Tables& tables) : layout_(layout), tables_(tables) {}
+  LinearBindings(const ParameterLayout& layout, PointerTables& tables)
+      : layout_(layout), tables_(tables) {}
 
-  void read(at::TensorList weight, at::TensorList bias);
-  void write_dw(at::TensorList dw);
-  void write_dbias(at::TensorList dbias);
+  void bind(at::TensorList weight, at::TensorList bias);
+  void bind_dw(at::TensorList dw);
+  void bind_dbias(at::TensorList dbias);
 
-  LinearParameters own;
+  LinearParameters parameters;
 
  private:
   const ParameterLayout& layout_;
-  Tables& tables_;
+  PointerTables& tables_;
 };
 
 /// The recipe, or, where none is named, that of the tensor's own type.
-Recipe recipe_or_own(std::string_view recipe, const at::Tensor& x);
+Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x);
 
 /// Whether weight gradients read x itself. Where the recipe copies it, the copy is what is kept.
-bool wgrad_reads(const at::Tensor& x, std::string_view recipe);
+bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe);
 
 /// Whether a copy of any operand rounds stochastically.
 bool is_random(const Recipe&);
@@ -103,36 +104,36 @@ Accumulate parse_accumulate(std::string_view);
 
 /// "swiglu", "clamped_swiglu layout=interleave1 limit=7 alpha=1.702 offset=1": an MLP with that
 /// activation. Errors    ValueError with the words it takes.
-GroupedMlpProblem activated(std::string_view activation);
+GroupedMlpProblem problem_with_activation(std::string_view activation);
 
 /// x as rows: [R, C], contiguous. Errors    ValueError unless it has two dimensions.
 at::Tensor rows_of(const at::Tensor& x, const char* what);
 
-/// A new tensor an expert, or one, each as the given one lies.
+/// New tensors, each with the shape and strides of its like.
 std::vector<at::Tensor> empty_like(at::TensorList);
 
 /// The same as slices of one allocation, which the host makes faster. Not for results of operators:
 /// their fake ones begin where their memory does.
 std::vector<at::Tensor> slices_like(at::TensorList);
 
-/// How much of a layer's memory so many rows take, at most: begin + rows * row. Linear, so that a
-/// compiler can reason about it without planning.
-struct Room {
-  int64_t begin = 0, row = 0;
+/// An upper bound in bytes, linear in the rows, so that torch.compile can reason about it with
+/// symbolic rows and without planning.
+struct SizeBound {
+  int64_t fixed = 0, per_row = 0;
 
-  int64_t of(int64_t rows) const { return begin + rows * row; }
+  int64_t bytes(int64_t rows) const { return fixed + rows * per_row; }
 };
 
-/// The saved and the pending memory of a layer, planned once for each problem but for its rows.
-struct Rooms {
-  Room saved, pending;
+/// Bounds of a layer's saved and pending memory, computed once for all numbers of rows.
+struct MemoryBounds {
+  SizeBound saved, pending;
 };
-Rooms rooms(const GroupedLinearProblem&, const Device&);
-Rooms rooms(const GroupedMlpProblem&, const Device&);
+MemoryBounds memory_bounds(const GroupedLinearProblem&, const Device&);
+MemoryBounds memory_bounds(const GroupedMlpProblem&, const Device&);
 
-/// The plan of a problem. A thread remembers the last ones, since planning takes microseconds: it
-/// is good until the thread asks for the next.
-const GroupedLinearPlan& planned(const GroupedLinearProblem&, const Device&);
-const GroupedMlpPlan& planned(const GroupedMlpProblem&, const Device&);
+/// The plan of a problem. Each thread caches its last plans, since planning takes microseconds; the
+/// reference is valid until the thread's next call.
+const GroupedLinearPlan& cached_plan(const GroupedLinearProblem&, const Device&);
+const GroupedMlpPlan& cached_plan(const GroupedMlpProblem&, const Device&);
 
 }  // namespace cadre::door

@@ -9,26 +9,28 @@
 namespace cadre::door {
 namespace {
 
-using Pair = std::tuple<Tensor, Tensor>;
+using TensorPair = std::tuple<Tensor, Tensor>;
 
-using PermuteOp = Pair(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&);
-using PermuteBackwardOp = Pair(const Tensor&, const Maybe&, const Tensor&, const Tensor&);
+using PermuteOp = TensorPair(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                             const Maybe&);
+using PermuteBackwardOp = TensorPair(const Tensor&, const Maybe&, const Tensor&, const Tensor&);
 using CombineOp = Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&);
-using CombineBackwardOp = Pair(const Tensor&, const Maybe&, const Tensor&, const Tensor&,
-                               const Tensor&, const Maybe&, bool);
+using CombineBackwardOp = TensorPair(const Tensor&, const Maybe&, const Tensor&, const Tensor&,
+                                     const Tensor&, const Maybe&, bool);
 
-/// What says where rows come from and go to.
-struct Map {
-  Tensor offsets, row_of, slot_of;  ///< slot_of where the pass reads it
+/// Which row a token's choice became, and which choice a row was.
+struct TensorRowMap {
+  Tensor offsets, row_of, slot_of;  ///< slot_of only where the pass reads it
 };
 
-/// Who reads and who writes what depends on the pass; see PermuteArgs.
-struct Given {
+/// The tensors of all four passes. Which are inputs and which outputs depends on the pass: see
+/// PermuteArgs.
+struct PermuteTensors {
   Tensor tokens{}, rows{}, y{}, row_prob{}, dprob{};
   Maybe prob{}, drow_prob{};
 };
 
-PermuteProblem problem_of(PermutePass pass, const Map& map, const Tensor& width_of) {
+PermuteProblem problem_of(PermutePass pass, const TensorRowMap& map, const Tensor& width_of) {
   TORCH_CHECK_VALUE(map.row_of.dim() == 2, "row_of has shape ", map.row_of.sizes(),
                     ", must be [T, top_k]");
   TORCH_CHECK_VALUE(width_of.dim() == 2, "tokens and rows have shape ", width_of.sizes(),
@@ -42,85 +44,94 @@ PermuteProblem problem_of(PermutePass pass, const Map& map, const Tensor& width_
 }
 
 /// Checks lengths and launches. `on` is a tensor that the pass reads.
-void go(PermuteProblem p, const Map& map, const Given& given, const Tensor& on) {
+void run_permute(PermuteProblem p, const TensorRowMap& map, const PermuteTensors& tensors,
+                 const Tensor& on) {
   PermuteArgs args{.offsets = offsets(map.offsets, on)};
   p.experts = args.offsets.experts;
   const at::IntArrayRef choices = map.row_of.sizes();
   const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
   const Tensor row_of = read_ints(map.row_of, {"row_of", choices, on});
   const Tensor slot_of = by_row ? read_ints(map.slot_of, {"slot_of", {p.rows}, on}) : Tensor();
-  const Tensor prob = read_floats(given.prob, {"prob", choices, on});
-  const Tensor drow_prob = read_floats(given.drow_prob, {"drow_prob", {p.rows}, on});
-  if (!by_row || given.dprob.defined()) args.map.row_of = row_of.data_ptr<int32_t>();
+  const Tensor prob = read_floats(tensors.prob, {"prob", choices, on});
+  const Tensor drow_prob = read_floats(tensors.drow_prob, {"drow_prob", {p.rows}, on});
+  if (!by_row || tensors.dprob.defined()) args.map.row_of = row_of.data_ptr<int32_t>();
   if (by_row) args.map.slot_of = slot_of.data_ptr<int32_t>();
   args.prob = floats(prob, "prob");
   args.drow_prob = floats(drow_prob, "drow_prob");
-  if (given.row_prob.defined())
-    args.row_prob = written_floats(given.row_prob, {"row_prob", {p.rows}, on});
-  if (given.dprob.defined()) args.dprob = written_floats(given.dprob, {"dprob", choices, on});
-  require_same_device(on, given.tokens, "tokens");
-  require_same_device(on, given.rows, "rows");
-  args.tokens = view(given.tokens);
-  args.rows = view(given.rows);
-  args.y = view(given.y);
+  if (tensors.row_prob.defined())
+    args.row_prob = written_floats(tensors.row_prob, {"row_prob", {p.rows}, on});
+  if (tensors.dprob.defined()) args.dprob = written_floats(tensors.dprob, {"dprob", choices, on});
+  require_same_device(on, tensors.tokens, "tokens");
+  require_same_device(on, tensors.rows, "rows");
+  args.tokens = view(tensors.tokens);
+  args.rows = view(tensors.rows);
+  args.y = view(tensors.y);
   launch(p, args, on);
 }
 
-void permute_to(const Tensor& tokens, const Map& map, const Maybe& prob, const Pair& out,
-                Tail tail) {
+void permute_to(const Tensor& tokens, const TensorRowMap& map, const Maybe& prob,
+                const TensorPair& out, Tail tail) {
   auto p = problem_of(PermutePass::kPermute, map, tokens);
   p.rows = map.slot_of.numel();
   p.prob = prob.has_value();
   p.tail = tail;
   const auto& [rows, row_prob] = out;
   const Tensor read = with_rows(tokens);
-  go(p, map, {.tokens = read, .rows = rows, .row_prob = p.prob ? row_prob : Tensor(), .prob = prob},
-     read);
+  run_permute(
+      p, map,
+      {.tokens = read, .rows = rows, .row_prob = p.prob ? row_prob : Tensor(), .prob = prob}, read);
 }
 
-void permute_backward_to(const Tensor& drows, const Maybe& drow_prob, const Map& map,
-                         const Pair& out) {
+void permute_backward_to(const Tensor& drows, const Maybe& drow_prob, const TensorRowMap& map,
+                         const TensorPair& out) {
   auto p = problem_of(PermutePass::kPermuteBackward, map, drows);
   p.rows = drows.size(0);
   p.prob = drow_prob.has_value();
   const auto& [dtokens, dprob] = out;
   const Tensor read = with_rows(drows);
-  go(p, map,
-     {.tokens = dtokens, .rows = read, .dprob = p.prob ? dprob : Tensor(), .drow_prob = drow_prob},
-     read);
+  run_permute(
+      p, map,
+      {.tokens = dtokens, .rows = read, .dprob = p.prob ? dprob : Tensor(), .drow_prob = drow_prob},
+      read);
 }
 
-void combine_to(const Tensor& rows, const Map& map, const Maybe& prob, const Tensor& tokens) {
+void combine_to(const Tensor& rows, const TensorRowMap& map, const Maybe& prob,
+                const Tensor& tokens) {
   auto p = problem_of(PermutePass::kCombine, map, rows);
   p.rows = rows.size(0);
   p.prob = prob.has_value();
   const Tensor read = with_rows(rows);
-  go(p, map, {.tokens = tokens, .rows = read, .prob = prob}, read);
+  run_permute(p, map, {.tokens = tokens, .rows = read, .prob = prob}, read);
 }
 
 /// What combine_backward reads beside the map.
-struct Combined {
+struct CombineBackwardInputs {
   const Tensor& dtokens;
   const Maybe& rows;  ///< what combine read; for dprob
   const Maybe& prob;
   bool dprob;
 };
 
-void combine_backward_to(const Combined& c, const Map& map, const Pair& out, Tail tail) {
-  auto p = problem_of(PermutePass::kCombineBackward, map, c.dtokens);
-  TORCH_CHECK_VALUE(!c.dprob || (c.prob && c.rows),
+void combine_backward_to(const CombineBackwardInputs& in, const TensorRowMap& map,
+                         const TensorPair& out, Tail tail) {
+  auto p = problem_of(PermutePass::kCombineBackward, map, in.dtokens);
+  TORCH_CHECK_VALUE(!in.dprob || (in.prob && in.rows),
                     "want_dprob is true, must be false; it is made from "
                     "prob and rows, and one of them is None");
   p.rows = map.slot_of.numel();
-  p.prob = c.prob.has_value();
+  p.prob = in.prob.has_value();
   p.tail = tail;
   const auto& [drows, dprob] = out;
-  const Tensor read = with_rows(c.dtokens);
-  const Tensor y = c.dprob ? with_rows(*c.rows) : Tensor();
+  const Tensor read = with_rows(in.dtokens);
+  const Tensor y = in.dprob ? with_rows(*in.rows) : Tensor();
   require_same_device(read, y, "rows");
-  go(p, map,
-     {.tokens = read, .rows = drows, .y = y, .dprob = c.dprob ? dprob : Tensor(), .prob = c.prob},
-     read);
+  run_permute(p, map,
+              {.tokens = read,
+               .rows = drows,
+               .y = y,
+               .dprob = in.dprob ? dprob : Tensor(),
+               .prob = in.prob},
+              read);
 }
 
 /// A list of probabilities, empty where none is wanted.
@@ -132,21 +143,21 @@ void require_rank(const Tensor& t, const char* what) {
   TORCH_CHECK_VALUE(t.dim() == 2, what, " has shape ", t.sizes(), ", must have 2 dimensions");
 }
 
-Pair permute_op(const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
-                const Tensor& slot_of, const Maybe& prob) {
+TensorPair permute_op(const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
+                      const Tensor& slot_of, const Maybe& prob) {
   require_rank(tokens, "tokens");
   const int64_t rows = slot_of.numel();
-  const Pair out{at::empty({rows, tokens.size(1)}, tokens.options()),
-                 new_floats(prob.has_value(), {rows}, tokens)};
+  const TensorPair out{at::empty({rows, tokens.size(1)}, tokens.options()),
+                       new_floats(prob.has_value(), {rows}, tokens)};
   permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kZero);
   return out;
 }
 
-Pair permute_backward_op(const Tensor& drows, const Maybe& drow_prob, const Tensor& offsets,
-                         const Tensor& row_of) {
+TensorPair permute_backward_op(const Tensor& drows, const Maybe& drow_prob, const Tensor& offsets,
+                               const Tensor& row_of) {
   require_rank(drows, "drows");
-  const Pair out{at::empty({row_of.size(0), drows.size(1)}, drows.options()),
-                 new_floats(drow_prob.has_value(), row_of.sizes(), drows)};
+  const TensorPair out{at::empty({row_of.size(0), drows.size(1)}, drows.options()),
+                       new_floats(drow_prob.has_value(), row_of.sizes(), drows)};
   permute_backward_to(drows, drow_prob, {offsets, row_of, {}}, out);
   return out;
 }
@@ -161,7 +172,7 @@ Tensor combine_op(const Tensor& rows, const Tensor& offsets, const Tensor& row_o
 
 struct Permute : torch::autograd::Function<Permute> {
   static variable_list forward(AutogradContext* ctx, const Tensor& tokens, const Maybe& prob,
-                               const Map& map) {
+                               const TensorRowMap& map) {
     static const auto call = op<PermuteOp>("cadre::permute");
     const at::AutoDispatchBelowADInplaceOrView below;
     ctx->save_for_backward({map.offsets, map.row_of});
@@ -181,10 +192,10 @@ struct Permute : torch::autograd::Function<Permute> {
 
 struct Combine : torch::autograd::Function<Combine> {
   static Tensor forward(AutogradContext* ctx, const Tensor& rows, const Maybe& prob,
-                        const Map& map) {
+                        const TensorRowMap& map) {
     static const auto call = op<CombineOp>("cadre::combine");
     const at::AutoDispatchBelowADInplaceOrView below;
-    const bool dprob = learns(prob);
+    const bool dprob = requires_grad(prob);
     ctx->save_for_backward(
         {dprob ? rows : Tensor(), map.offsets, map.row_of, map.slot_of, prob.value_or(Tensor())});
     ctx->saved_data["dprob"] = dprob;
@@ -201,25 +212,25 @@ struct Combine : torch::autograd::Function<Combine> {
   }
 };
 
-Pair permute_autograd(const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
-                      const Tensor& slot_of, const Maybe& prob) {
-  const auto out = Permute::apply(tokens, prob, Map{offsets, row_of, slot_of});
+TensorPair permute_autograd(const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
+                            const Tensor& slot_of, const Maybe& prob) {
+  const auto out = Permute::apply(tokens, prob, TensorRowMap{offsets, row_of, slot_of});
   return {out[0], out[1]};
 }
 
 Tensor combine_autograd(const Tensor& rows, const Tensor& offsets, const Tensor& row_of,
                         const Tensor& slot_of, const Maybe& prob) {
-  return Combine::apply(rows, prob, Map{offsets, row_of, slot_of});
+  return Combine::apply(rows, prob, TensorRowMap{offsets, row_of, slot_of});
 }
 
 void implement_forward(torch::Library& m) {
   m.impl("permute", permute_op);
-  m.impl("permute.out",
-         [](const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
-            const Tensor& slot_of, const Maybe& prob, const Tensor& rows, const Tensor& row_prob) {
-           const Pair out{written(rows, "rows", tokens), written(row_prob, "row_prob", tokens)};
-           permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kKeep);
-         });
+  m.impl("permute.out", [](const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
+                           const Tensor& slot_of, const Maybe& prob, const Tensor& rows,
+                           const Tensor& row_prob) {
+    const TensorPair out{written(rows, "rows", tokens), written(row_prob, "row_prob", tokens)};
+    permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kKeep);
+  });
   m.impl("combine", combine_op);
   m.impl("combine.out", [](const Tensor& rows, const Tensor& offsets, const Tensor& row_of,
                            const Tensor& slot_of, const Maybe& prob, const Tensor& tokens) {
@@ -239,8 +250,8 @@ void implement_backward(torch::Library& m) {
          [](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets, const Tensor& row_of,
             const Tensor& slot_of, const Maybe& prob, bool want_dprob) {
            require_rank(dtokens, "dtokens");
-           const Pair out{at::empty({slot_of.numel(), dtokens.size(1)}, dtokens.options()),
-                          new_floats(want_dprob, row_of.sizes(), dtokens)};
+           const TensorPair out{at::empty({slot_of.numel(), dtokens.size(1)}, dtokens.options()),
+                                new_floats(want_dprob, row_of.sizes(), dtokens)};
            combine_backward_to({dtokens, rows, prob, want_dprob}, {offsets, row_of, slot_of}, out,
                                Tail::kZero);
            return out;
@@ -248,7 +259,7 @@ void implement_backward(torch::Library& m) {
   m.impl("combine_backward.out", [](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets,
                                     const Tensor& row_of, const Tensor& slot_of, const Maybe& prob,
                                     bool want_dprob, const Tensor& drows, const Tensor& dprob) {
-    const Pair out{written(drows, "drows", dtokens), written(dprob, "dprob", dtokens)};
+    const TensorPair out{written(drows, "drows", dtokens), written(dprob, "dprob", dtokens)};
     combine_backward_to({dtokens, rows, prob, want_dprob}, {offsets, row_of, slot_of}, out,
                         Tail::kKeep);
   });

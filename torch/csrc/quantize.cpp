@@ -6,10 +6,10 @@
 namespace cadre::door {
 namespace {
 
-using Three = std::tuple<Tensor, Tensor, Tensor>;  ///< codes, scales, expert_scale
+using CodesAndScales = std::tuple<Tensor, Tensor, Tensor>;  ///< codes, scales, expert_scale
 
-/// How, beside format and axis.
-struct Extra {
+/// What quantize takes besides the source, its format and axis.
+struct QuantizeOptions {
   const Maybe& rng;
   double amax_eps;
 };
@@ -23,20 +23,21 @@ const uint64_t* seed_of(const Maybe& rng, const Tensor& on) {
   return static_cast<const uint64_t*>(rng->data_ptr());
 }
 
-void go(const Tensor& source, const Subject& subject, const Extra& extra, const Parts& parts) {
-  const QuantizedShape shape = quantized_shape(subject);
+void run_quantize(const Tensor& source, const QuantizedSpec& spec, const QuantizeOptions& options,
+                  const QuantizedTensors& tensors) {
+  const QuantizedShape shape = quantized_shape(spec);
   QuantizeProblem p{.kind = shape.kind, .rows = shape.rows, .cols = shape.cols};
   p.experts = shape.experts;
   p.source = element_type(source.scalar_type());
   const bool along_k = shape.axis == Axis::kAlongK;
   (along_k ? p.along_k : p.along_rows) = shape.format;
   p.role = shape.kind == RowsKind::kRagged ? TensorRole::kX : TensorRole::kW;
-  p.amax_eps = float(extra.amax_eps);
+  p.amax_eps = float(options.amax_eps);
   const Tensor read = with_rows(source);
   QuantizeArgs args{.source = view(read)};
-  if (subject.offsets) args.offsets = offsets(*subject.offsets, read);
-  (along_k ? args.along_k : args.along_rows) = view(parts, shape, read);
-  args.rng = seed_of(extra.rng, read);
+  if (spec.offsets) args.offsets = offsets(*spec.offsets, read);
+  (along_k ? args.along_k : args.along_rows) = view(tensors, shape, read);
+  args.rng = seed_of(options.rng, read);
   launch(p, args, read);
 }
 
@@ -44,17 +45,18 @@ void implement(torch::Library& m) {
   m.impl("quantize", [](const Tensor& source, const Maybe& offsets, c10::string_view format,
                         c10::string_view axis, const Maybe& rng, double amax_eps) {
     const auto lengths = source.sym_sizes();
-    const Subject subject{lengths, offsets, format, axis};
-    const Parts parts = new_parts(subject, source);
-    go(source, subject, {rng, amax_eps}, parts);
-    return Three{parts.codes, parts.scales, parts.expert_scale};
+    const QuantizedSpec spec{lengths, offsets, format, axis};
+    const QuantizedTensors tensors = new_quantized_tensors(spec, source);
+    run_quantize(source, spec, {rng, amax_eps}, tensors);
+    return CodesAndScales{tensors.codes, tensors.scales, tensors.expert_scale};
   });
   m.impl("quantize.out", [](const Tensor& source, const Maybe& offsets, c10::string_view format,
                             c10::string_view axis, const Maybe& rng, double amax_eps,
                             const Tensor& codes, const Tensor& scales, const Tensor& expert_scale) {
-    const Parts parts{written(codes, "codes", source), written(scales, "scales", source),
-                      written(expert_scale, "expert_scale", source)};
-    go(source, {source.sym_sizes(), offsets, format, axis}, {rng, amax_eps}, parts);
+    const QuantizedTensors tensors{written(codes, "codes", source),
+                                   written(scales, "scales", source),
+                                   written(expert_scale, "expert_scale", source)};
+    run_quantize(source, {source.sym_sizes(), offsets, format, axis}, {rng, amax_eps}, tensors);
   });
 }
 
@@ -73,8 +75,9 @@ TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Meta, m) {
   m.impl("quantize", [](const Tensor& source, const Maybe& offsets, c10::string_view format,
                         c10::string_view axis, const Maybe&, double) {
-    const Parts parts = new_parts({source.sym_sizes(), offsets, format, axis}, source);
-    return Three{parts.codes, parts.scales, parts.expert_scale};
+    const QuantizedTensors tensors =
+        new_quantized_tensors({source.sym_sizes(), offsets, format, axis}, source);
+    return CodesAndScales{tensors.codes, tensors.scales, tensors.expert_scale};
   });
 }
 

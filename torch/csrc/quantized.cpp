@@ -12,25 +12,25 @@ static Axis axis_of(c10::string_view axis) {
   return axis == "along_k" ? Axis::kAlongK : Axis::kAlongRows;
 }
 
-static void require_rank(const Subject& s) {
+static void require_rank(const QuantizedSpec& s) {
   const size_t dims = s.offsets ? 2 : 3;
   TORCH_CHECK_VALUE(s.shape.size() == dims, "source has ", s.shape.size(),
                     " dimensions, must have ", dims,
                     "; rows [R, C] come with offsets, weights [E, N, K] without");
 }
 
-static c10::SymInt experts_of(const Subject& s) {
+static c10::SymInt experts_of(const QuantizedSpec& s) {
   return s.offsets ? s.offsets->sym_size(0) - 1 : s.shape[0];
 }
 
-QuantizedShape quantized_shape(const Subject& s) {
+QuantizedShape quantized_shape(const QuantizedSpec& s) {
   require_rank(s);
   const size_t last = s.shape.size() - 1;
   return {.kind = s.offsets ? RowsKind::kRagged : RowsKind::kWeights,
           .rows = s.shape[last - 1].expect_int(),
           .cols = s.shape[last].expect_int(),
           .experts = int(experts_of(s).expect_int()),
-          .format = translated([&] { return parse_format(s.format); }),
+          .format = translate_errors([&] { return parse_format(s.format); }),
           .axis = axis_of(s.axis)};
 }
 
@@ -44,7 +44,7 @@ struct Lengths {
   Symbols codes, scales;
 };
 
-static Lengths lengths_of(const Subject& s, const Format& format) {
+static Lengths lengths_of(const QuantizedSpec& s, const Format& format) {
   require_rank(s);
   const int64_t block = info(format.kind).block;
   const Axis axis = axis_of(s.axis);
@@ -64,16 +64,16 @@ static Lengths lengths_of(const Subject& s, const Format& format) {
   return {codes, scales};
 }
 
-Parts new_parts(const Subject& s, const at::Tensor& like) {
-  const Format format = translated([&] { return parse_format(s.format); });
+QuantizedTensors new_quantized_tensors(const QuantizedSpec& s, const at::Tensor& like) {
+  const Format format = translate_errors([&] { return parse_format(s.format); });
   const FormatInfo& row = info(format.kind);
   const Lengths lengths = lengths_of(s, format);
-  const auto make = [&](const Symbols& shape, at::ScalarType type) {
+  const auto zeros = [&](const Symbols& shape, at::ScalarType type) {
     return at::zeros_symint(shape, like.options().dtype(type));
   };
-  return {.codes = make(lengths.codes, scalar_type(format.element)),
-          .scales = make(lengths.scales, scalar_type(row.scale)),
-          .expert_scale = make({row.has_expert_scale ? experts_of(s) : 0}, at::kFloat)};
+  return {.codes = zeros(lengths.codes, scalar_type(format.element)),
+          .scales = zeros(lengths.scales, scalar_type(row.scale)),
+          .expert_scale = zeros({row.has_expert_scale ? experts_of(s) : 0}, at::kFloat)};
 }
 
 /// The view that the core lays out, at the place of a tensor of that many bytes.
@@ -89,13 +89,14 @@ static TensorView placed(TensorView like, const at::Tensor& t, const Expected& e
   return like;
 }
 
-QuantizedView view(const Parts& parts, const QuantizedShape& shape, const at::Tensor& on) {
+QuantizedView view(const QuantizedTensors& tensors, const QuantizedShape& shape,
+                   const at::Tensor& on) {
   QuantizedView v = quantized_view(shape, nullptr);
-  v.codes = placed(v.codes, parts.codes, {"codes", {}, on});
-  if (v.scales.rank != 0) v.scales = placed(v.scales, parts.scales, {"scales", {}, on});
+  v.codes = placed(v.codes, tensors.codes, {"codes", {}, on});
+  if (v.scales.rank != 0) v.scales = placed(v.scales, tensors.scales, {"scales", {}, on});
   if (info(shape.format.kind).has_expert_scale)
     v.expert_scale =
-        written_floats(parts.expert_scale, {"expert_scale", {int64_t(shape.experts)}, on});
+        written_floats(tensors.expert_scale, {"expert_scale", {int64_t(shape.experts)}, on});
   return v;
 }
 

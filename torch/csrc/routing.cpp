@@ -11,15 +11,15 @@
 namespace cadre::door {
 namespace {
 
-using Choice = std::tuple<Tensor, Tensor, Tensor>;  ///< experts, prob, scores
+using RoutingOutputs = std::tuple<Tensor, Tensor, Tensor>;  ///< experts, prob, scores
 
-using RoutingOp = Choice(const Tensor&, int64_t, c10::string_view, bool, double, const Maybe&,
-                         int64_t, int64_t);
+using RoutingOp = RoutingOutputs(const Tensor&, int64_t, c10::string_view, bool, double,
+                                 const Maybe&, int64_t, int64_t);
 using RoutingBackwardOp = Tensor(const Tensor&, const Tensor&, const Maybe&, const Maybe&, int64_t,
                                  c10::string_view, bool, double, int64_t, int64_t);
 
 /// How experts are chosen, as the schemas spell it.
-struct Rule {
+struct RoutingRule {
   int64_t top_k;
   c10::string_view score;
   bool normalize;
@@ -27,10 +27,10 @@ struct Rule {
   int64_t groups, group_top_k;
 };
 
-RoutingProblem problem_of(const Tensor& logits, const Rule& rule) {
+RoutingProblem problem_of(const Tensor& logits, const RoutingRule& rule) {
   TORCH_CHECK_VALUE(logits.dim() == 2, "logits has shape ", logits.sizes(), ", must be [T, E]");
   TORCH_CHECK_VALUE(rule.top_k >= 1, "top_k is ", rule.top_k, ", must be 1 or more");
-  RoutingProblem p = translated([&] {
+  RoutingProblem p = translate_errors([&] {
     return parse_routing_problem(text("routing forward ", rule.score, " T=1 E=1 top_k=1"));
   });
   p.tokens = logits.size(0);
@@ -44,59 +44,59 @@ RoutingProblem problem_of(const Tensor& logits, const Rule& rule) {
   return p;
 }
 
-void route_to(const Tensor& logits, const Rule& rule, const Maybe& expert_bias, const Choice& out) {
+void route_to(const Tensor& logits, const RoutingRule& rule, const Maybe& expert_bias,
+              const RoutingOutputs& out) {
   auto p = problem_of(logits, rule);
   p.expert_bias = expert_bias.has_value();
   const auto& [experts, prob, scores] = out;
   const int64_t choices[] = {p.tokens, p.top_k};
-  const Tensor read = with_rows(logits);
-  const Tensor bias = read_floats(expert_bias, {"expert_bias", {p.experts}, read});
-  RoutingArgs args{.logits = view(read), .expert_bias = floats(bias, "expert_bias")};
-  args.experts = written_ints(experts, {"experts", choices, read});
-  args.prob = written_floats(prob, {"prob", choices, read});
-  args.scores = written_floats(scores, {"scores", read.sizes(), read});
-  launch(p, args, read);
+  const Tensor dense = with_rows(logits);
+  const Tensor bias = read_floats(expert_bias, {"expert_bias", {p.experts}, dense});
+  RoutingArgs args{.logits = view(dense), .expert_bias = floats(bias, "expert_bias")};
+  args.experts = written_ints(experts, {"experts", choices, dense});
+  args.prob = written_floats(prob, {"prob", choices, dense});
+  args.scores = written_floats(scores, {"scores", dense.sizes(), dense});
+  launch(p, args, dense);
 }
 
-/// What forward chose, and the gradients of what it gave.
-struct Learned {
+/// The experts that forward chose, and the gradients of its other outputs.
+struct RoutingBackwardInputs {
   const Tensor& experts;
   const Maybe& dprob;
   const Maybe& dscores;
 };
 
-void route_backward_to(const Tensor& logits, const Rule& rule, const Learned& learned,
-                       const Tensor& dlogits) {
+void route_backward_to(const Tensor& logits, const RoutingRule& rule,
+                       const RoutingBackwardInputs& in, const Tensor& dlogits) {
   auto p = problem_of(logits, rule);
   p.backward = true;
   const int64_t choices[] = {p.tokens, p.top_k};
-  const Tensor read = with_rows(logits);
-  const Tensor experts = read_ints(learned.experts, {"experts", choices, read});
-  const Tensor none =
-      learned.dprob ? Tensor() : at::zeros(choices, experts.options().dtype(at::kFloat));
-  const Tensor dprob = read_floats(learned.dprob.value_or(none), {"dprob", choices, read});
-  const Tensor dscores = read_floats(learned.dscores, {"dscores", read.sizes(), read});
-  require_same_device(read, dlogits, "dlogits");
-  RoutingArgs args{.logits = view(read), .experts = ints(experts, "experts")};
+  const Tensor dense = with_rows(logits);
+  const Tensor experts = read_ints(in.experts, {"experts", choices, dense});
+  const Tensor none = in.dprob ? Tensor() : at::zeros(choices, experts.options().dtype(at::kFloat));
+  const Tensor dprob = read_floats(in.dprob.value_or(none), {"dprob", choices, dense});
+  const Tensor dscores = read_floats(in.dscores, {"dscores", dense.sizes(), dense});
+  require_same_device(dense, dlogits, "dlogits");
+  RoutingArgs args{.logits = view(dense), .experts = ints(experts, "experts")};
   args.dprob = floats(dprob, "dprob");
   args.dscores = floats(dscores, "dscores");
   args.dlogits = view(dlogits);
-  launch(p, args, read);
+  launch(p, args, dense);
 }
 
-Choice route(const Tensor& logits, const Rule& rule, const Maybe& expert_bias) {
+RoutingOutputs route(const Tensor& logits, const RoutingRule& rule, const Maybe& expert_bias) {
   const auto p = problem_of(logits, rule);
   const auto options = logits.options();
-  const Choice out{at::empty({p.tokens, p.top_k}, options.dtype(at::kInt)),
-                   at::empty({p.tokens, p.top_k}, options.dtype(at::kFloat)),
-                   at::empty(logits.sizes(), options.dtype(at::kFloat))};
+  const RoutingOutputs out{at::empty({p.tokens, p.top_k}, options.dtype(at::kInt)),
+                           at::empty({p.tokens, p.top_k}, options.dtype(at::kFloat)),
+                           at::empty(logits.sizes(), options.dtype(at::kFloat))};
   route_to(logits, rule, expert_bias, out);
   return out;
 }
 
 struct Routing : torch::autograd::Function<Routing> {
   static variable_list forward(AutogradContext* ctx, const Tensor& logits, const Maybe& expert_bias,
-                               const Rule& rule) {
+                               const RoutingRule& rule) {
     static const auto call = op<RoutingOp>("cadre::routing");
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [experts, prob, scores] =
@@ -136,8 +136,8 @@ void implement_forward(torch::Library& m) {
       "routing.out", [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
                         double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k,
                         const Tensor& experts, const Tensor& prob, const Tensor& scores) {
-        const Choice out{written(experts, "experts", logits), written(prob, "prob", logits),
-                         written(scores, "scores", logits)};
+        const RoutingOutputs out{written(experts, "experts", logits), written(prob, "prob", logits),
+                                 written(scores, "scores", logits)};
         route_to(logits, {top_k, score, normalize, scale, groups, group_top_k}, expert_bias, out);
       });
 }
@@ -194,9 +194,9 @@ TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("routing",
          [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
             double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k) {
-           const Rule rule{top_k, score, normalize, scale, groups, group_top_k};
+           const RoutingRule rule{top_k, score, normalize, scale, groups, group_top_k};
            const auto out = Routing::apply(logits, expert_bias, rule);
-           return Choice{out[0], out[1], out[2]};
+           return RoutingOutputs{out[0], out[1], out[2]};
          });
 }
 
