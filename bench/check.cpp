@@ -9,20 +9,19 @@
 namespace cadre::bench {
 namespace {
 
-// How tensors lie in the second round: elements between rows, and bytes before the first.
+// Layout of the second round: extra elements between rows, and bytes before the first.
 struct Gaps {
   int64_t row_gap, shift_bytes;
 };
 
-// No alignment but their own on the CPU; on a GPU rows that start at 16 bytes still do, since its
-// copy engine takes no others.
+// On the CPU rows keep the alignment of their elements alone, on a GPU also what TMA requires.
 template <class Problem>
 Gaps gaps(const Problem&, const Device& device) {
   return {device.kind == DeviceKind::kCpu ? 5 : 16, 0};
 }
 
-// No more than what the problem promises. What the copy engine does not take anyway has rows at
-// 16 bytes now and then.
+// No more alignment than the problem promises. Where TMA cannot load the rows anyway, some of them
+// start at a multiple of 16 bytes and others do not.
 Gaps gaps(const GroupedGemmProblem& p, const Device& device) {
   if (p.align < 16) return {5 * std::max<int64_t>(1, p.align / 2), p.align};
   if (p.n % 8 != 0 || p.k % 8 != 0) return {5, 0};

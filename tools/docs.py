@@ -186,12 +186,24 @@ def gpt(info):
     return "\n".join(tables)
 
 
+RENAMED = {"the copy engine": "TMA", "the second cache": "L2", "second cache": "L2 cache",
+           "a multiprocessor": "an SM", "multiprocessors": "SMs"}
+
+
+def renamed(words):
+    """Records keep the names of their time; pages have those of today."""
+    for old, new in RENAMED.items():
+        words = words.replace(old, new)
+    return words
+
+
 def facts(info):
     """What was measured of every recorded GPU."""
     tables = []
     for where, record in records("facts"):
-        rows = [[f["name"], f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
-                 f.get("unit", ""), f["how"]] for f in record["facts"]]
+        rows = [[renamed(f["name"]),
+                 f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
+                 f.get("unit", ""), renamed(f["how"])] for f in record["facts"]]
         tables.append(markdown([where, "", "", ""], rows))
     return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
 

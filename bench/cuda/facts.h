@@ -39,7 +39,7 @@ double device_us(Accelerator& accelerator, Enqueue&& enqueue) {
 void fill_random_bf16(void* data, int64_t count, cudaStream_t);
 
 void add_memory_facts(const FactRun&);
-void add_copy_engine_facts(const FactRun&);
+void add_tma_facts(const FactRun&);
 void add_launch_facts(const FactRun&);
 
 }  // namespace cadre::bench

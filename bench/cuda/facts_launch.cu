@@ -49,7 +49,7 @@ void add_host_times(const FactRun& run) {
                  const unsigned blocks = unsigned(run.device.units) / 2 * 2;
                  cuda::launch(cluster_kernel, {blocks, 384, kShared, stream, 2}, params);
                }),
-       "a block a multiprocessor in pairs, 200 KiB of shared memory, allowed anew for each launch");
+       "a block an SM in pairs, 200 KiB of shared memory, allowed anew for each launch");
   fact("allow shared memory",
        host_us(run,
                [&] {

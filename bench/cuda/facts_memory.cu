@@ -5,7 +5,7 @@
 namespace cadre::bench {
 namespace {
 
-constexpr int kThreads = 512, kBlocksOfUnit = 4;
+constexpr int kThreads = 512, kBlocksPerSm = 4;
 constexpr int64_t kLarge = int64_t(4) << 30, kCached = int64_t(24) << 20;
 constexpr int kSharedWords = 2048;  // of 16 bytes
 
@@ -28,7 +28,7 @@ __device__ void keep(const uint4& sum, uint4* out) {
   if ((sum.x & sum.y & sum.z & sum.w) == 0x12345678u) *out = sum;
 }
 
-// Reads `count` words of 16 bytes `passes` times, four loads under way a thread.
+// Reads `count` words of 16 bytes `passes` times, with four loads in flight a thread.
 __global__ void __launch_bounds__(kThreads)
     read_kernel(const uint4* data, int64_t count, int passes, uint4* out) {
   const int64_t step = int64_t(gridDim.x) * kThreads;
@@ -59,7 +59,7 @@ double gb_s(double bytes, double us) { return bytes / us / 1e3; }
 
 void add_read(const FactRun& run, const char* name, const DeviceMemory& data, int64_t bytes,
               int passes) {
-  const int blocks = run.device.units * kBlocksOfUnit;
+  const int blocks = run.device.units * kBlocksPerSm;
   // The loop leaves out what is no multiple of four steps.
   const int64_t four = int64_t(4) * blocks * kThreads, words = bytes / 16 / four * four;
   const double us = device_us(run.accelerator, [&] {
@@ -86,14 +86,14 @@ void add_memory_facts(const FactRun& run) {
   run.add("copy", gb_s(2.0 * double(kLarge), us), "GB/s",
           text("cudaMemcpyAsync of ", kLarge, " bytes; bytes read and written"));
   add_read(run, "read", from, kLarge, 1);
-  add_read(run, "read of the second cache", from, kCached, 64);
-  const int blocks = run.device.units * kBlocksOfUnit, passes = 4096;
+  add_read(run, "read of L2", from, kCached, 64);
+  const int blocks = run.device.units * kBlocksPerSm, passes = 4096;
   const double shared_us = device_us(run.accelerator, [&] {
     shared_kernel<<<blocks, kThreads, 0, run.stream()>>>(passes, to.as<uint4>());
     check_cuda(cudaGetLastError(), "launch a read of shared memory");
   });
   run.add("read of shared memory", gb_s(16.0 * kSharedWords * passes * blocks, shared_us), "GB/s",
-          "all multiprocessors together, 16 bytes a thread; bytes read");
+          "all SMs together, 16 bytes a thread; bytes read");
 }
 
 }  // namespace cadre::bench

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Times Cadre through its PyTorch door beside torch.nn.functional.grouped_mm: one process, the same
-operands, launches interleaved, device time by events, copies beyond the second cache. Writes a
+operands, launches interleaved, device time by events, copies that exceed L2. Writes a
 record like that of `cadre bench --json`.
 
   torch_door.py --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,gamma:1 \\

@@ -53,11 +53,11 @@ class Docs(unittest.TestCase):
         (results / "chip-facts.json").write_text(json.dumps(
             {"machine": "chip, 3 SMs", "date": "2030-01-02T03:04:05Z", "facts": [
                 {"name": "copy", "value": 4180.26, "unit": "GB/s", "how": "by hand"},
-                {"name": "cores", "value": 65536, "how": "counted"}]}))
+                {"name": "read of the second cache", "value": 65536, "how": "a multiprocessor"}]}))
         self.assertEqual(self.run_tool().returncode, 0)
         self.assertEqual(self.page.read_text(), PAGE.format(name="facts", table=(
             "| chip, 3 SMs, 2030-01-02 |  |  |  |\n|---|---|---|---|\n"
-            "| copy | 4180 | GB/s | by hand |\n| cores | 65536 |  | counted |\n")))
+            "| copy | 4180 | GB/s | by hand |\n| read of L2 | 65536 |  | an SM |\n")))
 
     def test_check_accepts_what_was_written(self):
         self.page.write_text(PAGE.format(name="formats", table=TABLE))

@@ -1,4 +1,4 @@
-// Bandwidths of the copy engine (TMA): boxes as the grouped GEMM kernels load and store them.
+// Bandwidths of TMA: boxes as the grouped GEMM kernels load and store them.
 #include "bench/cuda/check.h"
 #include "bench/cuda/facts.h"
 #include "cuda/device/launch.h"
@@ -11,7 +11,7 @@ namespace {
 using cuda::Barrier;
 using cuda::Box3;
 
-constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * 128, kStages = 8, kStoresUnderWay = 4;
+constexpr int kBoxRows = 128, kBoxBytes = kBoxRows * 128, kStages = 8, kStoresInFlight = 4;
 constexpr int64_t kRowBytes = 8192, kBoxesAcross = kRowBytes / 128;
 constexpr int64_t kLarge = int64_t(2) << 30, kCached = int64_t(24) << 20;
 
@@ -36,14 +36,14 @@ __global__ void load_kernel(const __grid_constant__ CUtensorMap map,
   if (threadIdx.x != 0) return;
   for (Barrier& barrier : shared.full) cuda::init(barrier, 1);
   cuda::fence_mbarrier_init();
-  int64_t turn = 0;
-  for (int64_t i = blockIdx.x; i < boxes.count * boxes.passes; i += gridDim.x, ++turn) {
-    const int stage = int(turn % kStages);
-    if (turn >= kStages) cuda::wait(shared.full[stage], uint32_t(turn / kStages - 1) & 1);
+  int64_t loads = 0;
+  for (int64_t i = blockIdx.x; i < boxes.count * boxes.passes; i += gridDim.x, ++loads) {
+    const int stage = int(loads % kStages);
+    if (loads >= kStages) cuda::wait(shared.full[stage], uint32_t(loads / kStages - 1) & 1);
     cuda::arrive_expect_tx(shared.full[stage], kBoxBytes);
     cuda::tma_load(shared.boxes[stage], map, box(boxes, i), shared.full[stage]);
   }
-  for (int64_t last = turn < kStages ? 0 : turn - kStages; last < turn; ++last)
+  for (int64_t last = loads < kStages ? 0 : loads - kStages; last < loads; ++last)
     cuda::wait(shared.full[last % kStages], uint32_t(last / kStages) & 1);
 }
 
@@ -62,7 +62,7 @@ __global__ void store_kernel(const __grid_constant__ CUtensorMap map,
     else
       cuda::tma_store(map, box(boxes, i), memory);
     cuda::tma_commit();
-    cuda::tma_wait_read<kStoresUnderWay>();
+    cuda::tma_wait_read<kStoresInFlight>();
   }
   cuda::tma_wait();
 }
@@ -88,7 +88,7 @@ double gb_s(const FactRun& run, const Mover& mover, const TensorView& matrix, in
 
 }  // namespace
 
-void add_copy_engine_facts(const FactRun& run) {
+void add_tma_facts(const FactRun& run) {
   const DeviceMemory memory(run.accelerator, kLarge);
   fill_random_bf16(memory.as<void>(), kLarge / 2, run.stream());
   const auto matrix = [&](DType dtype, int64_t bytes) {
@@ -97,15 +97,14 @@ void add_copy_engine_facts(const FactRun& run) {
   const Mover load{&load_kernel, int(sizeof(Shared))}, store{&store_kernel<false>, kBoxBytes},
       add{&store_kernel<true>, kBoxBytes};
   const TensorView numbers = matrix(DType::kBf16, kLarge), floats = matrix(DType::kF32, kLarge);
-  const char* how = "boxes of 128 rows of 128 bytes, one block a multiprocessor; ";
+  const char* how = "boxes of 128 rows of 128 bytes, one block an SM; ";
   const auto fact = [&](const char* name, double value, const char* counted) {
     run.add(name, value, "GB/s", text(how, counted));
   };
-  fact("load by the copy engine", gb_s(run, load, numbers, 1), "bytes read");
-  fact("load by the copy engine from the second cache",
-       gb_s(run, load, matrix(DType::kBf16, kCached), 64), "bytes read");
-  fact("store by the copy engine, fp32", gb_s(run, store, floats, 1), "bytes written");
-  fact("add by the copy engine, fp32", 2 * gb_s(run, add, floats, 1), "bytes read and written");
+  fact("load by TMA", gb_s(run, load, numbers, 1), "bytes read");
+  fact("load by TMA from L2", gb_s(run, load, matrix(DType::kBf16, kCached), 64), "bytes read");
+  fact("store by TMA, fp32", gb_s(run, store, floats, 1), "bytes written");
+  fact("add by TMA, fp32", 2 * gb_s(run, add, floats, 1), "bytes read and written");
 }
 
 }  // namespace cadre::bench
