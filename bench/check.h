@@ -2,6 +2,7 @@
 #include <string>
 #include <string_view>
 
+#include "bench/digest.h"
 #include "bench/draw.h"
 #include "cadre/device.h"
 
@@ -9,10 +10,11 @@ namespace cadre::bench {
 
 /// How an implementation compares with the reference on one random case.
 struct CheckReport {
-  std::string problem;        ///< as it prints back
-  std::string plan;           ///< the implementation that was checked
+  std::string problem{};      ///< as it prints back
+  std::string plan{};         ///< the implementation that was checked
   double error_of_bound = 0;  ///< the largest |got - want| / bound over all outputs
-  std::string fault;          ///< what is wrong, in words; empty if nothing is
+  std::string fault{};        ///< what is wrong, in words; empty if nothing is
+  Digest digest{};            ///< of what was computed
 
   bool good() const { return fault.empty(); }
   /// True where there is no other implementation, so that nothing was compared with the reference.

@@ -1,8 +1,10 @@
 #include "bench/layer_case.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "bench/cases/parts.h"
+#include "bench/element.h"
 
 namespace cadre::bench {
 namespace {
@@ -15,6 +17,31 @@ struct Linear {
   bool bias;
   Accumulate accumulate, accumulate_bias;
 };
+
+Output whole(const char* name, const TensorView& v) {
+  return {.name = name, .view = v, .live = v.shape[0], .exact = true};
+}
+
+/// Numbers of many sizes, none far above 1, so that scales of blocks differ and small codes vanish.
+TensorView random_rows(Buffers& buffers, DType dtype, std::initializer_list<int64_t> shape,
+                       int64_t live, uint64_t seed) {
+  constexpr uint64_t kExponents = 13;
+  const TensorView v = random_tensor(buffers, dtype, shape, live, seed);
+  for (int64_t i = 0; i < live * v.shape[1]; ++i) {
+    const int64_t at = offset_of(v, i);
+    const auto exponent = int((uint64_t(i) * 0x9e3779b97f4a7c15 >> 32) % kExponents);
+    store(v, at, std::ldexp(load(v, at), -exponent));
+  }
+  return v;
+}
+
+/// A float for every row, which backward writes.
+float* row_gradient(Buffers& buffers, const char* name, int64_t rows,
+                    std::vector<Output>& outputs) {
+  auto* gradient = buffers.array<float>(rows);
+  outputs.push_back(whole(name, view(gradient, DType::kF32, {rows})));
+  return gradient;
+}
 
 /// [E, N, K] in the order that the layout asks for.
 TensorView weights(Buffers& buffers, const Linear& l, DType dtype, uint64_t seed) {
@@ -31,28 +58,40 @@ void** split(Buffers& buffers, bool discrete, TensorView& v) {
   return list;
 }
 
-LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds) {
+/// Gradients are appended to the outputs.
+LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds,
+                            std::vector<Output>& outputs) {
   const ParameterLayout& p = l.layout;
   LinearParameters own;
   own.w = weights(buffers, l, p.weight, seeds.next());
   own.discrete_w = split(buffers, p.discrete_weight, own.w);
   own.dw = weights(buffers, l, p.dw, seeds.next());
+  outputs.push_back(whole("dw", own.dw));
   own.discrete_dw = split(buffers, p.discrete_dw, own.dw);
   own.accumulate = accumulate_words(buffers, l.accumulate, l.experts, seeds.next());
   if (!l.bias) return own;
   own.bias = random_tensor(buffers, p.bias, {l.experts, l.n}, l.experts, seeds.next());
   own.discrete_bias = split(buffers, p.discrete_bias, own.bias);
   own.dbias = random_tensor(buffers, p.dbias, {l.experts, l.n}, l.experts, seeds.next());
+  outputs.push_back(whole("dbias", own.dbias));
   own.discrete_dbias = split(buffers, p.discrete_bias, own.dbias);
   own.accumulate_bias = accumulate_words(buffers, l.accumulate_bias, l.experts, seeds.next());
   return own;
 }
 
+LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, Seeds& seeds,
+                            std::vector<Output>& outputs) {
+  return parameters(buffers,
+                    {p.experts, p.n, p.k, p.parameters, p.bias, p.accumulate, p.accumulate_bias},
+                    seeds, outputs);
+}
+
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
 
-/// What both layers take besides tensors.
+/// What all layers take besides tensors, and what all write.
 template <class Plan, class Args>
-LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buffers, Args args) {
+LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buffers, Args args,
+                                 std::vector<Output> outputs) {
   const LayerMemory& m = plan.memory;
   auto* rng = buffers->template array<uint64_t>(2);
   std::fill_n(rng, 2, uint64_t(1));
@@ -62,7 +101,23 @@ LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buff
   args.weight_cache = memory(*buffers, m.weight_cache_bytes);
   const Workspace workspace = buffers->workspace(
       std::max({m.forward_workspace_bytes, m.backward_workspace_bytes, m.wgrad_workspace_bytes}));
-  return {plan, args, workspace, std::move(buffers)};
+  outputs.push_back(whole("y", args.y));
+  outputs.push_back(whole("dx", args.dx));
+  return {plan, args, workspace, std::move(outputs), std::move(buffers)};
+}
+
+/// What an operation of a row reads and writes.
+struct Tensors {
+  int64_t rows, columns_in, columns_out;
+  int experts;
+  DType in, out;
+};
+Tensors tensors_of(const RowOp& op) {
+  if (const auto* l = std::get_if<GroupedLinearProblem>(&op))
+    return {l->rows, l->k, l->n, l->experts, l->dtype, l->dtype};
+  const auto& a = std::get<ActivationProblem>(op);
+  return {a.rows, info(a.kind).gated ? 2 * a.features : a.features, a.features, a.experts, a.z,
+          a.h};
 }
 
 }  // namespace
@@ -73,17 +128,18 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
   Seeds seeds(draw);
   const Rows rows = draw_rows(b, draw, p.rows, p.experts);
   GroupedLinearArgs args{.offsets = rows.offsets};
-  args.parameters = parameters(
-      b, {p.experts, p.n, p.k, p.parameters, p.bias, p.accumulate, p.accumulate_bias}, seeds);
-  args.x = random_tensor(b, p.dtype, {p.rows, p.k}, rows.live(), seeds.next());
+  std::vector<Output> outputs;
+  args.parameters = parameters(b, p, seeds, outputs);
+  args.x = random_rows(b, p.dtype, {p.rows, p.k}, rows.live(), seeds.next());
   args.y = b.tensor(p.dtype, {p.rows, p.n});
-  args.dy = random_tensor(b, p.dtype, {p.rows, p.n}, rows.live(), seeds.next());
+  args.dy = random_rows(b, p.dtype, {p.rows, p.n}, rows.live(), seeds.next());
   args.dx = b.tensor(p.dtype, {p.rows, p.k});
   if (p.bias_scale) {
     args.bias_scale = random_floats(b, p.rows, rows.live(), seeds.next());
-    args.dbias_scale = b.array<float>(p.rows);
+    args.dbias_scale = row_gradient(b, "dbias_scale", p.rows, outputs);
   }
-  return layer_case<GroupedLinearPlan>(plan(p, device), std::move(buffers), args);
+  return layer_case<GroupedLinearPlan>(plan(p, device), std::move(buffers), args,
+                                       std::move(outputs));
 }
 
 MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const Draw& draw) {
@@ -93,22 +149,64 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   const Rows rows = draw_rows(b, draw, p.rows, p.experts);
   const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
   GroupedMlpArgs args{.offsets = rows.offsets};
+  std::vector<Output> outputs;
   args.fc1 = parameters(
-      b, {p.experts, n1, p.hidden, p.parameters, p.bias1, p.accumulate, p.accumulate_bias}, seeds);
+      b, {p.experts, n1, p.hidden, p.parameters, p.bias1, p.accumulate, p.accumulate_bias}, seeds,
+      outputs);
   args.fc2 = parameters(
       b, {p.experts, p.hidden, p.features, p.parameters, p.bias2, p.accumulate, p.accumulate_bias},
-      seeds);
-  args.x = random_tensor(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
+      seeds, outputs);
+  args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
-  args.dy = random_tensor(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
+  args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.dx = b.tensor(p.dtype, {p.rows, p.hidden});
   if (p.prob) args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
-  if (p.prob && p.dprob) args.dprob = b.array<float>(p.rows);
+  if (p.prob && p.dprob) args.dprob = row_gradient(b, "dprob", p.rows, outputs);
   if (p.bias2_scale) {
     args.bias2_scale = random_floats(b, p.rows, rows.live(), seeds.next());
-    args.dbias2_scale = b.array<float>(p.rows);
+    args.dbias2_scale = row_gradient(b, "dbias2_scale", p.rows, outputs);
   }
-  return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args);
+  return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args, std::move(outputs));
+}
+
+SequentialCase make_layer_case(const SequentialProblem& p, const Device& device, const Draw& draw) {
+  auto buffers = std::make_unique<Buffers>();
+  Buffers& b = *buffers;
+  Seeds seeds(draw);
+  const SequentialPlan chosen = plan(p, device);
+  const Tensors first = tensors_of(p.ops.front()), last = tensors_of(p.ops.back());
+  const Rows rows = draw_rows(b, draw, first.rows, first.experts);
+  SequentialArgs args{.offsets = rows.offsets};
+  SequentialLists lists;
+  std::vector<Output> outputs;
+  for (const RowOp& op : p.ops)
+    if (const auto* linear = std::get_if<GroupedLinearProblem>(&op))
+      lists.parameters.push_back(parameters(b, *linear, seeds, outputs));
+  const int reached = chosen.steps[size_t(chosen.backward_stop)].first_extra;
+  for (int i = 0; i < chosen.extra_inputs; ++i) {
+    lists.extra_inputs.push_back(random_floats(b, first.rows, rows.live(), seeds.next(), 0.5f));
+    lists.extra_gradients.push_back(
+        i < reached ? nullptr : row_gradient(b, "extra gradient", first.rows, outputs));
+  }
+  args.x = random_rows(b, first.in, {first.rows, first.columns_in}, rows.live(), seeds.next());
+  args.y = b.tensor(last.out, {last.rows, last.columns_out});
+  args.dy = random_rows(b, last.out, {last.rows, last.columns_out}, rows.live(), seeds.next());
+  args.dx = b.tensor(first.in, {first.rows, first.columns_in});
+  SequentialCase c{layer_case<SequentialPlan>(chosen, std::move(buffers), args, std::move(outputs)),
+                   std::move(lists)};
+  c.args.parameters = c.lists.parameters;
+  c.args.extra_inputs = c.lists.extra_inputs;
+  c.args.extra_gradients = c.lists.extra_gradients;
+  return c;
+}
+
+SequentialArgs moved(const Mirror& mirror, SequentialCase& c) {
+  for (LinearParameters& own : c.lists.parameters) own = mirror.moved(own);
+  for (const float*& extra : c.lists.extra_inputs)
+    extra = static_cast<const float*>(mirror.place_of(extra));
+  for (float*& gradient : c.lists.extra_gradients)
+    gradient = static_cast<float*>(mirror.place_of(gradient));
+  return mirror.moved(c.args);
 }
 
 }  // namespace cadre::bench

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "bench/accelerator.h"
-#include "bench/check.h"
+#include "bench/check_layer.h"
 #include "bench/random_gemm.h"
 #include "cadre/error.h"
 #include "cli/problem.h"
@@ -22,19 +22,46 @@ struct Options {
   std::string file, only, device_word = "cpu";
   Device device;
   int random = 0;
+  bool digest = false;
   bench::Draw draw{.offsets = "uniform", .live = kLive};
 };
 
-bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
-  const bench::CheckReport r = bench::check(problem, options.draw, options.only, options.device);
+// How many problems were checked, how many failed, and a hash of what all computed.
+struct Tally {
+  size_t checked = 0, failed = 0;
+  bench::Digest digest{};
+};
+
+void count(const bench::CheckReport& r, const Options& options, Tally& tally) {
+  ++tally.checked;
+  tally.failed += !r.good();
+  tally.digest.add(r.digest);
   if (!r.good())
     std::printf("FAIL  %s  %s  %s\n", r.fault.c_str(), r.plan.c_str(), r.problem.c_str());
-  else if (r.is_reference())
+  if (options.digest)
+    std::printf("digest %s  %-16s %s\n", r.digest.text().c_str(), r.plan.c_str(),
+                r.problem.c_str());
+  std::fflush(stdout);
+}
+
+bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
+  if (subject_of(problem).layer) {
+    if (!options.only.empty())
+      throw UsageError(text("check: --only is '", options.only,
+                            "', must not be given for a layer; its steps are planned one by one [",
+                            problem, "]"));
+    const bench::CheckReport r = bench::check_layer(problem, options.draw, options.device);
+    if (r.good())
+      std::printf("same  bits in two runs  %-16s %s\n", r.plan.c_str(), r.problem.c_str());
+    return r;
+  }
+  const bench::CheckReport r = bench::check(problem, options.draw, options.only, options.device);
+  if (!r.good()) return r;
+  if (r.is_reference())
     std::printf("self  the reference only  %s\n", r.problem.c_str());
   else
     std::printf("good  %.3f of bound  %-16s %s\n", r.error_of_bound, r.plan.c_str(),
                 r.problem.c_str());
-  std::fflush(stdout);
   return r;
 }
 
@@ -42,8 +69,10 @@ bench::CheckReport check_and_print(const std::string& problem, const Options& op
 bool is_skipped(const std::string& problem, const Options& options) {
   if (!options.words.empty() || options.device.kind == DeviceKind::kCpu) return false;
   const Subject subject = subject_of(problem);
-  if (!subject.operation || !subject.operation->explain(problem, options.device).plan.empty())
-    return false;
+  const bool is_taken = subject.layer
+                            ? !subject.layer->explain(problem, options.device).plan.empty()
+                            : !subject.operation->explain(problem, options.device).plan.empty();
+  if (is_taken) return false;
   std::printf("none  no implementation on %s  %s\n", to_string(options.device).c_str(),
               problem.c_str());
   return true;
@@ -67,39 +96,36 @@ std::vector<bench::RandomGemm> draw_random(const Options& options) {
   return drawn;
 }
 
-// What is wrong; empty if nothing is. Errors of a run too, since one thread's may not end all.
-std::string fault_of(const bench::RandomGemm& g, const Options& options) {
+// Errors of a run are faults, since one thread's may not end all.
+bench::CheckReport check_one(const bench::RandomGemm& g, const Options& options) {
   const std::string problem = to_string(g.problem);
   try {
     bench::Draw draw = g.draw;
     draw.raw_workspace = options.draw.raw_workspace;
-    const auto r = bench::check(problem, draw, options.only, options.device);
-    return r.good() ? "" : text(r.fault, "  ", r.plan, "  ", problem);
+    return bench::check(problem, draw, options.only, options.device);
   } catch (const std::exception& error) {
-    return text(error.what(), "  ", problem);
+    return {.problem = problem, .fault = error.what()};
   }
 }
 
-// Checks random problems, some at a time; tells of faults and of what was drawn. Returns faults.
-size_t check_random(const Options& options) {
+// Checks random problems, some at a time; tells of faults and of what was drawn.
+Tally check_random(const Options& options) {
   const std::vector<bench::RandomGemm> gemms = draw_random(options);
-  size_t failed = 0;
-#pragma omp parallel for schedule(dynamic) reduction(+ : failed)
-  for (size_t i = 0; i < gemms.size(); ++i) {
-    const std::string fault = fault_of(gemms[i], options);
-    if (fault.empty()) continue;
-    ++failed;
-#pragma omp critical
-    std::printf("FAIL  %s\n", fault.c_str());
-  }
+  std::vector<bench::CheckReport> reports(gemms.size());
+#pragma omp parallel for schedule(dynamic)
+  for (size_t i = 0; i < gemms.size(); ++i) reports[i] = check_one(gemms[i], options);
+  Tally tally;
+  for (const bench::CheckReport& r : reports) count(r, options, tally);
   bench::Tally kinds;
   for (const bench::RandomGemm& g : gemms) {
     ++kinds[text("by ", plan(g.problem, options.device, options.only).name)];
     bench::count(kinds, g);
   }
-  std::printf("%zu random problems of grouped_gemm checked, %zu failed\n", gemms.size(), failed);
+  std::printf("%zu random problems of grouped_gemm checked, %zu failed\n", gemms.size(),
+              tally.failed);
   for (const auto& [what, times] : kinds) std::printf("  %6d  %s\n", times, what.c_str());
-  return failed + (int(gemms.size()) < options.random);
+  tally.failed += int(gemms.size()) < options.random;
+  return tally;
 }
 
 std::vector<Shape> listed(const Options& options) {
@@ -113,22 +139,30 @@ int check_all(Options options) {
     throw UsageError("check: PROBLEM and --file are both given; give one of them");
   const std::vector<Shape> shapes = listed(options);
   options.device = bench::running_device(options.device_word);
-  size_t failed = 0, alone = 0, skipped = 0;
+  Tally tally;
+  size_t alone = 0, skipped = 0;
   for (const Shape& shape : shapes) {
     if (is_skipped(shape.problem, options)) {
       ++skipped;
       continue;
     }
     const bench::CheckReport r = check_and_print(shape.problem, options);
-    failed += !r.good();
+    count(r, options, tally);
     alone += r.is_reference();
   }
-  std::printf("%zu checked, %zu failed", shapes.size() - skipped, failed);
+  std::printf("%zu checked, %zu failed", tally.checked, tally.failed);
   if (skipped) std::printf(", %zu have no implementation on the device", skipped);
   if (alone) std::printf(", %zu have the reference only: nothing to compare it with", alone);
   std::printf("\n");
-  if (options.random) failed += check_random(options);
-  return failed ? 1 : 0;
+  if (options.random) {
+    const Tally random = check_random(options);
+    tally.checked += random.checked;
+    tally.failed += random.failed;
+    tally.digest.add(random.digest);
+  }
+  if (options.digest)
+    std::printf("digest %s  of all %zu problems\n", tally.digest.text().c_str(), tally.checked);
+  return tally.failed ? 1 : 0;
 }
 
 constexpr const char* kFooter = R"(
@@ -137,12 +171,15 @@ gamma(roundings) * sum of |terms| + one step of the output. Codes, scales, offse
 must equal the reference bit for bit. Tails are poisoned with NaN and must stay as they are. With
 --device cuda the implementation runs on the GPU, the reference on the CPU; of a list, what the GPU
 has no implementation for is told and left out. --random draws problems of grouped_gemm with
-adversarial counts, of those that the device takes. Exit code 1: a check failed.
+adversarial counts, of those that the device takes. A layer has no reference: its forward and
+backward must have the same bits twice. --digest prints a hash of the computed bits, so that two
+builds or machines can be compared. Exit code 1: a check failed.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4
   cadre check "permute permute T=64 top_k=2 R=128 H=64 E=8" "offsets counts R=128 E=8"
   cadre check --device cuda
+  cadre check --file bench/shapes/layers.txt --digest
   cadre check --file bench/shapes/check.txt --random 3000 --seed 5 --device cuda
   cadre check --file bench/shapes/check.txt --offsets zipf:1.2 --seed 7)";
 
@@ -160,6 +197,8 @@ Action declare_check(CLI::App& app) {
   app.add_option("--random", options->random, "that many random problems of grouped_gemm besides")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
+  app.add_flag("--digest", options->digest,
+               "print a hash of the bits that every problem computed, and one of all");
   app.add_flag("--raw-workspace", options->draw.raw_workspace,
                "leave the workspace of a GPU as allocated, for initcheck of compute-sanitizer");
   app.add_option("--only", options->only, "check this implementation, not the planned one");

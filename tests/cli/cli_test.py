@@ -4,7 +4,9 @@ Good calls exit with 0 and say what they should; every wrong call exits with 2 a
 on stderr what is wrong and what to do.
 """
 import json
+import os
 import pathlib
+import re
 import shlex
 import subprocess
 import sys
@@ -16,8 +18,9 @@ CADRE = ""
 VERBS = ("info", "explain", "check", "bench", "facts")
 
 
-def run(*words):
-    return subprocess.run([CADRE, *words], capture_output=True, text=True, timeout=120)
+def run(*words, **environment):
+    return subprocess.run([CADRE, *words], capture_output=True, text=True, timeout=120,
+                          env={**os.environ, **environment})
 
 
 def info():
@@ -221,6 +224,30 @@ class Check(Cli):
         self.assertIn("1 checked, 0 failed", both)
         self.assertIn("3 random problems of grouped_gemm checked, 0 failed", both)
         self.wrong("check", "--random", "-1", says=["--random", "run 'cadre check --help'"])
+
+    def test_digests_tell_bits_apart(self):
+        linear = "grouped_linear R=40 N=16 K=8 E=3 recipe=mxfp8"
+        words = ["check", "offsets counts R=90 E=7", linear, "--random", "12", "--digest"]
+        text = self.good(*words)
+        hashes = re.findall(r"(?m)^digest ([0-9a-f]{16})  (.*)$", text)
+        self.assertEqual(len(hashes), 2 + 12 + 1)
+        self.assertGreater(len({digest for digest, _ in hashes}), 12)  # of no rows is one hash
+        self.assertTrue(hashes[0][1].endswith("offsets counts R=90 E=7 index=i32"), hashes[0])
+        self.assertTrue(hashes[1][1].endswith(linear), hashes[1])
+        self.assertEqual(hashes[-1][1], "of all 14 problems")
+        self.assertIn("same  bits in two runs  quantized        " + linear, text)
+        for threads in ("1", "3"):
+            self.assertEqual(text, run(*words, OMP_NUM_THREADS=threads).stdout)
+        other = re.findall("digest ([0-9a-f]{16})", self.good(*words, "--seed", "2"))
+        for i in (0, 1, -1):
+            self.assertNotEqual(hashes[i][0], other[i])
+        self.assertNotIn("digest", self.good(*words[:-1]))
+
+    def test_layers_have_no_reference(self):
+        linear = "grouped_linear R=40 N=16 K=8 E=3"
+        self.assertIn("1 checked, 0 failed", self.good("check", linear))
+        self.wrong("check", linear, "--only", "cpu_onednn",
+                   says=["--only is 'cpu_onednn', must not be given for a layer"])
 
     def test_devices(self):
         words = "offsets counts R=9 E=2"
