@@ -5,14 +5,7 @@
 
 #include "bench/buffers.h"
 #include "bench/draw.h"
-#include "cadre/activation.h"
-#include "cadre/bias_grad.h"
-#include "cadre/dequantize.h"
-#include "cadre/grouped_gemm.h"
-#include "cadre/offsets.h"
-#include "cadre/permute.h"
-#include "cadre/quantize.h"
-#include "cadre/routing.h"
+#include "cadre/operations.h"
 
 namespace cadre::bench {
 
@@ -27,43 +20,27 @@ struct Output {
 
 /// A problem with random arguments and the buffers that they point into. Tails of inputs hold NaN,
 /// outputs are poisoned. The same problem and draw give the same bits.
-template <class Problem, class Args>
+template <class Problem>
 struct Case {
   Problem problem;
-  Args args;
+  typename Problem::Args args;
   std::vector<Output> outputs;
   std::vector<int32_t> offsets;  ///< [E + 1] on the host; empty for operations without rows
   std::unique_ptr<Buffers> buffers;
 };
 
-using ActivationCase = Case<ActivationProblem, ActivationArgs>;
-using BiasGradCase = Case<BiasGradProblem, BiasGradArgs>;
-using DequantizeCase = Case<DequantizeProblem, DequantizeArgs>;
-using GroupedGemmCase = Case<GroupedGemmProblem, GroupedGemmArgs>;
-using OffsetsCase = Case<OffsetsProblem, OffsetsArgs>;
-using PermuteCase = Case<PermuteProblem, PermuteArgs>;
-using QuantizeCase = Case<QuantizeProblem, QuantizeArgs>;
-using RoutingCase = Case<RoutingProblem, RoutingArgs>;
+using GroupedGemmCase = Case<GroupedGemmProblem>;
 
-ActivationCase make_case(const ActivationProblem&, const Draw&);
-BiasGradCase make_case(const BiasGradProblem&, const Draw&);
-DequantizeCase make_case(const DequantizeProblem&, const Draw&);
-GroupedGemmCase make_case(const GroupedGemmProblem&, const Draw&);
-OffsetsCase make_case(const OffsetsProblem&, const Draw&);
-PermuteCase make_case(const PermuteProblem&, const Draw&);
-QuantizeCase make_case(const QuantizeProblem&, const Draw&);
-RoutingCase make_case(const RoutingProblem&, const Draw&);
+// What follows is written once an operation, as specialisations in bench/cases/<operation>.cpp. One
+// that is missing does not link.
+
+template <class Problem>
+Case<Problem> make_case(const Problem&, const Draw&);
 
 /// Lowers the rows (or tokens), and nothing else, until the reference needs about a second.
 /// Returns what is left of them.
-int64_t shrink(ActivationProblem&);
-int64_t shrink(BiasGradProblem&);
-int64_t shrink(DequantizeProblem&);
-int64_t shrink(GroupedGemmProblem&);
-int64_t shrink(OffsetsProblem&);
-int64_t shrink(PermuteProblem&);
-int64_t shrink(QuantizeProblem&);
-int64_t shrink(RoutingProblem&);
+template <class Problem>
+int64_t shrink(Problem&);
 
 /// What the error of one output is measured by: the same sum over the sizes of its terms, and the
 /// number of roundings on the way. bound = gamma(roundings) * size + one step of the output.
@@ -73,14 +50,8 @@ struct Magnitude {
 };
 
 /// One entry an output, in their order.
-std::vector<Magnitude> magnitudes(const ActivationCase&);
-std::vector<Magnitude> magnitudes(const BiasGradCase&);
-std::vector<Magnitude> magnitudes(const DequantizeCase&);
-std::vector<Magnitude> magnitudes(const GroupedGemmCase&);
-std::vector<Magnitude> magnitudes(const OffsetsCase&);
-std::vector<Magnitude> magnitudes(const PermuteCase&);
-std::vector<Magnitude> magnitudes(const QuantizeCase&);
-std::vector<Magnitude> magnitudes(const RoutingCase&);
+template <class Problem>
+std::vector<Magnitude> magnitudes(const Case<Problem>&);
 
 /// What one run does at the least: bytes that must be read and written once, multiplications and
 /// additions of products.
@@ -88,13 +59,7 @@ struct Work {
   double flops = 0;
   double bytes = 0;
 };
-Work work(const ActivationCase&);
-Work work(const BiasGradCase&);
-Work work(const DequantizeCase&);
-Work work(const GroupedGemmCase&);
-Work work(const OffsetsCase&);
-Work work(const PermuteCase&);
-Work work(const QuantizeCase&);
-Work work(const RoutingCase&);
+template <class Problem>
+Work work(const Case<Problem>&);
 
 }  // namespace cadre::bench

@@ -7,11 +7,6 @@
 namespace cadre::bench {
 namespace {
 
-bool is_of(std::string_view problem, std::string_view name) {
-  const size_t start = std::min(problem.find_first_not_of(" \t"), problem.size());
-  return problem.substr(start, problem.find_first_of(" \t", start) - start) == name;
-}
-
 /// Where the arguments of a case lie when it runs: on the host, or in a copy on the device.
 class Place {
  public:
@@ -80,9 +75,9 @@ std::vector<HostTime> times_of_layer(const Problem& problem, const HostTimeOptio
 }  // namespace
 
 std::vector<HostTime> host_times(std::string_view problem, const HostTimeOptions& options) {
-  if (is_of(problem, "grouped_linear"))
+  if (operation_of(problem) == "grouped_linear")
     return times_of_layer(parse_grouped_linear_problem(problem), options);
-  if (is_of(problem, "grouped_mlp"))
+  if (operation_of(problem) == "grouped_mlp")
     return times_of_layer(parse_grouped_mlp_problem(problem), options);
   return visit_problem(problem, [&](const auto& p) { return times_of_operation(p, options); });
 }

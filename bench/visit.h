@@ -1,30 +1,36 @@
 #pragma once
 #include <algorithm>
 #include <string_view>
+#include <vector>
 
 #include "bench/case.h"
 #include "cadre/error.h"
 
 namespace cadre::bench {
 
+/// The first word of a problem.
+inline std::string_view operation_of(std::string_view problem) {
+  const size_t start = std::min(problem.find_first_not_of(" \t"), problem.size());
+  return problem.substr(start, problem.find_first_of(" \t", start) - start);
+}
+
+/// Throws InvalidArgument that lists the operations.
+[[noreturn]] void refuse_operation(std::string_view name);
+
+template <class First, class... Others, class Visit>
+auto visit_problem_of(TypeList<First, Others...>, std::string_view words, Visit&& visit) {
+  if (operation_of(words) == First::kText.name) return visit(First::parse(words));
+  if constexpr (sizeof...(Others) > 0)
+    return visit_problem_of(TypeList<Others...>{}, words, visit);
+  else
+    refuse_operation(operation_of(words));
+}
+
 /// Parses a problem of any operation and calls `visit(problem)`.
 /// Errors    InvalidArgument from parsing, or listing the operations.
 template <class Visit>
 auto visit_problem(std::string_view words, Visit&& visit) {
-  const size_t start = std::min(words.find_first_not_of(" \t"), words.size());
-  const std::string_view name = words.substr(start, words.find_first_of(" \t", start) - start);
-  if (name == "activation") return visit(parse_activation_problem(words));
-  if (name == "bias_grad") return visit(parse_bias_grad_problem(words));
-  if (name == "dequantize") return visit(parse_dequantize_problem(words));
-  if (name == "grouped_gemm") return visit(parse_grouped_gemm_problem(words));
-  if (name == "offsets") return visit(parse_offsets_problem(words));
-  if (name == "permute") return visit(parse_permute_problem(words));
-  if (name == "quantize") return visit(parse_quantize_problem(words));
-  if (name == "routing") return visit(parse_routing_problem(words));
-  throw InvalidArgument(text("problem: operation is '", name,
-                             "', must be one of activation, bias_grad, dequantize, grouped_gemm, "
-                             "offsets, permute, quantize, routing; layers are rows of "
-                             "these"));
+  return visit_problem_of(Operations{}, words, visit);
 }
 
 }  // namespace cadre::bench

@@ -7,9 +7,10 @@
 namespace cadre::bench {
 namespace {
 
-constexpr int64_t kPointwiseRoundings = 64;  // exp, tanh and erf in fp32, with their arguments
-
 using Problem = ActivationProblem;
+using ActivationCase = Case<ActivationProblem>;
+
+constexpr int64_t kPointwiseRoundings = 64;  // exp, tanh and erf in fp32, with their arguments
 
 // Sizes of the factors of one element: |act(gate)|, |act'(gate)| and |up|, each at the most.
 struct Sizes {
@@ -70,6 +71,7 @@ void add_row(const ActivationCase& c, int64_t r, RowSizes to) {
 
 }  // namespace
 
+template <>
 ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
   auto c = new_case<ActivationCase>(p, draw);
   Seeds seeds(draw);
@@ -93,11 +95,13 @@ ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(ActivationProblem& p) {
   scale(p.rows, affordable(p.rows, double(p.features), kElementsOfASecond));
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const ActivationCase& c) {
   const Problem& p = c.problem;
   std::vector<float> h(size_t(elements(c.args.h))), dz(p.backward ? size_t(elements(c.args.z)) : 0),
@@ -112,6 +116,7 @@ std::vector<Magnitude> magnitudes(const ActivationCase& c) {
   return result;
 }
 
+template <>
 Work work(const ActivationCase& c) {
   const int64_t live = c.offsets.back();
   double bytes = live_bytes(c.args.z, live) + live_bytes(c.args.h, live);

@@ -5,6 +5,8 @@
 namespace cadre::bench {
 namespace {
 
+using BiasGradCase = Case<BiasGradProblem>;
+
 TensorView packed_bias(const BiasGradCase& c) {
   TensorView bias = c.args.bias;
   if (c.args.discrete_bias) bias.data = const_cast<void*>(c.args.discrete_bias[0]);
@@ -13,6 +15,7 @@ TensorView packed_bias(const BiasGradCase& c) {
 
 }  // namespace
 
+template <>
 BiasGradCase make_case(const BiasGradProblem& p, const Draw& draw) {
   auto c = new_case<BiasGradCase>(p, draw);
   Seeds seeds(draw);
@@ -41,11 +44,13 @@ BiasGradCase make_case(const BiasGradProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(BiasGradProblem& p) {
   scale(p.rows, affordable(p.rows, double(p.n), kElementsOfASecond));
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const BiasGradCase& c) {
   Buffers buffers;
   BiasGradProblem sizes = c.problem;
@@ -72,6 +77,7 @@ std::vector<Magnitude> magnitudes(const BiasGradCase& c) {
   return result;
 }
 
+template <>
 Work work(const BiasGradCase& c) {
   const double dy = live_bytes(c.args.dy, c.offsets.back());
   return {.flops = 0, .bytes = dy + bytes_of(c.outputs[0].view)};

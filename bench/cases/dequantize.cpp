@@ -2,6 +2,9 @@
 
 namespace cadre::bench {
 
+using DequantizeCase = Case<DequantizeProblem>;
+
+template <>
 DequantizeCase make_case(const DequantizeProblem& p, const Draw& draw) {
   auto c = new_case<DequantizeCase>(p, draw);
   Seeds seeds(draw);
@@ -19,6 +22,7 @@ DequantizeCase make_case(const DequantizeProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(DequantizeProblem& p) {
   const double experts = p.source.kind == RowsKind::kWeights ? p.source.experts : 1;
   scale(p.source.rows,
@@ -26,8 +30,12 @@ int64_t shrink(DequantizeProblem& p) {
   return p.source.rows;
 }
 
-std::vector<Magnitude> magnitudes(const DequantizeCase&) { return std::vector<Magnitude>(1); }
+template <>
+std::vector<Magnitude> magnitudes(const DequantizeCase&) {
+  return std::vector<Magnitude>(1);
+}
 
+template <>
 Work work(const DequantizeCase& c) {
   const QuantizedShape& s = c.problem.source;
   const double share =

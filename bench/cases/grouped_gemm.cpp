@@ -111,6 +111,7 @@ Offsets contracted_rows(Buffers& buffers, const GroupedGemmCase& c) {
 
 }  // namespace
 
+template <>
 GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   auto c = new_case<GroupedGemmCase>(p, draw);
   Seeds seeds(draw);
@@ -125,11 +126,13 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(GroupedGemmProblem& p) {
   scale(p.rows, affordable(p.rows, double(p.n) * double(p.k), kProductsOfASecond));
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const GroupedGemmCase& c) {
   const Problem& p = c.problem;
   Buffers buffers;
@@ -169,6 +172,7 @@ std::vector<Magnitude> magnitudes(const GroupedGemmCase& c) {
   return {{values_of(args.out), length + 8}};
 }
 
+template <>
 Work work(const GroupedGemmCase& c) {
   const Problem& p = c.problem;
   const auto live = double(c.offsets.back());

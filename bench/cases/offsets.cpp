@@ -5,6 +5,8 @@
 namespace cadre::bench {
 namespace {
 
+using OffsetsCase = Case<OffsetsProblem>;
+
 std::vector<int64_t> draw_source(const OffsetsProblem& p, const Draw& draw) {
   if (p.source == OffsetsSource::kRouting) return draw_choices(draw, p.tokens, p.top_k, p.experts);
   std::vector<int64_t> numbers = draw_counts(draw, p.rows, p.experts);
@@ -22,6 +24,7 @@ void* copied(Buffers& buffers, const std::vector<int64_t>& numbers) {
 
 }  // namespace
 
+template <>
 OffsetsCase make_case(const OffsetsProblem& p, const Draw& draw) {
   auto c = new_case<OffsetsCase>(p, draw);
   Buffers& buffers = *c.buffers;
@@ -40,6 +43,7 @@ OffsetsCase make_case(const OffsetsProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(OffsetsProblem& p) {
   const double share = affordable(p.tokens * p.top_k, p.experts, kProductsOfASecond);
   scale(p.tokens, share);
@@ -47,10 +51,12 @@ int64_t shrink(OffsetsProblem& p) {
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const OffsetsCase& c) {
   return std::vector<Magnitude>(c.outputs.size());
 }
 
+template <>
 Work work(const OffsetsCase& c) {
   const OffsetsProblem& p = c.problem;
   const bool routing = p.source == OffsetsSource::kRouting;

@@ -3,6 +3,8 @@
 namespace cadre::bench {
 namespace {
 
+using PermuteCase = Case<PermuteProblem>;
+
 bool writes_rows(PermutePass pass) {
   return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
 }
@@ -31,6 +33,7 @@ void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
 
 }  // namespace
 
+template <>
 PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   auto c = new_case<PermuteCase>(p, draw);
   Seeds seeds(draw);
@@ -61,6 +64,7 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(PermuteProblem& p) {
   const double share = affordable(p.tokens * p.top_k, double(p.hidden), kElementsOfASecond);
   scale(p.tokens, share);
@@ -68,6 +72,7 @@ int64_t shrink(PermuteProblem& p) {
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const PermuteCase& c) {
   Buffers buffers;
   PermuteProblem sizes = c.problem;
@@ -91,6 +96,7 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
   return result;
 }
 
+template <>
 Work work(const PermuteCase& c) {
   const double rows = live_bytes(c.args.rows, c.offsets.back());
   const double tokens = bytes_of(c.args.tokens);

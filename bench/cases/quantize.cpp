@@ -6,6 +6,8 @@
 namespace cadre::bench {
 namespace {
 
+using QuantizeCase = Case<QuantizeProblem>;
+
 constexpr int kBlocks = 16;  // rows and columns that share a factor
 
 // Spreads the sizes of neighbouring blocks over many powers of two, and empties some.
@@ -36,6 +38,7 @@ QuantizedView make_copy(QuantizeCase& c, const char* name, const Format& format,
 
 }  // namespace
 
+template <>
 QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
   auto c = new_case<QuantizeCase>(p, draw);
   Seeds seeds(draw);
@@ -67,16 +70,19 @@ QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(QuantizeProblem& p) {
   const double experts = p.kind == RowsKind::kWeights ? p.experts : 1;
   scale(p.rows, affordable(p.rows, experts * double(p.cols), kElementsOfASecond), 128);
   return p.rows;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const QuantizeCase& c) {
   return std::vector<Magnitude>(c.outputs.size());
 }
 
+template <>
 Work work(const QuantizeCase& c) {
   const bool ragged = c.problem.kind == RowsKind::kRagged;
   const double share =

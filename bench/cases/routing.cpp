@@ -8,6 +8,7 @@ namespace cadre::bench {
 namespace {
 
 using Problem = RoutingProblem;
+using RoutingCase = Case<RoutingProblem>;
 
 constexpr int64_t kScoreRoundings = 64;  // of exp and its argument, the bias and the factors
 
@@ -66,6 +67,7 @@ TensorView spread_logits(Buffers& buffers, const Problem& p, uint64_t seed) {
 
 }  // namespace
 
+template <>
 RoutingCase make_case(const RoutingProblem& p, const Draw& draw) {
   auto c = new_case<RoutingCase>(p, draw);
   Seeds seeds(draw);
@@ -99,11 +101,13 @@ RoutingCase make_case(const RoutingProblem& p, const Draw& draw) {
   return c;
 }
 
+template <>
 int64_t shrink(RoutingProblem& p) {
   scale(p.tokens, affordable(p.tokens, p.experts, kElementsOfASecond));
   return p.tokens;
 }
 
+template <>
 std::vector<Magnitude> magnitudes(const RoutingCase& c) {
   const Problem& p = c.problem;
   if (p.backward) {
@@ -126,6 +130,7 @@ std::vector<Magnitude> magnitudes(const RoutingCase& c) {
       {values_of(view(args.scores, DType::kF32, {p.tokens, p.experts})), roundings}};
 }
 
+template <>
 Work work(const RoutingCase& c) {
   const Problem& p = c.problem;
   const double chosen = double(p.tokens * p.top_k) * 8;

@@ -54,6 +54,11 @@ ActivationKind parse_activation(std::string_view);
 
 /// `activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 prob=yes`.
 struct ActivationProblem {
+  using Args = struct ActivationArgs;
+  static constexpr OperationText kOperation = {
+      "activation", "gated and plain activations times a row probability, and the gradients",
+      "activation forward swiglu R=8192 F=2048 E=64"};
+
   bool backward = false;
   ActivationKind kind = ActivationKind::kSwiGlu;
   ActivationConstants constants{};        ///< clamped swiglu only

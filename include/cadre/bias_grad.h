@@ -10,6 +10,11 @@ namespace cadre {
 
 /// `bias_grad R=8192 N=2048 E=64 dy=bf16 dbias=bf16`.
 struct BiasGradProblem {
+  using Args = struct BiasGradArgs;
+  static constexpr OperationText kOperation = {
+      "bias_grad", "gradients of a bias per expert and of its scale per row",
+      "bias_grad R=8192 N=2048 E=64"};
+
   int64_t rows = 0;            ///< R
   int64_t n = 0;               ///< N
   int experts = 1;             ///< E

@@ -25,5 +25,6 @@
 #include "cadre/sequential.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
+#include "cadre/type_list.h"
 #include "cadre/wgrad_queue.h"
 #include "cadre/workspace.h"

@@ -8,6 +8,10 @@ namespace cadre {
 
 /// `dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16`.
 struct DequantizeProblem {
+  using Args = struct DequantizeArgs;
+  static constexpr OperationText kOperation = {"dequantize", "values from codes and scales",
+                                               "dequantize rows R=8192 C=4096 E=64 format=mxfp8"};
+
   QuantizedShape source;
   DType out = DType::kF32;  ///< f32, bf16 or f16
 

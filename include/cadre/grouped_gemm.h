@@ -35,6 +35,11 @@ enum class Major : uint8_t { kRow, kColumn };
 /// A grouped GEMM as a value: `grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=bf16`. The
 /// weight of one expert is [N, K] in every pass.
 struct GroupedGemmProblem {
+  using Args = struct GroupedGemmArgs;
+  static constexpr OperationText kOperation = {
+      "grouped_gemm", "each expert's rows times that expert's weight: fprop, dgrad, wgrad",
+      "grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=mxfp8"};
+
   Pass pass = Pass::kFprop;
   int64_t rows = 0;                 ///< R: bound on routed rows; the counts live on the device
   int64_t n = 0;                    ///< N

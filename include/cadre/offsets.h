@@ -35,6 +35,11 @@ enum class OffsetsSource : uint8_t {
 /// Builds offsets on the device: `offsets counts R=8192 E=64 index=i32`,
 /// `offsets routing R=8192 E=64 T=4096 top_k=2 index=i32`.
 struct OffsetsProblem {
+  using Args = struct OffsetsArgs;
+  static constexpr OperationText kOperation = {
+      "offsets", "row ranges of the experts from counts, ends or routing",
+      "offsets routing R=8192 E=64 T=4096 top_k=2"};
+
   OffsetsSource source = OffsetsSource::kCounts;
   int64_t rows = 0;           ///< R: bound on routed rows
   int experts = 1;            ///< E

@@ -17,6 +17,11 @@ enum class PermutePass : uint8_t {
 
 /// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 dtype=bf16`.
 struct PermuteProblem {
+  using Args = struct PermuteArgs;
+  static constexpr OperationText kOperation = {
+      "permute", "rows between token order and expert order, both ways, and the gradients",
+      "permute combine T=4096 top_k=2 R=8192 H=2048 E=64 prob=yes"};
+
   PermutePass pass = PermutePass::kPermute;
   int64_t tokens = 0;  ///< T
   int top_k = 1;

@@ -7,6 +7,14 @@
 
 namespace cadre {
 
+/// What is printed of an operation, and its first word. Every problem has it as `kOperation`, and
+/// the arguments of its run as `Args`.
+struct OperationText {
+  std::string_view name;     ///< "grouped_gemm", the first word of its problems
+  std::string_view summary;  ///< one line
+  std::string_view example;  ///< a problem that every build takes on the CPU
+};
+
 /// One implementation that did not take a problem, and why.
 struct Refusal {
   std::string_view name;
@@ -19,7 +27,7 @@ template <class Problem>
 struct Plan {
   Problem problem;
   Device device;
-  std::string_view name;          ///< the implementation, such as "cpu_onednn" or "sm90_bf16"
+  std::string_view name;          ///< the implementation, such as "cpu_onednn", "sm90_ragged_rows"
   int64_t workspace_bytes = 0;    ///< what `run` needs
   bool exact = true;              ///< same bits on every run, whatever else is in the batch
   std::vector<Refusal> refusals;  ///< implementations that come before `name` and refused

@@ -76,6 +76,11 @@ QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 /// `quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x`,
 /// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`.
 struct QuantizeProblem {
+  using Args = struct QuantizeArgs;
+  static constexpr OperationText kOperation = {
+      "quantize", "codes and scales along K, along rows, or both at once",
+      "quantize rows R=8192 C=4096 E=64 along_k=mxfp8 along_rows=mxfp8"};
+
   RowsKind kind = RowsKind::kRagged;
   int64_t rows = 0;                    ///< R, or N of each expert
   int64_t cols = 0;                    ///< C, or K

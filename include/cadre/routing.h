@@ -18,6 +18,11 @@ enum class RoutingScore : uint8_t {
 
 /// `routing forward softmax T=4096 E=64 top_k=8 logits=bf16 normalize=yes`.
 struct RoutingProblem {
+  using Args = struct RoutingArgs;
+  static constexpr OperationText kOperation = {
+      "routing", "the top_k experts of each token, their probabilities, and the gradient",
+      "routing forward softmax T=4096 E=64 top_k=8"};
+
   bool backward = false;
   RoutingScore score = RoutingScore::kSoftmax;
   int64_t tokens = 0;  ///< T

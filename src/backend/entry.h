@@ -12,8 +12,10 @@ namespace cadre::backend {
 
 /// One implementation of one operation. Backends list theirs best first; the walk takes the first
 /// that does not refuse.
-template <class Problem, class Args>
+template <class Problem>
 struct Entry {
+  using Args = typename Problem::Args;
+
   std::string_view name;
   std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
   int64_t (*workspace_bytes)(const Problem&, const Device&);
@@ -22,8 +24,8 @@ struct Entry {
   void (*check)(const Problem&, const Args&) = nullptr;  ///< what it asks of arguments, if more
 };
 
-template <class Problem, class Args>
-using Entries = std::span<const Entry<Problem, Args>>;
+template <class Problem>
+using Entries = std::span<const Entry<Problem>>;
 
 /// For `refuses` of an implementation that takes every problem of its device.
 template <class Problem>

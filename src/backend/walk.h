@@ -8,20 +8,20 @@
 namespace cadre::backend {
 
 /// The implementation list of the backend that a device belongs to.
-template <class Problem, class Args>
-Entries<Problem, Args> entries_on(const Device& device) {
-  const Of<Problem, Args> op;
-  return device.kind == DeviceKind::kCpu ? cpu::entries(op) : cuda::entries(op);
+template <class Problem>
+Entries<Problem> entries_on(const Device& device) {
+  const Lists& lists = device.kind == DeviceKind::kCpu ? cpu::lists() : cuda::lists();
+  return std::get<Entries<Problem>>(lists);
 }
 
 /// Takes the first implementation that does not refuse, or the one called `only`.
 /// Errors    Unsupported listing every implementation and its reason; InvalidArgument if no
 ///           implementation is called `only`.
-template <class Problem, class Args>
+template <class Problem>
 Plan<Problem> choose(const Problem& problem, const Device& device, std::string_view only) {
   Plan<Problem> plan{.problem = problem, .device = device, .name = {}, .refusals = {}};
   std::string names, refusals;
-  for (const Entry<Problem, Args>& entry : entries_on<Problem, Args>(device)) {
+  for (const Entry<Problem>& entry : entries_on<Problem>(device)) {
     names += text(names.empty() ? "" : ", ", entry.name);
     if (!only.empty() && entry.name != only) continue;
     std::string why = entry.refuses(problem, device);
@@ -43,15 +43,16 @@ Plan<Problem> choose(const Problem& problem, const Device& device, std::string_v
 }
 
 /// What the implementation of a plan asks of the arguments besides what the operation does.
-template <class Args, class Problem>
-void check(const Plan<Problem>& plan, const Args& args) {
-  const auto* entry = static_cast<const Entry<Problem, Args>*>(plan.entry);
+template <class Problem>
+void check(const Plan<Problem>& plan, const typename Problem::Args& args) {
+  const auto* entry = static_cast<const Entry<Problem>*>(plan.entry);
   if (entry != nullptr && entry->check != nullptr) entry->check(plan.problem, args);
 }
 
 /// Launches a plan that `choose` made, after the checks that every operation shares.
-template <class Args, class Problem>
-void launch(const Plan<Problem>& plan, const Args& args, Workspace workspace, Stream stream) {
+template <class Problem>
+void launch(const Plan<Problem>& plan, const typename Problem::Args& args, Workspace workspace,
+            Stream stream) {
   require(plan.entry != nullptr, "run: the plan is empty; make it with plan()");
   require(workspace.bytes >= plan.workspace_bytes, "run: workspace is ", workspace.bytes,
           " bytes, must be ", plan.workspace_bytes, " or more [", plan.problem, "]");
@@ -60,7 +61,7 @@ void launch(const Plan<Problem>& plan, const Args& args, Workspace workspace, St
           "run: workspace is at ", workspace.data, ", must be 256-byte aligned and not null [",
           plan.problem, "]");
   poison(plan.device, {workspace.data, plan.workspace_bytes}, stream);
-  static_cast<const Entry<Problem, Args>*>(plan.entry)->run(plan, args, workspace, stream);
+  static_cast<const Entry<Problem>*>(plan.entry)->run(plan, args, workspace, stream);
 }
 
 }  // namespace cadre::backend

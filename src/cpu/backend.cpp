@@ -20,37 +20,42 @@
 
 namespace cadre::cpu {
 
-using backend::Entries;
 using backend::Entry;
 using backend::no_workspace;
 using backend::takes_all;
 
-Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
-  static constexpr Entry<ActivationProblem, ActivationArgs> kList[] = {
+namespace {
+
+template <class Problem>
+struct List;
+
+template <>
+struct List<ActivationProblem> {
+  static constexpr Entry<ActivationProblem> kEntries[] = {
       {"cpu", takes_all, no_workspace, activation},
       {"cpu_reference", takes_all, no_workspace, reference::activation},
   };
-  return kList;
-}
+};
 
-Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
-  static constexpr Entry<BiasGradProblem, BiasGradArgs> kList[] = {
+template <>
+struct List<BiasGradProblem> {
+  static constexpr Entry<BiasGradProblem> kEntries[] = {
       {"cpu", takes_all, no_workspace, bias_grad},
       {"cpu_reference", takes_all, no_workspace, reference::bias_grad},
   };
-  return kList;
-}
+};
 
-Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
-  static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+template <>
+struct List<DequantizeProblem> {
+  static constexpr Entry<DequantizeProblem> kEntries[] = {
       {"cpu", takes_all, no_workspace, dequantize},
       {"cpu_reference", takes_all, no_workspace, reference::dequantize},
   };
-  return kList;
-}
+};
 
-Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
-  static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
+template <>
+struct List<GroupedGemmProblem> {
+  static constexpr Entry<GroupedGemmProblem> kEntries[] = {
       {"cpu_avx512_bf16", refuses_grouped_gemm_tiles_bf16, grouped_gemm_tiles_bf16_workspace_bytes,
        grouped_gemm_tiles_bf16},
       {"cpu_onednn_bf16", refuses_grouped_gemm_bf16, grouped_gemm_bf16_workspace_bytes,
@@ -60,39 +65,45 @@ Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
       {"cpu_onednn", takes_all, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
       {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
   };
-  return kList;
-}
+};
 
-Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
-  static constexpr Entry<OffsetsProblem, OffsetsArgs> kList[] = {
+template <>
+struct List<OffsetsProblem> {
+  static constexpr Entry<OffsetsProblem> kEntries[] = {
       {"cpu", takes_all, offsets_workspace_bytes, offsets},
       {"cpu_reference", takes_all, no_workspace, reference::offsets},
   };
-  return kList;
-}
+};
 
-Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
-  static constexpr Entry<PermuteProblem, PermuteArgs> kList[] = {
+template <>
+struct List<PermuteProblem> {
+  static constexpr Entry<PermuteProblem> kEntries[] = {
       {"cpu", takes_all, no_workspace, permute},
       {"cpu_reference", takes_all, no_workspace, reference::permute},
   };
-  return kList;
-}
+};
 
-Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
-  static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+template <>
+struct List<QuantizeProblem> {
+  static constexpr Entry<QuantizeProblem> kEntries[] = {
       {"cpu", takes_all, quantize_workspace_bytes, quantize},
       {"cpu_reference", takes_all, no_workspace, reference::quantize},
   };
-  return kList;
-}
+};
 
-Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
-  static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {
+template <>
+struct List<RoutingProblem> {
+  static constexpr Entry<RoutingProblem> kEntries[] = {
       {"cpu", takes_all, routing_workspace_bytes, routing},
       {"cpu_reference", takes_all, reference::routing_workspace_bytes, reference::routing},
   };
-  return kList;
+};
+
+}  // namespace
+
+const backend::Lists& lists() {
+  static constexpr backend::Lists kLists = backend::collect<List>();
+  return kLists;
 }
 
 }  // namespace cadre::cpu

@@ -13,33 +13,38 @@
 
 namespace cadre::cuda {
 
-using backend::Entries;
 using backend::Entry;
 using backend::no_workspace;
 
-Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
-  static constexpr Entry<ActivationProblem, ActivationArgs> kList[] = {
+namespace {
+
+template <class Problem>
+struct List;
+
+template <>
+struct List<ActivationProblem> {
+  static constexpr Entry<ActivationProblem> kEntries[] = {
       {"cuda_activation", portable::needs_sm80, no_workspace, portable::activation},
   };
-  return kList;
-}
+};
 
-Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
-  static constexpr Entry<BiasGradProblem, BiasGradArgs> kList[] = {
+template <>
+struct List<BiasGradProblem> {
+  static constexpr Entry<BiasGradProblem> kEntries[] = {
       {"cuda_bias_grad", portable::needs_sm80, no_workspace, portable::bias_grad},
   };
-  return kList;
-}
+};
 
-Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
-  static constexpr Entry<DequantizeProblem, DequantizeArgs> kList[] = {
+template <>
+struct List<DequantizeProblem> {
+  static constexpr Entry<DequantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
   };
-  return kList;
-}
+};
 
-Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
-  static constexpr Entry<GroupedGemmProblem, GroupedGemmArgs> kList[] = {
+template <>
+struct List<GroupedGemmProblem> {
+  static constexpr Entry<GroupedGemmProblem> kEntries[] = {
       {"sm90_ragged_rows", sm90::refuses_ragged_rows, sm90::grouped_gemm_workspace_bytes,
        sm90::run_ragged_rows, true, sm90::check_ragged_rows},
       {"sm90_ragged_contraction", sm90::refuses_ragged_contraction,
@@ -49,36 +54,42 @@ Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
       {"cuda_ragged_contraction", portable::refuses_ragged_contraction, no_workspace,
        portable::run_ragged_contraction},
   };
-  return kList;
-}
+};
 
-Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
-  static constexpr Entry<OffsetsProblem, OffsetsArgs> kList[] = {
+template <>
+struct List<OffsetsProblem> {
+  static constexpr Entry<OffsetsProblem> kEntries[] = {
       {"cuda_offsets", portable::refuses_offsets, portable::offsets_workspace_bytes,
        portable::offsets},
   };
-  return kList;
-}
+};
 
-Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
-  static constexpr Entry<PermuteProblem, PermuteArgs> kList[] = {
+template <>
+struct List<PermuteProblem> {
+  static constexpr Entry<PermuteProblem> kEntries[] = {
       {"cuda_permute", portable::needs_sm80, no_workspace, portable::permute},
   };
-  return kList;
-}
+};
 
-Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
-  static constexpr Entry<QuantizeProblem, QuantizeArgs> kList[] = {
+template <>
+struct List<QuantizeProblem> {
+  static constexpr Entry<QuantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
   };
-  return kList;
-}
+};
 
-Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
-  static constexpr Entry<RoutingProblem, RoutingArgs> kList[] = {
+template <>
+struct List<RoutingProblem> {
+  static constexpr Entry<RoutingProblem> kEntries[] = {
       {"cuda_routing", portable::refuses_routing, no_workspace, portable::routing},
   };
-  return kList;
+};
+
+}  // namespace
+
+const backend::Lists& lists() {
+  static constexpr backend::Lists kLists = backend::collect<List>();
+  return kLists;
 }
 
 }  // namespace cadre::cuda

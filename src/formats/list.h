@@ -1,4 +1,5 @@
 #pragma once
+#include "cadre/type_list.h"
 #include "formats/e8m0.h"
 #include "formats/fp8_block.h"
 #include "formats/fp8_tensor.h"
@@ -6,7 +7,6 @@
 #include "formats/mxfp8.h"
 #include "formats/nvfp4.h"
 #include "formats/plain.h"
-#include "formats/type_list.h"
 
 namespace cadre::formats {
 

@@ -1,9 +1,9 @@
 #pragma once
 #include "cadre/format.h"
+#include "cadre/type_list.h"
 #include "formats/e8m0.h"
 #include "formats/scale.h"
 #include "formats/small_float.h"
-#include "formats/type_list.h"
 
 namespace cadre::formats {
 

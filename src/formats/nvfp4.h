@@ -1,8 +1,8 @@
 #pragma once
 #include "cadre/format.h"
+#include "cadre/type_list.h"
 #include "formats/scale.h"
 #include "formats/small_float.h"
-#include "formats/type_list.h"
 
 namespace cadre::formats {
 

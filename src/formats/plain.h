@@ -1,10 +1,10 @@
 #pragma once
 #include "cadre/format.h"
+#include "cadre/type_list.h"
 #include "formats/bf16.h"
 #include "formats/fp16.h"
 #include "formats/fp32.h"
 #include "formats/scale.h"
-#include "formats/type_list.h"
 
 namespace cadre::formats {
 

@@ -10,38 +10,17 @@ std::string refuses(const Problem&, const Device&) {
   return "this build has no CUDA backend; configure with the preset cuda";
 }
 
-template <class Problem, class Args>
-backend::Entries<Problem, Args> list() {
-  static constexpr backend::Entry<Problem, Args> kEntry{
-      .name = "cuda", .refuses = refuses<Problem>, .workspace_bytes = nullptr, .run = nullptr};
-  return {&kEntry, 1};
-}
+template <class Problem>
+struct List {
+  static constexpr backend::Entry<Problem> kEntries[] = {
+      {.name = "cuda", .refuses = refuses<Problem>, .workspace_bytes = nullptr, .run = nullptr}};
+};
 
 }  // namespace
 
-backend::Entries<ActivationProblem, ActivationArgs> entries(backend::ActivationOp) {
-  return list<ActivationProblem, ActivationArgs>();
-}
-backend::Entries<BiasGradProblem, BiasGradArgs> entries(backend::BiasGradOp) {
-  return list<BiasGradProblem, BiasGradArgs>();
-}
-backend::Entries<DequantizeProblem, DequantizeArgs> entries(backend::DequantizeOp) {
-  return list<DequantizeProblem, DequantizeArgs>();
-}
-backend::Entries<GroupedGemmProblem, GroupedGemmArgs> entries(backend::GroupedGemmOp) {
-  return list<GroupedGemmProblem, GroupedGemmArgs>();
-}
-backend::Entries<OffsetsProblem, OffsetsArgs> entries(backend::OffsetsOp) {
-  return list<OffsetsProblem, OffsetsArgs>();
-}
-backend::Entries<PermuteProblem, PermuteArgs> entries(backend::PermuteOp) {
-  return list<PermuteProblem, PermuteArgs>();
-}
-backend::Entries<QuantizeProblem, QuantizeArgs> entries(backend::QuantizeOp) {
-  return list<QuantizeProblem, QuantizeArgs>();
-}
-backend::Entries<RoutingProblem, RoutingArgs> entries(backend::RoutingOp) {
-  return list<RoutingProblem, RoutingArgs>();
+const backend::Lists& lists() {
+  static constexpr backend::Lists kLists = backend::collect<List>();
+  return kLists;
 }
 
 }  // namespace cadre::cuda

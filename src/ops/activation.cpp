@@ -108,7 +108,7 @@ void check(const ActivationProblem& p, const ActivationArgs& args) {
 
 ActivationPlan plan(const ActivationProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<ActivationProblem, ActivationArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const ActivationPlan& plan, const ActivationArgs& args, Workspace workspace,

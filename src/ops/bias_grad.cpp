@@ -90,7 +90,7 @@ void check(const BiasGradProblem& p, const BiasGradArgs& args) {
 
 BiasGradPlan plan(const BiasGradProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<BiasGradProblem, BiasGradArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace workspace, Stream stream) {

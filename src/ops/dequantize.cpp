@@ -44,7 +44,7 @@ void check(const DequantizeProblem& p, const DequantizeArgs& args) {
 
 DequantizePlan plan(const DequantizeProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<DequantizeProblem, DequantizeArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const DequantizePlan& plan, const DequantizeArgs& args, Workspace workspace,

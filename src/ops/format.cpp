@@ -12,7 +12,7 @@ namespace cadre {
 namespace {
 
 template <class... Rows>
-constexpr auto infos(formats::TypeList<Rows...>) {
+constexpr auto infos(TypeList<Rows...>) {
   return std::array{Rows::kInfo...};
 }
 constexpr auto kFormats = infos(formats::All{});

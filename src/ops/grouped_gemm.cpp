@@ -338,7 +338,7 @@ GroupedGemmProblem parse_grouped_gemm_problem(std::string_view words) {
 GroupedGemmPlan plan(const GroupedGemmProblem& problem, const Device& device,
                      std::string_view only) {
   check(problem);
-  return backend::choose<GroupedGemmProblem, GroupedGemmArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void check(const GroupedGemmPlan& plan, const GroupedGemmArgs& args) {

@@ -61,7 +61,7 @@ void check(const OffsetsProblem& p, const OffsetsArgs& args) {
 
 OffsetsPlan plan(const OffsetsProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<OffsetsProblem, OffsetsArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspace, Stream stream) {

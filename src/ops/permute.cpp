@@ -79,7 +79,7 @@ void check(const PermuteProblem& p, const PermuteArgs& args) {
 
 PermutePlan plan(const PermuteProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<PermuteProblem, PermuteArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const PermutePlan& plan, const PermuteArgs& args, Workspace workspace, Stream stream) {

@@ -92,7 +92,7 @@ void check(const QuantizeProblem& p, const QuantizeArgs& args) {
 
 QuantizePlan plan(const QuantizeProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<QuantizeProblem, QuantizeArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const QuantizePlan& plan, const QuantizeArgs& args, Workspace workspace, Stream stream) {

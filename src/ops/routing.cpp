@@ -86,7 +86,7 @@ void check_backward(const RoutingProblem& p, const RoutingArgs& args) {
 
 RoutingPlan plan(const RoutingProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return backend::choose<RoutingProblem, RoutingArgs>(problem, device, only);
+  return backend::choose(problem, device, only);
 }
 
 void run(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream stream) {

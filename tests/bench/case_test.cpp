@@ -10,23 +10,15 @@
 #include "bench/compare.h"
 #include "bench/element.h"
 #include "bench/measure.h"
+#include "bench/visit.h"
 #include "cadre/error.h"
+#include "tests/bench/problems.h"
 
 using namespace cadre;
 using bench::Draw;
+using test::kProblems;
 
 namespace {
-
-constexpr const char* kProblems[] = {
-    "activation backward swiglu R=64 F=24 E=4 prob=yes",
-    "bias_grad R=64 N=24 E=4 bias_scale=yes",
-    "dequantize rows R=64 C=40 E=4 format=nvfp4",
-    "grouped_gemm wgrad R=64 N=24 K=40 E=4 format=mxfp8 out=f32 accumulate=per_expert",
-    "offsets routing R=64 E=4 T=32 top_k=2",
-    "permute combine_backward T=32 top_k=2 R=64 H=24 E=4 prob=yes",
-    "quantize rows R=64 C=40 E=4 along_k=nvfp4:sr along_rows=nvfp4:rht+sr role=dy",
-    "routing backward softmax T=32 E=8 top_k=2",
-};
 
 bool is_nan(const TensorView& v, int64_t offset) { return std::isnan(bench::load(v, offset)); }
 
@@ -80,6 +72,14 @@ TEST(Case, DiscreteExpertsAreWhereTheirPointersSay) {
   EXPECT_EQ(static_cast<const char*>(c.args.rhs.discrete_scales[2]) -
                 static_cast<const char*>(c.args.rhs.discrete_scales[0]),
             2 * 6);
+}
+
+TEST(Case, TheProblemsOfTheseTestsAreOfEveryOperation) {
+  for (const OperationInfo& operation : operation_list())
+    EXPECT_TRUE(std::any_of(
+        std::begin(kProblems), std::end(kProblems),
+        [&](const char* problem) { return bench::operation_of(problem) == operation.name; }))
+        << operation.name << " is missing in tests/bench/problems.h";
 }
 
 TEST(Check, IsGoodForEveryOperationAndNamesItsPlan) {

@@ -7,26 +7,15 @@
 #include "bench/compare.h"
 #include "bench/visit.h"
 #include "tests/bench/host_accelerator.h"
+#include "tests/bench/problems.h"
 
 namespace cadre {
 namespace {
 
-constexpr const char* kProblems[] = {
-    "activation backward swiglu R=64 F=24 E=4 prob=yes",
-    "bias_grad R=64 N=24 E=4 dbias=f32 discrete=yes bias_scale=yes accumulate=per_expert",
-    "dequantize rows R=64 C=40 E=4 format=nvfp4",
-    "grouped_gemm fprop R=64 N=24 K=40 E=4 bias=yes discrete_bias=yes bias_scale=yes alpha=yes",
-    "grouped_gemm dgrad R=64 N=24 K=40 E=4 format=mxfp8 discrete_rhs=yes beta=yes",
-    "grouped_gemm wgrad R=64 N=24 K=40 E=4 out=f32 discrete_out=yes accumulate=per_expert",
-    "offsets routing R=64 E=4 T=32 top_k=2",
-    "permute combine_backward T=32 top_k=2 R=64 H=24 E=4 prob=yes",
-    "quantize weights N=64 K=40 E=4 source=bf16 along_k=nvfp4 role=w discrete=yes",
-    "routing backward softmax T=32 E=8 top_k=2",
-};
 const bench::Draw kDraw{.seed = 5, .offsets = "uniform", .live = 0.9};
 
 TEST(Mirror, WhatRunsOnTheCopyEqualsWhatRunsOnTheCase) {
-  for (const char* words : kProblems)
+  for (const char* words : test::kProblems)
     bench::visit_problem(words, [&](const auto& problem) {
       const auto chosen = plan(problem, this_cpu());
       auto want = bench::make_case(problem, kDraw), got = bench::make_case(problem, kDraw);

@@ -115,7 +115,7 @@ class FormatsOnDevice : public testing::Test {
 };
 
 TEST_F(FormatsOnDevice, ElementsDecodeEncodeAndRoundStochastically) {
-  formats::for_each(formats::Elements{}, [&]<class Element>() {
+  for_each(formats::Elements{}, [&]<class Element>() {
     const std::string what(name(Element::kDType));
     agrees<Encode<Element>>((what + " encode").c_str());
     agrees<Decode<Element>>((what + " decode").c_str());
@@ -126,7 +126,7 @@ TEST_F(FormatsOnDevice, ElementsDecodeEncodeAndRoundStochastically) {
 }
 
 TEST_F(FormatsOnDevice, ScalesAndMultipliers) {
-  formats::for_each(formats::All{}, [&]<class Format>() {
+  for_each(formats::All{}, [&]<class Format>() {
     if constexpr (!Format::kIsPlain) {
       using Element =
           std::conditional_t<Format::kInfo.element == DType::kE2m1, formats::E2m1, formats::E4m3>;

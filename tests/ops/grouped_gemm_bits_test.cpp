@@ -50,7 +50,7 @@ TEST_F(GroupedGemmBits, DoNotDependOnTheRunOrTheThreads) {
 /// The implementations that take a problem on a device.
 std::vector<std::string_view> names_on(const Device& device, const GroupedGemmProblem& p) {
   std::vector<std::string_view> names;
-  for (const auto& entry : backend::entries_on<GroupedGemmProblem, GroupedGemmArgs>(device))
+  for (const auto& entry : backend::entries_on<GroupedGemmProblem>(device))
     if (entry.refuses(p, device).empty()) names.push_back(entry.name);
   return names;
 }

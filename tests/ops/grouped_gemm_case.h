@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "backend/lists.h"
+#include "backend/walk.h"
 #include "cadre/grouped_gemm.h"
 #include "formats/list.h"
 #include "tests/judge/close.h"
@@ -230,7 +230,7 @@ class OperandCase {
 /// The implementations that take a problem on this processor, the planned one first.
 inline std::vector<std::string_view> implementations(const GroupedGemmProblem& p) {
   std::vector<std::string_view> names;
-  for (const auto& entry : cpu::entries(backend::GroupedGemmOp{}))
+  for (const auto& entry : backend::entries_on<GroupedGemmProblem>(this_cpu()))
     if (entry.refuses(p, this_cpu()).empty()) names.push_back(entry.name);
   return names;
 }

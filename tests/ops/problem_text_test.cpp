@@ -6,9 +6,6 @@
 #include <random>
 #include <set>
 
-#include "cadre/bias_grad.h"
-#include "cadre/dequantize.h"
-#include "cadre/grouped_gemm.h"
 #include "cadre/operations.h"
 
 using namespace cadre;
@@ -170,16 +167,16 @@ void draw(Dice& dice, BiasGradProblem& p) {
        .tail = dice.word<Tail>()};
 }
 
-template <class Problem>
-void prints_and_parses_back(Problem (*parse)(std::string_view)) {
+template <class Operation>
+void prints_and_parses_back() {
   Dice dice(2718);
   std::set<std::string> seen;
   for (int i = 0; i < kProblems; ++i) {
-    Problem p;
+    typename Operation::Problem p;
     draw(dice, p);
     const std::string words = to_string(p);
-    EXPECT_EQ(parse(words), p) << words;
-    EXPECT_EQ(to_string(parse(words)), words);
+    EXPECT_EQ(Operation::parse(words), p) << words;
+    EXPECT_EQ(to_string(Operation::parse(words)), words);
     seen.insert(words);
   }
   EXPECT_GT(seen.size(), size_t(kProblems) * 9 / 10) << "the generator repeats itself";
@@ -205,23 +202,11 @@ std::string activation_error(std::string_view words) {
 
 }  // namespace
 
-TEST(ProblemText, EveryOffsetsProblemParsesBack) { prints_and_parses_back(parse_offsets_problem); }
-TEST(ProblemText, EveryRoutingProblemParsesBack) { prints_and_parses_back(parse_routing_problem); }
-TEST(ProblemText, EveryPermuteProblemParsesBack) { prints_and_parses_back(parse_permute_problem); }
-TEST(ProblemText, EveryQuantizeProblemParsesBack) {
-  prints_and_parses_back(parse_quantize_problem);
-}
-TEST(ProblemText, EveryDequantizeProblemParsesBack) {
-  prints_and_parses_back(parse_dequantize_problem);
-}
-TEST(ProblemText, EveryGroupedGemmProblemParsesBack) {
-  prints_and_parses_back(parse_grouped_gemm_problem);
-}
-TEST(ProblemText, EveryActivationProblemParsesBack) {
-  prints_and_parses_back(parse_activation_problem);
-}
-TEST(ProblemText, EveryBiasGradProblemParsesBack) {
-  prints_and_parses_back(parse_bias_grad_problem);
+TEST(ProblemText, EveryProblemOfEveryOperationParsesBack) {
+  for_each(Operations{}, []<class Operation>() {
+    SCOPED_TRACE(Operation::kText.name);
+    prints_and_parses_back<Operation>();
+  });
 }
 
 TEST(ProblemText, DefaultsAreLeftOut) {

@@ -22,7 +22,7 @@ static std::atomic<int> allocations{0};
 namespace cadre {
 namespace {
 
-using Entry = backend::Entry<GroupedGemmProblem, GroupedGemmArgs>;
+using Entry = backend::Entry<GroupedGemmProblem>;
 
 int runs = 0;
 void count_run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream) { ++runs; }

@@ -1,7 +1,8 @@
 #pragma once
 
-namespace cadre::formats {
+namespace cadre {
 
+/// Types as a list, to expand and to loop over.
 template <class... Types>
 struct TypeList {};
 
@@ -18,4 +19,4 @@ constexpr bool visit_first(TypeList<Types...>, Is&& is, Fn&& fn) {
   return ((is.template operator()<Types>() && (fn.template operator()<Types>(), true)) || ...);
 }
 
-}  // namespace cadre::formats
+}  // namespace cadre
