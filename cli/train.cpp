@@ -3,10 +3,10 @@
 #include <iostream>
 #include <memory>
 
+#include "apps/train/session.h"
 #include "bench/accelerator.h"
 #include "cadre/error.h"
 #include "cadre/recipe.h"
-#include "cli/train/session.h"
 #include "cli/verb.h"
 
 namespace cadre::cli {

@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
-regex=${2:-"/(src|cli|bench)/.*[.]cpp$"}
+regex=${2:-"/(src|apps|cli|bench)/.*[.]cpp$"}
 
 mapfile -t sources < <(find [a-z]* -path build -prune -o \
                          -regex '.*[.]\(h\|cpp\|cuh\|cu\)' -print | sort)

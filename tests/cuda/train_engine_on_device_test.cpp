@@ -3,11 +3,11 @@
 #include <cmath>
 #include <functional>
 
+#include "apps/train/adamw.h"
+#include "apps/train/buffer.h"
+#include "apps/train/cross_entropy.h"
 #include "cadre/error.h"
-#include "cli/train/adamw.h"
-#include "cli/train/buffer.h"
-#include "cli/train/cross_entropy.h"
-#include "tests/cli/train/differences.h"
+#include "tests/apps/train/differences.h"
 #include "tests/cuda/mirror.h"
 
 namespace cadre::train {

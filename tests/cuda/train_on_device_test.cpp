@@ -2,10 +2,10 @@
 // equal bits, goes on from the CPU's checkpoints and the CPU from its own, and no step waits.
 #include <cmath>
 
+#include "apps/train/sample.h"
+#include "apps/train/trainer.h"
 #include "cadre/recipe.h"
-#include "cli/train/sample.h"
-#include "cli/train/trainer.h"
-#include "tests/cli/train/folder.h"
+#include "tests/apps/train/folder.h"
 #include "tests/cuda/mirror.h"
 
 namespace cadre::train {

@@ -1,10 +1,10 @@
 // Which recipes cadre train takes to Hopper, and what it says of the others. Needs no GPU.
 #include <gtest/gtest.h>
 
+#include "apps/train/plans.h"
+#include "apps/train/session.h"
 #include "cadre/recipe.h"
-#include "cli/train/plans.h"
-#include "cli/train/session.h"
-#include "tests/cli/train/folder.h"
+#include "tests/apps/train/folder.h"
 #include "tests/judge/errors.h"
 
 namespace cadre::train {

@@ -1,4 +1,4 @@
-#include "cli/train/engine.h"
+#include "apps/train/engine.h"
 #include "tests/judge/errors.h"
 
 namespace cadre::train {
