@@ -14,7 +14,7 @@ struct Device {
   DeviceKind kind = DeviceKind::kCpu;
   int index = 0;           ///< CUDA ordinal; 0 for the CPU
   int sm = 0;              ///< compute capability, 90 for Hopper; 0 for the CPU
-  int units = 0;           ///< streaming multiprocessors, or threads of the CPU
+  int units = 0;           ///< SMs of a GPU, or threads of the CPU
   int64_t smem_bytes = 0;  ///< shared memory a block may opt in to; 0 for the CPU
 
   bool operator==(const Device&) const = default;

@@ -19,8 +19,8 @@ int64_t grouped_gemm_f32_workspace_bytes(const GroupedGemmProblem&, const Device
 /// a scale per expert.
 std::string refuses_grouped_gemm_bf16(const GroupedGemmProblem&, const Device&);
 
-/// fprop and dgrad by our own product, which AVX-512 and few rows an expert call for: it asks for
-/// the next weights while it multiplies.
+/// fprop and dgrad by a product of our own, for AVX-512 and few rows an expert: it prefetches the
+/// next weights while it multiplies.
 ///
 /// Exact     As above.
 void grouped_gemm_tiles_bf16(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);

@@ -9,7 +9,7 @@
 namespace cadre {
 namespace {
 
-// Streaming multiprocessors and opt-in shared memory of the largest part of each architecture.
+// SMs and opt-in shared memory of the largest GPU of each architecture.
 constexpr std::array kTypical = {
     Device{.kind = DeviceKind::kCuda, .index = 0, .sm = 80, .units = 108, .smem_bytes = 163 << 10},
     Device{.kind = DeviceKind::kCuda, .index = 0, .sm = 90, .units = 132, .smem_bytes = 227 << 10},

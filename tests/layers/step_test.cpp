@@ -23,7 +23,7 @@ using test::RowCase;
 
 namespace {
 
-constexpr int64_t kStep = 8;  // elements between rows: what a copy engine takes
+constexpr int64_t kStep = 8;  // elements between rows, so that TMA takes them
 
 struct Step : test::OnMachine {
   MadeFor here() const { return {machine->device(), kStep}; }

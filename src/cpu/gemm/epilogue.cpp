@@ -8,7 +8,7 @@
 namespace cadre::cpu::gemm {
 namespace {
 
-constexpr int64_t kPiece = 256;  // elements at a time, in registers and the first cache
+constexpr int64_t kPiece = 256;  // elements at a time, in registers and L1
 
 /// Element [row, col] of one expert's matrix: the last two dimensions of a view.
 char* element(const TensorView& v, int64_t expert, int64_t row, int64_t col) {
@@ -72,7 +72,7 @@ char* Epilogue::address(int expert, int64_t row, int64_t col) const {
 
 void Epilogue::store(const OutTile& tile, const Sums& sums, float* scratch) const {
   if ((sums.major == Major::kColumn) == column_) return store_lines(tile, sums.data, sums.step);
-  // Sixteen lines of the output at a time, so that they stay in the first cache.
+  // Sixteen lines of the output at a time, so that they stay in L1.
   const int64_t lines = column_ ? tile.cols : tile.rows, length = column_ ? tile.rows : tile.cols;
   const int64_t step = (length + 15) / 16 * 16;
   for (int64_t i = 0; i < lines; i += 16) {

@@ -13,7 +13,7 @@
 namespace cadre::cpu::gemm {
 namespace {
 
-// The sums of a tile stay in the second cache.
+// The sums of a tile stay in L2.
 constexpr TileSizes kTile{.height = 128, .width = 512, .height_unit = 16, .width_unit = 16};
 
 /// The scratch of one thread.
@@ -46,7 +46,7 @@ struct Work {
 
   bool is_wgrad() const { return p.pass == Pass::kWgrad; }
   int64_t depth_of_rows() const { return p.pass == Pass::kFprop ? p.k : p.n; }
-  /// From row to row of a row-major output, in elements.
+  /// The stride of the rows of a row-major output, in elements.
   int64_t out_step() const { return args.out.stride[size_t(args.out.rank - 2)]; }
 };
 
@@ -58,7 +58,7 @@ struct Task {
   int64_t depth(const Work& work) const {
     return work.is_wgrad() ? rows.count() : work.depth_of_rows();
   }
-  /// oneDNN sums a single row in another order, so that it gets company.
+  /// oneDNN sums a single row in another order, so a row of zeros is added to it.
   bool is_lonely(const Work& work) const { return tile.rows == 1 && !work.is_wgrad(); }
   /// Whether sums may be written straight into the output.
   bool is_direct(const Work& work) const {

@@ -7,7 +7,7 @@ namespace cadre::cpu::gemm {
 struct Means {
   Multiplicand type = Multiplicand::kF32;
   int threads = 1;
-  /// Bytes of staged operands that a wave aims at: a few times the second caches of all threads, so
+  /// Bytes of staged operands that a wave aims at: a few times the L2 caches of all threads, so
   /// that operands are still near when they are multiplied, and threads busy between two barriers.
   int64_t wave_bytes = kWaveOfThread;
 

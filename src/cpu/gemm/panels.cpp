@@ -12,11 +12,11 @@
 namespace cadre::cpu::gemm {
 namespace {
 
-// A panel, as it is and staged, shares the second cache with rows and sums.
+// A panel, as it is and staged, shares L2 with rows and sums.
 constexpr int64_t kPanelBytes = 128 << 10;
-// Rows of a task: many for few ways of the weight, but staged ones stay in cache.
+// Rows of a task: many, so that the weight is read seldom, but staged ones stay in cache.
 constexpr int64_t kMostRows = 384, kFewestRows = 48, kRowBytes = 2 << 20;
-// Tasks that a thread should find, so that none waits long for the last.
+// Tasks a thread, at least, so that none waits long for the last.
 constexpr int64_t kTasksOfThread = 16;
 
 /// The sizes of one problem. Only `span` depends on threads; no sum does.

@@ -294,7 +294,7 @@ void add_up(const Work& work, const Task& task, Products& products) {
       {sums, task.width, Major::kRow}, work.memory.transposes + thread * work.memory.lines_of_tile);
 }
 
-/// dw of experts without rows; each thread takes every so manyth.
+/// dw of experts without rows; they are dealt to the threads in turn.
 void zero_empty(const Work& work) {
   const int threads = omp_get_num_threads(), mine = omp_get_thread_num();
   for (schedule::ExpertWalk walk(work.args.offsets.data, work.p.experts, work.p.rows);

@@ -14,17 +14,17 @@ namespace {
 // Rows that are one factor of a product; fewer if a row is so long that they would not stay in
 // cache.
 constexpr int64_t kTileRows = 128, kFewerRows = 64, kTileBytes = 1 << 20;
-// Tiles of an expert that share the way of a panel of the weight from memory.
+// Tiles of an expert that read a panel of the weight from memory once.
 constexpr int64_t kBlockTiles = 4;
-// A weight that is the first factor: a panel of so many elements stays in the second cache.
+// A weight that is the first factor: a panel of so many elements stays in L2.
 constexpr int64_t kFirstPanel = 1 << 17;
 // A weight that is the second factor: long lines, since memory is read faster along them, and few
-// at a time, so that they and the sums of a block share the second cache.
+// at a time, so that they and the sums of a block share L2.
 constexpr int64_t kSecondWidth = 1024, kSecondDepth = 128, kSecondPanel = 1 << 18;
-// Tasks that a thread should find, so that none waits long for the last.
+// Tasks a thread, at least, so that none waits long for the last.
 constexpr int64_t kTasksOfThread = 16;
 
-/// The sizes of one problem. What they say of a product does not depend on threads or counts.
+/// The sizes of one problem. Those of a product depend on neither threads nor counts.
 struct Sizes {
   bool weight_first;      ///< the weight lies along the contraction and is the first factor
   int64_t depth, padded;  ///< of the contraction

@@ -25,11 +25,11 @@ const char* refuses_tile_product(Multiplicand type, const Processor& processor) 
 #if defined(__x86_64__)
 namespace {
 
-constexpr int64_t kBlock = 6;    // rows whose sums stay in registers: 24 of 32
-constexpr int64_t kVectors = 4;  // of sums in a row
-constexpr int64_t kStride = 16;  // steps between two looks ahead
+constexpr int64_t kBlock = 6;    // rows of accumulators, in 24 of 32 registers
+constexpr int64_t kVectors = 4;  // of accumulators in a row
+constexpr int64_t kStride = 16;  // steps between two prefetches
 
-/// Asks memory for the lines ahead, in equal portions.
+/// Prefetches the lines ahead, in equal portions.
 class Asker {
  public:
   Asker(const Ahead& ahead, int64_t portions) : ahead_(ahead) {

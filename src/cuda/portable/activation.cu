@@ -11,14 +11,14 @@
 // z, dz [R, 2F] gated, in any layout, else [R, F]; h, dh [R, F]; prob, dprob [R]. Rows at or beyond
 // offsets[E] are not read, and written as zero or not at all. A thread takes eight features: it
 // reads and writes the same places, so dz may be z and h may be dh. A warp takes 512 features of a
-// row, backward the whole row, whose 256 sums of dprob are added up in a fixed order.
+// row, backward the whole row; dprob is a tree over 256 partial sums, in a fixed order.
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kRounds = 2;  // chunks of a thread that are under way together
+constexpr int kRounds = 2;  // chunks that a thread has in flight
 
-/// z or dz. Interleaved by one, `gate` has all columns; else gate and up are looked at apart, so
-/// that each ends where it ends.
+/// z or dz. Interleaved by one, `gate` has all columns; else gate and up are two matrices, each
+/// with its own end of a row.
 struct Glu {
   Matrix gate, up;
   GluLayout layout = GluLayout::kConcat;
@@ -38,7 +38,7 @@ struct Glu {
   }
 };
 
-/// What the kernels know.
+/// The parameters of the kernels.
 struct Job {
   Glu z, dz;
   Matrix h, dh;
@@ -59,7 +59,7 @@ struct Features {
   float gate[kChunk], up[kChunk];
 };
 
-/// Kernels begin with it.
+/// Kernels call it first.
 template <class Config>
 __device__ void assume_dtypes(const Job& job) {
   if constexpr (!Config::kHalves) return;
@@ -167,7 +167,7 @@ __device__ StoredBackward read_backward(const Job& job, int64_t row, int64_t f) 
   return {read<Config>(job.z, row, f), load<Config::kWide>(job.dh, {row, f})};
 }
 
-/// Gradients of eight features; adds to `sums` what dprob sums.
+/// Gradients of eight features; adds their terms of dprob to `sums`.
 template <class Config>
 __device__ void backward_chunk(const Job& job, const StoredBackward& stored, Place at,
                                float (&sums)[kChunk]) {
@@ -188,7 +188,7 @@ __device__ void backward_chunk(const Job& job, const StoredBackward& stored, Pla
   if (job.h.data != nullptr) store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
 }
 
-/// A row of gradients. What comes next is read before what is here is written.
+/// A row of gradients. The next chunk is read before this one is written, so that loads overlap.
 template <class Config>
 __device__ void backward_row(const Job& job, int64_t row) {
   float sums[kChunk] = {};

@@ -8,18 +8,18 @@
 //
 // dy [R, N]; dbias, bias [E, N], or E pointers to [N]; bias_scale, dbias_scale [R]. Rows at or
 // beyond offsets[E] are not read; their dbias_scale is written as zero or not at all. The first
-// blocks make dbias: 64 columns of one expert each, in which row i of the expert goes to the sum
-// i % 32; those are added up by halves. The blocks behind them make dbias_scale, of 16 rows each:
-// half a warp takes a row, whose 128 sums are those of the CPU.
+// blocks compute dbias: 64 columns of one expert each, in which row i of the expert goes to partial
+// sum i % 32; a tree adds those. The blocks behind them compute dbias_scale, of 16 rows each: half
+// a warp takes a row, which has 128 partial sums, as on the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kAcross = 8;                    // threads of a row, a chunk each
-constexpr int kSums = kThreads / kAcross;     // of a column
+constexpr int kSums = kThreads / kAcross;     // partial sums of a column
 constexpr int kColumns = kAcross * kChunk;    // of a block
 constexpr int kHalf = 16;                     // threads of a row of dbias_scale
-constexpr int kRowsAtOnce = 4;                // under way together
+constexpr int kRowsAtOnce = 4;                // in flight
 constexpr int kScaleRows = kThreads / kHalf;  // of a block
 
 /// [E, N], packed or discrete: the matrix of one expert has one row.
@@ -40,7 +40,7 @@ struct PerExpert {
   }
 };
 
-/// What the kernel knows.
+/// The parameters of the kernel.
 struct Job {
   Matrix dy;
   PerExpert dbias, bias;
@@ -59,8 +59,8 @@ struct Job {
   }
 };
 
-/// The rows of one expert as an ExpertWalk gives them: behind those of all before it. All threads
-/// of the block must call it.
+/// The rows of one expert as ExpertWalk gives them: after those of all experts before it. All
+/// threads of the block must call it.
 __device__ schedule::ExpertRows walked_rows(const Job& job, int expert) {
   __shared__ int highest;
   if (threadIdx.x == 0) highest = 0;
@@ -100,8 +100,8 @@ __device__ void sum_rows(const Job& job, schedule::ExpertRows rows, int64_t colu
   }
 }
 
-/// Adds the sums of the block's threads by halves, into those of its first eight.
-__device__ void add_halves(float (&sum)[kChunk]) {
+/// A tree over the partial sums of the block's threads, into those of its first eight.
+__device__ void add_partial_sums(float (&sum)[kChunk]) {
   __shared__ float sums[kSums][kColumns + kAcross];
   const int row = int(threadIdx.x / kAcross), at = int(threadIdx.x % kAcross) * (kChunk + 1);
   for (int k = 0; k < kChunk; ++k) sums[row][at + k] = sum[k];
@@ -125,7 +125,7 @@ __device__ void make_dbias(const Job& job, int64_t block) {
   if (add && rows.count() == 0) return;
   float sum[kChunk] = {};
   if (inside) sum_rows<Config>(job, rows, column, sum);
-  add_halves(sum);
+  add_partial_sums(sum);
   if (threadIdx.x >= kAcross || !inside) return;
   const Matrix dbias = job.dbias.of(expert);
   if (add) {
@@ -136,8 +136,8 @@ __device__ void make_dbias(const Job& job, int64_t block) {
   store<false>(encode(sum, dbias.dtype), dbias, {0, column});
 }
 
-/// The first expert whose rows end behind `row`, E if there is none: an ExpertWalk gives it that
-/// row. All threads of the block must call it.
+/// The first expert whose rows end behind `row`, E if there is none: the one that ExpertWalk gives
+/// that row to. All threads of the block must call it.
 __device__ int expert_ending_behind(const Job& job, int64_t row) {
   __shared__ int lowest;
   if (threadIdx.x == 0) lowest = job.experts;
@@ -167,7 +167,8 @@ __device__ float product(const Job& job, const Matrix& bias, int64_t row) {
   return total<kHalf>(sums);
 }
 
-/// dbias_scale of 16 rows. Halves of a warp whose row is nobody's go along with the other half.
+/// dbias_scale of 16 rows. All lanes take part in the warp shuffles, so a half warp whose row has
+/// no expert repeats the row of the other half.
 template <class Config>
 __device__ void make_dbias_scale(const Job& job, int64_t block) {
   const int64_t used = schedule::rows_used(job.offsets, job.experts, job.bound);
@@ -178,7 +179,7 @@ __device__ void make_dbias_scale(const Job& job, int64_t block) {
   const bool owned = row < job.bound && !zero && expert < job.experts && job.offsets[0] <= row;
   float sum = 0;
   if (__any_sync(~0u, owned)) {
-    // An unowned row would not be there to be read; the other half's is.
+    // A row without an expert may lie beyond the matrix; the other half's is readable.
     const int owner = __ffs(int(__ballot_sync(~0u, owned))) - 1;
     const int there = owned ? int(threadIdx.x % kLanes) : owner;
     const int its_expert = __shfl_sync(~0u, expert, there);
@@ -239,7 +240,7 @@ void bias_grad(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace, St
       .column_blocks = int((p.n + kColumns - 1) / kColumns),
       .accumulate = p.accumulate,
       .zero_tail = p.tail == Tail::kZero};
-  // Nobody here can look at discrete pointers, so what they point to is not taken as aligned.
+  // The host cannot read discrete pointers, so it assumes no alignment behind them.
   if (!job.dy.is_wide())
     launch<Narrow>(p, job, stream_of(stream));
   else if (p.discrete || !job.bias.packed.is_wide())

@@ -7,12 +7,12 @@
 // to[r, c] = from[r, c], rounded once, into one copy or two.
 //
 // Routed rows [R, C], of which those that belong to an expert are read and written; or weights
-// [E, N, K], which may be read through E pointers. A warp takes 1024 columns of a row. Pointers on
-// the device are looked at where they are: each expert is moved in wide chunks if all of it can be.
+// [E, N, K], which may be read through E pointers. A warp takes 1024 columns of a row. The kernel
+// reads the pointers' alignment: an expert is moved in wide chunks if all of its rows allow it.
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kRounds = 4;  // chunks of a thread that are under way together
+constexpr int kRounds = 4;  // chunks that a thread has in flight
 constexpr int kCopies = 2;
 constexpr int kMostBlocksAlongExperts = 1024;
 
@@ -42,9 +42,9 @@ struct Matrices {
   }
 };
 
-/// What the kernel knows.
+/// The parameters of the kernel.
 struct Job {
-  Matrices from, to[kCopies];  ///< copies that nobody wants have no data
+  Matrices from, to[kCopies];  ///< copies that are not wanted have no data
   const int32_t* offsets = nullptr;
   int64_t bound = 0;              ///< R, or N
   int experts = 1, matrices = 1;  ///< matrices: 1 of routed rows
@@ -60,7 +60,7 @@ struct Cast {
   __device__ bool is_wide() const { return from.is_wide() && to[0].is_wide() && to[1].is_wide(); }
 };
 
-/// The rows that an ExpertWalk gives to anyone: from the first offset up to the highest. All
+/// The rows that ExpertWalk gives to some expert: from the first offset up to the highest. All
 /// threads of the block must call it.
 __device__ schedule::ExpertRows owned_rows(const Job& job) {
   if (job.offsets == nullptr) return {0, job.bound};
@@ -80,7 +80,7 @@ __device__ schedule::ExpertRows owned_rows(const Job& job) {
 __device__ Chunk cast_chunk(const Chunk& chunk, DType from, DType to) {
   float x[kChunk];
   decode(chunk, from, x);
-  // The instruction that widens f16 forgets what a NaN says; in f32 that would be seen.
+  // The instruction that converts f16 to f32 drops the payload of a NaN.
   if (from == DType::kF16 && to == DType::kF32)
     for (int i = 0; i < kChunk; ++i)
       x[i] = formats::Fp16::decode(uint16_t(word(chunk, i / 2) >> (i % 2 * 16)));

@@ -8,7 +8,7 @@
 #include "cadre/stream.h"
 #include "cuda/device/launch.h"
 
-// What the doors of the portable kernels share.
+// What the launchers of the portable kernels share.
 namespace cadre::cuda::portable {
 
 constexpr int kLanes = 32;  // threads of a warp

@@ -12,20 +12,20 @@
 // counts, ends [E]; routing [T, top_k]; offsets [E + 1]; row_of [T, top_k]; slot_of [R], whose tail
 // is not written. Counts and ends are scanned by one block. Choices are cut into pieces, one a
 // block, and each piece into runs of neighbours, one a warp. Each block counts the choices of its
-// runs, shows the others the counts of its piece, and waits for theirs; all of them give the first
-// row of every expert in every run, and the rows are dealt out. Additions in shared memory are of
-// integers, and ranks among equals follow the order of the choices, so nothing depends on which
-// thread comes first, or on how many pieces there are.
+// runs and writes the counts of its piece to the workspace; after a grid-wide barrier, the counts
+// of all pieces give the first row of every expert in every run, and each warp assigns rows to its
+// choices. Atomic additions are of integers, and ranks among equals follow the order of the
+// choices, so nothing depends on the order of threads, or on the number of pieces.
 namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kScanThreads = 1024;
 constexpr int kMostWarps = 16;
 constexpr int kMostPieces = 64;
-constexpr int kCounterBytes = 47 * 1024;  // of 48 KiB that every device has without asking
-constexpr int64_t kSlotsOfWarp = 64;      // fewer are not worth a block
+constexpr int kCounterBytes = 47 * 1024;  // of the 48 KiB that need no opt-in
+constexpr int64_t kSlotsOfWarp = 64;      // at least; for fewer a block costs more than it saves
 
-/// How routing is cut: into no more blocks than run at once, since they wait for each other.
+/// How routing is cut: into no more blocks than are resident at once, since they meet in a barrier.
 struct Pieces {
   int warps = 1;  ///< of a block, each with E counters
   int count = 1;
@@ -38,7 +38,7 @@ struct Pieces {
   }
 };
 
-/// What the kernels know.
+/// The parameters of the kernels.
 struct Job {
   const void* source;
   int32_t *offsets, *row_of, *slot_of, *status;
@@ -55,7 +55,7 @@ __device__ void write_status(const Job& job, bool decreasing, bool beyond) {
 
 /// One block; Config says what is scanned.
 template <class Config>
-__global__ void __launch_bounds__(kScanThreads) sums_kernel(const Job job) {
+__global__ void __launch_bounds__(kScanThreads) scan_kernel(const Job job) {
   __shared__ int64_t partial[kLanes];
   const auto* numbers = static_cast<const typename Config::Index*>(job.source);
   bool decreasing = false, beyond = false;
@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kScanThreads) sums_kernel(const Job job) {
       number = numbers[e];
       decreasing |= number < (Config::kEnds && e > 0 ? int64_t(numbers[e - 1]) : 0);
     }
-    // R + 1 says as much as anything above, and does not overflow.
+    // Clamped to R + 1, which is beyond the rows like anything above it, so that sums do not
+    // overflow.
     number = number < 0 ? 0 : number > job.rows ? job.rows + 1 : number;
     const typename Config::Join join;
     const Scanned scanned = block_scan(number, partial, join);
@@ -115,8 +116,8 @@ __device__ void clear(int32_t* counters, int count) {
   __syncthreads();
 }
 
-/// The counts of the block's piece, to be read by all others.
-__device__ void show_counts(const Job& job, const int32_t* counters) {
+/// Writes the counts of the block's piece, and makes those of all blocks visible to each.
+__device__ void publish_counts(const Job& job, const int32_t* counters) {
   for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x)) {
     int32_t count = 0;
     for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp)
@@ -178,9 +179,10 @@ __device__ void find_rows(const Job& job, Shared& shared) {
   __syncthreads();
 }
 
-/// Gives the choices of the warp's run their rows, 32 at a time; equals in the order of lanes.
+/// Assigns rows to the choices of the warp's run, 32 at a time; equal experts in the order of
+/// lanes.
 template <class Index>
-__device__ void deal_run(const Job& job, int32_t* next_row) {
+__device__ void assign_rows(const Job& job, int32_t* next_row) {
   const Run run(job);
   const int lane = int(threadIdx.x % kLanes);
   int e = expert_of<Index>(job, run.first + lane, run.last);
@@ -201,15 +203,15 @@ __device__ void deal_run(const Job& job, int32_t* next_row) {
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kMostWarps* kLanes) deal_kernel(const Job job) {
+__global__ void __launch_bounds__(kMostWarps* kLanes) routing_kernel(const Job job) {
   auto& shared = *reinterpret_cast<Shared*>(dynamic_shared());
   int32_t* const mine = shared.counters() + int(threadIdx.x / kLanes) * job.experts;
   clear(shared.counters(), int(blockDim.x / kLanes) * job.experts);
   count_run<typename Config::Index>(job, mine);
   __syncthreads();
-  if (gridDim.x > 1) show_counts(job, shared.counters());
+  if (gridDim.x > 1) publish_counts(job, shared.counters());
   find_rows(job, shared);
-  deal_run<typename Config::Index>(job, mine);
+  assign_rows<typename Config::Index>(job, mine);
 }
 
 template <class Number>
@@ -229,16 +231,16 @@ template <class Index>
 void launch(const OffsetsPlan& plan, Job job, cudaStream_t stream) {
   const OffsetsProblem& p = plan.problem;
   if (p.source == OffsetsSource::kCounts)
-    return cuda::launch(sums_kernel<Counts<Index>>, {1, kScanThreads, 0, stream}, job);
+    return cuda::launch(scan_kernel<Counts<Index>>, {1, kScanThreads, 0, stream}, job);
   if (p.source == OffsetsSource::kEnds)
-    return cuda::launch(sums_kernel<Ends<Index>>, {1, kScanThreads, 0, stream}, job);
+    return cuda::launch(scan_kernel<Ends<Index>>, {1, kScanThreads, 0, stream}, job);
   const Pieces pieces(p, plan.device);
   const unsigned blocks = unsigned(pieces.count), threads = unsigned(pieces.warps * kLanes);
   const int runs = pieces.warps * pieces.count;
   job.slots = p.tokens * p.top_k;
   job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
   cuda::launch(
-      deal_kernel<Counts<Index>>,
+      routing_kernel<Counts<Index>>,
       {.blocks = blocks,
        .threads = threads,
        .shared_bytes = int(sizeof(Shared)) + pieces.warps * p.experts * int(sizeof(int32_t)),

@@ -11,14 +11,14 @@ enum class Multiplicand { kBf16, kF16, kF32 };
 
 CADRE_HD constexpr int64_t element_bytes(DType dtype) { return dtype == DType::kF32 ? 4 : 2; }
 
-/// One operand of all experts in device memory, as a tile sees it. Steps count bytes.
+/// One operand of all experts in device memory. Strides are in bytes.
 struct Operand {
   const void* data = nullptr;
   const void* const* discrete = nullptr;  ///< [E], instead of data
   DType dtype = DType::kF32;
-  int64_t expert = 0;  ///< from expert to expert of data
-  int64_t across = 0;  ///< from row to row of the tile, or from column to column
-  int64_t deep = 0;    ///< along the contraction
+  int64_t expert = 0;  ///< stride of the experts in data
+  int64_t across = 0;  ///< stride of the tile's rows, or of its columns
+  int64_t deep = 0;    ///< stride along the contraction
 
   CADRE_HD const char* of(int e) const {
     if (discrete != nullptr) return static_cast<const char*>(discrete[e]);
@@ -26,13 +26,13 @@ struct Operand {
   }
 };
 
-/// An output of all experts, or what is added to it. Steps count bytes.
+/// An output of all experts, or what is added to it. Strides are in bytes.
 struct OutputMatrix {
   void* data = nullptr;
   void* const* discrete = nullptr;  ///< [E], instead of data
   DType dtype = DType::kF32;
-  int64_t expert = 0;    ///< from expert to expert of data
-  int64_t pitch = 0;     ///< from line to line
+  int64_t expert = 0;    ///< stride of the experts in data
+  int64_t pitch = 0;     ///< stride of the lines
   bool columns = false;  ///< lines are columns
 
   CADRE_HD bool is_there() const { return data != nullptr || discrete != nullptr; }

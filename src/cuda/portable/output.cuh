@@ -1,8 +1,8 @@
 #pragma once
 #include "cuda/portable/products.cuh"
 
-// From the sums of a tile to the output in device memory, by way of shared memory: so threads write
-// chunks of eight neighbours, whatever the order of the output, its type and its alignment.
+// The epilogue: accumulators of a tile go through shared memory to the output, so that each thread
+// writes chunks of eight neighbours, whatever the order of the output, its type and its alignment.
 namespace cadre::cuda::portable {
 
 /// The lines of one expert, `length` elements long.
@@ -54,22 +54,26 @@ __device__ inline float element(const Matrix& m, int64_t column) {
   return pair_of(m.dtype, *reinterpret_cast<const uint16_t*>(at)).x;
 }
 
-/// Brings the sums of a tile to shared memory, in the order of the output.
+/// Writes the accumulators of a tile to shared memory, in the order of the output.
 template <class Kind>
-__device__ inline void put_sums(TileShared& shared, const Products<Kind>& products, bool columns) {
+__device__ inline void stage_accumulators(TileShared& shared, const Products<Kind>& products,
+                                          bool columns) {
   if (columns)
-    products.for_each(
-        [&](int row, int col, float sum) { shared.sums[col * kSumsPitch + row] = sum; });
+    products.for_each([&](int row, int col, float value) {
+      shared.accumulators[col * kAccumulatorPitch + row] = value;
+    });
   else
-    products.for_each(
-        [&](int row, int col, float sum) { shared.sums[row * kSumsPitch + col] = sum; });
+    products.for_each([&](int row, int col, float value) {
+      shared.accumulators[row * kAccumulatorPitch + col] = value;
+    });
   __syncthreads();
 }
 
-/// Stores them. `finish(values, place, at)` may change a chunk of sums on the way: of rows and
-/// columns `place`, at line and element `at` of the output.
-template <class Finish>
-__device__ inline void store_sums(TileShared& shared, const OutputTile& to, const Finish& finish) {
+/// Stores them. `epilogue(values, place, at)` may change a chunk on the way: rows and columns
+/// `place`, line and element `at` of the output.
+template <class Epilogue>
+__device__ inline void store_tile(TileShared& shared, const OutputTile& to,
+                                  const Epilogue& epilogue) {
   constexpr int kChunks = kSide / kChunk;
   const Matrix lines = to.matrix();
   const bool down = to.out.columns;
@@ -81,9 +85,9 @@ __device__ inline void store_sums(TileShared& shared, const OutputTile& to, cons
     float values[kChunk];
 #pragma unroll
     for (int k = 0; k < kChunk; ++k)
-      values[k] = shared.sums[line * kSumsPitch + chunk * kChunk + k];
-    finish(values,
-           down ? ChunkPlace{at.column, at.row, true} : ChunkPlace{at.row, at.column, false}, at);
+      values[k] = shared.accumulators[line * kAccumulatorPitch + chunk * kChunk + k];
+    epilogue(values,
+             down ? ChunkPlace{at.column, at.row, true} : ChunkPlace{at.row, at.column, false}, at);
     store_floats(values, lines, at);
   }
   __syncthreads();

@@ -10,16 +10,16 @@
 //
 // tokens [T, H], rows, y [R, H], with t, j the token and the choice of slot_of[row] and, the other
 // way, row = row_of[t, j]. Rows at or beyond offsets[E] are not read, and written as zero or not at
-// all. A warp takes a segment of a token, which it writes to all of its rows or adds up from them,
-// or the whole row whose product is wanted. Each sum over j is one thread's, in the order of j; the
-// 256 sums of a product are those of the CPU.
+// all. A warp takes a segment of a token, which it writes to all of its rows or sums from them, or
+// a whole row whose dot product is wanted. Each sum over j is one thread's, in the order of j; a
+// dot product has 256 partial sums, as on the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kRounds = 4;  // chunks of a thread that are under way together
-constexpr int kAtOnce = 4;  // choices whose rows are
+constexpr int kRounds = 4;  // chunks that a thread has in flight
+constexpr int kAtOnce = 4;  // choices whose rows a thread has in flight
 
-/// What the kernels know.
+/// The parameters of the kernels.
 struct Job {
   Matrix tokens, rows, y;
   const int32_t *row_of, *slot_of, *offsets;
@@ -37,7 +37,7 @@ struct Job {
   }
 };
 
-/// Kernels begin with it.
+/// Kernels call it first.
 template <class Config>
 __device__ void assume_dtypes(const Job& job) {
   if constexpr (!Config::kHalves) return;
@@ -91,7 +91,7 @@ __device__ void make_row(const Job& job, int64_t row, int64_t used) {
   write_row<Config>(job, row, known ? read_token<Config>(job, slot / job.top_k) : Chunks{}, p);
 }
 
-/// Without row_of: each row looks for its token.
+/// Without row_of: each row reads its token.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kernel(const Job job) {
   assume_dtypes<Config>(job);
@@ -100,8 +100,8 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kern
            [&](int64_t row) { make_row<Config>(job, row, used); });
 }
 
-/// Calls work(row) with those of 32 rows that no slot points back at: the tail, and the rows of a
-/// map that offsets.h did not make.
+/// Calls work(row) with those of 32 rows that no slot points back at: the tail, and rows of a map
+/// that does not come from offsets.h.
 template <class Work>
 __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, Work&& work) {
   const int64_t row = first + threadIdx.x, last = job.zero_tail ? job.bound : used;
@@ -111,8 +111,8 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
     work(first + __ffs(int(rest)) - 1);
 }
 
-/// With row_of: each token is read once and written to all of its rows. Warps behind the tokens'
-/// write what is left.
+/// With row_of: each token is read once and written to all of its rows. Warps beyond those of the
+/// tokens write the remaining rows.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     scatter_kernel(const Job job) {
@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
   });
 }
 
-/// <tokens[token], y[row]>, in the first thread of the warp; with `write` on the way also
-/// rows[row] = p tokens[token].
+/// <tokens[token], y[row]>, in the first thread of the warp. With `write`, also rows[row] =
+/// p tokens[token] in the same pass.
 template <class Config>
 __device__ float product(const Job& job, int64_t token, int64_t row, bool write, float p) {
   float sums[kChunk] = {};
@@ -170,7 +170,8 @@ __device__ void make_whole_row(const Job& job, int64_t row, int64_t used) {
 }
 
 /// Combine backward with dprob: a warp takes a slot and its row. The slots of a token are
-/// neighbours, so that it is fetched once. Warps behind the slots' write what is left.
+/// adjacent, so that it is read from L2 once. Warps beyond those of the slots write the remaining
+/// rows.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     rows_and_products_kernel(const Job job) {
@@ -233,7 +234,8 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
   });
 }
 
-/// Whether chunks are wide, and all dtypes bf16 or f16; blocks of a multiprocessor at least.
+/// Whether chunks are wide, whether all dtypes are bf16 or f16, and the least blocks an SM, for
+/// __launch_bounds__.
 struct WideHalves {
   static constexpr bool kWide = true, kHalves = true;
   static constexpr int kBlocks = 4;

@@ -4,7 +4,7 @@
 
 #include "cuda/portable/launch.h"
 
-// Addresses travel as a parameter of the kernel, which has room for so many.
+// Addresses are passed as a kernel parameter: 4 KiB, which every CUDA version allows, hold kMost.
 namespace cadre::cuda {
 namespace {
 

@@ -3,8 +3,9 @@
 
 #include "cuda/portable/tile.cuh"
 
-// Products of the stages of a tile: sums of a thread in registers, and their places in the tile.
-// Every sum adds its products in the order of the contraction, whatever else the tile holds.
+// The main loop of a tile: each thread has accumulators in registers, and knows their places in the
+// tile. Every accumulator adds its products in the order of the contraction, whatever else the tile
+// holds.
 namespace cadre::cuda::portable {
 
 /// How a kernel multiplies.
@@ -15,20 +16,20 @@ struct TileKind {
   static constexpr StageLayout kA{kAlongA, kElementBytes}, kB{kAlongB, kElementBytes};
 };
 
-/// Sixteen-bit operands, by the tensor cores: a warp takes 64 rows and 32 columns.
+/// 16-bit operands on the tensor cores, by mma.sync: a warp computes 64 rows and 32 columns.
 template <class Kind>
-struct TensorProducts {
-  static constexpr int kBlocks = 2;             // that a multiprocessor has registers for
-  static constexpr int kDown = 4, kAcross = 4;  // products of 16 rows and 8 columns
+struct TensorCoreProducts {
+  static constexpr int kBlocks = 2;             // an SM, by their registers
+  static constexpr int kDown = 4, kAcross = 4;  // mma of 16 rows and 8 columns
   static constexpr int kRows = 16 * kDown, kCols = 8 * kAcross;
   static constexpr int kWarpsDown = kSide / kRows;
 
-  float sums[kDown][kAcross][4] = {};
+  float accumulators[kDown][kAcross][4] = {};
 
   __device__ static int first_row() { return int(threadIdx.x) / kLanes % kWarpsDown * kRows; }
   __device__ static int first_col() { return int(threadIdx.x) / kLanes / kWarpsDown * kCols; }
 
-  /// Sixteen rows or columns from `first` on, sixteen deep.
+  /// The fragment of 16 rows or columns from `first` on, 16 deep.
   template <StageLayout kLayout>
   __device__ static Matrices operand(const uint8_t* stage, int first, int deep) {
     const int lane = int(threadIdx.x) % kLanes, low = lane / 8 % 2, high = lane / 16;
@@ -48,7 +49,7 @@ struct TensorProducts {
       multiply_f16(to, a, b);
   }
 
-  /// Adds a stage; `rows` are there.
+  /// Adds the products of a stage. Warps beyond the tile's `rows` do nothing.
   __device__ void add(const uint8_t* a, const uint8_t* b, int rows) {
     if (first_row() >= rows) return;
 #pragma unroll
@@ -63,13 +64,13 @@ struct TensorProducts {
       for (int i = 0; i < kDown; ++i)
 #pragma unroll
         for (int j = 0; j < kAcross / 2; ++j) {
-          multiply(sums[i][2 * j], left[i], {right[j].a, right[j].c});
-          multiply(sums[i][2 * j + 1], left[i], {right[j].b, right[j].d});
+          multiply(accumulators[i][2 * j], left[i], {right[j].a, right[j].c});
+          multiply(accumulators[i][2 * j + 1], left[i], {right[j].b, right[j].d});
         }
     }
   }
 
-  /// Calls use(row, column, sum) with every sum of this thread.
+  /// Calls use(row, column, value) for every accumulator of this thread.
   template <class Use>
   __device__ void for_each(Use&& use) const {
     const int lane = int(threadIdx.x) % kLanes;
@@ -80,18 +81,18 @@ struct TensorProducts {
       for (int j = 0; j < kAcross; ++j)
 #pragma unroll
         for (int k = 0; k < 4; ++k)
-          use(row + 16 * i + 8 * (k / 2), col + 8 * j + k % 2, sums[i][j][k]);
+          use(row + 16 * i + 8 * (k / 2), col + 8 * j + k % 2, accumulators[i][j][k]);
   }
 };
 
-/// fp32 operands, one fused multiply-add after the other: a thread takes rows and columns that are
-/// sixteen apart.
+/// fp32 operands on the CUDA cores, by fused multiply-adds: a thread computes rows and columns that
+/// are 16 apart.
 template <class Kind>
-struct PlainProducts {
+struct FmaProducts {
   static constexpr int kBlocks = 1;
   static constexpr int kApart = 16, kMany = kSide / kApart;
 
-  float sums[kMany][kMany] = {};
+  float accumulators[kMany][kMany] = {};
 
   __device__ static int first_row() { return int(threadIdx.x) / kApart; }
   __device__ static int first_col() { return int(threadIdx.x) % kApart; }
@@ -128,7 +129,7 @@ struct PlainProducts {
       for (int j = 0; j < kMany; ++j) {
         const float4 right = operand<Kind::kB>(b, first_col() + kApart * j, deep);
 #pragma unroll
-        for (int i = 0; i < kMany; ++i) multiply(sums[i][j], left[i], right);
+        for (int i = 0; i < kMany; ++i) multiply(accumulators[i][j], left[i], right);
       }
     }
   }
@@ -139,13 +140,13 @@ struct PlainProducts {
     for (int i = 0; i < kMany; ++i)
 #pragma unroll
       for (int j = 0; j < kMany; ++j)
-        use(first_row() + kApart * i, first_col() + kApart * j, sums[i][j]);
+        use(first_row() + kApart * i, first_col() + kApart * j, accumulators[i][j]);
   }
 };
 
 template <class Kind>
-using Products =
-    std::conditional_t<Kind::kAs == Multiplicand::kF32, PlainProducts<Kind>, TensorProducts<Kind>>;
+using Products = std::conditional_t<Kind::kAs == Multiplicand::kF32, FmaProducts<Kind>,
+                                    TensorCoreProducts<Kind>>;
 
 template <class Kind>
 __device__ inline void load_stage(TileShared& shared, int stage) {
@@ -153,7 +154,8 @@ __device__ inline void load_stage(TileShared& shared, int stage) {
   load_operand<Kind::kB>(shared.stages.b[stage % kStages], shared.tile.b, stage);
 }
 
-/// All products of the tile. All stages are free before and after.
+/// All products of the tile: cp.async loads stages ahead of the one that is multiplied. No stage is
+/// in use before and after.
 template <class Kind>
 __device__ inline void multiply_tile(TileShared& shared, Products<Kind>& products) {
   constexpr int kDepth = Kind::kA.depth();
@@ -177,7 +179,7 @@ __device__ inline void multiply_tile(TileShared& shared, Products<Kind>& product
 
 constexpr int64_t kBand = 8;  // see schedule::banded()
 
-/// For launch() of a kernel that makes tiles.
+/// The grid of a kernel that computes tiles.
 inline Grid tile_grid(int blocks, cudaStream_t stream) {
   return {dim3(unsigned(blocks)), dim3(kTileThreads), int(sizeof(TileShared)), stream};
 }

@@ -5,21 +5,21 @@
 
 // dw_e[n, k] (+)= alpha_e * sum_r dy[r, n] * x[r, k] over the rows r of every expert: wgrad.
 //
-// dy [R, N], x [R, K] and dw [E, N, K] in any order and alignment. A persistent grid: block i takes
-// tiles i, i + blocks, ... of all experts. An expert without rows gets zeros, or is left alone when
-// accumulating.
+// dy [R, N], x [R, K] and dw [E, N, K] in any order and alignment. Persistent blocks: block i
+// computes tiles i, i + blocks, ... of all experts. An expert without rows gets zeros, or is left
+// alone when accumulating.
 namespace cadre::cuda::portable {
 namespace {
 
-/// dw = alpha_e * sum (+ dw) of one expert.
-struct ContractionFinish {
-  Matrix dw;  ///< as long as the tile
+/// dw = alpha_e * accumulators (+ dw) of one expert.
+struct ContractionEpilogue {
+  Matrix dw;  ///< its lines end with the tile
   float alpha = 1;
   bool adds;
 
-  __device__ ContractionFinish(const RaggedContractionArgs& args, const Tile& tile)
+  __device__ ContractionEpilogue(const RaggedContractionArgs& args, const Tile& tile)
       : dw(OutputTile{args.dw, tile}.matrix()), adds(args.accumulates(tile.expert)) {
-    // No factor makes a number of an empty sum.
+    // An empty sum is 0 even if alpha is NaN or infinite.
     if (args.alpha != nullptr && tile.deep != 0) alpha = args.alpha[tile.expert];
   }
   __device__ void operator()(float (&values)[kChunk], const ChunkPlace&, const Place& at) const {
@@ -31,7 +31,7 @@ struct ContractionFinish {
   }
 };
 
-/// The tile with that number, by one thread.
+/// Writes the tile with that number to shared memory. One thread calls it.
 template <class Kind>
 __device__ void find_tile(TileShared& shared, const RaggedContractionArgs& args,
                           const schedule::TileGrid& grid, int64_t number) {
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(kTileThreads, Products<Kind>::kBlocks)
     if (shared.tile.deep != 0 || !args.accumulates(shared.tile.expert)) {
       Products<Kind> products;
       multiply_tile<Kind>(shared, products);
-      put_sums<Kind>(shared, products, args.dw.columns);
-      store_sums(shared, {args.dw, shared.tile}, ContractionFinish(args, shared.tile));
+      stage_accumulators<Kind>(shared, products, args.dw.columns);
+      store_tile(shared, {args.dw, shared.tile}, ContractionEpilogue(args, shared.tile));
     }
     __syncthreads();
   }

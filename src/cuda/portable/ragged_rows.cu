@@ -6,26 +6,26 @@
 // y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ beta_e * c[r, c]) (+ bias_e[c] * bias_scale[r])
 // for the rows r of every expert: fprop and dgrad.
 //
-// x [R, D], w [E, C, D] and y [R, C] in any order and alignment. A persistent grid: block i takes
-// tiles i, i + blocks, ...; rows beyond a tile's last are neither read nor written.
+// x [R, D], w [E, C, D] and y [R, C] in any order and alignment. Persistent blocks: block i
+// computes tiles i, i + blocks, ...; rows beyond a tile's last are neither read nor written.
 namespace cadre::cuda::portable {
 namespace {
 
-/// The epilogue of a chunk of sums of one expert.
-struct RowsFinish {
+/// y = alpha * accumulators + beta * c + bias * bias_scale, in a chunk of one expert.
+struct RowsEpilogue {
   const RaggedRowsArgs& args;
   int expert;
-  int64_t end;  ///< of the lines of the tile
-  Matrix c;     ///< as long
+  int64_t end;  ///< of the tile's lines
+  Matrix c;     ///< its lines end there too
   float alpha, beta;
 
-  __device__ RowsFinish(const RaggedRowsArgs& given, const Tile& tile)
-      : args(given),
+  __device__ RowsEpilogue(const RaggedRowsArgs& all, const Tile& tile)
+      : args(all),
         expert(tile.expert),
-        end(OutputTile{given.y, tile}.inside().last),
-        c(matrix_of(given.c, 0, end)),
-        alpha(given.alpha == nullptr ? 1.0f : given.alpha[expert]),
-        beta(given.beta == nullptr ? 0.0f : given.beta[expert]) {}
+        end(OutputTile{all.y, tile}.inside().last),
+        c(matrix_of(all.c, 0, end)),
+        alpha(all.alpha == nullptr ? 1.0f : all.alpha[expert]),
+        beta(all.beta == nullptr ? 0.0f : all.beta[expert]) {}
 
   __device__ void operator()(float (&values)[kChunk], const ChunkPlace& place,
                              const Place& at) const {
@@ -51,7 +51,7 @@ struct RowsFinish {
   }
 };
 
-/// The tile with that number, by one thread.
+/// Writes the tile with that number to shared memory. One thread calls it.
 template <class Kind>
 __device__ void find_tile(TileShared& shared, const RaggedRowsArgs& args, int64_t number) {
   if (!shared.tiles.seek(number)) {
@@ -70,7 +70,7 @@ __device__ void find_tile(TileShared& shared, const RaggedRowsArgs& args, int64_
                  {args.w.of(expert), args.w, {cols, deep}, Kind::kB}};
 }
 
-/// Zeros in rows of y that belong to nobody, by all blocks.
+/// Zeros in the tail of y, by a grid-stride loop.
 __device__ void zero_tail(const RaggedRowsArgs& args) {
   const bool down = args.y.columns;
   const int64_t used = schedule::rows_used(args.offsets, args.experts, args.rows);
@@ -97,8 +97,8 @@ __global__ void __launch_bounds__(kTileThreads, Products<Kind>::kBlocks)
     if (shared.tile.expert < 0) break;
     Products<Kind> products;
     multiply_tile<Kind>(shared, products);
-    put_sums<Kind>(shared, products, args.y.columns);
-    store_sums(shared, {args.y, shared.tile}, RowsFinish(args, shared.tile));
+    stage_accumulators<Kind>(shared, products, args.y.columns);
+    store_tile(shared, {args.y, shared.tile}, RowsEpilogue(args, shared.tile));
   }
   if (args.zero_tail) zero_tail(args);
 }

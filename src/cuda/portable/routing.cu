@@ -10,12 +10,12 @@
 // probabilities; backward the gradient of the logits. Formulas in cadre/routing.h.
 //
 // logits, dlogits [T, E]; scores, dscores [T, E]; experts, prob, dprob [T, top_k]. A warp takes a
-// token, whose arrays are in shared memory: lane i has the experts i, i + 32, .... Sums over the
-// experts are 64 sums added up by halves, as on the CPU; sums over the chosen are in their order.
+// token, whose arrays are in shared memory: lane i has the experts i, i + 32, .... A sum over the
+// experts is a tree over 64 partial sums, as on the CPU; a sum over the chosen is in their order.
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kMostExperts = 2000;  // whose arrays fit into 48 KiB, and a lane's into 64 bits
+constexpr int kMostExperts = 2000;  // arrays fit into 48 KiB, and a lane's experts into 64 bits
 constexpr int kArrays = 6;          // of a token, each [E]
 constexpr int kMostWarps = 4;
 constexpr int64_t kMostBlocks = 1 << 20;
@@ -23,7 +23,7 @@ constexpr float kTiny = 1e-20f;  // keeps a sum of probabilities above 0
 constexpr int kNone = 1 << 30;
 constexpr unsigned kAll = ~0u;
 
-/// What the kernels know.
+/// The parameters of the kernels.
 struct Job {
   RoutingProblem p;
   Matrix logits, dlogits;
@@ -32,7 +32,7 @@ struct Job {
   float *prob, *scores;
 };
 
-/// The arrays of the token that the warp works on.
+/// The arrays of the warp's token, in shared memory.
 struct Token {
   const RoutingProblem& p;
   float *logit, *score, *q, *spare;
@@ -68,7 +68,7 @@ __device__ float weight(float logit, float max) {
   return logit == max ? 1.0f : activations::exp_of_negative(logit - max);
 }
 
-/// The sum of value(e) over the experts: 64 sums, two a lane, then halves.
+/// The sum of value(e) over the experts: two partial sums a lane, then a tree of warp shuffles.
 template <class Value>
 __device__ float sum_of_experts(int experts, Value&& value) {
   float low = 0, high = 0;
@@ -179,7 +179,8 @@ __device__ void choose(const Token& token, int32_t* experts) {
   __syncwarp();
 }
 
-/// Writes q[j] of the header, 0 for what is no expert; gives their sum if they are normalised.
+/// Writes q[j] of cadre/routing.h, 0 for what is no expert; returns their sum if they are
+/// normalised.
 __device__ float find_plain_prob(const Token& token) {
   const RoutingProblem& p = token.p;
   const bool over_chosen = p.score == RoutingScore::kTopKSoftmax;
@@ -202,7 +203,7 @@ __device__ float find_plain_prob(const Token& token) {
   return p.normalize ? norm : 1.0f;
 }
 
-/// Calls work(token number) with every token of this warp.
+/// A grid-stride loop: calls work(token number) with every token of this warp.
 template <class Work>
 __device__ void for_tokens(int64_t tokens, Work&& work) {
   const int64_t warps = blockDim.x / kLanes;

@@ -6,14 +6,14 @@
 #include "cuda/portable/launch.h"
 
 // A grid over the rows of a matrix in which each warp takes a segment of one row, some chunks a
-// thread, or a whole row where its elements are summed. Segments of a row are neighbours in a
-// block; rows that are more than a grid holds are walked.
+// thread, or a whole row where its elements are summed. Segments of a row are adjacent in a block;
+// a grid-stride loop covers the rows beyond the grid.
 namespace cadre::cuda::portable {
 
 constexpr int kRound = kChunk * kLanes;  // columns of a warp at a time
 constexpr int kWholeRows = 0;
 constexpr int kGridWarps = 8;
-constexpr int kMostBlocksAlongRows = 65535;  // of what CUDA allows in y
+constexpr int kMostBlocksAlongRows = 65535;  // CUDA's limit of gridDim.y
 
 struct RowGrid {
   dim3 blocks, threads;
@@ -33,7 +33,7 @@ struct RowGrid {
   }
 };
 
-/// Calls work(row) with every row below `rows` that this warp takes.
+/// A grid-stride loop: calls work(row) with every row below `rows` that this warp takes.
 template <class Work>
 __device__ void for_rows(int64_t rows, Work&& work) {
   const int64_t first = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;

@@ -9,18 +9,18 @@
 #include "cuda/portable/operand.h"
 #include "schedule/tiles.h"
 
-// What the portable kernels of grouped_gemm share: a block multiplies one tile, 128 rows and 128
-// columns, in stages along the contraction. Both operands of a stage lie in shared memory in lines
-// that run along the contraction or across it, in swizzled chunks of sixteen bytes. Where the lines
-// of device memory are aligned to sixteen bytes, chunks are copied by hardware while other stages
-// are multiplied; anything else is read element by element into the same places.
+// What the portable kernels of grouped_gemm share: a block computes a tile of 128 rows and 128
+// columns in stages along the contraction. Both operands of a stage lie in shared memory in lines
+// along the contraction or across it, in swizzled chunks of 16 bytes. Where the lines of global
+// memory are aligned to 16 bytes, cp.async copies chunks while other stages are multiplied;
+// anything else is read element by element into the same places.
 namespace cadre::cuda::portable {
 
 constexpr int kTileThreads = 256;
 constexpr int kSide = 128;                         // rows and columns of a tile
-constexpr int kStages = 4;                         // of a tile, in shared memory
+constexpr int kStages = 4;                         // in shared memory
 constexpr int kBytesDeep = 64;                     // of a stage along the contraction
-constexpr int kSumsPitch = kSide + 8;              // from line to line: neighbours in few banks
+constexpr int kAccumulatorPitch = kSide + 8;       // of a line; padded, for fewer bank conflicts
 constexpr int kLoadBytes = 16;                     // of a chunk
 constexpr int kOperandBytes = kSide * kBytesDeep;  // of a stage
 constexpr int kLoads = kOperandBytes / kLoadBytes / kTileThreads;  // of a thread
@@ -35,12 +35,12 @@ struct StageLayout {
   constexpr int chunks() const { return kOperandBytes / lines() / kLoadBytes; }  ///< of a line
   constexpr int elements() const { return kLoadBytes / element_bytes; }          ///< of a chunk
 
-  /// Where a chunk begins. Eight lines that are read together never share a bank.
+  /// Where a chunk begins. Swizzled, so that eight lines read at once have no bank conflict.
   CADRE_HD constexpr uint32_t place(int line, int chunk) const {
-    const int turned = along                ? chunk ^ (line >> 1 & 3)
-                       : element_bytes == 2 ? chunk ^ (line & 7)
-                                            : chunk;
-    return uint32_t((line * chunks() + turned) * kLoadBytes);
+    const int swizzled = along                ? chunk ^ (line >> 1 & 3)
+                         : element_bytes == 2 ? chunk ^ (line & 7)
+                                              : chunk;
+    return uint32_t((line * chunks() + swizzled) * kLoadBytes);
   }
 };
 
@@ -51,7 +51,7 @@ struct Range {
   __device__ int64_t count() const { return last - first; }
 };
 
-/// The part of `all` that begins there and is as long as a tile.
+/// The range from `first` on, at most a tile's side long, that ends by `all`.
 __device__ inline Range side_of(int64_t first, int64_t all) {
   return {first, first + kSide < all ? first + kSide : all};
 }
@@ -61,14 +61,14 @@ struct Part {
   Range across, deep;
 };
 
-/// A part as the lines of its stages.
+/// A part as the lines that its stages are loaded from.
 struct Source {
   const char* data;
-  int64_t pitch, step;    ///< bytes from line to line, and from element to element
+  int64_t pitch, step;    ///< strides in bytes of lines and of elements
   int64_t lines, length;  ///< beyond these elements are zero
   DType dtype;
-  bool wide;     ///< chunks can be copied as they are
-  bool strided;  ///< neighbours in a line are none in memory
+  bool wide;     ///< cp.async can copy its chunks
+  bool strided;  ///< elements of a line are not adjacent
 
   __device__ Source(const char* first, const Operand& o, const Part& part, StageLayout layout)
       : data(first + part.across.first * o.across + part.deep.first * o.deep),
@@ -88,15 +88,16 @@ struct Area {
   Range rows, cols;
 };
 
-/// What a block works on. One thread finds it and tells the others, who need their registers.
+/// What a block works on. One thread computes it and shares it with the others through shared
+/// memory, which saves their registers.
 struct Tile {
   int expert;  ///< -1: there are no more
   Area area;
-  int64_t deep;  ///< of the contraction
+  int64_t deep;  ///< length of the contraction
   Source a, b;
 };
 
-/// Both operands of the stages that are under way.
+/// Both operands of the stages in flight.
 struct Stages {
   uint8_t a[kStages][kOperandBytes];
   uint8_t b[kStages][kOperandBytes];
@@ -104,15 +105,15 @@ struct Stages {
 
 struct alignas(128) TileShared {
   union {
-    Stages stages;                   ///< while a tile is multiplied
-    float sums[kSide * kSumsPitch];  ///< after that
+    Stages stages;                                  ///< in the main loop
+    float accumulators[kSide * kAccumulatorPitch];  ///< in the epilogue
   };
   Tile tile;
-  schedule::RaggedTiles tiles;  ///< the walk of the thread that finds tiles, where rows are ragged
+  schedule::RaggedTiles tiles;  ///< where rows are ragged: state of the thread that finds tiles
 };
 
-/// Up to sixteen bytes of elements, `count` of them, as a stage holds them: sixteen-bit ones as
-/// they are, any others as fp32. The rest is zero.
+/// `count` elements, up to 16 bytes, as a stage holds them: 16-bit ones unchanged, others as fp32.
+/// The rest is zero.
 template <StageLayout kLayout>
 __device__ inline uint4 gather(const char* from, const Source& source, int count) {
   uint32_t words[4] = {};
@@ -133,14 +134,14 @@ __device__ inline uint4 gather(const char* from, const Source& source, int count
   return {words[0], words[1], words[2], words[3]};
 }
 
-/// Loads one stage of an operand, or starts to.
+/// Loads one stage of an operand, or starts the copy: cp_async_wait() completes it.
 template <StageLayout kLayout>
 __device__ inline void load_operand(uint8_t* to, const Source& source, int64_t stage) {
   const int64_t first_line = kLayout.along ? 0 : stage * kLayout.depth();
   const int64_t first_place = kLayout.along ? stage * kLayout.depth() : 0;
 #pragma unroll
   for (int i = 0; i < kLoads; ++i) {
-    // Neighbouring threads read neighbours in memory.
+    // Adjacent threads read adjacent addresses.
     const int number = int(threadIdx.x) + i * kTileThreads;
     const int line = source.strided ? number % kLayout.lines() : number / kLayout.chunks();
     const int chunk = source.strided ? number / kLayout.lines() : number % kLayout.chunks();
