@@ -15,6 +15,7 @@ import cpp_scan
 SOURCE = {".h", ".cuh", ".cpp", ".cu"}
 TEXT = SOURCE | {".py", ".md", ".toml", ".cmake", ".sh", ".json", ".txt", ".in"}
 SKIPPED = {"build", "__pycache__"}
+ROOMS_HEADER = "| room | holds | may include |"
 INCLUDE = re.compile(r'\s*#\s*include\s+["<]([^">]+)[">]')
 EXEMPTION = re.compile(r"//\s*tidy:\s*(\w+)\s+because\s+(.+)")
 STANDARD = set("""algorithm any array atomic barrier bit bitset charconv chrono cmath codecvt
@@ -88,7 +89,8 @@ def check_lines(file, limits):
     for number, line in enumerate(file.lines, 1):
         if len(line) > limits["line_columns"]:
             yield number, f"line has {len(line)} columns; the limit is {limits['line_columns']}"
-    count, limit = len(file.lines) - 1, limits["file_lines"]
+    room = inside(file.path, limits["file_lines_in"])
+    count, limit = len(file.lines) - 1, limits["file_lines_in"].get(room, limits["file_lines"])
     if count > limit and not file.exempt("long", 1, 3):
         yield 1, f"file has {count} lines; split it, the limit is {limit}"
 
@@ -195,6 +197,45 @@ def check_stems(root, stem):
                 yield f"include/cadre/{header.name}", 1, f"{stem['kind']} without {wanted}; add it"
 
 
+def rooms_cell(room, rules):
+    """What ARCHITECTURE.md says that a room may include."""
+    def short(target):
+        name = target.removeprefix("src/").replace("include/cadre", "include")
+        return f"`{name}`" if name.endswith(".h") else name
+
+    allowed = rules["may_include"][room]
+    if "*" in allowed:
+        return "everything"
+    libraries = [name for header, name in rules["libraries"].items()
+                 if room in rules["outside"].get(header, [])]
+    return ", ".join([short(target) for target in allowed] + libraries) or "the standard library"
+
+
+def check_rooms_table(root, rules):
+    """The table of rooms in ARCHITECTURE.md has the rooms of tools/layers.toml and its rights."""
+    path = root / "ARCHITECTURE.md"
+    if not path.is_file():
+        return
+    lines = path.read_text().split("\n")
+    if ROOMS_HEADER not in lines:
+        yield "ARCHITECTURE.md", 1, f"no table of rooms; it begins with {ROOMS_HEADER}"
+        return
+    unseen = {room for room in rules["may_include"] if (root / room).is_dir()}
+    for number in range(lines.index(ROOMS_HEADER) + 2, len(lines)):
+        cells = [cell.strip() for cell in lines[number].strip("|").split("|")]
+        if len(cells) != 3:
+            break
+        room = cells[0].strip("`/")
+        unseen.discard(room)
+        want = rooms_cell(room, rules) if room in rules["may_include"] else ""
+        if cells[2] != want:
+            yield ("ARCHITECTURE.md", number + 1,
+                   f"{room} may include '{cells[2]}' here and '{want}' in tools/layers.toml")
+    for room in sorted(unseen):
+        yield ("ARCHITECTURE.md", 1,
+               f"the table of rooms lacks {room}, which may include {rooms_cell(room, rules)}")
+
+
 def check_links(file, root):
     """A link within the repository leads somewhere. Code blocks have no links."""
     in_code = False
@@ -236,6 +277,7 @@ def findings(root):
         found += [(path, number, what) for check in checks for number, what in check]
         excused += [(path, n, *file.exemptions[n]) for n in sorted(file.used)]
     found += [finding for stem in rules["stem"] for finding in check_stems(root, stem)]
+    found += check_rooms_table(root, rules)
     return found, excused
 
 

@@ -76,7 +76,11 @@ PLANTED = [
     ("torch header", "cli/it.cpp", "#include <torch/all.h>\n", "may not include torch/all.h"),
     ("dnnl header", "cli/it.cpp", "#include <dnnl.hpp>\n", "may not include dnnl.hpp"),
     ("unknown header", "cli/it.cpp", "#include <boost/any.hpp>\n", "unknown header boost/any.hpp"),
-    ("long file", "include/cadre/it.h", "int f();\n" * 501, "file has 501 lines"),
+    ("long file", "cli/it.h", "int f();\n" * 501, "file has 501 lines"),
+    ("long file of the library", "include/cadre/it.h", "int f();\n" * 401, "file has 401 lines"),
+    ("long file of the door", "torch/csrc/it.h", "int f();\n" * 401, "file has 401 lines"),
+    ("function of 46 lines", "cli/it.cpp", "int f() {\n" + "  int x;\n" * 44 + "}\n",
+     "function f has 46 lines; split it, the limit is 45"),
     ("wide line", "include/cadre/it.h", "int " + "f" * 100 + "();\n", "columns"),
     ("long function", "cli/it.cpp", "int f() {\n" + LONG_BODY + "}\n", "function f has 77 lines"),
     ("long function, signature over lines", "cli/it.cpp",
@@ -173,6 +177,10 @@ INNOCENT = [
      "inline constexpr auto kC = [](int a) { static_assert(true); return a; };\n"
      "struct A { int count = 0; };\nusing T = int;\nextern template struct B<int>;\n"
      "enum class E : int { kOne };\nstruct F;\nstruct G final : A { G() : a{1}, b(2) {} };\n"),
+    ("longest files", "src/ops/it.h", "int f();\n" * 400),
+    ("longest files elsewhere", "cli/it.h", "int f();\n" * 500),
+    ("longest function", "cli/it.cpp", "int f() {\n" + "  int x;\n" * 43 + "}\n"),
+    ("three template parameters", "src/ops/it.h", "template <class A, int B, bool C>\nstruct S;\n"),
     ("owned to-do", "docs/it.md", f"{TO_DO}(#12): later\n"),
     ("live links", "docs/it.md", "[a](../src/ops/thing.cpp) [b](#top) [c](https://x.y/z)\n"),
     ("path below the root", "docs/it.md", "tests/work/x build/root/x $HOME/work/y\n"),
@@ -232,6 +240,34 @@ class Planted(unittest.TestCase):
         got = {(path, what) for path, _, what in tidy.findings(self.root)[0]}
         self.assertIn(("include/cadre/it.h", "operation without docs/ops/it.md; add it"), got)
         self.assertIn(("include/cadre/that.h", "layer without src/layers/that.cpp; add it"), got)
+
+    def test_table_of_rooms(self):
+        cuda = ["include/cadre", "src/formats", "src/backend/entry.h"]
+        rules = {"may_include": {"src/cuda": cuda, "tests": ["*"], "include/cadre": [],
+                                 "src/ep": []},
+                 "outside": {"cuda": ["src/cuda"], "omp.h": ["src/cpu"]},
+                 "libraries": {"cuda": "CUDA", "omp.h": "OpenMP"}}
+        rows = ["| `src/cuda/` | kernels | include, formats, `backend/entry.h`, CUDA |",
+                "| `include/cadre/` | headers | the standard library |",
+                "| `tests/` | tests | everything |", "| `tools/` | tools | |"]
+
+        def found(rows):
+            table = ["# A", tidy.ROOMS_HEADER, "|---|---|---|", *rows, "", "end"]
+            self.write("ARCHITECTURE.md", "\n".join(table))
+            return [(n, what) for _, n, what in tidy.check_rooms_table(self.root, rules)]
+
+        self.write("tests/it.h", "")
+        self.assertEqual(found(rows), [])
+        self.assertEqual(found([rows[0].replace(", CUDA", ""), *rows[1:]]),
+                         [(4, "src/cuda may include 'include, formats, `backend/entry.h`' here and "
+                              "'include, formats, `backend/entry.h`, CUDA' in tools/layers.toml")])
+        self.assertEqual(found(rows[:2] + rows[3:]),
+                         [(1, "the table of rooms lacks tests, which may include everything")])
+        self.assertEqual(found([*rows, "| `attic/` | old | include |"]),
+                         [(8, "attic may include 'include' here and '' in tools/layers.toml")])
+        self.write("ARCHITECTURE.md", "# A\n")
+        self.assertIn("no table of rooms",
+                      next(tidy.check_rooms_table(self.root, rules))[2])
 
     def test_line_numbers(self):
         self.write("cli/it.cpp", "/* a\n\n*/ int f();\n\nint g(int, int, int, int,\n int, int);\n")
