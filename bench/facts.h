@@ -19,7 +19,7 @@ struct Fact {
 /// Errors    DeviceError.
 std::vector<Fact> measure_facts(const Device&);
 
-/// Those of them that cuBLAS tells; none where it is not.
+/// Those that need cuBLAS; none where it is missing.
 void add_product_facts(Accelerator&, std::vector<Fact>&);
 
 }  // namespace cadre::bench

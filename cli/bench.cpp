@@ -28,7 +28,7 @@ struct Options {
   bool host_time = false;
 };
 
-// Rates of a GPU are told in the unit that has fewer digits.
+// Rates of a GPU are printed in the unit that has fewer digits.
 struct Unit {
   const char* name;
   double flops_in_ns;

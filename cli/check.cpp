@@ -65,7 +65,7 @@ bench::CheckReport check_and_print(const std::string& problem, const Options& op
   return r;
 }
 
-// Of a list, a GPU is asked for what it takes.
+// Of a list, a GPU checks what it has implementations for.
 bool is_skipped(const std::string& problem, const Options& options) {
   if (!options.words.empty() || options.device.kind == DeviceKind::kCpu) return false;
   const Subject subject = subject_of(problem);
@@ -108,7 +108,7 @@ bench::CheckReport check_one(const bench::RandomGemm& g, const Options& options)
   }
 }
 
-// Checks random problems, some at a time; tells of faults and of what was drawn.
+// Checks random problems, some at a time; prints faults and what was drawn.
 Tally check_random(const Options& options) {
   const std::vector<bench::RandomGemm> gemms = draw_random(options);
   std::vector<bench::CheckReport> reports(gemms.size());
@@ -170,7 +170,7 @@ The error is printed as a share of its bound, which is computed for every elemen
 gamma(roundings) * sum of |terms| + one step of the output. Codes, scales, offsets and moved rows
 must equal the reference bit for bit. Tails are poisoned with NaN and must stay as they are. With
 --device cuda the implementation runs on the GPU, the reference on the CPU; of a list, what the GPU
-has no implementation for is told and left out. --random draws problems of grouped_gemm with
+has no implementation for is reported and left out. --random draws problems of grouped_gemm with
 adversarial counts, of those that the device takes. A layer has no reference: its forward and
 backward must have the same bits twice. --digest prints a hash of the computed bits, so that two
 builds or machines can be compared. Exit code 1: a check failed.

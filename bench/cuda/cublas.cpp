@@ -76,7 +76,7 @@ Cublas::~Cublas() {
   cudaFree(workspace_);
 }
 
-// cuBLAS counts columns first, so it is asked for the transpose: out^T = b^T a^T.
+// cuBLAS is column-major, so it computes the transpose: out^T = b^T a^T.
 void Cublas::multiply(const Sizes& s, const Matrix& a, const Matrix& b, const Matrix& out,
                       float beta) {
   const float one = 1;

@@ -77,7 +77,7 @@ using OffsetsPlan = Plan<OffsetsProblem>;
 ///           or more; dropped choices have row_of = -1. Negative expert numbers are no error (they
 ///           mark tokens to drop); only counts and ends can be decreasing.
 /// Errors    InvalidArgument for sizes that do not fit int32, missing or surplus arguments. What
-///           the counts themselves do wrong is told by the status word, since nobody here reads it.
+///           the counts themselves do wrong the status word says, since no host code reads them.
 /// Exact     integer arithmetic; the map is the stable sort by expert.
 OffsetsPlan plan(const OffsetsProblem&, const Device&, std::string_view only = {});
 void run(const OffsetsPlan&, const OffsetsArgs&, Workspace, Stream);

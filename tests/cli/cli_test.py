@@ -102,10 +102,10 @@ class Info(Cli):
 class Explain(Cli):
     def test_every_example_has_a_plan_on_the_cpu(self):
         for operation in info()["operations"]:
-            told = json.loads(self.good("explain", operation["example"], "--json"))
-            self.assertIn(told["plan"], operation["implementations"]["cpu"])
-            self.assertTrue(told["exact"])
-            self.assertGreaterEqual(told["workspace_bytes"], 0)
+            answer = json.loads(self.good("explain", operation["example"], "--json"))
+            self.assertIn(answer["plan"], operation["implementations"]["cpu"])
+            self.assertTrue(answer["exact"])
+            self.assertGreaterEqual(answer["workspace_bytes"], 0)
 
     def test_quoted_and_unquoted_problems_are_the_same(self):
         words = "offsets counts R=8192 E=64"
@@ -124,14 +124,14 @@ class Explain(Cli):
 
     def test_every_layer_is_explained_step_by_step(self):
         for layer in info()["layers"]:
-            told = json.loads(self.good("explain", layer["example"], "--json"))
-            self.assertTrue(told["plan"])
-            self.assertTrue(told["exact"])
-            self.assertGreater(told["kept_bytes_per_row"], 0)
-            self.assertGreater(told["memory"]["forward_workspace_bytes"] +
-                               told["memory"]["saved_bytes"], 0)
+            answer = json.loads(self.good("explain", layer["example"], "--json"))
+            self.assertTrue(answer["plan"])
+            self.assertTrue(answer["exact"])
+            self.assertGreater(answer["kept_bytes_per_row"], 0)
+            self.assertGreater(answer["memory"]["forward_workspace_bytes"] +
+                               answer["memory"]["saved_bytes"], 0)
             text = self.good("explain", layer["example"])
-            self.assertIn(f"problem    {told['problem']}\n", text)
+            self.assertIn(f"problem    {answer['problem']}\n", text)
             self.assertIn("grouped_gemm fprop", text)
             if has_cuda() and "recipe=" not in layer["example"]:
                 for device, name in (("sm_80", "cuda"), ("sm_90", "sm90"), ("sm_100", "cuda")):
@@ -270,13 +270,13 @@ class Bench(Cli):
             record = pathlib.Path(folder) / "record.json"
             text = self.good("bench", self.WORDS, "--offsets", "uniform,zipf:1.2", "--repeat", "3",
                              "--json", str(record))
-            told = json.loads(record.read_text())
-        self.assertEqual(list(told), ["command", "machine", "date", "commit", "cases"])
-        self.assertTrue(told["command"].startswith("cadre bench "), told["command"])
-        self.assertRegex(told["machine"], r", \d+ threads$")
-        self.assertRegex(told["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
-        self.assertEqual([c["routing"] for c in told["cases"]], ["uniform", "zipf:1.2"])
-        for case in told["cases"]:
+            answer = json.loads(record.read_text())
+        self.assertEqual(list(answer), ["command", "machine", "date", "commit", "cases"])
+        self.assertTrue(answer["command"].startswith("cadre bench "), answer["command"])
+        self.assertRegex(answer["machine"], r", \d+ threads$")
+        self.assertRegex(answer["date"], r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+        self.assertEqual([c["routing"] for c in answer["cases"]], ["uniform", "zipf:1.2"])
+        for case in answer["cases"]:
             self.assertEqual(case["problem"], self.WORDS.replace(" prob", " dtype=bf16 prob"))
             self.assertIn(case["problem"], text)
             self.assertEqual(set(case["us"]), {"cadre", "copy"})
@@ -327,11 +327,11 @@ class Bench(Cli):
             shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
             shapes.write_text(f"{self.WORDS}\n{layer}  # small block\n")
             text = self.good("bench", "--file", str(shapes), "--host-time", "--json", str(record))
-            told = json.loads(record.read_text())
-        self.assertEqual(list(told), ["command", "machine", "date", "commit", "cases"])
-        self.assertEqual([c["call"] for c in told["cases"]], ["run", "forward", "backward"])
-        self.assertEqual([c.get("layer") for c in told["cases"]], [None] + 2 * ["small block"])
-        for case in told["cases"]:
+            answer = json.loads(record.read_text())
+        self.assertEqual(list(answer), ["command", "machine", "date", "commit", "cases"])
+        self.assertEqual([c["call"] for c in answer["cases"]], ["run", "forward", "backward"])
+        self.assertEqual([c.get("layer") for c in answer["cases"]], [None] + 2 * ["small block"])
+        for case in answer["cases"]:
             self.assertIn(case["problem"], text)
             self.assertLess(0, case["host_us_p10"])
             self.assertLessEqual(case["host_us_p10"], case["host_us"])

@@ -13,7 +13,7 @@ namespace {
 Device hopper() { return parse_device("sm_90"); }
 
 /// Every refusal on the way to a plan, and what takes the problem in the end.
-std::string told(std::string_view words, const Device& device = hopper()) {
+std::string plan_and_refusals(std::string_view words, const Device& device = hopper()) {
   std::string all;
   try {
     const auto chosen = plan(parse_grouped_gemm_problem(words), device);
@@ -58,7 +58,7 @@ TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
       {"fprop R=9 N=8 K=16 E=3 format=f32 out=f32", "sm90_ragged_contraction: takes wgrad"},
   };
   for (const auto& c : cases) {
-    const std::string all = told(text("grouped_gemm ", c.words));
+    const std::string all = plan_and_refusals(text("grouped_gemm ", c.words));
     const bool wgrad = c.words[0] == 'w';
     EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
     EXPECT_NE(all.find(wgrad ? "taken by cuda_ragged_contraction" : "taken by cuda_ragged_rows"),
@@ -82,16 +82,17 @@ TEST(GroupedGemmPlan, SaysWhyNobodyTakesIt) {
       {"dgrad R=9 N=8 K=16 E=3 format=mxfp8", "sm_80", "cuda_ragged_contraction: takes wgrad"},
   };
   for (const auto& c : cases) {
-    const std::string all = told(text("grouped_gemm ", c.words), parse_device(c.device));
+    const std::string all =
+        plan_and_refusals(text("grouped_gemm ", c.words), parse_device(c.device));
     EXPECT_NE(all.find("no implementation on"), std::string::npos) << c.words << "\n" << all;
     EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
   }
   Device old = parse_device("sm_80");
   old.sm = 75;
   const char* words = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=bf16";
-  EXPECT_NE(told(words, old).find("cuda_ragged_rows: needs sm_80 or later, has sm_75"),
+  EXPECT_NE(plan_and_refusals(words, old).find("cuda_ragged_rows: needs sm_80 or later, has sm_75"),
             std::string::npos)
-      << told(words, old);
+      << plan_and_refusals(words, old);
 }
 
 TEST(GroupedGemmPlan, HasAKernelOnEveryGpuFromAmpereOn) {
@@ -99,7 +100,7 @@ TEST(GroupedGemmPlan, HasAKernelOnEveryGpuFromAmpereOn) {
     for (const char* words : {"fprop R=9 N=8 K=16 E=3 format=bf16",
                               "dgrad R=9 N=7 K=13 E=3 format=f16 rhs_major=column unit_budget=1",
                               "wgrad R=0 N=1 K=1 E=3 format=f32 align=4 accumulate=device"}) {
-      const std::string all = told(text("grouped_gemm ", words), parse_device(device));
+      const std::string all = plan_and_refusals(text("grouped_gemm ", words), parse_device(device));
       EXPECT_NE(all.find(text("is for sm_90, not ", device)), std::string::npos) << all;
       EXPECT_NE(all.find("taken by cuda_ragged_"), std::string::npos) << all;
     }

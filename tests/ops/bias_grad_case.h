@@ -17,7 +17,7 @@ struct BiasGradCase {
   BiasGradProblem p;
   std::vector<int32_t> offsets, words;
   Tensor dy, bias, bias_scale, dbias, dbias_scale;
-  std::vector<void*> bias_pointers, dbias_pointers;  ///< where args() was told that rows are
+  std::vector<void*> bias_pointers, dbias_pointers;  ///< of the rows that args() names
 
   BiasGradCase(const BiasGradProblem& problem, const Counts& counts, unsigned seed, int64_t gap = 3)
       : p(problem),

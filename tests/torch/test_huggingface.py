@@ -257,7 +257,7 @@ def test_weights_are_used_where_they_lie(family, device):
             assert not {x.untyped_storage().data_ptr() for x in copied} & places, function
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA tells of waits")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="only CUDA reports synchronisation")
 def test_no_wait_for_the_device(family, device):
     experts, inputs, dy = routed(family, device)
     run(experts, inputs, dy, "cadre")

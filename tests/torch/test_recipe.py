@@ -94,7 +94,7 @@ def seen_by_compiled_code():
 
 @pytest.fixture
 def threads():
-    """Two threads that do what they are told, one call after the other."""
+    """Two threads that run the calls they are sent, one after the other."""
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         yield [lambda call, *args, pool=pool: pool.submit(call, *args).result(10)
                for pool in (one, other)]

@@ -178,7 +178,7 @@ def test_weight_gradients_on_another_stream(fuse):
 
 # How long the host needs for a call
 
-# Of forward and backward; to be 40 and 80. What is above is told by docs/torch.md; twice what was
+# Of forward and backward; to be 40 and 80. docs/torch.md says what is above; twice what was
 # measured is a fault.
 LIMITS_US = {"packed": (100, 180), "no bias": (80, 160), "8 discrete": (160, 480),
              "main_grad": (250, 400)}

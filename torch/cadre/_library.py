@@ -46,7 +46,7 @@ def _is_command() -> bool:
 
 
 def load() -> None:
-    """Errors: ImportError, which `python -m cadre` tells in place of a traceback."""
+    """Errors: ImportError, which `python -m cadre` prints in place of a traceback."""
     try:
         open_library()
     except ImportError as error:

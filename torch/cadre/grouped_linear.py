@@ -258,7 +258,7 @@ class GroupedLinear(nn.Module):
     def _local(self, stem: str) -> list[Tensor]:
         parameters = self._parameters_of(stem)
         if type(parameters[0]) is nn.Parameter or not hasattr(parameters[0], "to_local"):
-            return parameters  # told by the type, since Tensor is slow to say what it has not
+            return parameters  # by type, since a failed attribute lookup on a Tensor is slow
         return [p.to_local() for p in parameters]
 
     def _step(

@@ -3,7 +3,7 @@
 A trainer gives each weight a buffer, `weight.main_grad`, that outlives the microbatches and is
 often fp32 where the weight is bf16. What else it may set on a weight, each expert for itself:
 
-  __fsdp_param__             `get_main_grad()` gives the buffer; asked for at backward time, because
+  __fsdp_param__             `get_main_grad()` gives the buffer; called at backward time, because
                              it may have moved since forward
   overwrite_main_grad        True: the gradient replaces what the buffer holds, NaN too
   grad_added_to_main_grad    exists: is set to True, and autograd sees a stand-in for the gradient,

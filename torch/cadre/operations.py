@@ -59,7 +59,7 @@ def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     """Makes offsets of the rows of each expert, or of where they end.
 
     source: int32 or int64 [E]. kind: "counts", or "ends" for inclusive prefix sums. rows: R.
-    Broken counts are clamped into [0, R], and `status` tells.
+    Broken counts are clamped into [0, R], and `status` reports them.
     Raises ValueError for another kind, shape or dtype."""
     return Offsets(*_ops.offsets(source, kind, rows))
 

@@ -10,7 +10,7 @@ from torch.compiler import is_dynamo_compiling
 
 PASSES = ("fprop", "dgrad", "wgrad")
 
-# The peer's recipe objects tell what they are by these methods.
+# The methods by which a peer's recipe object says what it is.
 _PREDICATES = (
     ("mxfp8", "mxfp8"),
     ("nvfp4", "nvfp4"),
