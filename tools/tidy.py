@@ -151,6 +151,17 @@ def check_words(file, words):
                 yield number, f"'{word}' says {bad}; this project says {good}"
 
 
+def check_phrases(file, phrases):
+    """Phrases match across the end of a line and the signs that begin a comment."""
+    if not inside(file.path, phrases["where"]) or inside(file.path, phrases["except"]):
+        return
+    for bad, good in phrases["instead"].items():
+        pattern = r"[\s/#*]+".join(map(re.escape, bad.split()))
+        for match in re.finditer(rf"\b{pattern}\b", file.text, re.IGNORECASE):
+            number = file.text.count("\n", 0, match.start()) + 1
+            yield number, f"'{bad}' is no word of this project; it says {good}"
+
+
 def check_text(file, names):
     """What holds for every text file: its name, no machine's paths, no ownerless to-do."""
     for part in pathlib.PurePosixPath(file.path).parts:
@@ -264,7 +275,7 @@ def findings(root):
     found, excused = [], []
     for path in text_files(root):
         file = File(root, path)
-        checks = [check_text(file, rules["names"])]
+        checks = [check_text(file, rules["names"]), check_phrases(file, rules["phrases"])]
         if file.source:
             checks += [check_includes(file, rules, root), check_lines(file, rules["limits"]),
                        check_shapes(file, rules["limits"]), check_variables(file),

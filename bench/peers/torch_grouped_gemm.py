@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Times cadre's grouped_gemm beside torch._grouped_mm, and DeepGEMM where it can be imported: one
-process, the same operands, launches interleaved, device time by events, copies beyond the second
-cache. Writes a record like that of `cadre bench --json`.
+process, the same operands, launches interleaved, device time by events, copies that exceed L2.
+Writes a record like that of `cadre bench --json`.
 
   torch_grouped_gemm.py --library build/cuda/bench/libcadre_bench_c.so \\
     --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,gamma:1 --json record.json

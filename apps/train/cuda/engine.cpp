@@ -14,7 +14,7 @@ namespace {
 
 using cadre::cuda::check;
 
-/// Pinned memory through which the host sends: its caller goes on while the copy engine works, and
+/// Pinned memory through which the host sends: its caller goes on while the DMA engine copies, and
 /// waits only where all pieces are still on their way.
 class Outbox {
  public:
