@@ -4,7 +4,7 @@
 
 namespace cadre::train {
 
-/// Symbols that the head tells apart: the bytes.
+/// Classes of the head: one for each byte.
 inline constexpr int64_t kSymbols = 256;
 
 /// Sum over the rows of -log softmax(logits[t, :])[target[t]], in nats; the logits are replaced by

@@ -14,7 +14,7 @@
 namespace cadre::train {
 namespace {
 
-/// Closes what it holds; `close` itself is asked to where its result matters.
+/// Closes what it holds; where the result matters, the caller closes it first.
 class Descriptor {
  public:
   explicit Descriptor(int number) : number_(number) {}

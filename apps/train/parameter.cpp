@@ -20,7 +20,7 @@ void draw(Parameter& p, uint64_t seed, int64_t first, int64_t count, double devi
   }
 }
 
-/// Near bytes tell most, so the vector of distance d starts with a deviation of 1 / (1 + d); all
+/// Near bytes predict most, so the vector of distance d starts with a deviation of 1 / (1 + d); all
 /// distances together give 1/2.
 void draw_embedding(Parameter& p, const Settings& s, uint64_t seed) {
   const int64_t table = kSymbols * s.hidden;

@@ -9,7 +9,7 @@
 
 namespace cadre::train {
 
-/// Whether gradients will be asked for.
+/// Whether gradients will be computed.
 enum class Mode : uint8_t { kTrain, kPredict };
 
 /// What a network is made for.

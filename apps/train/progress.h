@@ -22,7 +22,7 @@ struct Terminal {
   bool utf8 = false;
 };
 
-/// Standard output as a terminal, asked of the system.
+/// Standard output as a terminal, as the system describes it.
 Terminal this_terminal();
 
 /// One line that fits the columns: a bar, loss, bits per byte, rows per second, time left.

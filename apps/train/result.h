@@ -9,7 +9,7 @@
 
 namespace cadre::train {
 
-/// What is told of the text.
+/// What the report says of the text.
 struct TextFacts {
   std::vector<std::string> names;
   std::vector<std::string> skipped;
@@ -19,7 +19,7 @@ struct TextFacts {
 
 TextFacts facts_of(const Corpus&);
 
-/// What is told of one finished run.
+/// What the report says of one finished run.
 struct RunResult {
   std::string recipe;
   std::string device;  ///< by name
@@ -29,7 +29,7 @@ struct RunResult {
   int64_t model_parameters = 0;
   double seconds = 0;      ///< of training in this process, looks at held-out text included
   int64_t steps_here = 0;  ///< steps that those seconds took
-  std::optional<bool> resumes_equal;  ///< outcome of --verify-resume, where it was asked for
+  std::optional<bool> resumes_equal;  ///< outcome of --verify-resume, where it was given
   std::string sample;
 
   double bits() const { return history.held_bits.at(0); }

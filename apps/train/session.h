@@ -10,7 +10,7 @@
 
 namespace cadre::train {
 
-/// What the command asks for.
+/// The options of the command.
 struct Request {
   Settings settings;
   std::vector<std::string> recipes = {"bf16"};
@@ -31,7 +31,7 @@ std::vector<std::string> split_recipes(std::string_view);
 /// The checkpoint of a recipe within a folder.
 std::filesystem::path checkpoint_path(const std::filesystem::path& out, const std::string& recipe);
 
-/// What an interrupted command asked for, from one of its checkpoints or from the folder that holds
+/// The options of an interrupted command, from one of its checkpoints or from the folder that holds
 /// them. Sample, checks and device are not part of it.
 /// Errors    InvalidArgument where there is no checkpoint, or one is damaged.
 Request resumed_request(const std::filesystem::path&);

@@ -15,7 +15,7 @@ double held_out_bits(Network&, std::span<const Weight>, const Corpus&,
 
 /// Takes one run step by step. Everything that later steps depend on is in its state: batches and
 /// roundings are functions of the seed and the step. On a GPU the host runs ahead of the steps, and
-/// waits for them only where it is asked for what they came to.
+/// waits for them only where their result is read.
 class Trainer {
  public:
   /// Errors    InvalidArgument for an unknown recipe; Unsupported where a plan finds no

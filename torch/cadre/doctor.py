@@ -162,7 +162,7 @@ def _plans(devices: list[str]) -> str:
     return "\n\n".join(parts)
 
 
-def _tell(problem: str, device: str) -> int:
+def _print_plan(problem: str, device: str) -> int:
     try:
         answer = explain(problem, device)
     except ValueError as error:
@@ -195,7 +195,7 @@ def main(words: list[str]) -> int:
     options = parser.parse_args(words)
     if options.problem:
         problem = " ".join(options.problem)
-        return max(_tell(problem, device) for device in options.device or ["cpu"])
+        return max(_print_plan(problem, device) for device in options.device or ["cpu"])
     devices, wrong = _devices()
     # One column for GPUs that are alike.
     alike = {architecture: name for name, architecture, _ in reversed(devices)}

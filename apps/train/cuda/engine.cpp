@@ -143,8 +143,8 @@ class CudaEngine final : public Engine {
   }
 
  private:
-  /// The largest that was asked for, so that no step but the first allocates. In use by one call of
-  /// the stream at a time.
+  /// The largest so far, so that no step but the first allocates. One call of the stream uses it at
+  /// a time.
   template <class T>
   T* scratch(int64_t count) {
     const int64_t bytes = count * int64_t{sizeof(T)};

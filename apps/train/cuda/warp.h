@@ -8,7 +8,7 @@ namespace cadre::train::cuda {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = 32;
-constexpr int64_t kMostBlocks = 1 << 16;  // of a grid whose threads walk over their elements
+constexpr int64_t kMostBlocks = 1 << 16;  // of a grid-stride loop
 
 /// So many threads or more, in blocks.
 inline cadre::cuda::Grid grid_of(int64_t threads, cudaStream_t stream) {
@@ -25,7 +25,7 @@ __device__ inline int64_t thread_index() { return int64_t(blockIdx.x) * kThreads
 __device__ inline int lane() { return int(threadIdx.x % kLanes); }
 __device__ inline int64_t warp_index() { return thread_index() / kLanes; }
 
-/// Calls work(i) with every element of this thread.
+/// A grid-stride loop: calls work(i) with every element of this thread.
 template <class Work>
 __device__ void for_elements(int64_t count, Work&& work) {
   for (int64_t i = thread_index(); i < count; i += int64_t(gridDim.x) * kThreads) work(i);
