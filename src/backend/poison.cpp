@@ -11,8 +11,11 @@ constexpr bool kPoison = false;
 #endif
 }  // namespace
 
-void poison(const Device& device, Workspace memory, Stream) {
-  if (kPoison && device.kind == DeviceKind::kCpu && memory.data != nullptr)
+void poison(const Device& device, Workspace memory, Stream stream) {
+  if (!kPoison || memory.data == nullptr || memory.bytes == 0) return;
+  if (device.kind == DeviceKind::kCuda)
+    cuda::poison(memory, stream);
+  else
     std::memset(memory.data, 0xff, size_t(memory.bytes));
 }
 

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "backend/poison.h"
 #include "cadre/error.h"
 #include "cadre/pointers.h"
 
@@ -13,6 +14,8 @@ TEST(NoCuda, ShowsNoDevice) { EXPECT_TRUE(cuda_devices().empty()); }
 TEST(NoCuda, WritesNoPointersOfAGpu) {
   EXPECT_THROW(write_pointers({}, nullptr, parse_device("sm_90"), {}), Unsupported);
 }
+
+TEST(NoCuda, PoisonsNoMemoryOfAGpu) { EXPECT_THROW(cuda::poison({}, {}), Unsupported); }
 
 }  // namespace
 }  // namespace cadre
