@@ -46,8 +46,8 @@ std::string recipe_names() {
 }
 
 /// Settings on the command line of a resumed run must be those of its checkpoint.
-void require_same(const CLI::App& app, const Settings& given, const Settings& stored) {
-  for (const std::string& name : train::differences(given, stored)) {
+void require_same(const CLI::App& app, const Settings& wanted, const Settings& stored) {
+  for (const std::string& name : train::differences(wanted, stored)) {
     require(app.count("--" + name) == 0, "train: --", name,
             " differs from the checkpoint's, must be left out with --resume; the settings of a "
             "run stay");

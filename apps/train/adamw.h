@@ -25,7 +25,7 @@ struct AdamW {
   struct Factors {
     float mean_keep, square_keep, mean_scale, square_scale, rate, epsilon, shrink;
 
-    /// Of a weight w with its moments, given the clipped gradient.
+    /// Updates a weight w and its moments from the clipped gradient g.
     CADRE_HD void update(float g, float& w, float& m, float& v) const {
       m = mean_keep * m + (1 - mean_keep) * g;
       v = square_keep * v + (1 - square_keep) * g * g;
@@ -35,7 +35,7 @@ struct AdamW {
   };
   Factors factors(bool decays) const;
 
-  /// The gradients' factor, given sum(grad^2) over all parameters.
+  /// The gradients' factor, from sum(grad^2) over all parameters.
   float clip(double squares) const;
 
   /// Updates values and moments on the CPU; returns the norm before clipping. Bits do not depend on

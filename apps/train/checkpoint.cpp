@@ -48,9 +48,9 @@ std::string hexadecimal(uint64_t word) {
   return digits;
 }
 
-class Reader {
+class CheckpointReader {
  public:
-  Reader(const SafeTensors& file, const fs::path& path) : file_(file), path_(path) {}
+  CheckpointReader(const SafeTensors& file, const fs::path& path) : file_(file), path_(path) {}
 
   template <class... Parts>
   void demand(bool holds, const Parts&... parts) const {
@@ -103,7 +103,7 @@ class Reader {
   const fs::path& path_;
 };
 
-void demand_sound(const RunState& state, const Reader& reader) {
+void demand_sound(const RunState& state, const CheckpointReader& reader) {
   const History& h = state.history;
   reader.demand(h.eval_step.size() == h.eval_bits.size() && h.held_bits.size() <= 1,
                 "history does not fit together; the file is damaged");
@@ -146,7 +146,7 @@ SafeTensors to_safetensors(const RunState& state) {
 }
 
 RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
-  const Reader reader(file, path);
+  const CheckpointReader reader(file, path);
   const auto kind = file.metadata.find("kind");
   reader.demand(kind != file.metadata.end() && kind->second == kKind,
                 "was not written by this version of cadre train; name one of its checkpoints");

@@ -48,7 +48,7 @@ PermuteArgs ExpertBlock::permute_args(const Cast& tokens, const Cast& rows) cons
   return args;
 }
 
-GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Weight> weights, Scratch& s) const {
+GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Weight> weights, BlockScratch& s) const {
   GroupedMlpArgs args;
   args.offsets = offsets();
   args.fc1 =
@@ -67,7 +67,7 @@ GroupedMlpArgs ExpertBlock::mlp_args(std::span<const Weight> weights, Scratch& s
 }
 
 /// Chooses the experts of every token and where its rows go.
-void ExpertBlock::route(std::span<const Weight> weights, Scratch& s) {
+void ExpertBlock::route(std::span<const Weight> weights, BlockScratch& s) {
   const Workspace workspace = s.workspace.workspace();
   router_.forward(u_.data(), weights[kRouter].value, logits_.data(), workspace);
   RoutingArgs routing;
@@ -83,7 +83,7 @@ void ExpertBlock::route(std::span<const Weight> weights, Scratch& s) {
   run(plans_.offsets, place, workspace, engine_.stream());
 }
 
-void ExpertBlock::forward(std::span<const Weight> weights, float* x, Scratch& s) {
+void ExpertBlock::forward(std::span<const Weight> weights, float* x, BlockScratch& s) {
   const Workspace workspace = s.workspace.workspace();
   const Stream stream = engine_.stream();
   engine_.copy(x_.data(), x, x_.bytes());
@@ -102,7 +102,7 @@ void ExpertBlock::forward(std::span<const Weight> weights, float* x, Scratch& s)
 }
 
 /// The gradient that reaches the normed tokens through the router and the balance, in s.du.
-void ExpertBlock::route_backward(std::span<const Weight> weights, Scratch& s) {
+void ExpertBlock::route_backward(std::span<const Weight> weights, BlockScratch& s) {
   const Workspace workspace = s.workspace.workspace();
   engine_.balance(load_args(), static_cast<float>(settings_.balance), s.score_gradient.data(),
                   tokens_);
@@ -119,7 +119,7 @@ void ExpertBlock::route_backward(std::span<const Weight> weights, Scratch& s) {
   router_.input_gradient(dlogits, router.value, s.du.data(), workspace);
 }
 
-void ExpertBlock::backward(std::span<const Weight> weights, float* dx, Scratch& s,
+void ExpertBlock::backward(std::span<const Weight> weights, float* dx, BlockScratch& s,
                            const uint64_t* rng) {
   const Workspace workspace = s.workspace.workspace();
   const Stream stream = engine_.stream();

@@ -12,7 +12,7 @@ namespace cadre::train {
 
 /// Memory that the blocks and the head of one network use in turn. Row-shaped arrays hold R =
 /// T * top_k rows.
-struct Scratch {
+struct BlockScratch {
   Buffer<std::byte> workspace;
   Cast tokens;                   ///< [T, H]: a block's output, or its gradient
   Cast rows;                     ///< [R, H]: the experts' output, or its gradient
@@ -32,11 +32,11 @@ class ExpertBlock {
   ExpertBlock(const NetworkShape&, const BlockPlans&, Engine&);
 
   /// x [T, H], replaced. `weights` are those of this block.
-  void forward(std::span<const Weight> weights, float* x, Scratch&);
+  void forward(std::span<const Weight> weights, float* x, BlockScratch&);
 
   /// dx [T, H], replaced; writes the gradients of the weights. `rng` seeds stochastic rounding: two
   /// words in the engine's memory.
-  void backward(std::span<const Weight> weights, float* dx, Scratch&, const uint64_t* rng);
+  void backward(std::span<const Weight> weights, float* dx, BlockScratch&, const uint64_t* rng);
 
   /// Quantised weights are made anew by the next forward; only Mode::kPredict keeps them.
   void forget_weights() { refresh_weights_ = true; }
@@ -45,10 +45,10 @@ class ExpertBlock {
   void count_rows(int64_t* load) const { engine_.count_rows(load_args(), load); }
 
  private:
-  GroupedMlpArgs mlp_args(std::span<const Weight>, Scratch&) const;
+  GroupedMlpArgs mlp_args(std::span<const Weight>, BlockScratch&) const;
   PermuteArgs permute_args(const Cast& tokens, const Cast& rows) const;
-  void route(std::span<const Weight>, Scratch&);
-  void route_backward(std::span<const Weight>, Scratch&);
+  void route(std::span<const Weight>, BlockScratch&);
+  void route_backward(std::span<const Weight>, BlockScratch&);
   NormArgs norm_args(const Weight& gain) const;
   LoadArgs load_args() const { return {offsets_.data(), settings_.experts}; }
   Offsets offsets() const { return {offsets_.data(), static_cast<int>(settings_.experts)}; }

@@ -47,7 +47,7 @@ class Network {
   Batch batch_;
   Dense head_;
   std::vector<ExpertBlock> blocks_;
-  Scratch scratch_;
+  BlockScratch scratch_;
   Buffer<float> x_, rstd_, u_, logits_;
   Cast u_cast_, head_cast_, logits_cast_;
 };

@@ -9,7 +9,7 @@
 namespace cadre::train {
 namespace {
 
-/// Fills `count` values from `first` on with normals of the given deviation.
+/// Fills `count` values from `first` on with normals of that deviation.
 void draw(Parameter& p, uint64_t seed, int64_t first, int64_t count, double deviation) {
   uint64_t stream = 0;
   for (const char c : p.name) stream = scatter(stream ^ static_cast<uint8_t>(c));

@@ -78,7 +78,7 @@ BlockPlans plan_block(const NetworkShape& shape, const Device& device) {
 }
 
 /// Collects the implementations of every operation.
-class Names {
+class PlanNames {
  public:
   template <class Problem>
   void add(const Plan<Problem>& plan) {
@@ -149,7 +149,7 @@ NetworkPlans plan_network(const NetworkShape& shape, const Device& device) {
 
 std::string implementations(const NetworkPlans& plans) {
   const BlockPlans& b = plans.block;
-  Names names;
+  PlanNames names;
   names.add(b.router), names.add(plans.head), names.add(b.experts);
   names.add(b.routing), names.add(b.routing_backward), names.add(b.offsets);
   for (const PermutePlan& p : {b.permute, b.permute_backward, b.combine, b.combine_backward}) {

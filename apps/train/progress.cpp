@@ -17,7 +17,7 @@ namespace {
 constexpr int kLines = 10;
 constexpr std::chrono::milliseconds kRedraw{100};
 
-std::string figures(const Status& s) {
+std::string figures(const RunStatus& s) {
   return text("loss ", fixed(s.loss, 3), "  ", fixed(s.loss / std::numbers::ln2, 3), " bits/byte  ",
               thousands(static_cast<int64_t>(s.rows_per_second)), " rows/s");
 }
@@ -51,12 +51,12 @@ Terminal this_terminal() {
   return terminal;
 }
 
-std::string progress_line(const Status& s) {
+std::string progress_line(const RunStatus& s) {
   return text(s.recipe, "  step ", s.step, "/", s.steps, "  ", figures(s), "  ",
               duration(s.seconds_left), " left");
 }
 
-std::string progress_bar(const Status& s, const Terminal& terminal) {
+std::string progress_bar(const RunStatus& s, const Terminal& terminal) {
   std::string head(s.recipe);
   head.resize(std::max<size_t>(head.size(), 10), ' ');
   const std::string tail =
@@ -74,7 +74,7 @@ bool Progress::due(int64_t step, int64_t steps) const {
   return !drawn_ || step == steps || std::chrono::steady_clock::now() - last_ >= kRedraw;
 }
 
-void Progress::show(const Status& s) {
+void Progress::show(const RunStatus& s) {
   if (!due(s.step, s.steps)) return;
   if (!terminal_.present) {
     out_ << progress_line(s) << std::endl;

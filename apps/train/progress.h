@@ -7,7 +7,7 @@
 namespace cadre::train {
 
 /// Where a run stands.
-struct Status {
+struct RunStatus {
   std::string_view recipe;
   int64_t step = 0, steps = 1;
   double loss = 0;  ///< nats per byte, averaged over the last steps
@@ -26,10 +26,10 @@ struct Terminal {
 Terminal this_terminal();
 
 /// One line that fits the columns: a bar, loss, bits per byte, rows per second, time left.
-std::string progress_bar(const Status&, const Terminal&);
+std::string progress_bar(const RunStatus&, const Terminal&);
 
 /// The same as a plain line.
-std::string progress_line(const Status&);
+std::string progress_line(const RunStatus&);
 
 /// Shows where a run stands: on a terminal one line drawn over itself, elsewhere ten plain lines.
 /// Nothing is shown where it is not due.
@@ -39,7 +39,7 @@ class Progress {
 
   /// Whether a line would be shown after this step; to find out what it says may take time.
   bool due(int64_t step, int64_t steps) const;
-  void show(const Status&);
+  void show(const RunStatus&);
   /// Takes the bar away, so that other text can follow.
   void clear();
 

@@ -5,8 +5,8 @@
 
 namespace cadre::train {
 
-/// A number that is a pure function of its place: no state to save, none to lose.
-struct Place {
+/// A random number is a pure function of its counter: no state to save, none to lose.
+struct RandomCounter {
   uint64_t seed = 0, stream = 0, index = 0;
 };
 
@@ -18,19 +18,19 @@ constexpr uint64_t scatter(uint64_t word) {
   return word ^ (word >> 31);
 }
 
-constexpr uint64_t random_word(Place place) {
-  return scatter(scatter(scatter(place.seed) ^ place.stream) ^ place.index);
+constexpr uint64_t random_word(RandomCounter at) {
+  return scatter(scatter(scatter(at.seed) ^ at.stream) ^ at.index);
 }
 
 /// Uniform in [0, 1), 53 bits.
-constexpr double random_uniform(Place place) {
-  return static_cast<double>(random_word(place) >> 11) * 0x1p-53;
+constexpr double random_uniform(RandomCounter at) {
+  return static_cast<double>(random_word(at) >> 11) * 0x1p-53;
 }
 
 /// Normal with mean 0 and deviation 1, by the Box-Muller transform.
-inline double random_normal(Place place) {
-  const double radius = 1.0 - random_uniform({place.seed, place.stream, 2 * place.index});
-  const double angle = random_uniform({place.seed, place.stream, 2 * place.index + 1});
+inline double random_normal(RandomCounter at) {
+  const double radius = 1.0 - random_uniform({at.seed, at.stream, 2 * at.index});
+  const double angle = random_uniform({at.seed, at.stream, 2 * at.index + 1});
   return std::sqrt(-2.0 * std::log(radius)) * std::cos(2.0 * std::numbers::pi * angle);
 }
 

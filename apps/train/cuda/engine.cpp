@@ -14,19 +14,19 @@ namespace {
 
 using cadre::cuda::check;
 
-/// Pinned memory through which the host sends: its caller goes on while the DMA engine copies, and
-/// waits only where all pieces are still on their way.
-class Outbox {
+/// Pinned memory through which the host uploads: the caller goes on while the DMA engine copies,
+/// and waits only where all pieces are in flight.
+class PinnedUploads {
  public:
-  Outbox() {
+  PinnedUploads() {
     for (Piece& piece : pieces_) {
       check(cudaMallocHost(&piece.data, kPieceBytes), "take pinned memory");
       check(cudaEventCreateWithFlags(&piece.sent, cudaEventDisableTiming), "make an event");
     }
   }
-  Outbox(const Outbox&) = delete;
-  Outbox& operator=(const Outbox&) = delete;
-  ~Outbox() {
+  PinnedUploads(const PinnedUploads&) = delete;
+  PinnedUploads& operator=(const PinnedUploads&) = delete;
+  ~PinnedUploads() {
     for (const Piece& piece : pieces_) {
       cudaEventDestroy(piece.sent);
       cudaFreeHost(piece.data);
@@ -61,7 +61,7 @@ class CudaEngine final : public Engine {
   explicit CudaEngine(const Device& device) : device_(device) {
     check(cudaSetDevice(device.index), "choose the device");
     check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "make a stream");
-    outbox_.emplace();
+    uploads_.emplace();
   }
   ~CudaEngine() override {
     cudaStreamSynchronize(stream_);
@@ -92,7 +92,7 @@ class CudaEngine final : public Engine {
   }
   void give_back(void* data) noexcept override { cudaFree(data); }
   void upload(void* to, const void* from, int64_t bytes) override {
-    outbox_->send(to, from, bytes, stream_);
+    uploads_->send(to, from, bytes, stream_);
   }
   void download(void* to, const void* from, int64_t bytes) override {
     check(cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDeviceToHost, stream_),
@@ -154,7 +154,7 @@ class CudaEngine final : public Engine {
 
   Device device_;
   cudaStream_t stream_ = nullptr;
-  std::optional<Outbox> outbox_;
+  std::optional<PinnedUploads> uploads_;
   Buffer<std::byte> scratch_;
 };
 

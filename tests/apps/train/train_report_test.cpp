@@ -15,7 +15,7 @@ using namespace cadre::train;
 
 namespace {
 
-const Status kStatus{"mxfp8", 120, 400, 1.5, 31234.5, 62};
+const RunStatus kStatus{"mxfp8", 120, 400, 1.5, 31234.5, 62};
 
 size_t count(const std::string& text, const std::string& part) {
   size_t found = 0;
