@@ -141,7 +141,7 @@ void print_options(const Json& list) {
 
 void print(const Json& all) {
   std::cout << std::string(all["version"]) << "\n\n";
-  Table devices({"device", "architecture", "units"});
+  Table devices({"device", "architecture", "SMs or threads"});
   for (const Json& d : all["devices"])
     devices.add({d["name"], d["architecture"], d["units"].dump()});
   devices.print(std::cout);

@@ -119,7 +119,7 @@ def covers(architectures: str, sm: int) -> bool:
 
 
 def _devices() -> tuple[list[list[str]], list[str]]:
-    """Rows of name, architecture and units; and what is wrong with these devices."""
+    """Rows of name, architecture and SMs or threads; and what is wrong with these devices."""
     import torch
 
     from . import _build as build
@@ -206,7 +206,7 @@ def main(words: list[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     print(f"{_table(versions())}\n")
-    print(f"{_table([['device', 'architecture', 'units'], *devices])}\n")
+    print(f"{_table([['device', 'architecture', 'SMs or threads'], *devices])}\n")
     print(f"{plans}\n")
     print("\n".join(f"wrong: {line}" for line in wrong) or "all is well")
     return 1 if wrong else 0
