@@ -13,31 +13,24 @@ using Problem = GroupedGemmProblem;
 TensorView matrix(Buffers& buffers, DType dtype, std::array<int64_t, 3> shape, Major major) {
   const bool column = major == Major::kColumn;
   if (column) std::swap(shape[1], shape[2]);
-  TensorView v = shape[0] == 0 ? buffers.tensor(dtype, {shape[1], shape[2]})
-                               : buffers.tensor(dtype, {shape[0], shape[1], shape[2]});
-  const auto last = size_t(v.rank - 1);
-  if (column) {
-    std::swap(v.shape[last - 1], v.shape[last]);
-    std::swap(v.stride[last - 1], v.stride[last]);
-  }
-  return v;
+  const TensorView v = shape[0] == 0 ? buffers.tensor(dtype, {shape[1], shape[2]})
+                                     : buffers.tensor(dtype, {shape[0], shape[1], shape[2]});
+  return column ? transposed(v) : v;
 }
 
-TensorView plain_operand(Buffers& buffers, const QuantizedShape& s, Major major, const Rows& rows,
+TensorView plain_operand(Buffers& buffers, const QuantizedShape& s, const Rows& rows,
                          uint64_t seed) {
   const bool ragged = s.kind == RowsKind::kRagged;
   const TensorView v =
-      matrix(buffers, s.format.element, {ragged ? 0 : s.experts, s.rows, s.cols}, major);
+      matrix(buffers, s.format.element, {ragged ? 0 : s.experts, s.rows, s.cols}, s.codes_major);
   fill_normal(v, ragged ? rows.live() : s.experts, seed);
   return v;
 }
 
 int64_t expert_stride_bytes(const TensorView& v) { return bytes_for(v.dtype, v.stride[0]); }
 
-Operand random_operand(Buffers& buffers, const QuantizedShape& s, Major major, const Rows& rows,
-                       uint64_t seed) {
-  if (is_plain(s.format))
-    return {.codes = plain_operand(buffers, s, major, rows, seed), .scales = {}};
+Operand random_operand(Buffers& buffers, const QuantizedShape& s, const Rows& rows, uint64_t seed) {
+  if (is_plain(s.format)) return {.codes = plain_operand(buffers, s, rows, seed), .scales = {}};
   const QuantizedView v = random_quantized(buffers, s, rows, seed).view;
   return {.codes = v.codes, .scales = v.scales, .expert_scale = v.expert_scale};
 }
@@ -118,8 +111,8 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   const Rows rows = draw_rows(*c.buffers, draw, p.rows, p.experts);
   c.offsets = rows.host;
   c.args.offsets = rows.offsets;
-  c.args.lhs = random_operand(*c.buffers, lhs_shape(p), p.lhs_major, rows, seeds.next());
-  c.args.rhs = random_operand(*c.buffers, rhs_shape(p), p.rhs_major, rows, seeds.next());
+  c.args.lhs = random_operand(*c.buffers, lhs_shape(p), rows, seeds.next());
+  c.args.rhs = random_operand(*c.buffers, rhs_shape(p), rows, seeds.next());
   if (p.discrete_rhs) make_discrete(*c.buffers, c.args.rhs, p.experts);
   make_output(c, rows, seeds.next());
   make_epilogue(c, rows, seeds);

@@ -22,14 +22,8 @@ void vary_blocks(const TensorView& v, int64_t live, uint64_t seed) {
   }
 }
 
-QuantizedView make_copy(QuantizeCase& c, const char* name, const Format& format, Axis axis) {
-  const QuantizeProblem& p = c.problem;
-  const QuantizedShape shape{.kind = p.kind,
-                             .rows = p.rows,
-                             .cols = p.cols,
-                             .experts = p.experts,
-                             .format = format,
-                             .axis = axis};
+QuantizedView make_copy(QuantizeCase& c, const char* name, Axis axis) {
+  const QuantizedShape shape = copy_shape(c.problem, axis);
   const int64_t bytes = quantized_bytes(shape);
   void* buffer = c.buffers->take(bytes);
   c.outputs.push_back({name, view(buffer, DType::kU8, {bytes}), bytes, Tail::kKeep, true});
@@ -54,8 +48,8 @@ QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
         random_tensor(buffers, p.source, {p.experts, p.rows, p.cols}, p.experts, seeds.next());
     vary_blocks(c.args.source, p.experts, seeds.next());
   }
-  if (p.along_k) c.args.along_k = make_copy(c, "along_k", *p.along_k, Axis::kAlongK);
-  if (p.along_rows) c.args.along_rows = make_copy(c, "along_rows", *p.along_rows, Axis::kAlongRows);
+  if (p.along_k) c.args.along_k = make_copy(c, "along_k", Axis::kAlongK);
+  if (p.along_rows) c.args.along_rows = make_copy(c, "along_rows", Axis::kAlongRows);
   if ((p.along_k && p.along_k->stochastic) || (p.along_rows && p.along_rows->stochastic)) {
     auto* rng = buffers.array<uint64_t>(2);
     rng[0] = draw.seed;

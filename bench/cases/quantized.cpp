@@ -24,6 +24,8 @@ RandomQuantized random_quantized(Buffers& buffers, const QuantizedShape& shape, 
   result.view = quantized_view(shape, result.buffer);
   const bool along_k = shape.axis == Axis::kAlongK;
   (along_k ? problem.along_k : problem.along_rows) = shape.format;
+  (along_k ? problem.along_k_scales_major : problem.along_rows_scales_major) = shape.scales_major;
+  problem.along_rows_codes_major = shape.codes_major;
   (along_k ? args.along_k : args.along_rows) = result.view;
   const uint64_t rng[2] = {seed, 0};
   if (shape.format.stochastic) args.rng = rng;

@@ -6,7 +6,8 @@
 
 namespace cadre {
 
-/// `dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16`.
+/// `dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16`,
+/// `dequantize weights N=2048 K=4096 E=64 format=mxfp8 axis=along_rows out=f32 codes_major=column`.
 struct DequantizeProblem {
   using Args = struct DequantizeArgs;
   static constexpr OperationText kOperation = {"dequantize", "values from codes and scales",
@@ -21,7 +22,7 @@ struct DequantizeProblem {
 struct DequantizeArgs {
   QuantizedView source;
   Offsets offsets;  ///< routed rows only
-  TensorView out;   ///< [R, C] or [E, N, K], or as the codes of transformed blocks; written
+  TensorView out;   ///< row-major [R, C] or [E, N, K], or as transformed blocks; written
 };
 
 using DequantizePlan = Plan<DequantizeProblem>;

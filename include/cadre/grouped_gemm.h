@@ -29,9 +29,6 @@ enum class Accumulate : uint8_t {
   kPerExpert,  ///< E words in device memory, one an expert, each as kDevice
 };
 
-/// Which of the last two dimensions of an operand has stride 1.
-enum class Major : uint8_t { kRow, kColumn };
-
 /// A grouped GEMM as a value: `grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=bf16`. The
 /// weight of one expert is [N, K] in every pass.
 struct GroupedGemmProblem {
@@ -63,6 +60,9 @@ struct GroupedGemmProblem {
   Tail tail = Tail::kKeep;                  ///< fprop, dgrad
   int unit_budget = 0;                      ///< SMs or threads to use at most; 0: all
   int align = 16;  ///< bytes that addresses and strides of lhs, rhs and out are multiples of
+
+  /// How block scales lie, as in QuantizedShape. Codes are column-major only in w of dgrad.
+  Major lhs_scales_major = Major::kRow, rhs_scales_major = Major::kRow;
 
   bool operator==(const GroupedGemmProblem&) const = default;
 };

@@ -20,13 +20,15 @@ struct QuantizedShape {
   int experts = 1;   ///< E
   Format format{};
   Axis axis = Axis::kAlongK;
+  Major codes_major = Major::kRow;   ///< column: weights along rows, whose contraction is N
+  Major scales_major = Major::kRow;  ///< column: not of blocks that run down routed rows
 
   bool operator==(const QuantizedShape&) const = default;
 };
 
 /// Codes and scales of one tensor. value = code * block scale * expert scale, those that exist.
 ///
-/// Codes keep the order of the source, whatever the axis: [R, C] or [E, N, K], 4-bit codes packed
+/// Codes have the shape of the source, whatever the axis: [R, C] or [E, N, K], 4-bit codes packed
 /// two a byte along the last dimension, every row starting at a byte (row stride = C rounded up to
 /// even). Scales, with B = block:
 ///                 along K              along rows           2d
@@ -34,6 +36,12 @@ struct QuantizedShape {
 ///   weights       [E, N, ceil(K / B)]  [E, ceil(N / B), K]  [E, ceil(N / B), ceil(K / B)]
 /// Routed blocks along rows restart at every expert: block b of expert e is row
 /// offsets[e] / B + e + b of the scales. Rows of scales that no block owns are not written.
+///
+/// Column-major codes have the same shape and lie as [E, K, N], so that the contraction of dgrad is
+/// innermost: stride 1 along N, 4-bit codes packed along N, every column starting at a byte.
+/// Column-major scales have stride 1 down a column, and every column takes a multiple of 16 bytes:
+/// those of rows [R, ceil(C / B)] lie as [ceil(C / B), R'], so that the scales of a tile's rows in
+/// one block are one bulk copy. Neither changes a code or a scale.
 ///
 /// A Hadamard transform makes sixteen values of a block, the last one of an expert too, in which
 /// missing rows count as zero. So with `rht` along rows the codes are [16 (R / 16 + E), C]: row b
@@ -74,7 +82,9 @@ int64_t quantized_bytes(const QuantizedShape&);
 QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 
 /// `quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x`,
-/// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`.
+/// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`,
+/// `quantize weights N=2048 K=4096 E=64 source=bf16 along_rows=fp8_block:2d role=w
+/// along_rows_codes_major=column`.
 struct QuantizeProblem {
   using Args = struct QuantizeArgs;
   static constexpr OperationText kOperation = {
@@ -92,8 +102,15 @@ struct QuantizeProblem {
   float amax_eps = 0;                  ///< lower bound of an amax, fp32 scales only
   bool discrete = false;               ///< weights only: the source is E pointers
 
+  /// How the copies lie, as in QuantizedShape; codes along K are row-major.
+  Major along_k_scales_major = Major::kRow;
+  Major along_rows_codes_major = Major::kRow, along_rows_scales_major = Major::kRow;
+
   bool operator==(const QuantizeProblem&) const = default;
 };
+
+/// The layout of the copy along an axis; that copy must be wanted.
+QuantizedShape copy_shape(const QuantizeProblem&, Axis);
 
 struct QuantizeArgs {
   TensorView source{};  ///< [R, C] or [E, N, K]; discrete: data null, shape [E, N, K]

@@ -23,12 +23,18 @@ struct TensorView {
   int64_t operator[](int dim) const { return shape[dim]; }
 };
 
+/// Which of the last two dimensions of a view has stride 1.
+enum class Major : uint8_t { kRow, kColumn };
+
 /// A contiguous row-major view; the last dimension has stride 1.
 TensorView view(const void* data, DType, std::initializer_list<int64_t> shape);
 
 /// A view with strides in elements, of the same length as `shape`.
 TensorView view(const void* data, DType, std::initializer_list<int64_t> shape,
                 std::initializer_list<int64_t> stride);
+
+/// The same elements with the last two dimensions exchanged; the view has at least two.
+TensorView transposed(TensorView);
 
 /// Number of elements.
 int64_t elements(const TensorView&);

@@ -62,7 +62,7 @@ struct List<GroupedGemmProblem> {
        grouped_gemm_bf16},
       {"cpu_avx512", refuses_grouped_gemm_tiles, grouped_gemm_tiles_workspace_bytes,
        grouped_gemm_tiles},
-      {"cpu_onednn", takes_all, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
+      {"cpu_onednn", refuses_grouped_gemm_f32, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
       {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
   };
 };

@@ -50,7 +50,15 @@ bool is_bf16(FormatKind kind) {
   return kind == FormatKind::kBf16 || kind == FormatKind::kFp8Tensor || kind == FormatKind::kNvfp4;
 }
 
+/// Lines of codes are read with the scales of their rows.
+std::string refuses_order(const GroupedGemmProblem& p) {
+  const bool codes = !is_plain(p.rhs) && p.rhs_major == Major::kColumn;
+  const bool scales = p.lhs_scales_major == Major::kColumn || p.rhs_scales_major == Major::kColumn;
+  return codes || scales ? "takes row-major codes and scales" : "";
+}
+
 std::string refuses_tiles(const GroupedGemmProblem& p, Multiplicand type) {
+  if (const std::string why = refuses_order(p); !why.empty()) return why;
   if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
   if (gemm::is_for_in_place(p, {type}))
     return "cpu_onednn multiplies these operands where they lie";
@@ -98,7 +106,11 @@ std::string refuses_grouped_gemm_bf16(const GroupedGemmProblem& p, const Device&
       return text("takes operands whose decoded codes are bf16 numbers, not ", to_string(format));
   if (!gemm::processor().bf16)
     return "oneDNN's bf16 products are missing, unsafe or slower than fp32 on this processor";
-  return {};
+  return refuses_order(p);
+}
+
+std::string refuses_grouped_gemm_f32(const GroupedGemmProblem& p, const Device&) {
+  return refuses_order(p);
 }
 
 void grouped_gemm_bf16(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,

@@ -16,8 +16,9 @@ int64_t grouped_gemm_bf16_workspace_bytes(const GroupedGemmProblem&, const Devic
 int64_t grouped_gemm_f32_workspace_bytes(const GroupedGemmProblem&, const Device&);
 
 /// bf16 products need a processor that is good at them, and operands that are bf16 numbers but for
-/// a scale per expert.
+/// a scale per expert. Both want codes and scales row-major.
 std::string refuses_grouped_gemm_bf16(const GroupedGemmProblem&, const Device&);
+std::string refuses_grouped_gemm_f32(const GroupedGemmProblem&, const Device&);
 
 /// fprop and dgrad by a product of our own, for AVX-512 and few rows an expert: it prefetches the
 /// next weights while it multiplies.

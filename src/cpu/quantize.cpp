@@ -6,6 +6,7 @@
 #include "cpu/load_store.h"
 #include "cpu/quantize_rows.h"
 #include "cpu/quantized_expert.h"
+#include "cpu/turn.h"
 
 namespace cadre::cpu {
 namespace {
@@ -27,6 +28,10 @@ struct Scratch {
   alignas(64) float multiplier[kWidest];     ///< of columns
   alignas(64) uint8_t codes[kWidest];        ///< nibbles before they are packed
   alignas(64) uint16_t random[8 * kWidest];  ///< of eight rows
+  /// What becomes column-major, as rows: the codes of a tile, and its scales, one byte for 16
+  /// values at most.
+  alignas(64) uint8_t row_codes[kTileFloats];
+  alignas(64) uint8_t row_scales[kTileFloats / 16];
 };
 
 /// A part of one expert, as floats.
@@ -51,7 +56,7 @@ struct Copy {
 };
 
 /// The scales of the blocks in some rows of a piece, stored; and the multiplier of each column of
-/// these rows.
+/// these rows. `out` is, here and below, what the piece fills.
 template <class Row, class Element>
 void scale_blocks(const Copy& copy, const Piece& p, CodeRows rows, const QuantizedExpert& out,
                   Scratch& s) {
@@ -67,10 +72,8 @@ void scale_blocks(const Copy& copy, const Piece& p, CodeRows rows, const Quantiz
   const auto width = [&](int64_t b) { return std::min(kBlock, p.cols - b * kBlock); };
   if (across) block_amax<kBlock>(s.amax, p.cols, s.amax);
 
-  const int64_t scale_row = (p.row + rows.first) / (down ? kBlock : 1);
-  const int64_t scale_col = p.col / (across ? kBlock : 1);
   block_scales<Row, Element>(s.amax, blocks, rule,
-                             row_data<Scale>(out.scales, scale_row) + scale_col,
+                             row_data<Scale>(out.scales, rows.first / (down ? kBlock : 1)),
                              across ? s.block_multiplier : s.multiplier);
   for (int64_t b = 0; across && b < blocks; ++b)
     std::fill_n(s.multiplier + b * kBlock, width(b), s.block_multiplier[b]);
@@ -93,8 +96,8 @@ void encode_codes(const Copy& copy, const Piece& p, int64_t row, const Quantized
                   Scratch& s) {
   constexpr bool kNibbles = Element::kDType == DType::kE2m1;
   const float* x = p.x + row * p.pitch;
-  uint8_t* target = static_cast<uint8_t*>(out.codes.data) +
-                    ((p.row + row) * out.codes.stride[0] + p.col) / (kNibbles ? 2 : 1);
+  uint8_t* target =
+      static_cast<uint8_t*>(out.codes.data) + row * out.codes.stride[0] / (kNibbles ? 2 : 1);
   uint8_t* codes = kNibbles ? s.codes : target;
   if (Row::kInfo.takes_stochastic && copy.shape.format.stochastic)
     encode_row_stochastic<Element>(x, s.multiplier, random_bits(copy, p, row, s), p.cols, codes);
@@ -108,7 +111,7 @@ template <class Row, class Element>
 void encode_piece(const Copy& copy, const Piece& p, const QuantizedExpert& out, Scratch& s) {
   if constexpr (Row::kIsPlain) {
     for (int64_t i = 0; i < p.rows; ++i)
-      cast_row<Element>(p.x + i * p.pitch, p.cols, row_data<Element>(out.codes, p.row + i) + p.col);
+      cast_row<Element>(p.x + i * p.pitch, p.cols, row_data<Element>(out.codes, i));
   } else if constexpr (Row::kInfo.block == 0) {
     const float amax = formats::float_of(copy.amax[p.expert]);
     std::fill_n(s.multiplier, p.cols,
@@ -123,6 +126,19 @@ void encode_piece(const Copy& copy, const Piece& p, const QuantizedExpert& out, 
       for (int64_t i = first; i < first + rows; ++i) encode_codes<Row, Element>(copy, p, i, out, s);
     }
   }
+}
+
+/// Encodes a piece of an expert; what is column-major is made as rows, and turned.
+void encode(const Copy& copy, const Piece& p, const QuantizedExpert& expert, Scratch& s) {
+  const QuantizedExpert out = window_of(copy.shape, expert, {p.row, p.col, p.rows, p.cols});
+  QuantizedExpert rows = out;
+  if (copy.shape.codes_major == Major::kColumn)
+    rows.codes = view(s.row_codes, out.codes.dtype, {p.rows, p.cols}, {p.pitch, 1});
+  if (copy.shape.scales_major == Major::kColumn)
+    rows.scales = view(s.row_scales, out.scales.dtype, {out.scales[0], out.scales[1]});
+  copy.encode(copy, p, rows, s);
+  if (copy.shape.codes_major == Major::kColumn) turn_to_columns(rows.codes, out.codes);
+  if (copy.shape.scales_major == Major::kColumn) turn_to_columns(rows.scales, out.scales);
 }
 
 /// Reads a tile, with rows of zeros up to a multiple of sixteen behind it.
@@ -171,7 +187,7 @@ float largest_value(DType source) {
 }
 
 Copy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis, uint32_t*& workspace) {
-  Copy copy{.shape = shape_of(p, axis),
+  Copy copy{.shape = copy_shape(p, axis),
             .view = axis == Axis::kAlongK ? &args.along_k : &args.along_rows,
             .options = {},
             .random = {}};
@@ -238,8 +254,8 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
     Scratch s;
     const Piece piece = load(expert, rows, row, col, s);
     for (int i = 0; i < count; ++i)
-      copies[i].encode(copies[i], seen_by(copies[i], piece, s.y),
-                       expert_of(copies[i].shape, *copies[i].view, expert, rows), s);
+      encode(copies[i], seen_by(copies[i], piece, s.y),
+             expert_of(copies[i].shape, *copies[i].view, expert, rows), s);
   });
 }
 

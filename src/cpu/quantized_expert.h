@@ -9,6 +9,11 @@ namespace cadre::cpu {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/// Where the element [i, j] of a matrix is, in elements.
+inline int64_t offset_of(const TensorView& matrix, int64_t i, int64_t j) {
+  return i * matrix.stride[0] + j * matrix.stride[1];
+}
+
 /// Moves the start of a view by elements; 4-bit ones only by whole bytes.
 inline TensorView moved(TensorView v, int64_t elements_of_v) {
   if (v.data != nullptr) v.data = static_cast<char*>(v.data) + elements_of_v * bits(v.dtype) / 8;
@@ -19,6 +24,16 @@ inline TensorView moved(TensorView v, int64_t elements_of_v) {
 inline TensorView rows_of_matrix(const TensorView& matrix, CodeRows rows) {
   TensorView v = moved(matrix, rows.first * matrix.stride[0]);
   v.shape[0] = rows.count;
+  return v;
+}
+
+/// A part of a matrix: `rows` x `cols` elements, of which the first is [row, col].
+struct Window {
+  int64_t row, col, rows, cols;
+};
+inline TensorView window_of(const TensorView& matrix, const Window& w) {
+  TensorView v = moved(matrix, offset_of(matrix, w.row, w.col));
+  v.shape = {w.rows, w.cols};
   return v;
 }
 
@@ -69,6 +84,18 @@ inline BlockExtent block_extent(const Format& format, Axis axis, const TensorVie
   return axis == Axis::kAlongK ? BlockExtent{1, block} : BlockExtent{block, 1};
 }
 
+/// The codes in a window of an expert's, which begins at a block or lies in one, and their scales.
+inline QuantizedExpert window_of(const QuantizedShape& shape, QuantizedExpert part,
+                                 const Window& w) {
+  const BlockExtent block = block_extent(shape.format, shape.axis, part.codes);
+  part.codes = window_of(part.codes, w);
+  if (part.scales.rank != 0)
+    part.scales =
+        window_of(part.scales, {w.row / block.rows, w.col / block.cols,
+                                ceil_div(w.rows, block.rows), ceil_div(w.cols, block.cols)});
+  return part;
+}
+
 /// Calls `work(expert, rows)` for every expert: the clamped rows of its offsets, or 0 to N.
 template <class Work>
 void for_each_expert(const QuantizedShape& shape, const Offsets& offsets, Work&& work) {
@@ -78,12 +105,6 @@ void for_each_expert(const QuantizedShape& shape, const Offsets& offsets, Work&&
   }
   schedule::ExpertWalk walk(offsets.data, shape.experts, shape.rows);
   while (walk.next()) work(walk.expert(), walk.rows());
-}
-
-/// The shape of the copy of a problem along one axis; that copy must be wanted.
-inline QuantizedShape shape_of(const QuantizeProblem& p, Axis axis) {
-  const Format& format = axis == Axis::kAlongK ? *p.along_k : *p.along_rows;
-  return {p.kind, p.rows, p.cols, p.experts, format, axis};
 }
 
 /// One expert's matrix of what is to be quantised.

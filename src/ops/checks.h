@@ -87,11 +87,17 @@ class Checks {
   /// A view without elements may have null data.
   void view(std::string_view what, const TensorView& v, DType dtype, Shape shape,
             Why why = {}) const {
-    holds(v.dtype == dtype && same_shape(v, shape), what, " is ", Seen{v}, ", must be ",
-          Wanted{dtype, shape}, why);
-    holds(v.data != nullptr || elements(v) == 0, what, " is null, must be ", Seen{v}, why);
+    shaped(what, v, {dtype, shape}, why);
     holds(is_row_major(v), what, " is ", Seen{v},
           ", must have rows of stride 1 that do not overlap; make it contiguous");
+    aligned(what, v.data, bits(dtype) / 8);
+  }
+
+  /// The same for a matrix, or one an expert, whose columns are contiguous.
+  void column_view(std::string_view what, const TensorView& v, DType dtype, Shape shape) const {
+    shaped(what, v, {dtype, shape}, {});
+    holds(is_row_major(transposed(v)), what, " is ", Seen{v},
+          ", must have columns of stride 1 that do not overlap; transpose it");
     aligned(what, v.data, bits(dtype) / 8);
   }
 
@@ -125,6 +131,11 @@ class Checks {
   const Problem& problem() const { return problem_; }
 
  private:
+  void shaped(std::string_view what, const TensorView& v, const Wanted& want, Why why) const {
+    holds(v.dtype == want.dtype && same_shape(v, want.shape), what, " is ", Seen{v}, ", must be ",
+          want, why);
+    holds(v.data != nullptr || elements(v) == 0, what, " is null, must be ", Seen{v}, why);
+  }
   static bool same_shape(const TensorView& v, Shape shape) {
     return v.rank == int(shape.size()) && std::equal(shape.begin(), shape.end(), v.shape.begin());
   }

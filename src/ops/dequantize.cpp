@@ -15,6 +15,8 @@ static void fields(Io& io, Problem& p) {
   io.always("format", p.source.format);
   io.always("axis", p.source.axis);
   io.always("out", p.out);
+  io.unless("codes_major", p.source.codes_major, Major::kRow);
+  io.unless("scales_major", p.source.scales_major, Major::kRow);
 }
 
 std::string to_string(const DequantizeProblem& p) { return ops::write_problem("dequantize", p); }
@@ -27,7 +29,7 @@ namespace {
 
 void check(const DequantizeProblem& p) {
   const ops::Checks checks("dequantize", p);
-  ops::check_quantized(checks, "format", p.source);
+  ops::check_quantized(checks, {"format", "codes_major", "scales_major"}, p.source);
   checks.plain_float("out", p.out);
 }
 
@@ -37,7 +39,7 @@ void check(const DequantizeProblem& p, const DequantizeArgs& args) {
   ops::check_offsets(checks, p.source, args.offsets);
   TensorView want = quantized_view(p.source, nullptr).codes;
   want.dtype = p.out;
-  ops::check_view(checks, "out", args.out, want);
+  ops::check_view(checks, "out", args.out, want, Major::kRow);
 }
 
 }  // namespace

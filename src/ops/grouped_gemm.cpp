@@ -4,8 +4,8 @@
 
 #include "backend/walk.h"
 #include "cadre/recipe.h"
-#include "ops/checks.h"
 #include "ops/problem_text.h"
+#include "ops/quantized_checks.h"
 
 namespace cadre {
 namespace {
@@ -95,6 +95,8 @@ static void fields(Io& io, Problem& p) {
   io.unless("tail", p.tail, usual.tail);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
   io.unless("align", p.align, usual.align);
+  io.unless("lhs_scales_major", p.lhs_scales_major, usual.lhs_scales_major);
+  io.unless("rhs_scales_major", p.rhs_scales_major, usual.rhs_scales_major);
 }
 
 namespace {
@@ -129,11 +131,11 @@ void check_flags(const GroupedGemmProblem& p, const ProblemChecks& checks) {
                ", must be keep; dw has no rows of a tail");
 }
 
-void check_operand(std::string_view what, const Format& format, Major major,
+void check_operand(const ops::CopyNames& names, const QuantizedShape& shape,
                    const ProblemChecks& checks) {
-  require_legal(format);
-  checks.holds(is_plain(format) || major == Major::kRow, what, "_major is column, must be row for ",
-               info(format.kind).name, "; codes lie row-major");
+  require_legal(shape.format);
+  if (!is_plain(shape.format)) ops::check_codes_major(checks, names.codes_major, shape);
+  ops::check_scales_major(checks, names.scales_major, shape);
 }
 
 void check(const GroupedGemmProblem& p) {
@@ -145,8 +147,8 @@ void check(const GroupedGemmProblem& p) {
   checks.at_least("E", p.experts, 1);
   checks.at_least("unit_budget", p.unit_budget, 0);
   checks.alignment("align", p.align);
-  check_operand("lhs", p.lhs, p.lhs_major, checks);
-  check_operand("rhs", p.rhs, p.rhs_major, checks);
+  check_operand({"lhs", "lhs_major", "lhs_scales_major"}, lhs_shape(p), checks);
+  check_operand({"rhs", "rhs_major", "rhs_scales_major"}, rhs_shape(p), checks);
   checks.plain_float("out", p.out);
   checks.plain_float("bias_dtype", p.bias_dtype);
   check_flags(p, checks);
@@ -221,7 +223,6 @@ void check_discrete(const TensorNames& names, const Storage& given, bool discret
 struct OperandRule {
   const TensorNames& names;
   QuantizedShape shape;
-  Major major = Major::kRow;
   bool discrete = false;
 };
 
@@ -235,14 +236,14 @@ void check_scales(const Operand& operand, const OperandRule& rule, const TensorV
   }
   const Storage scales{operand.scales, operand.discrete_scales};
   check_discrete(names, scales, rule.discrete, checks);
-  check_storage(names, scales, layout_of(like, Major::kRow), checks);
+  check_storage(names, scales, layout_of(like, rule.shape.scales_major), checks);
 }
 
 void check(const Operand& operand, const OperandRule& rule, const ProblemChecks& checks) {
   const QuantizedView like = quantized_view(rule.shape, nullptr);
   const Storage codes{operand.codes, operand.discrete};
   check_discrete(rule.names, codes, rule.discrete, checks);
-  check_storage(rule.names, codes, layout_of(like.codes, rule.major), checks);
+  check_storage(rule.names, codes, layout_of(like.codes, rule.shape.codes_major), checks);
   check_scales(operand, rule, like.scales, checks);
   if (info(rule.shape.format.kind).has_expert_scale)
     checks.present(rule.names.expert_scale, operand.expert_scale, rule.shape.experts,
@@ -299,8 +300,8 @@ int64_t accumulate_words(const GroupedGemmProblem& p) {
 void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const ProblemChecks checks("grouped_gemm", p);
   const PassNames& names = names_of(p.pass);
-  check(args.lhs, {names.lhs, lhs_shape(p), p.lhs_major, false}, checks);
-  check(args.rhs, {names.rhs, rhs_shape(p), p.rhs_major, p.discrete_rhs}, checks);
+  check(args.lhs, {names.lhs, lhs_shape(p), false}, checks);
+  check(args.rhs, {names.rhs, rhs_shape(p), p.discrete_rhs}, checks);
   checks.offsets(args.offsets, p.experts);
   check_out(p, args, checks);
   check_bias(p, args, checks);
@@ -317,7 +318,9 @@ QuantizedShape lhs_shape(const GroupedGemmProblem& p) {
           .cols = p.pass == Pass::kFprop ? p.k : p.n,
           .experts = p.experts,
           .format = p.lhs,
-          .axis = is_wgrad(p) ? Axis::kAlongRows : Axis::kAlongK};
+          .axis = is_wgrad(p) ? Axis::kAlongRows : Axis::kAlongK,
+          .codes_major = p.lhs_major,
+          .scales_major = p.lhs_scales_major};
 }
 
 QuantizedShape rhs_shape(const GroupedGemmProblem& p) {
@@ -326,7 +329,9 @@ QuantizedShape rhs_shape(const GroupedGemmProblem& p) {
           .cols = p.k,
           .experts = p.experts,
           .format = p.rhs,
-          .axis = p.pass == Pass::kFprop ? Axis::kAlongK : Axis::kAlongRows};
+          .axis = p.pass == Pass::kFprop ? Axis::kAlongK : Axis::kAlongRows,
+          .codes_major = p.rhs_major,
+          .scales_major = p.rhs_scales_major};
 }
 
 std::string to_string(const GroupedGemmProblem& p) { return ops::write_problem("grouped_gemm", p); }

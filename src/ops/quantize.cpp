@@ -20,6 +20,19 @@ static void fields(Io& io, Problem& p) {
   io.always("role", p.role);
   io.unless("amax_eps", p.amax_eps, 0.0f);
   io.unless("discrete", p.discrete, false);
+  io.unless("along_k_scales_major", p.along_k_scales_major, Major::kRow);
+  io.unless("along_rows_codes_major", p.along_rows_codes_major, Major::kRow);
+  io.unless("along_rows_scales_major", p.along_rows_scales_major, Major::kRow);
+}
+
+QuantizedShape copy_shape(const QuantizeProblem& p, Axis axis) {
+  QuantizedShape s{.kind = p.kind, .rows = p.rows, .cols = p.cols, .experts = p.experts};
+  const bool along_k = axis == Axis::kAlongK;
+  s.format = along_k ? *p.along_k : *p.along_rows;
+  s.axis = axis;
+  s.codes_major = along_k ? Major::kRow : p.along_rows_codes_major;
+  s.scales_major = along_k ? p.along_k_scales_major : p.along_rows_scales_major;
+  return s;
 }
 
 std::string to_string(const QuantizeProblem& p) { return ops::write_problem("quantize", p); }
@@ -30,14 +43,28 @@ QuantizeProblem parse_quantize_problem(std::string_view words) {
 
 namespace {
 
-/// Calls `work(name, shape, view)` for the copies that are wanted.
+using ops::CopyNames;
+
+constexpr CopyNames kCopyAlongK{"along_k", "along_k_codes_major", "along_k_scales_major"};
+constexpr CopyNames kCopyAlongRows{"along_rows", "along_rows_codes_major",
+                                   "along_rows_scales_major"};
+
+/// Calls `work(names, shape, view)` for the copies that are wanted.
 template <class Work>
 void for_each_copy(const QuantizeProblem& p, const QuantizeArgs& args, Work&& work) {
-  const auto shape = [&](const Format& format, Axis axis) {
-    return QuantizedShape{p.kind, p.rows, p.cols, p.experts, format, axis};
+  if (p.along_k) work(kCopyAlongK, copy_shape(p, Axis::kAlongK), args.along_k);
+  if (p.along_rows) work(kCopyAlongRows, copy_shape(p, Axis::kAlongRows), args.along_rows);
+}
+
+/// What is said of a copy that is not wanted.
+void check_absent(const ops::Checks<QuantizeProblem>& checks, const QuantizeProblem& p) {
+  const auto row = [&](bool wanted, std::string_view field, Major major, std::string_view axis) {
+    checks.holds(wanted || major == Major::kRow, field, " is column, must be row; no copy along ",
+                 axis, " is wanted");
   };
-  if (p.along_k) work("along_k", shape(*p.along_k, Axis::kAlongK), args.along_k);
-  if (p.along_rows) work("along_rows", shape(*p.along_rows, Axis::kAlongRows), args.along_rows);
+  row(p.along_k.has_value(), kCopyAlongK.scales_major, p.along_k_scales_major, "K");
+  row(p.along_rows.has_value(), kCopyAlongRows.codes_major, p.along_rows_codes_major, "rows");
+  row(p.along_rows.has_value(), kCopyAlongRows.scales_major, p.along_rows_scales_major, "rows");
 }
 
 void check(const QuantizeProblem& p) {
@@ -46,9 +73,10 @@ void check(const QuantizeProblem& p) {
                "along_k and along_rows are absent, must be given one or "
                "both; they say what to write");
   for_each_copy(p, {},
-                [&](std::string_view what, const QuantizedShape& shape, const QuantizedView&) {
-                  ops::check_quantized(checks, what, shape);
+                [&](const CopyNames& names, const QuantizedShape& shape, const QuantizedView&) {
+                  ops::check_quantized(checks, names, shape);
                 });
+  check_absent(checks, p);
   checks.plain_float("source", p.source);
   checks.holds(p.amax_eps >= 0 && std::isfinite(p.amax_eps), "amax_eps is ", p.amax_eps,
                ", must be finite and 0 or more");
@@ -77,8 +105,8 @@ void check(const QuantizeProblem& p, const QuantizeArgs& args) {
   const ops::Checks checks("quantize", p);
   check_source(checks, p, args);
   for_each_copy(
-      p, args, [&](std::string_view what, const QuantizedShape& shape, const QuantizedView& view) {
-        ops::check_parts(checks, what, shape, view);
+      p, args, [&](const CopyNames& names, const QuantizedShape& shape, const QuantizedView& view) {
+        ops::check_parts(checks, names.itself, shape, view);
         ops::check_offsets(checks, shape, args.offsets);
         if (shape.format.stochastic)
           checks.present("rng", args.rng, 2, "stochastic rounding needs a seed and an offset");

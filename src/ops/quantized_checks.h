@@ -8,9 +8,39 @@
 // What quantise and dequantise both check of a quantised tensor.
 namespace cadre::ops {
 
-/// The shape and format of one quantised tensor called `what`.
+/// What a copy and the fields of its order are called.
+struct CopyNames {
+  std::string_view itself, codes_major, scales_major;
+};
+
+/// The order of codes: that of the source, or, for weights of dgrad, with the contraction inside.
 template <class Problem>
-void check_quantized(const Checks<Problem>& checks, std::string_view what,
+void check_codes_major(const Checks<Problem>& checks, std::string_view field,
+                       const QuantizedShape& s) {
+  if (s.codes_major == Major::kRow) return;
+  const auto must = [&](bool good, std::string_view why) {
+    checks.holds(good, field, " is column, must be row for ", to_string(s.format), "; ", why);
+  };
+  must(!is_plain(s.format), "plain weights are multiplied in either order");
+  must(s.kind == RowsKind::kWeights, "codes of routed rows lie row-major");
+  must(s.axis == Axis::kAlongRows, "along K the contraction is innermost already");
+}
+
+template <class Problem>
+void check_scales_major(const Checks<Problem>& checks, std::string_view field,
+                        const QuantizedShape& s) {
+  if (s.scales_major == Major::kRow) return;
+  const auto must = [&](bool good, std::string_view why) {
+    checks.holds(good, field, " is column, must be row for ", to_string(s.format), "; ", why);
+  };
+  must(info(s.format.kind).block != 0, "it has no block scales");
+  must(s.kind == RowsKind::kWeights || (s.axis == Axis::kAlongK && !s.format.square),
+       "blocks that run down routed rows have one row of scales each");
+}
+
+/// The shape, format and order of one quantised tensor.
+template <class Problem>
+void check_quantized(const Checks<Problem>& checks, const CopyNames& names,
                      const QuantizedShape& s) {
   require_legal(s.format);
   const bool rows = s.kind == RowsKind::kRagged;
@@ -20,26 +50,32 @@ void check_quantized(const Checks<Problem>& checks, std::string_view what,
   checks.fits_int32(rows ? "C" : "K", s.cols);
   checks.at_least("E", s.experts, 1);
   const auto without = [&](bool good, std::string_view option, std::string_view why) {
-    checks.holds(good, what, " is ", to_string(s.format), ", must be without ", option, "; ", why);
+    checks.holds(good, names.itself, " is ", to_string(s.format), ", must be without ", option,
+                 "; ", why);
   };
+  check_codes_major(checks, names.codes_major, s);
+  check_scales_major(checks, names.scales_major, s);
   if (!s.format.hadamard) return;
   without(s.axis == Axis::kAlongRows, "rht", "the transform runs along rows");
   without(rows, "rht", "the transform is for routed rows");
   without(!s.format.square, "2d", "a transformed copy serves one direction");
 }
 
-/// One view against the layout's; rows of it may lie further apart.
+/// One view against the layout's; its lines may lie further apart.
 template <class Problem>
 void check_view(const Checks<Problem>& checks, const std::string& what, const TensorView& got,
-                const TensorView& want) {
-  if (want.rank == 2)
-    checks.view(what, got, want.dtype, {want[0], want[1]});
-  else
-    checks.view(what, got, want.dtype, {want[0], want[1], want[2]});
+                const TensorView& want, Major major) {
+  const bool row = major == Major::kRow;
+  const auto check = [&](Shape shape) {
+    row ? checks.view(what, got, want.dtype, shape)
+        : checks.column_view(what, got, want.dtype, shape);
+  };
+  want.rank == 2 ? check({want[0], want[1]}) : check({want[0], want[1], want[2]});
   if (bits(want.dtype) != 4) return;
-  for (int d = 0; d + 1 < want.rank; ++d)
-    checks.holds(got.stride[d] % 2 == 0 || got[d] <= 1, what, " is ", Seen{got},
-                 ", must have even strides; a row of nibbles starts at a byte");
+  for (int d = 0; d < want.rank; ++d)
+    checks.holds(d == want.rank - (row ? 1 : 2) || got.stride[d] % 2 == 0 || got[d] <= 1, what,
+                 " is ", Seen{got}, ", must have even strides; a ", row ? "row" : "column",
+                 " of nibbles starts at a byte");
 }
 
 /// Codes, scales and expert scales against the layout of quantized_view().
@@ -48,9 +84,9 @@ void check_parts(const Checks<Problem>& checks, std::string_view name, const Qua
                  const QuantizedView& got) {
   const QuantizedView want = quantized_view(s, nullptr);
   const std::string what(name), format = to_string(s.format);
-  check_view(checks, what + ".codes", got.codes, want.codes);
+  check_view(checks, what + ".codes", got.codes, want.codes, s.codes_major);
   if (want.scales.rank != 0)
-    check_view(checks, what + ".scales", got.scales, want.scales);
+    check_view(checks, what + ".scales", got.scales, want.scales, s.scales_major);
   else
     checks.absent(what + ".scales", got.scales, "this format has no block scales");
   if (info(s.format.kind).has_expert_scale)

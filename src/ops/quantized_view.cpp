@@ -1,5 +1,5 @@
 // How codes and scales lie in memory.
-#include <array>
+#include <algorithm>
 
 #include "cadre/quantize.h"
 
@@ -7,25 +7,35 @@ namespace cadre {
 namespace {
 
 constexpr int64_t kAlignment = 256;
+constexpr int kBulkCopyBits = 128;  ///< what a bulk copy of Hopper starts at and takes multiples of
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
 
-/// A row-major view; 4-bit rows start at a byte.
-TensorView lay_out(DType dtype, std::initializer_list<int64_t> shape) {
+/// The lines of stride 1, rows or columns, each of a multiple of so many bits.
+struct Lines {
+  Major major = Major::kRow;
+  int unit_bits = 8;  ///< a line of 4-bit codes starts at a byte
+};
+
+TensorView lay_out(DType dtype, std::initializer_list<int64_t> shape, Lines lines) {
   TensorView v = view(nullptr, dtype, shape);
-  if (bits(dtype) != 4) return v;
-  const int64_t pitch = ceil_div(v[v.rank - 1], 2) * 2;
-  v.stride[v.rank - 2] = pitch;
-  if (v.rank == 3) v.stride[0] = pitch * v[1];
+  const bool row = lines.major == Major::kRow;
+  const int inner = v.rank - (row ? 1 : 2), outer = v.rank - (row ? 2 : 1);
+  const int64_t unit = std::max(lines.unit_bits / bits(dtype), 1);
+  v.stride[inner] = 1;
+  v.stride[outer] = ceil_div(v[inner], unit) * unit;
+  if (v.rank == 3) v.stride[0] = v.stride[outer] * v[outer];
   return v;
 }
 
 TensorView codes_of(const QuantizedShape& s) {
-  if (s.kind == RowsKind::kWeights) return lay_out(s.format.element, {s.experts, s.rows, s.cols});
+  const Lines lines{s.codes_major};
+  if (s.kind == RowsKind::kWeights)
+    return lay_out(s.format.element, {s.experts, s.rows, s.cols}, lines);
   const bool whole_blocks = is_transformed(s.format, s.axis);
   const int64_t rows = whole_blocks ? 16 * first_block(s.rows, s.experts, 16) : s.rows;
-  return lay_out(s.format.element, {rows, s.cols});
+  return lay_out(s.format.element, {rows, s.cols}, lines);
 }
 
 TensorView scales_of(const QuantizedShape& s) {
@@ -34,14 +44,20 @@ TensorView scales_of(const QuantizedShape& s) {
   const bool down = s.format.square || s.axis == Axis::kAlongRows;
   const bool across = s.format.square || s.axis == Axis::kAlongK;
   const int64_t cols = across ? ceil_div(s.cols, row.block) : s.cols;
+  const Lines lines{s.scales_major, s.scales_major == Major::kRow ? 8 : kBulkCopyBits};
   if (s.kind == RowsKind::kWeights)
-    return lay_out(row.scale, {s.experts, down ? ceil_div(s.rows, row.block) : s.rows, cols});
-  return lay_out(row.scale, {down ? first_block(s.rows, s.experts, row.block) : s.rows, cols});
+    return lay_out(row.scale, {s.experts, down ? ceil_div(s.rows, row.block) : s.rows, cols},
+                   lines);
+  return lay_out(row.scale, {down ? first_block(s.rows, s.experts, row.block) : s.rows, cols},
+                 lines);
 }
 
 /// Bytes from the first element to behind the last.
 int64_t bytes_of(const TensorView& v) {
-  return v.rank == 0 ? 0 : bytes_for(v.dtype, v[0] * v.stride[0]);
+  if (v.rank == 0 || elements(v) == 0) return 0;
+  int64_t end = 0;
+  for (int d = 0; d < v.rank; ++d) end = std::max(end, v[d] * v.stride[d]);
+  return bytes_for(v.dtype, end);
 }
 
 int64_t expert_scale_bytes(const QuantizedShape& s) {

@@ -1,6 +1,7 @@
 // The plain values of the public headers: dtypes and views.
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "cadre/dtype.h"
 #include "cadre/error.h"
@@ -73,6 +74,13 @@ TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> sh
   require(stride.size() == shape.size(), "view: ", stride.size(), " strides for rank ", v.rank,
           "; give one stride a dimension");
   std::copy(stride.begin(), stride.end(), v.stride.begin());
+  return v;
+}
+
+TensorView transposed(TensorView v) {
+  const int rows = v.rank - 2, cols = v.rank - 1;
+  std::swap(v.shape[rows], v.shape[cols]);
+  std::swap(v.stride[rows], v.stride[cols]);
   return v;
 }
 

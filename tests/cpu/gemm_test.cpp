@@ -242,7 +242,7 @@ TEST(Stage, PutsEveryElementWhereProductsLookForIt) {
     Operand operand;
     operand.codes = view(stored.data(), DType::kF32, {lines, length});
     const QuantizedShape shape{.rows = lines, .cols = length, .format = format(FormatKind::kF32)};
-    const OperandLines from(operand, shape, Major::kRow);
+    const OperandLines from(operand, shape);
     const Along run = along_depth ? Along::kDepth : Along::kOuter;
     const Part part{0, 0, 0, lines, 0, length};
     for (const Multiplicand type : {Multiplicand::kF32, Multiplicand::kBf16}) {

@@ -180,8 +180,27 @@ TEST(Dequantize, WritesTransformedBlocksWhole) {
 TEST(Dequantize, ProblemsPrintAndParseBack) {
   for (const char* words :
        {"dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16",
-        "dequantize weights N=2048 K=4096 E=64 format=fp8_block:2d axis=along_rows out=f32"})
+        "dequantize weights N=2048 K=4096 E=64 format=fp8_block:2d axis=along_rows out=f32",
+        "dequantize weights N=7 K=5 E=2 format=mxfp8 axis=along_rows out=f32 codes_major=column "
+        "scales_major=column"})
     EXPECT_EQ(to_string(parse_dequantize_problem(words)), words);
+}
+
+TEST(Dequantize, OrdersThatNobodyReadsAreErrors) {
+  const auto plan_error = [&](const std::string& words) {
+    return invalid([&] { plan(parse_dequantize_problem(words), this_cpu()); });
+  };
+  const std::string along_k =
+      "dequantize weights N=8 K=4 E=2 format=mxfp8 axis=along_k out=f32 codes_major=column";
+  EXPECT_EQ(plan_error(along_k),
+            "dequantize: codes_major is column, must be row for mxfp8; along K the contraction is "
+            "innermost already [" +
+                along_k + "]");
+  const std::string plain =
+      "dequantize weights N=8 K=4 E=2 format=f16 axis=along_rows out=f32 scales_major=column";
+  EXPECT_EQ(plan_error(plain),
+            "dequantize: scales_major is column, must be row for f16; it has no block scales [" +
+                plain + "]");
 }
 
 TEST(Dequantize, BadProblemsAndArgumentsAreErrors) {

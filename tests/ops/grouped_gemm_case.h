@@ -68,16 +68,14 @@ inline void put_code(char* data, DType dtype, int64_t at, uint32_t bits_of_code)
 class OperandCase {
  public:
   /// Routed rows of `offsets`, or weights.
-  OperandCase(const QuantizedShape& shape, Major major, int64_t gap) : shape_(shape) {
+  OperandCase(const QuantizedShape& shape, int64_t gap) : shape_(shape) {
     const QuantizedView like = quantized_view(shape, nullptr);
-    codes_ = matrix(like.codes, major, gap);
-    code_view_ = codes_.view();
-    if (major == Major::kColumn) {
-      const int inner = code_view_.rank - 2, outer = code_view_.rank - 1;
-      std::swap(code_view_.shape[size_t(inner)], code_view_.shape[size_t(outer)]);
-      std::swap(code_view_.stride[size_t(inner)], code_view_.stride[size_t(outer)]);
+    codes_ = matrix(like.codes, shape.codes_major, gap);
+    code_view_ = in_order(codes_.view(), shape.codes_major);
+    if (like.scales.rank != 0) {
+      scales_ = matrix(like.scales, shape.scales_major, gap);
+      scale_view_ = in_order(scales_.view(), shape.scales_major);
     }
-    if (like.scales.rank != 0) scales_ = matrix(like.scales, Major::kRow, gap);
     scale_values_.assign(size_t(elements(like.scales)), std::nan(""));
     values_.assign(size_t(elements(like.codes)), std::nan(""));
   }
@@ -103,7 +101,7 @@ class OperandCase {
   Operand packed() const {
     Operand operand;
     operand.codes = code_view_;
-    if (info(shape_.format.kind).block != 0) operand.scales = scales_.view();
+    if (info(shape_.format.kind).block != 0) operand.scales = scale_view_;
     if (!expert_scale_.empty()) operand.expert_scale = expert_scale_.data();
     return operand;
   }
@@ -144,10 +142,13 @@ class OperandCase {
     int64_t first, i, j;
   };
 
-  static Tensor matrix(const TensorView& like, Major major, int64_t gap) {
+  static TensorView in_order(const TensorView& v, Major major) {
+    return major == Major::kRow ? v : transposed(v);
+  }
+  static Tensor matrix(const TensorView& shape, Major major, int64_t gap) {
+    const TensorView like = in_order(shape, major);
     const int64_t whole = bits(like.dtype) == 4 ? 2 : 1;
-    int64_t rows = like[like.rank - 2], cols = like[like.rank - 1];
-    if (major == Major::kColumn) std::swap(rows, cols);
+    const int64_t rows = like[like.rank - 2], cols = like[like.rank - 1];
     const int64_t pitch = (cols + gap + whole - 1) / whole * whole;
     return like.rank == 2 ? Tensor(like.dtype, {rows, cols}, {pitch - cols})
                           : Tensor(like.dtype, {like[0], rows, cols}, {pitch - cols});
@@ -173,8 +174,12 @@ class OperandCase {
     return at.first / block + at.expert + at.i / block;
   }
   size_t scale_index(int64_t expert, int64_t i, int64_t j) const {
-    const TensorView v = scales_.view();
+    const TensorView& v = scale_view_;
     return size_t(((v.rank == 3 ? expert * v[1] : 0) + i) * v[v.rank - 1] + j);
+  }
+  static int64_t place(const TensorView& v, int64_t expert, int64_t i, int64_t j) {
+    return (v.rank == 3 ? expert * v.stride[0] : 0) + i * v.stride[v.rank - 2] +
+           j * v.stride[v.rank - 1];
   }
   static char* row(const Tensor& tensor, int64_t expert, int64_t i) {
     const TensorView v = tensor.view();
@@ -192,7 +197,8 @@ class OperandCase {
         Code code = random_code(random, row_of_format.scale);
         if (row_of_format.scale != DType::kE8m0) code.value = std::abs(code.value) + 0.0;
         scale_values_[scale_index(expert, i, j)] = code.value;
-        put_code(row(scales_, expert, i), row_of_format.scale, j, positive(code.bits));
+        put_code(static_cast<char*>(scale_view_.data), row_of_format.scale,
+                 place(scale_view_, expert, i, j), positive(code.bits));
       }
     }
   }
@@ -207,10 +213,8 @@ class OperandCase {
     const Code code = random_code(random, dtype);
     const bool weights = shape_.kind == RowsKind::kWeights;
     const int64_t i = weights ? at.i : at.first + at.i;
-    const TensorView& v = code_view_;
-    const int64_t place = (weights ? at.expert * v.stride[0] : 0) + i * v.stride[v.rank - 2] +
-                          at.j * v.stride[v.rank - 1];
-    put_code(static_cast<char*>(v.data), dtype, place, code.bits);
+    put_code(static_cast<char*>(code_view_.data), dtype, place(code_view_, at.expert, i, at.j),
+             code.bits);
     double value = code.value;
     if (info(shape_.format.kind).block != 0)
       value *= scale_values_[scale_index(at.expert, scale_row(at), scale_col(at.j))];
@@ -220,7 +224,7 @@ class OperandCase {
 
   QuantizedShape shape_;
   Tensor codes_, scales_;
-  TensorView code_view_;
+  TensorView code_view_, scale_view_;
   std::vector<float> expert_scale_;
   std::vector<double> values_;
   std::vector<double> scale_values_;
@@ -243,8 +247,8 @@ class GemmCase {
       : p(problem),
         offsets(counts.offsets()),
         counts_(counts),
-        lhs_(lhs_shape(p), p.lhs_major, layout.lhs_gap),
-        rhs_(rhs_shape(p), p.rhs_major, layout.rhs_gap),
+        lhs_(lhs_shape(p), layout.lhs_gap),
+        rhs_(rhs_shape(p), layout.rhs_gap),
         layout_(layout) {
     std::mt19937 random(seed);
     for (int e = 0; e < p.experts; ++e) fill_expert(random, e);

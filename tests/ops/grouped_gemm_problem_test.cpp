@@ -30,7 +30,9 @@ TEST(GroupedGemmText, ParsesBack) {
         "grouped_gemm fprop R=1 N=2 K=3 E=4 format=f32 lhs_major=column out_major=column "
         "discrete_rhs=yes alpha=yes bias=yes discrete_bias=yes bias_scale=yes bias_dtype=f32 "
         "unit_budget=3 align=4",
-        "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert"})
+        "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert",
+        "grouped_gemm dgrad R=1 N=2 K=3 E=4 format=fp8_block rhs_major=column "
+        "lhs_scales_major=column rhs_scales_major=column"})
     EXPECT_EQ(to_string(parsed(words)), words);
 }
 
@@ -71,10 +73,6 @@ TEST(GroupedGemmChecks, Problems) {
       {"fprop N=1 K=1 align=12", "align is 12, must be a power of two; it counts bytes"},
       {"fprop N=1 K=1 out=e4m3", "out is e4m3, must be f32, bf16 or f16"},
       {"fprop N=1 K=1 bias_dtype=i32", "bias_dtype is i32, must be f32, bf16 or f16"},
-      {"fprop N=1 K=1 x=mxfp8 lhs_major=column",
-       "lhs_major is column, must be row for mxfp8; codes lie row-major"},
-      {"dgrad N=1 K=1 w=nvfp4 rhs_major=column",
-       "rhs_major is column, must be row for nvfp4; codes lie row-major"},
       {"wgrad N=1 K=1 discrete_rhs=yes", "discrete_rhs is yes, must be no; wgrad reads no weight"},
       {"fprop N=1 K=1 discrete_out=yes",
        "discrete_out is yes, must be no; only wgrad writes one output per expert"},
@@ -89,6 +87,31 @@ TEST(GroupedGemmChecks, Problems) {
       {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
       {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
        "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
+  };
+  for (const auto& row : kRows)
+    EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
+}
+
+TEST(GroupedGemmChecks, OrdersOfCodesAndScales) {
+  const struct {
+    const char *words, *said;
+  } kRows[] = {
+      {"fprop N=1 K=1 x=mxfp8 lhs_major=column",
+       "lhs_major is column, must be row for mxfp8; codes of routed rows lie row-major"},
+      {"wgrad N=1 K=1 x=mxfp8 rhs_major=column",
+       "rhs_major is column, must be row for mxfp8; codes of routed rows lie row-major"},
+      {"fprop N=1 K=1 w=nvfp4 rhs_major=column",
+       "rhs_major is column, must be row for nvfp4; along K the contraction is innermost already"},
+      {"fprop N=1 K=1 lhs_scales_major=column",
+       "lhs_scales_major is column, must be row for bf16; it has no block scales"},
+      {"dgrad N=1 K=1 w=fp8_tensor rhs_scales_major=column",
+       "rhs_scales_major is column, must be row for fp8_tensor; it has no block scales"},
+      {"wgrad N=1 K=1 dy=mxfp8 lhs_scales_major=column",
+       "lhs_scales_major is column, must be row for mxfp8; blocks that run down routed rows have "
+       "one row of scales each"},
+      {"fprop N=1 K=1 x=fp8_block:2d lhs_scales_major=column",
+       "lhs_scales_major is column, must be row for fp8_block:2d; blocks that run down routed rows "
+       "have one row of scales each"},
   };
   for (const auto& row : kRows)
     EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
@@ -264,6 +287,12 @@ TEST(GroupedGemmPlans, NameThemselvesAndSayWhyOthersRefused) {
   expect_refusal("grouped_gemm fprop R=8 N=4 K=4 format=mxfp8",
                  "cpu_onednn_bf16 takes operands whose decoded codes are bf16 numbers, not mxfp8");
   expect_refusal("grouped_gemm wgrad R=8 N=4 K=4 format=f32", "cpu_avx512 takes fprop and dgrad");
+  for (const char* order : {"rhs_major", "lhs_scales_major", "rhs_scales_major"})
+    for (const char* name : {"cpu_avx512", "cpu_onednn"})
+      expect_refusal(text("grouped_gemm dgrad R=8 N=4 K=4 E=1 format=fp8_block ", order, "=column"),
+                     text(name, " takes row-major codes and scales"));
+  expect_refusal("grouped_gemm dgrad R=8 N=4 K=4 format=nvfp4 rhs_major=column",
+                 "cpu_onednn takes row-major codes and scales");
   EXPECT_EQ(plan(parsed("grouped_gemm wgrad R=8 N=4 K=4 format=f32"), this_cpu()).name,
             "cpu_onednn");
 }

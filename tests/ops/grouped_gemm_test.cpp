@@ -96,6 +96,32 @@ TEST(GroupedGemm, StridedCodes) {
                    {.lhs_gap = 3, .rhs_gap = 5, .out_gap = 7});
 }
 
+// Codes of w with the contraction of dgrad innermost, and scales down their columns.
+TEST(GroupedGemm, ColumnMajorCodesAndScales) {
+  for (const char* format : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4"})
+    for (const char* discrete : {"no", "yes"}) {
+      GroupedGemmProblem p = problem(text("grouped_gemm dgrad N=137 K=45 format=", format,
+                                          " discrete_rhs=", discrete, " rhs_major=column"));
+      const auto expect_by_reference = [&] {
+        EXPECT_EQ(test::implementations(p), std::vector<std::string_view>{"cpu_reference"});
+        expect_right(p, {.lhs_gap = 3, .rhs_gap = 5, .out_gap = 7});
+      };
+      expect_by_reference();
+      if (info(p.rhs.kind).block == 0) continue;
+      p.rhs_scales_major = Major::kColumn;
+      expect_by_reference();
+      p.rhs_major = Major::kRow;
+      expect_by_reference();
+      p.pass = Pass::kFprop;
+      expect_by_reference();
+    }
+  for (const char* pass : {"fprop", "dgrad"})
+    for (const char* format : {"fp8_block", "mxfp8", "nvfp4"})
+      expect_right(problem(text("grouped_gemm ", pass,
+                                " N=137 K=145 lhs_scales_major=column format=", format)),
+                   {.lhs_gap = 3, .rhs_gap = 5, .out_gap = 7});
+}
+
 // Contractions and experts beyond every tile, panel and chunk, and no multiple of any.
 TEST(GroupedGemm, LargerThanAnyTile) {
   const Counts counts{.rows = 620, .of = {1, 0, 401, 130, 2, 33}};

@@ -103,6 +103,9 @@ void draw(Dice& dice, QuantizeProblem& p) {
   p.role = dice.word<TensorRole>();
   p.amax_eps = dice.coin() ? 0 : std::abs(dice.number());
   p.discrete = p.kind == RowsKind::kWeights && dice.coin();
+  p.along_k_scales_major = dice.word<Major>();
+  p.along_rows_codes_major = dice.word<Major>();
+  p.along_rows_scales_major = dice.word<Major>();
 }
 
 void draw(Dice& dice, DequantizeProblem& p) {
@@ -111,7 +114,9 @@ void draw(Dice& dice, DequantizeProblem& p) {
               .cols = dice.size(),
               .experts = dice.experts(),
               .format = dice.format(),
-              .axis = dice.word<Axis>()};
+              .axis = dice.word<Axis>(),
+              .codes_major = dice.word<Major>(),
+              .scales_major = dice.word<Major>()};
   p.out = dice.plain();
 }
 
@@ -137,6 +142,8 @@ void draw(Dice& dice, GroupedGemmProblem& p) {
   p.tail = dice.word<Tail>();
   p.unit_budget = int(dice.below(4));
   p.align = 1 << dice.below(6);
+  p.lhs_scales_major = dice.word<Major>();
+  p.rhs_scales_major = dice.word<Major>();
 }
 
 void draw(Dice& dice, ActivationProblem& p) {

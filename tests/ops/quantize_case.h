@@ -21,8 +21,8 @@ struct QuantizedCopy {
   QuantizedCopy() = default;
   explicit QuantizedCopy(const QuantizedShape& s, int64_t gap = 6) : shape(s) {
     const QuantizedView want = quantized_view(s, nullptr);
-    codes = tensor_like(want.codes, gap);
-    if (want.scales.rank != 0) scales = tensor_like(want.scales, 3);
+    codes = tensor_like(want.codes, s.codes_major, gap);
+    if (want.scales.rank != 0) scales = tensor_like(want.scales, s.scales_major, 3);
     if (info(s.format.kind).has_expert_scale) expert_scale = Tensor(DType::kF32, {s.experts});
   }
 
@@ -33,8 +33,8 @@ struct QuantizedCopy {
   template <class At>
   QuantizedView view(At&& at) const {
     QuantizedView q;
-    q.codes = at(codes);
-    if (!scales.bytes().empty()) q.scales = at(scales);
+    q.codes = in_order(at(codes), shape.codes_major);
+    if (!scales.bytes().empty()) q.scales = in_order(at(scales), shape.scales_major);
     if (!expert_scale.bytes().empty()) q.expert_scale = static_cast<float*>(at(expert_scale).data);
     return q;
   }
@@ -48,8 +48,12 @@ struct QuantizedCopy {
   }
 
  private:
-  /// Rows lie `gap` elements further apart than they must; nibbles by an even number.
-  static Tensor tensor_like(const TensorView& v, int64_t gap) {
+  static TensorView in_order(const TensorView& v, Major major) {
+    return major == Major::kRow ? v : transposed(v);
+  }
+  /// Rows, or columns, lie `gap` elements further apart than they must; nibbles by an even number.
+  static Tensor tensor_like(const TensorView& like, Major major, int64_t gap) {
+    const TensorView v = in_order(like, major);
     const Lie lie{.row_gap = bits(v.dtype) == 4 ? gap + v[v.rank - 1] % 2 : gap};
     return v.rank == 2 ? Tensor(v.dtype, {v[0], v[1]}, lie)
                        : Tensor(v.dtype, {v[0], v[1], v[2]}, lie);
@@ -103,10 +107,7 @@ struct QuantizeCase {
   int64_t used_rows() const { return offsets.empty() ? source.rows() : offsets.back(); }
   bool ragged() const { return problem.kind == RowsKind::kRagged; }
 
-  QuantizedShape shape(Axis axis) const {
-    const auto& format = axis == Axis::kAlongK ? problem.along_k : problem.along_rows;
-    return {problem.kind, problem.rows, problem.cols, problem.experts, *format, axis};
-  }
+  QuantizedShape shape(Axis axis) const { return copy_shape(problem, axis); }
 
   struct Out {
     QuantizedCopy along_k, along_rows;
@@ -198,7 +199,7 @@ inline void fill_values(QuantizeCase& c, ValuesKind kind, std::mt19937& random) 
 
 /// A poisoned tensor for the values of a copy.
 inline Tensor values_like(const QuantizedCopy& copy, DType out, int64_t gap = 3) {
-  const TensorView codes = copy.codes.view();
+  const TensorView codes = copy.view().codes;
   return codes.rank == 2 ? Tensor(out, {codes[0], codes[1]}, {.row_gap = gap})
                          : Tensor(out, {codes[0], codes[1], codes[2]}, {.row_gap = gap});
 }

@@ -14,7 +14,10 @@ TEST(QuantizeProblem, PrintsAndParsesBack) {
        {"quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x",
         "quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w discrete=yes",
         "quantize rows R=7 C=5 E=3 source=f16 along_rows=nvfp4:rht+sr role=dy",
-        "quantize rows R=7 C=5 E=3 source=f16 along_k=fp8_tensor role=h amax_eps=1e-12"})
+        "quantize rows R=7 C=5 E=3 source=f16 along_k=fp8_tensor role=h amax_eps=1e-12",
+        "quantize weights N=7 K=5 E=3 source=bf16 along_k=mxfp8 along_rows=fp8_block:2d role=w "
+        "along_k_scales_major=column along_rows_codes_major=column "
+        "along_rows_scales_major=column"})
     EXPECT_EQ(to_string(parse_quantize_problem(words)), words);
 }
 
@@ -53,6 +56,35 @@ TEST(QuantizeProblem, BadOnesAreErrors) {
   p.along_k->hadamard = true;
   EXPECT_EQ(invalid([&] { plan(p, this_cpu()); }),
             "format: option of mxfp8 is 'rht', must be one of e5m2, 2d, floor");
+}
+
+TEST(QuantizeProblem, OrdersThatNobodyReadsAreErrors) {
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_rows=bf16 along_rows_codes_major=column"),
+            "quantize: along_rows_codes_major is column, must be row for bf16; plain weights are "
+            "multiplied in either order");
+  EXPECT_EQ(plan_error("rows R=7 C=5 E=1 along_rows=mxfp8 along_rows_codes_major=column"),
+            "quantize: along_rows_codes_major is column, must be row for mxfp8; codes of routed "
+            "rows lie row-major");
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_k=fp8_tensor along_k_scales_major=column"),
+            "quantize: along_k_scales_major is column, must be row for fp8_tensor; it has no block "
+            "scales");
+  EXPECT_EQ(plan_error("rows R=7 C=5 E=1 along_rows=nvfp4:rht along_rows_scales_major=column"),
+            "quantize: along_rows_scales_major is column, must be row for nvfp4:rht; blocks that "
+            "run down routed rows have one row of scales each");
+  EXPECT_EQ(plan_error("rows R=7 C=5 E=1 along_k=mxfp8:2d along_k_scales_major=column"),
+            "quantize: along_k_scales_major is column, must be row for mxfp8:2d; blocks that run "
+            "down routed rows have one row of scales each");
+}
+
+TEST(QuantizeProblem, OrdersOfCopiesThatAreNotWantedAreErrors) {
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_rows=mxfp8 along_k_scales_major=column"),
+            "quantize: along_k_scales_major is column, must be row; no copy along K is wanted");
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_k=mxfp8 along_rows_codes_major=column"),
+            "quantize: along_rows_codes_major is column, must be row; no copy along rows is "
+            "wanted");
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_k=mxfp8 along_rows_scales_major=column"),
+            "quantize: along_rows_scales_major is column, must be row; no copy along rows is "
+            "wanted");
 }
 
 TEST(QuantizeProblem, IsPlannedForTheCpuByName) {
@@ -183,6 +215,39 @@ TEST(QuantizeWeights, PackedAndDiscreteSourcesExcludeEachOther) {
   args.discrete = c.discrete.data();
   EXPECT_EQ(said(args),
             "quantize: discrete is given, must be null; the problem's source is one tensor");
+}
+
+TEST(QuantizeWeights, ViewsThatShouldBeColumnMajor) {
+  QuantizeCase c = QuantizeCase::weights({3, 7, 5}, DType::kF32).formats("", "nvfp4");
+  c.problem.along_rows_codes_major = c.problem.along_rows_scales_major = Major::kColumn;
+  const QuantizeCase::Out out = c.outputs();
+  const auto said = [&](auto spoil) {
+    QuantizeArgs args = c.args(out);
+    spoil(args.along_rows);
+    alignas(256) char workspace[64];
+    const std::string error = invalid([&] {
+      run(plan(c.problem, this_cpu()), args, {workspace, 64}, {});
+    });
+    return error.substr(0, error.find(" [quantize "));
+  };
+  EXPECT_EQ(said([](QuantizedView&) {}), "nothing was thrown");
+  EXPECT_EQ(said([](QuantizedView& q) {
+              q.codes.stride = {40, 6, 1};
+            }),
+            "quantize: along_rows.codes is e2m1[3, 7, 5] strides (40, 6, 1), must have columns of "
+            "stride 1 that do not overlap; transpose it");
+  EXPECT_EQ(said([](QuantizedView& q) { q.codes.stride[2] = 13; }),
+            "quantize: along_rows.codes is e2m1[3, 7, 5] strides (70, 1, 13), must have even "
+            "strides; a column of nibbles starts at a byte");
+  EXPECT_EQ(said([](QuantizedView& q) { q.codes = transposed(q.codes); }),
+            "quantize: along_rows.codes is e2m1[3, 5, 7] strides (70, 14, 1), must be e2m1[3, 7, "
+            "5]");
+  EXPECT_EQ(said([](QuantizedView& q) { q.codes.data = nullptr; }),
+            "quantize: along_rows.codes is null, must be e2m1[3, 7, 5] strides (70, 1, 14)");
+  EXPECT_NE(said([](QuantizedView& q) {
+              q.scales = view(q.codes.data, DType::kE4m3, {3, 1, 5}, {20, 1, 0});
+            }).find("must have columns of stride 1 that do not overlap"),
+            std::string::npos);
 }
 
 TEST(QuantizeRun, WorkspaceThatIsTooSmallIsAnError) {

@@ -47,26 +47,71 @@ TEST(QuantizedView, StartsEveryRowOfNibblesAtAByte) {
             "e2m1[2, 7, 5] strides (42, 6, 1) e4m3[2, 7, 1]");
 }
 
-TEST(QuantizedView, PartsAreAlignedDisjointAndWithinTheBuffer) {
+TEST(QuantizedView, ColumnsOfCodesLieAlongTheRowsOfTheSource) {
+  QuantizedShape s = weights_of("mxfp8", Axis::kAlongRows, 70, 50, 3);
+  s.codes_major = Major::kColumn;
+  EXPECT_EQ(words(s), "e4m3[3, 70, 50] strides (3500, 1, 70) e8m0[3, 3, 50]");
+  s = weights_of("nvfp4", Axis::kAlongRows, 7, 5, 2);  // every column starts at a byte
+  s.codes_major = Major::kColumn;
+  EXPECT_EQ(words(s), "e2m1[2, 7, 5] strides (40, 1, 8) e4m3[2, 1, 5]");
+  EXPECT_EQ(quantized_bytes(s), 3 * 256);
+}
+
+TEST(QuantizedView, ColumnsOfScalesTakeMultiplesOf16Bytes) {
+  const auto turned = [](QuantizedShape s) {
+    s.scales_major = Major::kColumn;
+    return s;
+  };
+  const Axis k = Axis::kAlongK, r = Axis::kAlongRows;
+  EXPECT_EQ(words(turned(rows_of("fp8_block", k, 70, 300, 3))),
+            "e4m3[70, 300] f32[70, 3] strides (1, 72)");
+  EXPECT_EQ(words(turned(rows_of("fp8_block", k, 72, 300, 3))),
+            "e4m3[72, 300] f32[72, 3] strides (1, 72)");
+  EXPECT_EQ(words(turned(rows_of("mxfp8", k, 70, 50, 3))),
+            "e4m3[70, 50] e8m0[70, 2] strides (1, 80)");
+  EXPECT_EQ(words(turned(weights_of("nvfp4", k, 70, 50, 3))),
+            "e2m1[3, 70, 50] e4m3[3, 70, 4] strides (320, 1, 80)");
+  EXPECT_EQ(words(turned(weights_of("fp8_block:2d", r, 300, 500, 3))),
+            "e4m3[3, 300, 500] f32[3, 3, 4] strides (16, 1, 4)");
+  EXPECT_EQ(quantized_bytes(turned(rows_of("fp8_block", k, 70, 300, 3))), 21248 + 1024);
+  EXPECT_EQ(quantized_bytes(turned(rows_of("fp8_block", k, 0, 300, 3))), 0);
+}
+
+/// Bytes from the first element to behind the last, in lines of whole pitches.
+int64_t extent(const TensorView& v) {
+  int64_t end = 0;
+  for (int d = 0; d < v.rank; ++d) end = std::max(end, v[d] * v.stride[d]);
+  return bytes_for(v.dtype, end);
+}
+
+void expect_parts_fit(const QuantizedShape& s) {
   alignas(256) static char buffer[1 << 16];
+  const FormatInfo& row = info(s.format.kind);
+  SCOPED_TRACE(text(row.name, s.codes_major == Major::kColumn ? " column codes" : "",
+                    s.scales_major == Major::kColumn ? " column scales" : ""));
+  const QuantizedView q = quantized_view(s, buffer);
+  char* end = buffer;
+  const auto take = [&](void* part, int64_t bytes) {
+    EXPECT_GE(static_cast<char*>(part), end);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(part) % 256, 0u);
+    end = static_cast<char*>(part) + bytes;
+  };
+  take(q.codes.data, extent(q.codes));
+  EXPECT_EQ(q.scales.data != nullptr, row.block != 0);
+  if (q.scales) take(q.scales.data, extent(q.scales));
+  EXPECT_EQ(q.expert_scale != nullptr, row.has_expert_scale);
+  if (q.expert_scale) take(q.expert_scale, 3 * 4);
+  EXPECT_LE(end - buffer, quantized_bytes(s));
+  EXPECT_LT(quantized_bytes(s) - (end - buffer), 256);
+}
+
+TEST(QuantizedView, PartsAreAlignedDisjointAndWithinTheBuffer) {
   for (const FormatInfo& row : format_list())
-    for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows}) {
-      const QuantizedShape s{RowsKind::kRagged, 70, 51, 3, format(row.kind), axis};
-      const QuantizedView q = quantized_view(s, buffer);
-      char* end = buffer;
-      const auto take = [&](void* part, int64_t bytes) {
-        EXPECT_GE(static_cast<char*>(part), end) << row.name;
-        EXPECT_EQ(reinterpret_cast<uintptr_t>(part) % 256, 0u) << row.name;
-        end = static_cast<char*>(part) + bytes;
-      };
-      take(q.codes.data, bytes_for(q.codes.dtype, q.codes[0] * q.codes.stride[0]));
-      EXPECT_EQ(q.scales.data != nullptr, row.block != 0) << row.name;
-      if (q.scales) take(q.scales.data, bytes_for(q.scales.dtype, elements(q.scales)));
-      EXPECT_EQ(q.expert_scale != nullptr, row.has_expert_scale) << row.name;
-      if (q.expert_scale) take(q.expert_scale, 3 * 4);
-      EXPECT_LE(end - buffer, quantized_bytes(s)) << row.name;
-      EXPECT_LT(quantized_bytes(s) - (end - buffer), 256) << row.name;
-    }
+    for (const RowsKind kind : {RowsKind::kRagged, RowsKind::kWeights})
+      for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows})
+        for (const Major codes : {Major::kRow, Major::kColumn})
+          for (const Major scales : {Major::kRow, Major::kColumn})
+            expect_parts_fit({kind, 70, 51, 3, format(row.kind), axis, codes, scales});
 }
 
 TEST(QuantizedView, BlocksAlongRowsOfAllExpertsFitAndDoNotOverlap) {

@@ -22,6 +22,12 @@ TEST(TensorView, PrintsStridesOnlyWhereTheyMatter) {
   EXPECT_TRUE(is_contiguous(view(nullptr, DType::kF32, {1, 5}, {99, 1})));
 }
 
+TEST(TensorView, TransposedExchangesTheLastTwoDimensions) {
+  const TensorView v = transposed(view(nullptr, DType::kBf16, {2, 3, 5}, {40, 8, 1}));
+  EXPECT_EQ(to_string(v), "bf16[2, 5, 3] strides (40, 1, 8)");
+  EXPECT_EQ(to_string(transposed(transposed(v))), to_string(v));
+}
+
 TEST(DType, NamesParseBackAndUnknownOnesListTheKnown) {
   for (int i = 0; i <= int(DType::kU8); ++i) EXPECT_EQ(parse_dtype(name(DType(i))), DType(i));
   EXPECT_EQ(parse_dtype("bfloat16"), DType::kBf16);

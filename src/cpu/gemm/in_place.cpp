@@ -40,8 +40,8 @@ struct Work {
       : p(problem),
         args(given),
         means(with),
-        a(given.lhs, lhs_shape(problem), problem.lhs_major),
-        b(given.rhs, rhs_shape(problem), problem.rhs_major),
+        a(given.lhs, lhs_shape(problem)),
+        b(given.rhs, rhs_shape(problem)),
         epilogue(problem, given) {}
 
   bool is_wgrad() const { return p.pass == Pass::kWgrad; }

@@ -14,13 +14,13 @@ const char* expert_data(const TensorView& v, const void* const* discrete, int ex
 
 }  // namespace
 
-OperandLines::OperandLines(const Operand& operand, const QuantizedShape& shape, Major major)
+OperandLines::OperandLines(const Operand& operand, const QuantizedShape& shape)
     : operand_(operand),
       shape_(shape),
       block_(info(shape.format.kind).block),
       down_(shape.format.square || shape.axis == Axis::kAlongRows),
       across_(shape.format.square || shape.axis == Axis::kAlongK),
-      column_(major == Major::kColumn),
+      column_(shape.codes_major == Major::kColumn),
       stride_(operand.codes.stride[size_t(operand.codes.rank - (column_ ? 1 : 2))]),
       decode_(decode_line(operand.codes.dtype)),
       decode_columns_(decode_columns(operand.codes.dtype)) {

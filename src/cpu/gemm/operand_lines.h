@@ -4,13 +4,13 @@
 
 namespace cadre::cpu::gemm {
 
-/// An operand of any format and major order, read as floats. A line is what lies contiguous: a row,
-/// or a column where the operand is column-major.
+/// An operand of any format, read as floats; a plain one in either order. A line is what lies
+/// contiguous: a row, or a column where the operand is column-major.
 ///
 ///   float = code * block scale, rounded once; the expert's scale is left to the epilogue.
 class OperandLines {
  public:
-  OperandLines(const Operand&, const QuantizedShape&, Major);
+  OperandLines(const Operand&, const QuantizedShape&);
 
   /// The lines of one expert: rows of the weight, rows of codes of all routed rows, or columns.
   class Expert;

@@ -71,8 +71,8 @@ struct Work {
   Work(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const Means& with)
       : means(with),
         sizes(p, with),
-        rows(args.lhs, lhs_shape(p), p.lhs_major),
-        weight(args.rhs, rhs_shape(p), p.rhs_major),
+        rows(args.lhs, lhs_shape(p)),
+        weight(args.rhs, rhs_shape(p)),
         epilogue(p, args) {}
 };
 

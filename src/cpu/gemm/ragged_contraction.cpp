@@ -173,8 +173,8 @@ struct Work {
         means(with),
         sizes(problem, with),
         memory(sizes, with, workspace.data),
-        dy(given.lhs, lhs_shape(problem), problem.lhs_major),
-        x(given.rhs, rhs_shape(problem), problem.rhs_major),
+        dy(given.lhs, lhs_shape(problem)),
+        x(given.rhs, rhs_shape(problem)),
         epilogue(problem, given) {}
 
   int64_t pieces_of_dy() const { return ceil_div(sizes.n, kPieceWidth); }

@@ -9,7 +9,7 @@ namespace {
 
 template <class Element>
 float decode(const TensorView& matrix, int64_t i, int64_t j) {
-  const int64_t at = i * matrix.stride[0] + j;
+  const int64_t at = offset_of(matrix, i, j);
   if constexpr (Element::kDType == DType::kE2m1) {
     const uint8_t byte = static_cast<const uint8_t*>(matrix.data)[at / 2];
     return Element::decode(formats::nibble(byte, at));

@@ -66,13 +66,14 @@ float amax(Values& x, const Region& region) {
 
 template <class Code>
 void store(const TensorView& matrix, int64_t i, int64_t j, Code code) {
-  static_cast<Code*>(matrix.data)[i * matrix.stride[0] + j] = code;
+  static_cast<Code*>(matrix.data)[offset_of(matrix, i, j)] = code;
 }
 
-/// The odd one of two nibbles comes second; a row's last half-filled byte has a zero above.
+/// The odd one of two nibbles comes second; a line's last half-filled byte has a zero above.
 void store_nibble(const TensorView& matrix, int64_t i, int64_t j, uint8_t code) {
-  uint8_t& byte = static_cast<uint8_t*>(matrix.data)[(i * matrix.stride[0] + j) / 2];
-  byte = j % 2 ? formats::pack_nibbles(byte, code) : code;
+  const int64_t at = offset_of(matrix, i, j);
+  uint8_t& byte = static_cast<uint8_t*>(matrix.data)[at / 2];
+  byte = at % 2 ? formats::pack_nibbles(byte, code) : code;
 }
 
 /// One copy of one expert.
@@ -134,7 +135,7 @@ float largest_of(DType source) {
 }
 
 void quantize_copy(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis) {
-  const QuantizedShape shape = shape_of(p, axis);
+  const QuantizedShape shape = copy_shape(p, axis);
   const QuantizedView& view = axis == Axis::kAlongK ? args.along_k : args.along_rows;
   StochasticBits random{.role = p.role, .axis = shape.format.square ? Axis::kAlongK : axis};
   if (shape.format.stochastic) random.seed = args.rng[0], random.offset = args.rng[1];
