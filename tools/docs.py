@@ -57,6 +57,12 @@ def options(info):
     return markdown(["option", "what it does"], rows)
 
 
+def activations(info):
+    rows = [[code(row["name"]), "gate, up" if row["gated"] else "x", row["formula"]]
+            for row in info["activations"]]
+    return markdown(["name", "z", "act"], rows)
+
+
 def recipes(info):
     rows = []
     for row in info["recipes"]:
@@ -208,10 +214,10 @@ def facts(info):
     return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
 
 
-TABLES = {"formats": formats, "options": options, "recipes": recipes, "cpu_gemm": cpu_gemm,
-          "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate, "few_tokens": few_tokens,
-          "host_time": host_time, "torch_door": torch_door, "torch_door_host": torch_door_host,
-          "gpt": gpt, "facts": facts}
+TABLES = {"formats": formats, "options": options, "activations": activations, "recipes": recipes,
+          "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate,
+          "few_tokens": few_tokens, "host_time": host_time, "torch_door": torch_door,
+          "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts}
 
 
 def rewritten(text, info, path):

@@ -15,6 +15,13 @@ namespace cadre::formats {
 using All =
     TypeList<Plain<Fp32>, Plain<Bf16>, Plain<Fp16>, Fp8Tensor, Fp8Block, Mxfp8, Nvfp4, Mxfp4>;
 
+template <class... Rows>
+constexpr bool in_order_of_kinds(TypeList<Rows...>) {
+  int next = 0;
+  return ((int(Rows::kInfo.kind) == next++) && ...);
+}
+static_assert(in_order_of_kinds(All{}));
+
 /// Every type of a stored element that decodes without a scale.
 using Elements = TypeList<Fp32, Bf16, Fp16, E4m3, E5m2, E2m1>;
 

@@ -126,8 +126,8 @@ INSTANTIATE_TEST_SUITE_P(List, EveryActivation, testing::ValuesIn(All::kInfo),
 
 TEST(ActivationList, UnknownNamesListTheKnown) {
   EXPECT_EQ(test::invalid([] { parse_activation("swish"); }),
-            "activation: name is 'swish', must be one of swiglu, geglu, geglu_tanh, reglu, "
-            "clamped_swiglu, silu, gelu, gelu_tanh, relu, relu_squared");
+            "activation: name is 'swish', must be one of " + test::names(activation_list()));
+  EXPECT_EQ(test::names(activation_list()).find("swiglu, geglu, geglu_tanh, reglu, "), 0u);
 }
 
 TEST(ClampedSwiGlu, KeepsTheGradientAtTheLimitAndCutsItBeyond) {

@@ -29,4 +29,12 @@ std::string unsupported(Work&& work) {
   return "nothing was thrown";
 }
 
+/// The names of a list's rows, as an error shows what is known.
+template <class Rows>
+std::string names(const Rows& rows) {
+  std::string all;
+  for (const auto& row : rows) all += text(all.empty() ? "" : ", ", row.name);
+  return all;
+}
+
 }  // namespace cadre::test

@@ -1,6 +1,7 @@
 // Every implementation of grouped GEMM against sums in double: passes, formats, layouts, epilogues.
 #include <gtest/gtest.h>
 
+#include "tests/judge/formats.h"
 #include "tests/ops/grouped_gemm_case.h"
 
 using namespace cadre;
@@ -50,9 +51,8 @@ TEST(GroupedGemm, EveryPairOfPlainFormatsAndOutputs) {
 // longest block.
 TEST(GroupedGemm, EveryFormat) {
   const Counts counts{.rows = 150, .of = {3, 0, 141}};
-  for (const char* words : {"fp8_tensor", "fp8_tensor:e5m2", "fp8_block", "fp8_block:2d",
-                            "fp8_block:e5m2", "fp8_block:fp32", "mxfp8", "mxfp8:2d", "mxfp8:e5m2",
-                            "mxfp8:floor", "nvfp4", "nvfp4:2d", "nvfp4:sr", "mxfp4"}) {
+  const auto scaled = [](const Format& f) { return !is_plain(f) && !f.hadamard; };
+  for (const std::string& words : test::every_format(scaled)) {
     for (const char* shape : {"fprop N=35 K=141", "dgrad N=141 K=35", "wgrad N=35 K=45"}) {
       GroupedGemmProblem p =
           parse_grouped_gemm_problem(text("grouped_gemm ", shape, " R=150 E=3 out=f32"));

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "tests/judge/errors.h"
+#include "tests/judge/formats.h"
 #include "tests/ops/quantize_case.h"
 
 using namespace cadre;
@@ -75,6 +76,13 @@ void expect_equal_on_rows(const Pair& pair, unsigned seed) {
     expect_equal_each_way(c, pair);
     if (testing::Test::HasFailure()) return;
   }
+}
+
+TEST(Quantize, EveryFormatIsInAPair) {
+  for (const std::string& words : every_format([](const Format& f) { return !f.hadamard; }))
+    EXPECT_TRUE(std::any_of(std::begin(kPairs), std::end(kPairs), [&](const Pair& pair) {
+      return words == pair.along_k || words == pair.along_rows;
+    })) << words;
 }
 
 TEST(Quantize, EqualsTheReferenceOnRoutedRows) {

@@ -10,6 +10,7 @@
 #include "formats/list.h"
 #include "formats/philox.h"
 #include "tests/judge/errors.h"
+#include "tests/judge/formats.h"
 #include "tests/ops/quantize_case.h"
 
 using namespace cadre;
@@ -166,27 +167,11 @@ void expect_formulas(const QuantizeCase& c, const QuantizedCopy& got) {
 
 /// All formats as words, with every option that changes a code.
 std::vector<std::string> all_formats(Axis axis, RowsKind kind) {
-  std::vector<std::string> all = {"f32",
-                                  "bf16",
-                                  "f16",
-                                  "fp8_tensor",
-                                  "fp8_tensor:e5m2+pow2",
-                                  "fp8_block",
-                                  "fp8_block:2d",
-                                  "fp8_block:fp32",
-                                  "fp8_block:e5m2",
-                                  "mxfp8",
-                                  "mxfp8:e5m2",
-                                  "mxfp8:2d",
-                                  "mxfp8:floor",
-                                  "nvfp4",
-                                  "nvfp4:2d",
-                                  "nvfp4:sr",
-                                  "nvfp4:2d+sr",
-                                  "mxfp4",
-                                  "mxfp4:floor"};
-  if (axis == Axis::kAlongRows && kind == RowsKind::kRagged)
-    all.insert(all.end(), {"nvfp4:rht", "nvfp4:rht+sr"});
+  const bool transforms = axis == Axis::kAlongRows && kind == RowsKind::kRagged;
+  std::vector<std::string> all =
+      every_format([&](const Format& f) { return transforms || !f.hadamard; });
+  all.insert(all.end(), {"fp8_tensor:e5m2+pow2", "nvfp4:2d+sr"});
+  if (transforms) all.emplace_back("nvfp4:rht+sr");
   return all;
 }
 
