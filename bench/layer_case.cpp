@@ -182,7 +182,7 @@ SequentialCase make_layer_case(const SequentialProblem& p, const Device& device,
   for (const RowOp& op : p.ops)
     if (const auto* linear = std::get_if<GroupedLinearProblem>(&op))
       lists.parameters.push_back(parameters(b, *linear, seeds, outputs));
-  const int reached = chosen.steps[size_t(chosen.backward_stop)].first_extra;
+  const int reached = chosen.row[size_t(chosen.backward_stop)].first_extra;
   for (int i = 0; i < chosen.extra_inputs; ++i) {
     lists.extra_inputs.push_back(random_floats(b, first.rows, rows.live(), seeds.next(), 0.5f));
     lists.extra_gradients.push_back(

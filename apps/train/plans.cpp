@@ -90,16 +90,13 @@ class PlanNames {
     if (plan) add(*plan);
   }
   void add(const DensePlans& p) { add(p.fprop), add(p.dgrad), add(p.wgrad); }
-  void add(const GroupedLinearPlan& p) {
-    add(p.fprop), add(p.dgrad), add(p.wgrad);
-    for (const auto& quantize : {p.quantize_w, p.quantize_x, p.quantize_w_again, p.quantize_dy}) {
-      add(quantize);
+  void add(const PartPhase&) {}
+  void add_steps(const LayerPlan& layer) {
+    for (const LayerStep& step : layer.steps) {
+      std::visit([&](const auto& plan) { add(plan); }, step.plan);
     }
   }
-  void add(const GroupedMlpPlan& p) {
-    add(p.fc1), add(p.fc2);
-    add(p.activation), add(p.activation_backward), add(p.recompute);
-  }
+  void add(const GroupedMlpPlan& p) { add_steps(p.fc1), add_steps(p.fc2), add_steps(p); }
 
   std::string joined() const {
     std::string words;

@@ -1,14 +1,10 @@
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "cadre/bias_grad.h"
-#include "cadre/grouped_gemm.h"
 #include "cadre/layer.h"
-#include "cadre/quantize.h"
 #include "cadre/recipe.h"
 
 namespace cadre {
@@ -65,25 +61,10 @@ struct GroupedLinearArgs {
   WgradQueue* queue = nullptr;        ///< deferred: backward pushes its wgrad here, if given
 };
 
-/// How a layer will run: the implementation of every step, and who keeps which copy where.
-struct GroupedLinearPlan {
+/// How a layer will run. Its steps: "quantize w", "quantize x", "multiply"; backward "quantize dy",
+/// "quantize w again", "dx", "dbias", "quantize x again", "dw". Those that it needs are there.
+struct GroupedLinearPlan : LayerPlan {
   GroupedLinearProblem problem{};
-  Device device{};
-  std::string_view name;  ///< "direct": no copies; "quantized": operands are copied into formats
-  bool exact = true;      ///< every step is
-  LayerMemory memory{};   ///< what the caller provides
-
-  OperandPlan fprop_x, fprop_w, dgrad_dy, dgrad_w, wgrad_dy, wgrad_x;
-  std::optional<QuantizePlan> quantize_w;        ///< forward
-  std::optional<QuantizePlan> quantize_x;        ///< forward
-  std::optional<QuantizePlan> quantize_w_again;  ///< backward, without a cache
-  std::optional<QuantizePlan> quantize_x_again;  ///< backward, with save_input
-  std::optional<QuantizePlan> quantize_dy;       ///< backward
-  std::optional<GroupedGemmPlan> fprop, dgrad, wgrad;
-  std::optional<BiasGradPlan> bias_grad;
-  int64_t forward_copies_bytes = 0;   ///< of the workspace, before the scratch of the steps
-  int64_t backward_copies_bytes = 0;  ///< of the workspace, before the scratch of the steps
-  int64_t pending_bytes = 0;          ///< of the copies for wgrad, wherever they lie
 };
 
 /// y[r] = x[r] w_e^T + bias_e * bias_scale[r], and its gradients dx, dw, dbias, dbias_scale.

@@ -1,6 +1,5 @@
 #pragma once
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -68,23 +67,13 @@ struct GroupedMlpArgs {
   WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
 };
 
-/// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one.
-struct GroupedMlpPlan {
+/// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one,
+/// with the steps "fc1", "activation", "fc2"; backward "fc2 backward", "activation backward",
+/// "h again", "fc2 input again", "fc1 backward", "fc1 input again", "fc2 dw", "fc1 dw". Those that
+/// it needs are there.
+struct GroupedMlpPlan : LayerPlan {
   GroupedMlpProblem problem{};
-  Device device{};
-  std::string_view name;
-  bool exact = true;
-  LayerMemory memory{};  ///< what the caller provides
-
   GroupedLinearPlan fc1, fc2;
-  ActivationPlan activation;
-  std::optional<ActivationPlan> activation_backward;  ///< absent where nothing before fc2 learns
-  std::optional<ActivationPlan> recompute;  ///< h again, where activation_backward does not
-  OperandPlan z, h;                         ///< plain tensors between the steps of forward
-  OperandPlan dh, dz, h_again;              ///< plain tensors between the steps of backward
-  int64_t forward_copies_bytes = 0;         ///< of the workspace, before the scratch of the steps
-  int64_t backward_copies_bytes = 0;        ///< of the workspace, before the scratch of the steps
-  int64_t pending_bytes = 0;                ///< of what wgrad reads, wherever it lies
 };
 
 /// y = (act(x w1^T + bias1) * prob) w2^T + bias2 * bias2_scale, and its gradients.

@@ -1,13 +1,19 @@
 #pragma once
+#include <array>
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
+#include <variant>
+#include <vector>
 
+#include "cadre/activation.h"
+#include "cadre/bias_grad.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/quantize.h"
 #include "cadre/tensor.h"
 
-// What the layers share: parameters, the caller's memory, and where copies of operands lie.
+// What the layers share: parameters, the caller's memory, and plans: steps over named tensors.
 namespace cadre {
 
 /// Types and layout of the parameters of a linear layer and of their gradients. Packed is one
@@ -59,15 +65,94 @@ struct LayerMemory {
   int64_t weight_cache_bytes = 0;        ///< from one forward that refreshes to the next
 };
 
-/// Where a tensor that a product reads lies.
+/// Where a tensor of a layer lies.
 enum class Place : uint8_t { kCaller, kWorkspace, kSaved, kPending, kWeightCache };
 
-/// One operand of one product: the caller's own tensor, or a copy in the product's format.
-struct OperandPlan {
-  Place place = Place::kCaller;
-  int64_t offset = 0;      ///< bytes from the start of the place
-  QuantizedShape shape{};  ///< of the copy
+/// When a step runs. A layer's backward is kBackward, kInputAgain and, unless deferred, kWgrad.
+enum class Phase : uint8_t {
+  kForward,     ///< y
+  kBackward,    ///< dx and the gradients of biases and probabilities
+  kInputAgain,  ///< copies that wgrad reads of an input that was saved as it is
+  kWgrad,
 };
+
+/// A tensor that the steps of a layer read or write: the caller's own, or one that the layer makes.
+struct LayerTensor {
+  std::string name;              ///< "x along rows"
+  bool made = false;             ///< the layer makes it; else it is the caller's
+  bool lasting = false;          ///< it lives on in the weight cache
+  QuantizedShape shape{};        ///< of what the layer makes
+  Place place = Place::kCaller;  ///< follows from who writes and who reads; kCaller: nobody writes
+  int64_t offset = 0;            ///< bytes from the start of the place
+  int written = -1;              ///< the first step that writes it; -1: none
+  int read = -1;                 ///< the last step that reads it; -1: none
+};
+
+/// A tensor as a number: its place in the plan's list. kNone: the step has no such operand.
+inline constexpr int kNone = -1;
+
+/// A phase of a layer within a layer.
+struct PartPhase {
+  int part = 0;  ///< index in the plan's parts
+  Phase phase = Phase::kForward;
+};
+
+/// An operation that a layer launches, or a part of the layer that has steps of its own.
+///
+/// Tensors, in the order of their operation's arguments:
+///                      reads                          writes
+///   quantize           source                         copy along K, copy along rows
+///   grouped_gemm       lhs, rhs, bias, bias_scale     out
+///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
+///   activation         z, prob, dh                    h, dz, dprob
+///   part               whatever it reads              whatever it writes
+struct LayerStep {
+  std::string name;  ///< "quantize x"; no two steps of a layer are called alike
+  Phase phase = Phase::kForward;
+  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, PartPhase> plan;
+  std::array<int, 4> reads{kNone, kNone, kNone, kNone};
+  std::array<int, 3> writes{kNone, kNone, kNone};
+  bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
+};
+
+/// The share of a layer within a layer in each memory that outlives a run.
+struct LayerPart {
+  LayerMemory memory{};  ///< what it needs
+  int before = 0;        ///< its share lies before this tensor and what follows
+  int64_t saved_offset = 0;
+  int64_t pending_offset = 0;
+  int64_t weight_cache_offset = 0;
+};
+
+/// A row of steps over named tensors, and how the memory is shared out: what the plans of all
+/// layers have.
+struct LayerPlan {
+  Device device{};
+  std::string name;                 ///< the route
+  bool exact = true;                ///< every step is
+  bool deferred = false;            ///< dw is left to `wgrad`
+  LayerMemory memory{};             ///< what the caller provides
+  std::vector<Refusal> refusals{};  ///< routes that come before `name` and refused
+  std::vector<LayerTensor> tensors{};
+  std::vector<LayerStep> steps{};  ///< in the order in which they run
+  std::vector<LayerPart> parts{};
+  std::array<int64_t, 4> copies_bytes{};  ///< of a phase's workspace, before its steps' scratch
+  int64_t pending_bytes = 0;              ///< of what only wgrad reads, wherever it lies
+};
+
+/// A step by its name, to look at its plan; null if the layer has none. Not for a run.
+template <class StepPlan>
+const StepPlan* find_step(const LayerPlan& plan, std::string_view name) {
+  for (const LayerStep& step : plan.steps)
+    if (step.name == name) return std::get_if<StepPlan>(&step.plan);
+  return nullptr;
+}
+
+/// A tensor by its name; null if no step of the layer reads or writes it.
+const LayerTensor* find_tensor(const LayerPlan&, std::string_view name);
+
+/// Whether backward or wgrad has anything to compute.
+bool learns(const LayerPlan&);
 
 /// One tensor that stays in memory from forward to the end of backward.
 struct KeptPart {

@@ -57,33 +57,23 @@ struct ActivationStep {
   ActivationPlan forward, backward;
 };
 
-/// One step of a row's plan, which stands for one op or, fused, for several.
-struct RowStep {
+/// What runs one op of a row or, fused, several.
+struct RowPart {
   std::variant<GroupedLinearPlan, ActivationStep, GroupedMlpPlan> plan;
   int first_op = 0;
   int ops = 1;
   int first_parameters = 0;  ///< its first LinearParameters
   int first_extra = 0;       ///< its first extra input
-  OperandPlan output{};      ///< where its output lies, unless it is the row's
-  OperandPlan grad_input{};  ///< where its input gradient lies, unless it is the row's
-  int64_t saved_offset = 0;  ///< where its share of each memory begins
-  int64_t pending_offset = 0;
-  int64_t weight_cache_offset = 0;
 };
 
-struct SequentialPlan {
+/// How a row will run. `name` is its parts in order: "grouped_linear + grouped_mlp"; `refusals` say
+/// why a linear, activation, linear was not fused.
+struct SequentialPlan : LayerPlan {
   SequentialProblem problem;
-  Device device{};
-  std::string name;  ///< the steps in order: "grouped_linear + grouped_mlp"
-  bool exact = true;
-  LayerMemory memory{};  ///< what the caller provides
-  std::vector<RowStep> steps;
-  std::vector<Refusal> refusals;      ///< why a linear, activation, linear was not fused
-  int linears = 0;                    ///< how many LinearParameters the ops take
-  int extra_inputs = 0;               ///< how many the ops consume
-  int backward_stop = 0;              ///< steps before this one learn nothing
-  int64_t forward_copies_bytes = 0;   ///< of the workspace, before the scratch of the steps
-  int64_t backward_copies_bytes = 0;  ///< of the workspace, before the scratch of the steps
+  std::vector<RowPart> row;
+  int linears = 0;        ///< how many LinearParameters the ops take
+  int extra_inputs = 0;   ///< how many the ops consume
+  int backward_stop = 0;  ///< parts before this one learn nothing
 };
 
 /// Runs the operations one after another, backward in reverse.

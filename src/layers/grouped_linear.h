@@ -4,24 +4,64 @@
 #include "cadre/grouped_linear.h"
 #include "cadre/wgrad_queue.h"
 #include "layers/checks.h"
+#include "layers/launch.h"
 #include "layers/memory.h"
 
 // The parts of a grouped linear layer that other layers put together.
 namespace cadre::layers {
 
-/// One run of a layer. `pending` of the arguments is set even where nothing is deferred.
-struct LinearRun {
+/// The tensors of a linear layer, as its steps number them: the caller's, then the copies.
+namespace linear {
+enum Tensor : int {
+  kX,
+  kY,
+  kDy,
+  kDx,
+  kW,
+  kDw,
+  kBias,
+  kDbias,
+  kBiasScale,
+  kDbiasScale,
+  kXAlongK,
+  kXAlongRows,
+  kWAlongK,
+  kWAlongRows,
+  kDyAlongK,
+  kDyAlongRows,
+};
+}  // namespace linear
+
+/// One run of a linear layer. Its `pending` is set even where nothing is deferred.
+struct LinearRun : LayerRun {
   const GroupedLinearPlan& plan;
   const GroupedLinearArgs& args;
-  Workspace workspace{};
-  Stream stream{};
 
-  Places places() const { return {workspace, args.saved, args.pending, args.weight_cache}; }
+  Operand operand(int id) const;
+  Target target(int id) const;
+  const float* floats(int) const { return args.bias_scale; }
+  float* written_floats(int) const { return args.dbias_scale; }
+  const Offsets& offsets() const { return args.offsets; }
+  const uint64_t* rng() const { return args.rng; }
+  /// A weight cache that is not to be refreshed is valid as it is.
+  bool skips(const LayerStep& step) const { return step.writes_cache && !args.refresh_weights; }
+  void launch_part(const PartPhase&) const {}
 };
+
+/// A layer alone or within another one.
+inline LinearRun linear_run(const GroupedLinearPlan& plan, const GroupedLinearArgs& args,
+                            Workspace workspace, Phase first, Stream stream = {}) {
+  return {layer_run(plan, args, workspace, stream, first), plan, args};
+}
+
+/// The tensor that wgrad reads as x, if there is a wgrad: the caller's own or a copy.
+const LayerTensor& wgrad_input(const GroupedLinearPlan&);
+/// Likewise as dy.
+const LayerTensor& wgrad_gradient(const GroupedLinearPlan&);
 
 // Everything that a run touches. `op` is the name that errors begin with.
 void check_forward(std::string_view op, const LinearRun&);
-void check_backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace);
+void check_backward(const LinearRun&, Workspace);
 void check_gradients(std::string_view op, const LinearRun&);
 void check_wgrad(std::string_view op, const LinearRun&);
 
@@ -45,16 +85,9 @@ void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, in
 /// The weights of all experts without data, as the problem lays them out.
 TensorView weight_layout(const GroupedLinearProblem&, DType);
 
-// The products' arguments.
-GroupedGemmArgs fprop_args(const LinearRun&);
-GroupedGemmArgs dgrad_args(const LinearRun&);
-GroupedGemmArgs wgrad_args(const LinearRun&);
-
-// The steps; nothing is checked.
-void multiply(const LinearRun&);    ///< quantise w and x, y
-void gradients(const LinearRun&);   ///< quantise dy, dx, dbias
-void keep_input(const LinearRun&);  ///< quantise x again for wgrad
-void weigh(const LinearRun&);       ///< dw
-void defer(const LinearRun&);       ///< dw, left to the queue, if there is one
+/// Runs the steps of a phase; nothing is checked.
+void launch(const LinearRun&, Phase);
+/// Leaves dw to the queue, if there is one.
+void defer(const LinearRun&);
 
 }  // namespace cadre::layers

@@ -6,12 +6,43 @@
 namespace cadre::layers {
 namespace {
 
+using enum linear::Tensor;
+
 using LinearChecks = ops::Checks<GroupedLinearProblem>;
 
-bool draws(const std::optional<QuantizePlan>& plan) {
-  if (!plan) return false;
-  const QuantizeProblem& q = plan->problem;
-  return (q.along_k && q.along_k->stochastic) || (q.along_rows && q.along_rows->stochastic);
+/// The steps of a phase that will run.
+template <class Visit>
+void for_steps(const LinearRun& linear, Phase phase, Visit&& visit) {
+  for (const LayerStep& step : linear.plan.steps)
+    if (step.phase == phase && !linear.skips(step)) visit(step);
+}
+
+/// What the steps of a phase read.
+struct Needs {
+  uint32_t tensors = 0;
+  bool random = false;
+
+  bool reads(int id) const { return (tensors >> id & 1) != 0; }
+  bool reads_copy_of_w() const { return reads(kWAlongK) || reads(kWAlongRows); }
+};
+
+Needs needs(const LinearRun& linear, Phase phase) {
+  Needs all;
+  for_steps(linear, phase, [&](const LayerStep& step) {
+    for (const int id : step.reads)
+      if (id != kNone) all.tensors |= 1u << id;
+    const auto* quantize = std::get_if<QuantizePlan>(&step.plan);
+    all.random = all.random || (quantize != nullptr && draws(quantize->problem));
+  });
+  return all;
+}
+
+/// What the products of a phase ask of their arguments.
+void check_products(const LinearRun& linear, Phase phase) {
+  for_steps(linear, phase, [&](const LayerStep& step) {
+    if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan))
+      check(*product, arguments(linear, step, *product));
+  });
 }
 
 bool same_layout(const TensorView& got, const TensorView& want) {
@@ -86,8 +117,8 @@ void check_biases(const LinearChecks& checks, const LinearRun& linear) {
 }
 
 void check_bias_gradients(const LinearChecks& checks, const LinearRun& linear) {
-  if (!linear.plan.bias_grad) return;
   const GroupedLinearProblem& p = linear.plan.problem;
+  if (!p.bias || p.return_bias || !p.dbias) return;
   const LinearParameters& own = linear.args.parameters;
   const Parameter dbias{"dbias", p.parameters.discrete_bias, own.dbias, own.discrete_dbias};
   if (dbias.discrete) {
@@ -106,64 +137,62 @@ void check_rng(const LinearChecks& checks, const uint64_t* rng, bool needed) {
   if (needed) checks.present("rng", rng, 2, "the recipe rounds stochastically");
 }
 
-bool reads_cache(const GroupedLinearPlan& plan) {
-  return plan.dgrad && plan.dgrad_w.place == Place::kWeightCache;
-}
-
 }  // namespace
 
 void check_forward(std::string_view op, const LinearRun& linear) {
   const GroupedLinearPlan& plan = linear.plan;
   const GroupedLinearProblem& p = plan.problem;
   const LinearChecks checks(op, p);
+  const Needs need = needs(linear, Phase::kForward);
   checks.offsets(linear.args.offsets, p.experts);
   checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
   checks.view("y", linear.args.y, p.dtype, {p.rows, p.n});
-  const bool quantizes_w = plan.quantize_w && (!p.cache_weights || linear.args.refresh_weights);
-  if (quantizes_w || plan.fprop_w.place == Place::kCaller) check_weights(checks, linear);
-  if (plan.fprop->problem.bias) check_biases(checks, linear);
+  if (need.reads(kW)) check_weights(checks, linear);
+  if (p.bias && !p.return_bias) check_biases(checks, linear);
   if (p.bias_scale) checks.present("bias_scale", linear.args.bias_scale, p.rows);
-  check_rng(checks, linear.args.rng,
-            draws(plan.quantize_x) || (quantizes_w && draws(plan.quantize_w)));
-  check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
-  check_memory(checks, "weight_cache", linear.args.weight_cache, plan.memory.weight_cache_bytes);
-  check(*plan.fprop, fprop_args(linear));
+  check_rng(checks, linear.args.rng, need.random);
+  check_memory(checks, "saved", linear.places.saved, plan.memory.saved_bytes);
+  check_memory(checks, "weight_cache", linear.places.weight_cache, plan.memory.weight_cache_bytes);
+  check_products(linear, Phase::kForward);
 }
 
 void check_gradients(std::string_view op, const LinearRun& linear) {
   const GroupedLinearPlan& plan = linear.plan;
   const GroupedLinearProblem& p = plan.problem;
   const LinearChecks checks(op, p);
+  const Needs need = needs(linear, Phase::kBackward);
   checks.offsets(linear.args.offsets, p.experts);
   checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n});
-  if (plan.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
-  const bool own_w = plan.dgrad && plan.dgrad_w.place == Place::kCaller;
-  if (own_w || plan.quantize_w_again) check_weights(checks, linear);
-  if (plan.quantize_x_again) checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  if (p.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
+  if (need.reads(kW)) check_weights(checks, linear);
+  if (needs(linear, Phase::kInputAgain).reads(kX))
+    checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
   check_bias_gradients(checks, linear);
-  check_rng(checks, linear.args.rng, draws(plan.quantize_dy) || draws(plan.quantize_w_again));
-  check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
-  check_memory(checks, "weight_cache", linear.args.weight_cache,
-               reads_cache(plan) ? plan.memory.weight_cache_bytes : 0);
-  if (plan.dgrad) check(*plan.dgrad, dgrad_args(linear));
+  check_rng(checks, linear.args.rng, need.random);
+  check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);
+  const bool cached = p.cache_weights && need.reads_copy_of_w();
+  check_memory(checks, "weight_cache", linear.places.weight_cache,
+               cached ? plan.memory.weight_cache_bytes : 0);
+  check_products(linear, Phase::kBackward);
 }
 
 void check_wgrad(std::string_view op, const LinearRun& linear) {
   const GroupedLinearPlan& plan = linear.plan;
-  if (!plan.wgrad) return;
   const GroupedLinearProblem& p = plan.problem;
+  if (!p.wgrad) return;
   const LinearChecks checks(op, p);
+  const Needs need = needs(linear, Phase::kWgrad);
   checks.offsets(linear.args.offsets, p.experts);
-  if (plan.wgrad_x.place == Place::kCaller)
+  if (need.reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k}, "wgrad reads it as it is");
-  if (plan.wgrad_dy.place == Place::kCaller)
+  if (need.reads(kDy))
     checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");
   check_weight_gradients(checks, linear);
   check_accumulate(checks, {"accumulate", p.accumulate, linear.args.parameters.accumulate},
                    p.experts);
-  check_memory(checks, "saved", linear.args.saved, plan.memory.saved_bytes);
-  check_memory(checks, "pending", linear.args.pending, plan.pending_bytes);
-  check(*plan.wgrad, wgrad_args(linear));
+  check_memory(checks, "saved", linear.places.saved, plan.memory.saved_bytes);
+  check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);
+  check_products(linear, Phase::kWgrad);
 }
 
 }  // namespace cadre::layers

@@ -4,7 +4,8 @@
 #include "cadre/grouped_linear.h"
 #include "layers/checks.h"
 #include "layers/explain.h"
-#include "layers/memory.h"
+#include "layers/grouped_linear.h"
+#include "layers/planner.h"
 #include "layers/problem_fields.h"
 
 namespace cadre {
@@ -39,7 +40,7 @@ GroupedLinearProblem parse_grouped_linear_problem(std::string_view words) {
 
 namespace {
 
-using layers::Layout;
+using enum layers::linear::Tensor;
 
 /// True if a product can read a tensor of this type as it is.
 bool as_is(const Format& format, DType dtype) {
@@ -71,28 +72,66 @@ void check(const GroupedLinearProblem& p) {
                "quantisation would give other codes");
 }
 
-/// The formats of a tensor's two copies; empty where no copy is needed.
-struct Copies {
-  std::optional<Format> along_k, along_rows;
+/// A tensor with its two copies, and which of the three a product reads.
+struct Copied {
+  int itself, along_k, along_rows;
+  bool copies_k = false, copies_rows = false, shared = false;
+
+  int read_along_k() const { return copies_k ? along_k : itself; }
+  int read_along_rows() const { return shared ? along_k : copies_rows ? along_rows : itself; }
 };
 
 class Planner {
  public:
-  Planner(const GroupedLinearProblem& problem, const Device& device) : p_(problem) {
+  Planner(const GroupedLinearProblem& problem, const Device& device) : p_(problem), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
   }
 
   GroupedLinearPlan take() {
-    place_x();
-    place_w();
-    place_dy();
-    choose_products();
-    count_memory();
+    choose_copies();
+    name_tensors();
+    add_forward();
+    add_backward();
+    if (p_.wgrad) add_wgrad();
+    plan_.name = copies() ? "quantized" : "direct";
+    row_.share_memory(p_.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kAfter);
     return std::move(plan_);
   }
 
  private:
+  void choose_copies() {
+    const Recipe& r = p_.recipe;
+    const DType weight = p_.parameters.weight;
+    x_.copies_k = !as_is(r.fprop.lhs, p_.dtype);
+    x_.copies_rows = p_.wgrad && !as_is(r.wgrad.rhs, p_.dtype);
+    x_.shared = x_.copies_rows && !p_.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
+    w_.copies_k = !as_is(r.fprop.rhs, weight);
+    w_.copies_rows = p_.dgrad && !as_is(r.dgrad.rhs, weight);
+    w_.shared =
+        p_.cache_weights && w_.copies_k && w_.copies_rows && same_copy(r.fprop.rhs, r.dgrad.rhs);
+    dy_.copies_k = p_.dgrad && !as_is(r.dgrad.lhs, p_.dtype);
+    dy_.copies_rows = p_.wgrad && !as_is(r.wgrad.lhs, p_.dtype);
+    dy_.shared = dy_.copies_k && dy_.copies_rows && same_copy(r.dgrad.lhs, r.wgrad.lhs);
+  }
+  bool copies() const {
+    return x_.copies_k || x_.copies_rows || w_.copies_k || w_.copies_rows || dy_.copies_k ||
+           dy_.copies_rows;
+  }
+
+  /// In the order of LinearTensor.
+  void name_tensors() {
+    for (const char* own :
+         {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale", "dbias_scale"})
+      row_.own(own);
+    const Recipe& r = p_.recipe;
+    row_.made("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK));
+    row_.made("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows));
+    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK), p_.cache_weights);
+    row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows), p_.cache_weights);
+    row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK));
+    row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows));
+  }
   QuantizedShape rows_shape(int64_t cols, const Format& format, Axis axis) const {
     return {RowsKind::kRagged, p_.rows, cols, p_.experts, format, axis};
   }
@@ -100,94 +139,54 @@ class Planner {
     return {RowsKind::kWeights, p_.n, p_.k, p_.experts, format, axis};
   }
 
-  void place_x() {
-    const Format& fprop = p_.recipe.fprop.lhs;
-    const Format& wgrad = p_.recipe.wgrad.rhs;
-    const bool copies_fprop = !as_is(fprop, p_.dtype);
-    const bool copies_wgrad = p_.wgrad && !as_is(wgrad, p_.dtype);
-    const bool shared = copies_wgrad && !p_.save_input && same_copy(fprop, wgrad);
-    if (copies_fprop)
-      plan_.fprop_x = (shared ? saved_ : forward_)
-                          .take(shared ? Place::kSaved : Place::kWorkspace,
-                                rows_shape(p_.k, fprop, Axis::kAlongK));
-    if (shared) {
-      plan_.wgrad_x = plan_.fprop_x;
-    } else if (copies_wgrad) {
-      plan_.wgrad_x = (p_.save_input ? pending_ : saved_)
-                          .take(p_.save_input ? Place::kPending : Place::kSaved,
-                                rows_shape(p_.k, wgrad, Axis::kAlongRows));
-    }
-    Copies now, again;
-    if (copies_fprop) now.along_k = fprop;
-    if (copies_wgrad && !shared) (p_.save_input ? again : now).along_rows = wgrad;
-    plan_.quantize_x = quantize_rows(now, p_.k, p_.x_role);
-    plan_.quantize_x_again = quantize_rows(again, p_.k, p_.x_role);
+  void add_forward() {
+    const bool rows_of_w = p_.cache_weights && w_.copies_rows && !w_.shared;
+    const bool rows_of_x = !p_.save_input && x_.copies_rows && !x_.shared;
+    quantize(Phase::kForward, "quantize w", w_, {.along_k = w_.copies_k, .along_rows = rows_of_w});
+    quantize(Phase::kForward, "quantize x", x_, {.along_k = x_.copies_k, .along_rows = rows_of_x});
+    GroupedGemmProblem fprop = ragged_rows(Pass::kFprop, w_.read_along_k());
+    fprop.bias = adds_bias();
+    fprop.discrete_bias = fprop.bias && p_.parameters.discrete_bias;
+    fprop.bias_scale = p_.bias_scale;
+    if (fprop.bias) fprop.bias_dtype = p_.parameters.bias;
+    row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device),
+              {x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
+               fprop.bias_scale ? kBiasScale : kNone},
+              {kY});
   }
 
-  void place_w() {
-    const Format& fprop = p_.recipe.fprop.rhs;
-    const Format& dgrad = p_.recipe.dgrad.rhs;
-    const bool copies_fprop = !as_is(fprop, p_.parameters.weight);
-    const bool copies_dgrad = p_.dgrad && !as_is(dgrad, p_.parameters.weight);
-    const bool cached = p_.cache_weights;
-    const bool shared = cached && copies_fprop && copies_dgrad && same_copy(fprop, dgrad);
-    const Place place = cached ? Place::kWeightCache : Place::kWorkspace;
-    if (copies_fprop)
-      plan_.fprop_w = (cached ? cache_ : forward_).take(place, weights_shape(fprop, Axis::kAlongK));
-    if (shared) {
-      plan_.dgrad_w = plan_.fprop_w;
-    } else if (copies_dgrad) {
-      plan_.dgrad_w =
-          (cached ? cache_ : backward_).take(place, weights_shape(dgrad, Axis::kAlongRows));
-    }
-    Copies now, again;
-    if (copies_fprop) now.along_k = fprop;
-    if (copies_dgrad && !shared) (cached ? now : again).along_rows = dgrad;
-    plan_.quantize_w = quantize_weights(now);
-    plan_.quantize_w_again = quantize_weights(again);
+  void add_backward() {
+    const bool rows_of_w = !p_.cache_weights && w_.copies_rows;
+    const bool rows_of_x = p_.save_input && x_.copies_rows;
+    quantize(Phase::kBackward, "quantize dy", dy_,
+             {.along_k = dy_.copies_k, .along_rows = dy_.copies_rows && !dy_.shared});
+    quantize(Phase::kBackward, "quantize w again", w_, {.along_rows = rows_of_w});
+    if (p_.dgrad)
+      row_.step(Phase::kBackward, "dx",
+                plan(ragged_rows(Pass::kDgrad, w_.read_along_rows()), plan_.device),
+                {dy_.read_along_k(), w_.read_along_rows()}, {kDx});
+    if (adds_bias() && p_.dbias) add_bias_grad();
+    quantize(Phase::kInputAgain, "quantize x again", x_, {.along_rows = rows_of_x});
   }
 
-  void place_dy() {
-    const Format& dgrad = p_.recipe.dgrad.lhs;
-    const Format& wgrad = p_.recipe.wgrad.lhs;
-    const bool copies_dgrad = p_.dgrad && !as_is(dgrad, p_.dtype);
-    const bool copies_wgrad = p_.wgrad && !as_is(wgrad, p_.dtype);
-    const bool shared = copies_dgrad && copies_wgrad && same_copy(dgrad, wgrad);
-    if (copies_dgrad)
-      plan_.dgrad_dy = (shared ? pending_ : backward_)
-                           .take(shared ? Place::kPending : Place::kWorkspace,
-                                 rows_shape(p_.n, dgrad, Axis::kAlongK));
-    if (shared) {
-      plan_.wgrad_dy = plan_.dgrad_dy;
-    } else if (copies_wgrad) {
-      plan_.wgrad_dy = pending_.take(Place::kPending, rows_shape(p_.n, wgrad, Axis::kAlongRows));
-    }
-    Copies now;
-    if (copies_dgrad) now.along_k = dgrad;
-    if (copies_wgrad && !shared) now.along_rows = wgrad;
-    plan_.quantize_dy = quantize_rows(now, p_.n, p_.dy_role);
-  }
-
-  std::optional<QuantizePlan> quantize_rows(const Copies& copies, int64_t cols, TensorRole role) {
-    QuantizeProblem q{.kind = RowsKind::kRagged, .rows = p_.rows, .cols = cols};
-    q.source = p_.dtype;
-    q.role = role;
-    return quantize(q, copies);
-  }
-  std::optional<QuantizePlan> quantize_weights(const Copies& copies) {
-    QuantizeProblem q{.kind = RowsKind::kWeights, .rows = p_.n, .cols = p_.k};
-    q.source = p_.parameters.weight;
-    q.role = TensorRole::kW;
-    q.discrete = p_.parameters.discrete_weight;
-    return quantize(q, copies);
-  }
-  std::optional<QuantizePlan> quantize(QuantizeProblem q, const Copies& copies) {
-    if (!copies.along_k && !copies.along_rows) return {};
+  /// Which copies a step makes.
+  struct Axes {
+    bool along_k = false, along_rows = false;
+  };
+  void quantize(Phase phase, const char* name, const Copied& tensor, const Axes& axes) {
+    if (!axes.along_k && !axes.along_rows) return;
+    const QuantizedShape& like = plan_.tensors[size_t(tensor.along_k)].shape;
+    const bool weights = like.kind == RowsKind::kWeights;
+    QuantizeProblem q{.kind = like.kind, .rows = like.rows, .cols = like.cols};
     q.experts = p_.experts;
-    q.along_k = copies.along_k;
-    q.along_rows = copies.along_rows;
+    q.source = weights ? p_.parameters.weight : p_.dtype;
+    q.role = weights ? TensorRole::kW : tensor.itself == kX ? p_.x_role : p_.dy_role;
+    q.discrete = weights && p_.parameters.discrete_weight;
     q.amax_eps = p_.amax_eps;
-    return plan(q, plan_.device);
+    if (axes.along_k) q.along_k = like.format;
+    if (axes.along_rows) q.along_rows = plan_.tensors[size_t(tensor.along_rows)].shape.format;
+    row_.step(phase, name, plan(q, plan_.device), {tensor.itself},
+              {axes.along_k ? tensor.along_k : kNone, axes.along_rows ? tensor.along_rows : kNone});
   }
 
   /// What the three products have in common.
@@ -202,42 +201,28 @@ class Planner {
     return g;
   }
 
-  /// fprop and dgrad: w by their operand plan, y or dx out.
-  GroupedGemmProblem ragged_rows(Pass pass, const OperandPlan& w) const {
+  /// fprop and dgrad: w or its copy, y or dx out.
+  GroupedGemmProblem ragged_rows(Pass pass, int w) const {
     GroupedGemmProblem g = product(pass);
-    const bool own = w.place == Place::kCaller;
-    g.discrete_rhs = own && p_.parameters.discrete_weight;
+    g.discrete_rhs = w == kW && p_.parameters.discrete_weight;
     g.rhs_major = p_.parameters.weight_major;
     g.out = p_.dtype;
     g.tail = p_.tail;
     return g;
   }
 
-  void choose_products() {
-    GroupedGemmProblem fprop = ragged_rows(Pass::kFprop, plan_.fprop_w);
-    fprop.bias = p_.bias && !p_.return_bias;
-    fprop.discrete_bias = fprop.bias && p_.parameters.discrete_bias;
-    fprop.bias_scale = p_.bias_scale;
-    if (fprop.bias) fprop.bias_dtype = p_.parameters.bias;
-    plan_.fprop = plan(fprop, plan_.device);
-    if (p_.dgrad) plan_.dgrad = plan(ragged_rows(Pass::kDgrad, plan_.dgrad_w), plan_.device);
-    if (p_.wgrad) {
-      GroupedGemmProblem wgrad = product(Pass::kWgrad);
-      wgrad.out = p_.parameters.dw;
-      wgrad.out_major = p_.parameters.weight_major;
-      wgrad.discrete_out = p_.parameters.discrete_dw;
-      wgrad.accumulate = p_.accumulate;
-      plan_.wgrad = plan(wgrad, plan_.device);
-    }
-    if (fprop.bias && p_.dbias) choose_bias_grad();
-    const bool copies = plan_.quantize_x || plan_.quantize_w || plan_.quantize_dy ||
-                        plan_.quantize_x_again || plan_.quantize_w_again;
-    plan_.name = copies ? "quantized" : "direct";
-    plan_.exact = plan_.fprop->exact && (!plan_.dgrad || plan_.dgrad->exact) &&
-                  (!plan_.wgrad || plan_.wgrad->exact);
+  void add_wgrad() {
+    GroupedGemmProblem wgrad = product(Pass::kWgrad);
+    wgrad.out = p_.parameters.dw;
+    wgrad.out_major = p_.parameters.weight_major;
+    wgrad.discrete_out = p_.parameters.discrete_dw;
+    wgrad.accumulate = p_.accumulate;
+    row_.step(Phase::kWgrad, "dw", plan(wgrad, plan_.device),
+              {dy_.read_along_rows(), x_.read_along_rows()}, {kDw});
   }
 
-  void choose_bias_grad() {
+  bool adds_bias() const { return p_.bias && !p_.return_bias; }
+  void add_bias_grad() {
     BiasGradProblem b{.rows = p_.rows, .n = p_.n, .experts = p_.experts, .dy = p_.dtype};
     b.dbias = p_.parameters.dbias;
     b.discrete = p_.parameters.discrete_bias;
@@ -245,42 +230,32 @@ class Planner {
     if (p_.bias_scale) b.bias = p_.parameters.bias;
     b.accumulate = p_.accumulate_bias;
     b.tail = p_.tail;
-    plan_.bias_grad = plan(b, plan_.device);
-  }
-
-  /// The largest workspace of the steps that a plan has.
-  template <class... Plans>
-  static int64_t scratch(const Plans&... plans) {
-    return std::max({int64_t(0), (plans ? plans->workspace_bytes : 0)...});
-  }
-
-  void count_memory() {
-    LayerMemory& m = plan_.memory;
-    plan_.forward_copies_bytes = forward_.bytes();
-    plan_.backward_copies_bytes = backward_.bytes();
-    plan_.pending_bytes = pending_.bytes();
-    m.saved_bytes = saved_.bytes();
-    m.weight_cache_bytes = cache_.bytes();
-    m.forward_workspace_bytes =
-        forward_.bytes() + scratch(plan_.quantize_w, plan_.quantize_x, plan_.fprop);
-    m.backward_workspace_bytes =
-        backward_.bytes() + scratch(plan_.quantize_dy, plan_.quantize_w_again,
-                                    plan_.quantize_x_again, plan_.dgrad, plan_.bias_grad);
-    if (p_.deferred) {
-      m.pending_bytes = pending_.bytes();
-      m.wgrad_workspace_bytes = scratch(plan_.wgrad);
-    } else {
-      m.backward_workspace_bytes =
-          pending_.bytes() + std::max(m.backward_workspace_bytes, scratch(plan_.wgrad));
-    }
+    const bool scaled = p_.bias_scale;
+    row_.step(Phase::kBackward, "dbias", plan(b, plan_.device),
+              {kDy, scaled ? kBias : kNone, scaled ? kBiasScale : kNone},
+              {kDbias, scaled ? kDbiasScale : kNone});
   }
 
   const GroupedLinearProblem& p_;
   GroupedLinearPlan plan_;
-  Layout forward_, backward_, saved_, pending_, cache_;
+  layers::Row row_;
+  Copied x_{kX, kXAlongK, kXAlongRows};
+  Copied w_{kW, kWAlongK, kWAlongRows};
+  Copied dy_{kDy, kDyAlongK, kDyAlongRows};
 };
 
 }  // namespace
+
+namespace layers {
+
+const LayerTensor& wgrad_gradient(const GroupedLinearPlan& plan) {
+  return plan.tensors[size_t(plan.steps.back().reads[0])];
+}
+const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) {
+  return plan.tensors[size_t(plan.steps.back().reads[1])];
+}
+
+}  // namespace layers
 
 GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device) {
   check(problem);
@@ -289,28 +264,22 @@ GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device
 
 std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
   const GroupedLinearProblem& p = plan.problem;
+  const GroupedGemmPlan* wgrad = find_step<GroupedGemmPlan>(plan, "dw");
   std::vector<KeptPart> parts;
-  if (p.wgrad && (plan.wgrad_x.place == Place::kCaller || p.save_input)) {
+  if (wgrad != nullptr && layers::wgrad_input(plan).place == Place::kSaved) {
+    parts.push_back(
+        {"x along rows", Place::kSaved, quantized_bytes(layers::wgrad_input(plan).shape)});
+  } else if (wgrad != nullptr) {
     parts.push_back({"x", Place::kCaller, p.rows * bytes_for(p.dtype, p.k)});
-  } else if (p.wgrad) {
-    parts.push_back({"x along rows", Place::kSaved, quantized_bytes(plan.wgrad_x.shape)});
   }
-  if (plan.bias_grad && p.bias_scale)
+  if (p.bias_scale && find_step<BiasGradPlan>(plan, "dbias"))
     parts.push_back({"bias_scale", Place::kCaller, p.rows * int64_t(sizeof(float))});
   return parts;
 }
 
 std::string explain(const GroupedLinearPlan& plan) {
-  using layers::explain_step;
-  return text(to_string(plan.problem), "\nroute ", plan.name, plan.exact ? "" : ", not exact", "\n",
-              "forward\n", explain_step("quantize w", plan.quantize_w),
-              explain_step("quantize x", plan.quantize_x), explain_step("multiply", plan.fprop),
-              "backward\n", explain_step("quantize dy", plan.quantize_dy),
-              explain_step("quantize w", plan.quantize_w_again), explain_step("dx", plan.dgrad),
-              explain_step("dbias", plan.bias_grad),
-              explain_step("quantize x", plan.quantize_x_again),
-              explain_step(plan.problem.deferred ? "dw, deferred" : "dw", plan.wgrad),
-              layers::explain_memory(plan.memory, kept(plan), plan.problem.rows));
+  return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
+         layers::explain_memory(plan.memory, kept(plan), plan.problem.rows);
 }
 
 }  // namespace cadre

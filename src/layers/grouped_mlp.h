@@ -1,11 +1,44 @@
 #pragma once
 #include "cadre/grouped_mlp.h"
+#include "layers/grouped_linear.h"
 
-// What the rows that hold an expert MLP check before they launch anything.
+// What the rows that hold an expert MLP check before they launch anything, and its run.
 namespace cadre::layers {
 
-void check_forward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace);
-void check_backward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace);
-void check_wgrad(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace);
+/// The tensors of an expert MLP, as its steps number them: the caller's, then those in between.
+namespace mlp {
+enum Tensor : int { kX, kY, kDy, kDx, kProb, kDprob, kZ, kH, kHAgain, kDh, kDz };
+}  // namespace mlp
+
+/// One run: the tensors between the steps, and both linears with their share of every memory.
+struct MlpRun : LayerRun {
+  const GroupedMlpPlan& plan;
+  const GroupedMlpArgs& args;
+  GroupedLinearArgs one, two;
+  LinearRun fc1, fc2;
+
+  MlpRun(const GroupedMlpPlan&, const GroupedMlpArgs&, const LayerRun&, Phase first);
+  MlpRun(const MlpRun&) = delete;
+
+  /// A tensor between two steps: where the caller wants it, or the layer's own; empty if none.
+  TensorView between(int id) const;
+
+  Operand operand(int id) const { return {.codes = between(id)}; }
+  Target target(int id) const { return {.view = between(id)}; }
+  const float* floats(int) const { return args.prob; }
+  float* written_floats(int) const { return args.dprob; }
+  const Offsets& offsets() const { return args.offsets; }
+  const uint64_t* rng() const { return args.rng; }
+  bool skips(const LayerStep&) const { return false; }
+  void launch_part(const PartPhase& of) const { launch(of.part == 0 ? fc1 : fc2, of.phase); }
+};
+
+/// Errors    InvalidArgument if the plan is empty or the workspace is too small.
+MlpRun mlp_run(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Phase first,
+               Stream stream = {});
+
+void check_forward(const MlpRun&);
+void check_backward(const MlpRun&);
+void check_wgrad(const MlpRun&);
 
 }  // namespace cadre::layers

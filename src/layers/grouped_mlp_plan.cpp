@@ -3,7 +3,8 @@
 #include "cadre/grouped_mlp.h"
 #include "layers/checks.h"
 #include "layers/explain.h"
-#include "layers/memory.h"
+#include "layers/grouped_mlp.h"
+#include "layers/planner.h"
 #include "layers/problem_fields.h"
 
 namespace cadre {
@@ -43,7 +44,7 @@ GroupedMlpProblem parse_grouped_mlp_problem(std::string_view words) {
 
 namespace {
 
-using layers::Layout;
+using enum layers::mlp::Tensor;
 
 void check(const GroupedMlpProblem& p) {
   const ops::Checks checks("grouped_mlp", p);
@@ -61,7 +62,8 @@ class Planner {
  public:
   Planner(const GroupedMlpProblem& problem, const Device& device)
       : p_(problem),
-        z_columns_(info(problem.activation).gated ? 2 * problem.features : problem.features) {
+        z_columns_(info(problem.activation).gated ? 2 * problem.features : problem.features),
+        row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
     plan_.name = "unfused";
@@ -70,10 +72,11 @@ class Planner {
   GroupedMlpPlan take() {
     plan_.fc1 = plan(fc1(), plan_.device);
     plan_.fc2 = plan(fc2(), plan_.device);
-    choose_activations();
-    place_linears();
-    place_tensors();
-    count_memory();
+    plan_.exact = plan_.fc1.exact && plan_.fc2.exact;
+    name_tensors();
+    add_forward();
+    add_backward();
+    row_.share_memory(p_.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kWithin);
     return std::move(plan_);
   }
 
@@ -122,87 +125,78 @@ class Planner {
     return l;
   }
 
-  void choose_activations() {
-    ActivationProblem a{.kind = p_.activation, .constants = p_.constants, .layout = p_.layout};
+  ActivationPlan activation(bool backward) const {
+    ActivationProblem a{.backward = backward, .kind = p_.activation, .constants = p_.constants};
+    a.layout = p_.layout;
     a.rows = p_.rows;
     a.features = p_.features;
     a.experts = p_.experts;
     a.z = a.h = p_.dtype;
     a.prob = p_.prob;
     a.tail = p_.tail;
-    plan_.activation = plan(a, plan_.device);
-    plan_.exact = plan_.fc1.exact && plan_.fc2.exact && plan_.activation.exact;
-    if (!needs_dh() && needs_h_again()) plan_.recompute = plan_.activation;
-    if (!needs_dh()) return;
-    a.backward = true;
-    plan_.activation_backward = plan(a, plan_.device);
-    plan_.exact = plan_.exact && plan_.activation_backward->exact;
+    return plan(a, plan_.device);
   }
 
-  /// The linears' shares come first in every memory: fc1's, then fc2's.
-  void place_linears() {
-    for (const LayerMemory& m : {plan_.fc1.memory, plan_.fc2.memory}) {
-      saved_.take(m.saved_bytes);
-      pending_.take(m.pending_bytes);
-      cache_.take(m.weight_cache_bytes);
-    }
+  /// In the order of mlp::Tensor. The linears' shares come first in every memory.
+  void name_tensors() {
+    for (const GroupedLinearPlan* part : {&plan_.fc1, &plan_.fc2}) row_.part(part->memory);
+    for (const char* own : {"x", "y", "dy", "dx", "prob", "dprob"}) row_.own(own);
+    const QuantizedShape wide = layers::plain_rows(p_.dtype, p_.rows, z_columns_);
+    const QuantizedShape narrow = layers::plain_rows(p_.dtype, p_.rows, p_.features);
+    row_.made("z", wide);
+    row_.made("h", narrow);
+    row_.made("h again", narrow);
+    row_.made("dh", narrow);
+    row_.made("dz", wide);
   }
 
-  OperandPlan place(Place where, int64_t columns, Layout& workspace) {
-    Layout& memory = where == Place::kSaved     ? saved_
-                     : where == Place::kPending ? pending_
-                                                : workspace;
-    return memory.take(where, layers::plain_rows(p_.dtype, p_.rows, columns));
+  int prob() const { return p_.prob ? kProb : kNone; }
+  /// What wgrad of fc2 reads: h, if it was kept.
+  int h_in_backward() const { return needs_h_again() ? kHAgain : kH; }
+
+  void add_forward() {
+    row_.step(Phase::kForward, "fc1", PartPhase{0, Phase::kForward}, {kX}, {kZ});
+    row_.step(Phase::kForward, "activation", activation(false), {kZ, prob()}, {kH});
+    row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward}, {kH}, {kY});
   }
 
-  void place_tensors() {
-    const bool wgrad2_reads_h = p_.wgrad2 && plan_.fc2.wgrad_x.place == Place::kCaller;
-    const bool wgrad1_reads_dz = p_.wgrad1 && plan_.fc1.wgrad_dy.place == Place::kCaller;
-    const bool needs_z = needs_dh() || needs_h_again();
-    const auto until_wgrad = [&](bool read) {
-      return read && p_.deferred ? Place::kPending : Place::kWorkspace;
-    };
-    plan_.z = place(needs_z ? Place::kSaved : Place::kWorkspace, z_columns_, forward_);
-    plan_.h = place(p_.keep_h && wgrad2_reads_h ? Place::kSaved : Place::kWorkspace, p_.features,
-                    forward_);
-    plan_.h_again = plan_.h;
-    if (needs_h_again()) plan_.h_again = place(until_wgrad(wgrad2_reads_h), p_.features, backward_);
-    if (!needs_dh()) return;
-    plan_.dh = place(Place::kWorkspace, p_.features, backward_);
-    plan_.dz = place(until_wgrad(wgrad1_reads_dz), z_columns_, backward_);
+  void add_backward() {
+    const int h_again = needs_h_again() ? kHAgain : kNone;
+    if (learns(plan_.fc2))
+      row_.step(Phase::kBackward, "fc2 backward", PartPhase{1, Phase::kBackward}, {kDy},
+                {needs_dh() ? kDh : kNone});
+    if (needs_dh())
+      row_.step(Phase::kBackward, "activation backward", activation(true), {kZ, prob(), kDh},
+                {h_again, kDz, p_.prob && p_.dprob ? kDprob : kNone});
+    else if (needs_h_again())
+      row_.step(Phase::kBackward, "h again", activation(false), {kZ, prob()}, {h_again});
+    add_input_again(1, "fc2 input again", kHAgain);
+    if (learns(plan_.fc1))
+      row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward}, {kDz},
+                {p_.dgrad ? kDx : kNone});
+    add_input_again(0, "fc1 input again", kX);
+    if (p_.wgrad2) add_wgrad(1, "fc2 dw", h_in_backward(), kDy);
+    if (p_.wgrad1) add_wgrad(0, "fc1 dw", kX, kDz);
   }
 
-  void count_memory() {
-    const LayerMemory &one = plan_.fc1.memory, &two = plan_.fc2.memory;
-    const auto bytes = [](const std::optional<ActivationPlan>& a) {
-      return a ? a->workspace_bytes : 0;
-    };
-    LayerMemory& m = plan_.memory;
-    plan_.forward_copies_bytes = forward_.bytes();
-    plan_.backward_copies_bytes = backward_.bytes();
-    plan_.pending_bytes = pending_.bytes();
-    m.saved_bytes = saved_.bytes();
-    m.weight_cache_bytes = cache_.bytes();
-    m.forward_workspace_bytes =
-        forward_.bytes() + std::max({one.forward_workspace_bytes, two.forward_workspace_bytes,
-                                     plan_.activation.workspace_bytes});
-    const int64_t wgrad = std::max(one.wgrad_workspace_bytes, two.wgrad_workspace_bytes);
-    m.backward_workspace_bytes =
-        backward_.bytes() + std::max({one.backward_workspace_bytes, two.backward_workspace_bytes,
-                                      bytes(plan_.activation_backward), bytes(plan_.recompute),
-                                      p_.deferred ? int64_t(0) : wgrad});
-    if (p_.deferred) {
-      m.pending_bytes = pending_.bytes();
-      m.wgrad_workspace_bytes = wgrad;
-    } else {
-      m.backward_workspace_bytes += pending_.bytes();
-    }
+  const GroupedLinearPlan& linear_at(int part) const { return part == 0 ? plan_.fc1 : plan_.fc2; }
+
+  void add_input_again(int part, const char* name, int input) {
+    if (find_step<QuantizePlan>(linear_at(part), "quantize x again"))
+      row_.step(Phase::kBackward, name, PartPhase{part, Phase::kInputAgain}, {input}, {});
+  }
+  void add_wgrad(int part, const char* name, int input, int gradient) {
+    const GroupedLinearPlan& own = linear_at(part);
+    const bool x = layers::wgrad_input(own).place == Place::kCaller;
+    const bool dy = layers::wgrad_gradient(own).place == Place::kCaller;
+    row_.step(Phase::kWgrad, name, PartPhase{part, Phase::kWgrad},
+              {dy ? gradient : kNone, x ? input : kNone}, {});
   }
 
   const GroupedMlpProblem& p_;
   int64_t z_columns_;
   GroupedMlpPlan plan_;
-  Layout forward_, backward_, saved_, pending_, cache_;
+  layers::Row row_;
 };
 
 }  // namespace
@@ -213,28 +207,27 @@ GroupedMlpPlan plan(const GroupedMlpProblem& problem, const Device& device) {
 }
 
 std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
+  const GroupedMlpProblem& p = plan.problem;
   std::vector<KeptPart> parts = kept(plan.fc1);
-  if (plan.z.place == Place::kSaved)
-    parts.push_back({"z", Place::kSaved, quantized_bytes(plan.z.shape)});
-  const int64_t row_words = plan.problem.rows * int64_t(sizeof(float));
-  if (plan.problem.prob && (plan.activation_backward || plan.recompute))
+  const auto saved = [&](std::string_view name, const LayerTensor& tensor) {
+    if (tensor.place == Place::kSaved)
+      parts.push_back({name, Place::kSaved, quantized_bytes(tensor.shape)});
+  };
+  const int64_t row_words = p.rows * int64_t(sizeof(float));
+  saved("z", plan.tensors[kZ]);
+  if (p.prob && plan.tensors[kZ].place == Place::kSaved)
     parts.push_back({"prob", Place::kCaller, row_words});
-  if (plan.h.place == Place::kSaved)
-    parts.push_back({"h", Place::kSaved, quantized_bytes(plan.h.shape)});
-  if (plan.fc2.wgrad_x.place == Place::kSaved)
-    parts.push_back({"h along rows", Place::kSaved, quantized_bytes(plan.fc2.wgrad_x.shape)});
-  if (plan.fc2.bias_grad && plan.problem.bias2_scale)
+  saved("h", plan.tensors[kH]);
+  if (p.wgrad2) saved("h along rows", layers::wgrad_input(plan.fc2));
+  if (p.bias2_scale && find_step<BiasGradPlan>(plan.fc2, "dbias"))
     parts.push_back({"bias2_scale", Place::kCaller, row_words});
   return parts;
 }
 
 std::string explain(const GroupedMlpPlan& plan) {
-  using layers::explain_step;
-  return text(to_string(plan.problem), "\nroute ", plan.name, plan.exact ? "" : ", not exact",
-              "\n\nfc1: ", explain(plan.fc1), "\n", explain_step("activation", plan.activation),
-              explain_step("activation backward", plan.activation_backward),
-              explain_step("h again", plan.recompute), "\nfc2: ", explain(plan.fc2), "\ntogether\n",
-              layers::explain_memory(plan.memory, kept(plan), plan.problem.rows));
+  return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
+         text("\nfc1: ", explain(plan.fc1), "\nfc2: ", explain(plan.fc2), "\ntogether\n") +
+         layers::explain_memory(plan.memory, kept(plan), plan.problem.rows);
 }
 
 }  // namespace cadre

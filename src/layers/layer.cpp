@@ -1,6 +1,8 @@
 // What the layers share.
 #include "cadre/layer.h"
 
+#include <algorithm>
+
 #include "cadre/error.h"
 #include "layers/explain.h"
 
@@ -13,7 +15,55 @@ double bytes_per_token(std::span<const KeptPart> parts, int64_t rows, int top_k)
   return double(bytes) / double(rows) * top_k;
 }
 
+const LayerTensor* find_tensor(const LayerPlan& plan, std::string_view name) {
+  for (const LayerTensor& tensor : plan.tensors)
+    if (tensor.name == name && (tensor.written >= 0 || tensor.read >= 0)) return &tensor;
+  return nullptr;
+}
+
+bool learns(const LayerPlan& plan) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(),
+                     [](const LayerStep& step) { return step.phase != Phase::kForward; });
+}
+
 namespace layers {
+namespace {
+
+/// "x, w along K", those that there are.
+template <size_t kCount>
+std::string names(const LayerPlan& plan, const std::array<int, kCount>& ids) {
+  std::string words;
+  for (const int id : ids)
+    if (id != kNone) words += text(words.empty() ? "" : ", ", plan.tensors[size_t(id)].name);
+  return words;
+}
+
+}  // namespace
+
+std::string explain_step(const LayerPlan& layer, const LayerStep& step) {
+  std::string lines =
+      text("  ", step.name, step.phase == Phase::kWgrad && layer.deferred ? ", deferred" : "");
+  std::visit(
+      [&](const auto& plan) {
+        if constexpr (requires { plan.problem; }) {
+          lines += text(": ", plan.name, plan.exact ? "" : " (not exact)", "  [",
+                        to_string(plan.problem), "]\n");
+          for (const Refusal& refusal : plan.refusals)
+            lines += text("    not ", refusal.name, ": ", refusal.why, "\n");
+        } else {
+          lines += "\n";
+        }
+      },
+      step.plan);
+  return lines + text("    ", names(layer, step.reads), " -> ", names(layer, step.writes), "\n");
+}
+
+std::string explain_steps(const LayerPlan& plan) {
+  std::string forward = "forward\n", backward = "backward\n";
+  for (const LayerStep& step : plan.steps)
+    (step.phase == Phase::kForward ? forward : backward) += explain_step(plan, step);
+  return forward + backward;
+}
 
 std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& kept, int64_t rows) {
   std::string lines = "memory in bytes\n";

@@ -1,5 +1,4 @@
 #pragma once
-#include <algorithm>
 #include <cstdint>
 
 #include "cadre/device.h"
@@ -7,7 +6,7 @@
 #include "cadre/quantize.h"
 #include "cadre/workspace.h"
 
-// How layers share out the caller's memory.
+// The caller's memory, and where the tensors of a layer lie in it.
 namespace cadre::layers {
 
 constexpr int64_t kAlignment = 256;
@@ -15,23 +14,6 @@ constexpr int64_t kAlignment = 256;
 constexpr int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
-
-/// Hands out a memory from its start, part after part; only counts.
-class Layout {
- public:
-  int64_t take(int64_t bytes) {
-    const int64_t offset = bytes_;
-    bytes_ += aligned(bytes);
-    return offset;
-  }
-  OperandPlan take(Place place, const QuantizedShape& shape) {
-    return {.place = place, .offset = take(quantized_bytes(shape)), .shape = shape};
-  }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  int64_t bytes_ = 0;
-};
 
 /// The part of a memory behind `offset`. Null stays null: a memory of no bytes has no address.
 inline void* at(void* data, int64_t offset) {
@@ -42,43 +24,47 @@ inline Workspace behind(Workspace w, int64_t offset) {
 }
 inline Memory part(Memory m, int64_t offset, int64_t bytes) { return {at(m.data, offset), bytes}; }
 
+/// The workspace that a run needs which begins with this phase.
+inline int64_t workspace_bytes(const LayerMemory& memory, Phase first) {
+  if (first == Phase::kForward) return memory.forward_workspace_bytes;
+  return first == Phase::kWgrad ? memory.wgrad_workspace_bytes : memory.backward_workspace_bytes;
+}
+
+inline Operand as_operand(const QuantizedView& q) {
+  return {.codes = q.codes, .scales = q.scales, .expert_scale = q.expert_scale};
+}
+
 /// The memories of one run, by place.
 struct Places {
   Workspace workspace;
   Memory saved, pending, weight_cache;
 
-  void* data(const OperandPlan& operand) const {
-    switch (operand.place) {
+  void* data(const LayerTensor& tensor) const {
+    switch (tensor.place) {
       case Place::kWorkspace:
-        return at(workspace.data, operand.offset);
+        return at(workspace.data, tensor.offset);
       case Place::kSaved:
-        return at(saved.data, operand.offset);
+        return at(saved.data, tensor.offset);
       case Place::kPending:
-        return at(pending.data, operand.offset);
+        return at(pending.data, tensor.offset);
       case Place::kWeightCache:
-        return at(weight_cache.data, operand.offset);
+        return at(weight_cache.data, tensor.offset);
       case Place::kCaller:
         break;
     }
     return nullptr;
   }
 
-  /// The copy of an operand, for the step that writes it.
-  QuantizedView copy(const OperandPlan& operand) const {
-    return quantized_view(operand.shape, data(operand));
+  /// A tensor of the layer's, for the step that writes it.
+  QuantizedView copy(const LayerTensor& tensor) const {
+    return quantized_view(tensor.shape, data(tensor));
   }
 
-  /// The operand as a product reads it: the caller's own tensor or the copy.
-  Operand read(const OperandPlan& operand, const Operand& own) const {
-    if (operand.place == Place::kCaller) return own;
-    const QuantizedView q = copy(operand);
-    return {.codes = q.codes, .scales = q.scales, .expert_scale = q.expert_scale};
-  }
+  /// The same, for the step that reads it.
+  Operand operand(const LayerTensor& tensor) const { return as_operand(copy(tensor)); }
 
-  /// A plain tensor between two steps: the caller's own or the layer's.
-  TensorView tensor(const OperandPlan& operand, const TensorView& own) const {
-    return operand.place == Place::kCaller ? own : copy(operand).codes;
-  }
+  /// A plain tensor of the layer's.
+  TensorView plain(const LayerTensor& tensor) const { return copy(tensor).codes; }
 };
 
 /// A plain [R, C] tensor as the shape of an operand.

@@ -1,10 +1,7 @@
 // Running a row of operations, and back.
-#include "cadre/sequential.h"
+#include "layers/sequential.h"
 
 #include "backend/poison.h"
-#include "layers/checks.h"
-#include "layers/grouped_linear.h"
-#include "layers/grouped_mlp.h"
 
 namespace cadre {
 namespace layers {
@@ -15,15 +12,13 @@ constexpr std::string_view kOutput = "output", kGradInput = "grad_input";
 using RowChecks = ops::Checks<SequentialProblem>;
 
 /// One run of a row.
-struct RowRun {
+struct RowRun : LayerRun {
   const SequentialPlan& plan;
   const SequentialArgs& args;
-  Places places;
-  int64_t copies_bytes;  ///< of the workspace, before the scratch of the steps
+  row::Tensors ids;
 
-  int last() const { return int(plan.steps.size()) - 1; }
-  const RowStep& step(int i) const { return plan.steps[size_t(i)]; }
-  Workspace scratch() const { return behind(places.workspace, copies_bytes); }
+  int last() const { return int(plan.row.size()) - 1; }
+  const RowPart& part(int i) const { return plan.row[size_t(i)]; }
 
   /// The caller's buffer for one op; empty if there is none.
   TensorView op_argument(int op, std::string_view key) const {
@@ -34,16 +29,16 @@ struct RowRun {
   }
 
   TensorView output(int i) const {
-    const TensorView given = op_argument(step(i).first_op + step(i).ops - 1, kOutput);
+    const TensorView given = op_argument(part(i).first_op + part(i).ops - 1, kOutput);
     if (given.rank != 0) return given;
-    return i == last() ? args.y : places.tensor(step(i).output, {});
+    return i == last() ? args.y : made(ids.output(i));
   }
   TensorView input(int i) const { return i == 0 ? args.x : output(i - 1); }
 
   TensorView grad_input(int i) const {
-    const TensorView given = op_argument(step(i).first_op, kGradInput);
+    const TensorView given = op_argument(part(i).first_op, kGradInput);
     if (given.rank != 0) return given;
-    return i == 0 ? args.dx : places.tensor(step(i).grad_input, {});
+    return i == 0 ? args.dx : made(ids.grad_input(i));
   }
   TensorView grad_output(int i) const { return i == last() ? args.dy : grad_input(i + 1); }
 
@@ -51,12 +46,31 @@ struct RowRun {
   float* extra_gradient(int i) const {
     return args.extra_gradients.empty() ? nullptr : args.extra_gradients[size_t(i)];
   }
+
+  TensorView view(int id) const {
+    if (id == row::Tensors::kX) return args.x;
+    if (id == row::Tensors::kDy) return args.dy;
+    return ids.is_grad_input(id) ? grad_input(ids.part_of(id)) : output(ids.part_of(id));
+  }
+
+  Operand operand(int id) const { return {.codes = view(id)}; }
+  Target target(int id) const { return {.view = view(id)}; }
+  const float* floats(int id) const { return extra(ids.number_of_extra(id)); }
+  float* written_floats(int id) const { return extra_gradient(ids.number_of_extra(id)); }
+  const Offsets& offsets() const { return args.offsets; }
+  const uint64_t* rng() const { return args.rng; }
+  bool skips(const LayerStep&) const { return false; }
+  void launch_part(const PartPhase&) const;
+
+ private:
+  TensorView made(int id) const { return is_made(id) ? places.plain(tensor(id)) : TensorView(); }
 };
 
 /// What all layers of a row take alike.
 template <class Args>
-Args shared_args(const RowRun& row, int i, const LayerMemory& own) {
-  const RowStep& step = row.step(i);
+Args shared_args(const RowRun& row, int i) {
+  const LayerPart& own = row.plan.parts[size_t(i)];
+  const LayerMemory& m = own.memory;
   Args args;
   args.offsets = row.args.offsets;
   args.x = row.input(i);
@@ -64,103 +78,75 @@ Args shared_args(const RowRun& row, int i, const LayerMemory& own) {
   args.dy = row.grad_output(i);
   args.dx = row.grad_input(i);
   args.rng = row.args.rng;
-  args.saved = part(row.args.saved, step.saved_offset, own.saved_bytes);
-  args.pending = part(row.args.pending, step.pending_offset, own.pending_bytes);
-  args.weight_cache = part(row.args.weight_cache, step.weight_cache_offset, own.weight_cache_bytes);
+  args.saved = part(row.args.saved, own.saved_offset, m.saved_bytes);
+  args.pending = part(row.args.pending, own.pending_offset, m.pending_bytes);
+  args.weight_cache = part(row.args.weight_cache, own.weight_cache_offset, m.weight_cache_bytes);
   args.refresh_weights = row.args.refresh_weights;
   return args;
 }
 
 GroupedLinearArgs args_of(const GroupedLinearPlan& plan, const RowRun& row, int i) {
-  const RowStep& step = row.step(i);
-  auto args = shared_args<GroupedLinearArgs>(row, i, plan.memory);
-  args.parameters = row.args.parameters[size_t(step.first_parameters)];
+  const RowPart& own = row.part(i);
+  auto args = shared_args<GroupedLinearArgs>(row, i);
+  args.parameters = row.args.parameters[size_t(own.first_parameters)];
   if (plan.problem.deferred) args.queue = row.args.queue;
   if (plan.problem.bias_scale) {
-    args.bias_scale = row.extra(step.first_extra);
-    args.dbias_scale = row.extra_gradient(step.first_extra);
+    args.bias_scale = row.extra(own.first_extra);
+    args.dbias_scale = row.extra_gradient(own.first_extra);
   }
   return args;
 }
 
 GroupedMlpArgs args_of(const GroupedMlpPlan& plan, const RowRun& row, int i) {
-  const RowStep& step = row.step(i);
-  auto args = shared_args<GroupedMlpArgs>(row, i, plan.memory);
-  args.fc1 = row.args.parameters[size_t(step.first_parameters)];
-  args.fc2 = row.args.parameters[size_t(step.first_parameters) + 1];
+  const RowPart& own = row.part(i);
+  auto args = shared_args<GroupedMlpArgs>(row, i);
+  args.fc1 = row.args.parameters[size_t(own.first_parameters)];
+  args.fc2 = row.args.parameters[size_t(own.first_parameters) + 1];
   if (plan.problem.deferred) args.queue = row.args.queue;
-  args.z = row.op_argument(step.first_op, kOutput);
-  args.dh = row.op_argument(step.first_op + 2, kGradInput);
+  args.z = row.op_argument(own.first_op, kOutput);
+  args.dh = row.op_argument(own.first_op + 2, kGradInput);
   if (plan.problem.prob) {
-    args.prob = row.extra(step.first_extra);
-    args.dprob = row.extra_gradient(step.first_extra);
+    args.prob = row.extra(own.first_extra);
+    args.dprob = row.extra_gradient(own.first_extra);
   }
   if (plan.problem.bias2_scale) {
-    args.bias2_scale = row.extra(step.first_extra + plan.problem.prob);
-    args.dbias2_scale = row.extra_gradient(step.first_extra + plan.problem.prob);
+    args.bias2_scale = row.extra(own.first_extra + plan.problem.prob);
+    args.dbias2_scale = row.extra_gradient(own.first_extra + plan.problem.prob);
   }
   return args;
 }
 
-ActivationArgs args_of(const ActivationStep& plan, const RowRun& row, int i) {
-  ActivationArgs args{.z = row.input(i), .offsets = row.args.offsets};
-  if (plan.forward.problem.prob) args.prob = row.extra(row.step(i).first_extra);
-  return args;
-}
+/// Launches a phase of a layer of the row.
+struct Launch {
+  const RowRun& row;
+  int i;
+  Phase phase;
 
-/// One step of a row, as the visitors see it.
+  template <class Plan>
+  void operator()(const Plan& plan) const {
+    const auto args = args_of(plan, row, i);
+    const Workspace scratch = row.scratch(phase);
+    if (phase == Phase::kForward) return forward(plan, args, scratch, row.stream);
+    if (phase == Phase::kBackward) return backward(plan, args, scratch, row.stream);
+    wgrad(plan, args, scratch, row.stream);
+  }
+  void operator()(const ActivationStep&) const {}
+};
+
+/// A part of a row, as the checks see it.
 struct At {
   const RowRun& row;
   int i;
-  Stream stream{};
-};
-
-struct Forward : At {
-  template <class LayerPlan>
-  void operator()(const LayerPlan& plan) const {
-    forward(plan, args_of(plan, row, i), row.scratch(), stream);
-  }
-  void operator()(const ActivationStep& plan) const {
-    ActivationArgs args = args_of(plan, row, i);
-    args.h = row.output(i);
-    run(plan.forward, args, row.scratch(), stream);
-  }
-};
-
-struct Backward : At {
-  template <class LayerPlan>
-  void operator()(const LayerPlan& plan) const {
-    backward(plan, args_of(plan, row, i), row.scratch(), stream);
-  }
-  void operator()(const ActivationStep& plan) const {
-    ActivationArgs args = args_of(plan, row, i);
-    args.dh = row.grad_output(i);
-    args.dz = row.grad_input(i);
-    if (plan.backward.problem.prob) args.dprob = row.extra_gradient(row.step(i).first_extra);
-    run(plan.backward, args, row.scratch(), stream);
-  }
-};
-
-bool defers(const GroupedLinearPlan& plan) { return plan.problem.deferred && plan.wgrad; }
-bool defers(const GroupedMlpPlan& plan) {
-  return plan.problem.deferred && (plan.fc1.wgrad || plan.fc2.wgrad);
-}
-
-struct Wgrad : At {
-  template <class LayerPlan>
-  void operator()(const LayerPlan& plan) const {
-    if (defers(plan)) wgrad(plan, args_of(plan, row, i), row.scratch(), stream);
-  }
-  void operator()(const ActivationStep&) const {}
 };
 
 struct CheckForward : At {
   void operator()(const GroupedLinearPlan& plan) const {
     const GroupedLinearArgs args = args_of(plan, row, i);
-    check_forward(kOp, LinearRun{plan, args, row.scratch()});
+    check_forward(kOp, linear_run(plan, args, row.scratch(Phase::kForward), Phase::kForward));
   }
   void operator()(const GroupedMlpPlan& plan) const {
-    check_forward(plan, args_of(plan, row, i), row.scratch());
+    const GroupedMlpArgs args = args_of(plan, row, i);
+    check_forward(mlp_run(plan, args, row.scratch(Phase::kForward), Phase::kForward));
   }
   void operator()(const ActivationStep& plan) const {
     const ActivationProblem& p = plan.forward.problem;
@@ -174,10 +160,13 @@ struct CheckForward : At {
 
 struct CheckBackward : At {
   void operator()(const GroupedLinearPlan& plan) const {
-    check_backward(plan, args_of(plan, row, i), row.scratch());
+    const GroupedLinearArgs args = args_of(plan, row, i);
+    const Workspace scratch = row.scratch(Phase::kBackward);
+    check_backward(linear_run(plan, args, scratch, Phase::kBackward), scratch);
   }
   void operator()(const GroupedMlpPlan& plan) const {
-    check_backward(plan, args_of(plan, row, i), row.scratch());
+    const GroupedMlpArgs args = args_of(plan, row, i);
+    check_backward(mlp_run(plan, args, row.scratch(Phase::kBackward), Phase::kBackward));
   }
   void operator()(const ActivationStep& plan) const {
     const ActivationProblem& p = plan.forward.problem;
@@ -194,24 +183,27 @@ struct CheckBackward : At {
 struct CheckWgrad : At {
   void operator()(const GroupedLinearPlan& plan) const {
     const GroupedLinearArgs args = args_of(plan, row, i);
-    if (defers(plan)) check_wgrad(kOp, LinearRun{plan, args, row.scratch()});
+    if (row::defers(plan))
+      check_wgrad(kOp, linear_run(plan, args, row.scratch(Phase::kWgrad), Phase::kWgrad));
   }
   void operator()(const GroupedMlpPlan& plan) const {
-    if (defers(plan)) check_wgrad(plan, args_of(plan, row, i), row.scratch());
+    const GroupedMlpArgs args = args_of(plan, row, i);
+    if (row::defers(plan))
+      check_wgrad(mlp_run(plan, args, row.scratch(Phase::kWgrad), Phase::kWgrad));
   }
   void operator()(const ActivationStep&) const {}
 };
 
-int tasks_of(const GroupedLinearPlan& plan) { return defers(plan) ? 1 : 0; }
+int tasks_of(const GroupedLinearPlan& plan) { return row::defers(plan) ? 1 : 0; }
 int tasks_of(const GroupedMlpPlan& plan) {
-  return defers(plan) ? int(plan.problem.wgrad1) + int(plan.problem.wgrad2) : 0;
+  return row::defers(plan) ? int(plan.problem.wgrad1) + int(plan.problem.wgrad2) : 0;
 }
 int tasks_of(const ActivationStep&) { return 0; }
 
 int tasks_of(const SequentialPlan& plan) {
   int tasks = 0;
-  for (size_t i = size_t(plan.backward_stop); i < plan.steps.size(); ++i)
-    tasks += std::visit([](const auto& own) { return tasks_of(own); }, plan.steps[i].plan);
+  for (size_t i = size_t(plan.backward_stop); i < plan.row.size(); ++i)
+    tasks += std::visit([](const auto& own) { return tasks_of(own); }, plan.row[i].plan);
   return tasks;
 }
 
@@ -267,45 +259,60 @@ void check_extra_gradients(const RowChecks& checks, const RowRun& row) {
   const size_t given = row.args.extra_gradients.size();
   checks.holds(int(given) == row.plan.extra_inputs, "extra_gradients has ", given,
                " entries, must be ", row.plan.extra_inputs, "; one for each extra input");
-  const int reached = row.step(row.plan.backward_stop).first_extra;
+  const int reached = row.part(row.plan.backward_stop).first_extra;
   for (int i = 0; i < reached; ++i)
     checks.holds(row.extra_gradient(i) == nullptr, "extra_gradients[", i,
                  "] is given, must be null; backward stops behind its op, which has dgrad=no");
 }
 
-RowRun row_run(const SequentialPlan& plan, const SequentialArgs& args, Workspace workspace,
-               int64_t copies_bytes) {
-  return {plan, args, {workspace, args.saved, args.pending, args.weight_cache}, copies_bytes};
+/// Of a phase whose steps go from the first op to the last, or from the last to the first that
+/// learns.
+template <class Check>
+void check_parts(const RowRun& row, bool forward) {
+  const int stop = row.plan.backward_stop;
+  if (forward)
+    for (int i = 0; i <= row.last(); ++i) std::visit(Check{{row, i}}, row.part(i).plan);
+  else
+    for (int i = row.last(); i >= stop; --i) std::visit(Check{{row, i}}, row.part(i).plan);
 }
 
-void poison(const RowRun& row, Stream stream) {
-  backend::poison(row.plan.device, {row.places.workspace.data, row.copies_bytes}, stream);
+/// Errors    InvalidArgument if the plan is empty or the workspace is too small.
+RowRun row_run(const SequentialPlan& plan, const SequentialArgs& args, Workspace workspace,
+               Phase first, Stream stream) {
+  check_run(RowChecks(kOp, plan.problem), plan.name, workspace,
+            workspace_bytes(plan.memory, first));
+  return {layer_run(plan, args, workspace, stream, first), plan, args, row::Tensors(plan)};
+}
+
+void launch_row(const RowRun& row, Phase phase) {
+  const int64_t bytes = row.plan.copies_bytes[size_t(phase)];
+  backend::poison(row.plan.device, {row.places.workspace.data, bytes}, row.stream);
+  launch_phase(row, phase);
 }
 
 }  // namespace
+
+void RowRun::launch_part(const PartPhase& of) const {
+  std::visit(Launch{*this, of.part, of.phase}, part(of.part).plan);
+}
+
 }  // namespace layers
 
 void forward(const SequentialPlan& plan, const SequentialArgs& args, Workspace workspace,
              Stream stream) {
+  const auto row = layers::row_run(plan, args, workspace, Phase::kForward, stream);
   const layers::RowChecks checks(layers::kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.forward_workspace_bytes);
-  const layers::RowRun row = layers::row_run(plan, args, workspace, plan.forward_copies_bytes);
   layers::check_lists(checks, row);
   layers::check_memory(checks, "saved", args.saved, plan.memory.saved_bytes);
   layers::check_memory(checks, "weight_cache", args.weight_cache, plan.memory.weight_cache_bytes);
-  for (int i = 0; i <= row.last(); ++i)
-    std::visit(layers::CheckForward{{row, i}}, row.step(i).plan);
-
-  layers::poison(row, stream);
-  for (int i = 0; i <= row.last(); ++i)
-    std::visit(layers::Forward{{row, i, stream}}, row.step(i).plan);
+  layers::check_parts<layers::CheckForward>(row, true);
+  layers::launch_row(row, Phase::kForward);
 }
 
 void backward(const SequentialPlan& plan, const SequentialArgs& args, Workspace workspace,
               Stream stream) {
+  const auto row = layers::row_run(plan, args, workspace, Phase::kBackward, stream);
   const layers::RowChecks checks(layers::kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.backward_workspace_bytes);
-  const layers::RowRun row = layers::row_run(plan, args, workspace, plan.backward_copies_bytes);
   layers::check_lists(checks, row);
   layers::check_extra_gradients(checks, row);
   layers::check_memories(checks, row);
@@ -313,28 +320,20 @@ void backward(const SequentialPlan& plan, const SequentialArgs& args, Workspace 
   checks.holds(args.queue == nullptr || tasks > 0,
                "queue is given, must be null; no op of the row is deferred");
   layers::check_room(checks, args.queue, tasks);
-  for (int i = row.last(); i >= plan.backward_stop; --i)
-    std::visit(layers::CheckBackward{{row, i}}, row.step(i).plan);
-
-  layers::poison(row, stream);
-  for (int i = row.last(); i >= plan.backward_stop; --i)
-    std::visit(layers::Backward{{row, i, stream}}, row.step(i).plan);
+  layers::check_parts<layers::CheckBackward>(row, false);
+  layers::launch_row(row, Phase::kBackward);
 }
 
 void wgrad(const SequentialPlan& plan, const SequentialArgs& args, Workspace workspace,
            Stream stream) {
+  const auto row = layers::row_run(plan, args, workspace, Phase::kWgrad, stream);
   const layers::RowChecks checks(layers::kOp, plan.problem);
-  layers::check_run(checks, plan.name, workspace, plan.memory.wgrad_workspace_bytes);
   checks.holds(layers::tasks_of(plan) > 0,
                "no op of the row is deferred, must be one or more; plan with deferred=yes");
-  const layers::RowRun row = layers::row_run(plan, args, workspace, 0);
   layers::check_lists(checks, row);
   layers::check_memories(checks, row);
-  for (int i = row.last(); i >= plan.backward_stop; --i)
-    std::visit(layers::CheckWgrad{{row, i}}, row.step(i).plan);
-
-  for (int i = row.last(); i >= plan.backward_stop; --i)
-    std::visit(layers::Wgrad{{row, i, stream}}, row.step(i).plan);
+  layers::check_parts<layers::CheckWgrad>(row, false);
+  layers::launch_row(row, Phase::kWgrad);
 }
 
 }  // namespace cadre

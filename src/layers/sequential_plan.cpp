@@ -1,66 +1,16 @@
-// Planning a row of operations: which neighbours are fused, and where the tensors between the steps
-// lie.
+// Planning a row of operations: which neighbours are fused, and which steps they take.
 #include "cadre/error.h"
-#include "cadre/sequential.h"
-#include "layers/checks.h"
 #include "layers/explain.h"
-#include "layers/memory.h"
-#include "ops/problem_text.h"
+#include "layers/planner.h"
+#include "layers/sequential.h"
 
 namespace cadre {
-
-std::string to_string(const SequentialProblem& p) {
-  std::string words = p.fuse ? "sequential" : "sequential fuse=no";
-  for (const RowOp& op : p.ops)
-    words += " | " + std::visit([](const auto& problem) { return to_string(problem); }, op);
-  return words;
-}
-
-static RowOp parse_op(std::string_view words) {
-  const size_t start = std::min(words.find_first_not_of(" \t"), words.size());
-  const std::string_view kind = words.substr(start, words.find_first_of(" \t", start) - start);
-  if (kind == "grouped_linear") return parse_grouped_linear_problem(words);
-  if (kind == "activation") return parse_activation_problem(words);
-  throw InvalidArgument(
-      text("sequential: op is '", kind, "', must be grouped_linear or activation"));
-}
-
-SequentialProblem parse_sequential_problem(std::string_view words) {
-  SequentialProblem p;
-  const size_t first = std::min(words.find('|'), words.size());
-  ops::ProblemReader head("sequential", words.substr(0, first));
-  head.unless("fuse", p.fuse, true);
-  head.finish();
-  for (size_t at = first; at < words.size();) {
-    const size_t end = std::min(words.find('|', at + 1), words.size());
-    p.ops.push_back(parse_op(words.substr(at + 1, end - at - 1)));
-    at = end;
-  }
-  return p;
-}
-
 namespace {
 
-using layers::Layout;
-using RowChecks = ops::Checks<SequentialProblem>;
-
-/// What flows into or out of an op.
-struct Port {
-  DType dtype;
-  int64_t columns;
-};
-Port input_of(const GroupedLinearProblem& p) { return {p.dtype, p.k}; }
-Port output_of(const GroupedLinearProblem& p) { return {p.dtype, p.n}; }
-Port input_of(const ActivationProblem& p) {
-  return {p.z, info(p.kind).gated ? 2 * p.features : p.features};
-}
-Port output_of(const ActivationProblem& p) { return {p.h, p.features}; }
-Port input_of(const RowOp& op) {
-  return std::visit([](const auto& p) { return input_of(p); }, op);
-}
-Port output_of(const RowOp& op) {
-  return std::visit([](const auto& p) { return output_of(p); }, op);
-}
+using layers::row::input_of;
+using layers::row::output_of;
+using layers::row::Port;
+using layers::row::stops_backward;
 
 const GroupedLinearProblem* linear_at(const std::vector<RowOp>& ops, size_t i) {
   return i < ops.size() ? std::get_if<GroupedLinearProblem>(&ops[i]) : nullptr;
@@ -72,48 +22,6 @@ const ActivationProblem* activation_at(const std::vector<RowOp>& ops, size_t i) 
 int extra_inputs(const RowOp& op) {
   const auto* linear = std::get_if<GroupedLinearProblem>(&op);
   return linear ? linear->bias_scale : std::get<ActivationProblem>(op).prob;
-}
-
-bool learns(const RowOp& op) {
-  const auto* linear = std::get_if<GroupedLinearProblem>(&op);
-  return linear && (linear->wgrad || (linear->bias && linear->dbias && !linear->return_bias));
-}
-
-/// True if backward needs the input gradient of everything behind this op.
-bool stops_backward(const RowOp& op) {
-  const auto* linear = std::get_if<GroupedLinearProblem>(&op);
-  return linear && !linear->dgrad;
-}
-
-void check_neighbours(const RowChecks& checks, const SequentialProblem& p, size_t i) {
-  const auto rows = [](const RowOp& op) {
-    return std::visit([](const auto& q) { return q.rows; }, op);
-  };
-  const auto experts = [](const RowOp& op) {
-    return std::visit([](const auto& q) { return q.experts; }, op);
-  };
-  const RowOp &before = p.ops[i - 1], &op = p.ops[i];
-  checks.holds(rows(op) == rows(before), "R of op ", i, " is ", rows(op), ", must be ",
-               rows(before), "; all ops see the same rows");
-  checks.holds(experts(op) == experts(before), "E of op ", i, " is ", experts(op), ", must be ",
-               experts(before), "; all ops see the same experts");
-  const Port out = output_of(before), in = input_of(op);
-  checks.holds(out.columns == in.columns, "input of op ", i, " has ", in.columns,
-               " columns, must be ", out.columns, "; op ", i - 1, " writes as many");
-  checks.holds(out.dtype == in.dtype, "input of op ", i, " is ", name(in.dtype), ", must be ",
-               name(out.dtype), "; op ", i - 1, " writes that");
-}
-
-void check(const SequentialProblem& p) {
-  const RowChecks checks("sequential", p);
-  checks.holds(!p.ops.empty(), "the row has 0 ops, must be 1 or more");
-  bool before_learns = false;
-  for (size_t i = 0; i < p.ops.size(); ++i) {
-    if (i > 0) check_neighbours(checks, p, i);
-    checks.holds(!before_learns || !stops_backward(p.ops[i]), "dgrad of op ", i,
-                 " is no, must be yes; an op before it learns");
-    before_learns = before_learns || learns(p.ops[i]);
-  }
 }
 
 /// One condition of the fused plan, and what is wrong where it does not hold.
@@ -199,14 +107,16 @@ bool exact(const ActivationStep& step) { return step.forward.exact && step.backw
 
 /// Whether backward or wgrad reads the step's input as it was.
 bool reads_input(const GroupedLinearPlan& plan) {
-  return plan.problem.wgrad && (plan.wgrad_x.place == Place::kCaller || plan.problem.save_input);
+  return plan.problem.wgrad &&
+         (layers::wgrad_input(plan).place == Place::kCaller || plan.problem.save_input);
 }
 bool reads_input(const GroupedMlpPlan& plan) { return reads_input(plan.fc1); }
 bool reads_input(const ActivationStep&) { return true; }
 
 /// Whether a deferred wgrad reads the gradient of the step's output as it was.
 bool defers_gradient(const GroupedLinearPlan& plan) {
-  return plan.problem.deferred && plan.problem.wgrad && plan.wgrad_dy.place == Place::kCaller;
+  return plan.problem.deferred && plan.problem.wgrad &&
+         layers::wgrad_gradient(plan).place == Place::kCaller;
 }
 bool defers_gradient(const GroupedMlpPlan& plan) {
   return plan.problem.deferred && defers_gradient(plan.fc2);
@@ -215,7 +125,7 @@ bool defers_gradient(const ActivationStep&) { return false; }
 
 class Planner {
  public:
-  Planner(const SequentialProblem& problem, const Device& device) : p_(problem) {
+  Planner(const SequentialProblem& problem, const Device& device) : p_(problem), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
   }
@@ -223,22 +133,29 @@ class Planner {
   SequentialPlan take() {
     ops_ = p_.ops;
     for (size_t i = 0; i < ops_.size(); i += fits(i) ? 3 : 1) give_roles(i);
-    for (size_t i = 0; i < ops_.size();) i += size_t(add_step(i));
-    find_stop();
-    for (size_t i = 0; i < plan_.steps.size(); ++i) place(i);
-    count_memory();
+    for (size_t i = 0; i < ops_.size();) i += size_t(add_part(i));
+    for (size_t i = 0; i < plan_.row.size(); ++i)
+      if (stops_backward(p_.ops[size_t(plan_.row[i].first_op)])) plan_.backward_stop = int(i);
+    name_tensors();
+    for (int i = 0; i <= last(); ++i) add_forward(i);
+    for (int i = last(); i >= plan_.backward_stop; --i) add_backward(i);
+    for (int i = last(); i >= plan_.backward_stop; --i) add_wgrad(i);
+    row_.share_memory(layers::WgradRuns::kLater);
     return std::move(plan_);
   }
 
  private:
-  /// Plans the step that begins with op i, and says for how many ops it stands.
-  int add_step(size_t i) {
-    RowStep step = fuses(i) ? RowStep{.plan = plan(fused_at(i), plan_.device), .ops = 3}
-                            : RowStep{.plan = single(i)};
-    step.first_op = int(i);
-    step.first_parameters = plan_.linears;
-    step.first_extra = plan_.extra_inputs;
-    for (int op = 0; op < step.ops; ++op) {
+  int last() const { return int(plan_.row.size()) - 1; }
+  const RowPart& at(int i) const { return plan_.row[size_t(i)]; }
+
+  /// Plans the part that begins with op i, and says for how many ops it stands.
+  int add_part(size_t i) {
+    RowPart part = fuses(i) ? RowPart{.plan = plan(fused_at(i), plan_.device), .ops = 3}
+                            : RowPart{.plan = single(i)};
+    part.first_op = int(i);
+    part.first_parameters = plan_.linears;
+    part.first_extra = plan_.extra_inputs;
+    for (int op = 0; op < part.ops; ++op) {
       plan_.linears += linear_at(p_.ops, i + size_t(op)) != nullptr;
       plan_.extra_inputs += extra_inputs(p_.ops[i + size_t(op)]);
     }
@@ -247,9 +164,9 @@ class Planner {
           plan_.name += text(plan_.name.empty() ? "" : " + ", name_of(own));
           plan_.exact = plan_.exact && exact(own);
         },
-        step.plan);
-    plan_.steps.push_back(std::move(step));
-    return plan_.steps.back().ops;
+        part.plan);
+    plan_.row.push_back(std::move(part));
+    return plan_.row.back().ops;
   }
 
   bool is_mlp(size_t i) const {
@@ -290,65 +207,73 @@ class Planner {
     return step;
   }
 
-  void find_stop() {
-    for (size_t i = 0; i < plan_.steps.size(); ++i)
-      if (stops_backward(p_.ops[size_t(plan_.steps[i].first_op)])) plan_.backward_stop = int(i);
+  /// In the order of row::Tensors.
+  void name_tensors() {
+    for (const char* own : {"x", "y", "dy", "dx"}) row_.own(own);
+    for (int i = 0; i < plan_.extra_inputs; ++i) row_.own(text("extra input ", i));
+    for (int i = 0; i < plan_.extra_inputs; ++i) row_.own(text("gradient of extra input ", i));
+    const int64_t rows = std::visit([](const auto& q) { return q.rows; }, p_.ops.front());
+    const auto plain = [&](Port port) {
+      return layers::plain_rows(port.dtype, rows, port.columns);
+    };
+    for (int i = 0; i <= last(); ++i) {
+      const RowPart& part = at(i);
+      const size_t first = size_t(part.first_op), end = first + size_t(part.ops) - 1;
+      row_.part(
+          std::visit([](const auto& own) -> LayerMemory { return memory_of(own); }, part.plan));
+      row_.made(text("output of op ", end), plain(output_of(p_.ops[end])));
+      row_.made(text("input gradient of op ", first), plain(input_of(p_.ops[first])));
+    }
   }
 
   template <class Question>
-  bool ask(size_t step, Question question) const {
-    return std::visit(question, plan_.steps[step].plan);
+  bool ask(int i, Question question) const {
+    return std::visit(question, at(i).plan);
+  }
+  bool reads_its_input(int i) const {
+    return ask(i, [](const auto& own) { return reads_input(own); });
+  }
+  /// "op 3", or what runs of it.
+  std::string op(int i, std::string_view what) const { return text("op ", at(i).first_op, what); }
+  layers::row::Tensors tensors() const { return layers::row::Tensors(plan_); }
+
+  void add_forward(int i) {
+    const int in = tensors().input(i), out = tensors().output(i);
+    const auto* act = std::get_if<ActivationStep>(&at(i).plan);
+    if (act == nullptr)
+      return row_.step(Phase::kForward, op(i, ""), PartPhase{i, Phase::kForward}, {in}, {out});
+    const int prob = act->forward.problem.prob ? tensors().extra(at(i).first_extra) : kNone;
+    row_.step(Phase::kForward, op(i, ""), act->forward, {in, prob}, {out});
   }
 
-  OperandPlan tensor(Layout& memory, Place where, Port port) const {
-    const int64_t rows = std::visit([](const auto& q) { return q.rows; }, p_.ops.front());
-    return memory.take(where, layers::plain_rows(port.dtype, rows, port.columns));
+  void add_backward(int i) {
+    const bool ends = i == plan_.backward_stop && i > 0;
+    const int in = tensors().input(i), dout = tensors().grad_output(i);
+    const int din = ends ? kNone : tensors().grad_input(i);
+    const auto* act = std::get_if<ActivationStep>(&at(i).plan);
+    if (act == nullptr)
+      return row_.step(Phase::kBackward, op(i, " backward"), PartPhase{i, Phase::kBackward},
+                       {dout, reads_its_input(i) ? in : kNone}, {din});
+    const bool has_prob = act->backward.problem.prob;
+    const int prob = has_prob ? tensors().extra(at(i).first_extra) : kNone;
+    const int dprob = has_prob ? tensors().extra_gradient(at(i).first_extra) : kNone;
+    row_.step(Phase::kBackward, op(i, " backward"), act->backward, {in, prob, dout},
+              {kNone, din, dprob});
   }
 
-  void place(size_t i) {
-    RowStep& step = plan_.steps[i];
-    const LayerMemory m =
-        std::visit([](const auto& own) -> LayerMemory { return memory_of(own); }, step.plan);
-    step.saved_offset = saved_.take(m.saved_bytes);
-    step.pending_offset = pending_.take(m.pending_bytes);
-    step.weight_cache_offset = cache_.take(m.weight_cache_bytes);
-    if (i + 1 < plan_.steps.size()) {
-      const bool kept = int(i) + 1 >= plan_.backward_stop &&
-                        ask(i + 1, [](const auto& next) { return reads_input(next); });
-      step.output = tensor(kept ? saved_ : forward_, kept ? Place::kSaved : Place::kWorkspace,
-                           output_of(p_.ops[size_t(step.first_op + step.ops - 1)]));
-    }
-    if (int(i) > plan_.backward_stop) {
-      const bool deferred = ask(i - 1, [](const auto& before) { return defers_gradient(before); });
-      step.grad_input =
-          tensor(deferred ? pending_ : backward_, deferred ? Place::kPending : Place::kWorkspace,
-                 input_of(p_.ops[size_t(step.first_op)]));
-    }
-  }
-
-  void count_memory() {
-    LayerMemory& m = plan_.memory;
-    for (const RowStep& step : plan_.steps) {
-      const LayerMemory own =
-          std::visit([](const auto& s) -> LayerMemory { return memory_of(s); }, step.plan);
-      m.forward_workspace_bytes = std::max(m.forward_workspace_bytes, own.forward_workspace_bytes);
-      m.backward_workspace_bytes =
-          std::max(m.backward_workspace_bytes, own.backward_workspace_bytes);
-      m.wgrad_workspace_bytes = std::max(m.wgrad_workspace_bytes, own.wgrad_workspace_bytes);
-    }
-    plan_.forward_copies_bytes = forward_.bytes();
-    plan_.backward_copies_bytes = backward_.bytes();
-    m.forward_workspace_bytes += forward_.bytes();
-    m.backward_workspace_bytes += backward_.bytes();
-    m.saved_bytes = saved_.bytes();
-    m.pending_bytes = pending_.bytes();
-    m.weight_cache_bytes = cache_.bytes();
+  void add_wgrad(int i) {
+    if (!ask(i, [](const auto& own) { return layers::row::defers(own); })) return;
+    const bool reads_dout = ask(i, [](const auto& own) { return defers_gradient(own); });
+    row_.step(Phase::kWgrad, op(i, " dw"), PartPhase{i, Phase::kWgrad},
+              {reads_dout ? tensors().grad_output(i) : kNone,
+               reads_its_input(i) ? tensors().input(i) : kNone},
+              {});
   }
 
   const SequentialProblem& p_;
   std::vector<RowOp> ops_;  ///< of the problem, with their roles
   SequentialPlan plan_;
-  Layout forward_, backward_, saved_, pending_, cache_;
+  layers::Row row_;
 };
 
 std::vector<KeptPart> kept(const ActivationStep& step) {
@@ -357,39 +282,35 @@ std::vector<KeptPart> kept(const ActivationStep& step) {
   return {{"prob", Place::kCaller, p.rows * int64_t(sizeof(float))}};
 }
 
-std::string explain(const ActivationStep& step) {
-  return layers::explain_step("forward", step.forward) +
-         layers::explain_step("backward", step.backward);
-}
-
 }  // namespace
 
 SequentialPlan plan(const SequentialProblem& problem, const Device& device) {
-  check(problem);
+  layers::row::check(problem);
   return Planner(problem, device).take();
 }
 
 std::vector<KeptPart> kept(const SequentialPlan& plan) {
   std::vector<KeptPart> parts;
-  for (size_t i = size_t(plan.backward_stop); i < plan.steps.size(); ++i) {
-    const RowStep& step = plan.steps[i];
-    for (const KeptPart& part : std::visit([](const auto& own) { return kept(own); }, step.plan))
+  for (int i = plan.backward_stop; i < int(plan.row.size()); ++i) {
+    for (const KeptPart& part :
+         std::visit([](const auto& own) { return kept(own); }, plan.row[size_t(i)].plan))
       if (i == 0 || part.name != "x") parts.push_back(part);
-    if (step.output.place == Place::kSaved)
-      parts.push_back({"output of a step", Place::kSaved, quantized_bytes(step.output.shape)});
+    const LayerTensor& output = plan.tensors[size_t(layers::row::Tensors(plan).output(i))];
+    if (output.place == Place::kSaved)
+      parts.push_back({"output of a step", Place::kSaved, quantized_bytes(output.shape)});
   }
   return parts;
 }
 
 std::string explain(const SequentialPlan& plan) {
-  std::string lines =
-      text(to_string(plan.problem), "\nroute ", plan.name, plan.exact ? "" : ", not exact", "\n");
-  for (const Refusal& refusal : plan.refusals)
-    lines += text("  not ", refusal.name, ": ", refusal.why, "\n");
-  for (const RowStep& step : plan.steps) {
-    lines += text("\nop ", step.first_op);
-    if (step.ops > 1) lines += text(" to ", step.first_op + step.ops - 1);
-    lines += ": " + std::visit([](const auto& own) { return explain(own); }, step.plan);
+  std::string lines = layers::explain_head(plan.problem, plan) + layers::explain_steps(plan);
+  for (const RowPart& part : plan.row) {
+    if (std::holds_alternative<ActivationStep>(part.plan)) continue;  // a step of the row's own
+    lines += text("\nop ", part.first_op);
+    if (part.ops > 1) lines += text(" to ", part.first_op + part.ops - 1);
+    if (const auto* linear = std::get_if<GroupedLinearPlan>(&part.plan))
+      lines += ": " + explain(*linear);
+    if (const auto* mlp = std::get_if<GroupedMlpPlan>(&part.plan)) lines += ": " + explain(*mlp);
   }
   const int64_t rows = std::visit([](const auto& q) { return q.rows; }, plan.problem.ops.front());
   return lines + "\ntogether\n" + layers::explain_memory(plan.memory, kept(plan), rows);

@@ -109,13 +109,13 @@ TEST(GroupedGemmPlan, HasAKernelOnEveryGpuFromAmpereOn) {
 TEST(GroupedGemmPlan, GivesLayersOfAnyWidthAKernel) {
   const GroupedMlpPlan odd =
       plan(parse_grouped_mlp_problem("grouped_mlp R=99 H=37 F=13 E=3 act=swiglu"), hopper());
-  EXPECT_EQ(odd.fc1.fprop->name, "cuda_ragged_rows");
-  EXPECT_EQ(odd.fc2.wgrad->name, "cuda_ragged_contraction");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(odd.fc1, "multiply")->name, "cuda_ragged_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(odd.fc2, "dw")->name, "cuda_ragged_contraction");
   const GroupedMlpPlan misaligned = plan(
       parse_grouped_mlp_problem("grouped_mlp R=99 H=32 F=16 E=3 act=swiglu align=4"), hopper());
-  EXPECT_EQ(misaligned.fc1.fprop->name, "cuda_ragged_rows");
-  EXPECT_EQ(misaligned.fc2.dgrad->name, "cuda_ragged_rows");
-  EXPECT_EQ(misaligned.fc2.wgrad->name, "cuda_ragged_contraction");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(misaligned.fc1, "multiply")->name, "cuda_ragged_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(misaligned.fc2, "dx")->name, "cuda_ragged_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(misaligned.fc2, "dw")->name, "cuda_ragged_contraction");
 }
 
 TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscreteOrTilesAreMany) {

@@ -18,6 +18,18 @@ GroupedLinearProblem problem(std::string_view recipe) {
 }
 GroupedLinearPlan planned(const GroupedLinearProblem& p) { return plan(p, this_cpu()); }
 
+/// What a quantise step makes; nothing if the plan has no such step.
+QuantizeProblem quantizes(const GroupedLinearPlan& plan, std::string_view step) {
+  const auto* found = find_step<QuantizePlan>(plan, step);
+  return found ? found->problem : QuantizeProblem{};
+}
+/// Whether any of these is a step of the plan.
+bool has(const GroupedLinearPlan& plan, std::initializer_list<std::string_view> steps) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(), [&](const LayerStep& step) {
+    return std::find(steps.begin(), steps.end(), step.name) != steps.end();
+  });
+}
+
 TEST(GroupedLinearText, PrintsWhatIsNotUsualAndParsesBack) {
   GroupedLinearProblem p = problem("nvfp4");
   EXPECT_EQ(to_string(p), "grouped_linear R=640 N=96 K=160 E=5 recipe=nvfp4");
@@ -61,10 +73,11 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
 TEST(GroupedLinearPlan, PlainRecipesReadTheTensorsAsTheyAre) {
   const GroupedLinearPlan direct = planned(problem("bf16"));
   EXPECT_EQ(direct.name, "direct");
-  EXPECT_FALSE(direct.quantize_x || direct.quantize_w || direct.quantize_dy);
+  EXPECT_FALSE(has(direct, {"quantize x", "quantize w", "quantize dy"}));
   EXPECT_EQ(direct.memory.saved_bytes + direct.memory.weight_cache_bytes, 0);
   // Only the scratch of the products.
-  EXPECT_EQ(direct.memory.forward_workspace_bytes, direct.fprop->workspace_bytes);
+  EXPECT_EQ(direct.memory.forward_workspace_bytes,
+            find_step<GroupedGemmPlan>(direct, "multiply")->workspace_bytes);
 }
 
 TEST(GroupedLinearPlan, MasterWeightsAreCastOnceForBothPasses) {
@@ -73,9 +86,9 @@ TEST(GroupedLinearPlan, MasterWeightsAreCastOnceForBothPasses) {
   p.cache_weights = true;
   const GroupedLinearPlan made = planned(p);
   EXPECT_EQ(made.name, "quantized");
-  EXPECT_FALSE(made.quantize_x || made.quantize_dy);
-  EXPECT_TRUE(made.quantize_w->problem.along_k);
-  EXPECT_FALSE(made.quantize_w->problem.along_rows);
+  EXPECT_FALSE(has(made, {"quantize x", "quantize dy"}));
+  EXPECT_TRUE(quantizes(made, "quantize w").along_k);
+  EXPECT_FALSE(quantizes(made, "quantize w").along_rows);
   EXPECT_EQ(made.memory.weight_cache_bytes, 5 * 96 * 160 * 2);
 }
 
@@ -84,21 +97,22 @@ TEST(GroupedLinearPlan, SquareBlocksAndOneScaleAnExpertShareACopy) {
     GroupedLinearProblem p = problem(recipe);
     p.cache_weights = true;
     const GroupedLinearPlan made = planned(p);
-    EXPECT_EQ(made.dgrad_w.offset, made.fprop_w.offset) << recipe;
-    EXPECT_FALSE(made.quantize_w->problem.along_rows) << recipe;
+    EXPECT_EQ(find_tensor(made, "w along rows"), nullptr) << recipe;
+    EXPECT_FALSE(quantizes(made, "quantize w").along_rows) << recipe;
   }
   GroupedLinearProblem p = problem("mxfp8");
   p.cache_weights = true;
-  EXPECT_NE(planned(p).dgrad_w.offset, planned(p).fprop_w.offset);
-  EXPECT_TRUE(planned(p).quantize_w->problem.along_rows);
+  const GroupedLinearPlan two = planned(p);
+  EXPECT_NE(find_tensor(two, "w along rows")->offset, find_tensor(two, "w along K")->offset);
+  EXPECT_TRUE(quantizes(planned(p), "quantize w").along_rows);
 
   // x of fp8_tensor: saved once, read by fprop and wgrad; of the others: two copies.
   const GroupedLinearPlan tensor = planned(problem("fp8_tensor"));
-  EXPECT_EQ(tensor.fprop_x.place, Place::kSaved);
-  EXPECT_FALSE(tensor.quantize_x->problem.along_rows);
+  EXPECT_EQ(find_tensor(tensor, "x along K")->place, Place::kSaved);
+  EXPECT_FALSE(quantizes(tensor, "quantize x").along_rows);
   const GroupedLinearPlan block = planned(problem("fp8_block"));
-  EXPECT_EQ(block.fprop_x.place, Place::kWorkspace);
-  EXPECT_EQ(block.wgrad_x.place, Place::kSaved);
+  EXPECT_EQ(find_tensor(block, "x along K")->place, Place::kWorkspace);
+  EXPECT_EQ(find_tensor(block, "x along rows")->place, Place::kSaved);
 }
 
 TEST(GroupedLinearPlan, KeepsWhatBackwardNeedsAndNoMore) {
@@ -129,9 +143,9 @@ TEST(GroupedLinearPlan, FrozenPartsTakeNoStepAndNoMemory) {
   GroupedLinearProblem p = problem("mxfp8");
   p.wgrad = false;
   const GroupedLinearPlan frozen_weights = planned(p);
-  EXPECT_FALSE(frozen_weights.wgrad);
-  EXPECT_FALSE(frozen_weights.quantize_x->problem.along_rows);
-  EXPECT_FALSE(frozen_weights.quantize_dy->problem.along_rows);
+  EXPECT_FALSE(has(frozen_weights, {"dw"}));
+  EXPECT_FALSE(quantizes(frozen_weights, "quantize x").along_rows);
+  EXPECT_FALSE(quantizes(frozen_weights, "quantize dy").along_rows);
   EXPECT_EQ(frozen_weights.memory.saved_bytes, 0);
   EXPECT_TRUE(kept(frozen_weights).empty());
 
@@ -139,13 +153,13 @@ TEST(GroupedLinearPlan, FrozenPartsTakeNoStepAndNoMemory) {
   p.dgrad = false;
   p.cache_weights = true;
   const GroupedLinearPlan frozen_input = planned(p);
-  EXPECT_FALSE(frozen_input.dgrad);
-  EXPECT_FALSE(frozen_input.quantize_w->problem.along_rows);
-  EXPECT_FALSE(frozen_input.quantize_dy->problem.along_k);
+  EXPECT_FALSE(has(frozen_input, {"dx"}));
+  EXPECT_FALSE(quantizes(frozen_input, "quantize w").along_rows);
+  EXPECT_FALSE(quantizes(frozen_input, "quantize dy").along_k);
 
   p.wgrad = false;
   const GroupedLinearPlan inference = planned(p);
-  EXPECT_FALSE(inference.quantize_dy || inference.bias_grad);
+  EXPECT_FALSE(learns(inference));
   EXPECT_EQ(inference.memory.saved_bytes, 0);
 }
 
@@ -177,8 +191,9 @@ TEST(GroupedLinearPlan, ExplainsItsStepsAndItsMemory) {
   const std::string words = explain(planned(p));
   for (const char* part :
        {"grouped_linear R=640", "route quantized", "quantize w: ", "multiply: ", "quantize dy: ",
-        "dx: ", "dbias: ", "dw, deferred: ", "weight cache: ", "pending from backward to wgrad: ",
-        "kept for backward, of each row: x along rows "})
+        "dx: ", "dbias: ", "dw, deferred: ", "x along K, w along K, bias -> y",
+        "w -> w along K, w along rows", "dy along rows, x along rows -> dw", "weight cache: ",
+        "pending from backward to wgrad: ", "kept for backward, of each row: x along rows "})
     EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
 }
 

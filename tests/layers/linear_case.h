@@ -104,8 +104,8 @@ struct LinearCase {
     backward();
     if (p().deferred && p().wgrad) wgrad();
   }
-  bool learns() const { return plan.dgrad || plan.wgrad || plan.bias_grad; }
-  bool defers() const { return p().deferred && plan.wgrad; }
+  bool learns() const { return cadre::learns(plan); }
+  bool defers() const { return p().deferred && p().wgrad; }
 
   template <class Visit>
   void for_pieces(Visit&& visit) const {

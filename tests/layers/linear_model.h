@@ -28,7 +28,7 @@ class LinearModel {
       check_parameters(e);
     }
     check_tail(got_.y, true);
-    check_tail(got_.dx, got_.plan.dgrad.has_value());
+    check_tail(got_.dx, p_.dgrad);
     EXPECT_EQ(got_.damage(), "") << to_string(p_);
   }
 
@@ -38,6 +38,7 @@ class LinearModel {
   double w(const Format& f, int e, int64_t n, int64_t k) const {
     return cast(f, c_.parameters.w.at(e, n, k));
   }
+  bool learns_bias() const { return p_.bias && p_.dbias && !p_.return_bias; }
   double bias_scale(int64_t r) const { return p_.bias_scale ? c_.bias_scale.at(r) : 1; }
 
   void near(const char* what, double got, const Sum& want, DType out) const {
@@ -52,13 +53,13 @@ class LinearModel {
       if (p_.bias && !p_.return_bias) y.add(c_.parameters.bias.at(e, 0, n) * bias_scale(r));
       near("y", got_.y.at(r, n), y, p_.dtype);
     }
-    for (int64_t k = 0; k < p_.k && got_.plan.dgrad; ++k) {
+    for (int64_t k = 0; k < p_.k && p_.dgrad; ++k) {
       Sum dx;
       for (int64_t n = 0; n < p_.n; ++n)
         dx.add(dy(p_.recipe.dgrad.lhs, r, n) * w(p_.recipe.dgrad.rhs, e, n, k));
       near("dx", got_.dx.at(r, k), dx, p_.dtype);
     }
-    if (!got_.plan.bias_grad || !p_.bias_scale) return;
+    if (!learns_bias() || !p_.bias_scale) return;
     Sum dscale;
     for (int64_t n = 0; n < p_.n; ++n) dscale.add(c_.dy.at(r, n) * c_.parameters.bias.at(e, 0, n));
     near("dbias_scale", got_.dbias_scale.at(r), dscale, DType::kF32);
@@ -68,7 +69,7 @@ class LinearModel {
   void check_parameters(int e) const {
     const int64_t first = c_.offsets[size_t(e)], last = c_.offsets[size_t(e) + 1];
     const Parameters &own = c_.parameters, &got = got_.parameters;
-    for (int64_t n = 0; n < p_.n && got_.plan.wgrad; ++n)
+    for (int64_t n = 0; n < p_.n && p_.wgrad; ++n)
       for (int64_t k = 0; k < p_.k; ++k) {
         Sum dw;
         if (Parameters::adds(p_.accumulate, own.words, e)) dw.add(own.dw.at(e, n, k));
@@ -80,7 +81,7 @@ class LinearModel {
           dw.add(dy(p_.recipe.wgrad.lhs, r, n) * x(p_.recipe.wgrad.rhs, r, k));
         near("dw", got.dw.at(e, n, k), dw, p_.parameters.dw);
       }
-    for (int64_t n = 0; n < p_.n && got_.plan.bias_grad; ++n) {
+    for (int64_t n = 0; n < p_.n && learns_bias(); ++n) {
       Sum dbias;
       if (Parameters::adds(p_.accumulate_bias, own.bias_words, e)) dbias.add(own.dbias.at(e, 0, n));
       for (int64_t r = first; r < last; ++r) dbias.add(c_.dy.at(r, n) * bias_scale(r));

@@ -91,7 +91,7 @@ struct MlpCase {
     const OwnedWorkspace w(plan.memory.wgrad_workspace_bytes);
     cadre::wgrad(plan, args(), w.get(), {});
   }
-  bool learns() const { return plan.activation_backward || plan.fc2.wgrad || plan.fc2.bias_grad; }
+  bool learns() const { return cadre::learns(plan); }
   bool defers() const { return p().deferred && (p().wgrad1 || p().wgrad2); }
 
   template <class Visit>

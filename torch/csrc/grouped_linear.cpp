@@ -126,7 +126,7 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
   if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
   const GroupedLinearPlan& plan = cached_plan(problem, device(call.x));
-  if (!plan.dgrad && !plan.wgrad && !plan.bias_grad) return;
+  if (!learns(plan)) return;
   linear.run(kBackward, plan, plan.memory.backward_workspace_bytes);
 }
 

@@ -1,0 +1,138 @@
+#pragma once
+#include "layers/memory.h"
+
+// Launching a step of a layer: its tensors become the arguments of its operation. A layer's run
+// derives from LayerRun and adds what it knows of the caller's tensors, by their numbers:
+//   Operand operand(int)          what a step reads
+//   Target target(int)            what a step writes
+//   const float* floats(int)      a factor for each row
+//   float* written_floats(int)    its gradient
+//   Offsets offsets(), const uint64_t* rng()
+//   bool skips(LayerStep)
+//   void launch_part(PartPhase)   a layer within the layer
+namespace cadre::layers {
+
+/// One run of a layer: where its own tensors lie.
+struct LayerRun {
+  const LayerPlan& layer;
+  Places places;
+  Stream stream{};
+
+  const LayerTensor& tensor(int id) const { return layer.tensors[size_t(id)]; }
+  bool is_made(int id) const { return tensor(id).place != Place::kCaller; }
+  QuantizedView copy(int id) const { return places.copy(tensor(id)); }
+  /// The workspace behind the tensors that the phase has in it.
+  Workspace scratch(Phase phase) const {
+    return behind(places.workspace, layer.copies_bytes[size_t(phase)]);
+  }
+};
+
+/// The run of forward, backward or a deferred wgrad, by its first phase. Backward has what wgrad
+/// reads at the start of its workspace, unless wgrad is deferred.
+template <class Args>
+LayerRun layer_run(const LayerPlan& plan, const Args& args, Workspace workspace, Stream stream,
+                   Phase first) {
+  LayerRun run{plan, {workspace, args.saved, args.pending, args.weight_cache}, stream};
+  const int64_t inside = plan.pending_bytes - plan.memory.pending_bytes;
+  if (first != Phase::kBackward || inside == 0) return run;
+  run.places.pending = {workspace.data, inside};
+  run.places.workspace = behind(workspace, inside);
+  return run;
+}
+
+/// A tensor that a step writes.
+struct Target {
+  TensorView view{};
+  void* const* discrete = nullptr;      ///< [E] pointers
+  const int32_t* accumulate = nullptr;  ///< words that say where it is added to
+};
+
+inline bool draws(const std::optional<Format>& format) { return format && format->stochastic; }
+inline bool draws(const QuantizeProblem& q) { return draws(q.along_k) || draws(q.along_rows); }
+
+template <class Run>
+QuantizeArgs arguments(const Run& run, const LayerStep& step, const QuantizePlan& plan) {
+  const QuantizeProblem& q = plan.problem;
+  const Operand source = run.operand(step.reads[0]);
+  QuantizeArgs args;
+  args.source = source.codes;
+  args.discrete = source.discrete;
+  if (q.kind == RowsKind::kRagged) args.offsets = run.offsets();
+  if (q.along_k) args.along_k = run.copy(step.writes[0]);
+  if (q.along_rows) args.along_rows = run.copy(step.writes[1]);
+  if (draws(q)) args.rng = run.rng();
+  return args;
+}
+
+template <class Run>
+GroupedGemmArgs arguments(const Run& run, const LayerStep& step, const GroupedGemmPlan& plan) {
+  const GroupedGemmProblem& g = plan.problem;
+  const Target out = run.target(step.writes[0]);
+  GroupedGemmArgs args;
+  args.lhs = run.operand(step.reads[0]);
+  args.rhs = run.operand(step.reads[1]);
+  args.offsets = run.offsets();
+  args.out = out.view;
+  args.discrete_out = out.discrete;
+  args.accumulate = out.accumulate;
+  if (g.bias) {
+    const Operand bias = run.operand(step.reads[2]);
+    args.bias = bias.codes;
+    args.discrete_bias = bias.discrete;
+  }
+  if (g.bias_scale) args.bias_scale = run.floats(step.reads[3]);
+  return args;
+}
+
+template <class Run>
+BiasGradArgs arguments(const Run& run, const LayerStep& step, const BiasGradPlan& plan) {
+  const Target dbias = run.target(step.writes[0]);
+  BiasGradArgs args;
+  args.dy = run.operand(step.reads[0]).codes;
+  args.offsets = run.offsets();
+  args.dbias = dbias.view;
+  args.discrete_dbias = dbias.discrete;
+  args.accumulate = dbias.accumulate;
+  if (!plan.problem.bias_scale) return args;
+  const Operand bias = run.operand(step.reads[1]);
+  args.bias = bias.codes;
+  args.discrete_bias = bias.discrete;
+  args.bias_scale = run.floats(step.reads[2]);
+  args.dbias_scale = run.written_floats(step.writes[1]);
+  return args;
+}
+
+template <class Run>
+ActivationArgs arguments(const Run& run, const LayerStep& step, const ActivationPlan& plan) {
+  const auto [z, prob, dh, none] = step.reads;
+  const auto [h, dz, dprob] = step.writes;
+  ActivationArgs args{.z = run.operand(z).codes};
+  if (prob != kNone) args.prob = run.floats(prob);
+  args.offsets = run.offsets();
+  if (h != kNone) args.h = run.target(h).view;
+  if (!plan.problem.backward) return args;
+  args.dh = run.operand(dh).codes;
+  args.dz = run.target(dz).view;
+  if (dprob != kNone) args.dprob = run.written_floats(dprob);
+  return args;
+}
+
+/// Launches the steps of a phase in their order, those that `run` does not skip. `run.launch_part`
+/// is what becomes of a layer within the layer.
+template <class Run>
+void launch_phase(const Run& run, Phase phase) {
+  const Workspace scratch = run.scratch(phase);
+  for (const LayerStep& step : run.layer.steps) {
+    if (step.phase != phase || run.skips(step)) continue;
+    std::visit(
+        [&](const auto& plan) {
+          if constexpr (requires { plan.problem; })
+            cadre::run(plan, arguments(run, step, plan), scratch, run.stream);
+          else
+            run.launch_part(plan);
+        },
+        step.plan);
+  }
+}
+
+}  // namespace cadre::layers

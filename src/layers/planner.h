@@ -1,0 +1,59 @@
+#pragma once
+#include <algorithm>
+#include <initializer_list>
+#include <string>
+#include <utility>
+
+#include "cadre/layer.h"
+
+// How the plans of all layers are put together: tensors are named, steps are added, and then the
+// memory is shared out.
+namespace cadre::layers {
+
+/// When dw is made, which says where the tensors lie that it reads.
+enum class WgradRuns : uint8_t {
+  kLater,   ///< deferred: they lie in `pending`
+  kAfter,   ///< after backward, whose own copies are done with then
+  kWithin,  ///< as a part of backward, among its tensors
+};
+
+/// Puts the steps of a layer in a row.
+class Row {
+ public:
+  explicit Row(LayerPlan& plan) : plan_(plan) {}
+
+  /// The caller's tensor.
+  int own(std::string name) { return add({.name = std::move(name)}); }
+  /// A tensor that the layer makes, if a step writes it.
+  int made(std::string name, const QuantizedShape& shape, bool lasting = false) {
+    return add({.name = std::move(name), .made = true, .lasting = lasting, .shape = shape});
+  }
+  /// A layer within this one. Its memory lies before that of the tensors that are added later.
+  int part(const LayerMemory& memory) {
+    plan_.parts.push_back({.memory = memory, .before = int(plan_.tensors.size())});
+    return int(plan_.parts.size()) - 1;
+  }
+  /// Steps are added in the order in which they run; what they read and write as LayerStep says.
+  template <class StepPlan>
+  void step(Phase phase, std::string name, StepPlan step, std::initializer_list<int> reads,
+            std::initializer_list<int> writes) {
+    if constexpr (requires { step.exact; }) plan_.exact = plan_.exact && step.exact;
+    plan_.steps.push_back({.name = std::move(name), .phase = phase, .plan = std::move(step)});
+    std::copy(reads.begin(), reads.end(), plan_.steps.back().reads.begin());
+    std::copy(writes.begin(), writes.end(), plan_.steps.back().writes.begin());
+  }
+
+  /// Gives every tensor that a step writes its place, from who writes it and who reads it last, and
+  /// counts what the caller provides.
+  void share_memory(WgradRuns);
+
+ private:
+  int add(LayerTensor tensor) {
+    plan_.tensors.push_back(std::move(tensor));
+    return int(plan_.tensors.size()) - 1;
+  }
+
+  LayerPlan& plan_;
+};
+
+}  // namespace cadre::layers
