@@ -7,7 +7,8 @@ Writes a record like that of `cadre bench --json`.
     --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,gamma:1 --json record.json
 
 Every peer is compared with cadre first: ||got - want|| / ||want||, over live rows. A peer
-that fails or differs is left out, and the output says so.
+that fails or differs is left out, and the output says so. --beside NAME=LIBRARY adds another build of
+cadre, whose bits must be the same; its speed is then compared too: a change with what came before it.
 """
 import argparse
 import datetime
@@ -18,6 +19,7 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 
 import torch
 
@@ -33,6 +35,8 @@ except Exception as error:  # a build for another torch or CUDA fails in many wa
 ROTATED_BYTES = 192 << 20  # that the copies of a case exceed
 MOST_COPIES = 8
 MOST_DIFFERENCE = 0.02
+CYCLES_TO_QUEUE = 100_000  # of the GPU, in which the host queues one launch at the slowest
+WARM_SECONDS = 2  # of load before anything is timed: the clock then is a long run's
 USUAL_ALIGNMENT = 128  # rows to which DeepGEMM wants every expert padded, unless it says otherwise
 
 
@@ -203,13 +207,33 @@ def difference(case, call, want):
     return float((got.float() - want).norm() / want.norm().clamp_min(1e-30))
 
 
-def contestants_of(gemm, cases, left_out):
+def other_build_call(gemm, want):
+    """Makes calls of another build of cadre; the first one's bits must be those of `want`."""
+
+    def make(case):
+        call = cadre_call(gemm, case)
+        if not make.compared:
+            make.compared = True
+            case.out.zero_()
+            if not torch.equal(case.live_part(call()), want):
+                raise RuntimeError("has other bits than cadre")
+            case.out.zero_()
+        return call
+
+    make.compared = False
+    return make
+
+
+def contestants_of(gemms, cases, left_out):
     """{name: [a call for each copy]}, cadre first; why others fail or are wrong is put into
-    `left_out`."""
-    calls = {"cadre": [cadre_call(gemm, case) for case in cases]}
+    `left_out`. `gemms` are cadre's own, by name: another build's after the first."""
     first = cases[0]
-    want = first.live_part(calls["cadre"][0]()).float().clone()  # onto zeros, where it adds
-    for name, make in (("torch", torch_call), ("deepgemm", deepgemm_call)):
+    calls = {"cadre": [cadre_call(gemms["cadre"], case) for case in cases]}
+    bits = first.live_part(calls["cadre"][0]()).clone()  # onto zeros, where it adds
+    want = bits.float()
+    peers = [(name, other_build_call(gemm, bits)) for name, gemm in gemms.items()
+             if name != "cadre"]
+    for name, make in peers + [("torch", torch_call), ("deepgemm", deepgemm_call)]:
         try:
             peer = [make(case) for case in cases]
             if peer[0] is None:
@@ -227,12 +251,13 @@ def contestants_of(gemm, cases, left_out):
 
 def time_calls(calls, repeat):
     """{name: [us]}, of launches that alternate. Each takes the next copy of the case, so that none
-    finds in the cache what the one before has read."""
+    finds in the cache what the one before has read. The GPU spins until all of them are queued."""
     copies = len(next(iter(calls.values())))
     for copy in range(copies):
         for peer in calls.values():
             peer[copy]()
     events, launch = {name: [] for name in calls}, 0
+    torch.cuda._sleep(repeat * len(calls) * CYCLES_TO_QUEUE)
     for _ in range(repeat):
         for name, peer in calls.items():
             start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -245,6 +270,16 @@ def time_calls(calls, repeat):
     return {name: [1000 * a.elapsed_time(b) for a, b in pairs] for name, pairs in events.items()}
 
 
+def warm():
+    """Dense products until the clock is that of a long run."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    start = time.monotonic()
+    while time.monotonic() - start < WARM_SECONDS:
+        for _ in range(50):
+            torch.mm(a, b)
+        torch.cuda.synchronize()
+
+
 def quantile(samples, share):
     ordered, place = sorted(samples), share * (len(samples) - 1)
     low = int(place)
@@ -252,16 +287,17 @@ def quantile(samples, share):
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def measure(library, line, routing, options):
+def measure(libraries, line, routing, options):
     text, _, layer = (part.strip() for part in line.partition("#"))
     problem = Problem(text)
-    gemm = cadre_c.Gemm(library, problem.text, "cuda")
+    gemms = {name: cadre_c.Gemm(library, problem.text, "cuda")
+             for name, library in libraries.items()}
     counts = draw_counts(problem, routing, options.seed)
     cases = [Case(problem, counts, options.seed)]
     copies = min(MOST_COPIES, -(-ROTATED_BYTES // cases[0].bytes()))
     cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
     left_out = {}
-    calls = contestants_of(gemm, cases, left_out)
+    calls = contestants_of(gemms, cases, left_out)
     samples = time_calls(calls, options.repeat)
     row = {"problem": problem.text, "routing": routing} | ({"layer": layer} if layer else {})
     for key, share in (("us", 0.5), ("us_p10", 0.1), ("us_p90", 0.9)):
@@ -270,7 +306,7 @@ def measure(library, line, routing, options):
         name: round(quantile([b / a for a, b in zip(samples["cadre"], us)], 0.5), 3)
         for name, us in samples.items() if name != "cadre"}
     row["flops"] = problem.flops(cases[0].live)
-    row["plan"] = gemm.name
+    row["plan"] = gemms["cadre"].name
     if left_out:
         row["left_out"] = left_out
     rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}" for name, us in row["us"].items())
@@ -310,17 +346,22 @@ def main():
     parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", help="that the library was built from; else this file's")
+    parser.add_argument("--beside", action="append", default=[], metavar="NAME=LIBRARY",
+                        help="another build of cadre, as a peer of that name")
     parser.add_argument("--json", help="write a record to this file")
     options = parser.parse_args()
-    library = cadre_c.Library(options.library)
+    libraries = {"cadre": cadre_c.Library(options.library)}
+    for name, path in (words.split("=", 1) for words in options.beside):
+        libraries[name] = cadre_c.Library(path)
     if deep_gemm is None:
         print(f"deepgemm {WHY_NO_DEEPGEMM}")
+    warm()
     cases = []
     for line in pathlib.Path(options.file).read_text().splitlines():
         if not line.partition("#")[0].strip():
             continue
         for routing in options.offsets.split(","):
-            cases.append(measure(library, line, routing, options))
+            cases.append(measure(libraries, line, routing, options))
             if options.json:  # after each, so that whoever stops this keeps what was measured
                 pathlib.Path(options.json).write_text(
                     json.dumps(record(cases, options), indent=1) + "\n")

@@ -22,7 +22,7 @@ struct TilePlace {
 };
 
 /// The tile with that index, band by band of `band` columns, row by row in a band: tiles that run
-/// at the same time then share both of their operands in the second cache.
+/// at the same time then share both of their operands in L2.
 CADRE_HD constexpr TilePlace banded(int64_t index, const TileGrid& grid, int64_t band) {
   const int64_t whole = band * grid.down, first = index / whole * band;
   const int64_t width = grid.across - first < band ? grid.across - first : band;

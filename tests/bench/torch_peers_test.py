@@ -62,5 +62,31 @@ class DeepGemm(unittest.TestCase):
         self.assertIs(old, got)
 
 
+class OtherBuilds(unittest.TestCase):
+    def contestants(self, equal):
+        """Of two builds, whose bits are `equal` or not."""
+        torch.equal = mock.Mock(return_value=equal)
+        problem = peers.Problem("grouped_gemm fprop R=8 N=16 K=16 E=2 format=bf16")
+        case = types.SimpleNamespace(problem=problem, counts=[3, 5], live=8, lhs=mock.MagicMock(),
+                                     rhs=mock.MagicMock(), out=mock.MagicMock(),
+                                     live_part=lambda out: out)
+        left_out = {}
+        with mock.patch.multiple(peers, cadre_call=lambda gemm, case: lambda: case.out,
+                                 torch_call=lambda case: None, deepgemm_call=lambda case: None,
+                                 difference=lambda case, call, want: 0.0):
+            calls = peers.contestants_of({"cadre": object(), "before": object()}, [case], left_out)
+        return calls, left_out
+
+    def test_a_build_with_the_same_bits_is_timed(self):
+        calls, left_out = self.contestants(equal=True)
+        self.assertEqual(list(calls), ["cadre", "before"])
+        self.assertEqual(left_out, {})
+
+    def test_a_build_with_other_bits_is_left_out_with_the_reason(self):
+        calls, left_out = self.contestants(equal=False)
+        self.assertEqual(list(calls), ["cadre"])
+        self.assertEqual(left_out, {"before": "has other bits than cadre"})
+
+
 if __name__ == "__main__":
     unittest.main()

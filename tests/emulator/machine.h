@@ -113,7 +113,7 @@ Thread& self();
 inline void expect(bool good, const char* why) {
   if (!good) fail(why);
 }
-/// Goes on once `over()`; asked again whenever `at` is notified.
+/// Goes on once `over()`, which is evaluated again whenever `at` is notified.
 void wait_until(const void* at, const char* what, const std::function<bool()>& over);
 void notify(const void* at);
 /// Happens at some time, by nobody.

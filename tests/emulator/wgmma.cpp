@@ -5,15 +5,15 @@ namespace {
 
 constexpr int kRows = 64, kDepth = 16;
 
-float decode(Element element, uint16_t code) {
-  return element == Element::kBf16 ? formats::Bf16::decode(code) : formats::Fp16::decode(code);
+float decode(DType dtype, uint16_t code) {
+  return dtype == DType::kBf16 ? formats::Bf16::decode(code) : formats::Fp16::decode(code);
 }
 
-/// sums[64, width] in the threads' order: see Product in src/cuda/device/wgmma.h.
-void multiply(const emulator::WarpgroupProduct& p, const ProductShape& shape, bool to_sums,
+/// Accumulators [64, width] in the threads' order: see Wgmma in src/cuda/device/wgmma.h.
+void multiply(const emulator::WarpgroupProduct& p, const ProductShape& shape, bool adds,
               const uint8_t* shared) {
-  const std::vector<float> a = operand(p.a, shape.along_a, kRows, shape.element, shared);
-  const std::vector<float> b = operand(p.b, shape.along_b, shape.width, shape.element, shared);
+  const std::vector<float> a = operand(p.a, shape.k_major_a, kRows, shape.dtype, shared);
+  const std::vector<float> b = operand(p.b, shape.k_major_b, shape.width, shape.dtype, shared);
   std::vector<float> columns(size_t(shape.width) * kDepth);  // b, sixteen rows of `width`
   for (int n = 0; n < shape.width; ++n)
     for (int k = 0; k < kDepth; ++k)
@@ -27,7 +27,7 @@ void multiply(const emulator::WarpgroupProduct& p, const ProductShape& shape, bo
     for (int n = 0; n < shape.width; ++n) {
       const int thread = m / 16 * 32 + m % 8 * 4 + n % 8 / 2;
       float& sum = p.sums[size_t(thread)][n / 8 * 4 + m % 16 / 8 * 2 + n % 2];
-      sum = to_sums ? sum + row[size_t(n)] : row[size_t(n)];
+      sum = adds ? sum + row[size_t(n)] : row[size_t(n)];
     }
   }
 }
@@ -44,25 +44,25 @@ void run_next(emulator::Warpgroup& group) {
 
 }  // namespace
 
-std::vector<float> operand(uint64_t descriptor, bool along, int count, Element element,
+std::vector<float> operand(uint64_t descriptor, bool k_major, int count, DType dtype,
                            const uint8_t* shared) {
   const auto field = [&](int from) { return uint32_t(descriptor >> from & 0x3fff) << 4; };
-  const uint32_t first = field(0), slab = field(16), eight_rows = field(32);
+  const uint32_t first = field(0), panel = field(16), eight_rows = field(32);
   std::vector<float> values(size_t(count) * kDepth);
   for (int i = 0; i < count; ++i)
     for (int k = 0; k < kDepth; ++k) {
-      const int row = along ? i : k, inner = along ? k : i % 64;
+      const int row = k_major ? i : k, inner = k_major ? k : i % 64;
       uint32_t at = first + uint32_t(row / 8) * eight_rows + uint32_t(row % 8 * 128 + inner * 2);
-      if (!along) at += uint32_t(i / 64) * slab;
+      if (!k_major) at += uint32_t(i / 64) * panel;
       at ^= (at >> 7 & 7) << 4;
       uint16_t code;
       std::memcpy(&code, shared + at, 2);
-      values[size_t(i * kDepth + k)] = decode(element, code);
+      values[size_t(i * kDepth + k)] = decode(dtype, code);
     }
   return values;
 }
 
-void issue_wgmma(const ProductShape& shape, float* sums, uint64_t a, uint64_t b, bool to_sums) {
+void issue_wgmma(const ProductShape& shape, float* sums, uint64_t a, uint64_t b, bool adds) {
   emulator::may_switch();
   emulator::Thread& t = emulator::self();
   emulator::Warpgroup& group = t.warpgroup();
@@ -72,7 +72,7 @@ void issue_wgmma(const ProductShape& shape, float* sums, uint64_t a, uint64_t b,
     group.open.push_back({});
     group.open.back().a = a, group.open.back().b = b;
     group.open.back().run = [=](const emulator::WarpgroupProduct& p) {
-      multiply(p, shape, to_sums, shared);
+      multiply(p, shape, adds, shared);
     };
   }
   emulator::WarpgroupProduct& product = group.open[place];

@@ -12,7 +12,7 @@ struct Grid {
   dim3 blocks, threads;
   int shared_bytes = 0;  ///< dynamic_shared() of a block
   cudaStream_t stream = nullptr;
-  int cluster = 1;           ///< the kernel's __cluster_dims__, which CUDA knows without being told
+  int cluster = 1;           ///< the kernel's __cluster_dims__, which CUDA knows by itself
   bool cooperative = false;  ///< all blocks run at once, so that a grid_barrier() ends
 };
 

@@ -12,8 +12,8 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int kAlignment = 16;                   // bytes, of the copy engine
-constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the copy engine's 16 bytes
+constexpr int kAlignment = 16;                   // bytes, of what TMA reads and writes
+constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the same 16 bytes
 constexpr int64_t kCountBytes = 128;             // of the workspace, behind the maps
 constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
 
@@ -28,10 +28,10 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
     return "takes bf16 or f16 operands, both of the same type";
   if (p.out != type && p.out != DType::kF32) return "writes f32 or the type of its operands";
   if (p.n % kWidthUnit != 0 || p.k % kWidthUnit != 0)
-    return text("takes N and K that are multiples of ", kWidthUnit, ", as the copy engine does");
+    return text("takes N and K that are multiples of ", kWidthUnit, ", as TMA does");
   if (p.align < kAlignment)
-    return text("takes addresses and strides of ", kAlignment,
-                " bytes, as the copy engine does; align is ", p.align);
+    return text("takes addresses and strides of ", kAlignment, " bytes, as TMA does; align is ",
+                p.align);
   if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
   if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
     return "takes a row-major batch and output";
@@ -39,7 +39,7 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
   return {};
 }
 
-/// A block a multiprocessor, in pairs.
+/// A block an SM, in clusters.
 int clusters_of(const GroupedGemmProblem& p, const Device& device) {
   const int units = p.unit_budget == 0 ? device.units : std::min(device.units, p.unit_budget);
   return std::max(1, units / kCluster);
@@ -53,17 +53,15 @@ int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part
 /// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
 /// only the device knows.
 bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
-  constexpr int64_t kPair = int64_t(kCluster) * 128;  // rows of A
   const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
   const int64_t stages =
-      wgrad ? parts_of(p.n, kPair) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts)
-            : parts_of(fprop ? p.n : p.k, kPair) * (p.rows / kMostCols + p.experts) *
+      wgrad ? parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts)
+            : parts_of(fprop ? p.n : p.k, kClusterRows) * (p.rows / kMostCols + p.experts) *
                   parts_of(fprop ? p.k : p.n, kDepth);
   return stages > kCountedStages * clusters_of(p, device);
 }
 
-/// Views that the copy engine takes: a plan does not know them, so it was made for what the problem
-/// promises.
+/// Views that TMA takes: a plan does not know them, so it was made for what the problem promises.
 void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
   const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % kAlignment == 0; };
   bool good = reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
@@ -75,8 +73,8 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
       bytes_for(v.dtype, 1), " [", p, "]");
 }
 
-/// A batch without rows may be nowhere. Its boxes are all zeros, but the copy engine faults unless
-/// the address is one of the device; that of the offsets will do.
+/// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address is
+/// one of the device; that of the offsets will do.
 TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
   TensorView moved = v;
   const auto* offsets = reinterpret_cast<const char*>(args.offsets.data);
@@ -163,33 +161,31 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
-  const bool fprop = p.pass == Pass::kFprop, floats = p.out == DType::kF32;
+  const bool fprop = p.pass == Pass::kFprop;
   const TensorView &x = args.lhs.codes, &w = args.rhs.codes, &y = args.out;
   if (p.rows == 0) return;
-  const RaggedRowsKind kind{.along = fprop == (p.rhs_major == Major::kRow),
-                            .f16 = w.dtype == DType::kF16,
-                            .floats = floats};
-  const Prepared experts = prepare({w, args.rhs.discrete, kind.along ? kWeightRows : kWeightDepth},
+  const bool k_major = fprop == (p.rhs_major == Major::kRow);
+  const Prepared experts = prepare({w, args.rhs.discrete, k_major ? kWeightRows : kWeightDepth},
                                    plan, workspace, stream);
-  RaggedRowsMaps maps{.x = {},
-                      .w = experts.map,
-                      .y = ragged_map(y, floats ? kRowsOfFloats : kRowsOfPart),
-                      .experts = experts.maps};
-  for (int i = 0; i < kBoxes; ++i) maps.x[i] = ragged_map(x, kBoxRows * (i + 1));
-  const RaggedRowsArgs with{.offsets = args.offsets.data,
-                            .taken = experts.taken,
-                            .rows = p.rows,
-                            .experts = p.experts,
-                            .cols = int(fprop ? p.n : p.k),
-                            .depth = int(fprop ? p.k : p.n),
-                            .alpha = args.alpha,
-                            .beta = args.beta,
-                            .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
-                            .bias = plain(args.bias, args.discrete_bias),
-                            .bias_scale = args.bias_scale,
-                            .tail = p.tail == Tail::kZero ? y.data : nullptr,
-                            .tail_step = bytes_for(y.dtype, y.stride[0])};
-  ragged_rows(kind, maps, with, blocks_of(plan), stream);
+  RaggedRowsParams params{.x = {},
+                          .w = experts.map,
+                          .y = ragged_map(y, rows_of_part(p.out)),
+                          .experts = experts.maps,
+                          .offsets = args.offsets.data,
+                          .taken = experts.taken,
+                          .rows = p.rows,
+                          .expert_count = p.experts,
+                          .cols = int(fprop ? p.n : p.k),
+                          .depth = int(fprop ? p.k : p.n),
+                          .alpha = args.alpha,
+                          .beta = args.beta,
+                          .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
+                          .bias = plain(args.bias, args.discrete_bias),
+                          .bias_scale = args.bias_scale,
+                          .tail = p.tail == Tail::kZero ? y.data : nullptr,
+                          .tail_step = bytes_for(y.dtype, y.stride[0])};
+  for (int i = 0; i < kBoxes; ++i) params.x[i] = ragged_map(x, kBoxRows * (i + 1));
+  find_ragged_rows({k_major, w.dtype, p.out})(params, blocks_of(plan), stream);
 }
 
 void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
@@ -198,26 +194,25 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
   const TensorView& dw = args.out;
-  const RaggedContractionKind kind{.f16 = x.dtype == DType::kF16, .floats = p.out == DType::kF32};
-  const Prepared experts =
-      prepare({dw, const_cast<const void* const*>(args.discrete_out), kGradientRows}, plan,
-              workspace, stream);
-  const int depth = contraction_depth(kind.floats);
-  const RaggedContractionMaps maps{ragged_map(dy, depth), ragged_map(x, depth), experts.map,
-                                   experts.maps};
-  const RaggedContractionArgs with{
-      .offsets = args.offsets.data,
-      .taken = experts.taken,
-      .rows = p.rows,
-      .experts = p.experts,
-      .out_rows = int(p.n),
-      .cols = int(p.k),
-      .alpha = args.alpha,
-      .dw = plain(dw, const_cast<const void* const*>(args.discrete_out)),
-      .dw_step = dw.stride[1],
-      .accumulate = p.accumulate,
-      .flags = args.accumulate};
-  ragged_contraction(kind, maps, with, blocks_of(plan), stream);
+  const auto* pointers = const_cast<const void* const*>(args.discrete_out);
+  const Prepared experts = prepare({dw, pointers, kGradientRows}, plan, workspace, stream);
+  const int depth = contraction_depth(p.out);
+  const RaggedContractionParams params{.a = ragged_map(dy, depth),
+                                       .b = ragged_map(x, depth),
+                                       .dw = experts.map,
+                                       .experts = experts.maps,
+                                       .offsets = args.offsets.data,
+                                       .taken = experts.taken,
+                                       .rows = p.rows,
+                                       .expert_count = p.experts,
+                                       .out_rows = int(p.n),
+                                       .cols = int(p.k),
+                                       .alpha = args.alpha,
+                                       .old = plain(dw, pointers),
+                                       .old_row_step = dw.stride[1],
+                                       .accumulate = p.accumulate,
+                                       .flags = args.accumulate};
+  find_ragged_contraction({x.dtype, p.out})(params, blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

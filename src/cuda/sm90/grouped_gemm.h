@@ -3,16 +3,17 @@
 
 #include "cadre/grouped_gemm.h"
 
-// Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cu, wgrad by ragged_contraction.cu.
+// Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, wgrad by ragged_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
 std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_ragged_contraction(const GroupedGemmProblem&, const Device&);
 
-/// Room for one map an expert, where experts are discrete.
+/// One tensor map an expert, where experts are discrete; the counter of tiles, where clusters take
+/// tiles as they go.
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 
-// Addresses and steps that the copy engine takes.
+// Addresses and strides that TMA takes.
 void check_ragged_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_ragged_contraction(const GroupedGemmProblem&, const GroupedGemmArgs&);
 

@@ -10,24 +10,22 @@ namespace cadre::cuda::sm90 {
 
 constexpr int kGradientRows = 64;  // of dw, in one store
 /// Of an operand, in one load.
-constexpr int contraction_depth(bool floats) { return floats ? kDepth : kDepthOfGradients; }
+constexpr int contraction_depth(DType out) {
+  return out == DType::kF32 ? kDepth : kDepthOfGradients;
+}
 
-/// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
-/// map of its dw.
-struct RaggedContractionMaps {
+/// What the kernel of wgrad is launched with.
+struct RaggedContractionParams {
   CUtensorMap a, b, dw;
-  const CUtensorMap* experts = nullptr;
-};
-
-struct RaggedContractionArgs {
-  const int32_t* offsets;
-  unsigned long long* taken;  ///< tiles, zero at first; or null
-  int64_t rows;
-  int experts, out_rows, cols;
+  const CUtensorMap* experts = nullptr;  ///< [E] maps of dw in device memory; null: all in dw
+  const int32_t* offsets = nullptr;
+  unsigned long long* taken = nullptr;  ///< tiles, zero at first; null: tiles are dealt out
+  int64_t rows = 0;
+  int expert_count = 0, out_rows = 0, cols = 0;
   int band = kBand;              ///< see schedule::banded()
   const float* alpha = nullptr;  ///< [E]
-  Plain dw{};                    ///< [E, N, K]
-  int64_t dw_step = 0;           ///< from row to row of dw, in elements
+  Plain old{};                   ///< dw [E, N, K] as it was, experts `step` apart
+  int64_t old_row_step = 0;      ///< from row to row of dw, in elements
   Accumulate accumulate = Accumulate::kNo;
   const int32_t* flags = nullptr;  ///< one word, or [E]
 
@@ -36,19 +34,25 @@ struct RaggedContractionArgs {
     if (accumulate == Accumulate::kPerExpert) return flags[expert] != 0;
     return accumulate == Accumulate::kYes;
   }
-  /// Whether sums are more than stored; the copy engine adds floats.
-  CADRE_HD bool has_epilogue(bool floats) const {
-    return alpha != nullptr || (!floats && accumulate != Accumulate::kNo);
+  /// Whether accumulators are more than stored; floats are added by TMA.
+  CADRE_HD bool has_epilogue(DType out) const {
+    return alpha != nullptr || (out != DType::kF32 && accumulate != Accumulate::kNo);
   }
 };
 
-/// Which kernel: the types.
+/// Which instance: the type of both operands, and that of the output.
 struct RaggedContractionKind {
-  bool f16 = false;  ///< operands, else bf16
-  bool floats = false;
+  DType in = DType::kBf16, out = DType::kBf16;
+
+  bool operator==(const RaggedContractionKind&) const = default;
 };
 
-void ragged_contraction(const RaggedContractionKind&, const RaggedContractionMaps&,
-                        const RaggedContractionArgs&, int blocks, cudaStream_t);
+/// One instance, launched; instances/ has them, a file each.
+template <RaggedContractionKind kKind>
+void launch_ragged_contraction(const RaggedContractionParams&, int blocks, cudaStream_t);
+
+/// The instance of that kind; null if none was built.
+using LaunchRaggedContraction = void (*)(const RaggedContractionParams&, int blocks, cudaStream_t);
+LaunchRaggedContraction find_ragged_contraction(const RaggedContractionKind&);
 
 }  // namespace cadre::cuda::sm90

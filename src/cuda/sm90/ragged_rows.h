@@ -12,24 +12,20 @@ namespace cadre::cuda::sm90 {
 constexpr int kBoxes = 8;  // of x: their heights are kBoxRows, 2 kBoxRows, ...
 constexpr int kBoxRows = 16;
 static_assert(kBoxes * kBoxRows * kCluster == kMostCols);
-constexpr int kWeightRows = 128;  // of w along the contraction, in one load
-constexpr int kWeightDepth = 64;  // of w across the contraction, in one load
+constexpr int kWeightRows = 128;  // of w, K-major, in one load
+constexpr int kWeightDepth = 64;  // of w, MN-major, in one load
 
-constexpr int kRowsOfPart = 64;    // of y, in one store
-constexpr int kRowsOfFloats = 32;  // of y, if it is fp32
+/// Columns of a tile in one part of its output: rows of y in one box.
+constexpr int rows_of_part(DType out) { return out == DType::kF32 ? 32 : 64; }
 
-/// Maps for the copy engine. With `experts`, an array in device memory, each expert has its own
-/// map of its weight.
-struct RaggedRowsMaps {
+/// What the kernel of fprop and dgrad is launched with.
+struct RaggedRowsParams {
   CUtensorMap x[kBoxes], w, y;
-  const CUtensorMap* experts = nullptr;
-};
-
-struct RaggedRowsArgs {
-  const int32_t* offsets;
-  unsigned long long* taken;  ///< tiles, zero at first; or null
-  int64_t rows;
-  int experts, cols, depth;
+  const CUtensorMap* experts = nullptr;  ///< [E] maps of w in device memory; null: all in w
+  const int32_t* offsets = nullptr;
+  unsigned long long* taken = nullptr;  ///< tiles, zero at first; null: tiles are dealt out
+  int64_t rows = 0;
+  int expert_count = 0, cols = 0, depth = 0;
   int band = kBand;                   ///< see schedule::banded()
   const float* alpha = nullptr;       ///< [E]
   const float* beta = nullptr;        ///< [E]
@@ -44,14 +40,20 @@ struct RaggedRowsArgs {
   }
 };
 
-/// Which kernel: how w lies, and the types.
+/// Which instance: how the weight lies, the type of both operands, and that of the output.
 struct RaggedRowsKind {
-  bool along = true;  ///< rows of w run along the contraction
-  bool f16 = false;   ///< operands, else bf16
-  bool floats = false;
+  bool k_major = true;  ///< rows of w run along the contraction, else across it
+  DType in = DType::kBf16, out = DType::kBf16;
+
+  bool operator==(const RaggedRowsKind&) const = default;
 };
 
-void ragged_rows(const RaggedRowsKind&, const RaggedRowsMaps&, const RaggedRowsArgs&, int blocks,
-                 cudaStream_t);
+/// One instance, launched; instances/ has them, a file each.
+template <RaggedRowsKind kKind>
+void launch_ragged_rows(const RaggedRowsParams&, int blocks, cudaStream_t);
+
+/// The instance of that kind; null if none was built.
+using LaunchRaggedRows = void (*)(const RaggedRowsParams&, int blocks, cudaStream_t);
+LaunchRaggedRows find_ragged_rows(const RaggedRowsKind&);
 
 }  // namespace cadre::cuda::sm90

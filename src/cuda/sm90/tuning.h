@@ -1,24 +1,32 @@
 #pragma once
 #include <cstdint>
 
+#include "cadre/dtype.h"
+
 // What was chosen by timing on an H200, and why. What else was tried:
 // docs/decisions/0005-hopper-grouped-gemm.md.
 namespace cadre::cuda::sm90 {
 
-/// Blocks that share the second operand of a tile. Four would ask less of the second cache, but no
-/// more than thirty clusters of four find room on 132 multiprocessors.
+/// Blocks of a cluster, which share the second operand of a tile. Four would ask less of L2, but no
+/// more than thirty clusters of four find room on 132 SMs.
 constexpr int kCluster = 2;
 
-/// Columns of a tile, at most: what one instruction takes. Wider tiles, as two instructions, gained
-/// for experts of just over 256 rows and lost for all others, whose output they left no buffer.
+/// Warpgroups that multiply, and the rows of A, and of accumulators, of each: the M of a wgmma. Three
+/// consumers leave no registers for products of 256 columns.
+constexpr int kConsumers = 2, kConsumerRows = 64;
+constexpr int kTileRows = kConsumers * kConsumerRows, kClusterRows = kCluster * kTileRows;
+
+/// Columns of a tile, at most: what one wgmma takes. Wider tiles, as two instructions, gained for
+/// experts of just over 256 rows and lost for all others, whose output they left no buffer.
 constexpr int kMostCols = 256;
 
-/// Stages of operands. Three lose wherever experts are many: their weights come from
-/// memory, not from the second cache. Five do not fit.
+/// Stages of operands. Three lose wherever experts are many: their weights come from memory, not
+/// from L2. Five do not fit.
 constexpr int kDepth = 64, kStages = 4;
 
 /// Buffers for the output, with which consumers take turns: one stores while the other multiplies.
-constexpr int kBuffers = 4;
+/// Of fp32 rows each consumer has its own.
+constexpr int kBuffers = 4, kBuffersOfFloatRows = 2;
 
 /// Stages of wgrad: as many bytes in more stages are freed and loaded sooner.
 constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
@@ -28,25 +36,28 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 /// stages half as deep their products, half as long, would wait for each other.
 constexpr int kColsOfFloats = 128, kStagesOfFloats = 5, kBuffersOfFloats = 4;
 
-/// Rows of an expert up to which old fp32 outputs are loaded and added to. With more rows the copy
-/// engine adds: slower, but hidden behind the products.
+/// Rows of an expert up to which old fp32 outputs are loaded and added to. With more rows TMA adds
+/// (reduce-add): slower, but hidden behind the products.
 constexpr int kMostLoadedRows = 1536;
 
-/// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the count that
+/// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the counter that
 /// they share must be zero first, which takes two microseconds of the host and two of the device.
 constexpr int64_t kCountedStages = 64;
 
-/// Columns of tiles that are worked on together: as many as keep both operands of the tiles under
-/// way in the second cache.
+/// Columns of tiles that are worked on together: as many as keep both operands of the tiles in flight
+/// in L2.
 constexpr int kBand = 8;
 
 /// Tiles that a cluster has taken ahead of its slowest role, at most, and how much of a tile's
-/// contraction is still to be loaded when it takes the next. The more, the longer some clusters
-/// have tiles left when others have none; the less, the more often producers wait for a tile.
+/// contraction is still to be loaded when it takes the next. The more, the longer some clusters have
+/// tiles left when others have none; the less, the more often load warps wait for a tile.
 constexpr int kRecords = 2, kAhead = 1024, kAheadOfGradients = 256;
 
-/// Of a thread. Consumers hold 128 sums; the others need little, and the sum is what a
-/// multiprocessor has.
+/// Of a thread (setmaxnreg). Consumers hold 128 accumulators; the others need little, and the sum is
+/// what an SM has.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+
+/// Dynamic shared memory that a block can have on Hopper.
+constexpr int kMostSharedBytes = 227 << 10;
 
 }  // namespace cadre::cuda::sm90

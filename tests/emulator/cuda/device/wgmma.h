@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cadre/dtype.h"
 #include "cuda/device/barrier.h"
 #include "formats/bf16.h"
 #include "formats/fp16.h"
@@ -10,16 +11,19 @@
 // last thread's call and the end of the wait for it, and reads shared memory only then.
 namespace cadre::cuda {
 
-template <bool kAlong>
-inline uint64_t matrix(const void* memory, int slab_bytes) {
-  const uint64_t eight_rows = 1024 >> 4, slab = kAlong ? 1 : uint64_t(slab_bytes) >> 4;
+constexpr int kAtomBytes = 128;
+
+template <bool kKMajor>
+inline uint64_t matrix_descriptor(const void* memory, int panel_bytes) {
+  const uint64_t eight_rows = (8 * kAtomBytes) >> 4;
+  const uint64_t panel = kKMajor ? 1 : uint64_t(panel_bytes) >> 4;
   const uint64_t swizzle_128 = uint64_t(1) << 62;
   const uint64_t first = (shared_address(memory) & 0x3ffff) >> 4;
-  return swizzle_128 | eight_rows << 32 | slab << 16 | first;
+  return swizzle_128 | eight_rows << 32 | panel << 16 | first;
 }
 
-template <bool kAlong>
-constexpr uint64_t kDescriptorStep = (kAlong ? 16 * 2 : 16 * 128) >> 4;
+template <bool kKMajor>
+constexpr uint64_t kDescriptorStep = (kKMajor ? 32 : 16 * kAtomBytes) >> 4;
 
 inline void wgmma_fence() {}
 
@@ -39,9 +43,9 @@ inline void wgmma_wait() {
   }
 }
 
-template <int kSums>
-inline void pin(float* sums) {
-  asm volatile("" ::"r"(sums) : "memory");
+template <int kCount>
+inline void pin(float* accumulators) {
+  asm volatile("" ::"r"(accumulators) : "memory");
 }
 
 template <int kIncrease>
@@ -49,26 +53,24 @@ inline void setmaxnreg_inc() {}
 template <int kDecrease>
 inline void setmaxnreg_dec() {}
 
-enum class Element { kBf16, kF16 };
-
 /// `count` rows across the contraction, sixteen deep, of the operand that a descriptor names.
-std::vector<float> operand(uint64_t descriptor, bool along, int count, Element,
+std::vector<float> operand(uint64_t descriptor, bool k_major, int count, DType,
                            const uint8_t* shared);
 
 /// Hands in this thread's part of a product of 64 rows and `width` columns.
 struct ProductShape {
   int width;
-  Element element;
-  bool along_a, along_b;
+  DType dtype;
+  bool k_major_a, k_major_b;
 };
-void issue_wgmma(const ProductShape&, float* sums, uint64_t a, uint64_t b, bool to_sums);
+void issue_wgmma(const ProductShape&, float* accumulators, uint64_t a, uint64_t b, bool adds);
 
-template <int kWidth, Element kElement>
-struct Product {
-  template <bool kAlongA, bool kAlongB>
-  static void add(float* d, uint64_t a, uint64_t b, bool to_sums) {
+template <int kWidth, DType kDType>
+struct Wgmma {
+  template <bool kKMajorA, bool kKMajorB>
+  static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {
     static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
-    issue_wgmma({kWidth, kElement, kAlongA, kAlongB}, d, a, b, to_sums);
+    issue_wgmma({kWidth, kDType, kKMajorA, kKMajorB}, d, a, b, adds);
   }
 };
 

@@ -1,0 +1,202 @@
+#pragma once
+#include "cuda/device/launch.h"
+#include "cuda/gemm/roles.h"
+#include "cuda/gemm/scheduler.h"
+#include "cuda/sm90/multiply.cuh"
+#include "cuda/sm90/output.cuh"
+
+// A grouped GEMM kernel of Hopper, put together from the parts that a struct `Kernel` names:
+//
+//   kTile      the shape of a tile and of its stages                              tile.h
+//   Params     what the host passes: tensor maps, pointers, sizes
+//   Schedule   Schedule(params).tile(number): which tile comes when
+//   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
+//   Multiply   kRegisters; multiply(stages, tile, ...), accumulators(col)         multiply.cuh
+//   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
+//              store() by the store warps; finish(params) behind the last tile    output.cuh
+//
+// It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with the
+// same second operand; each loads half of that for both. The life of a tile is this page: scheduled,
+// loaded stage by stage, multiplied, written part by part, stored.
+//
+//   role        warps      work
+//   consumers   4 each     products of 64 rows of a tile, then its output
+//   load        kWarps     starts the loads of a stage
+//   store       a ring     one thread: loads of old output, stores of new
+//   schedule    1          one thread: takes tiles and publishes their records
+//
+//   barrier           arrivals    who arrives                      who waits      guards
+//   stage_full[s]     kArrivals   load warps, and the bytes        consumers      stage s is loaded
+//   stage_empty[s]    16          consumers' warps, both blocks    load warps     s may be overwritten
+//   output_empty[c][b]  1         store warp, and the bytes        consumer c     b may be written
+//   output_full[.][b]   4         warps of a consumer              store warp     b holds a part
+//   tiles             gemm/scheduler.h
+namespace cadre::cuda::sm90 {
+
+template <class Kernel>
+struct alignas(1024) Shared {
+  static constexpr Tile kTile = Kernel::kTile;
+  static constexpr OutputShape kShape = Kernel::Store::kShape;
+
+  Stage<kTile> stages[kTile.stages];
+  uint8_t output[kShape.rings()][kShape.buffers][kShape.part_bytes()];
+  Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
+  Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
+  gemm::TileRing<kRecords, kCluster> tiles;
+
+  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty}; }
+  __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
+};
+
+template <class Kernel>
+constexpr gemm::Roles kRoles = {.consumers = kConsumers,
+                                .load_warps = Kernel::Load::kWarps,
+                                .store_warps = Kernel::Store::kShape.rings(),
+                                .consumer_registers = Kernel::Multiply::kRegisters,
+                                .producer_registers = kProducerRegisters};
+
+template <class Kernel>
+__device__ inline void init_barriers(Shared<Kernel>& shared) {
+  constexpr int kWarpsOfConsumer = kWarpgroup / kWarp;
+  if (threadIdx.x == 0) {
+    for (Barrier& full : shared.stage_full) init(full, Kernel::Load::kArrivals);
+    for (Barrier& empty : shared.stage_empty) init(empty, kCluster * kConsumers * kWarpsOfConsumer);
+    for (auto& ring : shared.output_empty)
+      for (Barrier& empty : ring) init(empty, 1);
+    for (auto& ring : shared.output_full)
+      for (Barrier& full : ring) init(full, kWarpsOfConsumer);
+    shared.tiles.init_barriers(kRoles<Kernel>.readers());
+    fence_mbarrier_init();
+  }
+  __syncthreads();
+  cluster_sync();
+}
+
+/// The scheduler: one thread.
+template <class Kernel>
+__device__ inline void schedule_tiles(Shared<Kernel>& shared, const auto& params) {
+  gemm::Scheduler scheduler(shared.tiles, params.taken);
+  typename Kernel::Schedule schedule(params);
+  for (;;) {
+    const TileRecord tile = schedule.tile(scheduler.next_number());
+    if (tile.is_last() || tile.depth > 0) scheduler.publish(tile);
+    if (tile.is_last()) return;
+  }
+}
+
+/// Asks for the next tile when so much of this one is still to be loaded.
+template <Tile kTile>
+__device__ inline void want_next(Barrier& wanted, const TileRecord& tile, int depth) {
+  const int left = tile.depth - depth;
+  if (left <= kTile.ahead && (depth == 0 || left + kTile.depth > kTile.ahead)) arrive(wanted);
+}
+
+/// A load warp.
+template <class Kernel>
+__device__ inline void load_tiles(Shared<Kernel>& shared, const auto& params) {
+  constexpr Tile kTile = Kernel::kTile;
+  StageRing<kTile> ring = shared.stage_ring();
+  gemm::TileReader tiles(shared.tiles);
+  for (TileRecord tile = tiles.next_in_warp(); !tile.is_last(); tile = tiles.next_in_warp()) {
+    const typename Kernel::Load load(params, tile);
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
+      ring.wait_empty();
+      if (!elect()) continue;
+      want_next<kTile>(shared.tiles.tile_wanted, tile, depth);
+      load.load(ring.stages[ring.at.at], ring.full[ring.at.at], depth);
+    }
+  }
+}
+
+/// A consumer: products of every tile, then the parts of its output.
+template <class Kernel>
+__device__ inline void consume_tiles(Shared<Kernel>& shared, const auto& params, int consumer) {
+  constexpr OutputShape kShape = Kernel::Store::kShape;
+  typename Kernel::Multiply products;
+  StageRing<Kernel::kTile> ring = shared.stage_ring();
+  OutputRing<kShape> out = shared.output_ring(consumer % kShape.rings());
+  gemm::TileReader tiles(shared.tiles);
+  TileRecord next = tiles.next_in_warp();
+  while (!next.is_last()) {
+    const TileRecord tile = next;
+    const auto read_next = [&] { next = tiles.next_in_warp(); };
+    const bool is_mine = has_rows(tile, consumer);
+    if (is_mine) {
+      products.multiply(ring, tile, consumer, read_next);
+    } else {
+      skip(ring, tile);
+      read_next();
+    }
+    const typename Kernel::Store store(params, tile);
+    const int parts = store.parts().count;
+    const int others = kShape.one_ring && has_rows(tile, 1 - consumer) ? parts : 0;
+    if (consumer != 0) out.pass(others);
+    if (is_mine)
+      write_parts<kShape, Kernel::kTile.cols>(
+          out, shared.output_empty[consumer], parts, [&](int part, uint32_t to) {
+            const int col = kShape.part_cols * part;
+            store.write({products.accumulators(col), part, tile.row + kConsumerRows * consumer,
+                         tile.begin + col},
+                        to);
+          });
+    if (consumer == 0) out.pass(others);
+  }
+  Kernel::Store::finish(params);
+}
+
+/// A store warp's one thread.
+template <class Kernel>
+__device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, int ring) {
+  constexpr OutputShape kShape = Kernel::Store::kShape;
+  OutputRing<kShape> out = shared.output_ring(ring);
+  gemm::TileReader tiles(shared.tiles);
+  for (TileRecord tile = tiles.next(); !tile.is_last(); tile = tiles.next()) {
+    typename Kernel::Store store(params, tile);
+    store.open();
+    const Parts parts = store.parts();
+    for (int consumer = ring; consumer < kConsumers && has_rows(tile, consumer);
+         consumer += kShape.rings()) {
+      const int row = tile.row + kConsumerRows * consumer;
+      store_parts<kShape>(
+          out, shared.output_empty[consumer], parts,
+          [&](int part, uint8_t* to, Barrier& loaded) { store.load(row, part, to, loaded); },
+          [&](int part, const uint8_t* from) { store.store(row, part, from); });
+    }
+  }
+  tma_wait();
+}
+
+template <class Kernel>
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kRoles<Kernel>.threads(), 1)
+    gemm_kernel(const __grid_constant__ typename Kernel::Params params) {
+  constexpr gemm::Roles kRole = kRoles<Kernel>;
+  static_assert(kRole.fits());
+  auto& shared = *reinterpret_cast<Shared<Kernel>*>(dynamic_shared());
+  init_barriers(shared);
+  const int warpgroup = gemm::uniform(int(threadIdx.x) / kWarpgroup);
+  if (warpgroup >= kConsumers) {
+    setmaxnreg_dec<kRole.producer_registers>();
+    const int warp = int(threadIdx.x) / kWarp - kConsumers * kWarpgroup / kWarp;
+    const int ring = warp - kRole.first_store_warp();
+    if (warp < kRole.load_warps) load_tiles(shared, params);
+    if (threadIdx.x % kWarp == 0 && warp == kRole.schedule_warp()) schedule_tiles(shared, params);
+    if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps)
+      store_tiles(shared, params, ring);
+  } else {
+    setmaxnreg_inc<kRole.consumer_registers>();
+    consume_tiles(shared, params, warpgroup);
+  }
+  __syncwarp();
+  cluster_sync();  // the other block may still load into this one
+}
+
+template <class Kernel>
+void launch_kernel(const typename Kernel::Params& params, int blocks, cudaStream_t stream) {
+  constexpr int kSharedBytes = int(sizeof(Shared<Kernel>));
+  static_assert(kSharedBytes <= kMostSharedBytes);
+  cuda::launch(&gemm_kernel<Kernel>,
+               {unsigned(blocks), kRoles<Kernel>.threads(), kSharedBytes, stream, kCluster},
+               params);
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,117 @@
+#pragma once
+#include "cuda/sm90/tile.h"
+
+// Multiply: how a consumer's accumulators come from the stages of a tile.
+namespace cadre::cuda::sm90 {
+
+/// Lets all stages of a tile pass. A lane that arrived before another had looked would let the
+/// producer go a whole round ahead of that one.
+template <Tile kTile>
+__device__ inline void skip(StageRing<kTile>& ring, const TileRecord& tile) {
+  for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
+    ring.wait_full();
+    __syncwarp();
+    ring.release(ring.at.at);
+  }
+}
+
+/// Products of 16-bit operands, both in shared memory, in one set of accumulators: 64 rows of A by
+/// as many columns as the tile has, one wgmma of each width.
+template <Tile kTile>
+class Multiply16 {
+ public:
+  static_assert(kTile.a.dtype == kTile.b.dtype && element_bytes(kTile.a.dtype) == 2);
+  static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
+
+  /// All products of a consumer's rows of a tile. One group stays in flight while the next stage is
+  /// awaited, and the last while `meanwhile()` is done.
+  __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
+                           auto&& meanwhile) {
+    multiply_narrowest<Widths{kTile.col_step, kTile.cols}>(ring, tile, consumer, meanwhile);
+  }
+  /// A thread's accumulators from that column on.
+  __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
+
+ private:
+  static constexpr int kDepthStep = 32 / element_bytes(kTile.a.dtype);  // of one wgmma
+  static constexpr int kSteps = kTile.depth / kDepthStep;
+
+  /// first, first + kTile.col_step, ..., last.
+  struct Widths {
+    int first, last;
+  };
+
+  /// The narrowest of these widths that covers the tile.
+  template <Widths kWidths>
+  __device__ void multiply_narrowest(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
+                                     auto&& meanwhile) {
+    constexpr int kFirst = kWidths.first, kLast = kWidths.last, kStep = kTile.col_step;
+    if constexpr (kFirst < kLast) {
+      constexpr int kMiddle = (kFirst + kLast) / 2 / kStep * kStep;
+      if (tile.cols() <= kMiddle)
+        multiply_narrowest<Widths{kFirst, kMiddle}>(ring, tile, consumer, meanwhile);
+      else
+        multiply_narrowest<Widths{kMiddle + kStep, kLast}>(ring, tile, consumer, meanwhile);
+    } else {
+      multiply_width<kFirst>(ring, tile, consumer, meanwhile);
+    }
+  }
+
+  template <int kWidth>
+  __device__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
+                                 auto&& meanwhile) {
+    constexpr int kLastStage = kTile.any_depth ? kTile.depth : 0;
+    int before = 0;
+    for (int depth = 0; depth < tile.depth - kLastStage; depth += kTile.depth, ring.at.next()) {
+      ring.wait_full();
+      multiply_stage<kWidth, kSteps>(ring.stages[ring.at.at], consumer, depth != 0);
+      wgmma_wait<1>();
+      if (depth != 0) ring.release(before);
+      before = ring.at.at;
+    }
+    if constexpr (kTile.any_depth) {
+      ring.wait_full();
+      multiply_last<kWidth>(ring.stages[ring.at.at], consumer, tile);
+      wgmma_wait<1>();
+      if (tile.depth > kTile.depth) ring.release(before);
+      before = ring.at.at;
+      ring.at.next();
+    }
+    meanwhile();
+    wgmma_wait<0>();
+    pin<kWidth / 2>(accumulators_);
+    ring.release(before);
+  }
+
+  /// The last stage of a tile, as deep as it is.
+  template <int kWidth, int kDeep = 1>
+  __device__ void multiply_last(const Stage<kTile>& stage, int consumer, const TileRecord& tile) {
+    if constexpr (kDeep < kSteps) {
+      if ((tile.depth - 1) % kTile.depth >= kDepthStep * kDeep)
+        return multiply_last<kWidth, kDeep + 1>(stage, consumer, tile);
+    }
+    multiply_stage<kWidth, kDeep>(stage, consumer, tile.depth > kTile.depth);
+  }
+
+  /// Adds the products of one stage, kDeep steps deep, or begins with them.
+  template <int kWidth, int kDeep>
+  __device__ void multiply_stage(const Stage<kTile>& stage, int consumer, bool adds) {
+    constexpr bool kMajorA = kTile.a.k_major, kMajorB = kTile.b.k_major;
+    const uint64_t a = matrix_descriptor<kMajorA>(stage.a + consumer * kTile.consumer_bytes(),
+                                                  kTile.panel_bytes());
+    const uint64_t b = matrix_descriptor<kMajorB>(stage.b, kTile.panel_bytes());
+    pin<kWidth / 2>(accumulators_);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kDeep; ++k)
+      Wgmma<kWidth, kTile.a.dtype>::template multiply_add<kMajorA, kMajorB>(
+          accumulators_, a + k * kDescriptorStep<kMajorA>, b + k * kDescriptorStep<kMajorB>,
+          adds || k != 0);
+    wgmma_commit();
+    pin<kWidth / 2>(accumulators_);
+  }
+
+  float accumulators_[kTile.cols / 2] = {};
+};
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,168 @@
+#pragma once
+#include <utility>
+
+#include "cuda/device/matrices.h"
+#include "cuda/device/tma.h"
+#include "cuda/sm90/tile.h"
+
+// What every Store is made of: parts of accumulators written into buffers as TMA stores them, and
+// the ring of these buffers between the consumers and the store warps.
+namespace cadre::cuda::sm90 {
+
+template <DType kDType>
+__device__ inline uint32_t pack(float first, float second) {
+  return kDType == DType::kBf16 ? pack_bf16(first, second) : pack_f16(first, second);
+}
+
+/// Sixteen columns of accumulators as two pairs of 8 x 8 matrices.
+template <DType kDType>
+__device__ inline Matrices packed(const float* s) {
+  return {pack<kDType>(s[0], s[1]), pack<kDType>(s[2], s[3]), pack<kDType>(s[4], s[5]),
+          pack<kDType>(s[6], s[7])};
+}
+
+/// Where sixteen bytes of a box lie: its rows are those of swizzle atoms.
+__device__ inline uint32_t swizzled(int row, int sixteen) {
+  return uint32_t(row * kAtomBytes + ((sixteen ^ (row & 7)) << 4));
+}
+
+/// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
+template <DType kDType>
+__device__ inline void write_halves(const float* accumulators, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+#pragma unroll
+  for (int j = 0; j < 8; j += 2)
+    stmatrix(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
+             packed<kDType>(accumulators + 4 * j));
+}
+
+/// The same of kCols columns, transposed: columns of the accumulators become rows of the box.
+template <DType kDType, int kCols>
+__device__ inline void write_halves_transposed(const float* accumulators, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+#pragma unroll
+  for (int j = 0; j < kCols / 8; j += 2)
+    stmatrix_trans(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
+                   packed<kDType>(accumulators + 4 * j));
+}
+
+/// Where a thread's pairs of 32 columns of floats lie, and in which order it reads and writes them:
+/// threads of odd rows exchange columns 0 to 15 and 16 to 31, so that the pairs of half a warp fall
+/// into different banks.
+struct Pairs {
+  uint32_t buffer;
+  int row, unit;  // of sixteen bytes
+  bool odd;
+
+  __device__ explicit Pairs(uint32_t to) : buffer(to) {
+    const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+    row = warp * 16 + lane / 4, unit = lane % 4 / 2, odd = row % 2 != 0;
+    buffer += uint32_t(lane % 2 * 8);
+  }
+  /// Pair i of four, of the row, or of the one eight below.
+  __device__ uint32_t at(int i, int half) const {
+    return buffer + swizzled(row + 8 * half, 2 * (odd ? i ^ 2 : i) + unit);
+  }
+};
+
+/// Writes 32 columns of floats as they lie.
+__device__ inline void write_floats(const float* accumulators, uint32_t buffer) {
+  const Pairs pairs(buffer);
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const int even = 2 * i, odd = 2 * (i ^ 4);
+    st_shared_pair(pairs.at(i / 2, i % 2), pairs.odd ? accumulators[odd] : accumulators[even],
+                   pairs.odd ? accumulators[odd + 1] : accumulators[even + 1]);
+  }
+}
+
+/// Accumulators plus the 32 columns of floats that lie there.
+__device__ inline void add_floats(const float* accumulators, uint32_t buffer, float (&to)[16]) {
+  const Pairs pairs(buffer);
+  Pair old[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) old[i] = ld_shared_pair(pairs.at(i / 2, i % 2));
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const Pair &even = old[i], &odd = old[i ^ 4];  // both known now: an array in registers
+    to[2 * i] = add_rounded(accumulators[2 * i], pairs.odd ? odd.first : even.first);
+    to[2 * i + 1] = add_rounded(accumulators[2 * i + 1], pairs.odd ? odd.second : even.second);
+  }
+}
+
+/// Writes kCols columns of floats, transposed, as two boxes of kCols rows and 32 columns.
+template <int kCols>
+__device__ inline void write_floats_transposed(const float* accumulators, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+  const int col = warp % 2 * 16 + lane / 4;
+  buffer += uint32_t(warp / 2 * (kCols * kAtomBytes));
+#pragma unroll
+  for (int i = 0; i < kCols / 2; ++i) {
+    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
+    st_shared(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), accumulators[i]);
+  }
+}
+
+/// A ring of buffers on their way out, as a consumer or a store warp sees it.
+template <OutputShape kShape>
+struct OutputRing {
+  uint8_t (&buffers)[kShape.buffers][kShape.part_bytes()];
+  Barrier (&full)[kShape.buffers];
+  Cursor<kShape.buffers> at{};
+  uint32_t parities = 0;  ///< of the consumer's empty[], a bit each
+
+  /// Leaves so many buffers to the other consumer.
+  __device__ void pass(int parts) { at.at = (at.at + parts) % kShape.buffers; }
+};
+
+/// The consumer's side of a tile: `write(part, to)` writes a part.
+template <OutputShape kShape, int kCols>
+__device__ inline void write_parts(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers],
+                                   int parts, auto&& write) {
+#pragma unroll
+  for (int part = 0; part * kShape.part_cols < kCols; ++part) {
+    if (part >= parts) break;
+    const int at = out.at.at;
+    wait(empty[at], out.parities >> at & 1);
+    out.parities ^= 1u << at;
+    write(part, shared_address(out.buffers[at]));
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(out.full[at]);
+    out.at.next();
+  }
+}
+
+/// The store warp's side: `load(part, to, barrier)` starts the load of the old output of a part,
+/// `store(part, from)` the store of a new one. The last ones leave, and the next tile's old ones
+/// come, while that is multiplied.
+template <OutputShape kShape>
+__device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers],
+                                   const Parts& parts, auto&& load, auto&& store) {
+  Cursor<kShape.buffers> at = out.at, emptied = out.at;
+  const auto free_next = [&](int part) {
+    if (part >= parts.count) return;
+    if (part < parts.loaded) {
+      arrive_expect_tx(empty[at.at], kShape.part_bytes());
+      load(part, out.buffers[at.at], empty[at.at]);
+    } else {
+      arrive(empty[at.at]);
+    }
+    at.next();
+  };
+  [&]<int... kParts>(std::integer_sequence<int, kParts...>) {
+    ((tma_wait_read<kShape.buffers - 1 - kParts>(), free_next(kParts)), ...);
+  }
+  (std::make_integer_sequence<int, kShape.buffers>{});
+  for (int i = 0; i < parts.count; ++i, out.at.next()) {
+    wait(out.full[out.at.at], out.at.parity);
+    store(i, out.buffers[out.at.at]);
+    tma_commit();
+    if (i == 0 || i - 1 + kShape.buffers >= parts.count) continue;
+    tma_wait_read<1>();
+    arrive(empty[emptied.at]);
+    emptied.next();
+  }
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,173 @@
+#pragma once
+#include "cuda/device/tensor_map.h"
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/kernel.cuh"
+#include "cuda/sm90/ragged_contraction.h"
+#include "schedule/tiles.h"
+
+// dw_e[m, c] (+)= alpha_e * sum_r a[r, m] * b[r, c] over the rows r of every expert: wgrad.
+//
+// a [R, M] and b [R, C] row-major: both operands are MN-major; dw [E, M, C] row-major. The last rows
+// of an expert's last stage are zeros that TMA makes. An expert without rows gets the product of one
+// row of zeros, or is left alone when accumulating.
+namespace cadre::cuda::sm90 {
+
+/// Tiles expert by expert, the columns of dw cut evenly; the blocks of a cluster take neighbouring
+/// rows of dw.
+template <Tile kTile>
+class RaggedContractionSchedule {
+ public:
+  __device__ explicit RaggedContractionSchedule(const RaggedContractionParams& params)
+      : params_(params),
+        width_(schedule::TileHeight{kTile.cols, kTile.col_step}.of(params.cols)),
+        grid_{(params.out_rows + kClusterRows - 1) / kClusterRows,
+              (params.cols + width_ - 1) / width_} {}
+
+  __device__ TileRecord tile(int64_t number) const {
+    if (number >= grid_.count() * params_.expert_count) return {};
+    const int expert = int(number / grid_.count());
+    const schedule::TilePlace place = banded(number % grid_.count(), grid_, params_.band);
+    const schedule::ExpertRows rows = schedule::rows_of(params_.offsets, expert, params_.rows);
+    const int count = int(rows.count());
+    if (count == 0 && params_.accumulates(expert)) return {.expert = expert};
+    constexpr int kStep = kTile.col_step;
+    const int64_t begin = place.across * width_;
+    const int64_t left = (params_.cols - begin + kStep - 1) / kStep * kStep;
+    const BlockRows mine = block_rows(int(place.down), params_.out_rows);
+    return {.expert = expert,
+            .row = mine.first,
+            .row_limit = mine.limit,
+            .begin = int(begin),
+            .end = int(begin + (left < width_ ? left : width_)),
+            .depth = count == 0 ? 1 : count,
+            .rows = count,
+            .rows_end = int(rows.last)};
+  }
+
+ private:
+  const RaggedContractionParams& params_;
+  int64_t width_;
+  schedule::TileGrid grid_;
+};
+
+/// Boxes of rows of the batch: two of a, and half of the columns of b for both blocks. An expert
+/// without rows gets one stage, which lies behind its end: zeros.
+template <Tile kTile>
+class RaggedContractionLoad {
+ public:
+  static constexpr int kWarps = 1, kArrivals = 1;
+
+  __device__ RaggedContractionLoad(const RaggedContractionParams& params, const TileRecord& tile)
+      : params_(params), tile_(tile) {}
+
+  __device__ void load(Stage<kTile>& stage, Barrier& full, int depth) const {
+    constexpr int kPanel = kTile.a.atom_elements(), kBytes = kTile.panel_bytes();
+    const int panels = tile_.cols() / kPanel;
+    const int row = kRaggedOrigin - (tile_.rows - depth), end = tile_.rows_end;
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + panels * kBytes));
+    tma_load(stage.a, params_.a, Box4{tile_.row, row, end, kRaggedOrigin}, full);
+    tma_load(stage.a + kBytes, params_.a, Box4{tile_.row + kPanel, row, end, kRaggedOrigin}, full);
+    for (int panel = int(cluster_ctarank()); panel < panels; panel += kCluster)
+      tma_load(stage.b + panel * kBytes, params_.b,
+               Box4{tile_.begin + kPanel * panel, row, end, kRaggedOrigin}, full, kAllBlocks);
+  }
+
+ private:
+  const RaggedContractionParams& params_;
+  const TileRecord& tile_;
+};
+
+/// Parts of dw. Floats are added to by the consumers if they have been loaded, else by TMA
+/// (reduce-add), which is slower, but costs nothing where many rows hide it.
+template <Tile kTile, DType kOut>
+class RaggedContractionStore {
+ public:
+  static constexpr bool kFloats = kOut == DType::kF32;
+  static constexpr OutputShape kShape{.dtype = kOut,
+                                      .part_cols = kFloats ? 32 : 64,
+                                      .buffers = kFloats ? kBuffersOfFloats : kBuffers,
+                                      .one_ring = !kFloats};
+  static_assert(!kFloats || kShape.buffers * kShape.part_cols == kTile.cols);
+
+  __device__ RaggedContractionStore(const RaggedContractionParams& params, const TileRecord& tile)
+      : params_(params), tile_(tile) {}
+
+  __device__ Parts parts() const {
+    const int end = tile_.end < params_.cols ? tile_.end : params_.cols;
+    const int count = (end - tile_.begin + kShape.part_cols - 1) / kShape.part_cols;
+    const bool loads =
+        kFloats && tile_.depth <= kMostLoadedRows && params_.accumulates(tile_.expert);
+    return {count, loads ? count : 0};
+  }
+  __device__ void write(const TilePart& part, uint32_t to) const {
+    const bool is_loaded = part.number < parts().loaded;
+    if (!is_loaded && !params_.has_epilogue(kOut)) return write_accumulators(part.accumulators, to);
+    float finished[kShape.part_cols / 2];
+    finish_contraction<kOut>(params_, tile_, part, finished);
+    if constexpr (kFloats)
+      if (is_loaded) add_floats(finished, to, finished);
+    write_accumulators(finished, to);
+  }
+  /// Finds the map of the expert's dw.
+  __device__ void open() {
+    const bool packed = params_.experts == nullptr;
+    dw_ = packed ? &params_.dw : params_.experts + tile_.expert;
+    expert_ = packed ? tile_.expert : 0;
+    if (!packed) tensormap_acquire(*dw_);
+    first_added_ = kFloats && params_.accumulates(tile_.expert) ? parts().loaded : kTile.cols;
+  }
+  __device__ void load(int row, int part, uint8_t* to, Barrier& loaded) const {
+    tma_load(to, *dw_, place(row, part), loaded);
+  }
+  __device__ void store(int row, int part, const uint8_t* from) const {
+    if (part >= first_added_)
+      tma_reduce_add(*dw_, place(row, part), from);
+    else
+      tma_store(*dw_, place(row, part), from);
+  }
+  __device__ static void finish(const RaggedContractionParams&) {}
+
+ private:
+  __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
+    if constexpr (kFloats)
+      write_floats(accumulators, to);
+    else
+      write_halves<kOut>(accumulators, to);
+  }
+  __device__ Box3 place(int row, int part) const {
+    return {tile_.begin + kShape.part_cols * part, row, expert_};
+  }
+
+  const RaggedContractionParams& params_;
+  const TileRecord& tile_;
+  const CUtensorMap* dw_ = nullptr;
+  int expert_ = 0;       ///< its coordinate in dw_
+  int first_added_ = 0;  ///< the first part that TMA adds
+};
+
+/// The kernel of wgrad.
+template <RaggedContractionKind kKind>
+struct RaggedContraction {
+  static constexpr bool kFloats = kKind.out == DType::kF32;
+  static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : kMostCols,
+                              .col_step = 64,
+                              .depth = contraction_depth(kKind.out),
+                              .any_depth = true,
+                              .stages = kFloats ? kStagesOfFloats : kStagesOfGradients,
+                              .ahead = kAheadOfGradients,
+                              .a = {kKind.in, false},
+                              .b = {kKind.in, false}};
+  using Params = RaggedContractionParams;
+  using Schedule = RaggedContractionSchedule<kTile>;
+  using Load = RaggedContractionLoad<kTile>;
+  using Multiply = Multiply16<kTile>;
+  using Store = RaggedContractionStore<kTile, kKind.out>;
+};
+
+template <RaggedContractionKind kKind>
+void launch_ragged_contraction(const RaggedContractionParams& params, int blocks,
+                               cudaStream_t stream) {
+  launch_kernel<RaggedContraction<kKind>>(params, blocks, stream);
+}
+
+}  // namespace cadre::cuda::sm90

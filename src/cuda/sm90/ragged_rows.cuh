@@ -1,0 +1,148 @@
+#pragma once
+#include "cuda/device/tensor_map.h"
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/kernel.cuh"
+#include "cuda/sm90/ragged_rows.h"
+#include "schedule/tiles.h"
+
+// y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ beta_e * c[r, c]) (+ bias_e[c] * bias_scale[r])
+// for the rows r of every expert: fprop and dgrad.
+//
+// x [R, D] and y [R, C] row-major; w [E, C, D], K-major or MN-major. The weight is the first operand
+// of the product and the batch the second, so that a tile is as wide as an expert's rows ask for, in
+// steps of sixteen: what would be padding is not multiplied. Rows beyond a tile's last are neither
+// read nor written: TMA reads zeros there and writes nothing.
+namespace cadre::cuda::sm90 {
+
+/// Tiles expert by expert, an expert's rows cut evenly; the blocks of a cluster take neighbouring
+/// columns of y.
+template <Tile kTile>
+class RaggedRowsSchedule {
+ public:
+  __device__ explicit RaggedRowsSchedule(const RaggedRowsParams& params)
+      : params_(params),
+        tiles_({params.offsets, params.expert_count, params.rows}, {kTile.cols, kTile.col_step},
+               (params.cols + kClusterRows - 1) / kClusterRows) {}
+
+  __device__ TileRecord tile(int64_t number) {
+    if (!tiles_.seek(number)) return {};
+    const schedule::TilePlace place = tiles_.place(params_.band);
+    const schedule::ExpertRows rows = tiles_.rows(place);
+    const BlockRows mine = block_rows(int(place.across), params_.cols);
+    return {.expert = tiles_.expert(),
+            .row = mine.first,
+            .row_limit = mine.limit,
+            .begin = int(rows.first),
+            .end = int(rows.last),
+            .depth = params_.depth};
+  }
+
+ private:
+  const RaggedRowsParams& params_;
+  schedule::RaggedTiles tiles_;
+};
+
+/// Boxes of the expert's weight, one or two a block, and of the batch: one a block, for both, of the
+/// lowest height that holds the tile's rows.
+template <Tile kTile>
+class RaggedRowsLoad {
+ public:
+  static constexpr int kWarps = 1, kArrivals = 1;
+
+  __device__ RaggedRowsLoad(const RaggedRowsParams& params, const TileRecord& tile) : tile_(tile) {
+    constexpr int kUnit = kCluster * kBoxRows;
+    const int units = (tile.cols() + kUnit - 1) / kUnit;
+    const bool packed = params.experts == nullptr;
+    w_ = packed ? &params.w : params.experts + tile.expert;
+    expert_ = packed ? tile.expert : 0;
+    x_ = params.x + units - 1;
+    box_rows_ = units * kBoxRows;
+    if (!packed) tensormap_acquire(*w_);
+  }
+
+  __device__ void load(Stage<kTile>& stage, Barrier& full, int depth) const {
+    constexpr int kPanel = kTile.a.atom_elements();
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * box_rows_ * kAtomBytes));
+    if constexpr (kTile.a.k_major) {
+      tma_load(stage.a, *w_, Box3{depth, tile_.row, expert_}, full);
+    } else {
+      tma_load(stage.a, *w_, Box3{tile_.row, depth, expert_}, full);
+      tma_load(stage.a + kTile.panel_bytes(), *w_, Box3{tile_.row + kPanel, depth, expert_}, full);
+    }
+    const int mine = int(cluster_ctarank()) * box_rows_;
+    tma_load(stage.b + mine * kAtomBytes, *x_,
+             Box4{depth, kRaggedOrigin - tile_.cols() + mine, tile_.end, kRaggedOrigin}, full,
+             kAllBlocks);
+  }
+
+ private:
+  const TileRecord& tile_;
+  const CUtensorMap *w_, *x_;
+  int expert_;    ///< its coordinate in w_
+  int box_rows_;  ///< of x, one box a block
+};
+
+/// Parts of y, transposed on the way: rows of y are columns of the accumulators.
+template <Tile kTile, DType kOut>
+class RaggedRowsStore {
+ public:
+  static constexpr OutputShape kShape{
+      .dtype = kOut,
+      .part_cols = rows_of_part(kOut),
+      .buffers = kOut == DType::kF32 ? kBuffersOfFloatRows : kBuffers,
+      .one_ring = kOut != DType::kF32};
+
+  __device__ RaggedRowsStore(const RaggedRowsParams& params, const TileRecord& tile)
+      : params_(params), tile_(tile) {}
+
+  __device__ Parts parts() const {
+    return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
+  }
+  __device__ void write(const TilePart& part, uint32_t to) const {
+    if (!params_.has_epilogue()) return write_accumulators(part.accumulators, to);
+    float finished[kShape.part_cols / 2];
+    finish_rows(params_, tile_, part, finished);
+    write_accumulators(finished, to);
+  }
+  __device__ void open() const {}
+  __device__ void load(int, int, uint8_t*, Barrier&) const {}
+  __device__ void store(int col, int part, const uint8_t* from) const {
+    const int row = kRaggedOrigin - tile_.cols() + kShape.part_cols * part;
+    tma_store(params_.y, Box4{col, row, tile_.end, kRaggedOrigin}, from);
+    if constexpr (kOut == DType::kF32)
+      tma_store(params_.y, Box4{col + kConsumerRows / 2, row, tile_.end, kRaggedOrigin},
+                from + kShape.part_bytes() / 2);
+  }
+  __device__ static void finish(const RaggedRowsParams& params) {
+    if (params.tail != nullptr) zero_tail(params, kOut);
+  }
+
+ private:
+  __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
+    if constexpr (kOut == DType::kF32)
+      write_floats_transposed<kShape.part_cols>(accumulators, to);
+    else
+      write_halves_transposed<kOut, kShape.part_cols>(accumulators, to);
+  }
+
+  const RaggedRowsParams& params_;
+  const TileRecord& tile_;
+};
+
+/// The kernel of fprop and dgrad.
+template <RaggedRowsKind kKind>
+struct RaggedRows {
+  static constexpr Tile kTile{.a = {kKind.in, kKind.k_major}, .b = {kKind.in, true}};
+  using Params = RaggedRowsParams;
+  using Schedule = RaggedRowsSchedule<kTile>;
+  using Load = RaggedRowsLoad<kTile>;
+  using Multiply = Multiply16<kTile>;
+  using Store = RaggedRowsStore<kTile, kKind.out>;
+};
+
+template <RaggedRowsKind kKind>
+void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
+  launch_kernel<RaggedRows<kKind>>(params, blocks, stream);
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,40 @@
+# The files of src/cuda, once for the library and once for the emulator of the tests.
+
+# Any architecture from sm_80 on, and the host's side of all kernels.
+set(cadre_cuda_sources
+  backend.cpp
+  device.cpp
+  device/tensor_map.cpp
+  poison.cpp
+  portable/activation.cu
+  portable/bias_grad.cu
+  portable/cast.cu
+  portable/grouped_gemm.cpp
+  portable/offsets.cu
+  portable/permute.cu
+  portable/pointers.cu
+  portable/ragged_contraction.cu
+  portable/ragged_rows.cu
+  portable/routing.cu
+  sm90/grouped_gemm.cpp
+  sm90/ragged_contraction.cpp
+  sm90/ragged_rows.cpp
+)
+
+# Kernels for Hopper use what no other architecture has. One instance a file, so that they compile
+# side by side.
+set(cadre_sm90_sources
+  sm90/expert_maps.cu
+  sm90/instances/contraction_bf16_to_bf16.cu
+  sm90/instances/contraction_bf16_to_f32.cu
+  sm90/instances/contraction_f16_to_f16.cu
+  sm90/instances/contraction_f16_to_f32.cu
+  sm90/instances/rows_k_major_bf16_to_bf16.cu
+  sm90/instances/rows_k_major_bf16_to_f32.cu
+  sm90/instances/rows_k_major_f16_to_f16.cu
+  sm90/instances/rows_k_major_f16_to_f32.cu
+  sm90/instances/rows_mn_major_bf16_to_bf16.cu
+  sm90/instances/rows_mn_major_bf16_to_f32.cu
+  sm90/instances/rows_mn_major_f16_to_f16.cu
+  sm90/instances/rows_mn_major_f16_to_f32.cu
+)
