@@ -184,14 +184,17 @@ def check_exemptions(file):
 
 
 def check_built(file, root):
-    """Every source is named in the CMakeLists.txt of its folder: no globbing, nothing forgotten."""
+    """Every source is named in the CMakeLists.txt of its folder, or in a list beside it: nothing is
+    globbed, nothing forgotten."""
     path = pathlib.PurePosixPath(file.path)
     if path.suffix not in (".cpp", ".cu"):
         return
     for folder in path.parents:
         list_file = root / folder / "CMakeLists.txt"
         if list_file.is_file():
-            if not re.search(rf"(?<![\w]){re.escape(path.stem)}(?![\w])", list_file.read_text()):
+            listed = list_file.read_text() + "".join(
+                part.read_text() for part in sorted(list_file.parent.glob("*.cmake")))
+            if not re.search(rf"(?<![\w]){re.escape(path.stem)}(?![\w])", listed):
                 yield 1, f"not named in {folder}/CMakeLists.txt, so never built; add it there"
             return
 

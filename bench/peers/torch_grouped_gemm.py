@@ -7,8 +7,8 @@ Writes a record like that of `cadre bench --json`.
     --file bench/shapes/h200_grouped_gemm.txt --offsets uniform,gamma:1 --json record.json
 
 Every peer is compared with cadre first: ||got - want|| / ||want||, over live rows. A peer
-that fails or differs is left out, and the output says so. --beside NAME=LIBRARY adds another build of
-cadre, whose bits must be the same; its speed is then compared too: a change with what came before it.
+that fails or differs is left out, and the output says so. --beside NAME=LIBRARY adds another build
+of cadre, as it was before a change for example; its bits must be the same.
 """
 import argparse
 import datetime

@@ -4,9 +4,9 @@
 #include "cadre/dtype.h"
 #include "cuda/device/barrier.h"
 
-// wgmma: a warpgroup, four warps, multiplies 64 rows of A by columns of B, both in shared memory, and
-// adds to accumulators in registers. Operands lie in swizzle atoms as TMA writes them, whose rows
-// have 128 bytes. One wrapper, one instruction.
+// wgmma: a warpgroup, four warps, multiplies 64 rows of A by columns of B, both in shared memory,
+// and adds to accumulators in registers. Operands lie in swizzle atoms as TMA writes them, whose
+// rows have 128 bytes. One wrapper, one instruction.
 //
 // Source    the matrix descriptors and fragments of the PTX manual, section wgmma.
 namespace cadre::cuda {
@@ -24,8 +24,8 @@ __device__ inline uint64_t matrix_descriptor(const void* memory, int panel_bytes
   return swizzle_128 | eight_rows << 32 | panel << 16 | first;
 }
 
-/// What to add to a descriptor for the next instruction along the contraction, of which one takes 32
-/// bytes: sixteen rows of an MN-major operand of 16 bits.
+/// What to add to a descriptor for the next instruction along the contraction, of which one takes
+/// 32 bytes: sixteen rows of an MN-major operand of 16 bits.
 template <bool kKMajor>
 constexpr uint64_t kDescriptorStep = (kKMajor ? 32 : 16 * kAtomBytes) >> 4;
 
@@ -55,10 +55,10 @@ __device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kDecrease));
 }
 
-/// d[64, kWidth] (+)= a[64, 16] * b[16, kWidth], for widths that are multiples of 16; a and b of that
-/// type. Thread t of the warpgroup holds, for every eight columns j, columns 8 j + 2 (t % 4) and the
-/// next of row 16 (t / 32) + t % 32 / 4 in d[4 j] and d[4 j + 1], and of the row eight below in the
-/// next two.
+/// d[64, kWidth] (+)= a[64, 16] * b[16, kWidth], for widths that are multiples of 16; a and b of
+/// that type. Thread t of the warpgroup holds, for every eight columns j, columns 8 j + 2 (t % 4)
+/// and the next of row 16 (t / 32) + t % 32 / 4 in d[4 j] and d[4 j + 1], and of the row eight
+/// below in the next two.
 template <int kWidth, DType kDType>
 struct Wgmma;
 
@@ -100,19 +100,19 @@ struct Wgmma;
 #define CADRE_NAMES_256 CADRE_NAMES_240 ", %120, %121, %122, %123, %124, %125, %126, %127"
 #define CADRE_REGISTERS_256 CADRE_REGISTERS_240, CADRE_R8(120)
 
-#define CADRE_WGMMA(width, element, type, a_at, b_at, add_at, across_a_at, across_b_at)          \
-  template <>                                                                                      \
-  struct Wgmma<width, element> {                                                                 \
-    template <bool kKMajorA, bool kKMajorB>                                                          \
-    __device__ static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {                   \
-      asm volatile(                                                                                \
-          "{ .reg .pred add; setp.ne.b32 add, %" #add_at ", 0;"                                    \
-          " wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." type "." type                     \
-          " {" CADRE_NAMES_##width "}, %" #a_at ", %" #b_at ", add, 1, 1, %" #across_a_at          \
-          ", %" #across_b_at "; }"                                                                 \
-          : CADRE_REGISTERS_##width                                                                     \
+#define CADRE_WGMMA(width, element, type, a_at, b_at, add_at, across_a_at, across_b_at)           \
+  template <>                                                                                     \
+  struct Wgmma<width, element> {                                                                  \
+    template <bool kKMajorA, bool kKMajorB>                                                       \
+    __device__ static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {            \
+      asm volatile(                                                                               \
+          "{ .reg .pred add; setp.ne.b32 add, %" #add_at ", 0;"                                   \
+          " wgmma.mma_async.sync.aligned.m64n" #width "k16.f32." type "." type                    \
+          " {" CADRE_NAMES_##width "}, %" #a_at ", %" #b_at ", add, 1, 1, %" #across_a_at         \
+          ", %" #across_b_at "; }"                                                                \
+          : CADRE_REGISTERS_##width                                                               \
           : "l"(a), "l"(b), "r"(int(adds)), "n"(int(!kKMajorA)), "n"(int(!kKMajorB)));            \
-    }                                                                                              \
+    }                                                                                             \
   };
 #define CADRE_WGMMAS(width, a_at, b_at, add_at, across_a_at, across_b_at)                        \
   CADRE_WGMMA(width, DType::kBf16, "bf16", a_at, b_at, add_at, across_a_at, across_b_at)       \

@@ -12,12 +12,12 @@ namespace cadre::cuda::gemm {
 
 /// The ring of records, in shared memory.
 ///
-///   barrier         arrivals   who arrives                  who waits     guards
-///   tile_full[r]    1          scheduler                    the readers   record r describes a tile
-///   tile_empty[r]   readers    every reader                 scheduler     record r may be overwritten
-///   tile_wanted     1          a load warp                  scheduler     a tile should be taken
-///   number_wanted   blocks-1   schedulers of other blocks   the first's   they wait for a number
-///   number_full     1          itself, and the bytes        such a one    the number has arrived
+///   barrier         arrivals   who arrives              who waits      guards
+///   tile_full[r]    1          scheduler                the readers    record r describes a tile
+///   tile_empty[r]   readers    every reader             scheduler      r may be overwritten
+///   tile_wanted     1          a load warp              scheduler      a tile should be taken
+///   number_wanted   blocks-1   the others' schedulers   the first's    they wait for a number
+///   number_full     1          itself, and the bytes    the others'    the number has arrived
 template <int kRecords, int kBlocks>
 struct TileRing {
   static constexpr int kClusterBlocks = kBlocks;

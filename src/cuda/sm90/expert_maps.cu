@@ -3,8 +3,8 @@
 #include "cuda/device/launch.h"
 #include "cuda/device/tma.h"
 
-// One tensor map an expert, for the next kernel. A warp writes a map: each lane four bytes, then one
-// lane puts the address in.
+// One tensor map an expert, for the next kernel. A warp writes a map: each lane four bytes, then
+// one lane puts the address in.
 namespace cadre::cuda::sm90 {
 namespace {
 

@@ -73,8 +73,8 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
       bytes_for(v.dtype, 1), " [", p, "]");
 }
 
-/// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address is
-/// one of the device; that of the offsets will do.
+/// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address
+/// is one of the device; that of the offsets will do.
 TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
   TensorView moved = v;
   const auto* offsets = reinterpret_cast<const char*>(args.offsets.data);

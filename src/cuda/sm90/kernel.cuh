@@ -16,8 +16,8 @@
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
 //
 // It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with the
-// same second operand; each loads half of that for both. The life of a tile is this page: scheduled,
-// loaded stage by stage, multiplied, written part by part, stored.
+// same second operand; each loads half of that for both. The life of a tile is this page:
+// scheduled, loaded stage by stage, multiplied, written part by part, stored.
 //
 //   role        warps      work
 //   consumers   4 each     products of 64 rows of a tile, then its output
@@ -25,12 +25,12 @@
 //   store       a ring     one thread: loads of old output, stores of new
 //   schedule    1          one thread: takes tiles and publishes their records
 //
-//   barrier           arrivals    who arrives                      who waits      guards
-//   stage_full[s]     kArrivals   load warps, and the bytes        consumers      stage s is loaded
-//   stage_empty[s]    16          consumers' warps, both blocks    load warps     s may be overwritten
-//   output_empty[c][b]  1         store warp, and the bytes        consumer c     b may be written
-//   output_full[.][b]   4         warps of a consumer              store warp     b holds a part
-//   tiles             gemm/scheduler.h
+//   barrier             arrivals    who arrives                    who waits    guards
+//   stage_full[s]       kArrivals   load warps, and the bytes      consumers    stage s is loaded
+//   stage_empty[s]      16          warps of all consumers         load warps   s may be overwritten
+//   output_empty[c][b]  1           store warp, and the bytes      consumer c   b may be written
+//   output_full[.][b]   4           warps of a consumer            store warp   b holds a part
+//   tiles: see gemm/scheduler.h
 namespace cadre::cuda::sm90 {
 
 template <class Kernel>

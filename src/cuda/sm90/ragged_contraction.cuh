@@ -7,9 +7,9 @@
 
 // dw_e[m, c] (+)= alpha_e * sum_r a[r, m] * b[r, c] over the rows r of every expert: wgrad.
 //
-// a [R, M] and b [R, C] row-major: both operands are MN-major; dw [E, M, C] row-major. The last rows
-// of an expert's last stage are zeros that TMA makes. An expert without rows gets the product of one
-// row of zeros, or is left alone when accumulating.
+// a [R, M] and b [R, C] row-major: both operands are MN-major; dw [E, M, C] row-major. The last
+// rows of an expert's last stage are zeros that TMA makes. An expert without rows gets the product
+// of one row of zeros, or is left alone when accumulating.
 namespace cadre::cuda::sm90 {
 
 /// Tiles expert by expert, the columns of dw cut evenly; the blocks of a cluster take neighbouring

@@ -8,10 +8,10 @@
 // y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ beta_e * c[r, c]) (+ bias_e[c] * bias_scale[r])
 // for the rows r of every expert: fprop and dgrad.
 //
-// x [R, D] and y [R, C] row-major; w [E, C, D], K-major or MN-major. The weight is the first operand
-// of the product and the batch the second, so that a tile is as wide as an expert's rows ask for, in
-// steps of sixteen: what would be padding is not multiplied. Rows beyond a tile's last are neither
-// read nor written: TMA reads zeros there and writes nothing.
+// x [R, D] and y [R, C] row-major; w [E, C, D], K-major or MN-major. The weight is the first
+// operand of the product and the batch the second, so that a tile is as wide as an expert's rows
+// ask for, in steps of sixteen: what would be padding is not multiplied. Rows beyond a tile's last
+// are neither read nor written: TMA reads zeros there and writes nothing.
 namespace cadre::cuda::sm90 {
 
 /// Tiles expert by expert, an expert's rows cut evenly; the blocks of a cluster take neighbouring
@@ -42,8 +42,8 @@ class RaggedRowsSchedule {
   schedule::RaggedTiles tiles_;
 };
 
-/// Boxes of the expert's weight, one or two a block, and of the batch: one a block, for both, of the
-/// lowest height that holds the tile's rows.
+/// Boxes of the expert's weight, one or two a block, and of the batch: one a block, for both, of
+/// the lowest height that holds the tile's rows.
 template <Tile kTile>
 class RaggedRowsLoad {
  public:

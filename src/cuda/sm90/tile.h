@@ -18,8 +18,8 @@ using gemm::TileRecord;
 
 constexpr uint16_t kAllBlocks = (1 << kCluster) - 1;  // of a cluster, one bit each
 
-/// How an operand lies in shared memory: in swizzle atoms, whose rows have kAtomBytes. K-major: they
-/// run along the contraction; MN-major: across it.
+/// How an operand lies in shared memory: in swizzle atoms, whose rows have kAtomBytes. K-major:
+/// they run along the contraction; MN-major: across it.
 struct Operand {
   DType dtype = DType::kBf16;
   bool k_major = true;

@@ -11,8 +11,8 @@ namespace cadre::cuda::sm90 {
 /// more than thirty clusters of four find room on 132 SMs.
 constexpr int kCluster = 2;
 
-/// Warpgroups that multiply, and the rows of A, and of accumulators, of each: the M of a wgmma. Three
-/// consumers leave no registers for products of 256 columns.
+/// Warpgroups that multiply, and the rows of A, and of accumulators, of each: the M of a wgmma.
+/// Three consumers leave no registers for products of 256 columns.
 constexpr int kConsumers = 2, kConsumerRows = 64;
 constexpr int kTileRows = kConsumers * kConsumerRows, kClusterRows = kCluster * kTileRows;
 
@@ -40,21 +40,22 @@ constexpr int kColsOfFloats = 128, kStagesOfFloats = 5, kBuffersOfFloats = 4;
 /// (reduce-add): slower, but hidden behind the products.
 constexpr int kMostLoadedRows = 1536;
 
-/// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the counter that
-/// they share must be zero first, which takes two microseconds of the host and two of the device.
+/// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the counter
+/// that they share must be zero first, which takes two microseconds of the host and two of the
+/// device.
 constexpr int64_t kCountedStages = 64;
 
-/// Columns of tiles that are worked on together: as many as keep both operands of the tiles in flight
-/// in L2.
+/// Columns of tiles that are worked on together: as many as keep both operands of the tiles in
+/// flight in L2.
 constexpr int kBand = 8;
 
 /// Tiles that a cluster has taken ahead of its slowest role, at most, and how much of a tile's
-/// contraction is still to be loaded when it takes the next. The more, the longer some clusters have
-/// tiles left when others have none; the less, the more often load warps wait for a tile.
+/// contraction is still to be loaded when it takes the next. The more, the longer some clusters
+/// have tiles left when others have none; the less, the more often load warps wait for a tile.
 constexpr int kRecords = 2, kAhead = 1024, kAheadOfGradients = 256;
 
-/// Of a thread (setmaxnreg). Consumers hold 128 accumulators; the others need little, and the sum is
-/// what an SM has.
+/// Of a thread (setmaxnreg). Consumers hold 128 accumulators; the others need little, and the sum
+/// is what an SM has.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 
 /// Dynamic shared memory that a block can have on Hopper.
