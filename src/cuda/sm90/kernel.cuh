@@ -27,7 +27,7 @@
 //
 //   barrier             arrivals    who arrives                    who waits    guards
 //   stage_full[s]       kArrivals   load warps, and the bytes      consumers    stage s is loaded
-//   stage_empty[s]      16          warps of all consumers         load warps   s may be overwritten
+//   stage_empty[s]      16          warps of all consumers         load warps   s may be rewritten
 //   output_empty[c][b]  1           store warp, and the bytes      consumer c   b may be written
 //   output_full[.][b]   4           warps of a consumer            store warp   b holds a part
 //   tiles: see gemm/scheduler.h
