@@ -132,6 +132,7 @@ PLANTED = [
      "'second cache'"),
     ("phrase on a page", "docs/it.md", "all multiprocessors\n", "it says SMs"),
     ("phrase in Python", "torch/cadre/it.py", "a = 1  # every so manieth\n", "'so manieth'"),
+    ("word of the hardware", "src/cuda/it.h", "int copyEngineBytes();\n", "says copy_engine"),
     ("mutable global", "src/cpu/it.cpp", "namespace cadre {\nint count = 0;\n}\n", "mutable g"),
     ("mutable global of a class type", "src/cpu/it.cpp", "std::array<int, 3> table{};\n",
      "table is a mutable global"),
