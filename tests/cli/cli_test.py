@@ -19,7 +19,7 @@ VERBS = ("info", "explain", "check", "bench", "facts")
 
 
 def run(*words, **environment):
-    return subprocess.run([CADRE, *words], capture_output=True, text=True, timeout=120,
+    return subprocess.run([CADRE, *words], capture_output=True, text=True,
                           env={**os.environ, **environment})
 
 

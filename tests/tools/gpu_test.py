@@ -1,6 +1,8 @@
 """tools/gpu.sh with programs of its own: every step runs, whatever failed before, and leaves its
 record."""
+import os
 import pathlib
+import re
 import shutil
 import subprocess
 import tarfile
@@ -12,13 +14,19 @@ RECORD = '{"machine": "m", "commit": "c", "cases": []}'
 CADRE = f"""#!/bin/sh
 case "$*" in
   *--host-time*) echo "no device" >&2; exit 2 ;;
-  *h200_f16*) sleep 60 ;;
 esac
 while [ $# -gt 0 ]; do
   [ "$1" = --json ] && echo '{RECORD}' >"$2"
   shift
 done
 exit 0
+"""
+
+
+# Stands for timeout(1) where its time is over: no test waits for a clock.
+TIMEOUT = """#!/bin/sh
+[ "$1 $2" = "-k 5" ] && echo "killed after $3 s"
+exit 124
 """
 
 
@@ -38,9 +46,12 @@ class Gpu(unittest.TestCase):
         path.write_text(text)
         path.chmod(0o755)
 
-    def run_steps(self, *steps):
+    def run_steps(self, *steps, seconds=0):
+        """With `seconds` gone when the script starts."""
+        path = f"{self.top / 'programs/bin'}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run([self.top / "tools/gpu.sh", "-b", "programs", "-o", "out", *steps],
-                              capture_output=True, text=True)
+                              capture_output=True, text=True,
+                              env=os.environ | {"PATH": path, "SECONDS": str(seconds)})
         self.assertEqual(done.stderr, "")
         return done
 
@@ -76,10 +87,19 @@ class Gpu(unittest.TestCase):
         self.assertEqual(self.records(), [f"./cpu-grouped-gemm{topic}.json"
                                           for topic in ("-few-tokens", "-other-layers", "")])
 
-    def test_a_step_ends_with_the_time_and_the_next_is_left_out(self):
-        done = self.run_steps("-t", "12", "f16", "facts")
-        self.assertIn("f16: STOPPED by its time limit", done.stdout)
-        self.assertIn("facts: NOT RUN, no time left", done.stdout)
+    def test_a_step_that_does_not_end_is_stopped(self):
+        self.program("bin/timeout", TIMEOUT)
+        for left, most in ((100000, 240), (200, 200)):  # what the step may take, or what is left
+            done = self.run_steps("-t", "100000", "f16", seconds=100000 - left)
+            self.assertIn("f16: STOPPED by its time limit", done.stdout)
+            after = int(re.search(r"\n    killed after (\d+) s\n", done.stdout)[1])
+            self.assertLessEqual(after, most)
+            self.assertGreaterEqual(after, 10)
+            self.assertEqual(done.returncode, 1)
+
+    def test_what_no_longer_fits_is_left_out(self):
+        done = self.run_steps("-t", "100000", "f16", "facts", seconds=100000 - 9)
+        self.assertEqual(done.stdout.count("NOT RUN, no time left"), 2)
         self.assertEqual(done.returncode, 1)
 
     def test_without_a_step_it_says_what_there_is(self):

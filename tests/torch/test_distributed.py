@@ -23,7 +23,7 @@ import cadre
 
 WORLD = 2
 ON_GPUS = torch.cuda.device_count() >= WORLD
-START_S, TASK_S = 120, 60  # how long the processes may take to start, and for one task
+PATIENCE_S = 900  # with an answer, which a busy machine may need; who is stuck has none
 
 E, H, F, T = 5, 32, 48, 24
 
@@ -223,7 +223,7 @@ def serve(rank, store, pipe):
     if ON_GPUS:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if ON_GPUS else "gloo", init_method=f"file://{store}", rank=rank,
-                            world_size=WORLD, timeout=timedelta(seconds=TASK_S))
+                            world_size=WORLD, timeout=timedelta(seconds=PATIENCE_S))
     pipe.send("")
     while (job := pipe.recv()) is not None:
         task, arguments = job
@@ -252,20 +252,20 @@ class Processes:
             theirs.close()
             self.all.append(process)
             self.pipes.append(mine)
-        self.gather("start", START_S)
+        self.gather("start")
 
     def run(self, task, *arguments):
         if not self.all:
             self.start()
         for pipe in self.pipes:
             pipe.send((task, arguments))
-        self.gather(task.__name__, TASK_S)
+        self.gather(task.__name__)
 
-    def gather(self, what, seconds):
+    def gather(self, what):
         """The answers of all; whoever has said nothing a little after a failure never will."""
         failures, waiting = [], {pipe: rank for rank, pipe in enumerate(self.pipes)}
         while waiting:
-            ready = connection.wait(list(waiting), 5 if failures else seconds)
+            ready = connection.wait(list(waiting), 5 if failures else PATIENCE_S)
             if not ready:
                 failures.append(f"{what}: no answer of ranks {list(waiting.values())}")
                 break

@@ -23,7 +23,7 @@ def run(*words) -> str:
                    "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # so that forks may use the GPU
                    **os.environ}
     done = subprocess.run([sys.executable, *map(str, words)], env=environment, text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=300)
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     assert done.returncode == 0, done.stdout
     return done.stdout
 
