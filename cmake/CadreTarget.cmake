@@ -21,3 +21,10 @@ function(cadre_target target)
     target_link_options(${target} PUBLIC -fsanitize=${CADRE_SANITIZE})
   endif()
 endfunction()
+
+# cadre_precompile_headers(TARGET ARGUMENT...): target_precompile_headers(), in the way in which ccache
+# knows which header was precompiled.
+function(cadre_precompile_headers target)
+  target_precompile_headers(${target} ${ARGN})
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-fpch-preprocess>)
+endfunction()

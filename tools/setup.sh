@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 # libdnnl-dev's CMake configuration looks for OpenCL, which the package does not depend on.
-build_packages=(g++ cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libgtest-dev libcli11-dev
+build_packages=(g++ ccache cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libgtest-dev libcli11-dev
                 nlohmann-json3-dev pkg-config python3 python3-venv)
 lint_packages=(clang-format clang-tidy)
 venv_retry_minutes=720  # after PyPI could not be had

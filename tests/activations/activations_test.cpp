@@ -10,7 +10,6 @@
 
 #include "activations/glu_layout.h"
 #include "activations/list.h"
-#include "tests/judge/errors.h"
 
 using namespace cadre;
 using activations::All;
@@ -115,20 +114,8 @@ TEST_P(EveryActivation, NanStaysNanAndLargeNumbersDoNotBecomeOne) {
   }
 }
 
-TEST_P(EveryActivation, NamesParseBack) {
-  EXPECT_EQ(parse_activation(GetParam().name), kind);
-  EXPECT_EQ(&info(kind), &activation_list()[size_t(kind)]);
-  EXPECT_FALSE(GetParam().formula.empty());
-}
-
 INSTANTIATE_TEST_SUITE_P(List, EveryActivation, testing::ValuesIn(All::kInfo),
                          [](const auto& given) { return std::string(given.param.name); });
-
-TEST(ActivationList, UnknownNamesListTheKnown) {
-  EXPECT_EQ(test::invalid([] { parse_activation("swish"); }),
-            "activation: name is 'swish', must be one of " + test::names(activation_list()));
-  EXPECT_EQ(test::names(activation_list()).find("swiglu, geglu, geglu_tanh, reglu, "), 0u);
-}
 
 TEST(ClampedSwiGlu, KeepsTheGradientAtTheLimitAndCutsItBeyond) {
   const auto kind = ActivationKind::kClampedSwiGlu;

@@ -278,6 +278,20 @@ TEST(Activation, BrokenOffsetsStayInside) {
       }
 }
 
+TEST(ActivationList, NamesParseBack) {
+  for (const ActivationInfo& row : activations::All::kInfo) {
+    EXPECT_EQ(parse_activation(row.name), row.kind);
+    EXPECT_EQ(&info(row.kind), &activation_list()[size_t(row.kind)]);
+    EXPECT_FALSE(row.formula.empty());
+  }
+}
+
+TEST(ActivationList, UnknownNamesListTheKnown) {
+  EXPECT_EQ(test::invalid([] { parse_activation("swish"); }),
+            "activation: name is 'swish', must be one of " + test::names(activation_list()));
+  EXPECT_EQ(test::names(activation_list()).find("swiglu, geglu, geglu_tanh, reglu, "), 0u);
+}
+
 TEST(ActivationProblem, PrintsAndParsesBack) {
   ActivationProblem p{.rows = 8192, .features = 2048, .experts = 64, .prob = true};
   EXPECT_EQ(to_string(p), "activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 prob=yes");

@@ -3,6 +3,7 @@ import contextlib
 import io
 import pathlib
 import shutil
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -72,6 +73,54 @@ class Mutants(unittest.TestCase):
         self.assertIn("1 caught, 0 missed", self.run_on(emulated)[1])
         code, text = self.run_on(CAUGHT, emulated, arguments=["--cpu"])
         self.assertIn("1 caught, 0 missed", text)
+
+    def git(self, *words):
+        who = ["-c", "user.name=x", "-c", "user.email=x@x"]
+        subprocess.run(["git", *who, "-C", self.root, *words], check=True, capture_output=True)
+
+    def commit(self, times=1):
+        self.git("add", "--all")
+        for _ in range(times):
+            self.git("commit", "--quiet", "--allow-empty", "--message=x")
+
+    def chosen(self, root=None):
+        return {m.name for m in mutants.in_turn(root or self.root, self.rows)}
+
+    def test_in_turn_takes_what_changed_and_a_third_of_the_rest(self):
+        self.rows = [mutants.Mutant(str(at), f"{at}.h", "a", "b", f"of_{at}_test")
+                     for at in range(9)]
+        everything = {m.name for m in self.rows}
+        self.assertEqual(self.chosen(), everything)  # no repository
+        for mutant in self.rows:
+            (self.root / mutant.file).write_text("a")
+        self.git("init", "--quiet")
+        self.commit(mutants.RECENT_COMMITS)
+        self.assertEqual(self.chosen(), everything)  # too young to say what changed
+        self.commit(3)
+        turns = []
+        for _ in range(3):
+            self.commit()
+            turns.append(self.chosen())
+            self.assertEqual(turns[-1], self.chosen())
+        self.assertEqual([len(turn) for turn in turns], [3, 3, 3])
+        self.assertEqual(set.union(*turns), everything)
+
+        old = turns[0]  # whose turn comes again with the next commit
+        new = sorted(everything - old)
+        (self.root / f"{new[0]}.h").write_text("changed")
+        (self.root / f"of_{new[1]}_test.cpp").write_text("new")
+        self.commit()
+        self.assertEqual(self.chosen(), old | {new[0], new[1]})
+        (self.root / f"{new[2]}.h").write_text("not even committed")
+        self.assertEqual(self.chosen(), old | {new[0], new[1], new[2]})
+
+        shallow = self.root / "shallow"
+        self.git("clone", "--quiet", "--depth=1", f"file://{self.root}", shallow)
+        self.assertEqual(self.chosen(shallow), everything)
+
+    def test_in_turn_runs_them(self):
+        code, text = self.run_on(CAUGHT, arguments=["--in-turn"])
+        self.assertEqual((code, "1 caught, 0 missed" in text), (0, True))
 
     def test_text_that_is_not_there_once(self):
         for old, count in (("a * b", 0), ("inline", 2)):
