@@ -1,6 +1,6 @@
 # The two commands of the README: `make demo` and `make test`. Everything else is CMake's presets.
 #
-# Both install what is missing (tools/setup.sh), then configure, build and run; a second run starts
+# Both install what they miss (tools/setup.sh), then configure, build and run; a second run starts
 # in seconds. REQUIRE=1 turns "skipped, a Python package is missing" into a failure.
 NVCC := $(or $(shell command -v nvcc),$(wildcard /usr/local/cuda/bin/nvcc))
 PRESET ?= $(if $(NVCC),cuda,cpu)
@@ -53,10 +53,15 @@ slow: build
 mutants: build
 	ctest --preset $(PRESET) -R '^mutants$$' --verbose
 
+# Runs on the CPU, so it builds the command line without CUDA, tests or the PyTorch door. A later
+# `make test` configures the folder again where it uses it.
 # Waiting threads sleep: a little slower on an idle machine, several times faster on a busy one.
 demo: export OMP_WAIT_POLICY ?= passive
-demo: build
-	$(BUILD_DIR)/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo
+demo:
+	@tools/setup.sh demo
+	@test -e build/cpu/build.ninja || cmake --preset cpu
+	cmake --build --preset cpu --target cadre_cli
+	build/cpu/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo
 
 lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint

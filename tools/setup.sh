@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing to build and test on Debian 12: `tools/setup.sh [build|lint]`.
+# Installs what is missing to build and test on Debian 12: `tools/setup.sh [build|demo|lint]`.
 #
 # Debian packages by apt-get, as root or through sudo; Python packages into .venv where PyPI can be
 # had. Asks nobody anything, installs nothing twice, and takes no time when nothing is missing.
@@ -88,6 +88,7 @@ install_requirements() {
 
 case "${1:-build}" in
   build) install_packages "${build_packages[@]}"; install_python ;;
+  demo) install_packages "${build_packages[@]}" ;;
   lint) install_packages "${lint_packages[@]}" ;;
-  *) say "unknown set '$1', must be build or lint"; exit 2 ;;
+  *) say "unknown set '$1', must be build, demo or lint"; exit 2 ;;
 esac
