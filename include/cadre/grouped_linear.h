@@ -30,6 +30,7 @@ struct GroupedLinearProblem {
   Accumulate accumulate = Accumulate::kNo;       ///< of dw
   Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias
   bool deferred = false;       ///< dw is left to `wgrad`; backward keeps what that needs
+  bool quantized_x = false;    ///< x comes as codes and scales, in the recipe's formats
   bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
   bool cache_weights = false;  ///< quantised weights live on in the caller's cache
   Tail tail = Tail::kKeep;     ///< of y and dx
@@ -48,6 +49,8 @@ struct GroupedLinearArgs {
   Offsets offsets{};
   LinearParameters parameters{};
   TensorView x{};                     ///< [R, K]
+  QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself
+  QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
   TensorView y{};                     ///< [R, N], written by forward
   TensorView dy{};                    ///< [R, N]
   TensorView dx{};                    ///< [R, K], written by backward
@@ -61,14 +64,16 @@ struct GroupedLinearArgs {
   WgradQueue* queue = nullptr;        ///< deferred: backward pushes its wgrad here, if given
 };
 
-/// How a layer will run. Its steps: "quantize w", "quantize x", "multiply"; backward "quantize dy",
-/// "quantize w again", "dx", "dbias", "quantize x again", "dw". Those that it needs are there.
+/// How a layer will run. Routes: "direct", where no tensor is copied; "quantized", where operands
+/// are copied into their formats. Steps: "quantize w", "quantize x", "multiply"; backward
+/// "quantize dy", "quantize w again", "dx", "dbias", "quantize x again", "dw". Those that it needs.
 struct GroupedLinearPlan : LayerPlan {
   GroupedLinearProblem problem{};
 };
 
 /// y[r] = x[r] w_e^T + bias_e * bias_scale[r], and its gradients dx, dw, dbias, dbias_scale.
 ///
+/// `plan` takes the first route that does not refuse, or the one called `only`.
 /// `forward` computes y and saves what backward needs; `backward` computes dx, dbias, dbias_scale
 /// and, unless deferred, dw; `wgrad` computes the deferred dw.
 ///
@@ -79,9 +84,10 @@ struct GroupedLinearPlan : LayerPlan {
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.
-/// Exact     deferred equals immediate, cached equals fresh, save_input equals saved, packed equals
+/// Exact     x that comes quantised equals x quantised here,
+///           deferred equals immediate, cached equals fresh, save_input equals saved, packed equals
 ///           discrete, bit for bit.
-GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&);
+GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&, std::string_view only = {});
 void forward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
 void backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
 void wgrad(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);

@@ -34,6 +34,7 @@ struct GroupedMlpProblem {
   Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias1 and dbias2
   bool deferred = false;                         ///< dw1 and dw2 are left to `wgrad`
   bool keep_h = false;         ///< save h in forward; else compute it again in backward
+  bool quantized_x = false;    ///< x comes as codes and scales, in the recipe's formats
   bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
   bool cache_weights = false;  ///< quantised weights live on in the caller's cache
   Tail tail = Tail::kKeep;     ///< of y, dx and dprob
@@ -50,6 +51,8 @@ struct GroupedMlpArgs {
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
   TensorView x{};                      ///< [R, H]
+  QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
+  QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]
   const float* bias2_scale = nullptr;  ///< [R]
   TensorView y{};                      ///< [R, H], written by forward
@@ -78,6 +81,7 @@ struct GroupedMlpPlan : LayerPlan {
 
 /// y = (act(x w1^T + bias1) * prob) w2^T + bias2 * bias2_scale, and its gradients.
 ///
+/// `plan` takes the first route that does not refuse, or the one called `only`.
 /// `forward` computes y; `backward` computes dx, dprob, dbias1, dbias2, dbias2_scale and, unless
 /// deferred, dw1 and dw2; `wgrad` computes the deferred ones.
 ///
@@ -87,7 +91,7 @@ struct GroupedMlpPlan : LayerPlan {
 /// Errors    InvalidArgument before anything is launched.
 /// Exact     equals GroupedLinear, activation and GroupedLinear in a row bit for bit; h computed
 ///           again equals h kept.
-GroupedMlpPlan plan(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan(const GroupedMlpProblem&, const Device&, std::string_view only = {});
 void forward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);
 void backward(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);
 void wgrad(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Stream);

@@ -60,6 +60,8 @@ Operand LinearRun::operand(int id) const {
   if (is_made(id)) return as_operand(copy(id));
   if (id == kX) return {.codes = args.x};
   if (id == kDy) return {.codes = args.dy};
+  if (id == kXAlongK) return as_operand(args.x_along_k);
+  if (id == kXAlongRows) return as_operand(args.x_along_rows);
   return id == kW ? weights(plan.problem, args.parameters) : bias(plan.problem, args.parameters);
 }
 

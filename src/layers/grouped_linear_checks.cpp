@@ -137,6 +137,39 @@ void check_rng(const LinearChecks& checks, const uint64_t* rng, bool needed) {
   if (needed) checks.present("rng", rng, 2, "the recipe rounds stochastically");
 }
 
+/// What the parts of a given copy of x are called. Literals: a run's checks allocate nothing.
+struct CopyNames {
+  std::string_view codes, scales, expert_scale;
+};
+constexpr CopyNames kNamesAlongK{"x_along_k.codes", "x_along_k.scales", "x_along_k.expert_scale"};
+constexpr CopyNames kNamesAlongRows{"x_along_rows.codes", "x_along_rows.scales",
+                                    "x_along_rows.expert_scale"};
+
+void check_copy(const LinearChecks& checks, const CopyNames& names, const QuantizedShape& shape,
+                const QuantizedView& got) {
+  constexpr const char* kWhy = "x comes quantised, in the format of the recipe";
+  const QuantizedView want = quantized_view(shape, nullptr);
+  checks.view(names.codes, got.codes, want.codes.dtype, {want.codes[0], want.codes[1]}, kWhy);
+  if (want.scales.rank != 0)
+    checks.view(names.scales, got.scales, want.scales.dtype, {want.scales[0], want.scales[1]},
+                kWhy);
+  else
+    checks.absent(names.scales, got.scales, kWhy);
+  if (info(shape.format.kind).has_expert_scale)
+    checks.present(names.expert_scale, got.expert_scale, shape.experts, kWhy);
+  else
+    checks.absent(names.expert_scale, got.expert_scale, kWhy);
+}
+
+/// The copies of x that the caller made and the phase reads.
+void check_copies(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
+  if (!linear.plan.problem.quantized_x) return;
+  if (need.reads(kXAlongK))
+    check_copy(checks, kNamesAlongK, linear.tensor(kXAlongK).shape, linear.args.x_along_k);
+  if (need.reads(kXAlongRows))
+    check_copy(checks, kNamesAlongRows, linear.tensor(kXAlongRows).shape, linear.args.x_along_rows);
+}
+
 }  // namespace
 
 void check_forward(std::string_view op, const LinearRun& linear) {
@@ -145,7 +178,8 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   const LinearChecks checks(op, p);
   const Needs need = needs(linear, Phase::kForward);
   checks.offsets(linear.args.offsets, p.experts);
-  checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  if (!p.quantized_x || need.reads(kX)) checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  check_copies(checks, linear, need);
   checks.view("y", linear.args.y, p.dtype, {p.rows, p.n});
   if (need.reads(kW)) check_weights(checks, linear);
   if (p.bias && !p.return_bias) check_biases(checks, linear);
@@ -185,6 +219,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   if (need.reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k}, "wgrad reads it as it is");
+  check_copies(checks, linear, need);
   if (need.reads(kDy))
     checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");
   check_weight_gradients(checks, linear);

@@ -7,6 +7,7 @@
 #include "layers/grouped_linear.h"
 #include "layers/planner.h"
 #include "layers/problem_fields.h"
+#include "layers/route.h"
 
 namespace cadre {
 
@@ -67,6 +68,12 @@ void check(const GroupedLinearProblem& p) {
                        (!p.dgrad || as_is(p.recipe.dgrad.rhs, p.parameters.weight));
   checks.holds(p.parameters.weight_major == Major::kRow || w_as_is,
                "weight_major is column, must be row; the recipe copies the weights");
+  const bool x_as_is =
+      as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
+  checks.holds(!p.quantized_x || !x_as_is,
+               "quantized_x is yes, must be no; the recipe reads x as it is");
+  checks.holds(!p.quantized_x || !p.save_input,
+               "save_input is yes, must be no; x comes quantised and is not quantised again");
   checks.holds(!p.save_input || !p.wgrad || !p.recipe.wgrad.rhs.stochastic,
                "save_input is yes, must be no; x is rounded stochastically for wgrad, and a second "
                "quantisation would give other codes");
@@ -76,61 +83,87 @@ void check(const GroupedLinearProblem& p) {
 struct Copied {
   int itself, along_k, along_rows;
   bool copies_k = false, copies_rows = false, shared = false;
+  bool given = false;  ///< the copies are the caller's
 
+  bool copies() const { return copies_k || copies_rows; }
   int read_along_k() const { return copies_k ? along_k : itself; }
   int read_along_rows() const { return shared ? along_k : copies_rows ? along_rows : itself; }
 };
 
+/// Which tensors the recipe copies.
+struct Copies {
+  Copied x{kX, kXAlongK, kXAlongRows};
+  Copied w{kW, kWAlongK, kWAlongRows};
+  Copied dy{kDy, kDyAlongK, kDyAlongRows};
+
+  explicit Copies(const GroupedLinearProblem& p) {
+    const Recipe& r = p.recipe;
+    const DType weight = p.parameters.weight;
+    x.copies_k = !as_is(r.fprop.lhs, p.dtype);
+    x.copies_rows = p.wgrad && !as_is(r.wgrad.rhs, p.dtype);
+    x.given = p.quantized_x;
+    x.shared = x.copies_rows && !p.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
+    w.copies_k = !as_is(r.fprop.rhs, weight);
+    w.copies_rows = p.dgrad && !as_is(r.dgrad.rhs, weight);
+    w.shared =
+        p.cache_weights && w.copies_k && w.copies_rows && same_copy(r.fprop.rhs, r.dgrad.rhs);
+    dy.copies_k = p.dgrad && !as_is(r.dgrad.lhs, p.dtype);
+    dy.copies_rows = p.wgrad && !as_is(r.wgrad.lhs, p.dtype);
+    dy.shared = dy.copies_k && dy.copies_rows && same_copy(r.dgrad.lhs, r.wgrad.lhs);
+  }
+};
+
+std::string refuses_copies(const GroupedLinearProblem& p, const Device&) {
+  const Copies copies(p);
+  const auto why = [](std::string_view tensor, const Copied& of, const Format& along_k,
+                      const Format& along_rows) {
+    return text(tensor, of.given ? " comes in " : " is copied into ",
+                to_string(of.copies_k ? along_k : along_rows));
+  };
+  const Recipe& r = p.recipe;
+  if (copies.w.copies()) return why("w", copies.w, r.fprop.rhs, r.dgrad.rhs);
+  if (copies.x.copies()) return why("x", copies.x, r.fprop.lhs, r.wgrad.rhs);
+  if (copies.dy.copies()) return why("dy", copies.dy, r.dgrad.lhs, r.wgrad.lhs);
+  return {};
+}
+
+std::string refuses_none(const GroupedLinearProblem& p, const Device& device) {
+  return refuses_copies(p, device).empty() ? "every product reads its tensors as they are" : "";
+}
+
 class Planner {
  public:
-  Planner(const GroupedLinearProblem& problem, const Device& device) : p_(problem), row_(plan_) {
+  Planner(const GroupedLinearProblem& problem, const Device& device)
+      : p_(problem), copies_(problem), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
   }
 
   GroupedLinearPlan take() {
-    choose_copies();
     name_tensors();
     add_forward();
     add_backward();
     if (p_.wgrad) add_wgrad();
-    plan_.name = copies() ? "quantized" : "direct";
     row_.share_memory(p_.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kAfter);
     return std::move(plan_);
   }
 
  private:
-  void choose_copies() {
-    const Recipe& r = p_.recipe;
-    const DType weight = p_.parameters.weight;
-    x_.copies_k = !as_is(r.fprop.lhs, p_.dtype);
-    x_.copies_rows = p_.wgrad && !as_is(r.wgrad.rhs, p_.dtype);
-    x_.shared = x_.copies_rows && !p_.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
-    w_.copies_k = !as_is(r.fprop.rhs, weight);
-    w_.copies_rows = p_.dgrad && !as_is(r.dgrad.rhs, weight);
-    w_.shared =
-        p_.cache_weights && w_.copies_k && w_.copies_rows && same_copy(r.fprop.rhs, r.dgrad.rhs);
-    dy_.copies_k = p_.dgrad && !as_is(r.dgrad.lhs, p_.dtype);
-    dy_.copies_rows = p_.wgrad && !as_is(r.wgrad.lhs, p_.dtype);
-    dy_.shared = dy_.copies_k && dy_.copies_rows && same_copy(r.dgrad.lhs, r.wgrad.lhs);
-  }
-  bool copies() const {
-    return x_.copies_k || x_.copies_rows || w_.copies_k || w_.copies_rows || dy_.copies_k ||
-           dy_.copies_rows;
-  }
-
   /// In the order of LinearTensor.
   void name_tensors() {
     for (const char* own :
          {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale", "dbias_scale"})
       row_.own(own);
     const Recipe& r = p_.recipe;
-    row_.made("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK));
-    row_.made("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows));
+    x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK));
+    x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows));
     row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK), p_.cache_weights);
     row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows), p_.cache_weights);
     row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK));
     row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows));
+  }
+  void x_copy(const char* name, const QuantizedShape& shape) {
+    x_.given ? row_.own(name, shape) : row_.made(name, shape);
   }
   QuantizedShape rows_shape(int64_t cols, const Format& format, Axis axis) const {
     return {RowsKind::kRagged, p_.rows, cols, p_.experts, format, axis};
@@ -174,7 +207,7 @@ class Planner {
     bool along_k = false, along_rows = false;
   };
   void quantize(Phase phase, const char* name, const Copied& tensor, const Axes& axes) {
-    if (!axes.along_k && !axes.along_rows) return;
+    if (tensor.given || (!axes.along_k && !axes.along_rows)) return;
     const QuantizedShape& like = plan_.tensors[size_t(tensor.along_k)].shape;
     const bool weights = like.kind == RowsKind::kWeights;
     QuantizeProblem q{.kind = like.kind, .rows = like.rows, .cols = like.cols};
@@ -237,11 +270,20 @@ class Planner {
   }
 
   const GroupedLinearProblem& p_;
+  const Copies copies_;
+  const Copied &x_ = copies_.x, &w_ = copies_.w, &dy_ = copies_.dy;
   GroupedLinearPlan plan_;
   layers::Row row_;
-  Copied x_{kX, kXAlongK, kXAlongRows};
-  Copied w_{kW, kWAlongK, kWAlongRows};
-  Copied dy_{kDy, kDyAlongK, kDyAlongRows};
+};
+
+GroupedLinearPlan plan_steps(const GroupedLinearProblem& problem, const Device& device) {
+  return Planner(problem, device).take();
+}
+
+/// The steps are the same; what is copied makes the route.
+constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutes[] = {
+    {"direct", refuses_copies, plan_steps},
+    {"quantized", refuses_none, plan_steps},
 };
 
 }  // namespace
@@ -257,20 +299,22 @@ const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) {
 
 }  // namespace layers
 
-GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device) {
+GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device,
+                       std::string_view only) {
   check(problem);
-  return Planner(problem, device).take();
+  return layers::choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutes, problem, device, only);
 }
 
 std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
   const GroupedLinearProblem& p = plan.problem;
-  const GroupedGemmPlan* wgrad = find_step<GroupedGemmPlan>(plan, "dw");
   std::vector<KeptPart> parts;
-  if (wgrad != nullptr && layers::wgrad_input(plan).place == Place::kSaved) {
-    parts.push_back(
-        {"x along rows", Place::kSaved, quantized_bytes(layers::wgrad_input(plan).shape)});
-  } else if (wgrad != nullptr) {
-    parts.push_back({"x", Place::kCaller, p.rows * bytes_for(p.dtype, p.k)});
+  if (p.wgrad) {
+    const LayerTensor& x = layers::wgrad_input(plan);
+    const bool given = p.quantized_x && &x != &plan.tensors[kX];
+    if (x.place == Place::kSaved || given)
+      parts.push_back({"x along rows", x.place, quantized_bytes(x.shape)});
+    else
+      parts.push_back({"x", Place::kCaller, p.rows * bytes_for(p.dtype, p.k)});
   }
   if (p.bias_scale && find_step<BiasGradPlan>(plan, "dbias"))
     parts.push_back({"bias_scale", Place::kCaller, p.rows * int64_t(sizeof(float))});

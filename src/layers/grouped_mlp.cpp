@@ -32,6 +32,8 @@ GroupedLinearArgs linear_args(const MlpRun& mlp, int part, const LinearParameter
 GroupedLinearArgs fc1_args(const MlpRun& mlp) {
   GroupedLinearArgs args = linear_args(mlp, 0, mlp.args.fc1);
   args.x = mlp.args.x;
+  args.x_along_k = mlp.args.x_along_k;
+  args.x_along_rows = mlp.args.x_along_rows;
   args.y = mlp.between(kZ);
   args.dy = mlp.between(kDz);
   args.dx = mlp.args.dx;

@@ -37,6 +37,9 @@ struct MlpRun : LayerRun {
 MlpRun mlp_run(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Phase first,
                Stream stream = {});
 
+/// The routes, by their planners.
+GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);
+
 void check_forward(const MlpRun&);
 void check_backward(const MlpRun&);
 void check_wgrad(const MlpRun&);

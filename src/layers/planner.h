@@ -22,8 +22,10 @@ class Row {
  public:
   explicit Row(LayerPlan& plan) : plan_(plan) {}
 
-  /// The caller's tensor.
-  int own(std::string name) { return add({.name = std::move(name)}); }
+  /// The caller's tensor; codes and scales have a shape.
+  int own(std::string name, const QuantizedShape& shape = {}) {
+    return add({.name = std::move(name), .shape = shape});
+  }
   /// A tensor that the layer makes, if a step writes it.
   int made(std::string name, const QuantizedShape& shape, bool lasting = false) {
     return add({.name = std::move(name), .made = true, .lasting = lasting, .shape = shape});

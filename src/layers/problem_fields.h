@@ -25,6 +25,7 @@ void option_fields(Io& io, Problem& p) {
   io.unless("accumulate", p.accumulate, usual.accumulate);
   io.unless("accumulate_bias", p.accumulate_bias, usual.accumulate_bias);
   io.unless("deferred", p.deferred, usual.deferred);
+  io.unless("quantized_x", p.quantized_x, usual.quantized_x);
   io.unless("save_input", p.save_input, usual.save_input);
   io.unless("cache_weights", p.cache_weights, usual.cache_weights);
   io.unless("tail", p.tail, usual.tail);

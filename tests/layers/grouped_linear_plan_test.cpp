@@ -53,9 +53,10 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
     for (DType* type : {&p.dtype, &p.parameters.weight, &p.parameters.bias, &p.parameters.dw,
                         &p.parameters.dbias})
       *type = DType(draw(3));
-    for (bool* flag : {&p.parameters.discrete_weight, &p.parameters.discrete_bias,
-                       &p.parameters.discrete_dw, &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad,
-                       &p.wgrad, &p.dbias, &p.deferred, &p.save_input, &p.cache_weights})
+    for (bool* flag :
+         {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
+          &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad, &p.wgrad, &p.dbias, &p.deferred,
+          &p.save_input, &p.cache_weights, &p.quantized_x})
       *flag = draw(2);
     p.parameters.weight_major = Major(draw(2));
     p.accumulate = Accumulate(draw(4));
@@ -78,6 +79,38 @@ TEST(GroupedLinearPlan, PlainRecipesReadTheTensorsAsTheyAre) {
   // Only the scratch of the products.
   EXPECT_EQ(direct.memory.forward_workspace_bytes,
             find_step<GroupedGemmPlan>(direct, "multiply")->workspace_bytes);
+}
+
+TEST(GroupedLinearPlan, ARouteIsTakenOrSaysWhyNot) {
+  const GroupedLinearPlan made = planned(problem("mxfp8"));
+  ASSERT_EQ(made.refusals.size(), 1u);
+  EXPECT_EQ(made.refusals[0].name, "direct");
+  EXPECT_EQ(made.refusals[0].why, "w is copied into mxfp8");
+  EXPECT_NE(explain(made).find("route quantized\n  not direct: w is copied into mxfp8\n"),
+            std::string::npos);
+  EXPECT_TRUE(planned(problem("bf16")).refusals.empty());
+  EXPECT_EQ(plan(problem("bf16"), this_cpu(), "direct").name, "direct");
+
+  GroupedLinearProblem p = problem("mxfp8,wgrad=bf16");
+  p.parameters.weight = DType::kF32;
+  p.recipe.fprop.rhs = p.recipe.dgrad.rhs = format(FormatKind::kF32);
+  EXPECT_EQ(planned(p).refusals[0].why, "x is copied into mxfp8");
+  p.recipe.fprop.lhs = format(FormatKind::kBf16);
+  EXPECT_EQ(planned(p).refusals[0].why, "dy is copied into mxfp8");
+}
+
+TEST(GroupedLinearErrors, OfRoutes) {
+  const auto refused = [](std::string_view recipe, std::string_view only) {
+    return test::unsupported([&] { plan(problem(recipe), this_cpu(), only); });
+  };
+  const std::string none =
+      "no implementation on cpu for 'grouped_linear R=640 N=96 K=160 E=5 recipe=";
+  EXPECT_EQ(refused("mxfp8", "direct"), none + "mxfp8':\n  direct: w is copied into mxfp8");
+  EXPECT_EQ(refused("bf16", "quantized"),
+            none + "bf16':\n  quantized: every product reads its tensors as they are");
+  EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
+            "plan: route is 'fused', must be one of direct, quantized "
+            "[grouped_linear R=640 N=96 K=160 E=5 recipe=bf16]");
 }
 
 TEST(GroupedLinearPlan, MasterWeightsAreCastOnceForBothPasses) {

@@ -53,7 +53,7 @@ TEST(GroupedMlpText, EveryFieldParsesBack) {
     for (bool* flag :
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
           &p.prob, &p.bias1, &p.bias2, &p.bias2_scale, &p.dgrad, &p.wgrad1, &p.wgrad2, &p.dbias,
-          &p.dprob, &p.deferred, &p.keep_h, &p.save_input, &p.cache_weights})
+          &p.dprob, &p.deferred, &p.keep_h, &p.save_input, &p.cache_weights, &p.quantized_x})
       *flag = draw(2);
     p.parameters.weight_major = Major(draw(2));
     p.accumulate = Accumulate(draw(4));
@@ -71,6 +71,7 @@ TEST(GroupedMlpPlan, NamesItsRouteAndExplainsIt) {
   p.bias1 = p.deferred = true;
   const GroupedMlpPlan made = planned(p);
   EXPECT_EQ(made.name, "unfused");
+  EXPECT_EQ(plan(p, this_cpu(), "unfused").name, "unfused");
   EXPECT_TRUE(made.exact);
   const std::string words = explain(made);
   for (const char* part : {"route unfused", "fc1: grouped_linear R=640 N=128 K=96", "activation: ",
@@ -147,6 +148,12 @@ TEST(GroupedMlpErrors, OfProblems) {
               p.features = 33;
             }).find("activation: F is 33, must be a multiple of 32"),
             std::string::npos);
+}
+
+TEST(GroupedMlpErrors, OfRoutes) {
+  EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
+            "plan: route is 'fused', must be one of unfused "
+            "[grouped_mlp R=640 H=96 F=64 E=5 act=swiglu recipe=bf16 prob=yes]");
 }
 
 enum Run { kForward, kBackward, kWgrad };

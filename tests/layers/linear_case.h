@@ -1,5 +1,6 @@
 #pragma once
 #include <array>
+#include <functional>
 
 #include "cadre/grouped_linear.h"
 #include "cadre/wgrad_queue.h"
@@ -31,6 +32,7 @@ struct LinearCase {
   bool refresh_weights = true;
   WgradQueue* queue = nullptr;
   int64_t version = 0;
+  std::function<void(GroupedLinearArgs&)> change_args{};
 
   LinearCase(const GroupedLinearProblem& p, const Counts& c, unsigned seed,
              const MadeFor& where = {})
@@ -82,6 +84,7 @@ struct LinearCase {
     a.weight_cache = memory(weight_cache);
     a.refresh_weights = refresh_weights;
     a.queue = queue;
+    if (change_args) change_args(a);
     return a;
   }
 

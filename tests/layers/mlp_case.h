@@ -18,6 +18,7 @@ struct MlpCase {
   OwnedWorkspace saved, pending, weight_cache;
   bool refresh_weights = true;
   WgradQueue* queue = nullptr;
+  std::function<void(GroupedMlpArgs&)> change_args{};
 
   MlpCase(const GroupedMlpProblem& p, const Counts& c, unsigned seed, const MadeFor& where = {})
       : plan(cadre::plan(p, where.device)),
@@ -76,6 +77,7 @@ struct MlpCase {
     a.weight_cache = memory(weight_cache);
     a.refresh_weights = refresh_weights;
     a.queue = queue;
+    if (change_args) change_args(a);
     return a;
   }
 

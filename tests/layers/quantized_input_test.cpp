@@ -1,0 +1,179 @@
+// Layers whose x comes as codes and scales: the bits of a layer that quantises it, and what is said
+// of copies that do not fit.
+#include <gtest/gtest.h>
+
+#include "cadre/sequential.h"
+#include "tests/judge/errors.h"
+#include "tests/layers/linear_case.h"
+#include "tests/layers/mlp_case.h"
+
+using namespace cadre;
+using test::Counts;
+using test::LinearCase;
+using test::MlpCase;
+
+namespace {
+
+const Counts kCounts{.rows = 75, .of = {0, 33, 1, 40}};
+
+/// Both copies of x, as the first linear's recipe reads them.
+struct GivenCopies {
+  test::OwnedWorkspace along_k_bytes, along_rows_bytes;
+  QuantizedView along_k, along_rows;
+
+  GivenCopies(const Recipe& recipe, const test::Tensor& x, const Offsets& offsets)
+      : along_k_bytes(bytes(recipe.fprop.lhs, Axis::kAlongK, x, offsets)),
+        along_rows_bytes(bytes(recipe.wgrad.rhs, Axis::kAlongRows, x, offsets)) {
+    along_k = made(recipe.fprop.lhs, Axis::kAlongK, x, offsets);
+    along_rows = made(recipe.wgrad.rhs, Axis::kAlongRows, x, offsets);
+  }
+
+ private:
+  static QuantizedShape shape(const Format& format, Axis axis, const test::Tensor& x,
+                              const Offsets& offsets) {
+    const TensorView v = x.view();
+    return {RowsKind::kRagged, v[0], v[1], offsets.experts, format, axis};
+  }
+  static int64_t bytes(const Format& format, Axis axis, const test::Tensor& x,
+                       const Offsets& offsets) {
+    return quantized_bytes(shape(format, axis, x, offsets));
+  }
+  QuantizedView made(const Format& format, Axis axis, const test::Tensor& x,
+                     const Offsets& offsets) {
+    const QuantizedShape s = shape(format, axis, x, offsets);
+    const bool k = axis == Axis::kAlongK;
+    const QuantizedView view = quantized_view(s, (k ? along_k_bytes : along_rows_bytes).get().data);
+    QuantizeProblem q{.kind = RowsKind::kRagged, .rows = s.rows, .cols = s.cols};
+    q.experts = s.experts;
+    q.source = x.view().dtype;
+    (k ? q.along_k : q.along_rows) = format;
+    QuantizeArgs args{.source = x.view(), .offsets = offsets};
+    (k ? args.along_k : args.along_rows) = view;
+    const QuantizePlan chosen = plan(q, this_cpu());
+    const test::OwnedWorkspace workspace(chosen.workspace_bytes);
+    run(chosen, args, workspace.get(), {});
+    return view;
+  }
+};
+
+GroupedLinearProblem linear(std::string_view recipe) {
+  GroupedLinearProblem p{.rows = 75, .n = 24, .k = 40, .experts = 4};
+  p.recipe = parse_recipe(recipe);
+  return p;
+}
+
+TEST(QuantizedInput, ALinearLayerHasTheBitsOfOneThatQuantises) {
+  for (const char* recipe : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4,wgrad=mxfp8", "nvfp4",
+                             "fp8_block,wgrad=bf16", "bf16,wgrad=mxfp8"})
+    for (const bool deferred : {false, true}) {
+      GroupedLinearProblem p = linear(recipe);
+      p.deferred = deferred;
+      LinearCase want(p, kCounts, 3);
+      want.step();
+      p.quantized_x = true;
+      LinearCase got(p, kCounts, 3);
+      EXPECT_EQ(find_step<QuantizePlan>(got.plan, "quantize x"), nullptr);
+      EXPECT_EQ(got.plan.memory.saved_bytes, 0);
+      const GivenCopies copies(p.recipe, got.x, {got.offsets.data(), p.experts});
+      got.change_args = [&](GroupedLinearArgs& a) {
+        a.x_along_k = copies.along_k;
+        a.x_along_rows = copies.along_rows;
+        const bool reads_x = find_tensor(got.plan, "x") != nullptr;
+        if (!reads_x) a.x = {};
+      };
+      got.step();
+      EXPECT_EQ(first_difference(test::LinearResult(got), test::LinearResult(want)), "") << recipe;
+    }
+}
+
+TEST(QuantizedInput, AnMlpHasTheBitsOfOneThatQuantises) {
+  GroupedMlpProblem p{.rows = 75, .hidden = 40, .features = 32, .experts = 4};
+  p.recipe = parse_recipe("mxfp8");
+  p.prob = true;
+  MlpCase want(p, kCounts, 3);
+  want.step();
+  p.quantized_x = true;
+  MlpCase got(p, kCounts, 3);
+  const GivenCopies copies(p.recipe, got.x, {got.offsets.data(), p.experts});
+  got.change_args = [&](GroupedMlpArgs& a) {
+    a.x = {};
+    a.x_along_k = copies.along_k;
+    a.x_along_rows = copies.along_rows;
+  };
+  got.step();
+  EXPECT_EQ(first_difference(test::MlpResult(got), test::MlpResult(want)), "");
+}
+
+TEST(QuantizedInput, IsKeptByTheCaller) {
+  GroupedLinearProblem p = linear("mxfp8");
+  p.quantized_x = true;
+  const GroupedLinearPlan made = plan(p, this_cpu());
+  const auto parts = kept(made);
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].name, "x along rows");
+  EXPECT_EQ(parts[0].place, Place::kCaller);
+  EXPECT_EQ(parts[0].bytes, quantized_bytes(find_tensor(made, "x along rows")->shape));
+  p.recipe.fprop.rhs = p.recipe.dgrad.rhs = format(FormatKind::kBf16);
+  EXPECT_EQ(plan(p, this_cpu()).refusals[0].why, "x comes in mxfp8");
+  EXPECT_EQ(parse_grouped_linear_problem(to_string(p)), p);
+}
+
+TEST(QuantizedInputErrors, OfProblems) {
+  const auto says = [](std::string_view recipe, bool save_input) {
+    GroupedLinearProblem p = linear(recipe);
+    p.quantized_x = true;
+    p.save_input = save_input;
+    const std::string what = test::invalid([&] { plan(p, this_cpu()); });
+    return what.substr(0, what.find(" [grouped_"));
+  };
+  EXPECT_EQ(says("bf16", false),
+            "grouped_linear: quantized_x is yes, must be no; the recipe reads x as it is");
+  EXPECT_EQ(says("mxfp8", true),
+            "grouped_linear: save_input is yes, must be no; x comes quantised and is not "
+            "quantised again");
+  GroupedLinearProblem p = linear("mxfp8");
+  p.quantized_x = true;
+  const SequentialProblem row{.ops = {p}};
+  EXPECT_EQ(test::invalid([&] {
+              plan(row, this_cpu());
+            }).find("sequential: quantized_x of op 0 is yes, must be no; a row passes values"),
+            0u);
+}
+
+TEST(QuantizedInputErrors, OfCopiesThatDoNotFit) {
+  const auto says = [](std::string_view recipe, bool backwards, auto change) {
+    GroupedLinearProblem p = linear(recipe);
+    p.quantized_x = true;
+    LinearCase c(p, kCounts, 3);
+    const GivenCopies copies(p.recipe, c.x, {c.offsets.data(), p.experts});
+    GroupedLinearArgs args = c.args();
+    args.x_along_k = copies.along_k;
+    args.x_along_rows = copies.along_rows;
+    change(args);
+    const LayerMemory& m = c.plan.memory;
+    const test::OwnedWorkspace w(std::max(m.forward_workspace_bytes, m.backward_workspace_bytes));
+    const std::string what = test::invalid([&] {
+      backwards ? backward(c.plan, args, w.get(), {}) : forward(c.plan, args, w.get(), {});
+    });
+    return what.substr(0, what.find(" [grouped_"));
+  };
+  using Args = GroupedLinearArgs;
+  const std::string why = "; x comes quantised, in the format of the recipe";
+  EXPECT_EQ(says("mxfp8", false, [](Args& a) { a.x_along_k.codes.dtype = DType::kE5m2; }),
+            "grouped_linear: x_along_k.codes is e5m2[75, 40], must be e4m3[75, 40]" + why);
+  EXPECT_EQ(says("mxfp8", false, [](Args& a) { a.x_along_k.scales.shape[1] = 1; }),
+            "grouped_linear: x_along_k.scales is e8m0[75, 1] strides (2, 1), must be "
+            "e8m0[75, 2]" +
+                why);
+  EXPECT_EQ(says("mxfp8", true, [](Args& a) { a.x_along_rows = {}; }),
+            "grouped_linear: x_along_rows.codes is f32[], must be e4m3[75, 40]" + why);
+  EXPECT_EQ(says("fp8_tensor", false, [](Args& a) { a.x_along_k.expert_scale = nullptr; }),
+            "grouped_linear: x_along_k.expert_scale is null, must point to 4 elements" + why);
+  EXPECT_EQ(says("fp8_tensor", false, [](Args& a) { a.x_along_k.scales = a.x_along_k.codes; }),
+            "grouped_linear: x_along_k.scales is given, must be null" + why);
+  float scale = 1;
+  EXPECT_EQ(says("mxfp8", false, [&](Args& a) { a.x_along_k.expert_scale = &scale; }),
+            "grouped_linear: x_along_k.expert_scale is given, must be null" + why);
+}
+
+}  // namespace
