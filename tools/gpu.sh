@@ -8,7 +8,8 @@
 # benchmarks launch each contestant REPEAT times (default 31).
 #
 #   tests      every test with the label gpu
-#   check      the shapes of bench/shapes/check.txt and 3000 random problems
+#   check, layers    the shapes of bench/shapes/check.txt and 3000 random problems, and layers.txt,
+#              with a hash of the bits of each in log.txt
 #   memcheck, racecheck, synccheck, initcheck    of compute-sanitizer, on small sets
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
@@ -19,7 +20,7 @@
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
-#   correct    tests check memcheck racecheck synccheck initcheck
+#   correct    tests check layers memcheck racecheck synccheck initcheck
 #   speed      gemm torch accumulate torch_accumulate few torch_few f16 host facts
 #   others     other torch_other
 set -uo pipefail
@@ -162,7 +163,11 @@ run_gpt() {
 take() {
   local routings=uniform,gamma:1 step
   case $1 in
-    correct) for step in tests check memcheck racecheck synccheck initcheck; do take $step; done ;;
+    correct)
+      for step in tests check layers memcheck racecheck synccheck initcheck; do
+        take $step
+      done
+      ;;
     speed)
       for step in gemm torch accumulate torch_accumulate few torch_few f16 host facts; do
         take $step
@@ -171,7 +176,8 @@ take() {
     others) for step in other torch_other; do take $step; done ;;
     tests) run_tests ;;
     check) run check 240 "$cadre" check --device "$device" --file bench/shapes/check.txt \
-      --random 3000 --seed 1 ;;
+      --random 3000 --seed 1 --digest ;;
+    layers) run layers 120 "$cadre" check --device "$device" --file bench/shapes/layers.txt --digest ;;
     memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
     gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     accumulate)
