@@ -1,27 +1,19 @@
 #pragma once
 
 // Everything at once.
-#include "cadre/activation.h"
-#include "cadre/bias_grad.h"
-#include "cadre/dequantize.h"
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/error.h"
 #include "cadre/format.h"
-#include "cadre/grouped_gemm.h"
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"
 #include "cadre/host_device.h"
 #include "cadre/layer.h"
 #include "cadre/layers.h"
-#include "cadre/offsets.h"
-#include "cadre/operations.h"
-#include "cadre/permute.h"
+#include "cadre/operations.h"  // and every operation
 #include "cadre/plan.h"
 #include "cadre/pointers.h"
-#include "cadre/quantize.h"
 #include "cadre/recipe.h"
-#include "cadre/routing.h"
 #include "cadre/sequential.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"

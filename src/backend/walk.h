@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <type_traits>
 
 #include "backend/lists.h"
 #include "backend/poison.h"
@@ -7,9 +8,15 @@
 
 namespace cadre::backend {
 
+template <class Problem, class... Each>
+constexpr bool is_listed(TypeList<Each...>) {
+  return (std::is_same_v<Problem, typename Each::Problem> || ...);
+}
+
 /// The implementation list of the backend that a device belongs to.
 template <class Problem>
 Entries<Problem> entries_on(const Device& device) {
+  static_assert(is_listed<Problem>(Operations{}), "an operation is a row of cadre/operations.h");
   const Lists& lists = device.kind == DeviceKind::kCpu ? cpu::lists() : cuda::lists();
   return std::get<Entries<Problem>>(lists);
 }
