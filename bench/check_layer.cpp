@@ -9,8 +9,8 @@
 namespace cadre::bench {
 namespace {
 
-bool defers(const GroupedLinearProblem& p) { return p.deferred && p.wgrad; }
-bool defers(const GroupedMlpProblem& p) { return p.deferred && (p.wgrad1 || p.wgrad2); }
+bool defers(const GroupedLinearProblem& p) { return p.options.deferred && p.wgrad; }
+bool defers(const GroupedMlpProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
 bool defers(const SequentialProblem& p) {
   return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
     const auto* linear = std::get_if<GroupedLinearProblem>(&op);

@@ -81,9 +81,10 @@ LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds,
 
 LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, Seeds& seeds,
                             std::vector<Output>& outputs) {
-  return parameters(buffers,
-                    {p.experts, p.n, p.k, p.parameters, p.bias, p.accumulate, p.accumulate_bias},
-                    seeds, outputs);
+  return parameters(
+      buffers,
+      {p.experts, p.n, p.k, p.parameters, p.bias, p.options.accumulate, p.options.accumulate_bias},
+      seeds, outputs);
 }
 
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
@@ -150,12 +151,14 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
   GroupedMlpArgs args{.offsets = rows.offsets};
   std::vector<Output> outputs;
-  args.fc1 = parameters(
-      b, {p.experts, n1, p.hidden, p.parameters, p.bias1, p.accumulate, p.accumulate_bias}, seeds,
-      outputs);
-  args.fc2 = parameters(
-      b, {p.experts, p.hidden, p.features, p.parameters, p.bias2, p.accumulate, p.accumulate_bias},
-      seeds, outputs);
+  args.fc1 = parameters(b,
+                        {p.experts, n1, p.hidden, p.parameters, p.bias1, p.options.accumulate,
+                         p.options.accumulate_bias},
+                        seeds, outputs);
+  args.fc2 = parameters(b,
+                        {p.experts, p.hidden, p.features, p.parameters, p.bias2,
+                         p.options.accumulate, p.options.accumulate_bias},
+                        seeds, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
   args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());

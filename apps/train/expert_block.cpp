@@ -98,7 +98,7 @@ void ExpertBlock::forward(std::span<const Weight> weights, float* x, BlockScratc
   cadre::forward(plans_.experts, mlp_args(weights, s), workspace, stream);
   run(plans_.combine, permute_args(s.tokens, s.rows), workspace, stream);
   s.tokens.add_to(x);
-  refresh_weights_ = plans_.experts.problem.cache_weights ? false : refresh_weights_;
+  refresh_weights_ = plans_.experts.problem.options.cache_weights ? false : refresh_weights_;
 }
 
 /// The gradient that reaches the normed tokens through the router and the balance, in s.du.

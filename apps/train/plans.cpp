@@ -56,7 +56,7 @@ GroupedMlpProblem mlp_problem(const NetworkShape& shape) {
   p.parameters.weight = p.parameters.dw = DType::kF32;
   p.prob = true;
   p.dgrad = p.wgrad1 = p.wgrad2 = p.dprob = train;
-  p.cache_weights = !train;
+  p.options.cache_weights = !train;
   return p;
 }
 

@@ -27,18 +27,9 @@ struct GroupedLinearProblem {
   bool dgrad = true;         ///< dx is wanted; no: the input is frozen
   bool wgrad = true;         ///< dw is wanted; no: the weights are frozen
   bool dbias = true;         ///< with a bias: dbias (and dbias_scale) are wanted
-  Accumulate accumulate = Accumulate::kNo;       ///< of dw
-  Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias
-  bool deferred = false;       ///< dw is left to `wgrad`; backward keeps what that needs
-  bool quantized_x = false;    ///< x comes as codes and scales, in the recipe's formats
-  bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
-  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
-  Tail tail = Tail::kKeep;     ///< of y and dx
-  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
-  int unit_budget = 0;                   ///< SMs or threads to use at most; 0: all
-  int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
+  LayerOptions options{};
 
   bool operator==(const GroupedLinearProblem&) const = default;
 };

@@ -30,17 +30,8 @@ struct GroupedMlpProblem {
   bool wgrad2 = true;        ///< dw2 is wanted
   bool dbias = true;         ///< dbias1 and dbias2 are wanted, where there is a bias
   bool dprob = true;         ///< with prob: dprob is wanted
-  Accumulate accumulate = Accumulate::kNo;       ///< of dw1 and dw2
-  Accumulate accumulate_bias = Accumulate::kNo;  ///< of dbias1 and dbias2
-  bool deferred = false;                         ///< dw1 and dw2 are left to `wgrad`
-  bool keep_h = false;         ///< save h in forward; else compute it again in backward
-  bool quantized_x = false;    ///< x comes as codes and scales, in the recipe's formats
-  bool save_input = false;     ///< keep x itself for wgrad and quantise it again in backward
-  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
-  Tail tail = Tail::kKeep;     ///< of y, dx and dprob
-  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
-  int unit_budget = 0;         ///< SMs or threads to use at most; 0: all
-  int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
+  bool keep_h = false;       ///< save h in forward; else compute it again in backward
+  LayerOptions options{};
 
   bool operator==(const GroupedMlpProblem&) const = default;
 };

@@ -48,6 +48,22 @@ struct LinearParameters {
   int64_t version = 0;  ///< the caller's count of changes; a deferred wgrad checks it
 };
 
+/// Options that every layer has.
+struct LayerOptions {
+  Accumulate accumulate = Accumulate::kNo;       ///< of weight gradients
+  Accumulate accumulate_bias = Accumulate::kNo;  ///< of bias gradients
+  bool deferred = false;     ///< weight gradients are left to `wgrad`; backward keeps what it needs
+  bool quantized_x = false;  ///< x comes as codes and scales, in the recipe's formats
+  bool save_input = false;   ///< keep x itself for wgrad and quantise it again in backward
+  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
+  Tail tail = Tail::kKeep;     ///< of what has rows: y, dx, dprob
+  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
+  int unit_budget = 0;         ///< SMs or threads to use at most; 0: all
+  int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
+
+  bool operator==(const LayerOptions&) const = default;
+};
+
 /// Memory of the caller that outlives a run: 256-byte aligned, on the device of the plan, and at
 /// least as long as the plan says.
 struct Memory {

@@ -39,9 +39,9 @@ void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
   checks.plain_float("bias_dtype", p.parameters.bias);
   checks.plain_float("dw", p.parameters.dw);
   checks.plain_float("dbias_dtype", p.parameters.dbias);
-  checks.holds(p.amax_eps >= 0, "amax_eps is ", p.amax_eps, ", must be 0 or more");
-  checks.at_least("unit_budget", p.unit_budget, 0);
-  checks.alignment("align", p.align);
+  checks.holds(p.options.amax_eps >= 0, "amax_eps is ", p.options.amax_eps, ", must be 0 or more");
+  checks.at_least("unit_budget", p.options.unit_budget, 0);
+  checks.alignment("align", p.options.align);
   require_legal(p.recipe);
 }
 

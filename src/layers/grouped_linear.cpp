@@ -29,13 +29,13 @@ Operand bias(const GroupedLinearProblem& p, const LinearParameters& own) {
 }
 
 Target weight_gradients(const GroupedLinearProblem& p, const LinearParameters& own) {
-  const int32_t* words = has_words(p.accumulate) ? own.accumulate : nullptr;
+  const int32_t* words = has_words(p.options.accumulate) ? own.accumulate : nullptr;
   if (!p.parameters.discrete_dw) return {.view = own.dw, .accumulate = words};
   return {weight_layout(p, p.parameters.dw), own.discrete_dw, words};
 }
 
 Target bias_gradients(const GroupedLinearProblem& p, const LinearParameters& own) {
-  const int32_t* words = has_words(p.accumulate_bias) ? own.accumulate_bias : nullptr;
+  const int32_t* words = has_words(p.options.accumulate_bias) ? own.accumulate_bias : nullptr;
   if (!p.parameters.discrete_bias) return {.view = own.dbias, .accumulate = words};
   return {.discrete = own.discrete_dbias, .accumulate = words};
 }

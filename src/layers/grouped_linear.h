@@ -77,7 +77,7 @@ void check_room(const ops::Checks<Problem>& checks, const WgradQueue* queue, int
 /// Whether backward may leave its wgrad to the queue.
 template <class Problem>
 void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, int tasks) {
-  checks.holds(queue == nullptr || checks.problem().deferred,
+  checks.holds(queue == nullptr || checks.problem().options.deferred,
                "queue is given, must be null; the problem says deferred=no");
   check_room(checks, queue, tasks);
 }

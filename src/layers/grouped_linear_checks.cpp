@@ -126,7 +126,8 @@ void check_bias_gradients(const LinearChecks& checks, const LinearRun& linear) {
   } else {
     checks.view("dbias", own.dbias, p.parameters.dbias, {p.experts, p.n});
   }
-  check_accumulate(checks, {"accumulate_bias", p.accumulate_bias, own.accumulate_bias}, p.experts);
+  check_accumulate(checks, {"accumulate_bias", p.options.accumulate_bias, own.accumulate_bias},
+                   p.experts);
   if (!p.bias_scale) return;
   check_biases(checks, linear);
   checks.present("bias_scale", linear.args.bias_scale, p.rows);
@@ -163,7 +164,7 @@ void check_copy(const LinearChecks& checks, const CopyNames& names, const Quanti
 
 /// The copies of x that the caller made and the phase reads.
 void check_copies(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
-  if (!linear.plan.problem.quantized_x) return;
+  if (!linear.plan.problem.options.quantized_x) return;
   if (need.reads(kXAlongK))
     check_copy(checks, kNamesAlongK, linear.tensor(kXAlongK).shape, linear.args.x_along_k);
   if (need.reads(kXAlongRows))
@@ -178,7 +179,8 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   const LinearChecks checks(op, p);
   const Needs need = needs(linear, Phase::kForward);
   checks.offsets(linear.args.offsets, p.experts);
-  if (!p.quantized_x || need.reads(kX)) checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  if (!p.options.quantized_x || need.reads(kX))
+    checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
   check_copies(checks, linear, need);
   checks.view("y", linear.args.y, p.dtype, {p.rows, p.n});
   if (need.reads(kW)) check_weights(checks, linear);
@@ -204,7 +206,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   check_bias_gradients(checks, linear);
   check_rng(checks, linear.args.rng, need.random);
   check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);
-  const bool cached = p.cache_weights && need.reads_copy_of_w();
+  const bool cached = p.options.cache_weights && need.reads_copy_of_w();
   check_memory(checks, "weight_cache", linear.places.weight_cache,
                cached ? plan.memory.weight_cache_bytes : 0);
   check_products(linear, Phase::kBackward);
@@ -223,7 +225,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
   if (need.reads(kDy))
     checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");
   check_weight_gradients(checks, linear);
-  check_accumulate(checks, {"accumulate", p.accumulate, linear.args.parameters.accumulate},
+  check_accumulate(checks, {"accumulate", p.options.accumulate, linear.args.parameters.accumulate},
                    p.experts);
   check_memory(checks, "saved", linear.places.saved, plan.memory.saved_bytes);
   check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);

@@ -70,11 +70,11 @@ void check(const GroupedLinearProblem& p) {
                "weight_major is column, must be row; the recipe copies the weights");
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
-  checks.holds(!p.quantized_x || !x_as_is,
+  checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
-  checks.holds(!p.quantized_x || !p.save_input,
+  checks.holds(!p.options.quantized_x || !p.options.save_input,
                "save_input is yes, must be no; x comes quantised and is not quantised again");
-  checks.holds(!p.save_input || !p.wgrad || !p.recipe.wgrad.rhs.stochastic,
+  checks.holds(!p.options.save_input || !p.wgrad || !p.recipe.wgrad.rhs.stochastic,
                "save_input is yes, must be no; x is rounded stochastically for wgrad, and a second "
                "quantisation would give other codes");
 }
@@ -101,12 +101,12 @@ struct Copies {
     const DType weight = p.parameters.weight;
     x.copies_k = !as_is(r.fprop.lhs, p.dtype);
     x.copies_rows = p.wgrad && !as_is(r.wgrad.rhs, p.dtype);
-    x.given = p.quantized_x;
-    x.shared = x.copies_rows && !p.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
+    x.given = p.options.quantized_x;
+    x.shared = x.copies_rows && !p.options.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
     w.copies_k = !as_is(r.fprop.rhs, weight);
     w.copies_rows = p.dgrad && !as_is(r.dgrad.rhs, weight);
-    w.shared =
-        p.cache_weights && w.copies_k && w.copies_rows && same_copy(r.fprop.rhs, r.dgrad.rhs);
+    w.shared = p.options.cache_weights && w.copies_k && w.copies_rows &&
+               same_copy(r.fprop.rhs, r.dgrad.rhs);
     dy.copies_k = p.dgrad && !as_is(r.dgrad.lhs, p.dtype);
     dy.copies_rows = p.wgrad && !as_is(r.wgrad.lhs, p.dtype);
     dy.shared = dy.copies_k && dy.copies_rows && same_copy(r.dgrad.lhs, r.wgrad.lhs);
@@ -144,7 +144,7 @@ class Planner {
     add_forward();
     add_backward();
     if (p_.wgrad) add_wgrad();
-    row_.share_memory(p_.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kAfter);
+    row_.share_memory(p_.options.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kAfter);
     return std::move(plan_);
   }
 
@@ -157,8 +157,9 @@ class Planner {
     const Recipe& r = p_.recipe;
     x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK));
     x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows));
-    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK), p_.cache_weights);
-    row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows), p_.cache_weights);
+    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK), p_.options.cache_weights);
+    row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows),
+              p_.options.cache_weights);
     row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK));
     row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows));
   }
@@ -173,8 +174,8 @@ class Planner {
   }
 
   void add_forward() {
-    const bool rows_of_w = p_.cache_weights && w_.copies_rows && !w_.shared;
-    const bool rows_of_x = !p_.save_input && x_.copies_rows && !x_.shared;
+    const bool rows_of_w = p_.options.cache_weights && w_.copies_rows && !w_.shared;
+    const bool rows_of_x = !p_.options.save_input && x_.copies_rows && !x_.shared;
     quantize(Phase::kForward, "quantize w", w_, {.along_k = w_.copies_k, .along_rows = rows_of_w});
     quantize(Phase::kForward, "quantize x", x_, {.along_k = x_.copies_k, .along_rows = rows_of_x});
     GroupedGemmProblem fprop = ragged_rows(Pass::kFprop, w_.read_along_k());
@@ -189,8 +190,8 @@ class Planner {
   }
 
   void add_backward() {
-    const bool rows_of_w = !p_.cache_weights && w_.copies_rows;
-    const bool rows_of_x = p_.save_input && x_.copies_rows;
+    const bool rows_of_w = !p_.options.cache_weights && w_.copies_rows;
+    const bool rows_of_x = p_.options.save_input && x_.copies_rows;
     quantize(Phase::kBackward, "quantize dy", dy_,
              {.along_k = dy_.copies_k, .along_rows = dy_.copies_rows && !dy_.shared});
     quantize(Phase::kBackward, "quantize w again", w_, {.along_rows = rows_of_w});
@@ -215,7 +216,7 @@ class Planner {
     q.source = weights ? p_.parameters.weight : p_.dtype;
     q.role = weights ? TensorRole::kW : tensor.itself == kX ? p_.x_role : p_.dy_role;
     q.discrete = weights && p_.parameters.discrete_weight;
-    q.amax_eps = p_.amax_eps;
+    q.amax_eps = p_.options.amax_eps;
     if (axes.along_k) q.along_k = like.format;
     if (axes.along_rows) q.along_rows = plan_.tensors[size_t(tensor.along_rows)].shape.format;
     row_.step(phase, name, plan(q, plan_.device), {tensor.itself},
@@ -229,8 +230,8 @@ class Planner {
     g.experts = p_.experts;
     g.lhs = formats.lhs;
     g.rhs = formats.rhs;
-    g.unit_budget = p_.unit_budget;
-    g.align = p_.align;
+    g.unit_budget = p_.options.unit_budget;
+    g.align = p_.options.align;
     return g;
   }
 
@@ -240,7 +241,7 @@ class Planner {
     g.discrete_rhs = w == kW && p_.parameters.discrete_weight;
     g.rhs_major = p_.parameters.weight_major;
     g.out = p_.dtype;
-    g.tail = p_.tail;
+    g.tail = p_.options.tail;
     return g;
   }
 
@@ -249,7 +250,7 @@ class Planner {
     wgrad.out = p_.parameters.dw;
     wgrad.out_major = p_.parameters.weight_major;
     wgrad.discrete_out = p_.parameters.discrete_dw;
-    wgrad.accumulate = p_.accumulate;
+    wgrad.accumulate = p_.options.accumulate;
     row_.step(Phase::kWgrad, "dw", plan(wgrad, plan_.device),
               {dy_.read_along_rows(), x_.read_along_rows()}, {kDw});
   }
@@ -261,8 +262,8 @@ class Planner {
     b.discrete = p_.parameters.discrete_bias;
     b.bias_scale = p_.bias_scale;
     if (p_.bias_scale) b.bias = p_.parameters.bias;
-    b.accumulate = p_.accumulate_bias;
-    b.tail = p_.tail;
+    b.accumulate = p_.options.accumulate_bias;
+    b.tail = p_.options.tail;
     const bool scaled = p_.bias_scale;
     row_.step(Phase::kBackward, "dbias", plan(b, plan_.device),
               {kDy, scaled ? kBias : kNone, scaled ? kBiasScale : kNone},
@@ -310,7 +311,7 @@ std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
   std::vector<KeptPart> parts;
   if (p.wgrad) {
     const LayerTensor& x = layers::wgrad_input(plan);
-    const bool given = p.quantized_x && &x != &plan.tensors[kX];
+    const bool given = p.options.quantized_x && &x != &plan.tensors[kX];
     if (x.place == Place::kSaved || given)
       parts.push_back({"x along rows", x.place, quantized_bytes(x.shape)});
     else

@@ -137,7 +137,7 @@ void check_backward(const MlpRun& mlp) {
   checks.holds(mlp.args.dprob == nullptr || (p.prob && p.dprob),
                "dprob is given, must be null; the problem says prob=no or dprob=no");
   if (mlp.is_made(kDz)) check_gradients("grouped_mlp fc1", mlp.fc1);
-  if (!p.deferred || mlp.args.queue != nullptr) check_wgrads(mlp);
+  if (!p.options.deferred || mlp.args.queue != nullptr) check_wgrads(mlp);
 }
 
 void check_wgrad(const MlpRun& mlp) {

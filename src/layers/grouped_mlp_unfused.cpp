@@ -24,7 +24,7 @@ class Planner {
     name_tensors();
     add_forward();
     add_backward();
-    row_.share_memory(p_.deferred ? WgradRuns::kLater : WgradRuns::kWithin);
+    row_.share_memory(p_.options.deferred ? WgradRuns::kLater : WgradRuns::kWithin);
     return std::move(plan_);
   }
 
@@ -39,14 +39,9 @@ class Planner {
     l.dtype = p_.dtype;
     l.parameters = p_.parameters;
     l.dbias = p_.dbias;
-    l.accumulate = p_.accumulate;
-    l.accumulate_bias = p_.accumulate_bias;
-    l.deferred = true;
-    l.cache_weights = p_.cache_weights;
-    l.tail = p_.tail;
-    l.amax_eps = p_.amax_eps;
-    l.unit_budget = p_.unit_budget;
-    l.align = p_.align;
+    l.options = p_.options;
+    l.options.deferred = true;
+    l.options.quantized_x = l.options.save_input = false;
     return l;
   }
   GroupedLinearProblem fc1() const {
@@ -56,8 +51,8 @@ class Planner {
     l.bias = p_.bias1;
     l.dgrad = p_.dgrad;
     l.wgrad = p_.wgrad1;
-    l.quantized_x = p_.quantized_x;
-    l.save_input = p_.save_input;
+    l.options.quantized_x = p_.options.quantized_x;
+    l.options.save_input = p_.options.save_input;
     l.dy_role = TensorRole::kDz;
     return l;
   }
@@ -69,7 +64,7 @@ class Planner {
     l.bias_scale = p_.bias2_scale;
     l.dgrad = needs_dh();
     l.wgrad = p_.wgrad2;
-    l.save_input = needs_h_again();
+    l.options.save_input = needs_h_again();
     l.x_role = TensorRole::kH;
     return l;
   }
@@ -82,7 +77,7 @@ class Planner {
     a.experts = p_.experts;
     a.z = a.h = p_.dtype;
     a.prob = p_.prob;
-    a.tail = p_.tail;
+    a.tail = p_.options.tail;
     return plan(a, plan_.device);
   }
 

@@ -55,7 +55,9 @@ std::string explain_step(const LayerPlan& layer, const LayerStep& step) {
         }
       },
       step.plan);
-  return lines + text("    ", names(layer, step.reads), " -> ", names(layer, step.writes), "\n");
+  const std::string reads = names(layer, step.reads), writes = names(layer, step.writes);
+  if (reads.empty() && writes.empty()) return lines;
+  return lines + text("    ", reads, writes.empty() ? "" : " -> ", writes, "\n");
 }
 
 std::string explain_steps(const LayerPlan& plan) {

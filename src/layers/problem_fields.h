@@ -21,17 +21,18 @@ void parameter_fields(Io& io, Problem& p) {
 
 template <class Io, class Problem>
 void option_fields(Io& io, Problem& p) {
-  const Problem usual{};
-  io.unless("accumulate", p.accumulate, usual.accumulate);
-  io.unless("accumulate_bias", p.accumulate_bias, usual.accumulate_bias);
-  io.unless("deferred", p.deferred, usual.deferred);
-  io.unless("quantized_x", p.quantized_x, usual.quantized_x);
-  io.unless("save_input", p.save_input, usual.save_input);
-  io.unless("cache_weights", p.cache_weights, usual.cache_weights);
-  io.unless("tail", p.tail, usual.tail);
-  io.unless("amax_eps", p.amax_eps, usual.amax_eps);
-  io.unless("unit_budget", p.unit_budget, usual.unit_budget);
-  io.unless("align", p.align, usual.align);
+  const LayerOptions usual;
+  auto& own = p.options;
+  io.unless("accumulate", own.accumulate, usual.accumulate);
+  io.unless("accumulate_bias", own.accumulate_bias, usual.accumulate_bias);
+  io.unless("deferred", own.deferred, usual.deferred);
+  io.unless("quantized_x", own.quantized_x, usual.quantized_x);
+  io.unless("save_input", own.save_input, usual.save_input);
+  io.unless("cache_weights", own.cache_weights, usual.cache_weights);
+  io.unless("tail", own.tail, usual.tail);
+  io.unless("amax_eps", own.amax_eps, usual.amax_eps);
+  io.unless("unit_budget", own.unit_budget, usual.unit_budget);
+  io.unless("align", own.align, usual.align);
 }
 
 }  // namespace cadre::layers

@@ -89,7 +89,7 @@ GroupedLinearArgs args_of(const GroupedLinearPlan& plan, const RowRun& row, int 
   const RowPart& own = row.part(i);
   auto args = shared_args<GroupedLinearArgs>(row, i);
   args.parameters = row.args.parameters[size_t(own.first_parameters)];
-  if (plan.problem.deferred) args.queue = row.args.queue;
+  if (plan.problem.options.deferred) args.queue = row.args.queue;
   if (plan.problem.bias_scale) {
     args.bias_scale = row.extra(own.first_extra);
     args.dbias_scale = row.extra_gradient(own.first_extra);
@@ -102,7 +102,7 @@ GroupedMlpArgs args_of(const GroupedMlpPlan& plan, const RowRun& row, int i) {
   auto args = shared_args<GroupedMlpArgs>(row, i);
   args.fc1 = row.args.parameters[size_t(own.first_parameters)];
   args.fc2 = row.args.parameters[size_t(own.first_parameters) + 1];
-  if (plan.problem.deferred) args.queue = row.args.queue;
+  if (plan.problem.options.deferred) args.queue = row.args.queue;
   args.z = row.op_argument(own.first_op, kOutput);
   args.dh = row.op_argument(own.first_op + 2, kGradInput);
   if (plan.problem.prob) {

@@ -38,14 +38,16 @@ std::string_view refuses(const GroupedLinearProblem& one, const ActivationProble
       {one.recipe == two.recipe, "the recipes differ"},
       {one.dtype == two.dtype && act.z == act.h, "the dtypes differ"},
       {one.parameters == two.parameters, "the parameters' types or layouts differ"},
-      {one.accumulate == two.accumulate && one.accumulate_bias == two.accumulate_bias,
+      {one.options.accumulate == two.options.accumulate &&
+           one.options.accumulate_bias == two.options.accumulate_bias,
        "the linears accumulate differently"},
-      {one.deferred == two.deferred, "only one linear is deferred"},
-      {one.cache_weights == two.cache_weights, "only one linear caches its weights"},
-      {one.tail == two.tail && one.tail == act.tail, "the tails differ"},
-      {one.amax_eps == two.amax_eps, "amax_eps differs"},
-      {one.unit_budget == two.unit_budget, "the unit budgets differ"},
-      {one.align == two.align, "the alignments differ"},
+      {one.options.deferred == two.options.deferred, "only one linear is deferred"},
+      {one.options.cache_weights == two.options.cache_weights,
+       "only one linear caches its weights"},
+      {one.options.tail == two.options.tail && one.options.tail == act.tail, "the tails differ"},
+      {one.options.amax_eps == two.options.amax_eps, "amax_eps differs"},
+      {one.options.unit_budget == two.options.unit_budget, "the unit budgets differ"},
+      {one.options.align == two.options.align, "the alignments differ"},
       {!one.bias || !two.bias || one.dbias == two.dbias, "only one bias is frozen"},
       {!one.bias_scale, "the first linear scales its bias"},
       {!one.return_bias && !two.return_bias, "a linear returns its bias"},
@@ -68,6 +70,7 @@ GroupedMlpProblem fused(const GroupedLinearProblem& one, const ActivationProblem
   p.recipe = one.recipe;
   p.dtype = one.dtype;
   p.parameters = one.parameters;
+  p.options = one.options;
   p.prob = p.dprob = act.prob;
   p.bias1 = one.bias;
   p.bias2 = two.bias;
@@ -76,16 +79,7 @@ GroupedMlpProblem fused(const GroupedLinearProblem& one, const ActivationProblem
   p.wgrad1 = one.wgrad;
   p.wgrad2 = two.wgrad;
   p.dbias = one.bias ? one.dbias : two.dbias;
-  p.accumulate = one.accumulate;
-  p.accumulate_bias = one.accumulate_bias;
-  p.deferred = one.deferred;
   p.keep_h = two.recipe.wgrad.rhs.stochastic;
-  p.save_input = one.save_input;
-  p.cache_weights = one.cache_weights;
-  p.tail = one.tail;
-  p.amax_eps = one.amax_eps;
-  p.unit_budget = one.unit_budget;
-  p.align = one.align;
   return p;
 }
 
@@ -108,18 +102,18 @@ bool exact(const ActivationStep& step) { return step.forward.exact && step.backw
 /// Whether backward or wgrad reads the step's input as it was.
 bool reads_input(const GroupedLinearPlan& plan) {
   return plan.problem.wgrad &&
-         (layers::wgrad_input(plan).place == Place::kCaller || plan.problem.save_input);
+         (layers::wgrad_input(plan).place == Place::kCaller || plan.problem.options.save_input);
 }
 bool reads_input(const GroupedMlpPlan& plan) { return reads_input(plan.fc1); }
 bool reads_input(const ActivationStep&) { return true; }
 
 /// Whether a deferred wgrad reads the gradient of the step's output as it was.
 bool defers_gradient(const GroupedLinearPlan& plan) {
-  return plan.problem.deferred && plan.problem.wgrad &&
+  return plan.problem.options.deferred && plan.problem.wgrad &&
          layers::wgrad_gradient(plan).place == Place::kCaller;
 }
 bool defers_gradient(const GroupedMlpPlan& plan) {
-  return plan.problem.deferred && defers_gradient(plan.fc2);
+  return plan.problem.options.deferred && defers_gradient(plan.fc2);
 }
 bool defers_gradient(const ActivationStep&) { return false; }
 

@@ -98,7 +98,7 @@ void check(const SequentialProblem& p) {
     checks.holds(!before_learns || !stops_backward(p.ops[i]), "dgrad of op ", i,
                  " is no, must be yes; an op before it learns");
     const auto* linear = std::get_if<GroupedLinearProblem>(&p.ops[i]);
-    checks.holds(linear == nullptr || !linear->quantized_x, "quantized_x of op ", i,
+    checks.holds(linear == nullptr || !linear->options.quantized_x, "quantized_x of op ", i,
                  " is yes, must be no; a row passes values");
     before_learns = before_learns || learns(p.ops[i]);
   }

@@ -10,7 +10,7 @@ WgradQueue::WgradQueue(int capacity) {
 }
 
 void WgradQueue::push(const GroupedLinearPlan& plan, const GroupedLinearArgs& args) {
-  if (!plan.problem.deferred || !plan.problem.wgrad)
+  if (!plan.problem.options.deferred || !plan.problem.wgrad)
     throw InvalidArgument(
         text("wgrad_queue: the plan defers no weight gradient, must be planned with deferred=yes "
              "and wgrad=yes [",

@@ -18,7 +18,7 @@ struct Capture : test::OnMachine {
   template <class Fault>
   std::string said_of(Fault&& fault) {
     GroupedLinearProblem p{.rows = 20, .n = 16, .k = 8, .experts = 3};
-    p.deferred = true;
+    p.options.deferred = true;
     LinearCase c(p, {.rows = 20, .of = {7, 0, 11}}, 1, {machine->device(), 8});
     LayerCopy copy(*machine, c);
     machine->run([&](Stream stream) { copy.step(stream); });

@@ -41,7 +41,7 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
         p.dtype = p.parameters.weight = p.recipe.fprop.rhs.element;
         p.parameters.dw = accumulate == Accumulate::kNo ? p.dtype : DType::kF32;
         p.parameters.discrete_weight = p.parameters.discrete_dw = discrete;
-        p.accumulate = accumulate;
+        p.options.accumulate = accumulate;
         const GroupedLinearPlan made = plan(p, hopper().device);
         EXPECT_EQ(made.name, "direct");
         EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_ragged_rows");

@@ -46,11 +46,11 @@ TEST(GroupedLinearErrors, OfProblems) {
             "grouped_linear: dw is i64, must be f32, bf16 or f16");
   EXPECT_EQ(plan_error([](P& p) { p.parameters.dbias = DType::kI64; }),
             "grouped_linear: dbias_dtype is i64, must be f32, bf16 or f16");
-  EXPECT_EQ(plan_error([](P& p) { p.amax_eps = -1; }),
+  EXPECT_EQ(plan_error([](P& p) { p.options.amax_eps = -1; }),
             "grouped_linear: amax_eps is -1, must be 0 or more");
-  EXPECT_EQ(plan_error([](P& p) { p.unit_budget = -1; }),
+  EXPECT_EQ(plan_error([](P& p) { p.options.unit_budget = -1; }),
             "grouped_linear: unit_budget is -1, must be 0 or more");
-  EXPECT_EQ(plan_error([](P& p) { p.align = 24; }),
+  EXPECT_EQ(plan_error([](P& p) { p.options.align = 24; }),
             "grouped_linear: align is 24, must be a power of two; it counts bytes");
   EXPECT_EQ(plan_error([](P& p) { p.bias_scale = true; }),
             "grouped_linear: bias_scale is yes, must be no; the problem has no bias");
@@ -63,7 +63,7 @@ TEST(GroupedLinearErrors, OfProblems) {
             "grouped_linear: weight_major is column, must be row; the recipe copies the weights");
   EXPECT_EQ(plan_error(
                 [](P& p) {
-                  p.save_input = true;
+                  p.options.save_input = true;
                   p.recipe.wgrad.rhs.stochastic = true;
                 },
                 "nvfp4"),
@@ -172,7 +172,7 @@ TEST(GroupedLinearErrors, OfForwardWithOtherLayouts) {
             "grouped_linear: w is bf16[2, 6, 4], must be bf16[2, 6, 4] strides (24, 1, 6); the "
             "problem says weight_major=column");
   GroupedLinearProblem cached = problem("mxfp8");
-  cached.cache_weights = true;
+  cached.options.cache_weights = true;
   EXPECT_EQ(run_error(cached, kForward, [](Args& a, Workspace&) { a.weight_cache = {}; }),
             "grouped_linear: weight_cache is 0 bytes, must be 1024 or more; plan.memory says how "
             "much");
@@ -188,7 +188,7 @@ TEST(GroupedLinearErrors, OfBackward) {
     GroupedLinearProblem p = problem(recipe);
     p.bias = p.bias_scale = true;
     p.parameters.dw = DType::kF32;
-    p.accumulate_bias = Accumulate::kPerExpert;
+    p.options.accumulate_bias = Accumulate::kPerExpert;
     return run_error(p, kBackward, change);
   };
   EXPECT_EQ(says([](Args& a, Workspace&) { a.dy.shape[1] = 5; }),
@@ -223,7 +223,7 @@ TEST(GroupedLinearErrors, OfBackward) {
 TEST(GroupedLinearErrors, OfTheWeightGradient) {
   GroupedLinearProblem p = problem();
   p.parameters.dw = DType::kF32;
-  p.accumulate = Accumulate::kDevice;
+  p.options.accumulate = Accumulate::kDevice;
   const auto says = [&](auto change) {
     return run_error(p, kBackward, [&](Args& a, Workspace&) { change(a.parameters); });
   };
@@ -261,7 +261,7 @@ TEST(GroupedLinearErrors, OfRunsThatMakeNoSense) {
             "grouped_linear: no weight gradient is deferred, must be one; plan with deferred=yes "
             "and wgrad=yes");
   GroupedLinearProblem deferred = problem("mxfp8");
-  deferred.deferred = true;
+  deferred.options.deferred = true;
   EXPECT_EQ(run_error(deferred, kWgrad, [](Args& a, Workspace&) { a.pending = {}; }),
             "grouped_linear: pending is 0 bytes, must be 512 or more; plan.memory says how much");
   EXPECT_EQ(run_error(deferred, kBackward, [](Args& a, Workspace&) { a.pending = {}; }),

@@ -35,8 +35,8 @@ TEST(GroupedLinearText, PrintsWhatIsNotUsualAndParsesBack) {
   EXPECT_EQ(to_string(p), "grouped_linear R=640 N=96 K=160 E=5 recipe=nvfp4");
   p.bias = true;
   p.parameters.dw = DType::kF32;
-  p.accumulate = Accumulate::kPerExpert;
-  p.deferred = true;
+  p.options.accumulate = Accumulate::kPerExpert;
+  p.options.deferred = true;
   EXPECT_EQ(to_string(p),
             "grouped_linear R=640 N=96 K=160 E=5 recipe=nvfp4 dw=f32 bias=yes "
             "accumulate=per_expert deferred=yes");
@@ -55,18 +55,18 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
       *type = DType(draw(3));
     for (bool* flag :
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
-          &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad, &p.wgrad, &p.dbias, &p.deferred,
-          &p.save_input, &p.cache_weights, &p.quantized_x})
+          &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad, &p.wgrad, &p.dbias, &p.options.deferred,
+          &p.options.save_input, &p.options.cache_weights, &p.options.quantized_x})
       *flag = draw(2);
     p.parameters.weight_major = Major(draw(2));
-    p.accumulate = Accumulate(draw(4));
-    p.accumulate_bias = Accumulate(draw(4));
-    p.tail = Tail(draw(2));
-    p.amax_eps = float(draw(3)) / 7;
+    p.options.accumulate = Accumulate(draw(4));
+    p.options.accumulate_bias = Accumulate(draw(4));
+    p.options.tail = Tail(draw(2));
+    p.options.amax_eps = float(draw(3)) / 7;
     p.x_role = TensorRole(draw(5));
     p.dy_role = TensorRole(draw(5));
-    p.unit_budget = draw(3);
-    p.align = 1 << draw(6);
+    p.options.unit_budget = draw(3);
+    p.options.align = 1 << draw(6);
     EXPECT_EQ(parse_grouped_linear_problem(to_string(p)), p) << to_string(p);
   }
 }
@@ -116,7 +116,7 @@ TEST(GroupedLinearErrors, OfRoutes) {
 TEST(GroupedLinearPlan, MasterWeightsAreCastOnceForBothPasses) {
   GroupedLinearProblem p = problem("bf16");
   p.parameters.weight = DType::kF32;
-  p.cache_weights = true;
+  p.options.cache_weights = true;
   const GroupedLinearPlan made = planned(p);
   EXPECT_EQ(made.name, "quantized");
   EXPECT_FALSE(has(made, {"quantize x", "quantize dy"}));
@@ -128,13 +128,13 @@ TEST(GroupedLinearPlan, MasterWeightsAreCastOnceForBothPasses) {
 TEST(GroupedLinearPlan, SquareBlocksAndOneScaleAnExpertShareACopy) {
   for (const char* recipe : {"fp8_tensor", "fp8_block", "nvfp4"}) {
     GroupedLinearProblem p = problem(recipe);
-    p.cache_weights = true;
+    p.options.cache_weights = true;
     const GroupedLinearPlan made = planned(p);
     EXPECT_EQ(find_tensor(made, "w along rows"), nullptr) << recipe;
     EXPECT_FALSE(quantizes(made, "quantize w").along_rows) << recipe;
   }
   GroupedLinearProblem p = problem("mxfp8");
-  p.cache_weights = true;
+  p.options.cache_weights = true;
   const GroupedLinearPlan two = planned(p);
   EXPECT_NE(find_tensor(two, "w along rows")->offset, find_tensor(two, "w along K")->offset);
   EXPECT_TRUE(quantizes(planned(p), "quantize w").along_rows);
@@ -166,7 +166,7 @@ TEST(GroupedLinearPlan, KeepsWhatBackwardNeedsAndNoMore) {
   EXPECT_EQ(kept(planned(scaled))[0].place, Place::kCaller);
 
   GroupedLinearProblem original = problem("mxfp8");
-  original.save_input = true;
+  original.options.save_input = true;
   EXPECT_EQ(planned(original).memory.saved_bytes, 0);
   EXPECT_DOUBLE_EQ(bytes_per_token(kept(planned(original)), 640), 160 * 2);
   EXPECT_EQ(bytes_per_token({}, 0), 0);
@@ -184,7 +184,7 @@ TEST(GroupedLinearPlan, FrozenPartsTakeNoStepAndNoMemory) {
 
   p.wgrad = true;
   p.dgrad = false;
-  p.cache_weights = true;
+  p.options.cache_weights = true;
   const GroupedLinearPlan frozen_input = planned(p);
   EXPECT_FALSE(has(frozen_input, {"dx"}));
   EXPECT_FALSE(quantizes(frozen_input, "quantize w").along_rows);
@@ -220,7 +220,7 @@ TEST(GroupedLinearPlan, FrozenGradientsAreNotTouched) {
 TEST(GroupedLinearPlan, ExplainsItsStepsAndItsMemory) {
   GroupedLinearProblem p = problem("mxfp8");
   p.bias = true;
-  p.deferred = p.cache_weights = true;
+  p.options.deferred = p.options.cache_weights = true;
   const std::string words = explain(planned(p));
   for (const char* part :
        {"grouped_linear R=640", "route quantized", "quantize w: ", "multiply: ", "quantize dy: ",

@@ -67,7 +67,7 @@ TEST(GroupedLinear, EveryRecipeIsItsOperationsBitForBit) {
     GroupedLinearProblem p = random_problem(counts, ++seed + 500);
     p.recipe = parse_recipe(kRecipes[seed % std::size(kRecipes)]);
     p.return_bias = false;
-    p.amax_eps = seed % 2 ? 0.25f : 0;
+    p.options.amax_eps = seed % 2 ? 0.25f : 0;
     LinearCase want(p, counts, seed), got(p, counts, seed);
     test::LinearComposition(want).run();
     got.step();
@@ -98,15 +98,16 @@ struct Variant {
   void (*change)(GroupedLinearProblem&);
 };
 const Variant kVariants[] = {
-    {"deferred", [](GroupedLinearProblem& p) { p.deferred = true; }},
-    {"cache_weights", [](GroupedLinearProblem& p) { p.cache_weights = true; }},
-    {"save_input", [](GroupedLinearProblem& p) { p.save_input = true; }},
-    {"deferred save_input", [](GroupedLinearProblem& p) { p.deferred = p.save_input = true; }},
+    {"deferred", [](GroupedLinearProblem& p) { p.options.deferred = true; }},
+    {"cache_weights", [](GroupedLinearProblem& p) { p.options.cache_weights = true; }},
+    {"save_input", [](GroupedLinearProblem& p) { p.options.save_input = true; }},
+    {"deferred save_input",
+     [](GroupedLinearProblem& p) { p.options.deferred = p.options.save_input = true; }},
     {"discrete weights", [](GroupedLinearProblem& p) { p.parameters.discrete_weight = true; }},
     {"discrete dw", [](GroupedLinearProblem& p) { p.parameters.discrete_dw = true; }},
     {"discrete biases", [](GroupedLinearProblem& p) { p.parameters.discrete_bias = true; }},
     {"all of it", [](GroupedLinearProblem& p) {
-       p.deferred = p.cache_weights = p.save_input = true;
+       p.options.deferred = p.options.cache_weights = p.options.save_input = true;
        p.parameters.discrete_weight = p.parameters.discrete_dw = true;
        p.parameters.discrete_bias = true;
      }}};
@@ -119,7 +120,7 @@ TEST(GroupedLinear, HowItRunsChangesNoBit) {
     p.recipe = parse_recipe(recipe);
     p.bias = p.bias_scale = true;
     p.parameters.dw = DType::kF32;
-    p.accumulate = Accumulate::kPerExpert;
+    p.options.accumulate = Accumulate::kPerExpert;
     ++seed;
     LinearCase want(p, counts, seed);
     want.step();
@@ -137,7 +138,7 @@ TEST(GroupedLinear, HowItRunsChangesNoBit) {
 TEST(GroupedLinear, FollowsTheCountsFromRunToRun) {
   GroupedLinearProblem p{.rows = 60, .n = 9, .k = 16, .experts = 4};
   p.recipe = parse_recipe("mxfp8");
-  p.deferred = true;
+  p.options.deferred = true;
   const Counts first{.rows = 60, .of = {10, 20, 0, 25}}, second{.rows = 60, .of = {0, 3, 40, 2}};
   LinearCase replayed(p, first, 5);
   replayed.step();
@@ -163,7 +164,7 @@ TEST(GroupedLinear, ACacheIsUsedUntilItIsRefreshed) {
   for (const char* recipe : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
     GroupedLinearProblem p{.rows = 40, .n = 17, .k = 33, .experts = 3};
     p.recipe = parse_recipe(recipe);
-    p.cache_weights = true;
+    p.options.cache_weights = true;
     LinearCase c(p, counts, 7);
     c.step();
     const LinearResult first(c);

@@ -53,22 +53,23 @@ TEST(GroupedMlpText, EveryFieldParsesBack) {
     for (bool* flag :
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
           &p.prob, &p.bias1, &p.bias2, &p.bias2_scale, &p.dgrad, &p.wgrad1, &p.wgrad2, &p.dbias,
-          &p.dprob, &p.deferred, &p.keep_h, &p.save_input, &p.cache_weights, &p.quantized_x})
+          &p.dprob, &p.options.deferred, &p.keep_h, &p.options.save_input, &p.options.cache_weights,
+          &p.options.quantized_x})
       *flag = draw(2);
     p.parameters.weight_major = Major(draw(2));
-    p.accumulate = Accumulate(draw(4));
-    p.accumulate_bias = Accumulate(draw(4));
-    p.tail = Tail(draw(2));
-    p.amax_eps = float(draw(3)) / 7;
-    p.unit_budget = draw(3);
-    p.align = 1 << draw(6);
+    p.options.accumulate = Accumulate(draw(4));
+    p.options.accumulate_bias = Accumulate(draw(4));
+    p.options.tail = Tail(draw(2));
+    p.options.amax_eps = float(draw(3)) / 7;
+    p.options.unit_budget = draw(3);
+    p.options.align = 1 << draw(6);
     EXPECT_EQ(parse_grouped_mlp_problem(to_string(p)), p) << to_string(p);
   }
 }
 
 TEST(GroupedMlpPlan, NamesItsRouteAndExplainsIt) {
   GroupedMlpProblem p = problem("mxfp8");
-  p.bias1 = p.deferred = true;
+  p.bias1 = p.options.deferred = true;
   const GroupedMlpPlan made = planned(p);
   EXPECT_EQ(made.name, "unfused");
   EXPECT_EQ(plan(p, this_cpu(), "unfused").name, "unfused");
@@ -220,7 +221,7 @@ TEST(GroupedMlpErrors, OfForward) {
   EXPECT_EQ(run_error(without, kForward, [&](Args& a, Workspace&) { a.prob = &one; }),
             "grouped_mlp: prob is given, must be null; the problem says prob=no");
   GroupedMlpProblem cached = small("mxfp8");
-  cached.cache_weights = true;
+  cached.options.cache_weights = true;
   EXPECT_EQ(run_error(cached, kForward, [&](Args& a, Workspace&) { a.weight_cache = {}; }),
             "grouped_mlp: weight_cache is 0 bytes, must be 2048 or more; plan.memory says how "
             "much");
@@ -261,7 +262,7 @@ TEST(GroupedMlpErrors, OfBackward) {
 
 TEST(GroupedMlpErrors, OfDeferredWeightGradients) {
   GroupedMlpProblem deferred = small();
-  deferred.deferred = true;
+  deferred.options.deferred = true;
   EXPECT_EQ(run_error(deferred, kBackward, [](Args& a, Workspace&) { a.pending.bytes -= 1; }),
             "grouped_mlp: pending is 511 bytes, must be 512 or more; plan.memory says how much");
   EXPECT_EQ(run_error(deferred, kWgrad, [](Args& a, Workspace&) { a.pending.data = nullptr; }),

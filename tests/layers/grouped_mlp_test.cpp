@@ -145,11 +145,11 @@ TEST(GroupedMlp, EveryRecipeIsItsLayersBitForBit) {
          {Counts{.rows = 90, .of = {33, 0, 40, 1}}, Counts{.rows = 20, .of = {0, 20}},
           Counts{.rows = 0, .of = {0, 0, 0}}, Counts{.rows = 5, .of = {0}}}) {
       GroupedMlpProblem p = problem(counts, recipe);
-      p.accumulate = Accumulate(++seed % 4);
-      p.accumulate_bias = Accumulate(seed / 4 % 4);
+      p.options.accumulate = Accumulate(++seed % 4);
+      p.options.accumulate_bias = Accumulate(seed / 4 % 4);
       p.parameters.dw = DType::kF32;
       p.activation = ActivationKind(seed % 10);
-      p.amax_eps = seed % 3 ? 0 : 0.125f;
+      p.options.amax_eps = seed % 3 ? 0 : 0.125f;
       MlpCase want(p, counts, seed), got(p, counts, seed);
       test::MlpComposition(want).run();
       got.step();
@@ -164,17 +164,17 @@ struct Variant {
 };
 const Variant kVariants[] = {
     {"keep_h", [](GroupedMlpProblem& p) { p.keep_h = true; }},
-    {"deferred", [](GroupedMlpProblem& p) { p.deferred = true; }},
-    {"deferred keep_h", [](GroupedMlpProblem& p) { p.deferred = p.keep_h = true; }},
-    {"cache_weights", [](GroupedMlpProblem& p) { p.cache_weights = true; }},
-    {"save_input", [](GroupedMlpProblem& p) { p.save_input = true; }},
+    {"deferred", [](GroupedMlpProblem& p) { p.options.deferred = true; }},
+    {"deferred keep_h", [](GroupedMlpProblem& p) { p.options.deferred = p.keep_h = true; }},
+    {"cache_weights", [](GroupedMlpProblem& p) { p.options.cache_weights = true; }},
+    {"save_input", [](GroupedMlpProblem& p) { p.options.save_input = true; }},
     {"discrete",
      [](GroupedMlpProblem& p) {
        p.parameters.discrete_weight = p.parameters.discrete_dw = true;
        p.parameters.discrete_bias = true;
      }},
     {"all of it", [](GroupedMlpProblem& p) {
-       p.deferred = p.cache_weights = p.save_input = true;
+       p.options.deferred = p.options.cache_weights = p.options.save_input = true;
        p.parameters.discrete_weight = p.parameters.discrete_dw = true;
      }}};
 
@@ -183,8 +183,8 @@ TEST(GroupedMlp, HowItRunsChangesNoBit) {
   for (const char* recipe : kRecipes) {
     const Counts counts{.rows = 75, .of = {17, 0, 33, 20}};
     GroupedMlpProblem p = problem(counts, recipe);
-    p.accumulate = Accumulate::kDevice;
-    p.accumulate_bias = Accumulate::kPerExpert;
+    p.options.accumulate = Accumulate::kDevice;
+    p.options.accumulate_bias = Accumulate::kPerExpert;
     MlpCase want(p, counts, ++seed);
     want.step();
     for (const Variant& variant : kVariants) {
@@ -208,7 +208,7 @@ TEST(GroupedMlp, TheQueueRunsBothWeightGradients) {
     GroupedMlpProblem p = problem(counts, recipe);
     MlpCase want(p, counts, 3);
     want.step();
-    p.deferred = true;
+    p.options.deferred = true;
     WgradQueue queue(2);
     MlpCase got(p, counts, 3);
     got.queue = &queue;
@@ -230,7 +230,7 @@ TEST(GroupedMlp, FollowsTheCountsAndTheWeightsFromStepToStep) {
   const Counts first{.rows = 60, .of = {10, 20, 0, 25}}, second{.rows = 60, .of = {0, 3, 40, 2}};
   for (const char* recipe : {"bf16", "nvfp4"}) {
     GroupedMlpProblem p = problem(first, recipe);
-    p.cache_weights = true;
+    p.options.cache_weights = true;
     MlpCase replayed(p, first, 5), fresh(p, second, 6);
     replayed.step();
     fresh.step();

@@ -48,8 +48,8 @@ struct LinearCase {
                              .experts = p.experts,
                              .n = p.n,
                              .k = p.k,
-                             .accumulate = p.accumulate,
-                             .accumulate_bias = p.accumulate_bias},
+                             .accumulate = p.options.accumulate,
+                             .accumulate_bias = p.options.accumulate_bias},
                             random);
     x = Tensor(p.dtype, {p.rows, p.k}, {.row_gap = 3 * where.step});
     dy = Tensor(p.dtype, {p.rows, p.n}, {.row_gap = 1 * where.step});
@@ -105,10 +105,10 @@ struct LinearCase {
     forward();
     if (!learns()) return;
     backward();
-    if (p().deferred && p().wgrad) wgrad();
+    if (p().options.deferred && p().wgrad) wgrad();
   }
   bool learns() const { return cadre::learns(plan); }
-  bool defers() const { return p().deferred && p().wgrad; }
+  bool defers() const { return p().options.deferred && p().wgrad; }
 
   template <class Visit>
   void for_pieces(Visit&& visit) const {

@@ -52,7 +52,7 @@ class LinearComposition {
     q.source = copy.source;
     (copy.axis == Axis::kAlongK ? q.along_k : q.along_rows) = copy.format;
     q.role = weights ? TensorRole::kW : which == Which::kX ? p_.x_role : p_.dy_role;
-    q.amax_eps = p_.amax_eps;
+    q.amax_eps = p_.options.amax_eps;
     q.discrete = plain.discrete != nullptr;
 
     const QuantizedShape shape{q.kind, q.rows, cols, p_.experts, copy.format, copy.axis};
@@ -89,7 +89,7 @@ class LinearComposition {
     args.out = (fprop ? c_.y : c_.dx).view();
     g.out = p_.dtype;
     g.rhs_major = p_.parameters.weight_major;
-    g.tail = p_.tail;
+    g.tail = p_.options.tail;
     if (!fprop || !p_.bias) return;
     const LinearParameters own = c_.parameters.args();
     g.bias = true;
@@ -105,10 +105,10 @@ class LinearComposition {
     const LinearParameters own = c_.parameters.args();
     g.out = p_.parameters.dw;
     g.discrete_out = p_.parameters.discrete_dw;
-    g.accumulate = p_.accumulate;
+    g.accumulate = p_.options.accumulate;
     args.out = g.discrete_out ? view(nullptr, g.out, {p_.experts, p_.n, p_.k}) : own.dw;
     args.discrete_out = own.discrete_dw;
-    if (p_.accumulate >= Accumulate::kDevice) args.accumulate = own.accumulate;
+    if (p_.options.accumulate >= Accumulate::kDevice) args.accumulate = own.accumulate;
   }
 
   void bias_grad() {
@@ -118,8 +118,8 @@ class LinearComposition {
     b.discrete = p_.parameters.discrete_bias;
     b.bias_scale = p_.bias_scale;
     b.bias = p_.parameters.bias;
-    b.accumulate = p_.accumulate_bias;
-    b.tail = p_.tail;
+    b.accumulate = p_.options.accumulate_bias;
+    b.tail = p_.options.tail;
     BiasGradArgs args{.dy = c_.dy.view(), .offsets = offsets(), .dbias = own.dbias};
     args.discrete_dbias = own.discrete_dbias;
     if (p_.bias_scale) {
@@ -128,7 +128,7 @@ class LinearComposition {
       args.discrete_bias = own.discrete_bias;
       args.dbias_scale = c_.dbias_scale.data<float>();
     }
-    if (p_.accumulate_bias >= Accumulate::kDevice) args.accumulate = own.accumulate_bias;
+    if (p_.options.accumulate_bias >= Accumulate::kDevice) args.accumulate = own.accumulate_bias;
     launch(plan(b, this_cpu()), args);
   }
 

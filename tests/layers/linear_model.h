@@ -72,7 +72,7 @@ class LinearModel {
     for (int64_t n = 0; n < p_.n && p_.wgrad; ++n)
       for (int64_t k = 0; k < p_.k; ++k) {
         Sum dw;
-        if (Parameters::adds(p_.accumulate, own.words, e)) dw.add(own.dw.at(e, n, k));
+        if (Parameters::adds(p_.options.accumulate, own.words, e)) dw.add(own.dw.at(e, n, k));
         if (first == last) {
           EXPECT_EQ(got.dw.at(e, n, k), dw.value) << to_string(p_);
           continue;
@@ -83,7 +83,8 @@ class LinearModel {
       }
     for (int64_t n = 0; n < p_.n && learns_bias(); ++n) {
       Sum dbias;
-      if (Parameters::adds(p_.accumulate_bias, own.bias_words, e)) dbias.add(own.dbias.at(e, 0, n));
+      if (Parameters::adds(p_.options.accumulate_bias, own.bias_words, e))
+        dbias.add(own.dbias.at(e, 0, n));
       for (int64_t r = first; r < last; ++r) dbias.add(c_.dy.at(r, n) * bias_scale(r));
       near("dbias", got.dbias.at(e, 0, n), dbias, p_.parameters.dbias);
     }
@@ -92,7 +93,8 @@ class LinearModel {
   void check_tail(const Tensor& t, bool written) const {
     for (int64_t r = c_.counts.used(); r < p_.rows; ++r)
       for (int64_t i = 0; i < t.columns(); ++i)
-        EXPECT_TRUE(written && p_.tail == Tail::kZero ? t.at(r, i) == 0 : std::isnan(t.at(r, i)))
+        EXPECT_TRUE(written && p_.options.tail == Tail::kZero ? t.at(r, i) == 0
+                                                              : std::isnan(t.at(r, i)))
             << "tail of " << to_string(p_);
   }
 

@@ -94,7 +94,7 @@ struct MlpCase {
     cadre::wgrad(plan, args(), w.get(), {});
   }
   bool learns() const { return cadre::learns(plan); }
-  bool defers() const { return p().deferred && (p().wgrad1 || p().wgrad2); }
+  bool defers() const { return p().options.deferred && (p().wgrad1 || p().wgrad2); }
 
   template <class Visit>
   void for_pieces(Visit&& visit) const {
@@ -121,7 +121,7 @@ struct MlpCase {
     forward();
     if (!learns()) return;
     backward();
-    if (p().deferred && (p().wgrad1 || p().wgrad2)) wgrad();
+    if (p().options.deferred && (p().wgrad1 || p().wgrad2)) wgrad();
   }
 
   std::string damage() const {
@@ -135,8 +135,8 @@ struct MlpCase {
             .experts = p.experts,
             .n = p.n,
             .k = p.k,
-            .accumulate = p.accumulate,
-            .accumulate_bias = p.accumulate_bias};
+            .accumulate = p.options.accumulate,
+            .accumulate_bias = p.options.accumulate_bias};
   }
 };
 

@@ -56,7 +56,7 @@ class MlpCheck {
   void check_tail(const Tensor& t) const {
     for (int64_t r = c_.counts.used(); r < p_.rows; ++r)
       for (int64_t i = 0; i < t.columns(); ++i)
-        EXPECT_TRUE(p_.tail == Tail::kZero ? t.at(r, i) == 0 : std::isnan(t.at(r, i)));
+        EXPECT_TRUE(p_.options.tail == Tail::kZero ? t.at(r, i) == 0 : std::isnan(t.at(r, i)));
   }
 
   const MlpCase& c_;

@@ -46,10 +46,10 @@ class MlpComposition {
     l.recipe = p_.recipe;
     l.dtype = p_.dtype;
     l.parameters = p_.parameters;
-    l.accumulate = p_.accumulate;
-    l.accumulate_bias = p_.accumulate_bias;
-    l.tail = p_.tail;
-    l.amax_eps = p_.amax_eps;
+    l.options.accumulate = p_.options.accumulate;
+    l.options.accumulate_bias = p_.options.accumulate_bias;
+    l.options.tail = p_.options.tail;
+    l.options.amax_eps = p_.options.amax_eps;
     return l;
   }
   GroupedLinearProblem fc1() const {
@@ -89,7 +89,7 @@ class MlpComposition {
     problem.experts = p_.experts;
     problem.z = problem.h = p_.dtype;
     problem.prob = p_.prob;
-    problem.tail = p_.tail;
+    problem.tail = p_.options.tail;
     ActivationArgs a{.z = z_.view(), .offsets = {c_.offsets.data(), p_.experts}};
     if (p_.prob) a.prob = c_.prob.data<float>();
     if (backwards) {

@@ -80,7 +80,7 @@ TEST_F(Poison, ShowsAnImplementationThatReadsItsWorkspace) {
 TEST_F(Poison, LeavesAStepOfALayerWithinItsBounds) {
   const test::Counts counts{.rows = 75, .of = {17, 0, 33, 20}};
   GroupedLinearProblem p{.rows = 75, .n = 24, .k = 40, .experts = 4};
-  p.deferred = p.bias = true;
+  p.options.deferred = p.bias = true;
   const test::LinearCase before(p, counts, 1, {machine->device(), 8});
   test::LinearCase after(p, counts, 1, {machine->device(), 8});
   test::LayerCopy copy(*machine, after);

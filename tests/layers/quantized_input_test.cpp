@@ -67,10 +67,10 @@ TEST(QuantizedInput, ALinearLayerHasTheBitsOfOneThatQuantises) {
                              "fp8_block,wgrad=bf16", "bf16,wgrad=mxfp8"})
     for (const bool deferred : {false, true}) {
       GroupedLinearProblem p = linear(recipe);
-      p.deferred = deferred;
+      p.options.deferred = deferred;
       LinearCase want(p, kCounts, 3);
       want.step();
-      p.quantized_x = true;
+      p.options.quantized_x = true;
       LinearCase got(p, kCounts, 3);
       EXPECT_EQ(find_step<QuantizePlan>(got.plan, "quantize x"), nullptr);
       EXPECT_EQ(got.plan.memory.saved_bytes, 0);
@@ -92,7 +92,7 @@ TEST(QuantizedInput, AnMlpHasTheBitsOfOneThatQuantises) {
   p.prob = true;
   MlpCase want(p, kCounts, 3);
   want.step();
-  p.quantized_x = true;
+  p.options.quantized_x = true;
   MlpCase got(p, kCounts, 3);
   const GivenCopies copies(p.recipe, got.x, {got.offsets.data(), p.experts});
   got.change_args = [&](GroupedMlpArgs& a) {
@@ -106,7 +106,7 @@ TEST(QuantizedInput, AnMlpHasTheBitsOfOneThatQuantises) {
 
 TEST(QuantizedInput, IsKeptByTheCaller) {
   GroupedLinearProblem p = linear("mxfp8");
-  p.quantized_x = true;
+  p.options.quantized_x = true;
   const GroupedLinearPlan made = plan(p, this_cpu());
   const auto parts = kept(made);
   ASSERT_EQ(parts.size(), 1u);
@@ -121,8 +121,8 @@ TEST(QuantizedInput, IsKeptByTheCaller) {
 TEST(QuantizedInputErrors, OfProblems) {
   const auto says = [](std::string_view recipe, bool save_input) {
     GroupedLinearProblem p = linear(recipe);
-    p.quantized_x = true;
-    p.save_input = save_input;
+    p.options.quantized_x = true;
+    p.options.save_input = save_input;
     const std::string what = test::invalid([&] { plan(p, this_cpu()); });
     return what.substr(0, what.find(" [grouped_"));
   };
@@ -132,7 +132,7 @@ TEST(QuantizedInputErrors, OfProblems) {
             "grouped_linear: save_input is yes, must be no; x comes quantised and is not "
             "quantised again");
   GroupedLinearProblem p = linear("mxfp8");
-  p.quantized_x = true;
+  p.options.quantized_x = true;
   const SequentialProblem row{.ops = {p}};
   EXPECT_EQ(test::invalid([&] {
               plan(row, this_cpu());
@@ -143,7 +143,7 @@ TEST(QuantizedInputErrors, OfProblems) {
 TEST(QuantizedInputErrors, OfCopiesThatDoNotFit) {
   const auto says = [](std::string_view recipe, bool backwards, auto change) {
     GroupedLinearProblem p = linear(recipe);
-    p.quantized_x = true;
+    p.options.quantized_x = true;
     LinearCase c(p, kCounts, 3);
     const GivenCopies copies(p.recipe, c.x, {c.offsets.data(), p.experts});
     GroupedLinearArgs args = c.args();

@@ -33,12 +33,12 @@ inline GroupedLinearProblem random_linear(const Counts& counts, unsigned seed,
   p.dgrad = draw(4);
   p.wgrad = draw(4);
   p.dbias = draw(4);
-  p.accumulate = Accumulate(draw(4));
-  p.accumulate_bias = Accumulate(draw(4));
-  p.deferred = draw(2);
-  p.save_input = draw(2);
-  p.cache_weights = draw(2);
-  p.tail = Tail(draw(2));
+  p.options.accumulate = Accumulate(draw(4));
+  p.options.accumulate_bias = Accumulate(draw(4));
+  p.options.deferred = draw(2);
+  p.options.save_input = draw(2);
+  p.options.cache_weights = draw(2);
+  p.options.tail = Tail(draw(2));
   return p;
 }
 
@@ -61,9 +61,9 @@ inline GroupedMlpProblem plain_mlp(const Counts& counts, unsigned seed) {
   p.bias1 = seed % 3 != 0;
   p.bias2 = seed % 5 != 0;
   p.bias2_scale = p.bias2 && seed % 2;
-  p.deferred = seed % 2;
+  p.options.deferred = seed % 2;
   p.keep_h = seed / 2 % 2;
-  p.tail = Tail(seed / 3 % 2);
+  p.options.tail = Tail(seed / 3 % 2);
   return p;
 }
 

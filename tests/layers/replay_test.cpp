@@ -85,15 +85,16 @@ TEST_F(Replay, OfALinear) {
     p.parameters = layout(discrete, p.dtype);
     if (accumulate == Accumulate::kNo) p.parameters.dw = p.dtype;
     p.bias = p.bias_scale = true;
-    p.accumulate = p.accumulate_bias = accumulate;
-    p.deferred = accumulate != Accumulate::kNo;
+    p.options.accumulate = p.options.accumulate_bias = accumulate;
+    p.options.deferred = accumulate != Accumulate::kNo;
     expect_eager_bits<LinearCase>(p, true);
   }
 }
 
 // So much work for two SMs that the kernels of Hopper count the tiles that are taken.
 TEST_F(Replay, OfALinearWhoseTilesAreCounted) {
-  GroupedLinearProblem p{.rows = kRows, .n = 264, .k = 520, .experts = kExperts, .unit_budget = 2};
+  GroupedLinearProblem p{
+      .rows = kRows, .n = 264, .k = 520, .experts = kExperts, .options = {.unit_budget = 2}};
   p.recipe = parse_recipe("bf16");
   p.dtype = DType::kBf16;
   p.parameters = layout(false, p.dtype);
@@ -105,11 +106,11 @@ TEST_F(Replay, OfAnExpertMlp) {
   for (bool discrete : {false, true}) {
     GroupedMlpProblem p{.rows = kRows, .hidden = 40, .features = 24, .experts = kExperts};
     p.parameters = layout(discrete, DType::kBf16);
-    p.prob = p.bias1 = p.bias2 = p.bias2_scale = p.deferred = true;
-    p.accumulate = discrete ? Accumulate::kDevice : Accumulate::kPerExpert;
-    p.accumulate_bias = Accumulate::kDevice;
+    p.prob = p.bias1 = p.bias2 = p.bias2_scale = p.options.deferred = true;
+    p.options.accumulate = discrete ? Accumulate::kDevice : Accumulate::kPerExpert;
+    p.options.accumulate_bias = Accumulate::kDevice;
     p.keep_h = discrete;
-    p.tail = discrete ? Tail::kZero : Tail::kKeep;
+    p.options.tail = discrete ? Tail::kZero : Tail::kKeep;
     expect_eager_bits<MlpCase>(p, discrete);
   }
 }
@@ -120,9 +121,9 @@ TEST_F(Replay, OfARow) {
   for (RowOp& op : p.ops)
     std::visit([](auto& own) { own.rows = kRows, own.experts = kExperts; }, op);
   p = test::each_linear(p, [](GroupedLinearProblem& l) {
-    l.deferred = l.bias = true;
+    l.options.deferred = l.bias = true;
     l.parameters.discrete_weight = l.parameters.discrete_dw = true;
-    l.accumulate = Accumulate::kDevice;
+    l.options.accumulate = Accumulate::kDevice;
   });
   expect_eager_bits<RowCase>(p, true);
 }

@@ -35,8 +35,8 @@ struct RowCase {
                                        .experts = l->experts,
                                        .n = l->n,
                                        .k = l->k,
-                                       .accumulate = l->accumulate,
-                                       .accumulate_bias = l->accumulate_bias},
+                                       .accumulate = l->options.accumulate,
+                                       .accumulate_bias = l->options.accumulate_bias},
                          random);
     for (auto& parameter : own) parameters.push_back(parameter.args());
     const int64_t rows = c.rows;
@@ -108,7 +108,8 @@ struct RowCase {
   bool learns() const { return true; }
   bool defers() const {
     for (const RowOp& op : plan.problem.ops)
-      if (const auto* l = std::get_if<GroupedLinearProblem>(&op); l != nullptr && l->deferred)
+      if (const auto* l = std::get_if<GroupedLinearProblem>(&op);
+          l != nullptr && l->options.deferred)
         return true;
     return false;
   }

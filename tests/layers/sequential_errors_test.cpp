@@ -127,7 +127,7 @@ TEST(SequentialErrors, OfTheOtherArguments) {
 
 TEST(SequentialErrors, OfQueuesAndFrozenStarts) {
   const SequentialProblem deferred =
-      each_linear(mlp_row("bf16"), [](GroupedLinearProblem& l) { l.deferred = true; });
+      each_linear(mlp_row("bf16"), [](GroupedLinearProblem& l) { l.options.deferred = true; });
   RowCase c(deferred, kRowCounts, 1);
   WgradQueue queue(1);
   c.queue = &queue;

@@ -45,9 +45,9 @@ TEST(Sequential, FusedEqualsUnfusedBitForBit) {
     for (const auto& make : {mlp_row, long_row})
       for (bool deferred : {false, true}) {
         const SequentialProblem p = each_linear(make(recipe), [&](GroupedLinearProblem& l) {
-          l.deferred = deferred;
-          l.cache_weights = seed % 2;
-          l.save_input = seed % 3 == 0;
+          l.options.deferred = deferred;
+          l.options.cache_weights = seed % 2;
+          l.options.save_input = seed % 3 == 0;
         });
         RowCase fused(p, kRowCounts, ++seed), row(unfused(p), kRowCounts, seed);
         EXPECT_NE(fused.plan.name, row.plan.name);
@@ -86,8 +86,8 @@ TEST(Sequential, IsTheExpertMlpBitForBit) {
 TEST(Sequential, BuffersByIndexChangeNoBitAndHoldTheTensors) {
   for (bool fuse : {true, false})
     for (bool deferred : {false, true}) {
-      SequentialProblem p =
-          each_linear(mlp_row("bf16"), [&](GroupedLinearProblem& l) { l.deferred = deferred; });
+      SequentialProblem p = each_linear(
+          mlp_row("bf16"), [&](GroupedLinearProblem& l) { l.options.deferred = deferred; });
       p.fuse = fuse;
       RowCase want(p, kRowCounts, 6), got(p, kRowCounts, 6);
       want.step(deferred);
@@ -110,7 +110,7 @@ TEST(Sequential, BuffersByIndexChangeNoBitAndHoldTheTensors) {
 
 TEST(Sequential, DeferredGradientsGoThroughTheQueueInBackwardOrder) {
   const SequentialProblem p =
-      each_linear(long_row("mxfp8"), [](GroupedLinearProblem& l) { l.deferred = true; });
+      each_linear(long_row("mxfp8"), [](GroupedLinearProblem& l) { l.options.deferred = true; });
   for (bool fuse : {true, false}) {
     SequentialProblem own = p;
     own.fuse = fuse;
@@ -177,17 +177,18 @@ TEST(Sequential, RefusesToFuseWhatDoesNotFit) {
             "ops 0 to 2: the dtypes differ");
   EXPECT_EQ(why([](L& one, A&, L&) { one.parameters.dw = DType::kF32; }),
             "ops 0 to 2: the parameters' types or layouts differ");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.accumulate = Accumulate::kYes; }),
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.accumulate = Accumulate::kYes; }),
             "ops 0 to 2: the linears accumulate differently");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.deferred = true; }),
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.deferred = true; }),
             "ops 0 to 2: only one linear is deferred");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.cache_weights = true; }),
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.cache_weights = true; }),
             "ops 0 to 2: only one linear caches its weights");
   EXPECT_EQ(why([](L&, A& act, L&) { act.tail = Tail::kZero; }), "ops 0 to 2: the tails differ");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.amax_eps = 1; }), "ops 0 to 2: amax_eps differs");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.unit_budget = 1; }),
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.amax_eps = 1; }), "ops 0 to 2: amax_eps differs");
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.unit_budget = 1; }),
             "ops 0 to 2: the unit budgets differ");
-  EXPECT_EQ(why([](L& one, A&, L&) { one.align = 2; }), "ops 0 to 2: the alignments differ");
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.align = 2; }),
+            "ops 0 to 2: the alignments differ");
   EXPECT_EQ(why([](L& one, A&, L&) { one.dbias = false; }), "ops 0 to 2: only one bias is frozen");
   EXPECT_EQ(why([](L& one, A&, L&) { one.bias_scale = true; }),
             "ops 0 to 2: the first linear scales its bias");

@@ -108,13 +108,13 @@ TEST_F(Step, HowAnExpertMlpRunsChangesNoBit) {
   GroupedMlpProblem p{.rows = 75, .hidden = 24, .features = 40, .experts = 4};
   p.prob = p.bias1 = p.bias2 = p.bias2_scale = true;
   p.parameters.dw = DType::kF32;
-  p.accumulate = Accumulate::kPerExpert;
+  p.options.accumulate = Accumulate::kPerExpert;
   MlpCase want(p, counts, 3, here());
   run(want);
   const auto all = unsigned(machine->draws(31));
   for (unsigned mask = 1; mask < 32; mask += 31 / all) {
     GroupedMlpProblem other = p;
-    other.deferred = mask & 1;
+    other.options.deferred = mask & 1;
     other.keep_h = mask & 2;
     other.parameters.discrete_weight = mask & 4;
     other.parameters.discrete_dw = mask & 8;
@@ -133,7 +133,7 @@ SequentialProblem row(std::string_view recipe) {
   ActivationProblem last{.kind = ActivationKind::kReluSquared, .rows = 45, .features = 16};
   last.experts = 3;
   p.ops.emplace_back(last);
-  return test::each_linear(p, [](GroupedLinearProblem& l) { l.deferred = l.bias = true; });
+  return test::each_linear(p, [](GroupedLinearProblem& l) { l.options.deferred = l.bias = true; });
 }
 
 TEST_F(Step, OfARowIsThatOfItsOpsBitForBit) {
@@ -153,7 +153,7 @@ TEST_F(Step, TwiceHasTheSameBits) {
   GroupedLinearProblem p{.rows = counts.rows, .n = 264, .k = 136, .experts = 8};
   p.bias = p.bias_scale = true;
   p.parameters.dw = DType::kF32;
-  p.accumulate = Accumulate::kDevice;
+  p.options.accumulate = Accumulate::kDevice;
   LinearCase once(p, counts, 6, here()), again(p, counts, 6, here());
   run(once);
   run(again);
@@ -165,11 +165,11 @@ TEST_F(Step, AtOnceHasTheBitsOfOneAfterTheOther) {
   GroupedLinearProblem one{.rows = 160, .n = 136, .k = 72, .experts = 4};
   one.recipe = parse_recipe("f16");
   one.dtype = one.parameters.weight = one.parameters.dw = DType::kF16;
-  one.parameters.discrete_weight = one.parameters.discrete_dw = one.deferred = true;
+  one.parameters.discrete_weight = one.parameters.discrete_dw = one.options.deferred = true;
   GroupedMlpProblem two{.rows = 60, .hidden = 40, .features = 72, .experts = 3};
   two.prob = two.bias1 = true;
   two.parameters.dw = DType::kF32;
-  two.accumulate = Accumulate::kYes;
+  two.options.accumulate = Accumulate::kYes;
   LinearCase want_one(one, many, 7, here());
   MlpCase want_two(two, few, 8, here());
   run(want_one);

@@ -20,7 +20,7 @@ GroupedLinearProblem problem(std::string_view recipe, bool discrete = false) {
   GroupedLinearProblem p{.rows = 20, .n = 18, .k = 33, .experts = 3};
   p.recipe = parse_recipe(recipe);
   p.bias = true;
-  p.deferred = true;
+  p.options.deferred = true;
   p.parameters.discrete_weight = p.parameters.discrete_dw = discrete;
   p.parameters.dw = DType::kF32;
   return p;
@@ -38,9 +38,9 @@ TEST(WgradQueue, RunsInOrderAndEqualsImmediate) {
   unsigned seed = 0;
   for (const char* recipe : {"bf16", "mxfp8", "nvfp4"}) {
     GroupedLinearProblem p = problem(recipe, seed % 2);
-    p.accumulate = Accumulate(++seed % 2);
+    p.options.accumulate = Accumulate(++seed % 2);
     deferred.push_back(std::make_unique<LinearCase>(p, kCounts, seed));
-    p.deferred = false;
+    p.options.deferred = false;
     LinearCase immediate(p, kCounts, seed);
     immediate.step();
     want.emplace_back(immediate);
@@ -132,7 +132,7 @@ TEST(WgradQueue, SaysWhenItIsFullEmptyOrMisused) {
             "wgrad_queue: 1 tasks are pending, must be fewer than 1, the capacity; run one first");
 
   GroupedLinearProblem immediate = problem("bf16");
-  immediate.deferred = false;
+  immediate.options.deferred = false;
   LinearCase other(immediate, kCounts, 6);
   EXPECT_EQ(invalid([&] { queue.push(other.plan, other.args()); }).substr(0, 117),
             "wgrad_queue: the plan defers no weight gradient, must be planned with deferred=yes "

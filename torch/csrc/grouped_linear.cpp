@@ -118,7 +118,7 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
           written_floats(out.dbias_scale, {"dbias_scale", {problem.rows}, call.x});
   }
   const AlignedOutput pending(out.pending);
-  if (problem.deferred)
+  if (problem.options.deferred)
     linear.args.pending = pending.memory();
   else if (problem.wgrad)
     linear.bindings.bind_dw(out.dw);
@@ -134,17 +134,17 @@ void plan_dw(GroupedLinearProblem& p, const LinearCall& call, TensorList dw,
              Accumulate accumulate) {
   const Parameters gradients(dw, "dweight", call.offsets, 2);
   require_fits(gradients, call.weight[0]);
-  p.accumulate = accumulate;
+  p.options.accumulate = accumulate;
   p.parameters.dw = gradients.dtype();
   p.parameters.discrete_dw = gradients.discrete;
-  p.align = std::min(p.align, alignment(dw));
+  p.options.align = std::min(p.options.align, alignment(dw));
 }
 
 void run_wgrad(const WgradCall& call, const LinearCall& linear_call, Accumulate accumulate,
                TensorList dw) {
   GroupedLinearProblem p = problem_of(linear_call);
-  p.deferred = true;
-  p.align = std::min(p.align, alignment({call.dy}));
+  p.options.deferred = true;
+  p.options.align = std::min(p.options.align, alignment({call.dy}));
   plan_dw(p, linear_call, dw, accumulate);
   require_same_device(call.x, call.saved, "saved");
   require_same_device(call.x, call.pending, "pending");
@@ -171,7 +171,7 @@ std::tuple<Tensor, Tensor> grouped_linear(const Tensor& x, const Tensor& offsets
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem problem = problem_of(call);
-    problem.tail = Tail::kZero;
+    problem.options.tail = Tail::kZero;
     const Tensor y = at::empty({problem.rows, problem.n}, rows.options());
     const Tensor saved =
         bytes(memory_bounds(problem, device(rows)).saved.bytes(problem.rows), rows);
@@ -189,9 +189,9 @@ void grouped_linear_out(const Tensor& x, const Tensor& offsets, TensorList weigh
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem problem = problem_of(call);
-    problem.cache_weights = weight_cache.has_value();
-    problem.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    problem.align = std::min(problem.align, alignment({y}));
+    problem.options.cache_weights = weight_cache.has_value();
+    problem.options.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    problem.options.align = std::min(problem.options.align, alignment({y}));
     run_forward(call, problem, {y, saved, weight_cache, refresh_weights});
     bump_versions({y, saved});
     if (weight_cache && refresh_weights) bump_versions(*weight_cache);
@@ -208,9 +208,9 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem p = problem_of(call);
-    p.tail = Tail::kZero;
-    p.deferred = deferred;
-    p.align = std::min(p.align, alignment({drows}));
+    p.options.tail = Tail::kZero;
+    p.options.deferred = deferred;
+    p.options.align = std::min(p.options.align, alignment({drows}));
     const auto none = [&] { return at::empty({0}, rows.options()); };
     const bool has_dbias = p.bias && p.dbias;
     const int64_t pending = deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0;
@@ -238,10 +238,10 @@ void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem p = problem_of(call);
-    p.deferred = true;
-    p.cache_weights = weight_cache.has_value();
-    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    p.align = std::min(p.align, alignment({drows, dx.value_or(Tensor())}));
+    p.options.deferred = true;
+    p.options.cache_weights = weight_cache.has_value();
+    p.options.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    p.options.align = std::min(p.options.align, alignment({drows, dx.value_or(Tensor())}));
     const BackwardOut out{dx.value_or(Tensor()), dbias_scale.value_or(Tensor()), pending, {}, dbias,
                           weight_cache};
     run_backward(call, p, {drows, aligned(saved)}, out);
@@ -287,10 +287,10 @@ std::vector<int64_t> grouped_linear_memory_bounds(int64_t n, int64_t k, int64_t 
     p.parameters.weight = element_type(weight_dtype);
     p.dgrad = wants[kWantsDx];
     p.wgrad = wants[kWantsDw];
-    p.save_input = save_input;
-    p.deferred = true;
+    p.options.save_input = save_input;
+    p.options.deferred = true;
     const MemoryBounds bounds = memory_bounds(p, parse_device(device));
-    p.cache_weights = true;
+    p.options.cache_weights = true;
     const int64_t cache = plan(p, parse_device(device)).memory.weight_cache_bytes;
     return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,
                                 bounds.pending.per_row, cache};
@@ -313,12 +313,12 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   p.parameters.weight_major = major_of(w.first());
   p.parameters.discrete_weight = p.parameters.discrete_dw = w.discrete;
   p.bias = !call.bias.empty();
-  p.align = std::min(alignment({x}), alignment(call.weight));
+  p.options.align = std::min(alignment({x}), alignment(call.weight));
   p.dgrad = call.wants[kWantsDx];
   p.wgrad = call.wants[kWantsDw];
   p.dbias = call.wants[kWantsDbias] || call.wants[kWantsDbiasScale];
-  p.save_input = call.save_input;
-  p.unit_budget = int(call.unit_budget);
+  p.options.save_input = call.save_input;
+  p.options.unit_budget = int(call.unit_budget);
   if (!p.bias) return p;
   const Parameters b(call.bias, "bias", call.offsets, 1);
   require_same_device(x, b.first(), "bias");

@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, c
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.tail = Tail::kZero;
+    p.options.tail = Tail::kZero;
     const Tensor y = at::empty(rows.sizes(), rows.options());
     const Tensor saved = bytes(memory_bounds(p, device(rows)).saved.bytes(p.rows), rows);
     run_forward(call, p, y, saved);
@@ -126,8 +126,8 @@ void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const Maybe& prob, 
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
-    p.align = std::min(p.align, alignment({y}));
+    p.options.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    p.options.align = std::min(p.options.align, alignment({y}));
     run_forward(call, p, y, saved);
     bump_versions({y, saved});
   });
@@ -166,7 +166,7 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   mlp.fc1.bind_dw(out.dw1);
   mlp.fc2.bind_dw(out.dw2);
   const AlignedOutput pending(out.pending);
-  if (p.deferred) mlp.args.pending = pending.memory();
+  if (p.options.deferred) mlp.args.pending = pending.memory();
   mlp.run(kBackward, &LayerMemory::backward_workspace_bytes);
 }
 
@@ -184,9 +184,9 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.tail = Tail::kZero;
-    p.deferred = deferred;
-    p.align = std::min(p.align, alignment({drows}));
+    p.options.tail = Tail::kZero;
+    p.options.deferred = deferred;
+    p.options.align = std::min(p.options.align, alignment({drows}));
     const auto row_floats = [&](bool wanted) {
       return at::empty({wanted ? p.rows : 0}, rows.options().dtype(at::kFloat));
     };
@@ -221,10 +221,10 @@ void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& s
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.deferred = true;
-    p.tail = zero_tail ? Tail::kZero : Tail::kKeep;
+    p.options.deferred = true;
+    p.options.tail = zero_tail ? Tail::kZero : Tail::kKeep;
     const auto or_none = [](const Maybe& t) { return t.value_or(Tensor()); };
-    p.align = std::min(p.align, alignment({drows, or_none(dx)}));
+    p.options.align = std::min(p.options.align, alignment({drows, or_none(dx)}));
     run_backward(
         call, p, {drows, aligned(saved)},
         {or_none(dx), or_none(dprob), or_none(dbias2_scale), pending, {}, dbias1, {}, dbias2});
@@ -248,11 +248,12 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     const Parameters dw1(dweight1, "dweight1", offsets, 2), dw2(dweight2, "dweight2", offsets, 2);
     TORCH_CHECK_VALUE(dw1.dtype() == dw2.dtype() && dw1.discrete == dw2.discrete,
                       "dweight1 and dweight2 differ in dtype or in being packed, must not");
-    p.deferred = true;
-    p.accumulate = parse_accumulate(accumulate);
+    p.options.deferred = true;
+    p.options.accumulate = parse_accumulate(accumulate);
     p.parameters.dw = dw1.dtype();
     p.parameters.discrete_dw = dw1.discrete;
-    p.align = std::min({p.align, alignment({drows}), alignment(dweight1), alignment(dweight2)});
+    p.options.align =
+        std::min({p.options.align, alignment({drows}), alignment(dweight1), alignment(dweight2)});
     require_fits(dw1, weight1[0]);
     require_fits(dw2, weight2[0]);
     require_same_device(rows, saved, "saved");
@@ -265,7 +266,7 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     mlp.fc1.bind_dw(dweight1);
     mlp.fc2.bind_dw(dweight2);
     mlp.fc1.parameters.accumulate = mlp.fc2.parameters.accumulate =
-        accumulate_words(accumulate_flags, p.accumulate, p.experts, rows);
+        accumulate_words(accumulate_flags, p.options.accumulate, p.experts, rows);
     mlp.run(kWgrad, &LayerMemory::wgrad_workspace_bytes);
     bump_versions(dweight1);
     bump_versions(dweight2);

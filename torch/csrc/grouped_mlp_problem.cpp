@@ -30,7 +30,7 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
     p.parameters.weight = element_type(weight_dtype);
     p.prob = prob;
     p.keep_h = keep_h;
-    p.deferred = true;
+    p.options.deferred = true;
     set_wants(p, wants);
     const MemoryBounds bounds = memory_bounds(p, parse_device(device));
     return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,
@@ -95,8 +95,9 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   p.parameters.discrete_weight = p.parameters.discrete_dw = w1.discrete;
   p.prob = call.prob.has_value();
   p.keep_h = call.keep_h;
-  p.unit_budget = int(call.unit_budget);
-  p.align = std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
+  p.options.unit_budget = int(call.unit_budget);
+  p.options.align =
+      std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
   add_biases(p, call);
   set_wants(p, call.wants);
   if (call.prob) require(*call.prob, {"prob", {p.rows}, call.x});

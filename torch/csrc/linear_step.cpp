@@ -96,10 +96,10 @@ std::pair<Tensor, Tensor> forward(const LinearCall& call, const ForwardInputs& i
   const Tensor& x = call.x;
   const Maybe out = in.options ? in.options->out : Maybe();
   GroupedLinearProblem problem = problem_of(call);
-  problem.cache_weights = in.cache.has_value();
-  problem.tail = out ? Tail::kKeep : Tail::kZero;
+  problem.options.cache_weights = in.cache.has_value();
+  problem.options.tail = out ? Tail::kKeep : Tail::kZero;
   const Tensor y = out ? *out : at::empty({problem.rows, problem.n}, x.options());
-  problem.align = std::min(problem.align, alignment({y}));
+  problem.options.align = std::min(problem.options.align, alignment({y}));
   const int64_t saved_bytes = memory_bounds(problem, device(x)).saved.bytes(problem.rows);
   const Tensor saved = saved_bytes > 0 ? bytes(saved_bytes, x) : Tensor();
   run_forward(call, problem, {y, saved, in.cache, in.refresh});
@@ -185,18 +185,19 @@ variable_list gradients_of(const SavedForBackward& in, const Tensor& dy,
   const LinearCall call{x,      in.offsets, in.weight, in.bias,      in.bias_scale,
                         in.rng, in.wants,   in.recipe, in.save_input};
   GroupedLinearProblem p = problem_of(call);
-  p.cache_weights = in.cache.has_value();
-  p.deferred = dw_wanted && in.options && in.options->deferred;
-  p.tail = to.dx.defined() ? Tail::kKeep : Tail::kZero;
+  p.options.cache_weights = in.cache.has_value();
+  p.options.deferred = dw_wanted && in.options && in.options->deferred;
+  p.options.tail = to.dx.defined() ? Tail::kKeep : Tail::kZero;
 
   BackwardOut out;
   if (dx_wanted) out.dx = to.dx.defined() ? to.dx : at::empty(shape, dy.options());
-  p.align = std::min(p.align, alignment({dy, out.dx}));
+  p.options.align = std::min(p.options.align, alignment({dy, out.dx}));
   std::vector<Tensor> dbias, dweight;
   if (p.bias && p.dbias) out.dbias = dbias = slices_like(in.bias);
   if (p.bias && p.dbias && in.bias_scale) out.dbias_scale = at::empty_like(*in.bias_scale);
-  if (p.deferred) out.pending = bytes(memory_bounds(p, device(dy)).pending.bytes(p.rows), dy);
-  if (dw_wanted && !p.deferred) {
+  if (p.options.deferred)
+    out.pending = bytes(memory_bounds(p, device(dy)).pending.bytes(p.rows), dy);
+  if (dw_wanted && !p.options.deferred) {
     out.dw = dweight = into_main_grad ? to.main.into : slices_like(parameters);
     plan_dw(p, call, out.dw, to.main.accumulate);
     out.accumulate = accumulate_words(to.main.flags, to.main.accumulate, p.experts, dy);
@@ -205,12 +206,12 @@ variable_list gradients_of(const SavedForBackward& in, const Tensor& dy,
   run_backward(call, p, {dy, saved}, out);
 
   if (dx_wanted) bump_versions(to.dx);
-  if (!p.deferred) bump_versions(to.main.into);
-  if (p.deferred)
+  if (!p.options.deferred) bump_versions(to.main.into);
+  if (p.options.deferred)
     in.options->memory->push({dy, x, saved, out.pending, in.offsets, in.weight, parameters,
                               in.wants, in.recipe, in.save_input, to.main.into, to.main.accumulate,
                               to.main.flags});
-  if (into_main_grad || p.deferred) dweight = to.main.stand_ins;
+  if (into_main_grad || p.options.deferred) dweight = to.main.stand_ins;
   dweight.resize(parameters.size());
   if (!in.wants[kWantsDbias]) dbias = {};
   dbias.resize(in.bias.size());
@@ -319,7 +320,7 @@ bool copies_weights(Text recipe) {
 /// Memory for copies of the weights, where the recipe makes any.
 void use_cache(ForwardInputs& in, const LinearCall& call, bool refresh) {
   GroupedLinearProblem p = problem_of(call);
-  p.cache_weights = true;
+  p.options.cache_weights = true;
   const int64_t bytes = cached_plan(p, device(call.x)).memory.weight_cache_bytes;
   if (bytes == 0) return;
   const CacheKey key{call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad,

@@ -247,7 +247,7 @@ template <class Problem>
 static MemoryBounds cached_bounds(Problem problem, const Device& device) {
   static thread_local Cache<Problem, MemoryBounds> cache;
   problem.rows = 0;
-  problem.align = 16;
+  problem.options.align = 16;
   return cache.get(problem, device, computed_bounds<Problem>);
 }
 
