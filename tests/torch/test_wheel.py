@@ -27,8 +27,8 @@ def run(*command, cwd):
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Without CUDA, whose kernels take minutes to compile. The flags and the folder's depth are
-    those of the build that is tested, so that the compiler's cache has the objects."""
+    """Without CUDA, whose kernels take minutes to compile. The compiler's name, its flags and the
+    folder's depth are those of the build that is tested, so that its cache has the objects."""
     folder = tmp_path_factory.mktemp("wheel")
     requires = re.search(r'^requires = \["([^"]+)"\]', (ROOT / "pyproject.toml").read_text(), re.M)
     asked = subprocess.run([sys.executable, "-m", "pip", "download", "--quiet", "--no-deps",
@@ -37,6 +37,7 @@ def wheel(tmp_path_factory):
         pytest.skip(f"PyPI could not be had for {requires.group(1)}")
     run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", str(folder),
         "--config-settings=cmake.define.CADRE_CUDA=OFF",
+        "--config-settings=cmake.define.CMAKE_CXX_COMPILER=c++",
         "--config-settings=cmake.define.CADRE_WERROR=ON",
         f"--config-settings=build-dir={ROOT}/build/wheel", str(ROOT), cwd=folder)
     (path,) = folder.glob("*.whl")
