@@ -149,7 +149,7 @@ class Planner {
   }
 
  private:
-  /// In the order of LinearTensor.
+  /// In the order of linear::Tensor.
   void name_tensors() {
     for (const char* own :
          {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale", "dbias_scale"})
