@@ -355,9 +355,9 @@ def machine(device: torch.device) -> str:
 
 
 def commit() -> str:
-    asked = subprocess.run(["git", "-C", TOP, "rev-parse", "--short=12", "HEAD"], text=True,
-                           capture_output=True, check=False)
-    return asked.stdout.strip() or "unknown"
+    head = subprocess.run(["git", "-C", TOP, "rev-parse", "--short=12", "HEAD"], text=True,
+                          capture_output=True, check=False)
+    return head.stdout.strip() or "unknown"
 
 
 def record(options: argparse.Namespace, words: Sequence[str], results: Sequence[dict]) -> dict:

@@ -74,7 +74,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 };
 
-/// `wants` says what to keep besides what the tensors themselves ask for: a traced forward runs
+/// `wants` adds to the gradients that the tensors themselves require: a traced forward runs
 /// where no tensor does.
 std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, TensorList weight,
                                           TensorList bias, const Maybe& bias_scale,
@@ -89,12 +89,12 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
     return linear_op(
         {x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input, unit_budget});
   }
-  const LinearWants learn{wants[kWantsDx] || requires_grad(x),
-                          wants[kWantsDw] || requires_grad(weight),
-                          wants[kWantsDbias] || requires_grad(bias),
-                          wants[kWantsDbiasScale] || requires_grad(bias_scale)};
+  const LinearWants required{wants[kWantsDx] || requires_grad(x),
+                             wants[kWantsDw] || requires_grad(weight),
+                             wants[kWantsDbias] || requires_grad(bias),
+                             wants[kWantsDbiasScale] || requires_grad(bias_scale)};
   Tensor saved;
-  const Options options{learn, recipe, save_input, unit_budget, &saved};
+  const Options options{required, recipe, save_input, unit_budget, &saved};
   const variable_list out =
       LinearFunction::apply(x, offsets, weight, bias, bias_scale, state, options);
   return {out[0], saved};

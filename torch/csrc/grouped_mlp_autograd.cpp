@@ -76,26 +76,26 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
   }
 };
 
-/// As of grouped_linear: `wants` says what to keep besides what the tensors themselves ask for.
+/// As of grouped_linear: `wants` adds to the gradients that the tensors themselves require.
 std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, const Maybe& prob,
                                           TensorList weight1, TensorList bias1, TensorList weight2,
                                           TensorList bias2, const Maybe& bias2_scale,
                                           const Maybe& rng, MlpWants wants, Text activation,
                                           Text recipe, bool keep_h, int64_t unit_budget) {
-  const MlpWants learn{requires_grad(x),
-                       requires_grad(prob),
-                       requires_grad(weight1),
-                       requires_grad(weight2),
-                       requires_grad(bias1) || requires_grad(bias2),
-                       requires_grad(bias2_scale)};
-  const bool grad = at::GradMode::is_enabled() && learn != MlpWants{};
+  const MlpWants required{requires_grad(x),
+                          requires_grad(prob),
+                          requires_grad(weight1),
+                          requires_grad(weight2),
+                          requires_grad(bias1) || requires_grad(bias2),
+                          requires_grad(bias2_scale)};
+  const bool grad = at::GradMode::is_enabled() && required != MlpWants{};
   const Maybe state = given_or_drawn(rng, recipe, x);
   if (!grad) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
                        activation, recipe, keep_h, unit_budget});
   }
-  for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || learn[i];
+  for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
   const Options options{wants, activation, recipe, keep_h, unit_budget};
   const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
                                                bias2_scale, state, options);

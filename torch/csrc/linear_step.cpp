@@ -1,4 +1,4 @@
-// One call of the module GroupedLinear with its gradient, for tensors that nobody traces. It calls
+// One call of the module GroupedLinear with its gradient, for tensors that are not traced. It calls
 // the library directly, and adds what torch.ops.cadre.grouped_linear cannot do, since autograd
 // alone does not: weight gradients that go into main_grad or are computed later, the caller's
 // buffers, and quantised weights that outlive the call.
