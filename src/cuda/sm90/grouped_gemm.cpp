@@ -197,6 +197,7 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const auto* pointers = const_cast<const void* const*>(args.discrete_out);
   const Prepared experts = prepare({dw, pointers, kGradientRows}, plan, workspace, stream);
   const int depth = contraction_depth(p.out);
+  const bool adds = p.out != DType::kF32 && p.accumulate != Accumulate::kNo;  // floats by TMA
   const RaggedContractionParams params{.a = ragged_map(dy, depth),
                                        .b = ragged_map(x, depth),
                                        .dw = experts.map,
@@ -210,6 +211,7 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
                                        .alpha = args.alpha,
                                        .old = plain(dw, pointers),
                                        .old_row_step = dw.stride[1],
+                                       .has_epilogue = args.alpha != nullptr || adds,
                                        .accumulate = p.accumulate,
                                        .flags = args.accumulate};
   find_ragged_contraction({x.dtype, p.out})(params, blocks_of(plan), stream);

@@ -38,7 +38,7 @@ struct alignas(1024) Shared {
   static constexpr Tile kTile = Kernel::kTile;
   static constexpr OutputShape kShape = Kernel::Store::kShape;
 
-  Stage<kTile> stages[kTile.stages];
+  Stages<kTile> stages;
   uint8_t output[kShape.rings()][kShape.buffers][kShape.part_bytes()];
   Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
   Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
@@ -103,7 +103,7 @@ __device__ inline void load_tiles(Shared<Kernel>& shared, const auto& params) {
       ring.wait_empty();
       if (!elect()) continue;
       want_next<kTile>(shared.tiles.tile_wanted, tile, depth);
-      load.load(ring.stages[ring.at.at], ring.full[ring.at.at], depth);
+      load.load(ring.stage(), ring.full[ring.at.at], depth);
     }
   }
 }

@@ -64,14 +64,14 @@ class Multiply16 {
     int before = 0;
     for (int depth = 0; depth < tile.depth - kLastStage; depth += kTile.depth, ring.at.next()) {
       ring.wait_full();
-      multiply_stage<kWidth, kSteps>(ring.stages[ring.at.at], consumer, depth != 0);
+      multiply_stage<kWidth, kSteps>(ring.stage(), consumer, depth != 0);
       wgmma_wait<1>();
       if (depth != 0) ring.release(before);
       before = ring.at.at;
     }
     if constexpr (kTile.any_depth) {
       ring.wait_full();
-      multiply_last<kWidth>(ring.stages[ring.at.at], consumer, tile);
+      multiply_last<kWidth>(ring.stage(), consumer, tile);
       wgmma_wait<1>();
       if (tile.depth > kTile.depth) ring.release(before);
       before = ring.at.at;
@@ -85,7 +85,7 @@ class Multiply16 {
 
   /// The last stage of a tile, as deep as it is.
   template <int kWidth, int kDeep = 1>
-  __device__ void multiply_last(const Stage<kTile>& stage, int consumer, const TileRecord& tile) {
+  __device__ void multiply_last(const Stage& stage, int consumer, const TileRecord& tile) {
     if constexpr (kDeep < kSteps) {
       if ((tile.depth - 1) % kTile.depth >= kDepthStep * kDeep)
         return multiply_last<kWidth, kDeep + 1>(stage, consumer, tile);
@@ -95,7 +95,7 @@ class Multiply16 {
 
   /// Adds the products of one stage, kDeep steps deep, or begins with them.
   template <int kWidth, int kDeep>
-  __device__ void multiply_stage(const Stage<kTile>& stage, int consumer, bool adds) {
+  __device__ void multiply_stage(const Stage& stage, int consumer, bool adds) {
     constexpr bool kMajorA = kTile.a.k_major, kMajorB = kTile.b.k_major;
     const uint64_t a = matrix_descriptor<kMajorA>(stage.a + consumer * kTile.consumer_bytes(),
                                                   kTile.panel_bytes());

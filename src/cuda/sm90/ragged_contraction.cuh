@@ -21,13 +21,17 @@ class RaggedContractionSchedule {
       : params_(params),
         width_(schedule::TileHeight{kTile.cols, kTile.col_step}.of(params.cols)),
         grid_{(params.out_rows + kClusterRows - 1) / kClusterRows,
-              (params.cols + width_ - 1) / width_} {}
+              (params.cols + width_ - 1) / width_},
+        tiles_(grid_.count()),
+        end_(tiles_ * params.expert_count) {}
 
   __device__ TileRecord tile(int64_t number) const {
-    if (number >= grid_.count() * params_.expert_count) return {};
-    const int expert = int(number / grid_.count());
-    const schedule::TilePlace place = banded(number % grid_.count(), grid_, params_.band);
-    const schedule::ExpertRows rows = schedule::rows_of(params_.offsets, expert, params_.rows);
+    if (number >= end_) return {};
+    const int expert = int(number / tiles_);
+    // Loaded here, used below: the place is found meanwhile. Short experts wait for their scheduler.
+    const int32_t offsets[2] = {params_.offsets[expert], params_.offsets[expert + 1]};
+    const schedule::TilePlace place = banded(number % tiles_, grid_, params_.band);
+    const schedule::ExpertRows rows = schedule::rows_of(offsets, 0, params_.rows);
     const int count = int(rows.count());
     if (count == 0 && params_.accumulates(expert)) return {.expert = expert};
     constexpr int kStep = kTile.col_step;
@@ -48,6 +52,7 @@ class RaggedContractionSchedule {
   const RaggedContractionParams& params_;
   int64_t width_;
   schedule::TileGrid grid_;
+  int64_t tiles_, end_;  ///< of an expert, of all
 };
 
 /// Boxes of rows of the batch: two of a, and half of the columns of b for both blocks. An expert
@@ -60,7 +65,7 @@ class RaggedContractionLoad {
   __device__ RaggedContractionLoad(const RaggedContractionParams& params, const TileRecord& tile)
       : params_(params), tile_(tile) {}
 
-  __device__ void load(Stage<kTile>& stage, Barrier& full, int depth) const {
+  __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     constexpr int kPanel = kTile.a.atom_elements(), kBytes = kTile.panel_bytes();
     const int panels = tile_.cols() / kPanel;
     const int row = kRaggedOrigin - (tile_.rows - depth), end = tile_.rows_end;
@@ -90,18 +95,15 @@ class RaggedContractionStore {
   static_assert(!kFloats || kShape.buffers * kShape.part_cols == kTile.cols);
 
   __device__ RaggedContractionStore(const RaggedContractionParams& params, const TileRecord& tile)
-      : params_(params), tile_(tile) {}
+      : params_(params),
+        tile_(tile),
+        has_epilogue_(params.has_epilogue != 0),
+        parts_(parts_of(params, tile)) {}
 
-  __device__ Parts parts() const {
-    const int end = tile_.end < params_.cols ? tile_.end : params_.cols;
-    const int count = (end - tile_.begin + kShape.part_cols - 1) / kShape.part_cols;
-    const bool loads =
-        kFloats && tile_.depth <= kMostLoadedRows && params_.accumulates(tile_.expert);
-    return {count, loads ? count : 0};
-  }
+  __device__ Parts parts() const { return parts_; }
   __device__ void write(const TilePart& part, uint32_t to) const {
-    const bool is_loaded = part.number < parts().loaded;
-    if (!is_loaded && !params_.has_epilogue(kOut)) return write_accumulators(part.accumulators, to);
+    const bool is_loaded = part.number < parts_.loaded;
+    if (!is_loaded && !has_epilogue_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
     finish_contraction<kOut>(params_, tile_, part, finished);
     if constexpr (kFloats)
@@ -114,20 +116,26 @@ class RaggedContractionStore {
     dw_ = packed ? &params_.dw : params_.experts + tile_.expert;
     expert_ = packed ? tile_.expert : 0;
     if (!packed) tensormap_acquire(*dw_);
-    first_added_ = kFloats && params_.accumulates(tile_.expert) ? parts().loaded : kTile.cols;
+    if constexpr (kFloats)
+      first_added_ = params_.accumulates(tile_.expert) ? parts_.loaded : parts_.count;
   }
   __device__ void load(int row, int part, uint8_t* to, Barrier& loaded) const {
     tma_load(to, *dw_, place(row, part), loaded);
   }
   __device__ void store(int row, int part, const uint8_t* from) const {
-    if (part >= first_added_)
-      tma_reduce_add(*dw_, place(row, part), from);
-    else
-      tma_store(*dw_, place(row, part), from);
+    if constexpr (kFloats)
+      if (part >= first_added_) return tma_reduce_add(*dw_, place(row, part), from);
+    tma_store(*dw_, place(row, part), from);
   }
   __device__ static void finish(const RaggedContractionParams&) {}
 
  private:
+  __device__ static Parts parts_of(const RaggedContractionParams& params, const TileRecord& tile) {
+    const int end = tile.end < params.cols ? tile.end : params.cols;
+    const int count = (end - tile.begin + kShape.part_cols - 1) / kShape.part_cols;
+    const bool loads = kFloats && tile.depth <= kMostLoadedRows && params.accumulates(tile.expert);
+    return {count, loads ? count : 0};
+  }
   __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
     if constexpr (kFloats)
       write_floats(accumulators, to);
@@ -140,9 +148,11 @@ class RaggedContractionStore {
 
   const RaggedContractionParams& params_;
   const TileRecord& tile_;
+  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
+  const Parts parts_;
   const CUtensorMap* dw_ = nullptr;
   int expert_ = 0;       ///< its coordinate in dw_
-  int first_added_ = 0;  ///< the first part that TMA adds
+  int first_added_ = 0;  ///< of floats: the first part that TMA adds
 };
 
 /// The kernel of wgrad.

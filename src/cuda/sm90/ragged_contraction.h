@@ -26,6 +26,7 @@ struct RaggedContractionParams {
   const float* alpha = nullptr;  ///< [E]
   Plain old{};                   ///< dw [E, N, K] as it was, experts `step` apart
   int64_t old_row_step = 0;      ///< from row to row of dw, in elements
+  int has_epilogue = 0;  ///< accumulators are more than stored; 32 bits, which load in one step
   Accumulate accumulate = Accumulate::kNo;
   const int32_t* flags = nullptr;  ///< one word, or [E]
 
@@ -33,10 +34,6 @@ struct RaggedContractionParams {
     if (accumulate == Accumulate::kDevice) return flags[0] != 0;
     if (accumulate == Accumulate::kPerExpert) return flags[expert] != 0;
     return accumulate == Accumulate::kYes;
-  }
-  /// Whether accumulators are more than stored; floats are added by TMA.
-  CADRE_HD bool has_epilogue(DType out) const {
-    return alpha != nullptr || (out != DType::kF32 && accumulate != Accumulate::kNo);
   }
 };
 

@@ -60,7 +60,7 @@ class RaggedRowsLoad {
     if (!packed) tensormap_acquire(*w_);
   }
 
-  __device__ void load(Stage<kTile>& stage, Barrier& full, int depth) const {
+  __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     constexpr int kPanel = kTile.a.atom_elements();
     arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * box_rows_ * kAtomBytes));
     if constexpr (kTile.a.k_major) {
@@ -93,13 +93,13 @@ class RaggedRowsStore {
       .one_ring = kOut != DType::kF32};
 
   __device__ RaggedRowsStore(const RaggedRowsParams& params, const TileRecord& tile)
-      : params_(params), tile_(tile) {}
+      : params_(params), tile_(tile), has_epilogue_(params.has_epilogue()) {}
 
   __device__ Parts parts() const {
     return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
   }
   __device__ void write(const TilePart& part, uint32_t to) const {
-    if (!params_.has_epilogue()) return write_accumulators(part.accumulators, to);
+    if (!has_epilogue_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
     finish_rows(params_, tile_, part, finished);
     write_accumulators(finished, to);
@@ -127,6 +127,7 @@ class RaggedRowsStore {
 
   const RaggedRowsParams& params_;
   const TileRecord& tile_;
+  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
 };
 
 /// The kernel of fprop and dgrad.

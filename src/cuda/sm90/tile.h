@@ -57,21 +57,25 @@ struct OutputShape {
   constexpr int part_bytes() const { return kConsumerRows * part_cols * element_bytes(dtype); }
 };
 
-/// A stage in shared memory: what one round of loads brings.
+/// The stages in shared memory, and one of them: what one round of loads brings.
 template <Tile kTile>
+struct Stages {
+  uint8_t a[kTile.stages][kTile.a_bytes()];
+  uint8_t b[kTile.stages][kTile.b_bytes()];
+};
 struct Stage {
-  uint8_t a[kTile.a_bytes()];
-  uint8_t b[kTile.b_bytes()];
+  uint8_t *a, *b;
 };
 
 /// A role's place in the ring of stages.
 template <Tile kTile>
 struct StageRing {
-  Stage<kTile> (&stages)[kTile.stages];
+  Stages<kTile>& stages;
   Barrier (&full)[kTile.stages];
   Barrier (&empty)[kTile.stages];
   Cursor<kTile.stages> at{};
 
+  __device__ Stage stage() const { return {stages.a[at.at], stages.b[at.at]}; }
   __device__ void wait_full() const { wait(full[at.at], at.parity); }
   __device__ void wait_empty() const { wait(empty[at.at], at.parity ^ 1); }
   /// Frees a stage in both blocks, since either loads into both.
