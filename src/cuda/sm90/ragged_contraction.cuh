@@ -28,7 +28,7 @@ class RaggedContractionSchedule {
   __device__ TileRecord tile(int64_t number) const {
     if (number >= end_) return {};
     const int expert = int(number / tiles_);
-    // Loaded here, used below: the place is found meanwhile. Short experts wait for their scheduler.
+    // Loaded here, used below: the place is found meanwhile, since short experts wait for this.
     const int32_t offsets[2] = {params_.offsets[expert], params_.offsets[expert + 1]};
     const schedule::TilePlace place = banded(number % tiles_, grid_, params_.band);
     const schedule::ExpertRows rows = schedule::rows_of(offsets, 0, params_.rows);

@@ -3,10 +3,11 @@
 
 #include "cadre/dtype.h"
 
-// What was chosen by timing on an H200, and why. "+3 %" is how much longer products take without the
-// choice: the geometric mean over the layers of bench/shapes/h200_grouped_gemm.txt, uniform routing,
-// 2026-11-22 (bench/results/nvidia-h200-tuning.json). What has no figure was chosen when the kernels
-// were written and not timed since. What else was tried: docs/decisions/0005-hopper-grouped-gemm.md.
+// What was chosen by timing on an H200, and why. "+3 %" is how much longer products take without
+// the choice: the geometric mean over the layers of bench/shapes/h200_grouped_gemm.txt, uniform
+// routing, 2026-11-22 (bench/results/nvidia-h200-tuning.json). What has no figure was chosen when
+// the kernels were written and not timed since. What else was tried:
+// docs/decisions/0005-hopper-grouped-gemm.md.
 namespace cadre::cuda::sm90 {
 
 /// Blocks of a cluster, which share the second operand of a tile. Four would ask less of L2, but no
@@ -44,7 +45,8 @@ constexpr int kMostLoadedRows = 1536;
 
 /// Stages a cluster has to work on, at least, for clusters to take tiles as they go: the counter
 /// that they share must be zero first, which takes two microseconds of the host and two of the
-/// device. Tiles that are dealt out in advance: fprop +3 %, dgrad +5 %, wgrad +0.6 %, gpt-oss +20 %.
+/// device. Tiles that are dealt out in advance: fprop +3 %, dgrad +5 %, wgrad +0.6 %, gpt-oss +20
+/// %.
 constexpr int64_t kCountedStages = 64;
 
 /// Columns of tiles that are worked on together: as many as keep both operands of the tiles in
