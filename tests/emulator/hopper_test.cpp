@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-constexpr unsigned kOrders = 3;
+constexpr unsigned kOrders = CADRE_ORDERS;
 
 class Hopper : public testing::TestWithParam<const char*> {};
 
