@@ -99,8 +99,8 @@ Sample draw_sample(const GroupedGemmCase& c, int64_t count, uint64_t seed) {
   const auto live = uint64_t(out.live * row), all = uint64_t(elements(out.view));
   std::mt19937_64 random(seed);
   Sample sample;
-  sample.elements.resize(size_t(live ? count : 0));
-  for (auto& e : sample.elements) e.index = int64_t(random() % live);
+  for (int64_t i = 0; i < count && live > 0; ++i)
+    sample.elements.push_back({.index = int64_t(random() % live)});
   const Summer summer(c);
 #pragma omp parallel for schedule(dynamic, 8)
   for (size_t i = 0; i < sample.elements.size(); ++i)

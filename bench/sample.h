@@ -11,8 +11,8 @@ namespace cadre::bench {
 /// host in double from the operands, each with its bound, and some elements of the tail.
 struct Sample {
   struct Element {
-    int64_t index;  ///< of the output, row-major
-    double want, bound;
+    int64_t index = 0;  ///< of the output, row-major
+    double want = 0, bound = 0;
   };
   std::vector<Element> elements;
   std::vector<int64_t> tail;  ///< must be zero, or poison as it was
