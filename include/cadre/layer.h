@@ -98,6 +98,7 @@ struct LayerTensor {
   bool made = false;             ///< the layer makes it; else it is the caller's
   bool lasting = false;          ///< it lives on in the weight cache
   QuantizedShape shape{};        ///< of what the layer makes
+  QuantizedLayout layout{};      ///< of that shape in memory
   Place place = Place::kCaller;  ///< follows from who writes and who reads; kCaller: nobody writes
   int64_t offset = 0;            ///< bytes from the start of the place
   int written = -1;              ///< the first step that writes it; -1: none

@@ -75,10 +75,19 @@ constexpr CodeRows code_rows(const Format& format, Axis axis, CodeRows of, int64
   return {16 * first_block(of.first, expert, 16), (of.count + 15) / 16 * 16};
 }
 
-/// Bytes of one buffer that holds codes, scales and expert scales, each 256-byte aligned.
+/// How one buffer holds codes, scales and expert scales, each 256-byte aligned.
+struct QuantizedLayout {
+  QuantizedView parts{};             ///< shapes and strides, without addresses
+  int64_t scales_offset = 0;         ///< bytes
+  int64_t expert_scale_offset = -1;  ///< bytes; -1: the format has none
+  int64_t bytes = 0;                 ///< of the buffer
+};
+
+QuantizedLayout quantized_layout(const QuantizedShape&);
 int64_t quantized_bytes(const QuantizedShape&);
 
 /// The parts of such a buffer. With null, the views carry shapes and strides only.
+QuantizedView quantized_view(const QuantizedLayout&, void* buffer);
 QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 
 /// `quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x`,

@@ -313,7 +313,7 @@ std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
     const LayerTensor& x = layers::wgrad_input(plan);
     const bool given = p.options.quantized_x && &x != &plan.tensors[kX];
     if (x.place == Place::kSaved || given)
-      parts.push_back({"x along rows", x.place, quantized_bytes(x.shape)});
+      parts.push_back({"x along rows", x.place, x.layout.bytes});
     else
       parts.push_back({"x", Place::kCaller, p.rows * bytes_for(p.dtype, p.k)});
   }

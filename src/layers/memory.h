@@ -57,7 +57,7 @@ struct Places {
 
   /// A tensor of the layer's, for the step that writes it.
   QuantizedView copy(const LayerTensor& tensor) const {
-    return quantized_view(tensor.shape, data(tensor));
+    return quantized_view(tensor.layout, data(tensor));
   }
 
   /// The same, for the step that reads it.

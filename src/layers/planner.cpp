@@ -56,7 +56,7 @@ void place(LayerPlan& plan, LayerTensor& tensor, Layouts& layouts, WgradRuns wgr
                    : tensor.place == Place::kWeightCache ? layouts.cache
                    : written == Phase::kForward          ? layouts.forward
                                                          : layouts.backward;
-  tensor.offset = layout.take(quantized_bytes(tensor.shape));
+  tensor.offset = layout.take(tensor.layout.bytes);
 }
 
 void place(LayerPart& part, Layouts& layouts) {

@@ -51,6 +51,7 @@ class Row {
 
  private:
   int add(LayerTensor tensor) {
+    tensor.layout = quantized_layout(tensor.shape);
     plan_.tensors.push_back(std::move(tensor));
     return int(plan_.tensors.size()) - 1;
   }

@@ -291,7 +291,7 @@ std::vector<KeptPart> kept(const SequentialPlan& plan) {
       if (i == 0 || part.name != "x") parts.push_back(part);
     const LayerTensor& output = plan.tensors[size_t(layers::row::Tensors(plan).output(i))];
     if (output.place == Place::kSaved)
-      parts.push_back({"output of a step", Place::kSaved, quantized_bytes(output.shape)});
+      parts.push_back({"output of a step", Place::kSaved, output.layout.bytes});
   }
   return parts;
 }

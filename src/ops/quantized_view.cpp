@@ -64,23 +64,37 @@ int64_t expert_scale_bytes(const QuantizedShape& s) {
   return info(s.format.kind).has_expert_scale ? s.experts * int64_t(sizeof(float)) : 0;
 }
 
+QuantizedView parts_of(const QuantizedShape& s) {
+  return {.codes = codes_of(s), .scales = scales_of(s)};
+}
+
 }  // namespace
 
-int64_t quantized_bytes(const QuantizedShape& s) {
-  return aligned(bytes_of(codes_of(s))) + aligned(bytes_of(scales_of(s))) +
-         aligned(expert_scale_bytes(s));
+QuantizedLayout quantized_layout(const QuantizedShape& s) {
+  QuantizedLayout layout{.parts = parts_of(s)};
+  const int64_t expert_scales = expert_scale_bytes(s);
+  layout.scales_offset = aligned(bytes_of(layout.parts.codes));
+  layout.bytes = layout.scales_offset + aligned(bytes_of(layout.parts.scales));
+  if (expert_scales != 0) layout.expert_scale_offset = layout.bytes;
+  layout.bytes += aligned(expert_scales);
+  return layout;
+}
+
+int64_t quantized_bytes(const QuantizedShape& s) { return quantized_layout(s).bytes; }
+
+QuantizedView quantized_view(const QuantizedLayout& layout, void* buffer) {
+  QuantizedView q = layout.parts;
+  if (buffer == nullptr) return q;
+  char* start = static_cast<char*>(buffer);
+  q.codes.data = start;
+  if (q.scales.rank != 0) q.scales.data = start + layout.scales_offset;
+  if (layout.expert_scale_offset >= 0)
+    q.expert_scale = reinterpret_cast<float*>(start + layout.expert_scale_offset);
+  return q;
 }
 
 QuantizedView quantized_view(const QuantizedShape& s, void* buffer) {
-  QuantizedView q{.codes = codes_of(s), .scales = scales_of(s)};
-  if (buffer == nullptr) return q;
-  char* at = static_cast<char*>(buffer);
-  q.codes.data = at;
-  at += aligned(bytes_of(q.codes));
-  if (q.scales.rank != 0) q.scales.data = at;
-  at += aligned(bytes_of(q.scales));
-  if (expert_scale_bytes(s) != 0) q.expert_scale = reinterpret_cast<float*>(at);
-  return q;
+  return buffer == nullptr ? parts_of(s) : quantized_view(quantized_layout(s), buffer);
 }
 
 }  // namespace cadre
