@@ -2,15 +2,17 @@
 """Proves that the tests see faults: `tools/mutants.py [OPTION...] [SOURCE [SCRATCH]]`.
 
 tools/mutants.toml lists faults, each one replacement in one file and the test that must turn red.
-The sources are copied to SCRATCH (build/mutants), every test that is named is built and must pass
-there; then each fault is planted alone, that test is built again, and must fail: when it runs, or
-by a static assertion. Prints a table, and exits 1 unless every fault was caught. --check only looks
+The sources are copied to SCRATCH (build/mutants), once for each of --jobs; every test that is named
+is built and must pass there; then each fault is planted alone, that test is built again, and must
+fail: when it runs, or by a static assertion. Prints a table, and exits 1 unless every fault was caught. --check only looks
 whether every replacement still finds its text exactly once; --cpu leaves out those whose tests run
 GPU code on the emulator, which take longest; --in-turn takes those that the last commits touched
 and a third of the others. SOURCE itself is never written to.
 """
 import argparse
+import concurrent.futures
 import dataclasses
+import itertools
 import os
 import pathlib
 import re
@@ -91,8 +93,8 @@ def in_turn(source, mutants):
 
 
 class Yard:
-    """The copy of the tree and its build. A fault may leave a variable unused, so warnings are none
-    of its errors. The folder is as deep as the presets', for the compiler's cache."""
+    """A copy of the tree and its build. The folder is as deep as the presets' and the flags are
+    theirs, so that all objects but those with a fault come from the compiler's cache."""
 
     def __init__(self, source, scratch):
         self.source, self.tree = source, scratch / "tree"
@@ -101,8 +103,8 @@ class Yard:
     def prepare(self):
         copy_tree(self.source, self.tree)
         self.call("cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build,
-                  "-DCMAKE_BUILD_TYPE=Release", "-DCMAKE_CXX_FLAGS_RELEASE=-O1",
-                  "-DCADRE_WERROR=OFF", "-DCADRE_TORCH=OFF", check=True)
+                  "-DCMAKE_BUILD_TYPE=Release", "-DCADRE_TORCH=OFF",
+                  f"-DCADRE_LAUNCHER={self.tree / 'tools/with_warnings.sh'}", check=True)
 
     def call(self, *command, check=False):
         done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE,
@@ -151,15 +153,49 @@ def verdict(yard, mutant):
         yard.restore(mutant.file)
 
 
-def baseline(yard, mutants):
-    """Every named test must build, run something and pass before a fault is planted."""
-    for test, pattern in sorted({(m.test, m.filter) for m in mutants}):
-        errors = yard.builds(test)
-        if errors:
-            sys.exit(f"mutants: {test} does not build without a mutant\n{errors}")
+def baseline(yard, test, mutants):
+    """The test must build, run something and pass before a fault is planted."""
+    errors = yard.builds(test)
+    if errors:
+        sys.exit(f"mutants: {test} does not build without a mutant\n{errors}")
+    for pattern in sorted({m.filter for m in mutants}):
         code, _, ran = yard.run(test, pattern)
         if code or not ran:
             sys.exit(f"mutants: {test} ({pattern}) must run and pass without a mutant")
+
+
+def hunt(yard, groups):
+    """Takes tests with their mutants from `groups` while there are any: how many were caught, and
+    how many were missed."""
+    yard.prepare()
+    caught = missed = 0
+    while groups:
+        try:
+            test, mutants = groups.pop(0)
+        except IndexError:  # another yard was faster
+            break
+        if any(m.emulated for m in mutants) and not yard.has(test):
+            for mutant in mutants:
+                print(f"skipped {mutant.name:<34} there are no headers of CUDA here", flush=True)
+            continue
+        baseline(yard, test, mutants)
+        for mutant in sorted(mutants, key=lambda m: m.file):
+            start = time.monotonic()
+            seen, what = verdict(yard, mutant)
+            caught, missed = caught + seen, missed + (not seen)
+            print(f"{'caught' if seen else 'MISSED'}  {mutant.name:<34} {mutant.test:<24} "
+                  f"{time.monotonic() - start:5.1f} s  {what}", flush=True)
+    return caught, missed
+
+
+def hunt_in_all(yards, mutants):
+    """Each yard in a thread of its own; a test and its mutants stay in one."""
+    by_test = sorted(mutants, key=lambda m: m.test)
+    groups = [(test, list(of)) for test, of in itertools.groupby(by_test, lambda m: m.test)]
+    groups.sort(key=lambda group: -len(group[1]))
+    with concurrent.futures.ThreadPoolExecutor(len(yards)) as threads:
+        counts = list(threads.map(lambda yard: hunt(yard, groups), yards))
+    return [sum(column) for column in zip(*counts)]
 
 
 def has_flag(flag):
@@ -183,6 +219,8 @@ def main(arguments):
     parser.add_argument("--only", default="", help="mutants whose name contains this")
     parser.add_argument("--cpu", action="store_true", help="without those of the emulator")
     parser.add_argument("--in-turn", action="store_true", help="what changed, a third of the rest")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)),
+                        help="copies of the tree at work (the number of processors)")
     parser.add_argument("source", nargs="?", type=pathlib.Path, default=here)
     parser.add_argument("scratch", nargs="?", type=pathlib.Path)
     options = parser.parse_args(arguments)
@@ -202,21 +240,10 @@ def main(arguments):
     mutants = [m for m in mutants if has_flag(m.cpu) and not (options.cpu and m.emulated)]
     if options.in_turn:
         mutants = in_turn(options.source, mutants)
-    yard = Yard(options.source.resolve(),
-                (options.scratch or options.source / "build/mutants").resolve())
-    yard.prepare()
-    for mutant in [m for m in mutants if m.emulated and not yard.has(m.test)]:
-        print(f"skipped {mutant.name:<34} there are no headers of CUDA here")
-        mutants.remove(mutant)
-    baseline(yard, mutants)
-    missed = 0
-    for mutant in sorted(mutants, key=lambda m: (m.file, m.test)):
-        start = time.monotonic()
-        caught, what = verdict(yard, mutant)
-        missed += not caught
-        print(f"{'caught' if caught else 'MISSED'}  {mutant.name:<34} {mutant.test:<24} "
-              f"{time.monotonic() - start:5.1f} s  {what}", flush=True)
-    print(f"mutants: {len(mutants) - missed} caught, {missed} missed")
+    scratch = (options.scratch or options.source / "build/mutants").resolve()
+    yards = [Yard(options.source.resolve(), scratch / str(at)) for at in range(options.jobs)]
+    caught, missed = hunt_in_all(yards, mutants)
+    print(f"mutants: {caught} caught, {missed} missed")
     return 1 if missed else 0
 
 
