@@ -32,10 +32,10 @@ function(cadre_cold target)
   target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
 endfunction()
 
-# cadre_cold_sources(FILE...): files of the library itself, cold where they are sanitized.
-function(cadre_cold_sources)
+# cadre_cold_sources(TARGET FILE...): files of this folder that are cold where they are sanitized.
+function(cadre_cold_sources target)
   if(CADRE_SANITIZE)
-    set_source_files_properties(${ARGN} TARGET_DIRECTORY cadre PROPERTIES COMPILE_OPTIONS -O0)
+    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -O0)
   endif()
 endfunction()
 

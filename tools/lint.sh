@@ -12,14 +12,13 @@ clang-format --dry-run -Werror "${sources[@]}"
 echo "lint: clang-format agrees with ${#sources[@]} files"
 
 # Compiler commands are g++'s: clang reads none of its precompiled headers, and does not know every
-# warning that they name. The analyzer looks into no long callee, which would be most of the time.
+# warning that they name.
 database=$build/lint
 mkdir -p "$database"
 sed -E 's# -(Winvalid-pch|fpch-preprocess|include [^ ]*/cmake_pch\.hxx)##g' \
   "$build/compile_commands.json" >"$database/compile_commands.json"
-shallow=(-extra-arg=-Xclang -extra-arg=-analyzer-config -extra-arg=-Xclang -extra-arg=mode=shallow)
 log=$build/clang-tidy.log
-if ! run-clang-tidy -quiet -p "$database" -extra-arg=-Wno-unknown-warning-option "${shallow[@]}" \
+if ! run-clang-tidy -quiet -p "$database" -extra-arg=-Wno-unknown-warning-option \
     "$PWD$regex" >"$log" 2>&1; then
   grep -E "(warning|error|note):" -A 3 "$log" | head -200 || cat "$log"
   exit 1
