@@ -11,6 +11,7 @@ TOKEN = re.compile(r"[A-Za-z_]\w*|\d[\w.']*|::|->|&&|\|\||<=|>=|==|!=|<<|[^\s\w]
 NOT_A_NAME = {"alignas", "decltype", "noexcept", "requires", "__attribute__", "explicit", "sizeof",
               "__launch_bounds__", "__declspec", "defined"}
 NO_VARIABLE = {"using", "typedef", "static_assert", "friend", "namespace", "concept", "enum"}
+HIDDEN = re.compile(r"//|/\*|[\"']")  # what a comment or a literal begins with
 CLOSER = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -69,7 +70,9 @@ def blank(text):
     """`text` with comments and the insides of literals turned into spaces; and the comments."""
     out, comments, i = [], [], 0
     hide = lambda part: re.sub(r"[^\n]", " ", part)
-    while i < len(text):
+    while match := HIDDEN.search(text, i):
+        out.append(text[i:match.start()])
+        i = match.start()
         if text.startswith("//", i):
             j = text.find("\n", i)
             j = len(text) if j < 0 else j
@@ -87,7 +90,7 @@ def blank(text):
             j = i + 1
             out.append(text[i])
         i = j
-    return "".join(out), comments
+    return "".join(out) + text[i:], comments
 
 
 def split_directives(blanked):

@@ -4,6 +4,7 @@
 Prints one line per finding, `path:line: what; what to do`, and exits 1 if there was any. The data
 of the rules is tools/layers.toml. Needs Python 3.11 and nothing else.
 """
+import os
 import pathlib
 import posixpath
 import re
@@ -145,17 +146,25 @@ def parts(identifier):
 def check_words(file, words):
     if not inside(file.path, words["rooms"]):
         return
+    places = {}
     for word, number in file.source.tokens:
+        places.setdefault(word, []).append(number)
+    for word, numbers in places.items():
+        fenced = parts(word)
         for bad, good in words["instead"].items():
-            if f"_{bad}_" in parts(word):
-                yield number, f"'{word}' says {bad}; this project says {good}"
+            if f"_{bad}_" in fenced:
+                for number in numbers:
+                    yield number, f"'{word}' says {bad}; this project says {good}"
 
 
 def check_phrases(file, phrases):
     """Phrases match across the end of a line and the signs that begin a comment."""
     if not inside(file.path, phrases["where"]) or inside(file.path, phrases["except"]):
         return
+    lower = file.text.lower()
     for bad, good in phrases["instead"].items():
+        if bad.split()[0].lower() not in lower:  # faster than a pattern, and mostly the answer
+            continue
         pattern = r"[\s/#*]+".join(map(re.escape, bad.split()))
         for match in re.finditer(rf"\b{pattern}\b", file.text, re.IGNORECASE):
             number = file.text.count("\n", 0, match.start()) + 1
@@ -264,12 +273,16 @@ def check_links(file, root):
 
 
 def text_files(root):
-    for path in sorted(root.rglob("*")):
-        relative = path.relative_to(root)
-        hidden = any(p in SKIPPED or p.startswith(".") and p != ".ci" for p in relative.parts)
-        if path.is_file() and not hidden and (path.suffix in TEXT or relative.parts[0] == ".ci" or
-                                              path.name == "Makefile"):
-            yield relative.as_posix()
+    """Their paths in `root`. Builds and hidden folders, which may hold a torch, are not entered."""
+    found = []
+    for folder, folders, names in os.walk(root):
+        relative = pathlib.PurePath(folder).relative_to(root)
+        folders[:] = [name for name in folders if name not in SKIPPED and
+                      (name == ".ci" or not name.startswith("."))]
+        for path in (relative / name for name in names if not name.startswith(".")):
+            if path.suffix in TEXT or path.parts[0] == ".ci" or path.name == "Makefile":
+                found.append(path)
+    return [path.as_posix() for path in sorted(found)]
 
 
 def findings(root):
