@@ -1,6 +1,8 @@
 """cadre train as a user sees it: exit codes, messages, files, Ctrl-C, resume, full disks.
 
-usage: train_command_test.py CADRE [TEST...]
+usage: train_command_test.py CADRE [few] [TEST...]
+
+With `few`, for a sanitized CADRE whose steps take ten times longer, runs to interrupt are shorter.
 """
 import json
 import os
@@ -15,6 +17,7 @@ import time
 import unittest
 
 CADRE = os.path.abspath(sys.argv.pop(1))
+FEW = sys.argv[1:2] == ["few"] and bool(sys.argv.pop(1))
 TINY = ["--window", "3", "--hidden", "16", "--features", "16", "--experts", "4", "--rows", "32",
         "--eval-every", "50"]
 # Tests run side by side, so one thread each; that the bits do not depend on it has its own test.
@@ -269,7 +272,8 @@ class Gpu(Case):
 
 
 class Interruption(Case):
-    STEPS = 1000
+    STEPS = 200 if FEW else 1000  # after a tenth it is interrupted, which takes a moment
+    TENTH = f"step {STEPS // 10}/"
 
     def words(self, out, *more):
         return [self.text, *TINY, "--recipe", "bf16,nvfp4", "--steps", self.STEPS, "--out", out,
@@ -278,7 +282,8 @@ class Interruption(Case):
     def test_resumed_runs_equal_the_uninterrupted_one(self):
         whole = self.path / "whole"
         self.assert_good(self.train(*self.words(whole)))
-        code, seen = self.start_and_signal(self.words(self.out), "bf16  step 100/", signal.SIGINT)
+        code, seen = self.start_and_signal(self.words(self.out), "bf16  " + self.TENTH,
+                                           signal.SIGINT)
         self.assertEqual(code, 130, seen)
         self.assertIn("interrupted: bf16 is at step ", seen)
         self.assertIn(f"cadre train --resume {self.out}", seen)
@@ -293,7 +298,7 @@ class Interruption(Case):
         self.assert_refused(self.train("--resume", self.out), "belongs to a run with other text")
         self.text.write_text(prose(6000))
 
-        code, seen = self.start_and_signal(["--resume", self.out], "nvfp4  step 200/",
+        code, seen = self.start_and_signal(["--resume", self.out], "nvfp4  " + self.TENTH,
                                            signal.SIGTERM)
         self.assertEqual(code, 143, seen)
         self.assertIn("bf16 goes on at step ", seen)
@@ -307,7 +312,8 @@ class Interruption(Case):
         self.assertIn("nvfp4 is finished already", again.stdout)
 
     def test_damaged_checkpoints_are_refused(self):
-        code, seen = self.start_and_signal(self.words(self.out), "bf16  step 100/", signal.SIGINT)
+        code, seen = self.start_and_signal(self.words(self.out), "bf16  " + self.TENTH,
+                                           signal.SIGINT)
         self.assertEqual(code, 130, seen)
         checkpoint = self.out / "bf16.safetensors"
         whole = checkpoint.read_bytes()
