@@ -4,10 +4,10 @@
 tools/mutants.toml lists faults, each one replacement in one file and the test that must turn red.
 The sources are copied to SCRATCH (build/mutants), once for each of --jobs; every test that is named
 is built and must pass there; then each fault is planted alone, that test is built again, and must
-fail: when it runs, or by a static assertion. Prints a table, and exits 1 unless each was caught. --check only looks
-whether every replacement still finds its text exactly once; --cpu leaves out those whose tests run
-GPU code on the emulator, which take longest; --in-turn takes those that the last commits touched
-and a third of the others. SOURCE itself is never written to.
+fail: when it runs, or by a static assertion. Prints a table, and exits 1 unless each was caught.
+--check only looks whether every replacement still finds its text exactly once; --cpu leaves out
+those whose tests run GPU code on the emulator, which take longest; --in-turn takes those that the
+last commits touched and a third of the others. SOURCE itself is never written to.
 """
 import argparse
 import concurrent.futures
