@@ -23,6 +23,7 @@ class Fiber {
   static void enter(Fiber* self);
 
   void *stack_ = nullptr, *inside_ = nullptr, *outside_ = nullptr;  // stack pointers
+  size_t skew_ = 0;                                                 // bytes that are left free
   std::function<void()> work_;
   const void* outside_stack_ = nullptr;  // what the address sanitizer wants to know
   size_t outside_bytes_ = 0;

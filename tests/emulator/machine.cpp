@@ -26,6 +26,7 @@ uint64_t mix(uint64_t& state) {  // splitmix64
 class Cluster {
  public:
   Cluster(const GridShape& shape, uint64_t seed);
+  ~Cluster();
   void run(int64_t number, const std::function<void()>& kernel);
 
   Thread& self() { return *current_; }
@@ -63,6 +64,16 @@ namespace {
 
 thread_local Cluster* active = nullptr;
 
+// Those of grids that have ended: a new stack costs a mapping and its first pages.
+thread_local std::vector<std::unique_ptr<Thread>> idle_threads;
+
+std::unique_ptr<Thread> take_thread() {
+  if (idle_threads.empty()) return std::make_unique<Thread>();
+  std::unique_ptr<Thread> thread = std::move(idle_threads.back());
+  idle_threads.pop_back();
+  return thread;
+}
+
 Cluster& cluster() {
   if (active == nullptr) throw std::logic_error("emulator: a word of kernels outside of a kernel");
   return *active;
@@ -83,11 +94,11 @@ Cluster::Cluster(const GridShape& shape, uint64_t seed)
   for (Block& b : blocks_) {
     b.rank = int(&b - blocks_.data());
     b.shared_bytes = shape.shared_bytes;
-    b.memory = std::make_unique<uint8_t[]>(size_t(shape.shared_bytes) + kSharedAlign);
+    b.memory = std::make_unique_for_overwrite<uint8_t[]>(size_t(shape.shared_bytes) + kSharedAlign);
     const auto first = reinterpret_cast<uintptr_t>(b.memory.get());
     b.shared = b.memory.get() + (kSharedAlign - first % kSharedAlign) % kSharedAlign;
     for (int t = 0; t < count; ++t) {
-      threads_.push_back(std::make_unique<Thread>());
+      threads_.push_back(take_thread());
       Thread& thread = *threads_.back();
       thread.block = &b;
       thread.number = t;
@@ -95,6 +106,11 @@ Cluster::Cluster(const GridShape& shape, uint64_t seed)
       thread.index = {n % width, n / width % height, n / width / height};
     }
   }
+}
+
+Cluster::~Cluster() {
+  if (left_ > 0) return;  // of a grid that failed, some are in the middle of their work
+  for (auto& thread : threads_) idle_threads.push_back(std::move(thread));
 }
 
 void Cluster::run(int64_t number, const std::function<void()>& kernel) {
@@ -126,7 +142,7 @@ void Cluster::start(const std::function<void()>& kernel) {
     thread->open_stores = nullptr;
     thread->copy_groups.clear();
     thread->open_copies = nullptr;
-    thread->waits_for.clear();
+    thread->waits_for = nullptr;
     thread->fiber.start([this, &kernel] {
       try {
         kernel();
@@ -183,7 +199,7 @@ void Cluster::wait_until(const void* at, const char* what, const std::function<b
     t.waits_for = what;
     waiting_[at].push_back(&t);
     suspend();
-    t.waits_for.clear();
+    t.waits_for = nullptr;
   }
 }
 
@@ -191,7 +207,7 @@ void Cluster::notify(const void* at) {
   const auto found = waiting_.find(at);
   if (found == waiting_.end()) return;
   ready_.insert(ready_.end(), found->second.begin(), found->second.end());
-  waiting_.erase(found);
+  found->second.clear();  // its memory is wanted again
 }
 
 void Cluster::may_switch() {
@@ -203,7 +219,7 @@ void Cluster::may_switch() {
 std::string Cluster::report() const {
   std::map<std::string, int> reasons;
   for (const auto& t : threads_)
-    if (!t->waits_for.empty())
+    if (t->waits_for != nullptr)
       ++reasons["block " + std::to_string(t->block->index.x) + " warp " +
                 std::to_string(t->number / kWarp) + " waits for " + t->waits_for];
   std::string all = "emulator: deadlock:";
@@ -258,7 +274,7 @@ bool meet(Meeting& m, int threads, const char* what, bool vote) {
     return true;
   };
   ++m.come;
-  wait_until(&m, what, full);
+  wait_until(&m, what, std::cref(full));  // it is too large for a function without an allocation
   return m.outcome;
 }
 

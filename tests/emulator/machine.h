@@ -72,8 +72,8 @@ struct Thread {
   Block* block = nullptr;
   int number = 0;  ///< in the block
   uint3 index{};
-  std::string waits_for;  ///< empty: it does not
-  int64_t products = 0;   ///< handed in
+  const char* waits_for = nullptr;  ///< null: it does not
+  int64_t products = 0;             ///< handed in
   std::deque<int64_t> product_groups;
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::shared_ptr<StoreGroup> open_stores;
