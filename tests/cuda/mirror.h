@@ -14,6 +14,16 @@
 
 namespace cadre::test {
 
+/// As many as a test takes on a GPU, or fewer on the emulator, whose threads share one of the CPU.
+template <class Size>
+constexpr Size sized([[maybe_unused]] Size on_gpu, [[maybe_unused]] Size on_emulator) {
+#ifdef CADRE_EMULATED
+  return on_emulator;
+#else
+  return on_gpu;
+#endif
+}
+
 /// A test that needs a GPU, and is skipped where there is none.
 struct OnDevice : testing::Test {
   void SetUp() override {

@@ -102,7 +102,7 @@ TEST_P(RoutingOnDevice, HasTheBitsOfTheCpu) {
                               {6, 3, 6, 5},  {100, 70, 1, 1}, {1024, 2, 1, 1}, {2000, 3, 1, 1}};
   unsigned seed = 1;
   for (const Sizes& sizes : kSizes)
-    for (int64_t tokens : {0, 1, 70})
+    for (int64_t tokens : {0, 1, test::sized(70, 30)})
       for (bool normalize : {false, true})
         for (bool bias : {false, true}) {
           Case c({.score = GetParam(),
@@ -159,7 +159,7 @@ TEST_P(RoutingOnDevice, BackwardSkipsWhatIsNoExpertAndAddsWhatIsChosenTwice) {
 
 TEST_P(RoutingOnDevice, OfManyTokens) {
   Case c({.score = GetParam(),
-          .tokens = 20'000,
+          .tokens = test::sized(20'000, 1'500),
           .experts = 128,
           .top_k = 8,
           .logits = DType::kBf16,

@@ -7,7 +7,7 @@
 namespace cadre {
 namespace {
 
-constexpr unsigned kOrders = 2;
+constexpr unsigned kOrders = CADRE_ORDERS;
 
 class PortableGemm : public testing::TestWithParam<const char*> {};
 
