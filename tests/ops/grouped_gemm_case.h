@@ -64,6 +64,12 @@ inline void put_code(char* data, DType dtype, int64_t at, uint32_t bits_of_code)
   std::memcpy(data + at * size, &bits_of_code, size_t(size));
 }
 
+/// Numbers that lie `step` apart.
+struct Line {
+  const double* first;
+  int64_t step;
+};
+
 /// One operand in memory, and the values that it holds.
 class OperandCase {
  public:
@@ -91,10 +97,14 @@ class OperandCase {
       for (int64_t j = 0; j < shape_.cols; ++j) fill_element(random, {expert, first, i, j});
   }
 
-  double value(int expert, int64_t row, int64_t col) const {
+  /// `count` values from row and column on, along their row or along their column.
+  Line line(int expert, std::array<int64_t, 2> from, bool along_row, int64_t count) const {
     const bool weights = shape_.kind == RowsKind::kWeights;
-    const int64_t i = weights ? expert * shape_.rows + row : row;
-    return values_[size_t(i * shape_.cols + col)];
+    const int64_t i = weights ? expert * shape_.rows + from[0] : from[0];
+    const int64_t first = i * shape_.cols + from[1], step = along_row ? 1 : shape_.cols;
+    if (count == 0) return {nullptr, 0};
+    EXPECT_LT(first + (count - 1) * step, int64_t(values_.size()));
+    return {&values_[size_t(first)], step};
   }
 
   /// The operand as packed experts, or as pointers to each expert.
@@ -413,6 +423,15 @@ class GemmCase {
   struct Sum {
     double value = 0, magnitude = 0;
     void add(double x) { value += x, magnitude += std::abs(x); }
+    /// factor sum_i a_i b_i, which takes most of the time of these tests: line() has looked at the
+    /// ends, so that sanitizers need not look at each element.
+    [[gnu::no_sanitize("address", "undefined")]] void add_products(double factor, Line a, Line b,
+                                                                   int64_t count) {
+      for (int64_t i = 0; i < count; ++i) {
+        const double x = factor * a.first[i * a.step] * b.first[i * b.step];
+        value += x, magnitude += std::abs(x);
+      }
+    }
   };
   /// An element of the answer; its bound from its terms: one rounding in fp32 for each product and
   /// each addition, a few for scales and the epilogue, one to the output's type.
@@ -434,9 +453,9 @@ class GemmCase {
       for (int64_t j = 0; j < cols; ++j) {
         const double factor = p.alpha ? alpha[size_t(e)] : 1.0;
         Sum sum;
-        for (int64_t d = 0; d < depth; ++d)
-          sum.add(factor * lhs_.value(e, r, d) *
-                  (fprop ? rhs_.value(e, j, d) : rhs_.value(e, d, j)));
+        sum.add_products(
+            factor, lhs_.line(e, {r, 0}, true, depth),
+            fprop ? rhs_.line(e, {j, 0}, true, depth) : rhs_.line(e, {0, j}, false, depth), depth);
         if (p.beta && beta[size_t(e)] != 0)
           sum.add(double(beta[size_t(e)]) * cpu::read(out_view(c_), r, j));
         if (p.bias) sum.add(bias_.at(e, j) * (p.bias_scale ? bias_scale[size_t(r)] : 1.0));
@@ -451,9 +470,9 @@ class GemmCase {
     for (int64_t n = 0; n < p.n; ++n) {
       for (int64_t k = 0; k < p.k; ++k) {
         Sum sum;
-        for (int64_t i = 0; i < left.count; ++i)
-          sum.add((p.alpha ? alpha[size_t(e)] : 1.0) * lhs_.value(e, left.first + i, n) *
-                  rhs_.value(e, right.first + i, k));
+        sum.add_products(p.alpha ? alpha[size_t(e)] : 1.0,
+                         lhs_.line(e, {left.first, n}, false, left.count),
+                         rhs_.line(e, {right.first, k}, false, left.count), left.count);
         if (accumulates(e)) sum.add(cpu::read(out_view(old_), e, n, k));
         set((e * p.n + n) * p.k + k, sum, left.count);
       }
