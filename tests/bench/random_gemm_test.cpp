@@ -23,7 +23,7 @@ TEST(RandomGemms, EveryKindIsDrawnOften) {
 
 TEST(RandomGemms, TheCpuPassesThem) {
   bench::RandomGemms gemms(2);
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < CADRE_RANDOM_PROBLEMS; ++i) {
     const bench::RandomGemm g = gemms.next();
     const bench::CheckReport report = bench::check(to_string(g.problem), g.draw);
     EXPECT_TRUE(report.good()) << report.fault << " [" << report.problem << "]";

@@ -97,7 +97,7 @@ TEST(Quantize, EqualsTheReferenceOnWeights) {
 
 TEST(Quantize, EqualsTheReferenceOnAdversarialCounts) {
   int trial = 0;
-  for_random_counts(2000, 3, [&](const Counts& counts) {
+  for_random_counts(CADRE_RANDOM_COUNTS, 3, [&](const Counts& counts) {
     const Pair& pair = trial % 3 == 0 ? kRaggedPairs[size_t(trial) % std::size(kRaggedPairs)]
                                       : kPairs[size_t(trial) % std::size(kPairs)];
     std::mt19937 random(unsigned(trial) + 4);
