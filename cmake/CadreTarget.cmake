@@ -22,21 +22,22 @@ function(cadre_target target)
   endif()
 endfunction()
 
-# cadre_cold(TARGET): what is compiled more often than it runs. Sanitizers make of short code long code,
+# How far to optimise what is compiled more often than it runs. Sanitizers make of short code long code,
 # which the optimiser reads two to four times as long.
+if(CADRE_SANITIZE)
+  set(cadre_cold_level -O0)
+else()
+  set(cadre_cold_level $<$<CONFIG:Release>:-O1>)
+endif()
+
 function(cadre_cold target)
-  set(level $<$<CONFIG:Release>:-O1>)
-  if(CADRE_SANITIZE)
-    set(level -O0)
-  endif()
-  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${level}>)
+  target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${cadre_cold_level}>)
 endfunction()
 
-# cadre_cold_sources(TARGET FILE...): files of this folder that are cold where they are sanitized.
+# cadre_cold_sources(TARGET FILE...): the same for some files of this folder.
 function(cadre_cold_sources target)
-  if(CADRE_SANITIZE)
-    set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target} PROPERTIES COMPILE_OPTIONS -O0)
-  endif()
+  set_source_files_properties(${ARGN} TARGET_DIRECTORY ${target}
+    PROPERTIES COMPILE_OPTIONS ${cadre_cold_level})
 endfunction()
 
 # cadre_precompile_headers(TARGET ARGUMENT...): target_precompile_headers(), in the way in which ccache
