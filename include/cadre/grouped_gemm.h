@@ -117,6 +117,9 @@ void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 /// Throws what `run` would say of the arguments, and launches nothing.
 void check(const GroupedGemmPlan&, const GroupedGemmArgs&);
 
+/// Like `run`, for arguments that `check` has passed: only the workspace is looked at.
+void run_checked(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+
 /// Both operands as `format=` where they are that named recipe's pair for the pass (recipe.h), else
 /// as x=, w=, dy=. Everything that has its default value is left out.
 std::string to_string(const GroupedGemmProblem&);

@@ -124,12 +124,12 @@ struct PartPhase {
 ///   activation         z, prob, dh                    h, dz, dprob
 ///   part               whatever it reads              whatever it writes
 struct LayerStep {
-  std::string name;  ///< "quantize x"; no two steps of a layer are called alike
   Phase phase = Phase::kForward;
-  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, PartPhase> plan;
+  bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
   std::array<int, 4> reads{kNone, kNone, kNone, kNone};
   std::array<int, 3> writes{kNone, kNone, kNone};
-  bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
+  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, PartPhase> plan;
+  std::string name;  ///< "quantize x"; no two steps of a layer are called alike
 };
 
 /// The share of a layer within a layer in each memory that outlives a run.

@@ -57,12 +57,12 @@ void poison(const LinearRun& linear, Phase phase) {
 }  // namespace
 
 Operand LinearRun::operand(int id) const {
-  if (is_made(id)) return as_operand(copy(id));
   if (id == kX) return {.codes = args.x};
   if (id == kDy) return {.codes = args.dy};
-  if (id == kXAlongK) return as_operand(args.x_along_k);
-  if (id == kXAlongRows) return as_operand(args.x_along_rows);
-  return id == kW ? weights(plan.problem, args.parameters) : bias(plan.problem, args.parameters);
+  if (id == kW) return weights(plan.problem, args.parameters);
+  if (id == kBias) return bias(plan.problem, args.parameters);
+  if (is_made(id)) return as_operand(copy(id));
+  return as_operand(id == kXAlongK ? args.x_along_k : args.x_along_rows);
 }
 
 Target LinearRun::target(int id) const {

@@ -74,8 +74,7 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
   const GroupedMlpProblem& p = plan.problem;
   std::vector<KeptPart> parts = kept(plan.fc1);
   const auto saved = [&](std::string_view name, const LayerTensor& tensor) {
-    if (tensor.place == Place::kSaved)
-      parts.push_back({name, Place::kSaved, tensor.layout.bytes});
+    if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
   const int64_t row_words = p.rows * int64_t(sizeof(float));
   saved("z", plan.tensors[kZ]);

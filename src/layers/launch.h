@@ -118,7 +118,8 @@ ActivationArgs arguments(const Run& run, const LayerStep& step, const Activation
 }
 
 /// Launches the steps of a phase in their order, those that `run` does not skip. `run.launch_part`
-/// is what becomes of a layer within the layer.
+/// is what becomes of a layer within the layer. The arguments of products have been checked, before
+/// anything was launched, and are not checked again.
 template <class Run>
 void launch_phase(const Run& run, Phase phase) {
   const Workspace scratch = run.scratch(phase);
@@ -126,7 +127,9 @@ void launch_phase(const Run& run, Phase phase) {
     if (step.phase != phase || run.skips(step)) continue;
     std::visit(
         [&](const auto& plan) {
-          if constexpr (requires { plan.problem; })
+          if constexpr (std::is_same_v<decltype(plan), const GroupedGemmPlan&>)
+            run_checked(plan, arguments(run, step, plan), scratch, run.stream);
+          else if constexpr (requires { plan.problem; })
             cadre::run(plan, arguments(run, step, plan), scratch, run.stream);
           else
             run.launch_part(plan);

@@ -40,9 +40,12 @@ class Row {
   void step(Phase phase, std::string name, StepPlan step, std::initializer_list<int> reads,
             std::initializer_list<int> writes) {
     if constexpr (requires { step.exact; }) plan_.exact = plan_.exact && step.exact;
-    plan_.steps.push_back({.name = std::move(name), .phase = phase, .plan = std::move(step)});
-    std::copy(reads.begin(), reads.end(), plan_.steps.back().reads.begin());
-    std::copy(writes.begin(), writes.end(), plan_.steps.back().writes.begin());
+    LayerStep& last = plan_.steps.emplace_back();
+    last.name = std::move(name);
+    last.phase = phase;
+    last.plan = std::move(step);
+    std::copy(reads.begin(), reads.end(), last.reads.begin());
+    std::copy(writes.begin(), writes.end(), last.writes.begin());
   }
 
   /// Gives every tensor that a step writes its place, from who writes it and who reads it last, and

@@ -354,6 +354,11 @@ void check(const GroupedGemmPlan& plan, const GroupedGemmArgs& args) {
 void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
          Stream stream) {
   check(plan, args);
+  run_checked(plan, args, workspace, stream);
+}
+
+void run_checked(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                 Stream stream) {
   backend::launch(plan, args, workspace, stream);
 }
 

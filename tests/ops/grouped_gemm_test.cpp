@@ -216,6 +216,18 @@ TEST(GroupedGemm, SpecialValuesStayInTheirRowAndExpert) {
   }
 }
 
+TEST(GroupedGemm, RunsWhatWasChecked) {
+  GemmCase c(problem("grouped_gemm fprop N=37 K=45"), counts_with_gaps(5), 1);
+  const GroupedGemmPlan chosen = plan(c.p, this_cpu());
+  const auto result =
+      c.run_by(chosen.workspace_bytes, [&](const GroupedGemmArgs& args, Workspace workspace) {
+        check(chosen, args);
+        run_checked(chosen, args, workspace, {});
+        EXPECT_THROW(run_checked({}, args, workspace, {}), InvalidArgument);
+      });
+  EXPECT_EQ(c.check(result), "");
+}
+
 TEST(GroupedGemm, TailsAreKeptOrZero) {
   for (const char* pass : {"fprop", "dgrad"})
     for (const char* tail : {"keep", "zero"})
