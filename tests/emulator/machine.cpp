@@ -1,6 +1,7 @@
 #include "tests/emulator/machine.h"
 
 #include <algorithm>
+#include <cstring>
 #include <exception>
 #include <map>
 #include <stdexcept>
@@ -97,6 +98,7 @@ Cluster::Cluster(const GridShape& shape, uint64_t seed)
     b.memory = std::make_unique_for_overwrite<uint8_t[]>(size_t(shape.shared_bytes) + kSharedAlign);
     const auto first = reinterpret_cast<uintptr_t>(b.memory.get());
     b.shared = b.memory.get() + (kSharedAlign - first % kSharedAlign) % kSharedAlign;
+    std::memset(b.shared, 0xff, size_t(shape.shared_bytes));  // NaN, as nobody wrote it
     for (int t = 0; t < count; ++t) {
       threads_.push_back(take_thread());
       Thread& thread = *threads_.back();
