@@ -165,15 +165,11 @@ def baseline(yard, test, mutants):
 
 
 def hunt(yard, groups):
-    """Takes tests with their mutants from `groups` while there are any: how many were caught, and
-    how many were missed."""
+    """Takes tests with their mutants from `groups`, an iterator that all yards share: how many were
+    caught, and how many were missed."""
     yard.prepare()
     caught = missed = 0
-    while groups:
-        try:
-            test, mutants = groups.pop(0)
-        except IndexError:  # another yard was faster
-            break
+    for test, mutants in groups:
         if any(m.emulated for m in mutants) and not yard.has(test):
             for mutant in mutants:
                 print(f"skipped {mutant.name:<34} there are no headers of CUDA here", flush=True)
@@ -188,13 +184,15 @@ def hunt(yard, groups):
     return caught, missed
 
 
-def hunt_in_all(yards, mutants):
+def hunt_in_yards(source, scratch, mutants, jobs):
     """Each yard in a thread of its own; a test and its mutants stay in one."""
     by_test = sorted(mutants, key=lambda m: m.test)
     groups = [(test, list(of)) for test, of in itertools.groupby(by_test, lambda m: m.test)]
     groups.sort(key=lambda group: -len(group[1]))
+    yards = [Yard(source, scratch / str(at)) for at in range(max(1, min(jobs, len(groups))))]
+    shared = iter(groups)
     with concurrent.futures.ThreadPoolExecutor(len(yards)) as threads:
-        counts = list(threads.map(lambda yard: hunt(yard, groups), yards))
+        counts = list(threads.map(lambda yard: hunt(yard, shared), yards))
     return [sum(column) for column in zip(*counts)]
 
 
@@ -241,8 +239,7 @@ def main(arguments):
     if options.in_turn:
         mutants = in_turn(options.source, mutants)
     scratch = (options.scratch or options.source / "build/mutants").resolve()
-    yards = [Yard(options.source.resolve(), scratch / str(at)) for at in range(options.jobs)]
-    caught, missed = hunt_in_all(yards, mutants)
+    caught, missed = hunt_in_yards(options.source.resolve(), scratch, mutants, options.jobs)
     print(f"mutants: {caught} caught, {missed} missed")
     return 1 if missed else 0
 

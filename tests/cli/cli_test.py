@@ -223,11 +223,11 @@ class Check(Cli):
                       self.good("check", "offsets counts R=9 E=2", "offsets ends R=9 E=2"))
 
     def test_random_problems(self):
-        text = self.good("check", "--random", DRAWN, "--seed", "4")
+        text = self.good("check", "--random", DRAWN, "--seed", "2")
         self.assertTrue(text.startswith(f"0 checked, 0 failed\n{DRAWN} random problems"), text)
         self.assertIn(" failed\n", text)
-        self.assertRegex(text, r"(?m)^ +\d+  (fprop|dgrad|wgrad)$")
-        self.assertEqual(text, self.good("check", "--random", DRAWN, "--seed", "4"))
+        self.assertRegex(text, r"(?m)^ +\d+  fprop$")
+        self.assertEqual(text, self.good("check", "--random", DRAWN, "--seed", "2"))
         both = self.good("check", "offsets counts R=9 E=2", "--random", "3")
         self.assertIn("1 checked, 0 failed", both)
         self.assertIn("3 random problems of grouped_gemm checked, 0 failed", both)

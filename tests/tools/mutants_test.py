@@ -122,6 +122,19 @@ class Mutants(unittest.TestCase):
         code, text = self.run_on(CAUGHT, arguments=["--in-turn"])
         self.assertEqual((code, "1 caught, 0 missed" in text), (0, True))
 
+    def test_warnings_are_no_errors_and_errors_are(self):
+        launcher, source = ROOT / "tools/with_warnings.sh", self.root / "sum_test.cpp"
+
+        def compiles(text):
+            source.write_text(text)
+            words = ["g++", "-Wall", "-Werror", "-fsyntax-only", source]
+            return [subprocess.run(before + words, capture_output=True).returncode == 0
+                    for before in ([], [launcher])]
+
+        self.assertEqual(compiles("int main() {}"), [True, True])
+        self.assertEqual(compiles("int main() { int unused; }"), [False, True])
+        self.assertEqual(compiles("int main() { return none; }"), [False, False])
+
     def test_text_that_is_not_there_once(self):
         for old, count in (("a * b", 0), ("inline", 2)):
             code, text = self.run_on(SUM.format("lost", old, "x"), arguments=["--check"])
