@@ -2,8 +2,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <array>
+#include <cstdio>
 #include <iostream>
+#include <new>
 
+#include "apps/train/waiting.h"
 #include "cadre/error.h"
 #include "cli/verb.h"
 
@@ -82,6 +85,14 @@ int run(int argc, char** argv) {
   return 0;
 }
 
+// What was printed is only known to be out when it is flushed.
+int flushed(int code) {
+  std::cout.flush();
+  const bool good = std::fflush(stdout) == 0 && std::ferror(stdout) == 0 && std::cout.good();
+  if (good || code != 0) return code;
+  return fail("standard output could not be written; is the disk full?");
+}
+
 }  // namespace
 
 std::string version() { return "cadre " CADRE_VERSION; }
@@ -90,7 +101,12 @@ std::string version() { return "cadre " CADRE_VERSION; }
 
 int main(int argc, char** argv) {
   try {
-    return cadre::cli::run(argc, argv);
+    if (argc > 1 && std::string_view(argv[1]) == "train") cadre::train::sleep_while_waiting(argv);
+    return cadre::cli::flushed(cadre::cli::run(argc, argv));
+  } catch (const std::bad_alloc&) {
+    return cadre::cli::fail("out of memory; make the problem or the model smaller");
+  } catch (const std::length_error&) {
+    return cadre::cli::fail("out of memory; make the problem or the model smaller");
   } catch (const std::exception& e) {
     return cadre::cli::fail(e.what());
   }

@@ -18,7 +18,8 @@ using train::Settings;
 constexpr const char* kFooter = R"(
 Settings that change the model or its training are fixed for a run; a resumed run takes them, its
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
-machine, whatever the number of threads. Ctrl-C saves a checkpoint.
+machine, whatever the number of threads. Ctrl-C, or a terminal that
+closes, saves a checkpoint.
 
 With --device cuda all tensors live on the GPU, which takes the recipes whose operations all have an
 implementation there. A checkpoint of one device may be resumed on the other: bits are equal on one
@@ -73,7 +74,12 @@ Request resumed(const CLI::App& app, const Options& options) {
 
 int start(const CLI::App& app, const Options& options) {
   Request request = options.request;
-  if (!options.resume.empty()) {
+  const bool resume = app.count("--resume") > 0;
+  require(
+      !resume || !options.resume.empty(),
+      "train: --resume is '', must name the --out folder of an interrupted run, or a checkpoint");
+  require(!options.out.empty(), "train: --out is '', must name a folder");
+  if (resume) {
     request = resumed(app, options);
   } else {
     request.recipes = train::split_recipes(options.recipes);
@@ -87,7 +93,7 @@ int start(const CLI::App& app, const Options& options) {
   require(request.sample.temperature >= 0 && request.sample.temperature <= 100,
           "train: --temperature is ", request.sample.temperature, ", must be 0 to 100");
   request.device = bench::running_device(options.device);
-  return run_session(request, !options.resume.empty(), std::cout, train::this_terminal());
+  return run_session(request, resume, std::cout, train::this_terminal());
 }
 
 void declare_run(CLI::App& app, Options& options) {
@@ -101,7 +107,7 @@ void declare_run(CLI::App& app, Options& options) {
   app.add_option("--device", options.device, "where to train: cpu, cuda or cuda:1")
       ->capture_default_str();
   app.add_option("--resume", options.resume, "go on with the run of this folder or checkpoint");
-  app.add_flag("--overwrite", request.overwrite, "throw an unfinished run in --out away");
+  app.add_flag("--overwrite", request.overwrite, "throw an earlier run in --out away");
   app.add_option("--save-every", request.save_every, "steps between two checkpoints")
       ->capture_default_str();
   app.add_flag("--verify-resume", request.verify_resume,

@@ -1,11 +1,13 @@
 #include "apps/train/checkpoint.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "apps/train/file.h"
+#include "apps/train/utf8.h"
 #include "cadre/error.h"
 
 namespace cadre::train {
@@ -14,7 +16,8 @@ namespace {
 using nlohmann::json;
 namespace fs = std::filesystem;
 
-constexpr const char* kKind = "cadre train 1";
+constexpr const char* kKind = "cadre train 2";
+constexpr const char* kFirstKind = "cadre train 1";  // its checksum leaves out the metadata
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 
 template <class T>
@@ -48,6 +51,29 @@ std::string hexadecimal(uint64_t word) {
   return digits;
 }
 
+/// A path as JSON: text, or a list of bytes where it is not UTF-8, which JSON cannot hold.
+json stored_path(const std::string& path) {
+  size_t at = 0, length = 1;
+  while (at < path.size() && length > 0) at += length = utf8_length(path, at);
+  if (length > 0) return path;
+  return std::vector<uint8_t>(path.begin(), path.end());
+}
+
+std::string loaded_path(const json& stored) {
+  if (stored.is_string()) return stored;
+  std::string path;
+  for (const json& byte : stored) path += static_cast<char>(byte.get<uint8_t>());
+  return path;
+}
+
+bool is_path(const json& stored) {
+  const auto is_byte = [](const json& each) {
+    return each.is_number_unsigned() && each.get<uint64_t>() < 256;
+  };
+  return stored.is_string() ||
+         (stored.is_array() && std::all_of(stored.begin(), stored.end(), is_byte));
+}
+
 class CheckpointReader {
  public:
   CheckpointReader(const SafeTensors& file, const fs::path& path) : file_(file), path_(path) {}
@@ -77,9 +103,11 @@ class CheckpointReader {
   std::vector<std::string> names(const std::string& key) const {
     const json list = json::parse(metadata(key), nullptr, false);
     bool good = list.is_array();
-    for (size_t i = 0; good && i < list.size(); ++i) good = list[i].is_string();
+    for (size_t i = 0; good && i < list.size(); ++i) good = is_path(list[i]);
     demand(good, key, " is no list of names; the file is damaged");
-    return list;
+    std::vector<std::string> words;
+    for (const json& each : list) words.push_back(loaded_path(each));
+    return words;
   }
 
   /// The tensor's place, its dtype and shape checked.
@@ -102,6 +130,16 @@ class CheckpointReader {
   const SafeTensors& file_;
   const fs::path& path_;
 };
+
+void demand_undamaged(const SafeTensors& file, const CheckpointReader& reader) {
+  const auto kind = file.metadata.find("kind");
+  const bool first = kind != file.metadata.end() && kind->second == kFirstKind;
+  reader.demand(first || (kind != file.metadata.end() && kind->second == kKind),
+                "was not written by this version of cadre train; name one of its checkpoints");
+  const uint64_t sum = first ? tensors_checksum(file) : checksum(file);
+  reader.demand(reader.metadata("checksum") == hexadecimal(sum),
+                "its content does not match its checksum; the file is damaged");
+}
 
 void demand_sound(const RunState& state, const CheckpointReader& reader) {
   const History& h = state.history;
@@ -134,24 +172,22 @@ SafeTensors to_safetensors(const RunState& state) {
         std::move(shape),
         {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)}};
   });
+  json paths = json::array();
+  for (const std::string& path : state.paths) paths.push_back(stored_path(path));
   file.metadata = {{"kind", kKind},
                    {"settings", to_string(state.settings)},
                    {"recipe", state.recipe},
                    {"recipes", json(state.recipes).dump()},
-                   {"paths", json(state.paths).dump()},
+                   {"paths", paths.dump()},
                    {"text", hexadecimal(state.fingerprint)},
-                   {"step", std::to_string(state.step)},
-                   {"checksum", hexadecimal(checksum(file))}};
+                   {"step", std::to_string(state.step)}};
+  file.metadata["checksum"] = hexadecimal(checksum(file));
   return file;
 }
 
 RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
   const CheckpointReader reader(file, path);
-  const auto kind = file.metadata.find("kind");
-  reader.demand(kind != file.metadata.end() && kind->second == kKind,
-                "was not written by this version of cadre train; name one of its checkpoints");
-  reader.demand(reader.number("checksum", 16) == checksum(file),
-                "its tensors do not match their checksum; the file is damaged");
+  demand_undamaged(file, reader);
   RunState state;
   try {
     state.settings = parse_settings(reader.metadata("settings"));

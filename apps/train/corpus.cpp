@@ -130,7 +130,7 @@ std::vector<std::string> default_paths() {
   for (const fs::path& start :
        {fs::current_path(error), fs::read_symlink("/proc/self/exe", error)}) {
     for (fs::path at = start; !at.empty(); at = at.parent_path()) {
-      if (fs::is_regular_file(at / "include/cadre/error.h", error)) {
+      if (fs::is_regular_file(at / "apps/train/corpus.cpp", error)) {
         std::vector<std::string> paths;
         for (const char* room : {"include", "src", "apps", "cli", "tests", "tools", "docs"}) {
           if (fs::is_directory(at / room, error)) paths.push_back((at / room).string());

@@ -1,6 +1,7 @@
 #include "apps/train/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -68,7 +69,8 @@ void flush_folder(const std::filesystem::path& folder) {
 }  // namespace
 
 std::vector<uint8_t> read_file(const std::filesystem::path& path, int64_t most) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // A pipe that nobody writes to must not be waited for.
+  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   require(file.get() >= 0, "train: file ", path.string(), " cannot be opened: ", reason(),
           "; check the path and its permissions");
   struct stat about {};
@@ -112,14 +114,30 @@ void replace_file(const std::filesystem::path& path, std::string_view content) {
   replace_file(path, std::span(&bytes, 1));
 }
 
+FolderLock::FolderLock(const std::filesystem::path& folder)
+    : descriptor_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+  // A file system without locks is no error.
+  if (descriptor_ < 0 || ::flock(descriptor_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK)
+    return;
+  ::close(descriptor_);
+  throw InvalidArgument(text("train: folder ", folder.string(),
+                             " is in use by another run; wait for its end, or choose another "
+                             "folder with --out"));
+}
+
+FolderLock::~FolderLock() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
 void prepare_folder(const std::filesystem::path& folder, int64_t bytes) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   require(!error && std::filesystem::is_directory(folder), "train: folder ", folder.string(),
           " cannot be made: ", error ? error.message() : "a file has that name",
           "; choose another folder with --out");
-  require(::access(folder.c_str(), W_OK | X_OK) == 0, "train: folder ", folder.string(),
-          " cannot be written: ", reason(), "; choose another folder with --out");
+  const bool writable = ::access(folder.c_str(), W_OK | X_OK) == 0;
+  require(writable, "train: folder ", folder.string(), " cannot be written: ", reason(),
+          "; choose another folder with --out");
   struct statvfs disk {};
   if (::statvfs(folder.c_str(), &disk) != 0) return;
   const double room = static_cast<double>(disk.f_bavail) * static_cast<double>(disk.f_frsize);

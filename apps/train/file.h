@@ -18,6 +18,20 @@ std::vector<uint8_t> read_file(const std::filesystem::path&, int64_t most);
 void replace_file(const std::filesystem::path&, std::span<const std::span<const uint8_t>> parts);
 void replace_file(const std::filesystem::path&, std::string_view content);
 
+/// Keeps other runs out of a folder while it lives. It is the folder itself that is locked: no file
+/// is left behind, whatever ends the run.
+class FolderLock {
+ public:
+  /// Errors    InvalidArgument where another run holds it.
+  explicit FolderLock(const std::filesystem::path&);
+  ~FolderLock();
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
 /// Makes the folder and checks that a file of `bytes` could be written there.
 /// Errors    InvalidArgument for a folder that cannot be made or written, or is too full.
 void prepare_folder(const std::filesystem::path&, int64_t bytes);

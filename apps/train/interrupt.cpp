@@ -21,6 +21,13 @@ void handle(int signal, void (*handler)(int), int flags) {
   ::sigaction(signal, &action, nullptr);
 }
 
+/// As nohup has it.
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  ::sigaction(signal, nullptr, &action);
+  return action.sa_handler == SIG_IGN;
+}
+
 }  // namespace
 
 InterruptGuard::InterruptGuard() {
@@ -28,11 +35,14 @@ InterruptGuard::InterruptGuard() {
   const int once = SA_RESTART | static_cast<int>(SA_RESETHAND);
   handle(SIGINT, note, once);
   handle(SIGTERM, note, once);
+  if (!is_ignored(SIGHUP)) handle(SIGHUP, note, once);
+  handle(SIGPIPE, note, SA_RESTART);  // more than once: what follows is printed to nobody as well
   handle(SIGXFSZ, SIG_IGN, 0);
 }
 
 InterruptGuard::~InterruptGuard() {
-  for (const int signal : {SIGINT, SIGTERM, SIGXFSZ}) handle(signal, SIG_DFL, 0);
+  for (const int signal : {SIGINT, SIGTERM, SIGPIPE, SIGXFSZ}) handle(signal, SIG_DFL, 0);
+  if (!is_ignored(SIGHUP)) handle(SIGHUP, SIG_DFL, 0);
 }
 
 int InterruptGuard::signal() { return came; }

@@ -2,8 +2,9 @@
 
 namespace cadre::train {
 
-/// While it lives, the first SIGINT (Ctrl-C) or SIGTERM is noted instead of ending the program; a
-/// second one ends it at once. A write past the file size limit becomes an error, not a signal.
+/// While it lives, the first SIGINT (Ctrl-C), SIGTERM or SIGHUP (the terminal closes; not where
+/// nohup ignores it) is noted instead of ending the program; a second one ends it at once. So is
+/// every SIGPIPE (the reader leaves). A write past the file size limit becomes an error.
 class InterruptGuard {
  public:
   InterruptGuard();

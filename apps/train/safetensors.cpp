@@ -159,7 +159,7 @@ SafeTensors parse_safetensors(std::vector<uint8_t> bytes, const fs::path& path) 
   return file;
 }
 
-uint64_t checksum(const SafeTensors& file) {
+uint64_t tensors_checksum(const SafeTensors& file) {
   uint64_t sum = 0;
   for (const auto& [name, tensor] : file.tensors) {
     size_t at = 0;
@@ -171,6 +171,17 @@ uint64_t checksum(const SafeTensors& file) {
     for (; at < tensor.data.size(); ++at) sum = (sum ^ tensor.data[at]) * 0x100000001B3u;
     sum = scatter(sum);
   }
+  return sum;
+}
+
+uint64_t checksum(const SafeTensors& file) {
+  json words = {file.metadata, json::array()};
+  words[0].erase("checksum");
+  for (const auto& [name, tensor] : file.tensors) {
+    words[1].push_back({name, tensor.dtype, tensor.shape});
+  }
+  uint64_t sum = tensors_checksum(file);
+  for (const char byte : words.dump()) sum = scatter(sum ^ static_cast<uint8_t>(byte));
   return sum;
 }
 

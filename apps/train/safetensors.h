@@ -32,7 +32,11 @@ std::vector<std::span<const uint8_t>> safetensors_parts(const SafeTensors&, std:
 /// Errors    InvalidArgument naming `path` and what is wrong.
 SafeTensors parse_safetensors(std::vector<uint8_t> bytes, const std::filesystem::path& path);
 
-/// A checksum of all tensors' bytes in the order of their names.
+/// A checksum of all that a file says: the metadata, apart from the word "checksum" itself, then
+/// the name, dtype, shape and bytes of every tensor.
 uint64_t checksum(const SafeTensors&);
+
+/// The same of the tensors' bytes alone, which is what checkpoints had before.
+uint64_t tensors_checksum(const SafeTensors&);
 
 }  // namespace cadre::train

@@ -104,10 +104,11 @@ void Session::guard_old_checkpoints() const {
     const fs::path path = checkpoint_path(request_.out, recipe);
     if (!fs::exists(path)) continue;
     const RunState old = load_checkpoint(path);
-    require(old.finished() || request_.overwrite, "train: ", path.string(),
-            " holds an unfinished run, step ", old.step, " of ", old.settings.steps,
-            "; add --resume ", request_.out.string(),
-            " to go on with it, --overwrite to start anew, or choose another folder with --out");
+    require(request_.overwrite, "train: ", path.string(), " holds ",
+            old.finished() ? "a finished" : "an unfinished", " run, step ", old.step, " of ",
+            old.settings.steps, "; add --resume ", request_.out.string(),
+            old.finished() ? " to report it again" : " to go on with it",
+            ", --overwrite to start anew, or choose another folder with --out");
   }
 }
 
@@ -116,7 +117,7 @@ RunState Session::start_of(const std::string& recipe) const {
   if (resume_ && fs::exists(path)) {
     RunState state = load_checkpoint(path);
     if (belongs(state) && state.recipe == recipe) return state;
-    require(state.finished() || request_.overwrite, "train: checkpoint ", path.string(),
+    require(request_.overwrite, "train: checkpoint ", path.string(),
             " belongs to a run with other ",
             state.settings == request_.settings ? "text" : "settings",
             "; bring back what it was started with, or start anew with --overwrite");
@@ -247,6 +248,7 @@ void Session::write_results(const std::vector<RunResult>& runs) const {
 int Session::run() {
   const auto count = static_cast<int64_t>(request_.recipes.size());
   prepare_folder(request_.out, count * checkpoint_bytes(request_.settings));
+  const FolderLock lock(request_.out);
   if (!resume_) guard_old_checkpoints();
   out_ << "text: " << corpus_.documents.size() << " files, " << thousands(corpus_.train.count())
        << " bytes to learn from, " << thousands(corpus_.held.count())

@@ -17,7 +17,7 @@ struct Request {
   std::vector<std::string> paths;  ///< empty: this repository's sources and documents
   std::filesystem::path out = "cadre-train";
   int64_t save_every = 200;    ///< steps between two checkpoints
-  bool overwrite = false;      ///< an unfinished run in `out` may be thrown away
+  bool overwrite = false;      ///< an earlier run in `out` may be thrown away
   bool verify_resume = false;  ///< prove for each recipe that a resumed run has equal bits
   SampleOptions sample;
   Device device = this_cpu();  ///< where the networks live

@@ -52,7 +52,8 @@ double model_size(const Settings& s) {
 void require_legal(const Settings& settings) {
   each_setting(settings, [](const char* name, auto value, Range range, const char* summary) {
     const double v = static_cast<double>(value);
-    require(std::isfinite(v) && v >= range.low && v <= range.high, "train: --", name, " is ", value,
+    const bool inside = std::isfinite(v) && v >= range.low && v <= range.high;
+    require(inside && static_cast<decltype(value)>(v) == value, "train: --", name, " is ", value,
             ", must be ", range.low, " to ", range.high, " (", summary, ")");
   });
   require(settings.hidden % 16 == 0, "train: --hidden is ", settings.hidden,

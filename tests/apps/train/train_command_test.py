@@ -337,7 +337,7 @@ class Interruption(Case):
         checkpoint = self.out / "bf16.safetensors"
         old = checkpoint.read_bytes()
         self.assertGreater(len(old), 50_000)
-        done = self.train_text("--seed", 2, preexec_fn=limited)
+        done = self.train_text("--seed", 2, "--overwrite", preexec_fn=limited)
         self.assert_refused(done, "bf16.safetensors cannot be written: File too large",
                             "the old file is untouched")
         self.assertEqual(checkpoint.read_bytes(), old)
