@@ -1,8 +1,14 @@
 #include "bench/buffers.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <fstream>
 #include <new>
+
+#include "cadre/error.h"
 
 namespace cadre::bench {
 namespace {
@@ -11,12 +17,34 @@ constexpr std::byte kCanary{0xa5}, kPoison{0xff};
 constexpr std::align_val_t kAlignment{256};
 constexpr int64_t kPiece = 1 << 22;  // bytes that a thread poisons at a time
 
+std::atomic<int64_t> in_all = 0;  // bytes of all owners
+
+/// Bytes that this process may have: of the machine, or of its control group.
+int64_t memory_of_machine() {
+  const int64_t all = int64_t(::sysconf(_SC_PHYS_PAGES)) * int64_t(::sysconf(_SC_PAGESIZE));
+  int64_t group = 0;
+  const bool limited = bool(std::ifstream("/sys/fs/cgroup/memory.max") >> group);
+  return limited ? std::min(all, group) : all;
+}
+
+/// The system would promise more memory than there is, and end the program when it is written.
+void require_room(int64_t bytes) {
+  static const int64_t most = memory_of_machine() / 4 * 3;
+  const int64_t taken = in_all;
+  require(bytes <= most - taken, "bench: tensors of the problem have ", (taken >> 20), " + ",
+          (bytes >> 20), " MB, must be at most ", (most >> 20),
+          "; that is three quarters of the memory. Make the problem smaller");
+}
+
 }  // namespace
+
+Buffers::~Buffers() { in_all -= total_; }
 
 void Buffers::Free::operator()(std::byte* p) const { ::operator delete[](p, kAlignment); }
 
 void* Buffers::take(int64_t bytes, int64_t shift_bytes) {
   const int64_t inside = std::max<int64_t>(bytes, 1), first = kCanaryBytes + shift_bytes;
+  require_room(inside);
   const int64_t size = first + inside + kCanaryBytes;
   auto* start = static_cast<std::byte*>(::operator new[](size_t(size), kAlignment));
   buffers_.push_back({std::unique_ptr<std::byte[], Free>(start), size, first, false});
@@ -26,6 +54,7 @@ void* Buffers::take(int64_t bytes, int64_t shift_bytes) {
     std::fill_n(start + first + at, std::min(kPiece, inside - at), kPoison);
   std::fill_n(start + size - kCanaryBytes, kCanaryBytes, kCanary);
   total_ += size;
+  in_all += size;
   return start + first;
 }
 

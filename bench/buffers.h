@@ -17,10 +17,13 @@ class Buffers {
   /// `shift_bytes`, or an element if that is more, behind an aligned address.
   explicit Buffers(int64_t row_gap = 0, int64_t shift_bytes = 0)
       : row_gap_(row_gap), shift_bytes_(shift_bytes) {}
+  ~Buffers();
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
 
   /// At least one byte, so that no buffer is null.
+  /// Errors    InvalidArgument where the buffers of all owners would take more than three quarters
+  ///           of the memory.
   void* take(int64_t bytes) { return take(bytes, 0); }
   /// A row-major tensor; rows of 4-bit elements start at a byte.
   TensorView tensor(DType, std::initializer_list<int64_t> shape);

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <numeric>
 #include <random>
 
 #include "bench/element.h"
+#include "bench/text_file.h"
 #include "cadre/error.h"
 
 namespace cadre::bench {
@@ -21,7 +21,7 @@ uint64_t mix(uint64_t x) {
 }
 
 std::vector<int64_t> read_counts(const std::string& path, int experts) {
-  std::ifstream file(path);
+  std::ifstream file = open_text_file("offsets", path);
   require(file.good(), "offsets: '", path,
           "' is no distribution and no readable file; give uniform, zipf:S, gamma:S, onehot, or a "
           "file of ",
@@ -30,8 +30,9 @@ std::vector<int64_t> read_counts(const std::string& path, int experts) {
   for (std::string word; file >> word;) {
     int64_t count = 0;
     const auto [stop, error] = std::from_chars(word.data(), word.data() + word.size(), count);
-    require(error == std::errc() && stop == word.data() + word.size() && count >= 0, "offsets: '",
-            path, "' holds '", word, "', must hold whole numbers of 0 or more");
+    const bool number = error == std::errc() && stop == word.data() + word.size();
+    require(number && count >= 0 && count <= INT32_MAX, "offsets: '", path, "' holds '", word,
+            "', must hold whole numbers of 0 or more, below 2^31");
     counts.push_back(count);
   }
   require(counts.size() == size_t(experts), "offsets: '", path, "' holds ", counts.size(),

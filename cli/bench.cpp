@@ -12,6 +12,7 @@
 #include "bench/measure.h"
 #include "cadre/error.h"
 #include "cli/record.h"
+#include "cli/seed.h"
 #include "cli/shapes.h"
 #include "cli/verb.h"
 
@@ -81,7 +82,7 @@ void for_each_case(Options& options, const std::vector<Shape>& shapes, Work&& wo
   for (const Shape& shape : shapes)
     for (const std::string& distribution : options.distributions) {
       options.measure.draw.offsets = distribution;
-      work(shape, distribution);
+      at_place(shape, [&] { work(shape, distribution); });
     }
 }
 
@@ -98,7 +99,8 @@ int time_host(const Options& options, const std::vector<Shape>& shapes) {
   how.draw.offsets = options.distributions.front();
   std::vector<HostCase> cases;
   for (const Shape& shape : shapes)
-    for (const bench::HostTime& t : bench::host_times(shape.problem, how)) {
+    for (const bench::HostTime& t :
+         at_place(shape, [&] { return bench::host_times(shape.problem, how); })) {
       if (cases.empty()) std::printf("%10s %10s  call\n", "median us", "p90");
       std::printf("%10.2f %10.2f  %-9s %-24s %s\n", t.us.median, t.us.p90, t.call.c_str(),
                   t.plan.c_str(), t.problem.c_str());
@@ -163,7 +165,9 @@ Action declare_bench(CLI::App& app) {
   app.add_option("--threads", options->threads, "threads to use; 0: as many as OpenMP would")
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
-  app.add_option("--seed", options->measure.draw.seed, "of the random data")->capture_default_str();
+  app.add_option("--seed", options->measure.draw.seed, "of the random data")
+      ->check(a_seed())
+      ->capture_default_str();
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
   app.add_option("--beside", options->measure.beside,
                  "words such as 'format=bf16': the same problem with them runs as a peer");

@@ -9,6 +9,7 @@
 #include "bench/random_gemm.h"
 #include "cadre/error.h"
 #include "cli/problem.h"
+#include "cli/seed.h"
 #include "cli/shapes.h"
 #include "cli/verb.h"
 
@@ -142,11 +143,12 @@ int check_all(Options options) {
   Tally tally;
   size_t alone = 0, skipped = 0;
   for (const Shape& shape : shapes) {
-    if (is_skipped(shape.problem, options)) {
+    if (at_place(shape, [&] { return is_skipped(shape.problem, options); })) {
       ++skipped;
       continue;
     }
-    const bench::CheckReport r = check_and_print(shape.problem, options);
+    const bench::CheckReport r =
+        at_place(shape, [&] { return check_and_print(shape.problem, options); });
     count(r, options, tally);
     alone += r.is_reference();
   }
@@ -189,7 +191,9 @@ Action declare_check(CLI::App& app) {
   const auto options = std::make_shared<Options>();
   app.add_option("PROBLEM", options->words, "problems; without any, a list of every operation");
   app.add_option("--file", options->file, "a file with one problem a line");
-  app.add_option("--seed", options->draw.seed, "of the random data")->capture_default_str();
+  app.add_option("--seed", options->draw.seed, "of the random data")
+      ->check(a_seed())
+      ->capture_default_str();
   app.add_option("--offsets", options->draw.offsets,
                  "how rows fall to experts: uniform, zipf:S, gamma:S, onehot, or a file of counts")
       ->capture_default_str();

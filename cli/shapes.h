@@ -1,6 +1,10 @@
 #pragma once
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "cli/verb.h"
 
 namespace cadre::cli {
 
@@ -8,7 +12,24 @@ namespace cadre::cli {
 struct Shape {
   std::string problem;
   std::string layer;  ///< the words behind `#`: what the problem is in a model; may be empty
+  std::string place;  ///< "file:line"; empty for words of the command line
 };
+
+/// Calls `work()`; what it throws because of the problem names the file and line too.
+template <class Work>
+auto at_place(const Shape& shape, Work&& work) {
+  try {
+    return work();
+  } catch (const std::length_error&) {  // an array that is too large: as a lack of memory
+    throw std::bad_alloc();
+  } catch (const std::logic_error& error) {
+    if (shape.place.empty()) throw;
+    throw UsageError(shape.place + ": " + error.what());
+  } catch (const std::runtime_error& error) {
+    if (shape.place.empty()) throw;
+    throw UsageError(shape.place + ": " + error.what());
+  }
+}
 
 /// The problems of a shape file: one a line, `#` starts a comment.
 /// Errors    UsageError if the file cannot be read or has no problem.

@@ -33,7 +33,7 @@ template <class Problem>
 void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
   checks.plain_float("dtype", p.dtype);
   checks.plain_float("weight", p.parameters.weight);
   checks.plain_float("bias_dtype", p.parameters.bias);

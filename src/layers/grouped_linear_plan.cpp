@@ -60,6 +60,9 @@ void check(const GroupedLinearProblem& p) {
   layers::check_layer_problem(checks, p);
   checks.at_least("N", p.n, 1);
   checks.at_least("K", p.k, 1);
+  checks.countable("R * N", {p.rows, p.n});
+  checks.countable("R * K", {p.rows, p.k});
+  checks.countable("E * N * K", {p.experts, p.n, p.k});
   checks.holds(p.bias || !p.bias_scale, "bias_scale is yes, must be no; the problem has no bias");
   checks.holds(p.bias || !p.return_bias, "return_bias is yes, must be no; the problem has no bias");
   checks.holds(!p.return_bias || !p.bias_scale,

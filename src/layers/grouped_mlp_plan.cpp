@@ -51,6 +51,9 @@ void check(const GroupedMlpProblem& p) {
   layers::check_layer_problem(checks, p);
   checks.at_least("H", p.hidden, 1);
   checks.at_least("F", p.features, 1);
+  checks.countable("R * H", {p.rows, p.hidden});
+  checks.countable("R * F", {p.rows, p.features});
+  checks.countable("E * H * F", {p.experts, p.hidden, p.features});
   checks.holds(p.bias2 || !p.bias2_scale,
                "bias2_scale is yes, must be no; the problem says bias2=no");
   checks.holds(p.keep_h || !p.wgrad2 || !p.recipe.wgrad.rhs.stochastic,

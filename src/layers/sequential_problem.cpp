@@ -94,6 +94,8 @@ void check(const SequentialProblem& p) {
   checks.holds(!p.ops.empty(), "the row has 0 ops, must be 1 or more");
   bool before_learns = false;
   for (size_t i = 0; i < p.ops.size(); ++i) {
+    const auto* activation = std::get_if<ActivationProblem>(&p.ops[i]);
+    if (activation) checks.countable("F of an op", {activation->features});
     if (i > 0) check_neighbours(checks, p, i);
     checks.holds(!before_learns || !stops_backward(p.ops[i]), "dgrad of op ", i,
                  " is no, must be yes; an op before it learns");

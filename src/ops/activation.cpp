@@ -65,7 +65,8 @@ void check(const ActivationProblem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
   checks.at_least("F", p.features, 1);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
+  checks.countable("R * F", {p.rows, p.features});
   checks.plain_float("z", p.z);
   checks.plain_float("h", p.h);
   if (!info(p.kind).gated) {

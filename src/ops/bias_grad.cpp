@@ -34,7 +34,9 @@ void check(const BiasGradProblem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
   checks.at_least("N", p.n, 1);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
+  checks.countable("R * N", {p.rows, p.n});
+  checks.countable("E * N", {p.experts, p.n});
   checks.plain_float("dy", p.dy);
   checks.plain_float("dbias", p.dbias);
   checks.plain_float("bias", p.bias);

@@ -36,6 +36,16 @@ struct Seen {
     return out << to_string(seen.view);
   }
 };
+/// Lengths as "4 * 16".
+struct Product {
+  Shape lengths;
+
+  friend std::ostream& operator<<(std::ostream& out, const Product& product) {
+    for (const int64_t& length : product.lengths)
+      out << (&length == product.lengths.begin() ? "" : " * ") << length;
+    return out;
+  }
+};
 struct Wanted {
   DType dtype;
   Shape shape;
@@ -77,6 +87,19 @@ class Checks {
   void fits_int32(std::string_view what, int64_t value) const {
     holds(value <= std::numeric_limits<int32_t>::max(), what, " is ", value,
           ", must be below 2^31; rows are numbered in int32");
+  }
+
+  void experts(int64_t value) const {
+    at_least("E", value, 1);
+    holds(value < kExperts, "E is ", value, ", must be below 2^24");
+  }
+
+  /// A tensor of these lengths; bytes, sums and padded sizes of so many elements fit in 64 bits.
+  void countable(std::string_view what, Shape lengths) const {
+    int64_t left = kMostElements;
+    for (const int64_t length : lengths) left /= std::max<int64_t>(length, 1);
+    holds(left > 0, what, " is ", Product{lengths},
+          ", must be at most 2^44; no tensor has more elements");
   }
 
   void plain_float(std::string_view what, DType dtype) const {
@@ -131,6 +154,8 @@ class Checks {
   const Problem& problem() const { return problem_; }
 
  private:
+  static constexpr int64_t kMostElements = int64_t{1} << 44, kExperts = 1 << 24;
+
   void shaped(std::string_view what, const TensorView& v, const Wanted& want, Why why) const {
     holds(v.dtype == want.dtype && same_shape(v, want.shape), what, " is ", Seen{v}, ", must be ",
           want, why);

@@ -144,7 +144,10 @@ void check(const GroupedGemmProblem& p) {
   checks.fits_int32("R", p.rows);
   checks.at_least("N", p.n, 1);
   checks.at_least("K", p.k, 1);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
+  checks.countable("R * N", {p.rows, p.n});
+  checks.countable("R * K", {p.rows, p.k});
+  checks.countable("E * N * K", {p.experts, p.n, p.k});
   checks.at_least("unit_budget", p.unit_budget, 0);
   checks.alignment("align", p.align);
   check_operand({"lhs", "lhs_major", "lhs_scales_major"}, lhs_shape(p), checks);

@@ -28,7 +28,7 @@ void check(const OffsetsProblem& p) {
   const ops::Checks checks("offsets", p);
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
   checks.holds(p.index == DType::kI32 || p.index == DType::kI64, "index is ", name(p.index),
                ", must be i32 or i64");
   if (p.source == OffsetsSource::kRouting) {

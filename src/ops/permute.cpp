@@ -37,7 +37,9 @@ void check(const PermuteProblem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
   checks.at_least("H", p.hidden, 1);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
+  checks.countable("T * H", {p.tokens, p.hidden});
+  checks.countable("R * H", {p.rows, p.hidden});
   checks.plain_float("dtype", p.dtype);
 }
 

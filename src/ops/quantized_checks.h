@@ -48,7 +48,13 @@ void check_quantized(const Checks<Problem>& checks, const CopyNames& names,
   checks.fits_int32(rows ? "R" : "N", s.rows);
   checks.at_least(rows ? "C" : "K", s.cols, 0);
   checks.fits_int32(rows ? "C" : "K", s.cols);
-  checks.at_least("E", s.experts, 1);
+  checks.experts(s.experts);
+  if (rows) {
+    checks.countable("R * C", {s.rows, s.cols});
+    checks.countable("E * C", {s.experts, s.cols});
+  } else {
+    checks.countable("E * N * K", {s.experts, s.rows, s.cols});
+  }
   const auto without = [&](bool good, std::string_view option, std::string_view why) {
     checks.holds(good, names.itself, " is ", to_string(s.format), ", must be without ", option,
                  "; ", why);

@@ -48,10 +48,11 @@ void check(const RoutingProblem& p) {
   const ops::Checks checks("routing", p);
   checks.at_least("T", p.tokens, 0);
   checks.fits_int32("T", p.tokens);
-  checks.at_least("E", p.experts, 1);
+  checks.experts(p.experts);
   checks.at_least("top_k", p.top_k, 1);
   checks.holds(p.top_k <= p.experts, "top_k is ", p.top_k, ", must be at most E, ", p.experts);
   checks.fits_int32("T * top_k", p.tokens * p.top_k);
+  checks.countable("T * E", {p.tokens, p.experts});
   checks.plain_float("logits", p.logits);
   checks.holds(std::isfinite(p.scale), "scale is ", p.scale, ", must be finite");
   check_groups(p, checks);

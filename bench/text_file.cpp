@@ -1,0 +1,23 @@
+#include "bench/text_file.h"
+
+#include <filesystem>
+
+#include "cadre/error.h"
+
+namespace cadre::bench {
+namespace fs = std::filesystem;
+
+constexpr uint64_t kMostBytes = 64 << 20;
+
+std::ifstream open_text_file(const std::string& what, const std::string& path) {
+  std::error_code error;
+  if (!fs::exists(path, error)) return std::ifstream(path);
+  require(fs::is_regular_file(path, error), what, ": '", path,
+          "' is no regular file; write a file and name that");
+  const uint64_t bytes = fs::file_size(path, error);
+  require(bytes <= kMostBytes, what, ": '", path, "' has ", bytes, " bytes, must be at most ",
+          kMostBytes);
+  return std::ifstream(path);
+}
+
+}  // namespace cadre::bench

@@ -1,0 +1,12 @@
+#pragma once
+#include <fstream>
+#include <string>
+
+namespace cadre::bench {
+
+/// A text file, open; a stream that is not good() where it cannot be opened.
+/// Errors    InvalidArgument for what is no regular file, such as a pipe or a device, which may
+///           never end, and for more than 64 MB. `what` is what the file is for.
+std::ifstream open_text_file(const std::string& what, const std::string& path);
+
+}  // namespace cadre::bench

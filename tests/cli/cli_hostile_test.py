@@ -1,0 +1,107 @@
+"""What nobody should type: `cli_hostile_test.py CADRE`. Calls end soon, with code 2 and one line.
+
+Numbers beyond 2^31 and 2^63, files that never end, seeds that do not fit, a full disk.
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import cli_test
+
+HUGE = (2**31, 2**32, 2**43, 2**61, 2**62, 2**63 - 1)
+GEMM = "grouped_gemm fprop R=64 N=32 K=16 E=4"
+
+
+class Numbers(cli_test.Cli):
+    def ends_in_words(self, *words):
+        """Good, or refused in one line; nothing crashes, and no size is negative."""
+        done = cli_test.run(*words)
+        self.assertIn(done.returncode, (0, 2), (words, done.stderr))
+        self.assertNotRegex(done.stdout, r" -\d", words)
+        self.assertEqual(done.stderr.count("\n"), 1 if done.returncode else 0, (words, done.stderr))
+
+    def test_explain(self):
+        for value in HUGE:
+            for name, usual in (("N", "32"), ("K", "16")):
+                for words in (GEMM, GEMM.replace("fprop", "wgrad"), GEMM + " format=nvfp4",
+                              GEMM + " format=f32 out=f32"):
+                    problem = words.replace(f"{name}={usual}", f"{name}={value}")
+                    self.ends_in_words("explain", problem)
+            self.ends_in_words("explain",
+                               f"grouped_gemm wgrad R={2**31 - 1} N={value} K={value} E=4")
+            self.ends_in_words("explain", f"grouped_linear R=64 N={value} K=16 E=4")
+            self.ends_in_words("explain", f"grouped_mlp R=64 H=16 F={value} E=4")
+
+    def test_the_field_is_named(self):
+        for verb in "explain", "check", "bench":
+            self.wrong(verb, f"grouped_gemm fprop R=64 N={2**62} K=16 E=4",
+                       says=[f"R * N is 64 * {2**62}, must be at most 2^44"])
+            self.wrong(verb, f"permute permute T=1 top_k=1 R=1 H={2**62} E=4",
+                       says=[f"T * H is 1 * {2**62}, must be at most 2^44"])
+            self.wrong(verb, f"offsets counts R=9 E={2**31 - 1}",
+                       says=[f"E is {2**31 - 1}, must be below 2^24"])
+
+    def test_more_than_the_memory(self):
+        problem = f"bias_grad R=1 N={2**41} E=4"
+        for verb in "check", "bench":
+            self.wrong(verb, problem, says=["tensors of the problem have ", "MB, must be at most "])
+
+    def test_seeds(self):
+        for verb in "check", "bench":
+            for seed in "-1", str(2**64), str(2**32), "1.5", "0x1", "":
+                self.wrong(verb, "offsets counts R=9 E=2", "--seed", seed,
+                           says=["--seed", "must be a whole number from 0 to 4294967295"])
+        self.good("check", "offsets counts R=9 E=2", "--seed", str(2**32 - 1))
+
+
+class Files(cli_test.Cli):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.path = pathlib.Path(folder.name)
+
+    def test_counts_that_overflow(self):
+        counts = self.path / "counts"
+        counts.write_text(f"{2**63 - 1} {2**63 - 1} 4 4")
+        for words in "activation forward silu R=64 F=9 E=4", "offsets counts R=9 E=4":
+            self.wrong("check", words, "--offsets", str(counts), says=["below 2^31"])
+        counts.write_text(f"{2**31 - 1} {2**31 - 1} 4 4")
+        self.wrong("check", "offsets counts R=9 E=4", "--offsets", str(counts),
+                   says=[f"sum to {2**32 + 6}, must be R = 9 or less"])
+
+    def test_what_never_ends(self):
+        pipe = self.path / "pipe"
+        os.mkfifo(pipe)
+        for file in str(pipe), "/dev/zero", str(self.path):
+            self.wrong("check", "offsets counts R=9 E=2", "--offsets", file,
+                       says=[f"offsets: '{file}' is no regular file"])
+            self.wrong("check", "--file", file, says=[f"shape file: '{file}' is no regular file"])
+        large = self.path / "large"
+        with open(large, "wb") as file:
+            file.truncate(2**30)
+        self.wrong("check", "--file", str(large), says=[f"has {2**30} bytes, must be at most"])
+
+    def test_a_shape_file_is_named_with_its_line(self):
+        shapes = self.path / "shapes"
+        shapes.write_text("# one\noffsets counts R=9 E=2\n\noffsets counts R=x E=2\n")
+        for verb in "check", "bench":
+            self.wrong(verb, "--file", str(shapes), prints=True, says=[f"{shapes}:4: ", "R is 'x'"])
+        shapes.write_text("sequential R=16\n")
+        self.wrong("bench", "--host-time", "--file", str(shapes), says=[f"{shapes}:1: "])
+
+    def test_a_full_disk_behind_stdout(self):
+        for words in (["info"], ["--help"], ["check", "offsets counts R=9 E=2"],
+                      ["explain", "offsets counts R=9 E=2"]):
+            with open("/dev/full", "w") as full:
+                done = subprocess.run([cli_test.CADRE, *words], stdout=full, text=True,
+                                      stderr=subprocess.PIPE)
+            self.assertEqual(done.returncode, 2, words)
+            self.assertIn("standard output could not be written", done.stderr)
+
+
+if __name__ == "__main__":
+    cli_test.CADRE = sys.argv.pop(1)
+    unittest.main()
