@@ -206,7 +206,7 @@ def test_main_grad_and_delay(device):
 
 
 def test_a_mixed_row(device):
-    """Other modules run as they are; indices count operations only."""
+    """Other modules run as they are; indices count them too."""
     mlp = Sequential(torch.nn.Linear(H, H, device=device), *row(device),
                      torch.nn.LayerNorm(H, device=device))
     x, prob, dy, counts = inputs(device)
@@ -215,8 +215,27 @@ def test_a_mixed_row(device):
     assert names(mlp, *extra) == ["Linear", "grouped_mlp", "LayerNorm"]
     want = mlp[4](Sequential(*mlp[1:4])(mlp[0](x), *extra))
     assert torch.equal(mlp(x, *extra), want)
-    assert torch.equal(mlp(x, *extra, op_kwargs={-1: {"output": out}}), want)
+    assert torch.equal(mlp(x, *extra, op_kwargs={-2: {"output": out}}), want)
     assert torch.equal(mlp[4](out), want)
+
+
+def test_indices_count_modules(device):
+    """As the row itself counts them, whatever is no operation."""
+    linears = [cadre.ops.GroupedLinear(E, H, H, device=device) for _ in range(3)]
+    mixed = Sequential(linears[0], torch.nn.Identity(), linears[1], torch.nn.Identity(), linears[2])
+    x, _, _, counts = inputs(device)
+    extra, second = (counts,) * 3, linears[1](linears[0](x, counts), counts)
+    for index in (2, -3):
+        out = torch.full((ROWS, H), 7.0, device=device)
+        y = mixed(x, *extra, op_kwargs={index: {OUTPUT_BUFFER_KEY: out}})
+        assert torch.equal(out[:21], second[:21]) and torch.all(out[21:] == 7)
+        assert torch.equal(y, linears[2](second, counts))
+    with pytest.raises(ValueError, match="target is 1, a Identity, must be an operation of the row "
+                       "or the index of one; it is in the row, but no operation"):
+        mixed(x, *extra, op_kwargs={1: {OUTPUT_BUFFER_KEY: x}})
+    with pytest.raises(ValueError, match="target is 5, must be an index from -5 to 4; the row has "
+                       "5 modules"):
+        mixed(x, *extra, op_kwargs={5: {OUTPUT_BUFFER_KEY: x}})
 
 
 def test_leading_dimensions(device):
@@ -238,15 +257,15 @@ def test_operations_by_themselves(device):
 
 
 @pytest.mark.parametrize(("arguments", "match"), [
-    ({3: {}}, "target is 3, must be an index from -3 to 2; the row has 3 operations"),
+    ({3: {}}, "target is 3, must be an index from -3 to 2; the row has 3 modules"),
     ({-4: {}}, "target is -4, must be"),
     ({True: {}}, "target is a bool, must be an operation of the row"),
     ({"0": {}}, "target is a str, must be an operation of the row or the index of one; it is not"),
-    ({0: {"out": None}}, r"key of operation 0 \(GroupedLinear\) is 'out', must be one that it "
+    ({0: {"out": None}}, r"key of module 0 \(GroupedLinear\) is 'out', must be one that it "
      "takes: 'output', 'grad_input'"),
-    ({1: {"output": None}}, r"key of operation 1 \(ScaledSwiGLU\) is 'output', must be one that it "
+    ({1: {"output": None}}, r"key of module 1 \(ScaledSwiGLU\) is 'output', must be one that it "
      "takes: none"),
-    ({0: {"output": None}, -3: {"output": None}}, "key 'output' of operation 0 is given twice"),
+    ({0: {"output": None}, -3: {"output": None}}, "key 'output' of module 0 is given twice"),
 ])
 def test_op_kwargs_that_are_refused(arguments, match):
     counts = torch.tensor(COUNTS)

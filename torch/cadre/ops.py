@@ -221,8 +221,8 @@ class Sequential(nn.Sequential):
             of each expert), then its scales if it has scale_bias; the scales of a scaled
             activation. The same splits object may be given to all.
         op_kwargs: arguments of single operations: {operation: {key: value}}, the operation itself
-            or its index among the operations of the row, negative from the end. A GroupedLinear
-            takes OUTPUT_BUFFER_KEY and GRAD_INPUT_BUFFER_KEY.
+            or its index among the modules of the row, as in `self[index]`, negative from the end.
+            A GroupedLinear takes OUTPUT_BUFFER_KEY and GRAD_INPUT_BUFFER_KEY.
 
         Errors: ValueError for a wrong number of extra inputs, a target that is no operation of the
         row, and a key that it does not take; RuntimeError for activation_recompute_in_mlp where
@@ -257,54 +257,55 @@ class Sequential(nn.Sequential):
               op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None) -> list[_Bound]:
         """The modules, each with its extra inputs and arguments."""
         ops = [m for m in self if isinstance(m, _Op)]
-        arguments = _arguments(ops, list(self), op_kwargs or {})
+        arguments = _arguments(list(self), op_kwargs or {})
         wanted = sum(op.num_extra_inputs for op in ops)
         if len(extra_inputs) != wanted:
             each = ", ".join(f"{type(op).__name__} {op.num_extra_inputs}" for op in ops)
             raise ValueError(f"{len(extra_inputs)} extra inputs are given, must be {wanted}; the "
                              f"operations take {each}")
-        row, used, index = [], 0, 0
-        for module in self:
-            if not isinstance(module, _Op):
-                row.append(_Bound(module, (), {}))
-                continue
-            end = used + module.num_extra_inputs
-            row.append(_Bound(module, tuple(extra_inputs[used:end]), arguments[index]))
-            used, index = end, index + 1
+        row, used = [], 0
+        for module, given in zip(self, arguments):
+            end = used + (module.num_extra_inputs if isinstance(module, _Op) else 0)
+            row.append(_Bound(module, tuple(extra_inputs[used:end]), given))
+            used = end
         return row
 
 
-def _arguments(ops: list[nn.Module], row: list[nn.Module],
-               op_kwargs: Mapping[Any, Mapping[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """What op_kwargs says to each operation."""
-    found: list[dict[str, Tensor]] = [{} for _ in ops]
+def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor]]
+               ) -> list[dict[str, Tensor]]:
+    """What op_kwargs says to each module."""
+    found: list[dict[str, Tensor]] = [{} for _ in row]
     for target, given in op_kwargs.items():
-        index = _index(ops, row, target)
+        index = _index(row, target)
+        op = row[index]
         for key, value in given.items():
-            if key not in ops[index].op_keys:
-                takes = ", ".join(map(repr, ops[index].op_keys)) or "none"
-                raise ValueError(f"op_kwargs: key of operation {index} "
-                                 f"({type(ops[index]).__name__}) is {key!r}, must be one that it "
-                                 f"takes: {takes}")
+            if key not in op.op_keys:
+                takes = ", ".join(map(repr, op.op_keys)) or "none"
+                raise ValueError(f"op_kwargs: key of module {index} ({type(op).__name__}) is "
+                                 f"{key!r}, must be one that it takes: {takes}")
             if key in found[index]:
-                raise ValueError(f"op_kwargs: key {key!r} of operation {index} is given twice, "
-                                 "must be once; the operation and its index are both targets")
+                raise ValueError(f"op_kwargs: key {key!r} of module {index} is given twice, must "
+                                 "be once; the operation and its index are both targets")
             found[index][key] = value
     return found
 
 
-def _index(ops: list[nn.Module], row: list[nn.Module], target: Any) -> int:
+def _index(row: list[nn.Module], target: Any) -> int:
+    """Where in the row the target of op_kwargs stands."""
+    what, index = f"a {type(target).__name__}", None
     if isinstance(target, int) and not isinstance(target, bool):
-        if not -len(ops) <= target < len(ops):
-            raise ValueError(f"op_kwargs: target is {target}, must be an index from {-len(ops)} to "
-                             f"{len(ops) - 1}; the row has {len(ops)} operations")
-        return target % len(ops)
-    for index, op in enumerate(ops):
-        if op is target:
-            return index
-    why = "it is in the row, but no operation" if any(m is target for m in row) else "it is not"
-    raise ValueError(f"op_kwargs: target is a {type(target).__name__}, must be an operation of the "
-                     f"row or the index of one; {why}")
+        if not -len(row) <= target < len(row):
+            raise ValueError(f"op_kwargs: target is {target}, must be an index from {-len(row)} to "
+                             f"{len(row) - 1}; the row has {len(row)} modules")
+        index = target % len(row)
+        what = f"{target}, a {type(row[index]).__name__}"
+    elif isinstance(target, nn.Module):
+        index = next((i for i, module in enumerate(row) if module is target), None)
+    if index is not None and isinstance(row[index], _Op):
+        return index
+    why = "it is not" if index is None else "it is in the row, but no operation"
+    raise ValueError(f"op_kwargs: target is {what}, must be an operation of the row or the index "
+                     f"of one; {why}")
 
 
 def _steps(row: list[_Bound]) -> list[Step]:
