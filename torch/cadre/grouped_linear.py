@@ -62,6 +62,7 @@ class GroupedLinear(nn.Module):
     TypeError for use_grouped_tensor that is neither bool nor None.
     """
 
+    splits_name = "m_splits"  # of the argument, for errors
     marks_biases = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
 
     def __init__(
@@ -238,7 +239,7 @@ class GroupedLinear(nn.Module):
                              f"be {'given' if self.scale_bias else 'left out'}; the layer has "
                              f"scale_bias={self.scale_bias}")
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
-        splits = splits_of(m_splits, self.num_gemms, x)
+        splits = splits_of(m_splits, self.num_gemms, x, self.splits_name)
         weight, bias = self.operands()
         recipe = active_recipe() if self.recipe is None else self.recipe
         added = [] if self.return_bias else bias

@@ -110,12 +110,13 @@ class GroupedMLP(nn.Module):
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
         rows = x.reshape(-1, self.hidden)
+        offsets = offsets_of(splits, self.num_experts, rows, "splits")
         bias1 = [] if self.bias1 is None else [self.bias1]
         bias2 = [] if self.bias2 is None else [self.bias2]
         y, _ = torch.ops.cadre.grouped_mlp(
-            rows, offsets_of(splits, self.num_experts, rows), prob, [self.w1], bias1, [self.w2],
-            bias2, bias2_scale, activation=self.activation,
-            recipe=active_recipe() if self.recipe is None else self.recipe, keep_h=self.keep_h)
+            rows, offsets, prob, [self.w1], bias1, [self.w2], bias2, bias2_scale,
+            activation=self.activation, keep_h=self.keep_h,
+            recipe=active_recipe() if self.recipe is None else self.recipe)
         return y.view(x.shape)
 
     def extra_repr(self) -> str:

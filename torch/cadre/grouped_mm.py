@@ -4,6 +4,8 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
+from .splits import may_look, require_ends
+
 _ops = torch.ops.cadre
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -24,7 +26,8 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
 
     offs: int32 [E] on the device, where the rows of each group end, without a leading zero; None in
     the last form. Rows at or beyond offs[-1] are no group's: a new result is zero there, `out`
-    keeps what it held. Ends that decrease or exceed R are clamped.
+    keeps what it held. Ends that decrease or exceed R are a ValueError on the host; nobody looks at
+    those on a GPU, or in a graph that is being compiled, and they are clamped.
     a, b: fp32, bf16 or fp16, of one dtype, any strides: no copy where one of the last two
     dimensions has stride 1. Sums run in fp32.
     bias: fp32, bf16 or fp16, added to every row of a group in fp32, before the one rounding.
@@ -141,14 +144,24 @@ def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
     if offs is None:
         raise ValueError(f"grouped_mm: offs is None, must be given for {a.dim()}D times "
                          f"{b.dim()}D")
-    if offs.dim() != 1 or offs.dtype != torch.int32:
-        raise ValueError(f"grouped_mm: offs is {offs.dtype} with {offs.dim()} dimensions, must be "
-                         "int32 with 1")
+    if not isinstance(offs, Tensor) or offs.dtype != torch.int32:
+        raise TypeError(f"grouped_mm: offs is {_type_of(offs)}, must be a tensor of torch.int32")
+    if offs.dim() != 1:
+        raise ValueError(f"grouped_mm: offs has {offs.dim()} dimensions, must have 1")
     stacked = a if a.dim() == 3 else b
     if stacked.dim() == 3 and stacked.shape[0] != offs.shape[0]:
         raise ValueError(f"grouped_mm: offs has {offs.shape[0]} entries, must have "
                          f"{stacked.shape[0]}, one a group")
+    rows = b.shape[1] if a.dim() == 3 else a.shape[0] if b.dim() == 3 else b.shape[0]
+    if offs.device != a.device:
+        raise ValueError(f"grouped_mm: offs is on {offs.device}, must be on {a.device}, where a is")
+    if may_look(offs):
+        require_ends(offs.tolist(), rows, "grouped_mm: offs")
     return offs.shape[0]
+
+
+def _type_of(given: object) -> str:
+    return str(given.dtype) if isinstance(given, Tensor) else f"a {type(given).__name__}"
 
 
 def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,

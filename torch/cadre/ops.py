@@ -45,6 +45,7 @@ class GroupedLinear(_GroupedLinear):
     """
 
     op_keys = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
+    splits_name = "split_sizes"
     marks_biases = False
 
     def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
@@ -384,7 +385,8 @@ def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, Offsets]]) -> Off
         if known is splits:
             return offsets
     rows = x.reshape(-1, x.shape[-1])
-    offsets = Offsets(offsets_of(splits, linear.module.num_groups, rows), None)
+    counts = linear.module.num_groups, rows, linear.module.splits_name
+    offsets = Offsets(offsets_of(splits, *counts), None)
     ready.append((splits, offsets))
     return offsets
 

@@ -1,9 +1,13 @@
 """How many rows each expert has: what callers give, and the offsets that the operators read."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import is_functorch_wrapped_tensor
+from torch.compiler import is_compiling
 
 from .operations import Offsets, RoutingOffsets
 
@@ -14,40 +18,59 @@ _offsets = torch.ops.cadre._offsets.default  # of the overloads, without a searc
 Splits = Sequence[int] | Tensor | Offsets | RoutingOffsets
 
 
-def offsets_of(splits: Splits, experts: int, x: Tensor) -> Tensor:
+def offsets_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits") -> Tensor:
     """Offsets int32 [E + 1] on the device of `x` [R, ...], for `splits`, the rows of each of E
     experts. Numbers on the device never reach the host, numbers on the host are copied to the
     device without waiting.
 
     splits: E ints; a tensor [E] of any integer type, on the host or beside `x`; or what
         `cadre.offsets` or `cadre.offsets_of_routing` made.
-    Where they add up to more than R, the last experts have fewer rows or none.
+    name: what the caller calls them, for errors.
+    Numbers on the host are looked at. Nobody looks at those on a GPU, or in a graph that is being
+    compiled: where they add up to more than R, the last experts have fewer rows or none.
 
-    Errors: ValueError for another length, another device, ints that are negative or exceed R
-    together (of a tensor nobody looks), and host numbers in the capture of a CUDA graph; TypeError
-    for what is no integer.
+    Errors: ValueError for another length, another device, numbers on the host that are negative or
+    exceed R together, and host numbers in the capture of a CUDA graph; TypeError for what is no
+    integer.
     """
-    ready, counted = splits_of(splits, experts, x)
+    ready, counted = splits_of(splits, experts, x, name)
     return _offsets(ready, x.shape[0]) if counted else ready
 
 
-def splits_of(splits: Splits, experts: int, x: Tensor) -> tuple[Tensor, bool]:
+def splits_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits"
+              ) -> tuple[Tensor, bool]:
     """Of `offsets_of` all but its launch: counts on the device of `x` and True, or offsets and
     False."""
     if isinstance(splits, (Offsets, RoutingOffsets)):
-        return _ready(splits.offsets, experts, x), False
-    if not isinstance(splits, Tensor):
-        splits = _from_ints(splits, x)
+        return _ready(splits, experts, x, name), False
+    looked = not isinstance(splits, Tensor)
+    if looked:
+        splits = _from_ints(splits, experts, x.shape[0], name)
     if splits.shape != (experts,):
-        raise ValueError(f"m_splits has shape {list(splits.shape)}, must be [{experts}]: the rows "
+        raise ValueError(f"{name} has shape {list(splits.shape)}, must be [{experts}]: the rows "
                          "of each expert; give offsets as cadre.Offsets(offsets)")
     if splits.dtype not in (torch.int32, torch.int64):
         if splits.is_floating_point() or splits.is_complex() or splits.dtype == torch.bool:
-            raise TypeError(f"m_splits is {splits.dtype}, must be of an integer type")
+            raise TypeError(f"{name} is {splits.dtype}, must be of an integer type")
         splits = splits.to(torch.int64)
+    if not looked and may_look(splits):
+        _require_counts(splits.tolist(), x.shape[0], name)
     if splits.device != x.device:
-        splits = _beside(splits, x)
+        splits = _beside(splits, x, name)
     return splits, True
+
+
+def may_look(numbers: Tensor) -> bool:
+    """Whether the host has the numbers at hand: nobody waits for a device to look at them."""
+    return (numbers.is_cpu and not is_compiling() and type(numbers) is Tensor
+            and _len_torch_dispatch_stack() == 0 and not is_functorch_wrapped_tensor(numbers))
+
+
+def require_ends(ends: Sequence[int], rows: int, name: str) -> None:
+    """Errors: ValueError unless the numbers, of the host, ascend from 0 or more to `rows`."""
+    if any(b < a for a, b in zip([0, *ends], ends)) or (ends and ends[-1] > rows):
+        raise ValueError(f"{name} is {_short(ends)}, must ascend from 0 or more to {rows} at most; "
+                         "there are so many rows")
 
 
 def offsets_of_all_rows(x: Tensor) -> Tensor:
@@ -56,32 +79,59 @@ def offsets_of_all_rows(x: Tensor) -> Tensor:
         torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device), "counts", x.shape[0])[0]
 
 
-def _ready(offsets: Tensor, experts: int, x: Tensor) -> Tensor:
+def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) -> Tensor:
+    offsets = splits.offsets
     if tuple(offsets.shape) != (experts + 1,) or offsets.dtype != torch.int32:
-        raise ValueError(f"offsets is {offsets.dtype} {list(offsets.shape)}, must be torch.int32 "
-                         f"[{experts + 1}]; cadre.offsets builds them from counts")
+        raise ValueError(f"{name}.offsets is {offsets.dtype} {list(offsets.shape)}, must be "
+                         f"torch.int32 [{experts + 1}]; cadre.offsets builds them from counts")
     if offsets.device != x.device:
-        raise ValueError(f"offsets is on {offsets.device}, must be on {x.device}, where the rows "
-                         "are")
+        raise ValueError(f"{name}.offsets is on {offsets.device}, must be on {x.device}, where the "
+                         "rows are")
+    if splits.status is None and may_look(offsets):  # else the library has made them
+        require_ends(offsets.tolist(), x.shape[0], f"{name}.offsets")
     return offsets
 
 
-def _from_ints(splits: Sequence[int], x: Tensor) -> Tensor:
-    counts = list(splits)
-    if any(count < 0 for count in counts) or sum(counts) > x.shape[0]:
-        raise ValueError(f"m_splits is {counts}, must be 0 or more each, and {x.shape[0]} at most "
-                         "together; the input has so many rows")
+def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Tensor:
+    if isinstance(splits, (str, bytes)) or not hasattr(type(splits), "__iter__"):
+        raise TypeError(f"{name} is a {type(splits).__name__}, must be {experts} ints, a tensor "
+                        f"[{experts}] of an integer type or cadre.Offsets")
+    counts = [_integer(count, name) for count in splits]
+    if len(counts) == experts:  # else its shape is told
+        _require_counts(counts, rows, name)
     return torch.tensor(counts, dtype=torch.int64)
 
 
-def _beside(splits: Tensor, x: Tensor) -> Tensor:
+def _integer(count: Any, name: str) -> int:
+    if isinstance(count, bool) or not hasattr(type(count), "__index__"):
+        raise TypeError(f"{name} has {count!r}, a {type(count).__name__}, must be ints")
+    return count
+
+
+def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
+    if all(count >= 0 for count in counts) and sum(counts) <= rows:
+        return
+    ends = len(counts) > 1 and counts[-1] <= rows and all(
+        0 <= a <= b for a, b in zip(counts, counts[1:]))
+    hint = "; of ends cadre.offsets(ends, 'ends', rows) makes offsets" if ends else ""
+    raise ValueError(f"{name} is {_short(counts)}, must be 0 or more each, and {rows} at most "
+                     f"together; the input has so many rows{hint}")
+
+
+def _short(numbers: Sequence[int]) -> str:
+    """As a list, with the middle of a long one left out."""
+    texts = [str(n) for n in numbers]
+    return f"[{', '.join(texts if len(texts) <= 16 else [*texts[:8], '...', *texts[-8:]])}]"
+
+
+def _beside(splits: Tensor, x: Tensor, name: str) -> Tensor:
     """Host numbers on the device of x. Pinned memory, so that nobody waits."""
     if splits.device.type != "cpu":
-        raise ValueError(f"m_splits is on {splits.device}, must be on {x.device} or on the host; "
+        raise ValueError(f"{name} is on {splits.device}, must be on {x.device} or on the host; "
                          "reading it on the host would wait for the device")
     if x.device.type != "cuda":
         return splits.to(x.device)
     if torch.cuda.is_current_stream_capturing():
-        raise ValueError(f"m_splits is on the host, must be a tensor on {x.device}; a CUDA graph "
+        raise ValueError(f"{name} is on the host, must be a tensor on {x.device}; a CUDA graph "
                          "being captured would replay these very counts for ever")
     return splits.pin_memory().to(x.device, non_blocking=True)
