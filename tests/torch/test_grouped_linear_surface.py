@@ -44,9 +44,33 @@ def test_attributes(device):
     layer.init_fp8_metadata(num_gemms=5)
     layer.set_tensor_parallel_group("group")
     assert layer.tp_group == "group"
-    names = [f"{stem}{e}" for stem in ("weight", "bias") for e in range(5)]
-    assert [name for name, _ in layer.named_parameters()] == names
     assert "5, in_features=24, out_features=40" in repr(layer)
+
+
+@pytest.mark.parametrize(("packed", "order"), [
+    ("", "weight0 bias0 weight1 bias1 weight2 bias2"), ("weight", "bias0 bias1 bias2 weight"),
+    ("bias", "weight0 weight1 weight2 bias"), ("weight bias", "weight bias")])
+@pytest.mark.parametrize("kind", [cadre.GroupedLinear, cadre.ops.GroupedLinear])
+def test_parameters_come_in_the_order_of_the_peer(kind, packed, order):
+    """States of optimizers are kept by number."""
+    layer = kind(3, 24, 40, device="cpu", **{f"single_grouped_{stem}": True
+                                             for stem in packed.split()})
+    assert [name for name, _ in layer.named_parameters()] == order.split()
+
+
+def test_a_state_of_an_optimizer_loads_onto_the_same_parameters(device):
+    """Of TransformerEngine's module, whose parameters are weight0, bias0, weight1, ..."""
+    peer = {f"{stem}{e}": draw(*shape, device=device, grad=True) for e in range(3)
+            for stem, shape in (("weight", (40, 24)), ("bias", (40,)))}
+    theirs = torch.optim.Adam(peer.values())
+    for p in peer.values():
+        p.grad = torch.randn_like(p)
+    theirs.step()
+    layer = cadre.GroupedLinear(3, 24, 40, device=device)
+    ours = torch.optim.Adam(layer.parameters())
+    ours.load_state_dict(theirs.state_dict())
+    for name, p in layer.named_parameters():
+        assert torch.equal(ours.state[p]["exp_avg"], theirs.state[peer[name]]["exp_avg"])
 
 
 def test_sizes_of_packed_parameters(device):

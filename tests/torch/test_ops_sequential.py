@@ -201,8 +201,8 @@ def test_main_grad_and_delay(device):
     assert torch.all(mlp[2].weight.main_grad == 0)
     mlp[2].backward_dw()
     mlp[0].backward_dw()
-    assert torch.equal(mlp[0].weight.main_grad, want[3])
-    assert torch.equal(mlp[2].weight.main_grad, want[3 + 1 + E])
+    assert torch.equal(mlp[0].weight.main_grad, want[3 + E])
+    assert torch.equal(mlp[2].weight.main_grad, want[3 + E + 1 + E])
 
 
 def test_a_mixed_row(device):

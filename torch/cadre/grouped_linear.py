@@ -54,6 +54,8 @@ class GroupedLinear(nn.Module):
         format.
     single_grouped_weight, single_grouped_bias: one parameter `weight` [E, N, K] (`bias` [E, N])
         instead of `weight0`.. [N, K] (`bias0`.. [N]). Checkpoints of each load into the other.
+        `parameters()` come in TransformerEngine's order: weight0, bias0, weight1, ..., then those
+        that are packed, so that a state of an optimizer over them loads.
     use_grouped_tensor, ub_name: accepted; every call is grouped here.
     scale_bias: the bias is scaled per row; forward takes `bias_scale`.
     recipe: of this layer, whatever the context says; see `cadre.autocast`.
@@ -142,19 +144,25 @@ class GroupedLinear(nn.Module):
     def _make_parameters(self, device: torch.device | str | None) -> None:
         if device is None:
             device = "cuda" if torch.cuda.is_available() else "cpu"
-        self._register("weight", self.single_grouped_weight,
-                       (self.out_features, self.in_features), device)
+        shapes = {"weight": (self.out_features, self.in_features)}
         if self.use_bias:
-            self._register("bias", self.single_grouped_bias, (self.out_features,), device)
+            shapes["bias"] = (self.out_features,)
+        packed = {"weight": self.single_grouped_weight, "bias": self.single_grouped_bias}
+        # In TransformerEngine's order, by which states of optimizers are kept: weight0, bias0,
+        # weight1, ...; then what is packed.
+        for e in range(self.num_gemms):
+            for stem, shape in shapes.items():
+                if not packed[stem]:
+                    self._register(stem, f"{stem}{e}", shape, device)
+        for stem, shape in shapes.items():
+            if packed[stem]:
+                self._register(stem, stem, (self.num_gemms, *shape), device)
 
-    def _register(self, stem: str, packed: bool, shape: tuple[int, ...], device: Any) -> None:
-        names = [stem] if packed else self._names[stem]
-        shape = (self.num_gemms, *shape) if packed else shape
-        for name in names:
-            parameter = nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device=device))
-            if self.delay_wgrad_compute and (stem == "weight" or self.marks_biases):
-                parameter.skip_backward_post_hook = True
-            self.register_parameter(name, parameter)
+    def _register(self, stem: str, name: str, shape: tuple[int, ...], device: Any) -> None:
+        parameter = nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device=device))
+        if self.delay_wgrad_compute and (stem == "weight" or self.marks_biases):
+            parameter.skip_backward_post_hook = True
+        self.register_parameter(name, parameter)
 
     def _parameters_of(self, stem: str) -> list[Tensor]:
         """One packed, or E: whatever is registered now, because trainers exchange parameters."""
