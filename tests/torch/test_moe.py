@@ -258,3 +258,38 @@ def test_meta_and_copies(device):
         "router", "experts.w1", "experts.w2", "experts.bias1", "experts.bias2"}
     assert "num_experts" not in repr(layer) and "top_k=2" in repr(layer)
     assert "5, hidden=32, features=64, activation='swiglu'" in repr(layer.experts)
+
+
+CONVERSIONS = {
+    "bfloat16": lambda layer: layer.bfloat16(), "half": lambda layer: layer.half(),
+    "double": lambda layer: layer.double(), "to": lambda layer: layer.to(torch.bfloat16),
+    "to_device": lambda layer: layer.to(layer.router.device, torch.float16),
+    "around": lambda layer: torch.nn.Sequential(layer).bfloat16()[0]}
+
+
+@pytest.mark.parametrize("conversion", list(CONVERSIONS))
+def test_the_bias_of_experts_stays_exact(device, conversion):
+    """A step that bf16 would round away moves it still."""
+    layer = cadre.MoE(H, F, E, 2, device=device, expert_bias=True)
+    values = 1 + draw(E).to(device) * 2**-12
+    layer.expert_bias.copy_(values)
+    layer = CONVERSIONS[conversion](layer)
+    assert layer.router.dtype != torch.float32 and layer.expert_bias.dtype == torch.float32
+    assert torch.equal(layer.expert_bias, values) and layer.expert_bias.device == values.device
+    layer.expert_bias += 2**-10
+    assert torch.equal(layer.expert_bias, values + 2**-10)
+    if conversion != "double":
+        layer(draw(7, H, dtype=layer.router.dtype, device=device))
+
+
+def test_the_bias_of_experts_is_fp32_from_the_beginning():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        layer = cadre.MoE(H, F, E, 2, device="cpu", expert_bias=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.expert_bias.dtype == torch.float32
+    state = layer.state_dict() | {"expert_bias": torch.ones(E, dtype=torch.bfloat16)}
+    layer.load_state_dict(state, assign=True)
+    assert layer.expert_bias.dtype == torch.float32 and torch.all(layer.expert_bias == 1)
+    assert layer.to("meta").bfloat16().expert_bias.dtype == torch.float32

@@ -1,5 +1,6 @@
 """A whole mixture-of-experts layer: router, permute, experts, combine."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -49,7 +50,8 @@ class MoE(nn.Module):
     score: "softmax" over all experts, "topk_softmax" over the chosen, or "sigmoid".
     normalize: divide the chosen probabilities by their sum. scale: their factor after that.
     expert_bias: keep a buffer `expert_bias` fp32 [E] that is added to the scores for the choice
-        only; trainers move it to balance the load.
+        only; trainers move it to balance the load. It stays fp32 whatever the module is converted
+        to, since bf16 would not feel their small steps.
     groups, group_top_k: experts come in equal groups, and only those of group_top_k groups may be
         chosen by a token.
     activation, layout, bias, device, dtype, recipe, keep_h: of the experts, see `GroupedMLP`.
@@ -71,7 +73,8 @@ class MoE(nn.Module):
         device = self.experts.w1.device
         self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
         self.register_buffer("expert_bias",
-                             torch.empty(num_experts, device=device) if expert_bias else None)
+                             torch.empty(num_experts, dtype=torch.float32, device=device)
+                             if expert_bias else None)
         self.shared_expert = shared_expert
         if not self.router.is_meta:
             self._reset_router()
@@ -87,13 +90,25 @@ class MoE(nn.Module):
         if self.expert_bias is not None:
             self.expert_bias.zero_()
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
+        """`to`, `bfloat16` and the like, which leave expert_bias in fp32."""
+        exact = self.expert_bias
+        super()._apply(fn, recurse)
+        if exact is not None and self.expert_bias.dtype != torch.float32:
+            self.expert_bias = exact.to(self.expert_bias.device)
+        return self
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        if self.expert_bias is not None:
+            self.expert_bias = self.expert_bias.float()  # with assign=True it is what was loaded
+
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(logits fp32 [T, E], experts int32 [T, top_k], prob fp32 [T, top_k], scores fp32 [T, E])
         of tokens [T, H]."""
         with torch.autocast(x.device.type, enabled=False):
             logits = functional.linear(x.float(), self.router.float())
-        bias = None if self.expert_bias is None else self.expert_bias.float()
-        return logits, *routing(logits, expert_bias=bias, **self.routing)
+        return logits, *routing(logits, expert_bias=self.expert_bias, **self.routing)
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
         """(out [..., H], what the router decided) for x [..., H].
