@@ -265,3 +265,59 @@ def test_activation_checkpointing_keeps_the_recipe(device):
         y.sum().backward()
         grads.append(leaf.grad)
     assert torch.equal(*grads)
+
+
+def checkpoint_steps(call, x, recipe, around=""):
+    """(y, gradient of x) of `call` under a recipe, with backward under `around`."""
+    torch.manual_seed(7)
+    leaf = x.clone().requires_grad_()
+    with cadre.autocast(enabled=bool(recipe), recipe=recipe):
+        y = call(leaf)
+    with cadre.autocast(enabled=bool(around), recipe=around):
+        y.sum().backward()
+    return y.detach(), leaf.grad
+
+
+def reentrant(call):
+    return lambda x: torch.utils.checkpoint.checkpoint(call, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("around", ["", "fp8_tensor"])
+@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block", ""])
+def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around):
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    layer, x = module(device, k=64, n=64, dtype=torch.bfloat16), draw(17, 64, dtype=torch.bfloat16)
+
+    def row(x):
+        """Two layers, the first one under contexts of its own."""
+        with cadre.autocast(recipe="fp8_tensor"):
+            x = layer(x, COUNTS)
+        with cadre.autocast(enabled=False):
+            x = layer(x, COUNTS)
+        return layer(x, COUNTS)
+
+    for call in (lambda x: layer(x, COUNTS), row):
+        want = checkpoint_steps(call, x, recipe)
+        for checkpointed in (reentrant(call), reentrant(lambda x: reentrant(call)(x) * 1)):
+            got = checkpoint_steps(checkpointed, x, recipe, around)
+            assert all(map(torch.equal, got, want))
+
+
+def test_a_backward_that_is_no_checkpoint_sees_the_context(device):
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dy):
+            seen.append(active_recipe())
+            return dy
+
+    x = torch.zeros(3, requires_grad=True)
+    with cadre.autocast(recipe="mxfp8"):
+        Function.apply(x).sum().backward()
+    assert seen == ["mxfp8"]

@@ -1,11 +1,15 @@
 """Recipes: the number format of each product of a layer, and the context that sets one."""
 
 import functools
+import sys
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager
 
+import torch
+from torch._C import _current_autograd_node, _current_graph_task_id
+from torch.autograd.function import BackwardCFunction
 from torch.compiler import is_dynamo_compiling
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -68,8 +72,10 @@ def _says(recipe: Any, predicate: str) -> bool:
     return callable(method) and bool(method())
 
 
-# Of the contexts that this thread is in, the innermost last.
-_active: ContextVar[tuple[str, ...]] = ContextVar("cadre_recipes", default=())
+# Of the contexts that this thread is in, the innermost last: the words, and the number of the
+# backward pass that it was entered in, -1 for none.
+_active: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("cadre_recipes", default=())
+_used = False  # whether there ever was a context
 
 # torch.compile guards a global, but no ContextVar: it reads the recipe of the context that was
 # entered last of those that any thread is in. So threads that run compiled code under different
@@ -87,8 +93,34 @@ def active_recipe() -> str:
     type of its input."""
     if is_dynamo_compiling():
         return _traced[-1] if _traced else _compiled
-    active = _active.get()
-    return active[-1] if active else ""
+    if not _used:
+        return ""
+    active, task = _active.get(), _current_graph_task_id()
+    recipe = active[-1][0] if active else ""
+    if task != -1 and not (active and active[-1][1] == task):  # forward again, no context inside
+        _, recipe = getattr(_current_autograd_node(), _REMEMBERED, (0, recipe))
+    if not torch.is_grad_enabled():
+        _remember(len(active), recipe)
+    return recipe
+
+
+# Reentrant checkpointing is an autograd.Function whose backward calls its forward again, outside of
+# all contexts. So its node remembers the words that were there the first time: those seen in the
+# fewest contexts, since the contexts inside are entered again.
+_REMEMBERED = "_cadre_recipe"
+
+
+def _remember(depth: int, recipe: str) -> None:
+    """Tells the words to every autograd.Function whose forward is running."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        code = frame.f_code
+        if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
+            node = frame.f_locals["ctx"]
+            if (isinstance(node, BackwardCFunction)
+                    and depth < getattr(node, _REMEMBERED, (depth + 1, ""))[0]):
+                setattr(node, _REMEMBERED, (depth, recipe))
+        frame = frame.f_back
 
 
 class autocast:  # noqa: N801 (a context manager, named as torch's and TransformerEngine's)
@@ -101,7 +133,8 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
         float8_current_scaling()).
 
     A layer's backward uses the recipe of its forward. Activation checkpointing runs forward again
-    outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`.
+    outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`. With
+    use_reentrant=True, which takes no context_fn, the recipe is remembered, but for compiled code.
 
     Errors: see `recipe_text`. Formats that the device does not have are NotImplementedError, with
     the reasons, from the layer that needs them.
@@ -112,13 +145,14 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
         self._entered_in_trace: list[bool] = []
 
     def __enter__(self) -> "autocast":
-        global _compiled, _traced
+        global _compiled, _traced, _used
         traced = is_dynamo_compiling()
         self._entered_in_trace.append(traced)
         if traced:
             _traced = (*_traced, self.recipe)
             return self
-        _active.set((*_active.get(), self.recipe))
+        _used = True
+        _active.set((*_active.get(), (self.recipe, _current_graph_task_id())))
         with _lock:
             _open.insert(0, self.recipe)
             _compiled = self.recipe
