@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .layouts import Report, drop_extra_state, relayout
-from .recipe import active_recipe, recipe_text
+from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
 
 _offsets = torch.ops.cadre._offsets.default
@@ -249,7 +249,7 @@ class GroupedLinear(nn.Module):
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
         splits = splits_of(m_splits, self.num_gemms, x, self.splits_name)
         weight, bias = self.operands()
-        recipe = active_recipe() if self.recipe is None else self.recipe
+        recipe = words_for(active_recipe() if self.recipe is None else self.recipe, x)
         added = [] if self.return_bias else bias
         call = self._in_graph if is_compiling() else self._step
         y = call(x, splits, weight, added, bias_scale, recipe, is_first_microbatch, out,

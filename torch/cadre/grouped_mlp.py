@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .recipe import active_recipe, recipe_text
+from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, offsets_of
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
@@ -116,7 +116,7 @@ class GroupedMLP(nn.Module):
         y, _ = torch.ops.cadre.grouped_mlp(
             rows, offsets, prob, [self.w1], bias1, [self.w2], bias2, bias2_scale,
             activation=self.activation, keep_h=self.keep_h,
-            recipe=active_recipe() if self.recipe is None else self.recipe)
+            recipe=words_for(active_recipe() if self.recipe is None else self.recipe, x))
         return y.view(x.shape)
 
     def extra_repr(self) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
-from .recipe import active_recipe
+from .recipe import active_recipe, words_for
 
 try:
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
@@ -60,7 +60,7 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     rows, prob = ops.permute(hidden_states, offsets, row_of, slot_of, top_k_weights.float())
     y, _ = ops.grouped_mlp(rows, offsets, prob, [weight1], bias1, [weight2], bias2,
                            prob if bias2 else None, activation=_activation(self),
-                           recipe=active_recipe())
+                           recipe=words_for(active_recipe(), rows))
     return ops.combine(y, offsets, row_of, slot_of).to(hidden_states.dtype)
 
 

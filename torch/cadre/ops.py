@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .grouped_mlp import activation_text, is_gated
 from .operations import Offsets
-from .recipe import active_recipe
+from .recipe import active_recipe, words_for
 from .splits import Splits, offsets_of, offsets_of_all_rows
 
 OUTPUT_BUFFER_KEY = "output"
@@ -400,5 +400,6 @@ def _run_mlp(three: list[_Bound], x: Tensor, offsets: Offsets) -> Tensor:
     scale = _probabilities(three[2].extra[1]) if second.scale_bias else None
     y, _ = torch.ops.cadre.grouped_mlp(
         x.reshape(-1, first.in_features), offsets.offsets, prob, *first.operands(),
-        *second.operands(), scale, activation=activation.activation, recipe=active_recipe())
+        *second.operands(), scale, activation=activation.activation,
+        recipe=words_for(active_recipe(), x))
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])

@@ -10,17 +10,14 @@ from typing import Any, Callable, ContextManager
 import torch
 from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.autograd.function import BackwardCFunction
+from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+
+from .peer_recipes import PREDICATES, peer_words
 
 PASSES = ("fprop", "dgrad", "wgrad")
 
-# The methods by which a peer's recipe object says what it is.
-_PREDICATES = (
-    ("mxfp8", "mxfp8"),
-    ("nvfp4", "nvfp4"),
-    ("float8_block_scaling", "fp8_block"),
-    ("float8_current_scaling", "fp8_tensor"),
-)
+_WORDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 @dataclass(frozen=True)
@@ -29,8 +26,9 @@ class Recipe:
     "nvfp4,wgrad=bf16".
 
     name: "f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" or "mxfp4".
-    fprop, dgrad, wgrad: a name as above, or the formats of both operands as "lhs*rhs"
-    ("mxfp8*mxfp8:2d"). The layer that uses a recipe checks its words: ValueError from there.
+    fprop, dgrad, wgrad: a name as above, "input", which is the type of the layer's input, or the
+    formats of both operands as "lhs*rhs" ("mxfp8*mxfp8:2d"). The layer that uses a recipe checks
+    its words: ValueError from there.
     """
 
     name: str
@@ -44,32 +42,32 @@ class Recipe:
 
 
 def recipe_text(recipe: Any) -> str:
-    """The words that torch.ops.cadre takes: of a `Recipe`, of words themselves, of None (""), or of
-    a recipe object of TransformerEngine.
+    """The words of a `Recipe`, of words themselves, of None (""), or of a recipe object of
+    TransformerEngine with its options.
 
-    Errors: NotImplementedError for delayed scaling, which Cadre does not have; TypeError for what
-    is no recipe.
+    Errors: NotImplementedError for delayed scaling and for options that Cadre does not have;
+    TypeError for what is no recipe.
     """
     if recipe is None:
         return ""
     if isinstance(recipe, (str, Recipe)):
         return str(recipe)
-    for predicate, name in _PREDICATES:
-        if _says(recipe, predicate):
-            return name
-    if _says(recipe, "delayed"):
-        raise NotImplementedError(
-            f"autocast: recipe is {type(recipe).__name__} (delayed scaling), must be mxfp8, nvfp4, "
-            "fp8_block or fp8_tensor; Cadre takes scales from the data at hand and keeps no "
-            "history of them, current scaling (fp8_tensor) is nearest")
-    raise TypeError(f"autocast: recipe is a {type(recipe).__name__}, must be words, a cadre.Recipe "
-                    "or an object with one of the methods "
-                    + ", ".join(f"{predicate}()" for predicate, _ in _PREDICATES))
+    words = peer_words(recipe)
+    if words is None:
+        raise TypeError(f"autocast: recipe is a {type(recipe).__name__}, must be words, a "
+                        "cadre.Recipe or an object with one of the methods "
+                        + ", ".join(f"{predicate}()" for predicate, _ in PREDICATES))
+    return words
 
 
-def _says(recipe: Any, predicate: str) -> bool:
-    method = getattr(recipe, predicate, None)
-    return callable(method) and bool(method())
+def words_for(recipe: str, x: Tensor) -> str:
+    """The words that torch.ops.cadre takes for a layer on x: "input" becomes the type that the
+    layer works in."""
+    if "=input" not in recipe:
+        return recipe
+    on = x.device.type
+    dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
+    return recipe.replace("=input", f"={_WORDS.get(dtype, 'f32')}")
 
 
 # Of the contexts that this thread is in, the innermost last: the words, and the number of the
@@ -130,7 +128,7 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
     enabled: False is as if no context were there.
     recipe: words ("mxfp8", "nvfp4,wgrad=bf16"), a `Recipe`, or a recipe object of TransformerEngine
         (anything with the methods mxfp8(), nvfp4(), float8_block_scaling(),
-        float8_current_scaling()).
+        float8_current_scaling()), whose options are translated or refused.
 
     A layer's backward uses the recipe of its forward. Activation checkpointing runs forward again
     outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`. With
