@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
+from .devices import default_device
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -47,7 +48,8 @@ class GroupedLinear(nn.Module):
     params_dtype: f32, bf16 or f16; None: torch's default.
     parallel_mode, tp_size, tp_group: "column" divides N by tp_size, "row" divides K. Nothing is
         communicated. sequence_parallel means nothing here.
-    device: None: CUDA if there is one, else the CPU. "meta" leaves memory and values to
+    device: None: that of `with torch.device(...)` or `torch.set_default_device`, else CUDA if there
+        is one, else the CPU. "meta" leaves memory and values to
         `reset_parameters`.
     delay_wgrad_compute: leave the weights' gradients to `backward_dw`.
     save_original_input: keep x itself for the weights' gradients, not its copy in the recipe's
@@ -142,8 +144,7 @@ class GroupedLinear(nn.Module):
         return features // self.tp_size
 
     def _make_parameters(self, device: torch.device | str | None) -> None:
-        if device is None:
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = default_device() if device is None else device
         shapes = {"weight": (self.out_features, self.in_features)}
         if self.use_bias:
             shapes["bias"] = (self.out_features,)
@@ -179,8 +180,9 @@ class GroupedLinear(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, defer_init: bool = False) -> None:
-        """Draws new weights and zeroes the biases. Parameters on "meta" get memory first, on CUDA
-        if there is one, else on the CPU; `to_empty(device=...)` before says where instead."""
+        """Draws new weights and zeroes the biases. Parameters on "meta" get memory first, where
+        torch's default device is, else on CUDA if there is one, else on the CPU;
+        `to_empty(device=...)` before says where instead."""
         if defer_init:
             return
         self._leave_meta()
@@ -195,7 +197,7 @@ class GroupedLinear(nn.Module):
                 bias.zero_()
 
     def _leave_meta(self) -> None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        device = default_device(real=True)
         for name, old in list(self._parameters.items()):
             if old is not None and old.is_meta:
                 new = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .devices import default_device
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, offsets_of
 
@@ -49,7 +50,8 @@ class GroupedMLP(nn.Module):
         relu, relu_squared; constants as words: "clamped_swiglu limit=7 alpha=1.702 offset=1".
     layout: how gate and up share the 2F columns: "concat" (gates first), "interleave1" (gate, up,
         gate, up, ...), "interleave32" (blocks of 32).
-    device: None: CUDA if there is one, else the CPU. "meta" leaves memory and values to
+    device: None: that of `with torch.device(...)` or `torch.set_default_device`, else CUDA if there
+        is one, else the CPU. "meta" leaves memory and values to
         `to_empty(device=...)` and `reset_parameters`.
     dtype: f32, bf16 or f16; None: torch's default.
     keep_h: keep the activation's result for backward instead of computing it again.
@@ -75,7 +77,7 @@ class GroupedMLP(nn.Module):
         self.activation = activation_text(activation, layout)
         self.keep_h = keep_h
         self.recipe = None if recipe is None else recipe_text(recipe)
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = default_device() if device is None else device
         shapes = {"w1": (num_experts, self.columns, hidden), "w2": (num_experts, hidden, features),
                   "bias1": (num_experts, self.columns), "bias2": (num_experts, hidden)}
         for name, shape in shapes.items():
