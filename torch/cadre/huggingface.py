@@ -10,11 +10,19 @@ registers the experts implementation "cadre" with transformers 5, from where any
 
 The weights stay as transformers keeps them: concatenated or interleaved gate and up, [E, 2F, H] or
 transposed [E, H, 2F], with or without biases. Nothing is repacked and nothing waits for the device.
+
+Experts that transformers does not dispatch run their own code whatever is asked for. Importing this
+makes it a warning where a model that was asked for "cadre" is built or switched.
 """
 
 import functools
 import itertools
+import re
+import warnings
+import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +32,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from .recipe import active_recipe, words_for
 
 try:
+    from transformers import PreTrainedModel
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 except ImportError as error:
     raise ImportError("cadre.huggingface: transformers cannot be imported, must be version 5 or "
@@ -67,6 +76,60 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
 
 
+_EXPERTS_CLASS = re.compile(r"Experts|Expert[A-Z]")
+_warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def _foreign(model: nn.Module) -> dict[str, nn.Module]:
+    """The experts that transformers does not dispatch, by name: outermost modules that are called
+    so and have parameters."""
+    found: dict[str, nn.Module] = {}
+    known = list(_experts(model))
+    for name, module in model.named_modules():
+        inside = any(name == k or name.startswith(k + ".") for k in [*found, *known])
+        kind = type(module).__name__
+        called = _EXPERTS_CLASS.search(kind) and "Shared" not in kind or (
+            isinstance(module, nn.ModuleList) and name.rpartition(".")[2] == "experts")
+        around = any(k.startswith(name + ".") for k in known)
+        if called and not inside and not around and next(module.parameters(), None) is not None:
+            found[name] = module
+    return found
+
+
+def _warn_of_foreign(model: nn.Module, *asked: Any) -> None:
+    """A UserWarning that names experts which "cadre" does not reach, where it is asked for."""
+    wanted = asked or (getattr(model.config, "_experts_implementation", None),)
+    if NAME not in (list(wanted[0].values()) if isinstance(wanted[0], dict) else wanted):
+        return
+    found = {name: m for name, m in _foreign(model).items() if m not in _warned}
+    if found:
+        _warned.update(found.values())
+        kinds = ", ".join(sorted({type(module).__name__ for module in found.values()}))
+        warnings.warn(
+            f"huggingface: experts_implementation is {NAME!r}, but {kinds} of "
+            f"{type(model).__name__} takes none: {len(found)} modules, the first "
+            f"{next(iter(found))!r}, run the code of transformers, not Cadre; leave "
+            "experts_implementation out", UserWarning, stacklevel=4)
+
+
+def _then_warn(method: Callable) -> Callable:
+    """A method of PreTrainedModel, called without arguments or with an implementation, after which
+    a model may have been asked for "cadre"."""
+
+    @functools.wraps(method)
+    def wrapped(self, *args: Any, **kwargs: Any) -> Any:
+        result = method(self, *args, **kwargs)
+        _warn_of_foreign(self, *args, *kwargs.values())
+        return result
+
+    return wrapped
+
+
+PreTrainedModel.post_init = _then_warn(PreTrainedModel.post_init)
+PreTrainedModel.set_experts_implementation = _then_warn(
+    PreTrainedModel.set_experts_implementation)
+
+
 def use(model: nn.Module) -> nn.Module:
     """Switches the experts of a loaded transformers model to Cadre; returns the model.
 
@@ -79,6 +142,9 @@ def use(model: nn.Module) -> nn.Module:
         raise ValueError(f"use: model is {type(model).__name__} with {len(found)} experts modules, "
                          "must be a transformers model whose experts modules have "
                          "@use_experts_implementation; build others with cadre.GroupedMLP")
+    for name, module in _foreign(model).items():
+        raise ValueError(f"use: {name} is a {type(module).__name__}, must be an experts module "
+                         "with @use_experts_implementation; transformers does not dispatch it")
     for name, module in found.items():
         _require_supported(name, module)
     before = model.get_experts_implementation()
@@ -95,7 +161,8 @@ def use(model: nn.Module) -> nn.Module:
 
 def explain(model: nn.Module) -> str:
     """One line for each experts module: its name, class and sizes, the implementation it runs, and
-    the activation that Cadre runs or would run, or why Cadre cannot."""
+    the activation that Cadre runs or would run, or why Cadre cannot. Experts that transformers does
+    not dispatch have a line too."""
     lines = []
     for name, module in _experts(model).items():
         implementation = module.config._experts_implementation
@@ -105,6 +172,9 @@ def explain(model: nn.Module) -> str:
         except NotImplementedError as error:
             cadre_text = f"not for cadre: {error}"
         lines.append(f"{name}: {_sizes(module)}; runs {implementation}; {cadre_text}")
+    for name, module in _foreign(model).items():
+        lines.append(f"{name}: {type(module).__name__}; runs its own code; not for cadre: it takes "
+                     "no experts_implementation")
     return "\n".join(lines) or f"{type(model).__name__} has no experts modules"
 
 
