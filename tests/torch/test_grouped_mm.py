@@ -259,8 +259,8 @@ A, B = torch.ones(6, K), torch.ones(E, K, N)
 OFFS = torch.tensor([1, 2, 3, 4, 5], dtype=torch.int32)
 FAULTS = [
     ((torch.ones(4), B, OFFS), {}, ValueError, "a has 1 and b 3 dimensions, must have 2 or 3 each"),
-    ((A.double(), B.double(), OFFS), {}, TypeError, "a is torch.float64, must be float32"),
-    ((A, B, OFFS), dict(out_dtype=torch.int8), TypeError, "out_dtype is torch.int8, must be float"),
+    ((A.double(), B.double(), OFFS), {}, TypeError, "a is torch.float64, must be torch.float32"),
+    ((A, B, OFFS), dict(out_dtype=torch.int8), TypeError, "out_dtype is torch.int8, must be torch"),
     ((A, B.half(), OFFS), {}, TypeError, "b is torch.float16, must be torch.float32, the dtype of"),
     ((A[:, 1:], B, OFFS), {}, ValueError, "a has 10 columns, must have 11, as many as b has rows"),
     ((A, B), {}, ValueError, "offs is None, must be given for 2D times 3D"),

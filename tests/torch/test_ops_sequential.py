@@ -296,7 +296,7 @@ def test_wrong_inputs():
         cadre.ops.SwiGLU()(x, torch.zeros(ROWS))
     with pytest.raises(NotImplementedError, match="glu_interleave_size is 16, must be None, 1 or"):
         cadre.ops.SwiGLU(16)
-    with pytest.raises(ValueError, match="dtype is torch.float64, must be one of"):
+    with pytest.raises(TypeError, match="dtype is torch.float64, must be torch.float32"):
         cadre.ops.GroupedLinear(E, H, F, dtype=torch.float64)
     with pytest.raises(ValueError, match="num_gemms is 0"):
         cadre.ops.GroupedLinear(0, H, F)

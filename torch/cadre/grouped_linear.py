@@ -10,6 +10,7 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .devices import default_device
+from .dtypes import require_float, require_rows
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -63,10 +64,10 @@ class GroupedLinear(nn.Module):
     recipe: of this layer, whatever the context says; see `cadre.autocast`.
 
     Errors: ValueError for sizes, tp_size that does not divide, bias with tp_size > 1, ub_overlap_*;
-    TypeError for use_grouped_tensor that is neither bool nor None.
+    TypeError for params_dtype, and for use_grouped_tensor that is neither bool nor None.
     """
 
-    splits_name = "m_splits"  # of the argument, for errors
+    input_name, splits_name = "inp", "m_splits"  # of the arguments, for errors
     marks_biases = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
 
     def __init__(
@@ -110,6 +111,7 @@ class GroupedLinear(nn.Module):
         self.return_bias = return_bias
         self.scale_bias = scale_bias
         self.params_dtype = params_dtype or torch.get_default_dtype()
+        require_float("params_dtype", self.params_dtype)
         self.ub_name = ub_name
         self.delay_wgrad_compute = delay_wgrad_compute
         self.save_original_input = save_original_input
@@ -241,9 +243,10 @@ class GroupedLinear(nn.Module):
         Errors: ValueError and TypeError for what does not fit, before anything is launched;
         NotImplementedError, with the reasons, for a recipe that the device does not have.
         """
+        require_rows(self.input_name, inp)
         if inp.dim() < 1 or inp.shape[-1] != self.in_features:
-            raise ValueError(f"inp has shape {list(inp.shape)}, must be [..., {self.in_features}]; "
-                             "in_features is its last dimension")
+            raise ValueError(f"{self.input_name} has shape {list(inp.shape)}, must be "
+                             f"[..., {self.in_features}]; in_features is its last dimension")
         if (bias_scale is not None) != self.scale_bias:
             raise ValueError(f"bias_scale is {'missing' if bias_scale is None else 'given'}, must "
                              f"be {'given' if self.scale_bias else 'left out'}; the layer has "
@@ -378,6 +381,8 @@ class GroupedLinear(nn.Module):
 
 def _check_sizes(**sizes: int) -> None:
     for name, size in sizes.items():
+        if not isinstance(size, int):
+            raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
         if size < 1:
             raise ValueError(f"{name} is {size}, must be 1 or more")
 
@@ -404,7 +409,7 @@ def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: T
     on = x.device.type
     dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
     if buffer.dtype != dtype:
-        raise ValueError(f"{name} is {buffer.dtype}, must be {dtype}, the type of the input")
+        raise TypeError(f"{name} is {buffer.dtype}, must be {dtype}, the type of the input")
     if buffer.device != x.device:
         raise ValueError(f"{name} is on {buffer.device}, must be on {x.device}, where the input is")
     if not buffer.is_contiguous():

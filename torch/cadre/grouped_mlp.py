@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import default_device
+from .dtypes import require_float, require_rows
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, offsets_of
 
@@ -60,7 +61,7 @@ class GroupedMLP(nn.Module):
     Parameters: w1 [E, 2F, H] (ungated [E, F, H]), w2 [E, H, F]; with bias=True bias1 [E, 2F],
     bias2 [E, H].
 
-    Errors: ValueError for sizes, and for what is not in these lists.
+    Errors: ValueError for sizes, and for what is not in these lists; TypeError for dtype.
     """
 
     def __init__(self, num_experts: int, hidden: int, features: int, activation: str = "swiglu",
@@ -70,8 +71,11 @@ class GroupedMLP(nn.Module):
         super().__init__()
         for name, size in (("num_experts", num_experts), ("hidden", hidden),
                            ("features", features)):
+            if not isinstance(size, int):
+                raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
             if size < 1:
                 raise ValueError(f"{name} is {size}, must be 1 or more")
+        require_float("dtype", dtype or torch.get_default_dtype())
         self.num_experts, self.hidden, self.features = num_experts, hidden, features
         self.columns = features * (2 if is_gated(activation) else 1)
         self.activation = activation_text(activation, layout)
@@ -108,6 +112,7 @@ class GroupedMLP(nn.Module):
         Errors: ValueError and TypeError for what does not fit, before anything is launched;
         NotImplementedError, with the reasons, for a recipe that the device does not have.
         """
+        require_rows("x", x)
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")

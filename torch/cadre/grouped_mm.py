@@ -4,10 +4,10 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
+from .dtypes import require_float
 from .splits import may_look, require_ends
 
 _ops = torch.ops.cadre
-_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
@@ -116,8 +116,7 @@ def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
         raise ValueError(f"grouped_mm: a has {a.dim()} and b {b.dim()} dimensions, must have 2 or 3"
                          " each")
     for name, dtype in (("a", a.dtype), ("out_dtype", out_dtype or a.dtype)):
-        if dtype not in _FLOATS:
-            raise TypeError(f"grouped_mm: {name} is {dtype}, must be float32, bfloat16 or float16")
+        require_float(f"grouped_mm: {name}", dtype)
     if b.dtype != a.dtype:
         raise TypeError(f"grouped_mm: b is {b.dtype}, must be {a.dtype}, the dtype of a")
     if a.shape[-1] != b.shape[-2]:

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from .dtypes import require_float
+
 _library = torch.library.Library("cadre", "FRAGMENT")
 _library.define("_main_grads(Tensor[] weight, bool first_microbatch) -> "
                 "(Tensor[] into, str accumulate, Tensor? flags, Tensor?[] stand_ins)")
@@ -38,14 +40,14 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     gets one that nobody reads.
 
     Errors: RuntimeError where a weight has none; ValueError where one is not contiguous, has
-    neither the shape of its weight nor is flat, or is on another device or of another type.
+    neither the shape of its weight nor is flat, or is on another device; TypeError for its type.
     """
     buffers = [_main_grad(w) if w.requires_grad else None for w in weight]
     like = next(buffer for buffer in buffers if buffer is not None)
     for buffer in buffers:
         if buffer is not None and buffer.dtype != like.dtype:
-            raise ValueError(f"main_grad of one expert is {buffer.dtype}, must be {like.dtype} as "
-                             "that of the first")
+            raise TypeError(f"main_grad of one expert is {buffer.dtype}, must be {like.dtype} as "
+                            "that of the first")
     return [torch.empty_like(w, dtype=like.dtype) if buffer is None else buffer
             for w, buffer in zip(weight, buffers)]
 
@@ -63,9 +65,7 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
                          f"{list(buffer.stride())}, must be contiguous and of shape "
                          f"{list(weight.shape)}, that of its weight, or flat")
-    if buffer.dtype not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"main_grad is {buffer.dtype}, must be torch.float32, torch.bfloat16 or "
-                         "torch.float16")
+    require_float("main_grad", buffer.dtype)
     if buffer.device != weight.device:
         raise ValueError(f"main_grad is on {buffer.device}, must be on {weight.device}, where its "
                          "weight is")

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from .dtypes import require_rows
 from .grouped_mlp import GroupedMLP
 from .operations import combine, offsets_of_routing, permute, routing
 
@@ -113,8 +114,9 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
         """(out [..., H], what the router decided) for x [..., H].
 
-        Errors: ValueError for another last dimension.
+        Errors: ValueError for another last dimension; TypeError for another dtype.
         """
+        require_rows("x", x)
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")

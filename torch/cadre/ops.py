@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .dtypes import require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .grouped_mlp import activation_text, is_gated
 from .operations import Offsets
@@ -26,7 +27,6 @@ from .splits import Splits, offsets_of, offsets_of_all_rows
 OUTPUT_BUFFER_KEY = "output"
 GRAD_INPUT_BUFFER_KEY = "grad_input"
 
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _LAYOUTS = {None: "concat", 0: "concat", 1: "interleave1", 32: "interleave32"}
 
 
@@ -41,11 +41,11 @@ class GroupedLinear(_GroupedLinear):
     accumulate_into_main_grad: as fuse_wgrad_accumulation of `cadre.GroupedLinear`.
     Weights begin as those of torch.nn.Linear, biases at zero.
 
-    Errors: ValueError for sizes and dtypes.
+    Errors: ValueError for sizes, TypeError for dtypes.
     """
 
     op_keys = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
-    splits_name = "split_sizes"
+    input_name, splits_name = "input", "split_sizes"
     marks_biases = False
 
     def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
@@ -54,8 +54,8 @@ class GroupedLinear(_GroupedLinear):
                  accumulate_into_main_grad: bool = False, single_grouped_weight: bool = False,
                  single_grouped_bias: bool = False, delay_wgrad_compute: bool = False,
                  scale_bias: bool = False) -> None:
-        if dtype is not None and dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype}, must be one of {', '.join(map(str, _DTYPES))}")
+        if dtype is not None:
+            require_float("dtype", dtype)
         super().__init__(
             num_groups, in_features, out_features, bias=bias, device=device, params_dtype=dtype,
             get_rng_state_tracker=rng_state_tracker_function,
@@ -393,6 +393,7 @@ def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, Offsets]]) -> Off
 
 def _run_mlp(three: list[_Bound], x: Tensor, offsets: Offsets) -> Tensor:
     first, activation, second = (b.module for b in three)
+    require_rows("input", x)
     if x.shape[-1] != first.in_features:
         raise ValueError(f"input has shape {list(x.shape)}, must be [..., {first.in_features}]; "
                          "in_features of the first linear is its last dimension")

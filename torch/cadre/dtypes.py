@@ -1,0 +1,23 @@
+"""The types that layers work in."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16))
+
+
+def require_float(name: str, dtype: torch.dtype) -> None:
+    """Errors: TypeError, for the argument of that name, unless the type is fp32, bf16 or fp16."""
+    if dtype not in FLOATS:
+        raise TypeError(f"{name} is {dtype}, must be torch.float32, torch.bfloat16 or "
+                        "torch.float16")
+
+
+def require_rows(name: str, x: Any) -> None:
+    """Errors: TypeError, for the argument of that name, unless it is a tensor that layers take."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}, must be a tensor")
+    if x.dtype not in FLOATS:
+        require_float(name, x.dtype)
