@@ -1,0 +1,284 @@
+"""The tables of docs/errors.md that are of the command line: `errors_test.py CADRE`.
+
+Runs every use in a folder with the files that the page names, and compares the answers with the
+page; CADRE_WRITE_ERRORS=1 writes the page. Every message of the sources must be in a table.
+"""
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import errors_page
+
+import damaged_checkpoints
+
+CADRE = os.path.abspath(sys.argv.pop(1))
+TINY = "--window 3 --hidden 16 --features 16 --experts 4 --rows 32 --sample 0"
+COUNTS = "offsets counts R=9 E=2"
+
+WORDS = """
+cadre inform
+cadre --verbose
+cadre info --yaml
+cadre info formats
+cadre explain
+cadre explain offsets counts R=9 E=2 --device tpu
+cadre explain offsets counts R=9 E=2 --device cuda:x
+cadre explain offsets counts R=9 E=2 --device cuda:7
+cadre check offsets counts R=9 E=2 --device sm_90
+cadre check offsets counts R=9 E=2 --device cuda:7
+cadre facts --device cpu
+cadre info > /dev/full
+(ulimit -v 400000; cadre check grouped_gemm fprop R=9 N=8192 K=8192 E=8)
+"""
+
+PROBLEMS = """
+cadre explain gemm R=9
+cadre explain ''
+cadre explain offsets
+cadre explain offsets sums R=9 E=2
+cadre explain offsets counts counts R=9 E=2
+cadre explain offsets counts R=9 R=9
+cadre explain offsets counts R=many
+cadre explain offsets counts R=-9
+cadre explain offsets counts E=4294967296
+cadre explain offsets counts E=0
+cadre explain offsets counts R=9 E=2147483647
+cadre explain offsets counts R=2147483648 E=2
+cadre explain offsets counts S=9
+cadre explain offsets counts R=9 E=2 index=bf16
+cadre explain offsets counts R=9 E=2 index=i31
+cadre explain grouped_gemm fprop R=9 N=4611686018427387904 K=16 E=2
+cadre explain grouped_gemm fprop R=9 N=0 K=16 E=2
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 align=3
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=fp9
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=bf16:2d
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=mxfp8:3d
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 x=bf16:2d w=bf16
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 x=mxfp8:3d w=bf16
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 x=mxfp8:2d+2d w=bf16
+cadre explain activation forward swish R=9 F=4 E=2
+cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=inf
+cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=x
+cadre explain activation forward relu R=9 F=4 E=2 z=i32
+cadre explain permute permute T=9 top_k=2 R=18 H=0 E=4
+cadre explain bias_grad R=9 N=0 E=2
+cadre explain routing softmax_topk T=9 E=4 top_k=5
+cadre explain quantize rows R=9 C=-1 E=2 along_k=mxfp8
+cadre explain dequantize rows R=9 C=16 E=2 x=bf16
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=fp9
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=bf16,top=f32
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=fprop=bf16
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=bf16,wgrad=f32,wgrad=f32
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,fprop=nvfp4:rht*nvfp4:rht
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4:rht*nvfp4
+cadre explain grouped_linear R=9 N=8 K=16 E=2 bias_scale=yes
+cadre explain grouped_mlp R=9 H=0 F=8 E=2
+cadre explain sequential R=9
+"""
+
+CHECK = """
+cadre check offsets counts R=9 E=2 --file shapes
+cadre check --file nowhere
+cadre check --file empty
+cadre check --file comment
+cadre check --file pipe
+cadre check --file /dev/zero
+cadre check --file folder
+cadre check --file large
+cadre check --file wrong_line
+cadre check offsets counts R=9 E=2 --seed -1
+cadre check offsets counts R=9 E=2 --seed 4294967296
+cadre check offsets counts R=9 E=2 --random -1
+cadre check offsets counts R=9 E=2 --only gpu
+cadre check grouped_linear R=9 N=8 K=16 E=2 --only cpu_onednn
+cadre check offsets counts R=9 E=2 --offsets lumpy
+cadre check offsets counts R=9 E=2 --offsets zipf:x
+cadre check offsets counts R=9 E=2 --offsets gamma:0
+cadre check offsets counts R=9 E=2 --offsets pipe
+cadre check offsets counts R=9 E=2 --offsets text
+cadre check offsets counts R=9 E=2 --offsets three_counts
+cadre check offsets counts R=9 E=2 --offsets large_counts
+cadre check offsets counts R=9 E=2 --offsets huge_counts
+cadre check bias_grad R=1 N=2199023255552 E=4
+cadre bench
+cadre bench offsets counts R=9 E=2 --file shapes
+cadre bench grouped_linear R=9 N=8 K=16 E=2
+cadre bench offsets counts R=9 E=2 --repeat 0
+cadre bench offsets counts R=9 E=2 --threads 5000
+cadre bench offsets counts R=9 E=2 --json folder
+cadre bench offsets counts R=9 E=2 --repeat 1 --json /dev/full
+cadre bench offsets counts R=9 E=2 --beside R=x
+"""
+
+TRAIN = """
+cadre train
+cadre train nowhere
+cadre train empty
+cadre train zeros
+cadre train pipe
+cadre train short
+cadre train short shorter shorter shorter shorter shorter shorter shorter --held-out 0.001
+cadre train text --held-out 0
+cadre train text --steps 0
+cadre train text --steps 1e3
+cadre train text --lr nan
+cadre train text --seed -1
+cadre train text --seed 9007199254740993
+cadre train text --lr 1 --warmup 0 --weight-decay 10 --balance 10 --seed 3 TINY
+cadre train text --hidden 24
+cadre train text --features 24
+cadre train text --experts 2 --top-k 3
+cadre train text --hidden 8192 --features 32768 --experts 1024
+cadre train text --recipe fp9
+cadre train text --recipe bf16,bf16
+cadre train text --save-every 0
+cadre train text --sample -1
+cadre train text --temperature nan
+cadre train text --device tpu
+cadre train text --out ''
+cadre train text --out text
+(ulimit -f 10; cadre train text --out other --steps 1 TINY)
+cadre train text --out run TINY
+cadre train text --out half TINY
+cadre train text --out busy TINY
+cadre train --resume ''
+cadre train --resume nowhere
+cadre train --resume folder
+cadre train --resume pipe
+cadre train --resume text
+cadre train --resume empty
+cadre train --resume half --steps 7
+cadre train --resume half --recipe mxfp8
+cadre train --resume half --out other
+cadre train text text --resume half
+"""
+
+DAMAGED = "\n".join(f"cadre train --resume bad/{name}.safetensors" for name in """
+one_bit cut_short list tensor_twice foreign no_shape unknown_dtype other_length beyond_the_end gap
+bytes_of_nobody metadata_is_a_list metadata_is_a_number no_step step_x step_too_large paths_no_list
+other_recipe no_lr more_settings setting_x setting_without_value other_shape one_tensor_more
+other_history no_tensors""".split())
+
+# Of the machine or the build: what each pattern finds becomes "...".
+DEPENDS = [r"(?<=is not here)[;,] .*", r"(?<=an unfinished run, step )\d+(?= of)",
+           r"(?<=tensors of the problem have ).* MB(?=;)"]
+
+# Whose messages must be in a table.
+SOURCES = ["cli/*.cpp", "bench/*.cpp", "apps/train/*.cpp", "src/ops/problem_text.cpp",
+           "src/ops/recipe.cpp", "src/ops/format.cpp", "src/ops/device.cpp"]
+# Messages that no use above provokes: a part of each, and why.
+ELSEWHERE = {
+    "load: dtype is ": "a fault of cadre",
+    "store: dtype is ": "a fault of cadre",
+    "format: element of ": "a caller in C++",
+    "quantiles: there are no samples, must be 1 or more": "a fault of cadre",
+    " MB, must be less; name fewer files": "2 GB of text",
+    "; check its permissions": "not refused to root",
+    "; check the path and its permissions": "not refused to root",
+    " cannot be read: ": "not refused to root",
+    "; check the file and its disk": "a broken disk",
+    " MB for a checkpoint; free space there or choose another folder with --out": "a full disk",
+    "; give --device cpu, or another recipe: ": "a GPU",
+}
+
+
+def fill(folder):
+    """The files that the page names."""
+    prose = "".join(f"the rows of expert {i % 97} are few\n" for i in range(200))
+    for name, content in {
+            "text": prose, "short": prose[:1000], "shorter": prose[:500],
+            "empty": "", "zeros": "\0" * 4096,
+            "shapes": COUNTS + "\n", "comment": "# nothing\n",
+            "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3",
+            "large_counts": "9 9", "huge_counts": f"{2**31} 0"}.items():
+        (folder / name).write_text(content)
+    with open(folder / "large", "wb") as file:
+        file.truncate(2**27)
+    os.mkfifo(folder / "pipe")
+    (folder / "folder").mkdir()
+
+
+def train_runs(folder):
+    """The runs that the page names, and what somebody may have done to their files."""
+    words = ["train", "text", *TINY.split()]
+    subprocess.run([CADRE, *words, "--out", "run", "--steps", "2"], **options(folder))
+    steps = ["--steps", "1000000", "--save-every", "1"]
+    for name in "half", "busy":
+        run = subprocess.Popen([CADRE, *words, "--out", name, *steps], cwd=folder,
+                               stdout=subprocess.DEVNULL)
+        while not (folder / name / "bf16.safetensors").exists():
+            pass
+        if name == "half":
+            run.kill()
+            run.wait()
+    (folder / "bad").mkdir()
+    for name, content in damaged_checkpoints.files(
+            (folder / "run/bf16.safetensors").read_bytes()).items():
+        (folder / "bad" / name).write_bytes(content)
+    return run
+
+
+def options(folder):
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    return {"cwd": folder, "env": env, "text": True, "capture_output": True}
+
+
+def messages(source):
+    """The longest literal of every call that throws."""
+    calls = r"\b(?:require|demand|fail|UsageError|InvalidArgument|Unsupported)\("
+    for call in re.finditer(calls, source):
+        end, depth = call.end(), 1
+        while depth > 0:
+            depth += {"(": 1, ")": -1}.get(source[end], 0)
+            end += 1
+        literals = re.findall(r'(?:"(?:[^"\\]|\\.)*"\s*)+', source[call.end():end])
+        words = ["".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in literals]
+        if words:
+            yield max(words, key=len)
+
+
+class Errors(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = pathlib.Path(tempfile.mkdtemp(prefix="cadre_errors_"))
+        cls.addClassCleanup(shutil.rmtree, cls.folder)
+        fill(cls.folder)
+        shutil.copy(CADRE, cls.folder / "bin")  # as where it is installed, away from the sources
+        busy = train_runs(cls.folder)
+        cls.addClassCleanup(busy.wait)
+        cls.addClassCleanup(busy.kill)
+
+    def answer(self, use):
+        command = use.replace("cadre", shlex.quote(str(self.folder / "bin")), 1)
+        done = subprocess.run(command.replace("TINY", TINY), shell=True, **options(self.folder))
+        self.assertEqual(done.returncode, 2, (use, done.stderr))
+        self.assertRegex(done.stderr, r"^cadre: [^\n]+\n$", use)
+        text = done.stderr.removeprefix("cadre: ").strip()
+        for pattern in DEPENDS:
+            text = re.sub(pattern, "...", text)
+        return text
+
+    def test_the_page_says_what_the_program_says(self):
+        for name, uses in (("cli_words", WORDS), ("cli_problems", PROBLEMS), ("cli_check", CHECK),
+                           ("cli_train", TRAIN), ("cli_checkpoints", DAMAGED)):
+            with self.subTest(name):
+                rows = [(use, self.answer(use)) for use in uses.strip().splitlines()]
+                errors_page.settle(name, rows)
+
+    def test_the_tables_have_every_message_of_the_sources(self):
+        page = errors_page.PAGE.read_text()
+        absent = {words: path.name for pattern in SOURCES for path in ROOT.glob(pattern)
+                  for words in messages(path.read_text()) if words.strip() not in page}
+        self.assertEqual(absent.keys(), ELSEWHERE.keys(), absent)
+
+
+if __name__ == "__main__":
+    unittest.main()
