@@ -1,5 +1,6 @@
 """Recipes: their words, the context that sets them, and layers under one."""
 
+import re
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -165,11 +166,57 @@ def test_layers_follow_the_context(device, recipe):
     assert (y - plain).norm() < 0.2 * plain.norm()
 
 
-def test_words_that_mean_nothing(device):
-    layer, x = module(device), draw(17, 24, device=device)
-    with cadre.autocast(recipe="mxfp9"):
-        with pytest.raises(ValueError, match="name is 'mxfp9', must be one of"):
-            layer(x, COUNTS)
+NAMES = "f32, bf16, f16, fp8_tensor, fp8_block, mxfp8, nvfp4, mxfp4"
+TAKERS = {
+    "autocast": lambda recipe: cadre.autocast(recipe=recipe),
+    "grouped_linear": lambda recipe: cadre.GroupedLinear(2, 8, 8, recipe=recipe, device="cpu"),
+    "grouped_mlp": lambda recipe: cadre.GroupedMLP(2, 8, 8, recipe=recipe, device="cpu"),
+    "moe": lambda recipe: cadre.MoE(8, 8, 2, 1, recipe=recipe, device="cpu"),
+}
+
+
+@pytest.mark.parametrize("words, why", [
+    ("mxfp9", f"name is 'mxfp9', must be one of {NAMES}"),
+    ("MXFP8", f"name is 'MXFP8', must be one of {NAMES}"),
+    ("input", f"name is 'input', must be one of {NAMES}"),
+    ("mxfp8,wgrad=inputs", f"name is 'inputs', must be one of {NAMES}"),
+    ("mxfp8, wgrad=bf16", "pass is ' wgrad', must be one of fprop, dgrad, wgrad; write "
+                          "pass=formats"),
+    ("mxfp8,wgrad=bf16,wgrad=f32", "'mxfp8,wgrad=bf16,wgrad=f32' gives wgrad twice; give it once"),
+    ("wgrad=bf16", "'wgrad=bf16' gives 1 passes, must be fprop, dgrad and wgrad; or begin with a "
+                   "named recipe"),
+    ("mxfp8,fprop=nvfp4:rht*nvfp4:rht", "fprop is nvfp4:rht*nvfp4:rht, must be without rht; only "
+                                        "wgrad's operands are transformed"),
+])
+@pytest.mark.parametrize("taker", list(TAKERS))
+def test_words_that_mean_nothing(taker, words, why):
+    """Told where they are written, not by the first layer that is called."""
+    with pytest.raises(ValueError) as error:
+        TAKERS[taker](words)
+    assert str(error.value) == f"recipe is {words!r}, must be words of a recipe; {why}"
+
+
+@pytest.mark.parametrize("name", ["name", "fprop", "dgrad", "wgrad"])
+def test_words_of_a_recipe_that_mean_nothing(name):
+    must = "a recipe's name" if name == "name" else "a recipe's name, 'input' or formats 'lhs*rhs'"
+    for words in ("i64", ""):
+        with pytest.raises(ValueError) as error:
+            cadre.Recipe(**{"name": "mxfp8", name: words})
+        assert str(error.value) == (f"Recipe: {name} is {words!r}, must be {must}; name is "
+                                    f"{words!r}, must be one of {NAMES}")
+    with pytest.raises(TypeError, match=f"^Recipe: {name} is a int, must be {re.escape(must)}"):
+        cadre.Recipe(**{"name": "mxfp8", name: 8})
+    if name != "name":
+        with pytest.raises(ValueError, match="; format: name is 'e4m3', must be one of .*mxfp8"):
+            cadre.Recipe(**{"name": "mxfp8", name: "mxfp8*e4m3"})
+        assert str(cadre.Recipe("mxfp8", **{name: "input"})) == f"mxfp8,{name}=input"
+
+
+def test_a_recipe_is_not_whether_there_is_one():
+    """The first argument of autocast is TransformerEngine's `enabled`."""
+    with pytest.raises(TypeError, match="^enabled is 'nvfp4', must be a bool; write recipe='nvfp4"):
+        cadre.autocast("nvfp4")
+    assert cadre.autocast(False, "nvfp4").recipe == ""
 
 
 @pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block", "nvfp4", "mxfp8,wgrad=bf16"])

@@ -77,6 +77,18 @@ def test_the_doctor_is_content(python, tmp_path):
     assert "no CUDA" in report and "site-packages/cadre/libcadre_torch.so" in report
 
 
+@pytest.mark.parametrize("words", [["mypy", "--strict", "--python-executable"],
+                                   ["pyright", "--pythonpath"]], ids=["mypy", "pyright"])
+def test_a_users_program_is_typed(python, words, tmp_path):
+    """Of the package as it is installed, with all of torch read; test_typing.py has the rest."""
+    pytest.importorskip(words[0])
+    program = ROOT / "tests/torch/typed_program.py"
+    (tmp_path / "program.py").write_text(program.read_text())
+    (tmp_path / "pyrightconfig.json").write_text('{"typeCheckingMode": "strict"}')
+    run("env", "PYRIGHT_PYTHON_USE_BUNDLED_PYRIGHT=1", "PYRIGHT_PYTHON_IGNORE_WARNINGS=1",
+        sys.executable, "-m", *words, python, "program.py", cwd=tmp_path)
+
+
 LOADED = """
 import cadre
 lines = open("/proc/self/maps").read().splitlines()

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class _Memory:
         self.own = torch.classes.cadre.LinearMemory()
         self.id = self.own.id()
 
-    def __reduce__(self) -> tuple:
+    def __reduce__(self) -> tuple[Any, ...]:
         return _Memory, ()
 
 
@@ -67,8 +67,21 @@ class GroupedLinear(nn.Module):
     TypeError for params_dtype, and for use_grouped_tensor that is neither bool nor None.
     """
 
-    input_name, splits_name = "inp", "m_splits"  # of the arguments, for errors
-    marks_biases = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
+    input_name: str = "inp"  # of the arguments, for errors
+    splits_name: str = "m_splits"
+    marks_biases: bool = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
+
+    in_features: int
+    out_features: int
+    params_dtype: torch.dtype
+    recipe: str | None
+    tp_group: Any
+    tp_size: int
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """weight0, bias0 and so on, which are there by number."""
 
     def __init__(
         self, num_gemms: int, in_features: int, out_features: int,
@@ -362,8 +375,10 @@ class GroupedLinear(nn.Module):
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:
         """Nothing to do: no scale outlives a call."""
 
-    def _load_from_state_dict(self, state_dict, prefix, local_metadata, strict, missing_keys,
-                              unexpected_keys, error_msgs) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:
         """Takes packed and discrete parameters, whatever this layer has, and passes over
         `_extra_state` of TransformerEngine."""
         drop_extra_state(state_dict, prefix)

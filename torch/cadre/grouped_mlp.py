@@ -1,6 +1,6 @@
 """The expert MLP: linear, activation, linear for the rows of every expert."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +64,17 @@ class GroupedMLP(nn.Module):
     Errors: ValueError for sizes, and for what is not in these lists; TypeError for dtype.
     """
 
+    num_experts: int
+    hidden: int
+    features: int
+    columns: int
+    activation: str
+    recipe: str | None
+    w1: nn.Parameter
+    w2: nn.Parameter
+    bias1: nn.Parameter | None
+    bias2: nn.Parameter | None
+
     def __init__(self, num_experts: int, hidden: int, features: int, activation: str = "swiglu",
                  layout: str = "concat", bias: bool = False,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
@@ -125,6 +136,9 @@ class GroupedMLP(nn.Module):
             activation=self.activation, keep_h=self.keep_h,
             recipe=words_for(active_recipe() if self.recipe is None else self.recipe, x))
         return y.view(x.shape)
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return (f"{self.num_experts}, hidden={self.hidden}, features={self.features}, "

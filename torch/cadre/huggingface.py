@@ -34,10 +34,10 @@ from .recipe import active_recipe, words_for
 try:
     from transformers import PreTrainedModel
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
-except ImportError as error:
+except ImportError as _error:
     raise ImportError("cadre.huggingface: transformers cannot be imported, must be version 5 or "
-                      f"later; install it with `pip install 'transformers>=5'` ({error})"
-                      ) from error
+                      f"later; install it with `pip install 'transformers>=5'` ({_error})"
+                      ) from _error
 
 __all__ = ["NAME", "experts_forward", "explain", "use"]
 

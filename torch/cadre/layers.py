@@ -71,7 +71,7 @@ def linear_cache_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *, 
 
 
 @torch.library.register_fake("cadre::grouped_linear")
-def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="",
+def _fake(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="",
       save_input=False, unit_budget=0):
     begin, row, *_ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     y = x.new_empty((x.shape[0], weight[0].shape[-2]))
@@ -79,7 +79,7 @@ def _(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe
 
 
 @torch.library.register_fake("cadre::grouped_linear_backward")
-def _(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
+def _fake(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
       recipe="", save_input=False, unit_budget=0):
     rows = x.shape[0]
     _, _, begin, row, _ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
@@ -93,7 +93,7 @@ def _(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, d
 
 
 @torch.library.register_fake("cadre::grouped_linear_wgrad")
-def _(dy, x, saved, pending, offsets, weight, *, wants=ALL, recipe="", save_input=False,
+def _fake(dy, x, saved, pending, offsets, weight, *, wants=ALL, recipe="", save_input=False,
       unit_budget=0):
     return _like(weight)
 
@@ -118,7 +118,7 @@ def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequenc
 
 
 @torch.library.register_fake("cadre::grouped_mlp")
-def _(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
+def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
     begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
                                  activation=activation, recipe=recipe, keep_h=keep_h)
@@ -126,7 +126,7 @@ def _(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng
 
 
 @torch.library.register_fake("cadre::grouped_mlp_backward")
-def _(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
+def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
       unit_budget=0):
     rows = x.shape[0]
@@ -146,7 +146,7 @@ def _(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, 
 
 
 @torch.library.register_fake("cadre::grouped_mlp_wgrad")
-def _(dy, x, saved, pending, offsets, prob, weight1, weight2, *, wants=ALL_MLP_WANTS,
+def _fake(dy, x, saved, pending, offsets, prob, weight1, weight2, *, wants=ALL_MLP_WANTS,
       activation="swiglu", recipe="", keep_h=False, unit_budget=0):
     return _like(weight1), _like(weight2)
 

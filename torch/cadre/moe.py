@@ -1,7 +1,7 @@
 """A whole mixture-of-experts layer: router, permute, experts, combine."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +58,14 @@ class MoE(nn.Module):
     activation, layout, bias, device, dtype, recipe, keep_h: of the experts, see `GroupedMLP`.
     shared_expert: a module [..., H] -> [..., H] that every token visits.
     """
+
+    hidden: int
+    num_experts: int
+    top_k: int
+    routing: dict[str, Any]
+    experts: GroupedMLP
+    router: nn.Parameter
+    expert_bias: Tensor | None
 
     def __init__(self, hidden: int, features: int, num_experts: int, top_k: int, *,
                  score: str = "softmax", normalize: bool = False, scale: float = 1.0,
@@ -131,6 +139,9 @@ class MoE(nn.Module):
         if self.shared_expert is not None:
             out = out + self.shared_expert(x)
         return out, RouterOutput(logits, scores, experts, prob, where.offsets.diff())
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value!r}" for name, value in self.routing.items())

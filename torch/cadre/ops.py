@@ -12,7 +12,7 @@ activation and a linear run as one `grouped_mlp` where they can; `Sequential.pla
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,8 +24,12 @@ from .operations import Offsets
 from .recipe import active_recipe, words_for
 from .splits import Splits, offsets_of, offsets_of_all_rows
 
-OUTPUT_BUFFER_KEY = "output"
-GRAD_INPUT_BUFFER_KEY = "grad_input"
+OUTPUT_BUFFER_KEY: str = "output"
+GRAD_INPUT_BUFFER_KEY: str = "grad_input"
+
+__all__ = [
+    "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation", "ClampedSwiGLU", "GroupedLinear",
+    "SReLU", "ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSwiGLU", "Sequential", "Step", "SwiGLU"]
 
 _LAYOUTS = {None: "concat", 0: "concat", 1: "interleave1", 32: "interleave32"}
 
@@ -44,9 +48,10 @@ class GroupedLinear(_GroupedLinear):
     Errors: ValueError for sizes, TypeError for dtypes.
     """
 
-    op_keys = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
-    input_name, splits_name = "input", "split_sizes"
-    marks_biases = False
+    op_keys: tuple[str, ...] = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
+    input_name: str = "input"
+    splits_name: str = "split_sizes"
+    marks_biases: bool = False
 
     def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None,
@@ -78,6 +83,9 @@ class GroupedLinear(_GroupedLinear):
         return super().forward(input, split_sizes, None, output, grad_input,
                                bias_scale=_probabilities(scales))
 
+    if TYPE_CHECKING:
+        __call__ = forward
+
 
 class Activation(nn.Module):
     """h = act(z) [* scales] for z [..., 2F] (ungated [..., F]); h [..., F]. The classes below are
@@ -92,7 +100,7 @@ class Activation(nn.Module):
     """
 
     op_keys: tuple[str, ...] = ()
-    scaled = False
+    scaled: bool = False
 
     def __init__(self, activation: str, glu_interleave_size: int | None = None,
                  activation_recompute_in_mlp: bool = False) -> None:
@@ -103,8 +111,8 @@ class Activation(nn.Module):
                 "come in two halves, alternate, or alternate in blocks of 32")
         self.glu_interleave_size = glu_interleave_size
         self.activation_recompute_in_mlp = activation_recompute_in_mlp
-        self.activation = activation_text(activation, _LAYOUTS[glu_interleave_size])
-        self.gated = is_gated(activation)
+        self.activation: str = activation_text(activation, _LAYOUTS[glu_interleave_size])
+        self.gated: bool = is_gated(activation)
 
     @property
     def num_extra_inputs(self) -> int:
@@ -124,6 +132,9 @@ class Activation(nn.Module):
         starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
         h = torch.ops.cadre.activation(rows, starts, _probabilities(scales), self.activation)
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
+
+    if TYPE_CHECKING:
+        __call__ = forward
 
     def extra_repr(self) -> str:
         return repr(self.activation)
@@ -166,13 +177,13 @@ class SReLU(Activation):
 class ScaledSwiGLU(SwiGLU):
     """silu(gate) * up * scales."""
 
-    scaled = True
+    scaled: bool = True
 
 
 class ScaledClampedQGeGLU(Activation):
     """`ClampedSwiGLU` times scales."""
 
-    scaled = True
+    scaled: bool = True
 
     def __init__(self, glu_interleave_size: int | None = None, *, limit: float = 7.0,
                  alpha: float = 1.702, glu_linear_offset: float = 1.0,
@@ -184,7 +195,7 @@ class ScaledClampedQGeGLU(Activation):
 class ScaledSReLU(SReLU):
     """max(z, 0) squared, times scales."""
 
-    scaled = True
+    scaled: bool = True
 
 
 _Op = GroupedLinear | Activation

@@ -45,7 +45,7 @@ def peer_words(recipe: Any) -> str | None:
     if name is None:
         if _says(recipe, "delayed"):
             raise NotImplementedError(
-                f"autocast: recipe is {type(recipe).__name__} (delayed scaling), must be mxfp8, "
+                f"recipe is {type(recipe).__name__} (delayed scaling), must be mxfp8, "
                 "nvfp4, fp8_block or fp8_tensor; Cadre takes scales from the data at hand and "
                 "keeps no history of them, current scaling (fp8_tensor) is nearest")
         return None
@@ -66,7 +66,7 @@ def _says(recipe: Any, predicate: str) -> bool:
 
 
 def _refused(recipe: Any, option: str, value: Any, must: str, why: str) -> NotImplementedError:
-    return NotImplementedError(f"autocast: {option} of {type(recipe).__name__} is {value}, must be "
+    return NotImplementedError(f"recipe: {option} of {type(recipe).__name__} is {value}, must be "
                                f"{must}; {why}")
 
 

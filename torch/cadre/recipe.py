@@ -1,11 +1,12 @@
 """Recipes: the number format of each product of a layer, and the context that sets one."""
 
 import functools
+import re
 import sys
 import threading
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable, ContextManager, ParamSpec, TypeVar
 
 import torch
 from torch._C import _current_autograd_node, _current_graph_task_id
@@ -17,6 +18,8 @@ from .peer_recipes import PREDICATES, peer_words
 
 PASSES = ("fprop", "dgrad", "wgrad")
 
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 _WORDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -27,8 +30,9 @@ class Recipe:
 
     name: "f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" or "mxfp4".
     fprop, dgrad, wgrad: a name as above, "input", which is the type of the layer's input, or the
-    formats of both operands as "lhs*rhs" ("mxfp8*mxfp8:2d"). The layer that uses a recipe checks
-    its words: ValueError from there.
+    formats of both operands as "lhs*rhs" ("mxfp8*mxfp8:2d").
+
+    Errors: ValueError that lists the words there are; TypeError for what is no word.
     """
 
     name: str
@@ -36,27 +40,62 @@ class Recipe:
     dgrad: str | None = None
     wgrad: str | None = None
 
+    def __post_init__(self) -> None:
+        _require_words("Recipe: name", self.name, self.name, "a recipe's name")
+        for which in PASSES:
+            words = getattr(self, which)
+            if words is not None:
+                _require_words(f"Recipe: {which}", words, f"f32,{which}={words}",
+                               "a recipe's name, 'input' or formats 'lhs*rhs'")
+
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in PASSES)
         return ",".join([self.name, *(f"{name}={words}" for name, words in given if words)])
 
 
+def _require_words(argument: str, given: Any, recipe: str, must: str) -> None:
+    """Errors: ValueError, that what is given to the argument has to be another thing, unless the
+    library knows the recipe; TypeError unless words are given."""
+    if not isinstance(given, str):
+        raise TypeError(f"{argument} is a {type(given).__name__}, must be {must}")
+    complaint = _complaint(recipe)
+    if complaint:
+        raise ValueError(f"{argument} is {given!r}, must be {must}; {complaint}")
+
+
+@torch.compiler.assume_constant_result
+def _complaint(recipe: str) -> str:
+    return _complaint_of_library(recipe)
+
+
+@functools.lru_cache(maxsize=256)
+def _complaint_of_library(recipe: str) -> str:
+    """What it says of words that are no recipe; "" of those that are."""
+    try:
+        torch.ops.cadre._require_recipe(_OWN_TYPE.sub("=f32", recipe))
+    except ValueError as error:
+        return str(error).removeprefix("recipe: ")
+    return ""
+
+
+_OWN_TYPE = re.compile("=input(?=,|$)")
+
+
 def recipe_text(recipe: Any) -> str:
     """The words of a `Recipe`, of words themselves, of None (""), or of a recipe object of
-    TransformerEngine with its options.
+    TransformerEngine with its options, given to an argument `recipe`.
 
     Errors: NotImplementedError for delayed scaling and for options that Cadre does not have;
-    TypeError for what is no recipe.
+    ValueError for words that are no recipe; TypeError for what is no recipe.
     """
-    if recipe is None:
+    if recipe is None or isinstance(recipe, str) and not recipe:
         return ""
-    if isinstance(recipe, (str, Recipe)):
-        return str(recipe)
-    words = peer_words(recipe)
+    words = str(recipe) if isinstance(recipe, (str, Recipe)) else peer_words(recipe)
     if words is None:
-        raise TypeError(f"autocast: recipe is a {type(recipe).__name__}, must be words, a "
-                        "cadre.Recipe or an object with one of the methods "
+        raise TypeError(f"recipe is a {type(recipe).__name__}, must be words, a cadre.Recipe or an "
+                        "object with one of the methods "
                         + ", ".join(f"{predicate}()" for predicate, _ in PREDICATES))
+    _require_words("recipe", words, words, "words of a recipe")
     return words
 
 
@@ -134,12 +173,16 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
     outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`. With
     use_reentrant=True, which takes no context_fn, the recipe is remembered, but for compiled code.
 
-    Errors: see `recipe_text`. Formats that the device does not have are NotImplementedError, with
-    the reasons, from the layer that needs them.
+    Errors: ValueError for words that are no recipe, with those there are; TypeError for what is no
+    recipe, or no bool; NotImplementedError for options of a recipe object that Cadre does not have.
+    Formats that the device does not have are NotImplementedError, with the reasons, from the layer
+    that needs them.
     """
 
     def __init__(self, enabled: bool = True, recipe: Any = "mxfp8") -> None:
-        self.recipe = recipe_text(recipe) if enabled else ""
+        if not isinstance(enabled, bool):
+            raise TypeError(f"enabled is {enabled!r}, must be a bool; write recipe={enabled!r}")
+        self.recipe: str = recipe_text(recipe) if enabled else ""
         self._entered_in_trace: list[bool] = []
 
     def __enter__(self) -> "autocast":
@@ -166,18 +209,18 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
             _open.remove(self.recipe)
             _compiled = _open[0] if _open else ""
 
-    def __call__(self, function: Callable) -> Callable:
+    def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         recipe = self.recipe
 
         @functools.wraps(function)
-        def with_recipe(*args: Any, **kwargs: Any) -> Any:
+        def with_recipe(*args: _P.args, **kwargs: _P.kwargs) -> _T:
             with autocast(recipe=recipe):
                 return function(*args, **kwargs)
 
         return with_recipe
 
 
-def checkpoint_contexts() -> tuple[ContextManager, ContextManager]:
+def checkpoint_contexts() -> tuple[ContextManager[Any], ContextManager[Any]]:
     """For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False,
     context_fn=cadre.checkpoint_contexts)`: forward, and forward again, under the recipe that is
     active now."""

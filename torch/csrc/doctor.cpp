@@ -1,4 +1,5 @@
-// What `python -m cadre doctor` asks of the library: its devices, lists and plans, as text.
+// What `python -m cadre doctor` and recipes ask of the library: its devices, lists and plans, as
+// text.
 #include <string>
 #include <tuple>
 #include <vector>
@@ -71,6 +72,8 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def("_devices() -> str[]", [] { return devices(); });
   m.def("_formats() -> str[]", [] { return names(format_list()); });
   m.def("_recipes() -> str[]", [] { return names(recipe_list()); });
+  m.def("_require_recipe(str words) -> ()",
+        [](const std::string& words) { translate_errors([&] { (void)parse_recipe(words); }); });
   m.def("_problems() -> str[]", [] { return problems(); });
   m.def("_explain(str problem, str device) -> (str plan, str steps, str[] refusals)",
         [](const std::string& problem, const std::string& device) {
