@@ -168,7 +168,7 @@ other_recipe no_lr more_settings setting_x setting_without_value other_shape one
 other_history no_tensors""".split())
 
 # Of the machine or the build: what each pattern finds becomes "...".
-DEPENDS = [r"(?<=is not here)[;,] .*", r"(?<=an unfinished run, step )\d+(?= of)",
+DEPENDS = [r"(?<=is not here; ).*", r"(?<=an unfinished run, step )\d+(?= of)",
            r"(?<=tensors of the problem have ).* MB(?=;)"]
 
 # Whose messages must be in a table.
@@ -227,7 +227,8 @@ def train_runs(folder):
 
 
 def options(folder):
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive",
+           "CUDA_VISIBLE_DEVICES": ""}  # no GPU, wherever it runs
     return {"cwd": folder, "env": env, "text": True, "capture_output": True}
 
 
