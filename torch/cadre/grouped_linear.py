@@ -27,7 +27,7 @@ class _Memory:
 
     def __init__(self) -> None:
         self.own = torch.classes.cadre.LinearMemory()
-        self.id = self.own.id()
+        self.handle = self.own.handle()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Memory, ()
@@ -248,7 +248,8 @@ class GroupedLinear(nn.Module):
             device, or `cadre.Offsets`. Rows beyond their sum are the tail: not read, zero in y and
             in the gradient, and untouched in the caller's buffers.
         is_first_microbatch: True: quantise the weights anew, keep the copies, and overwrite
-            main_grad; False: use the copies; None: keep none.
+            main_grad; False: use the copies, unless the weights hold something else since; None:
+            keep none.
         out, dgrad_out: buffers [R, N] and [R, K] of inp's type for y and for inp's gradient. The
             results alias them. Autograd copies a gradient that it has to add to another.
         bias_scale: fp32 [R], with scale_bias=True. Its gradient is computed.
@@ -298,10 +299,12 @@ class GroupedLinear(nn.Module):
             _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
         if type(weight[0]) is not nn.Parameter:
             self._require_plain_weights()
+        remembers = self.delay_wgrad_compute or first_microbatch is not None
         return _linear_step(
             x, *splits, weight, bias, bias_scale, recipe, self.save_original_input,
             first_microbatch, self.fuse_wgrad_accumulation, self.delay_wgrad_compute, out,
-            dgrad_out, None if dgrad_out is None else inp, self._memory.id)
+            dgrad_out, None if dgrad_out is None else inp,
+            self._memory.handle if remembers else None)
 
     def _in_graph(
         self, x: Tensor, splits: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
@@ -346,7 +349,7 @@ class GroupedLinear(nn.Module):
         It works on the current stream, which has to wait for that of backward if it is another; and
         who uses the gradients waits for it.
 
-        Errors: RuntimeError if a weight was changed since backward.
+        Errors: RuntimeError if a weight was changed since backward, or was replaced and is gone.
         """
         if self._memory.own.pending() == 0:
             return

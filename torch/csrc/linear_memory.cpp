@@ -4,6 +4,11 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
 #include "arguments.h"
 
 namespace cadre::door {
@@ -14,19 +19,32 @@ std::optional<c10::Stream> stream_of(const Tensor& t) {
   return c10::impl::VirtualGuardImpl(t.device().type()).getStream(t.device());
 }
 
-std::vector<int64_t> versions_of(const PendingWgrad& w) {
+std::vector<int64_t> versions_of(const PendingWgrad& w, TensorList parameters) {
   std::vector<int64_t> versions;
-  for (const Tensor& t : w.parameters) versions.push_back(t._version());
+  for (const Tensor& t : parameters) versions.push_back(t._version());
   versions.push_back(w.dy._version());
   versions.push_back(w.x._version());
   return versions;
 }
 
-void require_unchanged(const PendingWgrad& w) {
-  const std::vector<int64_t> now = versions_of(w);
+/// Errors    RuntimeError for one that was destroyed.
+std::vector<Tensor> living_parameters(const PendingWgrad& w) {
+  std::vector<Tensor> parameters;
+  for (const auto& weak : w.parameters) {
+    const auto strong = weak.lock();
+    TORCH_CHECK(strong, "backward_dw: weight ", parameters.size(),
+                " is gone, must be the tensor of forward; it was replaced while the gradient was "
+                "pending, so call backward_dw before, or discard_wgrad to drop it");
+    parameters.emplace_back(strong);
+  }
+  return parameters;
+}
+
+void require_unchanged(const PendingWgrad& w, TensorList parameters) {
+  const std::vector<int64_t> now = versions_of(w, parameters);
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] == w.versions[i]) continue;
-    const size_t weights = w.parameters.size();
+    const size_t weights = parameters.size();
     const std::string name = i < weights    ? "weight " + std::to_string(i)
                              : i == weights ? "dy"
                                             : "x";
@@ -62,33 +80,56 @@ void add_to_grad(const std::vector<Tensor>& parameters, const std::vector<Tensor
   if (!sums.empty()) at::_foreach_add_(sums, parts);
 }
 
-/// By number. Few layers are made, so those that are gone stay as empty pointers.
-struct LiveMemories {
-  std::mutex mutex;
-  std::vector<c10::weak_intrusive_ptr<LinearMemory>> all;
-};
-LiveMemories& live_memories() {
-  static LiveMemories one;
-  return one;
+/// Mixes the bytes into `hash`, eight at a time, in four chains that the processor runs at once.
+/// Each step is invertible, so one changed word always shows.
+uint64_t mixed(uint64_t hash, const void* data, size_t bytes) {
+  constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+  constexpr size_t kChains = 4, kStep = kChains * sizeof(uint64_t);
+  std::array<uint64_t, kChains> chains{hash, 1, 2, 3}, words{};
+  const auto* from = static_cast<const char*>(data);
+  for (size_t at = 0; at < bytes; at += kStep) {
+    if (bytes - at < kStep) words = {};
+    std::memcpy(words.data(), from + at, std::min(kStep, bytes - at));
+    for (size_t c = 0; c < kChains; ++c) chains[c] = std::rotl((chains[c] ^ words[c]) * kOdd, 31);
+  }
+  hash = bytes;
+  for (const uint64_t chain : chains) hash = std::rotl((hash ^ chain) * kOdd, 31);
+  return hash;
+}
+
+/// Drops the reference that a handle holds.
+void release(void* memory) {
+  c10::intrusive_ptr<LinearMemory>::reclaim(static_cast<LinearMemory*>(memory));
 }
 
 }  // namespace
 
-int64_t LinearMemory::id_of(const c10::intrusive_ptr<LinearMemory>& memory) {
-  const std::lock_guard lock(live_memories().mutex);
-  live_memories().all.emplace_back(memory);
-  return int64_t(live_memories().all.size());
+std::optional<uint64_t> content_of(TensorList weight) {
+  uint64_t hash = 0;
+  for (const Tensor& w : weight) {
+    if (!w.is_cpu()) return std::nullopt;
+    const Tensor dense = w.is_non_overlapping_and_dense() ? w : w.contiguous();
+    hash = mixed(hash, dense.const_data_ptr(), dense.nbytes());
+  }
+  return hash;
 }
 
-c10::intrusive_ptr<LinearMemory> LinearMemory::of(int64_t id) {
-  c10::intrusive_ptr<LinearMemory> found;
-  {
-    const std::lock_guard lock(live_memories().mutex);
-    if (id >= 1 && id <= int64_t(live_memories().all.size()))
-      found = live_memories().all[size_t(id - 1)].lock();
-  }
-  TORCH_CHECK_VALUE(found, "memory is ", id, ", must be the id() of a LinearMemory that lives");
-  return found;
+Tensor LinearMemory::handle_of(const c10::intrusive_ptr<LinearMemory>& memory) {
+  c10::intrusive_ptr<LinearMemory> reference = memory;
+  LinearMemory* const owned = reference.release();
+  c10::Storage storage({}, 0, c10::DataPtr(owned, owned, release, c10::kCPU));
+  return at::detail::make_tensor<c10::TensorImpl>(std::move(storage),
+                                                  c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                  caffe2::TypeMeta::Make<uint8_t>());
+}
+
+c10::intrusive_ptr<LinearMemory> LinearMemory::of(const Maybe& handle) {
+  LinearMemory* const found = handle && handle->defined() && handle->has_storage()
+                                  ? handle->storage().data_ptr().cast_context<LinearMemory>(release)
+                                  : nullptr;
+  TORCH_CHECK_VALUE(found, "memory is ", handle ? "another tensor" : "None",
+                    ", must be the handle() of a LinearMemory");
+  return c10::intrusive_ptr<LinearMemory>::reclaim_copy(found);
 }
 
 int64_t LinearMemory::pending() {
@@ -102,9 +143,13 @@ void LinearMemory::discard() {
   gone.swap(wgrads_);
 }
 
-void LinearMemory::push(PendingWgrad wgrad) {
-  wgrad.versions = versions_of(wgrad);
+void LinearMemory::push(PendingWgrad wgrad, TensorList parameters) {
+  wgrad.versions = versions_of(wgrad, parameters);
   wgrad.stream = stream_of(wgrad.dy);
+  for (size_t e = 0; e < parameters.size(); ++e) {
+    wgrad.parameters.emplace_back(parameters[e].getIntrusivePtr());
+    if (wgrad.weight[e].is_same(parameters[e])) wgrad.weight[e].reset();
+  }
   const std::lock_guard lock(mutex_);
   wgrads_.push_back(std::move(wgrad));
 }
@@ -112,31 +157,44 @@ void LinearMemory::push(PendingWgrad wgrad) {
 void LinearMemory::run_next() {
   const at::NoGradGuard no_grad;
   PendingWgrad w;
+  std::vector<Tensor> parameters;
   {
     const std::lock_guard lock(mutex_);
     if (wgrads_.empty()) return;
-    require_unchanged(wgrads_.front());
+    parameters = living_parameters(wgrads_.front());
+    require_unchanged(wgrads_.front(), parameters);
     w = std::move(wgrads_.front());
     wgrads_.pop_front();
   }
+  for (size_t e = 0; e < parameters.size(); ++e)
+    if (!w.weight[e].defined()) w.weight[e] = parameters[e];
   keep_for_this_stream(w);
-  const std::vector<Tensor> dweight = w.into.empty() ? slices_like(w.parameters) : w.into;
+  const std::vector<Tensor> dweight = w.into.empty() ? slices_like(parameters) : w.into;
   const std::optional<Tensor> none;
   translate_errors([&] {
     run_wgrad({w.dy, w.x, w.saved, w.pending, w.flags},
               {w.x, w.offsets, w.weight, {}, none, none, w.wants, w.recipe, w.save_input},
               w.accumulate, dweight);
   });
-  if (w.into.empty()) return add_to_grad(w.parameters, dweight);
+  if (w.into.empty()) return add_to_grad(parameters, dweight);
   bump_versions(w.into);
 }
 
-std::pair<Tensor, bool> LinearMemory::cache(const CacheKey& key, bool refresh, const Tensor& on) {
+std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, const Tensor& on) {
   const std::lock_guard lock(mutex_);
-  if (key_ == key) return {cache_, refresh};
-  cache_ = bytes(key.bytes, on);
+  if (!anew && key.content && key_ == key) return {copies_, false};
+  // Nobody may see copies that are being written. Those of weights that changed without a word are
+  // left alone: an earlier forward may have kept them for its backward.
+  const Tensor kept = std::exchange(copies_, {});
+  const bool fits = key_ && key_->device == key.device && key_->bytes == key.bytes;
+  key_.reset();
+  return {anew && fits ? kept : bytes(key.bytes, on), true};
+}
+
+void LinearMemory::keep(const CopiesKey& key, const Tensor& copies) {
+  const std::lock_guard lock(mutex_);
   key_ = key;
-  return {cache_, true};
+  copies_ = copies;
 }
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
@@ -145,7 +203,7 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       .def("pending", &LinearMemory::pending)
       .def("run_next", &LinearMemory::run_next)
       .def("discard", &LinearMemory::discard)
-      .def("id", &LinearMemory::id_of);
+      .def("handle", &LinearMemory::handle_of);
 }
 
 }  // namespace cadre::door

@@ -12,6 +12,7 @@
 #include "arguments.h"
 #include "autograd.h"
 #include "linear_memory.h"
+#include "main_grads.h"
 
 namespace cadre::door {
 namespace {
@@ -20,7 +21,7 @@ const char* const kSchema =
     "_linear_step(Tensor x, Tensor splits, bool counted, Tensor[] weight, Tensor[] bias, "
     "Tensor? bias_scale, str recipe, bool save_input, bool? first_microbatch, "
     "bool into_main_grad, bool deferred, Tensor(a!)? out, Tensor(b!)? dgrad_out, Tensor? leaf, "
-    "int memory) -> Tensor";
+    "Tensor? memory) -> Tensor";
 
 /// The options of the module that the operator lacks, from forward to backward.
 struct ModuleOptions : torch::CustomClassHolder {
@@ -39,7 +40,7 @@ struct ForwardInputs {
   Text recipe;
   bool save_input;
   Maybe rng, cache{};
-  bool refresh = true;
+  std::optional<CopiesKey> to_keep{};           ///< the cache, once it is written
   c10::intrusive_ptr<ModuleOptions> options{};  ///< null: a call that the operator can do
 
   LinearCall call(const Tensor& x, TensorList bias, const Maybe& bias_scale) const {
@@ -102,35 +103,16 @@ std::pair<Tensor, Tensor> forward(const LinearCall& call, const ForwardInputs& i
   problem.options.align = std::min(problem.options.align, alignment({y}));
   const int64_t saved_bytes = memory_bounds(problem, device(x)).saved.bytes(problem.rows);
   const Tensor saved = saved_bytes > 0 ? bytes(saved_bytes, x) : Tensor();
-  run_forward(call, problem, {y, saved, in.cache, in.refresh});
-  if (in.cache && in.refresh) bump_versions(*in.cache);
+  run_forward(call, problem, {y, saved, in.cache, in.to_keep.has_value()});
+  if (in.to_keep) {
+    bump_versions(*in.cache);
+    in.options->memory->keep(*in.to_keep, *in.cache);
+  }
   if (out) bump_versions(*out);
   return {y, saved};
 }
 
 // Backward
-
-/// What Python says about main_grad of the weights (torch/cadre/main_grad.py).
-struct MainGrads {
-  std::vector<Tensor> into;
-  Accumulate accumulate = Accumulate::kNo;
-  Maybe flags;
-  variable_list stand_ins;  ///< what autograd gets as gradients
-};
-
-MainGrads main_grads_of(const ModuleOptions& s) {
-  static const c10::OperatorHandle op =
-      c10::Dispatcher::singleton().findSchemaOrThrow("cadre::_main_grads", "");
-  torch::jit::Stack stack{s.parameters, s.first_microbatch};
-  op.callBoxed(stack);
-  MainGrads found{stack[0].toTensorVector(),
-                  parse_accumulate(stack[1].toStringView()),
-                  stack[2].toOptional<Tensor>(),
-                  {}};
-  for (const c10::IValue& stand_in : stack[3].toListRef())
-    found.stand_ins.push_back(stand_in.isNone() ? Tensor() : stand_in.toTensor());
-  return found;
-}
 
 /// A leaf's .grad may be the buffer, which backward would overwrite and then add to itself.
 void require_new_gradient(const ModuleOptions& s) {
@@ -208,9 +190,9 @@ variable_list gradients_of(const SavedForBackward& in, const Tensor& dy,
   if (dx_wanted) bump_versions(to.dx);
   if (!p.options.deferred) bump_versions(to.main.into);
   if (p.options.deferred)
-    in.options->memory->push({dy, x, saved, out.pending, in.offsets, in.weight, parameters,
-                              in.wants, in.recipe, in.save_input, to.main.into, to.main.accumulate,
-                              to.main.flags});
+    in.options->memory->push({dy, x, saved, out.pending, in.offsets, in.weight, in.wants, in.recipe,
+                              in.save_input, to.main.into, to.main.accumulate, to.main.flags},
+                             parameters);
   if (into_main_grad || p.options.deferred) dweight = to.main.stand_ins;
   dweight.resize(parameters.size());
   if (!in.wants[kWantsDbias]) dbias = {};
@@ -270,7 +252,8 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
     const at::NoGradGuard no_grad;
     GradientTargets to;
     if (s.dgrad_out) to.dx = s.dgrad_out->detach();  // shares the buffer's version counter
-    if (saved.wants[kWantsDw] && s.into_main_grad) to.main = main_grads_of(s);
+    if (saved.wants[kWantsDw] && s.into_main_grad)
+      to.main = main_grads_of(s.parameters, s.first_microbatch);
     const Tensor dy = dout.detach().contiguous();
     if (saved.x.defined()) saved.x = saved.x.detach();  // what is pending keeps no graph alive
     return translate_errors([&] {
@@ -317,15 +300,18 @@ bool copies_weights(Text recipe) {
   return !is_plain(parsed.fprop.rhs) || !is_plain(parsed.dgrad.rhs);
 }
 
-/// Memory for copies of the weights, where the recipe makes any.
-void use_cache(ForwardInputs& in, const LinearCall& call, bool refresh) {
+/// Copies of the weights, where the recipe makes any.
+void use_cache(ForwardInputs& in, const LinearCall& call, bool anew) {
   GroupedLinearProblem p = problem_of(call);
   p.options.cache_weights = true;
   const int64_t bytes = cached_plan(p, device(call.x)).memory.weight_cache_bytes;
   if (bytes == 0) return;
-  const CacheKey key{call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad,
-                     bytes};
-  std::tie(in.cache, in.refresh) = in.options->memory->cache(key, refresh, call.x);
+  const CopiesKey key{
+      call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad,
+      bytes,           content_of(call.weight)};
+  const auto [copies, write] = in.options->memory->copies(key, anew, call.x);
+  in.cache = copies;
+  if (write) in.to_keep = key;
 }
 
 /// Counts of rows become offsets, through the dispatcher, so that tracers see it.
@@ -336,9 +322,9 @@ Tensor offsets_of(const Tensor& counts, const Tensor& x) {
 }
 
 Tensor run_step(const AutocastTensors& cast, const Maybe& bias_scale, TensorList weight,
-                ForwardInputs& in, std::optional<bool> refresh) {
+                ForwardInputs& in, std::optional<bool> first_microbatch) {
   return translate_errors([&] {
-    if (refresh) use_cache(in, in.call(cast.x, cast.bias, bias_scale), *refresh);
+    if (first_microbatch) use_cache(in, in.call(cast.x, cast.bias, bias_scale), *first_microbatch);
     if (in.wants == LinearWants{}) {
       const at::AutoDispatchBelowADInplaceOrView below;
       const Tensor x = cast.x.contiguous();
@@ -351,7 +337,8 @@ Tensor run_step(const AutocastTensors& cast, const Maybe& bias_scale, TensorList
 Tensor linear_step(const Tensor& x, const Tensor& splits, bool counted, TensorList weight,
                    TensorList bias, const Maybe& bias_scale, Text recipe, bool save_input,
                    std::optional<bool> first_microbatch, bool into_main_grad, bool deferred,
-                   const Maybe& out, const Maybe& dgrad_out, const Maybe& leaf, int64_t memory) {
+                   const Maybe& out, const Maybe& dgrad_out, const Maybe& leaf,
+                   const Maybe& memory) {
   const Tensor offsets = counted ? offsets_of(splits, x) : splits;
   const bool cached = first_microbatch && copies_weights(recipe);
   const bool has_options = cached || into_main_grad || deferred || out || dgrad_out;

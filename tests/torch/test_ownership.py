@@ -1,0 +1,244 @@
+"""What a layer keeps or owes dies with it: 200 layers are made, used and dropped, in every mode."""
+
+import copy
+import ctypes
+import gc
+import io
+import weakref
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import cadre
+
+pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"),
+                                reason="this C library does not count what is allocated")
+
+COUNTS, ROWS, K, N = [3, 0, 8], 11, 32, 64
+LAYERS, FIRST = 200, 20  # the first fill what is kept once, such as plans
+RECIPES = ("fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4")
+
+
+class _Counts(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+        "fordblks", "keepcost")]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quick_collections():
+    """What is there already need not be looked through again and again."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def allocated_bytes() -> int:
+    """Bytes that malloc has given away: no page of a freed block counts."""
+    gc.collect()
+    ask = ctypes.CDLL(None).mallinfo2
+    ask.restype = _Counts
+    counts = ask()
+    return counts.uordblks + counts.hblkhd
+
+
+def assert_dies(make_and_use) -> None:
+    """`make_and_use()` returns what must die when its last name goes."""
+    made = [weakref.ref(make_and_use()) for _ in range(FIRST)]
+    before = allocated_bytes()
+    made += [weakref.ref(make_and_use()) for _ in range(LAYERS)]
+    grown = allocated_bytes() - before
+    assert not any(ref() for ref in made)
+    assert grown < LAYERS * 512, f"{grown} bytes more after {LAYERS} layers"
+
+
+def rows(dtype=torch.bfloat16):
+    return torch.randn(ROWS, K, dtype=dtype, requires_grad=True)
+
+
+def linear(packed=True, **options):
+    layer = cadre.GroupedLinear(3, K, N, params_dtype=torch.bfloat16, device="cpu",
+                                single_grouped_weight=packed, init_method=torch.nn.init.zeros_,
+                                **options)
+    if options.get("fuse_wgrad_accumulation"):
+        for name, p in layer.named_parameters():
+            if name.startswith("weight"):
+                p.main_grad, p.grad_added_to_main_grad = torch.zeros_like(p), False
+    return layer
+
+
+def used(layer, **arguments):
+    layer(rows(), COUNTS, **arguments).sum().backward()
+    return layer
+
+
+LINEARS = {
+    "plain": ({}, {}),
+    "discrete": ({"packed": False}, {}),
+    "pending": ({"delay_wgrad_compute": True}, {}),
+    "discrete, pending": ({"delay_wgrad_compute": True, "packed": False}, {}),
+    "main_grad": ({"fuse_wgrad_accumulation": True}, {}),
+    "main_grad, pending": ({"fuse_wgrad_accumulation": True, "delay_wgrad_compute": True}, {}),
+    "cached, pending": ({"delay_wgrad_compute": True, "recipe": "mxfp8"},
+                        {"is_first_microbatch": True}),
+    "saved": ({"save_original_input": True, "recipe": "mxfp8"}, {}),
+    **{f"cached {recipe}": ({"recipe": recipe}, {"is_first_microbatch": True})
+       for recipe in RECIPES},
+    "cached before it is asked for": ({"recipe": "mxfp8"}, {"is_first_microbatch": False}),
+}
+
+
+@pytest.mark.parametrize("mode", LINEARS)
+def test_linear(mode):
+    options, arguments = LINEARS[mode]
+    assert_dies(lambda: used(linear(**options), **arguments))
+
+
+def test_backward_that_never_comes():
+    """What forward kept dies with y."""
+
+    def use():
+        layer = linear(delay_wgrad_compute=True, recipe="mxfp8")
+        layer.last = layer(rows(), COUNTS, is_first_microbatch=True)
+        return layer
+
+    assert_dies(use)
+
+
+def test_buffers():
+    def use():
+        layer, x = linear(), rows()
+        layer(x, COUNTS, out=torch.empty(ROWS, N, dtype=x.dtype),
+              dgrad_out=torch.empty(ROWS, K, dtype=x.dtype)).sum().backward()
+        return layer
+
+    assert_dies(use)
+
+
+def test_errors_in_between():
+    """Each leaves something: copies, a gradient that cannot be computed any more."""
+
+    def use():
+        layer = linear(delay_wgrad_compute=True, recipe="mxfp8")
+        used(layer, is_first_microbatch=True)
+        with pytest.raises(ValueError):
+            layer(rows(), [100] * 3)
+        with torch.no_grad():
+            layer.weight.add_(1)
+        with pytest.raises(RuntimeError):
+            layer.backward_dw()
+        return layer
+
+    assert_dies(use)
+
+
+class Cycle:
+    def __init__(self, layer):
+        self.layer = layer
+
+
+@pytest.mark.parametrize("how", ["attribute", "hook", "wgrad_hook"])
+def test_cycles(how):
+    """Trainers hang on parameters what leads back to the layer, while a gradient is pending."""
+
+    def use():
+        layer = linear(delay_wgrad_compute=True, recipe="mxfp8")
+        cycle = Cycle(layer)
+        if how == "attribute":
+            layer.weight.owner = cycle
+        elif how == "hook":
+            layer.weight.register_hook(lambda grad: cycle.layer and grad)
+        else:
+            layer.register_wgrad_accumulation_and_reduce_hooks(lambda: cycle.layer)
+        return used(layer, is_first_microbatch=True)
+
+    assert_dies(use)
+
+
+def test_copies_and_pickles():
+    def use():
+        layer = used(linear(delay_wgrad_compute=True, recipe="mxfp8"), is_first_microbatch=True)
+        used(copy.deepcopy(layer), is_first_microbatch=False)
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        return used(torch.load(file, weights_only=False), is_first_microbatch=True)
+
+    assert_dies(use)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing(reentrant):
+    def use():
+        layer = linear(delay_wgrad_compute=True)
+        with cadre.autocast(recipe="mxfp8"):
+            checkpoint(layer, rows(), COUNTS, use_reentrant=reentrant).sum().backward()
+        return layer
+
+    assert_dies(use)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_wgrad_compute": True}])
+def test_compiled(options):
+    torch.compiler.reset()
+    compiled = torch.compile(lambda layer, x, counts: layer(x, counts, True), backend="aot_eager",
+                             dynamic=False)
+    counts = torch.tensor(COUNTS)
+
+    def use():
+        layer = linear(recipe="mxfp8", **options)
+        compiled(layer, rows(), counts).sum().backward()
+        return layer
+
+    assert_dies(use)
+
+
+@pytest.mark.parametrize("recipe", ["", "mxfp8"])
+@pytest.mark.parametrize("keep_h", [True, False])
+def test_mlp(recipe, keep_h):
+    def use():
+        mlp = cadre.GroupedMLP(3, K, N, bias=True, keep_h=keep_h, device="cpu", recipe=recipe,
+                               dtype=torch.bfloat16)
+        mlp(rows(), COUNTS, torch.rand(ROWS)).sum().backward()
+        return mlp
+
+    assert_dies(use)
+
+
+def test_moe():
+    def use():
+        moe = cadre.MoE(K, N, 3, 2, expert_bias=True, bias=True, device="cpu",
+                        dtype=torch.bfloat16, shared_expert=torch.nn.Identity())
+        out, router = moe(rows())
+        (out.sum() + router.load_balancing_loss()).backward()
+        return moe
+
+    assert_dies(use)
+
+
+@pytest.mark.parametrize("options", [{}, {"delay_wgrad_compute": True}])
+def test_sequential(options):
+    """One grouped_mlp, or three operations."""
+
+    def use():
+        row = cadre.ops.Sequential(cadre.ops.GroupedLinear(3, K, 2 * N, device="cpu", **options),
+                                   cadre.ops.SwiGLU(),
+                                   cadre.ops.GroupedLinear(3, N, K, device="cpu", **options))
+        row(rows(torch.float32), COUNTS, COUNTS).sum().backward()
+        return row
+
+    assert_dies(use)
+
+
+def test_functions():
+    """Operators have no layer: what they keep for backward dies with the result."""
+
+    def use():
+        x, w = rows(), torch.randn(3, K, N, dtype=torch.bfloat16, requires_grad=True)
+        y = cadre.grouped_mm(x, w, offs=torch.tensor(COUNTS).cumsum(0).int())
+        y.sum().backward()
+        return w
+
+    assert_dies(use)
