@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 import cadre.huggingface as huggingface  # noqa: E402
+from cadre.expert_activations import activation_of  # noqa: E402
 from cadre.recipe import autocast  # noqa: E402
 from transformers.integrations.moe import use_experts_implementation  # noqa: E402
 
@@ -332,7 +333,7 @@ MADE += [(act, None, act, dict(has_gate=False, has_bias=act == "relu")) for act 
 @pytest.mark.parametrize("text,gate,act,marks", MADE, ids=[made[0] for made in MADE])
 def test_activations_and_layouts(text, gate, act, marks, device):
     experts = make_class(gate, **marks)(transformers.PretrainedConfig(), ACTS[act]()).to(device)
-    assert huggingface._activation(experts) == text
+    assert activation_of(experts) == text
     x = torch.randn(11, 32).to(device).requires_grad_()
     index = torch.rand(11, 4).topk(2).indices.to(device)
     weights = torch.rand(11, 2).to(device).requires_grad_()

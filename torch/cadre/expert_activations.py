@@ -1,0 +1,109 @@
+"""Which activation of Cadre stands between the two linears of a module of transformers.
+
+It is measured, not guessed from names: the module's own gate function is called on a few numbers
+and compared with what Cadre has. That happens once for a class, an activation function and
+constants; torch.compile takes the answer as a constant.
+"""
+
+import functools
+import itertools
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import _disable_current_modes
+
+_POINTWISE = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "gelu_tanh": functools.partial(functional.gelu, approximate="tanh"),
+    "relu": functional.relu,
+    "relu_squared": lambda x: functional.relu(x).square(),
+}
+_GATED = {"swiglu": "silu", "geglu": "gelu", "geglu_tanh": "gelu_tanh", "reglu": "relu"}
+_LAYOUTS = {
+    "": lambda z: z.chunk(2, -1),
+    " layout=interleave1": lambda z: (z[..., ::2], z[..., 1::2]),
+    " layout=interleave32": lambda z: (z.unflatten(-1, (-1, 2, 32))[..., 0, :].flatten(-2),
+                                       z.unflatten(-1, (-1, 2, 32))[..., 1, :].flatten(-2)),
+}
+
+
+def activation_of(self: nn.Module) -> str:
+    """The words of Cadre for what stands between the two linears of the module."""
+    constants = tuple((name, getattr(self, name, None)) for name in _names_of_gate(type(self)))
+    # As text: torch.compile may keep a float symbolic, and this makes it a guarded constant.
+    numbers = tuple((name, float(x).hex()) for name, x in constants if isinstance(x, (int, float)))
+    act = getattr(self, "act_fn", None)
+    if isinstance(act, nn.GELU):
+        act, argument = nn.GELU, act.approximate
+    else:
+        act, argument = type(act) if isinstance(act, nn.Module) else act, None
+    text = _measured_activation(type(self), act, argument, self.has_gate, numbers)
+    if text is None:
+        gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
+        found = getattr(act, "__name__", str(act))
+        must = [*_GATED, "clamped_swiglu"] if self.has_gate else list(_POINTWISE)
+        raise NotImplementedError(
+            f"huggingface: activation of {type(self).__name__} is {gate}act_fn={found} "
+            f"{_parsed(numbers)}, must equal one of {', '.join(must)}; choose another "
+            "experts_implementation for this model")
+    return text
+
+
+@torch.compiler.assume_constant_result
+def _names_of_gate(cls: type) -> tuple[str, ...]:
+    return _names_in_code(cls)
+
+
+@functools.cache
+def _names_in_code(cls: type) -> tuple[str, ...]:
+    code = getattr(getattr(cls, "_apply_gate", None), "__code__", None)
+    return tuple(name for name in code.co_names
+                 if name != "act_fn" and not hasattr(Tensor, name)) if code else ()
+
+
+@torch.compiler.assume_constant_result
+def _measured_activation(*key) -> str | None:
+    return _measure(*key)
+
+
+def _parsed(numbers) -> dict[str, float]:
+    return {name: float.fromhex(x) for name, x in numbers}
+
+
+@functools.cache
+def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
+    with _disable_current_modes(), torch.no_grad():
+        numbers = _parsed(numbers)
+        largest = max([30.0] + [3 * abs(x) for x in numbers.values()])
+        wave = torch.arange(16 * 128, dtype=torch.float64, device="cpu").mul(1.7).sin()
+        z = torch.cat([wave.view(16, 128) * size for size in (1.0, 4.0, largest)])
+        try:
+            if isinstance(act, type):
+                act = act(argument) if argument else act()
+            got = cls._apply_gate(SimpleNamespace(act_fn=act, **numbers), z) if gated else act(z)
+        except Exception:  # whatever the gate needs, it is nothing that Cadre has
+            return None
+        for text, want in _candidates(z, gated, sorted(set(numbers.values()))):
+            if got.shape == want.shape and torch.allclose(got, want, rtol=1e-6, atol=1e-9):
+                return text
+    return None
+
+
+def _candidates(z: Tensor, gated: bool, numbers: list[float]):
+    """(words, value on z [rows, 2F], or [rows, F] ungated) of all that Cadre has."""
+    if not gated:
+        yield from ((name, function(z)) for name, function in _POINTWISE.items())
+        return
+    for layout, split in _LAYOUTS.items():
+        gate, up = split(z)
+        for name, pointwise in _GATED.items():
+            yield name + layout, _POINTWISE[pointwise](gate) * up
+        for limit, alpha, offset in itertools.product(numbers, {1.0, *numbers}, (0.0, 1.0)):
+            clamped = gate.clamp(max=limit)
+            h = clamped * torch.sigmoid(alpha * clamped) * (up.clamp(-limit, limit) + offset)
+            yield f"clamped_swiglu{layout} limit={limit:.9g} alpha={alpha:.9g} offset={offset:g}", h
