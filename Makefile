@@ -55,8 +55,6 @@ mutants: build
 
 # Runs on the CPU, so it builds the command line without CUDA, tests or the PyTorch door. A later
 # `make test` configures the folder again where it uses it.
-# Waiting threads sleep: a little slower on an idle machine, several times faster on a busy one.
-demo: export OMP_WAIT_POLICY ?= passive
 demo:
 	@tools/setup.sh demo
 	@test -e build/cpu/build.ninja || cmake --preset cpu

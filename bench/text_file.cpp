@@ -1,5 +1,8 @@
 #include "bench/text_file.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <filesystem>
 
 #include "cadre/error.h"
@@ -18,6 +21,15 @@ std::ifstream open_text_file(const std::string& what, const std::string& path) {
   require(bytes <= kMostBytes, what, ": '", path, "' has ", bytes, " bytes, must be at most ",
           kMostBytes);
   return std::ifstream(path);
+}
+
+std::ofstream open_to_write(const std::string& path) {
+  const int opened = ::open(path.c_str(), O_WRONLY | O_CREAT | O_NONBLOCK | O_CLOEXEC, 0666);
+  std::ofstream file;
+  if (opened < 0) return file;
+  file.open(path, std::ios::app);
+  ::close(opened);
+  return file;
 }
 
 }  // namespace cadre::bench

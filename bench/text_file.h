@@ -9,4 +9,8 @@ namespace cadre::bench {
 ///           never end, and for more than 64 MB. `what` is what the file is for.
 std::ifstream open_text_file(const std::string& what, const std::string& path);
 
+/// A file to write behind what it holds; not open where that cannot be, as with a pipe that nobody
+/// reads.
+std::ofstream open_to_write(const std::string& path);
+
 }  // namespace cadre::bench

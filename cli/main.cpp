@@ -6,6 +6,7 @@
 #include <iostream>
 #include <new>
 
+#include "apps/train/utf8.h"
 #include "apps/train/waiting.h"
 #include "cadre/error.h"
 #include "cli/verb.h"
@@ -38,7 +39,9 @@ Try
   cadre train --recipe bf16,mxfp8
 `cadre VERB --help` says more. Exit codes: 0 good, 1 a check failed, 2 the request was wrong.)";
 
-int fail(std::string what) {
+int fail(const std::string& reason) {
+  std::string what =
+      train::printable(reason);  // a file that is no text must not reach the terminal
   while (!what.empty() && what.back() == '\n') what.pop_back();
   for (size_t at = what.find('\n'); at != what.npos; at = what.find('\n', at))
     what.replace(at, what.find_first_not_of(" \n", at) - at, " | ");
@@ -62,6 +65,17 @@ std::string chosen_verb(const CLI::App& app) {
   return chosen.empty() ? "" : " " + chosen[0]->get_name();
 }
 
+// CLI11 takes an empty number for 0; an empty name would be taken for one that is left out.
+void refuse_empty_values(const CLI::App& verb) {
+  for (const CLI::Option* option : verb.get_options()) {
+    if (option->get_positional() || option->get_name() == "--prompt") continue;
+    for (const std::string& word : option->results())
+      if (word.empty())
+        throw UsageError(text(option->get_name(), " is '', must not be empty; run 'cadre ",
+                              verb.get_name(), " --help'"));
+  }
+}
+
 int run(int argc, char** argv) {
   CLI::App app("Expert layers of Mixture-of-Experts models: plan, check and time them.", "cadre");
   app.footer(kExamples);
@@ -80,7 +94,10 @@ int run(int argc, char** argv) {
     return fail(text(e.what(), "; run 'cadre", chosen_verb(app), " --help'"));
   }
   for (const auto& [sub, action] : actions)
-    if (sub->parsed()) return action();
+    if (sub->parsed()) {
+      refuse_empty_values(*sub);
+      return action();
+    }
   std::cout << app.help();
   return 0;
 }

@@ -3,10 +3,12 @@
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "bench/accelerator.h"
+#include "bench/text_file.h"
 #include "cadre/error.h"
 #include "cli/verb.h"
 
@@ -121,8 +123,8 @@ Json record(const std::vector<bench::Fact>& facts, const std::string& machine) {
 }
 
 std::ofstream open_record(std::string_view verb, const std::string& path) {
-  std::ofstream file(path);
-  if (!file)
+  std::ofstream file = bench::open_to_write(path);
+  if (!file.is_open())
     throw UsageError(
         text(verb, ": '", path, "' cannot be written; give --json a path that can be"));
   return file;
@@ -130,7 +132,8 @@ std::ofstream open_record(std::string_view verb, const std::string& path) {
 
 void write_record(std::string_view verb, const std::string& path, std::ofstream& file,
                   const Json& json) {
-  if (file.tellp() > 0) file.seekp(0);
+  std::error_code no_regular_file;
+  std::filesystem::resize_file(path, 0, no_regular_file);
   if (!(file << json.dump(1) << "\n").flush())
     throw UsageError(text(verb, ": '", path, "' could not be written; is the disk full?"));
 }

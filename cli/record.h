@@ -29,10 +29,10 @@ nlohmann::ordered_json record(const std::vector<HostCase>&, const std::string& m
 nlohmann::ordered_json record(const std::vector<bench::Fact>&, const std::string& machine);
 
 /// Opens the file of a record before anything is measured, so that no result is lost for want of a
-/// place. `verb` is the name that errors begin with.
+/// place. An old record stays until the new one is written. `verb` is what errors begin with.
 /// Errors    UsageError.
 std::ofstream open_record(std::string_view verb, const std::string& path);
-/// Writes from the start of the file, so that a record which grows can be written again.
+/// Replaces the content of the file, so that a record which grows can be written again.
 void write_record(std::string_view verb, const std::string& path, std::ofstream&,
                   const nlohmann::ordered_json&);
 

@@ -18,8 +18,7 @@ using train::Settings;
 constexpr const char* kFooter = R"(
 Settings that change the model or its training are fixed for a run; a resumed run takes them, its
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
-machine, whatever the number of threads. Ctrl-C, or a terminal that
-closes, saves a checkpoint.
+machine, whatever the number of threads. Ctrl-C, or a terminal that closes, saves a checkpoint.
 
 With --device cuda all tensors live on the GPU, which takes the recipes whose operations all have an
 implementation there. A checkpoint of one device may be resumed on the other: bits are equal on one
@@ -75,10 +74,6 @@ Request resumed(const CLI::App& app, const Options& options) {
 int start(const CLI::App& app, const Options& options) {
   Request request = options.request;
   const bool resume = app.count("--resume") > 0;
-  require(
-      !resume || !options.resume.empty(),
-      "train: --resume is '', must name the --out folder of an interrupted run, or a checkpoint");
-  require(!options.out.empty(), "train: --out is '', must name a folder");
   if (resume) {
     request = resumed(app, options);
   } else {

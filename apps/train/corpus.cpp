@@ -108,8 +108,8 @@ Corpus read_corpus(const std::vector<std::string>& paths, double held_out) {
   for (const std::string& path : paths) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
-    require(fs::exists(status), "train: path ", path,
-            " does not exist, must be a text file or a folder; check the spelling");
+    require(fs::exists(status), "train: path '", path,
+            "' does not exist, must be a text file or a folder; check the spelling");
     if (fs::is_directory(status)) {
       for (const fs::path& file : files_below(path)) add_document(corpus, file, false);
     } else {

@@ -72,4 +72,15 @@ std::string results_json(const TextFacts& facts, const std::vector<RunResult>& r
   return out.dump(2) + "\n";
 }
 
+bool is_result_of(const std::string& words, const Settings& settings,
+                  const std::vector<std::string>& recipes) {
+  using nlohmann::json;
+  const json all = json::parse(words, nullptr, false);
+  if (!all.is_object() || !all.contains("settings") || !all.contains("runs")) return false;
+  json found = json::array();
+  for (const json& run : all["runs"])
+    found.push_back(run.is_object() ? run.value("recipe", json()) : run);
+  return all["settings"] == to_string(settings) && found == json(recipes);
+}
+
 }  // namespace cadre::train

@@ -48,6 +48,10 @@ std::string summary_table(const TextFacts&, const std::vector<RunResult>&);
 /// The same numbers for programs.
 std::string results_json(const TextFacts&, const std::vector<RunResult>&);
 
+/// Whether a results.json is of a run with these settings and recipes.
+bool is_result_of(const std::string& words, const Settings&,
+                  const std::vector<std::string>& recipes);
+
 /// One HTML page with all its styles and drawings inside.
 std::string report_html(const TextFacts&, const std::vector<RunResult>&, const std::string& prompt);
 

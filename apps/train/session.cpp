@@ -22,6 +22,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr int64_t kMostResults = int64_t{1} << 26;  ///< bytes of a results.json
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -75,6 +77,7 @@ class Session {
   RunState start_of(const std::string& recipe) const;
   bool belongs(const RunState&) const;
   void guard_old_checkpoints() const;
+  void guard_old_report() const;
   void take_steps(Trainer&);
   bool resumes_equal(const fs::path& snapshot, const RunState& want) const;
   std::optional<RunResult> train(const std::string& recipe);
@@ -109,6 +112,21 @@ void Session::guard_old_checkpoints() const {
             old.settings.steps, "; add --resume ", request_.out.string(),
             old.finished() ? " to report it again" : " to go on with it",
             ", --overwrite to start anew, or choose another folder with --out");
+  }
+}
+
+/// A report stays where it is unless it is of the run that goes on.
+void Session::guard_old_report() const {
+  const fs::path results = request_.out / "results.json";
+  const auto is_ours = [&] {
+    if (!resume_ || !fs::exists(results)) return false;
+    const std::vector<uint8_t> bytes = read_file(results, kMostResults);
+    return is_result_of({bytes.begin(), bytes.end()}, request_.settings, request_.recipes);
+  };
+  for (const fs::path& path : {results, request_.out / "report.html"}) {
+    require(request_.overwrite || !fs::exists(path) || is_ours(), "train: ", path.string(),
+            " is of another run; add --overwrite to replace it, or choose another folder with "
+            "--out");
   }
 }
 
@@ -250,6 +268,7 @@ int Session::run() {
   prepare_folder(request_.out, count * checkpoint_bytes(request_.settings));
   const FolderLock lock(request_.out);
   if (!resume_) guard_old_checkpoints();
+  guard_old_report();
   out_ << "text: " << corpus_.documents.size() << " files, " << thousands(corpus_.train.count())
        << " bytes to learn from, " << thousands(corpus_.held.count())
        << " held out, bigram entropy " << fixed(bigram_entropy(corpus_), 3) << " bits/byte"

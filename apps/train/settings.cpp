@@ -47,6 +47,12 @@ double model_size(const Settings& s) {
   return 256 * h * static_cast<double>(s.window + 1) + h + b * (h + e * h + 3 * e * h * f);
 }
 
+/// "10000000", not "1e+07".
+std::string plain(double value) {
+  const bool whole = value == std::floor(value) && std::abs(value) < 1e18;
+  return whole ? std::to_string(static_cast<int64_t>(value)) : text(value);
+}
+
 }  // namespace
 
 void require_legal(const Settings& settings) {
@@ -54,7 +60,7 @@ void require_legal(const Settings& settings) {
     const double v = static_cast<double>(value);
     const bool inside = std::isfinite(v) && v >= range.low && v <= range.high;
     require(inside && static_cast<decltype(value)>(v) == value, "train: --", name, " is ", value,
-            ", must be ", range.low, " to ", range.high, " (", summary, ")");
+            ", must be ", plain(range.low), " to ", plain(range.high), " (", summary, ")");
   });
   require(settings.hidden % 16 == 0, "train: --hidden is ", settings.hidden,
           ", must be a multiple of 16");
@@ -62,8 +68,8 @@ void require_legal(const Settings& settings) {
           ", must be a multiple of 16");
   require(settings.top_k <= settings.experts, "train: --top-k is ", settings.top_k,
           ", must be at most --experts, which is ", settings.experts);
-  require(model_size(settings) <= kMostParameters, "train: model has ", model_size(settings),
-          " parameters, must be at most ", kMostParameters,
+  require(model_size(settings) <= kMostParameters, "train: model has ", plain(model_size(settings)),
+          " parameters, must be at most ", plain(kMostParameters),
           "; lower --hidden, --features, --experts or --blocks");
 }
 

@@ -2,6 +2,7 @@
 
 Numbers beyond 2^31 and 2^63, files that never end, seeds that do not fit, a full disk.
 """
+import json
 import os
 import pathlib
 import subprocess
@@ -57,6 +58,22 @@ class Numbers(cli_test.Cli):
         self.good("check", "offsets counts R=9 E=2", "--seed", str(2**32 - 1))
 
 
+class Words(cli_test.Cli):
+    def test_empty_values(self):
+        for verb, option in (("check", "--file"), ("check", "--only"), ("check", "--device"),
+                             ("bench", "--json"), ("bench", "--beside"), ("train", "--resume"),
+                             ("train", "--out"), ("train", "--steps"), ("train", "--lr")):
+            words = ["README.md"] if verb == "train" else ["offsets counts R=9 E=2"]
+            self.wrong(verb, *words, option, "", says=[f"{option} is '', must not be empty"])
+
+    def test_what_is_no_text_does_not_reach_the_terminal(self):
+        done = cli_test.run("explain", "offsets counts \x1b[31m=1")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("name is '·[31m'", done.stderr)
+        done = subprocess.run([cli_test.CADRE, "explain", b"caf\xe9"], capture_output=True)
+        self.assertIn("first word is 'caf·'", done.stderr.decode())
+
+
 class Files(cli_test.Cli):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -91,6 +108,28 @@ class Files(cli_test.Cli):
             self.wrong(verb, "--file", str(shapes), prints=True, says=[f"{shapes}:4: ", "R is 'x'"])
         shapes.write_text("sequential R=16\n")
         self.wrong("bench", "--host-time", "--file", str(shapes), says=[f"{shapes}:1: "])
+
+    def test_an_old_record_stays_until_there_is_a_new_one(self):
+        record = self.path / "record.json"
+        record.write_text("precious" * 1000)
+        layer, wrong = "grouped_linear R=9 N=8 K=16 E=2", "grouped_linear R=9 N=0 K=16 E=2"
+        self.wrong("bench", wrong, "--host-time", "--json", str(record), says=["N is 0"])
+        self.assertEqual(record.read_text(), "precious" * 1000)
+        self.good("bench", layer, "--host-time", "--json", str(record))
+        self.assertEqual(len(json.loads(record.read_text())["cases"]), 2)
+
+    def test_a_record_for_a_pipe(self):
+        pipe = self.path / "pipe"
+        os.mkfifo(pipe)
+        words = ["bench", "offsets counts R=9 E=2", "--repeat", "1", "--json"]
+        self.wrong(*words, str(pipe), says=["cannot be written"])
+        out, into = os.pipe()
+        with open(out) as reader:
+            done = subprocess.run([cli_test.CADRE, *words, f"/dev/fd/{into}"], pass_fds=[into],
+                                  stdout=subprocess.DEVNULL)
+            os.close(into)
+            self.assertEqual(done.returncode, 0)
+            self.assertEqual(len(json.load(reader)["cases"]), 1)
 
     def test_a_full_disk_behind_stdout(self):
         for words in (["info"], ["--help"], ["check", "offsets counts R=9 E=2"],

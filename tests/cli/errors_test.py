@@ -147,6 +147,7 @@ cadre train text --out ''
 cadre train text --out text
 (ulimit -f 10; cadre train text --out other --steps 1 TINY)
 cadre train text --out run TINY
+cadre train text --recipe f32 --out run TINY
 cadre train text --out half TINY
 cadre train text --out busy TINY
 cadre train --resume ''

@@ -164,7 +164,7 @@ class Refusals(Case):
             (["--save-every", "0"], ["--save-every is 0, must be 1 or more"]),
             (["--sample", "-1"], ["--sample is -1, must be 0 to"]),
             (["--temperature", "-1"], ["--temperature is -1, must be 0 to"]),
-            (["--hidden", "8192", "--features", "32768"], ["parameters, must be at most 1e+09"]),
+            (["--hidden", "8192", "--features", "32768"], ["parameters, must be at most 10000000"]),
             (["--no-such-option"], ["--no-such-option"]),
             (["--device", "tpu"], ["device: name is 'tpu', must be cpu, cuda or cuda:<index>"]),
             (["--device", "sm_90"], ["'sm_90'", "only 'cadre explain' plans for"]),
@@ -197,7 +197,7 @@ class Refusals(Case):
         (self.path / "binaries").mkdir()
         file("binaries/a", bytes(5000))
         for path, parts in [
-            ("missing.txt", ["path missing.txt does not exist", "check the spelling"]),
+            ("missing.txt", ["path 'missing.txt' does not exist", "check the spelling"]),
             (file("empty.txt", b""), ["empty.txt is no text: it is empty"]),
             (file("junk.bin", os.urandom(5000)), ["junk.bin is no text"]),
             (file("program", pathlib.Path(CADRE).read_bytes()[:9000]), ["is no text: byte"]),

@@ -18,8 +18,9 @@ STEPS = 200 if FEW else 1000
 class Words(Case):
     def test_empty_and_odd_values(self):
         for words, part in [
-            (["--resume", ""], "--resume is '', must name the --out folder"),
-            (["--out", ""], "--out is '', must name a folder"),
+            (["--resume", ""], "--resume is '', must not be empty"),
+            (["--out", ""], "--out is '', must not be empty"),
+            (["--seed", ""], "--seed is '', must not be empty"),
             (["--seed", "-1"], "--seed is -1, must be 0 to"),
             (["--seed", 2**53 + 1], "--seed is 9007199254740993, must be 0 to"),
             (["--seed", 2**64], "--seed"),
@@ -56,6 +57,16 @@ class Words(Case):
         self.assertGreater(spins("train", OMP_WAIT_POLICY="active"), 0)
         self.assertEqual(spins("train", GOMP_SPINCOUNT="7"), 7)
         self.assertGreater(spins("check"), 0)
+
+    def test_the_dynamic_linker_may_start_it(self):
+        linker = next(iter(re.findall(r"/\S*/ld-linux\S*", subprocess.run(
+            ["ldd", CADRE], capture_output=True, text=True).stdout)), None)
+        if linker is None:
+            self.skipTest("no dynamic linker is named")
+        env = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"}
+        done = subprocess.run([linker, CADRE, "train", "--help"], capture_output=True, text=True,
+                              env=env)
+        self.assertEqual(done.returncode, 0, done.stderr)
 
 
 class Runs(Case):
@@ -123,6 +134,30 @@ class Runs(Case):
         self.assertEqual((self.out / "bf16.safetensors").read_bytes(), old)
         self.assert_good(self.train_text("--seed", 2, "--overwrite"))
         self.assertNotEqual((self.out / "bf16.safetensors").read_bytes(), old)
+
+    def test_the_report_of_another_recipe_is_not_replaced_in_silence(self):
+        self.assert_good(self.train_text())
+        report = (self.out / "report.html").read_text()
+        other = ["--recipe", "f32"]
+        self.assert_refused(self.train_text(*other), "results.json is of another run",
+                            "--overwrite", "--out")
+        self.assertFalse((self.out / "f32.safetensors").exists())
+        self.assert_good(self.train_text(*other, "--overwrite"))
+        self.assertNotEqual((self.out / "report.html").read_text(), report)
+        bf16 = self.out / "bf16.safetensors"
+        self.assert_refused(self.train("--resume", bf16), "results.json is of another run")
+        self.assert_good(self.train("--resume", self.out))
+        (self.out / "results.json").write_text('{"settings": 1, "runs": [1, {"recipe": []}]}')
+        self.assert_refused(self.train("--resume", self.out), "results.json is of another run")
+        (self.out / "results.json").unlink()
+        self.assert_refused(self.train("--resume", self.out), "report.html is of another run")
+
+    def test_a_folder_that_may_not_be_written_says_why(self):
+        self.out.mkdir(mode=0o555)
+        self.path.chmod(0o755)
+        nobody = {"user": 65534, "group": 65534} if os.getuid() == 0 else {}
+        done = self.train_text(**nobody)
+        self.assert_refused(done, f"folder {self.out} cannot be written: Permission denied")
 
     def test_a_full_disk_behind_stdout_is_told(self):
         with open("/dev/full", "w") as full:
