@@ -28,7 +28,9 @@ if [ -e "$build/torch/cadre/libcadre_torch.so" ]; then
   cmake --build "$build" --target cadre_torch cadre_torch_build
   mkdir -p "$payload/torch/cadre"
   cp -L "$build"/torch/cadre/*.py "$payload/torch/cadre/"
-  put "$build/torch/cadre/libcadre_torch.so" torch/cadre/libcadre_torch.so
+  for library in libcadre_torch.so libdnnl.so.2; do
+    put "$build/torch/cadre/$library" "torch/cadre/$library"
+  done
 fi
 git describe --always --dirty --abbrev=12 --exclude='*' >"$payload/commit"
 rm -rf "${out:?}"

@@ -90,6 +90,35 @@ def test_no_torch(package):
     assert "not importable: there is none" in report
 
 
+BESIDE_TORCH = """
+import ctypes
+assert hasattr(ctypes.CDLL(None), "_ZN2at15get_num_threadsEv") == {wanted}
+for dtype in (torch.float32, torch.bfloat16):
+    layer = cadre.GroupedLinear(2, 64, 48, params_dtype=dtype, device="cpu",
+                                single_grouped_weight=True)
+    x = torch.randn(40, 64, dtype=dtype, requires_grad=True)
+    y = layer(x, [25, 15])
+    y.backward(torch.ones_like(y))
+    for rows, weight, dw in zip((x[:25], x[25:]), layer.weight, layer.weight.grad):
+        ones = torch.ones(len(rows), 48, dtype=dtype)
+        torch.testing.assert_close(dw, ones.T @ rows, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(x.grad[25:], ones @ layer.weight[1], rtol=0.02, atol=0.02)
+print(torch.nn.functional.linear(x, layer.weight[0]).sum().isfinite())
+"""
+
+
+@pytest.mark.parametrize("first, second", [("torch", "cadre"), ("cadre", "torch")])
+@pytest.mark.parametrize("in_global_scope", [True, False])
+def test_two_onednn_in_one_process(first, second, in_global_scope):
+    """torch has one inside, whose symbols are everybody's with TORCH_USE_RTLD_GLOBAL: neither is to
+    call the other."""
+    program = f"import {first}, {second}\n" + BESIDE_TORCH.format(wanted=in_global_scope)
+    environment = os.environ | ({"TORCH_USE_RTLD_GLOBAL": "1"} if in_global_scope else {})
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          env=environment)
+    assert (done.returncode, done.stdout) == (0, "tensor(True)\n"), done.stderr
+
+
 def test_ctest_runs_every_file_of_this_folder():
     here = pathlib.Path(__file__).parent
     tests = re.findall(r"^cadre_torch_test\((\w+)(?:\s+FILES((?:\s+[a-z]\w*)+))?",
