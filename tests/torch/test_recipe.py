@@ -84,49 +84,75 @@ def test_each_thread_has_its_own():
     assert seen == [""]
 
 
-def seen_by_compiled_code():
-    """The words, as a compiled function reads them."""
-    words = ["", "bf16", "mxfp8", "fp8_block"]
+WORDS = ["", "bf16", "mxfp8", "fp8_block"]
+
+
+@pytest.fixture
+def read():
+    """A compiled function that returns the words that it sees. `read.compiled` counts."""
     torch._dynamo.reset()
-    call = torch.compile(lambda x: x + words.index(active_recipe()), backend="eager",
-                         fullgraph=True)
-    return words[int(call(torch.zeros(())))]
+
+    def backend(graph, _):
+        call.compiled += 1
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x + WORDS.index(active_recipe()), backend=backend,
+                             fullgraph=True)
+
+    def call():
+        return WORDS[int(compiled(torch.zeros(())))]
+
+    call.compiled = 0
+    return call
 
 
 @pytest.fixture
 def threads():
     """Two threads that run the calls they are sent, one after the other."""
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result(10)
+        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result(60)
                for pool in (one, other)]
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_threads_that_leave_in_any_order(threads, shared):
-    """Compiled code has the recipe of the context that is still there, and none after all."""
+def test_compiled_code_has_the_recipe_of_its_thread(threads, read, shared):
+    """Whatever order they come and leave in, and if they share one context."""
     one, other = threads
     first = cadre.autocast(recipe="mxfp8")
     second = first if shared else cadre.autocast(recipe="fp8_block")
     one(first.__enter__)
     other(second.__enter__)
-    assert seen_by_compiled_code() == second.recipe
+    assert (one(read), other(read), read()) == (first.recipe, second.recipe, "")
     one(first.__exit__)
-    assert one(active_recipe) == "" and other(active_recipe) == second.recipe
-    assert seen_by_compiled_code() == second.recipe
+    assert one(active_recipe) == one(read) == "" and other(read) == second.recipe
     with cadre.autocast(recipe="bf16"):
+        assert (one(read), other(read), read()) == ("", second.recipe, "bf16")
         other(second.__exit__)
-        assert seen_by_compiled_code() == "bf16"
-    assert other(active_recipe) == "" and seen_by_compiled_code() == ""
+        assert (one(read), other(read), read()) == ("", "", "bf16")
+    assert (one(read), other(read), read()) == ("", "", "")
 
 
-def test_a_thread_that_leaves_while_compiled_code_runs(threads):
-    """The code has a context of its own, and puts back what was there before."""
-    one, _ = threads
-    around = cadre.autocast(recipe="mxfp8")
+def test_contexts_of_one_recipe_compile_once(read, threads):
+    """However deep, and in whatever thread."""
+    with cadre.autocast(recipe="bf16"), cadre.autocast(recipe="mxfp8"):
+        assert read() == "mxfp8"
+    with cadre.autocast(recipe="mxfp8"):
+        assert read() == "mxfp8"
+        with cadre.autocast(enabled=False), cadre.autocast(recipe="mxfp8"):
+            assert read() == "mxfp8"
+    assert threads[0](lambda: cadre.autocast(recipe="mxfp8")(read)()) == "mxfp8"
+    assert read.compiled == 1
+
+
+def test_a_context_inside_of_compiled_code_is_of_its_thread(threads):
+    """While it runs, and if the thread around it leaves its own."""
+    one, other = threads
+    around, seen = cadre.autocast(recipe="mxfp8"), []
 
     def backend(graph, _):
         def run(*args):
             one(around.__exit__)
+            seen.extend([one(active_recipe), other(active_recipe), active_recipe()])
             return graph(*args)
         return run
 
@@ -135,13 +161,39 @@ def test_a_thread_that_leaves_while_compiled_code_runs(threads):
         return x + len(active_recipe())
 
     def call(x):
-        return x * len(active_recipe()) + inside(x)
+        return x * len(active_recipe()) + inside(x) + len(active_recipe())
 
     one(around.__enter__)
     torch._dynamo.reset()
     compiled = torch.compile(call, backend=backend, fullgraph=True)
-    assert compiled(torch.ones(())) == len("mxfp8") + 1 + len("fp8_block")
-    assert seen_by_compiled_code() == ""
+    with cadre.autocast(recipe="bf16"):
+        assert compiled(torch.ones(())) == len("bf16") + 1 + len("fp8_block") + len("bf16")
+        assert seen == ["", "", "bf16"] and active_recipe() == "bf16"
+    assert active_recipe() == ""
+
+
+def test_compiled_layers_in_threads_at_once():
+    """Each result is that of the recipe of the thread that asked for it."""
+    layer = module(torch.device("cpu"), k=64, n=96, dtype=torch.bfloat16)
+    x = draw(17, 64, dtype=torch.bfloat16)
+    want = {}
+    for recipe in WORDS:
+        with cadre.autocast(enabled=recipe != "", recipe=recipe or "mxfp8"):
+            want[recipe] = layer(x, COUNTS)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="eager", fullgraph=True)
+    meet = threading.Barrier(len(WORDS))
+
+    def work(recipe):
+        right = []
+        with cadre.autocast(enabled=recipe != "", recipe=recipe or "mxfp8"):
+            for _ in range(3):
+                meet.wait(60)
+                right.append(torch.equal(compiled(x, COUNTS), want[recipe]))
+        return right
+
+    with ThreadPoolExecutor(len(WORDS)) as pool:
+        assert list(pool.map(work, WORDS)) == [[True] * 3] * len(WORDS)
 
 
 def runs_here(device, recipe):

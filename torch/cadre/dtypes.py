@@ -15,6 +15,14 @@ def require_float(name: str, dtype: torch.dtype) -> None:
                         "torch.float16")
 
 
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What layers compute in on x: the type of torch.autocast where it is on, else that of x."""
+    on = x.device.type
+    if on != "meta" and torch.is_autocast_enabled(on):  # "meta" has no autocast
+        return torch.get_autocast_dtype(on)
+    return x.dtype
+
+
 def require_rows(name: str, x: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor that layers take."""
     if not isinstance(x, Tensor):

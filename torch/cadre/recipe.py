@@ -14,6 +14,7 @@ from torch.autograd.function import BackwardCFunction
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 
+from .dtypes import working_dtype
 from .peer_recipes import PREDICATES, peer_words
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -104,9 +105,7 @@ def words_for(recipe: str, x: Tensor) -> str:
     layer works in."""
     if "=input" not in recipe:
         return recipe
-    on = x.device.type
-    dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
-    return recipe.replace("=input", f"={_WORDS.get(dtype, 'f32')}")
+    return recipe.replace("=input", f"={_WORDS.get(working_dtype(x), 'f32')}")
 
 
 # Of the contexts that this thread is in, the innermost last: the words, and the number of the
@@ -114,22 +113,23 @@ def words_for(recipe: str, x: Tensor) -> str:
 _active: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("cadre_recipes", default=())
 _used = False  # whether there ever was a context
 
-# torch.compile guards a global, but no ContextVar: it reads the recipe of the context that was
-# entered last of those that any thread is in. So threads that run compiled code under different
-# recipes must take turns.
-_lock = threading.Lock()
-_open: list[str] = []  # of the contexts that any thread is in, the last one first
-_compiled = ""
-# Of the contexts inside of traced code, the innermost last. Empty again when that code ends: what
-# dynamo writes back then cannot disturb other threads.
-_traced: tuple[str, ...] = ()
+
+class _Thread(threading.local):
+    """What compiled code sees of the contexts: torch.compile guards an attribute of a thread, but
+    no ContextVar. Tasks of asyncio in one thread share it."""
+
+    def __init__(self) -> None:
+        self.contexts: tuple = ("", None)  # words of the innermost, and those around it likewise
+
+
+_thread = _Thread()
 
 
 def active_recipe() -> str:
     """The words of the innermost `cadre.autocast`, "" without one: each layer then works in the
     type of its input."""
     if is_dynamo_compiling():
-        return _traced[-1] if _traced else _compiled
+        return _thread.contexts[0]
     if not _used:
         return ""
     active, task = _active.get(), _current_graph_task_id()
@@ -183,31 +183,19 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
         if not isinstance(enabled, bool):
             raise TypeError(f"enabled is {enabled!r}, must be a bool; write recipe={enabled!r}")
         self.recipe: str = recipe_text(recipe) if enabled else ""
-        self._entered_in_trace: list[bool] = []
 
     def __enter__(self) -> "autocast":
-        global _compiled, _traced, _used
-        traced = is_dynamo_compiling()
-        self._entered_in_trace.append(traced)
-        if traced:
-            _traced = (*_traced, self.recipe)
-            return self
-        _used = True
-        _active.set((*_active.get(), (self.recipe, _current_graph_task_id())))
-        with _lock:
-            _open.insert(0, self.recipe)
-            _compiled = self.recipe
+        global _used
+        _thread.contexts = (self.recipe, _thread.contexts)
+        if not is_dynamo_compiling():
+            _used = True
+            _active.set((*_active.get(), (self.recipe, _current_graph_task_id())))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        global _compiled, _traced
-        if self._entered_in_trace.pop():
-            _traced = _traced[:-1]
-            return
-        _active.set(_active.get()[:-1])
-        with _lock:
-            _open.remove(self.recipe)
-            _compiled = _open[0] if _open else ""
+        _thread.contexts = _thread.contexts[1]
+        if not is_dynamo_compiling():
+            _active.set(_active.get()[:-1])
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         recipe = self.recipe
