@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .devices import default_device
-from .dtypes import require_float, require_rows
+from .dtypes import require_float, require_rows, working_dtype
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -424,10 +424,9 @@ def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: T
     if tuple(buffer.shape) != shape:
         raise ValueError(f"{name} has shape {list(buffer.shape)}, must be {list(shape)}: a row for "
                          "each row of inp, the tail too")
-    on = x.device.type
-    dtype = torch.get_autocast_dtype(on) if torch.is_autocast_enabled(on) else x.dtype
-    if buffer.dtype != dtype:
-        raise TypeError(f"{name} is {buffer.dtype}, must be {dtype}, the type of the input")
+    if buffer.dtype != working_dtype(x):
+        raise TypeError(f"{name} is {buffer.dtype}, must be {working_dtype(x)}, the type of the "
+                        "input")
     if buffer.device != x.device:
         raise ValueError(f"{name} is on {buffer.device}, must be on {x.device}, where the input is")
     if not buffer.is_contiguous():

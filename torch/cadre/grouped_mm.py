@@ -38,6 +38,7 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
 
     Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
     where a gradient is wanted."""
+    _check_devices(a, {"b": b, "bias": bias, "out": out})
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
         _check_out(a, b, bias, out, out_dtype, groups)
@@ -107,6 +108,13 @@ def _stacked(a: Tensor) -> tuple[Tensor, Tensor]:
     groups, rows, width = a.shape
     offsets = torch.arange(groups + 1, dtype=torch.int32, device=a.device) * rows
     return a.reshape(groups * rows, width), offsets
+
+
+def _check_devices(a: Tensor, others: dict[str, Tensor | None]) -> None:
+    for name, t in others.items():
+        if t is not None and t.device != a.device:
+            raise ValueError(f"grouped_mm: {name} is on {t.device}, must be on {a.device}, where a "
+                             "is")
 
 
 def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,

@@ -8,6 +8,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from .fakes import register_fake
+
 Wants = Sequence[bool]
 ALL = (True, True, True, True)
 NONE = (False, False, False, False)
@@ -70,7 +72,7 @@ def linear_cache_bytes(x: Tensor, offsets: Tensor, weight: Sequence[Tensor], *, 
     return linear_bounds(x, offsets, weight, wants, recipe, False)[4]
 
 
-@torch.library.register_fake("cadre::grouped_linear")
+@register_fake("grouped_linear")
 def _fake(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, recipe="",
       save_input=False, unit_budget=0):
     begin, row, *_ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
@@ -78,7 +80,7 @@ def _fake(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, re
     return y, _bytes(x, begin + row * x.shape[0])
 
 
-@torch.library.register_fake("cadre::grouped_linear_backward")
+@register_fake("grouped_linear_backward")
 def _fake(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
       recipe="", save_input=False, unit_budget=0):
     rows = x.shape[0]
@@ -92,7 +94,7 @@ def _fake(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=AL
             _bytes(x, begin + row * rows if deferred else 0))
 
 
-@torch.library.register_fake("cadre::grouped_linear_wgrad")
+@register_fake("grouped_linear_wgrad")
 def _fake(dy, x, saved, pending, offsets, weight, *, wants=ALL, recipe="", save_input=False,
       unit_budget=0):
     return _like(weight)
@@ -117,7 +119,7 @@ def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequenc
                       tuple(wants), activation, recipe, keep_h, _device(x))
 
 
-@torch.library.register_fake("cadre::grouped_mlp")
+@register_fake("grouped_mlp")
 def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
     begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
@@ -125,7 +127,7 @@ def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *,
     return x.new_empty(tuple(x.shape)), _bytes(x, begin + row * x.shape[0])
 
 
-@torch.library.register_fake("cadre::grouped_mlp_backward")
+@register_fake("grouped_mlp_backward")
 def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
       unit_budget=0):
@@ -145,7 +147,7 @@ def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_sca
             _bytes(x, begin + row * rows if deferred else 0))
 
 
-@torch.library.register_fake("cadre::grouped_mlp_wgrad")
+@register_fake("grouped_mlp_wgrad")
 def _fake(dy, x, saved, pending, offsets, prob, weight1, weight2, *, wants=ALL_MLP_WANTS,
       activation="swiglu", recipe="", keep_h=False, unit_budget=0):
     return _like(weight1), _like(weight2)
@@ -157,4 +159,4 @@ def _writes(*_args, **_kwargs) -> None:
 
 for _name in ("grouped_linear", "grouped_linear_backward", "grouped_linear_wgrad", "grouped_mlp",
               "grouped_mlp_backward", "grouped_mlp_wgrad"):
-    torch.library.register_fake(f"cadre::{_name}.out")(_writes)
+    register_fake(f"{_name}.out")(_writes)

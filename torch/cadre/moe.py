@@ -1,6 +1,7 @@
 """A whole mixture-of-experts layer: router, permute, experts, combine."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .dtypes import require_rows
+from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP
 from .operations import combine, offsets_of_routing, permute, routing
 
@@ -115,7 +117,8 @@ class MoE(nn.Module):
     def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """(logits fp32 [T, E], experts int32 [T, top_k], prob fp32 [T, top_k], scores fp32 [T, E])
         of tokens [T, H]."""
-        with torch.autocast(x.device.type, enabled=False):
+        require_one_device({"x": x, "router": self.router})
+        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             logits = functional.linear(x.float(), self.router.float())
         return logits, *routing(logits, expert_bias=self.expert_bias, **self.routing)
 

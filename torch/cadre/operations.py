@@ -15,6 +15,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .fakes import register_fake
+
 _ops = torch.ops.cadre
 
 
@@ -175,71 +177,71 @@ def _ints(like: Tensor, *shape) -> Tensor:
     return like.new_empty(shape, dtype=torch.int32)
 
 
-@torch.library.register_fake("cadre::offsets")
+@register_fake("offsets")
 def _fake(source, kind, rows):
     return _ints(source, source.shape[0] + 1), _ints(source, 1)
 
 
-@torch.library.register_fake("cadre::_offsets")
+@register_fake("_offsets")
 def _fake(counts, rows):
     return _ints(counts, counts.shape[0] + 1)
 
 
-@torch.library.register_fake("cadre::offsets_of_routing")
+@register_fake("offsets_of_routing")
 def _fake(experts, num_experts, rows):
     return (_ints(experts, num_experts + 1), _ints(experts, *experts.shape), _ints(experts, rows),
             _ints(experts, 1))
 
 
-@torch.library.register_fake("cadre::routing")
+@register_fake("routing")
 def _fake(logits, top_k, *rest, **named):
     tokens = logits.shape[0]
     return (_ints(logits, tokens, top_k), _floats(logits, tokens, top_k),
             _floats(logits, *logits.shape))
 
 
-@torch.library.register_fake("cadre::routing_backward")
+@register_fake("routing_backward")
 def _fake(logits, *rest, **named):
     return logits.new_empty(logits.shape)
 
 
-@torch.library.register_fake("cadre::permute")
+@register_fake("permute")
 def _fake(tokens, offsets, row_of, slot_of, prob=None):
     rows = slot_of.shape[0]
     return (tokens.new_empty((rows, tokens.shape[1])),
             _floats(tokens, 0 if prob is None else rows))
 
 
-@torch.library.register_fake("cadre::permute_backward")
+@register_fake("permute_backward")
 def _fake(drows, drow_prob, offsets, row_of):
     dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
     return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
 
 
-@torch.library.register_fake("cadre::combine")
+@register_fake("combine")
 def _fake(rows, offsets, row_of, slot_of, prob=None):
     return rows.new_empty((row_of.shape[0], rows.shape[1]))
 
 
-@torch.library.register_fake("cadre::combine_backward")
+@register_fake("combine_backward")
 def _fake(dtokens, rows, offsets, row_of, slot_of, prob, want_dprob):
     dprob = _floats(dtokens, *row_of.shape) if want_dprob else _floats(dtokens, 0)
     return dtokens.new_empty((slot_of.shape[0], dtokens.shape[1])), dprob
 
 
-@torch.library.register_fake("cadre::activation_backward")
+@register_fake("activation_backward")
 def _fake(dh, z, offsets, prob, activation):
     return z.new_empty(z.shape), _floats(z, 0 if prob is None else z.shape[0])
 
 
-@torch.library.register_fake("cadre::bias_grad")
+@register_fake("bias_grad")
 def _fake(dy, offsets, bias_scale=None, bias=None, dtype=None):
     dtype = dtype or (dy if bias is None else bias).dtype
     return (dy.new_empty((offsets.shape[0] - 1, dy.shape[1]), dtype=dtype),
             _floats(dy, 0 if bias_scale is None else dy.shape[0]))
 
 
-@torch.library.register_fake("cadre::grouped_gemm")
+@register_fake("grouped_gemm")
 def _fake(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, out_dtype=None,
       unit_budget=0):
     rows = lhs.shape[0]
@@ -252,4 +254,4 @@ def _fake(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, o
 for _name in ("offsets", "offsets_of_routing", "routing", "routing_backward", "permute",
               "permute_backward", "combine", "combine_backward", "activation",
               "activation_backward", "bias_grad", "grouped_gemm", "quantize", "dequantize"):
-    torch.library.register_fake(f"cadre::{_name}.out")(lambda *given, **named: None)
+    register_fake(f"{_name}.out")(lambda *given, **named: None)

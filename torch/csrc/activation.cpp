@@ -51,13 +51,13 @@ void forward_to(const ActivationInputs& in, const Tensor& h, Tail tail) {
   auto p = problem_of(in);
   p.h = element_type(h.scalar_type());
   p.tail = tail;
-  const Tensor z = with_rows(in.z);
+  const Tensor z = with_rows(in.z, "z");
   const Tensor prob = read_floats(in.prob, {"prob", {p.rows}, z});
   require_same_device(z, h, "h");
   ActivationArgs args{
-      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
+      .z = view(z, "z"), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
   p.experts = args.offsets.experts;
-  args.h = view(h);
+  args.h = view(h, "h");
   launch(p, args, z);
 }
 
@@ -68,14 +68,14 @@ void backward_to(const ActivationInputs& in, const Tensor& dh_in, const Activati
   p.h = element_type(dh_in.scalar_type());
   p.tail = tail;
   const auto& [dz, dprob] = out;
-  const Tensor z = with_rows(in.z), dh = with_rows(dh_in);
+  const Tensor z = with_rows(in.z, "z"), dh = with_rows(dh_in, "dh");
   const Tensor prob = read_floats(in.prob, {"prob", {p.rows}, z});
   require_same_device(z, dh, "dh");
   ActivationArgs args{
-      .z = view(z), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
+      .z = view(z, "z"), .prob = floats(prob, "prob"), .offsets = offsets(in.offsets, z)};
   p.experts = args.offsets.experts;
-  args.dh = view(dh);
-  args.dz = view(dz);
+  args.dh = view(dh, "dh");
+  args.dz = view(dz, "dz");
   if (p.prob) args.dprob = written_floats(dprob, {"dprob", {p.rows}, z});
   launch(p, args, z);
 }
@@ -149,11 +149,13 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Meta, m) {
-  m.impl(
-      "activation", [](const Tensor& z, const Tensor&, const Maybe&, c10::string_view activation) {
-        const c10::SymInt columns = z.sym_size(1) / (info(parsed(activation).kind).gated ? 2 : 1);
-        return at::empty_symint({z.sym_size(0), columns}, z.options());
-      });
+  m.impl("activation", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
+                          c10::string_view activation) {
+    require_same_device(z, offsets, "offsets");
+    if (prob) require_same_device(z, *prob, "prob");
+    const c10::SymInt columns = z.sym_size(1) / (info(parsed(activation).kind).gated ? 2 : 1);
+    return at::empty_symint({z.sym_size(0), columns}, z.options());
+  });
 }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("activation_backward", torch::autograd::autogradNotImplementedFallback());

@@ -8,6 +8,7 @@ void require(const at::Tensor& t, const Expected& expected) {
   require_same_device(expected.on, t, expected.what);
   TORCH_CHECK_VALUE(t.sizes() == expected.shape, expected.what, " has shape ", t.sizes(),
                     ", must be ", expected.shape);
+  require_memory(t, expected.what);
 }
 
 at::Tensor read_floats(const std::optional<at::Tensor>& t, const Expected& expected) {
@@ -35,8 +36,9 @@ int32_t* written_ints(const at::Tensor& t, const Expected& expected) {
   return ints(t, expected.what);
 }
 
-at::Tensor with_rows(const at::Tensor& t) {
+at::Tensor with_rows(const at::Tensor& t, const char* what) {
   if (!t.defined()) return t;
+  require_memory(t, what);
   int64_t step = 1;
   for (int64_t d = t.dim() - 1; d >= 0; --d) {
     if (t.size(d) == 1) continue;

@@ -25,7 +25,8 @@ float* written_floats(const at::Tensor&, const Expected&);
 int32_t* written_ints(const at::Tensor&, const Expected&);
 
 /// The tensor, or a copy of it where its last dimension has gaps or its rows overlap.
-at::Tensor with_rows(const at::Tensor&);
+/// Errors    as require_memory().
+at::Tensor with_rows(const at::Tensor&, const char* what);
 
 /// Tells autograd that an operation has written these; undefined ones are passed over.
 void bump_versions(at::TensorList);

@@ -5,10 +5,15 @@
 #include <ATen/ops/randint.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include <array>
+#include <initializer_list>
 #include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "parameters.h"
@@ -32,6 +37,40 @@ inline bool requires_grad(at::TensorList list) {
   for (const at::Tensor& t : list)
     if (requires_grad(t)) return true;
   return false;
+}
+
+inline at::TensorList list_of(const std::optional<at::Tensor>& t) {
+  return t ? at::TensorList(*t) : at::TensorList();
+}
+
+/// For calls that autograd does not see. Errors    NotImplementedError for a tensor with a tangent
+///           of forward-mode differentiation, which would be lost.
+inline void refuse_tangents(
+    std::initializer_list<std::pair<const char*, at::TensorList>> arguments) {
+  for (const auto& [what, list] : arguments)
+    for (const at::Tensor& t : list)
+      TORCH_CHECK_NOT_IMPLEMENTED(!t.defined() || !t._fw_grad(0).defined(), what,
+                                  " has a tangent, must have none; there is no forward-mode "
+                                  "differentiation (jvp, jacfwd) here, so take "
+                                  "torch.autograd.grad or backward");
+}
+
+/// What backward returns where it has no derivative of its own. Where autograd records, whoever
+/// differentiates these gradients, by whatever forward or backward were given, meets an error.
+inline variable_list without_second_derivatives(const char* what, const variable_list& dout,
+                                                variable_list gradients) {
+  if (!at::GradMode::is_enabled()) return gradients;
+  torch::autograd::edge_list inputs = torch::autograd::collect_next_edges(dout);
+  if (const auto node = torch::autograd::get_current_node())
+    inputs.insert(inputs.end(), node->next_edges().begin(), node->next_edges().end());
+  const auto refusal = std::make_shared<torch::autograd::Error>(
+      std::string(what) + " has no second derivatives", std::move(inputs));
+  for (at::Tensor& g : gradients) {
+    if (!g.defined()) continue;
+    g = g.detach();
+    torch::autograd::set_history(g, refusal);
+  }
+  return gradients;
 }
 
 /// Reads what joined() put into the one list of tensors that autograd saves, in the same order.

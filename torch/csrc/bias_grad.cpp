@@ -27,14 +27,15 @@ void require_both(const BiasGradInputs& in) {
 void run_bias_grad(const BiasGradInputs& in, const BiasGradients& out, Tail tail) {
   require_both(in);
   const auto& [dbias, dbias_scale] = out;
-  const Tensor dy = with_rows(in.dy);
+  const Tensor dy = with_rows(in.dy, "dy");
   const int64_t rows = dy.size(0);
   const Tensor scale = read_floats(in.bias_scale, {"bias_scale", {rows}, dy});
-  const Tensor bias = in.bias ? with_rows(*in.bias) : Tensor();
+  const Tensor bias = in.bias ? with_rows(*in.bias, "bias") : Tensor();
   require_same_device(dy, bias, "bias");
-  BiasGradArgs args{.dy = view(dy), .offsets = offsets(in.offsets, dy), .dbias = view(dbias)};
+  BiasGradArgs args{
+      .dy = view(dy, "dy"), .offsets = offsets(in.offsets, dy), .dbias = view(dbias, "dbias")};
   args.bias_scale = floats(scale, "bias_scale");
-  args.bias = view(bias);
+  args.bias = view(bias, "bias");
   BiasGradProblem p{.rows = rows, .n = dy.size(1), .experts = args.offsets.experts};
   p.dy = args.dy.dtype;
   p.dbias = args.dbias.dtype;

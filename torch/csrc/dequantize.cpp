@@ -12,7 +12,7 @@ void run_dequantize(const QuantizedTensors& tensors, const QuantizedSpec& spec, 
   require_same_device(codes, out, "out");
   DequantizeArgs args;
   args.source = view(tensors, shape, codes);
-  args.out = view(out);
+  args.out = view(out, "out");
   if (spec.offsets) args.offsets = offsets(*spec.offsets, codes);
   launch(DequantizeProblem{shape, args.out.dtype}, args, codes);
 }
@@ -58,9 +58,12 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Meta, m) {
-  m.impl("dequantize", [](const Tensor& codes, const Tensor&, const Tensor&, const Maybe& offsets,
-                          c10::string_view format, c10::string_view axis, c10::SymIntArrayRef shape,
-                          at::ScalarType dtype) {
+  m.impl("dequantize", [](const Tensor& codes, const Tensor& scales, const Tensor& expert_scale,
+                          const Maybe& offsets, c10::string_view format, c10::string_view axis,
+                          c10::SymIntArrayRef shape, at::ScalarType dtype) {
+    require_same_device(codes, scales, "scales");
+    require_same_device(codes, expert_scale, "expert_scale");
+    if (offsets) require_same_device(codes, *offsets, "offsets");
     return new_output({shape, offsets, format, axis}, codes, dtype);
   });
 }

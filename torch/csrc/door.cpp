@@ -65,11 +65,22 @@ at::ScalarType scalar_type(DType type) {
   return at::kByte;  // two codes of four bits a byte
 }
 
-TensorView view(const at::Tensor& t) {
+void require_memory(const at::Tensor& t, const char* what) {
+  if (!t.defined() || t.numel() == 0) return;
+  int64_t last = t.storage_offset();
+  for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
+  const int64_t bytes = (last + 1) * int64_t(t.element_size());
+  TORCH_CHECK_VALUE(bytes <= int64_t(t.storage().nbytes()), what, " has a storage of ",
+                    t.storage().nbytes(), " bytes, must have ", bytes,
+                    "; it was freed or shrunk (untyped_storage().resize_)");
+}
+
+TensorView view(const at::Tensor& t, const char* what) {
   TensorView v;
   if (!t.defined()) return v;
-  TORCH_CHECK_VALUE(t.dim() <= TensorView::kMaxRank, "tensor has ", t.dim(),
+  TORCH_CHECK_VALUE(t.dim() <= TensorView::kMaxRank, what, " has ", t.dim(),
                     " dimensions, must have at most ", TensorView::kMaxRank);
+  require_memory(t, what);
   v.data = t.data_ptr();
   v.dtype = element_type(t.scalar_type());
   v.rank = int(t.dim());
@@ -88,6 +99,7 @@ static T* elements_of(const at::Tensor& t, at::ScalarType type, const char* what
   if (!t.defined()) return nullptr;
   TORCH_CHECK_VALUE(t.scalar_type() == type, what, " is ", c10::toString(t.scalar_type()),
                     ", must be ", c10::toString(type));
+  require_memory(t, what);
   TORCH_CHECK_VALUE(t.is_contiguous(), what, " has strides ", t.strides(), ", must be contiguous");
   return static_cast<T*>(t.data_ptr());
 }
@@ -128,7 +140,7 @@ void require_same_device(const at::Tensor& x, const at::Tensor& other, const cha
 
 TensorView view(const at::Tensor& t, const at::Tensor& x, const char* what) {
   require_same_device(x, t, what);
-  return view(t);
+  return view(t, what);
 }
 
 Stream CurrentStream::stream() const {
@@ -150,12 +162,14 @@ at::Tensor bytes(int64_t count, const at::Tensor& on) {
       data, {count}, [](void* p) { std::free(p); }, options);
 }
 
-Memory memory_of(const at::Tensor& t) {
+Memory memory_of(const at::Tensor& t, const char* what) {
+  require_memory(t, what);
   return t.defined() ? Memory{t.data_ptr(), t.numel()} : Memory{};
 }
 
-at::Tensor aligned(const at::Tensor& t) {
+at::Tensor aligned(const at::Tensor& t, const char* what) {
   if (!t.defined()) return t;
+  require_memory(t, what);
   if (reinterpret_cast<uintptr_t>(t.data_ptr()) % kAlign == 0 && t.is_contiguous()) return t;
   at::Tensor copy = bytes(t.numel(), t);
   copy.copy_(t);

@@ -21,11 +21,17 @@ using Text = std::string_view;
 DType element_type(at::ScalarType);
 at::ScalarType scalar_type(DType);
 
-/// The tensor as it lies, strides and all.
-TensorView view(const at::Tensor&);
+// Where the memory of a tensor is handed on. `what` names the tensor in errors.
 
-/// `data` as that type. Errors    ValueError unless the tensor has that type and is contiguous;
-/// `what` names it.
+/// Errors    ValueError unless the storage of the tensor holds all its elements: it may have been
+///           freed or shrunk since.
+void require_memory(const at::Tensor&, const char* what);
+
+/// The tensor as it lies, strides and all. Errors    as require_memory().
+TensorView view(const at::Tensor&, const char* what);
+
+/// `data` as that type. Errors    ValueError unless the tensor has that type and is contiguous; as
+///           require_memory().
 float* floats(const at::Tensor&, const char* what);
 int32_t* ints(const at::Tensor&, const char* what);
 
@@ -58,23 +64,25 @@ class CurrentStream {
 /// Bytes on the device of `on`, from its first multiple of 256 on. On the CPU they begin as zero.
 at::Tensor bytes(int64_t count, const at::Tensor& on);
 
-/// The memory of such a tensor; none of an undefined one.
-Memory memory_of(const at::Tensor& bytes);
+/// The memory of such a tensor; none of an undefined one. Errors    as require_memory().
+Memory memory_of(const at::Tensor& bytes, const char* what);
 
 /// The tensor, or a copy that is aligned: hooks may have moved what forward saved.
-at::Tensor aligned(const at::Tensor& bytes);
+/// Errors    as require_memory().
+at::Tensor aligned(const at::Tensor& bytes, const char* what);
 
 /// Memory that a run writes and a later run reads: the caller's tensor, or an aligned copy that is
 /// copied back when this ends.
 class AlignedOutput {
  public:
-  explicit AlignedOutput(const at::Tensor& out) : out_(out), aligned_(aligned(out)) {}
+  AlignedOutput(const at::Tensor& out, const char* what)
+      : out_(out), aligned_(aligned(out, what)) {}
   AlignedOutput(const AlignedOutput&) = delete;
   AlignedOutput& operator=(const AlignedOutput&) = delete;
   ~AlignedOutput() noexcept(false) {
     if (!aligned_.is_same(out_)) out_.copy_(aligned_);
   }
-  Memory memory() const { return memory_of(aligned_); }
+  Memory memory() const { return memory_of(aligned_, "memory"); }
 
  private:
   at::Tensor out_, aligned_;
@@ -87,7 +95,7 @@ class Scratch {
     if (count > 0) tensor_ = bytes(count, on);
   }
   Workspace workspace() const {
-    const Memory memory = memory_of(tensor_);
+    const Memory memory = memory_of(tensor_, "workspace");
     return {memory.data, memory.bytes};
   }
 

@@ -54,10 +54,9 @@ DType plain_type(const Tensor& t, const char* what) {
 
 Matrices matrix(const Tensor& t, const char* what) {
   plain_type(t, what);
-  Matrices m{.tensors = {t}, .view = with_dense_strides(view(t))};
+  Matrices m{.tensors = {t}, .view = with_dense_strides(view(t, what))};
   const auto order = order_of(m.view);
-  if (!order) m = {.tensors = {t.contiguous()}, .view = view(t.contiguous())};
-  if (!order) m.view.data = m.tensors[0].data_ptr();
+  if (!order) m.tensors = {t.contiguous()}, m.view = view(m.tensors[0], what);
   m.major = order.value_or(Major::kRow);
   return m;
 }
@@ -77,13 +76,16 @@ void require_alike(at::TensorList list, const char* what) {
 Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
   require_alike(list, what);
   Matrices m{.tensors = list.vec(), .discrete = true};
-  bool alike = order_of(view(list[0])).has_value();
-  for (const Tensor& one : list) alike = alike && one.strides() == list[0].strides();
+  bool alike = order_of(view(list[0], what)).has_value();
+  for (const Tensor& one : list) {
+    require_memory(one, what);
+    alike = alike && one.strides() == list[0].strides();
+  }
   TORCH_CHECK_VALUE(alike || may_copy, what, " has strides that differ or overlap, must be alike; ",
                     "all experts are written as one");
   if (!alike)
     for (Tensor& one : m.tensors) one = one.contiguous();
-  const TensorView one = with_dense_strides(view(m.tensors[0]));
+  const TensorView one = with_dense_strides(view(m.tensors[0], what));
   m.major = *order_of(one);
   const int outer = m.major == Major::kRow ? 0 : 1;
   m.view = one;
@@ -195,7 +197,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
   const Matrices d = wgrad ? experts_of(out, "out", false) : matrix(out[0], "out");
   TORCH_CHECK_VALUE(d.tensors[0].is_alias_of(out[0]), "out has strides ", out[0].strides(),
                     ", must have stride 1 in one dimension, and no overlap");
-  const Tensor bias = in.bias ? with_rows(*in.bias) : Tensor();
+  const Tensor bias = in.bias ? with_rows(*in.bias, "bias") : Tensor();
   GroupedGemmArgs args{.lhs = {.codes = a.view}, .rhs = {.codes = b.view}, .out = d.view};
   args.offsets = offsets(in.offsets, lhs);
   p.experts = args.offsets.experts;
@@ -214,7 +216,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
   Matrices c;
   set_addends(in, p, args, c);
   p.alpha = alpha.defined(), p.bias = bias.defined(), p.bias_scale = scale.defined();
-  if (p.bias) p.bias_dtype = plain_type(bias, "bias"), args.bias = view(bias);
+  if (p.bias) p.bias_dtype = plain_type(bias, "bias"), args.bias = view(bias, "bias");
   args.alpha = floats(alpha, "alpha");
   args.beta = floats(beta, "beta");
   args.bias_scale = floats(scale, "bias_scale");

@@ -193,8 +193,7 @@ TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
     TORCH_CHECK_NOT_IMPLEMENTED(!requires_grad(alpha),
                                 "alpha requires a gradient, must not; it has none");
     TORCH_CHECK_VALUE(!rhs.empty(), "rhs has no tensors, must have 1 or more");
-    const variable_list all = joined(lhs, rhs, bias ? at::TensorList(*bias) : at::TensorList(),
-                                     bias_scale ? at::TensorList(*bias_scale) : at::TensorList());
+    const variable_list all = joined(lhs, rhs, list_of(bias), list_of(bias_scale));
     const FixedArguments fixed{.offsets = offsets,
                                .which = std::string(which),
                                .alpha = alpha,

@@ -55,7 +55,7 @@ class LinearLaunch {
       : bindings(problem.parameters, tables_), call_(call), current_(current) {
     bindings.bind(call.weight, call.bias);
     args.offsets = offsets(call.offsets, call.x);
-    args.x = view(call.x);
+    args.x = view(call.x, "x");
     args.bias_scale = floats(call.bias_scale, "bias_scale");
     if (call.rng) args.rng = random_state(*call.rng, call.x);
   }
@@ -90,10 +90,11 @@ void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
   linear.args.y = view(out.y, call.x, "y");
   require_same_device(call.x, out.saved, "saved");
   if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
-  const AlignedOutput saved(out.saved);
+  const AlignedOutput saved(out.saved, "saved");
   linear.args.saved = saved.memory();
   std::optional<AlignedOutput> cache;
-  if (out.weight_cache) linear.args.weight_cache = cache.emplace(*out.weight_cache).memory();
+  if (out.weight_cache)
+    linear.args.weight_cache = cache.emplace(*out.weight_cache, "weight_cache").memory();
   linear.args.refresh_weights = out.refresh;
   const GroupedLinearPlan& plan = cached_plan(problem, device(call.x));
   linear.run(kForward, plan, plan.memory.forward_workspace_bytes);
@@ -108,7 +109,7 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   require_same_device(call.x, saved, "saved");
   require_same_device(call.x, out.pending, "pending");
   if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
-  linear.args.saved = memory_of(saved);
+  linear.args.saved = memory_of(saved, "saved");
   if (problem.dgrad) linear.args.dx = view(out.dx, call.x, "dx");
   if (problem.bias && problem.dbias) {
     require_like(out.dbias, call.bias, "dbias");
@@ -117,14 +118,14 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
       linear.args.dbias_scale =
           written_floats(out.dbias_scale, {"dbias_scale", {problem.rows}, call.x});
   }
-  const AlignedOutput pending(out.pending);
+  const AlignedOutput pending(out.pending, "pending");
   if (problem.options.deferred)
     linear.args.pending = pending.memory();
   else if (problem.wgrad)
     linear.bindings.bind_dw(out.dw);
   linear.bindings.parameters.accumulate = out.accumulate;
-  const Tensor cache = out.weight_cache ? aligned(*out.weight_cache) : Tensor();
-  if (out.weight_cache) linear.args.weight_cache = memory_of(cache);
+  const Tensor cache = out.weight_cache ? aligned(*out.weight_cache, "weight_cache") : Tensor();
+  if (out.weight_cache) linear.args.weight_cache = memory_of(cache, "weight_cache");
   const GroupedLinearPlan& plan = cached_plan(problem, device(call.x));
   if (!learns(plan)) return;
   linear.run(kBackward, plan, plan.memory.backward_workspace_bytes);
@@ -151,8 +152,8 @@ void run_wgrad(const WgradCall& call, const LinearCall& linear_call, Accumulate 
   const CurrentStream current(call.x);
   LinearLaunch linear(linear_call, p, current);
   linear.args.dy = view(call.dy, call.x, "dy");
-  linear.args.saved = memory_of(call.saved);
-  linear.args.pending = memory_of(call.pending);
+  linear.args.saved = memory_of(call.saved, "saved");
+  linear.args.pending = memory_of(call.pending, "pending");
   linear.bindings.bind_dw(dw);
   linear.bindings.parameters.accumulate =
       accumulate_words(call.accumulate_flags, accumulate, p.experts, call.x);
@@ -221,7 +222,8 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
         at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
         bytes(pending, rows)};
     const auto& [dx, dw, dbias, dbias_scale, pending_out] = out;
-    run_backward(call, p, {drows, aligned(saved)}, {dx, dbias_scale, pending_out, dw, dbias});
+    run_backward(call, p, {drows, aligned(saved, "saved")},
+                 {dx, dbias_scale, pending_out, dw, dbias});
     return out;
   });
 }
@@ -244,7 +246,7 @@ void grouped_linear_backward_out(const Tensor& dy, const Tensor& x, const Tensor
     p.options.align = std::min(p.options.align, alignment({drows, dx.value_or(Tensor())}));
     const BackwardOut out{dx.value_or(Tensor()), dbias_scale.value_or(Tensor()), pending, {}, dbias,
                           weight_cache};
-    run_backward(call, p, {drows, aligned(saved)}, out);
+    run_backward(call, p, {drows, aligned(saved, "saved")}, out);
     bump_versions({out.dx, out.dbias_scale, pending});
     bump_versions(dbias);
   });
@@ -258,8 +260,8 @@ void grouped_linear_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& s
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, {},         {},
                           {},   wants,   recipe, save_input, unit_budget};
-    run_wgrad({drows, rows, aligned(saved), aligned(pending), accumulate_flags}, call,
-              parse_accumulate(accumulate), dweight);
+    run_wgrad({drows, rows, aligned(saved, "saved"), aligned(pending, "pending"), accumulate_flags},
+              call, parse_accumulate(accumulate), dweight);
     bump_versions(dweight);
   });
 }

@@ -69,8 +69,10 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
         dout[0], x, saved_or_empty(saved, dout[0]),
         {x, offsets, weight, bias, bias_scale, rng, wants, recipe, numbers[1] != 0, numbers[2]});
     const bool scaled = wants[kWantsDbiasScale];
-    return joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
-                  or_none(dbias, biases), if_wanted(scaled, dbias_scale), Tensor(), Tensor());
+    return without_second_derivatives(
+        "cadre.GroupedLinear", dout,
+        joined(if_wanted(wants[kWantsDx], dx), Tensor(), or_none(dw, weights),
+               or_none(dbias, biases), if_wanted(scaled, dbias_scale), Tensor(), Tensor()));
   }
 };
 
@@ -85,6 +87,8 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                      requires_grad(bias) || requires_grad(bias_scale));
   const Maybe state = given_or_drawn(rng, recipe, x);
   if (!grad) {
+    refuse_tangents(
+        {{"x", x}, {"weight", weight}, {"bias", bias}, {"bias_scale", list_of(bias_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return linear_op(
         {x, offsets, weight, bias, bias_scale, state, wants, recipe, save_input, unit_budget});

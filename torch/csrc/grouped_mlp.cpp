@@ -61,7 +61,7 @@ class MlpLaunch {
     fc1.bind(call.weight1, call.bias1);
     fc2.bind(call.weight2, call.bias2);
     args.offsets = offsets(call.offsets, call.x);
-    args.x = view(call.x);
+    args.x = view(call.x, "x");
     args.prob = floats(call.prob, "prob");
     args.bias2_scale = floats(call.bias2_scale, "bias2_scale");
     if (call.rng) args.rng = random_state(*call.rng, call.x);
@@ -93,7 +93,7 @@ void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Te
   MlpLaunch mlp(call, problem);
   mlp.args.y = view(y, call.x, "y");
   require_same_device(call.x, saved, "saved");
-  const AlignedOutput saved_memory(saved);
+  const AlignedOutput saved_memory(saved, "saved");
   mlp.args.saved = saved_memory.memory();
   mlp.run(kForward, &LayerMemory::forward_workspace_bytes);
 }
@@ -152,7 +152,7 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   mlp.args.dy = view(dy, call.x, "dy");
   require_same_device(call.x, saved, "saved");
   require_same_device(call.x, out.pending, "pending");
-  mlp.args.saved = memory_of(saved);
+  mlp.args.saved = memory_of(saved, "saved");
   if (p.dgrad) mlp.args.dx = view(out.dx, call.x, "dx");
   if (p.prob && p.dprob) mlp.args.dprob = written_floats(out.dprob, {"dprob", {p.rows}, call.x});
   if (p.bias2 && p.dbias && p.bias2_scale)
@@ -165,7 +165,7 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   mlp.fc2.bind_dbias(out.dbias2);
   mlp.fc1.bind_dw(out.dw1);
   mlp.fc2.bind_dw(out.dw2);
-  const AlignedOutput pending(out.pending);
+  const AlignedOutput pending(out.pending, "pending");
   if (p.options.deferred) mlp.args.pending = pending.memory();
   mlp.run(kBackward, &LayerMemory::backward_workspace_bytes);
 }
@@ -202,7 +202,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                   row_floats(p.dbias && p.bias2_scale),
                   bytes(deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0, rows)};
     const auto& [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] = out;
-    run_backward(call, p, {drows, aligned(saved)},
+    run_backward(call, p, {drows, aligned(saved, "saved")},
                  {dx, dprob, dscale, pending, dw1, dbias1, dw2, dbias2});
     return out;
   });
@@ -226,7 +226,7 @@ void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& s
     const auto or_none = [](const Maybe& t) { return t.value_or(Tensor()); };
     p.options.align = std::min(p.options.align, alignment({drows, or_none(dx)}));
     run_backward(
-        call, p, {drows, aligned(saved)},
+        call, p, {drows, aligned(saved, "saved")},
         {or_none(dx), or_none(dprob), or_none(dbias2_scale), pending, {}, dbias1, {}, dbias2});
     bump_versions({or_none(dx), or_none(dprob), or_none(dbias2_scale), pending});
     bump_versions(dbias1);
@@ -258,11 +258,12 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
     require_fits(dw2, weight2[0]);
     require_same_device(rows, saved, "saved");
     require_same_device(rows, pending, "pending");
-    const Tensor aligned_saved = aligned(saved), aligned_pending = aligned(pending);
+    const Tensor aligned_saved = aligned(saved, "saved");
+    const Tensor aligned_pending = aligned(pending, "pending");
     MlpLaunch mlp(call, p);
     mlp.args.dy = view(drows, rows, "dy");
-    mlp.args.saved = memory_of(aligned_saved);
-    mlp.args.pending = memory_of(aligned_pending);
+    mlp.args.saved = memory_of(aligned_saved, "saved");
+    mlp.args.pending = memory_of(aligned_pending, "pending");
     mlp.fc1.bind_dw(dweight1);
     mlp.fc2.bind_dw(dweight2);
     mlp.fc1.parameters.accumulate = mlp.fc2.parameters.accumulate =

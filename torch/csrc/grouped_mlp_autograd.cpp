@@ -69,10 +69,12 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                   rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
                   data["keep_h"].toBool(), data["unit_budget"].toInt());
-    return joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
-                  or_none(dw1, counts[0]), or_none(dbias1, counts[1]), or_none(dw2, counts[2]),
-                  or_none(dbias2, counts[3]), if_wanted(wants[kDbias2Scale], dscale), Tensor(),
-                  Tensor());
+    return without_second_derivatives(
+        "cadre.GroupedMLP", dout,
+        joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
+               or_none(dw1, counts[0]), or_none(dbias1, counts[1]), or_none(dw2, counts[2]),
+               or_none(dbias2, counts[3]), if_wanted(wants[kDbias2Scale], dscale), Tensor(),
+               Tensor()));
   }
 };
 
@@ -91,6 +93,13 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
   const bool grad = at::GradMode::is_enabled() && required != MlpWants{};
   const Maybe state = given_or_drawn(rng, recipe, x);
   if (!grad) {
+    refuse_tangents({{"x", x},
+                     {"prob", list_of(prob)},
+                     {"weight1", weight1},
+                     {"bias1", bias1},
+                     {"weight2", weight2},
+                     {"bias2", bias2},
+                     {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
                        activation, recipe, keep_h, unit_budget});

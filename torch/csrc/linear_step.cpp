@@ -5,7 +5,6 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
-#include <torch/csrc/autograd/functions/basic_ops.h>
 
 #include <algorithm>
 
@@ -70,6 +69,12 @@ void require_plain(bool plain) {
       plain,
       "GroupedLinear: a tensor is fake, a subclass or transformed, must be plain with main_grad, "
       "deferred gradients, out, dgrad_out or cached weights, which no operator has");
+}
+
+/// Errors    ValueError for parameters on another device, such as "meta".
+void require_beside(const Tensor& x, TensorList weight, TensorList bias) {
+  for (const Tensor& t : weight) require_same_device(x, t, "weight");
+  for (const Tensor& t : bias) require_same_device(x, t, "bias");
 }
 
 /// The tensor, or a plain copy: the result of an asynchronous collective becomes plain when cloned.
@@ -163,7 +168,8 @@ variable_list gradients_of(const SavedForBackward& in, const Tensor& dy,
   const bool into_main_grad = dw_wanted && in.options && in.options->into_main_grad;
   const std::vector<Tensor>& parameters = in.options ? in.options->parameters : in.weight;
   const std::array<int64_t, 2> shape{dy.size(0), in.weight[0].size(-1)};
-  const Tensor x = in.x.defined() ? in.x : shape_only(shape, dy), saved = aligned(in.saved);
+  const Tensor x = in.x.defined() ? in.x : shape_only(shape, dy),
+               saved = aligned(in.saved, "saved");
   const LinearCall call{x,      in.offsets, in.weight, in.bias,      in.bias_scale,
                         in.rng, in.wants,   in.recipe, in.save_input};
   GroupedLinearProblem p = problem_of(call);
@@ -210,7 +216,7 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
     bool saves_x = false;
     {
       const at::AutoDispatchBelowADInplaceOrView below;
-      x = rows.contiguous();
+      x = rows_of(rows, "x");
       const LinearCall call = in.call(x, bias, bias_scale);
       std::tie(y, saved) = door::forward(call, in);
       saves_x = reads_x(call);
@@ -235,14 +241,9 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
                                   ? operator_gradients(saved, dout[0])
                                   : translate_errors([&] {
                                       const at::AutoDispatchBelowADInplaceOrView below;
-                                      return gradients_of(saved, dout[0].contiguous(), {});
+                                      return gradients_of(saved, rows_of(dout[0], "dy"), {});
                                     });
-    if (!at::GradMode::is_enabled()) return gradients;
-    for (Tensor& g : gradients)
-      if (g.defined()) g = g.detach().set_requires_grad(true);  // what is refused needs a history
-    const auto refusal = std::make_shared<torch::autograd::DelayedError>(
-        "cadre.GroupedLinear has no second derivatives", int64_t(gradients.size()));
-    return (*refusal)(std::move(gradients));
+    return without_second_derivatives("cadre.GroupedLinear", dout, std::move(gradients));
   }
 
  private:
@@ -254,7 +255,7 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
     if (s.dgrad_out) to.dx = s.dgrad_out->detach();  // shares the buffer's version counter
     if (saved.wants[kWantsDw] && s.into_main_grad)
       to.main = main_grads_of(s.parameters, s.first_microbatch);
-    const Tensor dy = dout.detach().contiguous();
+    const Tensor dy = rows_of(dout.detach(), "dy");
     if (saved.x.defined()) saved.x = saved.x.detach();  // what is pending keeps no graph alive
     return translate_errors([&] {
       const at::AutoDispatchBelowADInplaceOrView below;
@@ -326,8 +327,12 @@ Tensor run_step(const AutocastTensors& cast, const Maybe& bias_scale, TensorList
   return translate_errors([&] {
     if (first_microbatch) use_cache(in, in.call(cast.x, cast.bias, bias_scale), *first_microbatch);
     if (in.wants == LinearWants{}) {
+      refuse_tangents({{"x", cast.x},
+                       {"weight", weight},
+                       {"bias", cast.bias},
+                       {"bias_scale", list_of(bias_scale)}});
       const at::AutoDispatchBelowADInplaceOrView below;
-      const Tensor x = cast.x.contiguous();
+      const Tensor x = rows_of(cast.x, "x");
       return forward(in.call(x, cast.bias, bias_scale), in).first;
     }
     return LinearStep::apply(cast.x, bias_scale, weight, TensorList(cast.bias), in)[0];
@@ -357,6 +362,7 @@ Tensor linear_step(const Tensor& x, const Tensor& splits, bool counted, TensorLi
     return run_step({x, weight, bias}, bias_scale, weight, in, std::nullopt);
   }
 
+  if (traced || needs_dispatcher(x)) require_beside(x, weight, bias);
   const AutocastTensors cast(plain(x), weight, bias);
   require_plain(!traced && !new_tensors_are_fake(x));
   const auto options = c10::make_intrusive<ModuleOptions>();

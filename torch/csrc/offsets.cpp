@@ -18,6 +18,7 @@ struct OffsetsOutputs {
 /// Checks the outputs and launches.
 void run_offsets(OffsetsProblem problem, const Tensor& source, const OffsetsOutputs& out) {
   problem.index = element_type(source.scalar_type());
+  require_memory(source, "source");
   const Tensor dense = source.contiguous();
   OffsetsArgs args{.source = dense.data_ptr()};
   args.offsets = written_ints(out.offsets, {"offsets", {problem.experts + 1}, source});
@@ -61,6 +62,7 @@ std::tuple<Tensor, Tensor> offsets_op(const Tensor& source, c10::string_view kin
 Tensor offsets_alone(const Tensor& source, int64_t rows) {
   OffsetsProblem problem = problem_of(source, "counts", rows);
   problem.index = element_type(source.scalar_type());
+  require_memory(source, "source");
   const Tensor dense = source.contiguous();
   const Tensor offsets = at::empty({problem.experts + 1}, source.options().dtype(at::kInt));
   launch(problem, OffsetsArgs{.source = dense.data_ptr(), .offsets = offsets.data_ptr<int32_t>()},

@@ -31,11 +31,13 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                     "; offsets has ", experts + 1, " entries, one more than there are experts");
   TORCH_CHECK_VALUE(discrete || first().size(0) == experts, what, " has shape ", first().sizes(),
                     ", must have ", experts, " experts; offsets has one more entry");
-  for (const at::Tensor& one : list)
+  for (const at::Tensor& one : list) {
     TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", one.scalar_type(),
                       one.sizes(), " with strides ", one.strides(), " on ", one.device(),
                       ", must be as that of the first: ", first().scalar_type(), first().sizes(),
                       " with strides ", first().strides(), " on ", first().device());
+    require_memory(one, what);
+  }
   TORCH_CHECK_VALUE(!discrete || without_gaps(first()), what, " of an expert has shape ",
                     first().sizes(), " and strides ", first().strides(),
                     ", must lie without gaps; make it contiguous");
@@ -44,13 +46,15 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
 void require_like(at::TensorList gradients, at::TensorList parameters, const char* what) {
   TORCH_CHECK_VALUE(gradients.size() == parameters.size(), what, " has ", gradients.size(),
                     " tensors, must have ", parameters.size(), ", as many as the parameters");
-  for (size_t i = 0; i < gradients.size(); ++i)
+  for (size_t i = 0; i < gradients.size(); ++i) {
     TORCH_CHECK_VALUE(same_layout(gradients[i], parameters[i]), what, " is ",
                       gradients[i].scalar_type(), gradients[i].sizes(), " with strides ",
                       gradients[i].strides(), " on ", gradients[i].device(),
                       ", must be as its parameter: ", parameters[i].scalar_type(),
                       parameters[i].sizes(), " with strides ", parameters[i].strides(), " on ",
                       parameters[i].device());
+    require_memory(gradients[i], what);
+  }
 }
 
 const int32_t* accumulate_words(const std::optional<at::Tensor>& words, Accumulate mode,
@@ -92,12 +96,12 @@ void LinearBindings::bind(at::TensorList weight, at::TensorList bias) {
   if (layout_.discrete_weight)
     tables_.add(weight, parameters.discrete_w);
   else
-    parameters.w = view(weight[0]);
+    parameters.w = view(weight[0], "weight");
   if (bias.empty()) return;
   if (layout_.discrete_bias)
     tables_.add(bias, parameters.discrete_bias);
   else
-    parameters.bias = view(bias[0]);
+    parameters.bias = view(bias[0], "bias");
 }
 
 void LinearBindings::bind_dw(at::TensorList dw) {
@@ -105,7 +109,7 @@ void LinearBindings::bind_dw(at::TensorList dw) {
   if (layout_.discrete_dw)
     tables_.add(dw, parameters.discrete_dw);
   else
-    parameters.dw = view(dw[0]);
+    parameters.dw = view(dw[0], "dweight");
 }
 
 void LinearBindings::bind_dbias(at::TensorList dbias) {
@@ -113,7 +117,7 @@ void LinearBindings::bind_dbias(at::TensorList dbias) {
   if (layout_.discrete_bias)
     tables_.add(dbias, parameters.discrete_dbias);
   else
-    parameters.dbias = view(dbias[0]);
+    parameters.dbias = view(dbias[0], "dbias");
 }
 
 Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x) {
@@ -139,6 +143,7 @@ const uint64_t* random_state(const at::Tensor& rng, const at::Tensor& x) {
   require_same_device(x, rng, "rng");
   TORCH_CHECK_VALUE(rng.scalar_type() == at::kLong && rng.numel() == 2 && rng.is_contiguous(),
                     "rng is ", rng.scalar_type(), rng.sizes(), ", must be int64 [2]");
+  require_memory(rng, "rng");
   return static_cast<const uint64_t*>(rng.data_ptr());
 }
 
@@ -174,6 +179,7 @@ GroupedMlpProblem problem_with_activation(std::string_view activation) {
 at::Tensor rows_of(const at::Tensor& x, const char* what) {
   TORCH_CHECK_VALUE(x.dim() == 2, what, " has shape ", x.sizes(),
                     ", must have two dimensions; flatten the leading ones");
+  require_memory(x, what);
   return x.contiguous();
 }
 

@@ -63,9 +63,9 @@ void run_permute(PermuteProblem p, const TensorRowMap& map, const PermuteTensors
   if (tensors.dprob.defined()) args.dprob = written_floats(tensors.dprob, {"dprob", choices, on});
   require_same_device(on, tensors.tokens, "tokens");
   require_same_device(on, tensors.rows, "rows");
-  args.tokens = view(tensors.tokens);
-  args.rows = view(tensors.rows);
-  args.y = view(tensors.y);
+  args.tokens = view(tensors.tokens, "tokens");
+  args.rows = view(tensors.rows, "rows");
+  args.y = view(tensors.y, "rows");
   launch(p, args, on);
 }
 
@@ -76,7 +76,7 @@ void permute_to(const Tensor& tokens, const TensorRowMap& map, const Maybe& prob
   p.prob = prob.has_value();
   p.tail = tail;
   const auto& [rows, row_prob] = out;
-  const Tensor read = with_rows(tokens);
+  const Tensor read = with_rows(tokens, "tokens");
   run_permute(
       p, map,
       {.tokens = read, .rows = rows, .row_prob = p.prob ? row_prob : Tensor(), .prob = prob}, read);
@@ -88,7 +88,7 @@ void permute_backward_to(const Tensor& drows, const Maybe& drow_prob, const Tens
   p.rows = drows.size(0);
   p.prob = drow_prob.has_value();
   const auto& [dtokens, dprob] = out;
-  const Tensor read = with_rows(drows);
+  const Tensor read = with_rows(drows, "drows");
   run_permute(
       p, map,
       {.tokens = dtokens, .rows = read, .dprob = p.prob ? dprob : Tensor(), .drow_prob = drow_prob},
@@ -100,7 +100,7 @@ void combine_to(const Tensor& rows, const TensorRowMap& map, const Maybe& prob,
   auto p = problem_of(PermutePass::kCombine, map, rows);
   p.rows = rows.size(0);
   p.prob = prob.has_value();
-  const Tensor read = with_rows(rows);
+  const Tensor read = with_rows(rows, "rows");
   run_permute(p, map, {.tokens = tokens, .rows = read, .prob = prob}, read);
 }
 
@@ -122,8 +122,8 @@ void combine_backward_to(const CombineBackwardInputs& in, const TensorRowMap& ma
   p.prob = in.prob.has_value();
   p.tail = tail;
   const auto& [drows, dprob] = out;
-  const Tensor read = with_rows(in.dtokens);
-  const Tensor y = in.dprob ? with_rows(*in.rows) : Tensor();
+  const Tensor read = with_rows(in.dtokens, "dtokens");
+  const Tensor y = in.dprob ? with_rows(*in.rows, "rows") : Tensor();
   require_same_device(read, y, "rows");
   run_permute(p, map,
               {.tokens = read,

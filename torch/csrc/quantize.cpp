@@ -33,8 +33,8 @@ void run_quantize(const Tensor& source, const QuantizedSpec& spec, const Quantiz
   (along_k ? p.along_k : p.along_rows) = shape.format;
   p.role = shape.kind == RowsKind::kRagged ? TensorRole::kX : TensorRole::kW;
   p.amax_eps = float(options.amax_eps);
-  const Tensor read = with_rows(source);
-  QuantizeArgs args{.source = view(read)};
+  const Tensor read = with_rows(source, "source");
+  QuantizeArgs args{.source = view(read, "source")};
   if (spec.offsets) args.offsets = offsets(*spec.offsets, read);
   (along_k ? args.along_k : args.along_rows) = view(tensors, shape, read);
   args.rng = seed_of(options.rng, read);
@@ -74,7 +74,9 @@ TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Meta, m) {
   m.impl("quantize", [](const Tensor& source, const Maybe& offsets, c10::string_view format,
-                        c10::string_view axis, const Maybe&, double) {
+                        c10::string_view axis, const Maybe& rng, double) {
+    if (offsets) require_same_device(source, *offsets, "offsets");
+    if (rng) require_same_device(source, *rng, "rng");
     const QuantizedTensors tensors =
         new_quantized_tensors({source.sym_sizes(), offsets, format, axis}, source);
     return CodesAndScales{tensors.codes, tensors.scales, tensors.expert_scale};

@@ -85,6 +85,7 @@ static TensorView placed(TensorView like, const at::Tensor& t, const Expected& e
   TORCH_CHECK_VALUE(t.is_contiguous() && int64_t(t.nbytes()) == bytes, expected.what, " has shape ",
                     t.sizes(), " and strides ", t.strides(), ", must be contiguous, for ",
                     to_string(like));
+  require_memory(t, expected.what);
   like.data = t.data_ptr();
   return like;
 }

@@ -50,9 +50,9 @@ void route_to(const Tensor& logits, const RoutingRule& rule, const Maybe& expert
   p.expert_bias = expert_bias.has_value();
   const auto& [experts, prob, scores] = out;
   const int64_t choices[] = {p.tokens, p.top_k};
-  const Tensor dense = with_rows(logits);
+  const Tensor dense = with_rows(logits, "logits");
   const Tensor bias = read_floats(expert_bias, {"expert_bias", {p.experts}, dense});
-  RoutingArgs args{.logits = view(dense), .expert_bias = floats(bias, "expert_bias")};
+  RoutingArgs args{.logits = view(dense, "logits"), .expert_bias = floats(bias, "expert_bias")};
   args.experts = written_ints(experts, {"experts", choices, dense});
   args.prob = written_floats(prob, {"prob", choices, dense});
   args.scores = written_floats(scores, {"scores", dense.sizes(), dense});
@@ -71,16 +71,16 @@ void route_backward_to(const Tensor& logits, const RoutingRule& rule,
   auto p = problem_of(logits, rule);
   p.backward = true;
   const int64_t choices[] = {p.tokens, p.top_k};
-  const Tensor dense = with_rows(logits);
+  const Tensor dense = with_rows(logits, "logits");
   const Tensor experts = read_ints(in.experts, {"experts", choices, dense});
   const Tensor none = in.dprob ? Tensor() : at::zeros(choices, experts.options().dtype(at::kFloat));
   const Tensor dprob = read_floats(in.dprob.value_or(none), {"dprob", choices, dense});
   const Tensor dscores = read_floats(in.dscores, {"dscores", dense.sizes(), dense});
   require_same_device(dense, dlogits, "dlogits");
-  RoutingArgs args{.logits = view(dense), .experts = ints(experts, "experts")};
+  RoutingArgs args{.logits = view(dense, "logits"), .experts = ints(experts, "experts")};
   args.dprob = floats(dprob, "dprob");
   args.dscores = floats(dscores, "dscores");
-  args.dlogits = view(dlogits);
+  args.dlogits = view(dlogits, "dlogits");
   launch(p, args, dense);
 }
 
