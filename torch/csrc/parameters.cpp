@@ -69,7 +69,9 @@ const int32_t* accumulate_words(const std::optional<at::Tensor>& words, Accumula
 
 Major major_of(const at::Tensor& weight) {
   const int64_t d = weight.dim();
-  const bool row = weight.stride(d - 1) == 1 && weight.stride(d - 2) >= weight.size(d - 1);
+  // What steps nowhere may have any stride.
+  const bool row = (weight.size(d - 1) == 1 || weight.stride(d - 1) == 1) &&
+                   (weight.size(d - 2) == 1 || weight.stride(d - 2) >= weight.size(d - 1));
   return row || weight.stride(d - 2) != 1 ? Major::kRow : Major::kColumn;
 }
 

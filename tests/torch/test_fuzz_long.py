@@ -1,0 +1,12 @@
+"""Two thousand random calls: see fuzz_cases."""
+
+import pytest
+from fuzz_cases import CHECKS
+from hypothesis import HealthCheck, given, settings
+
+
+@pytest.mark.parametrize("kind", list(CHECKS))
+def test_calls(kind):
+    cases, check = CHECKS[kind]
+    settings(max_examples=500, derandomize=True, database=None, deadline=None,
+             suppress_health_check=list(HealthCheck))(given(cases())(check))()
