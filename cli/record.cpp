@@ -17,13 +17,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string now() {
-  const std::time_t time = std::time(nullptr);
-  char words[32];
-  std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
-  return words;
-}
-
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 Json one_case(const Case& c) {
@@ -97,6 +90,13 @@ std::string machine(const Device& device) {
       break;
     }
   return text(name, ", ", device.units, " threads");
+}
+
+std::string now() {
+  const std::time_t time = std::time(nullptr);
+  char words[32];
+  std::strftime(words, sizeof words, "%Y-%m-%dT%H:%M:%SZ", std::gmtime(&time));
+  return words;
 }
 
 std::string command_line() {

@@ -42,6 +42,9 @@ std::string command_line();
 /// "Intel(R) Xeon(R) ..., 2 threads", or "NVIDIA H200, 132 SMs".
 std::string machine(const Device&);
 
+/// "2026-11-23T05:20:00Z".
+std::string now();
+
 /// The commit that this binary was built from, with "-dirty" behind it if files had changed.
 std::string commit();
 

@@ -7,6 +7,7 @@
 #include "bench/accelerator.h"
 #include "cadre/error.h"
 #include "cadre/recipe.h"
+#include "cli/record.h"
 #include "cli/verb.h"
 
 namespace cadre::cli {
@@ -88,6 +89,7 @@ int start(const CLI::App& app, const Options& options) {
   require(request.sample.temperature >= 0 && request.sample.temperature <= 100,
           "train: --temperature is ", request.sample.temperature, ", must be 0 to 100");
   request.device = bench::running_device(options.device);
+  request.origin = {machine(request.device), now(), commit()};
   return run_session(request, resume, std::cout, train::this_terminal());
 }
 

@@ -22,7 +22,7 @@ struct Span {
 /// Where the numbers of a chart lie on its canvas.
 struct Frame {
   static constexpr double kWidth = 720, kHeight = 330;
-  static constexpr double kLeft = 56, kRight = 132, kTop = 16, kBottom = 44;
+  static constexpr double kLeft = 56, kRight = 132, kTop = 36, kBottom = 44;
   Span x, y;
 
   double at_x(double value) const {
@@ -72,11 +72,13 @@ std::string axes(const LineChart& chart, const Frame& frame) {
     out += label(left - 8, frame.at_y(y) + 4, "end", number(y));
   }
   for (const double x : ticks(frame.x.low, frame.x.high, 6)) {
+    if (x != std::round(x)) continue;  // steps are whole
     out += label(frame.at_x(x), bottom + 18, "middle", number(x));
   }
   out += text("<line class='axis' x1='", left, "' x2='", right, "' y1='", bottom, "' y2='", bottom,
               "'/>");
-  out += label((left + right) / 2, bottom + 37, "middle", chart.x_name);
+  out += label((left + right) / 2, bottom + 37, "middle", "steps");
+  out += label(0, 14, "start", chart.y_name);
   return out;
 }
 
@@ -90,16 +92,20 @@ std::string path_of(const Curve& curve, const Frame& frame, double y_most) {
   return path;
 }
 
-std::string drawn(const Curve& curve, const Frame& frame, double y_most) {
-  std::string out =
-      text("<path class='curve c", curve.color, curve.style == CurveStyle::kFaint ? " faint" : "",
-           "' d='", path_of(curve, frame, y_most), "'/>");
+/// `over` curves with points lie above this one.
+std::string drawn(const Curve& curve, const Frame& frame, double y_most, size_t over) {
+  const double width = curve.style == CurveStyle::kPoints ? 2 + 1.6 * static_cast<double>(over) : 2;
+  const bool faint = curve.style == CurveStyle::kFaint;
+  std::string out = text("<path class='curve c", curve.color, faint ? " faint'" : "'");
+  if (!faint) out += text(" stroke-width='", fixed(width, 1), "'");
+  out += text(" d='", path_of(curve, frame, y_most), "'/>");
   if (curve.style != CurveStyle::kPoints) return out;
   for (size_t i = 0; i < curve.x.size(); ++i) {
     if (!std::isfinite(curve.y[i]) || curve.y[i] > y_most) continue;
     out += text("<circle class='dot c", curve.color, "' cx='", fixed(frame.at_x(curve.x[i]), 1),
-                "' cy='", fixed(frame.at_y(curve.y[i]), 1), "' r='3'><title>", escaped(curve.name),
-                ", ", number(curve.x[i]), ": ", number(curve.y[i]), "</title></circle>");
+                "' cy='", fixed(frame.at_y(curve.y[i]), 1), "' r='", fixed(2 + width / 2, 1),
+                "'><title>", escaped(curve.name), ", step ", number(curve.x[i]), ": ",
+                number(curve.y[i]), "</title></circle>");
   }
   return out;
 }
@@ -208,7 +214,13 @@ std::string svg(const LineChart& chart) {
     out +=
         text("<line class='level' x1='", left, "' x2='", right, "' y1='", at, "' y2='", at, "'/>");
   }
-  for (const Curve& curve : chart.curves) out += drawn(curve, frame, chart.y_most);
+  auto over = static_cast<size_t>(
+      std::count_if(chart.curves.begin(), chart.curves.end(),
+                    [](const Curve& each) { return each.style == CurveStyle::kPoints; }));
+  for (const Curve& curve : chart.curves) {
+    over -= curve.style == CurveStyle::kPoints;
+    out += drawn(curve, frame, chart.y_most, over);
+  }
   return out + end_labels(chart, frame) + "</svg>";
 }
 
@@ -216,7 +228,10 @@ std::string svg(const HeatMap& map) {
   constexpr double kCellWidth = 7, kLeft = 22;
   const double height = map.rows > 32 ? 4 : 13;
   const double width = kLeft + kCellWidth * static_cast<double>(map.columns);
-  std::string out = open_svg(map.title, width, height * static_cast<double>(map.rows));
+  const double bottom = height * static_cast<double>(map.rows);
+  std::string out = open_svg(map.title, width, bottom + 14);
+  out += label(kLeft, bottom + 11, "start", "step 1");
+  out += label(width, bottom + 11, "end", std::to_string(map.steps));
   for (int64_t row = 0; row < map.rows; ++row) {
     const double y = height * static_cast<double>(row);
     if (map.rows <= 32) out += label(kLeft - 6, y + 10, "end", std::to_string(row));

@@ -25,9 +25,10 @@ struct Level {
   double y = 0;
 };
 
-/// Curves over steps. Everything that is not finite is left out.
+/// Curves over steps. Everything that is not finite is left out. Of curves with points each lies
+/// thinner on the one before, so that equal ones are seen.
 struct LineChart {
-  std::string title, x_name, y_name;
+  std::string title, y_name;
   std::vector<Curve> curves;
   std::vector<Level> levels;
   double y_most = 1e300;  ///< curves are cut off above
@@ -39,8 +40,8 @@ std::string svg(const LineChart&);
 /// Shares of the experts over a run: 1 is an even share.
 struct HeatMap {
   std::string title;
-  int64_t rows = 0, columns = 0;
-  std::vector<double> share;  ///< [rows, columns]
+  int64_t rows = 0, columns = 0, steps = 0;
+  std::vector<double> share;  ///< [rows, columns]: experts, stretches of the steps
 };
 
 /// The map as inline SVG: an even share has no colour, twice and half of it are the two extremes.

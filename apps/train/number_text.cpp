@@ -15,6 +15,7 @@ std::string fixed(double value, int digits) {
 }
 
 std::string signed_percent(double ratio) {
+  if (!std::isfinite(ratio)) return "-";
   const std::string digits = fixed(100 * ratio, 1);
   return text(digits[0] == '-' ? "" : "+", digits, " %");
 }

@@ -35,15 +35,18 @@ pre { margin: 8px 0 0; font: 12.5px/1.5 ui-monospace, "SF Mono", Menlo, Consolas
 pre b { color: var(--quiet); font-weight: 400; }
 figure { margin: 8px 0 0; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: 14px; }
+figure + p { margin-top: 18px; }
 figcaption { font-size: 0.82rem; color: var(--quiet); margin-bottom: 6px; }
 .maps { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 14px;
   margin-top: 12px; }
 .maps figure { margin: 6px 0 0; padding: 0; border: 0; } .maps figcaption { margin: 0; }
+figure { overflow-x: auto; } figure > svg { min-width: 560px; }
+.maps figure > svg { min-width: 0; }
 svg { display: block; width: 100%; height: auto; } svg text { fill: var(--quiet); font-size: 12px; }
 .maps svg text { font-size: 9px; }
 .grid { stroke: var(--line); } .axis { stroke: var(--quiet); }
 .level { stroke: var(--quiet); stroke-dasharray: 5 4; }
-.curve { fill: none; stroke: var(--k); stroke-width: 2; stroke-linejoin: round; }
+.curve { fill: none; stroke: var(--k); stroke-linejoin: round; }
 .curve.faint { stroke-width: 1.2; opacity: 0.35; }
 .dot { fill: var(--k); } .name text { fill: var(--k); font-weight: 600; }
 .over { fill: var(--over); background: var(--over); }

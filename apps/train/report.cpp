@@ -40,34 +40,49 @@ Curve held_curve(const RunResult& run, int color) {
 }
 
 std::string learning_chart(const TextFacts& facts, const std::vector<RunResult>& runs) {
-  LineChart chart{"Bits per byte over the steps", "steps", "bits per byte", {}, {}, 0};
+  LineChart chart{"Bits per byte over the steps", "bits per byte", {}, {}, 0};
   chart.levels = {{"bigram entropy", facts.bigram_bits}};
-  chart.y_most = std::min(8.0, 1.5 * facts.bigram_bits);
+  chart.y_most = facts.bigram_bits > 0 ? std::min(8.0, 1.5 * facts.bigram_bits) : 8.0;
   for (size_t i = 0; i < runs.size(); ++i) {
     chart.curves.push_back(smoothed(runs[i], static_cast<int>(i) % kColors, 100));
+  }
+  for (size_t i = 0; i < runs.size(); ++i) {
     chart.curves.push_back(held_curve(runs[i], static_cast<int>(i) % kColors));
   }
   return svg(chart);
 }
 
-/// How far each run's batches cost more than the first run's, in percent; same steps, same batches.
-std::string gap_chart(const std::vector<RunResult>& runs) {
-  LineChart chart{"Training loss above " + runs[0].recipe + " in percent",
-                  "steps",
-                  "percent",
-                  {},
-                  {{runs[0].recipe, 0}},
-                  1e300};
-  const Curve base = smoothed(runs[0], 0, 40);
+/// How far curves of the other runs lie above that of the first, in percent: `curve(run, color)`.
+template <class MakeCurve>
+std::string gap_chart(const char* what, const std::vector<RunResult>& runs, MakeCurve&& curve_of) {
+  const std::string& first = runs[0].recipe;
+  LineChart chart{text(what, " above ", first), text("% above ", first), {}, {{first, 0}}, 1e300};
+  const Curve base = curve_of(runs[0], 0);
   for (size_t i = 1; i < runs.size(); ++i) {
-    Curve curve = smoothed(runs[i], static_cast<int>(i) % kColors, 40);
-    curve.style = CurveStyle::kLine;
-    for (size_t at = 0; at < curve.y.size(); ++at) {
+    Curve curve = curve_of(runs[i], static_cast<int>(i) % kColors);
+    for (size_t at = 0; at < std::min(curve.y.size(), base.y.size()); ++at) {
       curve.y[at] = 100 * above(curve.y[at], base.y[at]);
     }
     chart.curves.push_back(std::move(curve));
   }
   return svg(chart);
+}
+
+std::string gap_section(const std::vector<RunResult>& runs) {
+  const std::string first = escaped(runs[0].recipe);
+  const auto training = [](const RunResult& run, int color) {
+    Curve curve = smoothed(run, color, 20);
+    curve.style = CurveStyle::kLine;
+    return curve;
+  };
+  return text(
+      "<h2>What the formats cost</h2><p class='quiet'>Bits per byte of the held-out text, "
+      "in percent above those of ",
+      first, " after as many steps.</p>",
+      element("figure", gap_chart("Held-out bits per byte", runs, held_curve)),
+      "<p class='quiet'>The same of the training loss, on the same batches, which jumps "
+      "from batch to batch.</p>",
+      element("figure", gap_chart("Training loss", runs, training)));
 }
 
 std::string cards(const TextFacts& facts, const std::vector<RunResult>& runs) {
@@ -76,9 +91,12 @@ std::string cards(const TextFacts& facts, const std::vector<RunResult>& runs) {
     const RunResult& run = runs[i];
     const double below = -above(run.bits(), facts.bigram_bits);
     out += text("<div class='card k", i % kColors, "'><h3>", escaped(run.recipe),
-                "</h3><p class='big'>", fixed(run.bits(), 3), "<small> bits/byte</small></p><p>",
-                fixed(100 * std::abs(below), 1), " % ", below >= 0 ? "below" : "above",
-                " the bigram entropy</p><p class='quiet'>",
+                "</h3><p class='big'>", fixed(run.bits(), 3), "<small> bits/byte</small></p>");
+    if (std::isfinite(below)) {
+      out += text("<p>", fixed(100 * std::abs(below), 1), " % ", below >= 0 ? "below" : "above",
+                  " the bigram entropy</p>");
+    }
+    out += text("<p class='quiet'>",
                 i == 0 ? "the measure of the others"
                        : signed_percent(above(run.bits(), runs[0].bits())) + " against " +
                              escaped(runs[0].recipe),
@@ -118,7 +136,7 @@ std::string plan_list(const std::vector<RunResult>& runs) {
 
 HeatMap load_of(const RunResult& run, int64_t block) {
   const Settings& s = run.settings;
-  HeatMap map{text(run.recipe, ", block ", block), s.experts, kLoadBins, {}};
+  HeatMap map{text(run.recipe, ", block ", block), s.experts, kLoadBins, s.steps, {}};
   map.share.resize(s.experts * kLoadBins);
   for (int64_t bin = 0; bin < kLoadBins; ++bin) {
     const int64_t* counts = &run.history.load[(bin * s.blocks + block) * s.experts];
@@ -191,7 +209,7 @@ std::string text_section(const TextFacts& facts) {
 }  // namespace
 
 std::string report_html(const TextFacts& facts, const std::vector<RunResult>& runs,
-                        const std::string& prompt) {
+                        const std::string& prompt, const Origin& origin) {
   const Settings& s = runs[0].settings;
   std::string body = "<h1>Experts learn bytes</h1>";
   body += text("<p class='lead'>A byte-level Mixture-of-Experts language model of ",
@@ -199,16 +217,16 @@ std::string report_html(const TextFacts& facts, const std::vector<RunResult>& ru
                s.experts, " experts, ", s.top_k, " for each byte, trained for ", s.steps,
                " steps of ", s.rows, " bytes on ", escaped(runs[0].device),
                "; once for each recipe, from the same seed and with the same batches.</p>");
+  body += text("<p class='quiet'>", escaped(origin.machine), "; ", escaped(origin.date),
+               "; commit ", escaped(origin.commit), "</p>");
   body += cards(facts, runs);
-  body += "<h2>Learning</h2><p class='quiet'>Points: held-out text. Faint: training batches.</p>" +
-          element("figure", learning_chart(facts, runs));
-  if (runs.size() > 1) {
-    body += text("<h2>What the formats cost</h2><p class='quiet'>Training loss above that of ",
-                 escaped(runs[0].recipe), " on the same batches, in percent.</p>") +
-            element("figure", gap_chart(runs));
-  }
   body +=
-      "<h2>Load of the experts</h2><p class='quiet'>One row an expert, time to the right. No "
+      "<h2>Learning</h2><p class='quiet'>Points: held-out text; of "
+      "recipes that lie on each other the first is the widest. Faint: training batches.</p>" +
+      element("figure", learning_chart(facts, runs));
+  if (runs.size() > 1) body += gap_section(runs);
+  body +=
+      "<h2>Load of the experts</h2><p class='quiet'>One row an expert, steps to the right. No "
       "colour: an even share of the rows. <span class='key over'></span> twice as many or more "
       "<span class='key under'></span> half as many or fewer.</p>" +
       load_section(runs);

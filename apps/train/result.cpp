@@ -46,8 +46,10 @@ std::string summary_table(const TextFacts& facts, const std::vector<RunResult>& 
   return out;
 }
 
-std::string results_json(const TextFacts& facts, const std::vector<RunResult>& runs) {
-  nlohmann::ordered_json out;
+std::string results_json(const TextFacts& facts, const std::vector<RunResult>& runs,
+                         const Origin& origin) {
+  nlohmann::ordered_json out = {
+      {"machine", origin.machine}, {"date", origin.date}, {"commit", origin.commit}};
   out["text"] = {{"documents", facts.names.size()},
                  {"train_bytes", facts.train_bytes},
                  {"held_out_bytes", facts.held_bytes},

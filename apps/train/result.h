@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,6 +19,11 @@ struct TextFacts {
 };
 
 TextFacts facts_of(const Corpus&);
+
+/// Where and when numbers were made, and by what.
+struct Origin {
+  std::string machine, date, commit;
+};
 
 /// What the report says of one finished run.
 struct RunResult {
@@ -39,20 +45,24 @@ struct RunResult {
   }
 };
 
-/// (a - b) / b of the held-out bits per byte: how far above `base` a run ends.
-inline double above(double bits, double base) { return (bits - base) / base; }
+/// (a - b) / b of the held-out bits per byte: how far above `base` a run ends. No number where the
+/// base is 0, as the bigram entropy of text that repeats itself is.
+inline double above(double bits, double base) {
+  return base > 0 ? (bits - base) / base : std::numeric_limits<double>::quiet_NaN();
+}
 
 /// A table for a terminal.
 std::string summary_table(const TextFacts&, const std::vector<RunResult>&);
 
 /// The same numbers for programs.
-std::string results_json(const TextFacts&, const std::vector<RunResult>&);
+std::string results_json(const TextFacts&, const std::vector<RunResult>&, const Origin&);
 
 /// Whether a results.json is of a run with these settings and recipes.
 bool is_result_of(const std::string& words, const Settings&,
                   const std::vector<std::string>& recipes);
 
 /// One HTML page with all its styles and drawings inside.
-std::string report_html(const TextFacts&, const std::vector<RunResult>&, const std::string& prompt);
+std::string report_html(const TextFacts&, const std::vector<RunResult>&, const std::string& prompt,
+                        const Origin&);
 
 }  // namespace cadre::train

@@ -251,8 +251,9 @@ int Session::stop(const RunState& state) const {
 
 void Session::write_results(const std::vector<RunResult>& runs) const {
   const TextFacts facts = facts_of(corpus_);
-  replace_file(request_.out / "results.json", results_json(facts, runs));
-  replace_file(request_.out / "report.html", report_html(facts, runs, request_.sample.prompt));
+  replace_file(request_.out / "results.json", results_json(facts, runs, request_.origin));
+  replace_file(request_.out / "report.html",
+               report_html(facts, runs, request_.sample.prompt, request_.origin));
   for (const RunResult& run : runs) {
     if (run.sample.empty()) continue;
     out_ << "\n-- " << run.recipe << " writes\n"

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/train/progress.h"
+#include "apps/train/result.h"
 #include "apps/train/sample.h"
 #include "cadre/device.h"
 
@@ -21,6 +22,7 @@ struct Request {
   bool verify_resume = false;  ///< prove for each recipe that a resumed run has equal bits
   SampleOptions sample;
   Device device = this_cpu();  ///< where the networks live
+  Origin origin;               ///< what the report says of this machine and program
 };
 
 /// The recipes of "bf16,nvfp4,wgrad=bf16,mxfp8" under their full names: a comma starts a recipe,

@@ -45,6 +45,7 @@ std::vector<RunResult> some_runs() {
 }
 
 const TextFacts kFacts{{"a.txt", "<b>.md"}, {"junk.bin"}, 1000, 50, 4.0};
+const Origin kOrigin{"a <CPU>, 4 threads", "2026-11-23T05:00:00Z", "1234567-dirty"};
 
 }  // namespace
 
@@ -131,11 +132,8 @@ TEST(Chart, TicksAreRoundAndInside) {
 }
 
 TEST(Chart, LeavesOutWhatIsNotFinite) {
-  LineChart chart{"t",
-                  "x",
-                  "y",
-                  {{"a<b", 0, CurveStyle::kPoints, {1, 2, 3}, {1, std::nan(""), 2}}},
-                  {{"l", 3}}};
+  LineChart chart{
+      "t", "y", {{"a<b", 0, CurveStyle::kPoints, {1, 2, 3}, {1, std::nan(""), 2}}}, {{"l", 3}}};
   const std::string drawing = svg(chart);
   EXPECT_EQ(drawing.find("nan"), drawing.npos);
   EXPECT_EQ(count(drawing, "<circle"), 2u);
@@ -147,7 +145,7 @@ TEST(Chart, LeavesOutWhatIsNotFinite) {
 
 TEST(HeatMap, ColoursMoreAndLessThanEven) {
   const double inf = std::numeric_limits<double>::infinity();
-  const std::string map = svg(HeatMap{"m", 2, 3, {1, 4, 0, 0.5, std::nan(""), inf}});
+  const std::string map = svg(HeatMap{"m", 2, 3, 60, {1, 4, 0, 0.5, std::nan(""), inf}});
   EXPECT_EQ(count(map, "<rect"), 4u);
   EXPECT_EQ(count(map, "fill-opacity='0.00'"), 1u);
   EXPECT_EQ(count(map, "class='under'"), 2u);
@@ -155,14 +153,14 @@ TEST(HeatMap, ColoursMoreAndLessThanEven) {
 }
 
 TEST(Report, IsOnePageWithoutAssetsAndEscapesText) {
-  const std::string page = report_html(kFacts, some_runs(), "<p>");
+  const std::string page = report_html(kFacts, some_runs(), "<p>", kOrigin);
   for (const char* outside : {"http", "src=", "href=", "url(", "@import", "<script"}) {
     EXPECT_EQ(page.find(outside), page.npos) << outside;
   }
   EXPECT_NE(page.find("&lt;script&gt;alert(1)"), page.npos);
   EXPECT_NE(page.find("prefers-color-scheme: dark"), page.npos);
   EXPECT_EQ(count(page, "<svg"), count(page, "</svg>"));
-  EXPECT_EQ(count(page, "<svg"), 2u + 2 * 2u);  // two charts, two blocks of two recipes
+  EXPECT_EQ(count(page, "<svg"), 3u + 2 * 2u);  // three charts, two blocks of two recipes
   EXPECT_NE(page.find("25.0 % below the bigram entropy"), page.npos);
   EXPECT_NE(page.find("+2.0 % against bf16"), page.npos);
   EXPECT_NE(page.find("bytes on a &lt;GPU&gt;; once for"), page.npos);
@@ -175,11 +173,44 @@ TEST(Report, IsOnePageWithoutAssetsAndEscapesText) {
   }
 }
 
+TEST(Report, NamesAxesMachineDateAndCommit) {
+  const std::string page = report_html(kFacts, some_runs(), "", kOrigin);
+  EXPECT_NE(page.find("a &lt;CPU&gt;, 4 threads; 2026-11-23T05:00:00Z; commit 1234567-dirty"),
+            page.npos);
+  EXPECT_EQ(count(page, ">steps</text>"), 3u);
+  EXPECT_EQ(count(page, ">bits per byte</text>"), 1u);
+  EXPECT_EQ(count(page, ">% above bf16</text>"), 2u);
+  EXPECT_EQ(count(page, ">step 1</text>"), 4u);
+  EXPECT_EQ(page.find(">2.5</text>"), page.npos) << "a step and a half";
+  const std::string json = results_json(kFacts, some_runs(), kOrigin);
+  for (const char* words : {"\"machine\": \"a <CPU>, 4 threads\"", "\"commit\": \"1234567-dirty\""})
+    EXPECT_NE(json.find(words), json.npos) << json;
+}
+
+TEST(Report, TellsEqualRecipesApart) {
+  const std::string page = report_html(kFacts, some_runs(), "", kOrigin);
+  EXPECT_NE(page.find("class='curve c0' stroke-width='3.6'"), page.npos);
+  EXPECT_NE(page.find("class='curve c1' stroke-width='2.0'"), page.npos);
+  EXPECT_NE(page.find("nvfp4, step 4: 2</title>"), page.npos) << "3.06 is 2 % above 3";
+}
+
+TEST(Report, OfTextThatRepeatsItselfHasNoInfinity) {
+  TextFacts facts = kFacts;
+  facts.bigram_bits = 0;
+  const std::vector<RunResult> runs = some_runs();
+  for (const std::string& words :
+       {report_html(facts, runs, "", kOrigin), summary_table(facts, runs),
+        results_json(facts, runs, kOrigin)}) {
+    EXPECT_EQ(words.find("inf"), words.npos) << words;
+    EXPECT_EQ(words.find("nan"), words.npos) << words;
+  }
+}
+
 TEST(Report, OfOneRunHasNoComparison) {
   std::vector<RunResult> runs = some_runs();
   runs.resize(1);
   runs[0].sample.clear();
-  const std::string page = report_html(kFacts, runs, "");
+  const std::string page = report_html(kFacts, runs, "", kOrigin);
   EXPECT_EQ(page.find("What the formats cost"), page.npos);
   EXPECT_EQ(page.find("Text that the models write"), page.npos);
 }
@@ -195,10 +226,22 @@ TEST(Results, AreATableAndJson) {
   EXPECT_NE(table.find("nvfp4           3.060     -23.5 %         +2.0 %         -       -\n"),
             table.npos)
       << table;
-  const std::string json = results_json(kFacts, runs);
+  const std::string json = results_json(kFacts, runs, kOrigin);
   EXPECT_NE(json.find("\"held_out_bits_per_byte\": 3.06"), json.npos);
   EXPECT_NE(json.find("\"resumes_equal\": true"), json.npos);
   EXPECT_EQ(count(json, "\"device\": \"a <GPU>\""), 2u);
   EXPECT_EQ(count(json, "\"plans\": \"grouped_gemm fast & small\""), 2u);
   EXPECT_EQ(count(json, "resumes_equal"), 1u);
+}
+
+TEST(Results, BelongToTheirRun) {
+  const std::vector<RunResult> runs = some_runs();
+  const std::string json = results_json(kFacts, runs, kOrigin);
+  const Settings& settings = runs[0].settings;
+  EXPECT_TRUE(is_result_of(json, settings, {"bf16", "nvfp4"}));
+  EXPECT_FALSE(is_result_of(json, settings, {"bf16"}));
+  EXPECT_FALSE(is_result_of(json, settings, {"nvfp4", "bf16"}));
+  EXPECT_FALSE(is_result_of(json, Settings{}, {"bf16", "nvfp4"}));
+  for (const char* words : {"", "[]", "{}", "{\"settings\": 1, \"runs\": [1, {\"recipe\": {}}]}"})
+    EXPECT_FALSE(is_result_of(words, settings, {"bf16", "nvfp4"})) << words;
 }
