@@ -1,15 +1,15 @@
-# Whether the PyTorch door is built, and with which torch: CADRE_TORCH_FOUND, CADRE_TORCH_FOLDER,
-# CADRE_TORCH_VERSION. Looks again whenever CMake runs; nothing found is remembered. torch's headers
-# and libraries are all that is used: it is not imported.
+# Whether there is a torch, and which: CADRE_TORCH_FOUND, CADRE_TORCH_FOLDER, CADRE_TORCH_VERSION.
+# Looks again whenever CMake runs; nothing found is remembered. torch's headers and libraries are all
+# that is used: it is not imported.
 #
-# Sanitized builds have no door: python does not start with their runtime, and tests/ops and
-# tests/layers run the same code there.
+# Sanitized builds have no door: python does not start with their runtime. They have what
+# tests/torch/linear_memory_test.cpp takes of it; tests/ops and tests/layers run the rest.
 set(CADRE_TORCH_DIR "" CACHE PATH "torch's folder; empty: that of CADRE_TORCH_PYTHON")
 set(CADRE_TORCH_PYTHON "" CACHE FILEPATH
   "Python that has torch; empty: the project's .venv, else the python3 on the path")
 set(CADRE_TORCH_FOUND OFF)
 
-if(NOT CADRE_TORCH OR (CADRE_TORCH STREQUAL AUTO AND CADRE_SANITIZE))
+if(NOT CADRE_TORCH)
   return()
 endif()
 
@@ -32,10 +32,19 @@ if(EXISTS "${CADRE_TORCH_FOLDER}/version.py")
   file(STRINGS ${CADRE_TORCH_FOLDER}/version.py line REGEX "^__version__")
   string(REGEX MATCH "[0-9][^'\"]*" CADRE_TORCH_VERSION "${line}")
   set(CADRE_TORCH_FOUND ON)
-  message(STATUS "cadre: the PyTorch door is built with torch ${CADRE_TORCH_VERSION}")
+  message(STATUS "cadre: the PyTorch door takes torch ${CADRE_TORCH_VERSION}")
 elseif(CADRE_TORCH STREQUAL AUTO)
   message(STATUS "cadre: no torch here, so the PyTorch door is not built")
 else()
   message(FATAL_ERROR "CADRE_TORCH is ${CADRE_TORCH}, and ${pythons} has no torch; install it, or "
     "name another Python with CADRE_TORCH_PYTHON or torch's folder with CADRE_TORCH_DIR")
 endif()
+
+# cadre_use_torch(TARGET): torch's headers and libraries.
+function(cadre_use_torch target)
+  set(torch ${CADRE_TORCH_FOLDER})
+  target_include_directories(${target} SYSTEM PRIVATE ${torch}/include ${torch}/include/torch/csrc/api/include)
+  # torch's headers need extensions of the language; its macros declare what is not used.
+  target_compile_options(${target} PRIVATE -Wno-conversion -Wno-shadow)
+  target_link_libraries(${target} PRIVATE cadre::cadre DNNL::dnnl ${torch}/lib/libtorch_cpu.so ${torch}/lib/libc10.so)
+endfunction()
