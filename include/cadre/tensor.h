@@ -27,16 +27,18 @@ struct TensorView {
 enum class Major : uint8_t { kRow, kColumn };
 
 /// A contiguous row-major view; the last dimension has stride 1.
+/// Errors    InvalidArgument for more than four dimensions, and for 2^63 elements or more.
 TensorView view(const void* data, DType, std::initializer_list<int64_t> shape);
 
 /// A view with strides in elements, of the same length as `shape`.
 TensorView view(const void* data, DType, std::initializer_list<int64_t> shape,
                 std::initializer_list<int64_t> stride);
 
-/// The same elements with the last two dimensions exchanged; the view has at least two.
+/// The same elements with the last two dimensions exchanged.
+/// Errors    InvalidArgument for a view of fewer than two.
 TensorView transposed(TensorView);
 
-/// Number of elements.
+/// Number of elements; INT64_MAX where there are more.
 int64_t elements(const TensorView&);
 
 /// True if the elements lie row-major without gaps; dimensions of length 1 may have any stride.

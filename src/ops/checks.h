@@ -102,6 +102,18 @@ class Checks {
           ", must be at most 2^44; no tensor has more elements");
   }
 
+  /// The same of a view's strides, before anything is multiplied by them; those of dimensions that
+  /// have one element or none too, since bytes are made of them.
+  void reachable(std::string_view what, const TensorView& v) const {
+    bool near = true;
+    for (int d = 0; d < v.rank; ++d) {
+      int64_t step = 0;
+      near = !__builtin_mul_overflow(std::max<int64_t>(v.shape[d], 1), v.stride[d], &step) &&
+             step <= kMostElements && step >= -kMostElements && near;
+    }
+    holds(near, what, " is ", Seen{v}, ", must have strides that reach 2^44 elements at most");
+  }
+
   void plain_float(std::string_view what, DType dtype) const {
     holds(is_plain_float(dtype), what, " is ", name(dtype), ", must be f32, bf16 or f16");
   }
@@ -159,6 +171,7 @@ class Checks {
   void shaped(std::string_view what, const TensorView& v, const Wanted& want, Why why) const {
     holds(v.dtype == want.dtype && same_shape(v, want.shape), what, " is ", Seen{v}, ", must be ",
           want, why);
+    reachable(what, v);
     holds(v.data != nullptr || elements(v) == 0, what, " is null, must be ", Seen{v}, why);
   }
   static bool same_shape(const TensorView& v, Shape shape) {

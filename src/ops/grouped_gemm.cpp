@@ -202,6 +202,7 @@ void check_storage(const TensorNames& names, const Storage& given, const Layout&
   const bool same = v.dtype == layout.dtype && v.rank == layout.rank &&
                     std::equal(v.shape.begin(), v.shape.begin() + v.rank, layout.shape.begin());
   checks.holds(same, names.itself, " is ", ops::Seen{v}, ", must be ", layout);
+  checks.reachable(names.itself, v);
   checks.holds(is_laid_out(v, layout.major), names.itself, " is ", ops::Seen{v}, ", must be ",
                layout.major == Major::kRow ? "row" : "column",
                "-major with stride 1 inside and rows that do not overlap; copy it");

@@ -31,7 +31,13 @@ constexpr std::array kAliases = {Alias{"fp32", "f32"}, Alias{"float32", "f32"},
                                  Alias{"fp16", "f16"}, Alias{"float16", "f16"},
                                  Alias{"bfloat16", "bf16"}};
 
-const DTypeRow& row(DType dtype) { return kDTypes[size_t(dtype)]; }
+// A view that was put together by hand may hold anything, and is printed in the error that says so.
+constexpr DTypeRow kUnknown{DType{}, "unknown type", 0};
+
+const DTypeRow& row(DType dtype) {
+  return size_t(dtype) < kDTypes.size() ? kDTypes[size_t(dtype)] : kUnknown;
+}
+int rank_of(const TensorView& v) { return std::clamp(v.rank, 0, TensorView::kMaxRank); }
 
 }  // namespace
 
@@ -63,7 +69,8 @@ TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> sh
   for (int d = v.rank - 1; d >= 0; --d) {
     require(v.shape[d] >= 0, "view: dimension ", d, " is ", v.shape[d], ", must be 0 or more");
     v.stride[d] = step;
-    step *= v.shape[d];
+    require(!__builtin_mul_overflow(step, v.shape[d], &step), "view: dimension ", d, " is ",
+            v.shape[d], ", must be smaller; the view has 2^63 elements or more");
   }
   return v;
 }
@@ -78,6 +85,8 @@ TensorView view(const void* data, DType dtype, std::initializer_list<int64_t> sh
 }
 
 TensorView transposed(TensorView v) {
+  require(v.rank >= 2 && v.rank <= TensorView::kMaxRank, "view: rank is ", v.rank,
+          ", must be 2 to ", TensorView::kMaxRank, "; there is no matrix to transpose");
   const int rows = v.rank - 2, cols = v.rank - 1;
   std::swap(v.shape[rows], v.shape[cols]);
   std::swap(v.stride[rows], v.stride[cols]);
@@ -86,25 +95,27 @@ TensorView transposed(TensorView v) {
 
 int64_t elements(const TensorView& v) {
   int64_t count = 1;
-  for (int d = 0; d < v.rank; ++d) count *= v.shape[d];
+  for (int d = rank_of(v) - 1; d >= 0; --d)
+    if (__builtin_mul_overflow(count, v.shape[d], &count)) return INT64_MAX;
   return count;
 }
 
 bool is_contiguous(const TensorView& v) {
   int64_t step = 1;
-  for (int d = v.rank - 1; d >= 0; --d) {
+  for (int d = rank_of(v) - 1; d >= 0; --d) {
     if (v.shape[d] != 1 && v.stride[d] != step) return false;
-    step *= v.shape[d];
+    if (__builtin_mul_overflow(step, v.shape[d], &step)) return false;
   }
   return true;
 }
 
 std::string to_string(const TensorView& v) {
   std::string shape, stride;
-  for (int d = 0; d < v.rank; ++d) {
+  for (int d = 0; d < rank_of(v); ++d) {
     shape += text(d ? ", " : "", v.shape[d]);
     stride += text(d ? ", " : "", v.stride[d]);
   }
+  if (v.rank != rank_of(v)) return text(name(v.dtype), " of rank ", v.rank);
   return text(name(v.dtype), "[", shape, "]",
               is_contiguous(v) ? std::string() : text(" strides (", stride, ")"));
 }

@@ -133,6 +133,9 @@ TEST(GroupedLinearErrors, OfForward) {
   EXPECT_EQ(says([](Args& a, Workspace&) { a.parameters.w.stride[2] = 2; }),
             "grouped_linear: w is bf16[2, 6, 4] strides (24, 4, 2), must have rows of stride 1 "
             "that do not overlap; make it contiguous");
+  EXPECT_EQ(says([](Args& a, Workspace&) { a.x.stride[0] = INT64_MAX; }),
+            "grouped_linear: x is bf16[8, 4] strides (9223372036854775807, 1), must have strides "
+            "that reach 2^44 elements at most");
   EXPECT_EQ(says([](Args& a, Workspace&) { a.parameters.bias.data = nullptr; }),
             "grouped_linear: bias is null, must be bf16[2, 6]");
   EXPECT_EQ(says([](Args& a, Workspace&) { a.bias_scale = nullptr; }),

@@ -175,6 +175,9 @@ TEST(GroupedGemmChecks, ShapesAndStrides) {
   EXPECT_EQ(x([](TensorView& v) { v.stride[0] = 4; }),
             "grouped_gemm: x is f32[6, 5] strides (4, 1), must be row-major with stride 1 inside "
             "and rows that do not overlap; copy it");
+  EXPECT_EQ(x([](TensorView& v) { v.stride[0] = int64_t{1} << 42; }),
+            "grouped_gemm: x is f32[6, 5] strides (4398046511104, 1), must have strides that reach "
+            "2^44 elements at most");
   EXPECT_EQ(x([](TensorView& v) { v.data = nullptr; }),
             "grouped_gemm: x is null, must be f32[6, 5]");
   EXPECT_EQ(x([](TensorView& v) { v.data = static_cast<char*>(v.data) + 2; }).substr(0, 21),
