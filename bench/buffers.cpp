@@ -31,9 +31,9 @@ int64_t memory_of_machine() {
 void require_room(int64_t bytes) {
   static const int64_t most = memory_of_machine() / 4 * 3;
   const int64_t taken = in_all;
-  require(bytes <= most - taken, "bench: tensors of the problem have ", (taken >> 20), " + ",
-          (bytes >> 20), " MB, must be at most ", (most >> 20),
-          "; that is three quarters of the memory. Make the problem smaller");
+  require(bytes <= most - taken, "memory: tensors of the problem need ", (taken + bytes) >> 20,
+          " MB, must be at most ", most >> 20,
+          ", three quarters of the memory here; make the problem smaller");
 }
 
 }  // namespace

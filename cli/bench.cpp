@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "bench/accelerator.h"
+#include "bench/cost.h"
 #include "bench/measure.h"
 #include "cadre/error.h"
 #include "cli/record.h"
@@ -27,6 +28,7 @@ struct Options {
   std::string device = "cpu";
   int threads = 0;
   bool host_time = false;
+  int limit = 300;
 };
 
 // Rates of a GPU are printed in the unit that has fewer digits.
@@ -97,6 +99,11 @@ int time_host(const Options& options, const std::vector<Shape>& shapes) {
   if (!options.json.empty()) file = open_record("bench", options.json);
   bench::HostTimeOptions how{.device = options.measure.device, .draw = options.measure.draw};
   how.draw.offsets = options.distributions.front();
+  for (const Shape& shape : shapes)
+    at_place(shape, [&] {
+      bench::require_within("bench", shape.problem,
+                            bench::seconds_to_time_host(shape.problem, how.device), options.limit);
+    });
   std::vector<HostCase> cases;
   for (const Shape& shape : shapes)
     for (const bench::HostTime& t :
@@ -118,6 +125,8 @@ int measure_all(Options options) {
   if (options.host_time) return time_host(options, shapes);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
     bench::require_measurable(shape.problem, options.measure);
+    bench::require_within("bench", shape.problem,
+                          bench::seconds_to_measure(shape.problem, options.measure), options.limit);
   });
   std::ofstream file;
   if (!options.json.empty()) file = open_record("bench", options.json);
@@ -161,6 +170,10 @@ Action declare_bench(CLI::App& app) {
   app.add_option("--device", options->device, "cpu, cuda or cuda:1")->capture_default_str();
   app.add_option("--repeat", options->measure.repeat, "launches of each contestant")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  app.add_option("--limit", options->limit,
+                 "seconds that a case may take, by an estimate from its size; 0: any")
+      ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   app.add_option("--threads", options->threads, "threads to use; 0: as many as OpenMP would")
       ->check(CLI::Range(0, 4096))

@@ -1,4 +1,6 @@
 // `cadre check`: implementations against the reference on random data.
+#include <omp.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <iostream>
@@ -6,6 +8,7 @@
 
 #include "bench/accelerator.h"
 #include "bench/check_layer.h"
+#include "bench/cost.h"
 #include "bench/random_gemm.h"
 #include "cadre/error.h"
 #include "cli/problem.h"
@@ -16,6 +19,7 @@
 namespace cadre::cli {
 namespace {
 
+constexpr double kSecondsOfARandomGemm = 0.1;  // of one core
 constexpr double kLive = 0.9;  // share of the rows that experts own; the rest is a poisoned tail
 
 struct Options {
@@ -24,6 +28,7 @@ struct Options {
   Device device;
   int random = 0;
   bool digest = false;
+  int limit = 60;
   bench::Draw draw{.offsets = "uniform", .live = kLive};
 };
 
@@ -46,6 +51,7 @@ void count(const bench::CheckReport& r, const Options& options, Tally& tally) {
 }
 
 bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
+  bench::require_within("check", problem, bench::seconds_to_check(problem), options.limit);
   if (subject_of(problem).layer) {
     if (!options.only.empty())
       throw UsageError(text("check: --only is '", options.only,
@@ -140,6 +146,9 @@ int check_all(Options options) {
     throw UsageError("check: PROBLEM and --file are both given; give one of them");
   const std::vector<Shape> shapes = listed(options);
   options.device = bench::running_device(options.device_word);
+  bench::require_within("check", text("--random ", options.random),
+                        options.random * kSecondsOfARandomGemm / omp_get_max_threads(),
+                        options.limit);
   Tally tally;
   size_t alone = 0, skipped = 0;
   for (const Shape& shape : shapes) {
@@ -182,7 +191,7 @@ builds or machines can be compared. Exit code 1: a check failed.
   cadre check "permute permute T=64 top_k=2 R=128 H=64 E=8" "offsets counts R=128 E=8"
   cadre check --device cuda
   cadre check --file bench/shapes/layers.txt --digest
-  cadre check --file bench/shapes/check.txt --random 3000 --seed 5 --device cuda
+  cadre check --file bench/shapes/check.txt --random 300 --seed 5 --device cuda
   cadre check --file bench/shapes/check.txt --offsets zipf:1.2 --seed 7)";
 
 }  // namespace
@@ -199,6 +208,10 @@ Action declare_check(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--device", options->device_word, "cpu, cuda or cuda:1")->capture_default_str();
   app.add_option("--random", options->random, "that many random problems of grouped_gemm besides")
+      ->check(CLI::Range(0, 1000000))
+      ->capture_default_str();
+  app.add_option("--limit", options->limit,
+                 "seconds that a problem may take, by an estimate from its size; 0: any")
       ->check(CLI::Range(0, 1000000))
       ->capture_default_str();
   app.add_flag("--digest", options->digest,

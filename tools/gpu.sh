@@ -176,7 +176,7 @@ take() {
     others) for step in other torch_other; do take $step; done ;;
     tests) run_tests ;;
     check) run check 240 "$cadre" check --device "$device" --file bench/shapes/check.txt \
-      --random 3000 --seed 1 --digest ;;
+      --random 3000 --seed 1 --limit 0 --digest ;;
     layers) run layers 120 "$cadre" check --device "$device" --file bench/shapes/layers.txt --digest ;;
     memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
     gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings ;;

@@ -48,7 +48,28 @@ class Numbers(cli_test.Cli):
     def test_more_than_the_memory(self):
         problem = f"bias_grad R=1 N={2**41} E=4"
         for verb in "check", "bench":
-            self.wrong(verb, problem, says=["tensors of the problem have ", "MB, must be at most "])
+            self.wrong(verb, problem, "--limit", "0",
+                       says=["tensors of the problem need ", " MB, must be at most "])
+
+    def test_what_would_take_too_long(self):
+        long = ["offsets counts R=2147483647 E=4",
+                "routing forward softmax T=9000000 E=4096 top_k=64",
+                "grouped_gemm fprop R=8000000 N=16384 K=8192 E=4",
+                "activation forward silu R=9000000 F=99999 E=4", "bias_grad R=9 N=9999999 E=99999",
+                "permute permute T=99000000 top_k=1 R=99000000 H=99999 E=4",
+                "quantize weights N=99999 K=99999 E=999 along_k=mxfp8 role=w",
+                "dequantize weights N=99999 K=99999 E=999 format=mxfp8"]
+        layers = ["grouped_linear R=9000000 N=16384 K=8192 E=4",
+                  "grouped_mlp R=9000000 H=16384 F=8192 E=4",
+                  "sequential | grouped_linear R=9000000 N=16384 K=8192 E=4"]
+        too_long = r"cadre: \w+: the problem would take about \d+ s here, must be at most "
+        for words in (*(["check", problem] for problem in long + layers),
+                      ["check", "--random", "1000000"], ["bench", long[2], "--repeat", "99"],
+                      ["bench", layers[0], "--host-time"], ["bench", layers[1], "--host-time"]):
+            done = cli_test.run(*words)
+            self.assertEqual(done.returncode, 2, (words, done.stderr))
+            self.assertRegex(done.stderr, too_long)
+            self.assertEqual(done.stdout, "")
 
     def test_seeds(self):
         for verb in "check", "bench":

@@ -346,7 +346,8 @@ class Bench(Cli):
             self.assertLessEqual(case["host_us_p10"], case["host_us"])
             self.assertLessEqual(case["host_us"], case["host_us_p90"])
             self.assertEqual(case["calls"], 1000)
-        self.wrong("bench", "sequential R=16", "--host-time", says=["operation is 'sequential'"])
+        self.wrong("bench", "sequential | grouped_linear R=16 N=8 K=8 E=2", "--host-time",
+                   says=["operation is 'sequential'"])
         self.wrong("bench", "grouped_linear R=16 N=0 K=8 E=2", "--host-time", says=["N is 0"])
         no_gpu_here(self, "bench", layer, "--host-time")
 

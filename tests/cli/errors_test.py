@@ -107,7 +107,12 @@ cadre check offsets counts R=9 E=2 --offsets text
 cadre check offsets counts R=9 E=2 --offsets three_counts
 cadre check offsets counts R=9 E=2 --offsets large_counts
 cadre check offsets counts R=9 E=2 --offsets huge_counts
-cadre check bias_grad R=1 N=2199023255552 E=4
+cadre check bias_grad R=1 N=2199023255552 E=4 --limit 0
+cadre check grouped_gemm fprop R=8000000 N=16384 K=8192 E=4
+cadre check --random 1000000
+cadre bench grouped_gemm fprop R=8000000 N=16384 K=8192 E=4
+cadre bench grouped_linear R=8000000 N=16384 K=8192 E=4 --host-time
+cadre check offsets counts R=9 E=2 --limit 1.5
 cadre bench
 cadre bench offsets counts R=9 E=2 --file shapes
 cadre bench grouped_linear R=9 N=8 K=16 E=2
@@ -170,7 +175,7 @@ other_history no_tensors""".split())
 
 # Of the machine or the build: what each pattern finds becomes "...".
 DEPENDS = [r"(?<=is not here; ).*", r"(?<=an unfinished run, step )\d+(?= of)",
-           r"(?<=tensors of the problem have ).* MB(?=;)"]
+           r"(?<=would take about )\d+", r"(?<=the problem need )\d+ MB, must be at most \d+"]
 
 # Whose messages must be in a table.
 SOURCES = ["cli/*.cpp", "bench/*.cpp", "apps/train/*.cpp", "src/ops/problem_text.cpp",

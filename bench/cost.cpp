@@ -1,0 +1,135 @@
+#include "bench/cost.h"
+
+#include <omp.h>
+
+#include <cmath>
+
+#include "bench/layer_case.h"
+#include "bench/visit.h"
+
+namespace cadre::bench {
+namespace {
+
+/// What is done with a problem: how often its tensors are drawn, its plain loops run, and what is
+/// timed or checked runs.
+struct Runs {
+  double draws = 0, reference = 0, fast = 0;
+};
+constexpr double kHostCalls = 2200;  // of forward and backward, with those that warm up
+
+// Of one core, so that estimates are right within a small factor.
+constexpr double kSecondsOfADraw = 1e-8, kSecondsOfAReferenceProduct = 4e-9;
+constexpr double kSecondsOfAProduct = 1e-10, kSecondsOfAnElement = 1e-9;
+
+/// Rows that fall to experts, and their counts.
+double routed(double rows, double experts) { return 2 * rows + experts; }
+
+Cost cost(const ActivationProblem& p) {
+  const auto rows = double(p.rows);
+  return {0, 4 * rows * double(p.features), routed(rows, p.experts)};
+}
+
+Cost cost(const BiasGradProblem& p) {
+  const auto rows = double(p.rows), n = double(p.n);
+  return {0, (rows + p.experts) * n, routed(rows, p.experts)};
+}
+
+Cost cost_of_copies(RowsKind kind, double rows, double cols, double experts) {
+  return {0, 3 * rows * cols * (kind == RowsKind::kWeights ? experts : 1), routed(rows, experts)};
+}
+Cost cost(const QuantizeProblem& p) {
+  return cost_of_copies(p.kind, double(p.rows), double(p.cols), p.experts);
+}
+Cost cost(const DequantizeProblem& p) {
+  const QuantizedShape& s = p.source;
+  return cost_of_copies(s.kind, double(s.rows), double(s.cols), s.experts);
+}
+
+Cost cost(const GroupedGemmProblem& p) {
+  const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
+  return {rows * n * k, rows * (n + k) + p.experts * n * k, routed(rows, p.experts)};
+}
+
+Cost cost(const OffsetsProblem& p) {
+  return {0, 0, routed(double(p.rows), p.experts) + 2 * double(p.tokens) * p.top_k};
+}
+
+Cost cost(const PermuteProblem& p) {
+  const auto rows = double(p.rows), hidden = double(p.hidden);
+  return {0, (double(p.tokens) + rows) * hidden, routed(rows, p.experts)};
+}
+
+// Each choice looks at all experts, and at all choices before it.
+Cost cost(const RoutingProblem& p) {
+  const double scores = double(p.tokens) * p.experts;
+  return {scores * p.top_k * p.top_k, 4 * scores, 0};
+}
+
+// A step is three products.
+Cost cost(const GroupedLinearProblem& p) {
+  const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
+  return {3 * rows * n * k, 3 * rows * (n + k) + 2 * p.experts * n * k, routed(rows, p.experts)};
+}
+
+Cost cost(const GroupedMlpProblem& p) {
+  const auto rows = double(p.rows), h = double(p.hidden), f = double(p.features);
+  return {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)};
+}
+
+Cost cost(const SequentialProblem& p) {
+  Cost all;
+  for (const RowOp& op : p.ops) {
+    const Cost one = std::visit([](const auto& each) { return cost(each); }, op);
+    all.products += one.products;
+    all.elements += one.elements;
+    all.routed += one.routed;
+  }
+  return all;
+}
+
+double seconds(const Cost& cost, const Runs& runs) {
+  const double drawn = runs.draws * cost.elements * kSecondsOfADraw;
+  const double reference = runs.reference * cost.products * kSecondsOfAReferenceProduct;
+  const double fast =
+      runs.fast * (cost.products * kSecondsOfAProduct + cost.elements * kSecondsOfAnElement);
+  const double by_one_core = runs.draws * cost.routed * kSecondsOfADraw;
+  return (drawn + reference + fast) / omp_get_max_threads() + by_one_core;
+}
+
+bool is_layer(std::string_view problem) {
+  const std::string_view name = operation_of(problem);
+  return name == "grouped_linear" || name == "grouped_mlp" || name == "sequential";
+}
+
+}  // namespace
+
+Cost cost_of(std::string_view problem) {
+  const auto cost_of_it = [](const auto& p) {
+    plan(p, this_cpu());  // which says what is wrong with it
+    return cost(p);
+  };
+  return is_layer(problem) ? visit_layer(problem, cost_of_it) : visit_problem(problem, cost_of_it);
+}
+
+double seconds_to_check(std::string_view problem) {
+  const bool layer = is_layer(problem);  // which has no reference
+  return seconds(cost_of(problem), {layer ? 2.0 : 6.0, layer ? 0.0 : 2.0, 4});
+}
+
+// A device runs fast, after the host has drawn for it.
+double seconds_to_measure(std::string_view problem, const MeasureOptions& options) {
+  const bool host = options.device.kind == DeviceKind::kCpu;
+  return seconds(cost_of(problem), {2, 0, host ? 2.0 * (options.repeat + 1) : 0});
+}
+
+double seconds_to_time_host(std::string_view problem, const Device& device) {
+  return seconds(cost_of(problem), {1, 0, device.kind == DeviceKind::kCpu ? kHostCalls : 0});
+}
+
+void require_within(std::string_view verb, std::string_view problem, double seconds, int limit) {
+  require(limit == 0 || seconds <= limit, verb, ": the problem would take about ",
+          int64_t(std::min(std::round(seconds), 1e15)), " s here, must be at most ", limit,
+          "; make it smaller, or raise --limit (0: none) [", problem, "]");
+}
+
+}  // namespace cadre::bench
