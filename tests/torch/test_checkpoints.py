@@ -181,6 +181,9 @@ def test_interleave_errors():
         with pytest.raises(ValueError, match="^checkpoints: size of gate and up is 96, must be a "
                            "multiple of 64; they lie in blocks of 32$"):
             turn(torch.zeros(96, 3))
+        for dim in (2, -3):
+            with pytest.raises(ValueError, match=f"checkpoints: dim is {dim}, must be -2 to 1; "):
+                turn(torch.zeros(4, 4), 1, dim)
         with pytest.raises(ValueError, match="size of gate and up is 5, must be a multiple of 2"):
             turn(torch.zeros(5), 1)
 

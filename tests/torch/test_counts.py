@@ -1,6 +1,7 @@
 """Counts and ends that are wrong: what the host can see of them is an error that names the caller's
 argument, and nobody waits for a device to look."""
 
+import numpy as np
 import pytest
 import torch
 from conftest import draw
@@ -35,6 +36,14 @@ def layer(request):
     ([1.9, 2.1, 2.0], TypeError, "{} has 1.9, a float, must be ints"),
     ([2, True, 2], TypeError, "{} has True, a bool, must be ints"),
     ("222", TypeError, r"{} is a str, must be 3 ints, a tensor \[3\] of an integer type"),
+    ({1: 0, 2: 0, 3: 0}, TypeError, "{} is a dict, must be 3 ints"),
+    ({1, 2, 3}, TypeError, "{} is a set, must be 3 ints"),
+    ([torch.tensor(True)] * 3, TypeError, r"{} has tensor\(True\), a Tensor, must be ints"),
+    ([torch.tensor(2.0)] * 3, TypeError, r"{} has tensor\(2.\), a Tensor, must be ints"),
+    (np.array([2.0, 2.0, 2.0]), TypeError, "{} has np.float64"),
+    (np.array([True, True, True]), TypeError, "{} has np.True_"),
+    (np.array([[2, 2, 2]]), TypeError, "{} has array"),
+    (cadre.Offsets([0, 2, 4, 6]), TypeError, "{}.offsets is a list, must be a tensor of torch.in"),
     (None, TypeError, "{} is a NoneType, must be 3 ints"),
     (6, TypeError, "{} is a int, must be 3 ints"),
     ([1, 2], ValueError, r"{} has shape \[2\], must be \[3\]"),

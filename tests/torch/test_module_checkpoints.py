@@ -141,3 +141,12 @@ def test_meta_state_is_assigned(device):
     target = made(True, True, "meta")
     target.load_state_dict(source.state_dict(), assign=True)
     assert_same(target, source)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_what_is_no_tensor(packed):
+    """Packed or discrete, in a layer that keeps it so or not."""
+    for name in ("weight", "weight1"):
+        state = made(name == "weight", True, "cpu").state_dict()
+        with pytest.raises(RuntimeError, match=f"{name}"):
+            made(packed, True, "cpu").load_state_dict(state | {name: 3})

@@ -109,10 +109,69 @@ def test_kept_and_computed_again_are_the_same_bits(device):
     ({"activation": ""}, "activation is '', must be one of"),
     ({"layout": "interleave2"}, "layout is 'interleave2', must be one of concat, interleave1"),
     ({"activation": "relu", "layout": "interleave1"}, "must be 'concat'; relu has no gate"),
+    ({"activation": "clamped_swiglu limit=x"}, "limit=x', must be words of an activation of .* fea"
+                                               "tures; limit is 'x', must be a number$"),
+    ({"activation": "clamped_swiglu limit=-1"}, "; limit is -1, must be above 0 and finite$"),
+    ({"activation": "swiglu limit=7"}, "must be without limit; only clamped_swiglu has constants"),
+    ({"activation": "swiglu geglu"}, "; 'geglu' is not name=value; write name=value$"),
+    ({"layout": "interleave32", "features": 24}, "of 24 features; F is 24, must be a multiple of"),
 ])
 def test_experts_that_are_refused(options, match):
+    """When they are made, not when they are first called."""
     with pytest.raises(ValueError, match=match):
-        cadre.GroupedMLP(E, H, F, device="cpu", **options)
+        cadre.GroupedMLP(**{"num_experts": E, "hidden": H, "features": F, "device": "cpu"}
+                         | options)
+
+
+def test_types_that_are_refused():
+    for name, value in (("num_experts", True), ("features", 2.0), ("activation", None)):
+        with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}, must be "):
+            cadre.GroupedMLP(**{"num_experts": E, "hidden": H, "features": F, name: value})
+    mlp, x = experts("cpu"), torch.zeros(3, H)
+    for name in ("prob", "bias2_scale"):
+        with pytest.raises(TypeError, match=f"^{name} is a float, must be a tensor of torch.float"):
+            mlp(x, [3, 0, 0, 0, 0], **{name: 0.5})
+    plain = cadre.GroupedMLP(E, H, F, device="cpu")
+    with pytest.raises(ValueError, match="^bias2_scale is given, must be left out; the layer has"):
+        plain(x, [3, 0, 0, 0, 0], None, torch.ones(3))
+
+
+@pytest.mark.parametrize(("options", "error", "match"), [
+    ({"top_k": 2.0}, TypeError, "^top_k is a float, must be an int"),
+    ({"top_k": True}, TypeError, "^top_k is a bool, must be an int"),
+    ({"score": "soft"}, ValueError, "score is 'soft', must be one of softmax, topk_softmax, sigm"),
+    ({"score": None}, TypeError, "^score is a NoneType, must be a str"),
+    ({"normalize": "yes"}, TypeError, "^normalize is a str, must be a bool"),
+    ({"scale": "2"}, TypeError, "^scale is a str, must be a number"),
+    ({"scale": float("nan")}, ValueError, "scale is nan, must be finite"),
+    ({"groups": 0}, ValueError, "^groups is 0, must be 1 or more"),
+    ({"groups": 3}, ValueError, "groups is 3, must divide E, 5"),
+    ({"group_top_k": 2}, ValueError, "group_top_k is 2, must be at most groups, 1"),
+    ({"shared_expert": 3}, TypeError, "^shared_expert is a int, must be a module or None"),
+    ({"activation": "mish"}, ValueError, "^activation is 'mish', must be one of"),
+])
+def test_layers_that_are_refused(options, error, match):
+    """When they are made, not when they are first called."""
+    with pytest.raises(error, match=match):
+        cadre.MoE(**{"hidden": H, "features": F, "num_experts": E, "top_k": 2, "device": "cpu"}
+                  | options)
+
+
+@pytest.mark.parametrize(("shared", "found"), [
+    (torch.nn.Linear(H, 1), rf"\[3, 1\]"), (torch.nn.LSTM(H, H), "tuple")])
+def test_a_shared_expert_that_does_not_fit(shared, found):
+    """One column would be added to all."""
+    moe = cadre.MoE(H, F, E, 2, shared_expert=shared, device="cpu")
+    with pytest.raises(ValueError, match=rf"^shared_expert\(x\) is {found}, must be a tensor of"):
+        moe(torch.zeros(3, H))
+
+
+@pytest.mark.parametrize(("scores", "counts"), [((4, 3), (1,)), ((4, 3), (2,)), ((3,), (3,)),
+                                                ((4, 3), (4, 3))])
+def test_losses_of_other_shapes(scores, counts):
+    """One number of tokens would count for every expert."""
+    with pytest.raises(ValueError, match=r"^scores and tokens_per_expert have shapes .*, must be"):
+        cadre.load_balancing_loss(torch.rand(scores), torch.ones(counts, dtype=torch.int64))
 
 
 def test_wrong_sizes():
@@ -122,7 +181,7 @@ def test_wrong_sizes():
     with pytest.raises(ValueError, match=r"x has shape \[3, 31\], must be \[..., 32\]"):
         experts("cpu")(torch.zeros(3, 31), [3, 0, 0, 0, 0])
     for top_k in (0, 6):
-        with pytest.raises(ValueError, match=f"top_k is {top_k}, must be 1 to num_experts, 5"):
+        with pytest.raises(ValueError, match=f"top_k is {top_k}, must be 1"):
             cadre.MoE(H, F, E, top_k, device="cpu")
     with pytest.raises(ValueError, match=r"x has shape \[3, 31\], must be \[..., 32\]"):
         cadre.MoE(H, F, E, 2, device="cpu")(torch.zeros(3, 31))

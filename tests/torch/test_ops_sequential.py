@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 from conftest import assert_close, draw, slices_of
@@ -298,7 +299,7 @@ def test_wrong_inputs():
         cadre.ops.SwiGLU(16)
     with pytest.raises(TypeError, match="dtype is torch.float64, must be torch.float32"):
         cadre.ops.GroupedLinear(E, H, F, dtype=torch.float64)
-    with pytest.raises(ValueError, match="num_gemms is 0"):
+    with pytest.raises(ValueError, match="num_groups is 0"):
         cadre.ops.GroupedLinear(0, H, F)
 
 
@@ -311,3 +312,38 @@ def test_constructors_say_what_they_take():
     assert {"scale_bias", "accumulate_into_main_grad", "single_grouped_weight",
             "delay_wgrad_compute"} <= set(parameters)
     assert isinstance(cadre.ops.GroupedLinear(E, H, F, device="cpu"), cadre.GroupedLinear)
+
+
+@pytest.mark.parametrize(("make", "error", "match"), [
+    (lambda: cadre.ops.ClampedSwiGLU(-1.0), ValueError, "limit is -1, must be above 0 and finite$"),
+    (lambda: cadre.ops.ClampedSwiGLU(float("nan")), ValueError, "limit is 'nan', must be finite$"),
+    (lambda: cadre.ops.ClampedSwiGLU("7"), TypeError, "^limit is a str, must be a number"),
+    (lambda: cadre.ops.ScaledClampedQGeGLU(glu_linear_offset=None), TypeError,
+     "^glu_linear_offset is a NoneType, must be a number"),
+    (lambda: cadre.ops.Activation("clamped_swiglu limit=x"), ValueError, "limit is 'x', must be a"),
+    (lambda: cadre.ops.SwiGLU(True), NotImplementedError, "glu_interleave_size is True, must be"),
+    (lambda: cadre.ops.SwiGLU([]), NotImplementedError, r"glu_interleave_size is \[\], must be"),
+    (lambda: cadre.ops.SReLU()(np.ones((4, 8))), TypeError, "^z is a ndarray, must be a tensor"),
+    (lambda: cadre.ops.SReLU()(torch.tensor(1.0)), ValueError, r"^z has shape \[\], must be \[..."),
+    (lambda: cadre.ops.SReLU()(torch.ones(4, 8), offsets=torch.tensor([0, 4])), TypeError,
+     "^offsets is a Tensor, must be cadre.Offsets or None"),
+    (lambda: cadre.ops.ScaledSReLU()(torch.ones(4, 8), 0.5), TypeError,
+     "^scales is a float, must be a tensor of torch.float32"),
+    (lambda: row("cpu")(np.ones((ROWS, H)), COUNTS, torch.ones(ROWS), COUNTS), TypeError,
+     "^input is a ndarray, must be a tensor"),
+    (lambda: row("cpu").plan(COUNTS, None, COUNTS, op_kwargs=[1]), TypeError,
+     "^op_kwargs is or has a list, must be dicts"),
+    (lambda: row("cpu").plan(COUNTS, None, COUNTS, op_kwargs={0: torch.ones(1)}), TypeError,
+     "^op_kwargs is or has a Tensor, must be dicts"),
+    (lambda: row("cpu").plan(COUNTS, None, COUNTS, op_kwargs={0: {"output": [1]}}), TypeError,
+     "^op_kwargs: 'output' of module 0 is a list, must be a tensor"),
+])
+def test_uses_that_are_refused(make, error, match):
+    """Words and numbers of an activation when it is made, not when it is called."""
+    with pytest.raises(error, match=match):
+        make()
+
+
+def test_numbers_of_numpy():
+    activation = cadre.ops.ClampedSwiGLU(np.float32(5.0), np.int64(2))
+    assert activation.activation == "clamped_swiglu limit=5.0 alpha=2.0 offset=1.0"

@@ -152,6 +152,9 @@ def deinterleave(gate_up: Tensor, size: int = 32, dim: int = 0) -> Tensor:
 
 def _split(gate_up: Tensor, size: int, dim: int) -> tuple[Tensor, Tensor]:
     """Gate and up; views unless size is 2 or more."""
+    if not -gate_up.dim() <= dim < gate_up.dim():
+        raise ValueError(f"checkpoints: dim is {dim}, must be {-gate_up.dim()} to "
+                         f"{gate_up.dim() - 1}; gate_up has {gate_up.dim()} dimensions")
     dim %= gate_up.dim()
     _require_blocks(gate_up.shape[dim], size)
     if size == 0:

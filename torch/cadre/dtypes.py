@@ -23,6 +23,21 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return x.dtype
 
 
+def require_sizes(**sizes: Any) -> None:
+    """Errors: TypeError for what is no int, ValueError for what is below 1."""
+    for name, size in sizes.items():
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
+        if size < 1:
+            raise ValueError(f"{name} is {size}, must be 1 or more")
+
+
+def require_factor(name: str, given: Any) -> None:
+    """Errors: TypeError, for the argument of that name, unless it is a tensor or None."""
+    if given is not None and not isinstance(given, Tensor):
+        raise TypeError(f"{name} is a {type(given).__name__}, must be a tensor of torch.float32")
+
+
 def require_rows(name: str, x: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor that layers take."""
     if not isinstance(x, Tensor):

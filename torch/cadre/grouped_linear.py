@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .devices import default_device
-from .dtypes import require_float, require_rows, working_dtype
+from .dtypes import require_float, require_rows, require_sizes, working_dtype
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -69,6 +69,7 @@ class GroupedLinear(nn.Module):
 
     input_name: str = "inp"  # of the arguments, for errors
     splits_name: str = "m_splits"
+    experts_name: str = "num_gemms"
     marks_biases: bool = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
 
     in_features: int
@@ -100,8 +101,8 @@ class GroupedLinear(nn.Module):
         scale_bias: bool = False, recipe: Any = None,
     ) -> None:
         super().__init__()
-        _check_sizes(num_gemms=num_gemms, in_features=in_features, out_features=out_features,
-                     tp_size=tp_size)
+        require_sizes(**{self.experts_name: num_gemms}, in_features=in_features,
+                      out_features=out_features, tp_size=tp_size)
         _check_choices(parallel_mode, ub_overlap_rs, ub_overlap_ag, use_grouped_tensor)
         self.num_gemms = num_gemms
         self.tp_group = tp_group
@@ -395,14 +396,6 @@ class GroupedLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.num_gemms}, in_features={self.in_features}, "
                 f"out_features={self.out_features}, bias={self.use_bias}")
-
-
-def _check_sizes(**sizes: int) -> None:
-    for name, size in sizes.items():
-        if not isinstance(size, int):
-            raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
-        if size < 1:
-            raise ValueError(f"{name} is {size}, must be 1 or more")
 
 
 def _check_choices(parallel_mode: str | None, ub_overlap_rs: bool, ub_overlap_ag: bool,

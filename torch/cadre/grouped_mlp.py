@@ -1,12 +1,14 @@
 """The expert MLP: linear, activation, linear for the rows of every expert."""
 
+import functools
+import re
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from .devices import default_device
-from .dtypes import require_float, require_rows
+from .dtypes import require_factor, require_float, require_rows, require_sizes
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, offsets_of
 
@@ -20,26 +22,49 @@ def is_gated(activation: str) -> bool:
 
     activation: a name, or a name with constants: "clamped_swiglu limit=7 alpha=1.702 offset=1".
 
-    Errors: ValueError for a name that is not in the list.
+    Errors: ValueError for a name that is not in the list; TypeError for what is no word.
     """
-    name = activation.split()[0] if activation.split() else ""
+    if not isinstance(activation, str):
+        raise TypeError(f"activation is a {type(activation).__name__}, must be words")
+    name = (activation.split() or [""])[0]
     if name not in GATED + UNGATED:
         raise ValueError(f"activation is {name!r}, must be one of {', '.join(GATED + UNGATED)}")
     return name in GATED
 
 
-def activation_text(activation: str, layout: str) -> str:
-    """The words that torch.ops.cadre takes.
+def activation_text(activation: str, layout: str, features: int = 32) -> str:
+    """The words that torch.ops.cadre takes, for F features.
 
-    Errors: ValueError for an unknown name or layout, or a layout without a gate.
+    Errors: ValueError for an unknown name, constant or layout, for a layout without a gate, and for
+    features that a layout does not divide; TypeError for what is no word.
     """
     if layout not in LAYOUTS:
         raise ValueError(f"layout is {layout!r}, must be one of {', '.join(LAYOUTS)}")
-    if layout == "concat":
-        return activation
-    if not is_gated(activation):
+    gated = is_gated(activation)
+    if layout != "concat" and not gated:
         raise ValueError(f"layout is {layout!r}, must be 'concat'; {activation} has no gate")
-    return f"{activation} layout={layout}"
+    constant = re.search(r"\b(limit|alpha|offset)=", activation)
+    if constant and not activation.startswith("clamped"):
+        raise ValueError(f"activation is {activation!r}, must be without {constant[1]}; only "
+                         "clamped_swiglu has constants")
+    words = activation if layout == "concat" else f"{activation} layout={layout}"
+    complaint = _complaint(words, features * (2 if gated else 1))
+    if complaint:
+        raise ValueError(f"activation is {words!r}, must be words of an activation of {features} "
+                         f"features; {complaint}")
+    return words
+
+
+@functools.lru_cache(maxsize=256)
+def _complaint(words: str, columns: int) -> str:
+    """What the library says of words that are no activation; "" of those that are."""
+    no_rows = torch.empty(0, columns, dtype=torch.float32, device="cpu")
+    try:
+        torch.ops.cadre.activation(no_rows, torch.zeros(2, dtype=torch.int32, device="cpu"), None,
+                                   words)
+    except ValueError as error:
+        return re.sub(r"^(problem|activation): | \[.*", "", str(error))
+    return ""
 
 
 class GroupedMLP(nn.Module):
@@ -80,16 +105,11 @@ class GroupedMLP(nn.Module):
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
                  keep_h: bool = False, recipe: Any = None) -> None:
         super().__init__()
-        for name, size in (("num_experts", num_experts), ("hidden", hidden),
-                           ("features", features)):
-            if not isinstance(size, int):
-                raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
-            if size < 1:
-                raise ValueError(f"{name} is {size}, must be 1 or more")
+        require_sizes(num_experts=num_experts, hidden=hidden, features=features)
         require_float("dtype", dtype or torch.get_default_dtype())
         self.num_experts, self.hidden, self.features = num_experts, hidden, features
         self.columns = features * (2 if is_gated(activation) else 1)
-        self.activation = activation_text(activation, layout)
+        self.activation = activation_text(activation, layout, features)
         self.keep_h = keep_h
         self.recipe = None if recipe is None else recipe_text(recipe)
         device = default_device() if device is None else device
@@ -127,6 +147,10 @@ class GroupedMLP(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
+        require_factor("prob", prob)
+        require_factor("bias2_scale", bias2_scale)
+        if bias2_scale is not None and self.bias2 is None:
+            raise ValueError("bias2_scale is given, must be left out; the layer has bias=False")
         rows = x.reshape(-1, self.hidden)
         offsets = offsets_of(splits, self.num_experts, rows, "splits")
         bias1 = [] if self.bias1 is None else [self.bias1]

@@ -25,9 +25,10 @@ class Report:
         self.missing = missing
         self.errors = errors
 
-    def wrong_shape(self, key: str, got: Tensor, want: Sequence[int]) -> None:
-        self.errors.append(f"size mismatch for {key}: shape is {list(got.shape)} in the checkpoint,"
-                           f" must be {list(want)}")
+    def wrong_shape(self, key: str, got: Any, want: Sequence[int]) -> None:
+        found = list(got.shape) if isinstance(got, Tensor) else f"that of a {type(got).__name__}"
+        self.errors.append(f"size mismatch for {key}: shape is {found} in the checkpoint, must be "
+                           f"{list(want)}")
 
 
 def relayout(state_dict: dict[str, Any], stem: str, own: Tensor, experts: int,
@@ -40,13 +41,13 @@ def relayout(state_dict: dict[str, Any], stem: str, own: Tensor, experts: int,
     """
     names = [f"{stem}{e}" for e in range(experts)]
     packed = own.dim() == _packed_dims(stem)
-    if stem in state_dict:
-        value = state_dict[stem]
+    value = state_dict.get(stem)
+    if isinstance(value, Tensor):
         if value.dim() == _packed_dims(stem) + 1 and value.shape[1] == 1:
             value = state_dict[stem] = value.squeeze(1)  # a bias [E, 1, N]
         if not packed:
             _unpack(state_dict, stem, names, own, report)
-    elif packed and any(name in state_dict for name in names):
+    elif value is None and packed and any(name in state_dict for name in names):
         _pack(state_dict, stem, names, own, report)
 
 
@@ -73,7 +74,7 @@ def _pack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
         value = state_dict.pop(name, None)
         if value is None:
             report.missing.append(name)
-        elif value.shape != mine.shape:
+        elif not isinstance(value, Tensor) or value.shape != mine.shape:
             report.wrong_shape(name, value, mine.shape)
             value = None
         experts.append(mine if value is None else value)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .dtypes import require_rows
+from .dtypes import require_rows, require_sizes
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP
 from .operations import combine, offsets_of_routing, permute, routing
@@ -34,8 +34,11 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
     alike, E where all tokens choose one. Its gradient goes through the scores.
 
     scores: [T, E], 0 or more. tokens_per_expert: [E], any integer type. Nothing waits for the
-    device.
+    device. Errors: ValueError for other shapes.
     """
+    if scores.dim() != 2 or tokens_per_expert.shape != scores.shape[1:]:
+        raise ValueError(f"scores and tokens_per_expert have shapes {list(scores.shape)} and "
+                         f"{list(tokens_per_expert.shape)}, must be [T, E] and [E]")
     chosen = tokens_per_expert.float()
     share = chosen / chosen.sum().clamp(min=1)
     part = scores / scores.sum(-1, keepdim=True).clamp(min=1e-20)
@@ -75,11 +78,17 @@ class MoE(nn.Module):
                  shared_expert: nn.Module | None = None, device: torch.device | str | None = None,
                  **experts: Any) -> None:
         super().__init__()
-        if not 1 <= top_k <= num_experts:
+        require_sizes(hidden=hidden, features=features, num_experts=num_experts, top_k=top_k,
+                      groups=groups, group_top_k=group_top_k)
+        if top_k > num_experts:
             raise ValueError(f"top_k is {top_k}, must be 1 to num_experts, {num_experts}")
         self.hidden, self.num_experts, self.top_k = hidden, num_experts, top_k
         self.routing = {"top_k": top_k, "score": score, "normalize": normalize, "scale": scale,
                         "groups": groups, "group_top_k": group_top_k}
+        self._check_routing()
+        if not isinstance(shared_expert, nn.Module | None):
+            raise TypeError(f"shared_expert is a {type(shared_expert).__name__}, must be a module "
+                            "or None")
         self.experts = GroupedMLP(num_experts, hidden, features, device=device, **experts)
         device = self.experts.w1.device
         self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
@@ -89,6 +98,15 @@ class MoE(nn.Module):
         self.shared_expert = shared_expert
         if not self.router.is_meta:
             self._reset_router()
+
+    def _check_routing(self) -> None:
+        """Errors: ValueError for words and numbers that do not fit, as from `routing`."""
+        for name, kind in (("score", str), ("normalize", bool), ("scale", (int, float))):
+            given = self.routing[name]
+            if not isinstance(given, kind):
+                raise TypeError(f"{name} is a {type(given).__name__}, must be "
+                                f"{'a number' if name == 'scale' else f'a {kind.__name__}'}")
+        routing(torch.empty(0, self.num_experts, dtype=torch.float32, device="cpu"), **self.routing)
 
     def reset_parameters(self) -> None:
         """New weights of router and experts; the shared expert is left as it is."""
@@ -140,7 +158,12 @@ class MoE(nn.Module):
         rows = self.experts(rows, where, row_prob, row_prob if biased else None)
         out = combine(rows, *order).view(x.shape)
         if self.shared_expert is not None:
-            out = out + self.shared_expert(x)
+            shared = self.shared_expert(x)
+            if not isinstance(shared, Tensor) or shared.shape != x.shape:
+                found = list(shared.shape) if isinstance(shared, Tensor) else type(shared).__name__
+                raise ValueError(f"shared_expert(x) is {found}, must be a tensor of shape "
+                                 f"{list(x.shape)}, that of x")
+            out = out + shared
         return out, RouterOutput(logits, scores, experts, prob, where.offsets.diff())
 
     if TYPE_CHECKING:

@@ -11,16 +11,17 @@ activation and a linear run as one `grouped_mlp` where they can; `Sequential.pla
 
 import functools
 import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .dtypes import require_float, require_rows
+from .dtypes import require_factor, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .grouped_mlp import activation_text, is_gated
-from .operations import Offsets
+from .operations import Offsets, RoutingOffsets
 from .recipe import active_recipe, words_for
 from .splits import Splits, offsets_of, offsets_of_all_rows
 
@@ -51,6 +52,7 @@ class GroupedLinear(_GroupedLinear):
     op_keys: tuple[str, ...] = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
     input_name: str = "input"
     splits_name: str = "split_sizes"
+    experts_name: str = "num_groups"
     marks_biases: bool = False
 
     def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
@@ -105,7 +107,7 @@ class Activation(nn.Module):
     def __init__(self, activation: str, glu_interleave_size: int | None = None,
                  activation_recompute_in_mlp: bool = False) -> None:
         super().__init__()
-        if glu_interleave_size not in _LAYOUTS:
+        if isinstance(glu_interleave_size, bool) or glu_interleave_size not in (*_LAYOUTS,):
             raise NotImplementedError(
                 f"glu_interleave_size is {glu_interleave_size}, must be None, 1 or 32; gate and up "
                 "come in two halves, alternate, or alternate in blocks of 32")
@@ -119,7 +121,7 @@ class Activation(nn.Module):
         return int(self.scaled)
 
     def forward(self, z: Tensor, scales: Tensor | None = None, *,
-                offsets: Offsets | None = None) -> Tensor:
+                offsets: Offsets | RoutingOffsets | None = None) -> Tensor:
         """h [..., F]. offsets: rows beyond them are zero; None: there are none.
 
         Errors: ValueError for scales that are missing, surplus or of another length.
@@ -128,7 +130,12 @@ class Activation(nn.Module):
             raise ValueError(f"scales is {'missing' if scales is None else 'given'}, must be "
                              f"{'given' if self.scaled else 'left out'}; the operation is "
                              f"{type(self).__name__}")
+        require_rows("z", z)
+        if z.dim() < 1:
+            raise ValueError("z has shape [], must be [..., columns]")
         rows = z.reshape(-1, z.shape[-1])
+        if offsets is not None and not isinstance(offsets, (Offsets, RoutingOffsets)):
+            raise TypeError(f"offsets is a {type(offsets).__name__}, must be cadre.Offsets or None")
         starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
         h = torch.ops.cadre.activation(rows, starts, _probabilities(scales), self.activation)
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
@@ -141,11 +148,16 @@ class Activation(nn.Module):
 
 
 def _probabilities(scales: Tensor | None) -> Tensor | None:
+    require_factor("scales", scales)
     return None if scales is None else scales.reshape(-1).to(torch.float32)
 
 
 def _clamped(limit: float, alpha: float, offset: float) -> str:
-    return f"clamped_swiglu limit={limit!r} alpha={alpha!r} offset={offset!r}"
+    for name, value in (("limit", limit), ("alpha", alpha), ("glu_linear_offset", offset)):
+        if not isinstance(value, numbers.Real):
+            raise TypeError(f"{name} is a {type(value).__name__}, must be a number")
+    return (f"clamped_swiglu limit={float(limit)!r} alpha={float(alpha)!r} "
+            f"offset={float(offset)!r}")
 
 
 class SwiGLU(Activation):
@@ -287,6 +299,10 @@ def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor
                ) -> list[dict[str, Tensor]]:
     """What op_kwargs says to each module."""
     found: list[dict[str, Tensor]] = [{} for _ in row]
+    for what in (op_kwargs, *(op_kwargs.values() if isinstance(op_kwargs, Mapping) else ())):
+        if not isinstance(what, Mapping):
+            raise TypeError(f"op_kwargs is or has a {type(what).__name__}, must be dicts: "
+                            "{operation: {key: tensor}}")
     for target, given in op_kwargs.items():
         index = _index(row, target)
         op = row[index]
@@ -295,6 +311,9 @@ def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor
                 takes = ", ".join(map(repr, op.op_keys)) or "none"
                 raise ValueError(f"op_kwargs: key of module {index} ({type(op).__name__}) is "
                                  f"{key!r}, must be one that it takes: {takes}")
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"op_kwargs: {key!r} of module {index} is a "
+                                f"{type(value).__name__}, must be a tensor")
             if key in found[index]:
                 raise ValueError(f"op_kwargs: key {key!r} of module {index} is given twice, must "
                                  "be once; the operation and its index are both targets")
@@ -395,6 +414,7 @@ def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, Offsets]]) -> Off
     for known, offsets in ready:
         if known is splits:
             return offsets
+    require_rows("input", x)
     rows = x.reshape(-1, x.shape[-1])
     counts = linear.module.num_groups, rows, linear.module.splits_name
     offsets = Offsets(offsets_of(splits, *counts), None)

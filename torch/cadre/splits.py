@@ -1,6 +1,7 @@
 """How many rows each expert has: what callers give, and the offsets that the operators read."""
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -81,6 +82,9 @@ def offsets_of_all_rows(x: Tensor) -> Tensor:
 
 def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) -> Tensor:
     offsets = splits.offsets
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"{name}.offsets is a {type(offsets).__name__}, must be a tensor of "
+                        "torch.int32")
     if tuple(offsets.shape) != (experts + 1,) or offsets.dtype != torch.int32:
         raise ValueError(f"{name}.offsets is {offsets.dtype} {list(offsets.shape)}, must be "
                          f"torch.int32 [{experts + 1}]; cadre.offsets builds them from counts")
@@ -93,7 +97,7 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
 
 
 def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Tensor:
-    if isinstance(splits, (str, bytes)) or not hasattr(type(splits), "__iter__"):
+    if isinstance(splits, (str, bytes, Mapping, Set)) or not hasattr(type(splits), "__iter__"):
         raise TypeError(f"{name} is a {type(splits).__name__}, must be {experts} ints, a tensor "
                         f"[{experts}] of an integer type or cadre.Offsets")
     counts = [_integer(count, name) for count in splits]
@@ -103,9 +107,16 @@ def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Ten
 
 
 def _integer(count: Any, name: str) -> int:
-    if isinstance(count, bool) or not hasattr(type(count), "__index__"):
-        raise TypeError(f"{name} has {count!r}, a {type(count).__name__}, must be ints")
-    return count
+    """Of a number of any library; True and a tensor of it have an index, too, and are none."""
+    boolean = isinstance(count, bool) or isinstance(count, Tensor) and count.dtype == torch.bool
+    if isinstance(count, int) and not boolean:
+        return count
+    if not boolean:
+        try:
+            return operator.index(count)
+        except TypeError:
+            pass
+    raise TypeError(f"{name} has {count!r}, a {type(count).__name__}, must be ints")
 
 
 def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
