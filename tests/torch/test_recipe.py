@@ -9,11 +9,20 @@ import pytest
 import torch
 from conftest import draw
 from linear_reference import kept_bytes, module
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cadre
 from cadre.recipe import active_recipe, recipe_text
 
 COUNTS = [3, 0, 9, 1, 4]
+
+
+@pytest.fixture(autouse=True)
+def first_fake_mode_of_the_process():
+    """In this thread: without a GPU torch keeps what the first one made for all others, and it ends
+    with the thread that made it."""
+    with FakeTensorMode():
+        pass
 
 
 def peer(**predicates):
