@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Writes the tables in docs/ that come from the library's own lists and from bench/results:
-`tools/docs.py CADRE`, where CADRE is the built command line. With --check it writes nothing and
-fails if a table is not up to date.
+"""Writes the tables in README.md and docs/ that come from the library's own lists and from
+bench/results: `tools/docs.py CADRE`, where CADRE is the built command line. With --check it writes
+nothing and fails if a table is not up to date.
 
 A page marks its table by two lines, and everything between them is written here:
     <!-- table NAME, written by tools/docs.py -->
@@ -141,6 +141,17 @@ def gpu_accumulate(info):
                                        for routing in ROUTINGS)], rows)
 
 
+def commands(info):
+    """What the two commands of the README take, as far as it is recorded."""
+    columns = {"first_minutes": "minutes", "again_seconds": "seconds, the second time",
+               "download_mb": "MB to download", "disk_gb": "GB on the disk", "what": ""}
+    rows = [(where, case) for where, record in records("commands") for case in record["cases"]]
+    named = {key: title for key, title in columns.items() if any(key in case for _, case in rows)}
+    return markdown(["command", *named.values(), "machine"],
+                    [[code(case["command"]), *(case.get(key, "-") for key in named), where]
+                     for where, case in rows])
+
+
 def few_tokens(info):
     """Bytes a second of grouped GEMM with few rows an expert."""
     rows, tokens = [], ["64 tokens", "256 tokens", "1024 tokens"]
@@ -216,8 +227,8 @@ def facts(info):
 
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes": recipes,
           "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate,
-          "few_tokens": few_tokens, "host_time": host_time, "torch_door": torch_door,
-          "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts}
+          "few_tokens": few_tokens, "commands": commands, "host_time": host_time,
+          "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts}
 
 
 def rewritten(text, info, path):
@@ -238,7 +249,7 @@ def main(arguments):
     printed = subprocess.run([programs[0], "info", "--json"], check=True, capture_output=True)
     info = json.loads(printed.stdout)
     tables = stale = 0
-    for path in sorted((TOP / "docs").rglob("*.md")):
+    for path in [*TOP.glob("README.md"), *sorted((TOP / "docs").rglob("*.md"))]:
         old = path.read_text()
         new = rewritten(old, info, path.relative_to(TOP))
         tables += len(TABLE.findall(old))

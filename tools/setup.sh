@@ -82,8 +82,8 @@ install_python() {
 # install_requirements FILE...: all of them at once, so that they agree on versions.
 install_requirements() {
   local files=("${@/#/--requirement=}")
-  say "installing $(grep -hv '^#' "$@" | tr '\n' ' ')into .venv"
-  .venv/bin/pip install --quiet --disable-pip-version-check --retries 1 --timeout 10 "${files[@]}"
+  say "installing $(grep -hv '^#' "$@" | tr '\n' ' ')into .venv; torch's are gigabytes"
+  .venv/bin/pip install --disable-pip-version-check --retries 1 --timeout 10 "${files[@]}"
 }
 
 case "${1:-build}" in
