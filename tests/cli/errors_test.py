@@ -70,7 +70,9 @@ cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=x
 cadre explain activation forward relu R=9 F=4 E=2 z=i32
 cadre explain permute permute T=9 top_k=2 R=18 H=0 E=4
 cadre explain bias_grad R=9 N=0 E=2
-cadre explain routing softmax_topk T=9 E=4 top_k=5
+cadre explain routing T=9 E=4 top_k=5
+cadre explain routing forward many T=9 E=4 top_k=5
+cadre explain permute sideways T=9 top_k=2 R=18 H=4 E=2
 cadre explain quantize rows R=9 C=-1 E=2 along_k=mxfp8
 cadre explain dequantize rows R=9 C=16 E=2 x=bf16
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=fp9
@@ -82,6 +84,47 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4:rht*nvfp4
 cadre explain grouped_linear R=9 N=8 K=16 E=2 bias_scale=yes
 cadre explain grouped_mlp R=9 H=0 F=8 E=2
 cadre explain sequential R=9
+"""
+
+FIELDS = """
+cadre explain activation forward silu R=9 F=4 E=2 limit=6
+cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=0
+cadre explain activation forward silu R=9 F=4 E=2 layout=interleave32
+cadre explain activation forward swiglu R=9 F=4 E=2 layout=interleave32
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=bf16 x=bf16
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 discrete_bias=yes
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 bias_scale=yes
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 accumulate=yes
+cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 tail=zero
+cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 bias=yes
+cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 dy=nvfp4:rht x=nvfp4
+cadre explain offsets counts R=9 E=2 T=4
+cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
+cadre explain quantize rows R=9 C=16 E=2
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_codes_major=column
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=-1
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 discrete=yes
+cadre explain dequantize rows R=9 C=16 E=2 format=mxfp8 codes_major=column
+cadre explain routing forward softmax T=9 E=4 top_k=5
+cadre explain routing forward softmax T=9 E=4 top_k=2 groups=3
+cadre explain routing forward softmax T=9 E=4 top_k=2 groups=2 group_top_k=3
+cadre explain routing forward softmax T=9 E=4 top_k=3 groups=4 group_top_k=2
+cadre explain grouped_linear R=9 N=8 K=16 E=2 return_bias=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 bias=yes bias_scale=yes return_bias=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 weight_major=column
+cadre explain grouped_linear R=9 N=8 K=16 E=2 quantized_x=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes save_input=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr save_input=yes
+cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
+cadre explain grouped_mlp R=9 H=8 F=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
+cadre explain sequential
+cadre explain sequential '|' permute permute T=9 top_k=2 R=18 H=4 E=2
+cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forward relu R=8 F=8
+cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forward relu R=9 F=8 E=2
+cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forward relu R=9 F=9
+cadre explain sequential '|' activation forward relu F=8 '|' activation forward relu F=8 z=f32
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 '|' grouped_linear R=9 N=8 K=8 dgrad=no
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 quantized_x=yes
 """
 
 CHECK = """
@@ -173,13 +216,19 @@ bytes_of_nobody metadata_is_a_list metadata_is_a_number no_step step_x step_too_
 other_recipe no_lr more_settings setting_x setting_without_value other_shape one_tensor_more
 other_history no_tensors""".split())
 
+SECTIONS = {"cli_words": WORDS, "cli_problems": PROBLEMS, "cli_fields": FIELDS, "cli_check": CHECK,
+            "cli_train": TRAIN, "cli_checkpoints": DAMAGED}
+
 # Of the machine or the build: what each pattern finds becomes "...".
 DEPENDS = [r"(?<=is not here; ).*", r"(?<=an unfinished run, step )\d+(?= of)",
            r"(?<=would take about )\d+", r"(?<=the problem need )\d+ MB, must be at most \d+"]
 
 # Whose messages must be in a table.
 SOURCES = ["cli/*.cpp", "bench/*.cpp", "apps/train/*.cpp", "src/ops/problem_text.cpp",
-           "src/ops/recipe.cpp", "src/ops/format.cpp", "src/ops/device.cpp"]
+           "src/ops/recipe.cpp", "src/ops/format.cpp", "src/ops/device.cpp",
+           "src/ops/activation.cpp", "src/ops/bias_grad.cpp", "src/ops/offsets.cpp",
+           "src/ops/permute.cpp", "src/ops/quantize.cpp", "src/ops/routing.cpp",
+           "src/layers/*_plan.cpp", "src/layers/sequential_problem.cpp"]
 # Messages that no use above provokes: a part of each, and why.
 ELSEWHERE = {
     "load: dtype is ": "a fault of cadre",
@@ -240,7 +289,7 @@ def options(folder):
 
 def messages(source):
     """The longest literal of every call that throws."""
-    calls = r"\b(?:require|demand|fail|UsageError|InvalidArgument|Unsupported)\("
+    calls = r"\b(?:require|demand|holds|fail|UsageError|InvalidArgument|Unsupported)\("
     for call in re.finditer(calls, source):
         end, depth = call.end(), 1
         while depth > 0:
@@ -274,8 +323,7 @@ class Errors(unittest.TestCase):
         return text
 
     def test_the_page_says_what_the_program_says(self):
-        for name, uses in (("cli_words", WORDS), ("cli_problems", PROBLEMS), ("cli_check", CHECK),
-                           ("cli_train", TRAIN), ("cli_checkpoints", DAMAGED)):
+        for name, uses in SECTIONS.items():
             with self.subTest(name):
                 rows = [(use, self.answer(use)) for use in uses.strip().splitlines()]
                 errors_page.settle(name, rows)
