@@ -1,6 +1,8 @@
 """Recipes: their words, the context that sets them, and layers under one."""
 
 import re
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -390,9 +392,10 @@ def reentrant(call):
     return lambda x: torch.utils.checkpoint.checkpoint(call, x, use_reentrant=True)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("around", ["", "fp8_tensor"])
 @pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block", ""])
-def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around):
+def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around, compiled):
     if device.type != "cpu":
         pytest.skip("recipe runs on the CPU only")
     layer, x = module(device, k=64, n=64, dtype=torch.bfloat16), draw(17, 64, dtype=torch.bfloat16)
@@ -407,9 +410,58 @@ def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around):
 
     for call in (lambda x: layer(x, COUNTS), row):
         want = checkpoint_steps(call, x, recipe)
+        if compiled:
+            torch._dynamo.reset()
+            call = torch.compile(call, backend="aot_eager")
         for checkpointed in (reentrant(call), reentrant(lambda x: reentrant(call)(x) * 1)):
             got = checkpoint_steps(checkpointed, x, recipe, around)
             assert all(map(torch.equal, got, want))
+
+
+class Checkpoint(torch.autograd.Function):
+    """A checkpoint that is not torch's."""
+
+    @staticmethod
+    def forward(ctx, call, x):
+        ctx.call, ctx.x = call, x
+        return call(x)
+
+    @staticmethod
+    def backward(ctx, dy):
+        with torch.enable_grad():
+            leaf = ctx.x.detach().requires_grad_()
+            torch.autograd.backward(ctx.call(leaf), dy)
+        return None, leaf.grad
+
+
+def test_reentrant_checkpoints_of_others_keep_the_recipe(device):
+    if device.type != "cpu":
+        pytest.skip("recipe runs on the CPU only")
+    layer, x = module(device, k=64, n=64, dtype=torch.bfloat16), draw(17, 64, dtype=torch.bfloat16)
+    want = checkpoint_steps(lambda x: layer(x, COUNTS), x, "mxfp8")
+    got = checkpoint_steps(lambda x: Checkpoint.apply(lambda x: layer(x, COUNTS), x), x, "mxfp8")
+    assert all(map(torch.equal, got, want))
+
+
+FIRST = """
+import torch, cadre
+from torch.utils.checkpoint import checkpoint
+layer = cadre.GroupedLinear(2, 64, 64, device="cpu")
+grads = []
+for again in (False, True):
+    torch.manual_seed(0)
+    x = torch.randn(8, 64).requires_grad_()
+    y = checkpoint(layer, x, [4, 4], use_reentrant=True) if again else layer(x, [4, 4])
+    with cadre.autocast(recipe="fp8_tensor") if again else torch.enable_grad():
+        y.square().sum().backward()
+    grads.append(x.grad)
+assert torch.equal(*grads)
+"""
+
+
+def test_forward_before_the_first_context_of_the_process():
+    """Nothing was remembered then, and backward is inside of a context."""
+    subprocess.run([sys.executable, "-c", FIRST], check=True)
 
 
 def test_a_backward_that_is_no_checkpoint_sees_the_context(device):

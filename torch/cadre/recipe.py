@@ -4,6 +4,7 @@ import functools
 import re
 import sys
 import threading
+from contextlib import nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, ParamSpec, TypeVar
@@ -13,6 +14,7 @@ from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.autograd.function import BackwardCFunction
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
+from torch.utils.checkpoint import CheckpointFunction
 
 from .dtypes import working_dtype
 from .peer_recipes import PREDICATES, peer_words
@@ -142,8 +144,9 @@ def active_recipe() -> str:
 
 
 # Reentrant checkpointing is an autograd.Function whose backward calls its forward again, outside of
-# all contexts. So its node remembers the words that were there the first time: those seen in the
-# fewest contexts, since the contexts inside are entered again.
+# all contexts. That of torch is told below to call it in one, which compiled code sees, too. Of
+# others the node remembers the words that were there the first time: those seen in the fewest
+# contexts, since the contexts inside are entered again.
 _REMEMBERED = "_cadre_recipe"
 
 
@@ -171,7 +174,8 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
 
     A layer's backward uses the recipe of its forward. Activation checkpointing runs forward again
     outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`. With
-    use_reentrant=True, which takes no context_fn, the recipe is remembered, but for compiled code.
+    use_reentrant=True, which takes no context_fn, the recipe is remembered; in checkpoints that are
+    not torch's own, such as Megatron's, not for compiled code.
 
     Errors: ValueError for words that are no recipe, with those there are; TypeError for what is no
     recipe, or no bool; NotImplementedError for options of a recipe object that Cadre does not have.
@@ -206,6 +210,31 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
                 return function(*args, **kwargs)
 
         return with_recipe
+
+
+def _again(function: Callable[_P, _T], recipe: str) -> Callable[_P, _T]:
+    """The function under a recipe, whatever context it is called in."""
+
+    def again(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with autocast(recipe=recipe) if recipe or _used else nullcontext():
+            return function(*args, **kwargs)
+
+    return again
+
+
+def _keep_recipes_in_checkpoints() -> None:
+    own = CheckpointFunction.forward
+
+    def forward(ctx: Any, run_function: Callable[..., Any], *rest: Any) -> Any:
+        recipe = active_recipe()
+        outputs = own(ctx, run_function, *rest)
+        ctx.run_function = _again(run_function, recipe)  # what backward calls
+        return outputs
+
+    CheckpointFunction.forward = staticmethod(forward)
+
+
+_keep_recipes_in_checkpoints()
 
 
 def checkpoint_contexts() -> tuple[ContextManager[Any], ContextManager[Any]]:
