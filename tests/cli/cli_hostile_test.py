@@ -1,4 +1,4 @@
-"""What nobody should type: `cli_hostile_test.py CADRE`. Calls end soon, with code 2 and one line.
+"""What nobody should type: `cli_hostile_test.py CADRE [few]`. Calls end soon: code 2 and one line.
 
 Numbers beyond 2^31 and 2^63, files that never end, seeds that do not fit, a full disk.
 """
@@ -12,7 +12,7 @@ import unittest
 
 import cli_test
 
-HUGE = (2**31, 2**32, 2**43, 2**61, 2**62, 2**63 - 1)
+HUGE = (2**31, 2**62) if cli_test.FEW else (2**31, 2**32, 2**43, 2**61, 2**62, 2**63 - 1)
 GEMM = "grouped_gemm fprop R=64 N=32 K=16 E=4"
 
 
@@ -164,4 +164,4 @@ class Files(cli_test.Cli):
 
 if __name__ == "__main__":
     cli_test.CADRE = sys.argv.pop(1)
-    unittest.main()
+    unittest.main(argv=[word for word in sys.argv if word != "few"])

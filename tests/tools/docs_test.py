@@ -59,6 +59,21 @@ class Docs(unittest.TestCase):
             "| chip, 3 SMs, 2030-01-02 |  |  |  |\n|---|---|---|---|\n"
             "| copy | 4180 | GB/s | by hand |\n| read of L2 | 65536 |  | an SM |\n")))
 
+    def test_the_readme_has_what_is_recorded_of_its_commands(self):
+        readme = self.top / "README.md"
+        readme.write_text(PAGE.format(name="commands", table=""))
+        results = self.top / "bench/results"
+        results.mkdir(parents=True)
+        (results / "chip-commands.json").write_text(json.dumps(
+            {"machine": "chip", "date": "2030-01-02T03:04:05Z", "cases": [
+                {"command": "make demo", "first_minutes": 5},
+                {"command": "make test", "first_minutes": 9, "disk_gb": 10.5}]}))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(readme.read_text(), PAGE.format(name="commands", table=(
+            "| command | minutes | GB on the disk | machine |\n|---|---|---|---|\n"
+            "| `make demo` | 5 | - | chip, 2030-01-02 |\n"
+            "| `make test` | 9 | 10.5 | chip, 2030-01-02 |\n")))
+
     def test_check_accepts_what_was_written(self):
         self.page.write_text(PAGE.format(name="formats", table=TABLE))
         self.assertEqual(self.run_tool("--check").returncode, 0)
