@@ -156,15 +156,16 @@ def linears(draw):
     if bias:
         shapes |= {"bias": (experts, n)} if packed else {f"bias{e}": (n,) for e in range(experts)}
     biases = draw(st.sampled_from(["plain", "expanded", "steps"]))
+    other = draw(st.sampled_from([dtype, dtype, torch.float32, torch.bfloat16]))
     for name, shape in shapes.items():
-        leaves[name] = Leaf(weights if name.startswith("weight") else biases, shape, dtype)
+        leaves[name] = Leaf(weights if name.startswith("weight") else biases, shape, other)
     if bias and draw(st.booleans()):
         leaves["bias_scale"] = Leaf(draw(st.sampled_from(["plain", "steps"])), (rows,),
                                     torch.float32)
     return {"experts": experts, "n": n, "k": k, "dtype": dtype, "recipe": recipe,
             "counts": counts, "rows": rows, "given": given, "good": good, "packed": packed,
             "bias": bias, "weights": weights, "biases": biases, "leaves": leaves,
-            "cube": draw(st.booleans()), "save": draw(st.booleans()),
+            "mixed": other != dtype, "cube": draw(st.booleans()), "save": draw(st.booleans()),
             "dy": torch.randn(rows, n).to(dtype), "meta": draw(st.integers(0, 9))}
 
 
@@ -201,7 +202,7 @@ def check_linear(c):
         tolerance = by_element(max(c["k"], c["n"], c["rows"]))
     else:
         tolerance = by_norm(BLOCKS.get(c["recipe"], 2.0**-6))
-    allowed = (not c["good"] or not plain or c["weights"] != "plain"
+    allowed = (not c["good"] or not plain or c["mixed"] or c["weights"] != "plain"
                or c["biases"] != "plain" and c["bias"] or not dense(c["leaves"], "bias_scale"))
     try:
         compare(c["leaves"], call, loop, c["dy"], tolerance)

@@ -161,3 +161,25 @@ def test_buffers_that_do_not_fit(device, name):
     refused(good.clone().requires_grad_(), rf"{name} requires grad, must not")
     with pytest.raises(ValueError, match=f"{name} is on meta, must be on {device.type}"):
         layer(x, COUNTS, **{name: torch.empty_like(good, device="meta")})
+
+
+def test_a_buffer_that_is_read_meanwhile(device):
+    """One that nobody reads any more may be used again."""
+    layer = module(device, k=24, n=24)
+    x, dy = draw(ROWS, 24, device=device), draw(ROWS, 24, device=device)
+    memory = draw(2 * ROWS, 24, device=device)
+    for taken, out in ((x, x), (memory[:ROWS], memory[1:ROWS + 1])):
+        with torch.no_grad(), pytest.raises(ValueError, match="out shares memory with the input"):
+            layer(taken, COUNTS, out=out)
+    leaf = x.clone().requires_grad_()
+    given = dy.clone()
+    with pytest.raises(ValueError, match="dgrad_out shares memory with the gradient of the result"):
+        layer(leaf, COUNTS, dgrad_out=given).backward(given)
+    with pytest.raises(ValueError, match="dgrad_out shares memory with the input, which"):
+        layer(leaf, COUNTS, dgrad_out=leaf.detach()).backward(dy)
+    (want,) = torch.autograd.grad(layer(leaf, COUNTS), leaf, dy)
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    buffer = leaf.detach()
+    layer(leaf, COUNTS, dgrad_out=buffer).backward(dy)
+    assert torch.equal(buffer[:20], want[:20])

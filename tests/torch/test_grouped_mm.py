@@ -286,3 +286,22 @@ def test_errors(device, args, kwargs, error, words):
               if isinstance(v, torch.Tensor) else v for k, v in kwargs.items()}
     with pytest.raises(error, match=words):
         cadre.grouped_mm(*args, **kwargs)
+
+
+def test_what_is_no_tensor():
+    for given in ({"a": None}, {"b": B.tolist()}, {"bias": "text"}, {"out": 3.0}):
+        (name, value), = given.items()
+        with pytest.raises(TypeError, match=f"{name} is a {type(value).__name__}, must be a tenso"):
+            cadre.grouped_mm(**{"a": A, "b": B, "offs": OFFS, **given})
+
+
+def test_out_that_is_read_meanwhile(device):
+    a, b = draw(20, 16, device=device), draw(5, 16, 16, device=device)
+    ends = torch.tensor([3, 11, 12, 18, 20], dtype=torch.int32, device=device)
+    wide = draw(20, 32, device=device)
+    for out, left, right in ((a, a, b), (a[:, :], a, b), (b.view(-1)[:320].view(20, 16), a, b),
+                             (wide[:, :16], wide[:, :16], b)):
+        with pytest.raises(ValueError, match="out shares memory with (lhs|rhs), must not"):
+            cadre.grouped_mm(left, right, ends, out=out)
+    want = cadre.grouped_mm(wide[:, :16], b, ends)
+    assert torch.equal(cadre.grouped_mm(wide[:, :16], b, ends, out=wide[:, 16:]), want)

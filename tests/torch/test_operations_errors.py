@@ -95,6 +95,7 @@ FAULTS = [
     ("permute_backward", dict(drow_prob=f32(3)), r"drow_prob has shape \[3\], must be \[9\]"),
     ("permute_backward", dict(drows=f32(R)), r"drows has shape \[9\], must have 2 dimensions"),
     ("combine", dict(rows=f32(R)), r"rows has shape \[9\], must have 2 dimensions"),
+    ("combine", dict(rows=f32(3, H)), "slot_of has 9 entries, must have 3, one for each row"),
     ("combine_backward", dict(rows=None), "want_dprob is true, must be false; it is made from"),
     ("combine_backward", dict(rows=f32(R, 2)), r"y is f32\[9, 2\], must be f32\[9, 6\]"),
     ("combine_backward", dict(dtokens=f32(T)), r"dtokens has shape \[4\], must have 2"),

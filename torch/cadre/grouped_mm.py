@@ -38,7 +38,7 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
 
     Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
     where a gradient is wanted."""
-    _check_devices(a, {"b": b, "bias": bias, "out": out})
+    _check_tensors(a, {"b": b, "bias": bias, "out": out})
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
         _check_out(a, b, bias, out, out_dtype, groups)
@@ -110,8 +110,10 @@ def _stacked(a: Tensor) -> tuple[Tensor, Tensor]:
     return a.reshape(groups * rows, width), offsets
 
 
-def _check_devices(a: Tensor, others: dict[str, Tensor | None]) -> None:
-    for name, t in others.items():
+def _check_tensors(a: Tensor, others: dict[str, Tensor | None]) -> None:
+    for name, t in {"a": a, **others}.items():
+        if not isinstance(t, Tensor) and (t is not None or name in "ab"):
+            raise TypeError(f"grouped_mm: {name} is a {type(t).__name__}, must be a tensor")
         if t is not None and t.device != a.device:
             raise ValueError(f"grouped_mm: {name} is on {t.device}, must be on {a.device}, where a "
                              "is")

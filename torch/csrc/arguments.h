@@ -28,6 +28,15 @@ int32_t* written_ints(const at::Tensor&, const Expected&);
 /// Errors    as require_memory().
 at::Tensor with_rows(const at::Tensor&, const char* what);
 
+/// A caller's buffer that an operation writes, and what it is called.
+struct WrittenBuffer {
+  const at::Tensor& tensor;
+  const char* what;
+};
+
+/// Errors    ValueError where the buffer shares memory with a tensor that is read meanwhile.
+void require_apart(const WrittenBuffer&, const at::Tensor& read, const char* what);
+
 /// Tells autograd that an operation has written these; undefined ones are passed over.
 void bump_versions(at::TensorList);
 

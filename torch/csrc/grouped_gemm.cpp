@@ -264,7 +264,12 @@ void implement(torch::Library& m) {
             const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha, int64_t unit_budget,
             c10::string_view accumulate, const Maybe& flags, const Maybe& beta, const Maybe& c,
             at::TensorList out) {
-           for (const Tensor& t : out) written(t, "out", lhs);
+           for (const Tensor& t : out) {
+             written(t, "out", lhs);
+             require_apart({t, "out"}, lhs, "lhs");
+             for (const Tensor& w : rhs) require_apart({t, "out"}, w, "rhs");
+             if (bias) require_apart({t, "out"}, *bias, "bias");
+           }
            run_grouped_gemm({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget,
                              accumulate, flags, beta, c, Tail::kKeep},
                             out);

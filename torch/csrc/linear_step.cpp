@@ -104,6 +104,7 @@ std::pair<Tensor, Tensor> forward(const LinearCall& call, const ForwardInputs& i
   GroupedLinearProblem problem = problem_of(call);
   problem.options.cache_weights = in.cache.has_value();
   problem.options.tail = out ? Tail::kKeep : Tail::kZero;
+  if (out) require_apart({*out, "out"}, x, "the input");
   const Tensor y = out ? *out : at::empty({problem.rows, problem.n}, x.options());
   problem.options.align = std::min(problem.options.align, alignment({y}));
   const int64_t saved_bytes = memory_bounds(problem, device(x)).saved.bytes(problem.rows);
@@ -257,6 +258,10 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
       to.main = main_grads_of(s.parameters, s.first_microbatch);
     const Tensor dy = rows_of(dout.detach(), "dy");
     if (saved.x.defined()) saved.x = saved.x.detach();  // what is pending keeps no graph alive
+    if (s.dgrad_out) {
+      require_apart({to.dx, "dgrad_out"}, dy, "the gradient of the result");
+      require_apart({to.dx, "dgrad_out"}, saved.x, "the input, which the weights' gradient reads");
+    }
     return translate_errors([&] {
       const at::AutoDispatchBelowADInplaceOrView below;
       return gradients_of(saved, dy, to);

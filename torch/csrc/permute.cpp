@@ -99,6 +99,8 @@ void combine_to(const Tensor& rows, const TensorRowMap& map, const Maybe& prob,
                 const Tensor& tokens) {
   auto p = problem_of(PermutePass::kCombine, map, rows);
   p.rows = rows.size(0);
+  TORCH_CHECK_VALUE(map.slot_of.numel() == p.rows, "slot_of has ", map.slot_of.numel(),
+                    " entries, must have ", p.rows, ", one for each row of rows");
   p.prob = prob.has_value();
   const Tensor read = with_rows(rows, "rows");
   run_permute(p, map, {.tokens = tokens, .rows = read, .prob = prob}, read);
