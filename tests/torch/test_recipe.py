@@ -377,25 +377,35 @@ def test_activation_checkpointing_keeps_the_recipe(device):
     assert torch.equal(*grads)
 
 
-def checkpoint_steps(call, x, recipe, around=""):
-    """(y, gradient of x) of `call` under a recipe, with backward under `around`."""
+def checkpoint_steps(layer, call, x, recipe, around=""):
+    """(y, gradients of x and of the weight) of `call` under a recipe, with backward under
+    `around`."""
     torch.manual_seed(7)
+    layer.zero_grad()
     leaf = x.clone().requires_grad_()
-    with cadre.autocast(enabled=bool(recipe), recipe=recipe):
+    outer = cadre.autocast(recipe="bf16")
+    with outer, outer, cadre.autocast(enabled=bool(recipe), recipe=recipe):
         y = call(leaf)
     with cadre.autocast(enabled=bool(around), recipe=around):
         y.sum().backward()
-    return y.detach(), leaf.grad
+    return y.detach(), leaf.grad, layer.weight.grad
 
 
 def reentrant(call):
     return lambda x: torch.utils.checkpoint.checkpoint(call, x, use_reentrant=True)
 
 
+def unpacked(call):
+    return lambda x: torch.utils.checkpoint.checkpoint(call, x, use_reentrant=False)
+
+
 @pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("around", ["", "fp8_tensor"])
-@pytest.mark.parametrize("recipe", ["mxfp8", "fp8_block", ""])
-def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around, compiled):
+@pytest.mark.parametrize("recipe, around", [
+    ("mxfp8", ""), ("mxfp8,wgrad=bf16", "fp8_tensor"), ("", "fp8_tensor")])
+@pytest.mark.parametrize("inner, outer", [
+    (reentrant, None), (unpacked, None), (reentrant, reentrant), (unpacked, unpacked),
+    (reentrant, unpacked), (unpacked, reentrant)])
+def test_checkpointing_keeps_the_recipe(device, recipe, around, compiled, inner, outer):
     if device.type != "cpu":
         pytest.skip("recipe runs on the CPU only")
     layer, x = module(device, k=64, n=64, dtype=torch.bfloat16), draw(17, 64, dtype=torch.bfloat16)
@@ -409,13 +419,15 @@ def test_reentrant_checkpointing_keeps_the_recipe(device, recipe, around, compil
         return layer(x, COUNTS)
 
     for call in (lambda x: layer(x, COUNTS), row):
-        want = checkpoint_steps(call, x, recipe)
+        want = checkpoint_steps(layer, call, x, recipe)
         if compiled:
             torch._dynamo.reset()
             call = torch.compile(call, backend="aot_eager")
-        for checkpointed in (reentrant(call), reentrant(lambda x: reentrant(call)(x) * 1)):
-            got = checkpoint_steps(checkpointed, x, recipe, around)
-            assert all(map(torch.equal, got, want))
+        checkpointed = inner(call)
+        if outer is not None:
+            checkpointed = outer(lambda x, call=checkpointed: call(x) * 1)
+        got = checkpoint_steps(layer, checkpointed, x, recipe, around)
+        assert all(map(torch.equal, got, want))
 
 
 class Checkpoint(torch.autograd.Function):
@@ -438,8 +450,9 @@ def test_reentrant_checkpoints_of_others_keep_the_recipe(device):
     if device.type != "cpu":
         pytest.skip("recipe runs on the CPU only")
     layer, x = module(device, k=64, n=64, dtype=torch.bfloat16), draw(17, 64, dtype=torch.bfloat16)
-    want = checkpoint_steps(lambda x: layer(x, COUNTS), x, "mxfp8")
-    got = checkpoint_steps(lambda x: Checkpoint.apply(lambda x: layer(x, COUNTS), x), x, "mxfp8")
+    want = checkpoint_steps(layer, lambda x: layer(x, COUNTS), x, "mxfp8")
+    got = checkpoint_steps(layer, lambda x: Checkpoint.apply(lambda x: layer(x, COUNTS), x), x,
+                           "mxfp8")
     assert all(map(torch.equal, got, want))
 
 

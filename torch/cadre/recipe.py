@@ -14,7 +14,7 @@ from torch._C import _current_autograd_node, _current_graph_task_id
 from torch.autograd.function import BackwardCFunction
 from torch import Tensor
 from torch.compiler import is_dynamo_compiling
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
 from .dtypes import working_dtype
 from .peer_recipes import PREDICATES, peer_words
@@ -143,10 +143,10 @@ def active_recipe() -> str:
     return recipe
 
 
-# Reentrant checkpointing is an autograd.Function whose backward calls its forward again, outside of
-# all contexts. That of torch is told below to call it in one, which compiled code sees, too. Of
-# others the node remembers the words that were there the first time: those seen in the fewest
-# contexts, since the contexts inside are entered again.
+# Checkpointing calls a forward again in backward, outside of all contexts. That of torch is told
+# below to call it in one, which compiled code sees, too. Others are an autograd.Function, whose
+# node remembers the words that were there the first time: those seen in the fewest contexts, since
+# the contexts inside are entered again.
 _REMEMBERED = "_cadre_recipe"
 
 
@@ -172,10 +172,9 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
         (anything with the methods mxfp8(), nvfp4(), float8_block_scaling(),
         float8_current_scaling()), whose options are translated or refused.
 
-    A layer's backward uses the recipe of its forward. Activation checkpointing runs forward again
-    outside of the context: give torch.utils.checkpoint `context_fn=cadre.checkpoint_contexts`. With
-    use_reentrant=True, which takes no context_fn, the recipe is remembered; in checkpoints that are
-    not torch's own, such as Megatron's, not for compiled code.
+    A layer's backward uses the recipe of its forward. torch.utils.checkpoint runs forward again
+    under the recipe of the first time; checkpoints that are not torch's own, such as Megatron's,
+    do so but for compiled code. `context_fn=cadre.checkpoint_contexts` says it in words.
 
     Errors: ValueError for words that are no recipe, with those there are; TypeError for what is no
     recipe, or no bool; NotImplementedError for options of a recipe object that Cadre does not have.
@@ -232,6 +231,13 @@ def _keep_recipes_in_checkpoints() -> None:
         return outputs
 
     CheckpointFunction.forward = staticmethod(forward)
+    make = _CheckpointFrame.__init__
+
+    @functools.wraps(make)
+    def init(self: Any, recompute_fn: Callable[..., Any], *rest: Any, **named: Any) -> None:
+        make(self, _again(recompute_fn, active_recipe()), *rest, **named)
+
+    _CheckpointFrame.__init__ = init  # of those that are not reentrant
 
 
 _keep_recipes_in_checkpoints()
