@@ -71,6 +71,13 @@ def test_offsets_of_the_caller_on_the_host(layer, offsets):
         call(draw(ROWS, K), cadre.Offsets(torch.tensor(offsets, dtype=torch.int32)))
 
 
+def test_offsets_of_the_caller_that_begin_later(layer):
+    """The rows before would have no result: whatever the memory held."""
+    name, call = layer
+    with pytest.raises(ValueError, match=rf"^{name}.offsets begins with 1, must begin with 0; "):
+        call(draw(ROWS, K), cadre.Offsets(torch.tensor([1, 2, 4, 6], dtype=torch.int32)))
+
+
 def test_numbers_that_are_right(layer):
     _, call = layer
     x = draw(ROWS, K)

@@ -64,6 +64,7 @@ FAULTS = [
     ("offsets.out", dict(status=f32(1)), "status is Float, must be Int"),
     ("offsets_of_routing", dict(experts=i32(T)), r"experts has shape \[4\], must be \[T, top_k\]"),
     ("offsets_of_routing", dict(num_experts=0), "num_experts is 0, must be 1 or more"),
+    ("offsets_of_routing", dict(num_experts=2**32 + 1), "num_experts is 4294967297, must be"),
     ("offsets_of_routing", dict(rows=-1), "rows is -1, must be 0 or more"),
     ("offsets_of_routing", dict(experts=f32(T, TOP_K)), "index is f32, must be i32 or i64"),
     ("offsets_of_routing.out", dict(row_of=i32(T)), r"row_of has shape \[4\], must be \[4, 2\]"),
@@ -71,6 +72,9 @@ FAULTS = [
     ("routing", dict(logits=f32(T)), r"logits has shape \[4\], must be \[T, E\]"),
     ("routing", dict(top_k=0), "top_k is 0, must be 1 or more"),
     ("routing", dict(top_k=4), "top_k is 4, must be at most E, 3"),
+    ("routing", dict(top_k=2**32 + 1), "top_k is 4294967297, must be below 2.31"),
+    ("routing", dict(groups=2**32 + 1), "groups is 4294967297, must be below 2.31"),
+    ("routing", dict(group_top_k=2**32 + 1), "group_top_k is 4294967297, must be below 2.31"),
     ("routing", dict(score="max"), "score"),
     ("routing", dict(logits=f32(T, E).double()), "dtype is Double, must be float32"),
     ("routing", dict(expert_bias=f32(2)), r"expert_bias has shape \[2\], must be \[3\]"),
@@ -179,3 +183,23 @@ def test_odd_strides_are_copied(device):
                        cadre.activation(z.contiguous(), offsets, prob.contiguous()))
     logits = draw(8, 5, device=device).t()
     assert torch.equal(cadre.routing(logits, 2).prob, cadre.routing(logits.contiguous(), 2).prob)
+
+
+@pytest.mark.parametrize(("call", "words"), [
+    (lambda: cadre.offsets([2, 3], "counts", 5), "offsets: source is a list, must be a Tensor"),
+    (lambda: cadre.offsets(i32(E), "counts", 4.5), "offsets: rows is a float, must be a int"),
+    (lambda: cadre.permute(f32(T, H), i32(E + 1), i32(T, TOP_K), i32(R), 0.5),
+     r"permute: prob is a float, must be a Optional\[Tensor\]"),
+    (lambda: cadre.grouped_gemm(f32(R, H), f32(E, 4, H), cadre.Offsets(i32(E + 1))),
+     "grouped_gemm: offsets is a Offsets .*, must be a Tensor"),
+    (lambda: cadre.quantize(f32(R, H), i32(E + 1), None), "quantize: format is a NoneType, must"),
+])
+def test_types_that_are_refused(call, words):
+    with pytest.raises(TypeError, match=f"^{words}"):
+        call()
+
+
+def test_errors_inside_of_an_operator_stay_what_they_are():
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        cadre.dequantize(cadre.Quantized(f32(1), f32(1), f32(1)), i32(2), "bf16",
+                         shape=[2**40, 2**10])

@@ -35,7 +35,7 @@ def require_sizes(**sizes: Any) -> None:
 def require_factor(name: str, given: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor or None."""
     if given is not None and not isinstance(given, Tensor):
-        raise TypeError(f"{name} is a {type(given).__name__}, must be a tensor of torch.float32")
+        raise TypeError(f"{name} is a {type(given).__name__}, must be a tensor")
 
 
 def require_rows(name: str, x: Any) -> None:

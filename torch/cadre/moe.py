@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .dtypes import require_rows, require_sizes
+from .dtypes import require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP
 from .operations import combine, offsets_of_routing, permute, routing
@@ -36,6 +36,8 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
     scores: [T, E], 0 or more. tokens_per_expert: [E], any integer type. Nothing waits for the
     device. Errors: ValueError for other shapes.
     """
+    require_factor("scores", scores)
+    require_factor("tokens_per_expert", tokens_per_expert)
     if scores.dim() != 2 or tokens_per_expert.shape != scores.shape[1:]:
         raise ValueError(f"scores and tokens_per_expert have shapes {list(scores.shape)} and "
                          f"{list(tokens_per_expert.shape)}, must be [T, E] and [E]")

@@ -9,8 +9,10 @@ Words: R rows, E experts, T tokens; `offsets` is int32 [E + 1] on the device, ro
 offsets[e + 1] belong to expert e, and rows at or beyond offsets[E] are the tail.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +20,29 @@ from torch import Tensor
 from .fakes import register_fake
 
 _ops = torch.ops.cadre
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+_WRONG_TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found "
+                         r"type '(.+?)'")
+
+
+def _names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Types that an operator does not take are a TypeError that names the argument."""
+
+    @functools.wraps(function)
+    def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as error:
+            found = _WRONG_TYPE.search(str(error))
+            if found is None:
+                raise
+            must, name, got = found.groups()
+            raise TypeError(f"{function.__name__}: {name} is a {got}, must be a {must}") from None
+
+    return call
 
 
 class Offsets(NamedTuple):
@@ -57,6 +82,7 @@ class Quantized(NamedTuple):
     expert_scale: Tensor
 
 
+@_names_types
 def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     """Makes offsets of the rows of each expert, or of where they end.
 
@@ -66,6 +92,7 @@ def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     return Offsets(*_ops.offsets(source, kind, rows))
 
 
+@_names_types
 def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingOffsets:
     """Sorts choices by expert, those of one expert in token order.
 
@@ -74,6 +101,7 @@ def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingO
     return RoutingOffsets(*_ops.offsets_of_routing(experts, num_experts, rows))
 
 
+@_names_types
 def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool = False,
             scale: float = 1.0, expert_bias: Tensor | None = None, groups: int = 1,
             group_top_k: int = 1) -> Routing:
@@ -86,6 +114,7 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
                                  group_top_k))
 
 
+@_names_types
 def permute(tokens: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
             prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows [R, H] in the order of the experts, and the probability of each, fp32 [R], empty without
@@ -96,6 +125,7 @@ def permute(tokens: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
     return _ops.permute(tokens, offsets, row_of, slot_of, prob)
 
 
+@_names_types
 def combine(rows: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
             prob: Tensor | None = None) -> Tensor:
     """Tokens [T, H]: the sum of the rows of each, times prob fp32 [T, top_k] if that is given.
@@ -105,6 +135,7 @@ def combine(rows: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
     return _ops.combine(rows, offsets, row_of, slot_of, prob)
 
 
+@_names_types
 def activation(z: Tensor, offsets: Tensor, prob: Tensor | None = None,
                activation: str = "swiglu") -> Tensor:
     """h = act(z) * prob, in z's dtype. Differentiable in z and prob.
@@ -115,6 +146,7 @@ def activation(z: Tensor, offsets: Tensor, prob: Tensor | None = None,
     return _ops.activation(z, offsets, prob, activation)
 
 
+@_names_types
 def bias_grad(dy: Tensor, offsets: Tensor, bias_scale: Tensor | None = None,
               bias: Tensor | None = None, dtype: torch.dtype | None = None
               ) -> tuple[Tensor, Tensor]:
@@ -126,6 +158,7 @@ def bias_grad(dy: Tensor, offsets: Tensor, bias_scale: Tensor | None = None,
     return _ops.bias_grad(dy, offsets, bias_scale, bias, dtype)
 
 
+@_names_types
 def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: Tensor, which: str = "fprop",
                  *, bias: Tensor | None = None, bias_scale: Tensor | None = None,
                  alpha: Tensor | None = None, out_dtype: torch.dtype | None = None,
@@ -145,6 +178,7 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: Tensor, w
                              unit_budget=unit_budget)
 
 
+@_names_types
 def quantize(source: Tensor, offsets: Tensor | None, format: str, axis: str = "along_k",
              rng: Tensor | None = None, amax_eps: float = 0.0) -> Quantized:
     """Codes and scales of routed rows [R, C], or of weights [E, N, K] where offsets is None.
@@ -157,6 +191,7 @@ def quantize(source: Tensor, offsets: Tensor | None, format: str, axis: str = "a
     return Quantized(*_ops.quantize(source, offsets, format, axis, rng, amax_eps))
 
 
+@_names_types
 def dequantize(quantized: Quantized, offsets: Tensor | None, format: str, axis: str = "along_k", *,
                shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
     """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what

@@ -92,7 +92,11 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
         raise ValueError(f"{name}.offsets is on {offsets.device}, must be on {x.device}, where the "
                          "rows are")
     if splits.status is None and may_look(offsets):  # else the library has made them
-        require_ends(offsets.tolist(), x.shape[0], f"{name}.offsets")
+        first, *ends = offsets.tolist()
+        require_ends([first, *ends], x.shape[0], f"{name}.offsets")
+        if first != 0:
+            raise ValueError(f"{name}.offsets begins with {first}, must begin with 0; the rows "
+                             "before it would be nobody's, and their results left unwritten")
     return offsets
 
 

@@ -3,6 +3,8 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 
+#include <limits>
+
 namespace cadre::door {
 
 void require(const at::Tensor& t, const Expected& expected) {
@@ -49,6 +51,13 @@ at::Tensor with_rows(const at::Tensor& t, const char* what) {
     step = t.stride(d) * t.size(d);
   }
   return t;
+}
+
+int int_of(int64_t value, const char* what) {
+  using Limits = std::numeric_limits<int>;
+  TORCH_CHECK_VALUE(value >= Limits::min() && value <= Limits::max(), what, " is ", value,
+                    ", must be below 2^31");
+  return int(value);
 }
 
 const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tensor& on) {

@@ -28,6 +28,9 @@ int32_t* written_ints(const at::Tensor&, const Expected&);
 /// Errors    as require_memory().
 at::Tensor with_rows(const at::Tensor&, const char* what);
 
+/// The number as problems hold it. Errors    ValueError where it would be another one there.
+int int_of(int64_t, const char* what);
+
 /// A caller's buffer that an operation writes, and what it is called.
 struct WrittenBuffer {
   const at::Tensor& tensor;

@@ -204,7 +204,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
   p.lhs = plain_format(a.view.dtype), p.rhs = plain_format(b.view.dtype), p.out = d.view.dtype;
   p.lhs_major = a.major, p.rhs_major = b.major, p.out_major = d.major;
   p.discrete_rhs = b.discrete, p.discrete_out = d.discrete;
-  p.unit_budget = int(in.unit_budget);
+  p.unit_budget = int_of(in.unit_budget, "unit_budget");
   p.tail = wgrad ? Tail::kKeep : in.tail;
   p.align = 1 << std::countr_zero(alignment_bits(a) | alignment_bits(b) | alignment_bits(d));
   require_same_device(lhs, b.tensors[0], "rhs");

@@ -320,7 +320,7 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   p.wgrad = call.wants[kWantsDw];
   p.dbias = call.wants[kWantsDbias] || call.wants[kWantsDbiasScale];
   p.options.save_input = call.save_input;
-  p.options.unit_budget = int(call.unit_budget);
+  p.options.unit_budget = int_of(call.unit_budget, "unit_budget");
   if (!p.bias) return p;
   const Parameters b(call.bias, "bias", call.offsets, 1);
   require_same_device(x, b.first(), "bias");

@@ -95,7 +95,7 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   p.parameters.discrete_weight = p.parameters.discrete_dw = w1.discrete;
   p.prob = call.prob.has_value();
   p.keep_h = call.keep_h;
-  p.options.unit_budget = int(call.unit_budget);
+  p.options.unit_budget = int_of(call.unit_budget, "unit_budget");
   p.options.align =
       std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
   add_biases(p, call);

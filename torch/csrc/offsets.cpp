@@ -44,7 +44,7 @@ OffsetsProblem problem_of_routing(const Tensor& experts, int64_t num_experts, in
                     ", must be [T, top_k]");
   return {.source = OffsetsSource::kRouting,
           .rows = rows,
-          .experts = int(num_experts),
+          .experts = int_of(num_experts, "num_experts"),
           .tokens = experts.size(0),
           .top_k = int(experts.size(1))};
 }

@@ -35,12 +35,12 @@ RoutingProblem problem_of(const Tensor& logits, const RoutingRule& rule) {
   });
   p.tokens = logits.size(0);
   p.experts = int(logits.size(1));
-  p.top_k = int(rule.top_k);
+  p.top_k = int_of(rule.top_k, "top_k");
   p.logits = element_type(logits.scalar_type());
   p.normalize = rule.normalize;
   p.scale = float(rule.scale);
-  p.groups = int(rule.groups);
-  p.group_top_k = int(rule.group_top_k);
+  p.groups = int_of(rule.groups, "groups");
+  p.group_top_k = int_of(rule.group_top_k, "group_top_k");
   return p;
 }
 
