@@ -153,6 +153,8 @@ def test_buffers_that_do_not_fit(device, name):
             layer(x, COUNTS, **{name: buffer})
         assert torch.equal(buffer.detach(), before)
 
+    with pytest.raises(TypeError, match=f"{name} is a list, must be a tensor"):
+        layer(x, COUNTS, **{name: [1.0]})
     refused(good.new_ones(ROWS + 1, columns), rf"{name} has shape \[27, {columns}\], must be \[26")
     refused(good.new_ones(2, 13, columns), rf"{name} has shape \[2, 13, {columns}\]")
     refused(good.to(torch.float64), rf"{name} is torch.float64, must be torch.float32",

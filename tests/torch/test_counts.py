@@ -78,6 +78,14 @@ def test_offsets_of_the_caller_that_begin_later(layer):
         call(draw(ROWS, K), cadre.Offsets(torch.tensor([1, 2, 4, 6], dtype=torch.int32)))
 
 
+def test_offsets_of_more_rows(layer):
+    """Such as those of another batch: the last experts would have fewer rows."""
+    name, call = layer
+    ready = cadre.offsets(torch.tensor([1, 2, ROWS]), "counts", ROWS + 3)
+    with pytest.raises(ValueError, match=f"^{name}.offsets ends with 9, must end with 6 at"):
+        call(draw(ROWS, K), ready)
+
+
 def test_numbers_that_are_right(layer):
     _, call = layer
     x = draw(ROWS, K)

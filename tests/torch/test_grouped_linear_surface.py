@@ -141,6 +141,8 @@ def test_bias_scale_and_layer_must_agree(device):
         module(device)(x, [3, 0, 9, 1, 4], bias_scale=scale)
     with pytest.raises(ValueError, match="bias_scale is missing, must be given"):
         module(device, scale_bias=True)(x, [3, 0, 9, 1, 4])
+    with pytest.raises(TypeError, match="^bias_scale is a float, must be a tensor$"):
+        module(device, scale_bias=True)(x, [3, 0, 9, 1, 4], bias_scale=0.5)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

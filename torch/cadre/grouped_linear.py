@@ -10,7 +10,7 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .devices import default_device
-from .dtypes import require_float, require_rows, require_sizes, working_dtype
+from .dtypes import require_factor, require_float, require_rows, require_sizes, working_dtype
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -266,6 +266,8 @@ class GroupedLinear(nn.Module):
             raise ValueError(f"bias_scale is {'missing' if bias_scale is None else 'given'}, must "
                              f"be {'given' if self.scale_bias else 'left out'}; the layer has "
                              f"scale_bias={self.scale_bias}")
+        if bias_scale is not None:
+            require_factor("bias_scale", bias_scale)
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
         splits = splits_of(m_splits, self.num_gemms, x, self.splits_name)
         weight, bias = self.operands()
@@ -414,6 +416,8 @@ def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: T
     """Errors: ValueError unless the caller's buffer can take a result of that shape."""
     if buffer is None:
         return
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"{name} is a {type(buffer).__name__}, must be a tensor")
     if tuple(buffer.shape) != shape:
         raise ValueError(f"{name} has shape {list(buffer.shape)}, must be {list(shape)}: a row for "
                          "each row of inp, the tail too")
