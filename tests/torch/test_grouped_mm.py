@@ -295,6 +295,17 @@ def test_what_is_no_tensor():
             cadre.grouped_mm(**{"a": A, "b": B, "offs": OFFS, **given})
 
 
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_a_transposed_out_of_stacked_groups(device, groups, accumulate):
+    """Of one group it is a matrix as it lies, of more it is written by way of a copy."""
+    a, b = draw(groups, 6, K, device=device), draw(groups, K, N, device=device)
+    out = draw(groups, N, 6, device=device).transpose(1, 2)
+    want = a.double() @ b.double() + (out.double() if accumulate else 0)
+    assert cadre.grouped_mm(a, b, out=out, accumulate=accumulate) is out
+    assert_close(out, want, terms=K + 1)
+
+
 def test_out_that_is_read_meanwhile(device):
     a, b = draw(20, 16, device=device), draw(5, 16, 16, device=device)
     ends = torch.tensor([3, 11, 12, 18, 20], dtype=torch.int32, device=device)
