@@ -115,10 +115,9 @@ def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Ten
 
 def _integer(count: Any, name: str) -> int:
     """Of a number of any library; True and a tensor of it have an index, too, and are none."""
-    boolean = isinstance(count, bool) or isinstance(count, Tensor) and count.dtype == torch.bool
-    if isinstance(count, int) and not boolean:
+    if type(count) is int:
         return count
-    if not boolean:
+    if not (isinstance(count, bool) or isinstance(count, Tensor) and count.dtype == torch.bool):
         try:
             return operator.index(count)
         except TypeError:
