@@ -10,6 +10,7 @@ cd "$(dirname "$0")/.."
 # libdnnl-dev's CMake configuration looks for OpenCL, which the package does not depend on.
 build_packages=(g++ ccache cmake ninja-build libdnnl-dev ocl-icd-opencl-dev libgtest-dev libcli11-dev
                 nlohmann-json3-dev pkg-config python3 python3-venv)
+fuzz_packages=(clang-14 libclang-rt-14-dev)  # libFuzzer is clang's
 lint_packages=(clang-format clang-tidy)
 venv_retry_minutes=720  # after PyPI could not be had
 
@@ -87,7 +88,7 @@ install_requirements() {
 }
 
 case "${1:-build}" in
-  build) install_packages "${build_packages[@]}"; install_python ;;
+  build) install_packages "${build_packages[@]}" "${fuzz_packages[@]}"; install_python ;;
   demo) install_packages "${build_packages[@]}" ;;
   lint) install_packages "${lint_packages[@]}" ;;
   *) say "unknown set '$1', must be build, demo or lint"; exit 2 ;;

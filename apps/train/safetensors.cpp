@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 
 #include "apps/train/random.h"
@@ -34,20 +35,21 @@ void demand(bool holds, const fs::path& path, const Parts&... parts) {
     throw InvalidArgument(text("train: checkpoint ", path.string(), ": ", parts..., kRemedy));
 }
 
-/// The header's JSON; a name that stands there twice is an error, which the parser alone lets pass.
+/// The header's JSON; a name that stands in an object twice is an error, which the parser alone lets
+/// pass.
 json parse_header(const uint8_t* first, size_t length, const fs::path& path) {
-  std::set<std::string> names;
-  std::string twice;
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::key && depth == 1) {
-      const std::string name = value.get<std::string>();
-      if (!names.insert(name).second) twice = name;
-    }
+  std::vector<std::set<std::string>> open;  // the names of each object that has not ended
+  std::optional<std::string> twice;
+  const auto watch = [&](int, json::parse_event_t event, json& value) {
+    if (event == json::parse_event_t::object_start) open.emplace_back();
+    if (event == json::parse_event_t::object_end) open.pop_back();
+    if (event == json::parse_event_t::key && !open.back().insert(value.get<std::string>()).second)
+      twice = value.get<std::string>();
     return true;
   };
   const json header = json::parse(first, first + length, watch, false);
   demand(header.is_object(), path, "header is no JSON object");
-  demand(twice.empty(), path, "tensor ", twice, " stands twice in the header");
+  demand(!twice, path, "name ", twice.value_or(""), " stands twice in the header");
   return header;
 }
 
@@ -74,11 +76,11 @@ bool is_number_list(const json& list) {
 
 StoredTensor parse_tensor(const std::string& name, const json& entry, std::span<const uint8_t> data,
                           const fs::path& path) {
-  demand(entry.is_object() && entry.contains("dtype") && entry["dtype"].is_string() &&
-             entry.contains("shape") && is_number_list(entry["shape"]) &&
-             entry.contains("data_offsets") && is_number_list(entry["data_offsets"]) &&
-             entry["data_offsets"].size() == 2,
-         path, "tensor ", name, " lacks a dtype, a shape or two data_offsets");
+  demand(entry.is_object() && entry.size() == 3 && entry.contains("dtype") &&
+             entry["dtype"].is_string() && entry.contains("shape") &&
+             is_number_list(entry["shape"]) && entry.contains("data_offsets") &&
+             is_number_list(entry["data_offsets"]) && entry["data_offsets"].size() == 2,
+         path, "tensor ", name, " lacks a dtype, a shape or two data_offsets, or has more");
   StoredTensor tensor{entry["dtype"], entry["shape"], {}};
   demand(type_bytes(tensor.dtype) > 0, path, "tensor ", name, " has the unknown dtype ",
          tensor.dtype);

@@ -61,6 +61,8 @@ extern "C" {
 
 CadreGemm* cadre_gemm_plan(const char* problem, const char* device) {
   return guarded<CadreGemm*>(nullptr, [&] {
+    cadre::require(problem != nullptr && device != nullptr,
+                   "c_api: problem or device is null, must be words");
     const auto p = cadre::parse_grouped_gemm_problem(problem);
     require_bare(p);
     auto chosen = plan(p, cadre::parse_device(device));
@@ -71,12 +73,16 @@ CadreGemm* cadre_gemm_plan(const char* problem, const char* device) {
 
 void cadre_gemm_free(CadreGemm* gemm) { delete gemm; }
 
-const char* cadre_gemm_name(const CadreGemm* gemm) { return gemm->name.c_str(); }
+const char* cadre_gemm_name(const CadreGemm* gemm) { return gemm ? gemm->name.c_str() : ""; }
 
-long long cadre_gemm_workspace_bytes(const CadreGemm* gemm) { return gemm->plan.workspace_bytes; }
+long long cadre_gemm_workspace_bytes(const CadreGemm* gemm) {
+  return gemm ? gemm->plan.workspace_bytes : 0;
+}
 
 int cadre_gemm_run(const CadreGemm* gemm, const CadreGemmArgs* args, void* stream) {
   return guarded(1, [&] {
+    cadre::require(gemm != nullptr && args != nullptr,
+                   "c_api: plan or arguments are null, must be given");
     run(gemm->plan, args_of(gemm->plan.problem, *args),
         {args->workspace, gemm->plan.workspace_bytes}, {stream});
     return 0;

@@ -83,6 +83,7 @@ struct QuantizedLayout {
   int64_t bytes = 0;                 ///< of the buffer
 };
 
+/// Errors    InvalidArgument for lengths that are negative, and for more than 2^44 elements.
 QuantizedLayout quantized_layout(const QuantizedShape&);
 int64_t quantized_bytes(const QuantizedShape&);
 

@@ -59,6 +59,8 @@ class CApi(unittest.TestCase):
         for problem, device, says in (
                 ("grouped_gemm fprop R=many", "cpu", "R is 'many'"),
                 ("grouped_gemm fprop R=8 N=8 K=8 E=2", "tpu", "name is 'tpu'"),
+                (f"grouped_gemm fprop R=8 N={2**63 - 1} K=2 E=2", "cpu", "must be at most 2\\^44"),
+                (f"grouped_gemm wgrad R={2**31} N=8 K=8 E=2", "cpu", "must be below 2\\^31"),
                 ("grouped_gemm fprop R=8 N=8 K=8 E=2 alpha=yes", "cpu",
                  "must be plain, row-major, packed and without epilogue")):
             with self.assertRaisesRegex(RuntimeError, says):
@@ -66,6 +68,16 @@ class CApi(unittest.TestCase):
         gemm = cadre_c.Gemm(library, "grouped_gemm fprop R=8 N=8 K=8 E=2", "cpu")
         with self.assertRaises(RuntimeError):
             gemm.run(cadre_c.Args())
+
+    def test_null_is_an_error(self):
+        library = cadre_c.Library(LIBRARY)
+        self.assertIsNone(library.c.cadre_gemm_plan(None, b"cpu"))
+        self.assertRegex(str(library.error()), "problem or device is null")
+        self.assertEqual(library.c.cadre_gemm_run(None, None, None), 1)
+        self.assertRegex(str(library.error()), "plan or arguments are null")
+        self.assertEqual(library.c.cadre_gemm_name(None), b"")
+        self.assertEqual(library.c.cadre_gemm_workspace_bytes(None), 0)
+        library.c.cadre_gemm_free(None)
 
 
 if __name__ == "__main__":

@@ -3,12 +3,30 @@
 #include <gtest/gtest.h>
 
 #include <cctype>
+#include <cstdlib>
+#include <new>
 
+#include "bench/check.h"
 #include "cadre/error.h"
+#include "cadre/grouped_mlp.h"
 #include "cadre/layers.h"
 #include "cadre/operations.h"
+#include "cadre/sequential.h"
+#include "tests/layers/random_layers.h"
+#include "tests/ops/random_problems.h"
 
 using namespace cadre;
+
+/// The largest piece of memory that was taken so far.
+static size_t largest = 0;
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  largest = std::max(largest, bytes);
+  if (void* p = std::malloc(bytes)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
 
 namespace {
 
@@ -82,7 +100,131 @@ constexpr const char* kMore[] = {
     "grouped_gemm fprop R=64 N=32 K=16 E=4 format=f32 out=f32",
 };
 
+/// Problems drawn of each operation and layer, and how many of them were planned and run.
+constexpr int kDraws = 1000, kLayerDraws = 200;
+struct Tally {
+  int planned = 0, ran = 0;
+};
+
+/// Those that are planned for, as they are and with very many units.
+std::vector<Device> devices() {
+  std::vector<Device> list = {this_cpu(), parse_device("sm_90"), this_cpu(), parse_device("sm_80")};
+  list[2].units = list[3].units = 1 << 16;
+  return list;
+}
+
+/// Plans on every device, with no memory of the problem's size. True if the CPU takes it.
+template <class Problem>
+bool is_planned(const Problem& problem) {
+  bool on_cpu = false;
+  largest = 0;
+  for (const Device& device : devices()) {
+    try {
+      const auto chosen = plan(problem, device);
+      if constexpr (requires { chosen.workspace_bytes; })
+        expect_countable(Explanation{.problem = to_string(problem),
+                                     .plan = {},
+                                     .workspace_bytes = chosen.workspace_bytes,
+                                     .refusals = {}});
+      else
+        expect_countable(LayerExplanation{
+            .problem = to_string(problem), .memory = chosen.memory, .steps = explain(chosen)});
+      on_cpu = on_cpu || device.kind == DeviceKind::kCpu;
+    } catch (const InvalidArgument&) {
+    } catch (const Unsupported&) {
+    }
+  }
+  EXPECT_LT(largest, size_t{1} << 16) << to_string(problem);
+  return on_cpu;
+}
+
+/// Whether every length in the words is small, and so the problem.
+bool is_small(const std::string& words) {
+  for (const Number& n : numbers_of(words))
+    if (n.length > 2) return false;
+  return true;
+}
+
+template <class Problem>
+void draw_all(Tally& tally) {
+  test::Dice dice(1963, true);
+  for (int i = 0; i < kDraws; ++i) {
+    Problem problem;
+    test::draw(dice, problem);
+    if (!is_planned(problem)) continue;
+    ++tally.planned;
+    const std::string words = to_string(problem);
+    if (!is_small(words)) continue;
+    ++tally.ran;
+    const auto report = bench::check(words, {});
+    EXPECT_TRUE(report.good()) << words << ": " << report.fault;
+  }
+}
+
+constexpr int64_t kWidths[] = {8, 24, 32};
+
+void draw_layer(test::Dice& dice, unsigned seed, GroupedLinearProblem& p) {
+  p = test::random_linear({.rows = 8, .of = {3, 5}}, seed, kWidths);
+  p.recipe = recipe_list()[seed % recipe_list().size()].recipe;
+  for (int64_t* length : {&p.rows, &p.n, &p.k})
+    if (dice.coin()) *length = dice.size();
+  p.experts = dice.experts();
+  p.options.unit_budget = dice.few(4);
+  p.options.align = dice.align();
+}
+
+void draw_layer(test::Dice& dice, unsigned seed, GroupedMlpProblem& p) {
+  p = test::plain_mlp({.rows = 8, .of = {3, 5}}, seed);
+  for (int64_t* length : {&p.rows, &p.hidden, &p.features})
+    if (dice.coin()) *length = dice.size();
+  p.experts = dice.experts();
+  p.options.unit_budget = dice.few(4);
+}
+
+/// Neighbours agree, so that what is too large is seen by the ops or the row.
+void draw_layer(test::Dice& dice, unsigned seed, SequentialProblem& p) {
+  GroupedLinearProblem first, second;
+  draw_layer(dice, seed, first);
+  draw_layer(dice, seed + 1, second);
+  ActivationProblem between{.kind = ActivationKind::kSilu};
+  second.rows = between.rows = first.rows;
+  second.experts = between.experts = first.experts;
+  second.k = between.features = first.n;
+  second.dtype = between.z = between.h = first.dtype;
+  p = {{first, between, second}, dice.coin()};
+}
+
+template <class Problem>
+void draw_layers(Tally& tally) {
+  test::Dice dice(1977, true);
+  for (unsigned i = 0; i < kLayerDraws; ++i) {
+    Problem problem;
+    draw_layer(dice, i, problem);
+    tally.planned += is_planned(problem);
+  }
+}
+
 }  // namespace
+
+TEST(HugeProblem, DrawnIsPlannedOrRefusedAndRunsWhereSmall) {
+  for_each(Operations{}, []<class Operation>() {
+    SCOPED_TRACE(Operation::kText.name);
+    Tally tally;
+    draw_all<typename Operation::Problem>(tally);
+    EXPECT_GE(tally.planned, tally.ran);
+    EXPECT_GT(tally.ran, 1);
+  });
+}
+
+TEST(HugeProblem, DrawnOfALayerIsPlannedOrRefused) {
+  Tally tally;
+  draw_layers<GroupedLinearProblem>(tally);
+  EXPECT_GT(std::exchange(tally.planned, 0), 20);
+  draw_layers<GroupedMlpProblem>(tally);
+  EXPECT_GT(std::exchange(tally.planned, 0), 20);
+  draw_layers<SequentialProblem>(tally);
+  EXPECT_GT(tally.planned, 4);
+}
 
 TEST(HugeProblem, IsPlannedOrRefused) {
   for (const OperationInfo& operation : operation_list()) {

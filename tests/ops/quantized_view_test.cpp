@@ -7,6 +7,7 @@
 
 #include "cadre/error.h"
 #include "cadre/quantize.h"
+#include "tests/judge/errors.h"
 
 using namespace cadre;
 
@@ -22,6 +23,33 @@ std::string words(const QuantizedShape& shape) {
   const QuantizedView q = quantized_view(shape, nullptr);
   return q.scales.rank == 0 ? to_string(q.codes)
                             : text(to_string(q.codes), " ", to_string(q.scales));
+}
+
+// Lengths near 2^31 and 2^63, every format and order: refused in words, or counted.
+TEST(QuantizedView, OfAnySizesIsCountedOrRefused) {
+  constexpr int64_t kOne = 1;
+  constexpr int64_t kLengths[] = {-1,         0,          1,          130,        (kOne << 31) - 1,
+                                  kOne << 31, kOne << 43, kOne << 44, kOne << 62, INT64_MAX};
+  constexpr int kExperts[] = {INT32_MIN, 0, 1, 3, (1 << 24) - 1, 1 << 24, INT32_MAX};
+  int counted = 0;
+  for (const FormatInfo& row : format_list())
+    for (const int64_t rows : kLengths)
+      for (const int64_t cols : kLengths)
+        for (const int experts : kExperts)
+          for (int order = 0; order < 16; ++order) {
+            QuantizedShape s{RowsKind(order & 1), rows, cols, experts, format(row.kind)};
+            s.axis = Axis(order >> 1 & 1);
+            s.codes_major = Major(order >> 2 & 1);
+            s.scales_major = Major(order >> 3 & 1);
+            const std::string why = test::invalid([&] {
+              EXPECT_GE(quantized_bytes(s), 0);
+              ++counted;
+            });
+            EXPECT_TRUE(why == "nothing was thrown" ||
+                        why.find("must have at most 2^44") != why.npos)
+                << why;
+          }
+  EXPECT_GT(counted, 1000);
 }
 
 TEST(QuantizedView, HasTheShapesOfTheHeader) {

@@ -57,18 +57,26 @@ RunState some_state() {
   return state;
 }
 
-std::string bytes_of(const RunState& state) {
-  const SafeTensors file = to_safetensors(state);
+std::string bytes_of(const SafeTensors& file) {
   std::string header, bytes;
   for (const auto& part : safetensors_parts(file, header)) bytes.append(part.begin(), part.end());
   return bytes;
 }
+
+std::string bytes_of(const RunState& state) { return bytes_of(to_safetensors(state)); }
 
 std::string load_error(const std::string& bytes) {
   return invalid([&] {
     from_safetensors(parse_safetensors({bytes.begin(), bytes.end()}, "x.safetensors"),
                      "x.safetensors");
   });
+}
+
+/// Bytes of the header, with the eight that say how long it is.
+size_t header_bytes(const std::string& file) {
+  size_t bytes = 8;
+  for (size_t i = 0; i < 8; ++i) bytes += size_t{static_cast<uint8_t>(file[i])} << 8 * i;
+  return bytes;
 }
 
 /// A file with this header and so many zero bytes of data.
@@ -257,48 +265,66 @@ TEST(Checkpoint, ComesBackWithEqualBits) {
   EXPECT_FALSE(got.finished());
 }
 
-TEST(Checkpoint, SeesEveryTruncation) {
+TEST(Checkpoint, SeesEveryTruncationAndWhatIsAppended) {
   const std::string whole = bytes_of(some_state());
-  for (size_t length = 0; length < whole.size(); length += 1 + length / 16) {
+  const size_t header = header_bytes(whole);
+  for (size_t length = 0; length < whole.size(); length += length < header ? 1 : length / 16) {
     expect_says(load_error(whole.substr(0, length)), "train: checkpoint x.safetensors: ");
   }
   expect_says(load_error(whole.substr(0, whole.size() - 1)), "x.safetensors: tensor ");
-  expect_says(load_error(whole + "x"), "1 bytes at the end belong to no tensor");
+  for (const size_t more : {size_t{1}, size_t{8}, header, whole.size()}) {
+    expect_says(load_error(whole + whole.substr(0, more)),
+                text(more, " bytes at the end belong to no tensor"));
+  }
 }
 
-/// That a file with one bit flipped is refused, or says what it said.
-void expect_no_harm(const std::string& whole, size_t bit) {
+/// That a file with one bit flipped is refused, or is the state that `want` is the file of.
+void expect_no_harm(const std::string& whole, size_t bit, const std::string& want) {
   std::string flipped = whole;
   flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ 1 << bit % 8);
   try {
     const RunState state =
         from_safetensors(parse_safetensors({flipped.begin(), flipped.end()}, "x"), "x");
-    EXPECT_EQ(bytes_of(state), whole) << "bit " << bit << " is another state";
+    EXPECT_EQ(bytes_of(state), want) << "bit " << bit << " is another state";
   } catch (const InvalidArgument&) {
   }
 }
 
 TEST(Checkpoint, SeesEveryFlippedBit) {
   const std::string whole = bytes_of(some_state());
-  size_t header = 8;
-  for (size_t i = 0; i < 8; ++i) header += size_t{static_cast<uint8_t>(whole[i])} << 8 * i;
-  for (size_t bit = 0; bit < 8 * header; bit += CADRE_FLIP_EVERY) expect_no_harm(whole, bit);
+  const size_t header = header_bytes(whole);
+  for (size_t bit = 0; bit < 8 * header; bit += CADRE_FLIP_EVERY) expect_no_harm(whole, bit, whole);
   const size_t others = 8 * (whole.size() - header);
   for (uint64_t i = 0; i < 2000; i += CADRE_FLIP_EVERY) {
-    expect_no_harm(whole, 8 * header + random_word({1, 2, i}) % others);
+    expect_no_harm(whole, 8 * header + random_word({1, 2, i}) % others, whole);
   }
   std::string flipped = whole;
   flipped[header + 5] ^= 4;
   expect_says(load_error(flipped), "its content does not match its checksum; the file is damaged");
 }
 
+/// As it was written when the checksum left out the metadata.
+SafeTensors of_first_kind(const RunState& state) {
+  SafeTensors file = to_safetensors(state);
+  file.metadata["kind"] = "cadre train 1";
+  file.metadata["checksum"] = text(std::hex, tensors_checksum(file));
+  return file;
+}
+
 TEST(Checkpoint, ReadsThoseOfTheFirstKind) {
   const RunState want = some_state();
-  SafeTensors file = to_safetensors(want);
-  file.metadata["kind"] = "cadre train 1";
-  EXPECT_THROW(from_safetensors(file, "x"), InvalidArgument);
-  file.metadata["checksum"] = text(std::hex, tensors_checksum(file));
+  SafeTensors file = of_first_kind(want);
   EXPECT_EQ(bytes_of(from_safetensors(file, "x")), bytes_of(want));
+  file.metadata["checksum"] = text(std::hex, checksum(file));
+  EXPECT_THROW(from_safetensors(file, "x"), InvalidArgument);
+}
+
+TEST(Checkpoint, OfTheFirstKindSeesFlippedBitsBehindItsMetadata) {
+  const RunState state = some_state();
+  const std::string whole = bytes_of(of_first_kind(state)), want = bytes_of(state);
+  for (size_t bit = 0; bit < 64; ++bit) expect_no_harm(whole, bit, want);
+  for (size_t bit = 8 * whole.find('}'); bit < 8 * header_bytes(whole); bit += 13)
+    expect_no_harm(whole, bit, want);
 }
 
 TEST(Checkpoint, SaysWhatIsWrongWithAHeader) {
@@ -321,7 +347,13 @@ TEST(Checkpoint, SaysWhatIsWrongWithAHeader) {
       "its shape");
   const std::string part = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
   expect_says(error("{\"a\":" + part + ",\"b\":" + part + "}"), "overlap or leave a gap at byte 0");
-  expect_says(error("{\"a\":" + part + ",\"a\":" + part + "}"), "stands twice");
+  expect_says(error("{\"a\":" + part + ",\"a\":" + part + "}"), "name a stands twice");
+  expect_says(error("{\"\":" + part + ",\"\":" + part + "}"), "name  stands twice");
+  expect_says(error(R"({"__metadata__":{"b":"1","b":"2"}})", 0), "name b stands twice");
+  expect_says(error(R"({"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}})"),
+              "name dtype stands twice");
+  expect_says(error(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"c":1}})"),
+              "or has more");
   expect_says(error(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})"), "gap at byte 0");
   expect_says(error(R"({"__metadata__":{"a":1}})", 0), "metadata a is no string");
   expect_says(error(R"({"__metadata__":[]})", 0), "__metadata__ is no JSON object");

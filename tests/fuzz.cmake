@@ -1,0 +1,40 @@
+# Fuzz targets of whatever reads what a user wrote. They need clang, are built by a test of their own,
+# so that no other build waits for them, and run half a minute each; CONTRIBUTING.md says how to run
+# one for longer. Included by the tests' list file: tests/fuzz is a project of its own.
+find_program(CADRE_CLANG NAMES clang++-14 clang++)
+if(NOT CADRE_CLANG OR NOT CADRE_CLI)
+  message(STATUS "cadre: no clang here, so what reads problems and files is not fuzzed")
+  return()
+endif()
+
+set(fuzz ${PROJECT_BINARY_DIR}-fuzz)
+get_target_property(sources cadre SOURCES)
+list(FILTER sources INCLUDE REGEX "/src/(ops|layers)/")
+foreach(file bench/draw bench/text_file cli/problem apps/train/checkpoint apps/train/parameter
+        apps/train/safetensors apps/train/settings)
+  list(APPEND sources ${PROJECT_SOURCE_DIR}/${file}.cpp)
+endforeach()
+set(libraries $<TARGET_FILE:cadre_bench> $<TARGET_FILE:cadre_train> $<TARGET_FILE:cadre>
+  $<TARGET_FILE:DNNL::dnnl> ${OpenMP_CXX_LIBRARIES})
+if(CADRE_CUDA)
+  list(APPEND libraries $<TARGET_FILE:CUDA::cudart_static> dl rt pthread)
+endif()
+file(GENERATE OUTPUT ${fuzz}/settings.cmake CONTENT
+"set(SOURCES ${sources} CACHE STRING \"\")
+set(LIBRARIES ${libraries} CACHE STRING \"\")
+set(CMAKE_CXX_COMPILER ${CADRE_CLANG} CACHE STRING \"\")
+set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_CXX_COMPILER_LAUNCHER} CACHE STRING \"\")
+")
+add_test(NAME fuzz_build COMMAND ${CMAKE_CTEST_COMMAND}
+  --build-and-test ${CMAKE_CURRENT_SOURCE_DIR}/fuzz ${fuzz} --build-generator Ninja
+  --build-noclean --build-options -C ${fuzz}/settings.cmake)
+set_tests_properties(fuzz_build PROPERTIES LABELS slow FIXTURES_SETUP fuzz)
+
+# What libFuzzer finds worth keeping goes to the first folder, and is where the next run starts.
+foreach(target problem explain offsets safetensors checkpoint)
+  file(MAKE_DIRECTORY ${fuzz}/found/${target})
+  add_test(NAME fuzz_${target} WORKING_DIRECTORY ${fuzz} COMMAND ${target}_fuzz
+    -max_total_time=30 -timeout=100 -malloc_limit_mb=256 -dict=seeds/${target}.dict
+    found/${target} seeds/${target})
+  set_tests_properties(fuzz_${target} PROPERTIES LABELS slow FIXTURES_REQUIRED fuzz)
+endforeach()
