@@ -35,8 +35,8 @@ void demand(bool holds, const fs::path& path, const Parts&... parts) {
     throw InvalidArgument(text("train: checkpoint ", path.string(), ": ", parts..., kRemedy));
 }
 
-/// The header's JSON; a name that stands in an object twice is an error, which the parser alone lets
-/// pass.
+/// The header's JSON; a name that stands in an object twice is an error, which the parser alone
+/// lets pass.
 json parse_header(const uint8_t* first, size_t length, const fs::path& path) {
   std::vector<std::set<std::string>> open;  // the names of each object that has not ended
   std::optional<std::string> twice;
