@@ -24,12 +24,14 @@ struct Roles {
   constexpr int readers() const {
     return consumers * kWarpgroup + load_warps * kWarp + store_warps;
   }
-  /// Whether the registers of an SM suffice, in steps that setmaxnreg takes.
+  /// Of a thread when the block begins: what an SM has for so many threads, in steps of eight.
+  constexpr int first_registers() const { return 65536 / threads() / 8 * 8; }
+  /// Whether those suffice for all once they are shared out anew: setmaxnreg waits for ever for
+  /// more. In steps of eight as well.
   constexpr bool fits() const {
     return consumer_registers % 8 == 0 && producer_registers % 8 == 0 &&
-           kWarpgroup *
-                   (consumers * consumer_registers + producer_warpgroups() * producer_registers) <=
-               65536;
+           consumers * consumer_registers + producer_warpgroups() * producer_registers <=
+               warpgroups() * first_registers();
   }
 };
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "cuda/device/matrices.h"
 #include "cuda/sm90/ragged_contraction.h"
 #include "cuda/sm90/ragged_rows.h"
 #include "cuda/sm90/tile.h"
@@ -35,6 +36,44 @@ struct ThreadPlace {
   __device__ static int col_of(int i) { return 8 * (i / 4) + i % 2; }  ///< beside col
 };
 
+/// The bias of the two rows of w that a thread has of a part, and the factors that scale it, one for
+/// each column, of which a lane holds two for its warp. Read once a part, not once a sum.
+class PartBias {
+ public:
+  __device__ PartBias(const RaggedRowsParams& params, const TileRecord& tile,
+                      const TilePart& part) {
+    const void* bias = of_expert(params.bias, tile.expert);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int col = part.row + ThreadPlace::mine().row + 8 * half;
+      if (col < params.cols) bias_[half] = read(bias, params.bias.dtype, col);
+    }
+    const int row = part.col + 2 * (int(threadIdx.x) % kWarp);
+    if (params.bias_scale == nullptr) return;
+    if (row < tile.end) scales_.first = params.bias_scale[row];
+    if (row + 1 < tile.end) scales_.second = params.bias_scale[row + 1];
+  }
+  /// By a whole warp.
+  template <int kCount>
+  __device__ void add(float (&to)[kCount]) const {
+    static_assert(kCount <= kWarp);
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const int lane = i + int(threadIdx.x) % 4;  // it holds what scales these two columns
+      const float first = __shfl_sync(0xffffffff, scales_.first, lane);
+      const float second = __shfl_sync(0xffffffff, scales_.second, lane);
+      to[i] = formats::fma(first, bias_[0], to[i]);
+      to[i + 1] = formats::fma(second, bias_[0], to[i + 1]);
+      to[i + 2] = formats::fma(first, bias_[1], to[i + 2]);
+      to[i + 3] = formats::fma(second, bias_[1], to[i + 3]);
+    }
+  }
+
+ private:
+  float bias_[2] = {0, 0};
+  Pair scales_{1, 1};
+};
+
 /// y = alpha_e * sum + beta_e * c + bias_e * bias_scale. Rows of y are columns of the accumulators.
 template <int kCount>
 __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRecord& tile,
@@ -42,19 +81,19 @@ __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRec
   const ThreadPlace place = ThreadPlace::mine();
   const float alpha = params.alpha == nullptr ? 1.0f : params.alpha[tile.expert];
   const float beta = params.beta == nullptr ? 0.0f : params.beta[tile.expert];
-  const void* bias = params.bias.is_there() ? of_expert(params.bias, tile.expert) : nullptr;
-  const DType c_dtype = params.c.dtype, bias_dtype = params.bias.dtype;
+  const DType c_dtype = params.c.dtype;
 #pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int row = part.col + place.col + ThreadPlace::col_of(i);
-    const int col = part.row + place.row + ThreadPlace::row_of(i);
-    to[i] = part.accumulators[i] * alpha;
-    if (row >= tile.end || col >= params.cols) continue;
-    if (beta != 0) to[i] += beta * read(params.c.data, c_dtype, row * params.c.step + col);
-    if (bias == nullptr) continue;
-    const float scale = params.bias_scale == nullptr ? 1.0f : params.bias_scale[row];
-    to[i] += scale * read(bias, bias_dtype, col);
+  for (int i = 0; i < kCount; ++i) to[i] = part.accumulators[i] * alpha;
+  if (beta != 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const int row = part.col + place.col + ThreadPlace::col_of(i);
+      const int col = part.row + place.row + ThreadPlace::row_of(i);
+      if (row < tile.end && col < params.cols)
+        to[i] += beta * read(params.c.data, c_dtype, row * params.c.step + col);
+    }
   }
+  if (params.bias.is_there()) PartBias(params, tile, part).add(to);
 }
 
 /// Zeros in rows of y that belong to nobody, by the consumers of all blocks.
