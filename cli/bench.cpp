@@ -28,7 +28,7 @@ struct Options {
   std::string device = "cpu";
   int threads = 0;
   bool host_time = false;
-  int limit = 300;
+  int limit = 1800;
 };
 
 // Rates of a GPU are printed in the unit that has fewer digits.

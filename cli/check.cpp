@@ -28,7 +28,7 @@ struct Options {
   Device device;
   int random = 0;
   bool digest = false;
-  int limit = 60;
+  int limit = 1800;
   bench::Draw draw{.offsets = "uniform", .live = kLive};
 };
 
