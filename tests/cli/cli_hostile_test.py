@@ -66,7 +66,7 @@ class Numbers(cli_test.Cli):
         for words in (*(["check", problem] for problem in long + layers),
                       ["check", "--random", "1000000"], ["bench", long[2], "--repeat", "99"],
                       ["bench", layers[0], "--host-time"], ["bench", layers[1], "--host-time"]):
-            done = cli_test.run(*words)
+            done = cli_test.run(*words, "--limit", "60")
             self.assertEqual(done.returncode, 2, (words, done.stderr))
             self.assertRegex(done.stderr, too_long)
             self.assertEqual(done.stdout, "")

@@ -36,8 +36,8 @@ struct ThreadPlace {
   __device__ static int col_of(int i) { return 8 * (i / 4) + i % 2; }  ///< beside col
 };
 
-/// The bias of the two rows of w that a thread has of a part, and the factors that scale it, one for
-/// each column, of which a lane holds two for its warp. Read once a part, not once a sum.
+/// The bias of the two rows of w that a thread has of a part, and the factors that scale it, one a
+/// column, of which a lane holds two for its warp. Read once a part, not once a sum.
 class PartBias {
  public:
   __device__ PartBias(const RaggedRowsParams& params, const TileRecord& tile,
