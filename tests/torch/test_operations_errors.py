@@ -57,16 +57,17 @@ GIVEN = {
 FAULTS = [
     ("offsets", dict(kind="sums"), "kind is sums, must be counts or ends"),
     ("offsets", dict(source=i32(2, 2)), r"source has shape \[2, 2\], must be \[E\]"),
-    ("offsets", dict(source=f32(E)), "index is f32, must be i32 or i64"),
+    ("offsets", dict(source=f32(E)), "source is torch.float32, must be torch.int32 or torch.int64"),
     ("offsets", dict(source=i32(0)), "E is 0, must be 1 or more"),
     ("offsets", dict(rows=-1), "R is -1, must be 0 or more"),
     ("offsets.out", dict(offsets=i32(E)), r"offsets has shape \[3\], must be \[4\]"),
-    ("offsets.out", dict(status=f32(1)), "status is Float, must be Int"),
+    ("offsets.out", dict(status=f32(1)), "status is torch.float32, must be torch.int32"),
     ("offsets_of_routing", dict(experts=i32(T)), r"experts has shape \[4\], must be \[T, top_k\]"),
     ("offsets_of_routing", dict(num_experts=0), "num_experts is 0, must be 1 or more"),
     ("offsets_of_routing", dict(num_experts=2**32 + 1), "num_experts is 4294967297, must be"),
     ("offsets_of_routing", dict(rows=-1), "rows is -1, must be 0 or more"),
-    ("offsets_of_routing", dict(experts=f32(T, TOP_K)), "index is f32, must be i32 or i64"),
+    ("offsets_of_routing", dict(experts=f32(T, TOP_K)),
+     "experts is torch.float32, must be torch.int32 or torch.int64"),
     ("offsets_of_routing.out", dict(row_of=i32(T)), r"row_of has shape \[4\], must be \[4, 2\]"),
     ("offsets_of_routing.out", dict(slot_of=i32(T)), r"slot_of has shape \[4\], must be \[9\]"),
     ("routing", dict(logits=f32(T)), r"logits has shape \[4\], must be \[T, E\]"),
@@ -76,11 +77,11 @@ FAULTS = [
     ("routing", dict(groups=2**32 + 1), "groups is 4294967297, must be below 2.31"),
     ("routing", dict(group_top_k=2**32 + 1), "group_top_k is 4294967297, must be below 2.31"),
     ("routing", dict(score="max"), "score"),
-    ("routing", dict(logits=f32(T, E).double()), "dtype is Double, must be float32"),
+    ("routing", dict(logits=f32(T, E).double()), "logits is torch.float64, must be torch.float32"),
     ("routing", dict(expert_bias=f32(2)), r"expert_bias has shape \[2\], must be \[3\]"),
     ("routing", dict(groups=2), "groups is 2, must divide E, 3"),
     ("routing.out", dict(experts=i32(T)), r"experts has shape \[4\], must be \[4, 2\]"),
-    ("routing.out", dict(prob=f32(T, TOP_K).half()), "prob is Half, must be Float"),
+    ("routing.out", dict(prob=f32(T, TOP_K).half()), "prob is torch.float16, must be torch."),
     ("routing_backward", dict(experts=i32(T)), r"experts has shape \[4\], must be \[4, 2\]"),
     ("routing_backward", dict(dscores=f32(T)), r"dscores has shape \[4\], must be \[4, 3\]"),
     ("routing_backward.out", dict(dlogits=f32(T, 2)), r"dlogits is f32\[4, 2\], must be"),
@@ -88,11 +89,11 @@ FAULTS = [
     ("permute", dict(tokens=f32(T + 1, H)), r"tokens is f32\[5, 6\], must be f32\[4, 6\]"),
     ("permute", dict(row_of=i32(T)), r"row_of has shape \[4\], must be \[T, top_k\]"),
     ("permute", dict(slot_of=i32(3, 3)), r"slot_of has shape \[3, 3\], must be \[9\]"),
-    ("permute", dict(slot_of=i32(R).long()), "slot_of is Long, must be Int"),
+    ("permute", dict(slot_of=i32(R).long()), "slot_of is torch.int64, must be torch.int32"),
     ("permute", dict(offsets=i32(1)), r"offsets has shape \[1\], must be \[E \+ 1\]"),
-    ("permute", dict(offsets=f32(E)), "offsets is Float, must be Int"),
+    ("permute", dict(offsets=f32(E)), "offsets is torch.float32, must be torch.int32"),
     ("permute", dict(prob=f32(T)), r"prob has shape \[4\], must be \[4, 2\]"),
-    ("permute", dict(prob=f32(T, TOP_K).half()), "prob is Half, must be Float"),
+    ("permute", dict(prob=f32(T, TOP_K).half()), "prob is torch.float16, must be torch.float32"),
     ("permute.out", dict(rows=f32(R, H).half()), r"rows is f16\[9, 6\], must be f32\[9, 6\]"),
     ("permute.out", dict(rows=f32(H, R).t()), "must have rows of stride 1 that do not overlap"),
     ("permute.out", dict(row_prob=f32(3)), r"row_prob has shape \[3\], must be \[9\]"),
@@ -107,7 +108,7 @@ FAULTS = [
     ("activation", dict(z=f32(R)), r"z has shape \[9\], must be \[R, 2F\] for a gated"),
     ("activation", dict(z=f32(R, 5)), r"z has shape \[9, 5\], must have an even number of col"),
     ("activation", dict(prob=f32(2)), r"prob has shape \[2\], must be \[9\]"),
-    ("activation", dict(z=f32(R, H).int()), "z is i32, must be f32, bf16 or f16"),
+    ("activation", dict(z=f32(R, H).int()), "z is torch.int32, must be torch.float32, "),
     ("activation_backward", dict(dh=f32(R, 4)), r"dh is f32\[9, 4\], must be f32\[9, 3\]"),
     ("bias_grad", dict(dy=f32(R)), r"dy has shape \[9\], must be \[R, N\]"),
     ("bias_grad", dict(bias=f32(E, H)), "bias is given, must be None; the gradient of bias_scale"),
@@ -118,14 +119,14 @@ FAULTS = [
     ("quantize", dict(source=f32(R)), r"source has 1 dimensions, must have 2"),
     ("quantize", dict(offsets=None), r"source has 2 dimensions, must have 3; rows \[R, C\] come"),
     ("quantize", dict(format="nvfp4:sr"), "rng is null, must point to 2 elements"),
-    ("quantize", dict(rng=f32(2)), "rng is Float, must be int64 or uint64 and contiguous"),
+    ("quantize", dict(rng=f32(2)), "rng is torch.float32, must be torch.int64"),
     ("quantize", dict(rng=i32(3)), r"rng has shape \[3\], must be \[2\]"),
-    ("quantize.out", dict(codes=f32(R, H)), "codes is Float, must be BFloat16"),
+    ("quantize.out", dict(codes=f32(R, H)), "codes is torch.float32, must be torch.bfloat16"),
     ("quantize.out", dict(codes=f32(R, H + 1).bfloat16()),
      r"codes has shape \[9, 7\] and strides \[7, 1\], must be contiguous, for bf16\[9, 6\]"),
     ("dequantize", dict(shape=[R, H, 1]), "source has 3 dimensions, must have 2"),
     ("dequantize", dict(shape=[R, H + 1]), "codes has shape .*, must be contiguous, for bf16"),
-    ("dequantize", dict(dtype=torch.int32), "out is i32, must be f32, bf16 or f16"),
+    ("dequantize", dict(dtype=torch.int32), "dtype is torch.int32, must be torch.float32, "),
 ]
 
 
@@ -149,7 +150,8 @@ def test_nothing_is_wrong_without_a_fault(device, name):
 def test_errors(device, name, changes, words):
     if device.type == "cuda" and "nvfp4" in str(changes):
         pytest.skip("the GPU says first that it does not take the format")
-    with pytest.raises(ValueError, match=words):
+    error = TypeError if " is torch." in words else ValueError
+    with pytest.raises(error, match=words):
         run(name, GIVEN[name] | changes, device)
 
 

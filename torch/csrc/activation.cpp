@@ -41,7 +41,7 @@ ActivationProblem problem_of(const ActivationInputs& in) {
                     " wants gate and up of every feature");
   p.rows = in.z.size(0);
   p.features = gated ? in.z.size(1) / 2 : in.z.size(1);
-  p.z = element_type(in.z.scalar_type());
+  p.z = float_type(in.z.scalar_type(), "z");
   p.h = p.z;
   p.prob = in.prob.has_value();
   return p;
@@ -49,7 +49,7 @@ ActivationProblem problem_of(const ActivationInputs& in) {
 
 void forward_to(const ActivationInputs& in, const Tensor& h, Tail tail) {
   auto p = problem_of(in);
-  p.h = element_type(h.scalar_type());
+  p.h = float_type(h.scalar_type(), "h");
   p.tail = tail;
   const Tensor z = with_rows(in.z, "z");
   const Tensor prob = read_floats(in.prob, {"prob", {p.rows}, z});
@@ -65,7 +65,7 @@ void backward_to(const ActivationInputs& in, const Tensor& dh_in, const Activati
                  Tail tail) {
   auto p = problem_of(in);
   p.backward = true;
-  p.h = element_type(dh_in.scalar_type());
+  p.h = float_type(dh_in.scalar_type(), "dh");
   p.tail = tail;
   const auto& [dz, dprob] = out;
   const Tensor z = with_rows(in.z, "z"), dh = with_rows(dh_in, "dh");

@@ -131,7 +131,7 @@ inline variable_list or_none(const std::vector<at::Tensor>& gradients, int64_t c
 /// rounds stochastically.
 inline std::optional<at::Tensor> given_or_drawn(const std::optional<at::Tensor>& given,
                                                 std::string_view recipe, const at::Tensor& x) {
-  if (given || recipe.empty() || !is_random(parse_recipe(recipe))) return given;
+  if (given || recipe.empty() || !is_random(recipe_of(recipe))) return given;
   constexpr int64_t kMost = int64_t(1) << 62;
   return at::randint(kMost, {2}, x.options().dtype(at::kLong).requires_grad(false));
 }

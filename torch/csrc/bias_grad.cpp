@@ -37,7 +37,7 @@ void run_bias_grad(const BiasGradInputs& in, const BiasGradients& out, Tail tail
   args.bias_scale = floats(scale, "bias_scale");
   args.bias = view(bias, "bias");
   BiasGradProblem p{.rows = rows, .n = dy.size(1), .experts = args.offsets.experts};
-  p.dy = args.dy.dtype;
+  p.dy = float_type(dy.scalar_type(), "dy");
   p.dbias = args.dbias.dtype;
   p.bias_scale = scale.defined();
   if (bias.defined()) p.bias = args.bias.dtype;

@@ -11,6 +11,7 @@ void run_dequantize(const QuantizedTensors& tensors, const QuantizedSpec& spec, 
   const Tensor& codes = tensors.codes;
   require_same_device(codes, out, "out");
   DequantizeArgs args;
+  float_type(out.scalar_type(), "dtype");
   args.source = view(tensors, shape, codes);
   args.out = view(out, "out");
   if (spec.offsets) args.offsets = offsets(*spec.offsets, codes);

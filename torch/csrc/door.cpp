@@ -13,58 +13,6 @@
 
 namespace cadre::door {
 
-DType element_type(at::ScalarType type) {
-  switch (type) {
-    case at::kFloat:
-      return DType::kF32;
-    case at::kBFloat16:
-      return DType::kBf16;
-    case at::kHalf:
-      return DType::kF16;
-    case at::kInt:
-      return DType::kI32;
-    case at::kLong:
-      return DType::kI64;
-    case at::kByte:
-      return DType::kU8;
-    case at::kFloat8_e4m3fn:
-      return DType::kE4m3;
-    case at::kFloat8_e5m2:
-      return DType::kE5m2;
-    case at::kFloat8_e8m0fnu:
-      return DType::kE8m0;
-    default:
-      break;
-  }
-  TORCH_CHECK_VALUE(false, "dtype is ", c10::toString(type),
-                    ", must be float32, bfloat16 or float16; convert it");
-}
-
-at::ScalarType scalar_type(DType type) {
-  switch (type) {
-    case DType::kF32:
-      return at::kFloat;
-    case DType::kBf16:
-      return at::kBFloat16;
-    case DType::kF16:
-      return at::kHalf;
-    case DType::kI32:
-      return at::kInt;
-    case DType::kI64:
-      return at::kLong;
-    case DType::kE4m3:
-      return at::kFloat8_e4m3fn;
-    case DType::kE5m2:
-      return at::kFloat8_e5m2;
-    case DType::kE8m0:
-      return at::kFloat8_e8m0fnu;
-    case DType::kE2m1:
-    case DType::kU8:
-      break;
-  }
-  return at::kByte;  // two codes of four bits a byte
-}
-
 void require_memory(const at::Tensor& t, const char* what) {
   if (!t.defined() || t.numel() == 0) return;
   int64_t last = t.storage_offset();
@@ -82,7 +30,7 @@ TensorView view(const at::Tensor& t, const char* what) {
                     " dimensions, must have at most ", TensorView::kMaxRank);
   require_memory(t, what);
   v.data = t.data_ptr();
-  v.dtype = element_type(t.scalar_type());
+  v.dtype = element_type(t.scalar_type(), what);
   v.rank = int(t.dim());
   int64_t gapless = 1;  // of what steps nowhere any stride is as good
   for (int i = v.rank - 1; i >= 0; --i) {
@@ -97,8 +45,7 @@ TensorView view(const at::Tensor& t, const char* what) {
 template <class T>
 static T* elements_of(const at::Tensor& t, at::ScalarType type, const char* what) {
   if (!t.defined()) return nullptr;
-  TORCH_CHECK_VALUE(t.scalar_type() == type, what, " is ", c10::toString(t.scalar_type()),
-                    ", must be ", c10::toString(type));
+  require_type(t, type, what);
   require_memory(t, what);
   TORCH_CHECK_VALUE(t.is_contiguous(), what, " has strides ", t.strides(), ", must be contiguous");
   return static_cast<T*>(t.data_ptr());

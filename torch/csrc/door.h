@@ -8,6 +8,8 @@
 #include <string_view>
 #include <utility>
 
+#include "types.h"
+
 // What every file of the PyTorch door uses: tensor -> view, current stream -> Stream, memory from
 // torch's allocator, exceptions that Python knows.
 namespace cadre::door {
@@ -17,21 +19,18 @@ using at::TensorList;
 using Maybe = std::optional<at::Tensor>;
 using Text = std::string_view;
 
-/// Errors    ValueError for a type that Cadre has no name for.
-DType element_type(at::ScalarType);
-at::ScalarType scalar_type(DType);
-
 // Where the memory of a tensor is handed on. `what` names the tensor in errors.
 
 /// Errors    ValueError unless the storage of the tensor holds all its elements: it may have been
 ///           freed or shrunk since.
 void require_memory(const at::Tensor&, const char* what);
 
-/// The tensor as it lies, strides and all. Errors    as require_memory().
+/// The tensor as it lies, strides and all. Errors    TypeError for a type that Cadre has no name
+///           for; as require_memory().
 TensorView view(const at::Tensor&, const char* what);
 
-/// `data` as that type. Errors    ValueError unless the tensor has that type and is contiguous; as
-///           require_memory().
+/// `data` as that type. Errors    TypeError for another; ValueError unless the tensor is
+///           contiguous; as require_memory().
 float* floats(const at::Tensor&, const char* what);
 int32_t* ints(const at::Tensor&, const char* what);
 

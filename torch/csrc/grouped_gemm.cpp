@@ -45,15 +45,8 @@ TensorView with_dense_strides(TensorView v) {
   return v;
 }
 
-DType plain_type(const Tensor& t, const char* what) {
-  const auto type = t.scalar_type();
-  TORCH_CHECK_TYPE(type == at::kFloat || type == at::kBFloat16 || type == at::kHalf, what, " is ",
-                   type, ", must be float32, bfloat16 or float16");
-  return element_type(type);
-}
-
 Matrices matrix(const Tensor& t, const char* what) {
-  plain_type(t, what);
+  float_type(t.scalar_type(), what);
   Matrices m{.tensors = {t}, .view = with_dense_strides(view(t, what))};
   const auto order = order_of(m.view);
   if (!order) m.tensors = {t.contiguous()}, m.view = view(m.tensors[0], what);
@@ -63,13 +56,13 @@ Matrices matrix(const Tensor& t, const char* what) {
 
 void require_alike(at::TensorList list, const char* what) {
   const Tensor& first = list[0];
-  for (const Tensor& one : list)
-    TORCH_CHECK_VALUE(one.dim() == 2 && one.sizes() == first.sizes() &&
-                          one.scalar_type() == first.scalar_type() &&
-                          one.device() == first.device(),
-                      what, " of an expert is ", one.scalar_type(), one.sizes(), " on ",
-                      one.device(), ", must be ", first.scalar_type(), first.sizes(), " on ",
-                      first.device(), " as that of the first");
+  for (const Tensor& one : list) {
+    require_type(one, first.scalar_type(), what);
+    TORCH_CHECK_VALUE(
+        one.dim() == 2 && one.sizes() == first.sizes() && one.device() == first.device(), what,
+        " of an expert has shape ", one.sizes(), " on ", one.device(), ", must be ", first.sizes(),
+        " on ", first.device(), " as that of the first");
+  }
 }
 
 /// E tensors [N, K]. Where their strides differ, `may_copy` says whether copies are taken.
@@ -99,7 +92,7 @@ Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
 /// Experts, packed or discrete.
 Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
   TORCH_CHECK_VALUE(!list.empty(), what, " has no tensors, must have one [E, N, K] or E of [N, K]");
-  plain_type(list[0], what);
+  float_type(list[0].scalar_type(), what);
   if (list.size() != 1) return discrete(list, what, may_copy);
   TORCH_CHECK_VALUE(list[0].dim() == 2 || list[0].dim() == 3, what, " has shape ", list[0].sizes(),
                     ", must be [E, N, K] or E of [N, K]");
@@ -216,7 +209,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
   Matrices c;
   set_addends(in, p, args, c);
   p.alpha = alpha.defined(), p.bias = bias.defined(), p.bias_scale = scale.defined();
-  if (p.bias) p.bias_dtype = plain_type(bias, "bias"), args.bias = view(bias, "bias");
+  if (p.bias) p.bias_dtype = float_type(bias.scalar_type(), "bias"), args.bias = view(bias, "bias");
   args.alpha = floats(alpha, "alpha");
   args.beta = floats(beta, "beta");
   args.bias_scale = floats(scale, "bias_scale");

@@ -284,9 +284,9 @@ std::vector<int64_t> grouped_linear_memory_bounds(int64_t n, int64_t k, int64_t 
                                                   Text device) {
   return translate_errors([&] {
     GroupedLinearProblem p{.n = n, .k = k, .experts = int(experts)};
-    p.dtype = element_type(dtype);
+    p.dtype = float_type(dtype, "x");
     p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
-    p.parameters.weight = element_type(weight_dtype);
+    p.parameters.weight = float_type(weight_dtype, "weight");
     p.dgrad = wants[kWantsDx];
     p.wgrad = wants[kWantsDw];
     p.options.save_input = save_input;
@@ -309,8 +309,8 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   TORCH_CHECK_VALUE(x.size(1) == p.k, "x has shape ", x.sizes(), ", must be [R, ", p.k,
                     "]; weight has shape ", w.first().sizes());
   p.experts = w.experts;
+  p.dtype = float_type(x.scalar_type(), "x");
   p.recipe = recipe_or_default(call.recipe, x);
-  p.dtype = element_type(x.scalar_type());
   p.parameters.weight = p.parameters.dw = w.dtype();
   p.parameters.weight_major = major_of(w.first());
   p.parameters.discrete_weight = p.parameters.discrete_dw = w.discrete;

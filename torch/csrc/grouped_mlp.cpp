@@ -246,8 +246,10 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
                        {},   {},      wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
     const Parameters dw1(dweight1, "dweight1", offsets, 2), dw2(dweight2, "dweight2", offsets, 2);
-    TORCH_CHECK_VALUE(dw1.dtype() == dw2.dtype() && dw1.discrete == dw2.discrete,
-                      "dweight1 and dweight2 differ in dtype or in being packed, must not");
+    require_type(dw2.first(), dw1.first().scalar_type(), dw2.what);
+    TORCH_CHECK_VALUE(dw1.discrete == dw2.discrete, dw2.what, " is ",
+                      dw2.discrete ? "discrete" : "packed", ", must be ",
+                      dw1.discrete ? "discrete" : "packed", " as ", dw1.what);
     p.options.deferred = true;
     p.options.accumulate = parse_accumulate(accumulate);
     p.parameters.dw = dw1.dtype();

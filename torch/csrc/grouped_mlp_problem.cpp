@@ -25,9 +25,9 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
     p.hidden = hidden;
     p.features = features;
     p.experts = int(experts);
-    p.dtype = element_type(dtype);
+    p.dtype = float_type(dtype, "x");
     p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
-    p.parameters.weight = element_type(weight_dtype);
+    p.parameters.weight = float_type(weight_dtype, "weight1");
     p.prob = prob;
     p.keep_h = keep_h;
     p.options.deferred = true;
@@ -39,10 +39,10 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
 }
 
 void require_alike(const Parameters& one, const Parameters& two, bool majors) {
-  TORCH_CHECK_VALUE(one.discrete == two.discrete && one.dtype() == two.dtype(), two.what, " is ",
-                    two.discrete ? "discrete " : "packed ", two.first().scalar_type(), ", must be ",
-                    one.discrete ? "discrete " : "packed ", one.first().scalar_type(), " as ",
-                    one.what);
+  require_type(two.first(), one.first().scalar_type(), two.what);
+  TORCH_CHECK_VALUE(one.discrete == two.discrete, two.what, " is ",
+                    two.discrete ? "discrete" : "packed", ", must be ",
+                    one.discrete ? "discrete" : "packed", " as ", one.what);
   TORCH_CHECK_VALUE(!majors || major_of(one.first()) == major_of(two.first()), two.what,
                     " has strides ", two.first().strides(), ", must lie as ", one.what,
                     " with strides ", one.first().strides(), ": both transposed, or neither");
@@ -88,8 +88,8 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
                     ", H] and [H, ", p.features, "]; ", info(p.activation).name, " is ",
                     info(p.activation).gated ? "gated" : "not gated");
   p.experts = w1.experts;
+  p.dtype = float_type(call.x.scalar_type(), "x");
   p.recipe = recipe_or_default(call.recipe, call.x);
-  p.dtype = element_type(call.x.scalar_type());
   p.parameters.weight = p.parameters.dw = w1.dtype();
   p.parameters.weight_major = major_of(w1.first());
   p.parameters.discrete_weight = p.parameters.discrete_dw = w1.discrete;

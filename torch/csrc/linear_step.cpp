@@ -302,7 +302,7 @@ struct AutocastTensors {
 
 bool copies_weights(Text recipe) {
   if (recipe.empty()) return false;
-  const Recipe parsed = parse_recipe(recipe);
+  const Recipe parsed = recipe_of(recipe);
   return !is_plain(parsed.fprop.rhs) || !is_plain(parsed.dgrad.rhs);
 }
 

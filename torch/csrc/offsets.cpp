@@ -17,13 +17,15 @@ struct OffsetsOutputs {
 
 /// Checks the outputs and launches.
 void run_offsets(OffsetsProblem problem, const Tensor& source, const OffsetsOutputs& out) {
-  problem.index = element_type(source.scalar_type());
-  require_memory(source, "source");
+  const bool routing = problem.source == OffsetsSource::kRouting;
+  const char* const what = routing ? "experts" : "source";
+  problem.index = index_type(source.scalar_type(), what);
+  require_memory(source, what);
   const Tensor dense = source.contiguous();
   OffsetsArgs args{.source = dense.data_ptr()};
   args.offsets = written_ints(out.offsets, {"offsets", {problem.experts + 1}, source});
   args.status = written_ints(out.status, {"status", {1}, source});
-  if (problem.source == OffsetsSource::kRouting) {
+  if (routing) {
     args.map.row_of = written_ints(out.row_of, {"row_of", {problem.tokens, problem.top_k}, source});
     args.map.slot_of = written_ints(out.slot_of, {"slot_of", {problem.rows}, source});
   }
@@ -61,8 +63,8 @@ std::tuple<Tensor, Tensor> offsets_op(const Tensor& source, c10::string_view kin
 /// Without the status: a layer turns its splits into offsets at every call.
 Tensor offsets_alone(const Tensor& source, int64_t rows) {
   OffsetsProblem problem = problem_of(source, "counts", rows);
-  problem.index = element_type(source.scalar_type());
-  require_memory(source, "source");
+  problem.index = index_type(source.scalar_type(), "counts");
+  require_memory(source, "counts");
   const Tensor dense = source.contiguous();
   const Tensor offsets = at::empty({problem.experts + 1}, source.options().dtype(at::kInt));
   launch(problem, OffsetsArgs{.source = dense.data_ptr(), .offsets = offsets.data_ptr<int32_t>()},

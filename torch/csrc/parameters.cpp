@@ -32,10 +32,11 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
   TORCH_CHECK_VALUE(discrete || first().size(0) == experts, what, " has shape ", first().sizes(),
                     ", must have ", experts, " experts; offsets has one more entry");
   for (const at::Tensor& one : list) {
-    TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", one.scalar_type(),
-                      one.sizes(), " with strides ", one.strides(), " on ", one.device(),
-                      ", must be as that of the first: ", first().scalar_type(), first().sizes(),
-                      " with strides ", first().strides(), " on ", first().device());
+    require_type(one, first().scalar_type(), what);
+    TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", described(one),
+                      " with strides ", one.strides(), " on ", one.device(),
+                      ", must be as that of the first: ", described(first()), " with strides ",
+                      first().strides(), " on ", first().device());
     require_memory(one, what);
   }
   TORCH_CHECK_VALUE(!discrete || without_gaps(first()), what, " of an expert has shape ",
@@ -47,12 +48,12 @@ void require_like(at::TensorList gradients, at::TensorList parameters, const cha
   TORCH_CHECK_VALUE(gradients.size() == parameters.size(), what, " has ", gradients.size(),
                     " tensors, must have ", parameters.size(), ", as many as the parameters");
   for (size_t i = 0; i < gradients.size(); ++i) {
+    require_type(gradients[i], parameters[i].scalar_type(), what);
     TORCH_CHECK_VALUE(same_layout(gradients[i], parameters[i]), what, " is ",
-                      gradients[i].scalar_type(), gradients[i].sizes(), " with strides ",
-                      gradients[i].strides(), " on ", gradients[i].device(),
-                      ", must be as its parameter: ", parameters[i].scalar_type(),
-                      parameters[i].sizes(), " with strides ", parameters[i].strides(), " on ",
-                      parameters[i].device());
+                      described(gradients[i]), " with strides ", gradients[i].strides(), " on ",
+                      gradients[i].device(),
+                      ", must be as its parameter: ", described(parameters[i]), " with strides ",
+                      parameters[i].strides(), " on ", parameters[i].device());
     require_memory(gradients[i], what);
   }
 }
@@ -122,12 +123,16 @@ void LinearBindings::bind_dbias(at::TensorList dbias) {
     parameters.dbias = view(dbias[0], "dbias");
 }
 
+Recipe recipe_of(std::string_view words) {
+  return translate_errors([&] { return parse_recipe(words); });
+}
+
 Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x) {
-  if (!recipe.empty()) return parse_recipe(recipe);
-  const std::string_view own = name(element_type(x.scalar_type()));
+  if (!recipe.empty()) return recipe_of(recipe);
+  const std::string_view own = name(float_type(x.scalar_type(), "x"));
   for (const RecipeInfo& info : recipe_list())
     if (info.name == own) return info.recipe;
-  return parse_recipe(own);
+  return recipe_of(own);
 }
 
 bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe) {
@@ -143,8 +148,9 @@ bool is_random(const Recipe& recipe) {
 
 const uint64_t* random_state(const at::Tensor& rng, const at::Tensor& x) {
   require_same_device(x, rng, "rng");
-  TORCH_CHECK_VALUE(rng.scalar_type() == at::kLong && rng.numel() == 2 && rng.is_contiguous(),
-                    "rng is ", rng.scalar_type(), rng.sizes(), ", must be int64 [2]");
+  require_type(rng, at::kLong, "rng");
+  TORCH_CHECK_VALUE(rng.numel() == 2 && rng.is_contiguous(), "rng has shape ", rng.sizes(),
+                    " and strides ", rng.strides(), ", must be [2] and contiguous");
   require_memory(rng, "rng");
   return static_cast<const uint64_t*>(rng.data_ptr());
 }

@@ -27,7 +27,7 @@ struct Parameters {
   Parameters(at::TensorList, const char* what, const at::Tensor& offsets, int dims);
 
   const at::Tensor& first() const { return tensors.front(); }
-  DType dtype() const { return element_type(first().scalar_type()); }
+  DType dtype() const { return float_type(first().scalar_type(), what); }
 };
 
 /// Errors    ValueError unless both lists have as many tensors, alike in shape, dtype, layout and
@@ -87,6 +87,9 @@ class LinearBindings {
   PointerTables& tables_;
 };
 
+/// The recipe of these words. Errors    ValueError, wherever it is called.
+Recipe recipe_of(std::string_view words);
+
 /// The recipe, or, where none is named, that of the tensor's own type.
 Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x);
 
@@ -96,7 +99,7 @@ bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe);
 /// Whether a copy of any operand rounds stochastically.
 bool is_random(const Recipe&);
 
-/// Seed and offset. Errors    ValueError unless it is int64 [2] on the device of x.
+/// Seed and offset. Errors    TypeError or ValueError unless it is int64 [2] on the device of x.
 const uint64_t* random_state(const at::Tensor& rng, const at::Tensor& x);
 
 /// "no", "yes", "device" or "per_expert". Errors    ValueError.

@@ -39,7 +39,7 @@ PermuteProblem problem_of(PermutePass pass, const TensorRowMap& map, const Tenso
   p.tokens = map.row_of.size(0);
   p.top_k = int(map.row_of.size(1));
   p.hidden = width_of.size(1);
-  p.dtype = element_type(width_of.scalar_type());
+  p.dtype = float_type(width_of.scalar_type(), "tokens or rows");
   return p;
 }
 

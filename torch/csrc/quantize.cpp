@@ -18,8 +18,9 @@ const uint64_t* seed_of(const Maybe& rng, const Tensor& on) {
   if (!rng) return nullptr;
   require(*rng, {"rng", {2}, on});
   const auto type = rng->scalar_type();
-  TORCH_CHECK_VALUE((type == at::kLong || type == at::kUInt64) && rng->is_contiguous(), "rng is ",
-                    type, ", must be int64 or uint64 and contiguous");
+  if (type != at::kUInt64) require_type(*rng, at::kLong, "rng");
+  TORCH_CHECK_VALUE(rng->is_contiguous(), "rng has strides ", rng->strides(),
+                    ", must be contiguous");
   return static_cast<const uint64_t*>(rng->data_ptr());
 }
 
@@ -28,7 +29,7 @@ void run_quantize(const Tensor& source, const QuantizedSpec& spec, const Quantiz
   const QuantizedShape shape = quantized_shape(spec);
   QuantizeProblem p{.kind = shape.kind, .rows = shape.rows, .cols = shape.cols};
   p.experts = shape.experts;
-  p.source = element_type(source.scalar_type());
+  p.source = float_type(source.scalar_type(), "source");
   const bool along_k = shape.axis == Axis::kAlongK;
   (along_k ? p.along_k : p.along_rows) = shape.format;
   p.role = shape.kind == RowsKind::kRagged ? TensorRole::kX : TensorRole::kW;

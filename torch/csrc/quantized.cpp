@@ -80,8 +80,7 @@ QuantizedTensors new_quantized_tensors(const QuantizedSpec& s, const at::Tensor&
 static TensorView placed(TensorView like, const at::Tensor& t, const Expected& expected) {
   require_same_device(expected.on, t, expected.what);
   const int64_t bytes = bytes_for(like.dtype, like[0] * like.stride[0]);
-  TORCH_CHECK_VALUE(t.scalar_type() == scalar_type(like.dtype), expected.what, " is ",
-                    t.scalar_type(), ", must be ", scalar_type(like.dtype));
+  require_type(t, scalar_type(like.dtype), expected.what);
   TORCH_CHECK_VALUE(t.is_contiguous() && int64_t(t.nbytes()) == bytes, expected.what, " has shape ",
                     t.sizes(), " and strides ", t.strides(), ", must be contiguous, for ",
                     to_string(like));

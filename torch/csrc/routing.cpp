@@ -36,7 +36,7 @@ RoutingProblem problem_of(const Tensor& logits, const RoutingRule& rule) {
   p.tokens = logits.size(0);
   p.experts = int(logits.size(1));
   p.top_k = int_of(rule.top_k, "top_k");
-  p.logits = element_type(logits.scalar_type());
+  p.logits = float_type(logits.scalar_type(), "logits");
   p.normalize = rule.normalize;
   p.scale = float(rule.scale);
   p.groups = int_of(rule.groups, "groups");
