@@ -1,0 +1,355 @@
+"""The tables of docs/errors.md that are of the door: every use is run, and its error is the page's.
+CADRE_WRITE_ERRORS=1 writes the page. Every message of the sources is in a table, or in TESTS."""
+
+import ast
+import pathlib
+import re
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cadre
+from cadre.ops import OUTPUT_BUFFER_KEY
+from conftest import draw, offsets_of
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import errors_page  # noqa: E402
+
+
+def names():
+    """What the uses name; anew for each."""
+    torch.manual_seed(0)
+    E, N, K, R = 3, 8, 16, 6
+    ops = torch.ops.cadre
+    linear = cadre.GroupedLinear(E, K, N, device="cpu")
+    deferred = cadre.GroupedLinear(E, K, N, device="cpu", delay_wgrad_compute=True)
+    fused = cadre.GroupedLinear(E, K, N, device="cpu", fuse_wgrad_accumulation=True,
+                                single_grouped_weight=True)
+    apart = cadre.GroupedLinear(E, K, N, device="cpu", fuse_wgrad_accumulation=True, bias=False)
+    types = torch.float32, torch.float32, torch.float16
+    scaled = cadre.GroupedLinear(E, K, N, device="cpu", scale_bias=True)
+    mlp = cadre.GroupedMLP(E, K, N, device="cpu")
+    moe = cadre.MoE(K, N, E, 2, device="cpu")
+    row = cadre.ops.Sequential(cadre.ops.GroupedLinear(E, K, 2 * N, device="cpu"),
+                               cadre.ops.SwiGLU(),
+                               cadre.ops.GroupedLinear(E, N, K, device="cpu"))
+    x, w, z = draw(R, K), draw(E, N, K), draw(R, 2 * N)
+    leaf, memory = draw(R, K, grad=True), torch.empty(R, K)
+    where, row_of, slot_of, _ = cadre.offsets_of_routing(torch.tensor([[0, 1], [2, 0], [1, 2]]),
+                                                         E, R)
+    tokens, chosen = draw(3, K), draw(3, 2)
+    dy, none = draw(R, N), torch.empty(0, dtype=torch.uint8)
+    offs = torch.tensor([2, 4, 6], dtype=torch.int32)
+    counts = [2, 2, 2]
+    offsets = offsets_of(counts, "cpu")
+    freed = draw(R, K)
+    freed.untyped_storage().resize_(0)
+    theirs = SimpleNamespace(delayed=lambda: True)
+    return dict(globals(), **locals())
+
+
+MODULES = """
+cadre.GroupedLinear(0, K, N)
+cadre.GroupedLinear(E, 1.5, N)
+cadre.GroupedLinear(E, K, N, params_dtype=torch.float64)
+cadre.GroupedLinear(E, K, N, parallel_mode="both")
+cadre.GroupedLinear(E, K, N, parallel_mode="row", tp_size=3, bias=False)
+cadre.GroupedLinear(E, K, N, tp_size=2)
+cadre.GroupedLinear(E, K, N, ub_overlap_rs=True)
+cadre.GroupedLinear(E, K, N, use_grouped_tensor=1)
+cadre.GroupedLinear(E, K, N, scale_bias=True, bias=False)
+cadre.GroupedLinear(E, K, N, recipe="fp9")
+cadre.GroupedMLP(E, K, 0)
+cadre.GroupedMLP(E, K, "N")
+cadre.GroupedMLP(E, K, N, dtype=torch.int32)
+cadre.GroupedMLP(E, K, N, activation="tanh")
+cadre.GroupedMLP(E, K, N, layout="spiral")
+cadre.GroupedMLP(E, K, N, activation="relu", layout="interleave1")
+cadre.GroupedMLP(E, K, N, activation=3)
+cadre.GroupedMLP(E, K, N, activation="swiglu limit=7")
+cadre.GroupedMLP(E, K, N, activation="clamped_swiglu limit=x")
+cadre.MoE(K, N, E, top_k=4)
+cadre.MoE(K, N, E, 2, shared_expert=3)
+cadre.ops.SwiGLU(glu_interleave_size=8)
+cadre.autocast("mxfp8")
+cadre.autocast(recipe="fp9")
+cadre.autocast(recipe=3)
+cadre.autocast(recipe=theirs)
+cadre.Recipe("mxfp8", wgrad="fp9")
+cadre.Recipe(3)
+"""
+
+CALLS = """
+linear([1, 2], counts)
+linear(x.double(), counts)
+linear(x.long(), counts)
+linear(x[:, :8], counts)
+linear(x.to("meta"), counts)
+linear.to("meta")(x, counts)
+linear(freed, counts)
+linear(x, [2, 2])
+linear(x, 6)
+linear(x, [2.0, 2, 2])
+linear(x, torch.tensor([2., 2., 2.]))
+linear(x, [-1, 2, 2])
+linear(x, [2, 2, 3])
+linear(x, [2, 4, 6])
+linear(x, torch.tensor(counts, device="meta"))
+linear(x, cadre.Offsets(torch.tensor([0, 2, 4, 6])))
+linear(x, cadre.Offsets(torch.tensor([0, 4, 2, 6], dtype=torch.int32)))
+linear(x, cadre.Offsets(torch.tensor([1, 2, 4, 6], dtype=torch.int32)))
+linear(x[:5], cadre.offsets(torch.tensor(counts), "counts", R))
+linear(x, cadre.Offsets(offsets.to("meta")))
+linear(x, counts, bias_scale=torch.rand(R))
+scaled(x, counts)
+scaled(x, counts, bias_scale=torch.rand(R + 1))
+scaled(x, counts, bias_scale=torch.rand(R).half())
+linear(x, counts, out=torch.empty(R, K))
+linear(x, counts, out=torch.empty(R, N).half())
+linear(x, counts, out=torch.empty(R, N, device="meta"))
+linear(x, counts, out=torch.empty(N, R).t())
+linear(x, counts, out=torch.empty(R, N, requires_grad=True))
+linear(x, counts, out=x.view(-1)[:R * N].view(R, N))
+linear.double()(x, counts)
+setattr(linear.weight1, "data", draw(N, K).half()), linear(x, counts)
+setattr(linear.weight1, "data", draw(K, N).t()), linear(x, counts)
+setattr(linear.bias0, "data", draw(2 * N)[::2]), linear(x, counts)
+linear.weight0.untyped_storage().resize_(0), linear(x, counts)
+mlp(x, counts, torch.rand(R - 1))
+mlp(x, counts, torch.rand(R).double())
+mlp(x, counts, [1.0] * R)
+mlp(x, counts, bias2_scale=torch.rand(R))
+mlp(x[:, :8], counts)
+mlp(x, [2, 2])
+moe(x[:, :8])
+moe(x.int())
+setattr(moe, "shared_expert", torch.nn.Linear(K, N)), moe(x)
+row(x, counts)
+row(x, counts, counts, op_kwargs=[x])
+row(x, counts, counts, op_kwargs={7: {OUTPUT_BUFFER_KEY: x}})
+row(x, counts, counts, op_kwargs={linear: {OUTPUT_BUFFER_KEY: x}})
+row(x, counts, counts, op_kwargs={0: {"input": x}})
+row(x, counts, counts, op_kwargs={0: {OUTPUT_BUFFER_KEY: z}, row[0]: {OUTPUT_BUFFER_KEY: z}})
+row(x[:, :8], counts, counts)
+cadre.ops.ScaledSwiGLU()(z, None)
+cadre.ops.SwiGLU()(z[0, 0])
+cadre.ops.SwiGLU()(z, offsets=offsets)
+cadre.ops.Sequential(cadre.ops.SwiGLU(activation_recompute_in_mlp=True))(z)
+"""
+
+BACKWARD = """
+fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", torch.zeros(E, K, N)), fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", w.double()), fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", w.to("meta")), fused(x, counts).sum().backward()
+[setattr(p, "main_grad", torch.zeros_like(p).to(t)) for p, t in zip(apart.parameters(), types)],
+    apart(x, counts).sum().backward()
+deferred.to("meta")(x.to("meta"), counts)
+deferred(x, counts).sum().backward(), deferred.weight1.detach().add_(1), deferred.backward_dw()
+deferred(x, counts).sum().backward(), x.zero_(), deferred.backward_dw()
+deferred(x, counts).sum().backward(), setattr(deferred, "weight2", torch.nn.Parameter(w[2])),
+    deferred.backward_dw()
+[linear(leaf, counts, dgrad_out=memory).sum().backward() for _ in range(2)]
+torch.autograd.grad(linear(leaf, counts).square().sum(), leaf,
+    create_graph=True)[0].sum().backward()
+torch.func.jvp(lambda x: linear(x, counts), (x,), (x,))
+torch.func.jvp(lambda x: mlp(x, counts), (x,), (x,))
+"""
+
+FUNCTIONS = """
+cadre.load_balancing_loss(chosen, torch.tensor(counts))
+cadre.offsets(torch.tensor(counts), "sums", R)
+cadre.offsets(torch.rand(E), "counts", R)
+cadre.offsets(torch.tensor([counts]), "counts", R)
+cadre.offsets(torch.tensor(counts), "counts", -1)
+cadre.offsets_of_routing(torch.tensor(counts), E, R)
+cadre.offsets_of_routing(torch.tensor([counts]), 0, R)
+cadre.offsets_of_routing(torch.tensor([counts]), E, -1)
+cadre.offsets_of_routing(torch.rand(3, 2), E, R)
+cadre.routing(draw(6), 2)
+cadre.routing(draw(6, E), 0)
+cadre.routing(draw(6, E), 4)
+cadre.routing(draw(6, E).double(), 2)
+cadre.routing(draw(6, E), 2, score="max")
+cadre.routing(draw(6, E), 2, expert_bias=draw(2))
+cadre.routing(draw(6, E), 2, groups=2)
+cadre.permute(tokens[0], where, row_of, slot_of)
+cadre.permute(tokens.int(), where, row_of, slot_of)
+cadre.permute(tokens, where.long(), row_of, slot_of)
+cadre.permute(tokens, where[0], row_of, slot_of)
+cadre.permute(tokens, where, row_of[0], slot_of)
+cadre.permute(tokens, where, row_of, slot_of.long())
+cadre.permute(tokens, where, row_of, slot_of, chosen[:1])
+cadre.permute(tokens, where, row_of, slot_of, chosen.double())
+cadre.combine(x[0], where, row_of, slot_of)
+cadre.combine(x, where, row_of, slot_of[1:])
+cadre.activation(draw(R), offsets)
+cadre.activation(draw(R, 5), offsets)
+cadre.activation(z.double(), offsets)
+cadre.activation(z, offsets, activation="tanh")
+cadre.activation(z, offsets, torch.rand(2))
+cadre.bias_grad(draw(R), offsets)
+cadre.bias_grad(x.int(), offsets)
+cadre.bias_grad(x, offsets, torch.rand(R))
+cadre.quantize(x, offsets, "fp6")
+cadre.quantize(x, offsets, "mxfp8", axis="rows")
+cadre.quantize(x, None, "mxfp8")
+cadre.quantize(x.double(), offsets, "mxfp8")
+cadre.quantize(x, offsets, "nvfp4:sr")
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(3, dtype=torch.int64))
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(2))
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(4, dtype=torch.int64)[::2])
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, 8))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "mxfp8", shape=(R, K))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, K),
+    dtype=torch.float64)
+cadre.grouped_gemm(x.double(), w, offsets)
+cadre.grouped_gemm(x, w, offsets, "sums")
+cadre.grouped_gemm(x[0], w, offsets)
+cadre.grouped_gemm(x, [], offsets)
+cadre.grouped_gemm(x, w[0, 0], offsets)
+cadre.grouped_gemm(x, w[:, :, :8], offsets)
+cadre.grouped_gemm(x, [w[0], w[1], w[2, :7]], offsets)
+cadre.grouped_gemm(x, [w[0], w[1], w[2].half()], offsets)
+cadre.grouped_gemm(x, w, offsets, "wgrad")
+cadre.grouped_gemm(x, w, offsets, alpha=torch.rand(E, requires_grad=True))
+cadre.grouped_mm(x, w, offs=offs)
+cadre.grouped_mm(x, w.mT)
+cadre.grouped_mm(x, w.mT.half(), offs=offs)
+cadre.grouped_mm(x.double(), w.mT, offs=offs)
+cadre.grouped_mm(x, w.mT, offs=offs.long())
+cadre.grouped_mm(x, w.mT, offs=offs[None])
+cadre.grouped_mm(x, w.mT, offs=offs[:2])
+cadre.grouped_mm(x, w.mT, offs=offs + 1)
+cadre.grouped_mm(x, w.mT.to("meta"), offs=offs)
+cadre.grouped_mm(x, w.mT, offs=offs.to("meta"))
+cadre.grouped_mm(x[0], w.mT, offs=offs)
+cadre.grouped_mm(w, w.mT, offs=offs)
+cadre.grouped_mm(w, w.mT[:2])
+cadre.grouped_mm(x, w.mT, offs=offs, bias=draw(E, 5))
+cadre.grouped_mm(x, w.mT, offs=offs, accumulate=True)
+cadre.grouped_mm(x, w.mT, offs=offs, out=torch.empty(R, 5))
+cadre.grouped_mm(x, w.mT, offs=offs, out=torch.empty(R, N).half(), out_dtype=torch.float32)
+cadre.grouped_mm(leaf, w.mT, offs=offs, out=torch.empty(R, N))
+"""
+
+OPERATORS = """
+ops.grouped_linear(x[None], offsets, [w], [])
+ops.grouped_linear(x[:, :8], offsets, [w], [])
+ops.grouped_linear(x, offsets, [], [])
+ops.grouped_linear(x, offsets, [w[:2]], [])
+ops.grouped_linear(x, offsets, [w[0]] * 2, [])
+ops.grouped_linear(x, offsets, [w[None]], [])
+ops.grouped_linear(x, offsets, [draw(N, 2 * K)[:, ::2]] * E, [])
+ops.grouped_linear(x, offsets, [w], [draw(E, 5)])
+ops.grouped_linear(x, offsets, [w], [], recipe="fp9")
+ops.grouped_linear(x, offsets, [w], [], recipe="nvfp4", rng=torch.zeros(3).long(), wants=(True,)
+    * 4)
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous()])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous().mT])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w], accumulate="maybe")
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w], accumulate="yes",
+    accumulate_flags=offsets[:1])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w],
+    accumulate="per_expert", accumulate_flags=offsets)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=x, dbias=[],
+    dbias_scale=None, pending=none)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=x, dbias=[w],
+    dbias_scale=None, pending=none)
+ops.grouped_mlp(x, offsets, None, [w], [], [w.mT.contiguous()], [])
+ops.grouped_mlp(x, offsets, None, [w], [], [w.mT], [])
+ops.grouped_mlp(x, offsets, None, [w], [draw(E, 5)], [draw(E, K, N // 2)], [])
+ops.grouped_mlp(x, offsets, None, [w], [], [draw(K, N // 2)] * E, [])
+ops.grouped_mlp(x, offsets, None, [w], [], [draw(E, K, N // 2).half()], [])
+ops.permute.out(tokens[0], where, row_of, slot_of, None, rows=x, row_prob=torch.empty(0))
+ops.combine_backward(tokens, None, where, row_of, slot_of, None, True)
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy.t().contiguous().t()[::2]])
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy], beta=torch.ones(E))
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy], accumulate="device")
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[w[0, 0]])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[draw(E, N, 2 * K)[:, :, ::2]])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[w[0], w[1], draw(K, N).t()])
+ops.activation.out(z, offsets, None, "swiglu", h=draw(1, 1, 1, 1, 1, 1))
+"""
+
+TABLES = {"door_operators": OPERATORS, "door_modules": MODULES, "door_calls": CALLS,
+    "door_backward": BACKWARD,
+          "door_functions": FUNCTIONS}
+
+
+def uses(name: str) -> list[str]:
+    """A line each; what is indented belongs to the line before."""
+    return re.sub(r"\n +", " ", TABLES[name].strip()).splitlines()
+
+
+def answer(use: str) -> str:
+    try:
+        eval(use, names())
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        return f"{type(error).__name__}: {lines[0]}"
+    pytest.fail(f"no error: {use}")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_page_says_what_the_door_says(name):
+    errors_page.settle(name, [(use, answer(use)) for use in uses(name)])
+
+
+# Messages that no use above provokes, or files of them: the test that does, or why none can.
+ELSEWHERE = {
+    "_library.py": "test_package.py",
+    "checkpoints.py": "test_checkpoints.py",
+    "expert_activations.py": "test_foreign_experts.py",
+    "huggingface.py": "test_huggingface.py",
+    "peer_recipes.py": "test_peer_recipes.py",
+    ", must be a plain tensor with fuse_wgrad_accumulation or delay_wgrad_compute, which write "
+    "gradients where autograd does not see them; fully_shard gives a layer plain tensors":
+        "test_distributed.py",
+    ", must be the handle() of a LinearMemory": "test_linear_step.py",
+    "; a CUDA graph being captured would replay these very counts for ever": "test_graphs.py",
+    ", must be cpu or a CUDA device; this build of Cadre sees ": "a GPU foreign to the build",
+    "out of memory: ": "a full memory",
+}
+
+
+def python_messages(path: pathlib.Path):
+    """The longest literal of every exception that is raised."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            literals = [c.value for arg in node.exc.args for c in ast.walk(arg)
+                        if isinstance(c, ast.Constant) and isinstance(c.value, str)]
+            if literals:
+                yield max(literals, key=len)
+
+
+def cpp_messages(path: pathlib.Path):
+    """The longest literal of every check."""
+    source = path.read_text()
+    for call in re.finditer(r"TORCH_CHECK\w*\(", source):
+        end, depth = call.end(), 1
+        while depth > 0:
+            depth += {"(": 1, ")": -1}.get(source[end], 0)
+            end += 1
+        literals = re.findall(r'(?:"(?:[^"\\]|\\.)*"\s*)+', source[call.end():end])
+        yield max(("".join(re.findall(r'"((?:[^"\\]|\\.)*)"', each)) for each in literals), key=len)
+
+
+def test_the_tables_have_every_message_of_the_sources():
+    page = errors_page.PAGE.read_text()
+    absent = {words if path.name not in ELSEWHERE else path.name
+              for kind, messages in ((".py", python_messages), (".cpp", cpp_messages),
+                                     (".h", cpp_messages))
+              for path in (ROOT / "torch").rglob(f"*{kind}") for words in messages(path)
+              if words.strip() not in page}
+    assert absent == ELSEWHERE.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in ELSEWHERE.values() if name.endswith(".py")])
+def test_what_is_elsewhere_is_there(name):
+    assert "pytest.raises" in (pathlib.Path(__file__).parent / name).read_text()
