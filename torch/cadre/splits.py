@@ -91,15 +91,17 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
     if offsets.device != x.device:
         raise ValueError(f"{name}.offsets is on {offsets.device}, must be on {x.device}, where the "
                          "rows are")
-    if splits.status is None and may_look(offsets):  # else the library made them
-        first, *ends = offsets.tolist()
-        require_ends([first, *ends], x.shape[0], f"{name}.offsets")
-        if first != 0:
-            raise ValueError(f"{name}.offsets begins with {first}, must begin with 0; the rows "
+    if not may_look(offsets):
+        return offsets
+    ends = offsets.tolist()
+    if splits.status is None:  # else the library made them
+        require_ends(ends, x.shape[0], f"{name}.offsets")
+        if ends[0] != 0:
+            raise ValueError(f"{name}.offsets begins with {ends[0]}, must begin with 0; the rows "
                              "before it would be nobody's, and their results left unwritten")
-    elif may_look(offsets) and int(offsets[-1]) > x.shape[0]:
-        raise ValueError(f"{name}.offsets ends with {int(offsets[-1])}, must end with "
-                         f"{x.shape[0]} at most; the input has so many rows")
+    elif ends[-1] > x.shape[0]:
+        raise ValueError(f"{name}.offsets ends with {ends[-1]}, must end with {x.shape[0]} at "
+                         "most; the input has so many rows")
     return offsets
 
 

@@ -99,6 +99,7 @@ void combine_to(const Tensor& rows, const TensorRowMap& map, const Maybe& prob,
                 const Tensor& tokens) {
   auto p = problem_of(PermutePass::kCombine, map, rows);
   p.rows = rows.size(0);
+  require_same_device(rows, map.slot_of, "slot_of");
   TORCH_CHECK_VALUE(map.slot_of.numel() == p.rows, "slot_of has ", map.slot_of.numel(),
                     " entries, must have ", p.rows, ", one for each row of rows");
   p.prob = prob.has_value();
