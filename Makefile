@@ -59,7 +59,7 @@ demo:
 	@tools/setup.sh demo
 	@test -e build/cpu/build.ninja || cmake --preset cpu
 	cmake --build --preset cpu --target cadre_cli
-	build/cpu/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo
+	build/cpu/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo --overwrite
 
 lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint

@@ -36,7 +36,8 @@ class Demo(unittest.TestCase):
                 if line.startswith("ran: ")]
 
     def test_it_builds_what_it_runs(self):
-        train = ("cadre train --recipe bf16,fp8_block,mxfp8,nvfp4 --verify-resume --out build/demo")
+        train = ("cadre train --recipe bf16,fp8_block,mxfp8,nvfp4 --verify-resume --out build/demo"
+                 " --overwrite")
         build = "cmake --build --preset cpu --target cadre_cli"
         self.assertEqual(self.calls(), ["setup.sh demo", "cmake --preset cpu", build, train])
         self.assertEqual(self.calls(), ["setup.sh demo", build, train])

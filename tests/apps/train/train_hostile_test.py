@@ -4,6 +4,7 @@ usage: train_hostile_test.py CADRE [few] [TEST...]
 """
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -28,6 +29,13 @@ class Words(Case):
             with self.subTest(words):
                 self.assert_refused(self.train(self.text, *TINY, "--steps", 5, *words), part)
         self.assertFalse((self.path / "cadre-train").exists())
+
+    def test_the_demo_runs_again(self):
+        makefile = pathlib.Path(__file__).resolve().parents[3] / "Makefile"
+        line = re.search(r"^\tbuild/cpu/cadre train --recipe \S+ (.*)$", makefile.read_text(), re.M)
+        for _ in range(2):
+            done = self.train(self.text, *TINY, "--steps", 2, *line[1].split())
+            self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_pipe_is_no_text(self):
         os.mkfifo(self.path / "pipe")
