@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cadre
+from cadre import checkpoints
 from cadre.ops import OUTPUT_BUFFER_KEY
 from conftest import draw, offsets_of
 
@@ -48,7 +49,22 @@ def names():
     freed = draw(R, K)
     freed.untyped_storage().resize_(0)
     theirs = SimpleNamespace(delayed=lambda: True)
+    qwen = {f"mlp.experts.{e}.{part}_proj.weight": w for e in range(E)
+            for part, w in (("gate", draw(N, K)), ("up", draw(N, K)), ("down", draw(K, N)))}
+    biases = qwen | {f"mlp.experts.{e}.{part}_proj.bias": draw(n) for e in range(E)
+                     for part, n in (("gate", N), ("up", N), ("down", K))}
+    mixtral = dict(checkpoints.convert(qwen, "qwen", "mixtral"))
     return dict(globals(), **locals())
+
+
+def peer(kind, **options):
+    """A recipe object of another library, of that kind."""
+    return SimpleNamespace(**{kind: lambda: True}, **options)
+
+
+def convert(state, source="qwen", target="cadre", **options):
+    """Every tensor of the result."""
+    return dict(checkpoints.convert(state, source, target, **options))
 
 
 MODULES = """
@@ -80,6 +96,39 @@ cadre.autocast(recipe=3)
 cadre.autocast(recipe=theirs)
 cadre.Recipe("mxfp8", wgrad="fp9")
 cadre.Recipe(3)
+"""
+
+RECIPES = """
+cadre.autocast(recipe=peer("custom"))
+cadre.autocast(recipe=peer("delayed"))
+cadre.autocast(recipe=peer("nvfp4", per_token_rht=True))
+cadre.autocast(recipe=peer("nvfp4", nvfp4_per_token=lambda: True))
+cadre.autocast(recipe=peer("mxfp8", backward_override="dequantized"))
+cadre.autocast(recipe=peer("mxfp8", fp8_format="E5M2"))
+cadre.autocast(recipe=peer("float8_block_scaling", x_block_scaling_dim=3))
+cadre.autocast(recipe=peer("nvfp4", fp8_format="HYBRID"))
+cadre.autocast(recipe=peer("nvfp4", fp4_format="E3M0"))
+cadre.autocast(recipe=peer("nvfp4", fp4_quant_fwd_inp=SimpleNamespace(amax_epsilon=1.0)))
+cadre.autocast(recipe=peer("nvfp4",
+    fp4_quant_fwd_inp=SimpleNamespace(random_hadamard_transform=True, stochastic_rounding=True)))
+cadre.autocast(recipe=peer("nvfp4",
+    fp4_quant_fwd_inp=SimpleNamespace(random_hadamard_transform=False)))
+"""
+
+CHECKPOINTS = """
+convert(qwen, "gwen")
+convert(qwen, "qwen", "te_packed")
+convert(qwen, "mixtral")
+convert(qwen, experts=5)
+convert(qwen, experts=2)
+convert([qwen, qwen])
+convert(qwen | {"mlp.experts.01.up_proj.weight": w[0]})
+convert(mixtral | {"mlp.gate.weight": w[0]}, "mixtral", "qwen")
+convert(biases, target="titan")
+convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K + 1)})
+convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K).half()})
+checkpoints.interleave(draw(96, 3))
+checkpoints.deinterleave(draw(4, 4), 1, 2)
 """
 
 CALLS = """
@@ -279,7 +328,7 @@ ops.activation.out(z, offsets, None, "swiglu", h=draw(1, 1, 1, 1, 1, 1))
 
 TABLES = {"door_operators": OPERATORS, "door_modules": MODULES, "door_calls": CALLS,
     "door_backward": BACKWARD,
-          "door_functions": FUNCTIONS}
+          "door_functions": FUNCTIONS, "door_recipes": RECIPES, "door_checkpoints": CHECKPOINTS}
 
 
 def uses(name: str) -> list[str]:
@@ -304,10 +353,8 @@ def test_the_page_says_what_the_door_says(name):
 # Messages that no use above provokes, or files of them: the test that does, or why none can.
 ELSEWHERE = {
     "_library.py": "test_package.py",
-    "checkpoints.py": "test_checkpoints.py",
     "expert_activations.py": "test_foreign_experts.py",
     "huggingface.py": "test_huggingface.py",
-    "peer_recipes.py": "test_peer_recipes.py",
     ", must be a plain tensor with fuse_wgrad_accumulation or delay_wgrad_compute, which write "
     "gradients where autograd does not see them; fully_shard gives a layer plain tensors":
         "test_distributed.py",
