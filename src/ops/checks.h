@@ -16,6 +16,16 @@ namespace cadre::ops {
 
 using Shape = std::initializer_list<int64_t>;
 
+/// What a tensor may have. Bytes, sums and padded sizes of so many elements fit in 64 bits.
+inline constexpr int64_t kMostElements = int64_t{1} << 44, kExpertsBelow = int64_t{1} << 24;
+
+/// Whether a tensor of these lengths has no more elements; lengths of 0 count as 1.
+inline bool is_countable(Shape lengths) {
+  int64_t left = kMostElements;
+  for (const int64_t length : lengths) left /= std::max<int64_t>(length, 1);
+  return left > 0;
+}
+
 /// Why a value must be what it must be, or what to do; may be empty.
 struct Why {
   std::string_view words;
@@ -91,14 +101,12 @@ class Checks {
 
   void experts(int64_t value) const {
     at_least("E", value, 1);
-    holds(value < kExperts, "E is ", value, ", must be below 2^24");
+    holds(value < kExpertsBelow, "E is ", value, ", must be below 2^24");
   }
 
-  /// A tensor of these lengths; bytes, sums and padded sizes of so many elements fit in 64 bits.
+  /// A tensor of these lengths.
   void countable(std::string_view what, Shape lengths) const {
-    int64_t left = kMostElements;
-    for (const int64_t length : lengths) left /= std::max<int64_t>(length, 1);
-    holds(left > 0, what, " is ", Product{lengths},
+    holds(is_countable(lengths), what, " is ", Product{lengths},
           ", must be at most 2^44; no tensor has more elements");
   }
 
@@ -166,8 +174,6 @@ class Checks {
   const Problem& problem() const { return problem_; }
 
  private:
-  static constexpr int64_t kMostElements = int64_t{1} << 44, kExperts = 1 << 24;
-
   void shaped(std::string_view what, const TensorView& v, const Wanted& want, Why why) const {
     holds(v.dtype == want.dtype && same_shape(v, want.shape), what, " is ", Seen{v}, ", must be ",
           want, why);

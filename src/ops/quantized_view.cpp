@@ -3,14 +3,13 @@
 
 #include "cadre/error.h"
 #include "cadre/quantize.h"
+#include "ops/checks.h"
 
 namespace cadre {
 namespace {
 
 constexpr int64_t kAlignment = 256;
 constexpr int kBulkCopyBits = 128;  ///< what a bulk copy of Hopper starts at and takes multiples of
-
-constexpr int64_t kMostElements = int64_t{1} << 44, kExperts = 1 << 24;  ///< as of problems
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 int64_t aligned(int64_t bytes) { return ceil_div(bytes, kAlignment) * kAlignment; }
@@ -70,12 +69,10 @@ int64_t expert_scale_bytes(const QuantizedShape& s) {
 /// A shape that is no problem's has been checked by nobody.
 void require_countable(const QuantizedShape& s) {
   const bool ragged = s.kind == RowsKind::kRagged;
-  const int64_t rows = ragged ? std::max<int64_t>(s.rows, s.experts) : std::max<int64_t>(s.rows, 1);
-  int64_t count = 0;
-  const bool fits = s.rows >= 0 && s.cols >= 0 && s.experts >= 1 && s.experts < kExperts &&
-                    !__builtin_mul_overflow(rows, std::max<int64_t>(s.cols, 1), &count) &&
-                    !__builtin_mul_overflow(count, ragged ? 1 : s.experts, &count) &&
-                    count <= kMostElements;
+  const bool fits = s.rows >= 0 && s.cols >= 0 && s.experts >= 1 &&
+                    s.experts < ops::kExpertsBelow &&
+                    (ragged ? ops::is_countable({std::max<int64_t>(s.rows, s.experts), s.cols})
+                            : ops::is_countable({s.rows, s.cols, s.experts}));
   require(fits, "quantized_view: shape is ", s.rows, " * ", s.cols, " of ", s.experts,
           " experts, must have at most 2^44 elements");
 }
