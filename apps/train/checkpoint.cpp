@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "apps/train/file.h"
@@ -66,12 +67,26 @@ std::string loaded_path(const json& stored) {
   return path;
 }
 
+bool is_text(const json& stored) { return stored.is_string(); }
+
 bool is_path(const json& stored) {
   const auto is_byte = [](const json& each) {
     return each.is_number_unsigned() && each.get<uint64_t>() < 256;
   };
-  return stored.is_string() ||
+  return is_text(stored) ||
          (stored.is_array() && std::all_of(stored.begin(), stored.end(), is_byte));
+}
+
+std::map<std::string, std::string> metadata_of(const RunState& state) {
+  json paths = json::array();
+  for (const std::string& path : state.paths) paths.push_back(stored_path(path));
+  return {{"kind", kKind},
+          {"settings", to_string(state.settings)},
+          {"recipe", state.recipe},
+          {"recipes", json(state.recipes).dump()},
+          {"paths", paths.dump()},
+          {"text", hexadecimal(state.fingerprint)},
+          {"step", std::to_string(state.step)}};
 }
 
 class CheckpointReader {
@@ -100,11 +115,10 @@ class CheckpointReader {
     return value;
   }
 
-  std::vector<std::string> names(const std::string& key) const {
+  std::vector<std::string> names(const std::string& key, bool (*is_name)(const json&)) const {
     const json list = json::parse(metadata(key), nullptr, false);
-    bool good = list.is_array();
-    for (size_t i = 0; good && i < list.size(); ++i) good = is_path(list[i]);
-    demand(good, key, " is no list of names; the file is damaged");
+    demand(list.is_array() && std::all_of(list.begin(), list.end(), is_name), key,
+           " is no list of names; the file is damaged");
     std::vector<std::string> words;
     for (const json& each : list) words.push_back(loaded_path(each));
     return words;
@@ -150,6 +164,20 @@ void demand_sound(const RunState& state, const CheckpointReader& reader) {
   reader.demand(named, "recipe ", state.recipe, " is none of its run; the file is damaged");
 }
 
+/// Whatever its words say beside what was read, or otherwise than it is written, would be lost.
+void demand_all_read(const RunState& state, const SafeTensors& file,
+                     const CheckpointReader& reader) {
+  const auto read = metadata_of(state);
+  for (const auto& [key, words] : file.metadata) {
+    if (key == "kind" || key == "checksum") continue;
+    const auto found = read.find(key);
+    reader.demand(found != read.end(), "metadata ", key,
+                  " is unknown; the file is damaged or from another version of cadre");
+    reader.demand(found->second == words, "metadata ", key, " is '", words, "', must be '",
+                  found->second, "' as cadre train writes it; the file is damaged");
+  }
+}
+
 }  // namespace
 
 RunState initial_state(const Settings& settings, const std::string& recipe) {
@@ -172,15 +200,7 @@ SafeTensors to_safetensors(const RunState& state) {
         std::move(shape),
         {reinterpret_cast<const uint8_t*>(values.data()), values.size() * sizeof(T)}};
   });
-  json paths = json::array();
-  for (const std::string& path : state.paths) paths.push_back(stored_path(path));
-  file.metadata = {{"kind", kKind},
-                   {"settings", to_string(state.settings)},
-                   {"recipe", state.recipe},
-                   {"recipes", json(state.recipes).dump()},
-                   {"paths", paths.dump()},
-                   {"text", hexadecimal(state.fingerprint)},
-                   {"step", std::to_string(state.step)}};
+  file.metadata = metadata_of(state);
   file.metadata["checksum"] = hexadecimal(checksum(file));
   return file;
 }
@@ -195,8 +215,8 @@ RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
     reader.demand(false, e.what());
   }
   state.recipe = reader.metadata("recipe");
-  state.recipes = reader.names("recipes");
-  state.paths = reader.names("paths");
+  state.recipes = reader.names("recipes", is_text);
+  state.paths = reader.names("paths", is_path);
   state.fingerprint = reader.number("text", 16);
   const uint64_t step = reader.number("step", 10);
   reader.demand(step <= static_cast<uint64_t>(state.settings.steps), "step is ", step,
@@ -214,6 +234,7 @@ RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
   reader.demand(used == file.tensors.size(), "has ", file.tensors.size(), " tensors, must have ",
                 used, "; the file is damaged or from another version of cadre");
   demand_sound(state, reader);
+  demand_all_read(state, file, reader);
   return state;
 }
 

@@ -378,6 +378,13 @@ TEST(Checkpoint, SaysThatAFileIsForeign) {
   expect_says(changed([](SafeTensors& f) { f.metadata["paths"] = "[1]"; }), "is no list of names");
   expect_says(changed([](SafeTensors& f) { f.metadata["recipe"] = "f32"; }), "is none of its run");
   expect_says(changed([](SafeTensors& f) { f.metadata["settings"] = "steps=1"; }), "is missing");
+  expect_says(changed([](SafeTensors& f) { f.metadata["recipes"] = R"([[255],"fp32"])"; }),
+              "recipes is no list of names");
+  expect_says(changed([](SafeTensors& f) { f.metadata["note"] = "mine"; }), "note is unknown");
+  expect_says(changed([](SafeTensors& f) { f.metadata["text"] = "00ab"; }),
+              "text is '00ab', must be 'ab' as cadre train writes it");
+  expect_says(changed([](SafeTensors& f) { f.metadata["paths"] += ' '; }), "must be '[");
+  expect_says(changed([](SafeTensors& f) { f.metadata["settings"] += " steps=9"; }), "must be '");
   expect_says(changed([](SafeTensors& f) { f.tensors.erase("model.norm"); }),
               "tensor model.norm is missing");
   expect_says(changed([](SafeTensors& f) { f.tensors["surplus"] = f.tensors["model.norm"]; }),
