@@ -1,6 +1,6 @@
 # Fuzz targets of whatever reads what a user wrote. They need clang, are built by a test of their own,
-# so that no other build waits for them, and run half a minute each; CONTRIBUTING.md says how to run
-# one for longer. Included by the tests' list file: tests/fuzz is a project of its own.
+# so that no other build waits for them, and run half a minute each, always the same inputs;
+# CONTRIBUTING.md says how to look for new ones. Included by the tests' list file: tests/fuzz is a project of its own.
 find_program(CADRE_CLANG NAMES clang++-14 clang++)
 if(NOT CADRE_CLANG OR NOT CADRE_CLI)
   message(STATUS "cadre: no clang here, so what reads problems and files is not fuzzed")
@@ -30,11 +30,15 @@ add_test(NAME fuzz_build COMMAND ${CMAKE_CTEST_COMMAND}
   --build-noclean --build-options -C ${fuzz}/settings.cmake)
 set_tests_properties(fuzz_build PROPERTIES LABELS slow FIXTURES_SETUP fuzz)
 
-# What libFuzzer finds worth keeping goes to the first folder, and is where the next run starts.
-foreach(target problem explain offsets safetensors checkpoint)
+# Each with the inputs that half a minute lasts for. Those that libFuzzer finds worth keeping go to
+# the first folder, which is emptied, or the next run would begin with others.
+foreach(target_runs problem:600000 explain:250000 offsets:700000 safetensors:450000
+        checkpoint:100000)
+  string(REPLACE ":" ";" target_runs ${target_runs})
+  list(POP_FRONT target_runs target runs)
   file(MAKE_DIRECTORY ${fuzz}/found/${target})
-  add_test(NAME fuzz_${target} WORKING_DIRECTORY ${fuzz} COMMAND ${target}_fuzz
-    -max_total_time=30 -timeout=100 -malloc_limit_mb=256 -dict=seeds/${target}.dict
-    found/${target} seeds/${target})
+  add_test(NAME fuzz_${target} WORKING_DIRECTORY ${fuzz} COMMAND sh -c
+    "rm -rf kept/${target} && mkdir -p kept/${target} && exec ./${target}_fuzz -seed=1 -runs=${runs} \
+      -timeout=100 -malloc_limit_mb=256 -dict=seeds/${target}.dict kept/${target} seeds/${target}")
   set_tests_properties(fuzz_${target} PROPERTIES LABELS slow FIXTURES_REQUIRED fuzz)
 endforeach()
