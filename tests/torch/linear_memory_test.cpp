@@ -240,6 +240,17 @@ TEST(Parameters, WhatDoesNotFitIsRefused) {
   EXPECT_TRUE(Parameters(std::vector<Tensor>{w, w, w}, "weight", offsets, 2).discrete);
 }
 
+TEST(Device, OthersAreRefused) {
+  try {
+    device(at::empty({1}, at::kMeta));
+    FAIL() << "no error";
+  } catch (const c10::NotImplementedError& error) {
+    const std::string_view start =
+        "device is meta, must be cpu or a CUDA device; this build of Cadre sees ";
+    EXPECT_EQ(error.msg().substr(0, start.size()), start);
+  }
+}
+
 TEST(Parameters, SlicesAreTensorsOfTheirOwn) {
   const std::vector<Tensor> like{at::zeros({3, 5}), at::zeros({3, 5}), at::zeros({3, 5})};
   std::vector<Tensor> made = slices_like(like);

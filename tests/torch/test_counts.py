@@ -45,7 +45,7 @@ def layer(request):
     (np.array([[2, 2, 2]]), TypeError, "{} has array"),
     (cadre.Offsets([0, 2, 4, 6]), TypeError, "{}.offsets is a list, must be a tensor of torch.in"),
     (None, TypeError, "{} is a NoneType, must be 3 ints"),
-    (6, TypeError, "{} is a int, must be 3 ints"),
+    (6, TypeError, "{} is an int, must be 3 ints"),
     ([1, 2], ValueError, r"{} has shape \[2\], must be \[3\]"),
     ([2, -1, 2], ValueError, r"{} is \[2, -1, 2\], must be 0 or more each, and 6 at most together"),
     ([2**70, 0, 0], ValueError, r"{} is \[1180591620717411303424, 0, 0\], must be 0 or more each"),

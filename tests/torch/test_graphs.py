@@ -291,6 +291,15 @@ def test_captured_training_of_a_moe():
                          [want, *gradients(plain), *plain.parameters()], f"step {index}")
 
 
+@gpu
+def test_counts_on_the_host_are_refused_in_a_capture():
+    layer, x = linear(CUDA, torch.float32), draw(R, K, device=CUDA)
+    layer(x, [R // 5] * 5)
+    with pytest.raises(ValueError, match="m_splits is on the host, must be a tensor on cuda:0; a "
+                       "CUDA graph being captured would replay these very counts for ever"):
+        captured(lambda: layer(x, [R // 5] * 5) if torch.cuda.is_current_stream_capturing() else 0)
+
+
 # Two streams
 
 

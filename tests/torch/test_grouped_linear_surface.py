@@ -104,7 +104,7 @@ def test_tensor_parallel_shares(mode, k, n):
     ({"use_grouped_tensor": 1}, TypeError, "use_grouped_tensor is 1, must be a bool or None"),
     ({"scale_bias": True, "bias": False}, ValueError, "scale_bias is True with bias=False"),
     ({"scale_bias": True, "return_bias": True}, ValueError, "and return_bias=True, must be False"),
-    ({"recipe": 3}, TypeError, "recipe is a int, must be words"),
+    ({"recipe": 3}, TypeError, "recipe is an int, must be words"),
 ])
 def test_arguments_that_are_refused(arguments, error, match):
     given = {"num_gemms": 5, "in_features": 24, "out_features": 40, "device": "cpu"} | arguments

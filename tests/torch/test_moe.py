@@ -147,7 +147,7 @@ def test_types_that_are_refused():
     ({"groups": 0}, ValueError, "^groups is 0, must be 1 or more"),
     ({"groups": 3}, ValueError, "groups is 3, must divide E, 5"),
     ({"group_top_k": 2}, ValueError, "group_top_k is 2, must be at most groups, 1"),
-    ({"shared_expert": 3}, TypeError, "^shared_expert is a int, must be a module or None"),
+    ({"shared_expert": 3}, TypeError, "^shared_expert is an int, must be a module or None"),
     ({"activation": "mish"}, ValueError, "^activation is 'mish', must be one of"),
 ])
 def test_layers_that_are_refused(options, error, match):

@@ -189,11 +189,11 @@ def test_odd_strides_are_copied(device):
 
 @pytest.mark.parametrize(("call", "words"), [
     (lambda: cadre.offsets([2, 3], "counts", 5), "offsets: source is a list, must be a Tensor"),
-    (lambda: cadre.offsets(i32(E), "counts", 4.5), "offsets: rows is a float, must be a int"),
+    (lambda: cadre.offsets(i32(E), "counts", 4.5), "offsets: rows is a float, must be an int"),
     (lambda: cadre.permute(f32(T, H), i32(E + 1), i32(T, TOP_K), i32(R), 0.5),
-     r"permute: prob is a float, must be a Optional\[Tensor\]"),
+     r"permute: prob is a float, must be an Optional\[Tensor\]"),
     (lambda: cadre.grouped_gemm(f32(R, H), f32(E, 4, H), cadre.Offsets(i32(E + 1))),
-     "grouped_gemm: offsets is a Offsets .*, must be a Tensor"),
+     "grouped_gemm: offsets is an Offsets .*, must be a Tensor"),
     (lambda: cadre.quantize(f32(R, H), i32(E + 1), None), "quantize: format is a NoneType, must"),
 ])
 def test_types_that_are_refused(call, words):

@@ -1,4 +1,5 @@
 """What a package says that cannot be used: built for another torch, or not built."""
+import concurrent.futures
 import os
 import pathlib
 import re
@@ -13,6 +14,8 @@ import cadre
 from cadre import _build, _library
 
 HERE = pathlib.Path(cadre.__file__).parent
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import errors_page  # noqa: E402
 
 
 @pytest.fixture
@@ -35,11 +38,32 @@ def doctor_says(package, message):
     return done.stdout
 
 
-def import_says(package, message):
-    done = python(package, "-c", "import cadre")
-    assert done.returncode == 1
+BROKEN = """
+sed -i 's/^TORCH = .*/TORCH = "2.4.1+cpu"/' cadre/_build.py; python -c 'import cadre'
+rm cadre/libcadre_torch.so; python -c 'import cadre'
+echo no library > cadre/libcadre_torch.so; python -c 'import cadre'
+rm cadre/_build.py; python -c 'import cadre'
+echo 'raise ImportError("there is none")' > torch.py; python -c 'import cadre'
+echo 'raise ImportError("there is none")' > transformers.py; python -c 'import cadre.huggingface'
+"""
+
+
+def answer(use, folder):
+    """Of a command in a folder that has the package, and of which the page is not to know."""
+    shutil.copytree(HERE, folder / "cadre", ignore=shutil.ignore_patterns("__pycache__"))
+    done = subprocess.run(["bash", "-c", f"python() {{ {sys.executable} \"$@\"; }}; {use}"],
+                          cwd=folder, capture_output=True, text=True,
+                          env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    assert done.returncode == 1, done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith("ImportError: cadre: ") and message in last, done.stderr
+    return last.replace(f"{folder}/", "").replace(torch.__version__, "VERSION")
+
+
+def test_the_page_says_what_broken_packages_say(tmp_path):
+    uses = BROKEN.strip().splitlines()
+    with concurrent.futures.ThreadPoolExecutor(2) as threads:
+        answers = threads.map(answer, uses, (tmp_path / str(at) for at in range(len(uses))))
+        errors_page.settle("door_package", list(zip(uses, answers)))
 
 
 def test_a_copy_works(package):
@@ -52,7 +76,6 @@ def test_another_torch(package):
     build.write_text(build.read_text().replace(_build.TORCH, "2.4.1+cpu"))
     message = (f"torch is {torch.__version__}, must be 2.4.*, with which this build of cadre was "
                "made; install torch==2.4.*, or build it again with `pip install .`")
-    import_says(package, message)
     report = doctor_says(package, message)
     assert "built for" in report and "torch 2.4.1+cpu" in report
 
@@ -67,21 +90,6 @@ def test_torches_that_fit(built_with, found):
 def test_torches_that_do_not(found):
     with pytest.raises(ImportError, match=f"torch is {found}, must be 2.11.*, with which"):
         _library.require_same_torch("2.11.0+cu130", found)
-
-
-def test_no_library(package):
-    (package / "libcadre_torch.so").unlink()
-    doctor_says(package, f"{package / 'libcadre_torch.so'} is missing; build it again")
-
-
-def test_a_library_that_does_not_load(package):
-    (package / "libcadre_torch.so").write_bytes(b"\x7fELF, not quite")
-    doctor_says(package, f"libcadre_torch.so cannot be loaded beside torch {torch.__version__} (")
-
-
-def test_a_source_tree(package):
-    (package / "_build.py").unlink()
-    doctor_says(package, f"{package} was not built; build it with `pip install .`")
 
 
 def test_no_torch(package):

@@ -48,7 +48,7 @@ def test_words():
 def test_what_is_no_recipe():
     with pytest.raises(NotImplementedError, match="delayed scaling.*must be mxfp8"):
         cadre.autocast(recipe=peer(delayed=True))
-    with pytest.raises(TypeError, match="recipe is a int, must be words, a cadre.Recipe or"):
+    with pytest.raises(TypeError, match="recipe is an int, must be words, a cadre.Recipe or"):
         cadre.autocast(recipe=8)
     with pytest.raises(TypeError, match="recipe is a SimpleNamespace"):
         cadre.autocast(recipe=peer())
@@ -267,7 +267,7 @@ def test_words_of_a_recipe_that_mean_nothing(name):
             cadre.Recipe(**{"name": "mxfp8", name: words})
         assert str(error.value) == (f"Recipe: {name} is {words!r}, must be {must}; name is "
                                     f"{words!r}, must be one of {NAMES}")
-    with pytest.raises(TypeError, match=f"^Recipe: {name} is a int, must be {re.escape(must)}"):
+    with pytest.raises(TypeError, match=f"^Recipe: {name} is an int, must be {re.escape(must)}"):
         cadre.Recipe(**{"name": "mxfp8", name: 8})
     if name != "name":
         with pytest.raises(ValueError, match="; format: name is 'e4m3', must be one of .*mxfp8"):

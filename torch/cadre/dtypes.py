@@ -8,6 +8,16 @@ from torch import Tensor
 FLOATS = frozenset((torch.float32, torch.bfloat16, torch.float16))
 
 
+def with_article(noun: str) -> str:
+    """"a list", "an int"."""
+    return f"{'an' if noun[:1].lower() in tuple('aeio') else 'a'} {noun}"
+
+
+def kind_of(given: object) -> str:
+    """What an error says of a thing of a wrong type."""
+    return with_article(type(given).__name__)
+
+
 def require_float(name: str, dtype: torch.dtype) -> None:
     """Errors: TypeError, for the argument of that name, unless the type is fp32, bf16 or fp16."""
     if dtype not in FLOATS:
@@ -27,7 +37,7 @@ def require_sizes(**sizes: Any) -> None:
     """Errors: TypeError for what is no int, ValueError for what is below 1."""
     for name, size in sizes.items():
         if not isinstance(size, int) or isinstance(size, bool):
-            raise TypeError(f"{name} is a {type(size).__name__}, must be an int")
+            raise TypeError(f"{name} is {kind_of(size)}, must be an int")
         if size < 1:
             raise ValueError(f"{name} is {size}, must be 1 or more")
 
@@ -35,12 +45,12 @@ def require_sizes(**sizes: Any) -> None:
 def require_factor(name: str, given: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor or None."""
     if given is not None and not isinstance(given, Tensor):
-        raise TypeError(f"{name} is a {type(given).__name__}, must be a tensor")
+        raise TypeError(f"{name} is {kind_of(given)}, must be a tensor")
 
 
 def require_rows(name: str, x: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor that layers take."""
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}, must be a tensor")
+        raise TypeError(f"{name} is {kind_of(x)}, must be a tensor")
     if x.dtype not in FLOATS:
         require_float(name, x.dtype)

@@ -10,7 +10,8 @@ from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
 from .devices import default_device
-from .dtypes import require_factor, require_float, require_rows, require_sizes, working_dtype
+from .dtypes import (
+    kind_of, require_factor, require_float, require_rows, require_sizes, working_dtype)
 from .layouts import Report, drop_extra_state, relayout
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, splits_of
@@ -334,7 +335,7 @@ class GroupedLinear(nn.Module):
         own = self._parameters_of("weight")[0]
         if special and hasattr(own, "to_local"):
             raise NotImplementedError(
-                f"weight is a {type(own).__name__}, must be a plain tensor with "
+                f"weight is {kind_of(own)}, must be a plain tensor with "
                 "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
                 "autograd does not see them; fully_shard gives a layer plain tensors")
 
@@ -417,7 +418,7 @@ def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: T
     if buffer is None:
         return
     if not isinstance(buffer, Tensor):
-        raise TypeError(f"{name} is a {type(buffer).__name__}, must be a tensor")
+        raise TypeError(f"{name} is {kind_of(buffer)}, must be a tensor")
     if tuple(buffer.shape) != shape:
         raise ValueError(f"{name} has shape {list(buffer.shape)}, must be {list(shape)}: a row for "
                          "each row of inp, the tail too")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from .devices import default_device
-from .dtypes import require_factor, require_float, require_rows, require_sizes
+from .dtypes import kind_of, require_factor, require_float, require_rows, require_sizes
 from .recipe import active_recipe, recipe_text, words_for
 from .splits import Splits, offsets_of
 
@@ -25,7 +25,7 @@ def is_gated(activation: str) -> bool:
     Errors: ValueError for a name that is not in the list; TypeError for what is no word.
     """
     if not isinstance(activation, str):
-        raise TypeError(f"activation is a {type(activation).__name__}, must be words")
+        raise TypeError(f"activation is {kind_of(activation)}, must be words")
     name = (activation.split() or [""])[0]
     if name not in GATED + UNGATED:
         raise ValueError(f"activation is {name!r}, must be one of {', '.join(GATED + UNGATED)}")

@@ -4,7 +4,7 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
-from .dtypes import require_float
+from .dtypes import kind_of, require_float
 from .splits import may_look, require_ends
 
 _ops = torch.ops.cadre
@@ -113,7 +113,7 @@ def _stacked(a: Tensor) -> tuple[Tensor, Tensor]:
 def _check_tensors(a: Tensor, others: dict[str, Tensor | None]) -> None:
     for name, t in {"a": a, **others}.items():
         if not isinstance(t, Tensor) and (t is not None or name in "ab"):
-            raise TypeError(f"grouped_mm: {name} is a {type(t).__name__}, must be a tensor")
+            raise TypeError(f"grouped_mm: {name} is {kind_of(t)}, must be a tensor")
         if t is not None and t.device != a.device:
             raise ValueError(f"grouped_mm: {name} is on {t.device}, must be on {a.device}, where a "
                              "is")
@@ -170,7 +170,7 @@ def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
 
 
 def _type_of(given: object) -> str:
-    return str(given.dtype) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+    return str(given.dtype) if isinstance(given, Tensor) else kind_of(given)
 
 
 def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from . import foreign_experts
+from .dtypes import kind_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
 
@@ -146,7 +147,7 @@ def use(model: nn.Module) -> nn.Module:
                          "must be a transformers model whose experts modules have "
                          "@use_experts_implementation; build others with cadre.GroupedMLP")
     for name, module in _foreign(model).items():
-        raise ValueError(f"use: {name} is a {type(module).__name__}, must be an experts module "
+        raise ValueError(f"use: {name} is {kind_of(module)}, must be an experts module "
                          "with @use_experts_implementation; transformers does not dispatch it")
     for name, module in (found | ported).items():
         _about(name, module)

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .dtypes import kind_of
+
 _EXTRA_STATE = re.compile(r"_extra_state\d*")
 
 
@@ -26,7 +28,7 @@ class Report:
         self.errors = errors
 
     def wrong_shape(self, key: str, got: Any, want: Sequence[int]) -> None:
-        found = list(got.shape) if isinstance(got, Tensor) else f"that of a {type(got).__name__}"
+        found = list(got.shape) if isinstance(got, Tensor) else f"that of {kind_of(got)}"
         self.errors.append(f"size mismatch for {key}: shape is {found} in the checkpoint, must be "
                            f"{list(want)}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from .dtypes import require_factor, require_rows, require_sizes
+from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP
 from .operations import combine, offsets_of_routing, permute, routing
@@ -89,7 +89,7 @@ class MoE(nn.Module):
                         "groups": groups, "group_top_k": group_top_k}
         self._check_routing()
         if not isinstance(shared_expert, nn.Module | None):
-            raise TypeError(f"shared_expert is a {type(shared_expert).__name__}, must be a module "
+            raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
         self.experts = GroupedMLP(num_experts, hidden, features, device=device, **experts)
         device = self.experts.w1.device
@@ -106,7 +106,7 @@ class MoE(nn.Module):
         for name, kind in (("score", str), ("normalize", bool), ("scale", (int, float))):
             given = self.routing[name]
             if not isinstance(given, kind):
-                raise TypeError(f"{name} is a {type(given).__name__}, must be "
+                raise TypeError(f"{name} is {kind_of(given)}, must be "
                                 f"{'a number' if name == 'scale' else f'a {kind.__name__}'}")
         routing(torch.empty(0, self.num_experts, dtype=torch.float32, device="cpu"), **self.routing)
 

@@ -17,6 +17,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from .dtypes import with_article
 from .fakes import register_fake
 
 _ops = torch.ops.cadre
@@ -40,7 +41,8 @@ def _names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
             if found is None:
                 raise
             must, name, got = found.groups()
-            raise TypeError(f"{function.__name__}: {name} is a {got}, must be a {must}") from None
+            raise TypeError(f"{function.__name__}: {name} is {with_article(got)}, must be "
+                            f"{with_article(must)}") from None
 
     return call
 

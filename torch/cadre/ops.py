@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .dtypes import require_factor, require_float, require_rows
+from .dtypes import kind_of, require_factor, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .grouped_mlp import activation_text, is_gated
 from .operations import Offsets, RoutingOffsets
@@ -135,7 +135,7 @@ class Activation(nn.Module):
             raise ValueError("z has shape [], must be [..., columns]")
         rows = z.reshape(-1, z.shape[-1])
         if offsets is not None and not isinstance(offsets, (Offsets, RoutingOffsets)):
-            raise TypeError(f"offsets is a {type(offsets).__name__}, must be cadre.Offsets or None")
+            raise TypeError(f"offsets is {kind_of(offsets)}, must be cadre.Offsets or None")
         starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
         h = torch.ops.cadre.activation(rows, starts, _probabilities(scales), self.activation)
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
@@ -155,7 +155,7 @@ def _probabilities(scales: Tensor | None) -> Tensor | None:
 def _clamped(limit: float, alpha: float, offset: float) -> str:
     for name, value in (("limit", limit), ("alpha", alpha), ("glu_linear_offset", offset)):
         if not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} is a {type(value).__name__}, must be a number")
+            raise TypeError(f"{name} is {kind_of(value)}, must be a number")
     return (f"clamped_swiglu limit={float(limit)!r} alpha={float(alpha)!r} "
             f"offset={float(offset)!r}")
 
@@ -301,7 +301,7 @@ def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor
     found: list[dict[str, Tensor]] = [{} for _ in row]
     for what in (op_kwargs, *(op_kwargs.values() if isinstance(op_kwargs, Mapping) else ())):
         if not isinstance(what, Mapping):
-            raise TypeError(f"op_kwargs is or has a {type(what).__name__}, must be dicts: "
+            raise TypeError(f"op_kwargs is or has {kind_of(what)}, must be dicts: "
                             "{operation: {key: tensor}}")
     for target, given in op_kwargs.items():
         index = _index(row, target)
@@ -323,13 +323,13 @@ def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor
 
 def _index(row: list[nn.Module], target: Any) -> int:
     """Where in the row the target of op_kwargs stands."""
-    what, index = f"a {type(target).__name__}", None
+    what, index = kind_of(target), None
     if isinstance(target, int) and not isinstance(target, bool):
         if not -len(row) <= target < len(row):
             raise ValueError(f"op_kwargs: target is {target}, must be an index from {-len(row)} to "
                              f"{len(row) - 1}; the row has {len(row)} modules")
         index = target % len(row)
-        what = f"{target}, a {type(row[index]).__name__}"
+        what = f"{target}, {kind_of(row[index])}"
     elif isinstance(target, nn.Module):
         index = next((i for i, module in enumerate(row) if module is target), None)
     if index is not None and isinstance(row[index], _Op):

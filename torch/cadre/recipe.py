@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.compiler import is_dynamo_compiling
 from torch.utils.checkpoint import CheckpointFunction, _CheckpointFrame
 
-from .dtypes import working_dtype
+from .dtypes import kind_of, working_dtype
 from .peer_recipes import PREDICATES, peer_words
 
 PASSES = ("fprop", "dgrad", "wgrad")
@@ -60,7 +60,7 @@ def _require_words(argument: str, given: Any, recipe: str, must: str) -> None:
     """Errors: ValueError, that what is given to the argument has to be another thing, unless the
     library knows the recipe; TypeError unless words are given."""
     if not isinstance(given, str):
-        raise TypeError(f"{argument} is a {type(given).__name__}, must be {must}")
+        raise TypeError(f"{argument} is {kind_of(given)}, must be {must}")
     complaint = _complaint(recipe)
     if complaint:
         raise ValueError(f"{argument} is {given!r}, must be {must}; {complaint}")
@@ -95,7 +95,7 @@ def recipe_text(recipe: Any) -> str:
         return ""
     words = str(recipe) if isinstance(recipe, (str, Recipe)) else peer_words(recipe)
     if words is None:
-        raise TypeError(f"recipe is a {type(recipe).__name__}, must be words, a cadre.Recipe or an "
+        raise TypeError(f"recipe is {kind_of(recipe)}, must be words, a cadre.Recipe or an "
                         "object with one of the methods "
                         + ", ".join(f"{predicate}()" for predicate, _ in PREDICATES))
     _require_words("recipe", words, words, "words of a recipe")

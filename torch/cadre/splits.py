@@ -10,6 +10,7 @@ from torch._C import _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 
+from .dtypes import kind_of
 from .operations import Offsets, RoutingOffsets
 
 _offsets = torch.ops.cadre._offsets.default  # of the overloads, without a search
@@ -83,7 +84,7 @@ def offsets_of_all_rows(x: Tensor) -> Tensor:
 def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) -> Tensor:
     offsets = splits.offsets
     if not isinstance(offsets, Tensor):
-        raise TypeError(f"{name}.offsets is a {type(offsets).__name__}, must be a tensor of "
+        raise TypeError(f"{name}.offsets is {kind_of(offsets)}, must be a tensor of "
                         "torch.int32")
     if tuple(offsets.shape) != (experts + 1,) or offsets.dtype != torch.int32:
         raise ValueError(f"{name}.offsets is {offsets.dtype} {list(offsets.shape)}, must be "
@@ -107,7 +108,7 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
 
 def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Tensor:
     if isinstance(splits, (str, bytes, Mapping, Set)) or not hasattr(type(splits), "__iter__"):
-        raise TypeError(f"{name} is a {type(splits).__name__}, must be {experts} ints, a tensor "
+        raise TypeError(f"{name} is {kind_of(splits)}, must be {experts} ints, a tensor "
                         f"[{experts}] of an integer type or cadre.Offsets")
     counts = [_integer(count, name) for count in splits]
     if len(counts) == experts:  # else its shape is told
@@ -124,7 +125,7 @@ def _integer(count: Any, name: str) -> int:
             return operator.index(count)
         except TypeError:
             pass
-    raise TypeError(f"{name} has {count!r}, a {type(count).__name__}, must be ints")
+    raise TypeError(f"{name} has {count!r}, {kind_of(count)}, must be ints")
 
 
 def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
