@@ -1,4 +1,5 @@
-"""What the tests of the PyTorch door share: the device, adversarial counts, random data, bounds."""
+"""What the tests of the PyTorch door share: the device, adversarial counts, random data, graphs,
+bounds."""
 
 import pytest
 import torch
@@ -73,6 +74,21 @@ def draw_routing(tokens: int, top_k: int, experts: int, device, dropped: float =
     chosen = scores.topk(top_k, dim=1).indices
     chosen[torch.rand(tokens, top_k) < dropped] = -1
     return chosen.to(device)
+
+
+def captured(run, forget=lambda: None):
+    """A graph of `run`, which runs twice before on another stream, as capturing wants."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        run()
+    torch.cuda.current_stream().wait_stream(stream)
+    forget()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    return graph
 
 
 # The relative size of one rounding.

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import assert_close, assert_seen, draw, offsets_of, slices_of
+from conftest import assert_close, assert_seen, captured, draw, offsets_of, slices_of
 from torch.utils._pytree import tree_leaves
 
 import cadre
@@ -63,21 +63,6 @@ def gradients(layer):
 def fill_nan(tensors):
     for t in tensors:
         t.detach().fill_(float("nan"))
-
-
-def captured(run, forget=lambda: None):
-    """A graph of `run`, which runs twice before on another stream, as capturing wants."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    forget()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    return graph
 
 
 def assert_same_bits(got, want, what):

@@ -11,6 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import cadre
+from conftest import captured
 
 pytestmark = pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"),
                                 reason="this C library does not count what is allocated")
@@ -44,12 +45,20 @@ def allocated_bytes() -> int:
     return counts.uordblks + counts.hblkhd
 
 
-def assert_dies(make_and_use) -> None:
+def device_bytes() -> int:
+    """Of tensors on the GPU, and of the segments that they and the pools of graphs lie in."""
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return torch.cuda.memory_allocated() + torch.cuda.memory_reserved()
+
+
+def assert_dies(make_and_use, bytes_now=allocated_bytes) -> None:
     """`make_and_use()` returns what must die when its last name goes."""
     made = [weakref.ref(make_and_use()) for _ in range(FIRST)]
-    before = allocated_bytes()
+    before = bytes_now()
     made += [weakref.ref(make_and_use()) for _ in range(LAYERS)]
-    grown = allocated_bytes() - before
+    grown = bytes_now() - before
     assert not any(ref() for ref in made)
     assert grown < LAYERS * 512, f"{grown} bytes more after {LAYERS} layers"
 
@@ -59,9 +68,8 @@ def rows(dtype=torch.bfloat16):
 
 
 def linear(packed=True, **options):
-    layer = cadre.GroupedLinear(3, K, N, params_dtype=torch.bfloat16, device="cpu",
-                                single_grouped_weight=packed, init_method=torch.nn.init.zeros_,
-                                **options)
+    layer = cadre.GroupedLinear(3, K, N, params_dtype=torch.bfloat16, single_grouped_weight=packed,
+                                init_method=torch.nn.init.zeros_, **{"device": "cpu"} | options)
     if options.get("fuse_wgrad_accumulation"):
         for name, p in layer.named_parameters():
             if name.startswith("weight"):
@@ -232,6 +240,25 @@ def test_sequential(options):
     assert_dies(use)
 
 
+@pytest.mark.parametrize("family", ["Mixtral", "Llama4"])
+def test_models_of_transformers(family):
+    """Experts that transformers dispatches, and experts that it does not."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    import cadre.huggingface  # noqa: F401 (registers itself)
+    kind = getattr(transformers, f"{family}ForCausalLM")
+    config = kind.config_class
+    sizes = dict(vocab_size=16, hidden_size=K, intermediate_size=N, num_hidden_layers=1,
+                 num_attention_heads=2, num_key_value_heads=1, num_local_experts=3)
+    ids = torch.arange(ROWS).unsqueeze(0)
+
+    def use():
+        model = kind._from_config(config(**sizes), experts_implementation="cadre")
+        model(input_ids=ids, labels=ids).loss.backward()
+        return model
+
+    assert_dies(use)
+
+
 def test_functions():
     """Operators have no layer: what they keep for backward dies with the result."""
 
@@ -242,3 +269,25 @@ def test_functions():
         return w
 
     assert_dies(use)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("delay", [True, False])
+def test_cuda_graphs(packed, delay):
+    """Captured, replayed, dropped: nothing of a graph's memory stays."""
+    counts = torch.tensor(COUNTS, device="cuda")
+
+    def use():
+        layer = linear(packed, delay_wgrad_compute=delay, device="cuda")
+        x = rows().detach().cuda().requires_grad_()
+
+        def step():
+            layer(x, counts).sum().backward()
+            layer.backward_dw()
+
+        layer.graph = captured(step)
+        layer.graph.replay()
+        return layer
+
+    assert_dies(use, device_bytes)
