@@ -22,6 +22,15 @@ function(cadre_target target)
   endif()
 endfunction()
 
+# cadre_exports(TARGET SCRIPT): what TARGET declares is hidden unless it says otherwise, and if it is a
+# shared library it exports what the version script says.
+function(cadre_exports target script)
+  set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET hidden CUDA_VISIBILITY_PRESET hidden
+    VISIBILITY_INLINES_HIDDEN ON)
+  target_link_options(${target} PRIVATE LINKER:--version-script=${script})
+  set_property(TARGET ${target} APPEND PROPERTY LINK_DEPENDS ${script})
+endfunction()
+
 # How far to optimise what is compiled more often than it runs. Sanitizers make of short code long code,
 # which the optimiser reads two to four times as long.
 if(CADRE_SANITIZE)

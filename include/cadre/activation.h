@@ -7,6 +7,7 @@
 #include "cadre/grouped_gemm.h"
 #include "cadre/offsets.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The activations. One row of src/activations/list.h each.
@@ -99,3 +100,4 @@ std::string to_string(const ActivationProblem&);
 ActivationProblem parse_activation_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include "cadre/grouped_gemm.h"
 #include "cadre/offsets.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// `bias_grad R=8192 N=2048 E=64 dy=bf16 dbias=bf16`.
@@ -59,3 +60,4 @@ std::string to_string(const BiasGradProblem&);
 BiasGradProblem parse_bias_grad_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -4,6 +4,7 @@
 
 #include "cadre/quantize.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// `dequantize rows R=8192 C=4096 E=64 format=mxfp8 axis=along_k out=bf16`,
@@ -38,3 +39,4 @@ std::string to_string(const DequantizeProblem&);
 DequantizeProblem parse_dequantize_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 enum class DeviceKind : uint8_t { kCpu, kCuda };
@@ -35,3 +36,4 @@ std::string to_string(const Device&);
 Device parse_device(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

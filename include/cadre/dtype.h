@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string_view>
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The type of one stored element. Names are those of the formats pages: docs/formats.md.
@@ -24,3 +25,4 @@ DType parse_dtype(std::string_view);
 bool is_plain_float(DType);
 
 }  // namespace cadre
+#pragma GCC visibility pop

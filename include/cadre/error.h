@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <string>
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The caller broke the documented contract. Nothing was launched, no output was touched.
@@ -20,6 +21,12 @@ struct Unsupported : std::runtime_error {
 struct DeviceError : std::runtime_error {
   using runtime_error::runtime_error;
 };
+
+}  // namespace cadre
+#pragma GCC visibility pop
+
+// Templates are compiled where they are used, so nobody needs them from a library.
+namespace cadre {
 
 /// Joins the parts as an ostream prints them, or as to_string() does.
 template <class... Parts>

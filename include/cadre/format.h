@@ -6,6 +6,7 @@
 
 #include "cadre/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The number formats. One row of src/formats/list.h each; docs/formats.md is written from the
@@ -95,3 +96,4 @@ enum class Axis : uint8_t { kAlongK, kAlongRows };
 enum class TensorRole : uint8_t { kX, kW, kDy, kH, kDz };
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include "cadre/offsets.h"
 #include "cadre/quantize.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 enum class Pass : uint8_t {
@@ -126,3 +127,4 @@ std::string to_string(const GroupedGemmProblem&);
 GroupedGemmProblem parse_grouped_gemm_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include "cadre/layer.h"
 #include "cadre/recipe.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 class WgradQueue;
@@ -94,3 +95,4 @@ std::string to_string(const GroupedLinearProblem&);
 GroupedLinearProblem parse_grouped_linear_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -7,6 +7,7 @@
 #include "cadre/activation.h"
 #include "cadre/grouped_linear.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The expert MLP: `grouped_mlp R=8192 H=2048 F=1408 E=64 act=swiglu recipe=mxfp8 prob=yes`.
@@ -97,3 +98,4 @@ std::string to_string(const GroupedMlpProblem&);
 GroupedMlpProblem parse_grouped_mlp_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -14,6 +14,7 @@
 #include "cadre/tensor.h"
 
 // What the layers share: parameters, the caller's memory, and plans: steps over named tensors.
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Types and layout of the parameters of a linear layer and of their gradients. Packed is one
@@ -182,3 +183,4 @@ struct KeptPart {
 double bytes_per_token(std::span<const KeptPart>, int64_t rows, int top_k = 1);
 
 }  // namespace cadre
+#pragma GCC visibility pop

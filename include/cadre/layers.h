@@ -6,6 +6,7 @@
 #include "cadre/device.h"
 #include "cadre/layer.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// What planning a layer came to, without its problem's type.
@@ -32,3 +33,4 @@ struct LayerInfo {
 std::span<const LayerInfo> layer_list();
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -8,6 +8,7 @@
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Exclusive prefix sums of the rows of each expert: rows [data[e], data[e + 1]) belong to expert
@@ -86,3 +87,4 @@ std::string to_string(const OffsetsProblem&);
 OffsetsProblem parse_offsets_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

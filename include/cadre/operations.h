@@ -17,6 +17,7 @@
 #include "cadre/routing.h"
 #include "cadre/type_list.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// One operation as a type, for whoever handles all of them.
@@ -62,3 +63,4 @@ struct OperationInfo {
 std::span<const OperationInfo> operation_list();
 
 }  // namespace cadre
+#pragma GCC visibility pop

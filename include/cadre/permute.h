@@ -6,6 +6,7 @@
 #include "cadre/grouped_gemm.h"
 #include "cadre/offsets.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 enum class PermutePass : uint8_t {
@@ -71,3 +72,4 @@ std::string to_string(const PermuteProblem&);
 PermuteProblem parse_permute_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

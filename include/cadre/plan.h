@@ -5,6 +5,7 @@
 
 #include "cadre/device.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// What is printed of an operation, and its first word. Every problem has it as `kOperation`, and
@@ -35,3 +36,4 @@ struct Plan {
 };
 
 }  // namespace cadre
+#pragma GCC visibility pop

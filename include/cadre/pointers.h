@@ -4,6 +4,7 @@
 #include "cadre/device.h"
 #include "cadre/stream.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Writes addresses into memory of the device: a table as discrete weights and gradients want it.
@@ -15,3 +16,4 @@ void write_pointers(std::span<const void* const> pointers, const void** table, c
                     Stream);
 
 }  // namespace cadre
+#pragma GCC visibility pop

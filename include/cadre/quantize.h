@@ -7,6 +7,7 @@
 #include "cadre/format.h"
 #include "cadre/offsets.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Whose rows are quantised: routed rows [R, C] with offsets, or weights [E, N, K].
@@ -147,3 +148,4 @@ std::string to_string(const QuantizeProblem&);
 QuantizeProblem parse_quantize_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 #include "cadre/format.h"
 #include "cadre/grouped_gemm.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// The formats of the two operands of one product. For fprop: x and w; dgrad: dy and w; wgrad: dy
@@ -51,3 +52,4 @@ Recipe parse_recipe(std::string_view);
 void require_legal(const Recipe&);
 
 }  // namespace cadre
+#pragma GCC visibility pop

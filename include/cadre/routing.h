@@ -8,6 +8,7 @@
 #include "cadre/tensor.h"
 #include "cadre/workspace.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 enum class RoutingScore : uint8_t {
@@ -78,3 +79,4 @@ std::string to_string(const RoutingProblem&);
 RoutingProblem parse_routing_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -10,6 +10,7 @@
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// An operation of a row. `backward` of an activation problem is ignored.
@@ -96,3 +97,4 @@ std::string to_string(const SequentialProblem&);
 SequentialProblem parse_sequential_problem(std::string_view);
 
 }  // namespace cadre
+#pragma GCC visibility pop

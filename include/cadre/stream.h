@@ -1,5 +1,6 @@
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Where work is enqueued: a cudaStream_t, or null for the CPU and for CUDA's default stream. On
@@ -9,3 +10,4 @@ struct Stream {
 };
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -6,6 +6,7 @@
 
 #include "cadre/dtype.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// A strided, non-owning view of up to four dimensions. Strides count elements, as int64. Const or
@@ -48,3 +49,4 @@ bool is_contiguous(const TensorView&);
 std::string to_string(const TensorView&);
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -1,5 +1,6 @@
 #pragma once
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Types as a list, to expand and to loop over.
@@ -20,3 +21,4 @@ constexpr bool visit_first(TypeList<Types...>, Is&& is, Fn&& fn) {
 }
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -4,6 +4,7 @@
 
 #include "cadre/grouped_linear.h"
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// One deferred weight gradient. The plan and every buffer that the arguments name live until it
@@ -44,3 +45,4 @@ class WgradQueue {
 };
 
 }  // namespace cadre
+#pragma GCC visibility pop

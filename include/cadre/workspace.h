@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#pragma GCC visibility push(default)
 namespace cadre {
 
 /// Scratch memory of one run, owned by the caller, on the device of the plan, 256-byte aligned and
@@ -12,3 +13,4 @@ struct Workspace {
 };
 
 }  // namespace cadre
+#pragma GCC visibility pop

@@ -4,11 +4,12 @@
   headers        every installed header compiles on its own, in strict C++20
   find_package   against the tree that `cmake --install BUILD` writes, moved elsewhere
   pkg_config     the same tree, by `pkg-config --cflags --libs` and one call of the compiler
-  shared         a shared library built anew, found by find_package
+  shared         a shared library built anew, found by find_package, that exports what is declared
   fetch_content  the sources, through FetchContent
 """
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -67,6 +68,39 @@ def pkg_config(project, source, build, scratch):
     check_output(scratch / "consumer")
 
 
+def exported(library):
+    """Pairs of kind and name, such as ("T", "cadre::plan"), without parameters."""
+    lines = call("nm", "-DC", "--defined-only", library, stdout=subprocess.PIPE).stdout.splitlines()
+    pairs = [line.split(" ", 2)[1:] for line in lines]
+    return [(kind, re.sub(r"\[abi:\w+\]|\(.*", "", name)) for kind, name in pairs]
+
+
+def declared_functions(headers):
+    """Names of the functions that the library is to define; those of types begin with a capital."""
+    sys.path.insert(0, str(headers.parent.parent / "tools"))
+    import cpp_scan
+    found = {f.name for header in headers.glob("*.h")
+             for f in cpp_scan.Source(header.read_text()).functions if not f.body}
+    return {name for name in found if name[0].islower() and name != "operator"}
+
+
+def check_exports(library, headers):
+    """Functions are exactly those that are declared; classes and constants are in headers too."""
+    text = "".join(header.read_text() for header in headers.glob("*.h"))
+    symbols = exported(library)
+    print(f"{len(symbols)} symbols are exported")
+    public = re.compile(r"(typeinfo for |typeinfo name for |vtable for )?cadre::([A-Z]\w*::)?(\w+)")
+    names = {name: public.fullmatch(name) for _, name in symbols}
+    others = {name for name, match in names.items()
+              if not match or not re.search(rf"\b{match[3]}\b", text)}
+    functions = {names[name][3] for kind, name in symbols if kind == "T" and name not in others}
+    functions = {name for name in functions if name[0].islower()}
+    want = declared_functions(headers)
+    if others or not want or functions != want:
+        sys.exit(f"exported, and not declared: {sorted(others | functions - want)}; declared, and "
+                 f"not exported: {sorted(want - functions)}")
+
+
 def shared(project, source, build, scratch):
     call("cmake", "-G", "Ninja", "-S", source, "-B", scratch, "-DBUILD_SHARED_LIBS=ON",
          "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", "-DCADRE_TORCH=OFF", *FLAGS)
@@ -75,6 +109,8 @@ def shared(project, source, build, scratch):
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
     linked = call("ldd", scratch / "build/consumer", stdout=subprocess.PIPE).stdout
     assert str(tree) in linked, linked
+    (library,) = [path for path in tree.rglob("libcadre.so*") if not path.is_symlink()]
+    check_exports(library, source / "include/cadre")
 
 
 def fetch_content(project, source, build, scratch):

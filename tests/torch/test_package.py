@@ -127,6 +127,13 @@ def test_two_onednn_in_one_process(first, second, in_global_scope):
     assert (done.returncode, done.stdout) == (0, "tensor(True)\n"), done.stderr
 
 
+def test_the_door_exports_nothing():
+    """What is loaded later cannot take its symbols, nor they those of what came before."""
+    done = subprocess.run(["nm", "-DC", "--defined-only", _library.PATH], capture_output=True,
+                          text=True)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
 def test_ctest_runs_every_file_of_this_folder():
     here = pathlib.Path(__file__).parent
     tests = re.findall(r"^cadre_torch_test\((\w+)(?:\s+FILES((?:\s+[a-z]\w*)+))?",
