@@ -8,6 +8,7 @@
 #include "cuda/portable/launch.h"
 #include "cuda/portable/offsets.h"
 #include "cuda/portable/permute.h"
+#include "cuda/portable/quantize.h"
 #include "cuda/portable/routing.h"
 #include "cuda/sm90/grouped_gemm.h"
 
@@ -39,6 +40,7 @@ template <>
 struct List<DequantizeProblem> {
   static constexpr Entry<DequantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+      {"cuda_dequantize", portable::needs_sm80, no_workspace, portable::dequantize},
   };
 };
 
@@ -75,6 +77,8 @@ template <>
 struct List<QuantizeProblem> {
   static constexpr Entry<QuantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
+      {"cuda_quantize", portable::needs_sm80, portable::quantize_workspace_bytes,
+       portable::quantize},
   };
 };
 

@@ -9,10 +9,17 @@ set(cadre_cuda_sources
   portable/activation.cu
   portable/bias_grad.cu
   portable/cast.cu
+  portable/expert_amax.cu
   portable/grouped_gemm.cpp
+  portable/instances/fp8_block.cu
+  portable/instances/fp8_tensor.cu
+  portable/instances/mxfp4.cu
+  portable/instances/mxfp8.cu
+  portable/instances/nvfp4.cu
   portable/offsets.cu
   portable/permute.cu
   portable/pointers.cu
+  portable/quantize.cu
   portable/ragged_contraction.cu
   portable/ragged_rows.cu
   portable/routing.cu

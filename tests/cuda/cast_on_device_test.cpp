@@ -182,8 +182,8 @@ TEST_F(CastOnDevice, OfMoreExpertsThanAGridHoldsWalks) {
 // Planning for a GPU works without one.
 TEST(CastOnDevicePlan, RefusesWhatIsNoCast) {
   const auto refusal = [](auto problem, int sm) {
-    const std::string words =
-        test::unsupported([&] { plan(problem, {.kind = DeviceKind::kCuda, .sm = sm}); });
+    const std::string words = test::unsupported(
+        [&] { plan(problem, {.kind = DeviceKind::kCuda, .sm = sm}, "cuda_cast"); });
     return words.substr(words.rfind('\n') + 1);
   };
   const auto quantise = [](const std::string& formats) {
@@ -193,7 +193,7 @@ TEST(CastOnDevicePlan, RefusesWhatIsNoCast) {
     return parse_dequantize_problem("dequantize rows R=8 C=4 E=2 format=" + format +
                                     " axis=along_k out=f32");
   };
-  const std::string only = ", and only casts are written: f32, bf16, f16";
+  const std::string only = ", and only f32, bf16 and f16 are casts";
   EXPECT_EQ(refusal(quantise("along_k=mxfp8"), 90), "  cuda_cast: along_k is mxfp8" + only);
   EXPECT_EQ(refusal(quantise("along_k=bf16 along_rows=nvfp4:2d"), 90),
             "  cuda_cast: along_rows is nvfp4:2d" + only);

@@ -4,8 +4,7 @@
 #include <omp.h>
 
 #include "tests/judge/errors.h"
-#include "tests/judge/formats.h"
-#include "tests/ops/quantize_case.h"
+#include "tests/ops/quantize_pairs.h"
 
 using namespace cadre;
 using namespace cadre::test;
@@ -14,33 +13,7 @@ namespace {
 
 constexpr DType kSources[] = {DType::kF32, DType::kBf16, DType::kF16};
 
-/// Pairs of a copy along K and one along rows; every format and option is in each column.
-struct Pair {
-  std::string along_k, along_rows;
-};
-
-/// Every format beside itself, and pairs that share a pass.
-std::vector<Pair> all_pairs() {
-  std::vector<Pair> all = {{"f32", "bf16"},
-                           {"bf16", "f16"},
-                           {"f16", "f32"},
-                           {"fp8_tensor", "fp8_tensor:e5m2"},
-                           {"fp8_tensor:e5m2+pow2", "fp8_tensor:pow2"},
-                           {"fp8_block:e5m2", "fp8_block:e5m2+fp32"},
-                           {"fp8_block:fp32", "fp8_block:2d"},
-                           {"fp8_block:2d", "fp8_block:2d+fp32"},
-                           {"mxfp8:e5m2", "mxfp8:e5m2+floor"},
-                           {"mxfp8:floor", "mxfp8:2d"},
-                           {"mxfp8:2d", "mxfp8:2d+floor"},
-                           {"nvfp4:2d+sr", "nvfp4:2d+sr"},
-                           {"mxfp8", "fp8_block"},  // blocks of different lengths
-                           {"fp8_block:2d", "nvfp4"}};
-  for (const std::string& words : every_format([](const Format& f) { return !f.hadamard; }))
-    all.push_back({words, words});
-  return all;
-}
-const std::vector<Pair> kPairs = all_pairs();
-const Pair kRaggedPairs[] = {{"nvfp4", "nvfp4:rht"}, {"nvfp4:sr", "nvfp4:rht+sr"}};
+const std::vector<FormatPair> kPairs = format_pairs(), kRaggedPairs = ragged_pairs();
 
 void expect_equal(QuantizeCase& c) {
   SCOPED_TRACE(to_string(c.problem));
@@ -54,13 +27,13 @@ void expect_equal(QuantizeCase& c) {
 }
 
 /// The pair together, then each of the two alone.
-void expect_equal_each_way(QuantizeCase& c, const Pair& pair) {
+void expect_equal_each_way(QuantizeCase& c, const FormatPair& pair) {
   expect_equal(c.formats(pair.along_k, pair.along_rows));
   expect_equal(c.formats(pair.along_k, ""));
   expect_equal(c.formats("", pair.along_rows));
 }
 
-void expect_equal_on_rows(const Pair& pair, unsigned seed) {
+void expect_equal_on_rows(const FormatPair& pair, unsigned seed) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < 2 * kCountsKinds; ++trial) {
     const Counts counts =
@@ -78,14 +51,14 @@ void expect_equal_on_rows(const Pair& pair, unsigned seed) {
 
 TEST(Quantize, EqualsTheReferenceOnRoutedRows) {
   unsigned seed = 1;
-  for (const Pair& pair : kPairs) expect_equal_on_rows(pair, seed++);
-  for (const Pair& pair : kRaggedPairs) expect_equal_on_rows(pair, seed++);
+  for (const FormatPair& pair : kPairs) expect_equal_on_rows(pair, seed++);
+  for (const FormatPair& pair : kRaggedPairs) expect_equal_on_rows(pair, seed++);
 }
 
 TEST(Quantize, EqualsTheReferenceOnWeights) {
   std::mt19937 random(2);
   int trial = 0;
-  for (const Pair& pair : kPairs)
+  for (const FormatPair& pair : kPairs)
     for (int i = 0; i < 4; ++i, ++trial) {
       QuantizeCase c = QuantizeCase::weights(
           {1 + trial % 3, 1 + int64_t(random() % 290), 1 + int64_t(random() % 290)},
@@ -98,8 +71,8 @@ TEST(Quantize, EqualsTheReferenceOnWeights) {
 TEST(Quantize, EqualsTheReferenceOnAdversarialCounts) {
   int trial = 0;
   for_random_counts(CADRE_RANDOM_COUNTS, 3, [&](const Counts& counts) {
-    const Pair& pair = trial % 3 == 0 ? kRaggedPairs[size_t(trial) % std::size(kRaggedPairs)]
-                                      : kPairs[size_t(trial) % std::size(kPairs)];
+    const FormatPair& pair = trial % 3 == 0 ? kRaggedPairs[size_t(trial) % std::size(kRaggedPairs)]
+                                            : kPairs[size_t(trial) % std::size(kPairs)];
     std::mt19937 random(unsigned(trial) + 4);
     QuantizeCase c = QuantizeCase::rows(counts, 1 + int64_t(random() % 50), kSources[trial % 3]);
     fill_values(c, ValuesKind(trial % kValuesKinds), random);
@@ -109,7 +82,7 @@ TEST(Quantize, EqualsTheReferenceOnAdversarialCounts) {
 }
 
 TEST(Quantize, TensorsWithoutElementsAreLegal) {
-  for (const Pair& pair : kPairs) {
+  for (const FormatPair& pair : kPairs) {
     QuantizeCase none = QuantizeCase::rows({.rows = 0, .of = {0, 0}}, 33, DType::kBf16);
     expect_equal(none.formats(pair.along_k, pair.along_rows));
     QuantizeCase thin = QuantizeCase::rows({.rows = 7, .of = {3, 4}}, 0, DType::kBf16);
@@ -131,7 +104,8 @@ TEST(Quantize, DoesNotDependOnTheNumberOfThreads) {
   QuantizeCase c = QuantizeCase::rows({.rows = 400, .of = {100, 0, 250, 3}}, 700, DType::kBf16);
   fill_values(c, ValuesKind::kHugeAmongTiny, random);
   const int threads = omp_get_max_threads();
-  for (const Pair& pair : {Pair{"nvfp4:sr", "nvfp4:rht+sr"}, Pair{"fp8_tensor", "mxfp8"}}) {
+  for (const FormatPair& pair :
+       {FormatPair{"nvfp4:sr", "nvfp4:rht+sr"}, FormatPair{"fp8_tensor", "mxfp8"}}) {
     c.formats(pair.along_k, pair.along_rows);
     const QuantizeCase::Out want = c.run("cpu_reference");
     for (const int count : {1, 2, 7}) {
@@ -149,8 +123,9 @@ TEST(Quantize, ClampsBrokenOffsetsAsTheReferenceDoes) {
   for (const std::vector<int32_t>& broken :
        {std::vector<int32_t>{-7, 50, 12, 900, 60}, {90, 80, 70, 60, 50}, {5, 5, 1 << 30, -1, 90}}) {
     c.offsets = broken;
-    for (const Pair& pair : kPairs) expect_equal(c.formats(pair.along_k, pair.along_rows));
-    for (const Pair& pair : kRaggedPairs) expect_equal(c.formats(pair.along_k, pair.along_rows));
+    for (const FormatPair& pair : kPairs) expect_equal(c.formats(pair.along_k, pair.along_rows));
+    for (const FormatPair& pair : kRaggedPairs)
+      expect_equal(c.formats(pair.along_k, pair.along_rows));
   }
 }
 
@@ -174,13 +149,13 @@ TEST(Quantize, AnExpertsCodesDoNotDependOnTheOthers) {
   fill_values(moved, ValuesKind::kNan, random);
   for (int64_t i = 0; i < 50; ++i)
     for (int64_t j = 0; j < 75; ++j) moved.source.set({3 + i, j}, many.source.at(41 + i, j));
-  for (const Pair& pair : kPairs) {
+  for (const FormatPair& pair : kPairs) {
     const QuantizeCase::Out a = many.formats(pair.along_k, pair.along_rows).run("cpu");
     const QuantizeCase::Out b = moved.formats(pair.along_k, pair.along_rows).run("cpu");
     EXPECT_TRUE(same_rows(a.along_k, 41, b.along_k, 3, 50)) << pair.along_k;
     EXPECT_TRUE(same_rows(a.along_rows, 41, b.along_rows, 3, 50)) << pair.along_rows;
   }
-  for (const Pair& pair : kRaggedPairs) {
+  for (const FormatPair& pair : kRaggedPairs) {
     const QuantizeCase::Out a = many.formats(pair.along_k, pair.along_rows).run("cpu");
     const QuantizeCase::Out b = moved.formats(pair.along_k, pair.along_rows).run("cpu");
     const int64_t first_a = 16 * first_block(41, 1, 16), first_b = 16 * first_block(3, 1, 16);

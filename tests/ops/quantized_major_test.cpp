@@ -4,7 +4,7 @@
 #include <omp.h>
 
 #include "formats/small_float.h"
-#include "tests/ops/quantize_case.h"
+#include "tests/ops/quantize_pairs.h"
 
 using namespace cadre;
 using namespace cadre::test;
@@ -53,18 +53,6 @@ void expect_same_values(const QuantizedCopy& got, const QuantizedCopy& want,
     for (const char* name : kImplementations)
       EXPECT_TRUE(decoded(got, offsets, out, name).bytes() == values.bytes()) << name;
   }
-}
-
-/// The fields of the case's problem that may say column.
-std::vector<Major*> orders_of(QuantizeCase& c) {
-  QuantizeProblem& p = c.problem;
-  const auto has_scales = [](const Format& format) { return info(format.kind).block != 0; };
-  std::vector<Major*> orders;
-  if (p.along_k && has_scales(*p.along_k)) orders.push_back(&p.along_k_scales_major);
-  if (p.along_rows && !c.ragged()) orders.push_back(&p.along_rows_codes_major);
-  if (p.along_rows && !c.ragged() && has_scales(*p.along_rows))
-    orders.push_back(&p.along_rows_scales_major);
-  return orders;
 }
 
 /// The case with all of its copies row-major, then in every other order that they take.

@@ -1,5 +1,6 @@
 #include "cuda/portable/cast.h"
 
+#include "cuda/portable/expert_matrices.h"
 #include "cuda/portable/row_grid.h"
 #include "formats/fp16.h"
 #include "schedule/expert_rows.h"
@@ -16,35 +17,9 @@ constexpr int kRounds = 4;  // chunks that a thread has in flight
 constexpr int kCopies = 2;
 constexpr int kMostBlocksAlongExperts = 1024;
 
-/// The matrices of all experts; one for routed rows.
-struct Matrices {
-  Matrix first;
-  int64_t pitch = 0;  ///< bytes from one to the next
-  const void* const* discrete = nullptr;
-
-  Matrices() = default;
-  explicit Matrices(const TensorView& v, const void* const* pointers = nullptr)
-      : discrete(pointers) {
-    const int bytes = v.dtype == DType::kF32 ? 4 : 2;
-    first.data = static_cast<char*>(v.data);
-    first.dtype = v.dtype;
-    first.columns = v.shape[v.rank - 1];
-    first.pitch = v.stride[v.rank - 2] * bytes;
-    pitch = v.rank == 3 ? v.stride[0] * bytes : 0;
-  }
-  __device__ Matrix of(int expert) const {
-    Matrix m = first;
-    if (discrete != nullptr)
-      m.data = static_cast<char*>(const_cast<void*>(discrete[expert]));
-    else if (m.data != nullptr)
-      m.data += expert * pitch;
-    return m;
-  }
-};
-
 /// The parameters of the kernel.
 struct Job {
-  Matrices from, to[kCopies];  ///< copies that are not wanted have no data
+  ExpertMatrices from, to[kCopies];  ///< copies that are not wanted have no data
   const int32_t* offsets = nullptr;
   int64_t bound = 0;              ///< R, or N
   int experts = 1, matrices = 1;  ///< matrices: 1 of routed rows
@@ -123,7 +98,7 @@ void launch_cast(const Job& job, cudaStream_t stream) {
 
 std::string refuses_format(const Device& device, std::string_view what, const Format& format) {
   if (!is_plain(format))
-    return text(what, " is ", to_string(format), ", and only casts are written: f32, bf16, f16");
+    return text(what, " is ", to_string(format), ", and only f32, bf16 and f16 are casts");
   return needs_sm80(format, device);
 }
 
@@ -141,21 +116,21 @@ std::string refuses_cast(const DequantizeProblem& p, const Device& device) {
 
 void cast(const QuantizePlan& plan, const QuantizeArgs& args, Workspace, Stream stream) {
   const QuantizeProblem& p = plan.problem;
-  Job job{.from = Matrices(args.source, args.discrete),
+  Job job{.from = ExpertMatrices(args.source, args.discrete),
           .to = {},
           .offsets = args.offsets.data,
           .bound = p.rows,
           .experts = p.experts,
           .matrices = p.kind == RowsKind::kWeights ? p.experts : 1};
-  if (p.along_k) job.to[0] = Matrices(args.along_k.codes);
-  if (p.along_rows) job.to[1] = Matrices(args.along_rows.codes);
+  if (p.along_k) job.to[0] = ExpertMatrices(args.along_k.codes);
+  if (p.along_rows) job.to[1] = ExpertMatrices(args.along_rows.codes);
   launch_cast(job, stream_of(stream));
 }
 
 void cast(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream stream) {
   const QuantizedShape& shape = plan.problem.source;
-  launch_cast({.from = Matrices(args.source.codes),
-               .to = {Matrices(args.out), Matrices()},
+  launch_cast({.from = ExpertMatrices(args.source.codes),
+               .to = {ExpertMatrices(args.out), ExpertMatrices()},
                .offsets = args.offsets.data,
                .bound = shape.rows,
                .experts = shape.experts,

@@ -1,0 +1,100 @@
+#include "cuda/portable/quantize.h"
+
+#include "cuda/portable/cast.h"
+#include "cuda/portable/quantize_job.h"
+#include "formats/list.h"
+
+namespace cadre::cuda::portable {
+namespace {
+
+float largest_value(DType source) {
+  float largest = 0;
+  formats::visit(formats::Sources{}, source, [&]<class Float>() { largest = Float::kLargest; });
+  return largest;
+}
+
+QuantizeCopy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis,
+                     uint32_t*& workspace) {
+  const QuantizedShape shape = copy_shape(p, axis);
+  const Format& format = shape.format;
+  QuantizeCopy copy{.to = {shape, axis == Axis::kAlongK ? args.along_k : args.along_rows},
+                    .options = formats::scale_options(format, p.amax_eps, largest_value(p.source)),
+                    .random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis},
+                    .stochastic = format.stochastic};
+  if (info(format.kind).has_expert_scale) {
+    copy.amax = workspace;
+    workspace += p.experts;
+  }
+  return copy;
+}
+
+bool has_expert_scale(const std::optional<Format>& format) {
+  return format && info(format->kind).has_expert_scale;
+}
+
+bool same_codes(const Format& a, const Format& b) {
+  return a.kind == b.kind && a.element == b.element;
+}
+
+void quantize_to(const Format& format, const QuantizeJob& job, const QuantizeStream& on) {
+  formats::visit(format, [&]<class Row, class Element>() {
+    if constexpr (!Row::kIsPlain) launch_quantize<Row, Element>(job, on);
+  });
+}
+
+/// One copy as a cast of its own.
+void cast_copy(QuantizePlan plan, const QuantizeArgs& args, Axis axis, Stream stream) {
+  (axis == Axis::kAlongK ? plan.problem.along_rows : plan.problem.along_k).reset();
+  cast(plan, args, {}, stream);
+}
+
+}  // namespace
+
+int64_t quantize_workspace_bytes(const QuantizeProblem& p, const Device&) {
+  const int copies = int(has_expert_scale(p.along_k)) + int(has_expert_scale(p.along_rows));
+  return copies * p.experts * int64_t(sizeof(uint32_t));
+}
+
+void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace workspace,
+              Stream stream) {
+  const QuantizeProblem& p = plan.problem;
+  QuantizeJob job{.of = {p.rows, p.cols, p.experts, args.offsets.data},
+                  .source = ExpertMatrices(args.source, args.discrete),
+                  .copies = {},
+                  .rng = args.rng};
+  const Format* formats[2] = {};
+  auto* free = static_cast<uint32_t*>(workspace.data);
+  for (const Axis axis : {Axis::kAlongK, Axis::kAlongRows}) {
+    const std::optional<Format>& format = axis == Axis::kAlongK ? p.along_k : p.along_rows;
+    if (!format) continue;
+    if (is_plain(*format)) {
+      cast_copy(plan, args, axis, stream);
+      continue;
+    }
+    formats[job.count] = &*format;
+    job.copies[job.count++] = copy_of(p, args, axis, free);
+  }
+  const QuantizeStream on{plan.device.units, stream_of(stream)};
+  if (quantize_workspace_bytes(p, plan.device) != 0) launch_expert_amax(job, on);
+  if (job.count == 2 && !same_codes(*formats[0], *formats[1])) {
+    QuantizeJob second = job;
+    second.copies[0] = job.copies[1];
+    job.count = second.count = 1;
+    quantize_to(*formats[1], second, on);
+  }
+  quantize_to(*formats[0], job, on);
+}
+
+void dequantize(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream stream) {
+  const QuantizedShape& s = plan.problem.source;
+  const DequantizeJob job{.of = {s.rows, s.cols, s.experts, args.offsets.data},
+                          .from = {s, args.source},
+                          .to = ExpertMatrices(args.out)};
+  if (job.of.most_tiles() == 0) return;
+  formats::visit(s.format, [&]<class Row, class Element>() {
+    if constexpr (!Row::kIsPlain)
+      launch_dequantize<Row, Element>(job, {plan.device.units, stream_of(stream)});
+  });
+}
+
+}  // namespace cadre::cuda::portable

@@ -1,0 +1,342 @@
+#pragma once
+#include "cuda/device/small_float.h"
+#include "cuda/portable/quantize_job.h"
+#include "cuda/portable/source_tile.cuh"
+#include "formats/list.h"
+
+// Codes and scales of routed rows or weights, along K, along rows, or both from one read.
+//
+// Persistent blocks take tiles of 128 x 128 elements, which hold whole blocks of every format. The
+// source is copied to shared memory, amaxes meet there, one thread makes each scale, and then all
+// threads encode. A thread takes eight rows and a chunk of eight columns. Rows that no expert owns
+// are neither read nor written.
+namespace cadre::cuda::portable {
+
+constexpr int kQuantizeBlocks = 3;  // of an SM at once
+
+/// The blocks of a tile of one copy, and where in shared memory what belongs to each lies.
+template <int kBlock>
+struct TileBlocks {
+  static constexpr int kMost = kTileSide * kTileSide / kBlock;
+  bool across, down;
+
+  explicit __device__ TileBlocks(const QuantizedMatrix& m) : across(m.across), down(m.down) {}
+
+  __device__ int rows() const { return down ? kTileSide / kBlock : kTileSide; }
+  __device__ int cols() const { return across ? kTileSide / kBlock : kTileSide; }
+  __device__ int block_row(int row) const { return down ? row / kBlock : row; }
+  __device__ int block_col(int col) const { return across ? col / kBlock : col; }
+  /// Columns that neighbouring threads take at the same time lie side by side.
+  __device__ int place(int row, int col) const {
+    return row * cols() + (across ? col : col % kChunk * kAcross + col / kChunk);
+  }
+  /// The block of an element.
+  __device__ int of(int row, int col) const { return place(block_row(row), block_col(col)); }
+};
+
+/// Formats without blocks have the blocks of a tile, which nobody looks at.
+template <class Row>
+constexpr int kBlockOf = Row::kInfo.block == 0 ? kTileSide : Row::kInfo.block;
+
+template <int kBlock>
+struct QuantizeShared {
+  TileFinder finder;
+  ExpertTile tiles[2];  ///< by turns, so that nobody waits for who still reads the last one
+  uint32_t blocks[TileBlocks<kBlock>::kMost];  ///< amaxes, then multipliers, as bits
+  alignas(128) SourcePlanes source;
+};
+
+/// The largest of so many neighbouring lanes.
+template <int kLanesOfIt>
+__device__ uint32_t largest_of_lanes(uint32_t value) {
+  for (int step = 1; step < kLanesOfIt; step *= 2)
+    value = max(value, __shfl_xor_sync(~0u, value, step));
+  return value;
+}
+
+/// What a thread takes of a tile: eight rows, and eight columns in one chunk.
+struct Patch {
+  int row, chunk;
+
+  __device__ int col() const { return chunk * kChunk; }
+  /// Neighbours take chunks of a row: reads and row-major writes are coalesced.
+  __device__ static Patch along_row() {
+    return {int(threadIdx.x) / kAcross * kChunk, int(threadIdx.x) % kAcross};
+  }
+  /// Neighbours take rows of a chunk: column-major codes are.
+  __device__ static Patch down_column() {
+    return {int(threadIdx.x) % kAcross * kChunk, int(threadIdx.x) / kAcross};
+  }
+};
+
+/// The amaxes of blocks that are within rows, which lie within the lanes of a warp.
+template <int kBlock>
+__device__ void amaxes_within_rows(uint32_t* amax, const SourcePlanes& source, DType dtype,
+                                   const TileBlocks<kBlock>& blocks) {
+  const Patch patch = Patch::along_row();
+#pragma unroll 2
+  for (int row = patch.row; row < patch.row + kChunk; ++row) {
+    float x[kChunk];
+    decode(read_chunk(source, dtype, row, patch.chunk), dtype, x);
+    uint32_t largest = 0;
+    for (const float value : x) largest = max(largest, formats::magnitude(value));
+    largest = largest_of_lanes<kBlock / kChunk>(largest);
+    if (patch.col() % kBlock == 0) amax[blocks.of(row, patch.col())] = largest;
+  }
+}
+
+/// Those of blocks of several rows, which must be zero before.
+template <int kBlock>
+__device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source, DType dtype,
+                                   const TileBlocks<kBlock>& blocks) {
+  const Patch patch = Patch::along_row();
+  uint32_t columns[kChunk] = {};
+#pragma unroll 2
+  for (int row = patch.row; row < patch.row + kChunk; ++row) {
+    float x[kChunk];
+    decode(read_chunk(source, dtype, row, patch.chunk), dtype, x);
+    for (int k = 0; k < kChunk; ++k) columns[k] = max(columns[k], formats::magnitude(x[k]));
+  }
+  if (!blocks.across) {
+    for (int k = 0; k < kChunk; ++k)
+      atomicMax(&amax[blocks.of(patch.row, patch.col() + k)], columns[k]);
+    return;
+  }
+  uint32_t largest = 0;
+  for (const uint32_t column : columns) largest = max(largest, column);
+  largest = largest_of_lanes<kBlock / kChunk>(largest);
+  if (patch.col() % kBlock == 0) atomicMax(&amax[blocks.of(patch.row, patch.col())], largest);
+}
+
+template <class Row, class Element>
+__device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int expert) {
+  const float amax = copy.amax == nullptr ? 0 : __uint_as_float(copy.amax[expert]);
+  return Row::template expert_scale<Element>(amax, copy.options);
+}
+
+/// Stores the scales of a tile's blocks, and leaves their multipliers in place of their amaxes.
+template <class Row, class Element>
+__device__ void make_scales(uint32_t* shared, const QuantizeCopy& copy, const ExpertTile& tile) {
+  using Code = typename Row::Scale::Code;
+  constexpr int kBlock = Row::kInfo.block;
+  const TileBlocks<kBlock> blocks(copy.to);
+  const Lines scales = copy.to.scales_of(tile, kBlock);
+  const formats::ExpertScale expert = expert_scale<Row, Element>(copy, tile.expert);
+  const int rows = blocks.block_row(copy.to.rows_of(tile) - 1) + 1;
+  const int cols = blocks.block_col(tile.cols - 1) + 1;
+  const int64_t first_row = copy.to.down ? tile.row / kBlock : tile.row;
+  const int64_t first_col = copy.to.across ? tile.col / kBlock : tile.col;
+  for (int i = int(threadIdx.x); i < blocks.rows() * blocks.cols(); i += kQuantizeThreads) {
+    const int row = scales.columns ? i % blocks.rows() : i / blocks.cols();
+    const int col = scales.columns ? i / blocks.rows() : i % blocks.cols();
+    if (row >= rows || col >= cols) continue;
+    uint32_t& of_block = shared[blocks.place(row, col)];
+    const auto scale =
+        Row::template block_scale<Element>(__uint_as_float(of_block), expert, copy.options);
+    *reinterpret_cast<Code*>(scales.at(first_row + row, first_col + col)) = scale.code;
+    of_block = __float_as_uint(scale.multiplier);
+  }
+}
+
+/// The random bits of a thread's patch.
+struct PatchBits {
+  formats::StochasticBits bits;
+  uint32_t expert, row, col;
+
+  __device__ PatchBits(const QuantizeCopy& copy, const uint64_t* rng, const ExpertTile& tile,
+                       Patch patch)
+      : bits(copy.random),
+        expert(uint32_t(tile.expert)),
+        row(uint32_t(tile.row) + uint32_t(patch.row)),
+        col(uint32_t(tile.col) + uint32_t(patch.col())) {
+    bits.seed = rng[0], bits.offset = rng[1];
+  }
+  /// Of one of its eight lines: rows along K, columns along rows.
+  __device__ formats::PhiloxWords of_line(uint32_t line) const {
+    return bits.axis == Axis::kAlongK ? bits.draw(expert, row + line, col)
+                                      : bits.draw(expert, col + line, row);
+  }
+};
+
+/// What the elements of a thread's patch are multiplied by.
+template <class Row, class Element>
+class Multipliers {
+ public:
+  __device__ Multipliers(const uint32_t* shared, const QuantizeCopy& copy, int expert, Patch patch)
+      : shared_(shared),
+        blocks_(copy.to),
+        patch_(patch),
+        whole_(kNone ? expert_scale<Row, Element>(copy, expert).encode : 0) {}
+
+  /// Of element [i, k] of the patch.
+  __device__ float at(int i, int k) const {
+    const int place = blocks_.of(patch_.row + i, patch_.col() + k);
+    return kNone ? whole_ : __uint_as_float(shared_[place]);
+  }
+  /// Of row i, column by column, if that of the row before is there: along K all are the same, and
+  /// otherwise all rows are.
+  __device__ void of_row(int i, float (&columns)[kChunk]) const {
+    if (i > 0 && (kNone || blocks_.down)) return;
+    const bool same = kNone || !blocks_.down;
+    const float first = at(i, 0);
+    for (int k = 0; k < kChunk; ++k) columns[k] = same ? first : at(i, k);
+  }
+
+ private:
+  static constexpr bool kNone = Row::kInfo.block == 0;
+  const uint32_t* shared_;
+  TileBlocks<kBlockOf<Row>> blocks_;
+  Patch patch_;
+  float whole_;
+};
+
+/// Where the codes of a thread's patch go; what lies beyond the tile's end does not.
+struct PatchCodes {
+  uint8_t* first;  ///< code
+  int64_t pitch;   ///< bytes from line to line
+  bool columns;    ///< lines are columns
+  Patch patch;
+  int rows, cols;  ///< that are there
+
+  __device__ PatchCodes(const QuantizedMatrix& to, const ExpertTile& tile)
+      : pitch(to.codes.pitch),
+        columns(to.codes.columns),
+        patch(columns ? Patch::down_column() : Patch::along_row()),
+        rows(to.rows_of(tile) - patch.row),
+        cols(tile.cols - patch.col()) {
+    first = to.codes_of(tile).at(tile.row + patch.row, tile.col + patch.col());
+  }
+  __device__ bool is_empty() const { return rows <= 0 || cols <= 0; }
+  template <class Element>
+  __device__ void store_line(int line, const EightCodes<Element>& codes) const {
+    if (line < (columns ? cols : rows))
+      store_codes(first + line * pitch, codes, columns ? rows : cols);
+  }
+};
+
+/// Encodes row by row; column-major codes are gathered in registers.
+template <class Row, class Element>
+__device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element>& multipliers,
+                            const SourcePlanes& source, DType dtype) {
+  EightCodes<Element> columns[kChunk];
+  float multiplier[kChunk];
+#pragma unroll 1
+  for (int i = 0; i < kChunk; ++i) {
+    float x[kChunk];
+    decode(read_chunk(source, dtype, to.patch.row + i, to.patch.chunk), dtype, x);
+    multipliers.of_row(i, multiplier);
+    for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], multiplier[k]);
+    const auto row = EightCodes<Element>::of(x);
+    if (!to.columns) to.store_line(i, row);
+    for (int k = 0; k < kChunk && to.columns; ++k) columns[k].push(row.get(k));
+  }
+  for (int k = 0; k < kChunk && to.columns; ++k) to.store_line(k, columns[k]);
+}
+
+/// The same with random bits, in lines that share a draw; codes of the other order are gathered in
+/// registers.
+template <class Row, class Element>
+__device__ void encode_stochastically(const PatchCodes& to,
+                                      const Multipliers<Row, Element>& multipliers,
+                                      const SourcePlanes& source, DType dtype,
+                                      const PatchBits& random) {
+  const bool down = random.bits.axis == Axis::kAlongRows, turned = down != to.columns;
+  EightCodes<Element> across[kChunk];
+#pragma unroll 1
+  for (int line = 0; line < kChunk; ++line) {
+    const formats::PhiloxWords draw = random.of_line(uint32_t(line));
+    EightCodes<Element> codes;
+    for (int p = 0; p < kChunk; ++p) {
+      const int i = down ? p : line, k = down ? line : p;
+      const float x = read_element(source, dtype, to.patch.row + i, to.patch.chunk, k);
+      codes.put(p, Element::encode_stochastic_word(formats::mul(x, multipliers.at(i, k)),
+                                                   random.bits.pick(draw, uint32_t(p))));
+    }
+    if (!turned) to.store_line(line, codes);
+    for (int p = 0; p < kChunk && turned; ++p) across[p].push(codes.get(p));
+  }
+  for (int p = 0; p < kChunk && turned; ++p) to.store_line(p, across[p]);
+}
+
+template <class Row, class Element>
+__device__ void encode_tile(const QuantizeJob& job, const QuantizeCopy& copy, DType dtype,
+                            const QuantizeShared<kBlockOf<Row>>& shared, const ExpertTile& tile) {
+  const PatchCodes to(copy.to, tile);
+  if (to.is_empty()) return;
+  const Multipliers<Row, Element> multipliers(shared.blocks, copy, tile.expert, to.patch);
+  if constexpr (Row::kInfo.takes_stochastic)
+    if (copy.stochastic)
+      return encode_stochastically(to, multipliers, shared.source, dtype,
+                                   PatchBits(copy, job.rng, tile, to.patch));
+  encode_rows(to, multipliers, shared.source, dtype);
+}
+
+/// Amaxes and scales of a tile's blocks; their multipliers are in shared memory.
+template <class Row, class Element>
+__device__ void scale_tile(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
+                           DType dtype, const ExpertTile& tile) {
+  const TileBlocks<kBlockOf<Row>> blocks(copy.to);
+  for (int i = int(threadIdx.x); i < blocks.kMost; i += kQuantizeThreads) shared.blocks[i] = 0;
+  __syncthreads();
+  if (blocks.down)
+    amaxes_across_rows(shared.blocks, shared.source, dtype, blocks);
+  else
+    amaxes_within_rows(shared.blocks, shared.source, dtype, blocks);
+  __syncthreads();
+  make_scales<Row, Element>(shared.blocks, copy, tile);
+  __syncthreads();
+}
+
+/// One copy of the tile that is in shared memory.
+template <class Row, class Element>
+__device__ void quantize_tile(const QuantizeJob& job, const QuantizeCopy& copy,
+                              QuantizeShared<kBlockOf<Row>>& shared, const ExpertTile& tile) {
+  DType dtype = job.source.first.dtype;
+  if constexpr (Row::kInfo.takes_hadamard)
+    if (copy.to.transformed) {
+      transform_tile(shared.source, dtype);
+      dtype = DType::kBf16;
+    }
+  if constexpr (Row::kInfo.block != 0) scale_tile<Row, Element>(shared, copy, dtype, tile);
+  encode_tile<Row, Element>(job, copy, dtype, shared, tile);
+}
+
+/// By a grid-stride loop.
+template <class Row, class Element>
+__device__ void store_expert_scales(const QuantizeJob& job, const QuantizeCopy& copy) {
+  for (int64_t e = int64_t(blockIdx.x) * kQuantizeThreads + threadIdx.x; e < job.of.experts;
+       e += int64_t(gridDim.x) * kQuantizeThreads)
+    copy.to.expert_scale[e] = expert_scale<Row, Element>(copy, int(e)).scale;
+}
+
+template <class Row, class Element>
+__global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks)
+    quantize_kernel(const __grid_constant__ QuantizeJob job) {
+  auto& shared = *reinterpret_cast<QuantizeShared<kBlockOf<Row>>*>(dynamic_shared());
+  for (int i = 0; i < job.count && Row::kInfo.has_expert_scale; ++i)
+    store_expert_scales<Row, Element>(job, job.copies[i]);
+  if (threadIdx.x == 0) shared.finder.start(job.of);
+  int turn = 0;
+  for (int64_t number = blockIdx.x;; number += gridDim.x) {
+    ExpertTile& tile = shared.tiles[turn];
+    turn ^= 1;
+    if (threadIdx.x == 0) tile = shared.finder.find(job.of, number);
+    __syncthreads();
+    if (tile.expert < 0) return;
+    load_tile(shared.source, job.source.of(tile.expert), tile);
+    for (int i = 0; i < job.count; ++i) {
+      __syncthreads();
+      quantize_tile<Row, Element>(job, job.copies[i], shared, tile);
+    }
+  }
+}
+
+template <class Row, class Element>
+void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
+  const DType dtype = job.source.first.dtype;
+  const int ahead = sizeof(QuantizeShared<kBlockOf<Row>>) - sizeof(SourcePlanes);
+  launch(quantize_kernel<Row, Element>,
+         on.grid(job.of, kQuantizeBlocks, ahead + source_bytes(dtype)), job);
+}
+
+}  // namespace cadre::cuda::portable

@@ -1,0 +1,58 @@
+#pragma once
+#include "cuda/portable/expert_matrices.h"
+#include "cuda/portable/quantized_tile.cuh"
+#include "formats/philox.h"
+#include "formats/scale.h"
+
+// What the host tells the kernels that quantise and dequantise.
+namespace cadre::cuda::portable {
+
+/// One wanted copy.
+struct QuantizeCopy {
+  QuantizedMatrix to;
+  formats::ScaleOptions options;
+  formats::StochasticBits random;  ///< but for seed and offset
+  bool stochastic = false;
+  uint32_t* amax = nullptr;  ///< [E], for formats with expert scales
+};
+
+/// Copies from one read of the source. The one along rows comes last: it may be transformed, in
+/// place.
+struct QuantizeJob {
+  ExpertsRows of;
+  ExpertMatrices source;
+  QuantizeCopy copies[2];
+  int count = 0;
+  const uint64_t* rng = nullptr;  ///< [2] seed and offset
+};
+
+struct DequantizeJob {
+  ExpertsRows of;
+  QuantizedMatrix from;
+  ExpertMatrices to;
+};
+
+/// Where a kernel runs.
+struct QuantizeStream {
+  int units = 1;  ///< SMs
+  cudaStream_t stream = nullptr;
+
+  /// Persistent blocks, so many to an SM, but not more than there are tiles.
+  Grid grid(const ExpertsRows& of, int blocks, int shared_bytes) const {
+    const int64_t most = int64_t(units) * blocks;
+    return {unsigned(std::clamp<int64_t>(of.most_tiles(), 1, most)), kQuantizeThreads, shared_bytes,
+            stream};
+  }
+};
+
+/// Codes and scales of copies that have this format. A format's instances have a source of their
+/// own.
+template <class Row, class Element>
+void launch_quantize(const QuantizeJob&, const QuantizeStream&);
+template <class Row, class Element>
+void launch_dequantize(const DequantizeJob&, const QuantizeStream&);
+
+/// The amaxes of all experts, of all copies that have room for them.
+void launch_expert_amax(const QuantizeJob&, const QuantizeStream&);
+
+}  // namespace cadre::cuda::portable

@@ -1,0 +1,141 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "cadre/quantize.h"
+#include "cuda/device/chunk.h"
+#include "cuda/portable/launch.h"
+#include "schedule/tiles.h"
+
+// What quantising and dequantising share: tiles of at most 128 rows of one expert and 128 columns,
+// which hold whole blocks of every format, and where codes and scales lie. Of a tile a thread takes
+// eight rows and eight columns.
+namespace cadre::cuda::portable {
+
+constexpr int kQuantizeThreads = 256;
+constexpr int kTileSide = 128;               // rows and columns
+constexpr int kAcross = kTileSide / kChunk;  // chunks of eight in a line
+
+/// Whose rows they are: routed rows with offsets, or N of each expert.
+struct ExpertsRows {
+  int64_t rows = 0, cols = 0;  ///< R or N; C or K
+  int experts = 1;
+  const int32_t* offsets = nullptr;  ///< null: weights
+
+  CADRE_HD int64_t across() const { return (cols + kTileSide - 1) / kTileSide; }
+  CADRE_HD int64_t down() const { return (rows + kTileSide - 1) / kTileSide; }
+  /// Tiles of all experts, or more.
+  int64_t most_tiles() const {
+    const int64_t ragged = rows / kTileSide + std::min<int64_t>(rows, experts);
+    return (offsets == nullptr ? experts * down() : ragged) * across();
+  }
+};
+
+/// A part of one expert.
+struct ExpertTile {
+  int expert;        ///< -1: there are no more
+  int64_t first;     ///< of the expert's rows in the batch; 0 for weights
+  int64_t row, col;  ///< of the tile's first element, within the expert
+  int rows, cols;    ///< that are there
+};
+
+/// Finds the tiles of a block: numbers never fall. Lives in shared memory, for one thread.
+class TileFinder {
+ public:
+  __device__ void start(const ExpertsRows& all) {
+    if (all.offsets != nullptr)
+      ragged_ = {{all.offsets, all.experts, all.rows}, {kTileSide, kTileSide}, all.across()};
+  }
+  __device__ ExpertTile find(const ExpertsRows& all, int64_t number) {
+    ExpertTile tile{-1, 0, 0, 0, 0, 0};
+    int64_t rows = all.rows;
+    if (all.offsets == nullptr) {
+      const int64_t across = all.across(), each = all.down() * across;
+      if (number >= each * all.experts) return tile;
+      tile.expert = int(number / each);
+      tile.row = number % each / across * kTileSide;
+      tile.col = number % across * kTileSide;
+    } else {
+      if (!ragged_.seek(number)) return tile;
+      const schedule::TilePlace place = ragged_.place(all.across());
+      tile.expert = ragged_.expert();
+      tile.row = place.down * kTileSide;
+      tile.col = place.across * kTileSide;
+      tile.first = ragged_.rows(place).first - tile.row;
+      rows = ragged_.rows(place).last - tile.first;
+    }
+    tile.rows = int(min(rows - tile.row, int64_t(kTileSide)));
+    tile.cols = int(min(all.cols - tile.col, int64_t(kTileSide)));
+    return tile;
+  }
+
+ private:
+  schedule::RaggedTiles ragged_;
+};
+
+/// Rows or columns of codes or scales.
+struct Lines {
+  uint8_t* data = nullptr;
+  int64_t pitch = 0, expert = 0;  ///< bytes from line to line, and from expert to expert
+  int bits = 8;                   ///< of an element
+  bool columns = false;
+
+  Lines() = default;
+  Lines(const TensorView& v, Major major)
+      : data(static_cast<uint8_t*>(v.data)),
+        bits(cadre::bits(v.dtype)),
+        columns(major == Major::kColumn) {
+    if (v.rank == 0) return;
+    pitch = bytes_for(v.dtype, v.stride[size_t(v.rank - (columns ? 1 : 2))]);
+    if (v.rank == 3) expert = bytes_for(v.dtype, v.stride[0]);
+  }
+  /// Where an element begins; the odd one of two nibbles where its byte does.
+  __device__ uint8_t* at(int64_t row, int64_t col) const {
+    const int64_t line = columns ? col : row, place = columns ? row : col;
+    return data + line * pitch + place * bits / 8;
+  }
+  /// Those of an expert, from a row on.
+  __device__ Lines from(int e, int64_t row) const {
+    Lines lines = *this;
+    lines.data = at(row, 0) + e * expert;
+    return lines;
+  }
+};
+
+/// One quantised tensor in device memory.
+struct QuantizedMatrix {
+  Lines codes, scales;
+  float* expert_scale = nullptr;
+  bool across = true, down = false;  ///< which way blocks run; both: square ones
+  bool ragged = true, transformed = false;
+
+  QuantizedMatrix() = default;
+  QuantizedMatrix(const QuantizedShape& s, const QuantizedView& v)
+      : codes(v.codes, s.codes_major),
+        scales(v.scales, s.scales_major),
+        expert_scale(v.expert_scale),
+        across(s.format.square || s.axis == Axis::kAlongK),
+        down(s.format.square || s.axis == Axis::kAlongRows),
+        ragged(s.kind == RowsKind::kRagged),
+        transformed(is_transformed(s.format, s.axis)) {}
+
+  /// Transformed rows are stored by whole blocks.
+  __device__ int rows_of(const ExpertTile& tile) const {
+    return transformed ? (tile.rows + 15) / 16 * 16 : tile.rows;
+  }
+  /// Where the rows of codes of its expert begin.
+  __device__ int64_t first_code_row(const ExpertTile& tile) const {
+    return transformed ? 16 * first_block(tile.first, tile.expert, 16) : tile.first;
+  }
+  __device__ Lines codes_of(const ExpertTile& tile) const {
+    return codes.from(tile.expert, first_code_row(tile));
+  }
+  /// The scales of its blocks, of which each has so many codes.
+  __device__ Lines scales_of(const ExpertTile& tile, int block) const {
+    const bool restart = ragged && down;
+    return scales.from(tile.expert,
+                       restart ? first_block(tile.first, tile.expert, block) : tile.first);
+  }
+};
+
+}  // namespace cadre::cuda::portable
