@@ -10,7 +10,10 @@ namespace cadre::bench {
 namespace {
 
 bool defers(const GroupedLinearProblem& p) { return p.options.deferred && p.wgrad; }
-bool defers(const GroupedMlpProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
+template <class Problem>
+bool defers(const Problem& p) {
+  return p.options.deferred && (p.wgrad1 || p.wgrad2);
+}
 bool defers(const SequentialProblem& p) {
   return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
     const auto* linear = std::get_if<GroupedLinearProblem>(&op);

@@ -6,6 +6,7 @@
 
 #include "bench/layer_case.h"
 #include "bench/visit.h"
+#include "cadre/layers.h"
 
 namespace cadre::bench {
 namespace {
@@ -76,6 +77,18 @@ Cost cost(const GroupedMlpProblem& p) {
   return {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)};
 }
 
+// The router's choices, rows to and fro, and the experts.
+Cost cost(const MoeProblem& p) {
+  const int64_t rows = p.tokens * p.top_k;
+  const Cost routing =
+      cost(RoutingProblem{.tokens = p.tokens, .experts = p.experts, .top_k = p.top_k});
+  const Cost experts = cost(GroupedMlpProblem{
+      .rows = rows, .hidden = p.hidden, .features = p.features, .experts = p.experts});
+  const double moved = 4 * double(rows + p.tokens) * double(p.hidden);
+  return {2 * routing.products + experts.products, 2 * routing.elements + experts.elements + moved,
+          experts.routed};
+}
+
 Cost cost(const SequentialProblem& p) {
   Cost all;
   for (const RowOp& op : p.ops) {
@@ -97,8 +110,9 @@ double seconds(const Cost& cost, const Runs& runs) {
 }
 
 bool is_layer(std::string_view problem) {
-  const std::string_view name = operation_of(problem);
-  return name == "grouped_linear" || name == "grouped_mlp" || name == "sequential";
+  const auto layers = layer_list();
+  return std::any_of(layers.begin(), layers.end(),
+                     [&](const LayerInfo& layer) { return layer.name == operation_of(problem); });
 }
 
 }  // namespace

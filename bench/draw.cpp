@@ -136,6 +136,23 @@ float normal(uint64_t seed, uint64_t index) {
   return float(double(sum - int64_t{2} * 0xffff) * (1.7320508 / 65536));
 }
 
+// The logarithms of weights with noise of Gumbel's distribution: their order is that of such draws.
+void fill_logits(const TensorView& v, const Draw& draw) {
+  constexpr double kRarest = 1e-9;  // of the weights, so that every logit is finite
+  const auto experts = int(v.shape[1]);
+  Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
+  if (!d.counts.empty()) d.weights.assign(d.counts.begin(), d.counts.end());
+  const double most = *std::max_element(d.weights.begin(), d.weights.end());
+  std::mt19937_64 bits(mix(draw.seed));
+  std::uniform_real_distribution<double> uniform(1e-12, 1);
+  for (int64_t t = 0; t < v.shape[0]; ++t)
+    for (int64_t e = 0; e < experts; ++e) {
+      const double weight = std::max(d.weights[size_t(e)], kRarest * std::max(most, kRarest));
+      const double noise = -std::log(-std::log(uniform(bits)));
+      store(v, t * v.stride[0] + e, float(std::log(weight) + noise));
+    }
+}
+
 void fill_normal(const TensorView& v, int64_t live, uint64_t seed, float scale) {
   const int last = v.rank - 1;
   const int64_t length = v.shape[size_t(last)], step = v.stride[size_t(last)];

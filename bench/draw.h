@@ -52,6 +52,11 @@ std::vector<int64_t> draw_choices(const Draw&, int64_t tokens, int top_k, int ex
 /// A number that depends on its arguments only, near a standard normal distribution.
 float normal(uint64_t seed, uint64_t index);
 
+/// Fills [T, E] with a router's logits: a token's greatest top_k are draws without replacement, as
+/// `offsets` says.
+/// Errors    as of parse_distribution.
+void fill_logits(const TensorView&, const Draw&);
+
 /// Fills the first `live` entries of dimension 0 with normal numbers times `scale`.
 void fill_normal(const TensorView&, int64_t live, uint64_t seed, float scale = 1);
 

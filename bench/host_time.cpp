@@ -79,6 +79,7 @@ std::vector<HostTime> host_times(std::string_view problem, const HostTimeOptions
     return times_of_layer(parse_grouped_linear_problem(problem), options);
   if (operation_of(problem) == "grouped_mlp")
     return times_of_layer(parse_grouped_mlp_problem(problem), options);
+  if (operation_of(problem) == "moe") return times_of_layer(parse_moe_problem(problem), options);
   return visit_problem(problem, [&](const auto& p) { return times_of_operation(p, options); });
 }
 

@@ -18,9 +18,9 @@ struct HostTime {
   int calls = 0;  ///< that were timed
 };
 
-/// Times the calls of an operation (run), or of grouped_linear and grouped_mlp (forward, backward),
-/// on random data. Calls are timed one by one in batches of `batch`, and the device may finish
-/// between batches, so that its queue is never full.
+/// Times the calls of an operation (run), or of grouped_linear, grouped_mlp and moe (forward,
+/// backward), on random data. Calls are timed one by one in batches of `batch`, and the device may
+/// finish between batches, so that its queue is never full.
 struct HostTimeOptions {
   Device device = this_cpu();
   Draw draw{};

@@ -79,6 +79,21 @@ LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds,
   return own;
 }
 
+/// Those of both linears of a layer of experts.
+template <class Problem, class Args>
+void add_parameters(Buffers& buffers, const Problem& p, Seeds& seeds, Args& args,
+                    std::vector<Output>& outputs) {
+  const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
+  const auto linear = [&](int64_t n, int64_t k, bool bias) {
+    return parameters(
+        buffers,
+        {p.experts, n, k, p.parameters, bias, p.options.accumulate, p.options.accumulate_bias},
+        seeds, outputs);
+  };
+  args.fc1 = linear(n1, p.hidden, p.bias1);
+  args.fc2 = linear(p.hidden, p.features, p.bias2);
+}
+
 LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, Seeds& seeds,
                             std::vector<Output>& outputs) {
   return parameters(
@@ -88,6 +103,12 @@ LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, See
 }
 
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
+
+template <class Args>
+const TensorView& result(const Args& args) {
+  return args.y;
+}
+const TensorView& result(const MoeArgs& args) { return args.out; }
 
 /// What all layers take besides tensors, and what all write.
 template <class Plan, class Args>
@@ -102,7 +123,7 @@ LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buff
   args.weight_cache = memory(*buffers, m.weight_cache_bytes);
   const Workspace workspace = buffers->workspace(
       std::max({m.forward_workspace_bytes, m.backward_workspace_bytes, m.wgrad_workspace_bytes}));
-  outputs.push_back(whole("y", args.y));
+  outputs.push_back(whole("y", result(args)));
   outputs.push_back(whole("dx", args.dx));
   return {plan, args, workspace, std::move(outputs), std::move(buffers)};
 }
@@ -148,17 +169,9 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   Buffers& b = *buffers;
   Seeds seeds(draw);
   const Rows rows = draw_rows(b, draw, p.rows, p.experts);
-  const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
   GroupedMlpArgs args{.offsets = rows.offsets};
   std::vector<Output> outputs;
-  args.fc1 = parameters(b,
-                        {p.experts, n1, p.hidden, p.parameters, p.bias1, p.options.accumulate,
-                         p.options.accumulate_bias},
-                        seeds, outputs);
-  args.fc2 = parameters(b,
-                        {p.experts, p.hidden, p.features, p.parameters, p.bias2,
-                         p.options.accumulate, p.options.accumulate_bias},
-                        seeds, outputs);
+  add_parameters(b, p, seeds, args, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
   args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
@@ -170,6 +183,27 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
     args.dbias2_scale = row_gradient(b, "dbias2_scale", p.rows, outputs);
   }
   return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args, std::move(outputs));
+}
+
+MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& draw) {
+  auto buffers = std::make_unique<Buffers>();
+  Buffers& b = *buffers;
+  Seeds seeds(draw);
+  MoeArgs args;
+  std::vector<Output> outputs;
+  add_parameters(b, p, seeds, args, outputs);
+  args.logits = b.tensor(p.logits, {p.tokens, p.experts});
+  fill_logits(args.logits, draw);
+  if (p.expert_bias) args.expert_bias = random_floats(b, p.experts, p.experts, seeds.next());
+  args.x = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
+  args.out = b.tensor(p.dtype, {p.tokens, p.hidden});
+  args.dout = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
+  args.dx = b.tensor(p.dtype, {p.tokens, p.hidden});
+  if (p.dlogits) {
+    args.dlogits = b.tensor(p.logits, {p.tokens, p.experts});
+    outputs.push_back(whole("dlogits", args.dlogits));
+  }
+  return layer_case<MoePlan>(plan(p, device), std::move(buffers), args, std::move(outputs));
 }
 
 SequentialCase make_layer_case(const SequentialProblem& p, const Device& device, const Draw& draw) {

@@ -6,6 +6,7 @@
 
 #include "bench/case.h"
 #include "bench/mirror.h"
+#include "cadre/moe.h"
 #include "cadre/sequential.h"
 
 namespace cadre::bench {
@@ -22,6 +23,7 @@ struct LayerCase {
 
 using LinearCase = LayerCase<GroupedLinearPlan, GroupedLinearArgs>;
 using MlpCase = LayerCase<GroupedMlpPlan, GroupedMlpArgs>;
+using MoeCase = LayerCase<MoePlan, MoeArgs>;
 
 /// What the arguments of a row list.
 struct SequentialLists {
@@ -35,6 +37,8 @@ struct SequentialCase : LayerCase<SequentialPlan, SequentialArgs> {
 
 LinearCase make_layer_case(const GroupedLinearProblem&, const Device&, const Draw&);
 MlpCase make_layer_case(const GroupedMlpProblem&, const Device&, const Draw&);
+/// Its tokens fall to experts as the draw says.
+MoeCase make_layer_case(const MoeProblem&, const Device&, const Draw&);
 SequentialCase make_layer_case(const SequentialProblem&, const Device&, const Draw&);
 
 /// The arguments of a case for a copy of its buffers.
@@ -53,6 +57,7 @@ auto visit_layer(std::string_view words, Visit&& visit) {
   const std::string_view name = words.substr(start, words.find_first_of(" \t", start) - start);
   if (name == "grouped_linear") return visit(parse_grouped_linear_problem(words));
   if (name == "grouped_mlp") return visit(parse_grouped_mlp_problem(words));
+  if (name == "moe") return visit(parse_moe_problem(words));
   return visit(parse_sequential_problem(words));
 }
 

@@ -184,8 +184,9 @@ Action declare_bench(CLI::App& app) {
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
   app.add_option("--beside", options->measure.beside,
                  "words such as 'format=bf16': the same problem with them runs as a peer");
-  app.add_flag("--host-time", options->host_time,
-               "time what the host needs to enqueue a call, of grouped_linear and grouped_mlp too");
+  app.add_flag(
+      "--host-time", options->host_time,
+      "time what the host needs to enqueue a call, of grouped_linear, grouped_mlp and moe too");
   app.footer(kFooter);
   return [options] { return measure_all(*options); };
 }

@@ -17,10 +17,12 @@ void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
   const PermuteProblem& p = c.problem;
   Buffers& buffers = *c.buffers;
   const int64_t slots = p.tokens * p.top_k;
-  if (p.pass == PermutePass::kPermuteBackward)
+  if (p.pass == PermutePass::kPermuteBackward) {
     c.args.drow_prob = random_floats(buffers, p.rows, live, seeds.next());
-  else
+    c.args.drow_scale = random_floats(buffers, p.rows, live, seeds.next());
+  } else {
     c.args.prob = random_floats(buffers, slots, slots, seeds.next(), 0.5f);
+  }
   if (p.pass == PermutePass::kPermute) {
     c.args.row_prob = buffers.array<float>(p.rows);
     c.outputs.push_back({"row_prob", view(c.args.row_prob, DType::kF32, {p.rows}), live, p.tail});
@@ -84,6 +86,7 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
   if (c.args.y) args.y = absolute(buffers, c.args.y);
   args.prob = absolute(buffers, c.args.prob, slots);
   args.drow_prob = absolute(buffers, c.args.drow_prob, sizes.rows);
+  args.drow_scale = absolute(buffers, c.args.drow_scale, sizes.rows);
   if (c.args.row_prob) args.row_prob = buffers.array<float>(sizes.rows);
   if (c.args.dprob) args.dprob = buffers.array<float>(slots);
   run_on_cpu(sizes, args, "cpu_reference");

@@ -10,6 +10,7 @@
 #include "cadre/host_device.h"
 #include "cadre/layer.h"
 #include "cadre/layers.h"
+#include "cadre/moe.h"
 #include "cadre/operations.h"  // and every operation
 #include "cadre/plan.h"
 #include "cadre/pointers.h"

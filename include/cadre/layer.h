@@ -10,7 +10,10 @@
 #include "cadre/activation.h"
 #include "cadre/bias_grad.h"
 #include "cadre/grouped_gemm.h"
+#include "cadre/offsets.h"
+#include "cadre/permute.h"
 #include "cadre/quantize.h"
+#include "cadre/routing.h"
 #include "cadre/tensor.h"
 
 // What the layers share: parameters, the caller's memory, and plans: steps over named tensors.
@@ -123,13 +126,22 @@ struct PartPhase {
 ///   grouped_gemm       lhs, rhs, bias, bias_scale     out
 ///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
 ///   activation         z, prob, dh                    h, dz, dprob
+///   routing            logits, expert bias            experts, prob, scores
+///   routing backward   logits, experts, dprob,        dlogits
+///                      dscores
+///   offsets            experts                        offsets, row_of, slot_of
+///   permute, combine   tokens or rows, offsets,       rows or tokens, row_prob or dprob
+///     and back         row_of, then slot_of and prob
+///                      or drow_prob and drow_scale
 ///   part               whatever it reads              whatever it writes
 struct LayerStep {
   Phase phase = Phase::kForward;
   bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
-  std::array<int, 4> reads{kNone, kNone, kNone, kNone};
+  std::array<int, 5> reads{kNone, kNone, kNone, kNone, kNone};
   std::array<int, 3> writes{kNone, kNone, kNone};
-  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, PartPhase> plan;
+  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, RoutingPlan,
+               OffsetsPlan, PermutePlan, PartPhase>
+      plan;
   std::string name;  ///< "quantize x"; no two steps of a layer are called alike
 };
 

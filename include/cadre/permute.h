@@ -42,9 +42,10 @@ struct PermuteArgs {
   TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
   RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
   Offsets offsets{};    ///< offsets[E] is the number of rows
-  const float* prob = nullptr;       ///< [T, top_k]: permute, combine, combine backward
-  float* row_prob = nullptr;         ///< [R]: permute, written
-  const float* drow_prob = nullptr;  ///< [R]: permute backward, read
+  const float* prob = nullptr;        ///< [T, top_k]: permute, combine, combine backward
+  float* row_prob = nullptr;          ///< [R]: permute, written
+  const float* drow_prob = nullptr;   ///< [R]: permute backward, read
+  const float* drow_scale = nullptr;  ///< [R]: permute backward, added to drow_prob, if given
   float* dprob = nullptr;  ///< [T, top_k]: permute backward; combine backward, if given; written
 };
 
@@ -54,6 +55,7 @@ using PermutePlan = Plan<PermuteProblem>;
 ///
 ///   permute            rows[row] = tokens[t]              prob: row_prob[row] = p
 ///   permute backward   tokens[t] = sum_j rows[row]        prob: dprob[t, j] = drow_prob[row]
+///                                                         (+ drow_scale[row])
 ///   combine            tokens[t] = sum_j p rows[row]
 ///   combine backward   rows[row] = p tokens[t]            prob: dprob[t, j] = <tokens[t], y[row]>
 ///

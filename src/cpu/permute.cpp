@@ -74,6 +74,12 @@ void token_from_rows(const Work& work, int64_t token) {
   }
 }
 
+/// A row's gradient of its probability, and of the same probability where it scales a bias.
+float row_gradient(const PermuteArgs& args, int64_t row) {
+  const float drow_prob = args.drow_prob[row];
+  return args.drow_scale == nullptr ? drow_prob : drow_prob + args.drow_scale[row];
+}
+
 /// <tokens[t], y[row]> in 256 sums, added up in a fixed order.
 float product(const Work& work, int64_t token, int64_t row) {
   Block sum{}, x, y;
@@ -92,7 +98,7 @@ void gradients_of_prob(const Work& work, int64_t token) {
     if (!work.has_row(slot))
       dprob = 0;
     else if (work.p.pass == PermutePass::kPermuteBackward)
-      dprob = work.args.drow_prob[work.args.map.row_of[slot]];
+      dprob = row_gradient(work.args, work.args.map.row_of[slot]);
     else
       dprob = product(work, token, work.args.map.row_of[slot]);
   }

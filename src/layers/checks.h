@@ -28,11 +28,9 @@ void check_run(const ops::Checks<Problem>& checks, std::string_view route, Works
   check_memory(checks, "workspace", {workspace.data, workspace.bytes}, bytes);
 }
 
-/// The fields that the problems of several layers share.
+/// The fields that the problems of all layers share.
 template <class Problem>
-void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
-  checks.at_least("R", p.rows, 0);
-  checks.fits_int32("R", p.rows);
+void check_types_and_options(const ops::Checks<Problem>& checks, const Problem& p) {
   checks.experts(p.experts);
   checks.plain_float("dtype", p.dtype);
   checks.plain_float("weight", p.parameters.weight);
@@ -43,6 +41,14 @@ void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
   checks.at_least("unit_budget", p.options.unit_budget, 0);
   checks.alignment("align", p.options.align);
   require_legal(p.recipe);
+}
+
+/// Those of the layers whose rows come in expert order.
+template <class Problem>
+void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {
+  checks.at_least("R", p.rows, 0);
+  checks.fits_int32("R", p.rows);
+  check_types_and_options(checks, p);
 }
 
 }  // namespace cadre::layers

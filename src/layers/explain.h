@@ -27,7 +27,17 @@ std::string explain_step(const LayerPlan&, const LayerStep&);
 /// The steps of forward and of backward.
 std::string explain_steps(const LayerPlan&);
 
-/// The memory that the caller provides, and what is kept for one row.
-std::string explain_memory(const LayerMemory&, const std::vector<KeptPart>&, int64_t rows);
+/// What a layer works on: so many rows, or tokens.
+struct Items {
+  std::string_view name;
+  int64_t count;
+};
+
+/// The memory that the caller provides, and what is kept for one item.
+std::string explain_memory(const LayerMemory&, const std::vector<KeptPart>&, const Items&);
+inline std::string explain_memory(const LayerMemory& memory, const std::vector<KeptPart>& kept,
+                                  int64_t rows) {
+  return explain_memory(memory, kept, {"row", rows});
+}
 
 }  // namespace cadre::layers

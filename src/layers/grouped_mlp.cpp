@@ -112,6 +112,15 @@ MlpRun mlp_run(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace
   return MlpRun(plan, args, layer_run(plan, args, workspace, stream, first), first);
 }
 
+void launch(const MlpRun& mlp, Phase phase) {
+  if (phase != Phase::kWgrad) poison(mlp, phase);
+  launch_phase(mlp, phase);
+  if (phase != Phase::kBackward) return;
+  if (!mlp.plan.deferred) return launch_phase(mlp, Phase::kWgrad);
+  defer(mlp.fc2);
+  defer(mlp.fc1);
+}
+
 void check_forward(const MlpRun& mlp) {
   const GroupedMlpPlan& plan = mlp.plan;
   const MlpChecks checks(kOp, plan.problem);
@@ -157,26 +166,21 @@ void forward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace w
              Stream stream) {
   const auto mlp = layers::mlp_run(plan, args, workspace, Phase::kForward, stream);
   layers::check_forward(mlp);
-  layers::poison(mlp, Phase::kForward);
-  layers::launch_phase(mlp, Phase::kForward);
+  layers::launch(mlp, Phase::kForward);
 }
 
 void backward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
               Stream stream) {
   const auto mlp = layers::mlp_run(plan, args, workspace, Phase::kBackward, stream);
   layers::check_backward(mlp);
-  layers::poison(mlp, Phase::kBackward);
-  layers::launch_phase(mlp, Phase::kBackward);
-  if (!plan.deferred) return layers::launch_phase(mlp, Phase::kWgrad);
-  layers::defer(mlp.fc2);
-  layers::defer(mlp.fc1);
+  layers::launch(mlp, Phase::kBackward);
 }
 
 void wgrad(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,
            Stream stream) {
   const auto mlp = layers::mlp_run(plan, args, workspace, Phase::kWgrad, stream);
   layers::check_wgrad(mlp);
-  layers::launch_phase(mlp, Phase::kWgrad);
+  layers::launch(mlp, Phase::kWgrad);
 }
 
 }  // namespace cadre

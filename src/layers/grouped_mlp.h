@@ -40,6 +40,10 @@ MlpRun mlp_run(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Phase fi
 /// The routes, by their planners.
 GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);
 
+/// Runs a phase; nothing is checked. Backward runs the weight gradients too, or leaves them to the
+/// queue.
+void launch(const MlpRun&, Phase);
+
 void check_forward(const MlpRun&);
 void check_backward(const MlpRun&);
 void check_wgrad(const MlpRun&);

@@ -13,16 +13,7 @@ template <class Io, class Problem>
 static void fields(Io& io, Problem& p) {
   const GroupedMlpProblem usual;
   io.always("R", p.rows);
-  io.always("H", p.hidden);
-  io.always("F", p.features);
-  io.always("E", p.experts);
-  io.always("act", p.activation);
-  io.unless("layout", p.layout, usual.layout);
-  io.unless("limit", p.constants.limit, usual.constants.limit);
-  io.unless("alpha", p.constants.alpha, usual.constants.alpha);
-  io.unless("offset", p.constants.offset, usual.constants.offset);
-  io.always("recipe", p.recipe);
-  layers::parameter_fields(io, p);
+  layers::expert_fields(io, p);
   io.unless("prob", p.prob, usual.prob);
   io.unless("bias1", p.bias1, usual.bias1);
   io.unless("bias2", p.bias2, usual.bias2);

@@ -8,6 +8,7 @@
 //   const float* floats(int)      a factor for each row
 //   float* written_floats(int)    its gradient
 //   Offsets offsets(), const uint64_t* rng()
+//   int32_t* words(int)           experts, offsets and maps, which LayerRun has where it makes them
 //   bool skips(LayerStep)
 //   void launch_part(PartPhase)   a layer within the layer
 namespace cadre::layers {
@@ -21,6 +22,7 @@ struct LayerRun {
   const LayerTensor& tensor(int id) const { return layer.tensors[size_t(id)]; }
   bool is_made(int id) const { return tensor(id).place != Place::kCaller; }
   QuantizedView copy(int id) const { return places.copy(tensor(id)); }
+  int32_t* words(int id) const { return static_cast<int32_t*>(places.data(tensor(id))); }
   /// The workspace behind the tensors that the phase has in it.
   Workspace scratch(Phase phase) const {
     return behind(places.workspace, layer.copies_bytes[size_t(phase)]);
@@ -104,7 +106,7 @@ BiasGradArgs arguments(const Run& run, const LayerStep& step, const BiasGradPlan
 
 template <class Run>
 ActivationArgs arguments(const Run& run, const LayerStep& step, const ActivationPlan& plan) {
-  const auto [z, prob, dh, none] = step.reads;
+  const auto [z, prob, dh, none, nor_this] = step.reads;
   const auto [h, dz, dprob] = step.writes;
   ActivationArgs args{.z = run.operand(z).codes};
   if (prob != kNone) args.prob = run.floats(prob);
@@ -114,6 +116,56 @@ ActivationArgs arguments(const Run& run, const LayerStep& step, const Activation
   args.dh = run.operand(dh).codes;
   args.dz = run.target(dz).view;
   if (dprob != kNone) args.dprob = run.written_floats(dprob);
+  return args;
+}
+
+template <class Run>
+RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& plan) {
+  const auto& [logits, second, dprob, dscores, none] = step.reads;
+  RoutingArgs args{.logits = run.operand(logits).codes};
+  if (plan.problem.backward) {
+    args.experts = run.words(second);
+    args.dprob = run.floats(dprob);
+    args.dscores = run.floats(dscores);
+    args.dlogits = run.target(step.writes[0]).view;
+    return args;
+  }
+  if (second != kNone) args.expert_bias = run.floats(second);
+  args.experts = run.words(step.writes[0]);
+  args.prob = run.written_floats(step.writes[1]);
+  args.scores = run.written_floats(step.writes[2]);
+  return args;
+}
+
+template <class Run>
+OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan&) {
+  const auto& [offsets, row_of, slot_of] = step.writes;
+  return {.source = run.words(step.reads[0]),
+          .offsets = run.words(offsets),
+          .map = {run.words(row_of), run.words(slot_of)}};
+}
+
+template <class Run>
+PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& plan) {
+  const PermuteProblem& p = plan.problem;
+  const auto& [source, offsets, row_of, fourth, fifth] = step.reads;
+  PermuteArgs args{.offsets = {run.words(offsets), p.experts}};
+  args.map.row_of = run.words(row_of);
+  const bool makes_rows =
+      p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+  const TensorView read = run.operand(source).codes, written = run.target(step.writes[0]).view;
+  args.tokens = makes_rows ? read : written;
+  args.rows = makes_rows ? written : read;
+  if (makes_rows) args.map.slot_of = run.words(fourth);
+  if (!p.prob) return args;
+  if (makes_rows) {
+    args.prob = run.floats(fifth);
+    args.row_prob = run.written_floats(step.writes[1]);
+    return args;
+  }
+  args.drow_prob = run.floats(fourth);
+  if (fifth != kNone) args.drow_scale = run.floats(fifth);
+  args.dprob = run.written_floats(step.writes[1]);
   return args;
 }
 

@@ -67,7 +67,8 @@ std::string explain_steps(const LayerPlan& plan) {
   return forward + backward;
 }
 
-std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& kept, int64_t rows) {
+std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& kept,
+                           const Items& items) {
   std::string lines = "memory in bytes\n";
   const auto line = [&](std::string_view what, int64_t bytes) {
     if (bytes != 0) lines += text("  ", what, ": ", bytes, "\n");
@@ -79,10 +80,11 @@ std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& ke
   line("pending from backward to wgrad", m.pending_bytes);
   line("weight cache", m.weight_cache_bytes);
   for (const KeptPart& part : kept)
-    lines += text("  kept for backward, of each row: ", part.name, " ",
-                  bytes_per_token({&part, 1}, rows),
+    lines += text("  kept for backward, of each ", items.name, ": ", part.name, " ",
+                  bytes_per_token({&part, 1}, items.count),
                   part.place == Place::kCaller ? " (the caller's own)" : "", "\n");
-  lines += text("  kept for backward, of each row, together: ", bytes_per_token(kept, rows), "\n");
+  lines += text("  kept for backward, of each ", items.name,
+                ", together: ", bytes_per_token(kept, items.count), "\n");
   return lines;
 }
 

@@ -5,6 +5,7 @@
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"
 #include "cadre/layers.h"
+#include "cadre/moe.h"
 #include "cadre/sequential.h"
 
 namespace cadre {
@@ -12,6 +13,7 @@ namespace {
 
 int64_t rows_of(const GroupedLinearProblem& p) { return p.rows; }
 int64_t rows_of(const GroupedMlpProblem& p) { return p.rows; }
+int64_t rows_of(const MoeProblem& p) { return p.tokens * p.top_k; }
 int64_t rows_of(const SequentialProblem& p) {
   return std::visit([](const auto& op) { return op.rows; }, p.ops.front());
 }
@@ -40,6 +42,9 @@ constexpr std::array kLayers = {
     LayerInfo{"grouped_mlp", "two grouped linears with an activation times a probability between",
               "grouped_mlp R=8192 H=2048 F=1408 E=64 act=swiglu recipe=nvfp4 prob=yes",
               explain_one<GroupedMlpProblem, parse_grouped_mlp_problem>},
+    LayerInfo{"moe", "experts from the router's logits to the sum over each token's choices",
+              "moe T=4096 top_k=2 H=2048 F=1408 E=64 act=swiglu recipe=mxfp8",
+              explain_one<MoeProblem, parse_moe_problem>},
     LayerInfo{"sequential", "operations in a row, fused where a plan knows the pattern",
               "sequential | grouped_linear R=512 N=256 K=128 E=8 | activation forward silu R=512 "
               "F=256 E=8 | grouped_linear R=512 N=128 K=256 E=8",

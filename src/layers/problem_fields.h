@@ -19,6 +19,22 @@ void parameter_fields(Io& io, Problem& p) {
   io.unless("discrete_dw", own.discrete_dw, usual.discrete_dw);
 }
 
+/// The sizes of experts, what they compute and in which types.
+template <class Io, class Problem>
+void expert_fields(Io& io, Problem& p) {
+  const ActivationConstants usual;
+  io.always("H", p.hidden);
+  io.always("F", p.features);
+  io.always("E", p.experts);
+  io.always("act", p.activation);
+  io.unless("layout", p.layout, GluLayout::kConcat);
+  io.unless("limit", p.constants.limit, usual.limit);
+  io.unless("alpha", p.constants.alpha, usual.alpha);
+  io.unless("offset", p.constants.offset, usual.offset);
+  io.always("recipe", p.recipe);
+  parameter_fields(io, p);
+}
+
 template <class Io, class Problem>
 void option_fields(Io& io, Problem& p) {
   const LayerOptions usual;

@@ -54,6 +54,8 @@ void check_probabilities(const PermuteProblem& p, const PermuteArgs& args) {
   array("prob", args.prob, p.pass != PermutePass::kPermuteBackward, slots);
   array("row_prob", args.row_prob, p.pass == PermutePass::kPermute, p.rows);
   array("drow_prob", args.drow_prob, p.pass == PermutePass::kPermuteBackward, p.rows);
+  const bool scaled = p.pass == PermutePass::kPermuteBackward && args.drow_scale != nullptr;
+  array("drow_scale", args.drow_scale, scaled, p.rows);
   if (p.pass != PermutePass::kCombineBackward || !p.prob) {
     checks.absent("y", args.y, "only combine backward with prob=yes reads it");
     return array("dprob", args.dprob, p.pass == PermutePass::kPermuteBackward, slots);

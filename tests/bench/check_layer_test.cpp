@@ -25,6 +25,9 @@ constexpr const char* kLayers[] = {
     "grouped_mlp R=44 H=16 F=8 E=3 prob=yes",
     "grouped_mlp R=44 H=16 F=8 E=3 prob=yes dprob=no",
     "grouped_mlp R=44 H=16 F=8 E=3 bias1=yes bias2=yes bias2_scale=yes",
+    "moe T=22 top_k=2 H=16 F=8 E=3",
+    "moe T=22 top_k=2 H=16 F=8 E=3 normalize=yes bias1=yes bias2=yes",
+    "moe T=22 top_k=2 H=16 F=8 E=3 dlogits=no",
     "sequential | grouped_linear R=44 N=16 K=8 E=3 bias=yes bias_scale=yes | activation forward "
     "swiglu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=24 K=8 E=3",
     "sequential | activation forward gelu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=16 K=8 E=3 "
@@ -36,6 +39,7 @@ constexpr const char* kEqual[][2] = {
     {kLayers[1], "grouped_linear R=44 N=16 K=8 E=3 recipe=mxfp8 save_input=yes deferred=yes"},
     {kLayers[1], "grouped_linear R=44 N=16 K=8 E=3 recipe=mxfp8 cache_weights=yes"},
     {kLayers[8], "grouped_mlp R=44 H=16 F=8 E=3 prob=yes deferred=yes keep_h=yes"},
+    {kLayers[11], "moe T=22 top_k=2 H=16 F=8 E=3 deferred=yes keep_rows=no"},
 };
 const bench::Draw kDraw{.seed = 3, .live = 0.9};
 

@@ -115,6 +115,11 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 weight_major=column
 cadre explain grouped_linear R=9 N=8 K=16 E=2 quantized_x=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes save_input=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr save_input=yes
+cadre explain moe T=-1 top_k=2 H=8 F=16 E=4
+cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
+cadre explain moe T=9 top_k=5 H=8 F=16 E=4
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
 cadre explain sequential

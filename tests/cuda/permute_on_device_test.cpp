@@ -40,8 +40,8 @@ struct Routed {
 struct Case {
   PermuteProblem p;
   Routed routed;
-  Tensor tokens, rows, y, prob, row_prob, drow_prob, dprob;
-  bool wants_dprob = true, wants_row_of = true;
+  Tensor tokens, rows, y, prob, row_prob, drow_prob, drow_scale, dprob;
+  bool wants_dprob = true, wants_row_of = true, scaled = false;
 
   Case(const PermuteProblem& problem, int64_t gap, unsigned seed)
       : p(problem),
@@ -52,12 +52,17 @@ struct Case {
         prob(DType::kF32, {p.tokens, p.top_k}),
         row_prob(DType::kF32, {p.rows}),
         drow_prob(DType::kF32, {p.rows}),
+        drow_scale(DType::kF32, {p.rows}),
         dprob(DType::kF32, {p.tokens, p.top_k}) {
     std::mt19937 random(seed);
     (by_row() ? tokens : rows).fill(random, -2, 2, 0, by_row() ? p.tokens : used());
     y.fill(random, -2, 2, 0, used());
     prob.fill(random, 0, 1);
-    for (int64_t r = 0; r < used(); ++r) drow_prob.set({r}, double(random() % 100) - 50);
+    for (int64_t r = 0; r < used(); ++r) {
+      drow_prob.set({r}, double(random() % 100) - 50);
+      drow_scale.set({r}, double(random() % 100) / 64);
+    }
+    scaled = seed % 2;
   }
   bool by_row() const {
     return p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
@@ -80,6 +85,7 @@ struct Case {
     if (p.pass != PermutePass::kPermuteBackward) given.prob = floats(prob);
     if (p.pass == PermutePass::kPermute) given.row_prob = floats(row_prob);
     if (p.pass == PermutePass::kPermuteBackward) given.drow_prob = floats(drow_prob);
+    if (p.pass == PermutePass::kPermuteBackward && scaled) given.drow_scale = floats(drow_scale);
     if (p.pass == PermutePass::kPermuteBackward) given.dprob = floats(dprob);
     if (p.pass != PermutePass::kCombineBackward || !wants_dprob) return given;
     given.dprob = floats(dprob);

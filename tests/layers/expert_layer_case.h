@@ -11,8 +11,12 @@ namespace cadre::test {
 struct ExpertLayerSizes {
   int64_t tokens = 0;
   int top_k = 1;
-  int64_t dropped = 0;      ///< choices for which there are no rows
-  GroupedMlpProblem mlp{};  ///< with prob: rows are weighted in the activation, else when combined
+  int64_t dropped = 0;  ///< choices for which there are no rows
+  /// With prob rows are weighted in the activation, else when combined; with bias2_scale the second
+  /// bias is weighted by the same probabilities.
+  GroupedMlpProblem mlp{};
+  RoutingProblem routing{.normalize = true};  ///< its sizes follow from the rest
+  bool has_scores = false;                    ///< scores are made, and have a gradient
 };
 
 /// The steps around the expert MLP, in their order.
@@ -34,9 +38,9 @@ struct ExpertLayerCase {
   ExpertLayerSizes sizes;
   Device device;
   MlpCase mlp;
-  Tensor logits, tokens, dout;                    ///< read
-  Tensor experts, prob, row_of, slot_of, status;  ///< made by routing and offsets
-  Tensor out, dtokens, dprob, dlogits;            ///< written
+  Tensor logits, expert_bias, tokens, dout, dscores;  ///< read
+  Tensor experts, prob, row_of, slot_of, status;      ///< made by routing and offsets
+  Tensor out, dtokens, dprob, dlogits, scores;        ///< written
   OwnedWorkspace scratch;
 
   /// `skew` of the logits' range goes to one expert: with 1 all tokens choose it first.
@@ -47,7 +51,10 @@ struct ExpertLayerCase {
             where),
         scratch(scratch_bytes()) {
     const int64_t t = s.tokens, e = s.mlp.experts, h = s.mlp.hidden, k = s.top_k;
-    logits = Tensor(DType::kF32, {t, e});
+    logits = Tensor(s.routing.logits, {t, e});
+    expert_bias = Tensor(DType::kF32, {e});
+    scores = Tensor(DType::kF32, {t, e});
+    dscores = Tensor(DType::kF32, {t, e});
     tokens = Tensor(s.mlp.dtype, {t, h}, {.row_gap = where.step});
     dout = Tensor(s.mlp.dtype, {t, h}, {.row_gap = 2 * where.step});
     experts = Tensor(DType::kI32, {t, k});
@@ -58,16 +65,22 @@ struct ExpertLayerCase {
     dprob = Tensor(DType::kF32, {t, k});
     out = Tensor(s.mlp.dtype, {t, h}, {.row_gap = where.step});
     dtokens = Tensor(s.mlp.dtype, {t, h}, {.row_gap = 3 * where.step});
-    dlogits = Tensor(DType::kF32, {t, e});
+    dlogits = Tensor(s.routing.logits, {t, e});
     std::mt19937 random(seed);
     logits.fill(random, -2, 2);
     tokens.fill(random, -2, 2);
     dout.fill(random, -1, 1);
+    dscores.fill(random, -1, 1);
+    for (int64_t i = 0; i < e; ++i) expert_bias.set({i}, double(random() % 100) / 99);
     for (int64_t i = 0; i < t; ++i) logits.set({i, e / 2}, logits.at(i, e / 2) + 9 * skew);
     mlp.x.poison();
     mlp.dy.poison();
     mlp.prob.poison();
+    if (s.mlp.bias2_scale)
+      mlp.change_args = [this](GroupedMlpArgs& a) { a.bias2_scale = mlp.prob.data<float>(); };
   }
+  ExpertLayerCase(const ExpertLayerCase&) = delete;
+
   static GroupedMlpProblem problem(const ExpertLayerSizes& s) {
     GroupedMlpProblem p = s.mlp;
     p.rows = s.tokens * s.top_k - s.dropped;
@@ -80,7 +93,8 @@ struct ExpertLayerCase {
   template <class Visit>
   void for_pieces(Visit&& visit) const {
     mlp.for_pieces(visit);
-    for (const Tensor* t : {&logits, &tokens, &dout}) visit(piece("input", *t, Holds::kInput));
+    for (const Tensor* t : {&logits, &expert_bias, &tokens, &dout, &dscores})
+      visit(piece("input", *t, Holds::kInput));
     for (const auto& [name, t] : {std::pair("experts", &experts),
                                   {"row_of", &row_of},
                                   {"slot_of", &slot_of},
@@ -89,7 +103,8 @@ struct ExpertLayerCase {
                                   {"out", &out},
                                   {"dtokens", &dtokens},
                                   {"dprob", &dprob},
-                                  {"dlogits", &dlogits}})
+                                  {"dlogits", &dlogits},
+                                  {"scores", &scores}})
       visit(piece(name, *t, Holds::kOutput));
     visit(piece("workspace", scratch));
   }
@@ -171,9 +186,12 @@ struct ExpertLayerCase {
     return std::max(most, place_plan().workspace_bytes);
   }
   RoutingPlan route_plan(bool backward) const {
-    RoutingProblem p{.backward = backward, .tokens = sizes.tokens, .experts = sizes.mlp.experts};
+    RoutingProblem p = sizes.routing;
+    p.backward = backward;
+    p.tokens = sizes.tokens;
+    p.experts = sizes.mlp.experts;
     p.top_k = sizes.top_k;
-    p.normalize = true;
+    p.expert_bias = p.expert_bias && !backward;
     return plan(p, device);
   }
   OffsetsPlan place_plan() const {
@@ -195,8 +213,15 @@ struct ExpertLayerCase {
 
   RoutingArgs route_args(bool backward) {
     RoutingArgs a{.logits = logits.view(), .experts = experts.data<int32_t>(), .dlogits = {}};
-    if (!backward) a.prob = prob.data<float>();
-    if (backward) a.dprob = dprob.data<float>(), a.dlogits = dlogits.view();
+    if (!backward) {
+      a.prob = prob.data<float>();
+      if (sizes.routing.expert_bias) a.expert_bias = expert_bias.data<float>();
+      if (sizes.has_scores) a.scores = scores.data<float>();
+      return a;
+    }
+    a.dprob = dprob.data<float>();
+    a.dlogits = dlogits.view();
+    if (sizes.has_scores) a.dscores = dscores.data<float>();
     return a;
   }
   OffsetsArgs place_args() {
@@ -233,7 +258,10 @@ struct ExpertLayerCase {
   }
   PermuteArgs permute_back_args() const {
     PermuteArgs a = shared(dtokens, mlp.dx);
-    if (weighs_rows()) a.drow_prob = mlp.dprob.data<float>(), a.dprob = dprob.data<float>();
+    if (!weighs_rows()) return a;
+    a.drow_prob = mlp.dprob.data<float>();
+    if (sizes.mlp.bias2_scale) a.drow_scale = mlp.dbias2_scale.data<float>();
+    a.dprob = dprob.data<float>();
     return a;
   }
 };

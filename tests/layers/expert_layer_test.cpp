@@ -4,12 +4,13 @@
 #include "tests/layers/expert_layer_case.h"
 
 #include "tests/judge/on_machine.h"
-#include "tests/layers/layer_copy.h"
+#include "tests/layers/expert_layer_copy.h"
 #include "tests/layers/mlp_check.h"
 
 using namespace cadre;
 using test::byte_difference;
 using test::ExpertLayerCase;
+using test::ExpertLayerCopy;
 using test::ExpertLayerSizes;
 using test::LayerStage;
 using test::Tensor;
@@ -17,33 +18,6 @@ using test::Tensor;
 namespace {
 
 constexpr int64_t kStep = 8;
-
-/// A layer with a copy of all its memory on a machine.
-class LayerOnMachine {
- public:
-  LayerOnMachine(test::Machine& machine, ExpertLayerCase& c)
-      : case_(c), mlp_(machine, c.mlp), memory_(machine, c) {
-    memory_.upload();
-  }
-
-  /// The steps of the expert MLP run in the layer's copy, with workspaces of their own.
-  void step(Stream stream) {
-    const auto move = [this](auto args) { return memory_.moved(args); };
-    for (LayerStage stage : test::kLayerStages) {
-      case_.launch(stage, move, stream);
-      if (stage == LayerStage::kPermute)
-        forward(case_.mlp.plan, move(case_.mlp.args()), mlp_.forward_workspace(), stream);
-      if (stage == LayerStage::kCombineBack)
-        backward(case_.mlp.plan, move(case_.mlp.args()), mlp_.backward_workspace(), stream);
-    }
-  }
-  test::MachineCopy& memory() { return memory_; }
-
- private:
-  ExpertLayerCase& case_;
-  test::LayerCopy<test::MlpCase> mlp_;
-  test::MachineCopy memory_;
-};
 
 ExpertLayerSizes sizes(bool weighs_rows, int64_t dropped) {
   ExpertLayerSizes s{.tokens = 37, .top_k = 3, .dropped = dropped};
@@ -82,7 +56,7 @@ TEST_F(ExpertLayer, IsItsStepsOneByOne) {
       const ExpertLayerSizes s = sizes(weighs_rows, dropped);
       ExpertLayerCase c(s, 2, here());
       c.mlp.shows_inside = true;
-      LayerOnMachine layer(*machine, c);
+      ExpertLayerCopy layer(*machine, c);
       machine->run([&](Stream stream) { layer.step(stream); });
       layer.memory().fetch();
       EXPECT_EQ(layer.memory().damage(), "");
@@ -96,7 +70,7 @@ TEST_F(ExpertLayer, IsItsStepsOneByOne) {
 TEST_F(ExpertLayer, ARecordingFollowsTheRouter) {
   const ExpertLayerSizes s = sizes(true, 13);
   ExpertLayerCase first(s, 3, here());
-  LayerOnMachine live(*machine, first);
+  ExpertLayerCopy live(*machine, first);
   machine->run([&](Stream stream) { live.step(stream); });
   const auto graph = machine->record([&](Stream stream) { live.step(stream); });
   std::vector<std::vector<int32_t>> offsets;
@@ -105,7 +79,7 @@ TEST_F(ExpertLayer, ARecordingFollowsTheRouter) {
   for (double skew : skews) {
     const unsigned seed = 4 + unsigned(offsets.size());
     ExpertLayerCase want(s, seed, here(), skew), got(s, seed, here(), skew);
-    LayerOnMachine eager(*machine, want), own(*machine, got);
+    ExpertLayerCopy eager(*machine, want), own(*machine, got);
     machine->run([&](Stream stream) { eager.step(stream); });
     eager.memory().fetch();
     live.memory().upload_from(own.memory());

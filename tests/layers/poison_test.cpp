@@ -10,6 +10,7 @@
 #include "tests/judge/on_machine.h"
 #include "tests/layers/layer_copy.h"
 #include "tests/layers/linear_model.h"
+#include "tests/layers/moe_case.h"
 
 namespace cadre {
 namespace {
@@ -87,6 +88,24 @@ TEST_F(Poison, LeavesAStepOfALayerWithinItsBounds) {
   machine->run([&](Stream stream) { copy.step(stream); });
   copy.memory.fetch();
   test::LinearModel(before, after).check();
+}
+
+/// Whoever reads what it has not written reads NaN.
+TEST_F(Poison, LeavesAStepOfAnExpertLayerFinite) {
+  for (bool keep_rows : {true, false}) {
+    MoeProblem p{.tokens = 30, .top_k = 2, .hidden = 24, .features = 16, .experts = 5};
+    p.bias1 = p.bias2 = true;
+    p.keep_rows = keep_rows;
+    p.options.deferred = !keep_rows;
+    test::MoeCase c(p, 1, {machine->device(), 8});
+    c.shows_routing = false;
+    test::LayerCopy copy(*machine, c);
+    machine->run([&](Stream stream) { copy.step(stream); });
+    copy.memory.fetch();
+    for (const auto& [name, values] : results(c))
+      for (const double value : values)
+        EXPECT_TRUE(std::isfinite(value) || name == std::string_view("prob")) << name;
+  }
 }
 
 }  // namespace

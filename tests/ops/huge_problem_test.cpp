@@ -10,6 +10,7 @@
 #include "cadre/error.h"
 #include "cadre/grouped_mlp.h"
 #include "cadre/layers.h"
+#include "cadre/moe.h"
 #include "cadre/operations.h"
 #include "cadre/sequential.h"
 #include "tests/layers/random_layers.h"
@@ -181,6 +182,20 @@ void draw_layer(test::Dice& dice, unsigned seed, GroupedMlpProblem& p) {
   p.options.unit_budget = dice.few(4);
 }
 
+void draw_layer(test::Dice& dice, unsigned seed, MoeProblem& p) {
+  GroupedMlpProblem experts;
+  draw_layer(dice, seed, experts);
+  p = {.tokens = 8, .top_k = 1 + int(seed % 2), .hidden = experts.hidden};
+  if (dice.coin()) p.tokens = dice.size();
+  p.features = experts.features;
+  p.experts = experts.experts;
+  p.activation = experts.activation;
+  p.recipe = experts.recipe;
+  p.dtype = experts.dtype;
+  p.keep_rows = dice.coin();
+  p.options = experts.options;
+}
+
 /// Neighbours agree, so that what is too large is seen by the ops or the row.
 void draw_layer(test::Dice& dice, unsigned seed, SequentialProblem& p) {
   GroupedLinearProblem first, second;
@@ -221,6 +236,8 @@ TEST(HugeProblem, DrawnOfALayerIsPlannedOrRefused) {
   draw_layers<GroupedLinearProblem>(tally);
   EXPECT_GT(std::exchange(tally.planned, 0), 20);
   draw_layers<GroupedMlpProblem>(tally);
+  EXPECT_GT(std::exchange(tally.planned, 0), 20);
+  draw_layers<MoeProblem>(tally);
   EXPECT_GT(std::exchange(tally.planned, 0), 20);
   draw_layers<SequentialProblem>(tally);
   EXPECT_GT(tally.planned, 4);

@@ -45,7 +45,8 @@ struct Routed {
 struct Case {
   PermuteProblem p;
   Routed routed;
-  Tensor tokens, rows, y, prob, row_prob, drow_prob, dprob;
+  Tensor tokens, rows, y, prob, row_prob, drow_prob, drow_scale, dprob;
+  bool scaled = false;  ///< drow_scale is given
 
   Case(const PermuteProblem& problem, unsigned seed) : p(problem), routed(p, seed) {
     tokens = Tensor(p.dtype, {p.tokens, p.hidden}, {.row_gap = 3});
@@ -54,12 +55,17 @@ struct Case {
     prob = Tensor(DType::kF32, {p.tokens, p.top_k});
     row_prob = Tensor(DType::kF32, {p.rows});
     drow_prob = Tensor(DType::kF32, {p.rows});
+    drow_scale = Tensor(DType::kF32, {p.rows});
     dprob = Tensor(DType::kF32, {p.tokens, p.top_k});
     std::mt19937 random(seed);
     (writes_rows() ? tokens : rows).fill(random, -2, 2, 0, writes_rows() ? p.tokens : used());
     y.fill(random, -2, 2, 0, used());
     prob.fill(random, 0, 1);
-    for (int64_t r = 0; r < used(); ++r) drow_prob.set({r}, double(random() % 100) - 50);
+    for (int64_t r = 0; r < used(); ++r) {
+      drow_prob.set({r}, double(random() % 100) - 50);
+      drow_scale.set({r}, double(random() % 100) / 64);
+    }
+    scaled = seed % 2;
   }
   bool writes_rows() const {
     return p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
@@ -79,6 +85,8 @@ struct Case {
     if (p.pass != PermutePass::kPermuteBackward) given.prob = prob.data<float>();
     if (p.pass == PermutePass::kPermute) given.row_prob = row_prob.data<float>();
     if (p.pass == PermutePass::kPermuteBackward) given.drow_prob = drow_prob.data<float>();
+    if (p.pass == PermutePass::kPermuteBackward && scaled)
+      given.drow_scale = drow_scale.data<float>();
     if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombineBackward)
       given.dprob = dprob.data<float>();
     if (p.pass == PermutePass::kCombineBackward) given.y = y.view();
@@ -304,6 +312,22 @@ TEST(Permute, CombineBackwardIsTheLimitOfDifferences) {
                   1e-5);
 }
 
+TEST(Permute, BackwardAddsBothGradientsOfAProbability) {
+  PermuteProblem p = kSmall;
+  p.pass = PermutePass::kPermuteBackward;
+  for (const char* name : {"cpu", "cpu_reference"}) {
+    Case c(p, 13);
+    ASSERT_TRUE(c.scaled);
+    c.launch(name);
+    for (int64_t t = 0; t < p.tokens; ++t)
+      for (int64_t j = 0; j < p.top_k; ++j) {
+        const int32_t row = c.row(t, j);
+        const auto want = row < 0 ? 0.0f : float(c.drow_prob.at(row) + c.drow_scale.at(row));
+        EXPECT_EQ(c.dprob.at(t, j), want) << name;
+      }
+  }
+}
+
 TEST(Permute, CombineBackwardMayLeaveOutTheGradientOfProb) {
   PermuteProblem p = kSmall;
   p.pass = PermutePass::kCombineBackward;
@@ -422,6 +446,11 @@ TEST(PermuteErrors, OfProbabilities) {
   EXPECT_EQ(error(PermutePass::kCombine, true,
                   [](PermuteArgs& a, Case& c) { a.row_prob = c.row_prob.data<float>(); }),
             "permute: row_prob is given, must be null; this pass has no use for it");
+  const auto scale = [](PermuteArgs& a, Case& c) { a.drow_scale = c.drow_prob.data<float>(); };
+  EXPECT_EQ(error(PermutePass::kCombine, true, scale),
+            "permute: drow_scale is given, must be null; this pass has no use for it");
+  EXPECT_EQ(error(PermutePass::kPermuteBackward, false, scale),
+            "permute: drow_scale is given, must be null; the problem says prob=no");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ void gradients_of_prob(const PermuteProblem& p, const PermuteArgs& args, int64_t
     const int64_t row = args.map.row_of[slot];
     double sum = 0;
     if (row >= 0 && row < used && p.pass == PermutePass::kPermuteBackward)
-      sum = args.drow_prob[row];
+      sum = double(args.drow_prob[row]) + (args.drow_scale ? args.drow_scale[row] : 0);
     if (row >= 0 && row < used && p.pass == PermutePass::kCombineBackward)
       for (int64_t h = 0; h < p.hidden; ++h)
         sum += read(args.tokens, slot / p.top_k, h) * read(args.y, row, h);

@@ -23,13 +23,17 @@ constexpr int kAtOnce = 4;  // choices whose rows a thread has in flight
 struct Job {
   Matrix tokens, rows, y;
   const int32_t *row_of, *slot_of, *offsets;
-  const float *prob, *drow_prob;
+  const float *prob, *drow_prob, *drow_scale;
   float *row_prob, *dprob;
   int64_t bound, slots, hidden;  ///< bound: R
   int experts, top_k;
   bool zero_tail, weighted;
 
   __device__ int64_t used() const { return schedule::rows_used(offsets, experts, bound); }
+  /// Of a row's probability, and of the same where it scales a bias.
+  __device__ float row_gradient(int64_t row) const {
+    return drow_scale == nullptr ? drow_prob[row] : drow_prob[row] + drow_scale[row];
+  }
   __device__ bool is_slot(int64_t slot) const { return slot >= 0 && slot < slots; }
   /// Whether a slot and a row point at each other. With a map of offsets.h all do that are kept.
   __device__ bool is_pair(int64_t slot, int64_t row, int64_t used) const {
@@ -229,7 +233,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     if (job.dprob == nullptr || segment_index() != 0) return;
     for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes) {
       const int64_t slot = token * job.top_k + choice, row = job.row_of[slot];
-      job.dprob[slot] = row >= 0 && row < used ? job.drow_prob[row] : 0.0f;
+      job.dprob[slot] = row >= 0 && row < used ? job.row_gradient(row) : 0.0f;
     }
   });
 }
@@ -280,6 +284,7 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
                 .offsets = args.offsets.data,
                 .prob = args.prob,
                 .drow_prob = args.drow_prob,
+                .drow_scale = args.drow_scale,
                 .row_prob = args.row_prob,
                 .dprob = args.dprob,
                 .bound = p.rows,

@@ -1,0 +1,109 @@
+#pragma once
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/grouped_mlp.h"
+#include "cadre/routing.h"
+
+#pragma GCC visibility push(default)
+namespace cadre {
+
+/// A layer of experts, from the router's logits to the sum over the experts of each token:
+/// `moe T=8192 top_k=8 H=2048 F=768 E=128 act=swiglu recipe=bf16 normalize=yes`.
+struct MoeProblem {
+  int64_t tokens = 0;    ///< T
+  int top_k = 1;         ///< experts of each token; there are R = T * top_k rows
+  int64_t hidden = 0;    ///< H: columns of x and out
+  int64_t features = 0;  ///< F: columns of h
+  int experts = 1;       ///< E
+  ActivationKind activation = ActivationKind::kSwiGlu;
+  ActivationConstants constants{};        ///< clamped swiglu only
+  GluLayout layout = GluLayout::kConcat;  ///< gated only
+  Recipe recipe{};                        ///< of both linears
+  DType dtype = DType::kBf16;             ///< of x, out, what lies between, and their gradients
+  ParameterLayout parameters{};           ///< of both linears
+  RoutingScore score = RoutingScore::kSoftmax;
+  DType logits = DType::kF32;  ///< also of dlogits: f32, bf16 or f16
+  bool normalize = false;      ///< divide the chosen probabilities by their sum (+ 1e-20)
+  float scale = 1.0f;          ///< factor of the probabilities, after normalisation
+  bool expert_bias = false;    ///< a bias per expert, added to the scores for the choice only
+  int groups = 1;              ///< experts come in equal groups; 1: no group limit
+  int group_top_k = 1;         ///< groups whose experts may be chosen
+  bool bias1 = false;
+  bool bias2 = false;     ///< weighted by the probability, as the rest of the expert's result
+  bool dgrad = true;      ///< dx is wanted
+  bool dlogits = true;    ///< dlogits are wanted
+  bool wgrad1 = true;     ///< dw1 is wanted
+  bool wgrad2 = true;     ///< dw2 is wanted
+  bool dbias = true;      ///< dbias1 and dbias2 are wanted, where there is a bias
+  bool keep_h = false;    ///< save h in forward; else compute it again in backward
+  bool keep_rows = true;  ///< save x in expert order; else permute it again in backward
+  LayerOptions options{};
+
+  bool operator==(const MoeProblem&) const = default;
+};
+
+/// Every tensor of the layer's forward and backward.
+struct MoeArgs {
+  TensorView logits{};                 ///< [T, E]
+  const float* expert_bias = nullptr;  ///< [E]
+  TensorView x{};                      ///< [T, H]
+  LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
+  LinearParameters fc2{};              ///< w [E, H, F]
+  TensorView out{};                    ///< [T, H], written by forward
+  float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
+  int32_t* experts = nullptr;          ///< [T, top_k], written by forward; null: it lies in `saved`
+  float* prob = nullptr;               ///< [T, top_k], written by forward; null: in the workspace
+  int32_t* offsets = nullptr;          ///< [E + 1], written by forward; null: it lies in `saved`
+  TensorView dout{};                   ///< [T, H]
+  const float* dscores = nullptr;      ///< [T, E], optional: gradient of `scores`
+  TensorView dx{};                     ///< [T, H], written by backward
+  TensorView dlogits{};                ///< [T, E], written by backward
+  const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
+  Memory saved{};                      ///< forward writes; backward and wgrad read
+  Memory pending{};                    ///< deferred: backward writes; wgrad reads
+  Memory weight_cache{};               ///< cache_weights: forward writes when it refreshes
+  bool refresh_weights = true;         ///< cache_weights: quantise anew, or reuse
+  WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
+};
+
+/// How the layer will run. `name` is the route: "permuted" copies x into expert order, with the
+/// steps "route", "place", "permute", "experts", "combine"; backward "combine backward", "permute
+/// again", "experts backward", "permute backward", "route backward", "experts dw". Those that it
+/// needs are there.
+struct MoePlan : LayerPlan {
+  MoeProblem problem{};
+  GroupedMlpPlan mlp;
+};
+
+/// out[t] = sum over the experts e of token t of prob[t, e] * MLP_e(x[t]), and its gradients.
+///
+/// `plan` takes the first route that does not refuse, or the one called `only`.
+/// `forward` computes out; `backward` computes dx, dlogits, dbias1, dbias2 and, unless deferred,
+/// dw1 and dw2; `wgrad` computes the deferred ones.
+///
+/// Shapes    logits, dlogits, scores, dscores [T, E]   x, out, dx, dout [T, H]   w1 [E, 2F, H]
+///           w2 [E, H, F]   experts, prob [T, top_k]   offsets [E + 1].
+/// Types     as Routing and GroupedMlp. The router's own product is the caller's.
+/// Rows      every token has top_k rows, so that there is no tail. The counts stay on the device.
+/// Errors    InvalidArgument before anything is launched.
+/// Exact     equals routing, offsets, permute, GroupedMlp with the probabilities of its rows, and
+///           combine, one after another, bit for bit; a token does not depend on the others.
+MoePlan plan(const MoeProblem&, const Device&, std::string_view only = {});
+void forward(const MoePlan&, const MoeArgs&, Workspace, Stream);
+void backward(const MoePlan&, const MoeArgs&, Workspace, Stream);
+void wgrad(const MoePlan&, const MoeArgs&, Workspace, Stream);
+
+/// What is kept from forward to the end of backward.
+std::vector<KeptPart> kept(const MoePlan&);
+
+/// The steps with their implementations and refusals, and the memory; many lines, for people.
+std::string explain(const MoePlan&);
+
+std::string to_string(const MoeProblem&);
+MoeProblem parse_moe_problem(std::string_view);
+
+}  // namespace cadre
+#pragma GCC visibility pop

@@ -1,0 +1,197 @@
+// Running the expert layer: the routing and the experts, and back.
+#include "layers/moe.h"
+
+#include "backend/poison.h"
+#include "layers/checks.h"
+
+namespace cadre {
+
+static constexpr std::string_view kOp = "moe";
+
+namespace layers {
+namespace {
+
+using enum moe::Tensor;
+
+/// One run: the tensors between the steps, and the experts with their share of every memory.
+struct MoeRun : LayerRun {
+  const MoePlan& plan;
+  const MoeArgs& args;
+  GroupedMlpArgs inner;
+  MlpRun mlp;
+
+  MoeRun(const MoePlan&, const MoeArgs&, const LayerRun&, Phase first);
+  MoeRun(const MoeRun&) = delete;
+
+  TensorView view(int id) const;
+  Operand operand(int id) const { return {.codes = view(id)}; }
+  Target target(int id) const { return {.view = view(id)}; }
+  const float* floats(int id) const;
+  float* written_floats(int id) const;
+  int32_t* words(int id) const;
+  Offsets offsets() const { return {words(kOffsets), plan.problem.experts}; }
+  const uint64_t* rng() const { return args.rng; }
+  bool skips(const LayerStep&) const { return false; }
+  void launch_part(const PartPhase& of) const { launch(mlp, of.phase); }
+};
+
+using MoeChecks = ops::Checks<MoeProblem>;
+
+GroupedMlpArgs mlp_args(const MoeRun& run, Phase first) {
+  const LayerPart& own = run.plan.parts[0];
+  const bool again = first != Phase::kForward && run.is_made(kRowsAgain);
+  GroupedMlpArgs args{.offsets = run.offsets(), .fc1 = run.args.fc1, .fc2 = run.args.fc2};
+  args.x = run.view(again ? kRowsAgain : kRows);
+  args.prob = run.floats(kRowProb);
+  if (run.plan.problem.bias2) args.bias2_scale = args.prob;
+  args.y = run.view(kY);
+  args.dy = run.view(kDy);
+  args.dx = run.view(kDrows);
+  args.dprob = run.written_floats(kDrowProb);
+  args.dbias2_scale = run.written_floats(kDrowScale);
+  args.rng = run.args.rng;
+  args.saved = part(run.places.saved, own.saved_offset, own.memory.saved_bytes);
+  args.pending = part(run.places.pending, own.pending_offset, own.memory.pending_bytes);
+  args.weight_cache =
+      part(run.places.weight_cache, own.weight_cache_offset, own.memory.weight_cache_bytes);
+  args.refresh_weights = run.args.refresh_weights;
+  args.queue = run.args.queue;
+  return args;
+}
+
+MoeRun::MoeRun(const MoePlan& of, const MoeArgs& given, const LayerRun& run, Phase first)
+    : LayerRun(run),
+      plan(of),
+      args(given),
+      inner(mlp_args(*this, first)),
+      mlp(mlp_run(of.mlp, inner, scratch(first), first, stream)) {}
+
+TensorView MoeRun::view(int id) const {
+  switch (id) {
+    case kLogits:
+      return args.logits;
+    case kX:
+      return args.x;
+    case kOut:
+      return args.out;
+    case kDout:
+      return args.dout;
+    case kDx:
+      return args.dx;
+    case kDlogits:
+      return args.dlogits;
+    default:
+      return is_made(id) ? places.plain(tensor(id)) : TensorView();
+  }
+}
+
+const float* MoeRun::floats(int id) const {
+  if (id == kExpertBias) return args.expert_bias;
+  return id == kDscores ? args.dscores : written_floats(id);
+}
+
+float* MoeRun::written_floats(int id) const {
+  if (id == kScores) return args.scores;
+  if (id == kProb && args.prob != nullptr) return args.prob;
+  return static_cast<float*>(places.data(tensor(id)));
+}
+
+int32_t* MoeRun::words(int id) const {
+  if (id == kExperts && args.experts != nullptr) return args.experts;
+  if (id == kOffsets && args.offsets != nullptr) return args.offsets;
+  return LayerRun::words(id);
+}
+
+/// Errors    InvalidArgument if the plan is empty or has no such phase, or a memory is too small.
+MoeRun moe_run(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Phase first,
+               Stream stream) {
+  const MoeChecks checks(kOp, plan.problem);
+  check_run(checks, plan.name, workspace, workspace_bytes(plan.memory, first));
+  const bool defers = plan.deferred && (plan.problem.wgrad1 || plan.problem.wgrad2);
+  checks.holds(first != Phase::kWgrad || defers,
+               "no weight gradient is deferred, must be one or more; plan with deferred=yes and "
+               "wgrad1=yes or wgrad2=yes");
+  check_memory(checks, "saved", args.saved, plan.memory.saved_bytes);
+  check_memory(checks, "weight_cache", args.weight_cache, plan.memory.weight_cache_bytes);
+  if (first != Phase::kForward)
+    check_memory(checks, "pending", args.pending, plan.memory.pending_bytes);
+  return MoeRun(plan, args, layer_run(plan, args, workspace, stream, first), first);
+}
+
+/// Where the caller wants what the routing made; null: nowhere.
+void check_routing(const MoeChecks& checks, const MoeArgs& args) {
+  checks.aligned("experts", args.experts, alignof(int32_t));
+  checks.aligned("prob", args.prob, alignof(float));
+  checks.aligned("offsets", args.offsets, alignof(int32_t));
+}
+
+void check_forward(const MoeRun& run) {
+  const MoeProblem& p = run.plan.problem;
+  const MoeArgs& args = run.args;
+  const MoeChecks checks(kOp, p);
+  checks.view("logits", args.logits, p.logits, {p.tokens, p.experts});
+  if (p.expert_bias)
+    checks.present("expert_bias", args.expert_bias, p.experts, "the problem says expert_bias=yes");
+  else
+    checks.absent("expert_bias", args.expert_bias, "the problem says expert_bias=no");
+  checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
+  checks.view("out", args.out, p.dtype, {p.tokens, p.hidden});
+  checks.aligned("scores", args.scores, alignof(float));
+  check_routing(checks, args);
+  check_forward(run.mlp);
+}
+
+void check_logits_gradient(const MoeChecks& checks, const MoeArgs& args) {
+  const MoeProblem& p = checks.problem();
+  if (!p.dlogits) {
+    checks.absent("dlogits", args.dlogits, "the problem says dlogits=no");
+    return checks.absent("dscores", args.dscores, "the problem says dlogits=no");
+  }
+  checks.view("logits", args.logits, p.logits, {p.tokens, p.experts});
+  checks.view("dlogits", args.dlogits, p.logits, {p.tokens, p.experts});
+  checks.aligned("dscores", args.dscores, alignof(float));
+}
+
+void check_backward(const MoeRun& run) {
+  const MoeProblem& p = run.plan.problem;
+  const MoeArgs& args = run.args;
+  const MoeChecks checks(kOp, p);
+  checks.holds(learns(run.plan),
+               "dgrad, dlogits, wgrad1, wgrad2 and dbias are no, must be yes for one of them; "
+               "backward has nothing to compute");
+  checks.view("dout", args.dout, p.dtype, {p.tokens, p.hidden});
+  if (run.is_made(kRowsAgain)) checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
+  if (p.dgrad) checks.view("dx", args.dx, p.dtype, {p.tokens, p.hidden});
+  check_logits_gradient(checks, args);
+  check_routing(checks, args);
+  check_backward(run.mlp);
+}
+
+void launch(const MoeRun& run, Phase phase) {
+  const int64_t bytes = run.layer.copies_bytes[size_t(phase)];
+  backend::poison(run.plan.device, {run.places.workspace.data, bytes}, run.stream);
+  launch_phase(run, phase);
+}
+
+}  // namespace
+}  // namespace layers
+
+void forward(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stream stream) {
+  const auto run = layers::moe_run(plan, args, workspace, Phase::kForward, stream);
+  check_forward(run);
+  launch(run, Phase::kForward);
+}
+
+void backward(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stream stream) {
+  const auto run = layers::moe_run(plan, args, workspace, Phase::kBackward, stream);
+  check_backward(run);
+  launch(run, Phase::kBackward);
+}
+
+void wgrad(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stream stream) {
+  const auto run = layers::moe_run(plan, args, workspace, Phase::kWgrad, stream);
+  layers::check_wgrad(run.mlp);
+  launch(run, Phase::kWgrad);
+}
+
+}  // namespace cadre

@@ -1,0 +1,178 @@
+// The permuted route of the expert layer: x is copied into expert order, and the sums out of it.
+#include "layers/moe.h"
+#include "layers/planner.h"
+
+namespace cadre::layers {
+namespace {
+
+using enum moe::Tensor;
+
+/// A list of fp32 or int32 words.
+QuantizedShape words(int64_t count) { return plain_rows(DType::kF32, count, 1); }
+
+class Planner {
+ public:
+  Planner(const MoeProblem& problem, const Device& device) : p_(problem), row_(plan_) {
+    plan_.problem = problem;
+    plan_.device = device;
+  }
+
+  MoePlan take() {
+    plan_.mlp = plan(mlp(), plan_.device);
+    plan_.exact = plan_.mlp.exact;
+    name_tensors();
+    add_forward();
+    if (learns(plan_.mlp)) add_backward();
+    if (defers()) add_wgrad();
+    row_.share_memory(p_.options.deferred ? WgradRuns::kLater : WgradRuns::kWithin);
+    return std::move(plan_);
+  }
+
+ private:
+  int64_t rows() const { return rows_of(p_); }
+  bool has_drow_scale() const { return p_.bias2 && p_.dbias; }
+  bool defers() const { return p_.options.deferred && (p_.wgrad1 || p_.wgrad2); }
+  /// Whether backward of the experts reads a tensor of ours as it was in forward.
+  bool keeps(std::string_view tensor) const {
+    const std::vector<KeptPart> parts = kept(plan_.mlp);
+    return std::any_of(parts.begin(), parts.end(),
+                       [&](const KeptPart& part) { return part.name == tensor; });
+  }
+  bool permutes_again() const { return !p_.keep_rows && keeps("x"); }
+
+  /// Its rows and its second bias are weighted by the probabilities.
+  GroupedMlpProblem mlp() const {
+    GroupedMlpProblem m{.rows = rows(), .hidden = p_.hidden, .features = p_.features};
+    m.experts = p_.experts;
+    m.activation = p_.activation;
+    m.constants = p_.constants;
+    m.layout = p_.layout;
+    m.recipe = p_.recipe;
+    m.dtype = p_.dtype;
+    m.parameters = p_.parameters;
+    m.prob = true;
+    m.bias1 = p_.bias1;
+    m.bias2 = m.bias2_scale = p_.bias2;
+    m.dgrad = p_.dgrad;
+    m.wgrad1 = p_.wgrad1;
+    m.wgrad2 = p_.wgrad2;
+    m.dbias = p_.dbias;
+    m.dprob = p_.dlogits;
+    m.keep_h = p_.keep_h;
+    m.options = p_.options;
+    return m;
+  }
+  RoutingPlan routing(bool backward) const {
+    RoutingProblem r{.backward = backward, .score = p_.score, .tokens = p_.tokens};
+    r.experts = p_.experts;
+    r.top_k = p_.top_k;
+    r.logits = p_.logits;
+    r.normalize = p_.normalize;
+    r.scale = p_.scale;
+    r.expert_bias = p_.expert_bias && !backward;
+    r.groups = p_.groups;
+    r.group_top_k = p_.group_top_k;
+    return plan(r, plan_.device);
+  }
+  OffsetsPlan place() const {
+    OffsetsProblem o{.source = OffsetsSource::kRouting, .rows = rows(), .experts = p_.experts};
+    o.tokens = p_.tokens;
+    o.top_k = p_.top_k;
+    return plan(o, plan_.device);
+  }
+  PermuteProblem permute(PermutePass pass, bool prob) const {
+    PermuteProblem m{.pass = pass, .tokens = p_.tokens, .top_k = p_.top_k, .rows = rows()};
+    m.hidden = p_.hidden;
+    m.experts = p_.experts;
+    m.dtype = p_.dtype;
+    m.prob = prob;
+    return m;
+  }
+
+  /// In the order of moe::Tensor. The experts' share comes first in every memory.
+  void name_tensors() {
+    row_.part(plan_.mlp.memory);
+    for (const char* own :
+         {"logits", "expert_bias", "x", "out", "scores", "dout", "dscores", "dx", "dlogits"})
+      row_.own(own);
+    const QuantizedShape wide = plain_rows(p_.dtype, rows(), p_.hidden);
+    row_.made("experts", words(rows()));
+    row_.made("prob", words(rows()));
+    row_.made("offsets", words(int64_t(p_.experts) + 1));
+    row_.made("row_of", words(rows()));
+    row_.made("slot_of", words(rows()));
+    row_.made("rows", wide);
+    row_.made("prob of rows", words(rows()));
+    row_.made("y of rows", wide);
+    row_.made("dy of rows", wide);
+    row_.made("rows again", wide);
+    row_.made("dx of rows", wide);
+    row_.made("dprob of rows", words(rows()));
+    row_.made("dscale of rows", words(rows()));
+    row_.made("sums of dprob", words(p_.tokens));
+    row_.made("dprob", words(rows()));
+  }
+
+  void add_forward() {
+    row_.step(Phase::kForward, "route", routing(false),
+              {kLogits, p_.expert_bias ? kExpertBias : kNone}, {kExperts, kProb, kScores});
+    row_.step(Phase::kForward, "place", place(), {kExperts}, {kOffsets, kRowOf, kSlotOf});
+    row_.step(Phase::kForward, "permute", plan(permute(PermutePass::kPermute, true), plan_.device),
+              {kX, kOffsets, kRowOf, kSlotOf, kProb}, {kRows, kRowProb});
+    row_.step(Phase::kForward, "experts", PartPhase{0, Phase::kForward},
+              {kRows, kOffsets, kRowProb}, {kY});
+    row_.step(Phase::kForward, "combine", plan(permute(PermutePass::kCombine, false), plan_.device),
+              {kY, kOffsets, kRowOf}, {kOut});
+  }
+
+  int rows_in_backward() const {
+    return !keeps("x") ? kNone : permutes_again() ? kRowsAgain : kRows;
+  }
+
+  void add_backward() {
+    row_.step(Phase::kBackward, "combine backward",
+              plan(permute(PermutePass::kCombineBackward, false), plan_.device),
+              {kDout, kOffsets, kRowOf, kSlotOf}, {kDy});
+    if (permutes_again())
+      row_.step(Phase::kBackward, "permute again",
+                plan(permute(PermutePass::kPermute, false), plan_.device),
+                {kX, kOffsets, kRowOf, kSlotOf}, {kRowsAgain});
+    const bool reads_prob = keeps("prob") || keeps("bias2_scale");
+    row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
+              {kDy, kOffsets, reads_prob ? kRowProb : kNone, rows_in_backward()},
+              {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
+               has_drow_scale() ? kDrowScale : kNone});
+    if (p_.dgrad || p_.dlogits) add_permute_backward();
+    if (p_.dlogits)
+      row_.step(Phase::kBackward, "route backward", routing(true),
+                {kLogits, kExperts, kDprob, kDscores}, {kDlogits});
+  }
+
+  /// Without dx, what is summed over the choices of a token is dprob itself, and nobody reads it.
+  void add_permute_backward() {
+    PermuteProblem back = permute(PermutePass::kPermuteBackward, p_.dlogits);
+    if (!p_.dgrad) back.hidden = 1, back.dtype = DType::kF32;
+    row_.step(Phase::kBackward, "permute backward", plan(back, plan_.device),
+              {p_.dgrad ? kDrows : kDrowProb, kOffsets, kRowOf, p_.dlogits ? kDrowProb : kNone,
+               p_.dlogits && has_drow_scale() ? kDrowScale : kNone},
+              {p_.dgrad ? kDx : kProbSums, p_.dlogits ? kDprob : kNone});
+  }
+
+  void add_wgrad() {
+    const bool dy = p_.wgrad2 && wgrad_gradient(plan_.mlp.fc2).place == Place::kCaller;
+    row_.step(Phase::kWgrad, "experts dw", PartPhase{0, Phase::kWgrad},
+              {dy ? kDy : kNone, kOffsets, rows_in_backward()}, {});
+  }
+
+  const MoeProblem& p_;
+  MoePlan plan_;
+  Row row_;
+};
+
+}  // namespace
+
+MoePlan plan_permuted(const MoeProblem& problem, const Device& device) {
+  return Planner(problem, device).take();
+}
+
+}  // namespace cadre::layers

@@ -1,0 +1,103 @@
+// The expert layer as text, what must hold of it, and its routes.
+#include "cadre/error.h"
+#include "layers/checks.h"
+#include "layers/explain.h"
+#include "layers/moe.h"
+#include "layers/problem_fields.h"
+#include "layers/route.h"
+
+namespace cadre {
+
+template <class Io, class Problem>
+static void fields(Io& io, Problem& p) {
+  const MoeProblem usual;
+  io.always("T", p.tokens);
+  io.always("top_k", p.top_k);
+  layers::expert_fields(io, p);
+  io.unless("score", p.score, usual.score);
+  io.unless("logits", p.logits, usual.logits);
+  io.unless("normalize", p.normalize, usual.normalize);
+  io.unless("scale", p.scale, usual.scale);
+  io.unless("expert_bias", p.expert_bias, usual.expert_bias);
+  io.unless("groups", p.groups, usual.groups);
+  io.unless("group_top_k", p.group_top_k, usual.group_top_k);
+  io.unless("bias1", p.bias1, usual.bias1);
+  io.unless("bias2", p.bias2, usual.bias2);
+  io.unless("dgrad", p.dgrad, usual.dgrad);
+  io.unless("dlogits", p.dlogits, usual.dlogits);
+  io.unless("wgrad1", p.wgrad1, usual.wgrad1);
+  io.unless("wgrad2", p.wgrad2, usual.wgrad2);
+  io.unless("dbias", p.dbias, usual.dbias);
+  io.unless("keep_h", p.keep_h, usual.keep_h);
+  io.unless("keep_rows", p.keep_rows, usual.keep_rows);
+  layers::option_fields(io, p);
+}
+
+std::string to_string(const MoeProblem& p) { return ops::write_problem("moe", p); }
+
+MoeProblem parse_moe_problem(std::string_view words) {
+  return ops::read_problem<MoeProblem>("moe", words);
+}
+
+namespace {
+
+using enum layers::moe::Tensor;
+
+void check(const MoeProblem& p) {
+  const ops::Checks checks("moe", p);
+  checks.at_least("T", p.tokens, 0);
+  checks.fits_int32("T", p.tokens);
+  checks.at_least("top_k", p.top_k, 1);
+  checks.fits_int32("T * top_k", layers::rows_of(p));
+  checks.at_least("H", p.hidden, 1);
+  checks.at_least("F", p.features, 1);
+  layers::check_types_and_options(checks, p);
+  checks.holds(!p.options.quantized_x,
+               "quantized_x is yes, must be no; x comes in token order and is permuted as it is");
+  checks.holds(
+      p.dbias || !p.bias2 || !p.dlogits,
+      "dbias is no, must be yes; the gradient of the probabilities that weigh bias2 is made "
+      "with that of bias2, so say dlogits=no or dbias=yes");
+}
+
+/// A route is a file with the function that plans it, and a row here.
+constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
+    {"permuted", layers::takes_all, layers::plan_permuted},
+};
+
+}  // namespace
+
+MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view only) {
+  check(problem);
+  return layers::choose<MoePlan, MoeProblem>(kRoutes, problem, device, only);
+}
+
+std::vector<KeptPart> kept(const MoePlan& plan) {
+  const MoeProblem& p = plan.problem;
+  std::vector<KeptPart> parts;
+  const auto saved = [&](std::string_view name, int id) {
+    const LayerTensor& tensor = plan.tensors[size_t(id)];
+    if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
+  };
+  if (p.dlogits)
+    parts.push_back({"logits", Place::kCaller, p.tokens * bytes_for(p.logits, p.experts)});
+  saved("experts", kExperts);
+  saved("offsets", kOffsets);
+  saved("row_of", kRowOf);
+  saved("slot_of", kSlotOf);
+  if (find_step<PermutePlan>(plan, "permute again"))
+    parts.push_back({"x", Place::kCaller, p.tokens * bytes_for(p.dtype, p.hidden)});
+  saved("rows", kRows);
+  saved("prob of rows", kRowProb);
+  for (const KeptPart& part : kept(plan.mlp))
+    if (part.place != Place::kCaller) parts.push_back(part);  // what the experts call the caller's
+  return parts;
+}
+
+std::string explain(const MoePlan& plan) {
+  return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
+         text("\nexperts: ", explain(plan.mlp), "\ntogether\n") +
+         layers::explain_memory(plan.memory, kept(plan), {"token", plan.problem.tokens});
+}
+
+}  // namespace cadre

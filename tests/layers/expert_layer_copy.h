@@ -1,0 +1,35 @@
+#pragma once
+#include "tests/layers/expert_layer_case.h"
+#include "tests/layers/layer_copy.h"
+
+// The steps of an expert layer on a machine.
+namespace cadre::test {
+
+/// A layer with a copy of all its memory on a machine. Its steps run there one by one.
+class ExpertLayerCopy {
+ public:
+  ExpertLayerCopy(Machine& machine, ExpertLayerCase& c)
+      : case_(c), mlp_(machine, c.mlp), memory_(machine, c) {
+    memory_.upload();
+  }
+
+  /// The steps of the expert MLP run in the layer's copy, with workspaces of their own.
+  void step(Stream stream) {
+    const auto move = [this](auto args) { return memory_.moved(args); };
+    for (LayerStage stage : kLayerStages) {
+      case_.launch(stage, move, stream);
+      if (stage == LayerStage::kPermute)
+        forward(case_.mlp.plan, move(case_.mlp.args()), mlp_.forward_workspace(), stream);
+      if (stage == LayerStage::kCombineBack)
+        backward(case_.mlp.plan, move(case_.mlp.args()), mlp_.backward_workspace(), stream);
+    }
+  }
+  MachineCopy& memory() { return memory_; }
+
+ private:
+  ExpertLayerCase& case_;
+  LayerCopy<MlpCase> mlp_;
+  MachineCopy memory_;
+};
+
+}  // namespace cadre::test

@@ -1,0 +1,100 @@
+#pragma once
+#include "cadre/moe.h"
+#include "tests/layers/expert_layer_case.h"
+
+// The expert layer as one plan, over the same tensors as its steps one by one.
+namespace cadre::test {
+
+inline ExpertLayerSizes sizes_of(const MoeProblem& p) {
+  ExpertLayerSizes s{.tokens = p.tokens, .top_k = p.top_k, .has_scores = true};
+  s.mlp.hidden = p.hidden;
+  s.mlp.features = p.features;
+  s.mlp.experts = p.experts;
+  s.mlp.activation = p.activation;
+  s.mlp.constants = p.constants;
+  s.mlp.layout = p.layout;
+  s.mlp.recipe = p.recipe;
+  s.mlp.dtype = p.dtype;
+  s.mlp.parameters = p.parameters;
+  s.mlp.prob = true;
+  s.mlp.bias1 = p.bias1;
+  s.mlp.bias2 = s.mlp.bias2_scale = p.bias2;
+  s.mlp.options.accumulate = p.options.accumulate;
+  s.mlp.options.accumulate_bias = p.options.accumulate_bias;
+  s.routing = {.score = p.score, .logits = p.logits, .normalize = p.normalize, .scale = p.scale};
+  s.routing.expert_bias = p.expert_bias;
+  s.routing.groups = p.groups;
+  s.routing.group_top_k = p.group_top_k;
+  return s;
+}
+
+struct MoeCase : ExpertLayerCase {
+  MoePlan plan;
+  OwnedWorkspace saved, pending, weight_cache;
+  bool refresh_weights = true;
+  bool shows_routing = true;  ///< what the routing made is the caller's
+  WgradQueue* queue = nullptr;
+  std::function<void(MoeArgs&)> change_args{};
+
+  MoeCase(const MoeProblem& p, unsigned seed, const MadeFor& where, double skew = 0)
+      : ExpertLayerCase(sizes_of(p), seed, where, skew),
+        plan(cadre::plan(p, where.device)),
+        saved(plan.memory.saved_bytes),
+        pending(plan.memory.pending_bytes),
+        weight_cache(plan.memory.weight_cache_bytes) {}
+
+  const MoeProblem& p() const { return plan.problem; }
+
+  MoeArgs args() {
+    MoeArgs a{.logits = logits.view(), .x = tokens.view()};
+    if (p().expert_bias) a.expert_bias = expert_bias.data<float>();
+    a.fc1 = mlp.fc1.args();
+    a.fc2 = mlp.fc2.args();
+    a.out = out.view();
+    a.scores = scores.data<float>();
+    if (shows_routing) {
+      a.experts = experts.data<int32_t>();
+      a.prob = prob.data<float>();
+      a.offsets = mlp.offsets.data();
+    }
+    a.dout = dout.view();
+    a.dx = dtokens.view();
+    if (p().dlogits) {
+      a.dscores = dscores.data<float>();
+      a.dlogits = dlogits.view();
+    }
+    a.rng = mlp.rng.data();
+    a.saved = memory(saved);
+    a.pending = memory(pending);
+    a.weight_cache = memory(weight_cache);
+    a.refresh_weights = refresh_weights;
+    a.queue = queue;
+    if (change_args) change_args(a);
+    return a;
+  }
+  bool learns() const { return cadre::learns(plan); }
+  bool defers() const { return p().options.deferred && (p().wgrad1 || p().wgrad2); }
+
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    ExpertLayerCase::for_pieces(visit);
+    visit(piece("saved of the layer", saved));
+    visit(piece("pending of the layer", pending));
+    visit(piece("weight_cache of the layer", weight_cache));
+  }
+};
+
+/// Everything that a step of the layer writes for its caller, by name.
+inline std::vector<std::pair<const char*, Values>> results(const ExpertLayerCase& c) {
+  return {{"out", c.out.values()},
+          {"scores", c.scores.values()},
+          {"prob", c.prob.values()},
+          {"dx", c.dtokens.values()},
+          {"dlogits", c.dlogits.values()},
+          {"dw1", c.mlp.fc1.dw.values()},
+          {"dw2", c.mlp.fc2.dw.values()},
+          {"dbias1", c.mlp.fc1.dbias.values()},
+          {"dbias2", c.mlp.fc2.dbias.values()}};
+}
+
+}  // namespace cadre::test

@@ -1,0 +1,277 @@
+// The expert layer as one plan: the bits of its steps one by one, within the bound of a loop over
+// experts in double, and equal bits however it runs.
+#include "cadre/moe.h"
+
+#include <gtest/gtest.h>
+
+#include "cadre/error.h"
+#include "tests/judge/on_machine.h"
+#include "tests/layers/expert_layer_copy.h"
+#include "tests/layers/moe_case.h"
+#include "tests/layers/moe_model.h"
+
+using namespace cadre;
+using test::ExpertLayerCase;
+using test::MoeCase;
+using test::Values;
+
+namespace {
+
+constexpr int64_t kStep = 8;  // elements between rows, so that TMA takes them
+
+MoeProblem problem(std::string_view recipe = "bf16") {
+  MoeProblem p{.tokens = 37, .top_k = 3, .hidden = 24, .features = 16, .experts = 7};
+  p.recipe = parse_recipe(recipe);
+  p.parameters.dw = DType::kF32;
+  p.normalize = p.bias1 = p.bias2 = true;
+  return p;
+}
+
+struct Variant {
+  const char* name;
+  void (*change)(MoeProblem&);
+};
+
+std::string difference(const ExpertLayerCase& got, const ExpertLayerCase& want) {
+  std::string all;
+  const auto a = results(got), b = results(want);
+  for (size_t i = 0; i < a.size(); ++i) {
+    const std::string part = test::first_difference(a[i].second, b[i].second);
+    if (!part.empty()) all += text(a[i].first, " ", part, "; ");
+  }
+  return all;
+}
+
+struct Moe : test::OnMachine {
+  test::MadeFor here() const { return {machine->device(), kStep}; }
+
+  /// Whether the machine has a plan; quantised recipes come later on GPUs.
+  bool takes(const MoeProblem& p) const {
+    try {
+      plan(p, machine->device());
+      return true;
+    } catch (const Unsupported&) {
+      EXPECT_NE(machine->device().kind, DeviceKind::kCpu) << to_string(p);
+      return false;
+    }
+  }
+
+  /// A step of the layer on the machine, and everything back on the host.
+  void run(MoeCase& c, bool by_queue = true) {
+    test::LayerCopy copy(*machine, c);
+    machine->run([&](Stream stream) { copy.step(stream, by_queue); });
+    copy.memory.fetch();
+    EXPECT_EQ(copy.memory.damage(), "") << to_string(c.p());
+  }
+  void run_one_by_one(ExpertLayerCase& c) {
+    test::ExpertLayerCopy copy(*machine, c);
+    machine->run([&](Stream stream) { copy.step(stream); });
+    copy.memory().fetch();
+  }
+
+  void expect_bits_of_the_steps(const MoeProblem& p, unsigned seed) {
+    MoeCase got(p, seed, here());
+    ExpertLayerCase want(test::sizes_of(p), seed, here());
+    run(got);
+    run_one_by_one(want);
+    EXPECT_EQ(difference(got, want), "") << to_string(p);
+    EXPECT_EQ(got.mlp.offsets, want.mlp.offsets) << to_string(p);
+    EXPECT_EQ(got.experts.bytes() == want.experts.bytes(), true) << to_string(p);
+  }
+};
+
+const Variant kRoutings[] = {
+    {"softmax", [](MoeProblem& p) { p.normalize = false; }},
+    {"topk_softmax",
+     [](MoeProblem& p) {
+       p.score = RoutingScore::kTopKSoftmax;
+       p.scale = 2.5f;
+       p.bias2 = false;
+     }},
+    {"sigmoid, bf16 logits",
+     [](MoeProblem& p) {
+       p.score = RoutingScore::kSigmoid;
+       p.expert_bias = true;
+       p.logits = DType::kBf16;
+     }},
+    {"groups",
+     [](MoeProblem& p) {
+       p.experts = 8;
+       p.groups = 4;
+       p.group_top_k = 2;
+       p.bias1 = false;
+     }},
+    {"one expert", [](MoeProblem& p) { p.experts = p.top_k = 1; }},
+    {"all experts", [](MoeProblem& p) { p.top_k = 7; }},
+    {"no token", [](MoeProblem& p) { p.tokens = 0; }},
+    {"many experts, few tokens",
+     [](MoeProblem& p) {
+       p.tokens = 3;
+       p.experts = 130;
+     }},
+};
+
+TEST_F(Moe, HasTheBitsOfItsSteps) {
+  unsigned seed = 0;
+  for (const Variant& routing : kRoutings) {
+    SCOPED_TRACE(routing.name);
+    MoeProblem p = problem();
+    routing.change(p);
+    expect_bits_of_the_steps(p, ++seed);
+  }
+}
+
+TEST_F(Moe, HasTheBitsOfItsStepsInEveryRecipe) {
+  unsigned seed = 20;
+  for (const char* recipe :
+       {"f32", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4", "bf16,wgrad=mxfp8"}) {
+    MoeProblem p = problem(recipe);
+    if (recipe_list()[seed % 3].recipe == p.recipe || std::string(recipe) == "f16") {
+      p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
+    }
+    p.activation = ActivationKind(++seed % 10);
+    p.options.accumulate = Accumulate(seed % 4);
+    p.options.accumulate_bias = Accumulate(seed / 4 % 4);
+    if (takes(p)) expect_bits_of_the_steps(p, seed);
+  }
+}
+
+const Variant kVariants[] = {
+    {"keep_rows=no", [](MoeProblem& p) { p.keep_rows = false; }},
+    {"keep_h", [](MoeProblem& p) { p.keep_h = true; }},
+    {"deferred", [](MoeProblem& p) { p.options.deferred = true; }},
+    {"deferred keep_rows=no",
+     [](MoeProblem& p) {
+       p.options.deferred = true;
+       p.keep_rows = false;
+     }},
+    {"cache_weights", [](MoeProblem& p) { p.options.cache_weights = true; }},
+    {"save_input", [](MoeProblem& p) { p.options.save_input = true; }},
+    {"save_input keep_rows=no deferred",
+     [](MoeProblem& p) {
+       p.options.save_input = p.options.deferred = true;
+       p.keep_rows = false;
+     }},
+    {"discrete", [](MoeProblem& p) {
+       p.parameters.discrete_weight = p.parameters.discrete_dw = true;
+       p.parameters.discrete_bias = true;
+     }}};
+
+TEST_F(Moe, HowItRunsChangesNoBit) {
+  unsigned seed = 40;
+  for (const char* recipe : {"bf16", "mxfp8"}) {
+    MoeProblem p = problem(recipe);
+    p.options.accumulate = Accumulate::kDevice;
+    if (!takes(p)) continue;
+    MoeCase want(p, ++seed, here());
+    run(want);
+    for (const Variant& variant : kVariants) {
+      SCOPED_TRACE(variant.name);
+      MoeProblem other = p;
+      variant.change(other);
+      for (bool by_queue : {true, false}) {
+        if (!by_queue && !other.options.deferred) continue;
+        MoeCase got(other, seed, here());
+        run(got, by_queue);
+        EXPECT_EQ(difference(got, want), "") << to_string(other);
+      }
+    }
+  }
+}
+
+TEST_F(Moe, WhatTheRoutingMadeMayLieInItsOwnMemory) {
+  MoeCase want(problem(), 50, here()), got(problem(), 50, here());
+  got.shows_routing = false;
+  run(want);
+  run(got);
+  EXPECT_TRUE(got.prob.untouched(0, got.p().tokens));
+  want.prob.poison();
+  EXPECT_EQ(difference(got, want), "");
+}
+
+/// What is frozen changes nothing of the rest, and is not written.
+TEST_F(Moe, FrozenPartsAreNotTouchedAndChangeNothing) {
+  MoeCase all(problem(), 60, here());
+  run(all);
+  const auto want = results(all);
+  const auto step = unsigned(32 / machine->draws(32));
+  for (unsigned mask = 0; mask < 32; mask += step) {
+    MoeProblem p = problem();
+    p.dgrad = mask & 1;
+    p.dlogits = mask & 2;
+    p.wgrad1 = mask & 4;
+    p.wgrad2 = mask & 8;
+    p.dbias = (mask & 16) || p.dlogits;
+    p.keep_rows = mask % 3 == 0;
+    MoeCase some(p, 60, here());
+    run(some);
+    const bool wanted[] = {true,     true,     true,    p.dgrad, p.dlogits,
+                           p.wgrad1, p.wgrad2, p.dbias, p.dbias};
+    const auto got = results(some);
+    for (size_t i = 0; i < got.size(); ++i) {
+      const Values poison(got[i].second.size(), std::nan(""));
+      EXPECT_EQ(test::first_difference(got[i].second, wanted[i] ? want[i].second : poison), "")
+          << got[i].first << " of " << to_string(p);
+    }
+  }
+}
+
+TEST_F(Moe, IsALoopOverExpertsWithinTheBound) {
+  for (bool keep_rows : {true, false}) {
+    MoeProblem p = problem("f32");
+    p.tokens = 19;
+    p.score = RoutingScore::kTopKSoftmax;
+    p.normalize = false;
+    p.dtype = p.parameters.weight = p.parameters.bias = p.parameters.dbias = DType::kF32;
+    p.keep_rows = keep_rows;
+    if (!takes(p)) return;
+    MoeCase c(p, 70, here());
+    c.change_args = [](MoeArgs& a) { a.dscores = nullptr; };
+    const test::MoeModel model(c);
+    run(c);
+    const auto near = [&](const char* what, const Values& got,
+                          const std::vector<test::Sized>& want) {
+      Values values, bounds;
+      for (const test::Sized& number : want) {
+        values.push_back(number.value);
+        bounds.push_back(test::gamma(model.roundings(), number.size));
+      }
+      EXPECT_EQ(test::difference(got, values, bounds, p.hidden), "") << what;
+    };
+    near("out", c.out.values(), model.out);
+    near("dx", c.dtokens.values(), model.dx);
+    near("dlogits", c.dlogits.values(), model.dlogits);
+    near("dw1", c.mlp.fc1.dw.values(), model.dw1);
+    near("dw2", c.mlp.fc2.dw.values(), model.dw2);
+    near("dbias1", c.mlp.fc1.dbias.values(), model.dbias1);
+    near("dbias2", c.mlp.fc2.dbias.values(), model.dbias2);
+  }
+}
+
+TEST_F(Moe, ARecordingFollowsTheRouter) {
+  for (bool keep_rows : {true, false}) {
+    MoeProblem p = problem();
+    p.keep_rows = keep_rows;
+    p.options.deferred = !keep_rows;
+    MoeCase first(p, 80, here());
+    test::LayerCopy live(*machine, first);
+    machine->run([&](Stream stream) { live.step(stream); });
+    const auto graph = machine->record([&](Stream stream) { live.step(stream); });
+    std::vector<std::vector<int32_t>> offsets;
+    for (double skew : {0.0, 1.0, -1.0}) {
+      const unsigned seed = 81 + unsigned(offsets.size());
+      MoeCase want(p, seed, here(), skew), got(p, seed, here(), skew);
+      run(want);
+      test::LayerCopy own(*machine, got);
+      live.memory.upload_from(own.memory);
+      graph->replay();
+      own.memory.fetch_from(live.memory);
+      EXPECT_EQ(test::byte_difference(got, want), "") << "skew " << skew;
+      offsets.push_back(got.mlp.offsets);
+    }
+    EXPECT_NE(offsets[1], offsets[0]);
+    EXPECT_NE(offsets[2], offsets[1]);
+  }
+}
+
+}  // namespace
