@@ -3,6 +3,7 @@ bounds."""
 
 import pytest
 import torch
+from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -121,6 +122,27 @@ def assert_versions_grow(op, args, kwargs) -> None:
     before = [t._version for t in written]
     op(*args, **kwargs)
     assert all(t._version > version for t, version in zip(written, before))
+
+
+def assert_outputs_lie_apart(op, args, kwargs) -> None:
+    """One that shares memory with any other tensor of the call is refused."""
+    schema = op._schema.arguments
+    paths, spec = tree_flatten_with_path(dict(zip((a.name for a in schema), args)) | kwargs)
+    names, leaves = [path[0].key for path, _ in paths], [leaf for _, leaf in paths]
+    written = {a.name for a in schema if a.alias_info is not None and a.alias_info.is_write}
+    tensors = [i for i, leaf in enumerate(leaves) if torch.is_tensor(leaf) and leaf.numel()]
+    pairs = [(i, j) for i in tensors for j in tensors
+             if names[i] in written and i != j and names[j] != "c"]  # c may be out itself
+    assert pairs
+    for pair in pairs:
+        memory = torch.zeros(max(leaves[at].nbytes for at in pair), dtype=torch.uint8,
+                             device=leaves[pair[0]].device)
+        shared = list(leaves)
+        for at in pair:
+            like = leaves[at]
+            shared[at] = memory[:like.nbytes].view(like.dtype).view(like.shape)
+        with pytest.raises(ValueError, match=f"({names[pair[0]]}|{names[pair[1]]}).* shares mem"):
+            op(**tree_unflatten(shared, spec))
 
 
 def assert_seen(got: torch.Tensor) -> None:

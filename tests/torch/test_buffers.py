@@ -173,6 +173,11 @@ def test_a_buffer_that_is_read_meanwhile(device):
     for taken, out in ((x, x), (memory[:ROWS], memory[1:ROWS + 1])):
         with torch.no_grad(), pytest.raises(ValueError, match="out shares memory with the input"):
             layer(taken, COUNTS, out=out)
+    over_weight = layer.weight.detach().view(-1)[:ROWS * 24].view(ROWS, 24)
+    with torch.no_grad(), pytest.raises(ValueError, match="out shares memory with weight, must"):
+        layer(x, COUNTS, out=over_weight)
+    with pytest.raises(ValueError, match="dgrad_out shares memory with weight, must not"):
+        layer(x.clone().requires_grad_(), COUNTS, dgrad_out=over_weight).backward(dy)
     leaf = x.clone().requires_grad_()
     given = dy.clone()
     with pytest.raises(ValueError, match="dgrad_out shares memory with the gradient of the result"):

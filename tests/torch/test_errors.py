@@ -37,7 +37,7 @@ def names():
     row = cadre.ops.Sequential(cadre.ops.GroupedLinear(E, K, 2 * N, device="cpu"),
                                cadre.ops.SwiGLU(),
                                cadre.ops.GroupedLinear(E, N, K, device="cpu"))
-    x, w, z = draw(R, K), draw(E, N, K), draw(R, 2 * N)
+    x, w, dw, z = draw(R, K), draw(E, N, K), draw(E, N, K), draw(R, 2 * N)
     leaf, memory = draw(R, K, grad=True), torch.empty(R, K)
     where, row_of, slot_of, _ = cadre.offsets_of_routing(torch.tensor([[0, 1], [2, 0], [1, 2]]),
                                                          E, R)
@@ -232,6 +232,8 @@ setattr(fused.weight, "main_grad", w.double()), fused(x, counts).sum().backward(
 setattr(fused.weight, "main_grad", w.to("meta")), fused(x, counts).sum().backward()
 [setattr(p, "main_grad", torch.zeros_like(p).to(t)) for p, t in zip(apart.parameters(), types)],
     apart(x, counts).sum().backward()
+[setattr(p, "main_grad", w[0]) for p in apart.parameters()], apart(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", fused.weight.detach()), fused(x, counts).sum().backward()
 deferred.to("meta")(x.to("meta"), counts)
 sharded(deferred)(x, counts)
 deferred(x, counts).sum().backward(), deferred.weight1.detach().add_(1), deferred.backward_dw()
@@ -336,15 +338,17 @@ ops.grouped_linear(x, offsets, [w], [], recipe="nvfp4", rng=torch.zeros(3).long(
     * 4)
 ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous()])
 ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous().mT])
-ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w], accumulate="maybe")
-ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w], accumulate="yes",
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw[0]] * 3)
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw], accumulate="maybe")
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw], accumulate="yes",
     accumulate_flags=offsets[:1])
-ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w],
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw],
     accumulate="per_expert", accumulate_flags=offsets)
-ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=x, dbias=[],
-    dbias_scale=None, pending=none)
-ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=x, dbias=[w],
-    dbias_scale=None, pending=none)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=memory,
+    dbias=[], dbias_scale=None, pending=none)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=memory,
+    dbias=[dw], dbias_scale=None, pending=none)
 ops.grouped_mlp(x, offsets, None, [w], [], [w.mT.contiguous()], [])
 ops.grouped_mlp(x, offsets, None, [w], [], [w.mT], [])
 ops.grouped_mlp(x, offsets, None, [w], [draw(E, 5)], [draw(E, K, N // 2)], [])

@@ -42,12 +42,12 @@ def test_gradients_of_weights():
     with pytest.raises(ValueError, match="dweight of an expert .* must lie without gaps"):
         wgrad([sliced(N, K), sliced(N, K)])
     with pytest.raises(ValueError, match="dweight has strides .* must lie as its weight"):
-        wgrad([draw(N, K)] * 2, [draw(K, N).t()] * 2)
+        wgrad([draw(N, K), draw(N, K)], [draw(K, N).t()] * 2)
     with pytest.raises(ValueError, match=r"accumulate_flags has shape \[1\], must be \[2\]"):
-        wgrad([draw(N, K)] * 2, accumulate="per_expert",
+        wgrad([draw(N, K), draw(N, K)], accumulate="per_expert",
               accumulate_flags=torch.ones(1, dtype=torch.int32))
     with pytest.raises(ValueError, match="accumulate_flags is given, must be None; accumulate is"):
-        wgrad([draw(N, K)] * 2, accumulate="yes",
+        wgrad([draw(N, K), draw(N, K)], accumulate="yes",
               accumulate_flags=torch.ones(2, dtype=torch.int32))
 
 

@@ -4,8 +4,8 @@ on adversarial counts; what a compiler, autocast and a caller with buffers of hi
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (assert_close, assert_seen, assert_versions_grow, draw, experts_of_rows,
-                      offsets_of, poisoned, slices_of)
+from conftest import (assert_close, assert_outputs_lie_apart, assert_seen, assert_versions_grow,
+                      draw, experts_of_rows, offsets_of, poisoned, slices_of)
 from torch.library import opcheck
 
 import cadre  # noqa: F401  registers the operators
@@ -18,6 +18,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 def opcheck_out(op, args, kwargs):
     opcheck(op, args, kwargs)
     assert_versions_grow(op, args, kwargs)
+    assert_outputs_lie_apart(op, args, kwargs)
 
 
 def parameters(shape, dtype, device, packed, grad=True):
@@ -482,7 +483,8 @@ class TestErrors:
                                       dweight1=[draw(E, 64, 16)], dweight2=[draw(E, 16, 32).half()])
         with pytest.raises(ValueError, match="dweight2 is discrete, must be packed as dweight1"):
             OPS.grouped_mlp_wgrad.out(draw(20, 16), x, empty, empty, offsets, None, w1, w2,
-                                      dweight1=[draw(E, 64, 16)], dweight2=[draw(16, 32)] * E)
+                                      dweight1=[draw(E, 64, 16)],
+                                      dweight2=[draw(16, 32) for _ in range(E)])
 
     def test_backward_of_backward_is_an_error(self):
         x, w = draw(20, K, grad=True), draw(E, N, K, grad=True)

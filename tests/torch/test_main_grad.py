@@ -233,6 +233,54 @@ def test_bad_main_grads(data):
     assert not layer.weight0.grad_added_to_main_grad
 
 
+@pytest.mark.parametrize("delay", [True, False])
+def test_main_grads_that_share_memory(data, delay):
+    """Of neighbours in one buffer, in any order, the gradients are right."""
+    device, size = data[0].device, 40 * 24
+    layer = with_main_grad(module(device, packed=False, fuse_wgrad_accumulation=True,
+                                  delay_wgrad_compute=delay))
+    weights, memory = weights_of(layer), torch.zeros(5 * size, device=device)
+
+    def refused(words):
+        with pytest.raises(ValueError, match=words):
+            step(layer, data)
+        assert not memory.any()
+
+    for e, w in enumerate(weights):
+        w.main_grad = memory[(4 - e) * size:(5 - e) * size].view(40, 24)
+    step(layer, data)
+    layer.backward_dw()
+    assert torch.equal(main_grads(layer), wgrad(data)[0])
+    memory.zero_()
+    own = weights[1].main_grad
+    weights[1].main_grad = weights[4].main_grad
+    refused("^main_grad of expert [14] shares memory with main_grad of expert [14], must not; both "
+            "are written$")
+    weights[1].main_grad = memory[7:7 + size]
+    refused("main_grad of expert . shares memory with main_grad of expert ., must not")
+    weights[1].main_grad = weights[2].detach()
+    refused("^main_grad of expert 1 shares memory with weight of expert 2, must not; it is written "
+            "while that is read$")
+    weights[1].main_grad = own
+    data = memory[20:20 + data[0].numel()].view_as(data[0]), data[1]
+    refused("main_grad of expert 4 shares memory with the input, which the weights' gradient reads")
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_experts_of_one_weight(data, delay):
+    """Its gradient is the sum of theirs."""
+    layer = module(data[0].device, packed=False, bias=False, delay_wgrad_compute=delay)
+    layer.weight3 = layer.weight2
+    plain = module(data[0].device, packed=False, bias=False)
+    plain.load_state_dict(layer.state_dict())
+    step(plain, data)
+    want = plain.weight2.grad + plain.weight3.grad
+    for times in (1, 2):
+        step(layer, data)
+        layer.backward_dw()
+        torch.testing.assert_close(layer.weight2.grad, times * want)
+
+
 def test_delayed_gradients_are_first_in_first_out(data):
     x, dy = data
     layer = module(x.device, delay_wgrad_compute=True, bias=False)

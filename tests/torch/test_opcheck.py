@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import cadre  # noqa: F401
-from conftest import assert_versions_grow, draw, draw_routing, offsets_of, poisoned
+from conftest import (assert_outputs_lie_apart, assert_versions_grow, draw, draw_routing,
+                      offsets_of, poisoned)
 
 ops = torch.ops.cadre
 T, TOP_K, E, R, H = 7, 2, 3, 16, 6
@@ -111,6 +112,7 @@ def test_opcheck(device, name, overload):
         torch.library.opcheck(op, args, kwargs, test_utils=checks_of(op, args, kwargs))
         if overload == "out":
             assert_versions_grow(op, args, kwargs)
+            assert_outputs_lie_apart(op, args, kwargs)
 
 
 def checks_of(op, args, kwargs) -> list[str]:

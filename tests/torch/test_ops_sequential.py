@@ -231,8 +231,8 @@ def test_indices_count_modules(device):
         y = mixed(x, *extra, op_kwargs={index: {OUTPUT_BUFFER_KEY: out}})
         assert torch.equal(out[:21], second[:21]) and torch.all(out[21:] == 7)
         assert torch.equal(y, linears[2](second, counts))
-    with pytest.raises(ValueError, match="target is 1, a Identity, must be an operation of the row "
-                       "or the index of one; it is in the row, but no operation"):
+    with pytest.raises(ValueError, match="target is 1, an Identity, must be an operation of the "
+                       "row or the index of one; it is in the row, but no operation"):
         mixed(x, *extra, op_kwargs={1: {OUTPUT_BUFFER_KEY: x}})
     with pytest.raises(ValueError, match="target is 5, must be an index from -5 to 4; the row has "
                        "5 modules"):

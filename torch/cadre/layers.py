@@ -8,6 +8,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from . import _build
 from .fakes import register_fake
 
 Wants = Sequence[bool]
@@ -17,7 +18,7 @@ NONE = (False, False, False, False)
 
 def _device(x: Tensor) -> str:
     """What planning calls the device; without the GPU at hand, the architecture that is meant."""
-    if x.device.type == "cpu":
+    if x.device.type == "cpu" or not _build.CUDA:
         return "cpu"
     return "cuda" if torch.cuda.is_available() else "sm_90"
 

@@ -5,6 +5,7 @@
 
 #include "arguments.h"
 #include "autograd.h"
+#include "call_memory.h"
 
 // torch.ops.cadre.activation and its gradient: docs/ops/activation.md.
 namespace cadre::door {
@@ -119,17 +120,20 @@ struct Activation : torch::autograd::Function<Activation> {
 
 void implement(torch::Library& m) {
   m.impl("activation", activation_op);
-  m.impl("activation.out", [](const Tensor& z, const Tensor& offsets, const Maybe& prob,
-                              c10::string_view activation, const Tensor& h) {
-    forward_to({z, offsets, prob, activation}, written(h, "h", z), Tail::kKeep);
-  });
+  implement_out(
+      m, "activation",
+      +[](const Tensor& z, const Tensor& offsets, const Maybe& prob, c10::string_view activation,
+          const Tensor& h) {
+        forward_to({z, offsets, prob, activation}, written(h, "h", z), Tail::kKeep);
+      });
   m.impl("activation_backward", backward_op);
-  m.impl("activation_backward.out",
-         [](const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
-            c10::string_view activation, const Tensor& dz, const Tensor& dprob) {
-           backward_to({z, offsets, prob, activation}, dh,
-                       {written(dz, "dz", z), written(dprob, "dprob", z)}, Tail::kKeep);
-         });
+  implement_out(
+      m, "activation_backward",
+      +[](const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
+          c10::string_view activation, const Tensor& dz, const Tensor& dprob) {
+        backward_to({z, offsets, prob, activation}, dh,
+                    {written(dz, "dz", z), written(dprob, "dprob", z)}, Tail::kKeep);
+      });
 }
 
 }  // namespace

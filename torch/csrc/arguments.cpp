@@ -1,6 +1,5 @@
 #include "arguments.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 
 #include <limits>
@@ -64,16 +63,6 @@ const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tenso
   require_same_device(on, t, what);
   bump_versions(t);
   return t;
-}
-
-void require_apart(const WrittenBuffer& buffer, const at::Tensor& read, const char* what) {
-  if (!read.defined()) return;
-  const auto status = at::get_overlap_status(buffer.tensor, read);
-  const bool same = status == at::MemOverlapStatus::TooHard &&  // one of them has gaps
-                    buffer.tensor.data_ptr() == read.data_ptr();
-  TORCH_CHECK_VALUE(
-      !same && status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial,
-      buffer.what, " shares memory with ", what, ", must not; it is written while that is read");
 }
 
 void bump_versions(TensorList list) {

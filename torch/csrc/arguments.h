@@ -31,15 +31,6 @@ at::Tensor with_rows(const at::Tensor&, const char* what);
 /// The number as problems hold it. Errors    ValueError where it would be another one there.
 int int_of(int64_t, const char* what);
 
-/// A caller's buffer that an operation writes, and what it is called.
-struct WrittenBuffer {
-  const at::Tensor& tensor;
-  const char* what;
-};
-
-/// Errors    ValueError where the buffer shares memory with a tensor that is read meanwhile.
-void require_apart(const WrittenBuffer&, const at::Tensor& read, const char* what);
-
 /// Tells autograd that an operation has written these; undefined ones are passed over.
 void bump_versions(at::TensorList);
 

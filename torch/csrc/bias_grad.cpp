@@ -3,6 +3,7 @@
 #include <tuple>
 
 #include "arguments.h"
+#include "call_memory.h"
 
 // torch.ops.cadre.bias_grad: docs/ops/bias_grad.md.
 namespace cadre::door {
@@ -61,12 +62,14 @@ BiasGradients bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe&
 
 void implement(torch::Library& m) {
   m.impl("bias_grad", bias_grad_op);
-  m.impl("bias_grad.out", [](const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale,
-                             const Maybe& bias, const Tensor& dbias, const Tensor& dbias_scale) {
-    run_bias_grad({dy, offsets, bias_scale, bias},
-                  {written(dbias, "dbias", dy), written(dbias_scale, "dbias_scale", dy)},
-                  Tail::kKeep);
-  });
+  implement_out(
+      m, "bias_grad",
+      +[](const Tensor& dy, const Tensor& offsets, const Maybe& bias_scale, const Maybe& bias,
+          const Tensor& dbias, const Tensor& dbias_scale) {
+        run_bias_grad({dy, offsets, bias_scale, bias},
+                      {written(dbias, "dbias", dy), written(dbias_scale, "dbias_scale", dy)},
+                      Tail::kKeep);
+      });
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include <ATen/ops/zeros.h>
 
+#include "call_memory.h"
 #include "quantized.h"
 
 // torch.ops.cadre.dequantize: docs/ops/dequantize.md.
@@ -38,12 +39,14 @@ void implement(torch::Library& m) {
     run_dequantize({codes, scales, expert_scale}, spec, out);
     return out;
   });
-  m.impl("dequantize.out", [](const Tensor& codes, const Tensor& scales, const Tensor& expert_scale,
-                              const Maybe& offsets, c10::string_view format, c10::string_view axis,
-                              c10::SymIntArrayRef shape, const Tensor& out) {
-    run_dequantize({codes, scales, expert_scale}, {shape, offsets, format, axis},
-                   written(out, "out", codes));
-  });
+  implement_out(
+      m, "dequantize",
+      +[](const Tensor& codes, const Tensor& scales, const Tensor& expert_scale,
+          const Maybe& offsets, c10::string_view format, c10::string_view axis,
+          c10::SymIntArrayRef shape, const Tensor& out) {
+        run_dequantize({codes, scales, expert_scale}, {shape, offsets, format, axis},
+                       written(out, "out", codes));
+      });
 }
 
 }  // namespace

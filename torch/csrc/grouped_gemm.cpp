@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "arguments.h"
+#include "call_memory.h"
 #include "parameters.h"
 
 // torch.ops.cadre.grouped_gemm: docs/ops/grouped_gemm.md. Its gradients are in
@@ -252,21 +253,17 @@ void implement(torch::Library& m) {
                                     .c = none},
                                    out_dtype);
          });
-  m.impl("grouped_gemm.out",
-         [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets, c10::string_view which,
-            const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha, int64_t unit_budget,
-            c10::string_view accumulate, const Maybe& flags, const Maybe& beta, const Maybe& c,
-            at::TensorList out) {
-           for (const Tensor& t : out) {
-             written(t, "out", lhs);
-             require_apart({t, "out"}, lhs, "lhs");
-             for (const Tensor& w : rhs) require_apart({t, "out"}, w, "rhs");
-             if (bias) require_apart({t, "out"}, *bias, "bias");
-           }
-           run_grouped_gemm({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget,
-                             accumulate, flags, beta, c, Tail::kKeep},
-                            out);
-         });
+  implement_out(
+      m, "grouped_gemm",
+      +[](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets, c10::string_view which,
+          const Maybe& bias, const Maybe& bias_scale, const Maybe& alpha, int64_t unit_budget,
+          c10::string_view accumulate, const Maybe& flags, const Maybe& beta, const Maybe& c,
+          at::TensorList out) {
+        for (const Tensor& t : out) written(t, "out", lhs);
+        run_grouped_gemm({lhs, rhs, offsets, which, bias, bias_scale, alpha, unit_budget,
+                          accumulate, flags, beta, c, Tail::kKeep},
+                         out);
+      });
 }
 
 }  // namespace

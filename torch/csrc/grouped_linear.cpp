@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "arguments.h"
+#include "call_memory.h"
 
 namespace cadre::door {
 namespace {
@@ -342,11 +343,11 @@ static void implement(torch::Library& m) {
   m.impl(
       "_memory", +[](const Tensor& on, int64_t count) { return bytes(count, on); });
   m.impl("grouped_linear", grouped_linear);
-  m.impl("grouped_linear.out", grouped_linear_out);
+  implement_out(m, "grouped_linear", grouped_linear_out);
   m.impl("grouped_linear_backward", grouped_linear_backward);
-  m.impl("grouped_linear_backward.out", grouped_linear_backward_out);
+  implement_out(m, "grouped_linear_backward", grouped_linear_backward_out);
   m.impl("grouped_linear_wgrad", grouped_linear_wgrad);
-  m.impl("grouped_linear_wgrad.out", grouped_linear_wgrad_out);
+  implement_out(m, "grouped_linear_wgrad", grouped_linear_wgrad_out);
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }

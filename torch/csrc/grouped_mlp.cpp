@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "arguments.h"
+#include "call_memory.h"
 
 namespace cadre::door {
 namespace {
@@ -295,11 +296,11 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 
 static void implement(torch::Library& m) {
   m.impl("grouped_mlp", grouped_mlp);
-  m.impl("grouped_mlp.out", grouped_mlp_out);
+  implement_out(m, "grouped_mlp", grouped_mlp_out);
   m.impl("grouped_mlp_backward", grouped_mlp_backward);
-  m.impl("grouped_mlp_backward.out", grouped_mlp_backward_out);
+  implement_out(m, "grouped_mlp_backward", grouped_mlp_backward_out);
   m.impl("grouped_mlp_wgrad", grouped_mlp_wgrad);
-  m.impl("grouped_mlp_wgrad.out", grouped_mlp_wgrad_out);
+  implement_out(m, "grouped_mlp_wgrad", grouped_mlp_wgrad_out);
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }

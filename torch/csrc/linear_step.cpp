@@ -4,14 +4,15 @@
 // buffers, and quantised weights that outlive the call.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
 
 #include "arguments.h"
 #include "autograd.h"
+#include "call_memory.h"
 #include "linear_memory.h"
 #include "main_grads.h"
+#include "traced.h"
 
 namespace cadre::door {
 namespace {
@@ -47,21 +48,7 @@ struct ForwardInputs {
   }
 };
 
-// Which tensors need torch's dispatcher
-
-/// Fake tensors, subclasses, transforms, and lazy negation and zeros: their memory does not hold
-/// their values, or something else must see the operation.
-bool needs_dispatcher(const Tensor& t) {
-  const c10::DispatchKeySet theirs({c10::DispatchKey::Python, c10::DispatchKey::Functionalize,
-                                    c10::DispatchKey::Negative, c10::DispatchKey::ZeroTensor,
-                                    c10::DispatchKey::FuncTorchBatched,
-                                    c10::DispatchKey::FuncTorchGradWrapper});
-  return t.defined() && (t.key_set().has_any(theirs) || !(t.is_cpu() || t.is_cuda()));
-}
-bool needs_dispatcher(const Maybe& t) { return t && needs_dispatcher(*t); }
-bool needs_dispatcher(TensorList list) {
-  return std::any_of(list.begin(), list.end(), [](const Tensor& t) { return needs_dispatcher(t); });
-}
+// Tensors that options take
 
 /// Errors    NotImplementedError: no operator takes the options of the module.
 void require_plain(bool plain) {
@@ -84,17 +71,23 @@ Tensor plain(const Tensor& t) {
   return copy;
 }
 
-/// Whether new tensors are fake: they have no memory.
-bool new_tensors_are_fake(const Tensor& like) {
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() &&
-         needs_dispatcher(at::empty({0}, like.options()));
-}
-
 // Forward
 
 /// A tensor that has that shape; its content nobody reads.
 Tensor shape_only(at::IntArrayRef shape, const Tensor& like) {
   return at::empty({1}, like.options()).expand(shape);
+}
+
+/// Errors    ValueError where the caller's buffer is read as another tensor, too.
+void require_apart(const LinearCall& call, const Tensor& out) {
+  CallMemory memory;
+  memory.writes(out, "out");
+  memory.reads(call.x, "the input");
+  memory.reads(call.offsets, "offsets");
+  memory.reads(call.weight, "weight");
+  memory.reads(call.bias, "bias");
+  memory.reads(list_of(call.bias_scale), "bias_scale");
+  memory.require_apart();
 }
 
 /// y, and what forward saves.
@@ -104,7 +97,7 @@ std::pair<Tensor, Tensor> forward(const LinearCall& call, const ForwardInputs& i
   GroupedLinearProblem problem = problem_of(call);
   problem.options.cache_weights = in.cache.has_value();
   problem.options.tail = out ? Tail::kKeep : Tail::kZero;
-  if (out) require_apart({*out, "out"}, x, "the input");
+  if (out) require_apart(call, *out);
   const Tensor y = out ? *out : at::empty({problem.rows, problem.n}, x.options());
   problem.options.align = std::min(problem.options.align, alignment({y}));
   const int64_t saved_bytes = memory_bounds(problem, device(x)).saved.bytes(problem.rows);
@@ -162,6 +155,19 @@ struct GradientTargets {
   Tensor dx;
   MainGrads main;
 };
+
+/// Errors    ValueError where one of them is read or written as another tensor, too.
+void require_apart(const SavedForBackward& in, const Tensor& dy, const GradientTargets& to) {
+  CallMemory memory;
+  memory.writes(to.dx, "dgrad_out");
+  memory.writes(to.main.into, "main_grad");
+  memory.reads(dy, "the gradient of the result");
+  memory.reads(in.x, "the input, which the weights' gradient reads");
+  memory.reads(in.offsets, "offsets");
+  memory.reads(in.weight, "weight");
+  memory.reads(list_of(in.bias_scale), "bias_scale");
+  memory.require_apart();
+}
 
 variable_list gradients_of(const SavedForBackward& in, const Tensor& dy,
                            const GradientTargets& to) {
@@ -258,10 +264,7 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
       to.main = main_grads_of(s.parameters, s.first_microbatch);
     const Tensor dy = rows_of(dout.detach(), "dy");
     if (saved.x.defined()) saved.x = saved.x.detach();  // what is pending keeps no graph alive
-    if (s.dgrad_out) {
-      require_apart({to.dx, "dgrad_out"}, dy, "the gradient of the result");
-      require_apart({to.dx, "dgrad_out"}, saved.x, "the input, which the weights' gradient reads");
-    }
+    if (s.dgrad_out || s.into_main_grad) require_apart(saved, dy, to);
     return translate_errors([&] {
       const at::AutoDispatchBelowADInplaceOrView below;
       return gradients_of(saved, dy, to);

@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "arguments.h"
+#include "call_memory.h"
 
 // torch.ops.cadre.offsets, offsets_of_routing: docs/ops/offsets.md.
 namespace cadre::door {
@@ -96,17 +97,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> routing_op(const Tensor& experts, int
 void implement(torch::Library& m) {
   m.impl("_offsets", offsets_alone);
   m.impl("offsets", offsets_op);
-  m.impl("offsets.out", offsets_out);
+  implement_out(m, "offsets", offsets_out);
   m.impl("offsets_of_routing", routing_op);
-  m.impl("offsets_of_routing.out",
-         [](const Tensor& experts, int64_t num_experts, int64_t rows, const Tensor& offsets,
-            const Tensor& row_of, const Tensor& slot_of, const Tensor& status) {
-           run_offsets(problem_of_routing(experts, num_experts, rows), experts,
-                       {.offsets = written(offsets, "offsets", experts),
-                        .row_of = written(row_of, "row_of", experts),
-                        .slot_of = written(slot_of, "slot_of", experts),
-                        .status = written(status, "status", experts)});
-         });
+  implement_out(
+      m, "offsets_of_routing",
+      +[](const Tensor& experts, int64_t num_experts, int64_t rows, const Tensor& offsets,
+          const Tensor& row_of, const Tensor& slot_of, const Tensor& status) {
+        run_offsets(problem_of_routing(experts, num_experts, rows), experts,
+                    {.offsets = written(offsets, "offsets", experts),
+                     .row_of = written(row_of, "row_of", experts),
+                     .slot_of = written(slot_of, "slot_of", experts),
+                     .status = written(status, "status", experts)});
+      });
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 
 #include "arguments.h"
 #include "autograd.h"
+#include "call_memory.h"
 
 // torch.ops.cadre.permute, combine and their gradients: docs/ops/permute.md.
 namespace cadre::door {
@@ -228,24 +229,28 @@ Tensor combine_autograd(const Tensor& rows, const Tensor& offsets, const Tensor&
 
 void implement_forward(torch::Library& m) {
   m.impl("permute", permute_op);
-  m.impl("permute.out", [](const Tensor& tokens, const Tensor& offsets, const Tensor& row_of,
-                           const Tensor& slot_of, const Maybe& prob, const Tensor& rows,
-                           const Tensor& row_prob) {
-    const TensorPair out{written(rows, "rows", tokens), written(row_prob, "row_prob", tokens)};
-    permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kKeep);
-  });
+  implement_out(
+      m, "permute",
+      +[](const Tensor& tokens, const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
+          const Maybe& prob, const Tensor& rows, const Tensor& row_prob) {
+        const TensorPair out{written(rows, "rows", tokens), written(row_prob, "row_prob", tokens)};
+        permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kKeep);
+      });
   m.impl("combine", combine_op);
-  m.impl("combine.out", [](const Tensor& rows, const Tensor& offsets, const Tensor& row_of,
-                           const Tensor& slot_of, const Maybe& prob, const Tensor& tokens) {
-    combine_to(rows, {offsets, row_of, slot_of}, prob, written(tokens, "tokens", rows));
-  });
+  implement_out(
+      m, "combine",
+      +[](const Tensor& rows, const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
+          const Maybe& prob, const Tensor& tokens) {
+        combine_to(rows, {offsets, row_of, slot_of}, prob, written(tokens, "tokens", rows));
+      });
 }
 
 void implement_backward(torch::Library& m) {
   m.impl("permute_backward", permute_backward_op);
-  m.impl(
-      "permute_backward.out", [](const Tensor& drows, const Maybe& drow_prob, const Tensor& offsets,
-                                 const Tensor& row_of, const Tensor& dtokens, const Tensor& dprob) {
+  implement_out(
+      m, "permute_backward",
+      +[](const Tensor& drows, const Maybe& drow_prob, const Tensor& offsets, const Tensor& row_of,
+          const Tensor& dtokens, const Tensor& dprob) {
         permute_backward_to(drows, drow_prob, {offsets, row_of, {}},
                             {written(dtokens, "dtokens", drows), written(dprob, "dprob", drows)});
       });
@@ -259,13 +264,15 @@ void implement_backward(torch::Library& m) {
                                Tail::kZero);
            return out;
          });
-  m.impl("combine_backward.out", [](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets,
-                                    const Tensor& row_of, const Tensor& slot_of, const Maybe& prob,
-                                    bool want_dprob, const Tensor& drows, const Tensor& dprob) {
-    const TensorPair out{written(drows, "drows", dtokens), written(dprob, "dprob", dtokens)};
-    combine_backward_to({dtokens, rows, prob, want_dprob}, {offsets, row_of, slot_of}, out,
-                        Tail::kKeep);
-  });
+  implement_out(
+      m, "combine_backward",
+      +[](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets, const Tensor& row_of,
+          const Tensor& slot_of, const Maybe& prob, bool want_dprob, const Tensor& drows,
+          const Tensor& dprob) {
+        const TensorPair out{written(drows, "drows", dtokens), written(dprob, "dprob", dtokens)};
+        combine_backward_to({dtokens, rows, prob, want_dprob}, {offsets, row_of, slot_of}, out,
+                            Tail::kKeep);
+      });
 }
 
 }  // namespace

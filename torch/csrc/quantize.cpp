@@ -1,5 +1,6 @@
 #include <tuple>
 
+#include "call_memory.h"
 #include "quantized.h"
 
 // torch.ops.cadre.quantize: docs/ops/quantize.md.
@@ -51,14 +52,16 @@ void implement(torch::Library& m) {
     run_quantize(source, spec, {rng, amax_eps}, tensors);
     return CodesAndScales{tensors.codes, tensors.scales, tensors.expert_scale};
   });
-  m.impl("quantize.out", [](const Tensor& source, const Maybe& offsets, c10::string_view format,
-                            c10::string_view axis, const Maybe& rng, double amax_eps,
-                            const Tensor& codes, const Tensor& scales, const Tensor& expert_scale) {
-    const QuantizedTensors tensors{written(codes, "codes", source),
-                                   written(scales, "scales", source),
-                                   written(expert_scale, "expert_scale", source)};
-    run_quantize(source, {source.sym_sizes(), offsets, format, axis}, {rng, amax_eps}, tensors);
-  });
+  implement_out(
+      m, "quantize",
+      +[](const Tensor& source, const Maybe& offsets, c10::string_view format,
+          c10::string_view axis, const Maybe& rng, double amax_eps, const Tensor& codes,
+          const Tensor& scales, const Tensor& expert_scale) {
+        const QuantizedTensors tensors{written(codes, "codes", source),
+                                       written(scales, "scales", source),
+                                       written(expert_scale, "expert_scale", source)};
+        run_quantize(source, {source.sym_sizes(), offsets, format, axis}, {rng, amax_eps}, tensors);
+      });
 }
 
 }  // namespace

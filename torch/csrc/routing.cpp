@@ -6,6 +6,7 @@
 
 #include "arguments.h"
 #include "autograd.h"
+#include "call_memory.h"
 
 // torch.ops.cadre.routing and its gradient: docs/ops/routing.md.
 namespace cadre::door {
@@ -132,10 +133,11 @@ void implement_forward(torch::Library& m) {
             double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k) {
            return route(logits, {top_k, score, normalize, scale, groups, group_top_k}, expert_bias);
          });
-  m.impl(
-      "routing.out", [](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize,
-                        double scale, const Maybe& expert_bias, int64_t groups, int64_t group_top_k,
-                        const Tensor& experts, const Tensor& prob, const Tensor& scores) {
+  implement_out(
+      m, "routing",
+      +[](const Tensor& logits, int64_t top_k, c10::string_view score, bool normalize, double scale,
+          const Maybe& expert_bias, int64_t groups, int64_t group_top_k, const Tensor& experts,
+          const Tensor& prob, const Tensor& scores) {
         const RoutingOutputs out{written(experts, "experts", logits), written(prob, "prob", logits),
                                  written(scores, "scores", logits)};
         route_to(logits, {top_k, score, normalize, scale, groups, group_top_k}, expert_bias, out);
@@ -151,13 +153,14 @@ void implement_backward(torch::Library& m) {
                       {experts, dprob, dscores}, dlogits);
     return dlogits;
   });
-  m.impl("routing_backward.out",
-         [](const Tensor& logits, const Tensor& experts, const Maybe& dprob, const Maybe& dscores,
-            int64_t top_k, c10::string_view score, bool normalize, double scale, int64_t groups,
-            int64_t group_top_k, const Tensor& dlogits) {
-           route_backward_to(logits, {top_k, score, normalize, scale, groups, group_top_k},
-                             {experts, dprob, dscores}, written(dlogits, "dlogits", logits));
-         });
+  implement_out(
+      m, "routing_backward",
+      +[](const Tensor& logits, const Tensor& experts, const Maybe& dprob, const Maybe& dscores,
+          int64_t top_k, c10::string_view score, bool normalize, double scale, int64_t groups,
+          int64_t group_top_k, const Tensor& dlogits) {
+        route_backward_to(logits, {top_k, score, normalize, scale, groups, group_top_k},
+                          {experts, dprob, dscores}, written(dlogits, "dlogits", logits));
+      });
 }
 
 }  // namespace

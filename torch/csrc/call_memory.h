@@ -1,0 +1,65 @@
+#pragma once
+#include <ATen/core/dispatch/Dispatcher.h>
+
+#include <string>
+#include <vector>
+
+#include "door.h"
+
+// What a call writes lies apart from all else that it writes or reads: experts and operands are
+// worked on at the same time, so what shares memory would come out wrong in silence.
+namespace cadre::door {
+
+/// The memory of a call's tensors.
+class CallMemory {
+ public:
+  void reads(TensorList list, const char* what) { add(list, what, false); }
+  void writes(TensorList list, const char* what) { add(list, what, true); }
+  void reads_in_place(TensorList list, const char* what) { add(list, what, false, true); }
+
+  /// Errors    ValueError where what is written shares memory with what else the call uses. Of a
+  ///           tensor with gaps only the first element is looked at.
+  void require_apart();
+
+ private:
+  struct Block {
+    const char *begin, *end;
+    const char* what;
+    int64_t expert;  ///< -1: of all
+    bool written;
+    bool may_be_written;  ///< read, but may be an output itself
+  };
+  void add(TensorList list, const char* what, bool written, bool may_be_written = false);
+  static std::string name(const Block&);
+  static bool is_in_place(const Block&, const Block&);
+
+  std::vector<Block> blocks_;
+};
+
+/// Adds tensors as the schema of an operator names and marks them.
+void add_argument(CallMemory&, const c10::Argument&, TensorList);
+
+/// Adds whatever is given to an operator; what is no tensor has no memory.
+template <class Given>
+void add_given(CallMemory& memory, const c10::Argument& argument, const Given& given) {
+  if constexpr (std::is_same_v<Given, Maybe>)
+    add_argument(memory, argument, given ? TensorList(*given) : TensorList());
+  else if constexpr (std::is_convertible_v<const Given&, TensorList>)
+    add_argument(memory, argument, given);
+}
+
+/// Registers the kernel of the overload `.out` of an operator, whose outputs lie apart.
+template <class... Args>
+void implement_out(torch::Library& m, const char* op, void (*kernel)(Args...)) {
+  const auto checked = [op = std::string("cadre::") + op, kernel](Args... args) {
+    const auto handle = c10::Dispatcher::singleton().findSchemaOrThrow(op.c_str(), "out");
+    auto argument = handle.schema().arguments().begin();
+    CallMemory memory;
+    (add_given(memory, *argument++, args), ...);
+    memory.require_apart();
+    kernel(args...);
+  };
+  m.impl((std::string(op) + ".out").c_str(), checked);
+}
+
+}  // namespace cadre::door
