@@ -95,6 +95,8 @@ def files(good):
         "step_too_large": changed(good, word("step", "3")),
         "paths_no_list": changed(good, word("paths", "1")),
         "other_recipe": changed(good, word("recipe", "f32")),
+        "one_word_more": changed(good, word("note", "mine")),
+        "paths_with_a_space": changed(good, word("paths", "[ ]")),
         "no_lr": changed(good, setting("lr=", "rl=")),
         "more_settings": changed(good, setting("lr=", "more=1 lr=")),
         "setting_x": changed(good, setting("rows=", "rows=x")),

@@ -218,8 +218,8 @@ cadre train text text --resume half
 DAMAGED = "\n".join(f"cadre train --resume bad/{name}.safetensors" for name in """
 one_bit cut_short list tensor_twice foreign no_shape unknown_dtype other_length beyond_the_end gap
 bytes_of_nobody metadata_is_a_list metadata_is_a_number no_step step_x step_too_large paths_no_list
-other_recipe no_lr more_settings setting_x setting_without_value other_shape one_tensor_more
-other_history no_tensors""".split())
+other_recipe one_word_more paths_with_a_space no_lr more_settings setting_x setting_without_value
+other_shape one_tensor_more other_history no_tensors""".split())
 
 SECTIONS = {"cli_words": WORDS, "cli_problems": PROBLEMS, "cli_fields": FIELDS, "cli_check": CHECK,
             "cli_train": TRAIN, "cli_checkpoints": DAMAGED}
