@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -9,6 +10,12 @@
 #include "cadre/stream.h"
 
 namespace cadre::bench {
+
+/// What a device has drawn since it was switched on, and its clock.
+struct PowerReading {
+  double joules = 0;
+  double sm_mhz = 0;
+};
 
 /// A device with memory, a stream and a clock of its own. All work of a case goes to `stream`.
 class Accelerator {
@@ -38,6 +45,9 @@ class Accelerator {
   /// Waits for the stream. Microseconds of the device between neighbouring marks since the last
   /// call.
   virtual std::vector<double> us_between_marks() = 0;
+
+  /// Empty where the device does not measure it. Does not wait for the stream.
+  virtual std::optional<PowerReading> power() { return {}; }
 };
 
 /// Memory of an accelerator, of at least one byte, for the length of a scope.

@@ -1,25 +1,11 @@
 #include "bench/check_layer.h"
 
-#include <algorithm>
-
 #include "bench/layer_case.h"
 #include "bench/mirror.h"
 #include "cadre/error.h"
 
 namespace cadre::bench {
 namespace {
-
-bool defers(const GroupedLinearProblem& p) { return p.options.deferred && p.wgrad; }
-template <class Problem>
-bool defers(const Problem& p) {
-  return p.options.deferred && (p.wgrad1 || p.wgrad2);
-}
-bool defers(const SequentialProblem& p) {
-  return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
-    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
-    return linear && defers(*linear);
-  });
-}
 
 template <class AnyPlan, class Args>
 void run_step(const AnyPlan& chosen, const Args& args, Workspace workspace, Stream stream) {

@@ -133,7 +133,7 @@ double seconds_to_check(std::string_view problem) {
 // A device runs fast, after the host has drawn for it.
 double seconds_to_measure(std::string_view problem, const MeasureOptions& options) {
   const bool host = options.device.kind == DeviceKind::kCpu;
-  return seconds(cost_of(problem), {2, 0, host ? 2.0 * (options.repeat + 1) : 0});
+  return seconds(cost_of(problem), {2, 0, host ? 2.0 * (options.contest.repeat + 1) : 0});
 }
 
 double seconds_to_time_host(std::string_view problem, const Device& device) {

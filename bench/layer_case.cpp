@@ -197,6 +197,7 @@ MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& d
   if (p.expert_bias) args.expert_bias = random_floats(b, p.experts, p.experts, seeds.next());
   args.x = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.out = b.tensor(p.dtype, {p.tokens, p.hidden});
+  args.offsets = b.array<int32_t>(int64_t(p.experts) + 1);
   args.dout = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.dx = b.tensor(p.dtype, {p.tokens, p.hidden});
   if (p.dlogits) {
@@ -235,6 +236,16 @@ SequentialCase make_layer_case(const SequentialProblem& p, const Device& device,
   c.args.extra_inputs = c.lists.extra_inputs;
   c.args.extra_gradients = c.lists.extra_gradients;
   return c;
+}
+
+bool defers(const GroupedLinearProblem& p) { return p.options.deferred && p.wgrad; }
+bool defers(const GroupedMlpProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
+bool defers(const MoeProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
+bool defers(const SequentialProblem& p) {
+  return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
+    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
+    return linear && defers(*linear);
+  });
 }
 
 SequentialArgs moved(const Mirror& mirror, SequentialCase& c) {

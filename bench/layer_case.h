@@ -41,6 +41,12 @@ MlpCase make_layer_case(const GroupedMlpProblem&, const Device&, const Draw&);
 MoeCase make_layer_case(const MoeProblem&, const Device&, const Draw&);
 SequentialCase make_layer_case(const SequentialProblem&, const Device&, const Draw&);
 
+/// Whether a layer leaves a weight gradient to wgrad.
+bool defers(const GroupedLinearProblem&);
+bool defers(const GroupedMlpProblem&);
+bool defers(const MoeProblem&);
+bool defers(const SequentialProblem&);
+
 /// The arguments of a case for a copy of its buffers.
 template <class Plan, class Args>
 Args moved(const Mirror& mirror, const LayerCase<Plan, Args>& c) {

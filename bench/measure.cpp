@@ -105,57 +105,6 @@ auto make_arenas(const Plan<Problem>& chosen, const Draw& draw, Accelerator* acc
   return arenas;
 }
 
-// Calls `time(contestant, its number)` for launches that alternate. Each takes the next copy of the
-// case, so that nobody finds in the cache what the one before has read.
-template <class Arenas, class Time>
-void alternate(const Arenas& arenas, int repeat, Time&& time) {
-  for (const auto& arena : arenas)
-    for (const Peer& contestant : arena.contestants) contestant.run();
-  size_t launch = 0;
-  for (int i = 0; i < repeat; ++i)
-    for (size_t j = 0; j < arenas[0].contestants.size(); ++j)
-      time(arenas[launch++ % arenas.size()].contestants[j], j);
-}
-
-// samples[contestant][launch]
-using Samples = std::vector<std::vector<double>>;
-
-template <class Arenas>
-Samples time_launches(const Arenas& arenas, int repeat) {
-  Samples samples(arenas[0].contestants.size());
-  alternate(arenas, repeat,
-            [&](const Peer& peer, size_t j) { samples[j].push_back(time_us(peer.run)); });
-  return samples;
-}
-
-// The host runs ahead of the device by the launches before the first mark.
-template <class Arenas>
-Samples time_launches(const Arenas& arenas, int repeat, Accelerator& accelerator) {
-  Samples samples(arenas[0].contestants.size());
-  bool first = true;
-  alternate(arenas, repeat, [&](const Peer& peer, size_t) {
-    if (first) accelerator.mark();
-    first = false;
-    peer.run();
-    accelerator.mark();
-  });
-  const std::vector<double> us = accelerator.us_between_marks();
-  for (size_t i = 0; i < us.size(); ++i) samples[i % samples.size()].push_back(us[i]);
-  return samples;
-}
-
-std::vector<Timing> summarise(const std::vector<Peer>& contestants,
-                              const std::vector<std::vector<double>>& samples) {
-  std::vector<Timing> timings;
-  for (size_t j = 0; j < samples.size(); ++j) {
-    std::vector<double> speeds;
-    for (size_t i = 0; i < samples[j].size(); ++i) speeds.push_back(samples[j][i] / samples[0][i]);
-    timings.push_back({contestants[j].name, contestants[j].what, quantiles(samples[j]),
-                       quantiles(speeds).median});
-  }
-  return timings;
-}
-
 template <class Problem>
 bool is_sampled(const Problem& problem, const MeasureOptions& options) {
   if constexpr (std::is_same_v<Problem, GroupedGemmProblem>)
@@ -209,9 +158,9 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   m.flops = done.flops;
   m.bytes = done.bytes;
   m.absent_peers = arenas[0].absent;
-  m.timings = summarise(arenas[0].contestants,
-                        accelerator ? time_launches(arenas, options.repeat, *accelerator)
-                                    : time_launches(arenas, options.repeat));
+  std::vector<std::vector<Peer>> copies;
+  for (const auto& arena : arenas) copies.push_back(arena.contestants);
+  m.timings = contest(copies, options.contest, accelerator.get());
   for (const auto& arena : arenas) {
     if (arena.mirror) arena.mirror->fetch_canaries();
     if (!arena.data.buffers->canaries_live())

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "bench/check.h"
-#include "bench/timer.h"
+#include "bench/contest.h"
 
 namespace cadre::bench {
 
@@ -12,15 +12,8 @@ struct MeasureOptions {
   Draw draw{};
   std::string only{};    ///< this implementation, not the planned one
   std::string beside{};  ///< words such as "format=bf16": the same problem with them runs as a peer
-  int repeat = 20;       ///< launches of each contestant
+  ContestOptions contest{};
   Device device = this_cpu();
-};
-
-/// One contestant: ours is "cadre", the others are peers.
-struct Timing {
-  std::string name, what;
-  Quantiles us;
-  double speed = 1;  ///< of ours: the median of (its time / our time), launch by launch
 };
 
 struct Measurement {
@@ -29,8 +22,10 @@ struct Measurement {
   int64_t checked_elements = 0;  ///< of the output, where only some are; 0: all
   std::string absent_peers;      ///< which are missing, and why; may be empty
   std::string problem, plan;
-  double flops = 0, bytes = 0;  ///< of one launch
-  std::vector<Timing> timings;  ///< ours first
+  std::string call;             ///< of a layer: forward or step; empty of an operation
+  double flops = 0, bytes = 0;  ///< of one launch; of a layer, those of its products
+  int64_t kept_bytes = 0, workspace_bytes = 0;  ///< of a layer: until backward; the larger of both
+  std::vector<Timing> timings;                  ///< ours first
 };
 
 /// A problem's text with other words: `format=bf16` replaces what format= was, or is put behind.
@@ -40,10 +35,15 @@ std::string with_words(const std::string& problem, const std::string& words);
 /// Errors    InvalidArgument and Unsupported from parsing and planning, and of the distribution.
 void require_measurable(std::string_view problem, const MeasureOptions&);
 
-/// Checks, then times. Launches of ours and of the peers alternate, over copies of the case that
-/// together exceed the caches. On an accelerator a grouped_gemm of plain formats is checked as it
-/// is timed, in some of its elements.
+/// Checks, then times beside peers, over copies of the case that together exceed the caches. On an
+/// accelerator a grouped_gemm of plain formats is checked as it is timed, in some of its elements.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 Measurement measure(std::string_view problem, const MeasureOptions&);
+
+/// Times a layer beside its own plain products: "forward" is that of the layer with nothing to
+/// learn, beside its fprops; "step" forward and backward, beside all products. Both run twice
+/// before, on the data that is timed, and must give numbers and the same bits.
+/// Errors    InvalidArgument and Unsupported from parsing and planning.
+std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions&);
 
 }  // namespace cadre::bench

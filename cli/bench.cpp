@@ -12,6 +12,7 @@
 #include "bench/cost.h"
 #include "bench/measure.h"
 #include "cadre/error.h"
+#include "cli/problem.h"
 #include "cli/record.h"
 #include "cli/seed.h"
 #include "cli/shapes.h"
@@ -41,7 +42,8 @@ Unit unit_of(const Device& device) {
 }
 
 void print(const bench::Measurement& m, const std::string& routing, const Unit& unit) {
-  std::printf("%s  offsets=%s\n", m.problem.c_str(), routing.c_str());
+  std::printf("%s  offsets=%s%s%s\n", m.problem.c_str(), routing.c_str(),
+              m.call.empty() ? "" : "  ", m.call.c_str());
   if (!m.check.good()) {
     std::printf("  WRONG, so not timed: %s  %s\n", m.check.fault.c_str(), m.plan.c_str());
     return;
@@ -58,8 +60,12 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
     std::printf("%8.1f", m.bytes / ns);
     if (t.name != "cadre") std::printf("  %.2f of it: %s", t.speed, t.what.c_str());
     std::printf("\n");
+    if (t.sm_mhz > 0)
+      std::printf("  %-14s %.0f MHz, %.0f W, %.4g J a launch\n", "", t.sm_mhz, t.watts, t.joules);
   }
-  if (m.check.is_reference())
+  if (!m.call.empty())
+    std::printf("  same bits in two runs\n");
+  else if (m.check.is_reference())
     std::printf("  this is the reference itself: nothing to compare it with\n");
   else if (m.checked_elements)
     std::printf("  error %.3f of bound, in %lld elements\n", m.check.error_of_bound,
@@ -118,13 +124,31 @@ int time_host(const Options& options, const std::vector<Shape>& shapes) {
   return 0;
 }
 
+void require_measurable(const std::string& problem, const bench::MeasureOptions& options) {
+  const Subject subject = subject_of(problem);
+  if (!subject.layer) return bench::require_measurable(problem, options);
+  if (!options.only.empty() || !options.beside.empty())
+    throw UsageError(
+        text("bench: --only and --beside must not be given for a layer; it runs beside "
+             "its own products [",
+             problem, "]"));
+  const LayerExplanation e = subject.layer->explain(problem, options.device);
+  if (e.plan.empty()) throw Unsupported(e.refusals);
+}
+
+std::vector<bench::Measurement> measure(const std::string& problem,
+                                        const bench::MeasureOptions& options) {
+  if (subject_of(problem).layer) return bench::measure_layer(problem, options);
+  return {bench::measure(problem, options)};
+}
+
 int measure_all(Options options) {
   const std::vector<Shape> shapes = wanted(options);
   if (options.threads > 0) omp_set_num_threads(options.threads);
   const Device device = options.measure.device = bench::running_device(options.device);
   if (options.host_time) return time_host(options, shapes);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {
-    bench::require_measurable(shape.problem, options.measure);
+    require_measurable(shape.problem, options.measure);
     bench::require_within("bench", shape.problem,
                           bench::seconds_to_measure(shape.problem, options.measure), options.limit);
   });
@@ -133,11 +157,14 @@ int measure_all(Options options) {
   std::vector<Case> cases;
   bool good = true;
   for_each_case(options, shapes, [&](const Shape& shape, const std::string& distribution) {
-    cases.push_back({bench::measure(shape.problem, options.measure), distribution, shape.layer});
-    print(cases.back().measured, distribution, unit_of(device));
-    std::fflush(stdout);
-    good = good && cases.back().measured.check.good();
-    write(file, cases, options);  // after each, so that whoever stops this keeps what was measured
+    for (const bench::Measurement& m : measure(shape.problem, options.measure)) {
+      cases.push_back({m, distribution, shape.layer});
+      print(m, distribution, unit_of(device));
+      std::fflush(stdout);
+      good = good && m.check.good();
+      write(file, cases,
+            options);  // after each, so that whoever stops this keeps what was measured
+    }
   });
   return good ? 0 : 1;
 }
@@ -148,6 +175,8 @@ in about a second; on a GPU a grouped_gemm of plain formats is checked as it is 
 its elements. Launches of ours and of the peers alternate on the same data: grouped_gemm runs beside
 one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS product an expert in
 a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
+A layer runs beside its own products: forward of the layer with nothing to learn beside its fprops,
+a step (forward and backward) beside all of them; two runs must have equal bits.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
 result.
 
@@ -168,8 +197,15 @@ Action declare_bench(CLI::App& app) {
       ->capture_default_str();
   app.add_option("--json", options->json, "write a record of all cases to this file");
   app.add_option("--device", options->device, "cpu, cuda or cuda:1")->capture_default_str();
-  app.add_option("--repeat", options->measure.repeat, "launches of each contestant")
+  app.add_option("--repeat", options->measure.contest.repeat, "launches of each contestant")
       ->check(CLI::Range(1, 1000000))
+      ->capture_default_str();
+  options->measure.contest.load_s = 2;
+  app.add_option(
+         "--load", options->measure.contest.load_s,
+         "of a GPU: seconds of launches before a case is timed, half as many for the joules "
+         "of each contestant; 0: neither")
+      ->check(CLI::Range(0.0, 600.0))
       ->capture_default_str();
   app.add_option("--limit", options->limit,
                  "seconds that a case may take, by an estimate from its size; 0: any")

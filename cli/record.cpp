@@ -22,25 +22,42 @@ double rounded(double value) { return std::round(value * 1000) / 1000; }
 Json one_case(const Case& c) {
   const bench::Measurement& m = c.measured;
   Json us = Json::object(), p10 = us, p90 = us, speed = us, peers = us;
+  Json joules = us, watts = us, sm_mhz = us;
   for (const bench::Timing& t : m.timings) {
     us[t.name] = rounded(t.us.median);
     p10[t.name] = rounded(t.us.p10);
     p90[t.name] = rounded(t.us.p90);
+    if (t.sm_mhz > 0) {
+      joules[t.name] = t.joules;
+      watts[t.name] = rounded(t.watts);
+      sm_mhz[t.name] = t.sm_mhz;
+    }
     if (t.name == "cadre") continue;
     speed[t.name] = rounded(t.speed);
     peers[t.name] = t.what;
   }
   Json row = {{"problem", m.problem}, {"routing", c.routing}};
   if (!c.layer.empty()) row["layer"] = c.layer;
+  if (!m.call.empty()) row["call"] = m.call;
   row["us"] = us;
   row["us_p10"] = p10;
   row["us_p90"] = p90;
   row["speed_of_peer"] = speed;
   row["peers"] = peers;
+  if (!joules.empty()) {
+    row["joules"] = joules;
+    row["watts"] = watts;
+    row["sm_mhz"] = sm_mhz;
+  }
   row["flops"] = m.flops;
   row["bytes"] = m.bytes;
-  row["error_of_bound"] = rounded(m.check.error_of_bound);
-  row["checked_rows"] = m.checked_rows;
+  if (m.call.empty()) {
+    row["error_of_bound"] = rounded(m.check.error_of_bound);
+    row["checked_rows"] = m.checked_rows;
+  } else {
+    row["kept_bytes"] = m.kept_bytes;
+    row["workspace_bytes"] = m.workspace_bytes;
+  }
   if (m.checked_elements) row["checked_elements"] = m.checked_elements;
   row["plan"] = m.plan;
   return row;

@@ -14,6 +14,7 @@
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
 #   f16        fp16 beside bf16
+#   layers_alone    whole layers and their MLPs beside their own products, on h200_layers.txt
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
@@ -179,15 +180,18 @@ take() {
       --random 3000 --seed 1 --limit 0 --digest ;;
     layers) run layers 120 "$cadre" check --device "$device" --file bench/shapes/layers.txt --digest ;;
     memcheck | racecheck | synccheck | initcheck) run_sanitizer "$1" ;;
-    gemm) bench gemm 300 grouped-gemm h200_grouped_gemm --offsets $routings ;;
+    gemm) bench gemm 540 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     accumulate)
-      bench accumulate 120 grouped-gemm-accumulate h200_accumulate --offsets $routings
+      bench accumulate 240 grouped-gemm-accumulate h200_accumulate --offsets $routings
       ;;
-    few) bench few 120 grouped-gemm-few-tokens h200_few_tokens ;;
+    few) bench few 300 grouped-gemm-few-tokens h200_few_tokens ;;
     other)
-      bench other 300 grouped-gemm-other-layers h200_other_layers --offsets $routings
+      bench other 540 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
-    f16) bench f16 240 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
+    f16) bench f16 400 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
+    layers_alone)
+      bench layers_alone 540 layers h200_layers --offsets $routings
+      ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     torch_accumulate)

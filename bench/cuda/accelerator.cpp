@@ -2,6 +2,7 @@
 #include "bench/accelerator.h"
 
 #include "bench/cuda/check.h"
+#include "bench/cuda/nvml.h"
 
 namespace cadre::bench {
 namespace {
@@ -63,6 +64,8 @@ class CudaAccelerator final : public Accelerator {
     marks_ = 0;
     return us;
   }
+
+  std::optional<PowerReading> power() override { return read_power(device_.index); }
 
  private:
   void finish() { check_cuda(cudaStreamSynchronize(stream_), "finish"); }

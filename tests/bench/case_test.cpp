@@ -137,7 +137,7 @@ TEST(Shrink, LowersRowsAndNothingElse) {
 
 TEST(Measure, TimesOursFirstAndChecksBeforehand) {
   for (const char* problem : kProblems) {
-    const bench::Measurement m = bench::measure(problem, {.repeat = 3});
+    const bench::Measurement m = bench::measure(problem, {.contest = {.repeat = 3}});
     EXPECT_TRUE(m.check.good()) << m.check.fault;
     ASSERT_EQ(m.timings.size(), 2u) << problem;
     EXPECT_EQ(m.timings[0].name, "cadre");

@@ -8,7 +8,7 @@
 namespace cadre::test {
 
 /// An accelerator whose memory is elsewhere on the host: what runs on its copies runs on the CPU.
-class HostAccelerator final : public bench::Accelerator {
+class HostAccelerator : public bench::Accelerator {
  public:
   std::string name() const override { return "host"; }
   Stream stream() const override { return {}; }

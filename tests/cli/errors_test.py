@@ -163,7 +163,8 @@ cadre bench grouped_linear R=8000000 N=16384 K=8192 E=4 --host-time
 cadre check offsets counts R=9 E=2 --limit 1.5
 cadre bench
 cadre bench offsets counts R=9 E=2 --file shapes
-cadre bench grouped_linear R=9 N=8 K=16 E=2
+cadre bench grouped_linear R=9 N=8 K=16 E=2 --beside align=8
+cadre bench 'sequential | activation forward relu R=9 F=8 E=2' --host-time
 cadre bench offsets counts R=9 E=2 --repeat 0
 cadre bench offsets counts R=9 E=2 --threads 5000
 cadre bench offsets counts R=9 E=2 --json folder

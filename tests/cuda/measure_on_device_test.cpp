@@ -30,7 +30,7 @@ TEST(MeasureOnDevice, ChecksThenTimesBesidePeers) {
   if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
   bench::MeasureOptions options;
   options.device = cuda_devices()[0];
-  options.repeat = 3;
+  options.contest.repeat = 3;
   int taken = 0;
   for (const char* problem : kProblems)
     for (const char* offsets : {"uniform", "zipf:1", "onehot"}) {
@@ -45,6 +45,22 @@ TEST(MeasureOnDevice, ChecksThenTimesBesidePeers) {
       for (const bench::Timing& t : m.timings) EXPECT_GT(t.us.p10, 0) << t.name;
     }
   if (taken == 0) GTEST_SKIP() << "no implementation on the GPU yet";
+}
+
+TEST(MeasureOnDevice, TimesLayersBesideTheirProducts) {
+  if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+  const bench::MeasureOptions options{.contest = {.repeat = 3, .load_s = 0.1},
+                                      .device = cuda_devices()[0]};
+  for (const char* problem :
+       {"moe T=320 top_k=2 H=128 F=64 E=5", "grouped_mlp R=640 H=128 F=64 E=5"})
+    for (const bench::Measurement& m : bench::measure_layer(problem, options)) {
+      EXPECT_TRUE(m.check.good()) << m.check.fault << " [" << m.problem << "]";
+      ASSERT_EQ(m.timings.size(), 2u);
+      for (const bench::Timing& t : m.timings) {
+        EXPECT_GT(t.us.p10, 0) << t.name;
+        EXPECT_EQ(t.joules > 0, t.sm_mhz > 0) << t.name;
+      }
+    }
 }
 
 }  // namespace

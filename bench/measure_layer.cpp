@@ -1,0 +1,222 @@
+// A layer as a whole beside its own plain products.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <utility>
+
+#include "bench/digest.h"
+#include "bench/element.h"
+#include "bench/layer_case.h"
+#include "bench/measure.h"
+#include "cadre/error.h"
+
+namespace cadre::bench {
+namespace {
+
+// The same layer with nothing to learn.
+GroupedLinearProblem frozen(GroupedLinearProblem p) {
+  p.dgrad = p.wgrad = p.dbias = false;
+  return p;
+}
+GroupedMlpProblem frozen(GroupedMlpProblem p) {
+  p.dgrad = p.wgrad1 = p.wgrad2 = p.dbias = p.dprob = false;
+  return p;
+}
+MoeProblem frozen(MoeProblem p) {
+  p.dgrad = p.dlogits = p.wgrad1 = p.wgrad2 = p.dbias = false;
+  return p;
+}
+SequentialProblem frozen(SequentialProblem p) {
+  bool first = true;  // those behind it say dgrad=yes, so that neighbours fuse as in a step
+  for (RowOp& op : p.ops) {
+    auto* linear = std::get_if<GroupedLinearProblem>(&op);
+    if (linear == nullptr) continue;
+    *linear = frozen(*linear);
+    linear->dgrad = !std::exchange(first, false);
+  }
+  return p;
+}
+
+// The products of a layer, in the order in which they run.
+using Products = std::vector<GroupedGemmProblem>;
+void add_products(const GroupedLinearPlan& plan, Products& all) {
+  for (const LayerStep& step : plan.steps)
+    if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan))
+      all.push_back(product->problem);
+}
+void add_products(const GroupedMlpPlan& plan, Products& all) {
+  add_products(plan.fc1, all);
+  add_products(plan.fc2, all);
+}
+void add_products(const MoePlan& plan, Products& all) { add_products(plan.mlp, all); }
+void add_products(const ActivationStep&, Products&) {}
+void add_products(const SequentialPlan& plan, Products& all) {
+  for (const RowPart& part : plan.row)
+    std::visit([&](const auto& own) { add_products(own, all); }, part.plan);
+}
+
+// Where a case runs: on the host, or in a copy on the device.
+template <class AnyCase>
+struct Placed {
+  AnyCase data;
+  std::unique_ptr<Mirror> mirror{};
+
+  Placed(AnyCase made, Accelerator* accelerator) : data(std::move(made)) {
+    if (accelerator) mirror = std::make_unique<Mirror>(*data.buffers, *accelerator);
+  }
+  template <class Args>
+  Args moved(const Args& args) const {
+    return mirror ? mirror->moved(args) : args;
+  }
+  auto args() {
+    if (mirror) return bench::moved(*mirror, data);
+    return data.args;
+  }
+  void fetch(const void* place) const {
+    if (mirror) mirror->fetch(place);
+  }
+};
+
+// What is timed: forward, or a step.
+struct LayerRun {
+  bool is_step;
+  std::function<void()> go;
+};
+
+template <class AnyCase>
+LayerRun run_of(const std::shared_ptr<Placed<AnyCase>>& placed, bool is_step, Stream stream) {
+  const auto args = placed->args();
+  const Workspace workspace = placed->moved(placed->data.workspace);
+  return {is_step, [=] {
+            const auto& plan = placed->data.plan;
+            forward(plan, args, workspace, stream);
+            if (!is_step) return;
+            backward(plan, args, workspace, stream);
+            if (defers(plan.problem)) wgrad(plan, args, workspace, stream);
+          }};
+}
+
+// All products one behind the other, on data of their own with the layer's counts.
+Peer products(const Products& problems, const Draw& draw, const Device& device,
+              Accelerator* accelerator, Work& total) {
+  std::vector<std::function<void()>> runs;
+  for (const GroupedGemmProblem& problem : problems) {
+    const auto chosen = plan(problem, device);
+    auto data = make_case(problem, draw);
+    const Work one = work(data);
+    total.flops += one.flops;
+    total.bytes += one.bytes;
+    const Workspace scratch = data.buffers->workspace(chosen.workspace_bytes);
+    const auto placed = std::make_shared<Placed<GroupedGemmCase>>(std::move(data), accelerator);
+    const Stream stream = accelerator ? accelerator->stream() : Stream{};
+    runs.push_back([=, args = placed->moved(placed->data.args), own = placed->moved(scratch)] {
+      static_cast<void>(placed);  // whose memory it is
+      run(chosen, args, own, stream);
+    });
+  }
+  return {"products", text("the layer's grouped GEMMs alone, ", runs.size()), [runs] {
+            for (const auto& run : runs) run();
+          }};
+}
+
+// What depends on no earlier run: gradients of parameters may be added to.
+template <class AnyCase>
+std::vector<Output> rows_written(const AnyCase& c, bool is_step) {
+  std::vector<Output> all;
+  for (const Output& out : c.outputs)
+    if (out.name == "y" || (out.name == "dx" && is_step && find_tensor(c.plan, "dx")))
+      all.push_back(out);
+  return all;
+}
+
+// Some elements in the first rows; a fault where one is no number.
+std::string fault_in(const Output& out, int64_t rows) {
+  constexpr int64_t kLooks = 1 << 20;
+  const int64_t count = std::min(rows, out.view.shape[0]) * out.view.shape[1];
+  for (int64_t i = 0; i < count; i += 1 + count / kLooks)
+    if (!std::isfinite(load(out.view, offset_of(out.view, i))))
+      return text(out.name, " is no number at element ", i);
+  return {};
+}
+
+// Both runs on the data that will be timed. `rows` of what they write belong to experts or tokens.
+template <class AnyCase>
+CheckReport check_twice(const Placed<AnyCase>& placed, const LayerRun& run, int64_t rows) {
+  CheckReport report;
+  Digest digests[2];
+  for (Digest& digest : digests) {
+    run.go();
+    for (const Output& out : rows_written(placed.data, run.is_step)) {
+      placed.fetch(out.view.data);
+      digest.add(out);
+      if (report.good()) report.fault = fault_in(out, rows);
+    }
+  }
+  report.digest = digests[0];
+  if (report.good() && placed.data.plan.exact && digests[1] != digests[0])
+    report.fault = "a second run has other bits";
+  return report;
+}
+
+// The rows of each expert, which a layer of experts finds by its logits.
+template <class AnyCase>
+std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const LayerRun& run) {
+  Offsets offsets;
+  if constexpr (std::is_same_v<AnyCase, MoeCase>)
+    offsets = {placed.data.args.offsets, placed.data.plan.problem.experts};
+  else
+    offsets = placed.data.args.offsets;
+  run.go();
+  placed.fetch(offsets.data);
+  std::vector<int64_t> counts;
+  for (int e = 0; e < offsets.experts; ++e) counts.push_back(offsets.data[e + 1] - offsets.data[e]);
+  return counts;
+}
+
+template <class AnyCase>
+int64_t rows_of(const AnyCase& c, const std::vector<int64_t>& counts) {
+  if constexpr (std::is_same_v<AnyCase, MoeCase>) return c.plan.problem.tokens;
+  return std::accumulate(counts.begin(), counts.end(), int64_t(0));
+}
+
+template <class Problem>
+Measurement measure_call(const char* call, const Problem& problem, const MeasureOptions& options) {
+  const auto accelerator = open_accelerator(options.device);
+  using AnyCase = decltype(make_layer_case(problem, options.device, options.draw));
+  const auto placed = std::make_shared<Placed<AnyCase>>(
+      make_layer_case(problem, options.device, options.draw), accelerator.get());
+  const LayerRun run = run_of(placed, call == std::string_view("step"),
+                              accelerator ? accelerator->stream() : Stream{});
+  Measurement m;
+  m.problem = to_string(problem);
+  m.plan = std::string(placed->data.plan.name);
+  m.call = call;
+  for (const KeptPart& part : kept(placed->data.plan)) m.kept_bytes += part.bytes;
+  const LayerMemory& memory = placed->data.plan.memory;
+  m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
+  Draw draw = options.draw;
+  draw.counts = counts_of(*placed, run);
+  m.check = check_twice(*placed, run, rows_of(placed->data, draw.counts));
+  if (!m.check.good()) return m;
+  Products all;
+  add_products(placed->data.plan, all);
+  Work total;
+  const Peer peer = products(all, draw, options.device, accelerator.get(), total);
+  m.flops = total.flops;
+  m.bytes = total.bytes;
+  m.timings = contest({{{"cadre", m.plan, run.go}, peer}}, options.contest, accelerator.get());
+  if (placed->mirror) placed->mirror->fetch_canaries();
+  if (!placed->data.buffers->canaries_live())
+    m.check.fault = "memory beside a buffer was written while timing";
+  return m;
+}
+
+}  // namespace
+
+std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions& options) {
+  return visit_layer(problem, [&](const auto& p) -> std::vector<Measurement> {
+    return {measure_call("forward", frozen(p), options), measure_call("step", p, options)};
+  });
+}
+
+}  // namespace cadre::bench
