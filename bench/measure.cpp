@@ -159,6 +159,7 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   m.bytes = done.bytes;
   m.absent_peers = arenas[0].absent;
   std::vector<std::vector<Peer>> copies;
+  copies.reserve(arenas.size());
   for (const auto& arena : arenas) copies.push_back(arena.contestants);
   m.timings = contest(copies, options.contest, accelerator.get());
   for (const auto& arena : arenas) {

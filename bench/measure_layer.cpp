@@ -109,7 +109,7 @@ Peer products(const Products& problems, const Draw& draw, const Device& device,
     const Workspace scratch = data.buffers->workspace(chosen.workspace_bytes);
     const auto placed = std::make_shared<Placed<GroupedGemmCase>>(std::move(data), accelerator);
     const Stream stream = accelerator ? accelerator->stream() : Stream{};
-    runs.push_back([=, args = placed->moved(placed->data.args), own = placed->moved(scratch)] {
+    runs.emplace_back([=, args = placed->moved(placed->data.args), own = placed->moved(scratch)] {
       static_cast<void>(placed);  // whose memory it is
       run(chosen, args, own, stream);
     });
@@ -169,6 +169,7 @@ std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const LayerRun& ru
   run.go();
   placed.fetch(offsets.data);
   std::vector<int64_t> counts;
+  counts.reserve(size_t(offsets.experts));
   for (int e = 0; e < offsets.experts; ++e) counts.push_back(offsets.data[e + 1] - offsets.data[e]);
   return counts;
 }

@@ -2,6 +2,7 @@
 // arguments before it launches anything. Needs no GPU: plans are values.
 #include <gtest/gtest.h>
 
+#include "cadre/moe.h"
 #include "cadre/sequential.h"
 #include "tests/judge/errors.h"
 #include "tests/layers/mlp_case.h"
@@ -61,6 +62,18 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
                  hopper().device)
                 .name,
             "grouped_mlp");
+}
+
+TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {
+  const auto p = parse_moe_problem("moe T=20 top_k=2 H=16 F=32 E=3 recipe=bf16 bias2=yes");
+  const MoePlan made = plan(p, hopper().device);
+  for (const char* step : {"permute", "combine", "combine backward", "permute backward"})
+    EXPECT_EQ(find_step<PermutePlan>(made, step)->name, "cuda_permute") << step;
+  for (const char* step : {"route", "route backward"})
+    EXPECT_EQ(find_step<RoutingPlan>(made, step)->name, "cuda_routing") << step;
+  EXPECT_EQ(find_step<OffsetsPlan>(made, "place")->name, "cuda_offsets");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply")->name, "sm90_ragged_rows");
+  EXPECT_TRUE(made.exact);
 }
 
 TEST(LayerPlan, OfAQuantisedRecipeIsRefusedWithTheReason) {

@@ -8,6 +8,7 @@
 
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"
+#include "cadre/moe.h"
 #include "cadre/operations.h"
 #include "cadre/sequential.h"
 #include "tests/fuzz/fuzz.h"
@@ -99,6 +100,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view start = words.substr(first, kStart);
   if (start == "grouped") look_at(words, parse_grouped_linear_problem);
   if (start == "grouped") look_at(words, parse_grouped_mlp_problem);
+  if (words.substr(first, 4) == "moe ") look_at(words, parse_moe_problem);
   if (start == "sequent") look_at(words, parse_sequential_problem);
   look_at_operation(words, start, Operations{});
   return 0;
