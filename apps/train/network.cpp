@@ -33,14 +33,11 @@ Network::Network(const NetworkShape& shape, Engine& engine)
 void Network::make_scratch() {
   const Settings& s = shape().settings;
   const DType type = row_type(shape().recipe);
-  const int64_t tokens = shape().rows, rows = tokens * s.top_k;
+  const int64_t tokens = shape().rows;
   scratch_.workspace = Buffer<std::byte>(engine_, plans_.workspace_bytes());
   scratch_.tokens = Cast(engine_, type, tokens * s.hidden);
-  scratch_.rows = Cast(engine_, type, rows * s.hidden);
-  scratch_.dx_rows = Cast(engine_, type, rows * s.hidden);
+  scratch_.dtokens = Cast(engine_, type, tokens * s.hidden);
   scratch_.du = Buffer<float>(engine_, tokens * s.hidden);
-  scratch_.row_gradient = Buffer<float>(engine_, rows);
-  scratch_.token_gradient = Buffer<float>(engine_, rows);
   scratch_.score_gradient = Buffer<float>(engine_, tokens * s.experts);
   scratch_.logit_gradient = Buffer<float>(engine_, tokens * s.experts);
 }

@@ -3,9 +3,7 @@
 
 #include "apps/train/dense.h"
 #include "apps/train/settings.h"
-#include "cadre/grouped_mlp.h"
-#include "cadre/permute.h"
-#include "cadre/routing.h"
+#include "cadre/moe.h"
 
 namespace cadre::train {
 
@@ -26,10 +24,7 @@ DType row_type(const Recipe&);
 /// How the operations of a block will run. All blocks of a network are alike.
 struct BlockPlans {
   DensePlans router;
-  RoutingPlan routing, routing_backward;
-  OffsetsPlan offsets;
-  PermutePlan permute, permute_backward, combine, combine_backward;
-  GroupedMlpPlan experts;
+  MoePlan experts;
 
   int64_t workspace_bytes() const;
 };
