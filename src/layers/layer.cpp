@@ -79,6 +79,9 @@ std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& ke
   line("saved from forward to backward", m.saved_bytes);
   line("pending from backward to wgrad", m.pending_bytes);
   line("weight cache", m.weight_cache_bytes);
+  line("at most at once", m.saved_bytes + m.pending_bytes + m.weight_cache_bytes +
+                              std::max({m.forward_workspace_bytes, m.backward_workspace_bytes,
+                                        m.wgrad_workspace_bytes}));
   for (const KeptPart& part : kept)
     lines += text("  kept for backward, of each ", items.name, ": ", part.name, " ",
                   bytes_per_token({&part, 1}, items.count),

@@ -1,6 +1,7 @@
 // What the expert layer plans and what it complains about.
 #include <gtest/gtest.h>
 
+#include "cadre/error.h"
 #include "cadre/wgrad_queue.h"
 #include "tests/judge/errors.h"
 #include "tests/layers/moe_case.h"
@@ -80,6 +81,10 @@ TEST(MoePlan, NamesItsRouteAndExplainsIt) {
         "bias2_scale=yes",
         "kept for backward, of each token: rows 960"})
     EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  const LayerMemory& m = made.memory;
+  const std::string peak = text("at most at once: ", m.saved_bytes + m.backward_workspace_bytes);
+  EXPECT_GT(m.backward_workspace_bytes, m.forward_workspace_bytes);
+  EXPECT_NE(words.find(peak), std::string::npos) << peak << " in\n" << words;
 }
 
 /// Bytes kept of one token, by the name of the part.
