@@ -27,6 +27,7 @@ TensorView random_rows(Buffers& buffers, DType dtype, std::initializer_list<int6
                        int64_t live, uint64_t seed) {
   constexpr uint64_t kExponents = 13;
   const TensorView v = random_tensor(buffers, dtype, shape, live, seed);
+#pragma omp parallel for
   for (int64_t i = 0; i < live * v.shape[1]; ++i) {
     const int64_t at = offset_of(v, i);
     const auto exponent = int((uint64_t(i) * 0x9e3779b97f4a7c15 >> 32) % kExponents);

@@ -14,7 +14,7 @@
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
 #   f16        fp16 beside bf16
-#   layers_alone    whole layers and their MLPs beside their own products, on h200_layers.txt
+#   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
@@ -189,9 +189,8 @@ take() {
       bench other 540 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     f16) bench f16 400 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
-    layers_alone)
-      bench layers_alone 540 layers h200_layers --offsets $routings
-      ;;
+    moe) bench moe 540 moe h200_moe --offsets $routings ;;
+    mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     torch_accumulate)
