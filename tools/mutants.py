@@ -5,6 +5,8 @@ tools/mutants.toml lists faults, each one replacement in one file and the test t
 The sources are copied to SCRATCH (build/mutants), once for each of --jobs; every test that is named
 is built and must pass there; then each fault is planted alone, that test is built again, and must
 fail: when it runs, or by a static assertion. Prints a table, and exits 1 unless each was caught.
+A test that is a file of tests/torch runs with pytest on the package that a preset has built, with
+the Python files of the copy; its mutants are skipped where none is built or torch is missing.
 --check only looks whether every replacement still finds its text exactly once; --cpu leaves out
 those whose tests run GPU code on the emulator, which take longest; --in-turn takes those that the
 last commits touched and a third of the others. SOURCE itself is never written to.
@@ -12,6 +14,7 @@ last commits touched and a third of the others. SOURCE itself is never written t
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import itertools
 import os
 import pathlib
@@ -34,7 +37,7 @@ class Mutant:
     old: str
     new: str
     test: str
-    filter: str = "*"  # of GoogleTest, to run only what should fail
+    filter: str = "*"  # of GoogleTest, or -k of pytest, to run only what should fail
     cpu: str = ""  # a flag of /proc/cpuinfo without which the code does not run
     emulated: bool = False  # its test runs GPU code on the emulator, which needs CUDA's headers
 
@@ -89,44 +92,104 @@ def in_turn(source, mutants):
     names = {pathlib.PurePath(path).stem for path in changed}
     turn = int(git(source, "rev-list", "--count", "HEAD"))
     return [m for at, m in enumerate(mutants)
-            if m.file in changed or m.test in names or at % 3 == turn % 3]
+            if m.file in changed or pathlib.PurePath(m.test).stem in names or at % 3 == turn % 3]
 
 
-class Yard:
-    """A copy of the tree and its build. The folder is as deep as the presets' and the flags are
-    theirs, so that all objects but those with a fault come from the compiler's cache."""
+def call(*command, check=False, **environment):
+    done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT, env=os.environ | environment)
+    if check and done.returncode:
+        sys.exit(f"mutants: failed: {' '.join(map(str, command))}\n{done.stdout}")
+    return done
 
-    def __init__(self, source, scratch):
-        self.source, self.tree = source, scratch / "tree"
-        self.build = self.tree / "build/mutants"
 
-    def prepare(self):
-        copy_tree(self.source, self.tree)
-        self.call("cmake", "-G", "Ninja", "-S", self.tree, "-B", self.build,
-                  "-DCMAKE_BUILD_TYPE=Release", "-DCADRE_TORCH=OFF",
-                  f"-DCADRE_LAUNCHER={self.tree / 'tools/with_warnings.sh'}", check=True)
+class GoogleTests:
+    """Of a tree, in a build whose folder is as deep as the presets' and whose flags are theirs, so
+    that all objects but those with a fault come from the compiler's cache."""
 
-    def call(self, *command, check=False):
-        done = subprocess.run([str(c) for c in command], text=True, stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT)
-        if check and done.returncode:
-            sys.exit(f"mutants: failed: {' '.join(map(str, command))}\n{done.stdout}")
-        return done
+    missing = "headers of CUDA"
 
-    def builds(self, test):
-        done = self.call("cmake", "--build", self.build, "--target", test)
-        return "" if done.returncode == 0 else done.stdout
+    def __init__(self, tree):
+        self.build = tree / "build/mutants"
+        call("cmake", "-G", "Ninja", "-S", tree, "-B", self.build, "-DCMAKE_BUILD_TYPE=Release",
+             "-DCADRE_TORCH=OFF", f"-DCADRE_LAUNCHER={tree / 'tools/with_warnings.sh'}", check=True)
 
     def has(self, test):
-        return self.call("ninja", "-C", self.build, "-n", test).returncode == 0
+        return call("ninja", "-C", self.build, "-n", test).returncode == 0
+
+    def builds(self, test):
+        done = call("cmake", "--build", self.build, "--target", test)
+        return "" if done.returncode == 0 else done.stdout
 
     def run(self, test, pattern):
-        """The exit code, the number of red GoogleTests, and whether any ran at all."""
+        """The exit code, the number of red tests, and whether any ran at all."""
         program = next(p for p in self.build.rglob(test) if os.access(p, os.X_OK) and p.is_file())
-        done = self.call("timeout", SECONDS_OF_A_TEST, program, f"--gtest_filter={pattern}")
+        done = call("timeout", SECONDS_OF_A_TEST, program, f"--gtest_filter={pattern}")
         failures = re.search(r"(\d+) FAILED TEST", done.stdout)
         ran = re.search(r"Running (\d+) tests?", done.stdout)
         return done.returncode, int(failures.group(1)) if failures else 0, not ran or ran[1] != "0"
+
+
+class Pytests:
+    """Files of tests/torch, on the newest package that is built in the source, but with the Python
+    files of the tree."""
+
+    missing = "built package or torch"
+
+    def __init__(self, source, tree):
+        self.tree, self.package = tree, tree / "build/door/cadre"
+        python = source / ".venv/bin/python3"
+        self.environment = {"PYTHONPATH": str(self.package.parent), "OMP_WAIT_POLICY": "passive",
+                            "PYTHONDONTWRITEBYTECODE": "1", "CADRE_REQUIRE": "0"}
+        if python.exists():
+            self.environment["CADRE_PYTHON"] = str(python)
+        self.link(max(source.glob("build/*/torch/cadre/libcadre_torch.so"), default=None,
+                      key=lambda library: library.stat().st_mtime))
+
+    def link(self, library):
+        shutil.rmtree(self.package, ignore_errors=True)
+        self.package.mkdir(parents=True)
+        for file in library.parent.iterdir() if library else ():
+            own = self.tree / "torch/cadre" / file.name
+            (self.package / file.name).symlink_to(own if own.is_file() else file)
+
+    def has(self, test):
+        return any(self.package.iterdir()) and self.pytest("--version").returncode == 0
+
+    def builds(self, test):
+        return ""
+
+    def run(self, test, pattern):
+        """As that of GoogleTests."""
+        done = self.pytest(self.tree / "tests/torch" / test, "-k", pattern.replace("*", ""))
+        failures = re.search(r"(\d+) failed", done.stdout)
+        return done.returncode, int(failures.group(1)) if failures else 0, done.returncode != 5
+
+    def pytest(self, *words):
+        return call("timeout", SECONDS_OF_A_TEST, self.tree / "tools/python.sh", "torch,pytest",
+                    "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, **self.environment)
+
+
+class Yard:
+    """A copy of the tree, and what runs the tests of it."""
+
+    def __init__(self, source, scratch):
+        self.source, self.tree = source, scratch / "tree"
+
+    def prepare(self):
+        copy_tree(self.source, self.tree)
+
+    @functools.cached_property
+    def programs(self):
+        return GoogleTests(self.tree)
+
+    @functools.cached_property
+    def package(self):
+        return Pytests(self.source, self.tree)
+
+    def tests(self, name):
+        """Of which the test of that name is one."""
+        return self.package if name.endswith(".py") else self.programs
 
     def restore(self, file):
         shutil.copyfile(self.source / file, self.tree / file)
@@ -140,12 +203,13 @@ def verdict(yard, mutant):
     """Plants one mutant and says what its test made of it: (caught, what)."""
     yard.plant(mutant)
     try:
-        errors = yard.builds(mutant.test)
+        tests = yard.tests(mutant.test)
+        errors = tests.builds(mutant.test)
         if "static assertion failed" in errors:
             return True, "red while compiling"
         if errors:
             return False, f"does not compile; plant a fault that does\n{errors}"
-        code, failures, _ = yard.run(mutant.test, mutant.filter)
+        code, failures, _ = tests.run(mutant.test, mutant.filter)
         if code == 0:
             return False, "SURVIVED: no test saw it"
         return True, f"{failures} red" if failures else f"ended with {code}"
@@ -153,13 +217,13 @@ def verdict(yard, mutant):
         yard.restore(mutant.file)
 
 
-def baseline(yard, test, mutants):
+def baseline(tests, test, mutants):
     """The test must build, run something and pass before a fault is planted."""
-    errors = yard.builds(test)
+    errors = tests.builds(test)
     if errors:
         sys.exit(f"mutants: {test} does not build without a mutant\n{errors}")
     for pattern in sorted({m.filter for m in mutants}):
-        code, _, ran = yard.run(test, pattern)
+        code, _, ran = tests.run(test, pattern)
         if code or not ran:
             sys.exit(f"mutants: {test} ({pattern}) must run and pass without a mutant")
 
@@ -170,11 +234,13 @@ def hunt(yard, groups):
     yard.prepare()
     caught = missed = 0
     for test, mutants in groups:
-        if any(m.emulated for m in mutants) and not yard.has(test):
+        tests = yard.tests(test)
+        optional = test.endswith(".py") or any(m.emulated for m in mutants)
+        if optional and not tests.has(test):
             for mutant in mutants:
-                print(f"skipped {mutant.name:<34} there are no headers of CUDA here", flush=True)
+                print(f"skipped {mutant.name:<34} there are no {tests.missing} here", flush=True)
             continue
-        baseline(yard, test, mutants)
+        baseline(tests, test, mutants)
         for mutant in sorted(mutants, key=lambda m: m.file):
             start = time.monotonic()
             seen, what = verdict(yard, mutant)

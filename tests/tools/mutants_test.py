@@ -74,6 +74,28 @@ class Mutants(unittest.TestCase):
         code, text = self.run_on(CAUGHT, emulated, arguments=["--cpu"])
         self.assertIn("1 caught, 0 missed", text)
 
+    def test_python_files_of_the_door(self):
+        """On a package that is built, whose Python files are in the source. Without pytest."""
+        door, built = self.root / "torch/cadre", self.root / "build/x/torch/cadre"
+        for folder in (door, built):
+            folder.mkdir(parents=True)
+        (door / "sums.py").write_text("def sum(a, b): return a + b\ndef unseen(): return 1\n")
+        (built / "sums.py").symlink_to(door / "sums.py")
+        script = self.root / "tools/python.sh"
+        script.write_text("#!/bin/sh\ncase $* in *--version) exit;; esac\n"
+                          "exec python3 -c 'import cadre.sums as s; assert s.sum(2, 3) == 5'\n")
+        script.chmod(0o755)
+        rows = [row.replace("sum.h", "torch/cadre/sums.py").replace("sum_test", "test_sums.py")
+                for row in (CAUGHT, SUM.format("idle", "return 1", "return 2"))]
+        code, text = self.run_on(*rows)
+        self.assertEqual(code, 0)
+        self.assertRegex(text, r"skipped minus .*no built package or torch here")
+        (built / "libcadre_torch.so").touch()
+        code, text = self.run_on(*rows)
+        self.assertEqual(code, 1)
+        self.assertRegex(text, r"caught  minus .*ended with 1")
+        self.assertRegex(text, r"MISSED  idle .*SURVIVED")
+
     def git(self, *words):
         who = ["-c", "user.name=x", "-c", "user.email=x@x"]
         subprocess.run(["git", *who, "-C", self.root, *words], check=True, capture_output=True)

@@ -3,7 +3,7 @@ bounds."""
 
 import pytest
 import torch
-from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
+from torch.utils._pytree import tree_flatten_with_path, tree_map, tree_unflatten
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
 
@@ -143,6 +143,19 @@ def assert_outputs_lie_apart(op, args, kwargs) -> None:
             shared[at] = memory[:like.nbytes].view(like.dtype).view(like.shape)
         with pytest.raises(ValueError, match=f"({names[pair[0]]}|{names[pair[1]]}).* shares mem"):
             op(**tree_unflatten(shared, spec))
+
+
+def assert_types_are_told(op, args, kwargs) -> None:
+    """An output of another type is one that the operator takes, or a TypeError."""
+    for a in op._schema.arguments:
+        if a.alias_info is None or not a.alias_info.is_write or kwargs[a.name] is None:
+            continue
+        for other in (torch.float16, torch.float64, torch.int64):
+            given = tree_map(lambda t: t.to(other), kwargs[a.name])
+            try:
+                op(*args, **kwargs | {a.name: given})
+            except TypeError as error:
+                assert str(other) in str(error)
 
 
 def assert_seen(got: torch.Tensor) -> None:

@@ -26,6 +26,10 @@ def row(x, splits):
 LAYERS = {"m_splits": linear, "splits": mlp, "split_sizes": row}
 
 
+class Numbers(torch.Tensor):
+    """Has its numbers in memory as any tensor on the host."""
+
+
 @pytest.fixture(params=list(LAYERS))
 def layer(request):
     """(what the layer calls the rows of each expert, a call of it)."""
@@ -56,6 +60,10 @@ def layer(request):
     (torch.tensor([2, 4, 6]), ValueError, r"so many rows; of ends cadre.offsets\(ends, 'ends'"),
     (torch.tensor([2**62, 2**62, 2**62]), ValueError, "must be 0 or more each, and 6 at most"),
     (torch.tensor([2.0, 2.0, 2.0]), TypeError, "{} is torch.float32, must be of an integer type"),
+    (torch.tensor([2, -1, 2]).as_subclass(Numbers), ValueError, "must be 0 or more each, and 6 at"),
+    (torch.nn.Parameter(torch.tensor([2, 3, 2]), False), ValueError, "must be 0 or more each"),
+    (cadre.Offsets(torch.nn.Parameter(torch.tensor([0, 2, 1, 6], dtype=torch.int32), False)),
+     ValueError, "must ascend from 0 or more to 6 at most"),
 ])
 def test_numbers_on_the_host_that_are_refused(device, layer, splits, error, text):
     name, call = layer

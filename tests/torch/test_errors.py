@@ -76,11 +76,11 @@ def sharded(layer):
     """The layer with weights that are DTensors, of one process."""
     from torch import distributed
     from torch.distributed.tensor import DTensor, init_device_mesh
-    if not distributed.is_initialized():
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     mesh = init_device_mesh("cpu", (1,))
     for name, p in list(layer.named_parameters()):
         layer.register_parameter(name, torch.nn.Parameter(DTensor.from_local(p.detach(), mesh)))
+    distributed.destroy_process_group()
     return layer
 
 
@@ -175,6 +175,7 @@ linear(x[:, :8], counts)
 linear(x.to("meta"), counts)
 linear.to("meta")(x, counts)
 linear(freed, counts)
+linear(x.to_sparse(), counts)
 linear(x, [2, 2])
 linear(x, 6)
 linear(x, [2.0, 2, 2])
@@ -211,6 +212,7 @@ mlp(x[:, :8], counts)
 mlp(x, [2, 2])
 moe(x[:, :8])
 moe(x.int())
+setattr(moe, "router", torch.nn.Parameter(draw(E + 1, K))), moe(x)
 setattr(moe, "shared_expert", torch.nn.Linear(K, N)), moe(x)
 row(x, counts)
 row(x, counts, counts, op_kwargs=[x])

@@ -4,8 +4,8 @@ on adversarial counts; what a compiler, autocast and a caller with buffers of hi
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (assert_close, assert_outputs_lie_apart, assert_seen, assert_versions_grow,
-                      draw, experts_of_rows, offsets_of, poisoned, slices_of)
+from conftest import (assert_close, assert_outputs_lie_apart, assert_seen, assert_types_are_told,
+                      assert_versions_grow, draw, experts_of_rows, offsets_of, poisoned, slices_of)
 from torch.library import opcheck
 
 import cadre  # noqa: F401  registers the operators
@@ -19,6 +19,7 @@ def opcheck_out(op, args, kwargs):
     opcheck(op, args, kwargs)
     assert_versions_grow(op, args, kwargs)
     assert_outputs_lie_apart(op, args, kwargs)
+    assert_types_are_told(op, args, kwargs)
 
 
 def parameters(shape, dtype, device, packed, grad=True):

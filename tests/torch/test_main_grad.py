@@ -266,6 +266,19 @@ def test_main_grads_that_share_memory(data, delay):
     refused("main_grad of expert 4 shares memory with the input, which the weights' gradient reads")
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_weights_that_are_frozen_before_backward(data, packed):
+    """Autograd leaves their .grad alone, and so is main_grad left."""
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True))
+    x = data[0].clone().requires_grad_()
+    y = layer(x, COUNTS)
+    layer.requires_grad_(False)
+    y.backward(data[1])
+    assert torch.all(main_grads(layer) == 0.25)
+    (want,) = torch.autograd.grad(layer(x, COUNTS), x, data[1])
+    assert torch.equal(x.grad, want)
+
+
 @pytest.mark.parametrize("delay", [True, False])
 def test_experts_of_one_weight(data, delay):
     """Its gradient is the sum of theirs."""

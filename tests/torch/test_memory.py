@@ -1,6 +1,7 @@
 """Tensors on "meta" or on another device, and tensors whose memory was freed: no entry point reads
 or returns what is not there."""
 
+import cadre
 import pytest
 import torch
 from conftest import DEVICES
@@ -103,6 +104,19 @@ def test_memory_freed_before_backward(name):
             seen += 1
         storage.resize_(size)
     assert seen > 0 or name == "permute"  # whose backward reads no number of its input
+
+
+@pytest.mark.parametrize("layout", ["sparse", "sparse_csr", "mkldnn"])
+@pytest.mark.parametrize("which", ["x", "one weight", "all weights"])
+def test_layouts_without_strides(layout, which):
+    layer = cadre.GroupedLinear(3, 16, 8, bias=False, device="cpu")
+    x, spoil = torch.randn(6, 16), lambda t: getattr(t, f"to_{layout}")()
+    if which == "x":
+        x = spoil(x)
+    for e in {"x": (), "one weight": (1,), "all weights": range(3)}[which]:
+        setattr(layer, f"weight{e}", torch.nn.Parameter(spoil(torch.randn(8, 16)), False))
+    with pytest.raises(ValueError, match="has layout (Sparse|SparseCsr|Mkldnn), must be dense"):
+        layer(x, [2, 2, 2])
 
 
 def test_views_lie_within_their_memory(device):

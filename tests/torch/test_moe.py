@@ -166,6 +166,14 @@ def test_a_shared_expert_that_does_not_fit(shared, found):
         moe(torch.zeros(3, H))
 
 
+def test_a_router_of_another_number_of_experts():
+    """Tokens of experts that are not there would be dropped."""
+    moe = cadre.MoE(H, F, E, 2, device="cpu")
+    moe.router = torch.nn.Parameter(torch.zeros(E + 1, H))
+    with pytest.raises(ValueError, match=r"^router has shape \[6, 32\], must be \[5, 32\]: a row"):
+        moe(torch.zeros(3, H))
+
+
 @pytest.mark.parametrize(("scores", "counts"), [((4, 3), (1,)), ((4, 3), (2,)), ((3,), (3,)),
                                                 ((4, 3), (4, 3))])
 def test_losses_of_other_shapes(scores, counts):

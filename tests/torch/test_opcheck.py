@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import cadre  # noqa: F401
-from conftest import (assert_outputs_lie_apart, assert_versions_grow, draw, draw_routing,
-                      offsets_of, poisoned)
+from conftest import (assert_outputs_lie_apart, assert_types_are_told, assert_versions_grow, draw,
+                      draw_routing, offsets_of, poisoned)
 
 ops = torch.ops.cadre
 T, TOP_K, E, R, H = 7, 2, 3, 16, 6
@@ -113,6 +113,7 @@ def test_opcheck(device, name, overload):
         if overload == "out":
             assert_versions_grow(op, args, kwargs)
             assert_outputs_lie_apart(op, args, kwargs)
+            assert_types_are_told(op, args, kwargs)
 
 
 def checks_of(op, args, kwargs) -> list[str]:

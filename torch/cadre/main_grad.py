@@ -43,12 +43,12 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     neither the shape of its weight nor is flat, or is on another device; TypeError for its type.
     """
     buffers = [_main_grad(w) if w.requires_grad else None for w in weight]
-    like = next(buffer for buffer in buffers if buffer is not None)
-    for buffer in buffers:
-        if buffer is not None and buffer.dtype != like.dtype:
-            raise TypeError(f"main_grad of one expert is {buffer.dtype}, must be {like.dtype} as "
-                            "that of the first")
-    return [torch.empty_like(w, dtype=like.dtype) if buffer is None else buffer
+    dtypes = [buffer.dtype for buffer in buffers if buffer is not None]
+    for dtype in dtypes:
+        if dtype != dtypes[0]:
+            raise TypeError(f"main_grad of one expert is {dtype}, must be {dtypes[0]} as that of "
+                            "the first")
+    return [torch.empty_like(w, dtype=dtypes[0] if dtypes else None) if buffer is None else buffer
             for w, buffer in zip(weight, buffers)]
 
 

@@ -138,6 +138,9 @@ class MoE(nn.Module):
         """(logits fp32 [T, E], experts int32 [T, top_k], prob fp32 [T, top_k], scores fp32 [T, E])
         of tokens [T, H]."""
         require_one_device({"x": x, "router": self.router})
+        if tuple(self.router.shape) != (self.num_experts, self.hidden):
+            raise ValueError(f"router has shape {list(self.router.shape)}, must be "
+                             f"{[self.num_experts, self.hidden]}: a row for each expert")
         with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
             logits = functional.linear(x.float(), self.router.float())
         return logits, *routing(logits, expert_bias=self.expert_bias, **self.routing)

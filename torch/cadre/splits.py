@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
+from torch._C import DispatchKey, _dispatch_keys, _len_torch_dispatch_stack
 from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.compiler import is_compiling
 
@@ -64,7 +64,8 @@ def splits_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits"
 
 def may_look(numbers: Tensor) -> bool:
     """Whether the host has the numbers at hand: nobody waits for a device to look at them."""
-    return (numbers.is_cpu and not is_compiling() and type(numbers) is Tensor
+    return (numbers.is_cpu and not is_compiling()
+            and (type(numbers) is Tensor or not _dispatch_keys(numbers).has(DispatchKey.Python))
             and _len_torch_dispatch_stack() == 0 and not is_functorch_wrapped_tensor(numbers))
 
 

@@ -132,7 +132,7 @@ void implement(torch::Library& m) {
       +[](const Tensor& dh, const Tensor& z, const Tensor& offsets, const Maybe& prob,
           c10::string_view activation, const Tensor& dz, const Tensor& dprob) {
         backward_to({z, offsets, prob, activation}, dh,
-                    {written(dz, "dz", z), written(dprob, "dprob", z)}, Tail::kKeep);
+                    {written_like(dz, "dz", z), written(dprob, "dprob", z)}, Tail::kKeep);
       });
 }
 

@@ -65,6 +65,11 @@ const at::Tensor& written(const at::Tensor& t, const char* what, const at::Tenso
   return t;
 }
 
+const at::Tensor& written_like(const at::Tensor& t, const char* what, const at::Tensor& on) {
+  require_type(t, on.scalar_type(), what);
+  return written(t, what, on);
+}
+
 void bump_versions(TensorList list) {
   for (const Tensor& t : list)
     if (t.defined()) t.unsafeGetTensorImpl()->bump_version();

@@ -37,4 +37,7 @@ void bump_versions(at::TensorList);
 /// Tells autograd that the operation writes this tensor, and that it must be on the device of `on`.
 const at::Tensor& written(const at::Tensor&, const char* what, const at::Tensor& on);
 
+/// The same of a tensor that must have the type of `on`, too. Errors    TypeError.
+const at::Tensor& written_like(const at::Tensor&, const char* what, const at::Tensor& on);
+
 }  // namespace cadre::door

@@ -39,9 +39,9 @@ void run_bias_grad(const BiasGradInputs& in, const BiasGradients& out, Tail tail
   args.bias = view(bias, "bias");
   BiasGradProblem p{.rows = rows, .n = dy.size(1), .experts = args.offsets.experts};
   p.dy = float_type(dy.scalar_type(), "dy");
-  p.dbias = args.dbias.dtype;
+  p.dbias = float_type(dbias.scalar_type(), "dbias");
   p.bias_scale = scale.defined();
-  if (bias.defined()) p.bias = args.bias.dtype;
+  if (bias.defined()) p.bias = float_type(bias.scalar_type(), "bias");
   p.tail = tail;
   if (p.bias_scale) args.dbias_scale = written_floats(dbias_scale, {"dbias_scale", {rows}, dy});
   launch(p, args, dy);

@@ -15,6 +15,7 @@ namespace cadre::door {
 
 void require_memory(const at::Tensor& t, const char* what) {
   if (!t.defined() || t.numel() == 0) return;
+  TORCH_CHECK_VALUE(t.has_storage(), what, " has layout ", t.layout(), ", must be dense");
   int64_t last = t.storage_offset();
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
   const int64_t bytes = (last + 1) * int64_t(t.element_size());
@@ -116,6 +117,7 @@ Memory memory_of(const at::Tensor& t, const char* what) {
 
 at::Tensor aligned(const at::Tensor& t, const char* what) {
   if (!t.defined()) return t;
+  require_type(t, at::kByte, what);
   require_memory(t, what);
   if (reinterpret_cast<uintptr_t>(t.data_ptr()) % kAlign == 0 && t.is_contiguous()) return t;
   at::Tensor copy = bytes(t.numel(), t);

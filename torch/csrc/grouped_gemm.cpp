@@ -175,6 +175,7 @@ void set_addends(const GroupedGemmInputs& in, GroupedGemmProblem& p, GroupedGemm
                     ", must be ", in.c ? "given" : "None", "; beta is the factor of c");
   if (!in.c) return;
   p.beta = true;
+  require_type(*in.c, scalar_type(p.out), "c");
   c = matrix(*in.c, "c");
   args.c = c.view;
 }

@@ -88,6 +88,7 @@ void run_forward(const LinearCall& call, const GroupedLinearProblem& problem,
                  const ForwardOut& out) {
   const CurrentStream current(call.x);
   LinearLaunch linear(call, problem, current);
+  require_type(out.y, call.x.scalar_type(), "y");
   linear.args.y = view(out.y, call.x, "y");
   require_same_device(call.x, out.saved, "saved");
   if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
@@ -111,7 +112,10 @@ void run_backward(const LinearCall& call, const GroupedLinearProblem& problem,
   require_same_device(call.x, out.pending, "pending");
   if (out.weight_cache) require_same_device(call.x, *out.weight_cache, "weight_cache");
   linear.args.saved = memory_of(saved, "saved");
-  if (problem.dgrad) linear.args.dx = view(out.dx, call.x, "dx");
+  if (problem.dgrad) {
+    require_type(out.dx, call.x.scalar_type(), "dx");
+    linear.args.dx = view(out.dx, call.x, "dx");
+  }
   if (problem.bias && problem.dbias) {
     require_like(out.dbias, call.bias, "dbias");
     linear.bindings.bind_dbias(out.dbias);

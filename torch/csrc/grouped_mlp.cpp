@@ -92,6 +92,7 @@ class MlpLaunch {
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved) {
   MlpLaunch mlp(call, problem);
+  require_type(y, call.x.scalar_type(), "y");
   mlp.args.y = view(y, call.x, "y");
   require_same_device(call.x, saved, "saved");
   const AlignedOutput saved_memory(saved, "saved");
@@ -154,7 +155,10 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   require_same_device(call.x, saved, "saved");
   require_same_device(call.x, out.pending, "pending");
   mlp.args.saved = memory_of(saved, "saved");
-  if (p.dgrad) mlp.args.dx = view(out.dx, call.x, "dx");
+  if (p.dgrad) {
+    require_type(out.dx, call.x.scalar_type(), "dx");
+    mlp.args.dx = view(out.dx, call.x, "dx");
+  }
   if (p.prob && p.dprob) mlp.args.dprob = written_floats(out.dprob, {"dprob", {p.rows}, call.x});
   if (p.bias2 && p.dbias && p.bias2_scale)
     mlp.args.dbias2_scale = written_floats(out.dbias2_scale, {"dbias2_scale", {p.rows}, call.x});

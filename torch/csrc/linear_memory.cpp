@@ -74,6 +74,12 @@ void add_to_grad(const std::vector<Tensor>& parameters, const std::vector<Tensor
       grad = dweight[e];
       continue;
     }
+    // A weight of several experts has one gradient: all at once would race for it.
+    const auto same = [&](const Tensor& sum) { return sum.is_same(grad); };
+    if (std::any_of(sums.begin(), sums.end(), same)) {
+      grad.add_(dweight[e]);
+      continue;
+    }
     sums.push_back(grad);
     parts.push_back(dweight[e]);
   }

@@ -33,11 +33,11 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                     ", must have ", experts, " experts; offsets has one more entry");
   for (const at::Tensor& one : list) {
     require_type(one, first().scalar_type(), what);
+    require_memory(one, what);
     TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", described(one),
                       " with strides ", one.strides(), " on ", one.device(),
                       ", must be as that of the first: ", described(first()), " with strides ",
                       first().strides(), " on ", first().device());
-    require_memory(one, what);
   }
   TORCH_CHECK_VALUE(!discrete || without_gaps(first()), what, " of an expert has shape ",
                     first().sizes(), " and strides ", first().strides(),

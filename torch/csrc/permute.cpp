@@ -233,7 +233,8 @@ void implement_forward(torch::Library& m) {
       m, "permute",
       +[](const Tensor& tokens, const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
           const Maybe& prob, const Tensor& rows, const Tensor& row_prob) {
-        const TensorPair out{written(rows, "rows", tokens), written(row_prob, "row_prob", tokens)};
+        const TensorPair out{written_like(rows, "rows", tokens),
+                             written(row_prob, "row_prob", tokens)};
         permute_to(tokens, {offsets, row_of, slot_of}, prob, out, Tail::kKeep);
       });
   m.impl("combine", combine_op);
@@ -241,7 +242,7 @@ void implement_forward(torch::Library& m) {
       m, "combine",
       +[](const Tensor& rows, const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
           const Maybe& prob, const Tensor& tokens) {
-        combine_to(rows, {offsets, row_of, slot_of}, prob, written(tokens, "tokens", rows));
+        combine_to(rows, {offsets, row_of, slot_of}, prob, written_like(tokens, "tokens", rows));
       });
 }
 
@@ -251,8 +252,9 @@ void implement_backward(torch::Library& m) {
       m, "permute_backward",
       +[](const Tensor& drows, const Maybe& drow_prob, const Tensor& offsets, const Tensor& row_of,
           const Tensor& dtokens, const Tensor& dprob) {
-        permute_backward_to(drows, drow_prob, {offsets, row_of, {}},
-                            {written(dtokens, "dtokens", drows), written(dprob, "dprob", drows)});
+        permute_backward_to(
+            drows, drow_prob, {offsets, row_of, {}},
+            {written_like(dtokens, "dtokens", drows), written(dprob, "dprob", drows)});
       });
   m.impl("combine_backward",
          [](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets, const Tensor& row_of,
@@ -269,7 +271,8 @@ void implement_backward(torch::Library& m) {
       +[](const Tensor& dtokens, const Maybe& rows, const Tensor& offsets, const Tensor& row_of,
           const Tensor& slot_of, const Maybe& prob, bool want_dprob, const Tensor& drows,
           const Tensor& dprob) {
-        const TensorPair out{written(drows, "drows", dtokens), written(dprob, "dprob", dtokens)};
+        const TensorPair out{written_like(drows, "drows", dtokens),
+                             written(dprob, "dprob", dtokens)};
         combine_backward_to({dtokens, rows, prob, want_dprob}, {offsets, row_of, slot_of}, out,
                             Tail::kKeep);
       });

@@ -159,7 +159,7 @@ void implement_backward(torch::Library& m) {
           int64_t top_k, c10::string_view score, bool normalize, double scale, int64_t groups,
           int64_t group_top_k, const Tensor& dlogits) {
         route_backward_to(logits, {top_k, score, normalize, scale, groups, group_top_k},
-                          {experts, dprob, dscores}, written(dlogits, "dlogits", logits));
+                          {experts, dprob, dscores}, written_like(dlogits, "dlogits", logits));
       });
 }
 
