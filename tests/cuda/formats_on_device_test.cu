@@ -6,6 +6,7 @@
 
 #include "cadre/device.h"
 #include "cuda/check.h"
+#include "cuda/device/small_float.h"
 #include "formats/hadamard.h"
 #include "formats/list.h"
 #include "formats/philox.h"
@@ -62,6 +63,38 @@ struct Reciprocal {
   }
 };
 
+// Eight numbers of very different sizes, and of bf16, whose halves between two codes are ties. They
+// are products, as in the kernels: of a NaN always a quiet one.
+CADRE_HD inline void eight_numbers(uint32_t x, float (&numbers)[8]) {
+  for (uint32_t k = 0; k < 8; ++k)
+    numbers[k] = float_of(k % 2 == 0 ? input(x + k) : input(x + k) & 0xffff'0000u);
+  numbers[7] = float_of((x & 0x80ff'0000u) | 0x3f80'0000u);
+  for (float& number : numbers) number = formats::mul(number, 0.5f);
+}
+CADRE_HD inline uint32_t word_of(uint64_t word) { return uint32_t(word) ^ uint32_t(word >> 32); }
+
+template <class Element>
+struct EncodeEight {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    float numbers[8];
+    eight_numbers(x, numbers);
+    return word_of(cuda::EightCodes<Element>::of(numbers).word);
+  }
+};
+
+template <class Element>
+struct DecodeEight {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    using Word = typename cuda::EightCodes<Element>::Word;
+    float numbers[8];
+    cuda::decode_codes(cuda::EightCodes<Element>{Word(x * 0x9E37'79B9'7F4A'7C15u)}, numbers);
+    uint32_t sum = 0;
+    for (const float number : numbers)  // GPUs do not keep the sign of a NaN
+      sum = sum * 31u + (formats::is_nan(number) ? formats::kNanBits : bits_of(number));
+    return sum;
+  }
+};
+
 struct Philox {
   CADRE_HD static uint32_t of(uint32_t x) {
     const formats::StochasticBits bits{.seed = x * 0x1'0000'0001ull, .offset = x, .role = {}};
@@ -86,6 +119,24 @@ __global__ void evaluate(uint32_t* out, uint32_t count) {
   const uint32_t step = gridDim.x * blockDim.x;
   for (uint32_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count; i += step)
     out[i] = Function::of(input(i));
+}
+
+// Needs no GPU.
+TEST(EightCodes, AreThoseOfTheFormats) {
+  for_each(TypeList<formats::E4m3, formats::E5m2, formats::E2m1>{}, [&]<class Element>() {
+    using Codes = cuda::EightCodes<Element>;
+    for (uint32_t i = 0; i < 1u << 18; ++i) {
+      float numbers[8], back[8];
+      eight_numbers(input(i), numbers);
+      const Codes codes = Codes::of(numbers);
+      cuda::decode_codes(codes, back);
+      for (int k = 0; k < 8; ++k) {
+        const uint8_t code = Element::encode(numbers[k]);
+        ASSERT_EQ(codes.get(k), code) << numbers[k];
+        ASSERT_EQ(bits_of(back[k]), bits_of(Element::decode(code))) << int(code);
+      }
+    }
+  });
 }
 
 class FormatsOnDevice : public testing::Test {
@@ -121,6 +172,11 @@ TEST_F(FormatsOnDevice, ElementsDecodeEncodeAndRoundStochastically) {
     agrees<Decode<Element>>((what + " decode").c_str());
     if constexpr (sizeof(typename Element::Code) == 1)
       agrees<EncodeStochastic<Element>>((what + " stochastic").c_str());
+  });
+  for_each(TypeList<formats::E4m3, formats::E5m2, formats::E2m1>{}, [&]<class Element>() {
+    const std::string what(name(Element::kDType));
+    agrees<EncodeEight<Element>>((what + " encode eight").c_str());
+    agrees<DecodeEight<Element>>((what + " decode eight").c_str());
   });
   agrees<Decode<formats::E8m0>>("e8m0 decode");
 }

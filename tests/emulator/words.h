@@ -17,6 +17,7 @@
 #undef __device__
 #undef __shared__
 #undef __launch_bounds__
+#undef __noinline__
 #undef __cluster_dims__
 #undef __grid_constant__
 #define __global__
@@ -24,6 +25,7 @@
 // One block at a time runs on a thread of the host; clusters keep to dynamic shared memory.
 #define __shared__ static thread_local
 #define __launch_bounds__(...)
+#define __noinline__
 #define __cluster_dims__(...)
 #define __grid_constant__
 #define __builtin_assume(what) ::cadre::emulator::expect(what, "an assumption does not hold")

@@ -1,5 +1,9 @@
 #pragma once
+#include <cuda_fp16.h>
+
+#include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "formats/small_float.h"
 
@@ -9,7 +13,7 @@ namespace cadre::cuda {
 
 /// The codes of two numbers, the first in the low half of sixteen bits.
 template <class Element>
-__device__ inline uint32_t encode_pair(float first, float second) {
+CADRE_HD inline uint32_t encode_pair(float first, float second) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
   uint16_t both;
   if constexpr (Element::kDType == DType::kE4m3)
@@ -22,6 +26,18 @@ __device__ inline uint32_t encode_pair(float first, float second) {
 #endif
 }
 
+/// E2m1's code of a number, in about half the instructions. As a function of the magnitude, with
+/// six and beyond as six, codes are the least of three lines, 2 x, x + 2 and x / 2 + 4, rounded to
+/// nearest even; which adding 1.5 * 2^23 does.
+CADRE_HD inline uint32_t encode_e2m1(float x) {
+  constexpr float kInteger = 0x1.8p23f;
+  const float m = fminf(fabsf(x), formats::E2m1::kLargest);  // six for a NaN
+  const float low = formats::fma(m, 2.0f, kInteger), middle = formats::add(m, kInteger + 2);
+  const float high = formats::fma(m, 0.5f, kInteger + 4);
+  const uint32_t sign = formats::is_nan(x) ? 0 : formats::bits_of(x) >> 28 & 8;
+  return (formats::bits_of(fminf(fminf(low, middle), high)) & 7) | sign;
+}
+
 /// Eight neighbouring codes of a line, the first in the lowest bits.
 template <class Element>
 struct EightCodes {
@@ -31,21 +47,21 @@ struct EightCodes {
 
   Word word = 0;
 
-  __device__ static EightCodes of(const float (&x)[8]) {
+  CADRE_HD static EightCodes of(const float (&x)[8]) {
     EightCodes codes;
     if constexpr (kNibbles)
-      for (int k = 0; k < 8; ++k) codes.put(k, Element::encode_word(x[k]));
+      for (int k = 0; k < 8; ++k) codes.put(k, encode_e2m1(x[k]));
     else
       for (int k = 0; k < 8; k += 2)
         codes.word |= Word(encode_pair<Element>(x[k], x[k + 1])) << (8 * k);
     return codes;
   }
-  __device__ void put(int i, uint32_t code) { word |= Word(code) << (kBits * i); }
-  __device__ uint8_t get(int i) const {
+  CADRE_HD void put(int i, uint32_t code) { word |= Word(code) << (kBits * i); }
+  CADRE_HD uint8_t get(int i) const {
     return uint8_t(uint32_t(word >> (kBits * i)) & ((1u << kBits) - 1));
   }
   /// Makes room at the end.
-  __device__ void push(uint8_t code) { word = word >> kBits | Word(code) << (7 * kBits); }
+  CADRE_HD void push(uint8_t code) { word = word >> kBits | Word(code) << (7 * kBits); }
 };
 
 /// Writes the first `count` codes of a line, eight at most; the other half of a last byte is zero.
@@ -74,6 +90,41 @@ __device__ inline EightCodes<Element> load_codes(const uint8_t* from, int count)
   for (int i = 0; i < min(count, 8); i += kInByte)
     codes.word |= Word(*from++) << (EightCodes<Element>::kBits * i);
   return codes;
+}
+
+/// The numbers of two codes, the first in the low half of sixteen bits. A half holds them all.
+template <class Element>
+CADRE_HD inline float2 decode_pair(uint32_t codes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  uint32_t halves;
+  if constexpr (Element::kDType == DType::kE4m3)
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(codes)));
+  else
+    asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(codes)));
+  __half2_raw raw;
+  raw.x = uint16_t(halves), raw.y = uint16_t(halves >> 16);
+  return __half22float2(__half2(raw));
+#else
+  return {Element::decode(uint8_t(codes)), Element::decode(uint8_t(codes >> 8))};
+#endif
+}
+
+/// The numbers of eight codes.
+template <class Element>
+CADRE_HD inline void decode_codes(const EightCodes<Element>& codes, float (&x)[8]) {
+  if constexpr (EightCodes<Element>::kNibbles) {
+    // Sign, exponent and mantissa go where fp32 has them, whose bias is larger by 126.
+    for (int k = 0; k < 8; ++k) {
+      const uint32_t top = codes.word << (28 - 4 * k);
+      const uint32_t bits = (top & 0x8000'0000u) | (top >> 6 & 0x01c0'0000u);
+      x[k] = formats::mul(formats::float_of(bits), 0x1p126f);
+    }
+  } else {
+    for (int k = 0; k < 8; k += 2) {
+      const float2 pair = decode_pair<Element>(uint32_t(codes.word >> (8 * k)) & 0xffff);
+      x[k] = pair.x, x[k + 1] = pair.y;
+    }
+  }
 }
 
 }  // namespace cadre::cuda

@@ -8,84 +8,93 @@ namespace cadre::cuda::portable {
 
 constexpr int kDequantizeBlocks = 4;  // of an SM at once
 
-/// Eight codes of eight lines, as they are stored.
+/// The codes of a thread's patch by rows, from the first one on; column-major ones are turned.
 template <class Element>
-struct CodePatch {
-  EightCodes<Element> lines[kChunk];
-  bool columns;
-
-  __device__ CodePatch(const Lines& codes, int64_t row, int64_t col, int rows, int cols)
-      : columns(codes.columns) {
-    for (int i = 0; i < kChunk; ++i)
-      if (i < (columns ? cols : rows))
-        lines[i] = load_codes<Element>(codes.at(row + (columns ? 0 : i), col + (columns ? i : 0)),
-                                       columns ? rows : cols);
+__device__ void load_rows(EightCodes<Element> (&of_row)[kChunk], const uint8_t* first,
+                          const Lines& lines, int rows, int cols) {
+  EightCodes<Element> of_line[kChunk];
+  for (int i = 0; i < kChunk; ++i)
+    if (i < (lines.columns ? cols : rows))
+      of_line[i] = load_codes<Element>(first + i * lines.pitch, lines.columns ? rows : cols);
+  for (int i = 0; i < kChunk; ++i) {
+    if (!lines.columns) of_row[i] = of_line[i];
+    for (int k = 0; k < kChunk && lines.columns; ++k) of_row[i].push(of_line[k].get(i));
   }
-  __device__ uint8_t get(int row, int col) const {
-    return columns ? lines[col].get(row) : lines[row].get(col);
-  }
-};
+}
 
-/// The scale of each column of a row of a patch, which changes from row to row along K.
+/// The scales of a patch: those of a row, column by column.
 template <class Row>
-struct PatchScales {
-  using Scale = typename Row::Scale;
-  static constexpr int kBlock = Row::kInfo.block == 0 ? 1 : Row::kInfo.block;
-  Lines scales;
-  int64_t row, col;
-  bool by_row;
-  float of[kChunk];
-
-  __device__ PatchScales(const QuantizedMatrix& m, const ExpertTile& tile, int64_t r, int64_t c,
-                         int cols)
-      : scales(m.scales_of(tile, kBlock)),
-        row(m.down ? r / kBlock : r),
-        col(m.across ? c / kBlock : c),
-        by_row(Row::kInfo.block != 0 && !m.down) {
-    for (int k = 0; k < kChunk; ++k)
-      of[k] = Row::kInfo.block == 0 ? 1.0f
-              : by_row || k >= cols ? 0.0f
-                                    : at(row, m.across ? col : col + k);
+class PatchScales {
+ public:
+  __device__ PatchScales(const QuantizedMatrix& m, const ExpertTile& tile, int64_t row,
+                         int64_t col) {
+    if constexpr (kBlock != 0) {
+      const Lines scales = m.scales_of(tile, kBlock);
+      first_ = scales.at(m.down ? row / kBlock : row, m.across ? col / kBlock : col);
+      row_step_ = m.down ? 0 : scales.columns ? sizeof(Code) : scales.pitch;
+      column_step_ = m.across ? 0 : scales.columns ? scales.pitch : sizeof(Code);
+    }
   }
-  __device__ void seek(int i) {
-    if (!by_row) return;
-    const float of_row = at(row + i, col);
-    for (float& scale : of) scale = of_row;
+  /// Of row i, if those of the row before are there; only `cols` of them exist.
+  __device__ void of_row(int i, int cols, float (&columns)[kChunk]) const {
+    if (row_step_ != 0) {
+      const float of_row = at(i, 0);
+      for (int k = 0; k < kChunk; ++k) columns[k] = of_row;
+    } else if (i == 0) {
+      for (int k = 0; k < kChunk && k < cols; ++k) columns[k] = at(0, k);
+    }
   }
 
  private:
-  __device__ float at(int64_t r, int64_t c) const {
-    return Scale::decode(*reinterpret_cast<const typename Scale::Code*>(scales.at(r, c)));
+  using Code = typename Row::Scale::Code;
+  static constexpr int kBlock = Row::kInfo.block;
+
+  __device__ float at(int i, int k) const {
+    const uint8_t* stored = first_ + i * row_step_ + k * column_step_;
+    return Row::Scale::decode(*reinterpret_cast<const Code*>(stored));
   }
+
+  const uint8_t* first_ = nullptr;
+  int64_t row_step_ = 0, column_step_ = 0;
 };
 
+/// Rare and long, so not inlined eight times.
+__device__ __noinline__ inline void store_narrow(const Chunk& chunk, const Matrix& to, Place at) {
+  store<false>(chunk, to, at);
+}
+
 /// A thread's eight rows and columns of a tile.
-template <class Row, class Element>
+template <DType kOut, class Row, class Element>
 __device__ void decode_patch(const DequantizeJob& job, const ExpertTile& tile) {
   const Lines codes = job.from.codes_of(tile);
-  const int across = int(threadIdx.x) % kAcross, down = int(threadIdx.x) / kAcross;
-  const int first_row = kChunk * (codes.columns ? across : down);
-  const int first_col = kChunk * (codes.columns ? down : across);
+  const int inner = int(threadIdx.x) % kAcross, outer = int(threadIdx.x) / kAcross;
+  const int first_row = kChunk * (codes.columns ? inner : outer);
+  const int first_col = kChunk * (codes.columns ? outer : inner);
   const int rows = job.from.rows_of(tile) - first_row, cols = tile.cols - first_col;
   if (rows <= 0 || cols <= 0) return;
   const int64_t row = tile.row + first_row, col = tile.col + first_col;
-  const CodePatch<Element> patch(codes, row, col, rows, cols);
-  PatchScales<Row> scales(job.from, tile, row, col, cols);
+  EightCodes<Element> of_row[kChunk];
+  load_rows(of_row, codes.at(row, col), codes, rows, cols);
+  const PatchScales<Row> scales(job.from, tile, row, col);
   const float expert = Row::kInfo.has_expert_scale ? job.from.expert_scale[tile.expert] : 1.0f;
   Matrix out = job.to.of(tile.expert);
   out.data += job.from.first_code_row(tile) * out.pitch;
+  out.dtype = kOut;
   const bool wide = out.is_wide();
+  float scale[kChunk] = {};
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     if (i >= rows) continue;
-    scales.seek(i);
     float x[kChunk];
-    for (int k = 0; k < kChunk; ++k) {
-      x[k] = formats::mul(Element::decode(patch.get(i, k)), scales.of[k]);
-      if constexpr (Row::kInfo.has_expert_scale) x[k] = formats::mul(x[k], expert);
+    decode_codes(of_row[i], x);
+    if constexpr (Row::kInfo.block != 0) {
+      scales.of_row(i, cols, scale);
+      for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], scale[k]);
     }
-    const Chunk chunk = encode(x, out.dtype);
-    wide ? store<true>(chunk, out, {row + i, col}) : store<false>(chunk, out, {row + i, col});
+    if constexpr (Row::kInfo.has_expert_scale)
+      for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], expert);
+    const Chunk chunk = encode(x, kOut);
+    wide ? store<true>(chunk, out, {row + i, col}) : store_narrow(chunk, out, {row + i, col});
   }
 }
 
@@ -94,24 +103,26 @@ struct DequantizeShared {
   ExpertTile tile;
 };
 
-template <class Row, class Element>
+template <DType kOut, class Row, class Element>
 __global__ void __launch_bounds__(kQuantizeThreads, kDequantizeBlocks)
     dequantize_kernel(const __grid_constant__ DequantizeJob job) {
   auto& shared = *reinterpret_cast<DequantizeShared*>(dynamic_shared());
   if (threadIdx.x == 0) shared.finder.start(job.of);
-  for (int64_t number = blockIdx.x;; number += gridDim.x) {
-    if (threadIdx.x == 0) shared.tile = shared.finder.find(job.of, number);
+  while (true) {
+    if (threadIdx.x == 0) shared.finder.next(job.of, shared.tile);
     __syncthreads();
     if (shared.tile.expert < 0) return;
-    decode_patch<Row, Element>(job, shared.tile);
+    decode_patch<kOut, Row, Element>(job, shared.tile);
     __syncthreads();
   }
 }
 
 template <class Row, class Element>
 void launch_dequantize(const DequantizeJob& job, const QuantizeStream& on) {
-  launch(dequantize_kernel<Row, Element>,
-         on.grid(job.of, kDequantizeBlocks, sizeof(DequantizeShared)), job);
+  visit_plain(job.to.first.dtype, [&]<DType kOut>() {
+    launch(dequantize_kernel<kOut, Row, Element>,
+           on.grid(job.of, kDequantizeBlocks, sizeof(DequantizeShared)), job);
+  });
 }
 
 }  // namespace cadre::cuda::portable

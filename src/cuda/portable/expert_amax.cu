@@ -1,4 +1,4 @@
-#include "cuda/portable/quantize_job.h"
+#include "cuda/device/magnitude.h"
 #include "cuda/portable/source_tile.cuh"
 
 // The largest magnitude of an expert's rows, as bits: of the values, or of the transformed ones. A
@@ -6,11 +6,10 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kAmaxBlocks = 4;  // of an SM at once
+constexpr int kAmaxBlocks = 3;  // of an SM at once
 
 struct AmaxShared {
-  TileFinder finder;
-  ExpertTile tile;
+  TileQueue queue;
   alignas(128) SourcePlanes source;
 };
 
@@ -20,63 +19,61 @@ __global__ void clear_amax_kernel(const __grid_constant__ QuantizeJob job) {
     if (copy.amax != nullptr && expert < job.of.experts) copy.amax[expert] = 0;
 }
 
-/// Those of this thread's chunks of a tile.
-__device__ uint32_t largest_of_tile(const SourcePlanes& source, DType dtype) {
-  uint32_t largest = 0;
+/// That of this thread's chunks of a tile.
+template <DType kSource>
+__device__ uint32_t largest_of_tile(const SourcePlanes& source) {
+  ColumnMagnitudes<kSource> columns;
 #pragma unroll 4
-  for (int i = int(threadIdx.x); i < kPlaneChunks; i += kQuantizeThreads) {
-    float x[kChunk];
-    decode(read_chunk(source, dtype, i / kAcross, i % kAcross), dtype, x);
-    for (const float value : x) largest = max(largest, formats::magnitude(value));
+  for (int i = 0; i < kPlaneChunks / kQuantizeThreads; ++i) {
+    const int number = int(threadIdx.x) + i * kQuantizeThreads;
+    columns.add(read_chunk<kSource>(source, number / kAcross, number % kAcross));
   }
-  return largest;
+  return columns.of_all();
 }
 
-/// One copy's, kept in registers while tiles are of the same expert.
+/// Those of one expert, of each copy, kept in registers while tiles are of that expert.
 struct ThreadAmax {
-  uint32_t largest = 0;
+  uint32_t of_copy[2] = {};
+  int expert = -1;
 
-  __device__ void flush(uint32_t* amax, int expert) {
-    const uint32_t of_warp = __reduce_max_sync(~0u, largest);
-    if (threadIdx.x % kLanes == 0 && of_warp != 0) atomicMax(&amax[expert], of_warp);
-    largest = 0;
+  __device__ void start(const QuantizeJob& job, int of_expert) {
+    if (of_expert == expert) return;
+    for (int i = 0; i < job.count && expert >= 0; ++i) {
+      const uint32_t largest = __reduce_max_sync(~0u, of_copy[i]);
+      if (threadIdx.x % kLanes == 0 && largest != 0)
+        atomicMax(&job.copies[i].amax[expert], largest);
+    }
+    of_copy[0] = of_copy[1] = 0;
+    expert = of_expert;
+  }
+  /// The last copy may be transformed, in place.
+  template <DType kSource>
+  __device__ void add(const QuantizeJob& job, SourcePlanes& source) {
+    for (int i = 0; i < job.count; ++i) {
+      const QuantizeCopy& copy = job.copies[i];
+      if (copy.amax == nullptr) continue;
+      __syncthreads();
+      if (copy.to.transformed) {
+        transform_tile<kSource>(source);
+        __syncthreads();
+      }
+      const uint32_t largest = copy.to.transformed ? largest_of_tile<DType::kBf16>(source)
+                                                   : largest_of_tile<kSource>(source);
+      of_copy[i] = max(of_copy[i], largest);
+    }
   }
 };
 
-/// Those of the tile in shared memory, which the last copy may transform.
-__device__ void add_tile(ThreadAmax (&amax)[2], const QuantizeJob& job, SourcePlanes& source) {
-  DType dtype = job.source.first.dtype;
-  for (int i = 0; i < job.count; ++i) {
-    const QuantizeCopy& copy = job.copies[i];
-    if (copy.amax == nullptr) continue;
-    if (copy.to.transformed) {
-      __syncthreads();
-      transform_tile(source, dtype);
-      dtype = DType::kBf16;
-      __syncthreads();
-    }
-    amax[i].largest = max(amax[i].largest, largest_of_tile(source, dtype));
-  }
-}
-
+template <DType kSource>
 __global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
     expert_amax_kernel(const __grid_constant__ QuantizeJob job) {
   auto& shared = *reinterpret_cast<AmaxShared*>(dynamic_shared());
-  ThreadAmax amax[2];
-  int expert = -1;
-  if (threadIdx.x == 0) shared.finder.start(job.of);
-  for (int64_t number = blockIdx.x;; number += gridDim.x) {
-    if (threadIdx.x == 0) shared.tile = shared.finder.find(job.of, number);
-    __syncthreads();
-    const ExpertTile tile = shared.tile;
-    for (int i = 0; i < job.count && expert >= 0 && tile.expert != expert; ++i)
-      if (job.copies[i].amax != nullptr) amax[i].flush(job.copies[i].amax, expert);
-    expert = tile.expert;
-    if (expert < 0) return;
-    load_tile(shared.source, job.source.of(expert), tile);
-    __syncthreads();
-    add_tile(amax, job, shared.source);
-  }
+  ThreadAmax amax;
+  walk_tiles<kSource>(job, shared, [&](const ExpertTile& tile) {
+    amax.start(job, tile.expert);
+    amax.add<kSource>(job, shared.source);
+  });
+  amax.start(job, -1);
 }
 
 }  // namespace
@@ -84,9 +81,10 @@ __global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
 void launch_expert_amax(const QuantizeJob& job, const QuantizeStream& on) {
   const int64_t blocks = (job.of.experts + kQuantizeThreads - 1) / kQuantizeThreads;
   launch(clear_amax_kernel, {unsigned(blocks), kQuantizeThreads, 0, on.stream}, job);
-  const int ahead = sizeof(AmaxShared) - sizeof(SourcePlanes);
-  launch(expert_amax_kernel,
-         on.grid(job.of, kAmaxBlocks, ahead + source_bytes(job.source.first.dtype)), job);
+  visit_plain(job.source.first.dtype, [&]<DType kSource>() {
+    launch(expert_amax_kernel<kSource>,
+           on.grid(job.of, kAmaxBlocks, kSharedBytes<AmaxShared, kSource>), job);
+  });
 }
 
 }  // namespace cadre::cuda::portable

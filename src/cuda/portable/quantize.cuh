@@ -1,4 +1,7 @@
 #pragma once
+#include <bit>
+
+#include "cuda/device/magnitude.h"
 #include "cuda/device/small_float.h"
 #include "cuda/portable/quantize_job.h"
 #include "cuda/portable/source_tile.cuh"
@@ -12,23 +15,25 @@
 // are neither read nor written.
 namespace cadre::cuda::portable {
 
-constexpr int kQuantizeBlocks = 3;  // of an SM at once
+constexpr int kQuantizeBlocks = 4;  // of an SM at once
 
-/// The blocks of a tile of one copy, and where in shared memory what belongs to each lies.
+/// The blocks of a tile of one copy, and where in shared memory what belongs to each lies: columns
+/// that neighbouring threads take at the same time lie side by side.
 template <int kBlock>
 struct TileBlocks {
   static constexpr int kMost = kTileSide * kTileSide / kBlock;
+  static constexpr int kSideBits = std::countr_zero(unsigned(kTileSide));
+  static constexpr int kBlockBits = std::countr_zero(unsigned(kBlock));
   bool across, down;
 
   explicit __device__ TileBlocks(const QuantizedMatrix& m) : across(m.across), down(m.down) {}
 
-  __device__ int rows() const { return down ? kTileSide / kBlock : kTileSide; }
-  __device__ int cols() const { return across ? kTileSide / kBlock : kTileSide; }
+  __device__ int row_bits() const { return down ? kSideBits - kBlockBits : kSideBits; }
+  __device__ int col_bits() const { return across ? kSideBits - kBlockBits : kSideBits; }
   __device__ int block_row(int row) const { return down ? row / kBlock : row; }
   __device__ int block_col(int col) const { return across ? col / kBlock : col; }
-  /// Columns that neighbouring threads take at the same time lie side by side.
   __device__ int place(int row, int col) const {
-    return row * cols() + (across ? col : col % kChunk * kAcross + col / kChunk);
+    return (row << col_bits()) + (across ? col : col % kChunk * kAcross + col / kChunk);
   }
   /// The block of an element.
   __device__ int of(int row, int col) const { return place(block_row(row), block_col(col)); }
@@ -40,8 +45,7 @@ constexpr int kBlockOf = Row::kInfo.block == 0 ? kTileSide : Row::kInfo.block;
 
 template <int kBlock>
 struct QuantizeShared {
-  TileFinder finder;
-  ExpertTile tiles[2];  ///< by turns, so that nobody waits for who still reads the last one
+  TileQueue queue;
   uint32_t blocks[TileBlocks<kBlock>::kMost];  ///< amaxes, then multipliers, as bits
   alignas(128) SourcePlanes source;
 };
@@ -70,42 +74,36 @@ struct Patch {
 };
 
 /// The amaxes of blocks that are within rows, which lie within the lanes of a warp.
-template <int kBlock>
-__device__ void amaxes_within_rows(uint32_t* amax, const SourcePlanes& source, DType dtype,
+template <DType kSource, int kBlock>
+__device__ void amaxes_within_rows(uint32_t* amax, const SourcePlanes& source,
                                    const TileBlocks<kBlock>& blocks) {
   const Patch patch = Patch::along_row();
-#pragma unroll 2
-  for (int row = patch.row; row < patch.row + kChunk; ++row) {
-    float x[kChunk];
-    decode(read_chunk(source, dtype, row, patch.chunk), dtype, x);
-    uint32_t largest = 0;
-    for (const float value : x) largest = max(largest, formats::magnitude(value));
-    largest = largest_of_lanes<kBlock / kChunk>(largest);
-    if (patch.col() % kBlock == 0) amax[blocks.of(row, patch.col())] = largest;
+  const int first = blocks.of(patch.row, patch.col());
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i) {
+    ColumnMagnitudes<kSource> columns;
+    columns.add(read_chunk<kSource>(source, patch.row + i, patch.chunk));
+    const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
+    if (patch.col() % kBlock == 0) amax[first + (i << blocks.col_bits())] = largest;
   }
 }
 
 /// Those of blocks of several rows, which must be zero before.
-template <int kBlock>
-__device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source, DType dtype,
+template <DType kSource, int kBlock>
+__device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source,
                                    const TileBlocks<kBlock>& blocks) {
   const Patch patch = Patch::along_row();
-  uint32_t columns[kChunk] = {};
-#pragma unroll 2
-  for (int row = patch.row; row < patch.row + kChunk; ++row) {
-    float x[kChunk];
-    decode(read_chunk(source, dtype, row, patch.chunk), dtype, x);
-    for (int k = 0; k < kChunk; ++k) columns[k] = max(columns[k], formats::magnitude(x[k]));
-  }
-  if (!blocks.across) {
-    for (int k = 0; k < kChunk; ++k)
-      atomicMax(&amax[blocks.of(patch.row, patch.col() + k)], columns[k]);
+  ColumnMagnitudes<kSource> columns;
+#pragma unroll
+  for (int i = 0; i < kChunk; ++i)
+    columns.add(read_chunk<kSource>(source, patch.row + i, patch.chunk));
+  if (blocks.across) {
+    const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
+    if (patch.col() % kBlock == 0) atomicMax(&amax[blocks.of(patch.row, patch.col())], largest);
     return;
   }
-  uint32_t largest = 0;
-  for (const uint32_t column : columns) largest = max(largest, column);
-  largest = largest_of_lanes<kBlock / kChunk>(largest);
-  if (patch.col() % kBlock == 0) atomicMax(&amax[blocks.of(patch.row, patch.col())], largest);
+  for (int k = 0; k < kChunk; ++k)
+    atomicMax(&amax[blocks.of(patch.row, patch.col() + k)], columns.of_column(k));
 }
 
 template <class Row, class Element>
@@ -124,16 +122,19 @@ __device__ void make_scales(uint32_t* shared, const QuantizeCopy& copy, const Ex
   const formats::ExpertScale expert = expert_scale<Row, Element>(copy, tile.expert);
   const int rows = blocks.block_row(copy.to.rows_of(tile) - 1) + 1;
   const int cols = blocks.block_col(tile.cols - 1) + 1;
-  const int64_t first_row = copy.to.down ? tile.row / kBlock : tile.row;
-  const int64_t first_col = copy.to.across ? tile.col / kBlock : tile.col;
-  for (int i = int(threadIdx.x); i < blocks.rows() * blocks.cols(); i += kQuantizeThreads) {
-    const int row = scales.columns ? i % blocks.rows() : i / blocks.cols();
-    const int col = scales.columns ? i / blocks.rows() : i % blocks.cols();
+  uint8_t* first = scales.at(copy.to.down ? tile.row / kBlock : tile.row,
+                             copy.to.across ? tile.col / kBlock : tile.col);
+  const int row_bits = blocks.row_bits(), col_bits = blocks.col_bits();
+#pragma unroll 1
+  for (int i = int(threadIdx.x); i >> (row_bits + col_bits) == 0; i += kQuantizeThreads) {
+    const int row = scales.columns ? i & ((1 << row_bits) - 1) : i >> col_bits;
+    const int col = scales.columns ? i >> row_bits : i & ((1 << col_bits) - 1);
     if (row >= rows || col >= cols) continue;
     uint32_t& of_block = shared[blocks.place(row, col)];
     const auto scale =
         Row::template block_scale<Element>(__uint_as_float(of_block), expert, copy.options);
-    *reinterpret_cast<Code*>(scales.at(first_row + row, first_col + col)) = scale.code;
+    const int line = scales.columns ? col : row, place = scales.columns ? row : col;
+    reinterpret_cast<Code*>(first + line * scales.pitch)[place] = scale.code;
     of_block = __float_as_uint(scale.multiplier);
   }
 }
@@ -162,32 +163,36 @@ struct PatchBits {
 template <class Row, class Element>
 class Multipliers {
  public:
-  __device__ Multipliers(const uint32_t* shared, const QuantizeCopy& copy, int expert, Patch patch)
-      : shared_(shared),
-        blocks_(copy.to),
-        patch_(patch),
-        whole_(kNone ? expert_scale<Row, Element>(copy, expert).encode : 0) {}
-
+  __device__ Multipliers(const uint32_t* shared, const QuantizeCopy& copy, int expert,
+                         Patch patch) {
+    if constexpr (kNone) {
+      whole_ = expert_scale<Row, Element>(copy, expert).encode;
+    } else {
+      const TileBlocks<kBlockOf<Row>> blocks(copy.to);
+      first_ = shared + blocks.of(patch.row, patch.col());
+      row_step_ = blocks.down ? 0 : 1 << blocks.col_bits();
+      column_step_ = blocks.across ? 0 : kAcross;
+    }
+  }
   /// Of element [i, k] of the patch.
   __device__ float at(int i, int k) const {
-    const int place = blocks_.of(patch_.row + i, patch_.col() + k);
-    return kNone ? whole_ : __uint_as_float(shared_[place]);
+    return kNone ? whole_ : __uint_as_float(first_[i * row_step_ + k * column_step_]);
   }
-  /// Of row i, column by column, if that of the row before is there: along K all are the same, and
-  /// otherwise all rows are.
+  /// Of row i, column by column, if those of the row before are there.
   __device__ void of_row(int i, float (&columns)[kChunk]) const {
-    if (i > 0 && (kNone || blocks_.down)) return;
-    const bool same = kNone || !blocks_.down;
-    const float first = at(i, 0);
-    for (int k = 0; k < kChunk; ++k) columns[k] = same ? first : at(i, k);
+    if (row_step_ != 0) {
+      const float of_row = at(i, 0);
+      for (int k = 0; k < kChunk; ++k) columns[k] = of_row;
+    } else if (i == 0) {
+      for (int k = 0; k < kChunk; ++k) columns[k] = at(0, k);
+    }
   }
 
  private:
   static constexpr bool kNone = Row::kInfo.block == 0;
-  const uint32_t* shared_;
-  TileBlocks<kBlockOf<Row>> blocks_;
-  Patch patch_;
-  float whole_;
+  const uint32_t* first_ = nullptr;
+  int row_step_ = 0, column_step_ = 0;
+  float whole_ = 0;
 };
 
 /// Where the codes of a thread's patch go; what lies beyond the tile's end does not.
@@ -215,16 +220,17 @@ struct PatchCodes {
 };
 
 /// Encodes row by row; column-major codes are gathered in registers.
-template <class Row, class Element>
+template <DType kSource, class Row, class Element>
 __device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element>& multipliers,
-                            const SourcePlanes& source, DType dtype) {
+                            const SourcePlanes& source) {
   EightCodes<Element> columns[kChunk];
   float multiplier[kChunk];
+  multipliers.of_row(0, multiplier);
 #pragma unroll 1
   for (int i = 0; i < kChunk; ++i) {
     float x[kChunk];
-    decode(read_chunk(source, dtype, to.patch.row + i, to.patch.chunk), dtype, x);
-    multipliers.of_row(i, multiplier);
+    decode(read_chunk<kSource>(source, to.patch.row + i, to.patch.chunk), kSource, x);
+    if (i > 0) multipliers.of_row(i, multiplier);
     for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], multiplier[k]);
     const auto row = EightCodes<Element>::of(x);
     if (!to.columns) to.store_line(i, row);
@@ -235,11 +241,11 @@ __device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element
 
 /// The same with random bits, in lines that share a draw; codes of the other order are gathered in
 /// registers.
-template <class Row, class Element>
-__device__ void encode_stochastically(const PatchCodes& to,
-                                      const Multipliers<Row, Element>& multipliers,
-                                      const SourcePlanes& source, DType dtype,
-                                      const PatchBits& random) {
+template <DType kSource, class Row, class Element>
+__device__ __noinline__ void encode_stochastically(const PatchCodes& to,
+                                                   const Multipliers<Row, Element>& multipliers,
+                                                   const SourcePlanes& source,
+                                                   const PatchBits& random) {
   const bool down = random.bits.axis == Axis::kAlongRows, turned = down != to.columns;
   EightCodes<Element> across[kChunk];
 #pragma unroll 1
@@ -248,7 +254,7 @@ __device__ void encode_stochastically(const PatchCodes& to,
     EightCodes<Element> codes;
     for (int p = 0; p < kChunk; ++p) {
       const int i = down ? p : line, k = down ? line : p;
-      const float x = read_element(source, dtype, to.patch.row + i, to.patch.chunk, k);
+      const float x = read_element<kSource>(source, to.patch.row + i, to.patch.chunk, k);
       codes.put(p, Element::encode_stochastic_word(formats::mul(x, multipliers.at(i, k)),
                                                    random.bits.pick(draw, uint32_t(p))));
     }
@@ -258,85 +264,87 @@ __device__ void encode_stochastically(const PatchCodes& to,
   for (int p = 0; p < kChunk && turned; ++p) to.store_line(p, across[p]);
 }
 
-template <class Row, class Element>
-__device__ void encode_tile(const QuantizeJob& job, const QuantizeCopy& copy, DType dtype,
-                            const QuantizeShared<kBlockOf<Row>>& shared, const ExpertTile& tile) {
-  const PatchCodes to(copy.to, tile);
-  if (to.is_empty()) return;
-  const Multipliers<Row, Element> multipliers(shared.blocks, copy, tile.expert, to.patch);
-  if constexpr (Row::kInfo.takes_stochastic)
-    if (copy.stochastic)
-      return encode_stochastically(to, multipliers, shared.source, dtype,
-                                   PatchBits(copy, job.rng, tile, to.patch));
-  encode_rows(to, multipliers, shared.source, dtype);
-}
-
 /// Amaxes and scales of a tile's blocks; their multipliers are in shared memory.
-template <class Row, class Element>
+template <DType kSource, class Row, class Element>
 __device__ void scale_tile(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
-                           DType dtype, const ExpertTile& tile) {
+                           const ExpertTile& tile) {
   const TileBlocks<kBlockOf<Row>> blocks(copy.to);
-  for (int i = int(threadIdx.x); i < blocks.kMost; i += kQuantizeThreads) shared.blocks[i] = 0;
-  __syncthreads();
-  if (blocks.down)
-    amaxes_across_rows(shared.blocks, shared.source, dtype, blocks);
-  else
-    amaxes_within_rows(shared.blocks, shared.source, dtype, blocks);
+  if (blocks.down) {
+    for (int i = int(threadIdx.x); i < blocks.kMost; i += kQuantizeThreads) shared.blocks[i] = 0;
+    __syncthreads();
+    amaxes_across_rows<kSource>(shared.blocks, shared.source, blocks);
+  } else {
+    amaxes_within_rows<kSource>(shared.blocks, shared.source, blocks);
+  }
   __syncthreads();
   make_scales<Row, Element>(shared.blocks, copy, tile);
   __syncthreads();
 }
 
 /// One copy of the tile that is in shared memory.
-template <class Row, class Element>
-__device__ void quantize_tile(const QuantizeJob& job, const QuantizeCopy& copy,
-                              QuantizeShared<kBlockOf<Row>>& shared, const ExpertTile& tile) {
-  DType dtype = job.source.first.dtype;
-  if constexpr (Row::kInfo.takes_hadamard)
-    if (copy.to.transformed) {
-      transform_tile(shared.source, dtype);
-      dtype = DType::kBf16;
-    }
-  if constexpr (Row::kInfo.block != 0) scale_tile<Row, Element>(shared, copy, dtype, tile);
-  encode_tile<Row, Element>(job, copy, dtype, shared, tile);
+template <DType kSource, class Row, class Element>
+__device__ __noinline__ void quantize_tile(const QuantizeJob& job, const QuantizeCopy& copy,
+                                           QuantizeShared<kBlockOf<Row>>& shared,
+                                           const ExpertTile& tile) {
+  if constexpr (Row::kInfo.block != 0) scale_tile<kSource, Row, Element>(shared, copy, tile);
+  const PatchCodes to(copy.to, tile);
+  if (to.is_empty()) return;
+  const Multipliers<Row, Element> multipliers(shared.blocks, copy, tile.expert, to.patch);
+  if constexpr (Row::kInfo.takes_stochastic)
+    if (copy.stochastic)
+      return encode_stochastically<kSource>(to, multipliers, shared.source,
+                                            PatchBits(copy, job.rng, tile, to.patch));
+  encode_rows<kSource>(to, multipliers, shared.source);
+}
+
+/// All copies; a transformed one is of bf16 numbers.
+template <DType kSource, class Row, class Element>
+__device__ void quantize_copies(const QuantizeJob& job, QuantizeShared<kBlockOf<Row>>& shared,
+                                const ExpertTile& tile) {
+#pragma unroll 1
+  for (int i = 0; i < job.count; ++i) {
+    const QuantizeCopy& copy = job.copies[i];
+    __syncthreads();
+    if constexpr (Row::kInfo.takes_hadamard)
+      if (copy.to.transformed) {
+        transform_tile<kSource>(shared.source);
+        __syncthreads();
+        if constexpr (kSource != DType::kBf16) {
+          quantize_tile<DType::kBf16, Row, Element>(job, copy, shared, tile);
+          continue;
+        }
+      }
+    quantize_tile<kSource, Row, Element>(job, copy, shared, tile);
+  }
 }
 
 /// By a grid-stride loop.
 template <class Row, class Element>
 __device__ void store_expert_scales(const QuantizeJob& job, const QuantizeCopy& copy) {
+#pragma unroll 1
   for (int64_t e = int64_t(blockIdx.x) * kQuantizeThreads + threadIdx.x; e < job.of.experts;
        e += int64_t(gridDim.x) * kQuantizeThreads)
     copy.to.expert_scale[e] = expert_scale<Row, Element>(copy, int(e)).scale;
 }
 
-template <class Row, class Element>
+template <DType kSource, class Row, class Element>
 __global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks)
     quantize_kernel(const __grid_constant__ QuantizeJob job) {
   auto& shared = *reinterpret_cast<QuantizeShared<kBlockOf<Row>>*>(dynamic_shared());
   for (int i = 0; i < job.count && Row::kInfo.has_expert_scale; ++i)
     store_expert_scales<Row, Element>(job, job.copies[i]);
-  if (threadIdx.x == 0) shared.finder.start(job.of);
-  int turn = 0;
-  for (int64_t number = blockIdx.x;; number += gridDim.x) {
-    ExpertTile& tile = shared.tiles[turn];
-    turn ^= 1;
-    if (threadIdx.x == 0) tile = shared.finder.find(job.of, number);
-    __syncthreads();
-    if (tile.expert < 0) return;
-    load_tile(shared.source, job.source.of(tile.expert), tile);
-    for (int i = 0; i < job.count; ++i) {
-      __syncthreads();
-      quantize_tile<Row, Element>(job, job.copies[i], shared, tile);
-    }
-  }
+  walk_tiles<kSource>(job, shared, [&](const ExpertTile& tile) {
+    quantize_copies<kSource, Row, Element>(job, shared, tile);
+  });
 }
 
 template <class Row, class Element>
 void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
-  const DType dtype = job.source.first.dtype;
-  const int ahead = sizeof(QuantizeShared<kBlockOf<Row>>) - sizeof(SourcePlanes);
-  launch(quantize_kernel<Row, Element>,
-         on.grid(job.of, kQuantizeBlocks, ahead + source_bytes(dtype)), job);
+  using Shared = QuantizeShared<kBlockOf<Row>>;
+  visit_plain(job.source.first.dtype, [&]<DType kSource>() {
+    launch(quantize_kernel<kSource, Row, Element>,
+           on.grid(job.of, kQuantizeBlocks, kSharedBytes<Shared, kSource>), job);
+  });
 }
 
 }  // namespace cadre::cuda::portable

@@ -45,6 +45,14 @@ struct QuantizeStream {
   }
 };
 
+/// Calls `work.operator()<kDType>()` for f32, bf16 or f16.
+template <class Work>
+void visit_plain(DType dtype, Work&& work) {
+  if (dtype == DType::kF32) return work.template operator()<DType::kF32>();
+  if (dtype == DType::kBf16) return work.template operator()<DType::kBf16>();
+  work.template operator()<DType::kF16>();
+}
+
 /// Codes and scales of copies that have this format. A format's instances have a source of their
 /// own.
 template <class Row, class Element>

@@ -39,24 +39,28 @@ struct ExpertTile {
   int rows, cols;    ///< that are there
 };
 
-/// Finds the tiles of a block: numbers never fall. Lives in shared memory, for one thread.
+/// Finds the tiles of a block, one after the other. Lives in shared memory, for one thread.
 class TileFinder {
  public:
   __device__ void start(const ExpertsRows& all) {
+    number_ = blockIdx.x;
     if (all.offsets != nullptr)
       ragged_ = {{all.offsets, all.experts, all.rows}, {kTileSide, kTileSide}, all.across()};
   }
-  __device__ ExpertTile find(const ExpertsRows& all, int64_t number) {
-    ExpertTile tile{-1, 0, 0, 0, 0, 0};
+  /// Not inlined, since it divides a lot and only one thread calls it.
+  __device__ __noinline__ void next(const ExpertsRows& all, ExpertTile& tile) {
+    const int64_t number = number_;
+    number_ += gridDim.x;
     int64_t rows = all.rows;
+    tile = {-1, 0, 0, 0, 0, 0};
     if (all.offsets == nullptr) {
       const int64_t across = all.across(), each = all.down() * across;
-      if (number >= each * all.experts) return tile;
+      if (number >= each * all.experts) return;
       tile.expert = int(number / each);
       tile.row = number % each / across * kTileSide;
       tile.col = number % across * kTileSide;
     } else {
-      if (!ragged_.seek(number)) return tile;
+      if (!ragged_.seek(number)) return;
       const schedule::TilePlace place = ragged_.place(all.across());
       tile.expert = ragged_.expert();
       tile.row = place.down * kTileSide;
@@ -66,10 +70,10 @@ class TileFinder {
     }
     tile.rows = int(min(rows - tile.row, int64_t(kTileSide)));
     tile.cols = int(min(all.cols - tile.col, int64_t(kTileSide)));
-    return tile;
   }
 
  private:
+  int64_t number_;
   schedule::RaggedTiles ragged_;
 };
 

@@ -3,7 +3,7 @@
 #include "cuda/device/chunk.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/mma.h"
-#include "cuda/portable/quantized_tile.cuh"
+#include "cuda/portable/quantize_job.h"
 #include "formats/hadamard.h"
 
 // A tile of what is quantised, in shared memory: elements as they are stored, in chunks of eight.
@@ -18,72 +18,107 @@ struct SourcePlanes {
   uint4 high[kPlaneChunks];  ///< fp32 only
 };
 
-/// Bytes of shared memory that a tile takes.
-constexpr int source_bytes(DType dtype) {
-  return (dtype == DType::kF32 ? 2 : 1) * kPlaneChunks * int(sizeof(uint4));
-}
+/// Of shared memory that a tile takes.
+template <DType kSource>
+constexpr int kSourceBytes = (kSource == DType::kF32 ? 2 : 1) * kPlaneChunks* int(sizeof(uint4));
 
 CADRE_HD constexpr int source_place(int row, int chunk) {
   return row * kAcross + (chunk ^ (row / kChunk & 7));
 }
 
-__device__ inline Chunk read_chunk(const SourcePlanes& planes, DType dtype, int row, int chunk) {
+template <DType kSource>
+__device__ Chunk read_chunk(const SourcePlanes& planes, int row, int chunk) {
   const int place = source_place(row, chunk);
   Chunk read{planes.low[place], {}};
-  if (dtype == DType::kF32) read.high = planes.high[place];
+  if constexpr (kSource == DType::kF32) read.high = planes.high[place];
   return read;
 }
 
-/// Loads a tile; what is not there is zero. All threads must call it, and see it all behind the
-/// next __syncthreads().
-__device__ inline void load_tile(SourcePlanes& planes, const Matrix& from, const ExpertTile& tile) {
-  const bool wide = from.is_wide(), whole = from.dtype == DType::kF32;
+/// Starts to load a tile; what is not there is zero. All threads must call it, and cp_async_wait();
+/// behind the next __syncthreads() all of them see it all.
+template <DType kSource>
+__device__ void start_tile(SourcePlanes& planes, const Matrix& from, const ExpertTile& tile) {
+  constexpr int kRowsAtOnce = kQuantizeThreads / kAcross, kBytes = kSource == DType::kF32 ? 4 : 2;
+  const int first = int(threadIdx.x) / kAcross, chunk = int(threadIdx.x) % kAcross;
+  const bool inside = chunk * kChunk < tile.cols, wide = from.is_wide();
+  const int rows = inside ? tile.rows : 0;
+  const int64_t row = tile.first + tile.row + first, column = tile.col + chunk * kChunk;
+  const char* source = inside ? from.data + row * from.pitch + column * kBytes : from.data;
+#pragma unroll
+  for (int i = first; wide && i < kTileSide; i += kRowsAtOnce) {
+    const int bytes = i < rows ? 16 : 0, place = source_place(i, chunk);
+    const char* at = i < rows ? source + (i - first) * from.pitch : from.data;
+    cp_async(shared_address(&planes.low[place]), at, bytes);
+    if (kSource == DType::kF32) cp_async(shared_address(&planes.high[place]), at + bytes, bytes);
+  }
 #pragma unroll 1
-  for (int i = int(threadIdx.x); i < kPlaneChunks; i += kQuantizeThreads) {
-    const int row = i / kAcross, chunk = i % kAcross, place = source_place(row, chunk);
-    const bool inside = row < tile.rows && chunk * kChunk < tile.cols;
-    const Place at{tile.first + tile.row + row, tile.col + chunk * kChunk};
-    if (wide) {
-      const char* source = inside ? address(from, at) : from.data;
-      const int bytes = inside ? 16 : 0;
-      cp_async(shared_address(&planes.low[place]), source, bytes);
-      if (whole) cp_async(shared_address(&planes.high[place]), source + bytes, bytes);
-    } else {
-      const Chunk read = inside ? load<false>(from, at) : Chunk{};
-      planes.low[place] = read.low;
-      if (whole) planes.high[place] = read.high;
-    }
+  for (int i = first; !wide && i < kTileSide; i += kRowsAtOnce) {
+    const Chunk read = i < rows ? load<false>(from, {row + i - first, column}) : Chunk{};
+    planes.low[source_place(i, chunk)] = read.low;
+    if (kSource == DType::kF32) planes.high[source_place(i, chunk)] = read.high;
   }
   cp_async_commit();
-  cp_async_wait<0>();
+}
+
+/// Bytes of a block's shared memory, whose last part is the tile.
+template <class Shared, DType kSource>
+constexpr int kSharedBytes = int(sizeof(Shared) - sizeof(SourcePlanes)) + kSourceBytes<kSource>;
+
+/// The tile that a block has, and the next one.
+struct TileQueue {
+  TileFinder finder;
+  ExpertTile tiles[2];
+};
+
+/// Calls work(tile) for every tile of a block, which is in shared memory behind the next
+/// __syncthreads(). One thread looks for the next tile while this one is loaded.
+template <DType kSource, class Shared, class Work>
+__device__ void walk_tiles(const QuantizeJob& job, Shared& shared, Work&& work) {
+  if (threadIdx.x == 0) {
+    shared.queue.finder.start(job.of);
+    shared.queue.finder.next(job.of, shared.queue.tiles[0]);
+  }
+  for (int turn = 0;; turn ^= 1) {
+    __syncthreads();
+    const ExpertTile& tile = shared.queue.tiles[turn];
+    if (tile.expert < 0) return;
+    start_tile<kSource>(shared.source, job.source.of(tile.expert), tile);
+    if (threadIdx.x == 0) shared.queue.finder.next(job.of, shared.queue.tiles[turn ^ 1]);
+    cp_async_wait<0>();
+    work(tile);
+  }
 }
 
 /// Element k of a chunk.
-__device__ inline float read_element(const SourcePlanes& planes, DType dtype, int row, int chunk,
-                                     int k) {
+template <DType kSource>
+__device__ float read_element(const SourcePlanes& planes, int row, int chunk, int k) {
   const int place = source_place(row, chunk);
-  if (dtype != DType::kF32)
-    return pair_of(dtype, reinterpret_cast<const uint16_t*>(&planes.low[place])[k]).x;
-  return reinterpret_cast<const float*>(k < 4 ? &planes.low[place] : &planes.high[place])[k % 4];
+  if constexpr (kSource == DType::kF32)
+    return reinterpret_cast<const float*>(k < 4 ? &planes.low[place] : &planes.high[place])[k % 4];
+  return pair_of(kSource, reinterpret_cast<const uint16_t*>(&planes.low[place])[k]).x;
 }
 
 /// Elements 2 * pair and the next of a chunk.
-__device__ inline float2 read_pair(const SourcePlanes& planes, DType dtype, int place, int pair) {
-  if (dtype != DType::kF32)
-    return pair_of(dtype, reinterpret_cast<const uint32_t*>(&planes.low[place])[pair]);
-  const uint4& half = pair < 2 ? planes.low[place] : planes.high[place];
-  return reinterpret_cast<const float2*>(&half)[pair % 2];
+template <DType kSource>
+__device__ float2 read_pair(const SourcePlanes& planes, int row, int chunk, int pair) {
+  const int place = source_place(row, chunk);
+  if constexpr (kSource == DType::kF32)
+    return reinterpret_cast<const float2*>(pair < 2 ? &planes.low[place]
+                                                    : &planes.high[place])[pair % 2];
+  return pair_of(kSource, reinterpret_cast<const uint32_t*>(&planes.low[place])[pair]);
 }
 
 /// Transforms every sixteen rows, in place, to bf16. A thread takes two columns at a time; the
 /// threads that share a chunk are in one warp, so nobody writes what another has yet to read.
-__device__ inline void transform_tile(SourcePlanes& planes, DType dtype) {
+template <DType kSource>
+__device__ __noinline__ void transform_tile(SourcePlanes& planes) {
   constexpr int kPoints = formats::Hadamard16::kPoints, kPairs = kTileSide / 2;
+#pragma unroll 1
   for (int i = int(threadIdx.x); i < kTileSide / kPoints * kPairs; i += kQuantizeThreads) {
     const int first = i / kPairs * kPoints, chunk = i % kPairs / 4, pair = i % 4;
     float x[kPoints], y[kPoints];
     for (int p = 0; p < kPoints; ++p) {
-      const float2 both = read_pair(planes, dtype, source_place(first + p, chunk), pair);
+      const float2 both = read_pair<kSource>(planes, first + p, chunk, pair);
       x[p] = both.x, y[p] = both.y;
     }
     formats::Hadamard16::apply(x);
