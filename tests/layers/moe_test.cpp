@@ -20,7 +20,7 @@ namespace {
 constexpr int64_t kStep = 8;  // elements between rows, so that TMA takes them
 
 MoeProblem problem(std::string_view recipe = "bf16") {
-  MoeProblem p{.tokens = 37, .top_k = 3, .hidden = 24, .features = 16, .experts = 7};
+  MoeProblem p{.tokens = 21, .top_k = 3, .hidden = 24, .features = 16, .experts = 7};
   p.recipe = parse_recipe(recipe);
   p.parameters.dw = DType::kF32;
   p.normalize = p.bias1 = p.bias2 = true;
