@@ -17,7 +17,10 @@ install(FILES ${PROJECT_BINARY_DIR}/cadreConfig.cmake ${PROJECT_BINARY_DIR}/cadr
 
 # A static library names what it needs in Libs, so that plain `pkg-config --libs` links.
 file(RELATIVE_PATH cadre_pc_up /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
-set(cadre_pc_needs "-ldnnl ${OpenMP_CXX_FLAGS}")
+set(cadre_pc_needs "${OpenMP_CXX_FLAGS}")
+if(CADRE_ONEDNN)
+  string(PREPEND cadre_pc_needs "-ldnnl ")
+endif()
 if(CADRE_CUDA)
   string(APPEND cadre_pc_needs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")
 endif()

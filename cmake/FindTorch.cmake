@@ -46,5 +46,5 @@ function(cadre_use_torch target)
   target_include_directories(${target} SYSTEM PRIVATE ${torch}/include ${torch}/include/torch/csrc/api/include)
   # torch's headers need extensions of the language; its macros declare what is not used.
   target_compile_options(${target} PRIVATE -Wno-conversion -Wno-shadow)
-  target_link_libraries(${target} PRIVATE cadre::cadre DNNL::dnnl ${torch}/lib/libtorch_cpu.so ${torch}/lib/libc10.so)
+  target_link_libraries(${target} PRIVATE cadre::cadre ${CADRE_ONEDNN_LIBRARY} ${torch}/lib/libtorch_cpu.so ${torch}/lib/libc10.so)
 endfunction()

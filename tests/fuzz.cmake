@@ -14,8 +14,11 @@ foreach(file bench/draw bench/text_file cli/problem apps/train/checkpoint apps/t
         apps/train/safetensors apps/train/settings)
   list(APPEND sources ${PROJECT_SOURCE_DIR}/${file}.cpp)
 endforeach()
-set(libraries $<TARGET_FILE:cadre_bench> $<TARGET_FILE:cadre_train> $<TARGET_FILE:cadre>
-  $<TARGET_FILE:DNNL::dnnl> ${OpenMP_CXX_LIBRARIES})
+set(libraries $<TARGET_FILE:cadre_bench> $<TARGET_FILE:cadre_train> $<TARGET_FILE:cadre>)
+foreach(onednn ${CADRE_ONEDNN_LIBRARY})
+  list(APPEND libraries $<TARGET_FILE:${onednn}>)
+endforeach()
+list(APPEND libraries ${OpenMP_CXX_LIBRARIES})
 if(CADRE_CUDA)
   list(APPEND libraries $<TARGET_FILE:CUDA::cudart_static> dl rt pthread)
 endif()

@@ -63,6 +63,8 @@ struct List<GroupedGemmProblem> {
       {"cpu_avx512", refuses_grouped_gemm_tiles, grouped_gemm_tiles_workspace_bytes,
        grouped_gemm_tiles},
       {"cpu_onednn", refuses_grouped_gemm_f32, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
+      {"cpu_portable", refuses_grouped_gemm_portable, grouped_gemm_portable_workspace_bytes,
+       grouped_gemm_portable},
       {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
   };
 };

@@ -6,6 +6,8 @@
   pkg_config     the same tree, by `pkg-config --cflags --libs` and one call of the compiler
   shared         a shared library built anew, found by find_package, that exports what is declared
   fetch_content  the sources, through FetchContent
+  no_onednn      a library built anew with CADRE_ONEDNN=OFF where there is none, by pkg-config
+  which_onednn   configuring says which oneDNN it wants
 """
 import os
 import pathlib
@@ -24,7 +26,8 @@ FLAGS = ("-DCMAKE_BUILD_TYPE=Release", "-DCADRE_WERROR=ON")
 
 def call(*command, **options):
     print("$", *command, flush=True)
-    return subprocess.run([str(c) for c in command], check=True, text=True, **options)
+    options = {"check": True, "text": True} | options
+    return subprocess.run([str(c) for c in command], **options)
 
 
 def build_and_run(project, folder, *options):
@@ -60,10 +63,14 @@ def find_package(project, source, build, scratch):
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={installed(build, scratch)}")
 
 
+def flags_of(tree):
+    places = ":".join(str(p.parent) for p in tree.rglob("cadre.pc"))
+    return call("pkg-config", "--cflags", "--libs", "cadre", stdout=subprocess.PIPE,
+                env=os.environ | {"PKG_CONFIG_PATH": places}).stdout.split()
+
+
 def pkg_config(project, source, build, scratch):
-    places = ":".join(str(p.parent) for p in installed(build, scratch).rglob("cadre.pc"))
-    flags = call("pkg-config", "--cflags", "--libs", "cadre", stdout=subprocess.PIPE,
-                 env=os.environ | {"PKG_CONFIG_PATH": places}).stdout.split()
+    flags = flags_of(installed(build, scratch))
     call("g++", project / "main.cpp", *flags, "-o", scratch / "consumer")
     check_output(scratch / "consumer")
 
@@ -101,11 +108,68 @@ def check_exports(library, headers):
                  f"not exported: {sorted(want - functions)}")
 
 
-def shared(project, source, build, scratch):
-    call("cmake", "-G", "Ninja", "-S", source, "-B", scratch, "-DBUILD_SHARED_LIBS=ON",
-         "-DCADRE_TESTS=OFF", "-DCADRE_CLI=OFF", "-DCADRE_TORCH=OFF", *FLAGS)
+def configure(source, scratch, *options, **more):
+    """The library alone."""
+    return call("cmake", "-G", "Ninja", "-S", source, "-B", scratch, "-DCADRE_TESTS=OFF",
+                "-DCADRE_CLI=OFF", "-DCADRE_TORCH=OFF", *options, *FLAGS, **more)
+
+
+def library(source, scratch, *options):
+    """The installed tree of a library built anew."""
+    configure(source, scratch, *options)
     call("cmake", "--build", scratch)
-    tree = installed(scratch, scratch)
+    return installed(scratch, scratch)
+
+
+NO_ONEDNN = ("-DCMAKE_DISABLE_FIND_PACKAGE_dnnl=ON", "-DCMAKE_DISABLE_FIND_PACKAGE_OpenCL=ON")
+REFUSALS = """
+#include <cadre/cadre.h>
+#include <iostream>
+int main() {
+  const auto p = cadre::parse_grouped_gemm_problem("grouped_gemm wgrad R=9 N=8 K=7 E=3 format=f32");
+  const auto made = cadre::plan(p, cadre::this_cpu());
+  for (const auto& [who, why] : made.refusals) std::cout << who << ": " << why << "\\n";
+  std::cout << made.name << "\\n";
+}
+"""
+
+
+def no_onednn(project, source, build, scratch):
+    flags = flags_of(library(source, scratch, "-DCADRE_ONEDNN=OFF", *NO_ONEDNN))
+    assert "dnnl" not in " ".join(flags), flags
+    call("g++", project / "main.cpp", *flags, "-o", scratch / "consumer")
+    check_output(scratch / "consumer")
+    (scratch / "refusals.cpp").write_text(REFUSALS)
+    call("g++", scratch / "refusals.cpp", *flags, "-o", scratch / "refusals")
+    got = call(scratch / "refusals", stdout=subprocess.PIPE).stdout
+    assert "cpu_onednn: this build has no oneDNN\n" in got, got
+    assert got.endswith("cpu_portable\n"), got
+    linked = call("ldd", scratch / "refusals", stdout=subprocess.PIPE).stdout
+    assert "dnnl" not in linked and "OpenCL" not in linked, linked
+
+
+def which_onednn(project, source, build, scratch):
+    package = scratch / "package"
+    package.mkdir()
+    version = ('set(PACKAGE_VERSION "{}")\nset(PACKAGE_VERSION_COMPATIBLE TRUE)\n'
+               'set(PACKAGE_VERSION_EXACT TRUE)\n')
+    wrong = "must be 2.6 or later and before 4"
+    cases = (("1.8.1", "OMP", f"oneDNN is 1.8.1, {wrong}"),
+             ("4.0.0", "OMP", f"oneDNN is 4.0.0, {wrong}"),
+             ("3.5.0", "TBB", "the threads of oneDNN are TBB's, must be OMP's"),
+             (None, None, "oneDNN is missing"))
+    for number, runtime, says in cases:
+        (package / "dnnl-config.cmake").write_text(f'set(DNNL_CPU_RUNTIME "{runtime}")\n')
+        (package / "dnnl-config-version.cmake").write_text(version.format(number))
+        options = NO_ONEDNN if number is None else (f"-Ddnnl_DIR={package}",)
+        done = configure(source, scratch / "build", *options, check=False, capture_output=True)
+        said = " ".join(done.stderr.split())
+        assert done.returncode and f"cadre: {says}" in said, said
+        assert "-DCADRE_ONEDNN=OFF" in said, said
+
+
+def shared(project, source, build, scratch):
+    tree = library(source, scratch, "-DBUILD_SHARED_LIBS=ON")
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
     linked = call("ldd", scratch / "build/consumer", stdout=subprocess.PIPE).stdout
     assert str(tree) in linked, linked
@@ -122,7 +186,8 @@ def main(way, source, build, scratch):
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
     project = pathlib.Path(__file__).parent
-    ways = {w.__name__: w for w in (headers, find_package, pkg_config, shared, fetch_content)}
+    ways = {w.__name__: w for w in (headers, find_package, pkg_config, shared, fetch_content,
+                                    no_onednn, which_onednn)}
     ways[way](project, pathlib.Path(source), pathlib.Path(build), scratch)
     shutil.rmtree(scratch)
 

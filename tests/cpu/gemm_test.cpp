@@ -1,102 +1,26 @@
-// The parts of the CPU grouped GEMM that no plan reaches everywhere: small waves, bf16 products on
-// a processor that would rather widen, every layout that is staged, every line loop.
+// The parts of the CPU grouped GEMM that no plan reaches everywhere: small waves, every layout that
+// is staged, every line loop.
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include <algorithm>
 
-#include "cpu/gemm/ragged_contraction.h"
-#include "cpu/gemm/ragged_rows.h"
+#include "cpu/gemm/refusals.h"
 #include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/stage.h"
 #include "cpu/gemm/tile_product.h"
 #include "cpu/grouped_gemm.h"
-#include "tests/ops/grouped_gemm_case.h"
+#include "tests/cpu/products_case.h"
 
 using namespace cadre;
 using namespace cadre::cpu::gemm;
 using test::Counts;
-using test::GemmCase;
+using test::long_counts;
+using test::problem;
 
 namespace {
 
-GroupedGemmProblem problem(std::string_view words, const Counts& counts) {
-  GroupedGemmProblem p = parse_grouped_gemm_problem(text("grouped_gemm ", words));
-  p.rows = counts.rows;
-  p.experts = counts.experts();
-  return p;
-}
-
-GemmCase::Result run_with(GemmCase& c, const Means& means) {
-  const bool wgrad = c.p.pass == Pass::kWgrad;
-  const int64_t bytes =
-      wgrad ? ragged_contraction_bytes(c.p, means) : ragged_rows_bytes(c.p, means);
-  return c.run_by(bytes, [&](const GroupedGemmArgs& args, Workspace workspace) {
-    wgrad ? ragged_contraction(c.p, args, means, workspace)
-          : ragged_rows(c.p, args, means, workspace);
-  });
-}
-
-const Counts& long_counts() {
-  static const Counts kCounts{.rows = 1700, .of = {5, 0, 900, 300, 1, 257, 33}};
-  return kCounts;
-}
-
-// Waves of the smallest size: experts span many of them. The bits are those of one wave.
-TEST(Waves, OfAnySizeGiveTheSameBits) {
-  for (const char* words :
-       {"fprop N=40 K=70 format=bf16", "dgrad N=300 K=40 format=f32", "wgrad N=40 K=70 format=f32",
-        "wgrad N=150 K=40 format=mxfp8 out=f32", "wgrad N=40 K=70 format=nvfp4 out=f32",
-        "wgrad N=40 K=64 format=f32 out=f32 accumulate=per_expert",
-        "wgrad N=40 K=64 format=f32 out=bf16 accumulate=yes out_major=column"}) {
-    GemmCase c(problem(words, long_counts()), long_counts(), 1);
-    const auto want = run_with(c, {Multiplicand::kF32, 2});
-    EXPECT_EQ(c.check(want), "") << words;
-    for (const int64_t bytes : {1, 200'000, 400'000}) {
-      const auto got = run_with(c, {Multiplicand::kF32, 2, bytes});
-      EXPECT_EQ(got.out.bytes(), want.out.bytes()) << words << " in waves of " << bytes;
-    }
-  }
-}
-
-/// Whether oneDNN's bf16 products can be trusted here at all.
-bool has_bf16() {
-  const auto isa = dnnl::get_effective_cpu_isa();
-  return processor().bf16 || isa == dnnl::cpu_isa::avx512_core_bf16;
-}
-
-TEST(Bf16Products, EveryPassLayoutAndFormat) {
-  if (!has_bf16()) GTEST_SKIP() << "oneDNN may not use this processor's bf16 products";
-  const Counts counts{.rows = 160, .of = {0, 7, 0, 70, 1, 64, 3}};
-  for (const char* format : {"bf16", "fp8_tensor", "nvfp4"}) {
-    for (const char* words : {"fprop N=37 K=45", "dgrad N=300 K=35", "wgrad N=37 K=100"}) {
-      GemmCase c(problem(text(words, " out=f32 format=", format), counts), counts, 1);
-      const auto result = run_with(c, {Multiplicand::kBf16, 2});
-      EXPECT_EQ(c.check(result), "") << to_string(c.p);
-      EXPECT_EQ(run_with(c, {Multiplicand::kBf16, 1}).out.bytes(), result.out.bytes());
-    }
-  }
-  for (const char* accumulate : {"no", "yes", "per_expert"}) {  // straight into dw
-    GemmCase c(problem(text("wgrad N=150 K=128 accumulate=", accumulate), counts), counts, 1);
-    EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
-  }
-  for (const char* pass : {"fprop", "dgrad", "wgrad"})
-    for (const char* majors : {"lhs_major=column", "rhs_major=column", "out_major=column",
-                               "lhs_major=column rhs_major=column out_major=column"}) {
-      GemmCase c(problem(text(pass, " N=37 K=96 ", majors), counts), counts, 1);
-      EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << to_string(c.p);
-    }
-}
-
-/// 32 MB of dw, which is written past the caches if its rows begin at cache lines.
-TEST(Bf16Products, WeightGradientsLargerThanTheCaches) {
-  if (!has_bf16()) GTEST_SKIP() << "oneDNN may not use this processor's bf16 products";
-  const Counts counts{.rows = 340, .of = {0, 7, 270, 1, 62, 0, 0, 0}};
-  for (int64_t gap : {0, 4}) {
-    GemmCase c(problem("wgrad N=2048 K=1024", counts), counts, 1, {.out_gap = gap});
-    EXPECT_EQ(c.check(run_with(c, {Multiplicand::kBf16, 2})), "") << "gap " << gap;
-  }
-}
+TEST(Waves, OfAnySizeGiveTheSameBits) { test::expect_waves_of_any_size_agree(portable_products); }
 
 /// Runs tiles of 100 rows and 40 columns, of 1496 rows and 70 columns, on three threads. `start`
 /// takes a thread's scratch, 100 bytes.
@@ -151,8 +75,6 @@ TEST(Tiles, SayWhyTheyRefuse) {
   const bool avx512 = processor().free_tiles;
   EXPECT_EQ(why("wgrad format=f32"), "takes fprop and dgrad");
   EXPECT_EQ(why("fprop format=f32"), avx512 ? "" : "needs AVX-512");
-  EXPECT_EQ(why("dgrad format=f32"),
-            avx512 ? "cpu_onednn multiplies these operands where they lie" : "needs AVX-512");
   Processor without = processor();
   without.free_tiles = false;
   EXPECT_STREQ(refuses_tile_product(Multiplicand::kF32, without), "needs AVX-512");
@@ -167,16 +89,13 @@ TEST(Bf16Products, TakeOnlyFormatsThatAreBf16) {
        {"x=f32 w=bf16", "x=bf16 w=f16", "format=mxfp8", "x=bf16 w=mxfp4", "format=fp8_block"}) {
     const GroupedGemmProblem p =
         parse_grouped_gemm_problem(text("grouped_gemm fprop R=1 N=1 K=1 ", words));
-    EXPECT_NE(cpu::refuses_grouped_gemm_bf16(p, this_cpu()).find("takes operands whose decoded"),
-              std::string::npos)
-        << words;
+    EXPECT_NE(refuses_bf16(p).find("takes operands whose decoded"), std::string::npos) << words;
   }
   const GroupedGemmProblem p = parse_grouped_gemm_problem("grouped_gemm fprop R=1 N=1 K=1");
-  EXPECT_EQ(
-      cpu::refuses_grouped_gemm_bf16(p, this_cpu()),
-      processor().bf16
-          ? ""
-          : "oneDNN's bf16 products are missing, unsafe or slower than fp32 on this processor");
+  EXPECT_EQ(refuses_bf16(p),
+            processor().bf16
+                ? ""
+                : "bf16 products are missing, unsafe or slower than fp32 on this processor");
 }
 
 // What may be done to a line, against the formats' own arithmetic, at every code of 8 and 16 bits.

@@ -55,6 +55,15 @@ inline void refuse_tangents(
                                   "torch.autograd.grad or backward");
 }
 
+/// A node, owned as this torch owns its nodes: by shared_ptr, or since 2.12 by intrusive_ptr.
+template <class Node, class Owner = decltype(torch::autograd::Edge::function), class... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_constructible_v<Owner, std::shared_ptr<Node>>)
+    return std::make_shared<Node>(std::forward<Args>(args)...);
+  else
+    return c10::make_intrusive<Node>(std::forward<Args>(args)...);
+}
+
 /// What backward returns where it has no derivative of its own. Where autograd records, whoever
 /// differentiates these gradients, by whatever forward or backward were given, meets an error.
 inline variable_list without_second_derivatives(const char* what, const variable_list& dout,
@@ -63,7 +72,7 @@ inline variable_list without_second_derivatives(const char* what, const variable
   torch::autograd::edge_list inputs = torch::autograd::collect_next_edges(dout);
   if (const auto node = torch::autograd::get_current_node())
     inputs.insert(inputs.end(), node->next_edges().begin(), node->next_edges().end());
-  const auto refusal = std::make_shared<torch::autograd::Error>(
+  const auto refusal = make_node<torch::autograd::Error>(
       std::string(what) + " has no second derivatives", std::move(inputs));
   for (at::Tensor& g : gradients) {
     if (!g.defined()) continue;

@@ -9,7 +9,9 @@ namespace cadre::door {
   TORCH_CHECK_TYPE(false, what, " is ", dtype_name(type), ", must be ", wanted);
 }
 
-std::string dtype_name(at::ScalarType type) { return "torch." + c10::getDtypeNames(type).first; }
+std::string dtype_name(at::ScalarType type) {
+  return c10::str("torch.", c10::getDtypeNames(type).first);
+}
 
 std::string described(const at::Tensor& t) {
   return c10::str(dtype_name(t.scalar_type()), t.sizes());

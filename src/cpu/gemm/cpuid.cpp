@@ -32,4 +32,20 @@ bool has_matrix_tiles() {
 
 bool matrix_tiles_are_described() { return ask(0x1d, 0).a != 0; }
 
+#if defined(__x86_64__)
+
+bool has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq") &&
+         __builtin_cpu_supports("avx512vl");
+}
+bool has_avx512_bf16() { return __builtin_cpu_supports("avx512bf16"); }
+
+#else
+
+bool has_avx512() { return false; }
+bool has_avx512_bf16() { return false; }
+
+#endif
+
 }  // namespace cadre::cpu::gemm

@@ -1,7 +1,6 @@
 #pragma once
-#include <array>
 #include <cstdint>
-#include <dnnl.hpp>
+#include <memory>
 
 namespace cadre::cpu::gemm {
 
@@ -10,28 +9,15 @@ enum class Multiplicand : uint8_t { kF32, kBf16 };
 
 constexpr int64_t bytes_of(Multiplicand type) { return type == Multiplicand::kF32 ? 4 : 2; }
 
-/// Depths are padded with zeros to a multiple of this, so that oneDNN never has to.
+/// Depths are padded with zeros to a multiple of this, so that no product ever has to.
 constexpr int64_t depth_unit(Multiplicand type) { return type == Multiplicand::kF32 ? 16 : 32; }
-
-/// What oneDNN makes of this processor; docs/decisions/0004-cpu-products.md has the measurements.
-struct Processor {
-  /// bf16 products are safe, and faster than widening to fp32.
-  bool bf16 = false;
-  /// AVX-512: the bits of an element do not depend on the height and width of its tile.
-  bool free_tiles = false;
-  /// oneDNN multiplies bf16 in matrix tiles (AMX).
-  bool matrix_tiles = false;
-};
-const Processor& processor();
-
-/// oneDNN's handle of this processor.
-const dnnl::engine& cpu_engine();
 
 /// t[height, width] (+)= a[height, depth] * b[depth, width]
 ///
-/// a and t are row-major without gaps. b is cut into columns of 64, each [depth, 64] row-major; in
-/// bf16 two rows are interleaved element by element. The width is a multiple of 16; below 64, b is
-/// one column of that width. Without free_tiles the width is 64.
+/// a and t are row-major without gaps. b is cut into columns of 64, each [depth, 64] row-major with
+/// its depth padded to depth_unit(); in bf16 two rows are interleaved element by element. The width
+/// is a multiple of 16; below 64, b is one column of that width. Without free_tiles (processor.h)
+/// the width is 64.
 struct ProductShape {
   int64_t height = 0, depth = 0, width = 0;
   bool accumulate = false;
@@ -39,28 +25,25 @@ struct ProductShape {
   bool operator==(const ProductShape&) const = default;
 };
 
-/// The products of one thread, made by oneDNN for a single thread each, so that neither sums nor
-/// speed depend on who else runs. Lives on one thread of a parallel region.
+/// The products of one thread of a parallel region. Neither sums nor speed depend on who else runs.
 class Products {
  public:
-  explicit Products(Multiplicand);
-  void multiply(const ProductShape&, const void* a, const void* b, void* t);
+  virtual void multiply(const ProductShape&, const void* a, const void* b, void* t) const = 0;
 
- private:
-  struct Slot {
-    ProductShape shape;
-    dnnl::matmul primitive;
-    dnnl::memory a, b, t;
-  };
-  Slot& slot(const ProductShape&);
-  Slot make(const ProductShape&) const;
-
-  static constexpr size_t kSlots = 64;
-
-  Multiplicand type_;
-  dnnl::stream stream_;
-  std::array<Slot, kSlots> slots_;
-  size_t used_ = 0;
+ protected:
+  ~Products() = default;
 };
+
+/// Products, and how the thread gives them back.
+using ThreadProducts = std::unique_ptr<const Products, void (*)(const Products*)>;
+
+/// Products in plain C++, for any processor, of fp32 alone.
+///
+/// Exact     One product after the other along the contraction, each rounded before it is added.
+ThreadProducts portable_products(Multiplicand);
+
+/// Products by oneDNN, each made for a single thread; this room is linked without oneDNN too, and
+/// then nobody calls it (docs/decisions/0004-cpu-products.md).
+ThreadProducts onednn_products(Multiplicand);
 
 }  // namespace cadre::cpu::gemm

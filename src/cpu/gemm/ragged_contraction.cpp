@@ -248,7 +248,7 @@ bool is_direct(const Work& work, const Segment& segment) {
 }
 
 /// A tile of fp32.
-void write_floats(const Work& work, const Task& task, Products& products) {
+void write_floats(const Work& work, const Task& task, const Products& products) {
   if (task.col != 0) return;  // whole rows of dw; the first task across does them all
   const Chunk& chunk = work.memory.chunks[task.segment.begin];
   products.multiply(
@@ -271,11 +271,11 @@ void write_bf16(const Work& work, const Task& task) {
   }
 }
 
-void write_directly(const Work& work, const Task& task, Products& products) {
+void write_directly(const Work& work, const Task& task, const Products& products) {
   work.sizes.own_product ? write_bf16(work, task) : write_floats(work, task, products);
 }
 
-void add_up(const Work& work, const Task& task, Products& products) {
+void add_up(const Work& work, const Task& task, const Products& products) {
   const Sizes& s = work.sizes;
   const int64_t thread = omp_get_thread_num();
   float* sums = work.memory.sums + thread * work.memory.sums_of_tile;
@@ -309,7 +309,7 @@ void zero_empty(const Work& work) {
 /// One thread's share of all waves.
 void work_on(const Work& work, Waves& waves, FirstError& error) {
   zero_empty(work);
-  Products products(work.means.type);
+  const ThreadProducts products = work.means.products(work.means.type);
   for (bool more = true; more;) {
 #pragma omp single copyprivate(more)
     more = waves.next();
@@ -321,8 +321,8 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
     for (int64_t i = 0; i < waves.segments() * work.sizes.tiles(); ++i)
       error.guard([&] {
         const Task task(work, i);
-        is_direct(work, task.segment) ? write_directly(work, task, products)
-                                      : add_up(work, task, products);
+        is_direct(work, task.segment) ? write_directly(work, task, *products)
+                                      : add_up(work, task, *products);
       });
   }
   end_stream();

@@ -114,7 +114,7 @@ struct Block {
   const OutTile& whole;
   int64_t first;  ///< the expert's first row
   const Scratch& scratch;
-  Products& products;
+  const Products& products;
 
   template <class Do>
   void for_each_tile(Do&& act) const {
@@ -224,8 +224,8 @@ void ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args, const
   const TileWalk walk(p, args.offsets.data, work.sizes.tasks());
   const auto place = [&](Arena& arena) { return Scratch(arena, work.sizes, means.type); };
   run_tiles(walk, means, workspace, place, [&](const Scratch& scratch) {
-    return [&, products = Products(means.type)](const DrawnTile& drawn, const DrawnTile*) mutable {
-      multiply_block({work, drawn.tile, drawn.rows.first, scratch, products});
+    return [&, products = means.products(means.type)](const DrawnTile& drawn, const DrawnTile*) {
+      multiply_block({work, drawn.tile, drawn.rows.first, scratch, *products});
     };
   });
   work.epilogue.zero_tail(args.offsets.data);

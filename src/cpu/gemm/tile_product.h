@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 
+#include "cpu/gemm/processor.h"
 #include "cpu/gemm/products.h"
 
 namespace cadre::cpu::gemm {

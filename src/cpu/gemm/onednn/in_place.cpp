@@ -5,8 +5,9 @@
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
+#include "cpu/gemm/onednn/plain_products.h"
 #include "cpu/gemm/operand_lines.h"
-#include "cpu/gemm/plain_products.h"
+#include "cpu/gemm/processor.h"
 #include "cpu/gemm/run_tiles.h"
 #include "cpu/gemm/tile_walk.h"
 

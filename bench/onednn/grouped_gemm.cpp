@@ -1,10 +1,10 @@
 // The peer of grouped_gemm: one dense oneDNN product of equal work, all live rows times one weight.
-#include <dnnl.hpp>
 #include <memory>
 #include <unordered_map>
 
 #include "bench/peer.h"
 #include "cadre/error.h"
+#include "cpu/gemm/onednn/matmul.h"
 
 namespace cadre::bench {
 namespace {
@@ -15,8 +15,7 @@ using Type = dnnl::memory::data_type;
 // One matrix product and the memory that it works on.
 struct Dense {
   Buffers buffers;
-  dnnl::engine engine{dnnl::engine::kind::cpu, 0};
-  dnnl::stream stream{engine};
+  dnnl::stream stream{cpu::gemm::cpu_engine()};
   dnnl::matmul product;
   std::unordered_map<int, dnnl::memory> args;
 
@@ -26,7 +25,8 @@ struct Dense {
                                     : buffers.tensor(dtype, {rows, columns});
     fill_normal(v, v[0], uint64_t(buffers.bytes()));
     const Type type = dtype == DType::kF32 ? Type::f32 : Type::bf16;
-    return {{{rows, columns}, type, transposed ? Tag::ba : Tag::ab}, engine, v.data};
+    return {
+        {{rows, columns}, type, transposed ? Tag::ba : Tag::ab}, cpu::gemm::cpu_engine(), v.data};
   }
 };
 
@@ -68,8 +68,7 @@ std::vector<Peer> peers(const GroupedGemmCase& c) {
   const dnnl::memory a = dense->matrix(in, s.m, s.k, s.a_transposed);
   const dnnl::memory b = dense->matrix(in, s.k, s.n, s.b_transposed);
   const dnnl::memory y = dense->matrix(out, s.m, s.n, false);
-  dense->product =
-      dnnl::matmul({dnnl::matmul::desc(a.get_desc(), b.get_desc(), y.get_desc()), dense->engine});
+  dense->product = cpu::gemm::make_matmul({a.get_desc(), b.get_desc(), y.get_desc()}, false);
   dense->args = {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, y}};
   const std::string what = text("one product in ", name(in), ", ", s.m, " x ", s.n, " x ", s.k);
   return {{"onednn_dense", what, [dense] {

@@ -1,6 +1,8 @@
-#include "cpu/gemm/plain_products.h"
+#include "cpu/gemm/onednn/plain_products.h"
 
 #include <omp.h>
+
+#include "cpu/gemm/onednn/matmul.h"
 
 namespace cadre::cpu::gemm {
 namespace {
@@ -31,7 +33,7 @@ struct Bf16Matrices {
 }  // namespace
 
 PlainProducts::PlainProducts(Multiplicand type) : type_(type), stream_(cpu_engine()) {
-  omp_set_num_threads(1);  // as for Products
+  omp_set_num_threads(1);  // as for other products
 }
 
 void PlainProducts::multiply(const PlainShape& s, const void* a, const void* b, float* t) {
@@ -49,14 +51,7 @@ const dnnl::matmul& PlainProducts::bf16_product(const PlainShape& s) {
   if (product) return product;
   constexpr int64_t kLater = DNNL_RUNTIME_DIM_VAL;
   const Bf16Matrices m({kLater, kLater, kLater, kLater, kLater, kLater, s.a_by_columns, false});
-  dnnl::primitive_attr attributes;
-  if (s.accumulate) {
-    dnnl::post_ops sum;
-    sum.append_sum();
-    attributes.set_post_ops(sum);
-  }
-  const dnnl::matmul::desc desc(m.a.desc(), m.b.desc(), m.t.desc());
-  return product = dnnl::matmul(dnnl::matmul::primitive_desc(desc, attributes, cpu_engine()));
+  return product = make_matmul({m.a.desc(), m.b.desc(), m.t.desc()}, s.accumulate);
 }
 
 void PlainProducts::multiply_bf16(const PlainShape& s, const void* a, const void* b, float* t) {
