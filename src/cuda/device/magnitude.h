@@ -1,4 +1,6 @@
 #pragma once
+#include <cstring>
+
 #include "cuda/device/chunk.h"
 #include "formats/ieee.h"
 
@@ -7,15 +9,15 @@
 namespace cadre::cuda {
 
 /// The larger of each of two pairs of halves, of the second by magnitude.
-template <class Pair, class Raw>
+template <class Pair>
 __device__ inline uint32_t larger_halves(uint32_t largest, uint32_t word) {
-  const auto pair = [](uint32_t bits) {
-    Raw raw;
-    raw.x = uint16_t(bits), raw.y = uint16_t(bits >> 16);
-    return Pair(raw);
-  };
-  const Raw both = __hmax2_nan(pair(largest), __habs2(pair(word)));
-  return both.x | uint32_t(both.y) << 16;
+  static_assert(sizeof(Pair) == sizeof(uint32_t));
+  Pair pairs[2];
+  std::memcpy(static_cast<void*>(&pairs[0]), &largest, sizeof(Pair));
+  std::memcpy(static_cast<void*>(&pairs[1]), &word, sizeof(Pair));
+  const Pair both = __hmax2_nan(pairs[0], __habs2(pairs[1]));
+  std::memcpy(&largest, &both, sizeof(Pair));
+  return largest;
 }
 
 /// The larger of what was found and the magnitudes in a word.
@@ -24,9 +26,9 @@ __device__ inline uint32_t larger(uint32_t largest, uint32_t word) {
   if constexpr (kDType == DType::kF32)
     return max(largest, word & formats::kMagnitudeBits);
   else if constexpr (kDType == DType::kBf16)
-    return larger_halves<__nv_bfloat162, __nv_bfloat162_raw>(largest, word);
+    return larger_halves<__nv_bfloat162>(largest, word);
   else
-    return larger_halves<__half2, __half2_raw>(largest, word);
+    return larger_halves<__half2>(largest, word);
 }
 
 /// Of each of eight neighbouring columns.

@@ -49,11 +49,15 @@ struct EightCodes {
 
   CADRE_HD static EightCodes of(const float (&x)[8]) {
     EightCodes codes;
-    if constexpr (kNibbles)
+    if constexpr (kNibbles) {
       for (int k = 0; k < 8; ++k) codes.put(k, encode_e2m1(x[k]));
-    else
-      for (int k = 0; k < 8; k += 2)
-        codes.word |= Word(encode_pair<Element>(x[k], x[k + 1])) << (8 * k);
+    } else {
+      uint32_t halves[2];
+      for (int i = 0; i < 2; ++i)
+        halves[i] = encode_pair<Element>(x[4 * i], x[4 * i + 1]) |
+                    encode_pair<Element>(x[4 * i + 2], x[4 * i + 3]) << 16;
+      codes.word = halves[0] | Word(halves[1]) << 32;
+    }
     return codes;
   }
   CADRE_HD void put(int i, uint32_t code) { word |= Word(code) << (kBits * i); }

@@ -26,7 +26,7 @@ __device__ uint32_t largest_of_tile(const SourcePlanes& source) {
 #pragma unroll 4
   for (int i = 0; i < kPlaneChunks / kQuantizeThreads; ++i) {
     const int number = int(threadIdx.x) + i * kQuantizeThreads;
-    columns.add(read_chunk<kSource>(source, number / kAcross, number % kAcross));
+    columns.add(read_chunk<kSource>(source, number));
   }
   return columns.of_all();
 }

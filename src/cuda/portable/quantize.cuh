@@ -63,13 +63,15 @@ struct Patch {
   int row, chunk;
 
   __device__ int col() const { return chunk * kChunk; }
+  /// Where chunk i is. Eight rows have one swizzle.
+  __device__ int place(int i) const { return source_place(row, chunk) + i * kAcross; }
   /// Neighbours take chunks of a row: reads and row-major writes are coalesced.
   __device__ static Patch along_row() {
-    return {int(threadIdx.x) / kAcross * kChunk, int(threadIdx.x) % kAcross};
+    return {int(threadIdx.x / kAcross) * kChunk, int(threadIdx.x % kAcross)};
   }
   /// Neighbours take rows of a chunk: column-major codes are.
   __device__ static Patch down_column() {
-    return {int(threadIdx.x) % kAcross * kChunk, int(threadIdx.x) / kAcross};
+    return {int(threadIdx.x % kAcross) * kChunk, int(threadIdx.x / kAcross)};
   }
 };
 
@@ -82,7 +84,7 @@ __device__ void amaxes_within_rows(uint32_t* amax, const SourcePlanes& source,
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
     ColumnMagnitudes<kSource> columns;
-    columns.add(read_chunk<kSource>(source, patch.row + i, patch.chunk));
+    columns.add(read_chunk<kSource>(source, patch.place(i)));
     const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
     if (patch.col() % kBlock == 0) amax[first + (i << blocks.col_bits())] = largest;
   }
@@ -95,8 +97,7 @@ __device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source,
   const Patch patch = Patch::along_row();
   ColumnMagnitudes<kSource> columns;
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    columns.add(read_chunk<kSource>(source, patch.row + i, patch.chunk));
+  for (int i = 0; i < kChunk; ++i) columns.add(read_chunk<kSource>(source, patch.place(i)));
   if (blocks.across) {
     const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
     if (patch.col() % kBlock == 0) atomicMax(&amax[blocks.of(patch.row, patch.col())], largest);
@@ -178,15 +179,7 @@ class Multipliers {
   __device__ float at(int i, int k) const {
     return kNone ? whole_ : __uint_as_float(first_[i * row_step_ + k * column_step_]);
   }
-  /// Of row i, column by column, if those of the row before are there.
-  __device__ void of_row(int i, float (&columns)[kChunk]) const {
-    if (row_step_ != 0) {
-      const float of_row = at(i, 0);
-      for (int k = 0; k < kChunk; ++k) columns[k] = of_row;
-    } else if (i == 0) {
-      for (int k = 0; k < kChunk; ++k) columns[k] = at(0, k);
-    }
-  }
+  __device__ bool by_row() const { return kNone || row_step_ != 0; }
 
  private:
   static constexpr bool kNone = Row::kInfo.block == 0;
@@ -224,14 +217,18 @@ template <DType kSource, class Row, class Element>
 __device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element>& multipliers,
                             const SourcePlanes& source) {
   EightCodes<Element> columns[kChunk];
-  float multiplier[kChunk];
-  multipliers.of_row(0, multiplier);
+  const bool by_row = multipliers.by_row();
+  float of_column[kChunk];
+  for (int k = 0; k < kChunk; ++k) of_column[k] = multipliers.at(0, k);
 #pragma unroll 1
   for (int i = 0; i < kChunk; ++i) {
     float x[kChunk];
-    decode(read_chunk<kSource>(source, to.patch.row + i, to.patch.chunk), kSource, x);
-    if (i > 0) multipliers.of_row(i, multiplier);
-    for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], multiplier[k]);
+    decode(read_chunk<kSource>(source, to.patch.place(i)), kSource, x);
+    const float of_row = multipliers.at(i, 0);
+    if (by_row)
+      for (float& value : x) value = formats::mul(value, of_row);
+    else
+      for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], of_column[k]);
     const auto row = EightCodes<Element>::of(x);
     if (!to.columns) to.store_line(i, row);
     for (int k = 0; k < kChunk && to.columns; ++k) columns[k].push(row.get(k));

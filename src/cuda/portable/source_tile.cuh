@@ -27,8 +27,7 @@ CADRE_HD constexpr int source_place(int row, int chunk) {
 }
 
 template <DType kSource>
-__device__ Chunk read_chunk(const SourcePlanes& planes, int row, int chunk) {
-  const int place = source_place(row, chunk);
+__device__ Chunk read_chunk(const SourcePlanes& planes, int place) {
   Chunk read{planes.low[place], {}};
   if constexpr (kSource == DType::kF32) read.high = planes.high[place];
   return read;
@@ -39,23 +38,27 @@ __device__ Chunk read_chunk(const SourcePlanes& planes, int row, int chunk) {
 template <DType kSource>
 __device__ void start_tile(SourcePlanes& planes, const Matrix& from, const ExpertTile& tile) {
   constexpr int kRowsAtOnce = kQuantizeThreads / kAcross, kBytes = kSource == DType::kF32 ? 4 : 2;
-  const int first = int(threadIdx.x) / kAcross, chunk = int(threadIdx.x) % kAcross;
+  const int first = int(threadIdx.x / kAcross), chunk = int(threadIdx.x % kAcross);
   const bool inside = chunk * kChunk < tile.cols, wide = from.is_wide();
   const int rows = inside ? tile.rows : 0;
   const int64_t row = tile.first + tile.row + first, column = tile.col + chunk * kChunk;
   const char* source = inside ? from.data + row * from.pitch + column * kBytes : from.data;
+  if (wide) {
 #pragma unroll
-  for (int i = first; wide && i < kTileSide; i += kRowsAtOnce) {
-    const int bytes = i < rows ? 16 : 0, place = source_place(i, chunk);
-    const char* at = i < rows ? source + (i - first) * from.pitch : from.data;
-    cp_async(shared_address(&planes.low[place]), at, bytes);
-    if (kSource == DType::kF32) cp_async(shared_address(&planes.high[place]), at + bytes, bytes);
-  }
+    for (int i = 0; i < kTileSide; i += kRowsAtOnce) {
+      const bool there = first + i < rows;
+      const int bytes = there ? 16 : 0, place = source_place(first + i, chunk);
+      const char* at = there ? source + i * from.pitch : from.data;
+      cp_async(shared_address(&planes.low[place]), at, bytes);
+      if (kSource == DType::kF32) cp_async(shared_address(&planes.high[place]), at + bytes, bytes);
+    }
+  } else {
 #pragma unroll 1
-  for (int i = first; !wide && i < kTileSide; i += kRowsAtOnce) {
-    const Chunk read = i < rows ? load<false>(from, {row + i - first, column}) : Chunk{};
-    planes.low[source_place(i, chunk)] = read.low;
-    if (kSource == DType::kF32) planes.high[source_place(i, chunk)] = read.high;
+    for (int i = first; i < kTileSide; i += kRowsAtOnce) {
+      const Chunk read = i < rows ? load<false>(from, {row + i - first, column}) : Chunk{};
+      planes.low[source_place(i, chunk)] = read.low;
+      if (kSource == DType::kF32) planes.high[source_place(i, chunk)] = read.high;
+    }
   }
   cp_async_commit();
 }
