@@ -155,6 +155,8 @@ convert(mixtral | {"block_sparse_moe.gate.weight": w[0], "mlp.gate.weight": w[1]
 convert(biases, target="titan")
 convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K + 1)})
 convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K).half()})
+convert(qwen | {"mlp.experts.1.up_proj.weight": "draw(N, K)"})
+convert({"mlp.experts.w1": None, "mlp.experts.w2": w}, "cadre", "qwen")
 checkpoints.interleave(draw(96, 3))
 checkpoints.deinterleave(draw(4, 4), 1, 2)
 """

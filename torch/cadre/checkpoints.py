@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .dtypes import kind_of
+
 __all__ = ["LAYOUTS", "Layout", "convert", "deinterleave", "interleave"]
 
 
@@ -119,7 +121,7 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
 
     Shapes, dtypes: of a layer all experts must have the same; any dtype is taken as it is.
     Errors: ValueError, naming tensors: at once for layouts, missing, extra and duplicate names;
-        for shapes and dtypes when a tensor is asked for.
+        for shapes and dtypes when a tensor is asked for; TypeError for what is no tensor.
     """
     for what, name in (("source", source), ("target", target)):
         if name not in LAYOUTS:
@@ -263,7 +265,7 @@ class _Converted(Mapping):
                           for known in layer.names.values() for expert in known) + 1
         for layer in self._layers.values():
             if not self._source.per_expert:
-                largest = self._state[next(iter(layer.names.values()))[None]].shape[0]
+                largest = self._stored(next(iter(layer.names.values()))[None]).shape[0]
             layer.experts = experts or largest
             numbers = range(layer.experts) if self._source.per_expert else [None]
             missing = {_name(self._source, layer.prefix, part, number)
@@ -357,11 +359,17 @@ class _Converted(Mapping):
         turned = source.transposed != target.transposed and not is_bias
         return result.transpose(-2, -1) if turned else result
 
+    def _stored(self, name: str) -> Tensor:
+        tensor = self._state[name]
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"checkpoints: {name} is {kind_of(tensor)}, must be a tensor")
+        return tensor
+
     def _read(self, layer: _Layer, part: tuple[str, bool], number: int | None) -> Tensor:
         """A part as the source has it, checked; of one expert, or of all."""
         role, is_bias = part
         name = layer.names[part][number if self._source.per_expert else None]
-        tensor = self._state[name]
+        tensor = self._stored(name)
         order = -1 if self._source.transposed else 1
         letters = _SIZES[role][:1] if is_bias else _SIZES[role][::order]
         _require_shape(layer, name, tensor, ("" if self._source.per_expert else "E") + letters)
