@@ -48,6 +48,8 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
         if dtype != dtypes[0]:
             raise TypeError(f"main_grad of one expert is {dtype}, must be {dtypes[0]} as that of "
                             "the first")
+    if dtypes:
+        require_float("main_grad", dtypes[0])
     return [torch.empty_like(w, dtype=dtypes[0] if dtypes else None) if buffer is None else buffer
             for w, buffer in zip(weight, buffers)]
 
@@ -65,7 +67,6 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
                          f"{list(buffer.stride())}, must be contiguous and of shape "
                          f"{list(weight.shape)}, that of its weight, or flat")
-    require_float("main_grad", buffer.dtype)
     if buffer.device != weight.device:
         raise ValueError(f"main_grad is on {buffer.device}, must be on {weight.device}, where its "
                          "weight is")

@@ -24,8 +24,9 @@ bool CallMemory::is_in_place(const Block& a, const Block& b) {
 }
 
 void CallMemory::require_apart() {
-  std::stable_sort(blocks_.begin(), blocks_.end(),
-                   [](const Block& a, const Block& b) { return a.begin < b.begin; });
+  std::sort(blocks_.begin(), blocks_.end(), [](const Block& a, const Block& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.expert < b.expert;
+  });
   const Block *last = nullptr, *last_written = nullptr;  // of those before, whose end comes last
   const auto reach = [](const Block*& last_of, const Block& b) {
     if (!last_of || b.end > last_of->end) last_of = &b;

@@ -13,6 +13,8 @@ namespace cadre::door {
 /// The memory of a call's tensors.
 class CallMemory {
  public:
+  CallMemory() { blocks_.reserve(32); }
+
   void reads(TensorList list, const char* what) { add(list, what, false); }
   void writes(TensorList list, const char* what) { add(list, what, true); }
   void reads_in_place(TensorList list, const char* what) { add(list, what, false, true); }
