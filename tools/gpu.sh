@@ -14,6 +14,7 @@
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
 #   f16        fp16 beside bf16
+#   quantize   quantise and dequantise beside a copy of as many bytes
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
 #   host       what the host needs for a call
 #   facts      `cadre facts`
@@ -189,6 +190,7 @@ take() {
       bench other 540 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     f16) bench f16 400 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
+    quantize) bench quantize 240 quantize h200_quantize ;;
     moe) bench moe 540 moe h200_moe --offsets $routings ;;
     mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
     host) bench host 60 host-time host_time --host-time ;;

@@ -76,12 +76,20 @@ std::vector<Magnitude> magnitudes(const QuantizeCase& c) {
   return std::vector<Magnitude>(c.outputs.size());
 }
 
+// Amaxes of whole experts take a read of their own.
+static int reads(const QuantizeProblem& p) {
+  const auto has_expert_scale = [](const std::optional<Format>& format) {
+    return format && info(format->kind).has_expert_scale;
+  };
+  return has_expert_scale(p.along_k) || has_expert_scale(p.along_rows) ? 2 : 1;
+}
+
 template <>
 Work work(const QuantizeCase& c) {
   const bool ragged = c.problem.kind == RowsKind::kRagged;
   const double share =
       ragged && c.problem.rows ? double(c.offsets.back()) / double(c.problem.rows) : 1.0;
-  Work total{.flops = 0, .bytes = bytes_of(c.args.source) * share};
+  Work total{.flops = 0, .bytes = reads(c.problem) * bytes_of(c.args.source) * share};
   for (const Output& out : c.outputs) total.bytes += bytes_of(out.view) * share;
   return total;
 }

@@ -34,12 +34,12 @@ struct DequantizeJob {
 
 /// Where a kernel runs.
 struct QuantizeStream {
-  int units = 1;  ///< SMs
+  int units = 1;  ///< SMs, of a device made by hand maybe none
   cudaStream_t stream = nullptr;
 
   /// Persistent blocks, so many to an SM, but not more than there are tiles.
   Grid grid(const ExpertsRows& of, int blocks, int shared_bytes) const {
-    const int64_t most = int64_t(units) * blocks;
+    const int64_t most = int64_t(std::max(units, 1)) * blocks;
     return {unsigned(std::clamp<int64_t>(of.most_tiles(), 1, most)), kQuantizeThreads, shared_bytes,
             stream};
   }
