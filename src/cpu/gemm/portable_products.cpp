@@ -59,13 +59,12 @@ class PortableProducts final : public Products {
   }
 };
 
-constexpr PortableProducts kPortable;
-
 }  // namespace
 
 ThreadProducts portable_products(Multiplicand type) {
   require(type == Multiplicand::kF32, "grouped_gemm: portable products are of fp32");
-  return {&kPortable, [](const Products*) {}};
+  static const PortableProducts kProducts;  // holds nothing, so one will do for all threads
+  return {&kProducts, [](const Products*) {}};
 }
 
 }  // namespace cadre::cpu::gemm

@@ -28,10 +28,8 @@ struct ProductShape {
 /// The products of one thread of a parallel region. Neither sums nor speed depend on who else runs.
 class Products {
  public:
+  virtual ~Products() = default;
   virtual void multiply(const ProductShape&, const void* a, const void* b, void* t) const = 0;
-
- protected:
-  ~Products() = default;
 };
 
 /// Products, and how the thread gives them back.

@@ -83,8 +83,7 @@ void OnednnProducts::multiply(const ProductShape& shape, const void* a, const vo
 
 ThreadProducts onednn_products(Multiplicand type) {
   // tidy: allocation because oneDNN allocates the handles that are in it, one by one
-  return {new OnednnProducts(type),
-          [](const Products* one) { delete static_cast<const OnednnProducts*>(one); }};
+  return {new OnednnProducts(type), [](const Products* one) { delete one; }};
 }
 
 }  // namespace cadre::cpu::gemm
