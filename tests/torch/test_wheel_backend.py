@@ -2,6 +2,7 @@
 import importlib
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import types
@@ -30,6 +31,9 @@ def backend(monkeypatch, tmp_path):
     monkeypatch.setattr(module, "torch_folders", lambda: iter(module.test_folders))
     module.test_folders = []
     monkeypatch.setattr(module, "find_nvcc", lambda: None)
+    module.asks = module.capabilities, module.cuda_release
+    monkeypatch.setattr(module, "capabilities", set)
+    monkeypatch.setattr(module, "cuda_release", lambda nvcc: "13.0")
     monkeypatch.setenv("CMAKE_BUILD_PARALLEL_LEVEL", "2")
     return module
 
@@ -51,7 +55,54 @@ def test_the_first_torch_that_will_do_is_taken(backend, tmp_path):
                      "verbose": "1"}
 
 
-@pytest.mark.parametrize("versions", [[], ["2.10.0"], ["2.12.0+cpu"]])
+@pytest.mark.parametrize("version, minor", [
+    ("2.11.0+cu130", "2.11"), ("2.13.1", "2.13"), ("2.15.0a0+git1", "2.15")])
+def test_a_wheel_carries_the_torch_that_is_here(backend, tmp_path, monkeypatch, version, minor):
+    backend.test_folders = [torch_of(tmp_path / "torch", version)]
+    plain = backend.dynamic_metadata("version", {})
+    assert re.fullmatch("[0-9.]+", plain)
+    assert backend.dynamic_metadata("dependencies", {}) == ["torch<2.16,>=2.11"]
+    backend.build_wheel("out")
+    assert backend.dynamic_metadata("version", {}) == f"{plain}+torch{minor}.cpu"
+    assert backend.dynamic_metadata("dependencies", {}) == [f"torch=={minor}.*"]
+    monkeypatch.setattr(backend, "find_nvcc", lambda: "/opt/nvcc")
+    backend.prepare_metadata_for_build_wheel("meta")
+    assert backend.dynamic_metadata("version", {}) == f"{plain}+torch{minor}.cu130"
+    backend.prepare_metadata_for_build_wheel("meta", {"cmake.define.CADRE_CUDA": "OFF"})
+    assert backend.dynamic_metadata("version", {}) == f"{plain}+torch{minor}.cpu"
+
+
+@pytest.mark.parametrize("gpus, want", [
+    (set(), "80-virtual;90a-real"), ({"9.0"}, "90a-real"), ({"8.0", "8.9"}, "80-real"),
+    ({"10.0"}, "80-virtual"), ({"7.5"}, "80-virtual"), ({"12.0", "9.0"}, "80-virtual;90a-real"),
+    ({"8.6", "9.0"}, "80-real;90a-real")])
+def test_code_is_made_for_the_gpus_that_are_here(backend, tmp_path, monkeypatch, gpus, want):
+    backend.test_folders = [torch_of(tmp_path / "torch", "2.11.0")]
+    name = "cmake.define.CMAKE_CUDA_ARCHITECTURES"
+    assert name not in backend.build_wheel("out")[1]
+    monkeypatch.setattr(backend, "find_nvcc", lambda: "/opt/nvcc")
+    monkeypatch.setattr(backend, "capabilities", lambda: gpus)
+    assert backend.build_wheel("out")[1][name] == want
+    assert backend.build_wheel("out", {name: "80"})[1][name] == "80"
+
+
+def test_what_nvcc_and_the_driver_say(backend, tmp_path, monkeypatch):
+    capabilities, cuda_release = backend.asks
+    for name, says in (("nvcc", "Cuda compilation tools, release 13.2, V13.2.1"),
+                       ("nvidia-smi", "9.0\n8.0\n9.0")):
+        (tmp_path / name).write_text(f"#!/bin/sh\nprintf '{says}\\n'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert cuda_release("nvcc") == "13.2"
+    assert capabilities() == {"9.0", "8.0"}
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho no driver\nexit 9\n")
+    assert capabilities() == set()
+    (tmp_path / "nvidia-smi").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert capabilities() == set()
+
+
+@pytest.mark.parametrize("versions", [[], ["2.10.0"], ["2.16.0+cpu"]])
 def test_without_one_it_is_required(backend, tmp_path, versions):
     backend.test_folders = [torch_of(tmp_path / v, v) for v in versions]
     requirements = backend.get_requires_for_build_wheel()
@@ -60,7 +111,7 @@ def test_without_one_it_is_required(backend, tmp_path, versions):
         backend.build_wheel("out")
     found = versions[0] if versions else "missing"
     assert str(error.value) == (
-        f"cadre: torch is {found} for {sys.executable}, must be <2.12,>=2.11; install it, or build "
+        f"cadre: torch is {found} for {sys.executable}, must be <2.16,>=2.11; install it, or build "
         "without --no-build-isolation")
 
 
