@@ -20,16 +20,16 @@ put "$build/bench/libcadre_bench_c.so" bench/libcadre_bench_c.so
 for test in $tests; do
   put "$(find "$build/tests" -type f -perm -u+x -name "$test")" "tests/$test"
 done
-for library in libdnnl.so.2 libgomp.so.1 libOpenCL.so.1; do
-  path=$(ldd "$build/cadre" | sed -n "s|.*$library => \(/[^ ]*\).*|\1|p")
-  [ -z "$path" ] || put "$path" "lib/$library"
+# oneDNN, if the build has it and however it is called; OpenMP; what Debian's oneDNN names.
+for path in $(ldd "$build/cadre" | grep -oE '/[^ ]*/lib(dnnl|gomp|OpenCL)\.so[^ ]*'); do
+  put "$path" "lib/$(basename "$path")"
 done
 if [ -e "$build/torch/cadre/libcadre_torch.so" ]; then
   cmake --build "$build" --target cadre_torch cadre_torch_build
   mkdir -p "$payload/torch/cadre"
   cp -L "$build"/torch/cadre/*.py "$payload/torch/cadre/"
-  for library in libcadre_torch.so libdnnl.so.2; do
-    put "$build/torch/cadre/$library" "torch/cadre/$library"
+  for path in "$build"/torch/cadre/*.so*; do
+    put "$path" "torch/cadre/$(basename "$path")"
   done
 fi
 git describe --always --dirty --abbrev=12 --exclude='*' >"$payload/commit"
