@@ -114,7 +114,7 @@ def configure(source, scratch, *options, **more):
                 "-DCADRE_CLI=OFF", "-DCADRE_TORCH=OFF", *options, *FLAGS, **more)
 
 
-def library(source, scratch, *options):
+def built(source, scratch, *options):
     """The installed tree of a library built anew."""
     configure(source, scratch, *options)
     call("cmake", "--build", scratch)
@@ -135,7 +135,7 @@ int main() {
 
 
 def no_onednn(project, source, build, scratch):
-    flags = flags_of(library(source, scratch, "-DCADRE_ONEDNN=OFF", *NO_ONEDNN))
+    flags = flags_of(built(source, scratch, "-DCADRE_ONEDNN=OFF", *NO_ONEDNN))
     assert "dnnl" not in " ".join(flags), flags
     call("g++", project / "main.cpp", *flags, "-o", scratch / "consumer")
     check_output(scratch / "consumer")
@@ -169,7 +169,7 @@ def which_onednn(project, source, build, scratch):
 
 
 def shared(project, source, build, scratch):
-    tree = library(source, scratch, "-DBUILD_SHARED_LIBS=ON")
+    tree = built(source, scratch, "-DBUILD_SHARED_LIBS=ON")
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
     linked = call("ldd", scratch / "build/consumer", stdout=subprocess.PIPE).stdout
     assert str(tree) in linked, linked
