@@ -178,6 +178,12 @@ def test_a_buffer_that_is_read_meanwhile(device):
         layer(x, COUNTS, out=over_weight)
     with pytest.raises(ValueError, match="dgrad_out shares memory with weight, must not"):
         layer(x.clone().requires_grad_(), COUNTS, dgrad_out=over_weight).backward(dy)
+    scaled = module(device, k=24, n=24, bias=True, scale_bias=True)
+    shared = torch.zeros(ROWS * 24, device=device)
+    scaled.bias.data = shared[:scaled.bias.numel()].view_as(scaled.bias)
+    with pytest.raises(ValueError, match="dgrad_out shares memory with bias, must not"):
+        scaled(x.clone().requires_grad_(), COUNTS, bias_scale=torch.ones(ROWS, device=device),
+               dgrad_out=shared.view(ROWS, 24)).backward(dy)
     leaf = x.clone().requires_grad_()
     given = dy.clone()
     with pytest.raises(ValueError, match="dgrad_out shares memory with the gradient of the result"):

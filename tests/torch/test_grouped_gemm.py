@@ -175,6 +175,10 @@ def test_out_keeps_the_tail_and_adds_c(device, which):
     assert_close(out[:14], both, terms=40)
     ops.grouped_gemm.out(lhs, [w], offsets, which, beta=beta, c=c, out=[c])
     assert torch.equal(c[:14], out[:14])
+    if which == "fprop":  # c may be the output, and nothing else may
+        bias = c.view(-1)[:E * width].view(E, width)
+        with pytest.raises(ValueError, match="out shares memory with bias, must not"):
+            ops.grouped_gemm.out(lhs, [w], offsets, which, bias=bias, beta=beta, c=c, out=[c])
 
 
 @pytest.mark.parametrize("storage", ["packed", "column", "discrete", "discrete column"])

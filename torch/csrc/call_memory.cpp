@@ -19,8 +19,10 @@ std::string CallMemory::name(const Block& b) {
   return b.expert < 0 ? b.what : b.what + (" of expert " + std::to_string(b.expert));
 }
 
-bool CallMemory::is_in_place(const Block& a, const Block& b) {
-  return (a.may_be_written || b.may_be_written) && a.begin == b.begin && a.end == b.end;
+bool CallMemory::is_an_output(const Block& b) const {
+  return b.may_be_written && std::any_of(blocks_.begin(), blocks_.end(), [&](const Block& out) {
+           return out.written && out.begin == b.begin && out.end == b.end;
+         });
 }
 
 void CallMemory::require_apart() {
@@ -32,8 +34,9 @@ void CallMemory::require_apart() {
     if (!last_of || b.end > last_of->end) last_of = &b;
   };
   for (const Block& b : blocks_) {
+    if (is_an_output(b)) continue;
     const Block* before = b.written ? last : last_written;
-    if (before && b.begin < before->end && !is_in_place(b, *before)) {
+    if (before && b.begin < before->end) {
       const Block &written = b.written ? b : *before, &other = b.written ? *before : b;
       TORCH_CHECK_VALUE(false, name(written), " shares memory with ", name(other), ", must not; ",
                         other.written ? "both are written" : "it is written while that is read");

@@ -33,7 +33,7 @@ class CallMemory {
   };
   void add(TensorList list, const char* what, bool written, bool may_be_written = false);
   static std::string name(const Block&);
-  static bool is_in_place(const Block&, const Block&);
+  bool is_an_output(const Block&) const;
 
   std::vector<Block> blocks_;
 };

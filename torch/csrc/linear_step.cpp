@@ -165,6 +165,7 @@ void require_apart(const SavedForBackward& in, const Tensor& dy, const GradientT
   memory.reads(in.x, "the input, which the weights' gradient reads");
   memory.reads(in.offsets, "offsets");
   memory.reads(in.weight, "weight");
+  memory.reads(in.bias, "bias");
   memory.reads(list_of(in.bias_scale), "bias_scale");
   memory.require_apart();
 }
