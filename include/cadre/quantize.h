@@ -71,9 +71,14 @@ constexpr bool is_transformed(const Format& format, Axis axis) {
 
 /// The rows of codes that hold rows [first, first + count) of expert e, routed rows only: the same
 /// rows, or the expert's transformed blocks. wgrad contracts exactly these.
+constexpr CodeRows code_rows(bool transformed, CodeRows of, int64_t expert) {
+  constexpr int64_t kBlock = 16;
+  if (!transformed) return of;
+  return {kBlock * first_block(of.first, expert, kBlock),
+          (of.count + kBlock - 1) / kBlock * kBlock};
+}
 constexpr CodeRows code_rows(const Format& format, Axis axis, CodeRows of, int64_t expert) {
-  if (!is_transformed(format, axis)) return of;
-  return {16 * first_block(of.first, expert, 16), (of.count + 15) / 16 * 16};
+  return code_rows(is_transformed(format, axis), of, expert);
 }
 
 /// How one buffer holds codes, scales and expert scales, each 256-byte aligned.

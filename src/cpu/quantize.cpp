@@ -180,19 +180,13 @@ void find_amax(const Copy& copy, const Piece& piece, Scratch& s) {
   raise(copy.amax[p.expert], largest_of(s.amax, p.cols));
 }
 
-float largest_value(DType source) {
-  float largest = 0;
-  visit_float(source, [&]<class Float>(Float) { largest = Float::kLargest; });
-  return largest;
-}
-
 Copy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis, uint32_t*& workspace) {
   Copy copy{.shape = copy_shape(p, axis),
             .view = axis == Axis::kAlongK ? &args.along_k : &args.along_rows,
             .options = {},
             .random = {}};
   const Format& format = copy.shape.format;
-  copy.options = formats::scale_options(format, p.amax_eps, largest_value(p.source));
+  copy.options = formats::scale_options(format, p.amax_eps, formats::largest_value(p.source));
   copy.random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis};
   if (format.stochastic) copy.random.seed = args.rng[0], copy.random.offset = args.rng[1];
   formats::visit(format,

@@ -40,7 +40,7 @@ template <>
 struct List<DequantizeProblem> {
   static constexpr Entry<DequantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
-      {"cuda_dequantize", portable::needs_sm80, no_workspace, portable::dequantize},
+      {"cuda_dequantize", portable::refuses_dequantize, no_workspace, portable::dequantize},
   };
 };
 
@@ -77,7 +77,7 @@ template <>
 struct List<QuantizeProblem> {
   static constexpr Entry<QuantizeProblem> kEntries[] = {
       {"cuda_cast", portable::refuses_cast, no_workspace, portable::cast},
-      {"cuda_quantize", portable::needs_sm80, portable::quantize_workspace_bytes,
+      {"cuda_quantize", portable::refuses_quantize, portable::quantize_workspace_bytes,
        portable::quantize},
   };
 };

@@ -42,6 +42,13 @@ constexpr bool visit(TypeList<Types...> list, DType dtype, Fn&& fn) {
       list, [&]<class T>() { return T::kDType == dtype; }, fn);
 }
 
+/// The largest finite number of a type of Sources.
+constexpr float largest_value(DType source) {
+  float largest = 0;
+  visit(Sources{}, source, [&]<class Float>() { largest = Float::kLargest; });
+  return largest;
+}
+
 /// Calls `fn.operator()<Row, Element>()` for the row of a format and the type of its codes.
 template <class Fn>
 constexpr void visit(const Format& format, Fn&& fn) {

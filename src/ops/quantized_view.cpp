@@ -35,8 +35,7 @@ TensorView codes_of(const QuantizedShape& s) {
   const Lines lines{s.codes_major};
   if (s.kind == RowsKind::kWeights)
     return lay_out(s.format.element, {s.experts, s.rows, s.cols}, lines);
-  const bool whole_blocks = is_transformed(s.format, s.axis);
-  const int64_t rows = whole_blocks ? 16 * first_block(s.rows, s.experts, 16) : s.rows;
+  const int64_t rows = code_rows(s.format, s.axis, {s.rows, 0}, s.experts).first;
   return lay_out(s.format.element, {rows, s.cols}, lines);
 }
 

@@ -323,5 +323,32 @@ TEST(QuantizeOnDevicePlan, RefusesOldGpus) {
             "  cuda_dequantize: needs sm_80 or later, has sm_75");
 }
 
+TEST(QuantizeOnDevicePlan, RefusesWhatIsACast) {
+  const auto refusal = [](auto problem, int sm, std::string_view only) {
+    const std::string words =
+        test::unsupported([&] { plan(problem, {.kind = DeviceKind::kCuda, .sm = sm}, only); });
+    return words.substr(words.rfind('\n') + 1);
+  };
+  const auto quantise = [&](const std::string& formats, int sm = 90) {
+    const auto p = parse_quantize_problem("quantize rows R=8 C=4 E=2 " + formats);
+    return refusal(p, sm, "cuda_quantize");
+  };
+  const auto dequantise = [&](std::string_view format, int sm = 90) {
+    const auto p = parse_dequantize_problem(text("dequantize rows R=8 C=4 E=2 format=", format));
+    return refusal(p, sm, "cuda_dequantize");
+  };
+  const std::string of_copies = "  cuda_quantize: no copy is quantised; cuda_cast takes it";
+  for (const std::string format : {"f32", "bf16", "f16"}) {
+    EXPECT_EQ(quantise("along_k=" + format), of_copies);
+    EXPECT_EQ(quantise("along_rows=" + format), of_copies);
+    EXPECT_EQ(quantise("along_k=bf16 along_rows=" + format), of_copies);
+    EXPECT_EQ(dequantise(format),
+              "  cuda_dequantize: the source is not quantised; cuda_cast takes it");
+  }
+  // Nor does the cast take it there.
+  EXPECT_EQ(quantise("along_k=bf16", 75), "  cuda_quantize: needs sm_80 or later, has sm_75");
+  EXPECT_EQ(dequantise("bf16", 75), "  cuda_dequantize: needs sm_80 or later, has sm_75");
+}
+
 }  // namespace
 }  // namespace cadre

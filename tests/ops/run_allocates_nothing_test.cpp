@@ -1,5 +1,6 @@
 // What a run does before an implementation takes over neither allocates nor formats: a step of a
-// model makes hundreds of runs, and waits for the host of each.
+// model makes hundreds of runs, and waits for the host of each. Nor does an implementation copy its
+// plan.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +9,7 @@
 
 #include "backend/entry.h"
 #include "cadre/grouped_gemm.h"
+#include "cadre/quantize.h"
 
 static std::atomic<int> allocations{0};
 
@@ -60,6 +62,32 @@ TEST(Run, AllocatesNothingBeforeTheImplementation) {
     EXPECT_EQ(allocations - before, 0) << pass;
   }
   EXPECT_EQ(runs, 3);
+}
+
+// Launches may take memory that is not ours, as the emulator's do, but the same for any plan. No
+// element is there to be read.
+TEST(Run, OnAGpuCopiesNoPlan) {
+  const std::vector<Device> gpus = cuda_devices();
+  if (gpus.empty()) GTEST_SKIP() << "no GPU here";
+  for (const char* formats :
+       {"along_k=bf16 along_rows=f16", "along_k=bf16 along_rows=mxfp8", "along_k=mxfp8"}) {
+    const auto p =
+        parse_quantize_problem(std::string("quantize weights N=0 K=40 E=3 role=w ") + formats);
+    QuantizePlan made = plan(p, gpus.front());
+    QuantizeArgs args{.source = view(memory, DType::kBf16, {3, 0, 40})};
+    if (p.along_k) args.along_k = quantized_view(copy_shape(p, Axis::kAlongK), memory);
+    if (p.along_rows) args.along_rows = quantized_view(copy_shape(p, Axis::kAlongRows), memory);
+    const auto allocations_of_a_run = [&] {
+      const int before = allocations;
+      run(made, args, {}, {});
+      return allocations - before;
+    };
+    allocations_of_a_run();  // what is kept from launch to launch
+    made.refusals.clear();
+    const int want = allocations_of_a_run();
+    made.refusals = {{"one", std::string(100, 'x')}, {"two", std::string(100, 'y')}};
+    EXPECT_EQ(allocations_of_a_run(), want) << formats;
+  }
 }
 
 }  // namespace

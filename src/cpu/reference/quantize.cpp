@@ -128,23 +128,17 @@ void encode_expert(const Copy& copy, Values& x) {
     }
 }
 
-float largest_of(DType source) {
-  float largest = 0;
-  formats::visit(formats::Sources{}, source, [&]<class Float>() { largest = Float::kLargest; });
-  return largest;
-}
-
 void quantize_copy(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis) {
   const QuantizedShape shape = copy_shape(p, axis);
   const QuantizedView& view = axis == Axis::kAlongK ? args.along_k : args.along_rows;
   StochasticBits random{.role = p.role, .axis = shape.format.square ? Axis::kAlongK : axis};
   if (shape.format.stochastic) random.seed = args.rng[0], random.offset = args.rng[1];
+  const auto options =
+      formats::scale_options(shape.format, p.amax_eps, formats::largest_value(p.source));
 
   for_each_expert(shape, args.offsets, [&](int expert, schedule::ExpertRows rows) {
-    const Copy copy{
-        shape.format, axis,
-        expert,       formats::scale_options(shape.format, p.amax_eps, largest_of(p.source)),
-        random,       expert_of(shape, view, expert, rows)};
+    const Copy copy{shape.format, axis,   expert,
+                    options,      random, expert_of(shape, view, expert, rows)};
     Values x = read_values(source_of(p, args, expert, rows));
     if (is_transformed(shape.format, axis)) x = transformed(x);
     formats::visit(shape.format,

@@ -82,7 +82,8 @@ __device__ inline void store_codes(uint8_t* to, EightCodes<Element> codes, int c
     *to++ = uint8_t(codes.word & (left < kInByte ? 0xf : 0xff));
 }
 
-/// Reads the first `count` codes of a line, eight at most; the others are zero.
+/// Reads the first `count` codes of a line, eight at most. The other half of a last byte comes
+/// along as it is stored; what is left is zero.
 template <class Element>
 __device__ inline EightCodes<Element> load_codes(const uint8_t* from, int count) {
   using Word = typename EightCodes<Element>::Word;

@@ -96,6 +96,16 @@ void launch_cast(const Job& job, cudaStream_t stream) {
   launch(cast_kernel, grid.on(stream), job);
 }
 
+/// Of no copy yet.
+Job job_of(const QuantizeProblem& p, const QuantizeArgs& args) {
+  return {.from = ExpertMatrices(args.source, args.discrete),
+          .to = {},
+          .offsets = args.offsets.data,
+          .bound = p.rows,
+          .experts = p.experts,
+          .matrices = p.kind == RowsKind::kWeights ? p.experts : 1};
+}
+
 std::string refuses_format(const Device& device, std::string_view what, const Format& format) {
   if (!is_plain(format))
     return text(what, " is ", to_string(format), ", and only f32, bf16 and f16 are casts");
@@ -116,14 +126,15 @@ std::string refuses_cast(const DequantizeProblem& p, const Device& device) {
 
 void cast(const QuantizePlan& plan, const QuantizeArgs& args, Workspace, Stream stream) {
   const QuantizeProblem& p = plan.problem;
-  Job job{.from = ExpertMatrices(args.source, args.discrete),
-          .to = {},
-          .offsets = args.offsets.data,
-          .bound = p.rows,
-          .experts = p.experts,
-          .matrices = p.kind == RowsKind::kWeights ? p.experts : 1};
+  Job job = job_of(p, args);
   if (p.along_k) job.to[0] = ExpertMatrices(args.along_k.codes);
   if (p.along_rows) job.to[1] = ExpertMatrices(args.along_rows.codes);
+  launch_cast(job, stream_of(stream));
+}
+
+void cast_copy(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis, Stream stream) {
+  Job job = job_of(p, args);
+  job.to[0] = ExpertMatrices((axis == Axis::kAlongK ? args.along_k : args.along_rows).codes);
   launch_cast(job, stream_of(stream));
 }
 

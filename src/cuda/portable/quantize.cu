@@ -7,26 +7,23 @@
 namespace cadre::cuda::portable {
 namespace {
 
-float largest_value(DType source) {
-  float largest = 0;
-  formats::visit(formats::Sources{}, source, [&]<class Float>() { largest = Float::kLargest; });
-  return largest;
-}
-
 QuantizeCopy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis,
                      uint32_t*& workspace) {
   const QuantizedShape shape = copy_shape(p, axis);
   const Format& format = shape.format;
-  QuantizeCopy copy{.to = {shape, axis == Axis::kAlongK ? args.along_k : args.along_rows},
-                    .options = formats::scale_options(format, p.amax_eps, largest_value(p.source)),
-                    .random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis},
-                    .stochastic = format.stochastic};
+  QuantizeCopy copy{
+      .to = {shape, axis == Axis::kAlongK ? args.along_k : args.along_rows},
+      .options = formats::scale_options(format, p.amax_eps, formats::largest_value(p.source)),
+      .random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis},
+      .stochastic = format.stochastic};
   if (info(format.kind).has_expert_scale) {
     copy.amax = workspace;
     workspace += p.experts;
   }
   return copy;
 }
+
+bool is_quantised(const std::optional<Format>& format) { return format && !is_plain(*format); }
 
 bool has_expert_scale(const std::optional<Format>& format) {
   return format && info(format->kind).has_expert_scale;
@@ -42,13 +39,21 @@ void quantize_to(const Format& format, const QuantizeJob& job, const QuantizeStr
   });
 }
 
-/// One copy as a cast of its own.
-void cast_copy(QuantizePlan plan, const QuantizeArgs& args, Axis axis, Stream stream) {
-  (axis == Axis::kAlongK ? plan.problem.along_rows : plan.problem.along_k).reset();
-  cast(plan, args, {}, stream);
+}  // namespace
+
+std::string refuses_quantize(const QuantizeProblem& p, const Device& device) {
+  std::string why = needs_sm80(p, device);
+  if (why.empty() && !is_quantised(p.along_k) && !is_quantised(p.along_rows))
+    why = "no copy is quantised; cuda_cast takes it";
+  return why;
 }
 
-}  // namespace
+std::string refuses_dequantize(const DequantizeProblem& p, const Device& device) {
+  std::string why = needs_sm80(p, device);
+  if (why.empty() && is_plain(p.source.format))
+    why = "the source is not quantised; cuda_cast takes it";
+  return why;
+}
 
 int64_t quantize_workspace_bytes(const QuantizeProblem& p, const Device&) {
   const int copies = int(has_expert_scale(p.along_k)) + int(has_expert_scale(p.along_rows));
@@ -68,7 +73,7 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
     const std::optional<Format>& format = axis == Axis::kAlongK ? p.along_k : p.along_rows;
     if (!format) continue;
     if (is_plain(*format)) {
-      cast_copy(plan, args, axis, stream);
+      cast_copy(p, args, axis, stream);
       continue;
     }
     formats[job.count] = &*format;

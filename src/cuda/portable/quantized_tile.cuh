@@ -123,13 +123,11 @@ struct QuantizedMatrix {
         ragged(s.kind == RowsKind::kRagged),
         transformed(is_transformed(s.format, s.axis)) {}
 
-  /// Transformed rows are stored by whole blocks.
-  __device__ int rows_of(const ExpertTile& tile) const {
-    return transformed ? (tile.rows + 15) / 16 * 16 : tile.rows;
-  }
+  /// Rows of codes; transformed ones are stored by whole blocks.
+  __device__ int rows_of(const ExpertTile& tile) const { return int(code_rows_of(tile).count); }
   /// Where the rows of codes of its expert begin.
   __device__ int64_t first_code_row(const ExpertTile& tile) const {
-    return transformed ? 16 * first_block(tile.first, tile.expert, 16) : tile.first;
+    return code_rows_of(tile).first;
   }
   __device__ Lines codes_of(const ExpertTile& tile) const {
     return codes.from(tile.expert, first_code_row(tile));
@@ -139,6 +137,12 @@ struct QuantizedMatrix {
     const bool restart = ragged && down;
     return scales.from(tile.expert,
                        restart ? first_block(tile.first, tile.expert, block) : tile.first);
+  }
+
+ private:
+  /// From where those of its expert begin, as many as the tile has.
+  __device__ CodeRows code_rows_of(const ExpertTile& tile) const {
+    return code_rows(transformed, {tile.first, tile.rows}, tile.expert);
   }
 };
 
