@@ -11,7 +11,7 @@ JOBS := $(shell nproc)
 BUILD_DIR := build/$(PRESET)
 DEMO_RECIPES := bf16,fp8_block,mxfp8,nvfp4
 
-.PHONY: help setup build test slow mutants demo lint clean
+.PHONY: help setup build test slow mutants demo lint site clean
 .DEFAULT_GOAL := help
 
 help:
@@ -19,6 +19,7 @@ help:
 	@echo "make test   build, run the fast tests, and run them again with sanitizers"
 	@echo "make build  build $(BUILD_DIR)      make slow  the slow tests"
 	@echo "make lint   clang-format and clang-tidy          make mutants  faults that tests must see"
+	@echo "make site   the documentation as a site, in build/site"
 
 setup:
 	@tools/setup.sh build
@@ -64,6 +65,9 @@ demo:
 lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint
 	tools/lint.sh $(BUILD_DIR)
+
+site:
+	tools/python.sh mkdocs,material,mkdocstrings,black -m mkdocs build
 
 clean:
 	rm -rf build

@@ -1,5 +1,6 @@
 #include "bench/buffers.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -40,14 +41,28 @@ void require_room(int64_t bytes) {
 
 Buffers::~Buffers() { in_all -= total_; }
 
-void Buffers::Free::operator()(std::byte* p) const { ::operator delete[](p, kAlignment); }
+void Buffers::Free::operator()(std::byte* p) const {
+  if (mapped_bytes > 0)
+    munmap(p, size_t(mapped_bytes));
+  else
+    ::operator delete[](p, kAlignment);
+}
+
+Buffers::Start Buffers::allocate(int64_t bytes) const {
+  if (!for_processes_)
+    return Start(static_cast<std::byte*>(::operator new[](size_t(bytes), kAlignment)), Free{0});
+  void* mapped =
+      mmap(nullptr, size_t(bytes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  return Start(static_cast<std::byte*>(mapped), Free{bytes});
+}
 
 void* Buffers::take(int64_t bytes, int64_t shift_bytes) {
   const int64_t inside = std::max<int64_t>(bytes, 1), first = kCanaryBytes + shift_bytes;
   require_room(inside);
   const int64_t size = first + inside + kCanaryBytes;
-  auto* start = static_cast<std::byte*>(::operator new[](size_t(size), kAlignment));
-  buffers_.push_back({std::unique_ptr<std::byte[], Free>(start), size, first, false});
+  buffers_.push_back({allocate(size), size, first, false});
+  std::byte* start = buffers_.back().start.get();
   std::fill_n(start, first, kCanary);
 #pragma omp parallel for if (inside > kPiece)
   for (int64_t at = 0; at < inside; at += kPiece)

@@ -17,6 +17,9 @@ class Buffers {
   /// `shift_bytes`, or an element if that is more, behind an aligned address.
   explicit Buffers(int64_t row_gap = 0, int64_t shift_bytes = 0)
       : row_gap_(row_gap), shift_bytes_(shift_bytes) {}
+  /// Buffers that processes which are forked later share.
+  struct ForProcesses {};
+  explicit Buffers(ForProcesses) : Buffers() { for_processes_ = true; }
   ~Buffers();
   Buffers(const Buffers&) = delete;
   Buffers& operator=(const Buffers&) = delete;
@@ -52,10 +55,13 @@ class Buffers {
   void* take(int64_t bytes, int64_t shift_bytes);
 
   struct Free {
+    int64_t mapped_bytes;  ///< 0: of the heap
     void operator()(std::byte* p) const;
   };
+  using Start = std::unique_ptr<std::byte[], Free>;
+  Start allocate(int64_t bytes) const;
   struct Buffer {
-    std::unique_ptr<std::byte[], Free> start;
+    Start start;
     int64_t bytes;
     int64_t first;  ///< byte of what was asked for
     bool pointers = false;
@@ -63,6 +69,7 @@ class Buffers {
   std::vector<Buffer> buffers_;
   int64_t total_ = 0;
   int64_t row_gap_, shift_bytes_;
+  bool for_processes_ = false;
 };
 
 }  // namespace cadre::bench

@@ -31,6 +31,9 @@ struct Case {
 
 using GroupedGemmCase = Case<GroupedGemmProblem>;
 
+/// Whether it is a product with an activation, which "composed" computes one after the other.
+inline bool is_composed(const GroupedGemmProblem& p) { return p.activation.has_value(); }
+
 // What follows is written once an operation, as specialisations in bench/cases/<operation>.cpp. One
 // that is missing does not link.
 

@@ -66,15 +66,28 @@ void compare_bits(const AnyCase& first, const AnyCase& second, CheckReport& repo
       report.fault = first.outputs[i].name + " has other bits in a second run";
 }
 
+// What the outputs must be, within their bounds: those of the CPU's reference.
+template <class Problem>
+void run_reference(Case<Problem>& c, const Device&, Accelerator*) {
+  run_case(plan(c.problem, this_cpu(), "cpu_reference"), c);
+}
+
+// What is fused with a product is so bit for bit: as one after the other on the same device.
+void run_reference(GroupedGemmCase& c, const Device& device, Accelerator* accelerator) {
+  if (!is_composed(c.problem)) return run_reference<GroupedGemmProblem>(c, device, accelerator);
+  run_case(plan(c.problem, device, "composed"), c, accelerator, false);
+}
+
 template <class AnyPlan>
 void check_draw(const AnyPlan& chosen, const Draw& draw, Accelerator* accelerator,
                 CheckReport& report) {
   const auto& problem = chosen.problem;
   auto want = make_case(problem, draw);
-  const std::vector<Magnitude> sizes = magnitudes(want);
+  std::vector<Magnitude> sizes = magnitudes(want);
+  for (Magnitude& size : sizes) size.roundings += roundings_of_adder(chosen.fraction_bits);
   std::vector<std::vector<std::byte>> before;
   for (const Output& out : want.outputs) before.push_back(snapshot(out));
-  run_case(plan(problem, this_cpu(), "cpu_reference"), want);
+  run_reference(want, chosen.device, accelerator);
   auto got = make_case(problem, draw);
   run_case(chosen, got, accelerator, draw.raw_workspace);
   compare_outputs(got, want, sizes, before, report);

@@ -79,6 +79,11 @@ double gamma(int64_t roundings) {
   return nu < 1 ? nu / (1 - nu) : kNever;
 }
 
+int64_t roundings_of_adder(int fraction_bits) {
+  constexpr int kInstructions = 4, kCuts = 32 + 1 + 1, kPlain = 23;
+  return fraction_bits == kPlain ? 0 : int64_t(kInstructions * kCuts) << (24 - fraction_bits);
+}
+
 std::vector<std::byte> snapshot(const Output& out) {
   const auto* data = static_cast<const std::byte*>(out.view.data);
   return {data, data + extent_bytes(out.view)};

@@ -17,6 +17,11 @@ struct Difference {
 /// n roundings of relative size 2^-24: n u / (1 - n u).
 double gamma(int64_t roundings);
 
+/// What sums of 8-bit codes lose at most, in roundings of the sum of their terms' sizes, if an
+/// adder keeps so many bits of fraction: 128 codes are added in four instructions, each of which
+/// cuts off 32 products, what they are added to, and the sum. None where the adder is fp32's.
+int64_t roundings_of_adder(int fraction_bits);
+
 /// Bytes of an output and what else its buffer holds, before a run.
 std::vector<std::byte> snapshot(const Output&);
 

@@ -43,13 +43,14 @@ Samples time_launches(const Copies& copies, int repeat, Accelerator& accelerator
   return samples;
 }
 
+// One turn at the least, however slow the host is.
 void load(const Copies& copies, double seconds, Accelerator& accelerator) {
   using Clock = std::chrono::steady_clock;
   const auto until = Clock::now() + std::chrono::duration<double>(seconds);
-  while (Clock::now() < until) {
+  do {
     for (const Peer& contestant : copies[0]) contestant.run();
     accelerator.us_between_marks();
-  }
+  } while (Clock::now() < until);
 }
 
 std::vector<Timing> summarise(const std::vector<Peer>& contestants, const Samples& samples) {
@@ -91,7 +92,7 @@ void add_energy(const Copies& copies, size_t j, double seconds, Accelerator& acc
 std::vector<Timing> contest(const Copies& copies, const ContestOptions& options,
                             Accelerator* accelerator) {
   if (accelerator == nullptr) return summarise(copies[0], time_launches(copies, options.repeat));
-  load(copies, options.load_s, *accelerator);
+  if (options.load_s > 0) load(copies, options.load_s, *accelerator);
   auto timings = summarise(copies[0], time_launches(copies, options.repeat, *accelerator));
   if (options.load_s > 0)
     for (size_t j = 0; j < timings.size(); ++j)

@@ -13,14 +13,16 @@ struct Timing {
   std::string name, what;
   Quantiles us;
   double speed = 1;  ///< of ours: the median of (its time / our time), launch by launch
-  /// Of a GPU that measures its energy, over a second of launches behind one another; else 0.
+  /// Of a GPU that measures its energy, over load_s / 2 of launches behind one another; else 0.
   double joules = 0;  ///< of one launch
   double watts = 0, sm_mhz = 0;
 };
 
 struct ContestOptions {
-  int repeat = 20;    ///< launches of each contestant
-  double load_s = 0;  ///< of a GPU: seconds of launches before any is timed, so that it is warm
+  int repeat = 20;  ///< launches of each contestant
+  /// Of a GPU: seconds of launches before any is timed, so that it is warm; above 0 at least one of
+  /// each contestant.
+  double load_s = 0;
 };
 
 /// Times launches that alternate: each takes the next copy of the case, so that nobody finds in

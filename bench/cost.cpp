@@ -6,6 +6,7 @@
 
 #include "bench/layer_case.h"
 #include "bench/visit.h"
+#include "cadre/expert_parallel.h"
 #include "cadre/layers.h"
 
 namespace cadre::bench {
@@ -16,6 +17,7 @@ namespace {
 struct Runs {
   double draws = 0, reference = 0, fast = 0;
 };
+constexpr double kRoutings = 6;      // that are checked of ranks
 constexpr double kHostCalls = 2200;  // of forward and backward, with those that warm up
 
 // Of one core, so that estimates are right within a small factor.
@@ -77,16 +79,18 @@ Cost cost(const GroupedMlpProblem& p) {
   return {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)};
 }
 
-// The router's choices, rows to and fro, and the experts.
+// The router's choices, rows to and fro, the experts, and the one that all tokens visit.
 Cost cost(const MoeProblem& p) {
   const int64_t rows = p.tokens * p.top_k;
   const Cost routing =
       cost(RoutingProblem{.tokens = p.tokens, .experts = p.experts, .top_k = p.top_k});
   const Cost experts = cost(GroupedMlpProblem{
       .rows = rows, .hidden = p.hidden, .features = p.features, .experts = p.experts});
+  const Cost shared =
+      cost(GroupedMlpProblem{.rows = p.tokens, .hidden = p.hidden, .features = p.shared_features});
   const double moved = 4 * double(rows + p.tokens) * double(p.hidden);
-  return {2 * routing.products + experts.products, 2 * routing.elements + experts.elements + moved,
-          experts.routed};
+  return {2 * routing.products + experts.products + shared.products,
+          2 * routing.elements + experts.elements + shared.elements + moved, experts.routed};
 }
 
 Cost cost(const SequentialProblem& p) {
@@ -100,6 +104,12 @@ Cost cost(const SequentialProblem& p) {
   return all;
 }
 
+// A step is four exchanges, and the experts between them.
+Cost cost(const ExpertParallelProblem& p) {
+  const double tokens = double(p.ranks) * double(p.tokens), rows = tokens * p.top_k;
+  return {0, 4 * (tokens + 2 * rows) * double(p.hidden), routed(rows, p.ranks * p.experts)};
+}
+
 double seconds(const Cost& cost, const Runs& runs) {
   const double drawn = runs.draws * cost.elements * kSecondsOfADraw;
   const double reference = runs.reference * cost.products * kSecondsOfAReferenceProduct;
@@ -108,6 +118,8 @@ double seconds(const Cost& cost, const Runs& runs) {
   const double by_one_core = runs.draws * cost.routed * kSecondsOfADraw;
   return (drawn + reference + fast) / omp_get_max_threads() + by_one_core;
 }
+
+bool is_of_ranks(std::string_view problem) { return operation_of(problem) == "expert_parallel"; }
 
 bool is_layer(std::string_view problem) {
   const auto layers = layer_list();
@@ -122,10 +134,12 @@ Cost cost_of(std::string_view problem) {
     plan(p, this_cpu());  // which says what is wrong with it
     return cost(p);
   };
+  if (is_of_ranks(problem)) return cost_of_it(parse_expert_parallel_problem(problem));
   return is_layer(problem) ? visit_layer(problem, cost_of_it) : visit_problem(problem, cost_of_it);
 }
 
 double seconds_to_check(std::string_view problem) {
+  if (is_of_ranks(problem)) return seconds(cost_of(problem), {2 * kRoutings, 0, 2 * kRoutings});
   const bool layer = is_layer(problem);  // which has no reference
   return seconds(cost_of(problem), {layer ? 2.0 : 6.0, layer ? 0.0 : 2.0, 4});
 }

@@ -10,17 +10,21 @@ import pathlib
 import sys
 
 
-def pass_of(problem):
-    words = problem.split()
-    added = " into fp32" if "accumulate=yes" in words and "out=f32" in words else ""
-    return " ".join(words[:2]) + added if words[0] == "grouped_gemm" else words[0]
+def work_of(case):
+    """What cells are summed up together: a pass of the GEMM, a call of a layer."""
+    words = case["problem"].split()
+    if words[0] == "grouped_gemm":
+        added = " into fp32" if "accumulate=yes" in words and "out=f32" in words else ""
+        return " ".join(words[:2]) + added
+    start = [f"from {case['from']}"] if "from" in case else []
+    return " ".join([words[0], *([case["call"]] if "call" in case else []), *start])
 
 
 def ratios(record):
     found = {}
     for case in record["cases"]:
         for peer, speed in case.get("speed_of_peer", {}).items():
-            found.setdefault((pass_of(case["problem"]), peer), []).append((speed, case))
+            found.setdefault((work_of(case), peer), []).append((speed, case))
     for (work, peer), all_of in sorted(found.items()):
         mean = math.exp(sum(math.log(max(speed, 1e-9)) for speed, _ in all_of) / len(all_of))
         low, case = min(all_of, key=lambda pair: pair[0])

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <utility>
 
 #include "bench/cases/parts.h"
 #include "bench/element.h"
@@ -9,17 +11,26 @@
 namespace cadre::bench {
 namespace {
 
-/// Rows, columns and the types of one linear layer's parameters.
+using Outputs = std::vector<LayerOutput>;
+
+/// Rows, columns and the types of one linear layer's parameters, and which gradients are wanted.
 struct Linear {
   int experts;
   int64_t n, k;
   const ParameterLayout& layout;
-  bool bias;
-  Accumulate accumulate, accumulate_bias;
+  bool bias, wgrad, dbias;
+  const LayerOptions& options;
 };
 
-Output whole(const char* name, const TensorView& v) {
-  return {.name = name, .view = v, .live = v.shape[0], .exact = true};
+LayerOutput output(const char* name, const TensorView& v, int64_t live, bool anew = true) {
+  return {{.name = name, .view = v, .live = live, .exact = true}, anew};
+}
+
+/// The gradient of a parameter, which holds numbers already: poison where a step writes it anew.
+LayerOutput gradient(const char* name, const TensorView& v, bool wanted, Accumulate accumulate) {
+  const bool anew = wanted && accumulate == Accumulate::kNo;
+  if (anew) std::memset(v.data, 0xff, size_t(bytes_for(v.dtype, elements(v))));
+  return output(name, v, v.shape[0], anew);
 }
 
 /// Numbers of many sizes, none far above 1, so that scales of blocks differ and small codes vanish.
@@ -36,12 +47,13 @@ TensorView random_rows(Buffers& buffers, DType dtype, std::initializer_list<int6
   return v;
 }
 
-/// A float for every row, which backward writes.
-float* row_gradient(Buffers& buffers, const char* name, int64_t rows,
-                    std::vector<Output>& outputs) {
-  auto* gradient = buffers.array<float>(rows);
-  outputs.push_back(whole(name, view(gradient, DType::kF32, {rows})));
-  return gradient;
+/// A float for every row, `live` of which belong to experts, that backward writes.
+float* row_gradient(Buffers& buffers, const char* name, std::pair<int64_t, int64_t> rows_and_live,
+                    Outputs& outputs) {
+  const auto [rows, live] = rows_and_live;
+  auto* data = buffers.array<float>(rows);
+  outputs.push_back(output(name, view(data, DType::kF32, {rows}), live));
+  return data;
 }
 
 /// [E, N, K] in the order that the layout asks for.
@@ -60,47 +72,64 @@ void** split(Buffers& buffers, bool discrete, TensorView& v) {
 }
 
 /// Gradients are appended to the outputs.
-LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds,
-                            std::vector<Output>& outputs) {
+LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds, Outputs& outputs) {
   const ParameterLayout& p = l.layout;
   LinearParameters own;
   own.w = weights(buffers, l, p.weight, seeds.next());
   own.discrete_w = split(buffers, p.discrete_weight, own.w);
   own.dw = weights(buffers, l, p.dw, seeds.next());
-  outputs.push_back(whole("dw", own.dw));
+  outputs.push_back(gradient("dw", own.dw, l.wgrad, l.options.accumulate));
   own.discrete_dw = split(buffers, p.discrete_dw, own.dw);
-  own.accumulate = accumulate_words(buffers, l.accumulate, l.experts, seeds.next());
+  own.accumulate = accumulate_words(buffers, l.options.accumulate, l.experts, seeds.next());
   if (!l.bias) return own;
   own.bias = random_tensor(buffers, p.bias, {l.experts, l.n}, l.experts, seeds.next());
   own.discrete_bias = split(buffers, p.discrete_bias, own.bias);
   own.dbias = random_tensor(buffers, p.dbias, {l.experts, l.n}, l.experts, seeds.next());
-  outputs.push_back(whole("dbias", own.dbias));
+  outputs.push_back(gradient("dbias", own.dbias, l.dbias, l.options.accumulate_bias));
   own.discrete_dbias = split(buffers, p.discrete_bias, own.dbias);
-  own.accumulate_bias = accumulate_words(buffers, l.accumulate_bias, l.experts, seeds.next());
+  own.accumulate_bias =
+      accumulate_words(buffers, l.options.accumulate_bias, l.experts, seeds.next());
   return own;
 }
 
 /// Those of both linears of a layer of experts.
 template <class Problem, class Args>
 void add_parameters(Buffers& buffers, const Problem& p, Seeds& seeds, Args& args,
-                    std::vector<Output>& outputs) {
+                    Outputs& outputs) {
   const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
-  const auto linear = [&](int64_t n, int64_t k, bool bias) {
-    return parameters(
-        buffers,
-        {p.experts, n, k, p.parameters, bias, p.options.accumulate, p.options.accumulate_bias},
-        seeds, outputs);
+  const auto linear = [&](int64_t n, int64_t k, bool bias, bool wgrad) {
+    return parameters(buffers, {p.experts, n, k, p.parameters, bias, wgrad, p.dbias, p.options},
+                      seeds, outputs);
   };
-  args.fc1 = linear(n1, p.hidden, p.bias1);
-  args.fc2 = linear(p.hidden, p.features, p.bias2);
+  args.fc1 = linear(n1, p.hidden, p.bias1, p.wgrad1);
+  args.fc2 = linear(p.hidden, p.features, p.bias2, p.wgrad2);
 }
 
+/// What the expert has that all tokens visit.
+void add_shared_expert(Buffers& buffers, const MoeProblem& p, Seeds& seeds, MoeArgs& args,
+                       Outputs& outputs) {
+  GroupedMlpProblem one{.hidden = p.hidden, .features = p.shared_features, .experts = 1};
+  one.activation = p.activation;
+  one.parameters = p.parameters;
+  one.wgrad1 = p.wgrad1;
+  one.wgrad2 = p.wgrad2;
+  one.options = p.options;
+  GroupedMlpArgs own;
+  add_parameters(buffers, one, seeds, own, outputs);
+  args.shared_fc1 = own.fc1;
+  args.shared_fc2 = own.fc2;
+  if (!p.shared_gate) return;
+  args.shared_gate = random_floats(buffers, p.tokens, p.tokens, seeds.next());
+  if (p.dlogits)
+    args.dshared_gate = row_gradient(buffers, "dshared_gate", {p.tokens, p.tokens}, outputs);
+}
+
+/// Not `reached`: backward ends before this layer.
 LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, Seeds& seeds,
-                            std::vector<Output>& outputs) {
-  return parameters(
-      buffers,
-      {p.experts, p.n, p.k, p.parameters, p.bias, p.options.accumulate, p.options.accumulate_bias},
-      seeds, outputs);
+                            Outputs& outputs, bool reached = true) {
+  const bool wgrad = p.wgrad && reached, dbias = p.dbias && !p.return_bias && reached;
+  return parameters(buffers, {p.experts, p.n, p.k, p.parameters, p.bias, wgrad, dbias, p.options},
+                    seeds, outputs);
 }
 
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
@@ -111,10 +140,10 @@ const TensorView& result(const Args& args) {
 }
 const TensorView& result(const MoeArgs& args) { return args.out; }
 
-/// What all layers take besides tensors, and what all write.
+/// What all layers take besides tensors, and what all write, in `live` rows.
 template <class Plan, class Args>
 LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buffers, Args args,
-                                 std::vector<Output> outputs) {
+                                 Outputs outputs, int64_t live) {
   const LayerMemory& m = plan.memory;
   auto* rng = buffers->template array<uint64_t>(2);
   std::fill_n(rng, 2, uint64_t(1));
@@ -124,8 +153,8 @@ LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buff
   args.weight_cache = memory(*buffers, m.weight_cache_bytes);
   const Workspace workspace = buffers->workspace(
       std::max({m.forward_workspace_bytes, m.backward_workspace_bytes, m.wgrad_workspace_bytes}));
-  outputs.push_back(whole("y", result(args)));
-  outputs.push_back(whole("dx", args.dx));
+  outputs.push_back(output("y", result(args), live));
+  outputs.push_back(output("dx", args.dx, live, find_tensor(plan, "dx") != nullptr));
   return {plan, args, workspace, std::move(outputs), std::move(buffers)};
 }
 
@@ -151,18 +180,22 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
   Seeds seeds(draw);
   const Rows rows = draw_rows(b, draw, p.rows, p.experts);
   GroupedLinearArgs args{.offsets = rows.offsets};
-  std::vector<Output> outputs;
+  Outputs outputs;
   args.parameters = parameters(b, p, seeds, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.k}, rows.live(), seeds.next());
-  args.y = b.tensor(p.dtype, {p.rows, p.n});
+  args.y = b.tensor(p.dtype, {p.rows, activated_columns(p.n, p.activation)});
+  if (p.activation && p.activation->keep_z) args.z = b.tensor(p.dtype, {p.rows, p.n});
+  if (p.activation && p.activation->prob)
+    args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
   args.dy = random_rows(b, p.dtype, {p.rows, p.n}, rows.live(), seeds.next());
   args.dx = b.tensor(p.dtype, {p.rows, p.k});
   if (p.bias_scale) {
     args.bias_scale = random_floats(b, p.rows, rows.live(), seeds.next());
-    args.dbias_scale = row_gradient(b, "dbias_scale", p.rows, outputs);
+    args.dbias_scale = row_gradient(b, "dbias_scale", {p.rows, rows.live()}, outputs);
+    outputs.back().anew = p.dbias;
   }
   return layer_case<GroupedLinearPlan>(plan(p, device), std::move(buffers), args,
-                                       std::move(outputs));
+                                       std::move(outputs), rows.live());
 }
 
 MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const Draw& draw) {
@@ -171,19 +204,21 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   Seeds seeds(draw);
   const Rows rows = draw_rows(b, draw, p.rows, p.experts);
   GroupedMlpArgs args{.offsets = rows.offsets};
-  std::vector<Output> outputs;
+  Outputs outputs;
   add_parameters(b, p, seeds, args, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
   args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.dx = b.tensor(p.dtype, {p.rows, p.hidden});
   if (p.prob) args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
-  if (p.prob && p.dprob) args.dprob = row_gradient(b, "dprob", p.rows, outputs);
+  if (p.prob && p.dprob) args.dprob = row_gradient(b, "dprob", {p.rows, rows.live()}, outputs);
   if (p.bias2_scale) {
     args.bias2_scale = random_floats(b, p.rows, rows.live(), seeds.next());
-    args.dbias2_scale = row_gradient(b, "dbias2_scale", p.rows, outputs);
+    args.dbias2_scale = row_gradient(b, "dbias2_scale", {p.rows, rows.live()}, outputs);
+    outputs.back().anew = p.dbias;
   }
-  return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args, std::move(outputs));
+  return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args, std::move(outputs),
+                                    rows.live());
 }
 
 MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& draw) {
@@ -191,21 +226,24 @@ MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& d
   Buffers& b = *buffers;
   Seeds seeds(draw);
   MoeArgs args;
-  std::vector<Output> outputs;
+  Outputs outputs;
   add_parameters(b, p, seeds, args, outputs);
+  if (p.shared_features > 0) add_shared_expert(b, p, seeds, args, outputs);
   args.logits = b.tensor(p.logits, {p.tokens, p.experts});
   fill_logits(args.logits, draw);
   if (p.expert_bias) args.expert_bias = random_floats(b, p.experts, p.experts, seeds.next());
   args.x = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.out = b.tensor(p.dtype, {p.tokens, p.hidden});
+  args.experts = b.array<int32_t>(p.tokens * p.top_k);
   args.offsets = b.array<int32_t>(int64_t(p.experts) + 1);
   args.dout = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.dx = b.tensor(p.dtype, {p.tokens, p.hidden});
   if (p.dlogits) {
     args.dlogits = b.tensor(p.logits, {p.tokens, p.experts});
-    outputs.push_back(whole("dlogits", args.dlogits));
+    outputs.push_back(output("dlogits", args.dlogits, p.tokens));
   }
-  return layer_case<MoePlan>(plan(p, device), std::move(buffers), args, std::move(outputs));
+  return layer_case<MoePlan>(plan(p, device), std::move(buffers), args, std::move(outputs),
+                             p.tokens);
 }
 
 SequentialCase make_layer_case(const SequentialProblem& p, const Device& device, const Draw& draw) {
@@ -217,22 +255,26 @@ SequentialCase make_layer_case(const SequentialProblem& p, const Device& device,
   const Rows rows = draw_rows(b, draw, first.rows, first.experts);
   SequentialArgs args{.offsets = rows.offsets};
   SequentialLists lists;
-  std::vector<Output> outputs;
-  for (const RowOp& op : p.ops)
-    if (const auto* linear = std::get_if<GroupedLinearProblem>(&op))
-      lists.parameters.push_back(parameters(b, *linear, seeds, outputs));
-  const int reached = chosen.row[size_t(chosen.backward_stop)].first_extra;
+  Outputs outputs;
+  const RowPart& stop = chosen.row[size_t(chosen.backward_stop)];
+  for (size_t i = 0; i < p.ops.size(); ++i)
+    if (const auto* linear = std::get_if<GroupedLinearProblem>(&p.ops[i]))
+      lists.parameters.push_back(
+          parameters(b, *linear, seeds, outputs, i >= size_t(stop.first_op)));
   for (int i = 0; i < chosen.extra_inputs; ++i) {
     lists.extra_inputs.push_back(random_floats(b, first.rows, rows.live(), seeds.next(), 0.5f));
     lists.extra_gradients.push_back(
-        i < reached ? nullptr : row_gradient(b, "extra gradient", first.rows, outputs));
+        i < stop.first_extra
+            ? nullptr
+            : row_gradient(b, "extra gradient", {first.rows, rows.live()}, outputs));
   }
   args.x = random_rows(b, first.in, {first.rows, first.columns_in}, rows.live(), seeds.next());
   args.y = b.tensor(last.out, {last.rows, last.columns_out});
   args.dy = random_rows(b, last.out, {last.rows, last.columns_out}, rows.live(), seeds.next());
   args.dx = b.tensor(first.in, {first.rows, first.columns_in});
-  SequentialCase c{layer_case<SequentialPlan>(chosen, std::move(buffers), args, std::move(outputs)),
-                   std::move(lists)};
+  SequentialCase c{
+      layer_case<SequentialPlan>(chosen, std::move(buffers), args, std::move(outputs), rows.live()),
+      std::move(lists)};
   c.args.parameters = c.lists.parameters;
   c.args.extra_inputs = c.lists.extra_inputs;
   c.args.extra_gradients = c.lists.extra_gradients;

@@ -11,13 +11,19 @@
 
 namespace cadre::bench {
 
+/// A tensor that a layer writes, all of its bytes. `live` counts the rows that belong to experts or
+/// tokens.
+struct LayerOutput : Output {
+  bool anew = true;  ///< a step writes it whatever it held: it is wanted, and nothing is added to
+};
+
 /// A planned layer with arguments of random data: what its forward and backward touch.
 template <class Plan, class Args>
 struct LayerCase {
   Plan plan;
   Args args;
-  Workspace workspace;          ///< of either direction
-  std::vector<Output> outputs;  ///< of both directions, in full: tails stay as they are
+  Workspace workspace;               ///< of either direction
+  std::vector<LayerOutput> outputs;  ///< of both directions, in full: tails stay as they are
   std::unique_ptr<Buffers> buffers;
 };
 

@@ -32,6 +32,8 @@ struct Arena {
   std::string absent;
   std::unique_ptr<AnyCase> twin{};  // the same problem with other words
   std::unique_ptr<Mirror> twin_mirror{};
+  std::unique_ptr<AnyCase> product{};  // the same problem without an activation
+  std::unique_ptr<Mirror> composed_mirror{}, product_mirror{};
 };
 
 // A run on a case, or on its mirror, which is made then.
@@ -75,6 +77,25 @@ void add_twin(const Problem& problem, const MeasureOptions& options, Arena<AnyCa
   arena.contestants.push_back({"cadre " + options.beside,
                                text(chosen.name, " on '", chosen.problem, "'"),
                                run_on(chosen, *arena.twin, accelerator, arena.twin_mirror)});
+}
+
+// Beside a product with an activation: one after the other, and the product alone.
+template <class Problem, class AnyCase>
+void add_composed(const Problem& problem, const MeasureOptions& options, Arena<AnyCase>& arena,
+                  Accelerator* accelerator) {
+  if constexpr (std::is_same_v<Problem, GroupedGemmProblem>) {
+    if (!is_composed(problem) || !accelerator) return;
+    const auto composed = plan(problem, options.device, "composed");
+    arena.contestants.push_back({"composed", "product and activation, one by one",
+                                 run_on(composed, arena.data, accelerator, arena.composed_mirror)});
+    Problem plain = problem;
+    plain.activation.reset();
+    const auto product = plan(plain, options.device);
+    arena.product = std::make_unique<AnyCase>(make_case(plain, options.draw));
+    arena.contestants.push_back(
+        {"product", text(product.name, " on '", plain, "'"),
+         run_on(product, *arena.product, accelerator, arena.product_mirror)});
+  }
 }
 
 // Peers may write the output of the case, so what ours makes of it is checked before.
@@ -152,6 +173,7 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   if (!m.check.good()) return m;
   for (auto& arena : arenas) {
     add_twin(problem, options, arena, accelerator.get());
+    add_composed(problem, options, arena, accelerator.get());
     add_peers(arena, accelerator.get());
   }
   const Work done = work(arenas[0].data);

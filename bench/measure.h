@@ -18,14 +18,16 @@ struct MeasureOptions {
 
 struct Measurement {
   CheckReport check;  ///< of a case that the reference can afford; timings only if it is good
-  int64_t checked_rows = 0;      ///< R of that case
+  int64_t checked_rows = 0;      ///< R of that case; of ranks T
   int64_t checked_elements = 0;  ///< of the output, where only some are; 0: all
   std::string absent_peers;      ///< which are missing, and why; may be empty
   std::string problem, plan;
-  std::string call;             ///< of a layer: forward or step; empty of an operation
+  std::string call;             ///< of a layer: forward or step; of ranks: dispatch or collect
   double flops = 0, bytes = 0;  ///< of one launch; of a layer, those of its products
   int64_t kept_bytes = 0, workspace_bytes = 0;  ///< of a layer: until backward; the larger of both
-  std::vector<Timing> timings;                  ///< ours first
+  double delivered_bytes = 0;   ///< of all ranks: rows that an exchange brings to where they belong
+  double crossed_bytes = 0;     ///< of these, those that come from another rank
+  std::vector<Timing> timings;  ///< ours first
 };
 
 /// A problem's text with other words: `format=bf16` replaces what format= was, or is put behind.
@@ -40,9 +42,10 @@ void require_measurable(std::string_view problem, const MeasureOptions&);
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 Measurement measure(std::string_view problem, const MeasureOptions&);
 
-/// Times a layer beside its own plain products: "forward" is that of the layer with nothing to
-/// learn, beside its fprops; "step" forward and backward, beside all products. Both run twice
-/// before, on the data that is timed, and must give numbers and the same bits.
+/// Times a layer beside its own products, in its recipe's formats: "forward" is that of the layer
+/// with nothing to learn, beside its fprops; "step" forward and backward, beside all products. Both
+/// run twice before, on the data that is timed: what they write must be numbers, of the same bits
+/// both times, but for gradients that are added to what is there.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions&);
 

@@ -1,7 +1,6 @@
-// A layer as a whole beside its own plain products.
+// A layer as a whole beside its own products.
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <utility>
 
 #include "bench/digest.h"
@@ -38,17 +37,26 @@ SequentialProblem frozen(SequentialProblem p) {
 }
 
 // The products of a layer, in the order in which they run.
-using Products = std::vector<GroupedGemmProblem>;
+struct Product {
+  GroupedGemmProblem problem;
+  bool has_all_rows = false;  // its one expert does, whatever the layer's counts
+};
+using Products = std::vector<Product>;
 void add_products(const GroupedLinearPlan& plan, Products& all) {
   for (const LayerStep& step : plan.steps)
     if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan))
-      all.push_back(product->problem);
+      all.push_back({product->problem});
 }
 void add_products(const GroupedMlpPlan& plan, Products& all) {
   add_products(plan.fc1, all);
   add_products(plan.fc2, all);
 }
-void add_products(const MoePlan& plan, Products& all) { add_products(plan.mlp, all); }
+void add_products(const MoePlan& plan, Products& all) {
+  add_products(plan.mlp, all);
+  const size_t routed = all.size();
+  add_products(plan.shared, all);
+  for (size_t i = routed; i < all.size(); ++i) all[i].has_all_rows = true;
+}
 void add_products(const ActivationStep&, Products&) {}
 void add_products(const SequentialPlan& plan, Products& all) {
   for (const RowPart& part : plan.row)
@@ -100,9 +108,11 @@ LayerRun run_of(const std::shared_ptr<Placed<AnyCase>>& placed, bool is_step, St
 Peer products(const Products& problems, const Draw& draw, const Device& device,
               Accelerator* accelerator, Work& total) {
   std::vector<std::function<void()>> runs;
-  for (const GroupedGemmProblem& problem : problems) {
+  for (const auto& [problem, has_all_rows] : problems) {
     const auto chosen = plan(problem, device);
-    auto data = make_case(problem, draw);
+    Draw own_draw = draw;
+    if (has_all_rows) own_draw.counts = {problem.rows};
+    auto data = make_case(problem, own_draw);
     const Work one = work(data);
     total.flops += one.flops;
     total.bytes += one.bytes;
@@ -119,37 +129,37 @@ Peer products(const Products& problems, const Draw& draw, const Device& device,
           }};
 }
 
-// What depends on no earlier run: gradients of parameters may be added to.
+// What depends on no earlier run.
 template <class AnyCase>
-std::vector<Output> rows_written(const AnyCase& c, bool is_step) {
+std::vector<Output> written(const AnyCase& c, bool is_step) {
   std::vector<Output> all;
-  for (const Output& out : c.outputs)
-    if (out.name == "y" || (out.name == "dx" && is_step && find_tensor(c.plan, "dx")))
-      all.push_back(out);
+  for (const LayerOutput& out : c.outputs)
+    if (out.anew && (is_step || out.name == "y")) all.push_back(out);
   return all;
 }
 
-// Some elements in the first rows; a fault where one is no number.
-std::string fault_in(const Output& out, int64_t rows) {
+// Looks at some of the live elements; a fault where one is no number.
+std::string fault_in(const Output& out) {
   constexpr int64_t kLooks = 1 << 20;
-  const int64_t count = std::min(rows, out.view.shape[0]) * out.view.shape[1];
+  const int64_t all = out.view.shape[0];
+  const int64_t count = all == 0 ? 0 : elements(out.view) / all * out.live;
   for (int64_t i = 0; i < count; i += 1 + count / kLooks)
     if (!std::isfinite(load(out.view, offset_of(out.view, i))))
       return text(out.name, " is no number at element ", i);
   return {};
 }
 
-// Both runs on the data that will be timed. `rows` of what they write belong to experts or tokens.
+// Both runs on the data that will be timed.
 template <class AnyCase>
-CheckReport check_twice(const Placed<AnyCase>& placed, const LayerRun& run, int64_t rows) {
+CheckReport check_twice(const Placed<AnyCase>& placed, const LayerRun& run) {
   CheckReport report;
   Digest digests[2];
   for (Digest& digest : digests) {
     run.go();
-    for (const Output& out : rows_written(placed.data, run.is_step)) {
+    for (const Output& out : written(placed.data, run.is_step)) {
       placed.fetch(out.view.data);
       digest.add(out);
-      if (report.good()) report.fault = fault_in(out, rows);
+      if (report.good()) report.fault = fault_in(out);
     }
   }
   report.digest = digests[0];
@@ -174,12 +184,6 @@ std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const LayerRun& ru
   return counts;
 }
 
-template <class AnyCase>
-int64_t rows_of(const AnyCase& c, const std::vector<int64_t>& counts) {
-  if constexpr (std::is_same_v<AnyCase, MoeCase>) return c.plan.problem.tokens;
-  return std::accumulate(counts.begin(), counts.end(), int64_t(0));
-}
-
 template <class Problem>
 Measurement measure_call(const char* call, const Problem& problem, const MeasureOptions& options) {
   const auto accelerator = open_accelerator(options.device);
@@ -197,7 +201,7 @@ Measurement measure_call(const char* call, const Problem& problem, const Measure
   m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
   Draw draw = options.draw;
   draw.counts = counts_of(*placed, run);
-  m.check = check_twice(*placed, run, rows_of(placed->data, draw.counts));
+  m.check = check_twice(*placed, run);
   if (!m.check.good()) return m;
   Products all;
   add_products(placed->data.plan, all);

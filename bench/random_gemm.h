@@ -34,6 +34,7 @@ class RandomGemms {
     if (one_in(8)) p.align = 2 << below(3);
     majors(p);
     p.pass == Pass::kWgrad ? contraction(p) : rows(p);
+    activation(p);
     counts(g);
     g.draw.seed = random_();
     name_kinds(g);
@@ -80,6 +81,22 @@ class RandomGemms {
     p.discrete_bias = one_in(3);
     p.bias_dtype = one_in(2) ? DType::kF32 : DType::kBf16;
   }
+  void activation(GroupedGemmProblem& p) {
+    constexpr GluLayout kLayouts[] = {GluLayout::kConcat, GluLayout::kInterleave1,
+                                      GluLayout::kInterleave32};
+    if (p.pass != Pass::kFprop || !one_in(3)) return;
+    GemmActivation& a = p.activation.emplace();
+    const auto kinds = activation_list();
+    a.kind = kinds[size_t(below(int64_t(kinds.size())))].kind;
+    a.prob = one_in(2);
+    a.keep_z = one_in(2);
+    p.out_major = Major::kRow;
+    if (!one_in(4)) p.alpha = p.beta = p.bias_scale = false, p.out = p.lhs.element;
+    if (!info(a.kind).gated) return;
+    a.layout = kLayouts[below(3)];
+    const int64_t unit = a.layout == GluLayout::kInterleave32 ? 64 : 2;
+    p.n = (p.n + unit - 1) / unit * unit;
+  }
   void contraction(GroupedGemmProblem& p) {
     p.discrete_out = one_in(4);
     if (one_in(2)) p.accumulate = Accumulate(1 + below(3));
@@ -107,6 +124,7 @@ class RandomGemms {
     add(p.alpha, "alpha");
     add(p.beta, "beta");
     add(p.bias, "bias");
+    add(p.activation.has_value(), "activation");
     add(p.accumulate != Accumulate::kNo, "accumulate");
     add(p.out == DType::kF32, "f32 out");
     add(p.tail == Tail::kZero, "tail zero");

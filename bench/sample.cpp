@@ -91,7 +91,9 @@ bool is_kept(const TensorView& v, int64_t i, Tail tail) {
 
 }  // namespace
 
-bool can_sample(const GroupedGemmProblem& p) { return is_plain(p.lhs) && is_plain(p.rhs); }
+bool can_sample(const GroupedGemmProblem& p) {
+  return is_plain(p.lhs) && is_plain(p.rhs) && !is_composed(p);
+}
 
 Sample draw_sample(const GroupedGemmCase& c, int64_t count, uint64_t seed) {
   const Output& out = c.outputs[0];

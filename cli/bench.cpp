@@ -11,7 +11,9 @@
 #include "bench/accelerator.h"
 #include "bench/cost.h"
 #include "bench/measure.h"
+#include "bench/measure_ranks.h"
 #include "cadre/error.h"
+#include "cadre/expert_parallel.h"
 #include "cli/problem.h"
 #include "cli/record.h"
 #include "cli/seed.h"
@@ -63,7 +65,10 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
     if (t.sm_mhz > 0)
       std::printf("  %-14s %.0f MHz, %.0f W, %.4g J a launch\n", "", t.sm_mhz, t.watts, t.joules);
   }
-  if (!m.call.empty())
+  if (m.delivered_bytes > 0)
+    std::printf("  %.0f bytes delivered, %.0f of them crossed; bits of one rank, with T = %lld\n",
+                m.delivered_bytes, m.crossed_bytes, static_cast<long long>(m.checked_rows));
+  else if (!m.call.empty())
     std::printf("  same bits in two runs\n");
   else if (m.check.is_reference())
     std::printf("  this is the reference itself: nothing to compare it with\n");
@@ -124,8 +129,17 @@ int time_host(const Options& options, const std::vector<Shape>& shapes) {
   return 0;
 }
 
+void require_measurable_ranks(const std::string& problem, const bench::MeasureOptions& options) {
+  if (!options.beside.empty())
+    throw UsageError(text("bench: --beside is '", options.beside,
+                          "', must not be given for ranks; they run beside a copy [", problem,
+                          "]"));
+  plan(parse_expert_parallel_problem(problem), options.device, options.only);
+}
+
 void require_measurable(const std::string& problem, const bench::MeasureOptions& options) {
   const Subject subject = subject_of(problem);
+  if (subject.is_of_ranks()) return require_measurable_ranks(problem, options);
   if (!subject.layer) return bench::require_measurable(problem, options);
   if (!options.only.empty() || !options.beside.empty())
     throw UsageError(
@@ -138,7 +152,9 @@ void require_measurable(const std::string& problem, const bench::MeasureOptions&
 
 std::vector<bench::Measurement> measure(const std::string& problem,
                                         const bench::MeasureOptions& options) {
-  if (subject_of(problem).layer) return bench::measure_layer(problem, options);
+  const Subject subject = subject_of(problem);
+  if (subject.is_of_ranks()) return bench::measure_ranks(problem, options);
+  if (subject.layer) return bench::measure_layer(problem, options);
   return {bench::measure(problem, options)};
 }
 
@@ -177,10 +193,14 @@ one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS 
 a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
 A layer runs beside its own products: forward of the layer with nothing to learn beside its fprops,
 a step (forward and backward) beside all of them; two runs must have equal bits.
+expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
+the last rank is through. Delivered bytes are rows where they belong, crossed ones those of them
+that come from another rank.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
 result.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
+  cadre bench expert_parallel T=2048 top_k=4 H=1024 E=8 ranks=2 R=16384 --offsets uniform,gamma:1
   cadre bench --file bench/shapes/h200_grouped_gemm.txt --device cuda
   cadre bench --file bench/shapes/host_time.txt --device cuda --host-time
   cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";

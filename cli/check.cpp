@@ -8,6 +8,7 @@
 
 #include "bench/accelerator.h"
 #include "bench/check_layer.h"
+#include "bench/check_ranks.h"
 #include "bench/cost.h"
 #include "bench/random_gemm.h"
 #include "cadre/error.h"
@@ -50,9 +51,25 @@ void count(const bench::CheckReport& r, const Options& options, Tally& tally) {
   std::fflush(stdout);
 }
 
+bench::CheckReport check_ranks_and_print(const std::string& problem, const Options& options) {
+  if (!options.only.empty())
+    throw UsageError(text("check: --only is '", options.only,
+                          "', must not be given for ranks; they have one route [", problem, "]"));
+  const bench::RanksReport r = bench::check_ranks(problem, options.draw, options.device);
+  if (!r.check.good()) return r.check;
+  std::printf("same  bits as one rank, %d routings  %s  %s\n", r.routings, r.check.plan.c_str(),
+              r.check.problem.c_str());
+  if (r.overflows > 0)
+    std::printf("      of these %d have more rows than R, and are NaN on all ranks as they must\n",
+                r.overflows);
+  return r.check;
+}
+
 bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
   bench::require_within("check", problem, bench::seconds_to_check(problem), options.limit);
-  if (subject_of(problem).layer) {
+  const Subject subject = subject_of(problem);
+  if (subject.is_of_ranks()) return check_ranks_and_print(problem, options);
+  if (subject.layer) {
     if (!options.only.empty())
       throw UsageError(text("check: --only is '", options.only,
                             "', must not be given for a layer; its steps are planned one by one [",
@@ -72,14 +89,17 @@ bench::CheckReport check_and_print(const std::string& problem, const Options& op
   return r;
 }
 
+bool is_taken(const std::string& problem, const Device& device) {
+  const Subject subject = subject_of(problem);
+  if (subject.layer) return !subject.layer->explain(problem, device).plan.empty();
+  if (subject.operation) return !subject.operation->explain(problem, device).plan.empty();
+  return false;  // ranks are processes of the CPU
+}
+
 // Of a list, a GPU checks what it has implementations for.
 bool is_skipped(const std::string& problem, const Options& options) {
   if (!options.words.empty() || options.device.kind == DeviceKind::kCpu) return false;
-  const Subject subject = subject_of(problem);
-  const bool is_taken = subject.layer
-                            ? !subject.layer->explain(problem, options.device).plan.empty()
-                            : !subject.operation->explain(problem, options.device).plan.empty();
-  if (is_taken) return false;
+  if (is_taken(problem, options.device)) return false;
   std::printf("none  no implementation on %s  %s\n", to_string(options.device).c_str(),
               problem.c_str());
   return true;
@@ -89,12 +109,7 @@ bool is_skipped(const std::string& problem, const Options& options) {
 std::vector<bench::RandomGemm> draw_random(const Options& options) {
   constexpr int kMostDrawnForOne = 20;
   const auto is_taken = [&](const bench::RandomGemm& g) {
-    try {
-      plan(g.problem, options.device, options.only);
-      return true;
-    } catch (const Unsupported&) {
-      return false;
-    }
+    return !find(g.problem, options.device, options.only).name.empty();
   };
   bench::RandomGemms gemms{unsigned(options.draw.seed)};
   std::vector<bench::RandomGemm> drawn;
@@ -183,12 +198,14 @@ must equal the reference bit for bit. Tails are poisoned with NaN and must stay 
 --device cuda the implementation runs on the GPU, the reference on the CPU; of a list, what the GPU
 has no implementation for is reported and left out. --random draws problems of grouped_gemm with
 adversarial counts, of those that the device takes. A layer has no reference: its forward and
-backward must have the same bits twice. --digest prints a hash of the computed bits, so that two
-builds or machines can be compared. Exit code 1: a check failed.
+backward must have the same bits twice. expert_parallel starts a process for each rank, and compares
+its bits with those of one rank that has all tokens, for several routings. --digest prints a hash of
+the computed bits, so that two builds or machines can be compared. Exit code 1: a check failed.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4
   cadre check "permute permute T=64 top_k=2 R=128 H=64 E=8" "offsets counts R=128 E=8"
+  cadre check expert_parallel T=64 top_k=2 H=96 E=4 ranks=3 R=384 dtype=bf16
   cadre check --device cuda
   cadre check --file bench/shapes/layers.txt --digest
   cadre check --file bench/shapes/check.txt --random 300 --seed 5 --device cuda

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 
 #include "cadre/device.h"
+#include "cadre/error.h"
+#include "cadre/expert_parallel.h"
 #include "cli/problem.h"
 #include "cli/verb.h"
 
@@ -77,6 +79,37 @@ void print_json(const LayerExplanation& e, const Device& device) {
   std::cout << all.dump(2) << "\n";
 }
 
+Json window(const WindowLayout& w) {
+  return {{"experts", w.experts},     {"prob", w.prob}, {"tokens", w.tokens},
+          {"drow_prob", w.drow_prob}, {"rows", w.rows}, {"bytes", w.bytes}};
+}
+
+int explain_ranks(const std::string& problem, const Options& options) {
+  const Device device = parse_device(options.device);
+  const auto parsed = parse_expert_parallel_problem(problem);
+  Json all = {{"problem", to_string(parsed)}, {"device", to_string(device)}, {"plan", nullptr}};
+  std::string lines, refusals;
+  try {
+    const ExpertParallelPlan chosen = plan(parsed, device);
+    all["plan"] = chosen.name;
+    all["exact"] = chosen.exact;
+    all["workspace_bytes"] = chosen.workspace_bytes;
+    all["window"] = window(chosen.window);
+    lines = text("plan       ", chosen.name, "\nexact      ", chosen.exact ? kExact : kNotExact,
+                 "\n\n", explain(chosen));
+  } catch (const Unsupported& refusal) {
+    refusals = refusal.what();
+    all["refusals"] = refusals;
+    lines = text("plan       ", kNone, "\nrefused    ", refusals, "\n");
+  }
+  if (options.json)
+    std::cout << all.dump(2) << "\n";
+  else
+    std::cout << "problem    " << to_string(parsed) << "\ndevice     " << to_string(device) << "\n"
+              << lines;
+  return refusals.empty() ? 0 : 1;
+}
+
 // Returns the exit code.
 template <class Info>
 int explain(const Info& info, const std::string& problem, const Options& options) {
@@ -102,6 +135,7 @@ Action declare_explain(CLI::App& app) {
   return [options] {
     const std::string problem = joined(options->words);
     const Subject subject = subject_of(problem);
+    if (subject.is_of_ranks()) return explain_ranks(problem, *options);
     return subject.layer ? explain(*subject.layer, problem, *options)
                          : explain(*subject.operation, problem, *options);
   };

@@ -105,11 +105,22 @@ Json layers() {
   return list;
 }
 
+Json ranks() {
+  return Json::array({{{"name", kExpertParallel.name},
+                       {"summary", kExpertParallel.summary},
+                       {"example", kExpertParallel.example}}});
+}
+
 Json everything() {
-  return {{"version", version()},         {"devices", devices()},
-          {"formats", formats()},         {"format_options", format_options()},
-          {"activations", activations()}, {"recipes", recipes()},
-          {"operations", operations()},   {"layers", layers()}};
+  return {{"version", version()},
+          {"devices", devices()},
+          {"formats", formats()},
+          {"format_options", format_options()},
+          {"activations", activations()},
+          {"recipes", recipes()},
+          {"operations", operations()},
+          {"layers", layers()},
+          {"ranks", ranks()}};
 }
 
 std::string joined(const Json& words) {
@@ -163,6 +174,9 @@ void print(const Json& all) {
   Table layers({"layer", "example"});
   for (const Json& l : all["layers"]) layers.add({l["name"], l["example"]});
   layers.print(std::cout);
+  Table ranks({"ranks", "example"});
+  for (const Json& r : all["ranks"]) ranks.add({r["name"], r["example"]});
+  ranks.print(std::cout);
 }
 
 }  // namespace

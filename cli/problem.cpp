@@ -19,6 +19,8 @@ Subject subject_of(std::string_view problem) {
     if (layer.name == name) return {nullptr, &layer};
     known += text(", ", layer.name);
   }
+  if (name == kExpertParallel.name) return {};
+  known += text(", ", kExpertParallel.name);
   throw UsageError(text("problem: first word is '", name, "', must be one of ", known,
                         "; 'cadre info' shows an example of each"));
 }

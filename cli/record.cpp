@@ -19,6 +19,22 @@ using Json = nlohmann::ordered_json;
 
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
+void add_work(const bench::Measurement& m, Json& row) {
+  row["flops"] = m.flops;
+  row["bytes"] = m.bytes;
+  if (m.delivered_bytes > 0) {
+    row["delivered_bytes"] = m.delivered_bytes;
+    row["crossed_bytes"] = m.crossed_bytes;
+  } else if (m.call.empty()) {
+    row["error_of_bound"] = rounded(m.check.error_of_bound);
+    row["checked_rows"] = m.checked_rows;
+  } else {
+    row["kept_bytes"] = m.kept_bytes;
+    row["workspace_bytes"] = m.workspace_bytes;
+  }
+  if (m.checked_elements) row["checked_elements"] = m.checked_elements;
+}
+
 Json one_case(const Case& c) {
   const bench::Measurement& m = c.measured;
   Json us = Json::object(), p10 = us, p90 = us, speed = us, peers = us;
@@ -49,16 +65,7 @@ Json one_case(const Case& c) {
     row["watts"] = watts;
     row["sm_mhz"] = sm_mhz;
   }
-  row["flops"] = m.flops;
-  row["bytes"] = m.bytes;
-  if (m.call.empty()) {
-    row["error_of_bound"] = rounded(m.check.error_of_bound);
-    row["checked_rows"] = m.checked_rows;
-  } else {
-    row["kept_bytes"] = m.kept_bytes;
-    row["workspace_bytes"] = m.workspace_bytes;
-  }
-  if (m.checked_elements) row["checked_elements"] = m.checked_elements;
+  add_work(m, row);
   row["plan"] = m.plan;
   return row;
 }

@@ -21,9 +21,9 @@ Settings that change the model or its training are fixed for a run; a resumed ru
 recipes and its paths from the checkpoint. Equal text, settings and seed give equal bits on one
 machine, whatever the number of threads. Ctrl-C, or a terminal that closes, saves a checkpoint.
 
-With --device cuda all tensors live on the GPU, which takes the recipes whose operations all have an
-implementation there. A checkpoint of one device may be resumed on the other: bits are equal on one
-device, and only near on two. --resume goes on on the CPU unless --device says otherwise.
+With --device cuda all tensors live on the GPU, which takes every recipe from sm_80 on. A checkpoint
+of one device may be resumed on the other: bits are equal on one device, and only near on two.
+--resume goes on on the CPU unless --device says otherwise.
 
 Try
   cadre train                                         this repository's own sources and documents

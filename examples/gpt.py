@@ -30,8 +30,8 @@ class CadreMoE(cadre.MoE):
     """(out [..., H], load-balancing loss) for x [..., H]."""
 
     def __init__(self, shape: Shape, device: torch.device) -> None:
-        super().__init__(shape.hidden, shape.features, shape.experts, shape.top_k, normalize=True,
-                         device=device)
+        super().__init__(shape.experts, shape.hidden, shape.features, top_k=shape.top_k,
+                         normalize=True, device=device)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out, router = super().forward(x)

@@ -17,7 +17,7 @@ import cadre
 class MoELayer(nn.Module):
     """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t])."""
 
-    def __init__(self, hidden: int, features: int, experts: int, top_k: int, **options) -> None:
+    def __init__(self, experts: int, hidden: int, features: int, top_k: int, **options) -> None:
         super().__init__()
         self.experts, self.top_k = experts, top_k
         self.router = nn.Linear(hidden, experts, bias=False, device=options.get("device"))
@@ -28,10 +28,9 @@ class MoELayer(nn.Module):
         """[T, H] for x [T, H]."""
         chosen = cadre.routing(self.router(x.float()), self.top_k, normalize=True)
         where = cadre.offsets_of_routing(chosen.experts, self.experts, x.shape[0] * self.top_k)
-        order = where.offsets, where.row_of, where.slot_of
-        rows, prob = cadre.permute(x, *order, chosen.prob)  # [T * top_k, H], expert by expert
-        h = cadre.activation(self.up(rows, where), where.offsets, prob, "swiglu")
-        return cadre.combine(self.down(h, where), *order)
+        rows, prob = cadre.permute(x, where, prob=chosen.prob)  # [T * top_k, H], expert by expert
+        h = cadre.activation(self.up(rows, where), where, prob, "swiglu")
+        return cadre.combine(self.down(h, where), where)
 
 
 def main() -> None:
@@ -43,7 +42,7 @@ def main() -> None:
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[options.dtype]
 
     torch.manual_seed(0)
-    layer = MoELayer(64, 96, experts=8, top_k=2, params_dtype=dtype, device=options.device)
+    layer = MoELayer(8, 64, 96, top_k=2, params_dtype=dtype, device=options.device)
     optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
     x = torch.randn(512, 64, device=options.device).to(dtype)
     target = torch.tanh(x.float() @ torch.randn(64, 64, device=options.device) / 8)

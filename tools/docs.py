@@ -7,6 +7,7 @@ A page marks its table by two lines, and everything between them is written here
     <!-- table NAME, written by tools/docs.py -->
     <!-- end of table -->
 """
+import ast
 import json
 import pathlib
 import re
@@ -19,8 +20,11 @@ TABLE = re.compile(r"(<!-- table (\w+), written by tools/docs\.py -->\n).*?(<!--
 
 
 def markdown(header, rows):
+    """A table. What the first column would say again it leaves empty."""
     lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]
+    for above, row in zip([[None], *rows], rows):
+        first = "" if row[0] == above[0] else row[0]
+        lines.append("| " + " | ".join(str(cell) for cell in [first, *row[1:]]) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -141,6 +145,25 @@ def gpu_accumulate(info):
                                        for routing in ROUTINGS)], rows)
 
 
+def moe_layers(info):
+    """Whole layers beside peers of Python: their speed is 1; MiB kept for backward, and at most."""
+    rows, peers = [], ["torch", "sonicmoe"]
+
+    def shown(numbers, names, form, unit=1):
+        """`-` for whoever was left out."""
+        return [format(numbers[name] / unit, form) if name in numbers else "-" for name in names]
+
+    for where, record in records("moe-torch"):
+        for case in record["cases"]:
+            size = [" / ".join(shown(case[what], ["cadre", *peers], ".0f", 2**20))
+                    if what in case else "" for what in ("kept_bytes", "peak_bytes")]
+            rows.append([where, case["layer"], case["routing"], case["call"], case["from"],
+                         *shown(case["us"], ["cadre"], ".2f", 1e3),
+                         *shown(case["speed_of_peer"], peers, ".2f"), *size])
+    return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers, "kept MiB: cadre / " +
+                     " / ".join(peers), "peak MiB"], rows)
+
+
 def commands(info):
     """What the two commands of the README take, as far as it is recorded."""
     columns = {"first_minutes": "minutes", "again_seconds": "seconds, the second time",
@@ -225,10 +248,59 @@ def facts(info):
     return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
 
 
+def link(path, text):
+    """To a file of the repository, from a page of docs/."""
+    return f"[{text}](../{path.relative_to(TOP).as_posix()})"
+
+
+def headers(info):
+    """The public headers and the types that they declare."""
+    rows = []
+    for path in sorted((TOP / "include/cadre").glob("*.h")):
+        types = re.findall(r"^(?:struct|class|enum class) (\w+)\b(?!;)", path.read_text(), re.M)
+        rows.append([link(path, code(path.name)), " ".join(map(code, types))])
+    return markdown(["header", "its types"], rows)
+
+
+def definition(module, name):
+    """The file and the docstring of a class or function of torch/cadre; None of anything else."""
+    path = TOP / "torch/cadre" / f"{module}.py"
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
+            return path, ast.get_docstring(node) or ""
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    return definition(node.module, alias.name)
+    return None
+
+
+def listed(module):
+    """`__all__` of a module of torch/cadre."""
+    text = (TOP / "torch/cadre" / f"{module}.py").read_text()
+    return ast.literal_eval(re.search(r"^__all__ = (\[.*?\])", text, re.M | re.S)[1])
+
+
+def python(info):
+    """The public names of the PyTorch package, each with the first sentence of its docstring."""
+    rows = []
+    for module in ("__init__", "ops", "checkpoints", "huggingface", "megatron"):
+        prefix = "cadre." if module == "__init__" else f"cadre.{module}."
+        for name in sorted(listed(module)):
+            path, text = definition(module, name) or (None, "")
+            if path:
+                sentence = re.split(r"(?<=\.)\s", " ".join(text.split("\n\n")[0].split()))[0]
+                rows.append([code(prefix + name),
+                             re.sub(r"([|\[])", r"\\\1", sentence.rstrip(":.")),
+                             link(path, path.name)])
+    return markdown(["name", "", "source"], rows)
+
+
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes": recipes,
           "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate,
           "few_tokens": few_tokens, "commands": commands, "host_time": host_time,
-          "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts}
+          "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
+          "moe_layers": moe_layers, "headers": headers, "python": python}
 
 
 def rewritten(text, info, path):

@@ -14,12 +14,20 @@
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
 #   f16        fp16 beside bf16
+#   fp8        products of fp8_block by sm90_fp8_rows, which runs only where it is named, beside bf16
+#   torch_fp8  the same beside DeepGEMM
+#   packed     products of packed weights by sm90_packed_rows, only where it is named, beside bf16
+#   gated      fc1 with its activation in the product, on h200_gated.txt
 #   quantize   quantise and dequantise beside a copy of as many bytes
+#   moves      what stands around the products, beside a copy of as many bytes, on h200_moves.txt
+#   moe_few    whole layers with few tokens, on h200_moe_few.txt
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
+#   recipes    the expert MLPs in recipes, on h200_recipes.txt
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
+#   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check layers memcheck racecheck synccheck initcheck
@@ -109,6 +117,10 @@ run_sanitizer() {
     check --device "$device" --raw-workspace)
   run "$1" 60 "${sanitized[@]}" --file bench/shapes/sanitizer.txt
   run "$1 of random problems" 60 "${sanitized[@]}" --random 24 --seed 5
+  run "$1 of codes" 60 "${sanitized[@]}" --only sm90_fp8_rows grouped_gemm dgrad R=300 N=272 K=136 \
+    E=5 format=fp8_block rhs_major=column lhs_scales_major=column discrete_rhs=yes tail=zero
+  run "$1 of packed weights" 60 "${sanitized[@]}" --only sm90_packed_rows grouped_gemm fprop R=300 \
+    N=136 K=352 E=5 x=bf16 w=nvfp4 discrete_rhs=yes tail=zero
 }
 
 # record STEP SECONDS TOPIC COMMAND...: the command writes the record of that topic.
@@ -151,6 +163,14 @@ beside_torch_in_python() {
   record "${topic//-/_}" 200 "$topic" python3 bench/peers/torch_door.py --commit "$commit" "$@"
 }
 
+# beside_moe_peers SECONDS TOPIC SHAPES OPTION...: it writes what it has after each row.
+beside_moe_peers() {
+  local most=$1 topic=$2 shapes=$3
+  shift 3
+  record "${topic//-/_}" "$most" "$topic" python3 bench/peers/torch_moe.py --commit "$commit" \
+    --file "bench/shapes/$shapes.txt" --seconds $((most - 60)) "$@"
+}
+
 # Its record is one file of several.
 run_gpt() {
   run gpt 400 python3 examples/train_gpt.py --forbid-waits --commit "$commit" --out "$work/gpt" \
@@ -190,9 +210,22 @@ take() {
       bench other 540 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     f16) bench f16 400 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
+    gated) bench gated 400 grouped-gemm-gated h200_gated ;;
+    fp8) bench fp8 540 grouped-gemm-fp8 h200_fp8 --offsets $routings --only sm90_fp8_rows \
+      --beside "format=bf16 rhs_major=row lhs_scales_major=row" ;;
+    packed) bench packed 540 grouped-gemm-packed h200_packed --only sm90_packed_rows \
+      --beside w=bf16 ;;
+    torch_fp8)
+      record torch_fp8 300 grouped-gemm-fp8-torch python3 bench/peers/torch_fp8_block.py \
+        --library "$library" --commit "$commit" --file bench/shapes/h200_fp8.txt \
+        --offsets $routings --repeat "$repeat"
+      ;;
     quantize) bench quantize 240 quantize h200_quantize ;;
+    moves) bench moves 240 moves h200_moves ;;
+    moe_few) bench moe_few 120 moe-few-tokens h200_moe_few ;;
     moe) bench moe 540 moe h200_moe --offsets $routings ;;
     mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
+    recipes) bench recipes 300 recipes h200_recipes ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     torch_accumulate)
@@ -209,6 +242,8 @@ take() {
         --offsets $routings --repeat "$repeat"
       ;;
     torch_door_host) beside_torch_in_python torch-door-host --host ;;
+    torch_moe) beside_moe_peers 500 moe-torch h200_moe --offsets $routings ;;
+    torch_moe_few) beside_moe_peers 300 moe-few-tokens-torch h200_moe_few --calls forward ;;
     gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
   esac

@@ -23,6 +23,7 @@ ExpertBlock::ExpertBlock(const NetworkShape& shape, const BlockPlans& plans, Eng
       u_(engine, tokens_ * settings_.hidden),
       u_cast_(engine, row_type(shape.recipe), tokens_ * settings_.hidden),
       logits_(engine, tokens_ * settings_.experts),
+      experts_(engine, tokens_ * settings_.top_k),
       offsets_(engine, settings_.experts + 1),
       saved_(engine, plans.experts.memory.saved_bytes),
       weight_cache_(engine, plans.experts.memory.weight_cache_bytes) {}
@@ -44,6 +45,7 @@ MoeArgs ExpertBlock::expert_args(std::span<const Weight> weights, BlockScratch& 
       linear_parameters(weights[kW2], settings_.experts, settings_.hidden, settings_.features);
   args.out = args.dout = tokens(s.tokens);
   args.dx = tokens(s.dtokens);
+  args.experts = experts_.data();
   args.offsets = offsets_.data();
   args.saved = saved_.memory();
   args.weight_cache = weight_cache_.memory();

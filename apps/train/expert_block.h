@@ -56,6 +56,7 @@ class ExpertBlock {
   Buffer<float> x_, rstd_, u_;  ///< the norm's input [T, H], 1 / rms [T], output [T, H]
   Cast u_cast_;                 ///< the same as the experts want it
   Buffer<float> logits_;        ///< [T, E]
+  Buffer<int32_t> experts_;     ///< [T, top_k]
   Buffer<int32_t> offsets_;     ///< [E + 1]
   Buffer<std::byte> saved_, weight_cache_;
 };

@@ -49,6 +49,7 @@ class PlanNames {
   }
   void add(const DensePlans& p) { add(p.fprop), add(p.dgrad), add(p.wgrad); }
   void add(const PartPhase&) {}
+  void add(const ScaleProduct&) {}
   void add_steps(const LayerPlan& layer) {
     for (const LayerStep& step : layer.steps) {
       std::visit([&](const auto& plan) { add(plan); }, step.plan);

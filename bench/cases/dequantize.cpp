@@ -19,6 +19,11 @@ DequantizeCase make_case(const DequantizeProblem& p, const Draw& draw) {
   c.args.source = random_quantized(buffers, s, rows, seeds.next()).view;
   c.args.out = decoded_tensor(buffers, s, p.out);
   c.outputs.push_back({"out", c.args.out, c.args.out[0], Tail::kKeep, true});
+  if (p.decoded && is_transformed(s.format, s.axis)) {
+    const TensorView offsets = buffers.tensor(DType::kI32, {s.experts + 1});
+    c.args.block_offsets = static_cast<int32_t*>(offsets.data);
+    c.outputs.push_back({"block_offsets", offsets, s.experts + 1, Tail::kKeep, true});
+  }
   return c;
 }
 
@@ -31,8 +36,8 @@ int64_t shrink(DequantizeProblem& p) {
 }
 
 template <>
-std::vector<Magnitude> magnitudes(const DequantizeCase&) {
-  return std::vector<Magnitude>(1);
+std::vector<Magnitude> magnitudes(const DequantizeCase& c) {
+  return std::vector<Magnitude>(c.outputs.size());
 }
 
 template <>

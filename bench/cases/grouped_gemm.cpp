@@ -49,12 +49,12 @@ void make_output(GroupedGemmCase& c, const Rows& rows, uint64_t seed) {
   const Problem& p = c.problem;
   Buffers& buffers = *c.buffers;
   const bool weights = p.pass == Pass::kWgrad;
-  const TensorView out =
-      weights
-          ? matrix(buffers, p.out, {p.experts, p.n, p.k}, p.out_major)
-          : matrix(buffers, p.out, {0, p.rows, p.pass == Pass::kFprop ? p.n : p.k}, p.out_major);
+  const TensorView out = weights ? matrix(buffers, p.out, {p.experts, p.n, p.k}, p.out_major)
+                                 : matrix(buffers, p.out, {0, p.rows, out_columns(p)}, p.out_major);
   const int64_t live = weights ? p.experts : rows.live();
-  c.outputs.push_back({weights ? "dw" : p.pass == Pass::kFprop ? "y" : "dx", out, live, p.tail});
+  const char* fprop = p.activation ? "h" : "y";
+  c.outputs.push_back({weights ? "dw" : p.pass == Pass::kFprop ? fprop : "dx", out, live, p.tail});
+  c.outputs.back().exact = is_composed(p);
   c.args.accumulate = accumulate_words(buffers, p.accumulate, p.experts, seed);
   fill_old(weights ? out : TensorView(), p.accumulate, c.args.accumulate, seed);
   c.args.out = out;
@@ -70,7 +70,7 @@ void make_epilogue(GroupedGemmCase& c, const Rows& rows, Seeds& seeds) {
   if (p.alpha) args.alpha = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
   if (p.beta) {
     args.beta = random_floats(buffers, p.experts, p.experts, seeds.next(), 1);
-    args.c = matrix(buffers, p.out, {0, args.out[0], args.out[1]}, p.out_major);
+    args.c = matrix(buffers, p.out, {0, p.rows, p.pass == Pass::kFprop ? p.n : p.k}, p.out_major);
     fill_normal(args.c, rows.live(), seeds.next());
   }
   if (p.bias) {
@@ -80,6 +80,17 @@ void make_epilogue(GroupedGemmCase& c, const Rows& rows, Seeds& seeds) {
     if (p.discrete_bias) args.bias.data = nullptr;
   }
   if (p.bias_scale) args.bias_scale = random_floats(buffers, p.rows, rows.live(), seeds.next());
+}
+
+// What an activation takes and leaves besides h.
+void make_activation(GroupedGemmCase& c, const Rows& rows, Seeds& seeds) {
+  const Problem& p = c.problem;
+  if (!p.activation) return;
+  if (p.activation->prob)
+    c.args.prob = random_floats(*c.buffers, p.rows, rows.live(), seeds.next());
+  if (!p.activation->keep_z) return;
+  c.args.z = matrix(*c.buffers, p.out, {0, p.rows, p.n}, Major::kRow);
+  c.outputs.push_back({"z", c.args.z, rows.live(), p.tail, true});
 }
 
 // |operand| in f32, row-major and packed.
@@ -116,6 +127,7 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   if (p.discrete_rhs) make_discrete(*c.buffers, c.args.rhs, p.experts);
   make_output(c, rows, seeds.next());
   make_epilogue(c, rows, seeds);
+  make_activation(c, rows, seeds);
   return c;
 }
 
@@ -128,6 +140,7 @@ int64_t shrink(GroupedGemmProblem& p) {
 template <>
 std::vector<Magnitude> magnitudes(const GroupedGemmCase& c) {
   const Problem& p = c.problem;
+  if (is_composed(p)) return std::vector<Magnitude>(c.outputs.size());  // exact
   Buffers buffers;
   Problem sizes;
   sizes.pass = p.pass;
@@ -176,7 +189,8 @@ Work work(const GroupedGemmCase& c) {
                                                      : double(busy) / p.experts;
     return double(quantized_bytes(s)) * share;
   };
-  const double out = live_bytes(c.outputs[0].view, c.outputs[0].live);
+  double out = 0;
+  for (const Output& o : c.outputs) out += live_bytes(o.view, o.live);
   const bool reads_out = p.accumulate == Accumulate::kYes;
   return {.flops = 2 * live * double(p.n) * double(p.k),
           .bytes = operand(lhs_shape(p)) + operand(rhs_shape(p)) + (reads_out ? 2 : 1) * out};

@@ -13,13 +13,25 @@ bool is_backward(PermutePass pass) {
   return pass == PermutePass::kPermuteBackward || pass == PermutePass::kCombineBackward;
 }
 
+/// Tokens and rows that the map speaks of: what is read lies in the memories of all ranks.
+int64_t tokens_of(const PermuteProblem& p) {
+  return (writes_rows(p.pass) ? p.ranks : 1) * p.tokens;
+}
+int64_t rows_of(const PermuteProblem& p) { return (writes_rows(p.pass) ? 1 : p.ranks) * p.rows; }
+
+/// [count, H], or that of every rank.
+TensorView matrix(const PermuteProblem& p, int64_t count, bool is_read, Buffers& buffers) {
+  return is_read && p.ranks > 1 ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
+                                : buffers.tensor(p.dtype, {count, p.hidden});
+}
+
 void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
   const PermuteProblem& p = c.problem;
   Buffers& buffers = *c.buffers;
-  const int64_t slots = p.tokens * p.top_k;
+  const int64_t slots = tokens_of(p) * p.top_k;
   if (p.pass == PermutePass::kPermuteBackward) {
-    c.args.drow_prob = random_floats(buffers, p.rows, live, seeds.next());
-    c.args.drow_scale = random_floats(buffers, p.rows, live, seeds.next());
+    c.args.drow_prob = random_floats(buffers, rows_of(p), live, seeds.next());
+    c.args.drow_scale = random_floats(buffers, rows_of(p), live, seeds.next());
   } else {
     c.args.prob = random_floats(buffers, slots, slots, seeds.next(), 0.5f);
   }
@@ -42,24 +54,27 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   Buffers& buffers = *c.buffers;
   const RandomMap random = random_map(buffers, draw,
                                       {.source = OffsetsSource::kRouting,
-                                       .rows = p.rows,
+                                       .rows = rows_of(p),
                                        .experts = p.experts,
-                                       .tokens = p.tokens,
+                                       .tokens = tokens_of(p),
                                        .top_k = p.top_k,
                                        .index = DType::kI64});
+  const bool by_row = writes_rows(p.pass);
   const int64_t live = random.rows.live();
   c.offsets = random.rows.host;
-  c.args.offsets = random.rows.offsets;
+  if (p.ranks == 1 || by_row) c.args.offsets = random.rows.offsets;
   c.args.map = random.map;
-  c.args.tokens = buffers.tensor(p.dtype, {p.tokens, p.hidden});
-  c.args.rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
-  if (writes_rows(p.pass)) {
-    fill_normal(c.args.tokens, p.tokens, seeds.next());
+  c.args.tokens = matrix(p, p.tokens, by_row, buffers);
+  c.args.rows = matrix(p, p.rows, !by_row, buffers);
+  if (by_row) {
+    fill_normal(c.args.tokens, c.args.tokens[0], seeds.next());
     c.outputs.push_back({"rows", c.args.rows, live, p.tail, p.pass == PermutePass::kPermute});
   } else {
-    fill_normal(c.args.rows, live, seeds.next());
+    fill_normal(c.args.rows, p.ranks > 1 ? p.ranks : live, seeds.next());
     c.outputs.push_back({"tokens", c.args.tokens, p.tokens});
   }
+  if (p.addend)
+    c.args.addend = random_tensor(buffers, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   if (p.prob && p.pass == PermutePass::kCombineBackward)
     c.args.y = random_tensor(buffers, p.dtype, {p.rows, p.hidden}, live, seeds.next());
   if (p.prob) make_probabilities(c, live, seeds);
@@ -79,19 +94,20 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
   Buffers buffers;
   PermuteProblem sizes = c.problem;
   sizes.dtype = DType::kF32;
-  const int64_t slots = sizes.tokens * sizes.top_k;
+  const int64_t slots = tokens_of(sizes) * sizes.top_k;
   PermuteArgs args = c.args;
   args.tokens = absolute(buffers, c.args.tokens);
   args.rows = absolute(buffers, c.args.rows);
   if (c.args.y) args.y = absolute(buffers, c.args.y);
+  if (c.args.addend) args.addend = absolute(buffers, c.args.addend);
   args.prob = absolute(buffers, c.args.prob, slots);
-  args.drow_prob = absolute(buffers, c.args.drow_prob, sizes.rows);
-  args.drow_scale = absolute(buffers, c.args.drow_scale, sizes.rows);
+  args.drow_prob = absolute(buffers, c.args.drow_prob, rows_of(sizes));
+  args.drow_scale = absolute(buffers, c.args.drow_scale, rows_of(sizes));
   if (c.args.row_prob) args.row_prob = buffers.array<float>(sizes.rows);
   if (c.args.dprob) args.dprob = buffers.array<float>(slots);
   run_on_cpu(sizes, args, "cpu_reference");
   std::vector<Magnitude> result;
-  result.push_back({values_of(writes_rows(sizes.pass) ? args.rows : args.tokens), sizes.top_k + 2});
+  result.push_back({values_of(writes_rows(sizes.pass) ? args.rows : args.tokens), sizes.top_k + 3});
   if (args.row_prob)
     result.push_back({values_of(view(args.row_prob, DType::kF32, {sizes.rows})), 0});
   if (args.dprob)
@@ -103,7 +119,8 @@ template <>
 Work work(const PermuteCase& c) {
   const double rows = live_bytes(c.args.rows, c.offsets.back());
   const double tokens = bytes_of(c.args.tokens);
-  return {.flops = 0, .bytes = rows + tokens + (c.args.y ? rows : 0)};
+  return {.flops = 0,
+          .bytes = rows + tokens + (c.args.y ? rows : 0) + (c.args.addend ? tokens : 0)};
 }
 
 }  // namespace cadre::bench

@@ -65,6 +65,12 @@ TensorView spread_logits(Buffers& buffers, const Problem& p, uint64_t seed) {
   return logits;
 }
 
+void give_map(Buffers& buffers, const Problem& p, RoutingArgs& args) {
+  const int64_t chosen = p.tokens * p.top_k;
+  args.offsets = buffers.array<int32_t>(p.experts + 1);
+  args.map = {buffers.array<int32_t>(chosen), buffers.array<int32_t>(chosen)};
+}
+
 }  // namespace
 
 template <>
@@ -91,13 +97,19 @@ RoutingCase make_case(const RoutingProblem& p, const Draw& draw) {
     c.outputs.push_back({"dlogits", c.args.dlogits, p.tokens});
     return c;
   }
-  const auto add = [&](const char* name, const void* data, DType dtype, int64_t columns) {
-    c.outputs.push_back({name, view(data, dtype, {p.tokens, columns}), p.tokens, Tail::kKeep,
-                         dtype == DType::kI32});
+  const auto add = [&](const char* name, const void* data, DType dtype, int64_t rows,
+                       int64_t columns) {
+    c.outputs.push_back(
+        {name, view(data, dtype, {rows, columns}), rows, Tail::kKeep, dtype == DType::kI32});
   };
-  add("experts", c.args.experts, DType::kI32, p.top_k);
-  add("prob", c.args.prob, DType::kF32, p.top_k);
-  add("scores", c.args.scores, DType::kF32, p.experts);
+  add("experts", c.args.experts, DType::kI32, p.tokens, p.top_k);
+  add("prob", c.args.prob, DType::kF32, p.tokens, p.top_k);
+  add("scores", c.args.scores, DType::kF32, p.tokens, p.experts);
+  if (!p.map) return c;
+  give_map(buffers, p, c.args);
+  add("offsets", c.args.offsets, DType::kI32, p.experts + 1, 1);
+  add("row_of", c.args.map.row_of, DType::kI32, p.tokens, p.top_k);
+  add("slot_of", c.args.map.slot_of, DType::kI32, chosen, 1);
   return c;
 }
 
@@ -122,18 +134,20 @@ std::vector<Magnitude> magnitudes(const RoutingCase& c) {
   args.experts = buffers.array<int32_t>(p.tokens * p.top_k);
   args.prob = buffers.array<float>(p.tokens * p.top_k);
   args.scores = buffers.array<float>(p.tokens * p.experts);
+  if (p.map) give_map(buffers, p, args);
   run_on_cpu(p, args, "cpu_reference");
   const int64_t roundings = kScoreRoundings + p.experts;
-  return {
-      {},
-      {values_of(absolute(buffers, view(args.prob, DType::kF32, {p.tokens, p.top_k}))), roundings},
-      {values_of(view(args.scores, DType::kF32, {p.tokens, p.experts})), roundings}};
+  std::vector<Magnitude> sizes(c.outputs.size());
+  sizes[1] = {values_of(absolute(buffers, view(args.prob, DType::kF32, {p.tokens, p.top_k}))),
+              roundings};
+  sizes[2] = {values_of(view(args.scores, DType::kF32, {p.tokens, p.experts})), roundings};
+  return sizes;
 }
 
 template <>
 Work work(const RoutingCase& c) {
   const Problem& p = c.problem;
-  const double chosen = double(p.tokens * p.top_k) * 8;
+  const double chosen = double(p.tokens * p.top_k) * (p.map ? 16 : 8);
   return {.flops = 0,
           .bytes = (p.backward ? 2 : 1) * bytes_of(c.args.logits) + chosen +
                    double(p.tokens * p.experts) * 4};

@@ -30,15 +30,29 @@ Result guarded(Result failed, Work&& work) {
   }
 }
 
+// Operands of one piece each, which the arguments above have room for.
 void require_bare(const cadre::GroupedGemmProblem& p) {
-  const bool row = p.lhs_major == cadre::Major::kRow && p.rhs_major == cadre::Major::kRow &&
-                   p.out_major == cadre::Major::kRow;
+  const auto fits = [](const cadre::Format& format, cadre::Major major) {
+    return !info(format.kind).has_expert_scale &&
+           (!is_plain(format) || major == cadre::Major::kRow);
+  };
   const bool words =
       p.accumulate == cadre::Accumulate::kDevice || p.accumulate == cadre::Accumulate::kPerExpert;
-  cadre::require(is_plain(p.lhs) && is_plain(p.rhs) && row && !words && !p.discrete_rhs &&
-                     !p.discrete_out && !p.alpha && !p.beta && !p.bias,
-                 "c_api: problem is '", to_string(p),
-                 "', must be plain, row-major, packed and without epilogue");
+  cadre::require(
+      fits(p.lhs, p.lhs_major) && fits(p.rhs, p.rhs_major) && p.out_major == cadre::Major::kRow &&
+          !words && !p.discrete_rhs && !p.discrete_out && !p.alpha && !p.beta && !p.bias &&
+          !p.activation,
+      "c_api: problem is '", to_string(p),
+      "', must be packed, without scales of experts and without epilogue, plain operands "
+      "row-major");
+}
+
+cadre::Operand operand(const cadre::QuantizedShape& shape, const void* codes, const void* scales) {
+  const cadre::QuantizedView like = quantized_view(shape, nullptr);
+  cadre::Operand operand{.codes = like.codes, .scales = like.scales};
+  operand.codes.data = const_cast<void*>(codes);
+  operand.scales.data = const_cast<void*>(scales);
+  return operand;
 }
 
 cadre::GroupedGemmArgs args_of(const cadre::GroupedGemmProblem& p, const CadreGemmArgs& given) {
@@ -46,9 +60,8 @@ cadre::GroupedGemmArgs args_of(const cadre::GroupedGemmProblem& p, const CadreGe
   using cadre::view;
   const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
   cadre::GroupedGemmArgs args;
-  args.lhs.codes = view(given.lhs, p.lhs.element, {p.rows, fprop ? p.k : p.n});
-  args.rhs.codes = wgrad ? view(given.rhs, p.rhs.element, {p.rows, p.k})
-                         : view(given.rhs, p.rhs.element, {p.experts, p.n, p.k});
+  args.lhs = operand(lhs_shape(p), given.lhs, given.lhs_scales);
+  args.rhs = operand(rhs_shape(p), given.rhs, given.rhs_scales);
   args.offsets = {given.offsets, p.experts};
   args.out = wgrad ? view(given.out, p.out, {p.experts, p.n, p.k})
                    : view(given.out, p.out, {p.rows, fprop ? p.n : p.k});
@@ -59,13 +72,13 @@ cadre::GroupedGemmArgs args_of(const cadre::GroupedGemmProblem& p, const CadreGe
 
 extern "C" {
 
-CadreGemm* cadre_gemm_plan(const char* problem, const char* device) {
+CadreGemm* cadre_gemm_plan(const char* problem, const char* device, const char* only) {
   return guarded<CadreGemm*>(nullptr, [&] {
     cadre::require(problem != nullptr && device != nullptr,
                    "c_api: problem or device is null, must be words");
     const auto p = cadre::parse_grouped_gemm_problem(problem);
     require_bare(p);
-    auto chosen = plan(p, cadre::parse_device(device));
+    auto chosen = plan(p, cadre::parse_device(device), only == nullptr ? "" : only);
     const std::string name(chosen.name);
     return new CadreGemm{std::move(chosen), name};
   });

@@ -1,6 +1,7 @@
 #pragma once
 // Grouped GEMMs for programs in other languages that time their own peers beside them: plain C, no
-// exception leaves. Operands are packed and row-major, weights one [E, N, K] tensor.
+// exception leaves. Operands are packed, weights one [E, N, K] tensor; plain ones are row-major,
+// codes and block scales lie as the problem says (cadre/quantize.h), without gaps.
 
 #include <cstdint>
 
@@ -13,11 +14,13 @@ struct CadreGemmArgs {
   const void* rhs;         // w (fprop, dgrad), x (wgrad)
   const int32_t* offsets;  // [E + 1], on the device
   void* out;
-  void* workspace;  // cadre_gemm_workspace_bytes of it, 256-byte aligned
+  void* workspace;                      // cadre_gemm_workspace_bytes of it, 256-byte aligned
+  const void *lhs_scales, *rhs_scales;  // of codes, else null
 };
 
-/// Plans a problem without epilogue on "cpu", "cuda" or "cuda:1". Null on error.
-CadreGemm* cadre_gemm_plan(const char* problem, const char* device);
+/// Plans a problem without epilogue on "cpu", "cuda" or "cuda:1"; by the implementation `only`
+/// unless that is null. Null on error.
+CadreGemm* cadre_gemm_plan(const char* problem, const char* device, const char* only);
 void cadre_gemm_free(CadreGemm*);
 const char* cadre_gemm_name(const CadreGemm*);
 long long cadre_gemm_workspace_bytes(const CadreGemm*);

@@ -3,14 +3,15 @@ import ctypes
 
 
 class Args(ctypes.Structure):
-    _fields_ = [(name, ctypes.c_void_p) for name in ("lhs", "rhs", "offsets", "out", "workspace")]
+    _fields_ = [(name, ctypes.c_void_p) for name in
+                ("lhs", "rhs", "offsets", "out", "workspace", "lhs_scales", "rhs_scales")]
 
 
 class Library:
     def __init__(self, path):
         self.c = ctypes.CDLL(path)
         self.c.cadre_gemm_plan.restype = ctypes.c_void_p
-        self.c.cadre_gemm_plan.argtypes = [ctypes.c_char_p, ctypes.c_char_p]
+        self.c.cadre_gemm_plan.argtypes = [ctypes.c_char_p] * 3
         self.c.cadre_gemm_free.argtypes = [ctypes.c_void_p]
         self.c.cadre_gemm_name.restype = ctypes.c_char_p
         self.c.cadre_gemm_name.argtypes = [ctypes.c_void_p]
@@ -24,11 +25,12 @@ class Library:
 
 
 class Gemm:
-    """A planned grouped GEMM."""
+    """A planned grouped GEMM, by the implementation `only` if one is named."""
 
-    def __init__(self, library, problem, device):
+    def __init__(self, library, problem, device, only=None):
         self.library = library
-        self.plan = library.c.cadre_gemm_plan(problem.encode(), device.encode())
+        self.plan = library.c.cadre_gemm_plan(problem.encode(), device.encode(),
+                                              only.encode() if only else None)
         if not self.plan:
             raise library.error()
 

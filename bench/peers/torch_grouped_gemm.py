@@ -88,17 +88,22 @@ class Case:
         return out if self.problem.which == "wgrad" else out[:self.live]
 
 
+def weights_of(routing, experts, draw):
+    """How likely each expert is chosen; what is random of it by `draw`, a random.Random."""
+    if routing == "uniform":
+        return [1.0] * experts
+    if re.fullmatch(r"gamma:[\d.]+", routing):
+        return [draw.gammavariate(float(routing[6:]), 1) for _ in range(experts)]
+    if re.fullmatch(r"zipf:[\d.]+", routing):
+        weights = [(i + 1) ** -float(routing[5:]) for i in range(experts)]
+        draw.shuffle(weights)
+        return weights
+    raise SystemExit(f"--offsets: '{routing}', must be uniform, zipf:S or gamma:S")
+
+
 def draw_counts(problem, routing, seed):
     draw = random.Random(seed)
-    if routing == "uniform":
-        weights = [1.0] * problem.experts
-    elif re.fullmatch(r"gamma:[\d.]+", routing):
-        weights = [draw.gammavariate(float(routing[6:]), 1) for _ in range(problem.experts)]
-    elif re.fullmatch(r"zipf:[\d.]+", routing):
-        weights = [(i + 1) ** -float(routing[5:]) for i in range(problem.experts)]
-        draw.shuffle(weights)
-    else:
-        raise SystemExit(f"--offsets: '{routing}', must be uniform, zipf:S or gamma:S")
+    weights = weights_of(routing, problem.experts, draw)
     counts = [0] * problem.experts
     for expert in draw.choices(range(problem.experts), weights, k=problem.rows):
         counts[expert] += 1
@@ -224,6 +229,26 @@ def other_build_call(gemm, want):
     return make
 
 
+def agreeing(peers, cases, want, left_out):
+    """{name: [a call for each copy]} of the peers, pairs of a name and what makes a call of a case,
+    that take these cases and come close to `want`; why others do not is put into `left_out`."""
+    calls = {}
+    for name, make in peers:
+        try:
+            peer = [make(case) for case in cases]
+            if peer[0] is None:
+                continue
+            apart = difference(cases[0], peer[0], want)
+            if not apart <= MOST_DIFFERENCE:
+                raise RuntimeError(f"differs from cadre by {apart:.3g} of its norm")
+        except Exception as error:  # a peer that cannot run is no reason to lose the others
+            left_out[name] = " ".join(str(error).split())[:200]
+            print(f"  {name} left out: {left_out[name]}")
+            continue
+        calls[name] = peer
+    return calls
+
+
 def contestants_of(gemms, cases, left_out):
     """{name: [a call for each copy]}, cadre first; why others fail or are wrong is put into
     `left_out`. `gemms` are cadre's own, by name: another build's after the first."""
@@ -233,20 +258,8 @@ def contestants_of(gemms, cases, left_out):
     want = bits.float()
     peers = [(name, other_build_call(gemm, bits)) for name, gemm in gemms.items()
              if name != "cadre"]
-    for name, make in peers + [("torch", torch_call), ("deepgemm", deepgemm_call)]:
-        try:
-            peer = [make(case) for case in cases]
-            if peer[0] is None:
-                continue
-            apart = difference(first, peer[0], want)
-            if not apart <= MOST_DIFFERENCE:
-                raise RuntimeError(f"differs from cadre by {apart:.3g} of its norm")
-        except Exception as error:  # a peer that cannot run is no reason to lose the others
-            left_out[name] = " ".join(str(error).split())[:200]
-            print(f"  {name} left out: {left_out[name]}")
-            continue
-        calls[name] = peer
-    return calls
+    peers += [("torch", torch_call), ("deepgemm", deepgemm_call)]
+    return calls | agreeing(peers, cases, want, left_out)
 
 
 def time_calls(calls, repeat):
@@ -299,18 +312,26 @@ def measure(libraries, line, routing, options):
     left_out = {}
     calls = contestants_of(gemms, cases, left_out)
     samples = time_calls(calls, options.repeat)
+    return row_of(problem, samples, cases[0].live,
+                  {"routing": routing, "layer": layer, "plan": gemms["cadre"].name,
+                   "left_out": left_out})
+
+
+def row_of(problem, samples, live, facts):
+    """A case of the record, of times in us by name; of `facts` those that say something."""
+    layer, routing, plan = facts["layer"], facts["routing"], facts["plan"]
     row = {"problem": problem.text, "routing": routing} | ({"layer": layer} if layer else {})
     for key, share in (("us", 0.5), ("us_p10", 0.1), ("us_p90", 0.9)):
         row[key] = {name: round(quantile(us, share), 3) for name, us in samples.items()}
     row["speed_of_peer"] = {
         name: round(quantile([b / a for a, b in zip(samples["cadre"], us)], 0.5), 3)
         for name, us in samples.items() if name != "cadre"}
-    row["flops"] = problem.flops(cases[0].live)
-    row["plan"] = gemms["cadre"].name
-    if left_out:
-        row["left_out"] = left_out
+    row["flops"] = problem.flops(live)
+    row["plan"] = plan
+    if facts["left_out"]:
+        row["left_out"] = facts["left_out"]
     rates = "  ".join(f"{name} {row['flops'] / us / 1e6:.0f}" for name, us in row["us"].items())
-    print(f"{layer or text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
+    print(f"{layer or problem.text}  {problem.which}  {routing}  TFLOP/s: {rates}", flush=True)
     return row
 
 
@@ -336,8 +357,9 @@ def record(cases, options):
             "cases": cases}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__,
+def parser_of(description):
+    """The options that every script of this kind has."""
+    parser = argparse.ArgumentParser(description=description,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True, help="libcadre_bench_c.so of a CUDA build")
     parser.add_argument("--file", required=True, help="one problem a line; `# layer` behind it")
@@ -346,9 +368,14 @@ def main():
     parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", help="that the library was built from; else this file's")
+    parser.add_argument("--json", help="write a record to this file")
+    return parser
+
+
+def main():
+    parser = parser_of(__doc__)
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=LIBRARY",
                         help="another build of cadre, as a peer of that name")
-    parser.add_argument("--json", help="write a record to this file")
     options = parser.parse_args()
     libraries = {"cadre": cadre_c.Library(options.library)}
     for name, path in (words.split("=", 1) for words in options.beside):

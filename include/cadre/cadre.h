@@ -4,6 +4,7 @@
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/error.h"
+#include "cadre/expert_parallel.h"
 #include "cadre/format.h"
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"

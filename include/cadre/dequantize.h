@@ -16,6 +16,7 @@ struct DequantizeProblem {
 
   QuantizedShape source;
   DType out = DType::kF32;  ///< f32, bf16 or f16
+  bool decoded = false;  ///< out is as a decoded copy: the expert scale is left to who multiplies
 
   bool operator==(const DequantizeProblem&) const = default;
 };
@@ -24,11 +25,13 @@ struct DequantizeArgs {
   QuantizedView source;
   Offsets offsets;  ///< routed rows only
   TensorView out;   ///< row-major [R, C] or [E, N, K], or as transformed blocks; written
+  int32_t* block_offsets = nullptr;  ///< [E + 1], written: decoded and transformed only
 };
 
 using DequantizePlan = Plan<DequantizeProblem>;
 
-/// Writes out = code * block scale * expert scale.
+/// Writes out = code * block scale * expert scale; decoded: code * block scale, where a decoded
+/// copy of the same values has it.
 ///
 /// Types     products in fp32 in that order, one rounding to `out`. A Hadamard transform is not
 /// undone. Rows      the tail is neither read nor written. Exact     equal bits on every device.

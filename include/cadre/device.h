@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/stream.h"
+
 #pragma GCC visibility push(default)
 namespace cadre {
 
@@ -26,6 +28,10 @@ Device this_cpu();
 
 /// All CUDA devices that the driver shows; empty without one, or in a build without CUDA.
 std::vector<Device> cuda_devices();
+
+/// The number of the graph that work on a stream of a device is recorded into now; 0 if it runs, as
+/// on a CPU.
+uint64_t recorded_graph(const Device&, Stream);
 
 /// "cpu", or "sm_90".
 std::string to_string(const Device&);

@@ -17,7 +17,7 @@ struct Unsupported : std::runtime_error {
   using runtime_error::runtime_error;
 };
 
-/// A CUDA or NCCL call returned an error code.
+/// A CUDA call returned an error code, or a rank of several failed.
 struct DeviceError : std::runtime_error {
   using runtime_error::runtime_error;
 };

@@ -73,6 +73,11 @@ Format format(FormatKind);
 /// True for f32, bf16 and f16: stored values, no codes, no scales.
 bool is_plain(const Format&);
 
+/// The plain format that a code times its block scale is decoded to: bf16, or f32 where block
+/// scales are free and the product has more digits. docs/numerics.md says which products are bf16
+/// numbers; the others are rounded once. Of a plain format itself.
+Format decoded_format(const Format&);
+
 /// "bf16", "mxfp8", "nvfp4:rht+sr", "fp8_block:2d", "fp8_tensor:e5m2". Options in the order
 /// e5m2, 2d, pow2 or fp32, floor, rht, sr; only those that differ from the default.
 std::string to_string(const Format&);

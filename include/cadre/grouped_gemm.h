@@ -1,8 +1,10 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
+#include "cadre/activation_kind.h"
 #include "cadre/format.h"
 #include "cadre/offsets.h"
 #include "cadre/quantize.h"
@@ -28,6 +30,18 @@ enum class Accumulate : uint8_t {
   kYes,        ///< add; an empty expert's dw is untouched
   kDevice,     ///< a word in device memory decides: 0 as kNo, else as kYes
   kPerExpert,  ///< E words in device memory, one an expert, each as kDevice
+};
+
+/// The activation that fprop's output z goes through before it leaves as h = act(z) * prob. z is
+/// rounded to the type of the output first, whether it is kept or not.
+struct GemmActivation {
+  ActivationKind kind = ActivationKind::kSwiGlu;
+  ActivationConstants constants{};        ///< clamped swiglu only
+  GluLayout layout = GluLayout::kConcat;  ///< of the N columns of z; gated only
+  bool prob = false;                      ///< h is scaled by a probability per row
+  bool keep_z = false;                    ///< z is written too
+
+  bool operator==(const GemmActivation&) const = default;
 };
 
 /// A grouped GEMM as a value: `grouped_gemm fprop R=8192 N=2048 K=4096 E=64 format=bf16`. The
@@ -57,9 +71,10 @@ struct GroupedGemmProblem {
   bool discrete_bias = false;       ///< the bias is E pointers
   bool bias_scale = false;          ///< the bias is scaled by a factor per row (fprop)
   DType bias_dtype = DType::kBf16;  ///< f32, bf16 or f16
-  Accumulate accumulate = Accumulate::kNo;  ///< wgrad only
-  Tail tail = Tail::kKeep;                  ///< fprop, dgrad
-  int unit_budget = 0;                      ///< SMs or threads to use at most; 0: all
+  Accumulate accumulate = Accumulate::kNo;     ///< wgrad only
+  Tail tail = Tail::kKeep;                     ///< fprop, dgrad
+  std::optional<GemmActivation> activation{};  ///< fprop only
+  int unit_budget = 0;                         ///< SMs or threads to use at most; 0: all
   int align = 16;  ///< bytes that addresses and strides of lhs, rhs and out are multiples of
 
   /// How block scales lie, as in QuantizedShape. Codes are column-major only in w of dgrad.
@@ -71,6 +86,12 @@ struct GroupedGemmProblem {
 /// How codes and scales of an operand lie in memory: what quantized_view() takes for a copy of it.
 QuantizedShape lhs_shape(const GroupedGemmProblem&);
 QuantizedShape rhs_shape(const GroupedGemmProblem&);
+
+/// Columns of what an activation, if there is one, leaves of so many: half of them if it is gated.
+int64_t activated_columns(int64_t columns, const std::optional<GemmActivation>&);
+
+/// Columns of the output of fprop or dgrad: N or K, or, behind a gated activation, F = N / 2.
+int64_t out_columns(const GroupedGemmProblem&);
 
 /// One operand. Plain formats use `codes` alone. Discrete weights give E pointers in device memory;
 /// the views then have null data and the shape and strides that all experts share.
@@ -85,15 +106,17 @@ struct Operand {
 struct GroupedGemmArgs {
   Operand lhs{}, rhs{};
   Offsets offsets{};
-  TensorView out{};                     ///< y [R, N], dx [R, K], dw [E, N, K]; written
+  TensorView out{};                     ///< y [R, N] or h [R, F], dx [R, K], dw [E, N, K]; written
   void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides
   const float* alpha = nullptr;         ///< [E]
   const float* beta = nullptr;          ///< [E]; where it is 0 that expert's c is not read
-  TensorView c{};                       ///< the addend: shape and dtype of out; may be out itself
+  TensorView c{};                       ///< the addend: as z, else as out; may be that
   TensorView bias{};                    ///< [E, N]
   const void* const* discrete_bias = nullptr;  ///< [E] pointers, each [N]
   const float* bias_scale = nullptr;           ///< [R]
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
+  TensorView z{};                              ///< [R, N], dtype of out; written if it is kept
+  const float* prob = nullptr;                 ///< [R]
 };
 
 using GroupedGemmPlan = Plan<GroupedGemmProblem>;
@@ -102,6 +125,7 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 ///
 ///   fprop   y[r, n]  = alpha_e * sum_k x[r, k] w[e, n, k] + beta_e * c[r, n]
 ///                      + bias[e, n] * bias_scale[r]
+///           with an activation z = y, and what leaves is h[r, f] = act(z)[r, f] * prob[r]
 ///   dgrad   dx[r, k] = alpha_e * sum_n dy[r, n] w[e, n, k] + beta_e * c[r, k]
 ///   wgrad   dw[e, n, k] (+)= alpha_e * sum_r dy[r, n] x[r, k]
 ///
@@ -114,6 +138,9 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.
 GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+
+/// Like `plan`, but for a problem that nobody takes a plan without a name: its refusals say why.
+GroupedGemmPlan find(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 
 /// Throws what `run` would say of the arguments, and launches nothing.
 void check(const GroupedGemmPlan&, const GroupedGemmArgs&);

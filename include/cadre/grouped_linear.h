@@ -28,6 +28,8 @@ struct GroupedLinearProblem {
   bool dgrad = true;         ///< dx is wanted; no: the input is frozen
   bool wgrad = true;         ///< dw is wanted; no: the weights are frozen
   bool dbias = true;         ///< with a bias: dbias (and dbias_scale) are wanted
+  /// What y goes through before it leaves forward as h; backward is of z = y, whose gradient is dy.
+  std::optional<GemmActivation> activation{};
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
   LayerOptions options{};
@@ -43,7 +45,9 @@ struct GroupedLinearArgs {
   TensorView x{};                     ///< [R, K]
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
-  TensorView y{};                     ///< [R, N], written by forward
+  TensorView y{};                     ///< [R, N], written by forward; with an activation h
+  TensorView z{};                     ///< [R, N], written by forward where the activation keeps it
+  const float* prob = nullptr;        ///< [R], of the activation
   TensorView dy{};                    ///< [R, N]
   TensorView dx{};                    ///< [R, K], written by backward
   const float* bias_scale = nullptr;  ///< [R]
@@ -57,8 +61,11 @@ struct GroupedLinearArgs {
 };
 
 /// How a layer will run. Routes: "direct", where no tensor is copied; "quantized", where operands
-/// are copied into their formats. Steps: "quantize w", "quantize x", "multiply"; backward
-/// "quantize dy", "quantize w again", "dx", "dbias", "quantize x again", "dw". Those that it needs.
+/// are copied into their formats; "decoded", where products that no implementation takes codes for
+/// read the numbers that the codes stand for. Steps: "quantize w", "quantize x", "decode x",
+/// "y scales", "multiply"; backward "quantize dy", "quantize w again", "dx scales", "dx", "dbias",
+/// "quantize x again", "decode dy along rows", "decode x along rows", "dw scales", "dw". Those that
+/// it needs.
 struct GroupedLinearPlan : LayerPlan {
   GroupedLinearProblem problem{};
 };

@@ -52,7 +52,7 @@ struct GroupedMlpArgs {
   TensorView dx{};                     ///< [R, H], written by backward
   float* dprob = nullptr;              ///< [R], written by backward
   float* dbias2_scale = nullptr;       ///< [R], written by backward
-  TensorView z{};                      ///< fc1's output; empty: it lies in `saved`
+  TensorView z{};                      ///< fc1's output; empty: it lies in `saved`, if it is made
   TensorView dh{};                     ///< fc2's input gradient; empty: it lies in the workspace
   const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
   Memory saved{};                      ///< forward writes; backward and wgrad read
@@ -63,9 +63,10 @@ struct GroupedMlpArgs {
 };
 
 /// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one,
-/// with the steps "fc1", "activation", "fc2"; backward "fc2 backward", "activation backward",
-/// "h again", "fc2 input again", "fc1 backward", "fc1 input again", "fc2 dw", "fc1 dw". Those that
-/// it needs are there.
+/// with the steps "fc1", "activation", "fc2"; "fused", where a product computes the activation, has
+/// "fc1 and activation", "fc2", and no z unless backward reads it. Backward: "fc2 backward",
+/// "activation backward", "h again", "fc2 input again", "fc2 dw", "fc1 backward", "fc1 input
+/// again", "fc1 dw"; deferred, "fc2 dw" comes before "fc1 dw". Those that it needs are there.
 struct GroupedMlpPlan : LayerPlan {
   GroupedMlpProblem problem{};
   GroupedLinearPlan fc1, fc2;

@@ -9,6 +9,7 @@
 
 #include "cadre/activation.h"
 #include "cadre/bias_grad.h"
+#include "cadre/dequantize.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/offsets.h"
 #include "cadre/permute.h"
@@ -59,10 +60,11 @@ struct LayerOptions {
   bool deferred = false;     ///< weight gradients are left to `wgrad`; backward keeps what it needs
   bool quantized_x = false;  ///< x comes as codes and scales, in the recipe's formats
   bool save_input = false;   ///< keep x itself for wgrad and quantise it again in backward
-  bool cache_weights = false;  ///< quantised weights live on in the caller's cache
-  Tail tail = Tail::kKeep;     ///< of what has rows: y, dx, dprob
-  float amax_eps = 0;          ///< lower bound of an amax, fp32 scales only
-  int unit_budget = 0;         ///< SMs or threads to use at most; 0: all
+  bool cache_weights = false;    ///< quantised weights live on in the caller's cache
+  Tail tail = Tail::kKeep;       ///< of what has rows: y, dx, dprob
+  float amax_eps = 0;            ///< lower bound of an amax, fp32 scales only
+  bool overwrite_saved = false;  ///< backward of experts writes dz over z in `saved`, and runs once
+  int unit_budget = 0;           ///< SMs or threads to use at most; 0: all
   int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
 
   bool operator==(const LayerOptions&) const = default;
@@ -86,7 +88,14 @@ struct LayerMemory {
 };
 
 /// Where a tensor of a layer lies.
-enum class Place : uint8_t { kCaller, kWorkspace, kSaved, kPending, kWeightCache };
+enum class Place : uint8_t {
+  kCaller,
+  kWorkspace,
+  kSaved,
+  kPending,
+  kWeightCache,
+  kGradient,  ///< in the memory of dw of fc1, until the last step writes that
+};
 
 /// When a step runs. A layer's backward is kBackward, kInputAgain and, unless deferred, kWgrad.
 enum class Phase : uint8_t {
@@ -105,6 +114,7 @@ struct LayerTensor {
   QuantizedLayout layout{};      ///< of that shape in memory
   Place place = Place::kCaller;  ///< follows from who writes and who reads; kCaller: nobody writes
   int64_t offset = 0;            ///< bytes from the start of the place
+  int over = -1;                 ///< it may lie where that tensor lay before; -1: apart
   int written = -1;              ///< the first step that writes it; -1: none
   int read = -1;                 ///< the last step that reads it; -1: none
 };
@@ -118,29 +128,40 @@ struct PartPhase {
   Phase phase = Phase::kForward;
 };
 
+/// alpha_e of a product of decoded operands: the expert scale of one times that of the other.
+struct ScaleProduct {
+  int experts = 1;  ///< E
+};
+
 /// An operation that a layer launches, or a part of the layer that has steps of its own.
 ///
 /// Tensors, in the order of their operation's arguments:
 ///                      reads                          writes
 ///   quantize           source                         copy along K, copy along rows
-///   grouped_gemm       lhs, rhs, bias, bias_scale     out
+///   dequantize         codes                          numbers
+///   grouped_gemm       lhs, rhs, bias, bias_scale,    out, z
+///                      whose expert scales are alpha,
+///                      prob
+///   scale product      two with expert scales         alpha
 ///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
 ///   activation         z, prob, dh                    h, dz, dprob
-///   routing            logits, expert bias            experts, prob, scores
+///   offsets            counts or ends                 offsets
+///   routing            logits, expert bias            experts, prob, scores; with map
+///                                                     offsets, row_of, slot_of
 ///   routing backward   logits, experts, dprob,        dlogits
 ///                      dscores
-///   offsets            experts                        offsets, row_of, slot_of
 ///   permute, combine   tokens or rows, offsets,       rows or tokens, row_prob or dprob
 ///     and back         row_of, then slot_of and prob
-///                      or drow_prob and drow_scale
+///                      or drow_prob and drow_scale;
+///                      an addend is what it writes
 ///   part               whatever it reads              whatever it writes
 struct LayerStep {
   Phase phase = Phase::kForward;
   bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
-  std::array<int, 5> reads{kNone, kNone, kNone, kNone, kNone};
-  std::array<int, 3> writes{kNone, kNone, kNone};
-  std::variant<QuantizePlan, GroupedGemmPlan, BiasGradPlan, ActivationPlan, RoutingPlan,
-               OffsetsPlan, PermutePlan, PartPhase>
+  std::array<int, 6> reads{kNone, kNone, kNone, kNone, kNone, kNone};
+  std::array<int, 6> writes{kNone, kNone, kNone, kNone, kNone, kNone};
+  std::variant<QuantizePlan, DequantizePlan, ScaleProduct, GroupedGemmPlan, BiasGradPlan,
+               ActivationPlan, OffsetsPlan, RoutingPlan, PermutePlan, PartPhase>
       plan;
   std::string name;  ///< "quantize x"; no two steps of a layer are called alike
 };
@@ -167,7 +188,6 @@ struct LayerPlan {
   std::vector<LayerStep> steps{};  ///< in the order in which they run
   std::vector<LayerPart> parts{};
   std::array<int64_t, 4> copies_bytes{};  ///< of a phase's workspace, before its steps' scratch
-  int64_t pending_bytes = 0;              ///< of what only wgrad reads, wherever it lies
 };
 
 /// A step by its name, to look at its plan; null if the layer has none. Not for a run.

@@ -25,18 +25,20 @@ struct MoeProblem {
   DType dtype = DType::kBf16;             ///< of x, out, what lies between, and their gradients
   ParameterLayout parameters{};           ///< of both linears
   RoutingScore score = RoutingScore::kSoftmax;
-  DType logits = DType::kF32;  ///< also of dlogits: f32, bf16 or f16
-  bool normalize = false;      ///< divide the chosen probabilities by their sum (+ 1e-20)
-  float scale = 1.0f;          ///< factor of the probabilities, after normalisation
-  bool expert_bias = false;    ///< a bias per expert, added to the scores for the choice only
-  int groups = 1;              ///< experts come in equal groups; 1: no group limit
-  int group_top_k = 1;         ///< groups whose experts may be chosen
+  DType logits = DType::kF32;   ///< also of dlogits: f32, bf16 or f16
+  bool normalize = false;       ///< divide the chosen probabilities by their sum (+ 1e-20)
+  float scale = 1.0f;           ///< factor of the probabilities, after normalisation
+  bool expert_bias = false;     ///< a bias per expert, added to the scores for the choice only
+  int groups = 1;               ///< experts come in equal groups; 1: no group limit
+  int group_top_k = 1;          ///< groups whose experts may be chosen
+  int64_t shared_features = 0;  ///< F of the expert that all tokens visit; 0: there is none
+  bool shared_gate = false;     ///< a factor per token weighs the shared expert's result
   bool bias1 = false;
   bool bias2 = false;     ///< weighted by the probability, as the rest of the expert's result
   bool dgrad = true;      ///< dx is wanted
-  bool dlogits = true;    ///< dlogits are wanted
-  bool wgrad1 = true;     ///< dw1 is wanted
-  bool wgrad2 = true;     ///< dw2 is wanted
+  bool dlogits = true;    ///< dlogits are wanted, and dshared_gate, where there is one
+  bool wgrad1 = true;     ///< dw1 is wanted, of the shared expert too
+  bool wgrad2 = true;     ///< dw2 is wanted, of the shared expert too
   bool dbias = true;      ///< dbias1 and dbias2 are wanted, where there is a bias
   bool keep_h = false;    ///< save h in forward; else compute it again in backward
   bool keep_rows = true;  ///< save x in expert order; else permute it again in backward
@@ -52,37 +54,45 @@ struct MoeArgs {
   TensorView x{};                      ///< [T, H]
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
+  LinearParameters shared_fc1{};       ///< of the shared expert, as fc1 with E = 1; no bias
+  LinearParameters shared_fc2{};       ///< as fc2 with E = 1
+  const float* shared_gate = nullptr;  ///< [T], read by forward and backward
   TensorView out{};                    ///< [T, H], written by forward
-  float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
-  int32_t* experts = nullptr;          ///< [T, top_k], written by forward; null: it lies in `saved`
-  float* prob = nullptr;               ///< [T, top_k], written by forward; null: in the workspace
-  int32_t* offsets = nullptr;          ///< [E + 1], written by forward; null: it lies in `saved`
+  float* scores = nullptr;             ///< [T, E], optional: all scores, written by forward
+  int32_t* experts = nullptr;          ///< [T, top_k], written by forward, read by backward
+  float* prob = nullptr;               ///< [T, top_k], optional: written by forward
+  int32_t* offsets = nullptr;          ///< [E + 1], written by forward, read by both others
   TensorView dout{};                   ///< [T, H]
   const float* dscores = nullptr;      ///< [T, E], optional: gradient of `scores`
   TensorView dx{};                     ///< [T, H], written by backward
   TensorView dlogits{};                ///< [T, E], written by backward
+  float* dshared_gate = nullptr;       ///< [T], written by backward
   const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
   Memory saved{};                      ///< forward writes; backward and wgrad read
   Memory pending{};                    ///< deferred: backward writes; wgrad reads
   Memory weight_cache{};               ///< cache_weights: forward writes when it refreshes
   bool refresh_weights = true;         ///< cache_weights: quantise anew, or reuse
-  WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
+  WgradQueue* queue = nullptr;  ///< deferred: backward pushes the wgrad of each fc2 and fc1 here
 };
 
 /// How the layer will run. `name` is the route: "permuted" copies x into expert order, with the
-/// steps "route", "place", "permute", "experts", "combine"; backward "combine backward", "permute
-/// again", "experts backward", "permute backward", "route backward", "experts dw". Those that it
-/// needs are there.
+/// steps "route", "shared offsets", "shared expert", "permute", "experts", "combine"; backward
+/// "shared expert backward", "combine backward", "experts backward", "permute backward", "permute
+/// again" (before "experts backward" where that reads the rows), "route backward", "shared expert
+/// dw", "experts dw". Those that it needs are there.
 struct MoePlan : LayerPlan {
   MoeProblem problem{};
   GroupedMlpPlan mlp;
+  GroupedMlpPlan shared;  ///< without a name if there is no shared expert
 };
 
-/// out[t] = sum over the experts e of token t of prob[t, e] * MLP_e(x[t]), and its gradients.
+/// out[t] = sum over the experts e of token t of prob[t, e] * MLP_e(x[t])
+///          (+ shared_gate[t] * shared MLP(x[t])), and its gradients.
 ///
 /// `plan` takes the first route that does not refuse, or the one called `only`.
-/// `forward` computes out; `backward` computes dx, dlogits, dbias1, dbias2 and, unless deferred,
-/// dw1 and dw2; `wgrad` computes the deferred ones.
+/// `forward` computes out; `backward` computes dx, dlogits, dshared_gate, dbias1, dbias2 and,
+/// unless deferred, dw1 and dw2; `wgrad` computes the deferred ones, and reads x and dout again if
+/// there is a shared expert.
 ///
 /// Shapes    logits, dlogits, scores, dscores [T, E]   x, out, dx, dout [T, H]   w1 [E, 2F, H]
 ///           w2 [E, H, F]   experts, prob [T, top_k]   offsets [E + 1].
@@ -90,7 +100,9 @@ struct MoePlan : LayerPlan {
 /// Rows      every token has top_k rows, so that there is no tail. The counts stay on the device.
 /// Errors    InvalidArgument before anything is launched.
 /// Exact     equals routing, offsets, permute, GroupedMlp with the probabilities of its rows, and
-///           combine, one after another, bit for bit; a token does not depend on the others.
+///           combine, one after another, bit for bit; a token does not depend on the others. The
+///           shared expert equals GroupedMlp of one expert with all tokens, whose y and dx are the
+///           addends of combine and of permute backward.
 MoePlan plan(const MoeProblem&, const Device&, std::string_view only = {});
 void forward(const MoePlan&, const MoeArgs&, Workspace, Stream);
 void backward(const MoePlan&, const MoeArgs&, Workspace, Stream);

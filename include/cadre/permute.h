@@ -30,7 +30,9 @@ struct PermuteProblem {
   int64_t hidden = 0;          ///< H
   int experts = 1;             ///< E, of the offsets
   DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
+  int ranks = 1;               ///< P: see Ranks
   bool prob = false;           ///< see the formulas
+  bool addend = false;         ///< of tokens that are sums of rows
   Tail tail = Tail::kKeep;     ///< of a row-shaped output
 
   bool operator==(const PermuteProblem&) const = default;
@@ -41,6 +43,7 @@ struct PermuteArgs {
   TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written
   TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
   RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
+  TensorView addend{};  ///< [T, H]: added to the sums, read; may be tokens itself
   Offsets offsets{};    ///< offsets[E] is the number of rows
   const float* prob = nullptr;        ///< [T, top_k]: permute, combine, combine backward
   float* row_prob = nullptr;          ///< [R]: permute, written
@@ -55,13 +58,19 @@ using PermutePlan = Plan<PermuteProblem>;
 ///
 ///   permute            rows[row] = tokens[t]              prob: row_prob[row] = p
 ///   permute backward   tokens[t] = sum_j rows[row]        prob: dprob[t, j] = drow_prob[row]
-///                                                         (+ drow_scale[row])
+///                                  (+ addend[t])          (+ drow_scale[row])
 ///   combine            tokens[t] = sum_j p rows[row]
+///                                  (+ addend[t])
 ///   combine backward   rows[row] = p tokens[t]            prob: dprob[t, j] = <tokens[t], y[row]>
 ///
 /// Without prob, p is 1 and nothing is said about probabilities.
 ///
-/// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32.
+/// Ranks     what is read lies in the memories of P ranks, with ranks > 1: tokens [P, T, H] by
+///           permute and combine backward, rows [P, R, H] by the two others, which take no
+///           offsets; slots, rows, and arrays of one element each, are numbered through. Combine
+///           backward takes no prob then.
+/// Types     sums in fp32, over j in its order, then the addend, one rounding; probabilities are
+///           fp32.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
 ///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
 ///           the tail of rows and row_prob where they are written.

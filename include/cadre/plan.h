@@ -1,4 +1,5 @@
 #pragma once
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,11 +29,13 @@ template <class Problem>
 struct Plan {
   Problem problem;
   Device device;
-  std::string_view name;          ///< the implementation, such as "cpu_onednn", "sm90_ragged_rows"
-  int64_t workspace_bytes = 0;    ///< what `run` needs
-  bool exact = true;              ///< same bits on every run, whatever else is in the batch
+  std::string_view name;        ///< the implementation, such as "cpu_onednn", "sm90_ragged_rows"
+  int64_t workspace_bytes = 0;  ///< what `run` needs
+  bool exact = true;            ///< same bits on every run, whatever else is in the batch
+  int fraction_bits = 23;  ///< that its sums keep below their largest addend; in fp32 all of them
   std::vector<Refusal> refusals;  ///< implementations that come before `name` and refused
   const void* entry = nullptr;
+  std::shared_ptr<const void> inner{};  ///< the plans of operations that it is composed of, if any
 };
 
 }  // namespace cadre

@@ -23,6 +23,7 @@ struct QuantizedShape {
   Axis axis = Axis::kAlongK;
   Major codes_major = Major::kRow;   ///< column: weights along rows, whose contraction is N
   Major scales_major = Major::kRow;  ///< column: not of blocks that run down routed rows
+  bool decoded = false;              ///< numbers instead of codes and block scales
 
   bool operator==(const QuantizedShape&) const = default;
 };
@@ -47,10 +48,15 @@ struct QuantizedShape {
 /// A Hadamard transform makes sixteen values of a block, the last one of an expert too, in which
 /// missing rows count as zero. So with `rht` along rows the codes are [16 (R / 16 + E), C]: row b
 /// of the scales belongs to rows 16 b to 16 b + 15 of the codes. code_rows() hides the difference.
+///
+/// A decoded copy has, in place of codes and block scales, their products in decoded_format():
+/// operands of products in that type, whose sums the expert scales multiply. It is row-major. Its
+/// transformed blocks lie without gaps, and it says whose rows are whose, as offsets do.
 struct QuantizedView {
   TensorView codes{};
-  TensorView scales{};            ///< empty for plain formats and fp8_tensor
-  float* expert_scale = nullptr;  ///< [E]: fp8_tensor, nvfp4
+  TensorView scales{};               ///< empty for plain formats, fp8_tensor and decoded copies
+  float* expert_scale = nullptr;     ///< [E]: fp8_tensor, nvfp4
+  int32_t* block_offsets = nullptr;  ///< [E + 1]: decoded copies that are transformed
 };
 
 /// First row of the scales of expert e's blocks that run along rows, for routed rows.
@@ -83,10 +89,11 @@ constexpr CodeRows code_rows(const Format& format, Axis axis, CodeRows of, int64
 
 /// How one buffer holds codes, scales and expert scales, each 256-byte aligned.
 struct QuantizedLayout {
-  QuantizedView parts{};             ///< shapes and strides, without addresses
-  int64_t scales_offset = 0;         ///< bytes
-  int64_t expert_scale_offset = -1;  ///< bytes; -1: the format has none
-  int64_t bytes = 0;                 ///< of the buffer
+  QuantizedView parts{};              ///< shapes and strides, without addresses
+  int64_t scales_offset = 0;          ///< bytes
+  int64_t expert_scale_offset = -1;   ///< bytes; -1: the format has none
+  int64_t block_offsets_offset = -1;  ///< bytes; -1: there are none
+  int64_t bytes = 0;                  ///< of the buffer
 };
 
 /// Errors    InvalidArgument for lengths that are negative, and for more than 2^44 elements.
@@ -100,7 +107,8 @@ QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 /// `quantize rows R=8192 C=4096 E=64 source=bf16 along_k=mxfp8 along_rows=mxfp8 role=x`,
 /// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`,
 /// `quantize weights N=2048 K=4096 E=64 source=bf16 along_rows=fp8_block:2d role=w
-/// along_rows_codes_major=column`.
+/// along_rows_codes_major=column`,
+/// `quantize rows R=8192 C=4096 E=64 along_k=mxfp8 role=x along_k_decoded=yes`.
 struct QuantizeProblem {
   using Args = struct QuantizeArgs;
   static constexpr OperationText kOperation = {
@@ -121,6 +129,7 @@ struct QuantizeProblem {
   /// How the copies lie, as in QuantizedShape; codes along K are row-major.
   Major along_k_scales_major = Major::kRow;
   Major along_rows_codes_major = Major::kRow, along_rows_scales_major = Major::kRow;
+  bool along_k_decoded = false, along_rows_decoded = false;
 
   bool operator==(const QuantizeProblem&) const = default;
 };

@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/offsets.h"
 #include "cadre/plan.h"
 #include "cadre/stream.h"
 #include "cadre/tensor.h"
@@ -35,6 +36,7 @@ struct RoutingProblem {
   bool expert_bias = false;    ///< a bias per expert, added to the scores for the choice only
   int groups = 1;              ///< experts come in equal groups; 1: no group limit
   int group_top_k = 1;         ///< groups whose experts may be chosen
+  bool map = false;            ///< forward: offsets and the row map of the choices too
 
   bool operator==(const RoutingProblem&) const = default;
 };
@@ -45,6 +47,8 @@ struct RoutingArgs {
   int32_t* experts = nullptr;          ///< [T, top_k]: written by forward, read by backward
   float* prob = nullptr;               ///< [T, top_k], written by forward
   float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
+  int32_t* offsets = nullptr;          ///< [E + 1], with map, written
+  RowMap map{};                        ///< with map, written, R = T * top_k; each may be null
   const float* dprob = nullptr;        ///< [T, top_k], backward
   const float* dscores = nullptr;      ///< [T, E], backward, optional: gradient of `scores`
   TensorView dlogits{};                ///< [T, E], written by backward
@@ -59,10 +63,11 @@ using RoutingPlan = Plan<RoutingProblem>;
 ///   rank               scores[e] + expert_bias[e]; topk_softmax: l[e] + expert_bias[e]
 ///   q[j]               scores[c[j]]; topk_softmax: softmax of l[c] over the chosen
 ///   prob[j]            scale * q[j] / (normalize: sum_i q[i] + 1e-20, else 1)
+///   map                offsets and the row map are those of `offsets routing R=T*top_k`
 ///   backward           dlogits = d(sum_j dprob[j] prob[j] + sum_e dscores[e] scores[e]) / dl
 ///
 /// Shapes    logits, scores, dscores, dlogits [T, E]   expert_bias [E]   experts, prob, dprob
-///           [T, top_k].
+///           [T, top_k]   offsets [E + 1]   row_of [T, top_k]   slot_of [T * top_k].
 /// Types     arithmetic in fp32; logits and dlogits f32, bf16 or f16, rounded once.
 /// Rows      Choices come in descending rank; of equal ranks the greater logit, then the lower
 ///           expert number. With groups > 1 only the experts of group_top_k groups may be chosen:

@@ -21,7 +21,7 @@ struct List {
 
   /// Calls `work` with a value of the row of that kind.
   template <class Work>
-  static void visit(ActivationKind kind, Work&& work) {
+  CADRE_HD static constexpr void visit(ActivationKind kind, Work&& work) {
     (void)((kind == Rows::kInfo.kind && (work(Rows{}), true)) || ...);
   }
 };

@@ -21,32 +21,57 @@ Entries<Problem> entries_on(const Device& device) {
   return std::get<Entries<Problem>>(lists);
 }
 
-/// Takes the first implementation that does not refuse, or the one called `only`.
+/// The first implementation that does not refuse, or the one called `only` if it does not. If there
+/// is none, a plan without a name, whose refusals say why.
+template <class Problem>
+Plan<Problem> find(const Problem& problem, const Device& device, std::string_view only) {
+  Plan<Problem> plan{.problem = problem, .device = device, .name = {}, .refusals = {}};
+  for (const Entry<Problem>& entry : entries_on<Problem>(device)) {
+    if (!only.empty() && entry.name != only) continue;
+    std::string why = entry.refuses(problem, device);
+    if (why.empty() && entry.by_name && only.empty())
+      why = "takes it where it is named; it has not been timed";
+    if (!why.empty()) {
+      plan.refusals.push_back({entry.name, std::move(why)});
+      continue;
+    }
+    plan.name = entry.name;
+    plan.workspace_bytes = entry.workspace_bytes(problem, device);
+    plan.exact = entry.exact;
+    plan.fraction_bits = entry.fraction_bits;
+    plan.entry = &entry;
+    if (entry.inner != nullptr) plan.inner = entry.inner(problem, device);
+    break;
+  }
+  return plan;
+}
+
+/// The implementations of an operation: "cpu_onednn, cpu, cpu_reference".
+template <class Problem>
+std::string names_on(const Device& device) {
+  std::string names;
+  for (const Entry<Problem>& entry : entries_on<Problem>(device)) {
+    if (!names.empty()) names += ", ";
+    names += entry.name;
+  }
+  return names;
+}
+
+/// As find().
 /// Errors    Unsupported listing every implementation and its reason; InvalidArgument if no
 ///           implementation is called `only`.
 template <class Problem>
 Plan<Problem> choose(const Problem& problem, const Device& device, std::string_view only) {
-  Plan<Problem> plan{.problem = problem, .device = device, .name = {}, .refusals = {}};
-  std::string names, refusals;
-  for (const Entry<Problem>& entry : entries_on<Problem>(device)) {
-    names += text(names.empty() ? "" : ", ", entry.name);
-    if (!only.empty() && entry.name != only) continue;
-    std::string why = entry.refuses(problem, device);
-    if (why.empty()) {
-      plan.name = entry.name;
-      plan.workspace_bytes = entry.workspace_bytes(problem, device);
-      plan.exact = entry.exact;
-      plan.entry = &entry;
-      return plan;
-    }
-    refusals += text("\n  ", entry.name, ": ", why);
-    plan.refusals.push_back({entry.name, std::move(why)});
-  }
-  require(only.empty() || !plan.refusals.empty(), "plan: implementation is '", only,
-          "', must be one of ", names, " [", to_string(problem), "]");
+  Plan<Problem> plan = backend::find(problem, device, only);
+  if (!plan.name.empty()) return plan;
+  if (!only.empty() && plan.refusals.empty())
+    throw InvalidArgument(text("plan: implementation is '", only, "', must be one of ",
+                               names_on<Problem>(device), " [", problem, "]"));
+  std::string refusals;
+  for (const Refusal& refusal : plan.refusals)
+    refusals.append("\n  ").append(refusal.name).append(": ").append(refusal.why);
   if (refusals.empty()) refusals = " none is written for this device yet";
-  throw Unsupported(text("no implementation on ", to_string(device), " for '", to_string(problem),
-                         "':", refusals));
+  throw Unsupported(text("no implementation on ", device, " for '", problem, "':", refusals));
 }
 
 /// What the implementation of a plan asks of the arguments besides what the operation does.

@@ -1,5 +1,6 @@
 // The CPU's implementation lists, best first; the only place that has them. The walk takes the
 // first entry that does not refuse, and the last one, the reference, takes everything.
+#include "backend/composed_gemm.h"
 #include "backend/lists.h"
 #include "cpu/activation.h"
 #include "cpu/bias_grad.h"
@@ -22,6 +23,7 @@ namespace cadre::cpu {
 
 using backend::Entry;
 using backend::no_workspace;
+using backend::plain_gemm;
 using backend::takes_all;
 
 namespace {
@@ -56,16 +58,22 @@ struct List<DequantizeProblem> {
 template <>
 struct List<GroupedGemmProblem> {
   static constexpr Entry<GroupedGemmProblem> kEntries[] = {
-      {"cpu_avx512_bf16", refuses_grouped_gemm_tiles_bf16, grouped_gemm_tiles_bf16_workspace_bytes,
-       grouped_gemm_tiles_bf16},
-      {"cpu_onednn_bf16", refuses_grouped_gemm_bf16, grouped_gemm_bf16_workspace_bytes,
+      {"cpu_avx512_bf16", plain_gemm<refuses_grouped_gemm_tiles_bf16>,
+       grouped_gemm_tiles_bf16_workspace_bytes, grouped_gemm_tiles_bf16},
+      {"cpu_onednn_bf16", plain_gemm<refuses_grouped_gemm_bf16>, grouped_gemm_bf16_workspace_bytes,
        grouped_gemm_bf16},
-      {"cpu_avx512", refuses_grouped_gemm_tiles, grouped_gemm_tiles_workspace_bytes,
+      {"cpu_avx512", plain_gemm<refuses_grouped_gemm_tiles>, grouped_gemm_tiles_workspace_bytes,
        grouped_gemm_tiles},
-      {"cpu_onednn", refuses_grouped_gemm_f32, grouped_gemm_f32_workspace_bytes, grouped_gemm_f32},
-      {"cpu_portable", refuses_grouped_gemm_portable, grouped_gemm_portable_workspace_bytes,
-       grouped_gemm_portable},
-      {"cpu_reference", takes_all, no_workspace, reference::grouped_gemm},
+      {"cpu_onednn", plain_gemm<refuses_grouped_gemm_f32>, grouped_gemm_f32_workspace_bytes,
+       grouped_gemm_f32},
+      {"cpu_portable", plain_gemm<refuses_grouped_gemm_portable>,
+       grouped_gemm_portable_workspace_bytes, grouped_gemm_portable},
+      {.name = "composed",
+       .refuses = backend::refuses_composed_gemm,
+       .workspace_bytes = backend::composed_gemm_workspace_bytes,
+       .run = backend::composed_gemm,
+       .inner = backend::composed_gemm_plans},
+      {"cpu_reference", plain_gemm<takes_all>, no_workspace, reference::grouped_gemm},
   };
 };
 
@@ -88,7 +96,7 @@ struct List<PermuteProblem> {
 template <>
 struct List<QuantizeProblem> {
   static constexpr Entry<QuantizeProblem> kEntries[] = {
-      {"cpu", takes_all, quantize_workspace_bytes, quantize},
+      {"cpu", refuses_quantize, quantize_workspace_bytes, quantize},
       {"cpu_reference", takes_all, no_workspace, reference::quantize},
   };
 };

@@ -86,7 +86,7 @@ const typename Element::Code* codes_of(const Piece& p, int64_t row, Scratch& s) 
 template <class Row, class Element, class Out>
 void decode_piece(const QuantizedShape& shape, const Piece& p, Scratch& s) {
   const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
-  const float expert = Row::kInfo.has_expert_scale ? *p.from.expert_scale : 1.0f;
+  const float expert = p.from.expert_scale == nullptr ? 1.0f : *p.from.expert_scale;
   for (int64_t row = 0; row < p.rows; ++row) {
     typename Out::Code* out = row_data<Out>(p.out, row);
     const typename Element::Code* codes = codes_of<Element>(p, row, s);
@@ -119,11 +119,13 @@ QuantizedExpert as_rows(const QuantizedShape& shape, const QuantizedExpert& from
 
 void dequantize(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream) {
   const QuantizedShape& shape = plan.problem.source;
-  const QuantizedView target{.codes = args.out, .scales = {}};
+  const QuantizedView target{.codes = args.out, .scales = {}, .block_offsets = args.block_offsets};
+  if (args.block_offsets != nullptr) write_block_offsets(shape, args.offsets, args.block_offsets);
   const Grid grid{shape, args.offsets, kTileRows, kTileCols};
   for_each_tile(grid, [&](int expert, ExpertRows rows, int64_t row, int64_t col) {
     Scratch s;
-    const QuantizedExpert from = expert_of(shape, args.source, expert, rows);
+    QuantizedExpert from = expert_of(shape, args.source, expert, rows);
+    if (plan.problem.decoded) from.expert_scale = nullptr;
     const Window tile{row, col, std::min(kTileRows, from.codes[0] - row),
                       std::min(kTileCols, from.codes[1] - col)};
     const Piece piece{as_rows(shape, window_of(shape, from, tile), s),

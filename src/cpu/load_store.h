@@ -54,6 +54,13 @@ inline void* row_address(const TensorView& matrix, int64_t row) {
   return static_cast<char*>(matrix.data) + bytes_for(matrix.dtype, row * matrix.stride[0]);
 }
 
+/// The same where rows lie in the memories of several ranks: of [P, R, C] the row of P * R.
+inline void* rank_row_address(const TensorView& v, int64_t row) {
+  if (v.rank < 3) return row_address(v, row);
+  const int64_t at = row / v.shape[1] * v.stride[0] + row % v.shape[1] * v.stride[1];
+  return static_cast<char*>(v.data) + bytes_for(v.dtype, at);
+}
+
 /// Writes a row as zero. In every plain float zero is all bits zero.
 inline void zero_row(const TensorView& matrix, int64_t row) {
   std::memset(row_address(matrix, row), 0, size_t(bytes_for(matrix.dtype, matrix[1])));

@@ -18,7 +18,8 @@ using Block = Lanes<kBlock>;
 struct Work {
   const PermuteProblem& p;
   const PermuteArgs& args;
-  int64_t used;  ///< rows at or beyond are the tail
+  int64_t used;   ///< rows at or beyond are the tail
+  int64_t slots;  ///< that a row may have
   LoadRun load = load_run(p.dtype);
   StoreRun store = store_run(p.dtype);
 
@@ -32,7 +33,7 @@ struct Work {
 };
 
 void copy_row(const Work& work, int64_t row, int64_t token) {
-  std::memcpy(row_address(work.args.rows, row), row_address(work.args.tokens, token),
+  std::memcpy(row_address(work.args.rows, row), rank_row_address(work.args.tokens, token),
               size_t(bytes_for(work.p.dtype, work.p.hidden)));
 }
 
@@ -40,7 +41,7 @@ void scale_row(const Work& work, int64_t row, int64_t token, float factor) {
   Block x;
   for (int64_t first = 0; first < work.p.hidden; first += kBlock) {
     const Run columns = work.columns(first);
-    work.load(row_address(work.args.tokens, token), columns, x.at);
+    work.load(rank_row_address(work.args.tokens, token), columns, x.at);
     for (int i = 0; i < columns.count; ++i) x.at[i] *= factor;
     work.store(row_address(work.args.rows, row), columns, x.at);
   }
@@ -48,7 +49,7 @@ void scale_row(const Work& work, int64_t row, int64_t token, float factor) {
 
 void row_from_token(const Work& work, int64_t row) {
   const int64_t slot = work.args.map.slot_of[row];
-  const bool known = slot >= 0 && slot < work.p.tokens * work.p.top_k;
+  const bool known = slot >= 0 && slot < work.slots;
   if (work.args.row_prob != nullptr) work.args.row_prob[row] = known ? work.args.prob[slot] : 0;
   const int64_t token = slot / work.p.top_k;
   if (!known)
@@ -67,8 +68,12 @@ void token_from_rows(const Work& work, int64_t token) {
     for (int64_t slot = token * work.p.top_k; slot < (token + 1) * work.p.top_k; ++slot) {
       if (!work.has_row(slot)) continue;
       const float factor = weighted ? work.args.prob[slot] : 1.0f;
-      work.load(row_address(work.args.rows, work.args.map.row_of[slot]), columns, x.at);
+      work.load(rank_row_address(work.args.rows, work.args.map.row_of[slot]), columns, x.at);
       add_scaled(sum.at, x.at, factor, columns.count);
+    }
+    if (work.p.addend) {
+      work.load(row_address(work.args.addend, token), columns, x.at);
+      add_scaled(sum.at, x.at, 1.0f, columns.count);
     }
     work.store(row_address(work.args.tokens, token), columns, sum.at);
   }
@@ -108,10 +113,13 @@ void gradients_of_prob(const Work& work, int64_t token) {
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
-  const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
+  const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+  const int64_t used = by_row || p.ranks == 1
+                           ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
+                           : p.ranks * p.rows;
   const int64_t choices = p.tokens * p.top_k;
-  const Work work{.p = p, .args = args, .used = used};
-  if (p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward) {
+  const Work work{.p = p, .args = args, .used = used, .slots = p.ranks * choices};
+  if (by_row) {
 #pragma omp parallel for schedule(static) if (worth_threads(used * p.hidden))
     for (int64_t r = 0; r < used; ++r) row_from_token(work, r);
     if (p.tail == Tail::kZero) {

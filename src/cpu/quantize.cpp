@@ -215,6 +215,10 @@ int64_t block_down(const Copy& copy) {
 
 }  // namespace
 
+std::string refuses_quantize(const QuantizeProblem& p, const Device&) {
+  return p.along_k_decoded || p.along_rows_decoded ? "writes codes; products take them here" : "";
+}
+
 void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace workspace, Stream) {
   const QuantizeProblem& problem = plan.problem;
   Copy copies[2];

@@ -1,4 +1,6 @@
 #pragma once
+#include <string>
+
 #include "cadre/quantize.h"
 
 namespace cadre::cpu {
@@ -6,6 +8,9 @@ namespace cadre::cpu {
 /// Tile by tile, each read once for both copies; for formats with expert scales it is read once
 /// before, for the amaxes. All threads share the tiles; the bits do not depend on how.
 void quantize(const QuantizePlan&, const QuantizeArgs&, Workspace, Stream);
+
+/// Of decoded copies.
+std::string refuses_quantize(const QuantizeProblem&, const Device&);
 
 /// An amax for each expert and copy with expert scales.
 int64_t quantize_workspace_bytes(const QuantizeProblem&, const Device&);

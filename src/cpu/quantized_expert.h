@@ -64,7 +64,9 @@ inline QuantizedExpert expert_of(const QuantizedShape& shape, const QuantizedVie
     return part;
   }
   const CodeRows own{rows.first, rows.count()};
-  part.codes = rows_of_matrix(q.codes, code_rows(shape.format, shape.axis, own, expert));
+  CodeRows stored = code_rows(shape.format, shape.axis, own, expert);
+  if (q.block_offsets != nullptr) stored.first = q.block_offsets[expert];
+  part.codes = rows_of_matrix(q.codes, stored);
   if (q.scales.rank == 0) return part;
   const int64_t block = info(shape.format.kind).block;
   const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
@@ -105,6 +107,14 @@ void for_each_expert(const QuantizedShape& shape, const Offsets& offsets, Work&&
   }
   schedule::ExpertWalk walk(offsets.data, shape.experts, shape.rows);
   while (walk.next()) work(walk.expert(), walk.rows());
+}
+
+/// Of a decoded copy whose transformed blocks lie without gaps: where each expert's begin.
+inline void write_block_offsets(const QuantizedShape& shape, const Offsets& offsets, int32_t* to) {
+  int64_t end = 0;
+  schedule::ExpertWalk walk(offsets.data, shape.experts, shape.rows);
+  for (*to = 0; walk.next(); *++to = int32_t(end))
+    end += code_rows(true, {0, walk.rows().count()}, 0).count;
 }
 
 /// One expert's matrix of what is to be quantised.

@@ -5,9 +5,11 @@
 #include <limits>
 
 #include "activations/sigmoid.h"
+#include "backend/row_map.h"
 #include "cpu/clones.h"
 #include "cpu/lanes.h"
 #include "cpu/load_store.h"
+#include "cpu/offsets.h"
 #include "cpu/threads.h"
 
 namespace cadre::cpu {
@@ -218,11 +220,12 @@ void backward(const RoutingProblem& p, const RoutingArgs& args, float* scratch, 
 
 }  // namespace
 
-int64_t routing_workspace_bytes(const RoutingProblem& p, const Device&) {
-  return pieces(p) * kArrays * p.experts * int64_t(sizeof(float));
+int64_t routing_workspace_bytes(const RoutingProblem& p, const Device& device) {
+  const int64_t own = pieces(p) * kArrays * p.experts * int64_t(sizeof(float));
+  return p.map ? std::max(own, offsets_workspace_bytes(backend::row_map_problem(p), device)) : own;
 }
 
-void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream) {
+void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream stream) {
   const RoutingProblem& p = plan.problem;
   const int64_t count = pieces(p);
 #pragma omp parallel for schedule(dynamic) if (worth_threads(p.tokens * p.experts * kCostOfLogit))
@@ -231,6 +234,7 @@ void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspa
     for (int64_t t = p.tokens * piece / count; t < p.tokens * (piece + 1) / count; ++t)
       p.backward ? backward(p, args, scratch, t) : forward(p, args, scratch, t);
   }
+  if (p.map) offsets(backend::row_map_plan(plan), backend::row_map_args(args), workspace, stream);
 }
 
 }  // namespace cadre::cpu

@@ -1,5 +1,6 @@
 // The implementation lists of the CUDA backend, best first; the only place that has them. Planning
 // for an operation whose list is empty is refused.
+#include "backend/composed_gemm.h"
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
 #include "cuda/portable/bias_grad.h"
@@ -16,6 +17,7 @@ namespace cadre::cuda {
 
 using backend::Entry;
 using backend::no_workspace;
+using backend::plain_gemm;
 
 namespace {
 
@@ -47,14 +49,35 @@ struct List<DequantizeProblem> {
 template <>
 struct List<GroupedGemmProblem> {
   static constexpr Entry<GroupedGemmProblem> kEntries[] = {
-      {"sm90_ragged_rows", sm90::refuses_ragged_rows, sm90::grouped_gemm_workspace_bytes,
-       sm90::run_ragged_rows, true, sm90::check_ragged_rows},
-      {"sm90_ragged_contraction", sm90::refuses_ragged_contraction,
+      {"sm90_ragged_rows", plain_gemm<sm90::refuses_ragged_rows>,
+       sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_rows, true, sm90::check_ragged_rows},
+      {"sm90_ragged_contraction", plain_gemm<sm90::refuses_ragged_contraction>,
        sm90::grouped_gemm_workspace_bytes, sm90::run_ragged_contraction, true,
        sm90::check_ragged_contraction},
-      {"cuda_ragged_rows", portable::refuses_ragged_rows, no_workspace, portable::run_ragged_rows},
-      {"cuda_ragged_contraction", portable::refuses_ragged_contraction, no_workspace,
+      {"sm90_gated_rows", sm90::refuses_gated_rows, sm90::grouped_gemm_workspace_bytes,
+       sm90::run_gated_rows, true, sm90::check_gated_rows},
+      {.name = "sm90_fp8_rows",
+       .refuses = plain_gemm<sm90::refuses_fp8_rows>,
+       .workspace_bytes = sm90::grouped_gemm_workspace_bytes,
+       .run = sm90::run_fp8_rows,
+       .check = sm90::check_fp8_rows,
+       .by_name = true,
+       .fraction_bits = 13},
+      {.name = "sm90_packed_rows",
+       .refuses = plain_gemm<sm90::refuses_packed_rows>,
+       .workspace_bytes = sm90::grouped_gemm_workspace_bytes,
+       .run = sm90::run_packed_rows,
+       .check = sm90::check_packed_rows,
+       .by_name = true},
+      {"cuda_ragged_rows", plain_gemm<portable::refuses_ragged_rows>, no_workspace,
+       portable::run_ragged_rows},
+      {"cuda_ragged_contraction", plain_gemm<portable::refuses_ragged_contraction>, no_workspace,
        portable::run_ragged_contraction},
+      {.name = "composed",
+       .refuses = backend::refuses_composed_gemm,
+       .workspace_bytes = backend::composed_gemm_workspace_bytes,
+       .run = backend::composed_gemm,
+       .inner = backend::composed_gemm_plans},
   };
 };
 
@@ -69,7 +92,7 @@ struct List<OffsetsProblem> {
 template <>
 struct List<PermuteProblem> {
   static constexpr Entry<PermuteProblem> kEntries[] = {
-      {"cuda_permute", portable::needs_sm80, no_workspace, portable::permute},
+      {"cuda_permute", portable::refuses_permute, no_workspace, portable::permute},
   };
 };
 
@@ -85,7 +108,8 @@ struct List<QuantizeProblem> {
 template <>
 struct List<RoutingProblem> {
   static constexpr Entry<RoutingProblem> kEntries[] = {
-      {"cuda_routing", portable::refuses_routing, no_workspace, portable::routing},
+      {"cuda_routing", portable::refuses_routing, portable::routing_workspace_bytes,
+       portable::routing},
   };
 };
 

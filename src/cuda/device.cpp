@@ -30,4 +30,13 @@ std::vector<Device> cuda_devices() {
   return devices;
 }
 
+uint64_t recorded_graph(const Device& device, Stream stream) {
+  if (device.kind == DeviceKind::kCpu) return 0;
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long graph = 0;
+  cuda::check(cudaStreamGetCaptureInfo(static_cast<cudaStream_t>(stream.handle), &status, &graph),
+              "ask whether a graph is recorded");
+  return status == cudaStreamCaptureStatusNone ? 0 : graph;
+}
+
 }  // namespace cadre

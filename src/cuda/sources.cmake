@@ -8,8 +8,10 @@ set(cadre_cuda_sources
   poison.cpp
   portable/activation.cu
   portable/bias_grad.cu
+  portable/block_offsets.cu
   portable/cast.cu
   portable/expert_amax.cu
+  portable/expert_scales.cu
   portable/grouped_gemm.cpp
   portable/instances/fp8_block.cu
   portable/instances/fp8_tensor.cu
@@ -23,7 +25,11 @@ set(cadre_cuda_sources
   portable/ragged_contraction.cu
   portable/ragged_rows.cu
   portable/routing.cu
+  sm90/fp8_rows.cpp
+  sm90/gated_rows.cpp
   sm90/grouped_gemm.cpp
+  sm90/packed_rows.cpp
+  sm90/prepare.cpp
   sm90/ragged_contraction.cpp
   sm90/ragged_rows.cpp
 )
@@ -36,6 +42,18 @@ set(cadre_sm90_sources
   sm90/instances/contraction_bf16_to_f32.cu
   sm90/instances/contraction_f16_to_f16.cu
   sm90/instances/contraction_f16_to_f32.cu
+  sm90/instances/fp8_rows_e4m3_to_bf16.cu
+  sm90/instances/fp8_rows_e4m3_to_f32.cu
+  sm90/instances/fp8_rows_e5m2_to_bf16.cu
+  sm90/instances/fp8_rows_e5m2_to_f32.cu
+  sm90/instances/gated_rows_bf16.cu
+  sm90/instances/gated_rows_f16.cu
+  sm90/instances/packed_rows_mxfp4_to_bf16.cu
+  sm90/instances/packed_rows_mxfp4_to_f32.cu
+  sm90/instances/packed_rows_mxfp8_to_bf16.cu
+  sm90/instances/packed_rows_mxfp8_to_f32.cu
+  sm90/instances/packed_rows_nvfp4_to_bf16.cu
+  sm90/instances/packed_rows_nvfp4_to_f32.cu
   sm90/instances/rows_k_major_bf16_to_bf16.cu
   sm90/instances/rows_k_major_bf16_to_f32.cu
   sm90/instances/rows_k_major_f16_to_f16.cu

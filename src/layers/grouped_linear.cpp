@@ -1,6 +1,8 @@
 // Running a grouped linear layer: its tensors by their numbers, and its steps in a row.
 #include "layers/grouped_linear.h"
 
+#include <algorithm>
+
 #include "backend/poison.h"
 
 namespace cadre {
@@ -44,14 +46,20 @@ void poison(const LinearRun& linear, void* data, int64_t bytes) {
   backend::poison(linear.plan.device, {data, bytes}, linear.stream);
 }
 
-/// The memory that the steps of a phase write first.
+/// The memory that the steps of a phase write first. Within backward, wgrad reads what that wrote.
 void poison(const LinearRun& linear, Phase phase) {
+  if (phase == Phase::kWgrad && !linear.plan.deferred) return;
   const bool forward = phase == Phase::kForward;
-  if (!forward && phase != Phase::kBackward) return;
   const Places& places = linear.places;
-  poison(linear, places.workspace.data, linear.plan.copies_bytes[size_t(phase)]);
+  const auto copies = [&](Phase of) { return linear.plan.copies_bytes[size_t(of)]; };
+  if (phase != Phase::kInputAgain)
+    poison(linear, places.workspace.data,
+           !linear.plan.deferred && phase == Phase::kBackward
+               ? std::max(copies(phase), copies(Phase::kWgrad))
+               : copies(phase));
+  if (!forward && phase != Phase::kBackward) return;
   poison(linear, forward ? places.saved.data : places.pending.data,
-         forward ? linear.plan.memory.saved_bytes : linear.plan.pending_bytes);
+         forward ? linear.plan.memory.saved_bytes : linear.plan.memory.pending_bytes);
 }
 
 }  // namespace
@@ -67,6 +75,7 @@ Operand LinearRun::operand(int id) const {
 
 Target LinearRun::target(int id) const {
   if (id == kY) return {.view = args.y};
+  if (id == kZ) return {.view = args.z};
   if (id == kDx) return {.view = args.dx};
   return id == kDw ? weight_gradients(plan.problem, args.parameters)
                    : bias_gradients(plan.problem, args.parameters);

@@ -23,12 +23,20 @@ enum Tensor : int {
   kDbias,
   kBiasScale,
   kDbiasScale,
+  kZ,
+  kProb,
   kXAlongK,
   kXAlongRows,
   kWAlongK,
   kWAlongRows,
   kDyAlongK,
   kDyAlongRows,
+  kXAlongKNumbers,
+  kXAlongRowsNumbers,
+  kDyAlongRowsNumbers,
+  kYScales,
+  kDxScales,
+  kDwScales,
 };
 }  // namespace linear
 
@@ -39,7 +47,7 @@ struct LinearRun : LayerRun {
 
   Operand operand(int id) const;
   Target target(int id) const;
-  const float* floats(int) const { return args.bias_scale; }
+  const float* floats(int id) const { return id == linear::kProb ? args.prob : args.bias_scale; }
   float* written_floats(int) const { return args.dbias_scale; }
   const Offsets& offsets() const { return args.offsets; }
   const uint64_t* rng() const { return args.rng; }
@@ -47,6 +55,10 @@ struct LinearRun : LayerRun {
   bool skips(const LayerStep& step) const { return step.writes_cache && !args.refresh_weights; }
   void launch_part(const PartPhase&) const {}
 };
+
+/// A deferred linear whose wgrad another layer runs within its own backward: what wgrad reads of
+/// that backward is left decoded, for fewer bytes moved and more of workspace.
+GroupedLinearPlan plan_within(const GroupedLinearProblem&, const Device&);
 
 /// A layer alone or within another one.
 inline LinearRun linear_run(const GroupedLinearPlan& plan, const GroupedLinearArgs& args,

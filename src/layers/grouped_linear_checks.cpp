@@ -182,7 +182,7 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   if (!p.options.quantized_x || need.reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
   check_copies(checks, linear, need);
-  checks.view("y", linear.args.y, p.dtype, {p.rows, p.n});
+  checks.view("y", linear.args.y, p.dtype, {p.rows, activated_columns(p.n, p.activation)});
   if (need.reads(kW)) check_weights(checks, linear);
   if (p.bias && !p.return_bias) check_biases(checks, linear);
   if (p.bias_scale) checks.present("bias_scale", linear.args.bias_scale, p.rows);
@@ -205,7 +205,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
   check_bias_gradients(checks, linear);
   check_rng(checks, linear.args.rng, need.random);
-  check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);
+  check_memory(checks, "pending", linear.places.pending, plan.memory.pending_bytes);
   const bool cached = p.options.cache_weights && need.reads_copy_of_w();
   check_memory(checks, "weight_cache", linear.places.weight_cache,
                cached ? plan.memory.weight_cache_bytes : 0);
@@ -228,7 +228,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
   check_accumulate(checks, {"accumulate", p.options.accumulate, linear.args.parameters.accumulate},
                    p.experts);
   check_memory(checks, "saved", linear.places.saved, plan.memory.saved_bytes);
-  check_memory(checks, "pending", linear.places.pending, plan.pending_bytes);
+  check_memory(checks, "pending", linear.places.pending, plan.memory.pending_bytes);
   check_products(linear, Phase::kWgrad);
 }
 

@@ -5,9 +5,11 @@
 #include "layers/checks.h"
 #include "layers/explain.h"
 #include "layers/grouped_linear.h"
+#include "layers/linear_copies.h"
 #include "layers/planner.h"
 #include "layers/problem_fields.h"
 #include "layers/route.h"
+#include "ops/gemm_activation.h"
 
 namespace cadre {
 
@@ -27,6 +29,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("wgrad", p.wgrad, usual.wgrad);
   io.unless("dbias", p.dbias, usual.dbias);
   layers::option_fields(io, p);
+  ops::activation_fields(io, p.activation);
   io.unless("x_role", p.x_role, usual.x_role);
   io.unless("dy_role", p.dy_role, usual.dy_role);
 }
@@ -43,17 +46,11 @@ namespace {
 
 using enum layers::linear::Tensor;
 
-/// True if a product can read a tensor of this type as it is.
-bool as_is(const Format& format, DType dtype) {
-  return is_plain(format) && format.element == dtype;
-}
-
-/// True if the copies along K and along rows hold the same codes and scales, so that one serves
-/// both: square blocks, one scale per expert, or a plain cast; and nothing random.
-bool same_copy(const Format& along_k, const Format& along_rows) {
-  return along_k == along_rows && !along_k.hadamard && !along_k.stochastic &&
-         (along_k.square || info(along_k.kind).block == 0);
-}
+using layers::linear::as_is;
+using layers::linear::Copied;
+using layers::linear::Copies;
+using layers::linear::Copy;
+using layers::linear::DecodedPasses;
 
 void check(const GroupedLinearProblem& p) {
   const ops::Checks checks("grouped_linear", p);
@@ -67,6 +64,8 @@ void check(const GroupedLinearProblem& p) {
   checks.holds(p.bias || !p.return_bias, "return_bias is yes, must be no; the problem has no bias");
   checks.holds(!p.return_bias || !p.bias_scale,
                "bias_scale is yes, must be no; a returned bias is scaled by the caller");
+  checks.holds(!p.return_bias || !p.activation,
+               "return_bias is yes, must be no; the bias comes before the activation");
   const bool w_as_is = as_is(p.recipe.fprop.rhs, p.parameters.weight) &&
                        (!p.dgrad || as_is(p.recipe.dgrad.rhs, p.parameters.weight));
   checks.holds(p.parameters.weight_major == Major::kRow || w_as_is,
@@ -82,46 +81,12 @@ void check(const GroupedLinearProblem& p) {
                "quantisation would give other codes");
 }
 
-/// A tensor with its two copies, and which of the three a product reads.
-struct Copied {
-  int itself, along_k, along_rows;
-  bool copies_k = false, copies_rows = false, shared = false;
-  bool given = false;  ///< the copies are the caller's
-
-  bool copies() const { return copies_k || copies_rows; }
-  int read_along_k() const { return copies_k ? along_k : itself; }
-  int read_along_rows() const { return shared ? along_k : copies_rows ? along_rows : itself; }
-};
-
-/// Which tensors the recipe copies.
-struct Copies {
-  Copied x{kX, kXAlongK, kXAlongRows};
-  Copied w{kW, kWAlongK, kWAlongRows};
-  Copied dy{kDy, kDyAlongK, kDyAlongRows};
-
-  explicit Copies(const GroupedLinearProblem& p) {
-    const Recipe& r = p.recipe;
-    const DType weight = p.parameters.weight;
-    x.copies_k = !as_is(r.fprop.lhs, p.dtype);
-    x.copies_rows = p.wgrad && !as_is(r.wgrad.rhs, p.dtype);
-    x.given = p.options.quantized_x;
-    x.shared = x.copies_rows && !p.options.save_input && same_copy(r.fprop.lhs, r.wgrad.rhs);
-    w.copies_k = !as_is(r.fprop.rhs, weight);
-    w.copies_rows = p.dgrad && !as_is(r.dgrad.rhs, weight);
-    w.shared = p.options.cache_weights && w.copies_k && w.copies_rows &&
-               same_copy(r.fprop.rhs, r.dgrad.rhs);
-    dy.copies_k = p.dgrad && !as_is(r.dgrad.lhs, p.dtype);
-    dy.copies_rows = p.wgrad && !as_is(r.wgrad.lhs, p.dtype);
-    dy.shared = dy.copies_k && dy.copies_rows && same_copy(r.dgrad.lhs, r.wgrad.lhs);
-  }
-};
-
 std::string refuses_copies(const GroupedLinearProblem& p, const Device&) {
-  const Copies copies(p);
+  const Copies copies(p, {});
   const auto why = [](std::string_view tensor, const Copied& of, const Format& along_k,
                       const Format& along_rows) {
     return text(tensor, of.given ? " comes in " : " is copied into ",
-                to_string(of.copies_k ? along_k : along_rows));
+                to_string(of.along_k.is_there ? along_k : along_rows));
   };
   const Recipe& r = p.recipe;
   if (copies.w.copies()) return why("w", copies.w, r.fprop.rhs, r.dgrad.rhs);
@@ -136,8 +101,8 @@ std::string refuses_none(const GroupedLinearProblem& p, const Device& device) {
 
 class Planner {
  public:
-  Planner(const GroupedLinearProblem& problem, const Device& device)
-      : p_(problem), copies_(problem), row_(plan_) {
+  Planner(const GroupedLinearProblem& problem, const Device& device, const DecodedPasses& decoded)
+      : p_(problem), decoded_(decoded), copies_(problem, decoded), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
   }
@@ -147,72 +112,104 @@ class Planner {
     add_forward();
     add_backward();
     if (p_.wgrad) add_wgrad();
-    row_.share_memory(p_.options.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kAfter);
+    row_.share_memory(p_.options.deferred ? layers::WgradRuns::kLater : layers::WgradRuns::kWithin);
     return std::move(plan_);
   }
 
  private:
   /// In the order of linear::Tensor.
   void name_tensors() {
-    for (const char* own :
-         {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale", "dbias_scale"})
+    for (const char* own : {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale",
+                            "dbias_scale", "z", "prob"})
       row_.own(own);
     const Recipe& r = p_.recipe;
-    x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK));
-    x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows));
-    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK), p_.options.cache_weights);
-    row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows),
-              p_.options.cache_weights);
-    row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK));
-    row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows));
+    const bool cache = p_.options.cache_weights;
+    x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK, x_.along_k));
+    x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows, x_.along_rows));
+    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK, w_.along_k), cache);
+    row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows, w_.along_rows), cache);
+    row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK, dy_.along_k));
+    row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows, dy_.along_rows));
+    numbers("x along K decoded", x_.along_k.id);
+    numbers("x along rows decoded", x_.written_rows());
+    numbers("dy along rows decoded", dy_.written_rows());
+    const QuantizedShape factors = layers::plain_rows(DType::kF32, p_.experts, 1);
+    for (const char* product : {"y scales", "dx scales", "dw scales"}) row_.made(product, factors);
   }
   void x_copy(const char* name, const QuantizedShape& shape) {
     x_.given ? row_.own(name, shape) : row_.made(name, shape);
   }
-  QuantizedShape rows_shape(int64_t cols, const Format& format, Axis axis) const {
-    return {RowsKind::kRagged, p_.rows, cols, p_.experts, format, axis};
+  void numbers(const char* name, int codes) {
+    QuantizedShape shape = plan_.tensors[size_t(codes)].shape;
+    shape.decoded = !is_plain(shape.format);
+    row_.made(name, shape);
   }
-  QuantizedShape weights_shape(const Format& format, Axis axis) const {
-    return {RowsKind::kWeights, p_.n, p_.k, p_.experts, format, axis};
+  QuantizedShape rows_shape(int64_t cols, const Format& format, Axis axis, const Copy& copy) const {
+    return {.kind = RowsKind::kRagged,
+            .rows = p_.rows,
+            .cols = cols,
+            .experts = p_.experts,
+            .format = format,
+            .axis = axis,
+            .scales_major = copy.scales_major,
+            .decoded = copy.decoded};
+  }
+  QuantizedShape weights_shape(const Format& format, Axis axis, const Copy& copy) const {
+    return {.kind = RowsKind::kWeights,
+            .rows = p_.n,
+            .cols = p_.k,
+            .experts = p_.experts,
+            .format = format,
+            .axis = axis,
+            .codes_major = copy.codes_major,
+            .decoded = copy.decoded};
   }
 
   void add_forward() {
-    const bool rows_of_w = p_.options.cache_weights && w_.copies_rows && !w_.shared;
-    const bool rows_of_x = !p_.options.save_input && x_.copies_rows && !x_.shared;
-    quantize(Phase::kForward, "quantize w", w_, {.along_k = w_.copies_k, .along_rows = rows_of_w});
-    quantize(Phase::kForward, "quantize x", x_, {.along_k = x_.copies_k, .along_rows = rows_of_x});
-    GroupedGemmProblem fprop = ragged_rows(Pass::kFprop, w_.read_along_k());
+    const bool rows_of_w = p_.options.cache_weights && w_.copies_rows();
+    const bool rows_of_x = !p_.options.save_input && x_.copies_rows();
+    quantize(Phase::kForward, "quantize w", w_, {w_.along_k.is_there, rows_of_w});
+    quantize(Phase::kForward, "quantize x", x_, {x_.along_k.is_there, rows_of_x});
+    if (x_.along_k.decodes) decode(Phase::kForward, "decode x", x_.along_k.id, x_.along_k.numbers);
+    GroupedGemmProblem fprop = layers::linear::product(p_, Pass::kFprop, decoded_);
     fprop.bias = adds_bias();
     fprop.discrete_bias = fprop.bias && p_.parameters.discrete_bias;
     fprop.bias_scale = p_.bias_scale;
     if (fprop.bias) fprop.bias_dtype = p_.parameters.bias;
-    row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device),
+    fprop.activation = p_.activation;
+    const bool prob = p_.activation && p_.activation->prob;
+    const bool z = p_.activation && p_.activation->keep_z;
+    const int alpha =
+        factors(Phase::kForward, "y scales", fprop, {x_.along_k.id, w_.along_k.id, kYScales});
+    row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device, decoded_.fprop_by),
               {x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
-               fprop.bias_scale ? kBiasScale : kNone},
-              {kY});
+               fprop.bias_scale ? kBiasScale : kNone, alpha, prob ? kProb : kNone},
+              {kY, z ? kZ : kNone});
   }
 
   void add_backward() {
-    const bool rows_of_w = !p_.options.cache_weights && w_.copies_rows;
-    const bool rows_of_x = p_.options.save_input && x_.copies_rows;
-    quantize(Phase::kBackward, "quantize dy", dy_,
-             {.along_k = dy_.copies_k, .along_rows = dy_.copies_rows && !dy_.shared});
-    quantize(Phase::kBackward, "quantize w again", w_, {.along_rows = rows_of_w});
-    if (p_.dgrad)
-      row_.step(Phase::kBackward, "dx",
-                plan(ragged_rows(Pass::kDgrad, w_.read_along_rows()), plan_.device),
-                {dy_.read_along_k(), w_.read_along_rows()}, {kDx});
+    const bool rows_of_w = !p_.options.cache_weights && w_.along_rows.is_there;
+    const bool rows_of_x = p_.options.save_input && x_.along_rows.is_there;
+    quantize(Phase::kBackward, "quantize dy", dy_, {dy_.along_k.is_there, dy_.copies_rows()});
+    quantize(Phase::kBackward, "quantize w again", w_, {false, rows_of_w});
+    if (p_.dgrad) {
+      const GroupedGemmProblem dgrad = layers::linear::product(p_, Pass::kDgrad, decoded_);
+      const int alpha = factors(Phase::kBackward, "dx scales", dgrad,
+                                {dy_.along_k.id, w_.written_rows(), kDxScales});
+      row_.step(Phase::kBackward, "dx", plan(dgrad, plan_.device, decoded_.dgrad_by),
+                {dy_.read_along_k(), w_.read_along_rows(), kNone, kNone, alpha}, {kDx});
+    }
     if (adds_bias() && p_.dbias) add_bias_grad();
-    quantize(Phase::kInputAgain, "quantize x again", x_, {.along_rows = rows_of_x});
+    quantize(Phase::kInputAgain, "quantize x again", x_, {false, rows_of_x});
   }
 
   /// Which copies a step makes.
   struct Axes {
-    bool along_k = false, along_rows = false;
+    bool along_k, along_rows;
   };
   void quantize(Phase phase, const char* name, const Copied& tensor, const Axes& axes) {
     if (tensor.given || (!axes.along_k && !axes.along_rows)) return;
-    const QuantizedShape& like = plan_.tensors[size_t(tensor.along_k)].shape;
+    const QuantizedShape& like = plan_.tensors[size_t(tensor.along_k.id)].shape;
     const bool weights = like.kind == RowsKind::kWeights;
     QuantizeProblem q{.kind = like.kind, .rows = like.rows, .cols = like.cols};
     q.experts = p_.experts;
@@ -221,41 +218,47 @@ class Planner {
     q.discrete = weights && p_.parameters.discrete_weight;
     q.amax_eps = p_.options.amax_eps;
     if (axes.along_k) q.along_k = like.format;
-    if (axes.along_rows) q.along_rows = plan_.tensors[size_t(tensor.along_rows)].shape.format;
-    row_.step(phase, name, plan(q, plan_.device), {tensor.itself},
-              {axes.along_k ? tensor.along_k : kNone, axes.along_rows ? tensor.along_rows : kNone});
+    if (axes.along_rows) q.along_rows = plan_.tensors[size_t(tensor.along_rows.id)].shape.format;
+    if (axes.along_k) q.along_k_scales_major = tensor.along_k.scales_major;
+    if (axes.along_rows) q.along_rows_codes_major = tensor.along_rows.codes_major;
+    q.along_k_decoded = axes.along_k && tensor.along_k.decoded;
+    q.along_rows_decoded = axes.along_rows && tensor.along_rows.decoded;
+    row_.step(
+        phase, name, plan(q, plan_.device), {tensor.itself},
+        {axes.along_k ? tensor.along_k.id : kNone, axes.along_rows ? tensor.along_rows.id : kNone});
+  }
+  void decode(Phase phase, const char* name, int codes, int numbers) {
+    const QuantizedShape& source = plan_.tensors[size_t(codes)].shape;
+    const DType out = decoded_format(source.format).element;
+    row_.step(phase, name, plan(DequantizeProblem{source, out, true}, plan_.device), {codes},
+              {numbers});
   }
 
-  /// What the three products have in common.
-  GroupedGemmProblem product(Pass pass) const {
-    const OperandFormats& formats = formats_of(p_.recipe, pass);
-    GroupedGemmProblem g{.pass = pass, .rows = p_.rows, .n = p_.n, .k = p_.k};
-    g.experts = p_.experts;
-    g.lhs = formats.lhs;
-    g.rhs = formats.rhs;
-    g.unit_budget = p_.options.unit_budget;
-    g.align = p_.options.align;
-    return g;
-  }
-
-  /// fprop and dgrad: w or its copy, y or dx out.
-  GroupedGemmProblem ragged_rows(Pass pass, int w) const {
-    GroupedGemmProblem g = product(pass);
-    g.discrete_rhs = w == kW && p_.parameters.discrete_weight;
-    g.rhs_major = p_.parameters.weight_major;
-    g.out = p_.dtype;
-    g.tail = p_.options.tail;
-    return g;
+  /// The tensors that the factors of a product come with, and where both are multiplied.
+  struct Factors {
+    int lhs, rhs, product;
+  };
+  /// The tensor whose expert scales a product of decoded operands takes as alpha.
+  int factors(Phase phase, const char* name, const GroupedGemmProblem& g, const Factors& of) {
+    if (!g.alpha) return kNone;
+    const OperandFormats& formats = formats_of(p_.recipe, g.pass);
+    if (!info(formats.lhs.kind).has_expert_scale) return of.rhs;
+    if (!info(formats.rhs.kind).has_expert_scale) return of.lhs;
+    row_.step(phase, name, ScaleProduct{p_.experts}, {of.lhs, of.rhs}, {of.product});
+    return of.product;
   }
 
   void add_wgrad() {
-    GroupedGemmProblem wgrad = product(Pass::kWgrad);
-    wgrad.out = p_.parameters.dw;
-    wgrad.out_major = p_.parameters.weight_major;
-    wgrad.discrete_out = p_.parameters.discrete_dw;
-    wgrad.accumulate = p_.options.accumulate;
-    row_.step(Phase::kWgrad, "dw", plan(wgrad, plan_.device),
-              {dy_.read_along_rows(), x_.read_along_rows()}, {kDw});
+    constexpr Phase kPhase = Phase::kWgrad;
+    if (dy_.along_rows.decodes)
+      decode(kPhase, "decode dy along rows", dy_.written_rows(), dy_.along_rows.numbers);
+    if (x_.along_rows.decodes)
+      decode(kPhase, "decode x along rows", x_.written_rows(), x_.along_rows.numbers);
+    const GroupedGemmProblem wgrad = layers::linear::product(p_, Pass::kWgrad, decoded_);
+    const int alpha =
+        factors(kPhase, "dw scales", wgrad, {dy_.written_rows(), x_.written_rows(), kDwScales});
+    row_.step(kPhase, "dw", plan(wgrad, plan_.device),
+              {dy_.read_along_rows(), x_.read_along_rows(), kNone, kNone, alpha}, {kDw});
   }
 
   bool adds_bias() const { return p_.bias && !p_.return_bias; }
@@ -274,32 +277,70 @@ class Planner {
   }
 
   const GroupedLinearProblem& p_;
+  const DecodedPasses decoded_;
   const Copies copies_;
   const Copied &x_ = copies_.x, &w_ = copies_.w, &dy_ = copies_.dy;
   GroupedLinearPlan plan_;
   layers::Row row_;
 };
 
-GroupedLinearPlan plan_steps(const GroupedLinearProblem& problem, const Device& device) {
-  return Planner(problem, device).take();
+GroupedLinearPlan plan_codes(const GroupedLinearProblem& problem, const Device& device) {
+  return Planner(problem, device, {}).take();
 }
 
-/// The steps are the same; what is copied makes the route.
+/// It refuses here and not before, so that every product is asked once.
+DecodedPasses some_to_decode(const GroupedLinearProblem& problem, const Device& device) {
+  const DecodedPasses decoded = layers::linear::passes_to_decode(problem, device);
+  if (!decoded.any()) throw Unsupported("every product takes its operands as they are quantised");
+  return decoded;
+}
+
+GroupedLinearPlan plan_decoded(const GroupedLinearProblem& problem, const Device& device) {
+  return Planner(problem, device, some_to_decode(problem, device)).take();
+}
+
+GroupedLinearPlan plan_decoded_within(const GroupedLinearProblem& problem, const Device& device) {
+  DecodedPasses decoded = some_to_decode(problem, device);
+  decoded.wgrad_waits = false;
+  return Planner(problem, device, decoded).take();
+}
+
+GroupedLinearPlan plan_by_name(const GroupedLinearProblem& problem, const Device& device) {
+  const DecodedPasses passes = layers::linear::passes_by_name(problem, device);
+  if (passes.fprop_by.empty() && passes.dgrad_by.empty())
+    throw Unsupported("it takes no product that others do not take");
+  return Planner(problem, device, passes).take();
+}
+
+/// The steps are the same; what is copied, and in which form, makes the route.
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutes[] = {
-    {"direct", refuses_copies, plan_steps},
-    {"quantized", refuses_none, plan_steps},
+    {"direct", refuses_copies, plan_codes},
+    {"quantized", refuses_none, plan_codes},
+    {"decoded", layers::takes_all, plan_decoded},
+    {layers::linear::kByName, layers::takes_all, plan_by_name, true},
 };
+constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[] = {
+    kRoutes[0], kRoutes[1], {"decoded", layers::takes_all, plan_decoded_within}};
 
 }  // namespace
 
 namespace layers {
 
-const LayerTensor& wgrad_gradient(const GroupedLinearPlan& plan) {
-  return plan.tensors[size_t(plan.steps.back().reads[0])];
+GroupedLinearPlan plan_within(const GroupedLinearProblem& problem, const Device& device) {
+  check(problem);
+  return choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutesWithin, problem, device, {});
 }
-const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) {
-  return plan.tensors[size_t(plan.steps.back().reads[1])];
+
+/// The tensor that wgrad reads as an operand, or the codes that it is decoded from.
+static const LayerTensor& wgrad_operand(const GroupedLinearPlan& plan, size_t operand) {
+  const LayerTensor& read = plan.tensors[size_t(plan.steps.back().reads[operand])];
+  if (read.written < 0) return read;
+  const LayerStep& writer = plan.steps[size_t(read.written)];
+  const bool decodes = std::holds_alternative<DequantizePlan>(writer.plan);
+  return decodes ? plan.tensors[size_t(writer.reads[0])] : read;
 }
+const LayerTensor& wgrad_gradient(const GroupedLinearPlan& plan) { return wgrad_operand(plan, 0); }
+const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) { return wgrad_operand(plan, 1); }
 
 }  // namespace layers
 

@@ -34,7 +34,9 @@ GroupedLinearArgs fc1_args(const MlpRun& mlp) {
   args.x = mlp.args.x;
   args.x_along_k = mlp.args.x_along_k;
   args.x_along_rows = mlp.args.x_along_rows;
-  args.y = mlp.between(kZ);
+  const bool fused = mlp.plan.fc1.problem.activation.has_value();
+  args.y = mlp.between(fused ? kH : kZ);
+  if (fused) args.z = mlp.between(kZ), args.prob = mlp.args.prob;
   args.dy = mlp.between(kDz);
   args.dx = mlp.args.dx;
   return args;
@@ -56,9 +58,17 @@ int h_of(const GroupedMlpPlan& plan, Phase phase) {
   return phase == Phase::kForward || plan.tensors[kHAgain].written < 0 ? kH : kHAgain;
 }
 
+/// The memory that the steps of a phase write first. Within backward, wgrad reads what that wrote.
 void poison(const MlpRun& mlp, Phase phase) {
+  if (phase == Phase::kWgrad) return;
   const int64_t bytes = mlp.layer.copies_bytes[size_t(phase)];
   backend::poison(mlp.plan.device, {mlp.places.workspace.data, bytes}, mlp.stream);
+}
+
+/// What may lie in dw of fc1 lies there.
+LayerRun with_gradient(LayerRun run, const TensorView& dw) {
+  run.places.gradient = dw.data;
+  return run;
 }
 
 using MlpChecks = ops::Checks<GroupedMlpProblem>;
@@ -82,16 +92,14 @@ void check_z(const MlpChecks& checks, const MlpRun& mlp) {
   checks.view("z", mlp.between(kZ), p.dtype, {p.rows, mlp.plan.fc1.problem.n});
 }
 
-void check_wgrads(const MlpRun& mlp) {
-  check_wgrad("grouped_mlp fc2", mlp.fc2);
-  check_wgrad("grouped_mlp fc1", mlp.fc1);
-}
+void check_wgrad1(const MlpRun& mlp) { check_wgrad("grouped_mlp fc1", mlp.fc1); }
+void check_wgrad2(const MlpRun& mlp) { check_wgrad("grouped_mlp fc2", mlp.fc2); }
 
 }  // namespace
 
 MlpRun::MlpRun(const GroupedMlpPlan& of, const GroupedMlpArgs& given, const LayerRun& run,
                Phase first)
-    : LayerRun(run),
+    : LayerRun(with_gradient(run, given.fc1.dw)),
       plan(of),
       args(given),
       one(fc1_args(*this)),
@@ -113,10 +121,16 @@ MlpRun mlp_run(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace
 }
 
 void launch(const MlpRun& mlp, Phase phase) {
-  if (phase != Phase::kWgrad) poison(mlp, phase);
+  poison(mlp, phase);
   launch_phase(mlp, phase);
-  if (phase != Phase::kBackward) return;
-  if (!mlp.plan.deferred) return launch_phase(mlp, Phase::kWgrad);
+}
+
+void launch_backward(const MlpRun& mlp) {
+  launch(mlp, Phase::kBackward);
+  mlp.plan.deferred ? defer(mlp) : launch(mlp, Phase::kWgrad);
+}
+
+void defer(const MlpRun& mlp) {
   defer(mlp.fc2);
   defer(mlp.fc1);
 }
@@ -126,7 +140,10 @@ void check_forward(const MlpRun& mlp) {
   const MlpChecks checks(kOp, plan.problem);
   check_memories(checks, mlp);
   check_prob(checks, mlp);
-  check_z(checks, mlp);
+  if (mlp.is_made(kZ))
+    check_z(checks, mlp);
+  else
+    checks.absent("z", mlp.args.z, "the plan makes none; the route unfused does");
   check_forward("grouped_mlp fc1", mlp.fc1);
   check_forward("grouped_mlp fc2", mlp.fc2);
 }
@@ -139,14 +156,19 @@ void check_backward(const MlpRun& mlp) {
                "dgrad, wgrad1, wgrad2, dbias and dprob are no, must be yes for one of them; "
                "backward has nothing to compute");
   check_memories(checks, mlp);
-  check_memory(checks, "pending", mlp.places.pending, plan.pending_bytes);
+  check_memory(checks, "pending", mlp.places.pending, plan.memory.pending_bytes);
   check_queue(checks, mlp.args.queue, int(p.wgrad1) + int(p.wgrad2));
+  // By its own name before fc2's gradient, if that lies in it.
+  const bool lent = mlp.tensor(kDh).place == Place::kGradient;
+  if (lent) check_wgrad1(mlp);
   check_gradients("grouped_mlp fc2", mlp.fc2);
   if (mlp.tensor(kZ).place == Place::kSaved) check_prob(checks, mlp), check_z(checks, mlp);
   checks.holds(mlp.args.dprob == nullptr || (p.prob && p.dprob),
                "dprob is given, must be null; the problem says prob=no or dprob=no");
   if (mlp.is_made(kDz)) check_gradients("grouped_mlp fc1", mlp.fc1);
-  if (!p.options.deferred || mlp.args.queue != nullptr) check_wgrads(mlp);
+  if (p.options.deferred && mlp.args.queue == nullptr) return;
+  check_wgrad2(mlp);
+  if (!lent) check_wgrad1(mlp);
 }
 
 void check_wgrad(const MlpRun& mlp) {
@@ -156,8 +178,9 @@ void check_wgrad(const MlpRun& mlp) {
                "no weight gradient is deferred, must be one or more; plan with deferred=yes and "
                "wgrad1=yes or wgrad2=yes");
   check_memories(checks, mlp);
-  check_memory(checks, "pending", mlp.args.pending, plan.pending_bytes);
-  check_wgrads(mlp);
+  check_memory(checks, "pending", mlp.args.pending, plan.memory.pending_bytes);
+  check_wgrad2(mlp);
+  check_wgrad1(mlp);
 }
 
 }  // namespace layers
@@ -173,7 +196,7 @@ void backward(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace 
               Stream stream) {
   const auto mlp = layers::mlp_run(plan, args, workspace, Phase::kBackward, stream);
   layers::check_backward(mlp);
-  layers::launch(mlp, Phase::kBackward);
+  layers::launch_backward(mlp);
 }
 
 void wgrad(const GroupedMlpPlan& plan, const GroupedMlpArgs& args, Workspace workspace,

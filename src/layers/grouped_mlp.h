@@ -37,12 +37,26 @@ struct MlpRun : LayerRun {
 MlpRun mlp_run(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Phase first,
                Stream stream = {});
 
-/// The routes, by their planners.
-GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);
+/// Whether backward reads what is before the activation.
+bool reads_z(const GroupedMlpProblem&);
 
-/// Runs a phase; nothing is checked. Backward runs the weight gradients too, or leaves them to the
-/// queue.
+/// The routes, by their planners. Fused, fc1's product computes the activation.
+std::string refuses_fused(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_fused(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_fused_within(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_unfused_within(const GroupedMlpProblem&, const Device&);
+
+/// For a layer that holds this one: unless deferred, wgrad is the last step, dw of fc1, which the
+/// holder runs when it likes, in the run of backward.
+GroupedMlpPlan plan_within(const GroupedMlpProblem&, const Device&);
+
+/// Runs a phase; nothing is checked.
 void launch(const MlpRun&, Phase);
+
+/// Runs backward and the weight gradients, or leaves these to the queue.
+void launch_backward(const MlpRun&);
+void defer(const MlpRun&);
 
 void check_forward(const MlpRun&);
 void check_backward(const MlpRun&);

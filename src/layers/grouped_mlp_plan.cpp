@@ -6,6 +6,7 @@
 #include "layers/grouped_mlp.h"
 #include "layers/problem_fields.h"
 #include "layers/route.h"
+#include "ops/activation_checks.h"
 
 namespace cadre {
 
@@ -42,6 +43,7 @@ void check(const GroupedMlpProblem& p) {
   layers::check_layer_problem(checks, p);
   checks.at_least("H", p.hidden, 1);
   checks.at_least("F", p.features, 1);
+  ops::check_activation(checks, {p.activation, p.constants, p.layout, p.features});
   checks.countable("R * H", {p.rows, p.hidden});
   checks.countable("R * F", {p.rows, p.features});
   checks.countable("E * H * F", {p.experts, p.hidden, p.features});
@@ -52,12 +54,22 @@ void check(const GroupedMlpProblem& p) {
                "again would give other codes");
 }
 
-/// A route is a file with the function that plans it, and a row here.
+/// A route is a function that plans it, and a row here and in the next table.
 constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutes[] = {
+    {"fused", layers::refuses_fused, layers::plan_fused},
     {"unfused", layers::takes_all, layers::plan_unfused},
+};
+constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutesWithin[] = {
+    {"fused", layers::refuses_fused, layers::plan_fused_within},
+    {"unfused", layers::takes_all, layers::plan_unfused_within},
 };
 
 }  // namespace
+
+GroupedMlpPlan layers::plan_within(const GroupedMlpProblem& problem, const Device& device) {
+  check(problem);
+  return choose<GroupedMlpPlan, GroupedMlpProblem>(kRoutesWithin, problem, device, {});
+}
 
 GroupedMlpPlan plan(const GroupedMlpProblem& problem, const Device& device, std::string_view only) {
   check(problem);
@@ -82,7 +94,9 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
 }
 
 std::string explain(const GroupedMlpPlan& plan) {
+  const bool in_gradient = plan.tensors[kDh].place == Place::kGradient;
   return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
+         (in_gradient ? "  dh and h again lie in dw of fc1, which is written last\n" : "") +
          text("\nfc1: ", explain(plan.fc1), "\nfc2: ", explain(plan.fc2), "\ntogether\n") +
          layers::explain_memory(plan.memory, kept(plan), plan.problem.rows);
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include "backend/expert_scales.h"
 #include "layers/memory.h"
 
 // Launching a step of a layer: its tensors become the arguments of its operation. A layer's run
@@ -29,16 +30,14 @@ struct LayerRun {
   }
 };
 
-/// The run of forward, backward or a deferred wgrad, by its first phase. Backward has what wgrad
-/// reads at the start of its workspace, unless wgrad is deferred.
+/// The run of forward, backward or a deferred wgrad, by its first phase. What parts leave from
+/// their backward to their wgrad lies in the workspace, unless the plan asks for `pending`.
 template <class Args>
 LayerRun layer_run(const LayerPlan& plan, const Args& args, Workspace workspace, Stream stream,
                    Phase first) {
   LayerRun run{plan, {workspace, args.saved, args.pending, args.weight_cache}, stream};
-  const int64_t inside = plan.pending_bytes - plan.memory.pending_bytes;
-  if (first != Phase::kBackward || inside == 0) return run;
-  run.places.pending = {workspace.data, inside};
-  run.places.workspace = behind(workspace, inside);
+  if (first == Phase::kBackward && plan.memory.pending_bytes == 0)
+    run.places.pending = {workspace.data, workspace.bytes};
   return run;
 }
 
@@ -67,6 +66,36 @@ QuantizeArgs arguments(const Run& run, const LayerStep& step, const QuantizePlan
 }
 
 template <class Run>
+DequantizeArgs arguments(const Run& run, const LayerStep& step, const DequantizePlan& plan) {
+  const Operand codes = run.operand(step.reads[0]);
+  const QuantizedView numbers = run.copy(step.writes[0]);
+  DequantizeArgs args{.source = {.codes = codes.codes, .scales = codes.scales},
+                      .offsets = {},
+                      .out = numbers.codes,
+                      .block_offsets = numbers.block_offsets};
+  args.source.expert_scale = const_cast<float*>(codes.expert_scale);
+  if (plan.problem.source.kind == RowsKind::kRagged) args.offsets = run.offsets();
+  return args;
+}
+
+/// The factors of experts in a tensor: the expert scales of a copy, or the tensor itself.
+template <class Run>
+const float* expert_factors(const Run& run, int id) {
+  const Operand of = run.operand(id);
+  return of.expert_scale != nullptr ? of.expert_scale : static_cast<const float*>(of.codes.data);
+}
+
+/// Operands that are decoded bring alpha, and the offsets of their rows if they are transformed.
+template <class Run>
+void take_factors(const Run& run, const LayerStep& step, GroupedGemmArgs& args) {
+  args.lhs.expert_scale = args.rhs.expert_scale = nullptr;
+  args.alpha = expert_factors(run, step.reads[4]);
+  const int lhs = step.reads[0];
+  if (run.is_made(lhs) && run.copy(lhs).block_offsets != nullptr)
+    args.offsets.data = run.copy(lhs).block_offsets;
+}
+
+template <class Run>
 GroupedGemmArgs arguments(const Run& run, const LayerStep& step, const GroupedGemmPlan& plan) {
   const GroupedGemmProblem& g = plan.problem;
   const Target out = run.target(step.writes[0]);
@@ -83,6 +112,10 @@ GroupedGemmArgs arguments(const Run& run, const LayerStep& step, const GroupedGe
     args.discrete_bias = bias.discrete;
   }
   if (g.bias_scale) args.bias_scale = run.floats(step.reads[3]);
+  if (g.alpha) take_factors(run, step, args);
+  if (!g.activation) return args;
+  if (g.activation->prob) args.prob = run.floats(step.reads[5]);
+  if (g.activation->keep_z) args.z = run.target(step.writes[1]).view;
   return args;
 }
 
@@ -106,8 +139,8 @@ BiasGradArgs arguments(const Run& run, const LayerStep& step, const BiasGradPlan
 
 template <class Run>
 ActivationArgs arguments(const Run& run, const LayerStep& step, const ActivationPlan& plan) {
-  const auto [z, prob, dh, none, nor_this] = step.reads;
-  const auto [h, dz, dprob] = step.writes;
+  const int z = step.reads[0], prob = step.reads[1], dh = step.reads[2];
+  const int h = step.writes[0], dz = step.writes[1], dprob = step.writes[2];
   ActivationArgs args{.z = run.operand(z).codes};
   if (prob != kNone) args.prob = run.floats(prob);
   args.offsets = run.offsets();
@@ -120,8 +153,13 @@ ActivationArgs arguments(const Run& run, const LayerStep& step, const Activation
 }
 
 template <class Run>
+OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan&) {
+  return {.source = run.words(step.reads[0]), .offsets = run.words(step.writes[0])};
+}
+
+template <class Run>
 RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& plan) {
-  const auto& [logits, second, dprob, dscores, none] = step.reads;
+  const auto& [logits, second, dprob, dscores, none, nor_this] = step.reads;
   RoutingArgs args{.logits = run.operand(logits).codes};
   if (plan.problem.backward) {
     args.experts = run.words(second);
@@ -131,24 +169,20 @@ RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& 
     return args;
   }
   if (second != kNone) args.expert_bias = run.floats(second);
-  args.experts = run.words(step.writes[0]);
-  args.prob = run.written_floats(step.writes[1]);
-  args.scores = run.written_floats(step.writes[2]);
+  const auto& [experts, prob, scores, offsets, row_of, slot_of] = step.writes;
+  args.experts = run.words(experts);
+  args.prob = run.written_floats(prob);
+  args.scores = run.written_floats(scores);
+  if (!plan.problem.map) return args;
+  args.offsets = run.words(offsets);
+  args.map = {run.words(row_of), run.words(slot_of)};
   return args;
-}
-
-template <class Run>
-OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan&) {
-  const auto& [offsets, row_of, slot_of] = step.writes;
-  return {.source = run.words(step.reads[0]),
-          .offsets = run.words(offsets),
-          .map = {run.words(row_of), run.words(slot_of)}};
 }
 
 template <class Run>
 PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& plan) {
   const PermuteProblem& p = plan.problem;
-  const auto& [source, offsets, row_of, fourth, fifth] = step.reads;
+  const auto& [source, offsets, row_of, fourth, fifth, none] = step.reads;
   PermuteArgs args{.offsets = {run.words(offsets), p.experts}};
   args.map.row_of = run.words(row_of);
   const bool makes_rows =
@@ -157,6 +191,7 @@ PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& 
   args.tokens = makes_rows ? read : written;
   args.rows = makes_rows ? written : read;
   if (makes_rows) args.map.slot_of = run.words(fourth);
+  if (p.addend) args.addend = written;
   if (!p.prob) return args;
   if (makes_rows) {
     args.prob = run.floats(fifth);
@@ -167,6 +202,15 @@ PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& 
   if (fifth != kNone) args.drow_scale = run.floats(fifth);
   args.dprob = run.written_floats(step.writes[1]);
   return args;
+}
+
+template <class Run>
+void multiply_scales(const Run& run, const LayerStep& step, const ScaleProduct& plan) {
+  const int lhs = step.reads[0], rhs = step.reads[1];
+  auto* product = static_cast<float*>(run.copy(step.writes[0]).codes.data);
+  backend::multiply_scales(
+      run.layer.device, {expert_factors(run, lhs), expert_factors(run, rhs), product, plan.experts},
+      run.stream);
 }
 
 /// Launches the steps of a phase in their order, those that `run` does not skip. `run.launch_part`
@@ -183,6 +227,8 @@ void launch_phase(const Run& run, Phase phase) {
             run_checked(plan, arguments(run, step, plan), scratch, run.stream);
           else if constexpr (requires { plan.problem; })
             cadre::run(plan, arguments(run, step, plan), scratch, run.stream);
+          else if constexpr (std::is_same_v<decltype(plan), const ScaleProduct&>)
+            multiply_scales(run, step, plan);
           else
             run.launch_part(plan);
         },

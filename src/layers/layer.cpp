@@ -29,12 +29,46 @@ bool learns(const LayerPlan& plan) {
 namespace layers {
 namespace {
 
-/// "x, w along K", those that there are.
+int64_t plain_bytes(RowsKind kind, int64_t rows, int64_t cols, int experts, DType dtype) {
+  return (kind == RowsKind::kWeights ? experts : 1) * rows * bytes_for(dtype, cols);
+}
+
+bool has_expert_scale(const std::optional<Format>& format) {
+  return format && info(format->kind).has_expert_scale;
+}
+
+int64_t moved_bytes(const QuantizeProblem& q) {
+  // The amaxes of experts take a read of their own.
+  const int reads = has_expert_scale(q.along_k) || has_expert_scale(q.along_rows) ? 2 : 1;
+  int64_t bytes = reads * plain_bytes(q.kind, q.rows, q.cols, q.experts, q.source);
+  if (q.along_k) bytes += quantized_bytes(copy_shape(q, Axis::kAlongK));
+  if (q.along_rows) bytes += quantized_bytes(copy_shape(q, Axis::kAlongRows));
+  return bytes;
+}
+
+int64_t moved_bytes(const DequantizeProblem& d) {
+  const QuantizedShape& s = d.source;
+  return quantized_bytes(s) + plain_bytes(s.kind, s.rows, s.cols, s.experts, d.out);
+}
+
+/// What a step that quantises, or decodes again, reads and writes; zero of all others.
+int64_t quantising_bytes(const LayerStep& step) {
+  if (const auto* quantize = std::get_if<QuantizePlan>(&step.plan))
+    return moved_bytes(quantize->problem);
+  const auto* decode = std::get_if<DequantizePlan>(&step.plan);
+  return decode == nullptr ? 0 : moved_bytes(decode->problem);
+}
+
+/// "x, w along K (decoded)", those that there are.
 template <size_t kCount>
 std::string names(const LayerPlan& plan, const std::array<int, kCount>& ids) {
   std::string words;
   for (const int id : ids)
-    if (id != kNone) words += text(words.empty() ? "" : ", ", plan.tensors[size_t(id)].name);
+    if (id != kNone) {
+      const LayerTensor& tensor = plan.tensors[size_t(id)];
+      const bool numbers = tensor.shape.decoded && !tensor.name.ends_with(" decoded");
+      words += text(words.empty() ? "" : ", ", tensor.name, numbers ? " (decoded)" : "");
+    }
   return words;
 }
 
@@ -51,7 +85,8 @@ std::string explain_step(const LayerPlan& layer, const LayerStep& step) {
           for (const Refusal& refusal : plan.refusals)
             lines += text("    not ", refusal.name, ": ", refusal.why, "\n");
         } else {
-          lines += "\n";
+          lines += std::is_same_v<decltype(plan), const ScaleProduct&> ? ": alpha, of each expert\n"
+                                                                       : "\n";
         }
       },
       step.plan);
@@ -62,9 +97,16 @@ std::string explain_step(const LayerPlan& layer, const LayerStep& step) {
 
 std::string explain_steps(const LayerPlan& plan) {
   std::string forward = "forward\n", backward = "backward\n";
-  for (const LayerStep& step : plan.steps)
-    (step.phase == Phase::kForward ? forward : backward) += explain_step(plan, step);
-  return forward + backward;
+  int64_t moved[2] = {0, 0};
+  for (const LayerStep& step : plan.steps) {
+    const bool is_forward = step.phase == Phase::kForward;
+    (is_forward ? forward : backward) += explain_step(plan, step);
+    moved[is_forward ? 0 : 1] += quantising_bytes(step);
+  }
+  const auto line = [](int64_t bytes) {
+    return bytes == 0 ? "" : text("  bytes that quantising reads and writes: ", bytes, "\n");
+  };
+  return forward + line(moved[0]) + backward + line(moved[1]);
 }
 
 std::string explain_memory(const LayerMemory& m, const std::vector<KeptPart>& kept,

@@ -38,6 +38,7 @@ inline Operand as_operand(const QuantizedView& q) {
 struct Places {
   Workspace workspace;
   Memory saved, pending, weight_cache;
+  void* gradient = nullptr;  ///< dw of fc1
 
   void* data(const LayerTensor& tensor) const {
     switch (tensor.place) {
@@ -49,6 +50,8 @@ struct Places {
         return at(pending.data, tensor.offset);
       case Place::kWeightCache:
         return at(weight_cache.data, tensor.offset);
+      case Place::kGradient:
+        return gradient;
       case Place::kCaller:
         break;
     }

@@ -1,6 +1,8 @@
 // Running the expert layer: the routing and the experts, and back.
 #include "layers/moe.h"
 
+#include <optional>
+
 #include "backend/poison.h"
 #include "layers/checks.h"
 
@@ -17,8 +19,9 @@ using enum moe::Tensor;
 struct MoeRun : LayerRun {
   const MoePlan& plan;
   const MoeArgs& args;
-  GroupedMlpArgs inner;
+  GroupedMlpArgs inner, shared_inner;
   MlpRun mlp;
+  std::optional<MlpRun> shared;
 
   MoeRun(const MoePlan&, const MoeArgs&, const LayerRun&, Phase first);
   MoeRun(const MoeRun&) = delete;
@@ -32,15 +35,35 @@ struct MoeRun : LayerRun {
   Offsets offsets() const { return {words(kOffsets), plan.problem.experts}; }
   const uint64_t* rng() const { return args.rng; }
   bool skips(const LayerStep&) const { return false; }
-  void launch_part(const PartPhase& of) const { launch(mlp, of.phase); }
+  /// Of the shared expert all of backward, of the others what comes before their dw of fc1.
+  void launch_part(const PartPhase& of) const {
+    if (of.part == 0) return launch(mlp, of.phase);
+    of.phase == Phase::kBackward ? launch_backward(*shared) : launch(*shared, of.phase);
+  }
 };
 
 using MoeChecks = ops::Checks<MoeProblem>;
 
+/// What both MLPs have of the caller, and their shares of its memories.
+GroupedMlpArgs part_args(const MoeRun& run, size_t part) {
+  const LayerPart& own = run.plan.parts[part];
+  GroupedMlpArgs args;
+  args.rng = run.args.rng;
+  args.saved = layers::part(run.places.saved, own.saved_offset, own.memory.saved_bytes);
+  args.pending = layers::part(run.places.pending, own.pending_offset, own.memory.pending_bytes);
+  args.weight_cache =
+      layers::part(run.places.weight_cache, own.weight_cache_offset, own.memory.weight_cache_bytes);
+  args.refresh_weights = run.args.refresh_weights;
+  args.queue = run.args.queue;
+  return args;
+}
+
 GroupedMlpArgs mlp_args(const MoeRun& run, Phase first) {
-  const LayerPart& own = run.plan.parts[0];
   const bool again = first != Phase::kForward && run.is_made(kRowsAgain);
-  GroupedMlpArgs args{.offsets = run.offsets(), .fc1 = run.args.fc1, .fc2 = run.args.fc2};
+  GroupedMlpArgs args = part_args(run, 0);
+  args.offsets = run.offsets();
+  args.fc1 = run.args.fc1;
+  args.fc2 = run.args.fc2;
   args.x = run.view(again ? kRowsAgain : kRows);
   args.prob = run.floats(kRowProb);
   if (run.plan.problem.bias2) args.bias2_scale = args.prob;
@@ -49,13 +72,20 @@ GroupedMlpArgs mlp_args(const MoeRun& run, Phase first) {
   args.dx = run.view(kDrows);
   args.dprob = run.written_floats(kDrowProb);
   args.dbias2_scale = run.written_floats(kDrowScale);
-  args.rng = run.args.rng;
-  args.saved = part(run.places.saved, own.saved_offset, own.memory.saved_bytes);
-  args.pending = part(run.places.pending, own.pending_offset, own.memory.pending_bytes);
-  args.weight_cache =
-      part(run.places.weight_cache, own.weight_cache_offset, own.memory.weight_cache_bytes);
-  args.refresh_weights = run.args.refresh_weights;
-  args.queue = run.args.queue;
+  return args;
+}
+
+GroupedMlpArgs shared_args(const MoeRun& run) {
+  GroupedMlpArgs args = part_args(run, 1);
+  args.offsets = {run.words(kSharedOffsets), 1};
+  args.fc1 = run.args.shared_fc1;
+  args.fc2 = run.args.shared_fc2;
+  args.x = run.args.x;
+  args.prob = run.args.shared_gate;
+  args.y = run.args.out;
+  args.dy = run.args.dout;
+  args.dx = run.args.dx;
+  args.dprob = run.args.dshared_gate;
   return args;
 }
 
@@ -64,7 +94,12 @@ MoeRun::MoeRun(const MoePlan& of, const MoeArgs& given, const LayerRun& run, Pha
       plan(of),
       args(given),
       inner(mlp_args(*this, first)),
-      mlp(mlp_run(of.mlp, inner, scratch(first), first, stream)) {}
+      mlp(mlp_run(of.mlp, inner, scratch(first), first, stream)) {
+  if (!has_shared(of.problem)) return;
+  shared_inner = shared_args(*this);
+  shared.emplace(of.shared, shared_inner,
+                 layer_run(of.shared, shared_inner, scratch(first), stream, first), first);
+}
 
 TensorView MoeRun::view(int id) const {
   switch (id) {
@@ -97,8 +132,9 @@ float* MoeRun::written_floats(int id) const {
 }
 
 int32_t* MoeRun::words(int id) const {
-  if (id == kExperts && args.experts != nullptr) return args.experts;
-  if (id == kOffsets && args.offsets != nullptr) return args.offsets;
+  if (id == kExperts) return args.experts;
+  if (id == kOffsets) return args.offsets;
+  if (id == kLastOffset) return args.offsets + plan.problem.experts;
   return LayerRun::words(id);
 }
 
@@ -118,11 +154,27 @@ MoeRun moe_run(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Ph
   return MoeRun(plan, args, layer_run(plan, args, workspace, stream, first), first);
 }
 
-/// Where the caller wants what the routing made; null: nowhere.
-void check_routing(const MoeChecks& checks, const MoeArgs& args) {
-  checks.aligned("experts", args.experts, alignof(int32_t));
-  checks.aligned("prob", args.prob, alignof(float));
-  checks.aligned("offsets", args.offsets, alignof(int32_t));
+/// What forward makes of the routing, and the others read.
+void check_routing(const MoeChecks& checks, const MoeArgs& args, Phase phase) {
+  const MoeProblem& p = checks.problem();
+  if (phase == Phase::kForward || (phase == Phase::kBackward && p.dlogits))
+    checks.present("experts", args.experts, rows_of(p), "forward writes it");
+  checks.present("offsets", args.offsets, int64_t(p.experts) + 1, "forward writes it");
+}
+
+/// Backward reads it too, and writes its gradient.
+void check_shared_gate(const MoeChecks& checks, const MoeArgs& args, Phase phase) {
+  const MoeProblem& p = checks.problem();
+  if (p.shared_gate)
+    checks.present("shared_gate", args.shared_gate, p.tokens, "the problem says shared_gate=yes");
+  else
+    checks.absent("shared_gate", args.shared_gate, "the problem says shared_gate=no");
+  if (phase == Phase::kForward) return;
+  if (p.shared_gate && p.dlogits)
+    checks.present("dshared_gate", args.dshared_gate, p.tokens, "the problem says dlogits=yes");
+  else
+    checks.absent("dshared_gate", args.dshared_gate,
+                  "the problem says shared_gate=no or dlogits=no");
 }
 
 void check_forward(const MoeRun& run) {
@@ -137,8 +189,11 @@ void check_forward(const MoeRun& run) {
   checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
   checks.view("out", args.out, p.dtype, {p.tokens, p.hidden});
   checks.aligned("scores", args.scores, alignof(float));
-  check_routing(checks, args);
+  checks.aligned("prob", args.prob, alignof(float));
+  check_routing(checks, args, Phase::kForward);
+  check_shared_gate(checks, args, Phase::kForward);
   check_forward(run.mlp);
+  if (run.shared) check_forward(*run.shared);
 }
 
 void check_logits_gradient(const MoeChecks& checks, const MoeArgs& args) {
@@ -163,14 +218,24 @@ void check_backward(const MoeRun& run) {
   if (run.is_made(kRowsAgain)) checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
   if (p.dgrad) checks.view("dx", args.dx, p.dtype, {p.tokens, p.hidden});
   check_logits_gradient(checks, args);
-  check_routing(checks, args);
+  check_routing(checks, args, Phase::kBackward);
+  check_shared_gate(checks, args, Phase::kBackward);
+  if (run.shared) check_room(checks, args.queue, 2 * (int(p.wgrad1) + int(p.wgrad2)));
   check_backward(run.mlp);
+  if (run.shared && learns(run.plan.shared)) check_backward(*run.shared);
 }
 
+/// Within backward, wgrad reads what that wrote.
 void launch(const MoeRun& run, Phase phase) {
   const int64_t bytes = run.layer.copies_bytes[size_t(phase)];
-  backend::poison(run.plan.device, {run.places.workspace.data, bytes}, run.stream);
+  if (phase != Phase::kWgrad || run.plan.deferred)
+    backend::poison(run.plan.device, {run.places.workspace.data, bytes}, run.stream);
   launch_phase(run, phase);
+}
+
+void launch_backward(const MoeRun& run) {
+  launch(run, Phase::kBackward);
+  run.plan.deferred ? defer(run.mlp) : launch(run, Phase::kWgrad);
 }
 
 }  // namespace
@@ -185,12 +250,14 @@ void forward(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stre
 void backward(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stream stream) {
   const auto run = layers::moe_run(plan, args, workspace, Phase::kBackward, stream);
   check_backward(run);
-  launch(run, Phase::kBackward);
+  launch_backward(run);
 }
 
 void wgrad(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Stream stream) {
   const auto run = layers::moe_run(plan, args, workspace, Phase::kWgrad, stream);
+  layers::check_routing({kOp, plan.problem}, args, Phase::kWgrad);
   layers::check_wgrad(run.mlp);
+  if (run.shared) layers::check_wgrad(*run.shared);
   launch(run, Phase::kWgrad);
 }
 

@@ -6,7 +6,7 @@
 namespace cadre::layers {
 
 /// The tensors of an expert layer, as its steps number them: the caller's, then those in between,
-/// of which some may be the caller's too.
+/// of which kProb may be the caller's too.
 namespace moe {
 enum Tensor : int {
   kLogits,
@@ -14,13 +14,16 @@ enum Tensor : int {
   kX,
   kOut,
   kScores,
+  kExperts,
+  kOffsets,
   kDout,
   kDscores,
   kDx,
   kDlogits,
-  kExperts,
+  kLastOffset,
+  kSharedGate,
+  kDsharedGate,
   kProb,
-  kOffsets,
   kRowOf,
   kSlotOf,
   kRows,
@@ -33,10 +36,15 @@ enum Tensor : int {
   kDrowScale,
   kProbSums,
   kDprob,
+  kSharedOffsets,
 };
 }  // namespace moe
 
 inline int64_t rows_of(const MoeProblem& p) { return p.tokens * p.top_k; }
+inline bool has_shared(const MoeProblem& p) { return p.shared_features > 0; }
+
+/// Whether backward of an MLP, if there is one, reads its caller's tensor as it was in forward.
+bool keeps(const GroupedMlpPlan&, std::string_view tensor);
 
 /// The routes, by their planners.
 MoePlan plan_permuted(const MoeProblem&, const Device&);

@@ -18,12 +18,13 @@ class Planner {
   }
 
   MoePlan take() {
-    plan_.mlp = plan(mlp(), plan_.device);
-    plan_.exact = plan_.mlp.exact;
+    plan_.mlp = plan_within(mlp(), plan_.device);
+    if (has_shared(p_)) plan_.shared = plan(shared(), plan_.device);
+    plan_.exact = plan_.mlp.exact && plan_.shared.exact;
     name_tensors();
     add_forward();
     if (learns(plan_.mlp)) add_backward();
-    if (defers()) add_wgrad();
+    if (p_.wgrad1 || (p_.wgrad2 && p_.options.deferred)) add_wgrad();
     row_.share_memory(p_.options.deferred ? WgradRuns::kLater : WgradRuns::kWithin);
     return std::move(plan_);
   }
@@ -31,13 +32,8 @@ class Planner {
  private:
   int64_t rows() const { return rows_of(p_); }
   bool has_drow_scale() const { return p_.bias2 && p_.dbias; }
-  bool defers() const { return p_.options.deferred && (p_.wgrad1 || p_.wgrad2); }
   /// Whether backward of the experts reads a tensor of ours as it was in forward.
-  bool keeps(std::string_view tensor) const {
-    const std::vector<KeptPart> parts = kept(plan_.mlp);
-    return std::any_of(parts.begin(), parts.end(),
-                       [&](const KeptPart& part) { return part.name == tensor; });
-  }
+  bool keeps(std::string_view tensor) const { return layers::keeps(plan_.mlp, tensor); }
   bool permutes_again() const { return !p_.keep_rows && keeps("x"); }
 
   /// Its rows and its second bias are weighted by the probabilities.
@@ -62,6 +58,20 @@ class Planner {
     m.options = p_.options;
     return m;
   }
+  /// All tokens are the rows of one expert, weighted by its gate.
+  GroupedMlpProblem shared() const {
+    GroupedMlpProblem m = mlp();
+    m.rows = p_.tokens;
+    m.features = p_.shared_features;
+    m.experts = 1;
+    m.prob = p_.shared_gate;
+    m.bias1 = m.bias2 = m.bias2_scale = false;
+    return m;
+  }
+  /// The rows of all experts are no fewer than tokens, so that their end is an end of these too.
+  OffsetsPlan shared_offsets() const {
+    return plan(OffsetsProblem{.source = OffsetsSource::kEnds, .rows = p_.tokens}, plan_.device);
+  }
   RoutingPlan routing(bool backward) const {
     RoutingProblem r{.backward = backward, .score = p_.score, .tokens = p_.tokens};
     r.experts = p_.experts;
@@ -72,13 +82,8 @@ class Planner {
     r.expert_bias = p_.expert_bias && !backward;
     r.groups = p_.groups;
     r.group_top_k = p_.group_top_k;
+    r.map = !backward;
     return plan(r, plan_.device);
-  }
-  OffsetsPlan place() const {
-    OffsetsProblem o{.source = OffsetsSource::kRouting, .rows = rows(), .experts = p_.experts};
-    o.tokens = p_.tokens;
-    o.top_k = p_.top_k;
-    return plan(o, plan_.device);
   }
   PermuteProblem permute(PermutePass pass, bool prob) const {
     PermuteProblem m{.pass = pass, .tokens = p_.tokens, .top_k = p_.top_k, .rows = rows()};
@@ -86,37 +91,41 @@ class Planner {
     m.experts = p_.experts;
     m.dtype = p_.dtype;
     m.prob = prob;
+    m.addend = has_shared(p_) && (pass == PermutePass::kCombine ||
+                                  (pass == PermutePass::kPermuteBackward && p_.dgrad));
     return m;
   }
 
   /// In the order of moe::Tensor. The experts' share comes first in every memory.
   void name_tensors() {
     row_.part(plan_.mlp.memory);
+    if (has_shared(p_)) row_.part(plan_.shared.memory);
     for (const char* own :
-         {"logits", "expert_bias", "x", "out", "scores", "dout", "dscores", "dx", "dlogits"})
+         {"logits", "expert_bias", "x", "out", "scores", "experts", "offsets", "dout", "dscores",
+          "dx", "dlogits", "offsets[E]", "shared_gate", "dshared_gate"})
       row_.own(own);
     const QuantizedShape wide = plain_rows(p_.dtype, rows(), p_.hidden);
-    row_.made("experts", words(rows()));
     row_.made("prob", words(rows()));
-    row_.made("offsets", words(int64_t(p_.experts) + 1));
     row_.made("row_of", words(rows()));
     row_.made("slot_of", words(rows()));
     row_.made("rows", wide);
     row_.made("prob of rows", words(rows()));
-    row_.made("y of rows", wide);
+    row_.made_over(kRows, "y of rows", wide);
     row_.made("dy of rows", wide);
     row_.made("rows again", wide);
-    row_.made("dx of rows", wide);
+    row_.made_over(kDy, "dx of rows", wide);
     row_.made("dprob of rows", words(rows()));
     row_.made("dscale of rows", words(rows()));
     row_.made("sums of dprob", words(p_.tokens));
     row_.made("dprob", words(rows()));
+    row_.made("shared offsets", words(2));
   }
 
   void add_forward() {
     row_.step(Phase::kForward, "route", routing(false),
-              {kLogits, p_.expert_bias ? kExpertBias : kNone}, {kExperts, kProb, kScores});
-    row_.step(Phase::kForward, "place", place(), {kExperts}, {kOffsets, kRowOf, kSlotOf});
+              {kLogits, p_.expert_bias ? kExpertBias : kNone},
+              {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf});
+    if (has_shared(p_)) add_shared_forward();
     row_.step(Phase::kForward, "permute", plan(permute(PermutePass::kPermute, true), plan_.device),
               {kX, kOffsets, kRowOf, kSlotOf, kProb}, {kRows, kRowProb});
     row_.step(Phase::kForward, "experts", PartPhase{0, Phase::kForward},
@@ -125,27 +134,51 @@ class Planner {
               {kY, kOffsets, kRowOf}, {kOut});
   }
 
+  /// It writes where the sums go, which are added to it.
+  void add_shared_forward() {
+    row_.step(Phase::kForward, "shared offsets", shared_offsets(), {kLastOffset}, {kSharedOffsets});
+    row_.step(Phase::kForward, "shared expert", PartPhase{1, Phase::kForward},
+              {kX, kSharedOffsets, shared_gate()}, {kOut});
+  }
+
+  int shared_gate() const { return p_.shared_gate ? kSharedGate : kNone; }
+
+  void add_shared_backward() {
+    const bool reads_gate = layers::keeps(plan_.shared, "prob");
+    row_.step(Phase::kBackward, "shared expert backward", PartPhase{1, Phase::kBackward},
+              {kDout, kSharedOffsets, reads_gate ? kSharedGate : kNone,
+               layers::keeps(plan_.shared, "x") ? kX : kNone},
+              {p_.dgrad ? kDx : kNone, p_.shared_gate && p_.dlogits ? kDsharedGate : kNone});
+  }
+
   int rows_in_backward() const {
     return !keeps("x") ? kNone : permutes_again() ? kRowsAgain : kRows;
   }
 
   void add_backward() {
+    if (learns(plan_.shared)) add_shared_backward();
     row_.step(Phase::kBackward, "combine backward",
               plan(permute(PermutePass::kCombineBackward, false), plan_.device),
               {kDout, kOffsets, kRowOf, kSlotOf}, {kDy});
-    if (permutes_again())
-      row_.step(Phase::kBackward, "permute again",
-                plan(permute(PermutePass::kPermute, false), plan_.device),
-                {kX, kOffsets, kRowOf, kSlotOf}, {kRowsAgain});
+    const bool rows_late = !p_.options.deferred && wgrad_reads_x(plan_.mlp);
+    if (permutes_again() && !rows_late) add_permute_again();
     const bool reads_prob = keeps("prob") || keeps("bias2_scale");
-    row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
-              {kDy, kOffsets, reads_prob ? kRowProb : kNone, rows_in_backward()},
-              {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
-               has_drow_scale() ? kDrowScale : kNone});
+    row_.step(
+        Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
+        {kDy, kOffsets, reads_prob ? kRowProb : kNone, rows_late ? kNone : rows_in_backward()},
+        {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
+         has_drow_scale() ? kDrowScale : kNone});
     if (p_.dgrad || p_.dlogits) add_permute_backward();
+    if (permutes_again() && rows_late) add_permute_again();
     if (p_.dlogits)
       row_.step(Phase::kBackward, "route backward", routing(true),
                 {kLogits, kExperts, kDprob, kDscores}, {kDlogits});
+  }
+
+  void add_permute_again() {
+    row_.step(Phase::kBackward, "permute again",
+              plan(permute(PermutePass::kPermute, false), plan_.device),
+              {kX, kOffsets, kRowOf, kSlotOf}, {kRowsAgain});
   }
 
   /// Without dx, what is summed over the choices of a token is dprob itself, and nobody reads it.
@@ -158,10 +191,23 @@ class Planner {
               {p_.dgrad ? kDx : kProbSums, p_.dlogits ? kDprob : kNone});
   }
 
+  bool wgrad_reads_x(const GroupedMlpPlan& of) const {
+    return p_.wgrad1 && wgrad_input(of.fc1).place == Place::kCaller;
+  }
+  bool wgrad_reads_dy(const GroupedMlpPlan& of) const {
+    return p_.options.deferred && p_.wgrad2 && wgrad_gradient(of.fc2).place == Place::kCaller;
+  }
+
   void add_wgrad() {
-    const bool dy = p_.wgrad2 && wgrad_gradient(plan_.mlp.fc2).place == Place::kCaller;
+    if (has_shared(p_) && p_.options.deferred)
+      row_.step(Phase::kWgrad, "shared expert dw", PartPhase{1, Phase::kWgrad},
+                {wgrad_reads_dy(plan_.shared) ? kDout : kNone, kSharedOffsets,
+                 wgrad_reads_x(plan_.shared) ? kX : kNone},
+                {});
     row_.step(Phase::kWgrad, "experts dw", PartPhase{0, Phase::kWgrad},
-              {dy ? kDy : kNone, kOffsets, rows_in_backward()}, {});
+              {wgrad_reads_dy(plan_.mlp) ? kDy : kNone, kOffsets,
+               wgrad_reads_x(plan_.mlp) ? rows_in_backward() : kNone},
+              {});
   }
 
   const MoeProblem& p_;

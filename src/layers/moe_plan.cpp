@@ -1,4 +1,6 @@
 // The expert layer as text, what must hold of it, and its routes.
+#include <algorithm>
+
 #include "cadre/error.h"
 #include "layers/checks.h"
 #include "layers/explain.h"
@@ -21,6 +23,8 @@ static void fields(Io& io, Problem& p) {
   io.unless("expert_bias", p.expert_bias, usual.expert_bias);
   io.unless("groups", p.groups, usual.groups);
   io.unless("group_top_k", p.group_top_k, usual.group_top_k);
+  io.unless("shared_F", p.shared_features, usual.shared_features);
+  io.unless("shared_gate", p.shared_gate, usual.shared_gate);
   io.unless("bias1", p.bias1, usual.bias1);
   io.unless("bias2", p.bias2, usual.bias2);
   io.unless("dgrad", p.dgrad, usual.dgrad);
@@ -39,6 +43,13 @@ MoeProblem parse_moe_problem(std::string_view words) {
   return ops::read_problem<MoeProblem>("moe", words);
 }
 
+bool layers::keeps(const GroupedMlpPlan& plan, std::string_view tensor) {
+  if (plan.name.empty()) return false;
+  const std::vector<KeptPart> parts = kept(plan);
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const KeptPart& part) { return part.name == tensor; });
+}
+
 namespace {
 
 using enum layers::moe::Tensor;
@@ -51,6 +62,9 @@ void check(const MoeProblem& p) {
   checks.fits_int32("T * top_k", layers::rows_of(p));
   checks.at_least("H", p.hidden, 1);
   checks.at_least("F", p.features, 1);
+  checks.at_least("shared_F", p.shared_features, 0);
+  checks.holds(layers::has_shared(p) || !p.shared_gate,
+               "shared_gate is yes, must be no; shared_F is 0, so no expert is shared");
   layers::check_types_and_options(checks, p);
   checks.holds(!p.options.quantized_x,
                "quantized_x is yes, must be no; x comes in token order and is permuted as it is");
@@ -60,7 +74,7 @@ void check(const MoeProblem& p) {
       "with that of bias2, so say dlogits=no or dbias=yes");
 }
 
-/// A route is a file with the function that plans it, and a row here.
+/// A route is a function that plans it, and a row here.
 constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
     {"permuted", layers::takes_all, layers::plan_permuted},
 };
@@ -75,28 +89,36 @@ MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view o
 std::vector<KeptPart> kept(const MoePlan& plan) {
   const MoeProblem& p = plan.problem;
   std::vector<KeptPart> parts;
+  const auto callers = [&](bool is_read, std::string_view name, int64_t bytes) {
+    if (is_read) parts.push_back({name, Place::kCaller, bytes});
+  };
   const auto saved = [&](std::string_view name, int id) {
     const LayerTensor& tensor = plan.tensors[size_t(id)];
     if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
-  if (p.dlogits)
-    parts.push_back({"logits", Place::kCaller, p.tokens * bytes_for(p.logits, p.experts)});
-  saved("experts", kExperts);
-  saved("offsets", kOffsets);
+  callers(p.dlogits, "logits", p.tokens * bytes_for(p.logits, p.experts));
+  callers(p.dlogits, "experts", bytes_for(DType::kI32, layers::rows_of(p)));
+  callers(learns(plan), "offsets", bytes_for(DType::kI32, int64_t(p.experts) + 1));
+  const bool shares_x = layers::keeps(plan.shared, "x");
+  callers(shares_x || find_step<PermutePlan>(plan, "permute again"), "x",
+          p.tokens * bytes_for(p.dtype, p.hidden));
+  callers(layers::keeps(plan.shared, "prob"), "shared_gate", bytes_for(DType::kF32, p.tokens));
   saved("row_of", kRowOf);
   saved("slot_of", kSlotOf);
-  if (find_step<PermutePlan>(plan, "permute again"))
-    parts.push_back({"x", Place::kCaller, p.tokens * bytes_for(p.dtype, p.hidden)});
   saved("rows", kRows);
   saved("prob of rows", kRowProb);
   for (const KeptPart& part : kept(plan.mlp))
     if (part.place != Place::kCaller) parts.push_back(part);  // what the experts call the caller's
+  if (plan.shared.memory.saved_bytes > 0)
+    parts.push_back({"shared expert", Place::kSaved, plan.shared.memory.saved_bytes});
   return parts;
 }
 
 std::string explain(const MoePlan& plan) {
   return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
-         text("\nexperts: ", explain(plan.mlp), "\ntogether\n") +
+         text("\nexperts: ", explain(plan.mlp)) +
+         (layers::has_shared(plan.problem) ? text("\nshared expert: ", explain(plan.shared)) : "") +
+         "\ntogether\n" +
          layers::explain_memory(plan.memory, kept(plan), {"token", plan.problem.tokens});
 }
 

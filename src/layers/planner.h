@@ -12,9 +12,9 @@ namespace cadre::layers {
 
 /// When dw is made, which says where the tensors lie that it reads.
 enum class WgradRuns : uint8_t {
-  kLater,   ///< deferred: they lie in `pending`
-  kAfter,   ///< after backward, whose own copies are done with then
-  kWithin,  ///< as a part of backward, among its tensors
+  kLater,     ///< in a run of its own: what it reads lies in `pending`
+  kByHolder,  ///< in the same run, when the layer that holds this one says so: in `pending` too
+  kWithin,    ///< as a part of backward: among its tensors
 };
 
 /// Puts the steps of a layer in a row.
@@ -30,7 +30,14 @@ class Row {
   int made(std::string name, const QuantizedShape& shape, bool lasting = false) {
     return add({.name = std::move(name), .made = true, .lasting = lasting, .shape = shape});
   }
-  /// A layer within this one. Its memory lies before that of the tensors that are added later.
+  /// The same, over another tensor of the same bytes, as soon as nobody reads that one: the step
+  /// that reads it last may write this one, element by element or after it has read all. One alone
+  /// lies over a tensor of the layer's own, and nothing over that.
+  int made_over(int under, std::string name, const QuantizedShape& shape) {
+    return add({.name = std::move(name), .made = true, .shape = shape, .over = under});
+  }
+  /// A layer within this one. What of its memory outlives a run lies before that of the tensors
+  /// that are added later.
   int part(const LayerMemory& memory) {
     plan_.parts.push_back({.memory = memory, .before = int(plan_.tensors.size())});
     return int(plan_.parts.size()) - 1;
@@ -49,7 +56,7 @@ class Row {
   }
 
   /// Gives every tensor that a step writes its place, from who writes it and who reads it last, and
-  /// counts what the caller provides.
+  /// counts what the caller provides. In a workspace, tensors that live at different times share.
   void share_memory(WgradRuns);
 
  private:

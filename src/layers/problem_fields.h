@@ -45,6 +45,7 @@ void option_fields(Io& io, Problem& p) {
   io.unless("quantized_x", own.quantized_x, usual.quantized_x);
   io.unless("save_input", own.save_input, usual.save_input);
   io.unless("cache_weights", own.cache_weights, usual.cache_weights);
+  io.unless("overwrite_saved", own.overwrite_saved, usual.overwrite_saved);
   io.unless("tail", own.tail, usual.tail);
   io.unless("amax_eps", own.amax_eps, usual.amax_eps);
   io.unless("unit_budget", own.unit_budget, usual.unit_budget);

@@ -19,6 +19,7 @@ struct Route {
   std::string_view name;
   std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
   LayerPlan (*plan)(const Problem&, const Device&);       ///< its steps and memory
+  bool by_name = false;  ///< only who names it gets it, as such implementations
 };
 
 /// For `refuses` of a route that takes every problem.
@@ -37,8 +38,8 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
   std::vector<Refusal> refused;
   std::string names, reasons;
   for (const Route<Problem, LayerPlan>& route : routes) {
-    names += text(names.empty() ? "" : ", ", route.name);
-    if (!only.empty() && route.name != only) continue;
+    names.append(names.empty() ? "" : ", ").append(route.name);
+    if (only.empty() ? route.by_name : route.name != only) continue;
     std::string why = route.refuses(problem, device);
     if (why.empty()) try {
         LayerPlan plan = route.plan(problem, device);
@@ -48,7 +49,7 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
       } catch (const Unsupported& step) {
         why = step.what();
       }
-    reasons += text("\n  ", route.name, ": ", why);
+    reasons.append("\n  ").append(route.name).append(": ").append(why);
     refused.push_back({route.name, std::move(why)});
   }
   require(only.empty() || !refused.empty(), "plan: route is '", only, "', must be one of ", names,

@@ -44,6 +44,8 @@ std::string_view refuses(const GroupedLinearProblem& one, const ActivationProble
       {one.options.deferred == two.options.deferred, "only one linear is deferred"},
       {one.options.cache_weights == two.options.cache_weights,
        "only one linear caches its weights"},
+      {one.options.overwrite_saved == two.options.overwrite_saved,
+       "only one linear may overwrite what it saved"},
       {one.options.tail == two.options.tail && one.options.tail == act.tail, "the tails differ"},
       {one.options.amax_eps == two.options.amax_eps, "amax_eps differs"},
       {one.options.unit_budget == two.options.unit_budget, "the unit budgets differ"},
@@ -144,8 +146,7 @@ class Planner {
 
   /// Plans the part that begins with op i, and says for how many ops it stands.
   int add_part(size_t i) {
-    RowPart part = fuses(i) ? RowPart{.plan = plan(fused_at(i), plan_.device), .ops = 3}
-                            : RowPart{.plan = single(i)};
+    RowPart part = fuses(i) ? RowPart{.plan = mlp_at(i), .ops = 3} : RowPart{.plan = single(i)};
     part.first_op = int(i);
     part.first_parameters = plan_.linears;
     part.first_extra = plan_.extra_inputs;
@@ -189,6 +190,12 @@ class Planner {
   }
   GroupedMlpProblem fused_at(size_t i) const {
     return fused(*linear_at(p_.ops, i), *activation_at(p_.ops, i + 1), *linear_at(p_.ops, i + 2));
+  }
+
+  /// With a z even where backward reads none: the caller may want the first linear's output.
+  GroupedMlpPlan mlp_at(size_t i) const {
+    const GroupedMlpProblem mlp = fused_at(i);
+    return plan(mlp, plan_.device, layers::reads_z(mlp) ? "" : "unfused");
   }
 
   std::variant<GroupedLinearPlan, ActivationStep, GroupedMlpPlan> single(size_t i) const {

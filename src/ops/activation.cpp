@@ -1,10 +1,8 @@
 #include "cadre/activation.h"
 
-#include <cmath>
-
 #include "activations/list.h"
 #include "backend/walk.h"
-#include "ops/checks.h"
+#include "ops/activation_checks.h"
 #include "ops/problem_text.h"
 
 namespace cadre {
@@ -48,18 +46,6 @@ ActivationProblem parse_activation_problem(std::string_view words) {
 
 namespace {
 
-void check_constants(const ActivationProblem& p, const ops::Checks<ActivationProblem>& checks) {
-  const ActivationConstants& c = p.constants;
-  if (p.kind != ActivationKind::kClampedSwiGlu) {
-    checks.holds(c == ActivationConstants(), "limit, alpha, offset are ", c.limit, ", ", c.alpha,
-                 ", ", c.offset, ", must be the defaults; only clamped_swiglu has constants");
-  }
-  checks.holds(c.limit > 0 && std::isfinite(c.limit), "limit is ", c.limit,
-               ", must be above 0 and finite");
-  checks.holds(std::isfinite(c.alpha), "alpha is ", c.alpha, ", must be finite");
-  checks.holds(std::isfinite(c.offset), "offset is ", c.offset, ", must be finite");
-}
-
 void check(const ActivationProblem& p) {
   const ops::Checks checks("activation", p);
   checks.at_least("R", p.rows, 0);
@@ -69,15 +55,7 @@ void check(const ActivationProblem& p) {
   checks.countable("R * F", {p.rows, p.features});
   checks.plain_float("z", p.z);
   checks.plain_float("h", p.h);
-  if (!info(p.kind).gated) {
-    checks.holds(p.layout == GluLayout::kConcat, "layout is ", ops::word_of(p.layout),
-                 ", must be concat; an ungated activation has one input");
-  }
-  if (p.layout == GluLayout::kInterleave32) {
-    checks.holds(p.features % 32 == 0, "F is ", p.features,
-                 ", must be a multiple of 32; layout interleave32 comes in blocks of 32");
-  }
-  check_constants(p, checks);
+  ops::check_activation(checks, {p.kind, p.constants, p.layout, p.features});
 }
 
 void check(const ActivationProblem& p, const ActivationArgs& args) {

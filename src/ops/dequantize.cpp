@@ -17,6 +17,7 @@ static void fields(Io& io, Problem& p) {
   io.always("out", p.out);
   io.unless("codes_major", p.source.codes_major, Major::kRow);
   io.unless("scales_major", p.source.scales_major, Major::kRow);
+  io.unless("decoded", p.decoded, false);
 }
 
 std::string to_string(const DequantizeProblem& p) { return ops::write_problem("dequantize", p); }
@@ -27,10 +28,19 @@ DequantizeProblem parse_dequantize_problem(std::string_view words) {
 
 namespace {
 
+/// Of the same values as the source.
+QuantizedShape decoded_copy(const DequantizeProblem& p) {
+  QuantizedShape s = p.source;
+  s.codes_major = s.scales_major = Major::kRow;
+  s.decoded = p.decoded;
+  return s;
+}
+
 void check(const DequantizeProblem& p) {
   const ops::Checks checks("dequantize", p);
   ops::check_quantized(checks, {"format", "codes_major", "scales_major"}, p.source);
   checks.plain_float("out", p.out);
+  ops::check_decoded(checks, "decoded", decoded_copy(p));
 }
 
 void check(const DequantizeProblem& p, const DequantizeArgs& args) {
@@ -40,6 +50,7 @@ void check(const DequantizeProblem& p, const DequantizeArgs& args) {
   TensorView want = quantized_view(p.source, nullptr).codes;
   want.dtype = p.out;
   ops::check_view(checks, "out", args.out, want, Major::kRow);
+  ops::check_block_offsets(checks, "block_offsets", decoded_copy(p), args.block_offsets);
 }
 
 }  // namespace

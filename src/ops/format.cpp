@@ -66,7 +66,7 @@ const FormatInfo& find_format(std::string_view name) {
   std::string known;
   for (const FormatInfo& row : kFormats) {
     if (row.name == name) return row;
-    known += text(known.empty() ? "" : ", ", row.name);
+    known.append(known.empty() ? "" : ", ").append(row.name);
   }
   throw InvalidArgument(text("format: name is '", name, "', must be one of ", known));
 }
@@ -77,7 +77,7 @@ size_t find_option(const FormatInfo& row, std::string_view word) {
   for (size_t i = 0; i < kOptions.size(); ++i) {
     if (!(row.*kOptions[i].takes)) continue;
     if (kOptions[i].word == word) return i;
-    known += text(known.empty() ? "" : ", ", kOptions[i].word);
+    known.append(known.empty() ? "" : ", ").append(kOptions[i].word);
   }
   require(!known.empty(), "format: option of ", row.name, " is '", word, "'; ", row.name,
           " takes no options");
@@ -97,6 +97,13 @@ Format format(FormatKind kind) {
 }
 
 bool is_plain(const Format& f) { return is_plain_float(info(f.kind).element); }
+
+Format decoded_format(const Format& f) {
+  if (is_plain(f)) return f;
+  const FormatInfo& row = info(f.kind);
+  const bool free_scales = row.block != 0 && row.scale == DType::kF32 && !f.power_of_two;
+  return format(free_scales ? FormatKind::kF32 : FormatKind::kBf16);
+}
 
 std::string to_string(const Format& f) {
   const FormatInfo& row = info(f.kind);

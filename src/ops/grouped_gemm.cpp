@@ -4,6 +4,7 @@
 
 #include "backend/walk.h"
 #include "cadre/recipe.h"
+#include "ops/gemm_activation.h"
 #include "ops/problem_text.h"
 #include "ops/quantized_checks.h"
 
@@ -93,6 +94,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("bias_dtype", p.bias_dtype, usual.bias_dtype);
   io.unless("accumulate", p.accumulate, usual.accumulate);
   io.unless("tail", p.tail, usual.tail);
+  ops::activation_fields(io, p.activation);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
   io.unless("align", p.align, usual.align);
   io.unless("lhs_scales_major", p.lhs_scales_major, usual.lhs_scales_major);
@@ -155,6 +157,7 @@ void check(const GroupedGemmProblem& p) {
   checks.plain_float("out", p.out);
   checks.plain_float("bias_dtype", p.bias_dtype);
   check_flags(p, checks);
+  ops::check_activation(p, checks);
   checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
                ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
                " for x, must be the same; transforms cancel only in pairs");
@@ -268,15 +271,16 @@ void check_array(std::string_view what, const Element* given, int64_t count,
 
 void check_out(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
                const ProblemChecks& checks) {
-  const int64_t cols = p.pass == Pass::kFprop ? p.n : p.k;
   const Layout layout = is_wgrad(p) ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
-                                    : Layout{p.out, {p.rows, cols}, 2, p.out_major};
+                                    : Layout{p.out, {p.rows, out_columns(p)}, 2, p.out_major};
   const TensorNames& names = names_of(p.pass).out;
   const Storage out{args.out, args.discrete_out};
   check_discrete(names, out, p.discrete_out, checks);
   check_storage(names, out, layout, checks);
+  const Layout sums =
+      p.activation ? Layout{p.out, {p.rows, p.n}, 2, p.out_major} : layout;  // before it
   if (p.beta)
-    check_storage({"c", {}}, {args.c}, layout, checks);
+    check_storage({"c", {}}, {args.c}, sums, checks);
   else
     checks.absent("c", args.c, "the problem has no beta");
 }
@@ -312,6 +316,11 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
   check_array("beta", args.beta, p.beta ? p.experts : -1, checks);
   check_array("accumulate", args.accumulate, accumulate_words(p), checks);
+  check_array("prob", args.prob, p.activation && p.activation->prob ? p.rows : -1, checks);
+  if (p.activation && p.activation->keep_z)
+    checks.view("z", args.z, p.out, {p.rows, p.n});
+  else
+    checks.absent("z", args.z, "the problem does not keep it");
 }
 
 }  // namespace
@@ -342,6 +351,12 @@ std::string to_string(const GroupedGemmProblem& p) { return ops::write_problem("
 
 GroupedGemmProblem parse_grouped_gemm_problem(std::string_view words) {
   return ops::read_problem<GroupedGemmProblem>("grouped_gemm", words);
+}
+
+GroupedGemmPlan find(const GroupedGemmProblem& problem, const Device& device,
+                     std::string_view only) {
+  check(problem);
+  return backend::find(problem, device, only);
 }
 
 GroupedGemmPlan plan(const GroupedGemmProblem& problem, const Device& device,

@@ -27,8 +27,7 @@ Explanation explain(std::string_view words, const Device& device) {
     result.exact = chosen.exact;
     result.refusals = std::move(chosen.refusals);
   } catch (const Unsupported&) {
-    for (const auto& entry : backend::entries_on<Problem>(device))
-      result.refusals.push_back({entry.name, entry.refuses(problem, device)});
+    result.refusals = backend::find(problem, device, {}).refusals;
   }
   return result;
 }

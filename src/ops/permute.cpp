@@ -16,7 +16,9 @@ static void fields(Io& io, Problem& p) {
   io.always("H", p.hidden);
   io.always("E", p.experts);
   io.always("dtype", p.dtype);
+  io.unless("ranks", p.ranks, usual.ranks);
   io.unless("prob", p.prob, usual.prob);
+  io.unless("addend", p.addend, usual.addend);
   io.unless("tail", p.tail, usual.tail);
 }
 
@@ -28,6 +30,25 @@ PermuteProblem parse_permute_problem(std::string_view words) {
 
 namespace {
 
+bool reads_tokens(const PermuteProblem& p) {
+  return p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+}
+/// Slots and rows that the map names.
+int64_t slots(const PermuteProblem& p) {
+  return (reads_tokens(p) ? p.ranks : 1) * p.tokens * p.top_k;
+}
+int64_t rows_read(const PermuteProblem& p) { return p.ranks * p.rows; }
+
+void check_ranks(const PermuteProblem& p, const ops::Checks<PermuteProblem>& checks) {
+  checks.at_least("ranks", p.ranks, 1);
+  if (p.ranks == 1) return;
+  checks.holds(p.ranks < (1 << 15), "ranks is ", p.ranks, ", must be below 2^15");
+  checks.fits_int32("ranks * T * top_k", p.ranks * p.tokens * p.top_k);
+  checks.fits_int32("ranks * R", p.ranks * p.rows);
+  checks.holds(!p.prob || p.pass != PermutePass::kCombineBackward,
+               "prob is yes, must be no; combine backward of several ranks has no probabilities");
+}
+
 void check(const PermuteProblem& p) {
   const ops::Checks checks("permute", p);
   checks.at_least("T", p.tokens, 0);
@@ -38,6 +59,9 @@ void check(const PermuteProblem& p) {
   checks.fits_int32("R", p.rows);
   checks.at_least("H", p.hidden, 1);
   checks.experts(p.experts);
+  checks.holds(!p.addend || !reads_tokens(p),
+               "addend is yes, must be no; only combine and permute_backward write sums");
+  check_ranks(p, checks);
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
   checks.plain_float("dtype", p.dtype);
@@ -50,15 +74,14 @@ void check_probabilities(const PermuteProblem& p, const PermuteArgs& args) {
     checks.absent(what, pointer,
                   p.prob ? "this pass has no use for it" : "the problem says prob=no");
   };
-  const int64_t slots = p.tokens * p.top_k;
-  array("prob", args.prob, p.pass != PermutePass::kPermuteBackward, slots);
+  array("prob", args.prob, p.pass != PermutePass::kPermuteBackward, slots(p));
   array("row_prob", args.row_prob, p.pass == PermutePass::kPermute, p.rows);
-  array("drow_prob", args.drow_prob, p.pass == PermutePass::kPermuteBackward, p.rows);
+  array("drow_prob", args.drow_prob, p.pass == PermutePass::kPermuteBackward, rows_read(p));
   const bool scaled = p.pass == PermutePass::kPermuteBackward && args.drow_scale != nullptr;
-  array("drow_scale", args.drow_scale, scaled, p.rows);
+  array("drow_scale", args.drow_scale, scaled, rows_read(p));
   if (p.pass != PermutePass::kCombineBackward || !p.prob) {
     checks.absent("y", args.y, "only combine backward with prob=yes reads it");
-    return array("dprob", args.dprob, p.pass == PermutePass::kPermuteBackward, slots);
+    return array("dprob", args.dprob, p.pass == PermutePass::kPermuteBackward, slots(p));
   }
   checks.aligned("dprob", args.dprob, alignof(float));
   if (args.dprob != nullptr)
@@ -69,14 +92,26 @@ void check_probabilities(const PermuteProblem& p, const PermuteArgs& args) {
 
 void check(const PermuteProblem& p, const PermuteArgs& args) {
   const ops::Checks checks("permute", p);
-  checks.view("tokens", args.tokens, p.dtype, {p.tokens, p.hidden});
-  checks.view("rows", args.rows, p.dtype, {p.rows, p.hidden});
-  checks.offsets(args.offsets, p.experts);
+  const bool by_row = reads_tokens(p);
+  const auto matrix = [&](const char* what, const TensorView& v, int64_t count, bool is_read) {
+    if (p.ranks == 1 || !is_read) return checks.view(what, v, p.dtype, {count, p.hidden});
+    checks.view(what, v, p.dtype, {p.ranks, count, p.hidden});
+  };
+  matrix("tokens", args.tokens, p.tokens, by_row);
+  matrix("rows", args.rows, p.rows, !by_row);
+  if (p.addend)
+    checks.view("addend", args.addend, p.dtype, {p.tokens, p.hidden},
+                "the problem says addend=yes");
+  else
+    checks.absent("addend", args.addend, "the problem says addend=no");
+  if (p.ranks == 1 || by_row)
+    checks.offsets(args.offsets, p.experts);
+  else
+    checks.absent("offsets.data", args.offsets.data, "the rows of several ranks have no tail");
   check_probabilities(p, args);
-  const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
   if (by_row) checks.present("map.slot_of", args.map.slot_of, p.rows, "offsets of routing make it");
   if (!by_row || args.dprob != nullptr)
-    checks.present("map.row_of", args.map.row_of, p.tokens * p.top_k, "offsets of routing make it");
+    checks.present("map.row_of", args.map.row_of, slots(p), "offsets of routing make it");
 }
 
 }  // namespace

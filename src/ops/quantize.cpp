@@ -23,6 +23,8 @@ static void fields(Io& io, Problem& p) {
   io.unless("along_k_scales_major", p.along_k_scales_major, Major::kRow);
   io.unless("along_rows_codes_major", p.along_rows_codes_major, Major::kRow);
   io.unless("along_rows_scales_major", p.along_rows_scales_major, Major::kRow);
+  io.unless("along_k_decoded", p.along_k_decoded, false);
+  io.unless("along_rows_decoded", p.along_rows_decoded, false);
 }
 
 QuantizedShape copy_shape(const QuantizeProblem& p, Axis axis) {
@@ -32,6 +34,7 @@ QuantizedShape copy_shape(const QuantizeProblem& p, Axis axis) {
   s.axis = axis;
   s.codes_major = along_k ? Major::kRow : p.along_rows_codes_major;
   s.scales_major = along_k ? p.along_k_scales_major : p.along_rows_scales_major;
+  s.decoded = along_k ? p.along_k_decoded : p.along_rows_decoded;
   return s;
 }
 
@@ -45,9 +48,10 @@ namespace {
 
 using ops::CopyNames;
 
-constexpr CopyNames kCopyAlongK{"along_k", "along_k_codes_major", "along_k_scales_major"};
+constexpr CopyNames kCopyAlongK{"along_k", "along_k_codes_major", "along_k_scales_major",
+                                "along_k_decoded"};
 constexpr CopyNames kCopyAlongRows{"along_rows", "along_rows_codes_major",
-                                   "along_rows_scales_major"};
+                                   "along_rows_scales_major", "along_rows_decoded"};
 
 /// Calls `work(names, shape, view)` for the copies that are wanted.
 template <class Work>
@@ -65,6 +69,11 @@ void check_absent(const ops::Checks<QuantizeProblem>& checks, const QuantizeProb
   row(p.along_k.has_value(), kCopyAlongK.scales_major, p.along_k_scales_major, "K");
   row(p.along_rows.has_value(), kCopyAlongRows.codes_major, p.along_rows_codes_major, "rows");
   row(p.along_rows.has_value(), kCopyAlongRows.scales_major, p.along_rows_scales_major, "rows");
+  const auto decoded = [&](bool good, std::string_view field, std::string_view axis) {
+    checks.holds(good, field, " is yes, must be no; no copy along ", axis, " is wanted");
+  };
+  decoded(p.along_k || !p.along_k_decoded, kCopyAlongK.decoded, "K");
+  decoded(p.along_rows || !p.along_rows_decoded, kCopyAlongRows.decoded, "rows");
 }
 
 void check(const QuantizeProblem& p) {

@@ -10,7 +10,7 @@ namespace cadre::ops {
 
 /// What a copy and the fields of its order are called.
 struct CopyNames {
-  std::string_view itself, codes_major, scales_major;
+  std::string_view itself, codes_major, scales_major, decoded = {};
 };
 
 /// The order of codes: that of the source, or, for weights of dgrad, with the contraction inside.
@@ -38,6 +38,17 @@ void check_scales_major(const Checks<Problem>& checks, std::string_view field,
        "blocks that run down routed rows have one row of scales each");
 }
 
+/// A decoded copy has the order of plain operands.
+template <class Problem>
+void check_decoded(const Checks<Problem>& checks, std::string_view field, const QuantizedShape& s) {
+  if (!s.decoded) return;
+  checks.holds(!is_plain(s.format), field, " is yes, must be no for ", to_string(s.format),
+               "; it has no codes");
+  checks.holds(s.codes_major == Major::kRow && s.scales_major == Major::kRow, field,
+               " is yes, must be no where codes or scales are column-major; a decoded copy has "
+               "neither");
+}
+
 /// The shape, format and order of one quantised tensor.
 template <class Problem>
 void check_quantized(const Checks<Problem>& checks, const CopyNames& names,
@@ -61,6 +72,7 @@ void check_quantized(const Checks<Problem>& checks, const CopyNames& names,
   };
   check_codes_major(checks, names.codes_major, s);
   check_scales_major(checks, names.scales_major, s);
+  check_decoded(checks, names.decoded, s);
   if (!s.format.hadamard) return;
   without(s.axis == Axis::kAlongRows, "rht", "the transform runs along rows");
   without(rows, "rht", "the transform is for routed rows");
@@ -84,6 +96,16 @@ void check_view(const Checks<Problem>& checks, const std::string& what, const Te
                  " of nibbles starts at a byte");
 }
 
+/// Whose rows are whose of transformed blocks without gaps.
+template <class Problem>
+void check_block_offsets(const Checks<Problem>& checks, std::string_view what,
+                         const QuantizedShape& s, const int32_t* got) {
+  if (s.decoded && is_transformed(s.format, s.axis))
+    checks.present(what, got, int64_t(s.experts) + 1);
+  else
+    checks.absent(what, got, "only decoded copies of transformed blocks have offsets of their own");
+}
+
 /// Codes, scales and expert scales against the layout of quantized_view().
 template <class Problem>
 void check_parts(const Checks<Problem>& checks, std::string_view name, const QuantizedShape& s,
@@ -94,11 +116,15 @@ void check_parts(const Checks<Problem>& checks, std::string_view name, const Qua
   if (want.scales.rank != 0)
     check_view(checks, what + ".scales", got.scales, want.scales, s.scales_major);
   else
-    checks.absent(what + ".scales", got.scales, "this format has no block scales");
+    checks.absent(
+        what + ".scales", got.scales,
+        s.decoded ? "a decoded copy has no block scales" : "this format has no block scales");
   if (info(s.format.kind).has_expert_scale)
     checks.present(what + ".expert_scale", got.expert_scale, s.experts);
   else
     checks.absent(what + ".expert_scale", got.expert_scale, "this format has no expert scales");
+  if (s.decoded || got.block_offsets != nullptr)
+    check_block_offsets(checks, what + ".block_offsets", s, got.block_offsets);
 }
 
 /// Offsets for routed rows, none for weights.

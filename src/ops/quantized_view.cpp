@@ -33,15 +33,15 @@ TensorView lay_out(DType dtype, std::initializer_list<int64_t> shape, Lines line
 
 TensorView codes_of(const QuantizedShape& s) {
   const Lines lines{s.codes_major};
-  if (s.kind == RowsKind::kWeights)
-    return lay_out(s.format.element, {s.experts, s.rows, s.cols}, lines);
+  const DType element = (s.decoded ? decoded_format(s.format) : s.format).element;
+  if (s.kind == RowsKind::kWeights) return lay_out(element, {s.experts, s.rows, s.cols}, lines);
   const int64_t rows = code_rows(s.format, s.axis, {s.rows, 0}, s.experts).first;
-  return lay_out(s.format.element, {rows, s.cols}, lines);
+  return lay_out(element, {rows, s.cols}, lines);
 }
 
 TensorView scales_of(const QuantizedShape& s) {
   const FormatInfo& row = info(s.format.kind);
-  if (row.block == 0) return {};
+  if (row.block == 0 || s.decoded) return {};
   const bool down = s.format.square || s.axis == Axis::kAlongRows;
   const bool across = s.format.square || s.axis == Axis::kAlongK;
   const int64_t cols = across ? ceil_div(s.cols, row.block) : s.cols;
@@ -65,6 +65,11 @@ int64_t expert_scale_bytes(const QuantizedShape& s) {
   return info(s.format.kind).has_expert_scale ? s.experts * int64_t(sizeof(float)) : 0;
 }
 
+int64_t block_offsets_bytes(const QuantizedShape& s) {
+  const bool own = s.decoded && is_transformed(s.format, s.axis);
+  return own ? (s.experts + 1) * int64_t(sizeof(int32_t)) : 0;
+}
+
 /// A shape that is no problem's has been checked by nobody.
 void require_countable(const QuantizedShape& s) {
   const bool ragged = s.kind == RowsKind::kRagged;
@@ -85,11 +90,13 @@ QuantizedView parts_of(const QuantizedShape& s) {
 
 QuantizedLayout quantized_layout(const QuantizedShape& s) {
   QuantizedLayout layout{.parts = parts_of(s)};
-  const int64_t expert_scales = expert_scale_bytes(s);
+  const int64_t expert_scales = expert_scale_bytes(s), offsets = block_offsets_bytes(s);
   layout.scales_offset = aligned(bytes_of(layout.parts.codes));
   layout.bytes = layout.scales_offset + aligned(bytes_of(layout.parts.scales));
   if (expert_scales != 0) layout.expert_scale_offset = layout.bytes;
   layout.bytes += aligned(expert_scales);
+  if (offsets != 0) layout.block_offsets_offset = layout.bytes;
+  layout.bytes += aligned(offsets);
   return layout;
 }
 
@@ -103,6 +110,8 @@ QuantizedView quantized_view(const QuantizedLayout& layout, void* buffer) {
   if (q.scales.rank != 0) q.scales.data = start + layout.scales_offset;
   if (layout.expert_scale_offset >= 0)
     q.expert_scale = reinterpret_cast<float*>(start + layout.expert_scale_offset);
+  if (layout.block_offsets_offset >= 0)
+    q.block_offsets = reinterpret_cast<int32_t*>(start + layout.block_offsets_offset);
   return q;
 }
 

@@ -22,6 +22,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("expert_bias", p.expert_bias, usual.expert_bias);
   io.unless("groups", p.groups, usual.groups);
   io.unless("group_top_k", p.group_top_k, usual.group_top_k);
+  io.unless("map", p.map, usual.map);
 }
 
 std::string to_string(const RoutingProblem& p) { return ops::write_problem("routing", p); }
@@ -56,6 +57,20 @@ void check(const RoutingProblem& p) {
   checks.plain_float("logits", p.logits);
   checks.holds(std::isfinite(p.scale), "scale is ", p.scale, ", must be finite");
   check_groups(p, checks);
+  checks.holds(!p.backward || !p.map, "map is yes, must be no; only forward chooses");
+}
+
+void check_map(const RoutingProblem& p, const RoutingArgs& args) {
+  const ops::Checks checks("routing", p);
+  if (p.map) {
+    checks.present("offsets", args.offsets, int64_t(p.experts) + 1, "the problem says map=yes");
+    checks.aligned("map.row_of", args.map.row_of, alignof(int32_t));
+    checks.aligned("map.slot_of", args.map.slot_of, alignof(int32_t));
+    return;
+  }
+  checks.absent("offsets", args.offsets, "the problem says map=no");
+  checks.absent("map.row_of", args.map.row_of, "the problem says map=no");
+  checks.absent("map.slot_of", args.map.slot_of, "the problem says map=no");
 }
 
 void check_forward(const RoutingProblem& p, const RoutingArgs& args) {
@@ -93,6 +108,7 @@ RoutingPlan plan(const RoutingProblem& problem, const Device& device, std::strin
 void run(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream stream) {
   const RoutingProblem& p = plan.problem;
   ops::Checks("routing", p).view("logits", args.logits, p.logits, {p.tokens, p.experts});
+  check_map(p, args);
   p.backward ? check_backward(p, args) : check_forward(p, args);
   backend::launch(plan, args, workspace, stream);
 }

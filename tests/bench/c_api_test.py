@@ -54,6 +54,26 @@ class CApi(unittest.TestCase):
         self.assertEqual(self.run_gemm("wgrad", dy, x, old, " accumulate=yes"),
                          [a + b for a, b in zip(dw, old)])
 
+    def test_codes_come_with_their_scales(self):
+        r, n, k, e = 5, 3, 4, 2
+        codes = {0: 0, 1: 0x38, 2: 0x40, -1: 0xb8, -2: 0xc0}  # of e4m3
+        x, w = ([v % 5 - 2 for v in numbers(count, 1)] for count in (r * k, e * n * k))
+        x_scales, w_scales = [0.5, 1, 2, 4, 8, 0, 0, 0], [1, 0.25]  # of rows: a column of eight
+        problem = (f"grouped_gemm fprop R={r} N={n} K={k} E={e} format=fp8_block out=f32 "
+                   "lhs_scales_major=column")
+        gemm = cadre_c.Gemm(cadre_c.Library(LIBRARY), problem, "cpu", "cpu_reference")
+        self.assertEqual(gemm.name, "cpu_reference")
+        stored = [(ctypes.c_uint8 * len(v))(*(codes[i] for i in v)) for v in (x, w)]
+        scales, out = [floats(x_scales), floats(w_scales)], floats([0] * (r * n))
+        offsets = (ctypes.c_int32 * 3)(*OFFSETS)
+        gemm.run(cadre_c.Args(address(stored[0]), address(stored[1]), address(offsets),
+                              address(out), None, address(scales[0]), address(scales[1])))
+        owner = [0 if i < OFFSETS[1] else 1 for i in range(r)]
+        self.assertEqual(list(out), [
+            x_scales[i] * w_scales[owner[i]] * sum(
+                x[i * k + c] * w[(owner[i] * n + j) * k + c] for c in range(k))
+            for i in range(r) for j in range(n)])
+
     def test_errors_are_told(self):
         library = cadre_c.Library(LIBRARY)
         for problem, device, says in (
@@ -62,7 +82,11 @@ class CApi(unittest.TestCase):
                 (f"grouped_gemm fprop R=8 N={2**63 - 1} K=2 E=2", "cpu", "must be at most 2\\^44"),
                 (f"grouped_gemm wgrad R={2**31} N=8 K=8 E=2", "cpu", "must be below 2\\^31"),
                 ("grouped_gemm fprop R=8 N=8 K=8 E=2 alpha=yes", "cpu",
-                 "must be plain, row-major, packed and without epilogue")):
+                 "must be packed, without scales of experts and without epilogue"),
+                ("grouped_gemm fprop R=8 N=8 K=8 E=2 format=fp8_tensor", "cpu",
+                 "without scales of experts"),
+                ("grouped_gemm fprop R=8 N=8 K=8 E=2 rhs_major=column", "cpu",
+                 "plain operands row-major")):
             with self.assertRaisesRegex(RuntimeError, says):
                 cadre_c.Gemm(library, problem, device)
         gemm = cadre_c.Gemm(library, "grouped_gemm fprop R=8 N=8 K=8 E=2", "cpu")
@@ -71,7 +95,7 @@ class CApi(unittest.TestCase):
 
     def test_null_is_an_error(self):
         library = cadre_c.Library(LIBRARY)
-        self.assertIsNone(library.c.cadre_gemm_plan(None, b"cpu"))
+        self.assertIsNone(library.c.cadre_gemm_plan(None, b"cpu", None))
         self.assertRegex(str(library.error()), "problem or device is null")
         self.assertEqual(library.c.cadre_gemm_run(None, None, None), 1)
         self.assertRegex(str(library.error()), "plan or arguments are null")

@@ -28,6 +28,8 @@ constexpr const char* kLayers[] = {
     "moe T=22 top_k=2 H=16 F=8 E=3",
     "moe T=22 top_k=2 H=16 F=8 E=3 normalize=yes bias1=yes bias2=yes",
     "moe T=22 top_k=2 H=16 F=8 E=3 dlogits=no",
+    "moe T=22 top_k=2 H=16 F=8 E=3 shared_F=24",
+    "moe T=22 top_k=2 H=16 F=8 E=3 shared_F=24 shared_gate=yes",
     "sequential | grouped_linear R=44 N=16 K=8 E=3 bias=yes bias_scale=yes | activation forward "
     "swiglu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=24 K=8 E=3",
     "sequential | activation forward gelu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=16 K=8 E=3 "

@@ -27,6 +27,7 @@ constexpr const char* kMlps[] = {
 
 constexpr const char* kMoes[] = {
     "moe T=12 top_k=2 H=16 F=8 E=3",
+    "moe T=12 top_k=2 H=16 F=8 E=3 shared_F=24 shared_gate=yes",
     "moe T=12 top_k=2 H=16 F=8 E=3 act=relu score=sigmoid expert_bias=yes bias1=yes bias2=yes "
     "accumulate=per_expert discrete_weight=yes discrete_dw=yes keep_rows=no",
     "moe T=12 top_k=2 H=16 F=8 E=3 recipe=nvfp4 logits=bf16 dlogits=no accumulate=yes",

@@ -16,6 +16,7 @@ constexpr Layer kLayers[] = {
     {"grouped_mlp R=24 H=16 F=8 E=3 act=relu prob=yes wgrad1=no", 5, 2},
     {"moe T=12 top_k=2 H=16 F=8 E=3 act=relu", 6, 2},
     {"moe T=12 top_k=2 H=16 F=8 E=3 act=relu deferred=yes keep_rows=no dgrad=no", 5, 2},
+    {"moe T=12 top_k=2 H=16 F=8 E=3 act=relu shared_F=16 shared_gate=yes", 12, 4},
     {"sequential | grouped_linear R=24 N=8 K=16 E=3 | activation forward relu R=24 F=8 E=3 | "
      "grouped_linear R=24 N=16 K=8 E=3",
      6, 2},
@@ -36,8 +37,7 @@ TEST(MeasureLayer, TimesForwardAndAStepBesideTheirProducts) {
     // All products of these layers are equally large: 24 * 16 * 8 multiplications and additions.
     EXPECT_EQ(all[0].flops, layer.products_of_forward * 2 * 24 * 16 * 8) << layer.problem;
     EXPECT_EQ(all[1].flops, layer.products * 2 * 24 * 16 * 8) << layer.problem;
-    const bool writes_dx = all[1].problem.find("dgrad=no") == std::string::npos;
-    EXPECT_EQ(all[0].check.digest != all[1].check.digest, writes_dx) << layer.problem;
+    EXPECT_NE(all[0].check.digest, all[1].check.digest) << layer.problem;
     EXPECT_EQ(all[0].plan, all[1].plan);
     EXPECT_EQ(all[0].kept_bytes, 0) << all[0].problem;
     EXPECT_GT(all[1].kept_bytes, 0) << all[1].problem;
@@ -48,6 +48,36 @@ TEST(MeasureLayer, DoesNotTimeWhatIsNoNumber) {
   const auto all = bench::measure_layer("moe T=64 top_k=2 H=16 F=8 E=4 scale=3e38", kOnce);
   EXPECT_EQ(all[0].check.fault.find("y is no number at element "), 0u) << all[0].check.fault;
   EXPECT_TRUE(all[0].timings.empty());
+  // What only backward writes; out is f32 and has room for such numbers.
+  const std::string big = "moe T=64 top_k=2 H=16 F=8 E=4 recipe=f32 dtype=f32 scale=1e9 dgrad=no ";
+  for (const auto& [words, fault] :
+       {std::pair("dw=f32 logits=f16", "dlogits is no number at "),
+        std::pair("dw=f16 dlogits=no", "dw is no number at "),
+        std::pair("dw=f32 dlogits=no bias1=yes dbias_dtype=f16 wgrad1=no",
+                  "dbias is no number at ")}) {
+    const auto layer = bench::measure_layer(big + words, kOnce);
+    EXPECT_EQ(layer[0].check.fault, "") << words;
+    EXPECT_EQ(layer[1].check.fault.find(fault), 0u) << layer[1].check.fault << " of " << words;
+    EXPECT_TRUE(layer[1].timings.empty()) << words;
+  }
+}
+
+// A step that adds to its gradients, or that has few of them, is good.
+TEST(MeasureLayer, LooksAtWhatAStepWritesAnew) {
+  for (const char* problem :
+       {"grouped_linear R=24 N=16 K=8 E=5 bias=yes bias_scale=yes accumulate=yes "
+        "accumulate_bias=yes",
+        "grouped_linear R=24 N=16 K=8 E=5 bias=yes bias_scale=yes dbias=no discrete_dw=yes",
+        "grouped_linear R=24 N=16 K=8 E=5 bias=yes return_bias=yes weight_major=column",
+        "grouped_mlp R=24 H=16 F=8 E=5 prob=yes bias2=yes bias2_scale=yes dbias=no wgrad2=no",
+        "moe T=3 top_k=1 H=16 F=8 E=40 bias1=yes bias2=yes accumulate=device",
+        "moe T=9 top_k=2 H=16 F=8 E=2 shared_F=24 shared_gate=yes dlogits=no",
+        "sequential | grouped_linear R=24 N=8 K=16 E=3 bias=yes | activation forward relu R=24 F=8 "
+        "E=3 prob=yes | grouped_linear R=24 N=16 K=8 E=3",
+        "sequential | grouped_linear R=24 N=8 K=16 E=3 dgrad=no wgrad=no | activation forward relu "
+        "R=24 F=8 E=3 | grouped_linear R=24 N=16 K=8 E=3 dgrad=no"})
+    for (const bench::Measurement& m : bench::measure_layer(problem, kOnce))
+      EXPECT_EQ(m.check.fault, "") << m.call << " of " << problem;
 }
 
 /// A GPU that draws 100 W, whose time goes on when a contestant says so.
@@ -82,6 +112,14 @@ TEST(Contest, CountsTheJoulesOfEachContestant) {
   EXPECT_GT(runs[0], 12);  // the load, one that warms up, one that is timed, 10 for the joules
   const auto cold = bench::contest({{contestant(0), contestant(1)}}, {.repeat = 1}, &gpu);
   EXPECT_EQ(cold[0].joules, 0);
+}
+
+TEST(Contest, WarmsUpOnAHostThatIsSlowerThanItsLoad) {
+  WarmAccelerator gpu;
+  int runs = 0;
+  const bench::Peer contestant{"cadre", "", [&] { ++runs, gpu.us += 1000; }};
+  bench::contest({{contestant}}, {.repeat = 1, .load_s = 1e-9}, &gpu);
+  EXPECT_EQ(runs, 4);  // the load, one that warms up, one that is timed, one for the joules
 }
 
 }  // namespace

@@ -69,6 +69,9 @@ cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=inf
 cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=x
 cadre explain activation forward relu R=9 F=4 E=2 z=i32
 cadre explain permute permute T=9 top_k=2 R=18 H=0 E=4
+cadre explain permute combine H=1 ranks=32768
+cadre explain permute combine_backward H=1 ranks=2 prob=yes
+cadre explain permute permute H=1 addend=yes
 cadre explain bias_grad R=9 N=0 E=2
 cadre explain routing T=9 E=4 top_k=5
 cadre explain routing forward many T=9 E=4 top_k=5
@@ -102,15 +105,20 @@ cadre explain offsets counts R=9 E=2 T=4
 cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
 cadre explain quantize rows R=9 C=16 E=2
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_codes_major=column
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_decoded=yes
+cadre explain quantize rows R=9 C=16 E=2 along_k=bf16 along_k_decoded=yes
+cadre explain quantize rows R=9 C=9 along_k=mxfp8 along_k_decoded=yes along_k_scales_major=column
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=-1
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 discrete=yes
 cadre explain dequantize rows R=9 C=16 E=2 format=mxfp8 codes_major=column
 cadre explain routing forward softmax T=9 E=4 top_k=5
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=3
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=2 group_top_k=3
+cadre explain routing backward softmax T=9 E=4 top_k=2 map=yes
 cadre explain routing forward softmax T=9 E=4 top_k=3 groups=4 group_top_k=2
 cadre explain grouped_linear R=9 N=8 K=16 E=2 return_bias=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 bias=yes bias_scale=yes return_bias=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 bias=yes return_bias=yes act=relu
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 weight_major=column
 cadre explain grouped_linear R=9 N=8 K=16 E=2 quantized_x=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes save_input=yes
@@ -120,6 +128,8 @@ cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
 cadre explain moe T=9 top_k=5 H=8 F=16 E=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_gate=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
 cadre explain sequential
@@ -130,6 +140,7 @@ cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forw
 cadre explain sequential '|' activation forward relu F=8 '|' activation forward relu F=8 z=f32
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 '|' grouped_linear R=9 N=8 K=8 dgrad=no
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 quantized_x=yes
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 act=relu
 """
 
 CHECK = """
@@ -147,6 +158,7 @@ cadre check offsets counts R=9 E=2 --seed 4294967296
 cadre check offsets counts R=9 E=2 --random -1
 cadre check offsets counts R=9 E=2 --only gpu
 cadre check grouped_linear R=9 N=8 K=16 E=2 --only cpu_onednn
+cadre check expert_parallel T=1 H=1 R=1 --only window
 cadre check offsets counts R=9 E=2 --offsets lumpy
 cadre check offsets counts R=9 E=2 --offsets zipf:x
 cadre check offsets counts R=9 E=2 --offsets gamma:0
@@ -164,6 +176,8 @@ cadre check offsets counts R=9 E=2 --limit 1.5
 cadre bench
 cadre bench offsets counts R=9 E=2 --file shapes
 cadre bench grouped_linear R=9 N=8 K=16 E=2 --beside align=8
+cadre bench expert_parallel T=1 H=1 R=1 --beside R=2
+cadre bench expert_parallel T=8 top_k=2 H=4 E=2 ranks=1 R=8
 cadre bench 'sequential | activation forward relu R=9 F=8 E=2' --host-time
 cadre bench offsets counts R=9 E=2 --repeat 0
 cadre bench offsets counts R=9 E=2 --threads 5000
@@ -240,6 +254,8 @@ ELSEWHERE = {
     "load: dtype is ": "a fault of cadre",
     "store: dtype is ": "a fault of cadre",
     "format: element of ": "a caller in C++",
+    "every product takes its operands as they are quantised": "a caller in C++ that names a route",
+    "it takes no product that others do not take": "a caller in C++ that names a route",
     "quantiles: there are no samples, must be 1 or more": "a fault of cadre",
     " MB, must be less; name fewer files": "2 GB of text",
     "; check its permissions": "not refused to root",

@@ -82,12 +82,17 @@ def exported(library):
     return [(kind, re.sub(r"\[abi:\w+\]|\(.*", "", name)) for kind, name in pairs]
 
 
+def without_attributes(text):
+    return re.sub(r"\[\[.*?\]\]", "", text)
+
+
 def declared_functions(headers):
     """Names of the functions that the library is to define; those of types begin with a capital."""
     sys.path.insert(0, str(headers.parent.parent / "tools"))
     import cpp_scan
     found = {f.name for header in headers.glob("*.h")
-             for f in cpp_scan.Source(header.read_text()).functions if not f.body}
+             for f in cpp_scan.Source(without_attributes(header.read_text())).functions
+             if not f.body}
     return {name for name in found if name[0].islower() and name != "operator"}
 
 
@@ -96,12 +101,13 @@ def check_exports(library, headers):
     text = "".join(header.read_text() for header in headers.glob("*.h"))
     symbols = exported(library)
     print(f"{len(symbols)} symbols are exported")
-    public = re.compile(r"(typeinfo for |typeinfo name for |vtable for )?cadre::([A-Z]\w*::)?(\w+)")
+    public = re.compile(r"(typeinfo for |typeinfo name for |vtable for )?cadre::([A-Z]\w*::)?"
+                        r"~?(\w+)=?")
     names = {name: public.fullmatch(name) for _, name in symbols}
     others = {name for name, match in names.items()
               if not match or not re.search(rf"\b{match[3]}\b", text)}
     functions = {names[name][3] for kind, name in symbols if kind == "T" and name not in others}
-    functions = {name for name in functions if name[0].islower()}
+    functions = {name for name in functions if name[0].islower() and name != "operator"}
     want = declared_functions(headers)
     if others or not want or functions != want:
         sys.exit(f"exported, and not declared: {sorted(others | functions - want)}; declared, and "

@@ -82,6 +82,31 @@ TEST_F(BiasGradOnDevice, OfManyRowsInOneExpert) {
           {.rows = 1300, .of = {0, 1203, 0, 7}}, 0, 5);
 }
 
+// Experts of so many rows have their blocks in another order.
+TEST_F(BiasGradOnDevice, OfManyRowsInAllExperts) {
+  check({.rows = 2060, .n = 40, .experts = 2, .bias_scale = true},
+        {.rows = 2060, .of = {1031, 1000}}, 0, 5);
+}
+
+TEST_F(BiasGradOnDevice, AColumnHas32PartialSums) {
+  for (bool scale : {false, true}) {
+    const BiasGradProblem p{
+        .rows = 400, .n = 200, .experts = 4, .dbias = DType::kF32, .bias_scale = scale};
+    Case c(p, {.rows = 400, .of = {3, 0, 250, 100}}, 9);
+    on_gpu(c);
+    for (int e = 0; e < p.experts; ++e)
+      for (int64_t n = 0; n < p.n; ++n) {
+        float sums[32] = {};
+        const int64_t first = c.offsets[size_t(e)];
+        for (int64_t r = first; r < c.offsets[size_t(e) + 1]; ++r)
+          sums[(r - first) % 32] += (scale ? float(c.bias_scale.at(r)) : 1) * float(c.dy.at(r, n));
+        for (int half = 16; half > 0; half /= 2)
+          for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+        ASSERT_EQ(c.dbias.at(e, n), double(sums[0])) << e << ' ' << n << ' ' << to_string(p);
+      }
+  }
+}
+
 TEST_F(BiasGradOnDevice, BrokenOffsetsAreWalked) {
   std::mt19937 random(3);
   const Counts counts = test::random_counts(random, CountsKind::kEven, 4, 9);

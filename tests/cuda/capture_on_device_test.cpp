@@ -39,6 +39,23 @@ TEST_F(Capture, TakesAStep) {
   EXPECT_EQ(said_of([](cudaStream_t) {}), "");
 }
 
+TEST_F(Capture, HasANumberWhileItLasts) {
+  const Device& device = machine->device();
+  uint64_t graphs[2] = {};
+  machine->run([&](Stream stream) { EXPECT_EQ(recorded_graph(device, stream), 0u); });
+  for (uint64_t& graph : graphs) {
+    const auto ask = [&](cudaStream_t stream) {
+      graph = recorded_graph(device, {stream});
+      EXPECT_EQ(recorded_graph(device, {stream}), graph);
+    };
+    EXPECT_EQ(said_of(ask), "");
+  }
+  EXPECT_NE(graphs[0], 0u);
+  EXPECT_NE(graphs[1], 0u);
+  EXPECT_NE(graphs[0], graphs[1]);
+  EXPECT_EQ(recorded_graph(this_cpu(), {}), 0u);
+}
+
 TEST_F(Capture, SeesAWait) {
   EXPECT_NE(said_of([](cudaStream_t stream) { cudaStreamSynchronize(stream); }), "");
   EXPECT_NE(said_of([](cudaStream_t) { cudaDeviceSynchronize(); }), "");

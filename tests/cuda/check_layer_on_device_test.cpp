@@ -14,6 +14,7 @@ constexpr const char* kLayers[] = {
     "deferred=yes bias=yes bias_scale=yes",
     "grouped_mlp R=90 H=40 F=32 E=3 recipe=f32 dtype=f32 weight=f32 dw=f32 prob=yes",
     "moe T=30 top_k=3 H=40 F=32 E=5 bias1=yes bias2=yes normalize=yes",
+    "moe T=30 top_k=3 H=40 F=32 E=5 shared_F=64 shared_gate=yes keep_rows=no",
     "sequential | grouped_linear R=90 N=64 K=40 E=3 bias=yes bias_scale=yes | activation forward "
     "swiglu R=90 F=32 E=3 prob=yes | grouped_linear R=90 N=24 K=32 E=3",
 };

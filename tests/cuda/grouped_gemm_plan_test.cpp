@@ -36,6 +36,22 @@ TEST(GroupedGemmPlan, NamesTheKernel) {
             "sm90_ragged_contraction");
 }
 
+TEST(GroupedGemmPlan, IsFoundOrNotWithoutAnException) {
+  const auto taken =
+      find(parse_grouped_gemm_problem("grouped_gemm wgrad R=9 N=8 K=16 E=3 format=bf16"), hopper());
+  EXPECT_EQ(taken.name, "sm90_ragged_contraction");
+  EXPECT_EQ(taken.refusals.size(), 1u);
+  const char* codes = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=mxfp8";
+  const auto refused = find(parse_grouped_gemm_problem(codes), hopper());
+  EXPECT_EQ(refused.name, "");
+  EXPECT_EQ(refused.entry, nullptr);
+  std::string why = text("no implementation on sm_90 for '", codes, "':");
+  for (const Refusal& refusal : refused.refusals)
+    why += text("\n  ", refusal.name, ": ", refusal.why);
+  EXPECT_EQ(plan_and_refusals(codes), why);
+  EXPECT_EQ(refused.refusals.size(), 8u);
+}
+
 TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
   const struct {
     const char *words, *why;
@@ -66,6 +82,138 @@ TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
         << c.words << "\n"
         << all;
   }
+}
+
+TEST(GroupedGemmPlan, SaysWhyNoKernelComputesTheActivation) {
+  const struct {
+    const char *words, *why;
+  } cases[] = {
+      {"R=9 N=64 K=16 E=3 act=relu", "takes fprop with a gated activation"},
+      {"R=9 N=64 K=16 E=3 act=swiglu alpha=yes", "takes no alpha, beta or bias_scale"},
+      {"R=9 N=64 K=16 E=3 act=swiglu rhs_major=column", "takes a row-major w"},
+      {"R=9 N=64 K=16 E=3 act=swiglu out=f32", "writes the type of its operands"},
+      {"R=9 N=48 K=16 E=3 act=swiglu", "takes F that are multiples of 8, from 32 on"},
+      {"R=9 N=72 K=16 E=3 act=swiglu", "takes F that are multiples of 8, from 32 on"},
+      {"R=9 N=64 K=16 E=3 act=swiglu align=8", "strides of 16 bytes, as TMA does; align is 8"},
+  };
+  for (const auto& c : cases) {
+    const std::string all = plan_and_refusals(text("grouped_gemm fprop format=bf16 ", c.words));
+    EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
+    EXPECT_NE(all.find("taken by composed"), std::string::npos) << c.words << "\n" << all;
+  }
+}
+
+TEST(GroupedGemmPlan, SaysThatTheOtherKernelsComputeNoActivation) {
+  const std::string all =
+      plan_and_refusals("grouped_gemm fprop format=bf16 R=9 N=64 K=16 E=3 act=swiglu");
+  EXPECT_NE(all.find("sm90_ragged_rows: computes no activation"), std::string::npos) << all;
+  EXPECT_NE(all.find("taken by sm90_gated_rows"), std::string::npos) << all;
+}
+
+constexpr const char* kCodes = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=fp8_block";
+
+TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
+  const auto p = parse_grouped_gemm_problem(text(kCodes, " lhs_scales_major=column"));
+  EXPECT_EQ(find(p, hopper()).name, "");
+  EXPECT_NE(plan_and_refusals(to_string(p))
+                .find("sm90_fp8_rows: takes it where it is named; it has not been timed"),
+            std::string::npos);
+  const GroupedGemmPlan named = plan(p, hopper(), "sm90_fp8_rows");
+  EXPECT_EQ(named.name, "sm90_fp8_rows");
+  EXPECT_TRUE(named.exact);
+  EXPECT_EQ(named.fraction_bits, 13);
+}
+
+TEST(GroupedGemmPlan, SaysWhyTheKernelOfCodesDoesNotTakeIt) {
+  const char* good =
+      "grouped_gemm dgrad R=9 N=16 K=8 E=3 format=fp8_block rhs_major=column "
+      "lhs_scales_major=column";
+  EXPECT_EQ(plan(parse_grouped_gemm_problem(good), hopper(), "sm90_fp8_rows").name,
+            "sm90_fp8_rows");
+  const struct {
+    const char *words, *why;
+  } cases[] = {
+      {"wgrad R=9 N=16 K=16 E=3 format=fp8_block", "takes fprop and dgrad"},
+      {"fprop R=9 N=16 K=16 E=3 format=mxfp8", "takes a batch in fp8_block and w in fp8_block:2d"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block", "and w in fp8_block:2d, of e4m3"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block:e5m2+2d", "of e4m3"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_block:2d w=fp8_block:2d", "takes a batch in fp8_block and"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_block out=f16", "writes bf16 or f32"},
+      {"fprop R=9 N=16 K=24 E=3 format=fp8_block", "contracts multiples of 16, to multiples of 8"},
+      {"dgrad R=9 N=16 K=12 E=3 format=fp8_block", "contracts multiples of 16, to multiples of 8"},
+      {"dgrad R=9 N=16 K=16 E=3 format=fp8_block", "row-major of fprop, column-major of dgrad"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_block", "takes column-major scales of the batch"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_block lhs_scales_major=column align=8", "align is 8"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_block lhs_scales_major=column unit_budget=1",
+       "works in pairs of SMs"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_block act=relu", "computes no activation"},
+  };
+  for (const auto& c : cases) {
+    const std::string all = plan_and_refusals(text("grouped_gemm ", c.words));
+    const size_t at = all.find("sm90_fp8_rows: ");
+    EXPECT_NE(all.find(c.why, at), std::string::npos) << c.words << "\n" << all;
+  }
+  EXPECT_NE(plan_and_refusals(kCodes, parse_device("sm_100")).find("is for sm_90, not sm_100"),
+            std::string::npos);
+}
+
+TEST(GroupedGemmPlan, SaysWhyTheKernelOfPackedWeightsDoesNotTakeIt) {
+  for (const char* words : {"N=8 K=32 E=3 format=mxfp4", "N=8 K=16 E=3 x=bf16 w=mxfp8:2d",
+                            "N=8 K=32 E=3 x=bf16 w=nvfp4 out=f32 discrete_rhs=yes tail=zero"})
+    EXPECT_EQ(plan(parse_grouped_gemm_problem(text("grouped_gemm fprop R=9 ", words)), hopper(),
+                   "sm90_packed_rows")
+                  .fraction_bits,
+              23)
+        << words;
+  const struct {
+    const char *words, *why;
+  } cases[] = {
+      {"dgrad R=9 N=32 K=32 E=3 format=mxfp4", "takes fprop"},
+      {"fprop R=9 N=8 K=32 E=3 format=bf16 out=f16", "takes a bf16 batch and w in mxfp4"},
+      {"fprop R=9 N=8 K=32 E=3 x=f16 w=mxfp4", "takes a bf16 batch and w in mxfp4"},
+      {"fprop R=9 N=8 K=32 E=3 x=bf16 w=mxfp8:e5m2", "mxfp8 of e4m3"},
+      {"fprop R=9 N=8 K=32 E=3 x=bf16 w=fp8_tensor", "takes a bf16 batch and w in mxfp4"},
+      {"fprop R=9 N=8 K=32 E=3 format=mxfp4 out=f16", "writes bf16 or f32"},
+      {"fprop R=9 N=8 K=48 E=3 format=mxfp4", "contracts multiples of 32, to multiples of 8"},
+      {"fprop R=9 N=8 K=24 E=3 x=bf16 w=mxfp8", "contracts multiples of 16, to multiples of 8"},
+      {"fprop R=9 N=12 K=32 E=3 format=mxfp4", "contracts multiples of 32, to multiples of 8"},
+      {"fprop R=9 N=8 K=32 E=3 format=mxfp4 align=8", "align is 8"},
+      {"fprop R=9 N=64 K=32 E=3 format=mxfp4 act=swiglu", "computes no activation"},
+      {"fprop R=9 N=8 K=32 E=3 format=mxfp4", "takes it where it is named"},
+  };
+  for (const auto& c : cases) {
+    const std::string all = plan_and_refusals(text("grouped_gemm ", c.words));
+    const size_t at = all.find("sm90_packed_rows: ");
+    EXPECT_NE(all.find(c.why, at), std::string::npos) << c.words << "\n" << all;
+  }
+  EXPECT_NE(
+      plan_and_refusals("grouped_gemm fprop R=9 N=8 K=32 E=3 format=mxfp4", parse_device("sm_100"))
+          .find("sm90_packed_rows: is for sm_90, not sm_100"),
+      std::string::npos);
+}
+
+TEST(GroupedGemmPlan, RefusesCodesOfWeightsThatTmaDoesNotTake) {
+  const auto p = parse_grouped_gemm_problem("grouped_gemm fprop R=9 N=8 K=32 E=2 format=mxfp4");
+  const test::Tensor x(DType::kBf16, {9, 32}), w(DType::kE2m1, {2, 8, 64}), y(DType::kBf16, {9, 8}),
+      scales(DType::kE8m0, {2, 8, 1}), offsets(DType::kI32, {3});
+  GroupedGemmArgs args;
+  args.lhs.codes = x.view();
+  args.rhs.scales = scales.view();
+  args.out = y.view();
+  args.offsets = {offsets.data<int32_t>(), 2};
+  const auto message = [&](int64_t row) {
+    args.rhs.codes = view(w.data<uint8_t>(), DType::kE2m1, {2, 8, 32}, {8 * row, row, 1});
+    try {
+      check(plan(p, hopper(), "sm90_packed_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(32), "");
+  EXPECT_EQ(message(64), "");
+  EXPECT_NE(message(48).find("w is e2m1[2, 8, 32]"), std::string::npos) << message(48);
+  EXPECT_NE(message(48).find("must begin and step by multiples of 16 bytes"), std::string::npos);
 }
 
 TEST(GroupedGemmPlan, SaysWhyNobodyTakesIt) {
@@ -151,6 +299,56 @@ std::string run_message(int64_t first, int64_t gap) {
     return text("later: ", error.what());
   }
   return "";
+}
+
+// Scales of rows are copied from multiples of 16 bytes on.
+TEST(GroupedGemmPlan, RefusesScalesOfABatchThatNoBulkCopyTakes) {
+  const auto p = parse_grouped_gemm_problem(text(kCodes, " lhs_scales_major=column"));
+  const test::Tensor x(DType::kE4m3, {9, 16}), w(DType::kE4m3, {3, 8, 16}), y(DType::kBf16, {9, 8}),
+      scales(DType::kF32, {24}), scales_of_w(DType::kF32, {3, 1, 1}), offsets(DType::kI32, {4});
+  GroupedGemmArgs args;
+  args.lhs.codes = x.view();
+  args.rhs.codes = w.view();
+  args.rhs.scales = scales_of_w.view();
+  args.out = y.view();
+  args.offsets = {offsets.data<int32_t>(), 3};
+  const auto message = [&](int64_t first) {
+    args.lhs.scales = view(scales.data<float>() + first, DType::kF32, {9, 1}, {1, 12});
+    try {
+      check(plan(p, hopper(), "sm90_fp8_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(0), "");
+  EXPECT_NE(message(2).find("x.scales is"), std::string::npos);
+  EXPECT_NE(message(2).find("must begin and step by multiples of 16 bytes"), std::string::npos);
+}
+
+TEST(GroupedGemmPlan, RefusesDenseScalesOfOneRow) {
+  const auto p = parse_grouped_gemm_problem(
+      "grouped_gemm fprop R=1 N=8 K=144 E=1 format=fp8_block lhs_scales_major=column");
+  const test::Tensor x(DType::kE4m3, {1, 144}), w(DType::kE4m3, {1, 8, 144}),
+      y(DType::kBf16, {1, 8}), scales(DType::kF32, {8}), scales_of_w(DType::kF32, {1, 1, 2}),
+      offsets(DType::kI32, {2});
+  GroupedGemmArgs args;
+  args.lhs.codes = x.view();
+  args.rhs.codes = w.view();
+  args.rhs.scales = scales_of_w.view();
+  args.out = y.view();
+  args.offsets = {offsets.data<int32_t>(), 1};
+  const auto message = [&](int64_t step) {
+    args.lhs.scales = view(scales.data<float>(), DType::kF32, {1, 2}, {1, step});
+    try {
+      check(plan(p, hopper(), "sm90_fp8_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(4), "");
+  EXPECT_NE(message(1).find("x.scales is"), std::string::npos) << message(1);
 }
 
 TEST(GroupedGemmPlan, RefusesAddressesAndStepsThatTheProblemDidNotPromise) {

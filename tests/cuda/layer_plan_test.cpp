@@ -34,6 +34,32 @@ GroupedMlpProblem mlp(std::string_view recipe) {
   return p;
 }
 
+TEST(LayerPlan, TakesTheKernelOfCodesByName) {
+  const auto named = [](GroupedLinearProblem p, const Device& device = hopper().device) {
+    p.n = 32;
+    return plan(p, device, "sm90_fp8_rows");
+  };
+  const GroupedLinearPlan made = named(linear("fp8_block"));
+  EXPECT_EQ(made.name, "sm90_fp8_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_fp8_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dx")->name, "sm90_fp8_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dw")->name, "sm90_ragged_contraction");
+  EXPECT_EQ(find_step<QuantizePlan>(made, "quantize x")->problem.along_k_scales_major,
+            Major::kColumn);
+  EXPECT_EQ(find_step<QuantizePlan>(made, "quantize w again")->problem.along_rows_codes_major,
+            Major::kColumn);
+  GroupedLinearProblem given = linear("fp8_block");
+  given.options.quantized_x = true;
+  EXPECT_EQ(find_step<GroupedGemmPlan>(named(given), "multiply")->name, "sm90_ragged_rows");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(named(given), "dx")->name, "sm90_fp8_rows");
+  EXPECT_EQ(plan(linear("fp8_block"), hopper().device).name, "decoded");
+  const char* why = "sm90_fp8_rows: it takes no product that others do not take";
+  EXPECT_NE(unsupported([&] { named(linear("mxfp8")); }).find(why), std::string::npos);
+  EXPECT_NE(unsupported([&] { named(linear("bf16")); }).find(why), std::string::npos);
+  EXPECT_NE(unsupported([&] { named(linear("fp8_block"), this_cpu()); }).find(why),
+            std::string::npos);
+}
+
 TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
   for (const char* recipe : {"bf16", "f16"})
     for (bool discrete : {false, true})
@@ -52,7 +78,8 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
         EXPECT_TRUE(made.exact);
       }
   const GroupedMlpPlan made = plan(mlp("bf16"), hopper().device);
-  EXPECT_EQ(find_step<ActivationPlan>(made, "activation")->name, "cuda_activation");
+  EXPECT_EQ(made.name, "fused");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made.fc1, "multiply")->name, "sm90_gated_rows");
   EXPECT_EQ(find_step<ActivationPlan>(made, "activation backward")->name, "cuda_activation");
   EXPECT_EQ(plan(test::each_linear(test::mlp_row("bf16"),
                                    [](GroupedLinearProblem& l) {
@@ -71,18 +98,26 @@ TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {
     EXPECT_EQ(find_step<PermutePlan>(made, step)->name, "cuda_permute") << step;
   for (const char* step : {"route", "route backward"})
     EXPECT_EQ(find_step<RoutingPlan>(made, step)->name, "cuda_routing") << step;
-  EXPECT_EQ(find_step<OffsetsPlan>(made, "place")->name, "cuda_offsets");
-  EXPECT_EQ(find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply")->name, "sm90_ragged_rows");
+  EXPECT_TRUE(find_step<RoutingPlan>(made, "route")->problem.map);
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply")->name, "sm90_gated_rows");
   EXPECT_TRUE(made.exact);
+  MoeProblem shares = p;
+  shares.shared_features = 64;
+  const MoePlan shared = plan(shares, hopper().device);
+  EXPECT_EQ(find_step<OffsetsPlan>(shared, "shared offsets")->name, "cuda_offsets");
+  EXPECT_EQ(find_step<PermutePlan>(shared, "combine")->name, "cuda_permute");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(shared.shared.fc1, "multiply")->name, "sm90_gated_rows");
 }
 
-TEST(LayerPlan, OfAQuantisedRecipeIsRefusedWithTheReason) {
+TEST(LayerPlan, OfAQuantisedRecipeDecodesAndSaysWhyItMust) {
   for (const char* recipe : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
-    const std::string one = unsupported([&] { plan(linear(recipe), hopper().device); });
-    const std::string both = unsupported([&] { plan(mlp(recipe), hopper().device); });
-    for (const std::string& why : {one, both}) {
-      EXPECT_NE(why.find("no implementation on sm_90 for 'grouped_gemm "), why.npos) << why;
-    }
+    const GroupedLinearPlan made = plan(linear(recipe), hopper().device);
+    EXPECT_EQ(made.name, "decoded") << recipe;
+    EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_ragged_rows");
+    EXPECT_NE(made.refusals.back().why.find("no implementation on sm_90 for 'grouped_gemm "),
+              std::string::npos)
+        << made.refusals.back().why;
+    EXPECT_EQ(plan(mlp(recipe), hopper().device).fc2.name, "decoded") << recipe;
   }
 }
 
@@ -113,6 +148,11 @@ TensorView shifted(TensorView v) {
 TEST(LayerPlan, RefusesAddressesOfAnyProductBeforeTheFirstOne) {
   EXPECT_EQ(said<MlpCase>(mlp("bf16"), false, [](GroupedMlpArgs& a) { a.y = shifted(a.y); }),
             "grouped_gemm: y is bf16[20, 16] strides (56, 1)");
+  GroupedMlpProblem frozen = mlp("bf16");
+  frozen.dgrad = frozen.wgrad1 = frozen.wgrad2 = frozen.dbias = frozen.dprob = false;
+  const std::string no_z = said<MlpCase>(frozen, false, [](GroupedMlpArgs& a) { a.z = a.y; });
+  EXPECT_EQ(no_z.substr(0, no_z.find(" [")),
+            "grouped_mlp: z is given, must be null; the plan makes none; the route unfused does");
   EXPECT_EQ(said<MlpCase>(mlp("bf16"), true, [](GroupedMlpArgs& a) { a.dx = shifted(a.dx); }),
             "grouped_gemm: dx is bf16[20, 16] strides (72, 1)");
   EXPECT_EQ(
@@ -122,6 +162,12 @@ TEST(LayerPlan, RefusesAddressesOfAnyProductBeforeTheFirstOne) {
       said<LinearCase>(linear("bf16"), true,
                        [](GroupedLinearArgs& a) { a.parameters.dw = shifted(a.parameters.dw); }),
       "grouped_gemm: dw is bf16[3, 24, 16]");
+}
+
+TEST(PermutePlan, OfSeveralRanksIsNotForAGpu) {
+  const std::string error = test::unsupported(
+      [] { plan(PermuteProblem{.hidden = 1, .ranks = 2}, parse_device("sm_90")); });
+  EXPECT_NE(error.find("cuda_permute: takes the memory of one rank"), std::string::npos) << error;
 }
 
 }  // namespace

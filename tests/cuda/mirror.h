@@ -66,9 +66,10 @@ class Mirror {
   }
 
   /// Records what `work(Stream)` launches in a graph, which shows that it neither waits nor
-  /// allocates, replays it `times` times, and copies everything back.
+  /// allocates, replays it `times` times, and copies everything back. Returns how many launches
+  /// the graph has.
   template <class Work>
-  void replay(int times, Work&& work) {
+  size_t replay(int times, Work&& work) {
     cudaStream_t stream = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t executable = nullptr;
@@ -76,6 +77,8 @@ class Mirror {
     cuda::check(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "capture");
     work(Stream{stream});
     cuda::check(cudaStreamEndCapture(stream, &graph), "end the capture");
+    size_t launches = 0;
+    cuda::check(cudaGraphGetNodes(graph, nullptr, &launches), "count the nodes");
     cuda::check(cudaGraphInstantiate(&executable, graph, 0), "instantiate");
     for (int i = 0; i < times; ++i) cuda::check(cudaGraphLaunch(executable, stream), "replay");
     cuda::check(cudaStreamSynchronize(stream), "wait");
@@ -86,6 +89,7 @@ class Mirror {
       cuda::check(cudaMemcpy(copy.host, copy.device, copy.bytes, cudaMemcpyDeviceToHost), "fetch");
     for (size_t i = size_t(scratch_bytes_); i < scratch_.size(); ++i)
       EXPECT_EQ(scratch_[i], '\xff') << "byte " << i << " is behind the workspace";
+    return launches;
   }
 
  private:

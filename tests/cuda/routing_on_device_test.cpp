@@ -6,6 +6,7 @@
 
 #include "tests/cuda/mirror.h"
 #include "tests/judge/workspace.h"
+#include "tests/ops/offsets_case.h"
 
 namespace cadre {
 namespace {
@@ -17,6 +18,7 @@ using test::Tensor;
 struct Case {
   RoutingProblem p;
   Tensor logits, bias, experts, prob, scores, dprob, dscores, dlogits;
+  test::OffsetsOut map;
   bool with_scores = true;
 
   Case(const RoutingProblem& problem, unsigned seed)
@@ -28,7 +30,8 @@ struct Case {
         scores(DType::kF32, {p.tokens, p.experts}),
         dprob(DType::kF32, {p.tokens, p.top_k}),
         dscores(DType::kF32, {p.tokens, p.experts}),
-        dlogits(p.logits, {p.tokens, p.experts}, {.row_gap = 5}) {
+        dlogits(p.logits, {p.tokens, p.experts}, {.row_gap = 5}),
+        map(test::map_of(p)) {
     std::mt19937 random(seed);
     for (int64_t t = 0; t < p.tokens; ++t)
       for (int64_t e = 0; e < p.experts; ++e) logits.set({t, e}, double(random() % 97) / 8.0 - 6);
@@ -50,6 +53,11 @@ struct Case {
       given.prob = floats(prob);
       if (with_scores) given.scores = floats(scores);
     }
+    const auto words = [&](const Tensor& t) { return static_cast<int32_t*>(view(t).data); };
+    if (p.map) {
+      given.offsets = words(map.offsets);
+      given.map = {words(map.row_of), words(map.slot_of)};
+    }
     return given;
   }
   void on_cpu(std::string_view only) {
@@ -57,16 +65,19 @@ struct Case {
     const test::OwnedWorkspace workspace(made.workspace_bytes);
     run(made, args([](const Tensor& t) { return t.view(); }), workspace.get(), {});
   }
-  void on_gpu() {
+  /// Returns how many launches it takes.
+  size_t on_gpu() {
     test::Mirror mirror;
     const RoutingPlan made = plan(p, test::first_gpu());
     EXPECT_EQ(made.name, "cuda_routing");
     const RoutingArgs given = args([&](const Tensor& t) { return mirror.view(t); });
-    mirror.replay(2, [&](Stream stream) { run(made, given, {}, stream); });
+    const Workspace workspace = mirror.workspace(made.workspace_bytes);
+    return mirror.replay(2, [&](Stream stream) { run(made, given, workspace, stream); });
   }
   std::vector<char> outputs() const {
     std::vector<char> all;
-    for (const Tensor* t : {&experts, &prob, &scores, &dlogits})
+    for (const Tensor* t :
+         {&experts, &prob, &scores, &dlogits, &map.offsets, &map.row_of, &map.slot_of})
       all.insert(all.end(), t->bytes().begin(), t->bytes().end());
     return all;
   }
@@ -140,6 +151,22 @@ TEST_P(RoutingOnDevice, OfInfiniteAndNanLogits) {
   }
 }
 
+// Scores that are zero are equal whatever the logits are. Experts 3 and 35 are of one lane.
+TEST_P(RoutingOnDevice, TheGreaterLogitOfEqualRanksIsChosen) {
+  for (int64_t other : {35, 36}) {
+    Case c({.score = GetParam(), .tokens = 2, .experts = 64, .top_k = 2, .expert_bias = true}, 7);
+    for (int64_t e = 0; e < 64; ++e) {
+      c.bias.set({e}, e == 3 || e == 7 || e == other ? 0 : -1);
+      for (int64_t t : {0, 1})
+        c.logits.set({t, e}, e == 7       ? 0.0
+                             : e == other ? -200 - 10 * double(t)
+                             : e == 3     ? -205
+                                          : -300);
+    }
+    check(c);
+  }
+}
+
 TEST_P(RoutingOnDevice, BackwardSkipsWhatIsNoExpertAndAddsWhatIsChosenTwice) {
   Case got({.backward = true,
             .score = GetParam(),
@@ -171,6 +198,42 @@ TEST_P(RoutingOnDevice, OfManyTokens) {
   c.on_gpu();
   want.on_cpu("cpu");
   EXPECT_EQ(c.outputs() == want.outputs(), true);
+}
+
+TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
+  struct Sizes {
+    int64_t tokens;
+    int experts, top_k;
+    size_t launches;
+  };
+  // On the emulator, 6 blocks of 4 tokens are few; of one token where the experts are many.
+  const Sizes kSizes[] = {{0, 3, 2, 1},
+                          {1, 1, 1, 1},
+                          {4, 64, 8, 1},
+                          {5, 64, 8, 1},
+                          {23, 128, 8, 1},
+                          {24, 501, 10, 1},
+                          {6, 502, 40, 1},
+                          {5, 2000, 3, 1},
+                          {test::sized(257, 25), 13, 3, 2},
+                          {300, 61, 13, 2},
+                          {test::sized(65, 7), 2000, 2, 2}};
+  unsigned seed = 1;
+  for (const Sizes& sizes : kSizes)
+    for (bool alike : {false, true}) {
+      Case got({.score = GetParam(),
+                .tokens = sizes.tokens,
+                .experts = sizes.experts,
+                .top_k = sizes.top_k,
+                .map = true},
+               seed++);
+      std::mt19937 random(seed);
+      if (alike) got.logits.fill(random, 0, 0);
+      Case want = got;
+      EXPECT_EQ(got.on_gpu(), sizes.launches) << to_string(got.p);
+      want.on_cpu("cpu");
+      EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Routing, RoutingOnDevice,

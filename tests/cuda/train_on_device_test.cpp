@@ -89,11 +89,18 @@ void expect_alike(const History& got, const History& want) {
   EXPECT_LE(moved, rows / 20) << "the experts have other rows";
 }
 
-struct PlainRecipe : TrainOnDevice, testing::WithParamInterface<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Train, PlainRecipe, testing::Values("f32", "bf16", "f16"),
+struct EveryRecipe : TrainOnDevice, testing::WithParamInterface<const char*> {};
+/// On the emulator those whose steps differ: plain, of codes, and of all that a format can have.
+constexpr const char* kRecipes[] = {
+    "f32",   "bf16",       "f16",       "mxfp8", "nvfp4",
+#ifndef CADRE_EMULATED
+    "mxfp4", "fp8_tensor", "fp8_block",
+#endif
+};
+INSTANTIATE_TEST_SUITE_P(Train, EveryRecipe, testing::ValuesIn(kRecipes),
                          [](const auto& each) { return std::string(each.param); });
 
-TEST_P(PlainRecipe, LearnsWhatTheCpuLearns) {
+TEST_P(EveryRecipe, LearnsWhatTheCpuLearns) {
   const RunState want = trained(*cpu, start(GetParam()), kSteps);
   const RunState got = trained(*gpu, start(GetParam()), kSteps);
   expect_alike(got.history, want.history);

@@ -12,9 +12,16 @@ constexpr unsigned kOrders = CADRE_ORDERS;
 class Hopper : public testing::TestWithParam<const char*> {};
 
 TEST_P(Hopper, AgreesWithTheReferenceInAnyOrder) {
-  const bool wgrad = std::string_view(GetParam()).find("wgrad") != std::string_view::npos;
-  test::agrees_in_any_order(GetParam(), wgrad ? "sm90_ragged_contraction" : "sm90_ragged_rows", {},
-                            kOrders);
+  const auto has = [](std::string_view word) {
+    return std::string_view(GetParam()).find(word) != std::string_view::npos;
+  };
+  test::agrees_in_any_order(GetParam(),
+                            has("wgrad")                    ? "sm90_ragged_contraction"
+                            : has("act=")                   ? "sm90_gated_rows"
+                            : has("x=bf16") || has("mxfp4") ? "sm90_packed_rows"
+                            : has("fp8")                    ? "sm90_fp8_rows"
+                                                            : "sm90_ragged_rows",
+                            {}, kOrders);
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -32,6 +39,30 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm wgrad R=40 N=512 K=72 E=3 out=f32 accumulate=yes unit_budget=2",
         "grouped_gemm fprop R=600 N=264 K=72 E=3 out=f32 unit_budget=2",
         "grouped_gemm dgrad R=600 N=72 K=328 E=3 unit_budget=2",
+        // Gate and up in turns of eight: the last features beyond the second block, a consumer
+        // without any, z kept and not, every layout, bias and probabilities.
+        "grouped_gemm fprop R=700 N=272 K=136 E=2 act=swiglu prob=yes z=yes bias=yes tail=zero",
+        "grouped_gemm fprop R=90 N=112 K=520 E=12 discrete_rhs=yes act=geglu format=f16 out=f16 "
+        "layout=interleave1 z=yes",
+        "grouped_gemm fprop R=300 N=320 K=72 E=5 act=clamped_swiglu layout=interleave32 z=yes",
+        "grouped_gemm fprop R=600 N=528 K=72 E=3 act=reglu unit_budget=2 prob=yes",
+        // Codes in blocks: batches that begin between multiples of four, powers of two as scales or
+        // not, blocks along the contraction and of w's rows that are short.
+        "grouped_gemm fprop R=500 N=264 K=272 E=2 format=fp8_block lhs_scales_major=column "
+        "alpha=yes bias=yes bias_scale=yes tail=zero",
+        "grouped_gemm dgrad R=122 N=144 K=328 E=12 format=fp8_block rhs_major=column "
+        "lhs_scales_major=column discrete_rhs=yes",
+        "grouped_gemm fprop R=90 N=72 K=144 E=3 x=fp8_block:fp32 w=fp8_block:2d+fp32 "
+        "lhs_scales_major=column rhs_scales_major=column out=f32 beta=yes",
+        "grouped_gemm dgrad R=300 N=128 K=512 E=5 dy=fp8_block:e5m2 w=fp8_block:2d "
+        "rhs_major=column lhs_scales_major=column unit_budget=2",
+        // Packed weights: more stages than a round of scales has, a last one that is half full, few
+        // rows and many.
+        "grouped_gemm fprop R=300 N=264 K=416 E=2 format=mxfp4 alpha=yes bias=yes bias_scale=yes "
+        "tail=zero",
+        "grouped_gemm fprop R=122 N=56 K=352 E=12 x=bf16 w=nvfp4 discrete_rhs=yes alpha=yes",
+        "grouped_gemm fprop R=90 N=40 K=592 E=3 x=bf16 w=mxfp8 out=f32 beta=yes",
+        "grouped_gemm fprop R=300 N=264 K=96 E=2 x=bf16 w=nvfp4:2d out=f32 unit_budget=2",
         // So many stages that blocks count tiles.
         "grouped_gemm fprop R=90 N=264 K=264 E=11 unit_budget=2",
         "grouped_gemm dgrad R=122 N=264 K=280 E=12 discrete_rhs=yes unit_budget=2",

@@ -139,6 +139,7 @@ void Cluster::start(const std::function<void()>& kernel) {
   left_ = threads_.size();
   for (const auto& thread : threads_) {
     thread->products = 0;
+    thread->has_waited = false;
     thread->product_groups.clear();
     thread->store_groups.clear();
     thread->open_stores = nullptr;
@@ -159,6 +160,8 @@ void Cluster::start(const std::function<void()>& kernel) {
 
 void Cluster::finish_thread() {
   Thread& t = self();
+  if (shape_.dependent && !t.has_waited)
+    fail("a thread of a dependent kernel ended before it waited");
   for (const auto& group : t.store_groups)
     if (group->reading > 0) fail("a thread ended while its copies still read shared memory");
   for (const auto& group : t.copy_groups)

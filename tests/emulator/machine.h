@@ -36,6 +36,7 @@ struct WarpBoard {
 /// A product of the tensor cores that the threads of a warpgroup hand in one by one.
 struct WarpgroupProduct {
   std::array<float*, kWarpgroup> sums{};
+  std::array<const uint32_t*, kWarpgroup> registers{};  ///< of the first operand, if it is there
   int come = 0;
   uint64_t a = 0, b = 0;
   std::function<void(const WarpgroupProduct&)> run;
@@ -74,6 +75,7 @@ struct Thread {
   uint3 index{};
   const char* waits_for = nullptr;  ///< null: it does not
   int64_t products = 0;             ///< handed in
+  bool has_waited = false;          ///< for what is before the kernel
   std::deque<int64_t> product_groups;
   std::deque<std::shared_ptr<StoreGroup>> store_groups;
   std::shared_ptr<StoreGroup> open_stores;
@@ -89,6 +91,7 @@ struct Thread {
 struct GridShape {
   dim3 blocks, threads;
   int shared_bytes = 0, cluster = 1;
+  bool dependent = false;  ///< its threads wait for what is before it
 };
 
 /// What threads see of themselves.

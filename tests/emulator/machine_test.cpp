@@ -112,6 +112,17 @@ TEST(Emulator, SeesMisuse) {
   }
 }
 
+__global__ void dependent_kernel(bool waits) {
+  if (waits) begin_dependent();
+}
+
+TEST(Emulator, SeesADependentKernelThatDoesNotWait) {
+  const Grid grid{.blocks = 2, .threads = 3, .dependent = true};
+  EXPECT_EQ(complaint(dependent_kernel, grid, true), "");
+  const std::string why = complaint(dependent_kernel, grid, false);
+  EXPECT_NE(why.find("ended before it waited"), std::string::npos) << why;
+}
+
 constexpr int kRows = 8, kColumns = 32;  // a box of floats
 
 // Loads a box, stores it at another place; perhaps too early, or without waiting at the end.

@@ -15,6 +15,7 @@ struct CUgraphNode_st {
 };
 struct CUgraph_st {
   std::vector<std::shared_ptr<CUgraphNode_st>> nodes;
+  unsigned long long id = 0;
 };
 struct CUgraphExec_st {
   CUgraph_st graph;
@@ -207,7 +208,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
 cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
   CUstream_st& s = stream_of(stream);
   if (s.capture != nullptr) return answer(cudaErrorIllegalState);
+  static std::atomic<unsigned long long> graphs = 0;
   s.capture = new CUgraph_st;
+  s.capture->id = ++graphs;
   s.is_origin = true;
   capture_broken = false;
   if (mode != cudaStreamCaptureModeRelaxed) ++strict_captures;
@@ -227,6 +230,12 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
   *status = stream_of(stream).capture != nullptr ? cudaStreamCaptureStatusActive
                                                  : cudaStreamCaptureStatusNone;
   return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long* id, cudaGraph_t*, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  if (const CUgraph_st* graph = stream_of(stream).capture) *id = graph->id;
+  return cudaStreamIsCapturing(stream, status);
 }
 cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t* nodes, size_t* count) {
   for (size_t i = 0; nodes != nullptr && i < std::min(*count, graph->nodes.size()); ++i)
@@ -273,7 +282,11 @@ static constexpr auto encode_tiled =
   m.base = reinterpret_cast<uintptr_t>(base);
   m.is_float = type == CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   m.element_bytes = m.is_float ? 4 : type == CU_TENSOR_MAP_DATA_TYPE_UINT8 ? 1 : 2;
-  bool good = m.base % 16 == 0 && rank >= 1 && rank <= 4 && swizzle == CU_TENSOR_MAP_SWIZZLE_128B;
+  m.swizzle = swizzle == CU_TENSOR_MAP_SWIZZLE_128B  ? 128
+              : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
+              : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
+                                                     : 0;
+  bool good = m.base % 16 == 0 && rank >= 1 && rank <= 5 && m.swizzle != 0;
   for (cuuint32_t d = 0; d < rank && good; ++d) {
     m.extent[d] = extent[d], m.box[d] = box[d];
     good = extent[d] > 0 && extent[d] <= uint64_t(1) << 32 && box[d] > 0 && box[d] <= 256;

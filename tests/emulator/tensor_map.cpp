@@ -8,37 +8,35 @@ namespace cadre::emulator {
 namespace {
 
 constexpr uint32_t kMagic = 0x7e45'0a17;
-constexpr int kRowBytes = 128;
 
 /// Calls work(address in device memory or null, byte of the box) with every element of a box.
 template <class Work>
 void for_elements(const MapData& m, const Coordinates& at, Work&& work) {
   int byte = 0;
-  for (uint32_t w = 0; w < m.box[3]; ++w)
-    for (uint32_t z = 0; z < m.box[2]; ++z)
-      for (uint32_t y = 0; y < m.box[1]; ++y)
-        for (uint32_t x = 0; x < m.box[0]; ++x, byte += int(m.element_bytes)) {
-          const uint32_t step[4] = {x, y, z, w};
-          uint64_t address = m.base;
-          bool inside = true;
-          for (size_t d = 0; d < 4; ++d) {
-            const int64_t c = int64_t(at[d]) + step[d];
-            inside = inside && c >= 0 && uint64_t(c) < m.extent[d];
-            address += uint64_t(c) * (d == 0 ? m.element_bytes : m.step[d - 1]);
-          }
-          work(inside ? reinterpret_cast<uint8_t*>(address) : nullptr, byte);
-        }
+  for (uint32_t row = 0; row < uint32_t(m.bytes() / m.row_bytes()); ++row)
+    for (uint32_t x = 0; x < m.box[0]; ++x, byte += int(m.element_bytes)) {
+      uint64_t address = m.base;
+      bool inside = true;
+      uint32_t rest = row;
+      for (size_t d = 0; d < 5; ++d) {
+        const int64_t c = int64_t(at[d]) + (d == 0 ? x : rest % m.box[d]);
+        if (d > 0) rest /= m.box[d];
+        inside = inside && c >= 0 && uint64_t(c) < m.extent[d];
+        address += uint64_t(c) * (d == 0 ? m.element_bytes : m.step[d - 1]);
+      }
+      work(inside ? reinterpret_cast<uint8_t*>(address) : nullptr, byte);
+    }
 }
 
-/// The place of a byte of a box in shared memory, in the swizzle of 128 bytes.
-int swizzled(uint32_t first, int byte) {
+/// The place of a byte of a box in shared memory, in the swizzle of as many bytes as its rows have.
+int swizzled(const MapData& m, uint32_t first, int byte) {
   const auto at = first + uint32_t(byte);
-  return int(at ^ (at >> 7 & 7) << 4) - int(first);
+  return int(at ^ (at >> 7 & uint32_t(m.row_bytes() / 16 - 1)) << 4) - int(first);
 }
 
 void read_box(const MapData& m, const Coordinates& at, uint32_t first, uint8_t* to) {
   for_elements(m, at, [&](const uint8_t* from, int byte) {
-    uint8_t* place = to + swizzled(first, byte);
+    uint8_t* place = to + swizzled(m, first, byte);
     if (from == nullptr)
       std::memset(place, 0, m.element_bytes);
     else
@@ -58,8 +56,23 @@ void write_box(const MapData& m, const Coordinates& at, const uint8_t* plain, bo
 
 void check_box(const MapData& m, uint32_t offset) {
   expect(m.magic == kMagic, "a tensor map was never encoded");
-  expect(int(m.box[0] * m.element_bytes) == kRowBytes, "a box has rows of 128 bytes");
-  expect(offset % kRowBytes == 0, "a box in shared memory begins at a multiple of 128 bytes");
+  expect(m.row_bytes() == m.swizzle, "a box has rows of as many bytes as its swizzle");
+  expect(offset % 128 == 0, "a box in shared memory begins at a multiple of 128 bytes");
+}
+
+/// Copies that happen at any later moment, one for each block that a load is for.
+void start_copies(void* to, uint32_t bytes, const Delivery& whom,
+                  const std::function<void(uint8_t*)>& copy) {
+  for (int rank = 0; rank < 16; ++rank) {
+    if ((whom.blocks >> rank & 1) == 0) continue;
+    auto* place = static_cast<uint8_t*>(in_block(to, rank));
+    auto* barrier = static_cast<uint64_t*>(in_block(whom.barrier, rank));
+    later([=] {
+      copy(place);
+      cuda::deliver(*barrier, bytes);
+    });
+  }
+  may_switch();
 }
 
 }  // namespace
@@ -83,16 +96,14 @@ void start_load(void* to, const CUtensorMap& map, const Coordinates& at, const D
   const MapData m = data_of(map);
   const uint32_t offset = shared_offset(to);
   check_box(m, offset);
-  for (int rank = 0; rank < 16; ++rank) {
-    if ((whom.blocks >> rank & 1) == 0) continue;
-    auto* place = static_cast<uint8_t*>(in_block(to, rank));
-    auto* barrier = static_cast<uint64_t*>(in_block(whom.barrier, rank));
-    later([=] {
-      read_box(m, at, offset, place);
-      cuda::deliver(*barrier, uint32_t(m.bytes()));
-    });
-  }
-  may_switch();
+  start_copies(to, uint32_t(m.bytes()), whom,
+               [=](uint8_t* place) { read_box(m, at, offset, place); });
+}
+
+void start_bulk_load(void* to, const void* from, uint32_t bytes, const Delivery& whom) {
+  expect((shared_offset(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 == 0,
+         "a bulk copy begins at multiples of 16 bytes and has as many");
+  start_copies(to, bytes, whom, [=](uint8_t* place) { std::memcpy(place, from, bytes); });
 }
 
 void start_store(const CUtensorMap& map, const Coordinates& at, const void* from, bool adds) {
@@ -107,7 +118,7 @@ void start_store(const CUtensorMap& map, const Coordinates& at, const void* from
   const auto* shared = static_cast<const uint8_t*>(from);
   later([=] {
     std::vector<uint8_t> plain(size_t(m.bytes()));
-    for (int i = 0; i < m.bytes(); ++i) plain[size_t(i)] = shared[swizzled(offset, i)];
+    for (int i = 0; i < m.bytes(); ++i) plain[size_t(i)] = shared[swizzled(m, offset, i)];
     --group->reading;
     notify(group.get());
     later([=] {

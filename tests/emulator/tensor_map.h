@@ -12,18 +12,20 @@ namespace cadre::emulator {
 /// What an emulated CUtensorMap holds.
 struct MapData {
   uint64_t base = 0;
-  uint64_t step[3] = {};  ///< bytes, of dimensions 1 to 3
-  uint64_t extent[4] = {1, 1, 1, 1};
-  uint32_t box[4] = {1, 1, 1, 1};
+  uint64_t step[4] = {};  ///< bytes, from dimension 1 on
+  uint64_t extent[5] = {1, 1, 1, 1, 1};
+  uint32_t box[5] = {1, 1, 1, 1, 1};
   uint32_t element_bytes = 0, is_float = 0, magic = 0;
+  int swizzle = 0;  ///< bytes
 
-  int bytes() const { return int(box[0] * box[1] * box[2] * box[3] * element_bytes); }
+  int row_bytes() const { return int(box[0] * element_bytes); }
+  int bytes() const { return row_bytes() * int(box[1] * box[2] * box[3] * box[4]); }
 };
 
 MapData data_of(const CUtensorMap&);
 CUtensorMap map_of(const MapData&);
 
-using Coordinates = std::array<int, 4>;
+using Coordinates = std::array<int, 5>;
 
 /// Whom a load tells: the barrier of this block, and the blocks that it is for, a bit each.
 struct Delivery {
@@ -31,6 +33,7 @@ struct Delivery {
   uint16_t blocks;
 };
 void start_load(void* to, const CUtensorMap&, const Coordinates&, const Delivery&);
+void start_bulk_load(void* to, const void* from, uint32_t bytes, const Delivery&);
 void start_store(const CUtensorMap&, const Coordinates&, const void* from, bool adds);
 void tma_commit();
 /// Until all but the youngest `left` groups have read shared memory, or written device memory too.

@@ -131,13 +131,18 @@ unsigned __match_any_sync(unsigned mask, T value) {
 template <class T, class Join>
 T reduce_warp(T value, Join&& join) {
   const auto& shown = cadre::emulator::show(uint64_t(value));
-  for (int lane = 0; lane < cadre::emulator::self().lanes(); ++lane)
+  value = T(shown[0]);
+  for (int lane = 1; lane < cadre::emulator::self().lanes(); ++lane)
     value = join(value, T(shown[size_t(lane)]));
   return value;
 }
 template <class T>
 T __reduce_max_sync(unsigned, T value) {
   return reduce_warp(value, [](T a, T b) { return std::max(a, b); });
+}
+template <class T>
+T __reduce_add_sync(unsigned, T value) {
+  return reduce_warp(value, [](T a, T b) { return T(a + b); });
 }
 template <class T>
 T __reduce_min_sync(unsigned, T value) {
@@ -152,6 +157,16 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 inline unsigned __float_as_uint(float value) { return std::bit_cast<unsigned>(value); }
 inline float __int_as_float(int bits) { return std::bit_cast<float>(bits); }
 inline int __float_as_int(float value) { return std::bit_cast<int>(value); }
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const uint64_t bytes = low | uint64_t(high) << 32;
+  unsigned picked = 0;
+  for (int i = 0; i < 4; ++i)
+    picked |= unsigned(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
+inline unsigned __vmaxu2(unsigned a, unsigned b) {
+  return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffff, b & 0xffff);
+}
 inline int __ffs(int bits) { return bits == 0 ? 0 : std::countr_zero(unsigned(bits)) + 1; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero(unsigned(bits)); }

@@ -1,4 +1,6 @@
 #pragma once
+#include <optional>
+
 #include "cadre/offsets.h"
 #include "cadre/permute.h"
 #include "cadre/routing.h"
@@ -17,6 +19,8 @@ struct ExpertLayerSizes {
   GroupedMlpProblem mlp{};
   RoutingProblem routing{.normalize = true};  ///< its sizes follow from the rest
   bool has_scores = false;                    ///< scores are made, and have a gradient
+  int64_t shared_features = 0;                ///< of an expert that all tokens visit; 0: none
+  bool shared_gate = false;                   ///< its result has a factor per token
 };
 
 /// The steps around the expert MLP, in their order.
@@ -38,6 +42,7 @@ struct ExpertLayerCase {
   ExpertLayerSizes sizes;
   Device device;
   MlpCase mlp;
+  std::optional<MlpCase> shared;
   Tensor logits, expert_bias, tokens, dout, dscores;  ///< read
   Tensor experts, prob, row_of, slot_of, status;      ///< made by routing and offsets
   Tensor out, dtokens, dprob, dlogits, scores;        ///< written
@@ -76,6 +81,12 @@ struct ExpertLayerCase {
     mlp.x.poison();
     mlp.dy.poison();
     mlp.prob.poison();
+    if (s.shared_features > 0) {
+      shared.emplace(shared_problem(s), Counts{s.tokens, {s.tokens}}, seed + 1000, where);
+      shared->x.poison();
+      shared->dy.poison();
+      shared->change_args = [this](GroupedMlpArgs& a) { a.x = tokens.view(), a.dy = dout.view(); };
+    }
     if (s.mlp.bias2_scale)
       mlp.change_args = [this](GroupedMlpArgs& a) { a.bias2_scale = mlp.prob.data<float>(); };
   }
@@ -86,6 +97,15 @@ struct ExpertLayerCase {
     p.rows = s.tokens * s.top_k - s.dropped;
     return p;
   }
+  static GroupedMlpProblem shared_problem(const ExpertLayerSizes& s) {
+    GroupedMlpProblem p = s.mlp;
+    p.rows = s.tokens;
+    p.features = s.shared_features;
+    p.experts = 1;
+    p.prob = s.shared_gate;
+    p.bias1 = p.bias2 = p.bias2_scale = false;
+    return p;
+  }
   static size_t experts_of(const ExpertLayerSizes& s) { return size_t(s.mlp.experts); }
   int64_t rows() const { return mlp.p().rows; }
   bool weighs_rows() const { return sizes.mlp.prob; }
@@ -93,6 +113,7 @@ struct ExpertLayerCase {
   template <class Visit>
   void for_pieces(Visit&& visit) const {
     mlp.for_pieces(visit);
+    if (shared) shared->for_pieces(visit);
     for (const Tensor* t : {&logits, &expert_bias, &tokens, &dout, &dscores})
       visit(piece("input", *t, Holds::kInput));
     for (const auto& [name, t] : {std::pair("experts", &experts),
@@ -208,6 +229,7 @@ struct ExpertLayerCase {
     p.dtype = sizes.mlp.dtype;
     const bool permutes = pass == PermutePass::kPermute || pass == PermutePass::kPermuteBackward;
     p.prob = permutes == weighs_rows();
+    p.addend = shared && (pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward);
     return plan(p, device);
   }
 
@@ -231,7 +253,7 @@ struct ExpertLayerCase {
             .status = status.data<int32_t>()};
   }
   RowMap map() const { return {row_of.data<int32_t>(), slot_of.data<int32_t>()}; }
-  PermuteArgs shared(const Tensor& by_token, const Tensor& by_row) const {
+  PermuteArgs moves(const Tensor& by_token, const Tensor& by_row) const {
     return {.tokens = by_token.view(),
             .rows = by_row.view(),
             .y = {},
@@ -239,17 +261,18 @@ struct ExpertLayerCase {
             .offsets = {mlp.offsets.data(), sizes.mlp.experts}};
   }
   PermuteArgs permute_args() const {
-    PermuteArgs a = shared(tokens, mlp.x);
+    PermuteArgs a = moves(tokens, mlp.x);
     if (weighs_rows()) a.prob = prob.data<float>(), a.row_prob = mlp.prob.data<float>();
     return a;
   }
   PermuteArgs combine_args() const {
-    PermuteArgs a = shared(out, mlp.y);
+    PermuteArgs a = moves(out, mlp.y);
+    if (shared) a.addend = shared->y.view();
     if (!weighs_rows()) a.prob = prob.data<float>();
     return a;
   }
   PermuteArgs combine_back_args() const {
-    PermuteArgs a = shared(dout, mlp.dy);
+    PermuteArgs a = moves(dout, mlp.dy);
     if (weighs_rows()) return a;
     a.prob = prob.data<float>();
     a.dprob = dprob.data<float>();
@@ -257,7 +280,8 @@ struct ExpertLayerCase {
     return a;
   }
   PermuteArgs permute_back_args() const {
-    PermuteArgs a = shared(dtokens, mlp.dx);
+    PermuteArgs a = moves(dtokens, mlp.dx);
+    if (shared) a.addend = shared->dx.view();
     if (!weighs_rows()) return a;
     a.drow_prob = mlp.dprob.data<float>();
     if (sizes.mlp.bias2_scale) a.drow_scale = mlp.dbias2_scale.data<float>();

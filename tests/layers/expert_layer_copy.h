@@ -10,6 +10,7 @@ class ExpertLayerCopy {
  public:
   ExpertLayerCopy(Machine& machine, ExpertLayerCase& c)
       : case_(c), mlp_(machine, c.mlp), memory_(machine, c) {
+    if (c.shared) shared_.emplace(machine, *c.shared);
     memory_.upload();
   }
 
@@ -18,10 +19,18 @@ class ExpertLayerCopy {
     const auto move = [this](auto args) { return memory_.moved(args); };
     for (LayerStage stage : kLayerStages) {
       case_.launch(stage, move, stream);
-      if (stage == LayerStage::kPermute)
+      if (stage == LayerStage::kPermute) {
         forward(case_.mlp.plan, move(case_.mlp.args()), mlp_.forward_workspace(), stream);
-      if (stage == LayerStage::kCombineBack)
+        if (shared_)
+          forward(case_.shared->plan, move(case_.shared->args()), shared_->forward_workspace(),
+                  stream);
+      }
+      if (stage == LayerStage::kCombineBack) {
         backward(case_.mlp.plan, move(case_.mlp.args()), mlp_.backward_workspace(), stream);
+        if (shared_)
+          backward(case_.shared->plan, move(case_.shared->args()), shared_->backward_workspace(),
+                   stream);
+      }
     }
   }
   MachineCopy& memory() { return memory_; }
@@ -29,6 +38,7 @@ class ExpertLayerCopy {
  private:
   ExpertLayerCase& case_;
   LayerCopy<MlpCase> mlp_;
+  std::optional<LayerCopy<MlpCase>> shared_;
   MachineCopy memory_;
 };
 

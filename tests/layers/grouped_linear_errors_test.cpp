@@ -74,6 +74,14 @@ TEST(GroupedLinearErrors, OfProblems) {
             "product is unchanged only then");
 }
 
+TEST(GroupedLinearErrors, OfABiasThatIsReturnedBehindAnActivation) {
+  EXPECT_EQ(plan_error([](GroupedLinearProblem& p) {
+              p.bias = p.return_bias = true;
+              p.activation.emplace();
+            }),
+            "grouped_linear: return_bias is yes, must be no; the bias comes before the activation");
+}
+
 TEST(GroupedLinearErrors, OfText) {
   EXPECT_EQ(
       test::invalid([] { parse_grouped_linear_problem("grouped_linear R=1 X=2"); }).substr(0, 28),
@@ -85,8 +93,9 @@ TEST(GroupedLinearErrors, OfText) {
 }
 
 TEST(GroupedLinearErrors, UnsupportedNamesTheReason) {
-  const std::string what = test::unsupported([] { plan(problem("mxfp8"), parse_device("sm_90")); });
-  EXPECT_NE(what.find("no implementation on sm_90"), std::string::npos) << what;
+  const std::string what =
+      test::unsupported([] { plan(problem("mxfp8"), {.kind = DeviceKind::kCuda, .sm = 75}); });
+  EXPECT_NE(what.find("no implementation on sm_75"), std::string::npos) << what;
 }
 
 enum Run { kForward, kBackward, kWgrad };

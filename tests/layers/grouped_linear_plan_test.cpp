@@ -108,8 +108,10 @@ TEST(GroupedLinearErrors, OfRoutes) {
   EXPECT_EQ(refused("mxfp8", "direct"), none + "mxfp8':\n  direct: w is copied into mxfp8");
   EXPECT_EQ(refused("bf16", "quantized"),
             none + "bf16':\n  quantized: every product reads its tensors as they are");
+  EXPECT_EQ(refused("mxfp8", "decoded"),
+            none + "mxfp8':\n  decoded: every product takes its operands as they are quantised");
   EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
-            "plan: route is 'fused', must be one of direct, quantized "
+            "plan: route is 'fused', must be one of direct, quantized, decoded, sm90_fp8_rows "
             "[grouped_linear R=640 N=96 K=160 E=5 recipe=bf16]");
 }
 

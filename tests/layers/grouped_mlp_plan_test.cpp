@@ -80,6 +80,10 @@ TEST(GroupedMlpPlan, NamesItsRouteAndExplainsIt) {
                            "fc2: grouped_linear R=640 N=96 K=64",
                            "kept for backward, of each row: z ", "pending from backward to wgrad"})
     EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  constexpr std::string_view kInGradient = "dh and h again lie in dw of fc1, which is written last";
+  EXPECT_EQ(words.find(kInGradient), std::string::npos);
+  p.options.deferred = false;
+  EXPECT_NE(explain(planned(p)).find(kInGradient), std::string::npos);
 }
 
 /// Bytes kept of one row, by the name of the part.
@@ -144,17 +148,23 @@ TEST(GroupedMlpErrors, OfProblems) {
   EXPECT_EQ(says([](P& p) { p.recipe.wgrad.rhs.stochastic = true; }),
             "grouped_mlp: keep_h is no, must be yes; h is rounded stochastically for wgrad, and "
             "computing it again would give other codes");
-  EXPECT_NE(says([](P& p) {
-              p.layout = GluLayout::kInterleave32;
-              p.features = 33;
-            }).find("activation: F is 33, must be a multiple of 32"),
-            std::string::npos);
+  EXPECT_EQ(
+      says([](P& p) {
+        p.layout = GluLayout::kInterleave32;
+        p.features = 33;
+      }),
+      "grouped_mlp: F is 33, must be a multiple of 32; layout interleave32 comes in blocks of "
+      "32");
 }
 
 TEST(GroupedMlpErrors, OfRoutes) {
-  EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
-            "plan: route is 'fused', must be one of unfused "
+  EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "best"); }),
+            "plan: route is 'best', must be one of fused, unfused "
             "[grouped_mlp R=640 H=96 F=64 E=5 act=swiglu recipe=bf16 prob=yes]");
+  const GroupedMlpPlan plain = plan(problem("bf16"), this_cpu());
+  EXPECT_EQ(plain.name, "unfused");
+  ASSERT_EQ(plain.refusals.size(), 1u);
+  EXPECT_EQ(plain.refusals[0].why, "is for GPUs; on the CPU the operations run one by one");
 }
 
 enum Run { kForward, kBackward, kWgrad };

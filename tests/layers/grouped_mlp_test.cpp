@@ -167,6 +167,9 @@ const Variant kVariants[] = {
     {"deferred", [](GroupedMlpProblem& p) { p.options.deferred = true; }},
     {"deferred keep_h", [](GroupedMlpProblem& p) { p.options.deferred = p.keep_h = true; }},
     {"cache_weights", [](GroupedMlpProblem& p) { p.options.cache_weights = true; }},
+    {"overwrite_saved", [](GroupedMlpProblem& p) { p.options.overwrite_saved = true; }},
+    {"overwrite_saved deferred",
+     [](GroupedMlpProblem& p) { p.options.overwrite_saved = p.options.deferred = true; }},
     {"save_input", [](GroupedMlpProblem& p) { p.options.save_input = true; }},
     {"discrete",
      [](GroupedMlpProblem& p) {
@@ -183,7 +186,8 @@ TEST(GroupedMlp, HowItRunsChangesNoBit) {
   for (const char* recipe : kRecipes) {
     const Counts counts{.rows = 75, .of = {17, 0, 33, 20}};
     GroupedMlpProblem p = problem(counts, recipe);
-    p.options.accumulate = Accumulate::kDevice;
+    // Added up, dw of fc1 is lent to nobody; written, it is.
+    p.options.accumulate = seed % 2 == 0 ? Accumulate::kDevice : Accumulate::kNo;
     p.options.accumulate_bias = Accumulate::kPerExpert;
     MlpCase want(p, counts, ++seed);
     want.step();
@@ -195,10 +199,13 @@ TEST(GroupedMlp, HowItRunsChangesNoBit) {
       EXPECT_EQ(first_difference(MlpResult(got), MlpResult(want)), "")
           << variant.name << " of " << to_string(p);
     }
-    MlpCase inside(p, counts, seed);
-    inside.shows_inside = true;
-    inside.step();
-    EXPECT_EQ(first_difference(MlpResult(inside), MlpResult(want)), "") << to_string(p);
+    for (const bool overwrites : {false, true}) {
+      p.options.overwrite_saved = overwrites;
+      MlpCase inside(p, counts, seed);
+      inside.shows_inside = true;
+      inside.step();
+      EXPECT_EQ(first_difference(MlpResult(inside), MlpResult(want)), "") << to_string(p);
+    }
   }
 }
 

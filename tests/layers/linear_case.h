@@ -15,7 +15,8 @@ inline Memory memory(const OwnedWorkspace& w) { return {w.get().data, w.get().by
 /// What a case is made for.
 struct MadeFor {
   Device device = this_cpu();
-  int64_t step = 1;  ///< gaps between rows are multiples of so many elements
+  int64_t step = 1;          ///< gaps between rows are multiples of so many elements
+  std::string_view route{};  ///< the plan's, if not the first that takes it
 };
 
 /// One grouped linear layer with every tensor that it reads and writes, all of it watched: random
@@ -36,7 +37,7 @@ struct LinearCase {
 
   LinearCase(const GroupedLinearProblem& p, const Counts& c, unsigned seed,
              const MadeFor& where = {})
-      : plan(cadre::plan(p, where.device)),
+      : plan(cadre::plan(p, where.device, where.route)),
         counts(c),
         offsets(c.offsets()),
         made_for(where),

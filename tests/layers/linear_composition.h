@@ -12,7 +12,9 @@ class LinearComposition {
  public:
   explicit LinearComposition(LinearCase& c) : c_(c), p_(c.p()) {}
 
-  void run() {
+  /// Products by the implementation called `product`.
+  void run(std::string_view product = {}) {
+    product_ = product;
     multiply(Pass::kFprop);
     if (p_.dgrad) multiply(Pass::kDgrad);
     if (p_.wgrad) multiply(Pass::kWgrad);
@@ -81,7 +83,7 @@ class LinearComposition {
     args.offsets = offsets();
     g.discrete_rhs = args.rhs.discrete != nullptr;
     wgrad ? weight_gradient(g, args) : output(g, args);
-    launch(plan(g, this_cpu()), args);
+    launch(plan(g, this_cpu(), product_), args);
   }
 
   void output(GroupedGemmProblem& g, GroupedGemmArgs& args) {
@@ -142,6 +144,7 @@ class LinearComposition {
 
   LinearCase& c_;
   const GroupedLinearProblem& p_;
+  std::string_view product_;
   std::vector<std::unique_ptr<OwnedWorkspace>> copies_;
 };
 

@@ -25,6 +25,8 @@ inline ExpertLayerSizes sizes_of(const MoeProblem& p) {
   s.routing.expert_bias = p.expert_bias;
   s.routing.groups = p.groups;
   s.routing.group_top_k = p.group_top_k;
+  s.shared_features = p.shared_features;
+  s.shared_gate = p.shared_gate;
   return s;
 }
 
@@ -32,7 +34,6 @@ struct MoeCase : ExpertLayerCase {
   MoePlan plan;
   OwnedWorkspace saved, pending, weight_cache;
   bool refresh_weights = true;
-  bool shows_routing = true;  ///< what the routing made is the caller's
   WgradQueue* queue = nullptr;
   std::function<void(MoeArgs&)> change_args{};
 
@@ -50,13 +51,17 @@ struct MoeCase : ExpertLayerCase {
     if (p().expert_bias) a.expert_bias = expert_bias.data<float>();
     a.fc1 = mlp.fc1.args();
     a.fc2 = mlp.fc2.args();
+    if (shared) {
+      a.shared_fc1 = shared->fc1.args();
+      a.shared_fc2 = shared->fc2.args();
+      if (p().shared_gate) a.shared_gate = shared->prob.data<float>();
+      if (p().shared_gate && p().dlogits) a.dshared_gate = shared->dprob.data<float>();
+    }
     a.out = out.view();
     a.scores = scores.data<float>();
-    if (shows_routing) {
-      a.experts = experts.data<int32_t>();
-      a.prob = prob.data<float>();
-      a.offsets = mlp.offsets.data();
-    }
+    a.experts = experts.data<int32_t>();
+    a.prob = prob.data<float>();
+    a.offsets = mlp.offsets.data();
     a.dout = dout.view();
     a.dx = dtokens.view();
     if (p().dlogits) {
@@ -86,15 +91,20 @@ struct MoeCase : ExpertLayerCase {
 
 /// Everything that a step of the layer writes for its caller, by name.
 inline std::vector<std::pair<const char*, Values>> results(const ExpertLayerCase& c) {
-  return {{"out", c.out.values()},
-          {"scores", c.scores.values()},
-          {"prob", c.prob.values()},
-          {"dx", c.dtokens.values()},
-          {"dlogits", c.dlogits.values()},
-          {"dw1", c.mlp.fc1.dw.values()},
-          {"dw2", c.mlp.fc2.dw.values()},
-          {"dbias1", c.mlp.fc1.dbias.values()},
-          {"dbias2", c.mlp.fc2.dbias.values()}};
+  std::vector<std::pair<const char*, Values>> all = {{"out", c.out.values()},
+                                                     {"scores", c.scores.values()},
+                                                     {"prob", c.prob.values()},
+                                                     {"dx", c.dtokens.values()},
+                                                     {"dlogits", c.dlogits.values()},
+                                                     {"dw1", c.mlp.fc1.dw.values()},
+                                                     {"dw2", c.mlp.fc2.dw.values()},
+                                                     {"dbias1", c.mlp.fc1.dbias.values()},
+                                                     {"dbias2", c.mlp.fc2.dbias.values()}};
+  if (!c.shared) return all;
+  all.emplace_back("shared dw1", c.shared->fc1.dw.values());
+  all.emplace_back("shared dw2", c.shared->fc2.dw.values());
+  all.emplace_back("dshared_gate", c.shared->dprob.values());
+  return all;
 }
 
 }  // namespace cadre::test

@@ -35,6 +35,11 @@ TEST(MoeText, PrintsWhatIsNotUsualAndParsesBack) {
             "moe T=64 top_k=5 H=96 F=64 E=6 act=swiglu recipe=mxfp8 score=sigmoid normalize=yes "
             "scale=2.5 dlogits=no keep_rows=no");
   EXPECT_EQ(parse_moe_problem(to_string(p)), p);
+  p = problem("bf16");
+  p.shared_features = 128;
+  p.shared_gate = true;
+  EXPECT_EQ(to_string(p),
+            "moe T=64 top_k=5 H=96 F=64 E=6 act=swiglu recipe=bf16 shared_F=128 shared_gate=yes");
 }
 
 TEST(MoeText, EveryFieldParsesBack) {
@@ -49,15 +54,31 @@ TEST(MoeText, EveryFieldParsesBack) {
     p.recipe = recipe_list()[size_t(draw(8))].recipe;
     p.score = RoutingScore(draw(3));
     p.scale = float(draw(9)) / 7;
+    p.shared_features = draw(3);
     for (int* number : {&p.groups, &p.group_top_k, &p.options.unit_budget}) *number = draw(5);
     for (DType* type : {&p.dtype, &p.logits, &p.parameters.weight, &p.parameters.bias,
                         &p.parameters.dw, &p.parameters.dbias})
       *type = DType(draw(3));
-    for (bool* flag :
-         {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
-          &p.normalize, &p.expert_bias, &p.bias1, &p.bias2, &p.dgrad, &p.dlogits, &p.wgrad1,
-          &p.wgrad2, &p.dbias, &p.keep_h, &p.keep_rows, &p.options.deferred, &p.options.save_input,
-          &p.options.cache_weights, &p.options.quantized_x})
+    for (bool* flag : {&p.parameters.discrete_weight,
+                       &p.parameters.discrete_bias,
+                       &p.parameters.discrete_dw,
+                       &p.normalize,
+                       &p.shared_gate,
+                       &p.expert_bias,
+                       &p.bias1,
+                       &p.bias2,
+                       &p.dgrad,
+                       &p.dlogits,
+                       &p.wgrad1,
+                       &p.wgrad2,
+                       &p.dbias,
+                       &p.keep_h,
+                       &p.keep_rows,
+                       &p.options.deferred,
+                       &p.options.save_input,
+                       &p.options.cache_weights,
+                       &p.options.quantized_x,
+                       &p.options.overwrite_saved})
       *flag = draw(2);
     p.parameters.weight_major = Major(draw(2));
     p.options.accumulate = Accumulate(draw(4));
@@ -74,7 +95,7 @@ TEST(MoePlan, NamesItsRouteAndExplainsIt) {
   EXPECT_TRUE(made.exact);
   const std::string words = explain(made);
   for (const char* part :
-       {"route permuted", "route: cpu", "logits -> experts, prob, scores", "place: cpu",
+       {"route permuted", "route: cpu", "logits -> experts, prob, scores, offsets, row_of, slot_of",
         "x, offsets, row_of, slot_of, prob -> rows, prob of rows",
         "dx of rows, offsets, row_of, dprob of rows, dscale of rows -> dx, dprob",
         "experts: grouped_mlp R=320 H=96 F=64 E=6 act=swiglu recipe=bf16 prob=yes bias2=yes "
@@ -103,7 +124,7 @@ TEST(MoePlan, StatesTheBytesOfAToken) {
   for (const char* words : {"experts", "row_of", "slot_of", "prob of rows"})
     EXPECT_DOUBLE_EQ(kept_of(direct, words), kTopK * 4) << words;
   EXPECT_EQ(kept_of(direct, "x") + kept_of(direct, "prob"), 0);
-  EXPECT_EQ(direct.memory.saved_bytes, kRows * 2 * (96 + 128) + 4 * kRows * 4 + 256);
+  EXPECT_EQ(direct.memory.saved_bytes, kRows * 2 * (96 + 128) + 3 * kRows * 4);
 
   MoeProblem p = problem("bf16");
   p.keep_rows = false;
@@ -114,6 +135,8 @@ TEST(MoePlan, StatesTheBytesOfAToken) {
   EXPECT_EQ(find_tensor(again, "rows again")->place, Place::kWorkspace);
   p.options.deferred = true;
   EXPECT_EQ(find_tensor(planned(p), "rows again")->place, Place::kPending);
+  p.wgrad1 = false;
+  EXPECT_EQ(find_tensor(planned(p), "rows again"), nullptr);
 
   // A recipe that keeps a copy of x reads the rows no more.
   const MoePlan mxfp8 = planned(problem("mxfp8"));
@@ -122,6 +145,95 @@ TEST(MoePlan, StatesTheBytesOfAToken) {
   p = problem("mxfp8");
   p.keep_rows = false;
   EXPECT_FALSE(has(planned(p), "permute again"));
+  // Backward makes that copy of the rows where x was saved as it is: wgrad reads the copy alone.
+  p.options.save_input = p.options.deferred = true;
+  const MoePlan late = planned(p);
+  EXPECT_EQ(find_tensor(late, "rows again")->place, Place::kWorkspace);
+  EXPECT_EQ(late.memory.pending_bytes, late.mlp.memory.pending_bytes);
+  EXPECT_EQ(late.memory.pending_bytes, 129024);
+}
+
+/// [begin, end) of a tensor in its place.
+std::pair<int64_t, int64_t> bytes_of(const LayerPlan& plan, std::string_view name) {
+  const LayerTensor& t = *find_tensor(plan, name);
+  return {t.offset, t.offset + t.layout.bytes};
+}
+
+/// What a step of training has in memory beside parameters and their gradients, x, dout and dx: z,
+/// and once the rows.
+TEST(MoePlan, RowsLieWhereOtherRowsLay) {
+  MoeProblem p = problem("bf16");
+  p.keep_rows = false;
+  p.options.overwrite_saved = true;
+  const MoePlan made = planned(p);
+  EXPECT_EQ(bytes_of(made, "y of rows"), bytes_of(made, "rows"));
+  EXPECT_EQ(bytes_of(made, "dx of rows"), bytes_of(made, "dy of rows"));
+  EXPECT_EQ(bytes_of(made, "rows again"), bytes_of(made, "dy of rows"));
+  EXPECT_EQ(find_tensor(made.mlp, "dz")->place, Place::kSaved);
+  EXPECT_EQ(bytes_of(made.mlp, "dz"), bytes_of(made.mlp, "z"));
+  for (const char* between : {"dh", "h again"})
+    EXPECT_EQ(find_tensor(made.mlp, between)->place, Place::kGradient);
+  const int64_t rows = kRows * 2 * 96, words = 2 * kRows * 4 + kTokens * 4;
+  EXPECT_LE(made.memory.backward_workspace_bytes,
+            rows + words + made.mlp.memory.backward_workspace_bytes);
+
+  // What was saved stays, unless the caller says that backward runs but once.
+  p.options.overwrite_saved = false;
+  EXPECT_EQ(find_tensor(planned(p).mlp, "dz")->place, Place::kPending);
+  EXPECT_EQ(planned(p).memory.backward_workspace_bytes,
+            made.memory.backward_workspace_bytes + kRows * 2 * 128);
+  // Gradients that are added to, or lie apart, or are too small, have no room for others.
+  const auto place_of_dh = [](MoeProblem own, void (*change)(MoeProblem&)) {
+    change(own);
+    return find_tensor(planned(own).mlp, "dh")->place;
+  };
+  EXPECT_EQ(place_of_dh(p, [](MoeProblem&) {}), Place::kGradient);
+  for (const auto change :
+       {+[](MoeProblem& o) { o.options.accumulate = Accumulate::kDevice; },
+        +[](MoeProblem& o) { o.parameters.discrete_dw = true; },
+        +[](MoeProblem& o) { o.dtype = DType::kF32; },
+        +[](MoeProblem& o) { o.options.deferred = true; }, +[](MoeProblem& o) { o.wgrad1 = false; },
+        +[](MoeProblem& o) { o.tokens = 6 * 2 * 96 / 5 + 1; }})
+    EXPECT_EQ(place_of_dh(p, change), Place::kWorkspace);
+}
+
+TEST(MoePlan, ASharedExpertWritesWhereTheSumsGo) {
+  MoeProblem p = problem("bf16");
+  EXPECT_FALSE(has(planned(p), "shared expert"));
+  p.shared_features = 128;
+  p.shared_gate = true;
+  const MoePlan made = planned(p);
+  EXPECT_TRUE(find_step<PermutePlan>(made, "combine")->problem.addend);
+  EXPECT_TRUE(find_step<PermutePlan>(made, "permute backward")->problem.addend);
+  EXPECT_FALSE(find_step<PermutePlan>(made, "permute")->problem.addend);
+  const std::string words = explain(made);
+  for (const char* part :
+       {"offsets[E] -> shared offsets", "x, shared offsets, shared_gate -> out",
+        "dout, shared offsets, shared_gate, x -> dx, dshared_gate",
+        "permute combine T=64 top_k=5 R=320 H=96 E=6 dtype=bf16 addend=yes",
+        "shared expert: grouped_mlp R=64 H=96 F=128 E=1 act=swiglu recipe=bf16 prob=yes"})
+    EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  // Its result takes no memory, but its z of 2 * 128 elements a token is kept, and the gate.
+  const MoePlan without = planned(problem("bf16"));
+  EXPECT_DOUBLE_EQ(kept_of(made, "shared expert"), 2 * 256);
+  EXPECT_DOUBLE_EQ(kept_of(made, "x"), 2 * 96);
+  EXPECT_DOUBLE_EQ(kept_of(made, "shared_gate"), 4);
+  const int64_t offsets = 256;  // two words, as memory is shared out
+  EXPECT_EQ(made.memory.saved_bytes,
+            without.memory.saved_bytes + made.shared.memory.saved_bytes + offsets);
+  EXPECT_EQ(find_tensor(made, "shared offsets")->place, Place::kSaved);
+}
+
+TEST(MoePlan, AFrozenSharedExpertTakesNoStepBackward) {
+  MoeProblem p = problem("bf16");
+  p.shared_features = 128;
+  p.dgrad = p.wgrad1 = p.wgrad2 = false;
+  EXPECT_TRUE(has(planned(p), "experts backward"));  // the router learns
+  EXPECT_FALSE(has(planned(p), "shared expert backward"));
+  EXPECT_EQ(kept_of(planned(p), "x") + kept_of(planned(p), "shared expert"), 0);
+  p.shared_gate = true;
+  EXPECT_TRUE(has(planned(p), "shared expert backward"));  // and its gate
+  EXPECT_FALSE(find_step<PermutePlan>(planned(p), "permute backward")->problem.addend);
 }
 
 TEST(MoePlan, FrozenPartsTakeNoStep) {
@@ -158,6 +270,9 @@ TEST(MoeErrors, OfProblems) {
   EXPECT_EQ(says([](P& p) { p.top_k = 7; }), "routing: top_k is 7, must be at most E, 6");
   EXPECT_EQ(says([](P& p) { p.hidden = 0; }), "moe: H is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.features = 0; }), "moe: F is 0, must be 1 or more");
+  EXPECT_EQ(says([](P& p) { p.shared_features = -1; }), "moe: shared_F is -1, must be 0 or more");
+  EXPECT_EQ(says([](P& p) { p.shared_gate = true; }),
+            "moe: shared_gate is yes, must be no; shared_F is 0, so no expert is shared");
   EXPECT_EQ(says([](P& p) { p.experts = 0; }), "moe: E is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.dtype = DType::kI32; }),
             "moe: dtype is i32, must be f32, bf16 or f16");
@@ -214,6 +329,35 @@ MoeProblem small() {
   return p;
 }
 
+TEST(MoeErrors, OfSharedExperts) {
+  MoeProblem shares = small();
+  shares.shared_features = 8;
+  const float gate[4] = {};
+  float dgate[4] = {};
+  EXPECT_EQ(run_error(shares, kForward, [&](Args& a, Workspace&) { a.shared_gate = gate; }),
+            "moe: shared_gate is given, must be null; the problem says shared_gate=no");
+  EXPECT_EQ(run_error(shares, kBackward, [&](Args& a, Workspace&) { a.dshared_gate = dgate; }),
+            "moe: dshared_gate is given, must be null; the problem says shared_gate=no or "
+            "dlogits=no");
+  const auto no_weight = [](Args& a, Workspace&) { a.shared_fc1.w = {}; };
+  EXPECT_EQ(run_error(shares, kForward, no_weight)
+                .find("grouped_mlp fc1: w is f32[], must be bf16[1, 16, 6] [grouped_linear R=4 "),
+            0u);
+  EXPECT_EQ(run_error(shares, kBackward, [](Args& a, Workspace&) { a.x = {}; })
+                .find("grouped_mlp fc1: x is f32[], must be bf16[4, 6]"),
+            0u);
+  shares.shared_gate = true;
+  EXPECT_EQ(run_error(shares, kForward, [](Args& a, Workspace&) { a.shared_gate = nullptr; }),
+            "moe: shared_gate is null, must point to 4 elements; the problem says shared_gate=yes");
+  EXPECT_EQ(run_error(shares, kBackward, [](Args& a, Workspace&) { a.dshared_gate = nullptr; }),
+            "moe: dshared_gate is null, must point to 4 elements; the problem says dlogits=yes");
+  shares.options.deferred = true;
+  WgradQueue two(2);
+  EXPECT_EQ(run_error(shares, kBackward, [&](Args& a, Workspace&) { a.queue = &two; }),
+            "moe: queue has 0 of 2 tasks, must have room for 4; run the pending weight gradients "
+            "first");
+}
+
 TEST(MoeErrors, OfForward) {
   const auto says = [](auto change) {
     return run_error(small(), kForward, [&](Args& a, Workspace&) { change(a); });
@@ -237,6 +381,10 @@ TEST(MoeErrors, OfForward) {
   EXPECT_EQ(says([&](Args& a) { a.scores = misplaced(a.scores); }).find("moe: scores is at "), 0u);
   EXPECT_EQ(says([&](Args& a) { a.experts = misplaced(a.experts); }).find("moe: experts is at "),
             0u);
+  EXPECT_EQ(says([](Args& a) { a.experts = nullptr; }),
+            "moe: experts is null, must point to 8 elements; forward writes it");
+  EXPECT_EQ(says([](Args& a) { a.offsets = nullptr; }),
+            "moe: offsets is null, must point to 3 elements; forward writes it");
   EXPECT_EQ(says([&](Args& a) { a.prob = misplaced(a.prob); }).find("moe: prob is at "), 0u);
   EXPECT_EQ(says([&](Args& a) { a.offsets = misplaced(a.offsets); }).find("moe: offsets is at "),
             0u);
@@ -255,6 +403,10 @@ TEST(MoeErrors, OfBackward) {
   EXPECT_EQ(says([](Args& a) { a.dx = {}; }), "moe: dx is f32[], must be bf16[4, 6]");
   EXPECT_EQ(says([](Args& a) { a.logits = {}; }), "moe: logits is f32[], must be f32[4, 2]");
   EXPECT_EQ(says([](Args& a) { a.dlogits = {}; }), "moe: dlogits is f32[], must be f32[4, 2]");
+  EXPECT_EQ(says([](Args& a) { a.experts = nullptr; }),
+            "moe: experts is null, must point to 8 elements; forward writes it");
+  EXPECT_EQ(says([](Args& a) { a.offsets = nullptr; }),
+            "moe: offsets is null, must point to 3 elements; forward writes it");
   EXPECT_EQ(says([](Args& a) { a.fc1.dw = {}; }).find("grouped_mlp fc1: dw is f32[], must be"), 0u);
   WgradQueue queue(2);
   EXPECT_EQ(says([&](Args& a) {
@@ -287,6 +439,8 @@ TEST(MoeErrors, OfDeferredWeightGradients) {
   EXPECT_EQ(run_error(deferred, kWgrad, [](Args& a, Workspace&) { a.pending.data = nullptr; })
                 .find("moe: pending is null, must be "),
             0u);
+  EXPECT_EQ(run_error(deferred, kWgrad, [](Args& a, Workspace&) { a.offsets = nullptr; }),
+            "moe: offsets is null, must point to 3 elements; forward writes it");
   EXPECT_EQ(run_error(small(), kWgrad, [](Args&, Workspace&) {}),
             "moe: no weight gradient is deferred, must be one or more; plan with deferred=yes and "
             "wgrad1=yes or wgrad2=yes");

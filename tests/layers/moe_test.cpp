@@ -4,7 +4,6 @@
 
 #include <gtest/gtest.h>
 
-#include "cadre/error.h"
 #include "tests/judge/on_machine.h"
 #include "tests/layers/expert_layer_copy.h"
 #include "tests/layers/moe_case.h"
@@ -44,17 +43,6 @@ std::string difference(const ExpertLayerCase& got, const ExpertLayerCase& want) 
 
 struct Moe : test::OnMachine {
   test::MadeFor here() const { return {machine->device(), kStep}; }
-
-  /// Whether the machine has a plan; quantised recipes come later on GPUs.
-  bool takes(const MoeProblem& p) const {
-    try {
-      plan(p, machine->device());
-      return true;
-    } catch (const Unsupported&) {
-      EXPECT_NE(machine->device().kind, DeviceKind::kCpu) << to_string(p);
-      return false;
-    }
-  }
 
   /// A step of the layer on the machine, and everything back on the host.
   void run(MoeCase& c, bool by_queue = true) {
@@ -101,6 +89,22 @@ const Variant kRoutings[] = {
        p.group_top_k = 2;
        p.bias1 = false;
      }},
+    {"shared expert",
+     [](MoeProblem& p) {
+       p.shared_features = 40;
+       p.bias1 = false;
+     }},
+    {"gated shared expert",
+     [](MoeProblem& p) {
+       p.shared_features = 8;
+       p.shared_gate = true;
+       p.experts = p.top_k = 1;
+     }},
+    {"shared expert, no token",
+     [](MoeProblem& p) {
+       p.shared_features = 8;
+       p.tokens = 0;
+     }},
     {"one expert", [](MoeProblem& p) { p.experts = p.top_k = 1; }},
     {"all experts", [](MoeProblem& p) { p.top_k = 7; }},
     {"no token", [](MoeProblem& p) { p.tokens = 0; }},
@@ -130,9 +134,11 @@ TEST_F(Moe, HasTheBitsOfItsStepsInEveryRecipe) {
       p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
     }
     p.activation = ActivationKind(++seed % 10);
+    p.shared_features = seed % 2 == 0 ? 0 : 48;
+    p.shared_gate = seed % 4 == 1;
     p.options.accumulate = Accumulate(seed % 4);
     p.options.accumulate_bias = Accumulate(seed / 4 % 4);
-    if (takes(p)) expect_bits_of_the_steps(p, seed);
+    expect_bits_of_the_steps(p, seed);
   }
 }
 
@@ -145,6 +151,13 @@ const Variant kVariants[] = {
        p.options.deferred = true;
        p.keep_rows = false;
      }},
+    {"overwrite_saved keep_rows=no",
+     [](MoeProblem& p) {
+       p.options.overwrite_saved = true;
+       p.keep_rows = false;
+     }},
+    {"overwrite_saved keep_h deferred",
+     [](MoeProblem& p) { p.options.overwrite_saved = p.keep_h = p.options.deferred = true; }},
     {"cache_weights", [](MoeProblem& p) { p.options.cache_weights = true; }},
     {"save_input", [](MoeProblem& p) { p.options.save_input = true; }},
     {"save_input keep_rows=no deferred",
@@ -161,8 +174,9 @@ TEST_F(Moe, HowItRunsChangesNoBit) {
   unsigned seed = 40;
   for (const char* recipe : {"bf16", "mxfp8"}) {
     MoeProblem p = problem(recipe);
+    p.shared_features = 40;
+    p.shared_gate = true;
     p.options.accumulate = Accumulate::kDevice;
-    if (!takes(p)) continue;
     MoeCase want(p, ++seed, here());
     run(want);
     for (const Variant& variant : kVariants) {
@@ -179,25 +193,47 @@ TEST_F(Moe, HowItRunsChangesNoBit) {
   }
 }
 
-TEST_F(Moe, WhatTheRoutingMadeMayLieInItsOwnMemory) {
+TEST_F(Moe, BackwardMayRunAgain) {
+  for (const bool keep_rows : {false, true}) {
+    MoeProblem p = problem();
+    p.shared_features = 24;
+    p.keep_rows = keep_rows;
+    MoeCase once(p, 45, here()), twice(p, 45, here());
+    run(once);
+    test::LayerCopy copy(*machine, twice);
+    machine->run([&](Stream stream) {
+      copy.step(stream);
+      const test::MovedArgs moved(copy.memory, twice.args());
+      backward(twice.plan, moved.args, copy.backward_workspace(), stream);
+    });
+    copy.memory.fetch();
+    EXPECT_EQ(difference(twice, once), "") << to_string(p);
+  }
+}
+
+TEST_F(Moe, NobodyHasToSeeProbabilitiesAndScores) {
   MoeCase want(problem(), 50, here()), got(problem(), 50, here());
-  got.shows_routing = false;
+  got.change_args = [](MoeArgs& a) { a.prob = a.scores = nullptr; };
   run(want);
   run(got);
-  EXPECT_TRUE(got.prob.untouched(0, got.p().tokens));
+  EXPECT_TRUE(got.prob.untouched(0, got.p().tokens) && got.scores.untouched(0, got.p().tokens));
   want.prob.poison();
+  want.scores.poison();
   EXPECT_EQ(difference(got, want), "");
 }
 
 /// What is frozen changes nothing of the rest, and is not written.
 TEST_F(Moe, FrozenPartsAreNotTouchedAndChangeNothing) {
-  MoeCase all(problem(), 60, here());
+  MoeProblem whole = problem();
+  whole.shared_features = 8;
+  whole.shared_gate = true;
+  MoeCase all(whole, 60, here());
   run(all);
   const auto want = results(all);
   const auto masks = unsigned(machine->draws(32));
   for (unsigned turn = 0; turn < masks; ++turn) {
     const unsigned mask = 11 * turn % 32;  // every part frozen and not, also in few
-    MoeProblem p = problem();
+    MoeProblem p = whole;
     p.dgrad = mask & 1;
     p.dlogits = mask & 2;
     p.wgrad1 = mask & 4;
@@ -206,8 +242,8 @@ TEST_F(Moe, FrozenPartsAreNotTouchedAndChangeNothing) {
     p.keep_rows = mask % 3 == 0;
     MoeCase some(p, 60, here());
     run(some);
-    const bool wanted[] = {true,     true,     true,    p.dgrad, p.dlogits,
-                           p.wgrad1, p.wgrad2, p.dbias, p.dbias};
+    const bool wanted[] = {true,     true,    true,    p.dgrad,  p.dlogits, p.wgrad1,
+                           p.wgrad2, p.dbias, p.dbias, p.wgrad1, p.wgrad2,  p.dlogits};
     const auto got = results(some);
     for (size_t i = 0; i < got.size(); ++i) {
       const Values poison(got[i].second.size(), std::nan(""));
@@ -224,8 +260,8 @@ TEST_F(Moe, IsALoopOverExpertsWithinTheBound) {
     p.score = RoutingScore::kTopKSoftmax;
     p.normalize = false;
     p.dtype = p.parameters.weight = p.parameters.bias = p.parameters.dbias = DType::kF32;
-    p.keep_rows = keep_rows;
-    if (!takes(p)) return;
+    p.keep_rows = p.shared_gate = keep_rows;
+    p.shared_features = 32;
     MoeCase c(p, 70, here());
     c.change_args = [](MoeArgs& a) { a.dscores = nullptr; };
     const test::MoeModel model(c);
@@ -242,10 +278,13 @@ TEST_F(Moe, IsALoopOverExpertsWithinTheBound) {
     near("out", c.out.values(), model.out);
     near("dx", c.dtokens.values(), model.dx);
     near("dlogits", c.dlogits.values(), model.dlogits);
-    near("dw1", c.mlp.fc1.dw.values(), model.dw1);
-    near("dw2", c.mlp.fc2.dw.values(), model.dw2);
-    near("dbias1", c.mlp.fc1.dbias.values(), model.dbias1);
-    near("dbias2", c.mlp.fc2.dbias.values(), model.dbias2);
+    near("dw1", c.mlp.fc1.dw.values(), model.experts.dw1);
+    near("dw2", c.mlp.fc2.dw.values(), model.experts.dw2);
+    near("dbias1", c.mlp.fc1.dbias.values(), model.experts.dbias1);
+    near("dbias2", c.mlp.fc2.dbias.values(), model.experts.dbias2);
+    near("shared dw1", c.shared->fc1.dw.values(), model.shared.dw1);
+    near("shared dw2", c.shared->fc2.dw.values(), model.shared.dw2);
+    if (p.shared_gate) near("dshared_gate", c.shared->dprob.values(), model.dgate);
   }
 }
 
@@ -254,6 +293,7 @@ TEST_F(Moe, ARecordingFollowsTheRouter) {
     MoeProblem p = problem();
     p.keep_rows = keep_rows;
     p.options.deferred = !keep_rows;
+    p.shared_features = keep_rows ? 0 : 24;
     MoeCase first(p, 80, here());
     test::LayerCopy live(*machine, first);
     machine->run([&](Stream stream) { live.step(stream); });

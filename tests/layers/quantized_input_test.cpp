@@ -4,57 +4,19 @@
 
 #include "cadre/sequential.h"
 #include "tests/judge/errors.h"
+#include "tests/layers/given_copies.h"
 #include "tests/layers/linear_case.h"
 #include "tests/layers/mlp_case.h"
 
 using namespace cadre;
 using test::Counts;
+using test::GivenCopies;
 using test::LinearCase;
 using test::MlpCase;
 
 namespace {
 
 const Counts kCounts{.rows = 75, .of = {0, 33, 1, 40}};
-
-/// Both copies of x, as the first linear's recipe reads them.
-struct GivenCopies {
-  test::OwnedWorkspace along_k_bytes, along_rows_bytes;
-  QuantizedView along_k, along_rows;
-
-  GivenCopies(const Recipe& recipe, const test::Tensor& x, const Offsets& offsets)
-      : along_k_bytes(bytes(recipe.fprop.lhs, Axis::kAlongK, x, offsets)),
-        along_rows_bytes(bytes(recipe.wgrad.rhs, Axis::kAlongRows, x, offsets)) {
-    along_k = made(recipe.fprop.lhs, Axis::kAlongK, x, offsets);
-    along_rows = made(recipe.wgrad.rhs, Axis::kAlongRows, x, offsets);
-  }
-
- private:
-  static QuantizedShape shape(const Format& format, Axis axis, const test::Tensor& x,
-                              const Offsets& offsets) {
-    const TensorView v = x.view();
-    return {RowsKind::kRagged, v[0], v[1], offsets.experts, format, axis};
-  }
-  static int64_t bytes(const Format& format, Axis axis, const test::Tensor& x,
-                       const Offsets& offsets) {
-    return quantized_bytes(shape(format, axis, x, offsets));
-  }
-  QuantizedView made(const Format& format, Axis axis, const test::Tensor& x,
-                     const Offsets& offsets) {
-    const QuantizedShape s = shape(format, axis, x, offsets);
-    const bool k = axis == Axis::kAlongK;
-    const QuantizedView view = quantized_view(s, (k ? along_k_bytes : along_rows_bytes).get().data);
-    QuantizeProblem q{.kind = RowsKind::kRagged, .rows = s.rows, .cols = s.cols};
-    q.experts = s.experts;
-    q.source = x.view().dtype;
-    (k ? q.along_k : q.along_rows) = format;
-    QuantizeArgs args{.source = x.view(), .offsets = offsets};
-    (k ? args.along_k : args.along_rows) = view;
-    const QuantizePlan chosen = plan(q, this_cpu());
-    const test::OwnedWorkspace workspace(chosen.workspace_bytes);
-    run(chosen, args, workspace.get(), {});
-    return view;
-  }
-};
 
 GroupedLinearProblem linear(std::string_view recipe) {
   GroupedLinearProblem p{.rows = 75, .n = 24, .k = 40, .experts = 4};
@@ -138,6 +100,17 @@ TEST(QuantizedInputErrors, OfProblems) {
               plan(row, this_cpu());
             }).find("sequential: quantized_x of op 0 is yes, must be no; a row passes values"),
             0u);
+}
+
+TEST(SequentialErrors, OfALinearWithAnActivation) {
+  GroupedLinearProblem p = linear("bf16");
+  p.activation.emplace().kind = ActivationKind::kRelu;
+  const SequentialProblem row{.ops = {p}};
+  EXPECT_EQ(
+      test::invalid([&] {
+        plan(row, this_cpu());
+      }).find("sequential: act of op 0 is given, must be absent; an activation is an op of a row"),
+      0u);
 }
 
 TEST(QuantizedInputErrors, OfCopiesThatDoNotFit) {

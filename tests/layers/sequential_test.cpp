@@ -183,6 +183,8 @@ TEST(Sequential, RefusesToFuseWhatDoesNotFit) {
             "ops 0 to 2: only one linear is deferred");
   EXPECT_EQ(why([](L& one, A&, L&) { one.options.cache_weights = true; }),
             "ops 0 to 2: only one linear caches its weights");
+  EXPECT_EQ(why([](L& one, A&, L&) { one.options.overwrite_saved = true; }),
+            "ops 0 to 2: only one linear may overwrite what it saved");
   EXPECT_EQ(why([](L&, A& act, L&) { act.tail = Tail::kZero; }), "ops 0 to 2: the tails differ");
   EXPECT_EQ(why([](L& one, A&, L&) { one.options.amax_eps = 1; }), "ops 0 to 2: amax_eps differs");
   EXPECT_EQ(why([](L& one, A&, L&) { one.options.unit_budget = 1; }),

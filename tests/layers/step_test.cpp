@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "cadre/error.h"
 #include "tests/judge/on_machine.h"
 #include "tests/layers/layer_copy.h"
 #include "tests/layers/linear_model.h"
@@ -28,18 +27,6 @@ constexpr int64_t kStep = 8;  // elements between rows, so that TMA takes them
 struct Step : test::OnMachine {
   MadeFor here() const { return {machine->device(), kStep}; }
 
-  /// Whether the machine has a plan; quantised recipes and some widths come later on GPUs.
-  template <class Problem>
-  bool takes(const Problem& p) const {
-    try {
-      plan(p, machine->device());
-      return true;
-    } catch (const Unsupported&) {
-      EXPECT_NE(machine->device().kind, DeviceKind::kCpu) << to_string(p);
-      return false;
-    }
-  }
-
   /// A step of a case on the machine, and everything back on the host.
   template <class Case>
   void run(Case& c, bool by_queue = true) {
@@ -61,7 +48,6 @@ void for_counts(int draws, unsigned seed, Work&& work) {
 TEST_F(Step, OfALinearIsItsFormulasWithinTheBound) {
   constexpr int64_t kWidths[] = {8, 24, 40, 72, 13};
   unsigned seed = 0;
-  int taken = 0;
   for_counts(std::max(machine->draws(1600), 24), 1, [&](const Counts& counts) {
     GroupedLinearProblem p = test::random_linear(counts, ++seed, kWidths);
     p.recipe = recipe_list()[seed % 3].recipe;
@@ -69,14 +55,11 @@ TEST_F(Step, OfALinearIsItsFormulasWithinTheBound) {
     if (seed % 5 > 1) p.parameters.dw = seed % 2 ? DType::kF32 : p.dtype;
     const bool own_w = p.recipe.fprop.rhs.element == p.parameters.weight;
     if (own_w && seed % 7 == 0) p.parameters.weight_major = Major::kColumn;
-    if (!takes(p)) return;
-    ++taken;
     const LinearCase before(p, counts, seed, here());
     LinearCase after(p, counts, seed, here());
     run(after, seed % 2);
     test::LinearModel(before, after).check();
   });
-  EXPECT_GE(taken, int(seed) / 8);
 }
 
 TEST_F(Step, OfAnExpertMlpIsTheModelWithinTheBound) {
@@ -92,7 +75,6 @@ TEST_F(Step, OfAnExpertMlpIsTheModelWithinTheBound) {
     p.parameters.discrete_weight = seed / 3 % 2;
     p.parameters.discrete_dw = seed / 5 % 2;
     p.parameters.discrete_bias = seed / 7 % 2;
-    if (!takes(p)) return;
     ++taken[info(p.activation).name];
     const MlpCase before(p, counts, seed, here());
     MlpCase after(p, counts, seed, here());

@@ -32,7 +32,11 @@ TEST(GroupedGemmText, ParsesBack) {
         "unit_budget=3 align=4",
         "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert",
         "grouped_gemm dgrad R=1 N=2 K=3 E=4 format=fp8_block rhs_major=column "
-        "lhs_scales_major=column rhs_scales_major=column"})
+        "lhs_scales_major=column rhs_scales_major=column",
+        "grouped_gemm fprop R=1 N=64 K=3 E=4 format=bf16 act=swiglu layout=interleave32 prob=yes "
+        "z=yes",
+        "grouped_gemm fprop R=1 N=2 K=3 E=4 format=f16 act=clamped_swiglu limit=3 act_alpha=2 "
+        "offset=0.5"})
     EXPECT_EQ(to_string(parsed(words)), words);
 }
 
@@ -87,6 +91,18 @@ TEST(GroupedGemmChecks, Problems) {
       {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
       {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
        "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
+      {"dgrad N=2 K=1 act=swiglu", "act is swiglu, must be absent; only fprop has one"},
+      {"fprop N=2 K=1 act=swiglu out_major=column",
+       "out_major is column, must be row; act is swiglu"},
+      {"fprop N=3 K=1 act=geglu", "N is 3, must be even; gate and up of every feature"},
+      {"fprop N=3 K=1 act=relu layout=interleave1",
+       "layout is interleave1, must be concat; an ungated activation has one input"},
+      {"fprop N=80 K=1 act=geglu layout=interleave32",
+       "F is 40, must be a multiple of 32; layout interleave32 comes in blocks of 32"},
+      {"fprop N=2 K=1 act=swiglu limit=3",
+       "limit, alpha, offset are 3, 1.702, 1, must be the defaults; only clamped_swiglu has "
+       "constants"},
+      {"fprop N=2 K=1 act=clamped_swiglu limit=0", "limit is 0, must be above 0 and finite"},
   };
   for (const auto& row : kRows)
     EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
@@ -262,6 +278,17 @@ TEST(GroupedGemmChecks, Epilogue) {
             "grouped_gemm: bias is bf16[2, 4] strides (3, 1), must be bf16[2, 3]");
   EXPECT_EQ(all.said([](GroupedGemmArgs& g) { g.c.data = nullptr; }),
             "grouped_gemm: c is null, must be bf16[6, 3]");
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.z = g.out; }),
+            "grouped_gemm: z is given, must be null; the problem does not keep it");
+  EXPECT_EQ(bare.said([&](GroupedGemmArgs& g) { g.prob = &one; }),
+            "grouped_gemm: prob is given, must be null; the problem has none");
+  Arguments gated("fprop N=4 K=5 act=swiglu z=yes prob=yes");
+  EXPECT_EQ(gated.said([](GroupedGemmArgs&) {}),
+            "grouped_gemm: y is bf16[6, 4], must be bf16[6, 2]");
+  EXPECT_EQ(gated.said([](GroupedGemmArgs& g) { g.out.shape[1] = 2; }),
+            "grouped_gemm: prob is null, must point to 6 elements; the problem asks for it");
+  EXPECT_EQ(gated.said([&](GroupedGemmArgs& g) { g.out.shape[1] = 2, g.prob = &one; }),
+            "grouped_gemm: z is f32[], must be bf16[6, 4]");
   Arguments device("wgrad N=3 K=5 accumulate=device");
   EXPECT_EQ(device.said([](GroupedGemmArgs& g) { g.accumulate = nullptr; }),
             "grouped_gemm: accumulate is null, must point to 1 element; the problem asks for it");

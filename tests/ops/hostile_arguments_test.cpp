@@ -27,9 +27,11 @@ constexpr const char* kMore[] = {
     "grouped_gemm fprop R=64 N=24 K=40 E=4 format=f32 out=f32",
     "grouped_gemm wgrad R=64 N=24 K=40 E=4 format=nvfp4",
     "offsets counts R=64 E=4 index=i64",
+    "permute combine T=32 top_k=2 R=64 H=24 E=4 addend=yes",
     "permute permute T=32 top_k=2 R=64 H=24 E=4",
     "quantize weights N=24 K=40 E=4 along_k=fp8_block:2d along_rows=mxfp8 role=w",
     "routing forward sigmoid T=32 E=8 top_k=2 expert_bias=yes",
+    "routing forward softmax T=32 E=4 top_k=2 map=yes",
 };
 
 constexpr const char* kLayers[] = {
@@ -177,14 +179,17 @@ bool runs(Work&& work) {
   }
 }
 
-std::vector<Bytes> snapshots(const std::vector<bench::Output>& outputs) {
+/// Of an operation's outputs or of a layer's.
+template <class Outputs>
+std::vector<Bytes> snapshots(const Outputs& outputs) {
   std::vector<Bytes> all;
   for (const bench::Output& out : outputs) all.push_back(snapshot(out));
   return all;
 }
 
 /// Not where something optional became null: then less is computed.
-void expect_outputs(const std::vector<bench::Output>& outputs, const std::vector<Bytes>& want,
+template <class Outputs>
+void expect_outputs(const Outputs& outputs, const std::vector<Bytes>& want,
                     const std::string& words) {
   for (size_t o = 0; o < outputs.size(); ++o)
     EXPECT_TRUE(snapshot(outputs[o]) == want[o]) << outputs[o].name << " of " << words;

@@ -193,6 +193,7 @@ void draw_layer(test::Dice& dice, unsigned seed, MoeProblem& p) {
   p.recipe = experts.recipe;
   p.dtype = experts.dtype;
   p.keep_rows = dice.coin();
+  if (dice.coin()) p.shared_features = dice.size();
   p.options = experts.options;
 }
 

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cadre/offsets.h"
+#include "cadre/routing.h"
 #include "tests/judge/tensor.h"
 #include "tests/judge/workspace.h"
 
@@ -33,12 +34,16 @@ struct OffsetsOut {
     const auto* first = offsets.data<int32_t>();
     return {first, first + offsets.columns()};
   }
+  /// Whether those of a routing are the same, which writes no status.
+  bool maps_like(const OffsetsOut& other) const {
+    return offsets.bytes() == other.offsets.bytes() && row_of.bytes() == other.row_of.bytes() &&
+           slot_of.bytes() == other.slot_of.bytes();
+  }
   std::string damage() const {
     return offsets.damage() + row_of.damage() + slot_of.damage() + status.damage();
   }
   bool operator==(const OffsetsOut& other) const {
-    return offsets.bytes() == other.offsets.bytes() && row_of.bytes() == other.row_of.bytes() &&
-           slot_of.bytes() == other.slot_of.bytes() && status.bytes() == other.status.bytes();
+    return maps_like(other) && status.bytes() == other.status.bytes();
   }
 };
 
@@ -53,6 +58,15 @@ OffsetsOut offsets_on_cpu(const OffsetsProblem& p, const std::vector<Index>& sou
   run(made, out.args(p, source.data(), words), workspace.get(), {});
   EXPECT_EQ(out.damage(), "") << to_string(p);
   return out;
+}
+
+/// What a routing with map=yes asks of offsets.
+inline OffsetsProblem map_of(const RoutingProblem& p) {
+  return {.source = OffsetsSource::kRouting,
+          .rows = p.tokens * p.top_k,
+          .experts = p.experts,
+          .tokens = p.tokens,
+          .top_k = p.top_k};
 }
 
 /// Experts of T * top_k choices: some negative, some too large, half of the experts without any.

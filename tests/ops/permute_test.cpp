@@ -2,11 +2,15 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <numeric>
+
 #include "tests/judge/close.h"
 #include "tests/judge/errors.h"
 #include "tests/judge/tensor.h"
 #include "tests/judge/threads.h"
 #include "tests/judge/workspace.h"
+#include "tests/ops/permute_case.h"
 
 using namespace cadre;
 using test::gamma;
@@ -15,97 +19,7 @@ using test::Tensor;
 
 namespace {
 
-/// The row map of a random routing, in which some choices are dropped.
-struct Routed {
-  std::vector<int32_t> offsets, row_of, slot_of;
-
-  Routed(const PermuteProblem& p, unsigned seed)
-      : offsets(size_t(p.experts) + 1),
-        row_of(size_t(p.tokens * p.top_k)),
-        slot_of(size_t(p.rows), -1) {
-    std::mt19937 random(seed);
-    std::vector<int32_t> experts(row_of.size());
-    for (int32_t& e : experts) e = int32_t(random() % unsigned(p.experts + 1)) - 1;
-    const OffsetsPlan made = plan({.source = OffsetsSource::kRouting,
-                                   .rows = p.rows,
-                                   .experts = p.experts,
-                                   .tokens = p.tokens,
-                                   .top_k = p.top_k},
-                                  this_cpu(), "cpu_reference");
-    run(made,
-        {.source = experts.data(),
-         .offsets = offsets.data(),
-         .map = {.row_of = row_of.data(), .slot_of = slot_of.data()}},
-        {}, {});
-  }
-};
-
-/// One problem with its tensors. What is read is random where it may be read and NaN elsewhere;
-/// what is written is poison.
-struct Case {
-  PermuteProblem p;
-  Routed routed;
-  Tensor tokens, rows, y, prob, row_prob, drow_prob, drow_scale, dprob;
-  bool scaled = false;  ///< drow_scale is given
-
-  Case(const PermuteProblem& problem, unsigned seed) : p(problem), routed(p, seed) {
-    tokens = Tensor(p.dtype, {p.tokens, p.hidden}, {.row_gap = 3});
-    rows = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 1});
-    y = Tensor(p.dtype, {p.rows, p.hidden}, {.row_gap = 2});
-    prob = Tensor(DType::kF32, {p.tokens, p.top_k});
-    row_prob = Tensor(DType::kF32, {p.rows});
-    drow_prob = Tensor(DType::kF32, {p.rows});
-    drow_scale = Tensor(DType::kF32, {p.rows});
-    dprob = Tensor(DType::kF32, {p.tokens, p.top_k});
-    std::mt19937 random(seed);
-    (writes_rows() ? tokens : rows).fill(random, -2, 2, 0, writes_rows() ? p.tokens : used());
-    y.fill(random, -2, 2, 0, used());
-    prob.fill(random, 0, 1);
-    for (int64_t r = 0; r < used(); ++r) {
-      drow_prob.set({r}, double(random() % 100) - 50);
-      drow_scale.set({r}, double(random() % 100) / 64);
-    }
-    scaled = seed % 2;
-  }
-  bool writes_rows() const {
-    return p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
-  }
-  bool weighted() const {
-    return p.prob && (p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward);
-  }
-  int64_t used() const { return routed.offsets.back(); }
-  int32_t row(int64_t t, int64_t j) const { return routed.row_of[size_t(t * p.top_k + j)]; }
-
-  PermuteArgs args() {
-    PermuteArgs given{.tokens = tokens.view(),
-                      .rows = rows.view(),
-                      .map = {routed.row_of.data(), routed.slot_of.data()},
-                      .offsets = {routed.offsets.data(), p.experts}};
-    if (!p.prob) return given;
-    if (p.pass != PermutePass::kPermuteBackward) given.prob = prob.data<float>();
-    if (p.pass == PermutePass::kPermute) given.row_prob = row_prob.data<float>();
-    if (p.pass == PermutePass::kPermuteBackward) given.drow_prob = drow_prob.data<float>();
-    if (p.pass == PermutePass::kPermuteBackward && scaled)
-      given.drow_scale = drow_scale.data<float>();
-    if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombineBackward)
-      given.dprob = dprob.data<float>();
-    if (p.pass == PermutePass::kCombineBackward) given.y = y.view();
-    return given;
-  }
-  void launch(std::string_view only) {
-    const PermutePlan made = plan(p, this_cpu(), only);
-    EXPECT_EQ(made.name, only);
-    run(made, args(), {}, {});
-    EXPECT_EQ(tokens.damage() + rows.damage() + row_prob.damage() + dprob.damage(), "")
-        << to_string(p);
-  }
-  std::vector<char> outputs() const {
-    std::vector<char> all;
-    for (const Tensor* t : {&tokens, &rows, &row_prob, &dprob})
-      all.insert(all.end(), t->bytes().begin(), t->bytes().end());
-    return all;
-  }
-};
+using Case = test::PermuteCase;
 
 /// The sums that write tokens, and their bounds: each product and each addition rounds once.
 void check_tokens(const Case& got, const Case& want) {
@@ -113,12 +27,12 @@ void check_tokens(const Case& got, const Case& want) {
   std::vector<double> bound;
   for (int64_t t = 0; t < p.tokens; ++t)
     for (int64_t h = 0; h < p.hidden; ++h) {
-      double magnitude = 0;
+      double magnitude = p.addend ? std::abs(got.addend.at(t, h)) : 0;
       for (int64_t j = 0; j < p.top_k; ++j)
         if (got.row(t, j) >= 0)
           magnitude +=
               std::abs(got.rows.at(got.row(t, j), h) * (got.weighted() ? got.prob.at(t, j) : 1));
-      bound.push_back(gamma(p.top_k + 1, magnitude) + 2 * rounding(p.dtype, want.tokens.at(t, h)));
+      bound.push_back(gamma(p.top_k + 2, magnitude) + 2 * rounding(p.dtype, want.tokens.at(t, h)));
     }
   EXPECT_EQ(test::difference(got.tokens.values(), want.tokens.values(), bound, p.hidden), "")
       << to_string(p);
@@ -174,6 +88,10 @@ void check(const PermuteProblem& p, unsigned seed) {
   if (p.prob && backward) check_dprob(got, want);
 }
 
+bool writes_sums(PermutePass pass) {
+  return pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward;
+}
+
 struct EveryPass : testing::TestWithParam<PermutePass> {};
 
 TEST_P(EveryPass, FastIsReferenceWithinTheBound) {
@@ -193,6 +111,7 @@ TEST_P(EveryPass, FastIsReferenceWithinTheBound) {
             for (Tail tail : {Tail::kKeep, Tail::kZero}) {
               p.tail = tail;
               p.prob = seed % 3 != 0;
+              p.addend = seed % 2 && writes_sums(p.pass);
               check(p, seed++);
             }
           }
@@ -328,6 +247,54 @@ TEST(Permute, BackwardAddsBothGradientsOfAProbability) {
   }
 }
 
+/// Expects the sum of a token's two rows and the addend.
+void check_sum(DType dtype, std::array<double, 2> rows, double addend, double want) {
+  for (const PermutePass pass : {PermutePass::kCombine, PermutePass::kPermuteBackward})
+    for (const char* name : {"cpu", "cpu_reference"}) {
+      PermuteProblem p = kSmall;
+      p.pass = pass;
+      p.experts = 1;
+      p.dtype = dtype;
+      p.prob = false;
+      p.addend = true;
+      Case c(p, 14);
+      for (int64_t t = 0; t < p.tokens; ++t)
+        for (int64_t h = 0; h < p.hidden; ++h) {
+          for (int64_t j = 0; j < p.top_k; ++j) c.rows.set({t * p.top_k + j, h}, rows[size_t(j)]);
+          c.addend.set({t, h}, addend);
+        }
+      std::iota(c.routed.row_of.begin(), c.routed.row_of.end(), 0);
+      c.routed.offsets = {0, int32_t(p.rows)};
+      c.launch(name);
+      for (int64_t t = 0; t < p.tokens; ++t)
+        for (int64_t h = 0; h < p.hidden; ++h) EXPECT_EQ(c.tokens.at(t, h), want) << name;
+    }
+}
+
+// 1e8 - 1e8 + 1 is 1 in that order alone. bf16 has no numbers between 256 and 258, and 257 is
+// rounded to 256.
+TEST(Permute, AddsTheAddendBehindTheRowsAndRoundsOnce) {
+  check_sum(DType::kF32, {1e8, -1e8}, 1, 1);
+  check_sum(DType::kBf16, {256, 1}, 1, 258);
+}
+
+TEST(Permute, MayAddToWhatItWrites) {
+  PermuteProblem p = kSmall;
+  p.addend = true;
+  for (const PermutePass pass : {PermutePass::kCombine, PermutePass::kPermuteBackward})
+    for (const char* name : {"cpu", "cpu_reference"}) {
+      p.pass = pass;
+      Case want(p, 15), got(p, 15);
+      want.launch(name);
+      for (int64_t t = 0; t < p.tokens; ++t)
+        for (int64_t h = 0; h < p.hidden; ++h) got.tokens.set({t, h}, got.addend.at(t, h));
+      PermuteArgs args = got.args();
+      args.addend = args.tokens;
+      run(plan(p, this_cpu(), name), args, {}, {});
+      EXPECT_EQ(got.outputs(), want.outputs()) << to_string(p);
+    }
+}
+
 TEST(Permute, CombineBackwardMayLeaveOutTheGradientOfProb) {
   PermuteProblem p = kSmall;
   p.pass = PermutePass::kCombineBackward;
@@ -356,6 +323,9 @@ TEST(PermuteProblem, PrintsAndParsesBack) {
             "permute combine_backward T=4096 top_k=2 R=8192 H=2048 E=64 dtype=f32 prob=yes "
             "tail=zero");
   EXPECT_EQ(parse_permute_problem(to_string(p)), p);
+  p = {.pass = PermutePass::kCombine, .tokens = 4, .rows = 4, .hidden = 3, .addend = true};
+  EXPECT_EQ(to_string(p), "permute combine T=4 top_k=1 R=4 H=3 E=1 dtype=bf16 addend=yes");
+  EXPECT_EQ(parse_permute_problem(to_string(p)), p);
 }
 
 std::string plan_error(std::string_view words) {
@@ -375,6 +345,20 @@ TEST(PermuteErrors, OfProblems) {
             "permute: T * top_k is 2147483648, must be below 2^31; rows are numbered in int32");
   EXPECT_EQ(plan_error("permute combine R=2147483648 H=1"),
             "permute: R is 2147483648, must be below 2^31; rows are numbered in int32");
+  EXPECT_EQ(plan_error("permute combine H=1 ranks=0"), "permute: ranks is 0, must be 1 or more");
+  EXPECT_EQ(plan_error("permute combine H=1 ranks=32768"),
+            "permute: ranks is 32768, must be below 2^15");
+  EXPECT_EQ(plan_error("permute permute T=1073741824 H=1 ranks=2"),
+            "permute: ranks * T * top_k is 2147483648, must be below 2^31; rows are numbered in "
+            "int32");
+  EXPECT_EQ(plan_error("permute combine R=1073741824 H=1 ranks=2"),
+            "permute: ranks * R is 2147483648, must be below 2^31; rows are numbered in int32");
+  EXPECT_EQ(plan_error("permute combine_backward H=1 ranks=2 prob=yes"),
+            "permute: prob is yes, must be no; combine backward of several ranks has no "
+            "probabilities");
+  for (const char* pass : {"permute", "combine_backward"})
+    EXPECT_EQ(plan_error(text("permute ", pass, " H=1 addend=yes")),
+              "permute: addend is yes, must be no; only combine and permute_backward write sums");
   EXPECT_EQ(plan_error("permute combine H=1 dtype=u8"),
             "permute: dtype is u8, must be f32, bf16 or f16");
   EXPECT_EQ(plan_error("permute gather H=1"),
@@ -416,6 +400,22 @@ TEST(PermuteErrors, OfViews) {
       "permute: y is given, must be null; dprob is null, and nothing else is made from it");
   EXPECT_EQ(error(PermutePass::kCombine, true, [](PermuteArgs& a, Case& c) { a.y = c.y.view(); }),
             "permute: y is given, must be null; only combine backward with prob=yes reads it");
+}
+
+TEST(PermuteErrors, OfAddends) {
+  const auto give = [](PermuteArgs& a, Case& c) { a.addend = c.addend.view(); };
+  EXPECT_EQ(error(PermutePass::kCombine, true, give),
+            "permute: addend is given, must be null; the problem says addend=no");
+  PermuteProblem p = kSmall;
+  p.pass = PermutePass::kCombine;
+  p.addend = true;
+  Case c(p, 1);
+  PermuteArgs args = c.args();
+  args.addend = c.rows.view();
+  const std::string message = test::invalid([&] { run(plan(p, this_cpu()), args, {}, {}); });
+  EXPECT_EQ(message.substr(0, message.rfind(" [")),
+            "permute: addend is f32[8, 3] strides (4, 1), must be f32[4, 3]; the problem says "
+            "addend=yes");
 }
 
 TEST(PermuteErrors, OfMapsAndOffsets) {

@@ -16,7 +16,7 @@ namespace cadre::test {
 /// Codes, scales and expert scales of one copy, poisoned, with canaries between their rows.
 struct QuantizedCopy {
   QuantizedShape shape;
-  Tensor codes, scales, expert_scale;
+  Tensor codes, scales, expert_scale, block_offsets;
 
   QuantizedCopy() = default;
   explicit QuantizedCopy(const QuantizedShape& s, int64_t gap = 6) : shape(s) {
@@ -24,6 +24,8 @@ struct QuantizedCopy {
     codes = tensor_like(want.codes, s.codes_major, gap);
     if (want.scales.rank != 0) scales = tensor_like(want.scales, s.scales_major, 3);
     if (info(s.format.kind).has_expert_scale) expert_scale = Tensor(DType::kF32, {s.experts});
+    if (s.decoded && is_transformed(s.format, s.axis))
+      block_offsets = Tensor(DType::kI32, {s.experts + 1});
   }
 
   QuantizedView view() const {
@@ -36,15 +38,19 @@ struct QuantizedCopy {
     q.codes = in_order(at(codes), shape.codes_major);
     if (!scales.bytes().empty()) q.scales = in_order(at(scales), shape.scales_major);
     if (!expert_scale.bytes().empty()) q.expert_scale = static_cast<float*>(at(expert_scale).data);
+    if (!block_offsets.bytes().empty())
+      q.block_offsets = static_cast<int32_t*>(at(block_offsets).data);
     return q;
   }
   std::string damage() const {
     return codes.damage() + (scales.bytes().empty() ? "" : scales.damage()) +
-           (expert_scale.bytes().empty() ? "" : expert_scale.damage());
+           (expert_scale.bytes().empty() ? "" : expert_scale.damage()) +
+           (block_offsets.bytes().empty() ? "" : block_offsets.damage());
   }
   bool operator==(const QuantizedCopy& other) const {
     return codes.bytes() == other.codes.bytes() && scales.bytes() == other.scales.bytes() &&
-           expert_scale.bytes() == other.expert_scale.bytes();
+           expert_scale.bytes() == other.expert_scale.bytes() &&
+           block_offsets.bytes() == other.block_offsets.bytes();
   }
 
  private:

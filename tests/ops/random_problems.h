@@ -88,7 +88,8 @@ inline void draw(Dice& dice, RoutingProblem& p) {
        .scale = dice.number(),
        .expert_bias = dice.coin(),
        .groups = dice.few(9),
-       .group_top_k = dice.few(9)};
+       .group_top_k = dice.few(9),
+       .map = dice.coin()};
 }
 
 inline void draw(Dice& dice, PermuteProblem& p) {
@@ -99,7 +100,9 @@ inline void draw(Dice& dice, PermuteProblem& p) {
        .hidden = dice.size(),
        .experts = dice.experts(),
        .dtype = dice.plain(),
+       .ranks = dice.few(4),
        .prob = dice.coin(),
+       .addend = dice.coin(),
        .tail = dice.word<Tail>()};
 }
 
@@ -118,6 +121,8 @@ inline void draw(Dice& dice, QuantizeProblem& p) {
   p.along_k_scales_major = dice.word<Major>();
   p.along_rows_codes_major = dice.word<Major>();
   p.along_rows_scales_major = dice.word<Major>();
+  p.along_k_decoded = dice.coin();
+  p.along_rows_decoded = dice.coin();
 }
 
 inline void draw(Dice& dice, DequantizeProblem& p) {
@@ -130,6 +135,7 @@ inline void draw(Dice& dice, DequantizeProblem& p) {
               .codes_major = dice.word<Major>(),
               .scales_major = dice.word<Major>()};
   p.out = dice.plain();
+  p.decoded = dice.coin();
 }
 
 inline void draw(Dice& dice, GroupedGemmProblem& p) {

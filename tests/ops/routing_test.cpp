@@ -381,6 +381,9 @@ TEST(RoutingProblem, PrintsAndParsesBack) {
             "routing backward sigmoid T=1 E=256 top_k=8 logits=f32 scale=2.5 expert_bias=yes "
             "groups=8 group_top_k=4");
   EXPECT_EQ(parse_routing_problem(to_string(p)), p);
+  p = {.tokens = 1, .experts = 8, .top_k = 2, .map = true};
+  EXPECT_EQ(to_string(p), "routing forward softmax T=1 E=8 top_k=2 logits=f32 map=yes");
+  EXPECT_EQ(parse_routing_problem(to_string(p)), p);
 }
 
 std::string head(const std::string& message) { return message.substr(0, message.rfind(" [")); }
@@ -411,6 +414,8 @@ TEST(RoutingErrors, OfProblems) {
             "routing: group_top_k is 3, must be at most groups, 2");
   EXPECT_EQ(plan_error("routing forward softmax E=8 top_k=5 groups=4 group_top_k=2"),
             "routing: top_k is 5, must be at most 4; that many experts are in group_top_k groups");
+  EXPECT_EQ(plan_error("routing backward softmax map=yes"),
+            "routing: map is yes, must be no; only forward chooses");
   EXPECT_EQ(plan_error("routing forward hash"),
             "problem: score is 'hash', must be one of softmax, topk_softmax, sigmoid");
   EXPECT_EQ(head(test::invalid([] { plan(RoutingProblem{.tokens = -1}, this_cpu()); })),

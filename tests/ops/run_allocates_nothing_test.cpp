@@ -8,6 +8,7 @@
 #include <new>
 
 #include "backend/entry.h"
+#include "cadre/activation.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/quantize.h"
 
@@ -62,6 +63,40 @@ TEST(Run, AllocatesNothingBeforeTheImplementation) {
     EXPECT_EQ(allocations - before, 0) << pass;
   }
   EXPECT_EQ(runs, 3);
+}
+
+// A product and an activation, one after the other: what both take by themselves, and no more. In
+// f32, where implementations refuse and planning allocates their reasons.
+TEST(Run, ComposedPlansNothing) {
+  auto p = parse_grouped_gemm_problem(
+      "grouped_gemm fprop R=48 N=64 K=32 E=7 format=f32 out=f32 act=swiglu");
+  const GroupedGemmPlan composed = plan(p, this_cpu(), "composed");
+  GroupedGemmArgs args;
+  args.lhs.codes = view(memory, DType::kF32, {48, 32});
+  args.rhs.codes = view(memory, DType::kF32, {7, 64, 32});
+  args.offsets = {reinterpret_cast<const int32_t*>(memory), 7};  // zeros: no row is read
+  GroupedGemmArgs product_args = args;
+  args.out = view(memory, DType::kF32, {48, 32});
+  product_args.out = view(memory, DType::kF32, {48, 64});
+  p.activation.reset();
+  const GroupedGemmPlan product = plan(p, this_cpu());
+  const ActivationPlan act = plan(
+      parse_activation_problem("activation forward swiglu R=48 F=32 E=7 z=f32 h=f32"), this_cpu());
+  const ActivationArgs act_args{.z = product_args.out, .offsets = args.offsets, .h = args.out};
+  std::vector<char> scratch(size_t(composed.workspace_bytes) + 256);
+  const auto begin = (reinterpret_cast<uintptr_t>(scratch.data()) + 255) / 256 * 256;
+  const Workspace workspace{reinterpret_cast<void*>(begin), composed.workspace_bytes};
+  const auto allocations_of = [](auto&& work) {
+    work();  // what is kept from run to run
+    const int before = allocations;
+    work();
+    return allocations - before;
+  };
+  const int want = allocations_of([&] {
+    run(product, product_args, workspace, {});
+    run(act, act_args, workspace, {});
+  });
+  EXPECT_EQ(allocations_of([&] { run(composed, args, workspace, {}); }), want);
 }
 
 // Launches may take memory that is not ours, as the emulator's do, but the same for any plan. No

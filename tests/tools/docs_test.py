@@ -74,6 +74,64 @@ class Docs(unittest.TestCase):
             "| `make demo` | 5 | - | chip, 2030-01-02 |\n"
             "| `make test` | 9 | 10.5 | chip, 2030-01-02 |\n")))
 
+    def test_headers_have_their_types(self):
+        (self.top / "include/cadre").mkdir(parents=True)
+        (self.top / "include/cadre/a.h").write_text(
+            "struct Elsewhere;\nstruct Here {\n  struct In {};\n};\n"
+            "enum class Kind : uint8_t { kOne };\n")
+        self.page.write_text(PAGE.format(name="headers", table=""))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(self.page.read_text(), PAGE.format(name="headers", table=(
+            "| header | its types |\n|---|---|\n"
+            "| [`a.h`](../include/cadre/a.h) | `Here` `Kind` |\n")))
+
+    def test_public_names_have_their_first_sentence_wherever_they_are_defined(self):
+        (self.top / "torch/cadre").mkdir(parents=True)
+        modules = {
+            "__init__": 'from . import ops\nfrom .deep import Inner as Outer, f\n'
+                        '__all__ = [\n    "f", "Outer", "ops"]\n',
+            "deep": 'from .deeper import Inner\ndef f():\n    """y[r]\n    = 1. More."""\n',
+            "deeper": 'class Inner:\n    """Of all:\n\n    a list."""\n', "ops": "__all__ = []",
+            "checkpoints": '__all__ = ["LIMIT"]\nLIMIT = 1', "huggingface": "__all__ = []",
+            "megatron": "__all__ = []"}
+        for name, text in modules.items():
+            (self.top / f"torch/cadre/{name}.py").write_text(text)
+        self.page.write_text(PAGE.format(name="python", table=""))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertEqual(self.page.read_text(), PAGE.format(name="python", table=(
+            "| name |  | source |\n|---|---|---|\n"
+            "| `cadre.Outer` | Of all | [deeper.py](../torch/cadre/deeper.py) |\n"
+            "| `cadre.f` | y\\[r] = 1 | [deep.py](../torch/cadre/deep.py) |\n")))
+
+    def test_what_the_row_above_begins_with_is_not_said_again(self):
+        row = INFO["formats"][0]
+        twice = json.dumps({"formats": [row, row]})
+        self.cadre.write_text(f"#!/bin/sh\ncat <<'END'\n{twice}\nEND\n")
+        self.page.write_text(PAGE.format(name="formats", table=""))
+        self.assertEqual(self.run_tool().returncode, 0)
+        again = TABLE.split("\n")[2].replace("`mxfp8`", "", 1)
+        self.assertEqual(self.page.read_text(), PAGE.format(name="formats",
+                                                            table=TABLE + again + "\n"))
+
+    def test_a_peer_that_was_left_out_has_no_numbers(self):
+        self.page.write_text(PAGE.format(name="moe_layers", table=""))
+        results = self.top / "bench/results"
+        results.mkdir(parents=True)
+        case = {"layer": "small", "routing": "uniform", "from": "logits"}
+        (results / "chip-moe-torch.json").write_text(json.dumps(
+            {"machine": "chip", "date": "2030-01-02T03:04:05Z", "cases": [
+                case | {"call": "forward", "us": {"cadre": 1500, "torch": 3000},
+                        "speed_of_peer": {"torch": 2}},
+                case | {"call": "step", "us": {"cadre": 4000, "sonicmoe": 3000},
+                        "speed_of_peer": {"sonicmoe": 0.75},
+                        "kept_bytes": {"cadre": 2**21, "sonicmoe": 2**22},
+                        "peak_bytes": {"cadre": 2**23, "sonicmoe": 2**24}}]}))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.assertIn(
+            "| chip, 2030-01-02 | small | uniform | forward | logits | 1.50 | 2.00 | - |  |  |\n"
+            "|  | small | uniform | step | logits | 4.00 | - | 0.75 | 2 / - / 4 "
+            "| 8 / - / 16 |\n", self.page.read_text())
+
     def test_check_accepts_what_was_written(self):
         self.page.write_text(PAGE.format(name="formats", table=TABLE))
         self.assertEqual(self.run_tool("--check").returncode, 0)

@@ -14,6 +14,16 @@ def device(request) -> torch.device:
     return torch.device(request.param)
 
 
+@pytest.fixture(scope="session")
+def ranks(tmp_path_factory):
+    """Processes that exchange rows."""
+    from expert_parallel_cases import WORLD
+    from processes import Processes
+    processes = Processes(tmp_path_factory.mktemp("ranks"), WORLD)
+    yield processes
+    processes.finish()
+
+
 @pytest.fixture(autouse=True)
 def fixed_seed():
     torch.manual_seed(20240607)
@@ -116,7 +126,8 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1,
 def assert_versions_grow(op, args, kwargs) -> None:
     """Autograd sees that the operator writes what its schema says."""
     written = [t for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write
-               for t in (kwargs[a.name] if isinstance(kwargs[a.name], list) else [kwargs[a.name]])
+               for t in (kwargs[a.name] if isinstance(kwargs.get(a.name), list)
+                         else [kwargs.get(a.name)])
                if t is not None]
     assert written
     before = [t._version for t in written]
@@ -148,7 +159,7 @@ def assert_outputs_lie_apart(op, args, kwargs) -> None:
 def assert_types_are_told(op, args, kwargs) -> None:
     """An output of another type is one that the operator takes, or a TypeError."""
     for a in op._schema.arguments:
-        if a.alias_info is None or not a.alias_info.is_write or kwargs[a.name] is None:
+        if a.alias_info is None or not a.alias_info.is_write or kwargs.get(a.name) is None:
             continue
         for other in (torch.float16, torch.float64, torch.int64):
             given = tree_map(lambda t: t.to(other), kwargs[a.name])

@@ -37,11 +37,11 @@ def _linear(packed, **options):
 
 def _mlp(t):
     mlp = cadre.GroupedMLP(E, H, F, bias=True, device="meta")
-    return _with_parameters(mlp, t)(t["x"], t["splits"], t["prob"], t["bias2_scale"])
+    return _with_parameters(mlp, t)(t["x"], t["counts"], t["prob"], t["bias2_scale"])
 
 
 def _moe(t):
-    moe = cadre.MoE(H, F, E, TOP_K, bias=True, device="meta")
+    moe = cadre.MoE(E, H, F, top_k=TOP_K, bias=True, device="meta")
     return _with_parameters(moe, t)(t["x"])[0]
 
 
@@ -104,7 +104,7 @@ def entry_points():
     discrete = _discrete({"weight": (F, H), "bias": (F,)}, H)
     mlp = {"x": _draw(R, H), "w1": _draw(E, 2 * F, H), "w2": _draw(E, H, F),
            "bias1": _draw(E, 2 * F), "bias2": _draw(E, H), "prob": torch.rand(R),
-           "bias2_scale": torch.rand(R), "splits": torch.tensor(COUNTS)}
+           "bias2_scale": torch.rand(R), "counts": torch.tensor(COUNTS)}
     moe = {"x": _draw(TOKENS, H), "router": _draw(E, H),
            **{f"experts.{name}": mlp[name] for name in ("w1", "w2", "bias1", "bias2")}}
     experts = {"hidden_states": _draw(TOKENS, H), "gate_up_proj": _draw(E, 2 * F, H),
@@ -119,6 +119,7 @@ def entry_points():
         "deferred linear": (_linear(False, delay_wgrad_compute=True), discrete),
         "mlp": (_mlp, mlp),
         "moe": (_moe, moe),
+        "moe in bf16": (_moe, {n: t if n == "router" else t.bfloat16() for n, t in moe.items()}),
         "fused row": (_sequential(cadre.ops.SwiGLU()), _row_tensors()),
         "row": (_sequential(nn.Sequential(cadre.ops.SwiGLU())), _row_tensors()),
         "experts": (_experts, experts),
@@ -158,4 +159,4 @@ NAMES = list(entry_points())
 DIFFERENTIABLE = [name for name in NAMES
                   if name not in ("bias_grad", "quantize", "dequantize", "offsets")]
 # Numbers that may be on the host whatever the rest is on.
-HOST = ("m_splits", "splits", "split_sizes")
+HOST = ("m_splits", "counts", "split_sizes")

@@ -90,7 +90,7 @@ def by_norm(relative):
     return check
 
 
-NAMED = re.compile(r"\b(inp|input|x|a|b|m_splits|splits|offs|weight\d?|w[12]|bias\d?|bias_scale|"
+NAMED = re.compile(r"\b(inp|input|x|a|b|m_splits|counts|offs|weight\d?|w[12]|bias\d?|bias_scale|"
                    r"bias2_scale|prob|recipe|out|out_dtype|dgrad_out|main_grad|accumulate|"
                    r"grouped_linear|grouped_mlp|grouped_gemm)\b")
 
@@ -433,8 +433,9 @@ def mlps(draw):
 
 
 def check_mlp(c):
-    mlp = cadre.GroupedMLP(c["experts"], c["h"], c["f"], c["activation"], c["layout"],
-                           bias=c["bias"], dtype=c["dtype"], device="cpu", keep_h=c["keep"])
+    mlp = cadre.GroupedMLP(c["experts"], c["h"], c["f"], activation=c["activation"],
+                           layout=c["layout"], bias=c["bias"], dtype=c["dtype"], device="cpu",
+                           keep_h=c["keep"])
 
     def call(t):
         given = {name: t[name] for name in t if name not in ("x", "prob")}

@@ -93,8 +93,8 @@ def test_transformer_engine_both_ways(bias):
     discrete = {f"weight{e}": bits(F, H) for e in range(12)}
     if bias:
         discrete |= {f"bias{e}": bits(F) for e in range(12)}
-    packed = dict(convert(discrete | {"_extra_state": bits(5)}, "te_discrete", "te_packed"))
-    assert set(packed) == {"weight", "bias"} if bias else {"weight"}
+    packed = dict(convert(discrete, "te_discrete", "te_packed"))
+    assert set(packed) == ({"weight", "bias"} if bias else {"weight"})
     assert_same({"": packed["weight"][11]}, {"": discrete["weight11"]})
     assert_same(convert(packed, "te_packed", "te_discrete"), discrete)
     model = {f"a.{name}": x for name, x in packed.items()} | {"b.weight": bits(4, 4)}
@@ -102,7 +102,35 @@ def test_transformer_engine_both_ways(bias):
                 {f"a.{name}": x for name, x in discrete.items()} | {"b.weight": model["b.weight"]})
 
 
-def test_megatron_leaves_extra_states_out():
+def test_extra_states_come_along():
+    """Under the same name the same; where experts are joined or split an empty one; none where the
+    source has none. Those of other modules are left alone."""
+    layer = LAYERS[0]
+    state = dict(convert(qwen(), "qwen", "megatron"))
+    assert not [name for name in state if "_extra_state" in name]
+    others = {layer + "router._extra_state": bits(3), "model.attention._extra_state": bits(3)}
+    own = {layer + f"experts.linear_fc{i}._extra_state": bits(5) for i in (1, 2)}
+    full = state | others | own
+
+    same = convert(full, "megatron", "megatron_interleave32")
+    assert all(same[name] is x for name, x in (others | own).items())
+    assert set(same) == set(full)
+    local = convert(full, "megatron", "megatron_local")
+    each = {name for name in local if "local_experts" in name and name.endswith("_extra_state")}
+    assert each == {f"{layer}experts.local_experts.{e}.linear_fc{i}._extra_state"
+                    for e in range(E) for i in (1, 2)}
+    assert all(local[name].shape == (0,) and local[name].dtype == torch.uint8 for name in each)
+    assert all(local[name] is x for name, x in others.items())
+    back = convert(local, "megatron_local", "megatron")
+    assert set(back) == set(full) and all(back[name].shape == (0,) for name in own)
+
+    one = {f"weight{e}": bits(F, H) for e in range(3)} | {"_extra_state": bits(5)}
+    packed = convert(one | others, "te_discrete", "te_packed")
+    assert packed["_extra_state"] is one["_extra_state"]
+    assert set(packed) == {"weight", "_extra_state", *others}
+
+
+def test_layouts_without_a_place_leave_extra_states_out():
     state = dict(convert(qwen(), "qwen", "megatron"))
     states = {LAYERS[0] + "experts.linear_fc1._extra_state": bits(3),
               "model.attention._extra_state": bits(3)}

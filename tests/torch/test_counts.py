@@ -23,7 +23,7 @@ def row(x, splits):
     return cadre.ops.Sequential(cadre.ops.GroupedLinear(E, K, N, device=x.device))(x, splits)
 
 
-LAYERS = {"m_splits": linear, "splits": mlp, "split_sizes": row}
+LAYERS = {"m_splits": linear, "counts": mlp, "split_sizes": row}
 
 
 class Numbers(torch.Tensor):

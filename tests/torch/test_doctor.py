@@ -58,9 +58,11 @@ def test_it_says_what_does_not_run_and_why(run):
     code, out, _ = run("--device", "sm_90", "--device", "cpu")
     assert code == 0
     assert re.search(r"^ +sm_90 +cpu$", out, re.M)
-    assert re.search(r"^grouped_mlp nvfp4 +no +cpu", out, re.M)
+    assert re.search(r"^grouped_gemm nvfp4 +no +cpu", out, re.M)
     why = "takes bf16 or f16" if _build.CUDA else "this build has no CUDA backend"
-    assert re.search(rf"^not on sm_90: [^:]*grouped_mlp\s+nvfp4[^:]*\n  \w+: .*{why}", out, re.M)
+    assert re.search(rf"^not on sm_90: [^:]*grouped_gemm\s+nvfp4[^:]*\n  \w+: .*{why}", out, re.M)
+    decoded = "cuda_quantize, .*sm90_ragged_rows" if _build.CUDA else "no +cpu"
+    assert re.search(rf"^grouped_mlp nvfp4 +.*{decoded}", out, re.M)
 
 
 def test_a_problem_is_explained(run):

@@ -14,7 +14,7 @@ CONSTRUCTORS = {
     "params_dtype": lambda dtype: cadre.GroupedLinear(3, 16, 8, device="cpu", params_dtype=dtype),
     "dtype": lambda dtype: cadre.GroupedMLP(3, 16, 8, device="cpu", dtype=dtype),
     "dtype of an operation": lambda dtype: cadre.ops.GroupedLinear(3, 16, 8, dtype=dtype),
-    "dtype of experts": lambda dtype: cadre.MoE(16, 8, 3, 2, device="cpu", dtype=dtype)}
+    "dtype of experts": lambda dtype: cadre.MoE(3, 16, 8, top_k=2, device="cpu", dtype=dtype)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.bool, torch.complex64])
@@ -25,7 +25,7 @@ def test_rows_of_another_type(name, dtype):
         LAYERS[name]()(torch.ones(6, 16).to(dtype), COUNTS)
     if name == "x":
         with pytest.raises(TypeError, match=text):
-            cadre.MoE(16, 8, 3, 2, device="cpu")(torch.ones(6, 16).to(dtype))
+            cadre.MoE(3, 16, 8, top_k=2, device="cpu")(torch.ones(6, 16).to(dtype))
     if name == "input":
         row = cadre.ops.Sequential(LAYERS[name](), cadre.ops.SReLU(),
                                    cadre.ops.GroupedLinear(3, 8, 4, device="cpu"))

@@ -207,6 +207,7 @@ def blocks(page: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(("page", "least"), [("docs/torch.md", 15), ("docs/migration.md", 5),
+                                             ("docs/layers/expert_parallel.md", 1),
                                              ("README.md#From PyTorch", 3)])
 def test_blocks_of_pages(run, page, least, tmp_path):
     pasted = blocks(page)

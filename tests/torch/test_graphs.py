@@ -40,7 +40,7 @@ def linear(device, dtype, experts=5, packed=True, **options):
 
 def moe(device, dtype, top_k=2):
     """A layer whose buffer expert_bias moves tokens."""
-    return filled(cadre.MoE(K, N, 5, top_k, normalize=top_k > 1, expert_bias=True, bias=True,
+    return filled(cadre.MoE(5, K, N, top_k=top_k, normalize=top_k > 1, expert_bias=True, bias=True,
                             device=device, dtype=dtype))
 
 
@@ -151,6 +151,14 @@ def replay_changed(step):
 @pytest.mark.parametrize("way", list(WAYS))
 def test_captured_step_of_a_linear(dtype, packed, way):
     replay_changed(Step(linear(CUDA, dtype, packed=packed, **WAYS[way]), dtype))
+
+
+@gpu
+@pytest.mark.parametrize("recipe", ["fp8_tensor", "fp8_block", "mxfp8", "mxfp4"])
+@pytest.mark.parametrize("way", ["plain", "main_grad, late"])
+def test_captured_step_in_a_recipe(recipe, way):
+    layer = linear(CUDA, torch.bfloat16, recipe=recipe, **WAYS[way])
+    replay_changed(Step(layer, torch.bfloat16))
 
 
 @gpu

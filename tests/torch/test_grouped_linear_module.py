@@ -212,6 +212,21 @@ def test_return_bias(device):
     assert bias is None
 
 
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_returned_bias_has_the_type_of_the_result(device, autocast):
+    """Each expert's, with a gradient; a packed one is the parameter."""
+    counts, half = [3, 0, 9, 1, 4], torch.bfloat16
+    x = draw(17, 24, dtype=torch.float32 if autocast else half, device=device)
+    with torch.autocast(device.type, half, enabled=autocast):
+        layer = module(device, packed=False, return_bias=True)
+        y, bias = layer(x, counts)
+        packed = module(device, return_bias=True)
+        assert packed(x, counts)[1] is packed.bias
+    assert y.dtype == half and all(b.dtype == half for b in bias) and len(bias) == 5
+    bias[3].sum().backward()
+    assert torch.equal(layer.bias3.grad, torch.ones(40, device=device))
+
+
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("options", [{}, {"delay_wgrad_compute": True}])
 def test_scaled_bias(device, packed, options):

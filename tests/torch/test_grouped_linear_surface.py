@@ -77,7 +77,7 @@ def test_sizes_of_packed_parameters(device):
     layer = module(device)
     assert {n: list(p.shape) for n, p in layer.named_parameters()} == {
         "weight": [5, 40, 24], "bias": [5, 40]}
-    assert list(module(device, bias=False).state_dict()) == ["weight"]
+    assert list(module(device, bias=False).state_dict()) == ["weight", "_extra_state"]
     assert module(device, dtype=torch.bfloat16).weight.dtype == torch.bfloat16
 
 

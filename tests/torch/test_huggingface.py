@@ -210,10 +210,6 @@ def test_takes_the_recipe_of_the_context(device):
     experts, inputs, dy = routed("olmoe", device, torch.bfloat16, UNCLAMPED)
     plain = run(experts, inputs, dy, "cadre")
     with autocast(recipe="mxfp8"):
-        if device.type == "cuda":
-            with pytest.raises(NotImplementedError):
-                run(experts, inputs, dy, "cadre")
-            return
         got = run(experts, inputs, dy, "cadre")
     assert (got["y"] - plain["y"]).norm() <= 0.1 * plain["y"].norm()
     assert (got["y"] != plain["y"]).any()

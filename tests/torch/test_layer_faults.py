@@ -1,6 +1,8 @@
 """What the layers refuse because the library would read or write beside it: gaps that it does not
 know of, lists and arrays of another length, words that say nothing."""
 
+import itertools
+
 import pytest
 import torch
 from conftest import draw, offsets_of
@@ -178,9 +180,47 @@ def test_weights_of_one_row_or_column_lie_in_either_order(shape):
 def test_gradients_of_an_mlp_that_lie_otherwise():
     w1, w2 = [draw(E, 2 * N, K)], [draw(E, K, N)]
     args = (draw(R, K), draw(R, K), empty(), empty(), OFFSETS, None, w1, w2)
+    biases = dict(biases=(False, False))
     with pytest.raises(ValueError, match="dweight1 has strides .* must lie as its weight"):
-        OPS.grouped_mlp_wgrad.out(*args, dweight1=[draw(E, K, 2 * N).transpose(1, 2)],
+        OPS.grouped_mlp_wgrad.out(*args, **biases, dweight1=[draw(E, K, 2 * N).transpose(1, 2)],
                                   dweight2=[draw(E, K, N)])
     with pytest.raises(ValueError, match=r"dweight2 has shape \[2, 8, 5\], must end in \[8, 4\]"):
-        OPS.grouped_mlp_wgrad.out(*args, dweight1=[draw(E, 2 * N, K)],
+        OPS.grouped_mlp_wgrad.out(*args, **biases, dweight1=[draw(E, 2 * N, K)],
                                   dweight2=[draw(E, K, N + 1)])
+
+
+def lying(shape, strides, begin):
+    """A tensor of numbers with these strides, behind `begin` others."""
+    length = begin + 1 + sum((size - 1) * stride for size, stride in zip(shape, strides))
+    return draw(length).as_strided(shape, strides, begin)
+
+
+@pytest.mark.parametrize("e, n, k", list(itertools.product((1, 3), (1, 4), (1, 4))))
+def test_weights_that_lie_in_any_way(e, n, k):
+    """A product takes them all, a layer takes them or refuses them by their strides; what one takes
+    in place has one order and one alignment for both."""
+    x, counts = draw(6, k), [6] if e == 1 else [2, 1, 3]
+    offsets = offsets_of(counts, "cpu")
+    taken = 0
+    for strides in ((n * k, k, 1), (n * k, 1, n), (n * (k + 3), k + 3, 1), (k * (n + 3), 1, n + 3),
+                    (2 * n * k, 2 * k, 2), (0, k, 1), (k, e * k, 1), (1, e * k, e), (n * k, 0, 1)):
+        w = lying((e, n, k), strides, begin=len(strides) % 2)
+        want = torch.cat([rows @ one.t() for rows, one in zip(x.split(counts), w)])
+        for weight in ([w], list(w.unbind())):
+            torch.testing.assert_close(OPS.grouped_gemm(x, weight, offsets, "fprop"), want)
+            try:
+                y, *_ = OPS.grouped_linear(x, offsets, weight, [])
+            except ValueError as error:
+                assert "strides" in str(error)
+                continue
+            torch.testing.assert_close(y, want)
+            taken += 1
+    assert taken >= 4
+
+
+def test_a_single_row_promises_the_step_that_the_library_is_told():
+    """TMA takes the stride of a dimension of one element, too: 24 bytes are no multiple of 16."""
+    x, columns = draw(1, 12, dtype=torch.bfloat16), draw(E, 12, 16, dtype=torch.bfloat16)
+    refused = columns[..., :8].transpose(1, 2)  # whose own strides are
+    with pytest.raises(ValueError, match="weight_major=column .*align=8]"):
+        OPS.grouped_linear(x, offsets_of([1, 0], "cpu"), [refused], [])

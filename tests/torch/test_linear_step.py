@@ -416,7 +416,7 @@ def test_the_device_is_that_of_the_tensors(options, packed):
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_whole_layers_on_the_second_gpu():
-    moe = cadre.MoE(K, 96, 4, 2, dtype=torch.bfloat16, device="cpu")
+    moe = cadre.MoE(4, K, 96, top_k=2, dtype=torch.bfloat16, device="cpu")
     x = draw(ROWS, K, dtype=torch.bfloat16)
     results = []
     for i in range(2):

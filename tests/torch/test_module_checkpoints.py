@@ -63,7 +63,29 @@ def test_state_of_the_peer(device, packed):
     state["_extra_state3"] = torch.zeros(0, dtype=torch.uint8)
     target.load_state_dict(state)
     assert_same(target, source)
-    assert "_extra_state" not in target.state_dict()
+    assert target.state_dict()["_extra_state"].numel() == 0
+
+
+@pytest.mark.parametrize("make", [
+    lambda: cadre.GroupedLinear(2, 4, 6, device="cpu"),
+    lambda: cadre.ops.Sequential(cadre.ops.GroupedLinear(2, 4, 6, device="cpu"),
+                                 cadre.ops.SwiGLU(), cadre.ops.Bias(3, device="cpu"))])
+def test_extra_states_are_those_of_the_peer(make):
+    """Every module that TransformerEngine gives one has an empty uint8 tensor; states without them,
+    and with None, load."""
+    made = make()
+    state = made.state_dict()
+    ops = list(made) if isinstance(made, cadre.ops.Sequential) else [made]
+    names = [name for name in state if name.endswith("_extra_state")]
+    assert len(names) == len(ops)
+    for name in names:
+        assert state[name].dtype == torch.uint8 and state[name].shape == (0,)
+    made.load_state_dict(state)
+    made.load_state_dict({name: x for name, x in state.items() if name not in names})
+    made.load_state_dict(state | dict.fromkeys(names))
+    with pytest.raises(RuntimeError, match="Unexpected key.*_extra_states"):
+        made.load_state_dict(state | {names[0] + "s": torch.zeros(1)})
+    assert list(made.state_dict()) == list(state)
 
 
 def without(state, *names):

@@ -1,12 +1,15 @@
 """cadre.GroupedMLP and cadre.MoE."""
 
 import copy
+import inspect
 
 import pytest
 import torch
 from conftest import assert_close, assert_seen, draw, slices_of
 from linear_reference import kept_bytes
+from torch.distributed.utils import _apply_to_tensors
 from torch.nn import functional
+from torch.utils._pytree import tree_map
 
 import cadre
 
@@ -123,6 +126,17 @@ def test_experts_that_are_refused(options, match):
                          | options)
 
 
+def test_layers_take_arguments_in_one_order():
+    """E, widths, then options by name; MoE has those of its experts, with the same defaults."""
+    mlp, moe = (inspect.signature(layer).parameters for layer in (cadre.GroupedMLP, cadre.MoE))
+    for layer in mlp, moe:
+        assert list(layer)[:3] == ["num_experts", "hidden", "features"]
+        assert {p.kind for p in list(layer.values())[3:]} == {inspect.Parameter.KEYWORD_ONLY}
+    assert {name: moe[name] for name in mlp} == dict(mlp)
+    with pytest.raises(TypeError, match="positional arguments"):
+        cadre.MoE(H, F, E, 2)
+
+
 def test_types_that_are_refused():
     for name, value in (("num_experts", True), ("features", 2.0), ("activation", None)):
         with pytest.raises(TypeError, match=f"^{name} is a {type(value).__name__}, must be "):
@@ -161,14 +175,14 @@ def test_layers_that_are_refused(options, error, match):
     (torch.nn.Linear(H, 1), rf"\[3, 1\]"), (torch.nn.LSTM(H, H), "tuple")])
 def test_a_shared_expert_that_does_not_fit(shared, found):
     """One column would be added to all."""
-    moe = cadre.MoE(H, F, E, 2, shared_expert=shared, device="cpu")
+    moe = cadre.MoE(E, H, F, top_k=2, shared_expert=shared, device="cpu")
     with pytest.raises(ValueError, match=rf"^shared_expert\(x\) is {found}, must be a tensor of"):
         moe(torch.zeros(3, H))
 
 
 def test_a_router_of_another_number_of_experts():
     """Tokens of experts that are not there would be dropped."""
-    moe = cadre.MoE(H, F, E, 2, device="cpu")
+    moe = cadre.MoE(E, H, F, top_k=2, device="cpu")
     moe.router = torch.nn.Parameter(torch.zeros(E + 1, H))
     with pytest.raises(ValueError, match=r"^router has shape \[6, 32\], must be \[5, 32\]: a row"):
         moe(torch.zeros(3, H))
@@ -190,13 +204,13 @@ def test_wrong_sizes():
         experts("cpu")(torch.zeros(3, 31), [3, 0, 0, 0, 0])
     for top_k in (0, 6):
         with pytest.raises(ValueError, match=f"top_k is {top_k}, must be 1"):
-            cadre.MoE(H, F, E, top_k, device="cpu")
+            cadre.MoE(E, H, F, top_k=top_k, device="cpu")
     with pytest.raises(ValueError, match=r"x has shape \[3, 31\], must be \[..., 32\]"):
-        cadre.MoE(H, F, E, 2, device="cpu")(torch.zeros(3, 31))
+        cadre.MoE(E, H, F, top_k=2, device="cpu")(torch.zeros(3, 31))
 
 
 def moe(device, **options):
-    layer = cadre.MoE(H, F, E, 2, device=device, **options)
+    layer = cadre.MoE(E, H, F, top_k=2, device=device, **options)
     with torch.no_grad():
         for p in layer.parameters():
             p.copy_(draw(*p.shape) * 0.3)
@@ -270,14 +284,87 @@ def test_shared_expert(device):
     assert torch.equal(with_shared, layer(x)[0] + shared(x))
 
 
+@pytest.mark.parametrize("options", [
+    {}, {"shared_gate": True}, {"shared_gate": True, "activation": "gelu"}, {"keep_rows": True}])
+def test_a_shared_expert_beside_the_others(device, options):
+    """Against torch in fp64, all gradients too; and it adds itself to what is there without it."""
+    layer = moe(device, shared_features=40, **options)
+    names = {"router", "experts.w1", "experts.w2", "shared_w1", "shared_w2"}
+    if "shared_gate" in options:
+        names.add("shared_gate")
+    assert set(layer.state_dict()) == names
+    gated = "activation" not in options
+    assert layer.shared_w1.shape == (80 if gated else 40, H) and layer.shared_w2.shape == (H, 40)
+    x, dout = draw(3, 7, H, device=device, grad=True), draw(3, 7, H, device=device)
+    out, _ = layer(x)
+    (out * dout).sum().backward()
+
+    without = cadre.MoE(E, H, F, top_k=2, device=device, keep_rows=bool(options.get("keep_rows")),
+                        activation=options.get("activation", "swiglu"))
+    without.load_state_dict({name: t for name, t in layer.state_dict().items() if name in
+                             ("router", "experts.w1", "experts.w2")})
+    routed = x.detach().requires_grad_()
+    sums, _ = without(routed)
+    (sums * dout).sum().backward()
+    leaf = x.detach().double().requires_grad_()
+    w = {name: p.detach().double().requires_grad_() for name, p in layer.named_parameters()}
+    z = leaf @ w["shared_w1"].t()
+    h = functional.silu(z[..., :40]) * z[..., 40:] if gated else functional.gelu(z)
+    own = h @ w["shared_w2"].t()
+    if "shared_gate" in w:
+        own = own * (leaf @ w["shared_gate"].t()).sigmoid()
+    (own * dout.double()).sum().backward()
+    assert_close(out, sums.double() + own, terms=2000)
+    assert_close(x.grad, routed.grad.double() + leaf.grad, terms=2000)
+    for name, p in layer.named_parameters():
+        assert_seen(p.grad)
+        want = w[name].grad if name.startswith("shared") else without.get_parameter(name).grad
+        assert_close(p.grad, want, terms=2000)
+
+
+def test_a_shared_expert_as_a_part_of_a_module(device):
+    """Its parameters are drawn anew, told, moved and compiled as the others."""
+    layer = cadre.MoE(E, H, F, top_k=2, device="meta", shared_features=16, shared_gate=True)
+    assert layer.shared_w1.is_meta and layer.shared_gate.is_meta
+    layer.to_empty(device=device).reset_parameters()
+    for name in ("shared_w1", "shared_w2", "shared_gate"):
+        assert 0.005 < layer.get_parameter(name).std() < 0.05
+    assert "shared_features=16, shared_gate=True" in repr(layer)
+    assert "shared" not in repr(cadre.MoE(E, H, F, top_k=2, device=device))
+    x = draw(9, H, device=device)
+    want = layer(x)[0]
+    assert torch.equal(torch.compile(layer, backend="aot_eager", fullgraph=True)(x)[0], want)
+    with torch.autocast(device.type, torch.bfloat16):
+        out = layer(x)[0]
+    assert out.dtype == torch.bfloat16
+    assert (out - want).abs().max() <= 0.05 * want.abs().max()
+    layer.shared_gate = None
+    assert not torch.equal(layer(x)[0], want)
+
+
+@pytest.mark.parametrize(("options", "error", "match"), [
+    ({"shared_features": 1.5}, TypeError, "^shared_features is a float, must be an int"),
+    ({"shared_features": -1}, ValueError, "^shared_features is -1, must be 1 or more"),
+    ({"shared_gate": True}, ValueError, "^shared_gate is True, must be False; shared_features is"),
+    ({"shared_features": 8, "delay_wgrad_compute": True}, ValueError,
+     "^shared_features is 8, must be 0 with fuse_wgrad_accumulation or delay_wgrad_compute; give"),
+    ({"shared_features": 8, "fuse_wgrad_accumulation": True}, ValueError,
+     "^shared_features is 8, must be 0 with fuse_wgrad_accumulation or delay_wgrad_compute; give"),
+])
+def test_shared_experts_that_are_refused(options, error, match):
+    with pytest.raises(error, match=match):
+        cadre.MoE(E, H, F, top_k=2, device="cpu", **options)
+
+
 def test_expert_groups(device):
-    layer = cadre.MoE(H, F, 8, 2, device=device, groups=4, group_top_k=1)
+    layer = cadre.MoE(8, H, F, top_k=2, device=device, groups=4, group_top_k=1)
     _, router = layer(draw(50, H, device=device))
     assert torch.all(router.experts[:, 0] // 2 == router.experts[:, 1] // 2)
 
 
 def test_router_works_in_fp32(device):
-    layer = moe(device, dtype=torch.bfloat16)
+    """Where it is asked to."""
+    layer = moe(device, dtype=torch.bfloat16, fp32_router=True)
     x = draw(21, H, dtype=torch.bfloat16, device=device)
     logits = functional.linear(x.float(), layer.router)
     with torch.autocast(device.type, dtype=torch.bfloat16):
@@ -286,6 +373,51 @@ def test_router_works_in_fp32(device):
     assert torch.equal(router.logits, logits)
     out, router = layer.bfloat16()(x)
     assert out.dtype == torch.bfloat16 and router.logits.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["prob", "bias2_scale"])
+def test_a_choice_has_its_own_probabilities(device, name):
+    layer, x = cadre.MoE(E, H, F, top_k=2, bias=True, device=device), draw(7, H, device=device)
+    with pytest.raises(ValueError, match=f"^{name} is given, must be left out; the probabilities"):
+        layer.experts(x, layer._choice(x), **{name: torch.rand(7, device=device)})
+
+
+def test_options_of_the_routing_are_read_at_every_call(device):
+    layer, x = cadre.MoE(E, H, F, top_k=2, device=device), draw(7, H, device=device)
+    layer.routing |= dict(top_k=3, score="sigmoid")
+    want = cadre.MoE(E, H, F, top_k=3, score="sigmoid", device=device)
+    want.load_state_dict(layer.state_dict())
+    assert layer.top_k == 3 and layer(x)[1].experts.shape == (7, 3)
+    assert torch.equal(layer(x)[0], want(x)[0])
+
+
+def test_hooks_of_the_experts_run_and_cast_no_logits(device):
+    """As wrappers of modules cast whatever they see of a call."""
+    layer, x, seen = moe(device), draw(21, H, device=device), []
+
+    def cast(module, given):
+        seen.append(module)
+        given = tree_map(lambda t: t.bfloat16() if torch.is_tensor(t) else t, given)
+        return _apply_to_tensors(torch.Tensor.bfloat16, given)  # what FSDP does
+
+    want = layer(x)[1]
+    layer.experts.bfloat16().register_forward_pre_hook(cast)
+    out, router = layer(x)
+    assert seen == [layer.experts] and out.dtype == torch.bfloat16
+    assert all(map(torch.equal, want, router))
+
+
+def test_rows_are_permuted_again_or_kept(device):
+    """Of each token top_k rows more, to the same bits."""
+    layer, grads, kept = moe(device), [], []
+    x = draw(64, H, device=device, grad=True)
+    for layer.keep_rows in (False, True):
+        layer.zero_grad()
+        layer(x)[0].square().sum().backward()
+        grads.append([p.grad for p in layer.parameters()])
+        kept.append(kept_bytes(lambda: layer(x)[0]))
+    assert all(map(torch.equal, *grads))
+    assert kept[1] - kept[0] >= 64 * (2 - 1) * H * 4
 
 
 def test_load_balancing_loss(device):
@@ -314,7 +446,7 @@ def test_no_tokens(device):
 
 
 def test_meta_and_copies(device):
-    layer = cadre.MoE(H, F, E, 2, device="meta", expert_bias=True, bias=True)
+    layer = cadre.MoE(E, H, F, top_k=2, device="meta", expert_bias=True, bias=True)
     assert all(p.is_meta for p in layer.parameters())
     layer.to_empty(device=device).reset_parameters()
     x = draw(21, H, device=device)
@@ -337,7 +469,7 @@ CONVERSIONS = {
 @pytest.mark.parametrize("conversion", list(CONVERSIONS))
 def test_the_bias_of_experts_stays_exact(device, conversion):
     """A step that bf16 would round away moves it still."""
-    layer = cadre.MoE(H, F, E, 2, device=device, expert_bias=True)
+    layer = cadre.MoE(E, H, F, top_k=2, device=device, expert_bias=True)
     values = 1 + draw(E).to(device) * 2**-12
     layer.expert_bias.copy_(values)
     layer = CONVERSIONS[conversion](layer)
@@ -352,7 +484,7 @@ def test_the_bias_of_experts_stays_exact(device, conversion):
 def test_the_bias_of_experts_is_fp32_from_the_beginning():
     torch.set_default_dtype(torch.bfloat16)
     try:
-        layer = cadre.MoE(H, F, E, 2, device="cpu", expert_bias=True)
+        layer = cadre.MoE(E, H, F, top_k=2, device="cpu", expert_bias=True)
     finally:
         torch.set_default_dtype(torch.float32)
     assert layer.expert_bias.dtype == torch.float32

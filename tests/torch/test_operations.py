@@ -44,6 +44,29 @@ def routed(device, tokens=13, top_k=2, experts=5, rows=30):
     return chosen, cadre.offsets_of_routing(chosen, experts, rows)
 
 
+def test_offsets_are_taken_bare_and_within_what_has_them(device):
+    _, where = routed(device)
+    tokens, z, w = (draw(*s, device=device) for s in ((13, 32), (30, 32), (5, 48, 32)))
+    prob = draw(13, 2, device=device)
+    order = where.row_of, where.slot_of
+    uses = [
+        lambda o: cadre.activation(z, o), lambda o: cadre.bias_grad(z, o)[0],
+        lambda o: cadre.grouped_gemm(z, w, o), lambda o: cadre.grouped_gemm(z, z, o, "wgrad"),
+        lambda o: cadre.dequantize(cadre.quantize(z, o, "mxfp8"), o, "mxfp8", shape=z.shape),
+        lambda o: cadre.permute(tokens, o, *order, prob)[1],
+        lambda o: cadre.combine(z, o, *order, prob)]
+    for use in uses:
+        want = use(where.offsets)
+        assert torch.equal(use(cadre.Offsets(where.offsets)), want)
+        assert torch.equal(use(where), want)
+    for got, want in ((cadre.permute(tokens, where, prob=prob)[1], uses[-2](where)),
+                      (cadre.combine(z, where, prob=prob), uses[-1](where)),
+                      (cadre.grouped_mm(z, w.mT, offs=where), uses[2](where)),
+                      (cadre.grouped_mm(z.t(), z, offs=cadre.Offsets(where.offsets)),
+                       uses[3](where))):
+        assert torch.equal(got, want)
+
+
 @pytest.mark.parametrize("index", [torch.int32, torch.int64])
 def test_offsets_of_routing(device, index):
     chosen, _ = routed(device)

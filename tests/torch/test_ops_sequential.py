@@ -147,7 +147,7 @@ def test_why_three_are_not_one(device):
         assert [s.name for s in steps] == UNFUSED
         return steps[0].not_fused
 
-    assert why(row(device), counts, prob, other) == "the linears are given different splits"
+    assert why(row(device), counts, prob, other) == "the linears are given different counts"
     assert why(row(device, accumulate_into_main_grad=True), counts, prob, counts) == (
         "a linear writes main_grad")
     assert why(row(device, delay_wgrad_compute=True), counts, prob, counts) == (
@@ -162,7 +162,7 @@ def test_why_three_are_not_one(device):
     hooked(torch.zeros(ROWS, H, device=device), counts, prob, counts)
     assert calls == ["gather"]
     with pytest.raises(RuntimeError, match="activation_recompute_in_mlp is True, must be False "
-                       "here.*the linears are given different splits"):
+                       "here.*the linears are given different counts"):
         row(device, cadre.ops.ScaledSwiGLU(activation_recompute_in_mlp=True))(
             torch.zeros(ROWS, H, device=device), counts, prob, other)
     experts = Sequential(cadre.ops.GroupedLinear(E, H, F, device=device), cadre.ops.SReLU(),

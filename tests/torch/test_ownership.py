@@ -217,7 +217,7 @@ def test_mlp(recipe, keep_h):
 
 def test_moe():
     def use():
-        moe = cadre.MoE(K, N, 3, 2, expert_bias=True, bias=True, device="cpu",
+        moe = cadre.MoE(3, K, N, top_k=2, expert_bias=True, bias=True, device="cpu",
                         dtype=torch.bfloat16, shared_expert=torch.nn.Identity())
         out, router = moe(rows())
         (out.sum() + router.load_balancing_loss()).backward()

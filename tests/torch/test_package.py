@@ -45,6 +45,7 @@ echo no library > cadre/libcadre_torch.so; python -c 'import cadre'
 rm cadre/_build.py; python -c 'import cadre'
 echo 'raise ImportError("there is none")' > torch.py; python -c 'import cadre'
 echo 'raise ImportError("there is none")' > transformers.py; python -c 'import cadre.huggingface'
+echo 'raise ImportError("there is none")' > megatron.py; python -c 'import cadre.megatron'
 """
 
 

@@ -152,3 +152,27 @@ def test_backward_in_high_precision(name, dtype, autocast):
             layer(leaf, COUNTS).square().sum().backward()
         grads.append(leaf.grad)
     assert torch.equal(grads[0], grads[1]) and not torch.equal(grads[0], grads[2])
+
+
+def test_a_recipe_is_not_whether_there_is_one():
+    """The first argument of autocast is TransformerEngine's `enabled`."""
+    with pytest.raises(TypeError, match="^enabled is 'nvfp4', must be a bool; write recipe='nvfp4"):
+        cadre.autocast("nvfp4")
+    with pytest.raises(TypeError, match="^calibrating is 'nvfp4', must be a bool; write recipe="):
+        cadre.autocast(True, "nvfp4")
+    assert cadre.autocast(False, recipe="nvfp4").recipe == ""
+
+
+def test_the_signature_of_the_peer():
+    """Of autocast and of what it was called before."""
+    recipe, group = peer("nvfp4"), object()
+    for made in (cadre.autocast(True, False, recipe, group), cadre.autocast(recipe=recipe),
+                 cadre.autocast(amax_reduction_group=group, recipe=recipe, calibrating=False),
+                 cadre.fp8_autocast(True, False, recipe, group, False),
+                 cadre.fp8_autocast(enabled=True, fp8_recipe=recipe, fp8_group=group)):
+        assert made.recipe == "nvfp4"
+    assert cadre.autocast().recipe == cadre.fp8_autocast(True, fp8_group=group).recipe == "mxfp8"
+    with pytest.raises(NotImplementedError, match="^calibrating is True, must be False; it collec"):
+        cadre.autocast(False, True)
+    with pytest.raises(ValueError, match="^fp8_recipe is 'nvfp4', must be left out; recipe is"):
+        cadre.autocast(recipe="mxfp8", fp8_recipe="nvfp4")

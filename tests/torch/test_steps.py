@@ -26,7 +26,8 @@ class Block(nn.Module):
 
     def __init__(self, device, dtype, packed=True):
         super().__init__()
-        self.moe = cadre.MoE(H, F, E, 2, normalize=True, bias=True, device=device, dtype=dtype)
+        self.moe = cadre.MoE(E, H, F, top_k=2, normalize=True, bias=True, device=device,
+                             dtype=dtype)
         self.linear = cadre.GroupedLinear(
             E, H, H, params_dtype=dtype, device=device, fuse_wgrad_accumulation=True,
             delay_wgrad_compute=True, single_grouped_weight=packed, single_grouped_bias=packed)

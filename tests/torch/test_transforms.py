@@ -9,7 +9,7 @@ from torch.autograd import forward_ad
 import cadre
 
 LAYERS = ["linear", "packed linear", "deferred linear", "linear with buffers", "mlp", "moe",
-          "fused row", "row", "experts"]
+          "moe in bf16", "fused row", "row", "experts"]
 REFUSED = (NotImplementedError, RuntimeError)
 FIXED = {"alpha", "expert_bias"}  # have no gradient
 

@@ -41,7 +41,7 @@ cadre.GroupedLinear(1, 8, 8, params_dtype="f32")
 cadre.GroupedLinear(1, 8, 8).forward(x, 4)
 cadre.GroupedMLP(1, 8, 8).forward(x, [4], recipe="bf16")
 cadre.GroupedMLP(1, 8, 8).forward(x, [4]).no_tensor_has_it
-cadre.MoE(8, 8, 2, 1).forward(x)[1].no_router_has_it
+cadre.MoE(2, 8, 8, top_k=1).forward(x)[1].no_router_has_it
 cadre.ops.SReLU().forward(x, scale=x)
 cadre.ops.GroupedLinear(1, 8, 8).forward(x, [4], output="y")
 cadre.ops.Sequential(cadre.ops.SReLU()).plan(op_kwargs=3)
@@ -116,7 +116,8 @@ def documented():
 def test_the_public_names_are_those_that_are_documented():
     pytest.importorskip("transformers")
     found = documented()
-    assert sorted(found) == ["cadre", "cadre.checkpoints", "cadre.huggingface", "cadre.ops"]
+    assert sorted(found) == ["cadre", "cadre.checkpoints", "cadre.huggingface", "cadre.megatron",
+                             "cadre.ops"]
     for module, names in found.items():
         exported = importlib.import_module(module).__all__
         assert sorted(exported) == sorted(names), module

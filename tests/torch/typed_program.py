@@ -1,16 +1,19 @@
 """A user's program that uses every public name, fully typed. test_typing.py runs it, and gives it
 to mypy --strict and to pyright's strict mode."""
 
+import tempfile
 from collections.abc import Callable
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import cadre
 import cadre.huggingface
+import cadre.megatron
 from cadre import (
-    GroupedLinear, GroupedMLP, MoE, Offsets, Quantized, Recipe, RouterOutput, Routing,
-    RoutingOffsets, checkpoints, ops)
+    DispatchedRows, DispatchHandle, ExpertParallel, GroupedLinear, GroupedMLP, MoE, Offsets,
+    Quantized, Recipe, RouterOutput, Routing, RoutingOffsets, checkpoints, ops)
 
 E, H, F, TOP_K = 4, 16, 24, 2
 
@@ -23,10 +26,11 @@ class Block(nn.Module):
         self.up: GroupedLinear = GroupedLinear(E, H, 2 * F, params_dtype=torch.float32,
                                                single_grouped_weight=True, recipe="f32",
                                                device="cpu")
-        self.mlp = GroupedMLP(E, H, F, "swiglu", layout="interleave1", bias=True, device="cpu",
-                              recipe=Recipe("bf16", wgrad="f32"))
-        self.moe = MoE(H, F, E, TOP_K, score="sigmoid", normalize=True, expert_bias=True,
-                       shared_expert=nn.Linear(H, H), device="cpu")
+        self.mlp = GroupedMLP(E, H, F, activation="swiglu", layout="interleave1", bias=True,
+                              device="cpu", recipe=Recipe("bf16", wgrad="f32"))
+        self.moe = MoE(E, H, F, top_k=TOP_K, score="sigmoid", normalize=True, expert_bias=True,
+                       shared_features=F, shared_gate=True, shared_expert=nn.Linear(H, H),
+                       device="cpu")
 
     def forward(self, x: Tensor, counts: list[int] | Tensor) -> tuple[Tensor, Tensor]:
         y = self.mlp(x, counts)
@@ -54,6 +58,21 @@ def layers(x: Tensor, counts: list[int]) -> Tensor:
     return with_bias
 
 
+def parallel(x: Tensor, logits: Tensor) -> Tensor:
+    store = f"file://{tempfile.mkdtemp()}/store"
+    dist.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    ep = ExpertParallel(dist.group.WORLD, E, TOP_K, overflow="drop")
+    chosen = cadre.routing(logits, TOP_K)
+    sent: DispatchedRows = ep.dispatch(x, chosen.experts, chosen.prob)
+    handle: DispatchHandle = sent.handle
+    ep.check()
+    print(ep.problem, handle.dropped.sum().item(), handle.tokens_per_expert.shape)
+    y = GroupedMLP(E, H, F, device="cpu").forward(sent.rows, Offsets(sent.offsets), sent.row_prob)
+    out, _ = MoE(E, H, F, top_k=TOP_K, device="cpu", ep=ep).forward(ep.collect(y, handle))
+    dist.destroy_process_group()
+    return out
+
+
 def rows(tokens: Tensor, logits: Tensor) -> Tensor:
     chosen: Routing = cadre.routing(logits, TOP_K, normalize=True)
     where: RoutingOffsets = cadre.offsets_of_routing(chosen.experts, E, tokens.shape[0] * TOP_K)
@@ -78,10 +97,13 @@ def formats(x: Tensor, counts: list[int]) -> Tensor:
 
 
 def operations(x: Tensor, counts: list[int]) -> Tensor:
-    activations: list[ops.Activation] = [ops.SwiGLU(1), ops.ClampedSwiGLU(limit=5.0), ops.SReLU()]
+    activations: list[ops.Activation] = [ops.SwiGLU(1), ops.ClampedSwiGLU(limit=5.0), ops.SReLU(),
+                                         ops.QGEGLU(), ops.SiTUGLU(beta1=2.0)]
     scaled: list[ops.Activation] = [ops.ScaledSwiGLU(), ops.ScaledClampedQGeGLU(32),
-                                    ops.ScaledSReLU()]
-    print([activation.gated for activation in activations + scaled])
+                                    ops.ScaledSReLU(), ops.ScaledSiTUGLU()]
+    others: list[ops.Operation] = [ops.Identity(), ops.Bias(H), ops.MakeExtraOutput(),
+                                   ops.AddExtraInput(in_place=True), *activations]
+    print([activation.gated for activation in activations + scaled], len(others))
     up, down = (ops.GroupedLinear(E, H, 2 * F, device="cpu"), ops.GroupedLinear(E, F, H,
                                                                               device="cpu"))
     mlp = ops.Sequential(up, ops.ScaledSwiGLU(), down)
@@ -102,7 +124,7 @@ def under_a_recipe(function: Callable[[Tensor, list[int]], Tensor], x: Tensor,
 
 def recipes(x: Tensor, counts: list[int]) -> Tensor:
     recipe = Recipe("nvfp4", wgrad="input")
-    with cadre.autocast(enabled=True, recipe=recipe) as context:
+    with cadre.autocast(enabled=True, recipe=recipe) as context, cadre.fp8_autocast(False):
         first, second = cadre.checkpoint_contexts()
         print(context.recipe, recipe.wgrad)
     with first, second:
@@ -121,14 +143,22 @@ def models(model: nn.Module) -> nn.Module:
     return cadre.huggingface.use(model) if "runs" in cadre.huggingface.explain(model) else model
 
 
+def trainers(names: list[str]) -> list[str]:
+    kind: type[nn.Module] = cadre.megatron.Experts
+    assert cadre.megatron.experts_spec().module is kind
+    return names + [cadre.megatron.with_cadre.__name__]
+
+
 def main() -> None:
     x = torch.randn(12, H)
     counts = [3, 0, 5, 2]
     assert under_a_recipe(recipes, x, counts).shape == (12, F)
     assert operations(x, counts).shape == x.shape
     assert rows(x, torch.randn(12, E)).shape == x.shape
+    assert parallel(x, torch.randn(12, E)).shape == x.shape
     assert formats(x, counts).shape == (12, F)
     models(nn.Linear(2, 2))
+    print(trainers(["experts"]))
 
 
 if __name__ == "__main__":

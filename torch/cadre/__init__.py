@@ -6,6 +6,7 @@ from ._library import load as _load
 _load()
 
 from . import checkpoints, layers, ops  # noqa: E402,F401  layers registers fake kernels
+from .expert_parallel import DispatchedRows, DispatchHandle, ExpertParallel  # noqa: E402
 from .grouped_linear import GroupedLinear  # noqa: E402
 from .grouped_mlp import GroupedMLP  # noqa: E402
 from .grouped_mm import grouped_mm  # noqa: E402
@@ -13,10 +14,11 @@ from .moe import MoE, RouterOutput, load_balancing_loss  # noqa: E402
 from .operations import (  # noqa: E402
     Offsets, Quantized, Routing, RoutingOffsets, activation, bias_grad, combine, dequantize,
     grouped_gemm, offsets, offsets_of_routing, permute, quantize, routing)
-from .recipe import Recipe, autocast, checkpoint_contexts  # noqa: E402
+from .recipe import Recipe, autocast, checkpoint_contexts, fp8_autocast  # noqa: E402
 
 __all__ = [
-    "GroupedLinear", "GroupedMLP", "MoE", "Offsets", "Quantized", "Recipe", "RouterOutput",
-    "Routing", "RoutingOffsets", "activation", "autocast", "bias_grad", "checkpoint_contexts",
-    "checkpoints", "combine", "dequantize", "grouped_gemm", "grouped_mm", "load_balancing_loss",
-    "offsets", "offsets_of_routing", "ops", "permute", "quantize", "routing"]
+    "DispatchHandle", "DispatchedRows", "ExpertParallel", "GroupedLinear", "GroupedMLP", "MoE",
+    "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing", "RoutingOffsets", "activation",
+    "autocast", "bias_grad", "checkpoint_contexts", "checkpoints", "combine", "dequantize",
+    "fp8_autocast", "grouped_gemm", "grouped_mm", "load_balancing_loss", "offsets",
+    "offsets_of_routing", "ops", "permute", "quantize", "routing"]

@@ -31,6 +31,7 @@ class Layout:
         without, one with all of them, [E, ...].
     biases: the same for biases [F], [2F], [H], [N], which a layer may have or not.
     interleave: of gate_up: 0 is [gate | up], else they alternate in blocks of so many.
+    extra: the name of the extra state of the module that has the weights, in TransformerEngine's.
     transposed: weights are stored [H, 2F] and [F, H].
     block: what the module around the experts is called here, where others call it mlp.
     """
@@ -39,6 +40,7 @@ class Layout:
     about: str
     parts: Mapping[str, str]
     biases: Mapping[str, str]
+    extra: Mapping[str, str] = field(default_factory=dict)
     interleave: int = 0
     transposed: bool = False
     block: str = ""
@@ -66,11 +68,18 @@ def _fused(weights: str, biases: str, one: str, two: str) -> tuple[dict[str, str
                  for pattern in (weights, biases))
 
 
+def _megatron(linear: str, expert: str) -> tuple[dict[str, str], ...]:
+    """Names of what each linear has; `expert` is the number in the names of parameters."""
+    roles = {"gate_up": "1", "down": "2"}
+    return tuple({role: linear.replace("#", number) + what for role, number in roles.items()}
+                 for what in (f".weight{expert}", f".bias{expert}", "._extra_state"))
+
+
 _PACKED = _fused("experts.#_proj", "experts.#_proj_bias", "gate_up", "down")
 _CADRE = _fused("experts.w#", "experts.bias#", "1", "2")
-_MEGATRON = _fused("experts.linear_fc#.weight{}", "experts.linear_fc#.bias{}", "1", "2")
-_LOCAL = _fused("experts.local_experts.{}.linear_fc#.weight",
-                "experts.local_experts.{}.linear_fc#.bias", "1", "2")
+_MEGATRON = _megatron("experts.linear_fc#", "{}")
+_LOCAL = _megatron("experts.local_experts.{}.linear_fc#", "")
+_EXTRA = "_extra_state"
 
 LAYOUTS: dict[str, Layout] = {
     layout.name: layout
@@ -92,9 +101,9 @@ LAYOUTS: dict[str, Layout] = {
         Layout("megatron_interleave32", "the same, interleaved", *_MEGATRON, interleave=32),
         Layout("megatron_local", "Megatron, SequentialMLP", *_LOCAL),
         Layout("te_discrete", "GroupedLinear of Cadre or TransformerEngine, a weight per expert",
-               {"weight": "weight{}"}, {"weight": "bias{}"}),
+               {"weight": "weight{}"}, {"weight": "bias{}"}, {"weight": _EXTRA}),
         Layout("te_packed", "GroupedLinear with single_grouped_weight and single_grouped_bias",
-               {"weight": "weight"}, {"weight": "bias"}),
+               {"weight": "weight"}, {"weight": "bias"}, {"weight": _EXTRA}),
     )
 }
 
@@ -116,8 +125,9 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
 
     Returns a mapping that computes a tensor when it is asked for and keeps none: other tensors are
     those of `state`, and experts are views of them where the layout allows. Formats that need
-    contiguous tensors want `{name: x.contiguous() for name, x in result.items()}`. Extra states of
-    TransformerEngine are left out. Names above the layer stay as they are.
+    contiguous tensors want `{name: x.contiguous() for name, x in result.items()}`. Where experts
+    have extra states of TransformerEngine, so has the result, if its layout has a place for them:
+    the same under the same name, else an empty one. Names above the layer stay as they are.
 
     Shapes, dtypes: of a layer all experts must have the same; any dtype is taken as it is.
     Errors: ValueError, naming tensors: at once for layouts, missing, extra and duplicate names;
@@ -216,6 +226,7 @@ class _Layer:
     names: dict[tuple[str, bool], dict[int | None, str]] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     dtypes: dict[bool, torch.dtype] = field(default_factory=dict)
+    has_extra_state: bool = False
 
     @property
     def has_bias(self) -> bool:
@@ -238,8 +249,9 @@ class _Converted(Mapping):
             raise ValueError(f"checkpoints: experts in layout {source.name} are missing{where}, "
                              f"must be named {_some(source.parts.values())}; {self._hint()}")
         self._require_complete(experts)
-        # Where a name of the result comes from: a name of the source, or a part of a layer.
-        self._from: dict[str, str | tuple[_Layer, tuple[str, bool], int | None]] = {}
+        # Where a name of the result comes from: a name of the source, a part of a layer, or
+        # nowhere, of an empty extra state.
+        self._from: dict[str, str | tuple[_Layer, tuple[str, bool], int | None] | None] = {}
         self._name_results()
 
     def _find(self, name: str, only: set[str] | None) -> None:
@@ -288,14 +300,24 @@ class _Converted(Mapping):
                              f"{layer.experts} experts in layout {self._source.name}; quantized "
                              "experts must be dequantized before")
 
+    def _is_of_experts(self, name: str, prefix: str) -> bool:
+        """Whether it is an extra state of the experts of the layer."""
+        below = name.removeprefix(prefix + self._source.container)
+        here = prefix in self._layers and name.startswith(prefix + self._source.container)
+        return here and _is_extra_state(name) and ("." not in below or bool(self._source.container))
+
     def _name_results(self) -> None:
         done = set()
+        for name in self._state:
+            prefix = next((p for p in self._layers if name.startswith(p)), "")
+            if self._is_of_experts(name, prefix):
+                self._layers[prefix].has_extra_state = True
         blocks = {layer.prefix: self._renamed(layer.prefix) for layer in self._layers.values()}
         for name in self._state:
             layer = self._layer_of.get(name)
             if layer is None:
                 prefix = next((p for p in blocks if name.startswith(p)), "")
-                if not (prefix in blocks and _is_extra_state(name)):
+                if not self._is_of_experts(name, prefix):
                     self._put(blocks.get(prefix, "") + name.removeprefix(prefix), name)
             elif layer.prefix not in done:
                 done.add(layer.prefix)
@@ -308,6 +330,12 @@ class _Converted(Mapping):
         for part in _parts(self._target, layer):
             for number in range(layer.experts) if self._target.per_expert else [None]:
                 self._put(_name(self._target, prefix, part, number), (layer, part, number))
+        for role, name in self._target.extra.items() if layer.has_extra_state else ():
+            same = self._source.extra.get(role) == name
+            for number in range(layer.experts) if "{}" in name else [None]:
+                known = layer.prefix + name.format(number)
+                self._put(prefix + name.format(number),
+                          known if same and known in self._state else None)
 
     def _put(self, name: str, origin) -> None:
         if name in self._from:
@@ -334,6 +362,8 @@ class _Converted(Mapping):
 
     def __getitem__(self, name: str) -> Tensor:
         origin = self._from[name]
+        if origin is None:
+            return torch.empty(0, dtype=torch.uint8, device="cpu")
         if isinstance(origin, str):
             return self._state[origin]
         layer, part, number = origin

@@ -7,7 +7,7 @@ constants; torch.compile takes the answer as a constant.
 
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -77,25 +77,39 @@ def _parsed(numbers) -> dict[str, float]:
 
 @functools.cache
 def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
+    numbers = _parsed(numbers)
+    values = sorted(set(numbers.values()))
+
+    def between(z: Tensor) -> Tensor:
+        function = (act(argument) if argument else act()) if isinstance(act, type) else act
+        if not gated:
+            return function(z)
+        return cls._apply_gate(SimpleNamespace(act_fn=function, **numbers), z)
+
+    return words_of(between, gated, values, values, (0.0, 1.0))
+
+
+def words_of(function: Callable[[Tensor], Tensor], gated: bool, numbers: Sequence[float],
+             limits: Sequence[float], offsets: Sequence[float]) -> str | None:
+    """The words of Cadre for a function of z [rows, 2F], or [rows, F] ungated; None if there are
+    none. numbers: the constants that it may have; limits, offsets: those of clamped swiglu."""
     with _disable_current_modes(), torch.no_grad():
-        numbers = _parsed(numbers)
-        largest = max([30.0] + [3 * abs(x) for x in numbers.values()])
+        largest = max([30.0] + [3 * abs(x) for x in numbers])
         wave = torch.arange(16 * 128, dtype=torch.float64, device="cpu").mul(1.7).sin()
         z = torch.cat([wave.view(16, 128) * size for size in (1.0, 4.0, largest)])
         try:
-            if isinstance(act, type):
-                act = act(argument) if argument else act()
-            got = cls._apply_gate(SimpleNamespace(act_fn=act, **numbers), z) if gated else act(z)
+            got = function(z)
         except Exception:  # whatever the gate needs, it is nothing that Cadre has
             return None
-        for text, want in _candidates(z, gated, sorted(set(numbers.values()))):
+        for text, want in _candidates(z, gated, limits, numbers, offsets):
             if got.shape == want.shape and torch.allclose(got, want, rtol=1e-6, atol=1e-9):
                 return text
     return None
 
 
-def _candidates(z: Tensor, gated: bool, numbers: list[float]):
-    """(words, value on z [rows, 2F], or [rows, F] ungated) of all that Cadre has."""
+def _candidates(z: Tensor, gated: bool, limits: Sequence[float], alphas: Sequence[float],
+                offsets: Sequence[float]):
+    """(words, value on z) of all that Cadre has."""
     if not gated:
         yield from ((name, function(z)) for name, function in _POINTWISE.items())
         return
@@ -103,7 +117,8 @@ def _candidates(z: Tensor, gated: bool, numbers: list[float]):
         gate, up = split(z)
         for name, pointwise in _GATED.items():
             yield name + layout, _POINTWISE[pointwise](gate) * up
-        for limit, alpha, offset in itertools.product(numbers, {1.0, *numbers}, (0.0, 1.0)):
+        for limit, alpha, offset in itertools.product(limits, {1.0, *alphas}, offsets):
             clamped = gate.clamp(max=limit)
             h = clamped * torch.sigmoid(alpha * clamped) * (up.clamp(-limit, limit) + offset)
-            yield f"clamped_swiglu{layout} limit={limit:.9g} alpha={alpha:.9g} offset={offset:g}", h
+            constants = f"limit={limit:.9g} alpha={alpha:.9g} offset={offset:.9g}"
+            yield f"clamped_swiglu{layout} {constants}", h

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .counts import offsets_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
-from .splits import offsets_of
 
 _ops = torch.ops.cadre
 

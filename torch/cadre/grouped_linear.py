@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from . import main_grad  # noqa: F401 (backward calls it)
+from .counts import Counts, counts_or_offsets
+from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import (
     kind_of, require_factor, require_float, require_rows, require_sizes, working_dtype)
-from .layouts import Report, drop_extra_state, relayout
+from .layouts import EmptyExtraState, Report, relayout
 from .recipe import active_recipe, recipe_text, words_for
-from .splits import Splits, splits_of
 
 _offsets = torch.ops.cadre._offsets.default
 _linear = torch.ops.cadre.grouped_linear.default  # of the overloads, without a search
@@ -22,19 +23,7 @@ _linear_step = torch.ops.cadre._linear_step.default
 _PLAIN = ("", "f32", "bf16", "f16")  # recipes that certainly keep no copies of weights
 
 
-class _Memory:
-    """What a layer remembers between its calls: gradients left for later, copies of weights. Copies
-    and pickles of it are new and empty."""
-
-    def __init__(self) -> None:
-        self.own = torch.classes.cadre.LinearMemory()
-        self.handle = self.own.handle()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Memory, ()
-
-
-class GroupedLinear(nn.Module):
+class GroupedLinear(DeferredGradients, EmptyExtraState):
     """y[r] = x[r] w_e^T + bias_e [* bias_scale[r]] for the rows r of every expert e.
 
     A drop-in for TransformerEngine's module of this name: same arguments, same protocols. Rows per
@@ -46,7 +35,8 @@ class GroupedLinear(nn.Module):
         random state that weights are drawn under.
     init_method: fills one expert's weight [N, K]; None: normal of deviation 0.023. Experts are
         drawn in order, so packed and discrete weights begin alike. Biases are zero.
-    return_bias: do not add the bias, but return it: (y, packed bias or list of E).
+    return_bias: do not add the bias, but return it: (y, the packed parameter, or a list of E in the
+        type of y).
     params_dtype: f32, bf16 or f16; None: torch's default.
     parallel_mode, tp_size, tp_group: "column" divides N by tp_size, "row" divides K. Nothing is
         communicated. sequence_parallel means nothing here.
@@ -69,7 +59,7 @@ class GroupedLinear(nn.Module):
     """
 
     input_name: str = "inp"  # of the arguments, for errors
-    splits_name: str = "m_splits"
+    counts_name: str = "m_splits"
     experts_name: str = "num_gemms"
     marks_biases: bool = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
 
@@ -140,14 +130,13 @@ class GroupedLinear(nn.Module):
         self.fp8_calibration = False
         self._names = {stem: [f"{stem}{e}" for e in range(num_gemms)]
                        for stem in ("weight", "bias")}
-        self._memory = _Memory()
-        self._wgrad_hooks: list[Callable[[], Any]] = []
+        self._memory = Memory()
         self._make_parameters(device)
         self.reset_parameters(defer_init=self._on_meta())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self._memory = _Memory()  # of a shallow copy, too
+        self._memory = Memory()  # of a shallow copy, too
 
     # Parameters
 
@@ -236,7 +225,7 @@ class GroupedLinear(nn.Module):
     def forward(
         self,
         inp: Tensor,
-        m_splits: Splits,
+        m_splits: Counts,
         is_first_microbatch: bool | None = None,
         out: Tensor | None = None,
         dgrad_out: Tensor | None = None,
@@ -270,17 +259,17 @@ class GroupedLinear(nn.Module):
         if bias_scale is not None:
             require_factor("bias_scale", bias_scale)
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
-        splits = splits_of(m_splits, self.num_gemms, x, self.splits_name)
+        counts = counts_or_offsets(m_splits, self.num_gemms, x, self.counts_name)
         weight, bias = self.operands()
         recipe = words_for(active_recipe() if self.recipe is None else self.recipe, x)
         added = [] if self.return_bias else bias
         call = self._in_graph if is_compiling() else self._step
-        y = call(x, splits, weight, added, bias_scale, recipe, is_first_microbatch, out,
+        y = call(x, counts, weight, added, bias_scale, recipe, is_first_microbatch, out,
                  dgrad_out, inp)
         y = y if inp.dim() == 2 else y.view(*inp.shape[:-1], self.out_features)
         if not self.return_bias:
             return y
-        return y, (bias[0] if len(bias) == 1 and bias[0].dim() == 2 else bias) if bias else None
+        return y, _returned(bias, working_dtype(x)) if bias else None
 
     def operands(self) -> tuple[list[Tensor], list[Tensor]]:
         """Weights and biases as torch.ops.cadre takes them: one packed tensor, or E; no biases
@@ -294,7 +283,7 @@ class GroupedLinear(nn.Module):
         return [p.to_local() for p in parameters]
 
     def _step(
-        self, x: Tensor, splits: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
+        self, x: Tensor, counts: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
         bias_scale: Tensor | None, recipe: str, first_microbatch: bool | None,
         out: Tensor | None, dgrad_out: Tensor | None, inp: Tensor,
     ) -> Tensor:
@@ -305,13 +294,13 @@ class GroupedLinear(nn.Module):
             self._require_plain_weights()
         remembers = self.delay_wgrad_compute or first_microbatch is not None
         return _linear_step(
-            x, *splits, weight, bias, bias_scale, recipe, self.save_original_input,
+            x, *counts, weight, bias, bias_scale, recipe, self.save_original_input,
             first_microbatch, self.fuse_wgrad_accumulation, self.delay_wgrad_compute, out,
             dgrad_out, None if dgrad_out is None else inp,
             self._memory.handle if remembers else None)
 
     def _in_graph(
-        self, x: Tensor, splits: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
+        self, x: Tensor, counts: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
         bias_scale: Tensor | None, recipe: str, first_microbatch: bool | None,
         out: Tensor | None, dgrad_out: Tensor | None, inp: Tensor,
     ) -> Tensor:
@@ -319,9 +308,9 @@ class GroupedLinear(nn.Module):
         cached = first_microbatch is not None and recipe not in _PLAIN
         if (self.fuse_wgrad_accumulation or self.delay_wgrad_compute or cached or out is not None
                 or dgrad_out is not None):
-            return self._outside_of_graphs(x, splits, weight, bias, bias_scale, recipe,
+            return self._outside_of_graphs(x, counts, weight, bias, bias_scale, recipe,
                                            first_microbatch, out, dgrad_out, inp)
-        offsets = _offsets(splits[0], x.shape[0]) if splits[1] else splits[0]
+        offsets = _offsets(counts[0], x.shape[0]) if counts[1] else counts[0]
         return _linear(x, offsets, weight, bias, bias_scale, recipe=recipe,
                        save_input=self.save_original_input)[0]
 
@@ -339,39 +328,8 @@ class GroupedLinear(nn.Module):
                 "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
                 "autograd does not see them; fully_shard gives a layer plain tensors")
 
-    # Weight gradients that were left for later
-
-    def need_backward_dw(self) -> bool:
-        """True if weight gradients are left to `backward_dw`."""
-        return self.delay_wgrad_compute
-
-    def backward_dw(self) -> None:
-        """Computes the oldest weight gradient that backward left, once for each forward and
-        backward: into main_grad, or added to .grad. Then the registered hooks run. Nothing happens
-        where nothing is pending. Biases have had their gradients since backward.
-
-        It works on the current stream, which has to wait for that of backward if it is another; and
-        who uses the gradients waits for it.
-
-        Errors: RuntimeError if a weight was changed since backward, or was replaced and is gone.
-        """
-        if self._memory.own.pending() == 0:
-            return
-        self._memory.own.run_next()
-        self._trigger_wgrad_accumulation_and_reduce_hooks()
-
-    def discard_wgrad(self) -> None:
-        """Drops all weight gradients that are pending, say after an error in a step."""
-        self._memory.own.discard()
-
-    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
-        """`hook()` runs after every `backward_dw` that computed something, in the order of
-        registration."""
-        self._wgrad_hooks.append(hook)
-
-    def _trigger_wgrad_accumulation_and_reduce_hooks(self) -> None:
-        for hook in self._wgrad_hooks:
-            hook()
+    def _memories(self) -> Sequence[Memory]:
+        return [self._memory]
 
     # What trainers call
 
@@ -386,9 +344,7 @@ class GroupedLinear(nn.Module):
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:
-        """Takes packed and discrete parameters, whatever this layer has, and passes over
-        `_extra_state` of TransformerEngine."""
-        drop_extra_state(state_dict, prefix)
+        """Takes packed and discrete parameters, whatever this layer has."""
         report = Report(missing_keys, error_msgs)
         for stem in ("weight", "bias") if self.use_bias else ("weight",):
             relayout(state_dict, prefix + stem, self._parameters_of(stem)[0], self.num_gemms,
@@ -399,6 +355,11 @@ class GroupedLinear(nn.Module):
     def extra_repr(self) -> str:
         return (f"{self.num_gemms}, in_features={self.in_features}, "
                 f"out_features={self.out_features}, bias={self.use_bias}")
+
+
+def _returned(bias: list[Tensor], dtype: torch.dtype) -> Tensor | list[Tensor]:
+    """Of return_bias: what is packed as it is, experts each in the type of the result."""
+    return bias[0] if bias[0].dim() == 2 else [b.to(dtype) for b in bias]
 
 
 def _check_choices(parallel_mode: str | None, ub_overlap_rs: bool, ub_overlap_ag: bool,

@@ -2,15 +2,18 @@
 
 import functools
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
 
+from .counts import Counts, offsets_of
+from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import kind_of, require_factor, require_float, require_rows, require_sizes
+from .operations import combine, offsets_of_routing, permute, routing
 from .recipe import active_recipe, recipe_text, words_for
-from .splits import Splits, offsets_of
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
@@ -67,7 +70,38 @@ def _complaint(words: str, columns: int) -> str:
     return ""
 
 
-class GroupedMLP(nn.Module):
+class TokenChoice:
+    """How tokens choose their experts: what `MoE` calls its experts with in place of counts. It is
+    no tuple or dataclass, since wrappers of modules cast the tensors of those."""
+
+    logits: Tensor  # [T, E]
+    expert_bias: Tensor | None  # fp32 [E]
+    top_k: int
+    routing: str  # "sigmoid normalize=yes", as torch.ops.cadre.moe has it
+    keep_rows: bool
+    shared1: Tensor | None  # the weights of a shared expert: [2F, H] and [H, F]
+    shared2: Tensor | None
+    shared_gate: Tensor | None  # fp32 [T], the factor of its result
+
+    def __init__(self, logits: Tensor, expert_bias: Tensor | None, top_k: int, routing: str,
+                 keep_rows: bool, shared1: Tensor | None = None,
+                 shared2: Tensor | None = None, shared_gate: Tensor | None = None) -> None:
+        self.logits, self.expert_bias = logits, expert_bias
+        self.top_k, self.routing, self.keep_rows = top_k, routing, keep_rows
+        self.shared1, self.shared2, self.shared_gate = shared1, shared2, shared_gate
+
+
+class MixedTokens(NamedTuple):
+    """What experts make of tokens that choose."""
+
+    out: Tensor  # [T, H], the sums over their experts
+    experts: Tensor  # int32 [T, top_k]
+    prob: Tensor  # fp32 [T, top_k]
+    scores: Tensor  # fp32 [T, E]
+    offsets: Tensor  # int32 [E + 1]
+
+
+class GroupedMLP(DeferredGradients):
     """y[r] = (act(x[r] w1_e^T + bias1_e) * prob[r]) w2_e^T + bias2_e [* bias2_scale[r]] for the
     rows r of every expert e, as one operator.
 
@@ -82,6 +116,9 @@ class GroupedMLP(nn.Module):
     dtype: f32, bf16 or f16; None: torch's default.
     keep_h: keep the activation's result for backward instead of computing it again.
     recipe: of this layer, whatever the context says; see `cadre.autocast`.
+    fuse_wgrad_accumulation, delay_wgrad_compute: add the gradients of w1 and w2 into their
+        `main_grad`, leave them to `backward_dw`: as `cadre.GroupedLinear`. The layer is then two
+        linears and an activation, with the same bits.
 
     Parameters: w1 [E, 2F, H] (ungated [E, F, H]), w2 [E, H, F]; with bias=True bias1 [E, 2F],
     bias2 [E, H].
@@ -94,16 +131,18 @@ class GroupedMLP(nn.Module):
     features: int
     columns: int
     activation: str
+    fuse_wgrad_accumulation: bool
     recipe: str | None
     w1: nn.Parameter
     w2: nn.Parameter
     bias1: nn.Parameter | None
     bias2: nn.Parameter | None
 
-    def __init__(self, num_experts: int, hidden: int, features: int, activation: str = "swiglu",
-                 layout: str = "concat", bias: bool = False,
-                 device: torch.device | str | None = None, dtype: torch.dtype | None = None, *,
-                 keep_h: bool = False, recipe: Any = None) -> None:
+    def __init__(self, num_experts: int, hidden: int, features: int, *,
+                 activation: str = "swiglu", layout: str = "concat", bias: bool = False,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+                 keep_h: bool = False, recipe: Any = None, fuse_wgrad_accumulation: bool = False,
+                 delay_wgrad_compute: bool = False) -> None:
         super().__init__()
         require_sizes(num_experts=num_experts, hidden=hidden, features=features)
         require_float("dtype", dtype or torch.get_default_dtype())
@@ -111,6 +150,9 @@ class GroupedMLP(nn.Module):
         self.columns = features * (2 if is_gated(activation) else 1)
         self.activation = activation_text(activation, layout, features)
         self.keep_h = keep_h
+        self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
+        self.delay_wgrad_compute = delay_wgrad_compute
+        self._memory1, self._memory2 = Memory(), Memory()
         self.recipe = None if recipe is None else recipe_text(recipe)
         device = default_device() if device is None else device
         shapes = {"w1": (num_experts, self.columns, hidden), "w2": (num_experts, hidden, features),
@@ -119,8 +161,17 @@ class GroupedMLP(nn.Module):
             wanted = bias or name.startswith("w")
             self.register_parameter(name, nn.Parameter(
                 torch.empty(shape, device=device, dtype=dtype)) if wanted else None)
+        if delay_wgrad_compute:
+            self.w1.skip_backward_post_hook = self.w2.skip_backward_post_hook = True
         if not self.w1.is_meta:
             self.reset_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
+
+    def _memories(self) -> Sequence[Memory]:
+        return self._memory2, self._memory1
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -131,11 +182,18 @@ class GroupedMLP(nn.Module):
             if bias is not None:
                 bias.zero_()
 
-    def forward(self, x: Tensor, splits: Splits, prob: Tensor | None = None,
-                bias2_scale: Tensor | None = None) -> Tensor:
+    @overload
+    def forward(self, x: Tensor, counts: Counts, prob: Tensor | None = None,
+                bias2_scale: Tensor | None = None) -> Tensor: ...
+
+    @overload
+    def forward(self, x: Tensor, counts: TokenChoice) -> MixedTokens: ...
+
+    def forward(self, x: Tensor, counts: Counts | TokenChoice, prob: Tensor | None = None,
+                bias2_scale: Tensor | None = None) -> Tensor | MixedTokens:
         """y [..., H] for x [..., H], whose leading dimensions are R rows in expert order.
 
-        splits: rows of each expert: E ints, a tensor [E] of any integer type on the host or the
+        counts: rows of each expert: E ints, a tensor [E] of any integer type on the host or the
             device, or `cadre.Offsets`. Rows beyond their sum are the tail: not read, zero in y.
         prob: fp32 [R], a factor of each row after the activation.
         bias2_scale: fp32 [R], a factor of bias2 in each row.
@@ -151,15 +209,61 @@ class GroupedMLP(nn.Module):
         require_factor("bias2_scale", bias2_scale)
         if bias2_scale is not None and self.bias2 is None:
             raise ValueError("bias2_scale is given, must be left out; the layer has bias=False")
+        if isinstance(counts, TokenChoice):
+            for name, given in (("prob", prob), ("bias2_scale", bias2_scale)):
+                if given is not None:
+                    raise ValueError(f"{name} is given, must be left out; the probabilities of a "
+                                     "TokenChoice are its own")
         rows = x.reshape(-1, self.hidden)
-        offsets = offsets_of(splits, self.num_experts, rows, "splits")
         bias1 = [] if self.bias1 is None else [self.bias1]
         bias2 = [] if self.bias2 is None else [self.bias2]
-        y, _ = torch.ops.cadre.grouped_mlp(
-            rows, offsets, prob, [self.w1], bias1, [self.w2], bias2, bias2_scale,
-            activation=self.activation, keep_h=self.keep_h,
-            recipe=words_for(active_recipe() if self.recipe is None else self.recipe, x))
+        weights = [self.w1], bias1, [self.w2], bias2
+        recipe = words_for(active_recipe() if self.recipe is None else self.recipe, x)
+        apart = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
+        if isinstance(counts, TokenChoice):
+            choice = counts
+            if apart:
+                return self._mixed(rows, choice, recipe)
+            *made, _ = torch.ops.cadre.moe(
+                rows, choice.logits, choice.top_k, choice.expert_bias, *weights,
+                shared_weight1=choice.shared1, shared_weight2=choice.shared2,
+                shared_gate=choice.shared_gate, routing=choice.routing,
+                activation=self.activation, recipe=recipe, keep_h=self.keep_h,
+                keep_rows=choice.keep_rows)
+            return MixedTokens(*made)
+        offsets = offsets_of(counts, self.num_experts, rows, "counts")
+        if apart:
+            return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
+        y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
+                                           activation=self.activation, keep_h=self.keep_h,
+                                           recipe=recipe)
         return y.view(x.shape)
+
+    def _mixed(self, tokens: Tensor, choice: TokenChoice, recipe: str) -> MixedTokens:
+        score, *words = choice.routing.split()
+        options = dict(word.split("=") for word in words)
+        chosen = routing(choice.logits, choice.top_k, score, options["normalize"] == "yes",
+                         float(options["scale"]), choice.expert_bias, int(options["groups"]),
+                         int(options["group_top_k"]))
+        where = offsets_of_routing(chosen.experts, self.num_experts, chosen.experts.numel())
+        rows, prob = permute(tokens, where, prob=chosen.prob)
+        y = self._apart(rows, where.offsets, prob, None if self.bias2 is None else prob, recipe)
+        return MixedTokens(combine(y, where), *chosen, where.offsets)
+
+    @torch.compiler.disable(reason="main_grad and deferred gradients are no part of a graph")
+    def _apart(self, rows: Tensor, offsets: Tensor, prob: Tensor | None,
+               bias2_scale: Tensor | None, recipe: str) -> Tensor:
+        """As two linears and an activation: what autograd alone does not do is theirs."""
+        def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None,
+                   memory: Memory) -> Tensor:
+            return torch.ops.cadre._linear_step(
+                x, offsets, False, [weight], [] if bias is None else [bias], scale, recipe, False,
+                None, self.fuse_wgrad_accumulation, self.delay_wgrad_compute, None, None, None,
+                memory.handle if self.delay_wgrad_compute else None)
+
+        z = linear(rows, self.w1, self.bias1, None, self._memory1)
+        h = torch.ops.cadre.activation(z, offsets, prob, self.activation)
+        return linear(h, self.w2, self.bias2, bias2_scale, self._memory2)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -4,13 +4,14 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
+from .counts import may_look, require_ends
 from .dtypes import kind_of, require_float
-from .splits import may_look, require_ends
+from .operations import AnyOffsets, Offsets, RoutingOffsets
 
 _ops = torch.ops.cadre
 
 
-def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | None = None,
+def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tensor | None = None,
                out_dtype: torch.dtype | None = None, out: Tensor | None = None,
                accumulate: bool = False) -> Tensor:
     """Matrix products of E groups. Differentiable in a, b and bias; reads no device memory.
@@ -24,10 +25,11 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
     [E, M, K]   [E, K, N]  [E, M, N]   a[e] @ b[e]                                [E, N]
     ==========  =========  ==========  =========================================  ========
 
-    offs: int32 [E] on the device, where the rows of each group end, without a leading zero; None in
-    the last form. Rows at or beyond offs[-1] are no group's: a new result is zero there, `out`
-    keeps what it held. Ends that decrease or exceed R are a ValueError on the host; nobody looks at
-    those on a GPU, or in a graph that is being compiled, and they are clamped.
+    offs: int32 [E] on the device, where the rows of each group end, without a leading zero, or
+    `cadre.Offsets`; None in the last form. Rows at or beyond offs[-1] are no group's: a new result
+    is zero there, `out` keeps what it held. Ends that decrease or exceed R are a ValueError on the
+    host; nobody looks at those on a GPU, or in a graph that is being compiled, and they are
+    clamped.
     a, b: fp32, bf16 or fp16, of one dtype, any strides: no copy where one of the last two
     dimensions has stride 1. Sums run in fp32.
     bias: fp32, bf16 or fp16, added to every row of a group in fp32, before the one rounding.
@@ -38,6 +40,8 @@ def grouped_mm(a: Tensor, b: Tensor, offs: Tensor | None = None, bias: Tensor | 
 
     Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
     where a gradient is wanted."""
+    if isinstance(offs, (Offsets, RoutingOffsets)):
+        offs = offs.offsets[1:]
     _check_tensors(a, {"b": b, "bias": bias, "out": out})
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:

@@ -111,30 +111,32 @@ def _mlp_bounds(*key) -> tuple[int, ...]:
 
 
 def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequence[Tensor],
-              weight2: Sequence[Tensor], *, wants: Wants, activation: str, recipe: str,
-              keep_h: bool) -> tuple[int, ...]:
+               bias1: Sequence[Tensor], weight2: Sequence[Tensor], bias2: Sequence[Tensor], *,
+               wants: Wants, activation: str, recipe: str, keep_h: bool) -> tuple[int, ...]:
     """Bytes that an expert MLP keeps. On R rows `saved` takes the first plus R times the second,
     `pending` the third plus R times the fourth."""
     return _mlp_bounds(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
-                      int(offsets.shape[0]) - 1, x.dtype, weight1[0].dtype, prob is not None,
-                      tuple(wants), activation, recipe, keep_h, _device(x))
+                       int(offsets.shape[0]) - 1, x.dtype, weight1[0].dtype,
+                       (bool(bias1), bool(bias2)), prob is not None, tuple(wants), activation,
+                       recipe, keep_h, _device(x))
 
 
 @register_fake("grouped_mlp")
 def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
-    begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
-                                 activation=activation, recipe=recipe, keep_h=keep_h)
+    begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
+                                  activation=activation, recipe=recipe, keep_h=keep_h)
     return x.new_empty(tuple(x.shape)), _bytes(x, begin + row * x.shape[0])
 
 
+@register_fake("grouped_mlp_backward.overwrite_saved")
 @register_fake("grouped_mlp_backward")
 def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
       unit_budget=0):
     rows = x.shape[0]
-    _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, weight2, wants=wants,
-                                 activation=activation, recipe=recipe, keep_h=keep_h)
+    _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
+                                  activation=activation, recipe=recipe, keep_h=keep_h)
     dbias = wants[4] or wants[5]
 
     def row_floats(wanted):
@@ -149,9 +151,85 @@ def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_sca
 
 
 @register_fake("grouped_mlp_wgrad")
-def _fake(dy, x, saved, pending, offsets, prob, weight1, weight2, *, wants=ALL_MLP_WANTS,
-      activation="swiglu", recipe="", keep_h=False, unit_budget=0):
+def _fake(dy, x, saved, pending, offsets, prob, weight1, weight2, *, biases,
+      wants=ALL_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
     return _like(weight1), _like(weight2)
+
+
+NO_MOE_WANTS = (False,) * 5
+ALL_MOE_WANTS = (True,) * 5
+
+
+@lru_cache(maxsize=256)
+def _moe_bounds(*key) -> tuple[int, ...]:
+    return tuple(torch.ops.cadre._moe_memory_bounds(*key))
+
+
+def moe_bounds(x: Tensor, logits: Tensor, top_k: int, weight1: Sequence[Tensor],
+               bias1: Sequence[Tensor], weight2: Sequence[Tensor], bias2: Sequence[Tensor], *,
+               shared_weight2: Tensor | None, shared_gate: Tensor | None, wants: Wants,
+               activation: str, recipe: str, keep_h: bool, keep_rows: bool) -> tuple[int, ...]:
+    """Bytes that an expert layer keeps beside x, logits, experts and offsets. Of T tokens `saved`
+    takes the first plus T times the second, `pending` the third plus T times the fourth."""
+    return _moe_bounds(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
+                       _size_along(logits, 1), top_k, x.dtype, weight1[0].dtype,
+                       (bool(bias1), bool(bias2)), tuple(wants), activation, recipe, keep_h,
+                       keep_rows, 0 if shared_weight2 is None else _size_along(shared_weight2, 1),
+                       shared_gate is not None, _device(x))
+
+
+def _like_shared(wanted: bool, weight: Tensor | None, x: Tensor) -> Tensor:
+    return torch.empty_like(weight) if wanted and weight is not None else _none(x)
+
+
+@register_fake("moe")
+def _fake(x, logits, top_k, expert_bias, weight1, bias1, weight2, bias2, *, shared_weight1=None,
+      shared_weight2=None, shared_gate=None, rng=None, wants=NO_MOE_WANTS, routing="softmax",
+      activation="swiglu", recipe="", keep_h=False, keep_rows=False):
+    tokens, experts = logits.shape
+    begin, row, _, _ = moe_bounds(x, logits, top_k, weight1, bias1, weight2, bias2,
+                                  shared_weight2=shared_weight2, shared_gate=shared_gate,
+                                  wants=wants, activation=activation, recipe=recipe,
+                                  keep_h=keep_h, keep_rows=keep_rows)
+    return (x.new_empty(tuple(x.shape)), x.new_empty((tokens, top_k), dtype=torch.int32),
+            x.new_empty((tokens, top_k), dtype=torch.float32),
+            x.new_empty((tokens, experts), dtype=torch.float32),
+            x.new_empty((experts + 1,), dtype=torch.int32), _bytes(x, begin + row * x.shape[0]))
+
+
+@register_fake("moe_backward.overwrite_saved")
+@register_fake("moe_backward")
+def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, weight2, bias2, *,
+      shared_weight1=None, shared_weight2=None, shared_gate=None, rng=None, wants=ALL_MOE_WANTS,
+      deferred=False, routing="softmax", activation="swiglu", recipe="", keep_h=False,
+      keep_rows=False):
+    _, _, begin, row = moe_bounds(x, logits, _size_along(experts, 1), weight1, bias1, weight2,
+                                  bias2, shared_weight2=shared_weight2, shared_gate=shared_gate,
+                                  wants=wants, activation=activation, recipe=recipe,
+                                  keep_h=keep_h, keep_rows=keep_rows)
+
+    def like(wanted, t):
+        return t.new_empty(tuple(t.shape)) if wanted else _none(t)
+
+    def all_like(wanted, tensors):
+        return _like(tensors) if wanted else []
+
+    return (like(wants[0], x), like(wants[1], logits),
+            all_like(wants[2] and not deferred, weight1), all_like(wants[4], bias1),
+            all_like(wants[3] and not deferred, weight2), all_like(wants[4], bias2),
+            _bytes(x, begin + row * x.shape[0] if deferred else 0),
+            _like_shared(wants[2] and not deferred, shared_weight1, x),
+            _like_shared(wants[3] and not deferred, shared_weight2, x),
+            x.new_empty((x.shape[0] if shared_gate is not None and wants[1] else 0,),
+                        dtype=torch.float32))
+
+
+@register_fake("moe_wgrad")
+def _fake(x, logits, experts, offsets, saved, pending, weight1, weight2, *, biases, dout=None,
+      shared_weight1=None, shared_weight2=None, shared_gate=None, wants=ALL_MOE_WANTS,
+      routing="softmax", activation="swiglu", recipe="", keep_h=False, keep_rows=False):
+    return (_like(weight1), _like(weight2), _like_shared(True, shared_weight1, x),
+            _like_shared(True, shared_weight2, x))
 
 
 def _writes(*_args, **_kwargs) -> None:
@@ -159,5 +237,5 @@ def _writes(*_args, **_kwargs) -> None:
 
 
 for _name in ("grouped_linear", "grouped_linear_backward", "grouped_linear_wgrad", "grouped_mlp",
-              "grouped_mlp_backward", "grouped_mlp_wgrad"):
+              "grouped_mlp_backward", "grouped_mlp_wgrad", "moe", "moe_backward", "moe_wgrad"):
     register_fake(f"{_name}.out")(_writes)

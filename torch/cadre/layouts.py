@@ -6,18 +6,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .dtypes import kind_of
 
 _EXTRA_STATE = re.compile(r"_extra_state\d*")
 
 
-def drop_extra_state(state_dict: dict[str, Any], prefix: str) -> None:
-    """Removes what TransformerEngine keeps of its formats: scales come from the data here."""
-    for key in list(state_dict):
-        if key.startswith(prefix) and _EXTRA_STATE.fullmatch(key[len(prefix):]):
-            del state_dict[key]
+class EmptyExtraState(nn.Module):
+    """A module with an entry `_extra_state` in its state, as TransformerEngine's have one: an empty
+    tensor, which says that nothing outlives a call. What a checkpoint has there is passed over, and
+    may be missing, since scales come from the data here."""
+
+    def get_extra_state(self) -> Tensor:
+        return torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def set_extra_state(self, state: Any) -> None:
+        pass
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *rest: Any) -> None:
+        for key in list(state_dict):
+            if key.startswith(prefix) and _EXTRA_STATE.fullmatch(key[len(prefix):]):
+                del state_dict[key]  # numbered, too: one for each expert in distributed checkpoints
+        state_dict[f"{prefix}_extra_state"] = None
+        super()._load_from_state_dict(state_dict, prefix, *rest)
 
 
 class Report:

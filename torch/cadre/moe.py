@@ -1,17 +1,25 @@
-"""A whole mixture-of-experts layer: router, permute, experts, combine."""
+"""A whole mixture-of-experts layer: the router, and the experts that tokens choose by it."""
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
+from torch.nn.functional import linear
 
-from .dtypes import kind_of, require_factor, require_rows, require_sizes
+from . import expert_state
+from .counts import offsets_of_all_rows
+from .dtypes import kind_of, require_factor, require_rows, require_sizes, working_dtype
+from .expert_parallel import ExpertParallel, process_group
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP
-from .operations import combine, offsets_of_routing, permute, routing
+from .grouped_mlp import GroupedMLP, TokenChoice
+from .operations import Offsets, routing
+from .recipe import active_recipe, words_for
+from .router import router_logits
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 
 class RouterOutput(NamedTuple):
@@ -49,12 +57,15 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
 
 class MoE(nn.Module):
     """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t])
-    [+ shared(x[t])].
+    [+ gate(x[t]) * MLP_shared(x[t])] [+ shared_expert(x[t])].
 
-    The router is one matrix [E, H] and works in fp32, also under torch.autocast. No token is
-    dropped. A biased expert's second bias is weighted like the rest of its result.
+    The router is one matrix [E, H] and makes fp32 logits, also under torch.autocast: of bf16 tokens
+    by products in bf16, for which an fp32 matrix is split in three bf16 parts; `router_logits` in
+    router.py has the bound. No token is dropped. A biased expert's second bias is weighted like the
+    rest of its result. For backward it keeps x, the routing and what the experts keep, and permutes
+    x again.
 
-    hidden: H. features: F of each expert. num_experts: E.
+    num_experts: E. hidden: H. features: F of each expert. top_k: experts of a token.
     score: "softmax" over all experts, "topk_softmax" over the chosen, or "sigmoid".
     normalize: divide the chosen probabilities by their sum. scale: their factor after that.
     expert_bias: keep a buffer `expert_bias` fp32 [E] that is added to the scores for the choice
@@ -62,44 +73,107 @@ class MoE(nn.Module):
         to, since bf16 would not feel their small steps.
     groups, group_top_k: experts come in equal groups, and only those of group_top_k groups may be
         chosen by a token.
-    activation, layout, bias, device, dtype, recipe, keep_h: of the experts, see `GroupedMLP`.
-    shared_expert: a module [..., H] -> [..., H] that every token visits.
+    activation, layout, bias, device, dtype, recipe, keep_h, fuse_wgrad_accumulation,
+    delay_wgrad_compute: of the experts, see `GroupedMLP`.
+    fp32_router: multiply bf16 tokens with the router in fp32 all the same, which takes longer and
+        keeps them in fp32.
+    keep_rows: keep x in the order of the experts too, top_k times, so that backward need not
+        permute it again.
+    shared_features: F of an expert that every token visits, with the activation and layout of the
+        others and no bias; 0: none. Its result joins the sums as they are written. Parameters
+        shared_w1 [2F, H] (ungated [F, H]), shared_w2 [H, F].
+    shared_gate: weigh its result by sigmoid(x shared_gate^T), a parameter [1, H].
+    shared_expert: any other module [..., H] -> [..., H] that every token visits.
+    ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
+        experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
+        what the router decides of them. docs/layers/expert_parallel.md has training and states.
     """
 
     hidden: int
     num_experts: int
-    top_k: int
     routing: dict[str, Any]
+    fp32_router: bool
+    keep_rows: bool
+    ep: ExpertParallel | None
     experts: GroupedMLP
     router: nn.Parameter
     expert_bias: Tensor | None
+    shared_features: int
+    shared_w1: nn.Parameter | None
+    shared_w2: nn.Parameter | None
+    shared_gate: nn.Parameter | None
 
-    def __init__(self, hidden: int, features: int, num_experts: int, top_k: int, *,
+    def __init__(self, num_experts: int, hidden: int, features: int, *, top_k: int,
                  score: str = "softmax", normalize: bool = False, scale: float = 1.0,
                  expert_bias: bool = False, groups: int = 1, group_top_k: int = 1,
-                 shared_expert: nn.Module | None = None, device: torch.device | str | None = None,
-                 **experts: Any) -> None:
+                 fp32_router: bool = False, keep_rows: bool = False,
+                 shared_features: int = 0, shared_gate: bool = False,
+                 shared_expert: nn.Module | None = None,
+                 ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None,
+                 activation: str = "swiglu", layout: str = "concat", bias: bool = False,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None,
+                 keep_h: bool = False, recipe: Any = None, fuse_wgrad_accumulation: bool = False,
+                 delay_wgrad_compute: bool = False) -> None:
         super().__init__()
-        require_sizes(hidden=hidden, features=features, num_experts=num_experts, top_k=top_k,
+        require_sizes(num_experts=num_experts, hidden=hidden, features=features, top_k=top_k,
                       groups=groups, group_top_k=group_top_k)
         if top_k > num_experts:
             raise ValueError(f"top_k is {top_k}, must be 1 to num_experts, {num_experts}")
-        self.hidden, self.num_experts, self.top_k = hidden, num_experts, top_k
+        self.hidden, self.num_experts = hidden, num_experts
         self.routing = {"top_k": top_k, "score": score, "normalize": normalize, "scale": scale,
                         "groups": groups, "group_top_k": group_top_k}
+        self.fp32_router, self.keep_rows = fp32_router, keep_rows
         self._check_routing()
         if not isinstance(shared_expert, nn.Module | None):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
-        self.experts = GroupedMLP(num_experts, hidden, features, device=device, **experts)
+        self.ep = _parallel(ep, num_experts, top_k)
+        own_experts = num_experts if self.ep is None else self.ep.experts
+        self.experts = GroupedMLP(
+            own_experts, hidden, features, activation=activation, layout=layout, bias=bias,
+            device=device, dtype=dtype, keep_h=keep_h, recipe=recipe,
+            fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            delay_wgrad_compute=delay_wgrad_compute)
+        if self.ep is not None:
+            expert_state.mark(self.experts)
+            expert_state.keep_whole(self.experts, self.ep)
         device = self.experts.w1.device
         self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
         self.register_buffer("expert_bias",
                              torch.empty(num_experts, dtype=torch.float32, device=device)
                              if expert_bias else None)
+        self._make_shared(shared_features, shared_gate)
         self.shared_expert = shared_expert
         if not self.router.is_meta:
             self._reset_router()
+            self._reset_shared()
+            if self.ep is not None:
+                self._reset_own_experts(self.ep.rank)
+
+    def _make_shared(self, features: int, gate: bool) -> None:
+        """The parameters of the shared expert, or None where there is none."""
+        if features != 0:
+            require_sizes(shared_features=features)
+        own = self.experts
+        if features and (own.fuse_wgrad_accumulation or own.delay_wgrad_compute):
+            raise ValueError(f"shared_features is {features}, must be 0 with "
+                             "fuse_wgrad_accumulation or delay_wgrad_compute; give shared_expert a "
+                             "module that has them")
+        if gate and not features:
+            raise ValueError("shared_gate is True, must be False; shared_features is 0")
+        self.shared_features = features
+        columns = own.columns // own.features * features
+        shapes = {"shared_w1": (columns, self.hidden), "shared_w2": (self.hidden, features),
+                  "shared_gate": (1, self.hidden)}
+        for name, shape in shapes.items():
+            wanted = gate if name == "shared_gate" else features > 0
+            self.register_parameter(name, nn.Parameter(own.w1.new_empty(shape)) if wanted else None)
+
+    @property
+    def top_k(self) -> int:
+        """Experts of a token."""
+        top_k: int = self.routing["top_k"]
+        return top_k
 
     def _check_routing(self) -> None:
         """Errors: ValueError for words and numbers that do not fit, as from `routing`."""
@@ -111,9 +185,13 @@ class MoE(nn.Module):
         routing(torch.empty(0, self.num_experts, dtype=torch.float32, device="cpu"), **self.routing)
 
     def reset_parameters(self) -> None:
-        """New weights of router and experts; the shared expert is left as it is."""
+        """New weights of router and experts; a module `shared_expert` is left as it is."""
         self._reset_router()
-        self.experts.reset_parameters()
+        self._reset_shared()
+        if self.ep is None:
+            self.experts.reset_parameters()
+        else:
+            self._reset_own_experts(self.ep.rank)
 
     @torch.no_grad()
     def _reset_router(self) -> None:
@@ -121,12 +199,38 @@ class MoE(nn.Module):
         if self.expert_bias is not None:
             self.expert_bias.zero_()
 
+    @torch.no_grad()
+    def _reset_shared(self) -> None:
+        for parameter in (self.shared_w1, self.shared_w2, self.shared_gate):
+            if parameter is not None:
+                parameter.normal_(0.0, 0.02)
+
+    def _reset_own_experts(self, rank: int) -> None:
+        """Other numbers on each rank, also where all of them seed alike. Other devices' generators
+        are left alone, which torch.manual_seed would seed too."""
+        seed = int(torch.randint(2**62, (), device="cpu"))
+        on = self.experts.w1.device
+        on_gpu = on.type == "cuda"
+        with torch.random.fork_rng([on] if on_gpu else []):
+            generator = (torch.cuda.default_generators[on.index] if on_gpu
+                         else torch.default_generator)
+            generator.manual_seed(seed + rank)
+            self.experts.reset_parameters()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Of a copy."""
+        super().__setstate__(state)
+        if self.ep is not None:
+            expert_state.mark(self.experts)
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
         """`to`, `bfloat16` and the like, which leave expert_bias in fp32."""
         exact = self.expert_bias
         super()._apply(fn, recurse)
         if exact is not None and self.expert_bias.dtype != torch.float32:
             self.expert_bias = exact.to(self.expert_bias.device)
+        if self.ep is not None:
+            expert_state.mark(self.experts)  # they may be other parameters now
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
@@ -134,16 +238,25 @@ class MoE(nn.Module):
         if self.expert_bias is not None:
             self.expert_bias = self.expert_bias.float()  # with assign=True it is what was loaded
 
-    def route(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(logits fp32 [T, E], experts int32 [T, top_k], prob fp32 [T, top_k], scores fp32 [T, E])
-        of tokens [T, H]."""
-        require_one_device({"x": x, "router": self.router})
+    def _choice(self, tokens: Tensor) -> TokenChoice:
+        require_one_device({"x": tokens, "router": self.router})
         if tuple(self.router.shape) != (self.num_experts, self.hidden):
             raise ValueError(f"router has shape {list(self.router.shape)}, must be "
                              f"{[self.num_experts, self.hidden]}: a row for each expert")
-        with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-            logits = functional.linear(x.float(), self.router.float())
-        return logits, *routing(logits, expert_bias=self.expert_bias, **self.routing)
+        options = self.routing
+        words = (f"{options['score']} normalize={'yes' if options['normalize'] else 'no'} "
+                 f"scale={float(options['scale'])} groups={options['groups']} "
+                 f"group_top_k={options['group_top_k']}")
+        return TokenChoice(router_logits(tokens, self.router, self.fp32_router), self.expert_bias,
+                           self.top_k, words, self.keep_rows, self.shared_w1, self.shared_w2,
+                           self._gate(tokens))
+
+    def _gate(self, tokens: Tensor) -> Tensor | None:
+        """The factor fp32 [T] of the shared expert's result."""
+        if self.shared_gate is None:
+            return None
+        dtype = working_dtype(tokens)
+        return linear(tokens.to(dtype), self.shared_gate.to(dtype)).float().sigmoid().view(-1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
         """(out [..., H], what the router decided) for x [..., H].
@@ -155,13 +268,18 @@ class MoE(nn.Module):
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
         tokens = x.reshape(-1, self.hidden)
-        logits, experts, prob, scores = self.route(tokens)
-        where = offsets_of_routing(experts, self.num_experts, tokens.shape[0] * self.top_k)
-        order = (where.offsets, where.row_of, where.slot_of)
-        rows, row_prob = permute(tokens, *order, prob)
-        biased = self.experts.bias2 is not None
-        rows = self.experts(rows, where, row_prob, row_prob if biased else None)
-        out = combine(rows, *order).view(x.shape)
+        choice = self._choice(tokens)
+        if self.ep is None:
+            mixed, experts, prob, scores, offsets = self.experts(tokens, choice)
+            counts = offsets.diff()
+        else:
+            experts, prob, scores = routing(choice.logits, expert_bias=self.expert_bias,
+                                            **self.routing)
+            mixed, counts = self._mixed_by_ranks(self.ep, tokens, experts, prob)
+            if choice.shared1 is not None and choice.shared2 is not None:
+                mixed = mixed + self._shared_alone(tokens, choice.shared1, choice.shared2,
+                                                   choice.shared_gate)
+        out = mixed.view(x.shape)
         if self.shared_expert is not None:
             shared = self.shared_expert(x)
             if not isinstance(shared, Tensor) or shared.shape != x.shape:
@@ -169,10 +287,52 @@ class MoE(nn.Module):
                 raise ValueError(f"shared_expert(x) is {found}, must be a tensor of shape "
                                  f"{list(x.shape)}, that of x")
             out = out + shared
-        return out, RouterOutput(logits, scores, experts, prob, where.offsets.diff())
+        return out, RouterOutput(choice.logits, scores, experts, prob, counts)
+
+    def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
+                        ) -> tuple[Tensor, Tensor]:
+        """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
+        rows, row_prob, offsets, handle = ep.dispatch(tokens.to(working_dtype(tokens)), experts,
+                                                      prob)
+        bias2_scale = None if self.experts.bias2 is None else row_prob
+        y = self.experts(rows, Offsets(offsets), row_prob, bias2_scale)
+        return ep.collect(y, handle), handle.tokens_per_expert
+
+    def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
+        """The shared expert's result where the sums are made of what other ranks send."""
+        own = self.experts
+        recipe = words_for(active_recipe() if own.recipe is None else own.recipe, tokens)
+        y: Tensor = torch.ops.cadre.grouped_mlp(
+            tokens, offsets_of_all_rows(tokens), gate, [w1.unsqueeze(0)], [], [w2.unsqueeze(0)], [],
+            None, activation=own.activation, keep_h=own.keep_h, recipe=recipe)[0]
+        return y
+
+    def backward_dw(self) -> None:
+        """Of the experts, see `GroupedMLP`; those of the router have been there since backward."""
+        self.experts.backward_dw()
 
     if TYPE_CHECKING:
         __call__ = forward
 
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value!r}" for name, value in self.routing.items())
+        shown = dict(self.routing)
+        if self.shared_features:
+            shown |= {"shared_features": self.shared_features,
+                      "shared_gate": self.shared_gate is not None}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items())
+
+
+def _parallel(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
+    """What `MoE` is given, as an ExpertParallel of its sizes."""
+    if ep is None:
+        return None
+    if not isinstance(ep, ExpertParallel):
+        ranks = process_group(ep).size()
+        if num_experts % ranks:
+            raise ValueError(f"num_experts is {num_experts}, must be a multiple of {ranks}, the "
+                             "ranks that share them")
+        return ExpertParallel(ep, num_experts // ranks, top_k)
+    if (ep.experts * ep.ranks, ep.top_k) != (num_experts, top_k):
+        raise ValueError(f"ep is {ep}, must be of {num_experts} experts on all ranks and "
+                         f"top_k={top_k}, as the layer is")
+    return ep

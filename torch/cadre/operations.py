@@ -5,8 +5,9 @@ formulas. Nothing here reads device memory or waits for it. Every operator has a
 torch.ops.cadre.NAME.out, that takes its outputs as keywords and leaves the tail of row-shaped ones
 as it was; the functions here return new tensors, whose tail is zero.
 
-Words: R rows, E experts, T tokens; `offsets` is int32 [E + 1] on the device, rows offsets[e] to
-offsets[e + 1] belong to expert e, and rows at or beyond offsets[E] are the tail.
+Words: R rows, E experts, T tokens; `offsets` is int32 [E + 1] on the device, bare or within
+`Offsets` or `RoutingOffsets`; rows offsets[e] to offsets[e + 1] belong to expert e, and rows at or
+beyond offsets[E] are the tail.
 """
 
 import functools
@@ -67,6 +68,26 @@ class RoutingOffsets(NamedTuple):
     status: Tensor
 
 
+# What every function takes for offsets.
+AnyOffsets = Tensor | Offsets | RoutingOffsets
+
+
+def tensor_of(offsets: AnyOffsets) -> Tensor:
+    """int32 [E + 1]."""
+    return offsets.offsets if isinstance(offsets, (Offsets, RoutingOffsets)) else offsets
+
+
+def _row_map(offsets: AnyOffsets, row_of: Tensor | None, slot_of: Tensor | None
+             ) -> tuple[Tensor, Tensor, Tensor]:
+    """Offsets, row_of and slot_of, which come apart, or all in RoutingOffsets."""
+    if isinstance(offsets, RoutingOffsets) and row_of is None and slot_of is None:
+        return offsets.offsets, offsets.row_of, offsets.slot_of
+    if row_of is None or slot_of is None:
+        raise TypeError(f"{'row_of' if row_of is None else 'slot_of'} is None, must be a tensor; "
+                        "only what offsets_of_routing gives has it besides")
+    return tensor_of(offsets), row_of, slot_of
+
+
 class Routing(NamedTuple):
     """Of `routing`: `experts` int32 [T, top_k], `prob` fp32 [T, top_k], `scores` fp32 [T, E]."""
 
@@ -117,39 +138,40 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
 
 
 @_names_types
-def permute(tokens: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
-            prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def permute(tokens: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
+            slot_of: Tensor | None = None, prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows [R, H] in the order of the experts, and the probability of each, fp32 [R], empty without
     prob. Differentiable in tokens and prob.
 
-    tokens: [T, H] fp32, bf16 or fp16. prob: fp32 [T, top_k]. The map is that of
-    `offsets_of_routing`. Raises ValueError for shapes and dtypes."""
-    return _ops.permute(tokens, offsets, row_of, slot_of, prob)
+    tokens: [T, H] fp32, bf16 or fp16. offsets: what `offsets_of_routing` gives, or the first of it
+    with row_of and slot_of. prob: fp32 [T, top_k]. Raises ValueError for shapes and dtypes."""
+    return _ops.permute(tokens, *_row_map(offsets, row_of, slot_of), prob)
 
 
 @_names_types
-def combine(rows: Tensor, offsets: Tensor, row_of: Tensor, slot_of: Tensor,
-            prob: Tensor | None = None) -> Tensor:
+def combine(rows: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
+            slot_of: Tensor | None = None, prob: Tensor | None = None) -> Tensor:
     """Tokens [T, H]: the sum of the rows of each, times prob fp32 [T, top_k] if that is given.
     Differentiable in rows and prob.
 
-    rows: [R, H] fp32, bf16 or fp16. Raises ValueError for shapes and dtypes."""
-    return _ops.combine(rows, offsets, row_of, slot_of, prob)
+    rows: [R, H] fp32, bf16 or fp16. offsets, row_of, slot_of: as in `permute`. Raises ValueError
+    for shapes and dtypes."""
+    return _ops.combine(rows, *_row_map(offsets, row_of, slot_of), prob)
 
 
 @_names_types
-def activation(z: Tensor, offsets: Tensor, prob: Tensor | None = None,
+def activation(z: Tensor, offsets: AnyOffsets, prob: Tensor | None = None,
                activation: str = "swiglu") -> Tensor:
     """h = act(z) * prob, in z's dtype. Differentiable in z and prob.
 
     z: [R, 2F] of a gated activation, else [R, F]; fp32, bf16 or fp16. prob: fp32 [R]. activation: a
     name with options, such as "swiglu layout=interleave32" or "clamped_swiglu limit=7 alpha=1.702
     offset=1". Raises ValueError for unknown words, shapes and dtypes."""
-    return _ops.activation(z, offsets, prob, activation)
+    return _ops.activation(z, tensor_of(offsets), prob, activation)
 
 
 @_names_types
-def bias_grad(dy: Tensor, offsets: Tensor, bias_scale: Tensor | None = None,
+def bias_grad(dy: Tensor, offsets: AnyOffsets, bias_scale: Tensor | None = None,
               bias: Tensor | None = None, dtype: torch.dtype | None = None
               ) -> tuple[Tensor, Tensor]:
     """The gradient of a bias, [E, N] in `dtype` (by default that of bias, else of dy), and of the
@@ -157,14 +179,14 @@ def bias_grad(dy: Tensor, offsets: Tensor, bias_scale: Tensor | None = None,
 
     dy: [R, N]. bias_scale: fp32 [R], with bias [E, N]; both or none. Raises ValueError for shapes
     and dtypes."""
-    return _ops.bias_grad(dy, offsets, bias_scale, bias, dtype)
+    return _ops.bias_grad(dy, tensor_of(offsets), bias_scale, bias, dtype)
 
 
 @_names_types
-def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: Tensor, which: str = "fprop",
-                 *, bias: Tensor | None = None, bias_scale: Tensor | None = None,
-                 alpha: Tensor | None = None, out_dtype: torch.dtype | None = None,
-                 unit_budget: int = 0) -> Tensor:
+def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffsets,
+                 which: str = "fprop", *, bias: Tensor | None = None,
+                 bias_scale: Tensor | None = None, alpha: Tensor | None = None,
+                 out_dtype: torch.dtype | None = None, unit_budget: int = 0) -> Tensor:
     """Multiplies the rows of every expert with its weight. Differentiable in lhs, rhs, bias and
     bias_scale, twice too in lhs and rhs; under autocast lhs and rhs are cast.
 
@@ -175,13 +197,13 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: Tensor, w
     fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by default.
     unit_budget: SMs or threads to use at most, 0 for all.
     Raises TypeError for other dtypes of lhs and rhs, else ValueError."""
-    return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs, offsets, which,
-                             bias=bias, bias_scale=bias_scale, alpha=alpha, out_dtype=out_dtype,
-                             unit_budget=unit_budget)
+    return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs, tensor_of(offsets),
+                             which, bias=bias, bias_scale=bias_scale, alpha=alpha,
+                             out_dtype=out_dtype, unit_budget=unit_budget)
 
 
 @_names_types
-def quantize(source: Tensor, offsets: Tensor | None, format: str, axis: str = "along_k",
+def quantize(source: Tensor, offsets: AnyOffsets | None, format: str, axis: str = "along_k",
              rng: Tensor | None = None, amax_eps: float = 0.0) -> Quantized:
     """Codes and scales of routed rows [R, C], or of weights [E, N, K] where offsets is None.
 
@@ -190,16 +212,19 @@ def quantize(source: Tensor, offsets: Tensor | None, format: str, axis: str = "a
     offset on the device, with option sr. Codes of four bits are uint8, two a byte. Codes of the
     tail are zero. Raises ValueError; NotImplementedError where no implementation takes the format
     on the device."""
-    return Quantized(*_ops.quantize(source, offsets, format, axis, rng, amax_eps))
+    given = None if offsets is None else tensor_of(offsets)
+    return Quantized(*_ops.quantize(source, given, format, axis, rng, amax_eps))
 
 
 @_names_types
-def dequantize(quantized: Quantized, offsets: Tensor | None, format: str, axis: str = "along_k", *,
-               shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
+def dequantize(quantized: Quantized, offsets: AnyOffsets | None, format: str,
+               axis: str = "along_k", *, shape: Sequence[int],
+               dtype: torch.dtype = torch.float32) -> Tensor:
     """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what
     was quantised, [R, C] or [E, N, K]; a Hadamard transform is not undone, and its blocks come back
     whole. Raises ValueError or NotImplementedError as `quantize`."""
-    return _ops.dequantize(*quantized, offsets, format, axis, shape, dtype)
+    given = None if offsets is None else tensor_of(offsets)
+    return _ops.dequantize(*quantized, given, format, axis, shape, dtype)
 
 
 # Fake kernels: shapes and dtypes alone. Rows may be symbolic everywhere. Those of activation,

@@ -3,7 +3,7 @@
     mlp = cadre.ops.Sequential(
         cadre.ops.GroupedLinear(E, H, 2 * F), cadre.ops.ScaledSwiGLU(),
         cadre.ops.GroupedLinear(E, F, H))
-    y = mlp(x, splits, prob, splits)
+    y = mlp(x, counts, prob, counts)
 
 Operations take extra inputs, such as the rows of each expert, in the order of the row. A linear, an
 activation and a linear run as one `grouped_mlp` where they can; `Sequential.plan` says so.
@@ -11,31 +11,34 @@ activation and a linear run as one `grouped_mlp` where they can; `Sequential.pla
 
 import functools
 import math
-import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .dtypes import kind_of, require_factor, require_float, require_rows
+from .counts import Counts, offsets_of
+from .dtypes import kind_of, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
-from .grouped_mlp import activation_text, is_gated
-from .operations import Offsets, RoutingOffsets
+from .op_activations import (
+    QGEGLU, Activation, ClampedSwiGLU, ScaledClampedQGeGLU, ScaledSiTUGLU, ScaledSReLU,
+    ScaledSwiGLU, SiTUGLU, SReLU, SwiGLU, probabilities)
+from .operation import AddExtraInput, Bias, Identity, MakeExtraOutput, Operation
+from .operations import Offsets
 from .recipe import active_recipe, words_for
-from .splits import Splits, offsets_of, offsets_of_all_rows
 
 OUTPUT_BUFFER_KEY: str = "output"
 GRAD_INPUT_BUFFER_KEY: str = "grad_input"
 
 __all__ = [
-    "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation", "ClampedSwiGLU", "GroupedLinear",
-    "SReLU", "ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSwiGLU", "Sequential", "Step", "SwiGLU"]
+    "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation", "AddExtraInput", "Bias",
+    "ClampedSwiGLU", "GroupedLinear", "Identity", "MakeExtraOutput", "Operation", "QGEGLU", "SReLU",
+    "ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU", "Sequential", "SiTUGLU",
+    "Step", "SwiGLU"]
 
-_LAYOUTS = {None: "concat", 0: "concat", 1: "interleave1", 32: "interleave32"}
 
-
-class GroupedLinear(_GroupedLinear):
+class GroupedLinear(_GroupedLinear, Operation):
     """A linear layer per expert as an operation. Extra inputs: split_sizes, the rows of each expert
     (see `cadre.GroupedLinear`), and, with scale_bias, scales fp32 [R], a factor of each row's bias.
 
@@ -51,7 +54,7 @@ class GroupedLinear(_GroupedLinear):
 
     op_keys: tuple[str, ...] = (OUTPUT_BUFFER_KEY, GRAD_INPUT_BUFFER_KEY)
     input_name: str = "input"
-    splits_name: str = "split_sizes"
+    counts_name: str = "split_sizes"
     experts_name: str = "num_groups"
     marks_biases: bool = False
 
@@ -79,138 +82,14 @@ class GroupedLinear(_GroupedLinear):
     def num_extra_inputs(self) -> int:
         return 2 if self.scale_bias else 1
 
-    def forward(self, input: Tensor, split_sizes: Splits, scales: Tensor | None = None, *,
+    def forward(self, input: Tensor, split_sizes: Counts, scales: Tensor | None = None, *,
                 output: Tensor | None = None, grad_input: Tensor | None = None) -> Tensor:
         """[..., N] for input [..., K]. Errors: as `cadre.GroupedLinear`."""
         return super().forward(input, split_sizes, None, output, grad_input,
-                               bias_scale=_probabilities(scales))
+                               bias_scale=probabilities(scales))
 
     if TYPE_CHECKING:
         __call__ = forward
-
-
-class Activation(nn.Module):
-    """h = act(z) [* scales] for z [..., 2F] (ungated [..., F]); h [..., F]. The classes below are
-    the ones to use.
-
-    Those that are scaled take an extra input: scales [R], a factor of each row, fp32 throughout;
-    other types are converted.
-
-    glu_interleave_size: None: [gates | ups]; 1: gate and up alternate; 32: in blocks of 32.
-    activation_recompute_in_mlp: a grouped_mlp always computes the activation again in backward;
-        True makes it an error where the operation is not part of one.
-    """
-
-    op_keys: tuple[str, ...] = ()
-    scaled: bool = False
-
-    def __init__(self, activation: str, glu_interleave_size: int | None = None,
-                 activation_recompute_in_mlp: bool = False) -> None:
-        super().__init__()
-        if isinstance(glu_interleave_size, bool) or glu_interleave_size not in (*_LAYOUTS,):
-            raise NotImplementedError(
-                f"glu_interleave_size is {glu_interleave_size}, must be None, 1 or 32; gate and up "
-                "come in two halves, alternate, or alternate in blocks of 32")
-        self.glu_interleave_size = glu_interleave_size
-        self.activation_recompute_in_mlp = activation_recompute_in_mlp
-        self.activation: str = activation_text(activation, _LAYOUTS[glu_interleave_size])
-        self.gated: bool = is_gated(activation)
-
-    @property
-    def num_extra_inputs(self) -> int:
-        return int(self.scaled)
-
-    def forward(self, z: Tensor, scales: Tensor | None = None, *,
-                offsets: Offsets | RoutingOffsets | None = None) -> Tensor:
-        """h [..., F]. offsets: rows beyond them are zero; None: there are none.
-
-        Errors: ValueError for scales that are missing, surplus or of another length.
-        """
-        if (scales is not None) != self.scaled:
-            raise ValueError(f"scales is {'missing' if scales is None else 'given'}, must be "
-                             f"{'given' if self.scaled else 'left out'}; the operation is "
-                             f"{type(self).__name__}")
-        require_rows("z", z)
-        if z.dim() < 1:
-            raise ValueError("z has shape [], must be [..., columns]")
-        rows = z.reshape(-1, z.shape[-1])
-        if offsets is not None and not isinstance(offsets, (Offsets, RoutingOffsets)):
-            raise TypeError(f"offsets is {kind_of(offsets)}, must be cadre.Offsets or None")
-        starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
-        h = torch.ops.cadre.activation(rows, starts, _probabilities(scales), self.activation)
-        return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
-
-    if TYPE_CHECKING:
-        __call__ = forward
-
-    def extra_repr(self) -> str:
-        return repr(self.activation)
-
-
-def _probabilities(scales: Tensor | None) -> Tensor | None:
-    require_factor("scales", scales)
-    return None if scales is None else scales.reshape(-1).to(torch.float32)
-
-
-def _clamped(limit: float, alpha: float, offset: float) -> str:
-    for name, value in (("limit", limit), ("alpha", alpha), ("glu_linear_offset", offset)):
-        if not isinstance(value, numbers.Real):
-            raise TypeError(f"{name} is {kind_of(value)}, must be a number")
-    return (f"clamped_swiglu limit={float(limit)!r} alpha={float(alpha)!r} "
-            f"offset={float(offset)!r}")
-
-
-class SwiGLU(Activation):
-    """silu(gate) * up."""
-
-    def __init__(self, glu_interleave_size: int | None = None, *,
-                 activation_recompute_in_mlp: bool = False) -> None:
-        super().__init__("swiglu", glu_interleave_size, activation_recompute_in_mlp)
-
-
-class ClampedSwiGLU(Activation):
-    """g * sigmoid(alpha * g) * u with g = min(gate, limit) and u = clamp(up, -limit, limit) +
-    glu_linear_offset."""
-
-    def __init__(self, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, *,
-                 glu_interleave_size: int | None = None,
-                 activation_recompute_in_mlp: bool = False) -> None:
-        super().__init__(_clamped(limit, alpha, glu_linear_offset), glu_interleave_size,
-                         activation_recompute_in_mlp)
-
-
-class SReLU(Activation):
-    """max(z, 0) squared."""
-
-    def __init__(self, *, activation_recompute_in_mlp: bool = False) -> None:
-        super().__init__("relu_squared", None, activation_recompute_in_mlp)
-
-
-class ScaledSwiGLU(SwiGLU):
-    """silu(gate) * up * scales."""
-
-    scaled: bool = True
-
-
-class ScaledClampedQGeGLU(Activation):
-    """`ClampedSwiGLU` times scales."""
-
-    scaled: bool = True
-
-    def __init__(self, glu_interleave_size: int | None = None, *, limit: float = 7.0,
-                 alpha: float = 1.702, glu_linear_offset: float = 1.0,
-                 activation_recompute_in_mlp: bool = False) -> None:
-        super().__init__(_clamped(limit, alpha, glu_linear_offset), glu_interleave_size,
-                         activation_recompute_in_mlp)
-
-
-class ScaledSReLU(SReLU):
-    """max(z, 0) squared, times scales."""
-
-    scaled: bool = True
-
-
-_Op = GroupedLinear | Activation
 
 
 class Step(NamedTuple):
@@ -230,20 +109,47 @@ class _Bound(NamedTuple):
 
 
 class Sequential(nn.Sequential):
-    """Operations and other modules in a row: `Sequential(GroupedLinear(...), ScaledSwiGLU(), ...)`.
-    Modules that are no operations of `cadre.ops` run as they are.
+    """Operations and other modules in a row: `Sequential(GroupedLinear(...), ScaledSwiGLU(), ...)`,
+    or a dict of them, by name. Modules that are no operations of `cadre.ops` run as they are.
 
-    A linear, an activation and a linear on the same splits run as one grouped_mlp, with the same
+    A linear, an activation and a linear on the same counts run as one grouped_mlp, with the same
     bits, unless one of them has buffers or hooks, writes main_grad or delays weight gradients.
     """
 
-    def forward(self, input: Tensor, *extra_inputs: Any,
-                op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None = None) -> Tensor:
-        """The result of the last module.
+    def __init__(self, *modules: nn.Module | Mapping[str, nn.Module]) -> None:
+        named = len(modules) == 1 and isinstance(modules[0], Mapping)
+        super().__init__(*([OrderedDict(modules[0])] if named else modules))
 
-        extra_inputs: what the operations take, in their order: the splits of a GroupedLinear (rows
+    def append(self, module: nn.Module) -> "Sequential":
+        """The module at the end, under a number that no other has."""
+        numbers = [int(name) for name in self._modules if name.isdecimal()]
+        self.add_module(str(max(numbers, default=-1) + 1), module)
+        return self
+
+    def insert(self, index: int, module: nn.Module) -> "Sequential":
+        """The module before that of the index; those behind it move on by a name."""
+        row = list(self)
+        row.insert(index, module)
+        self.append(row[-1])
+        self._modules.update(zip(self._modules, row))
+        return self
+
+    def __add__(self, others: Iterable[nn.Module]) -> "Sequential":
+        return Sequential(*self, *others)
+
+    def __iadd__(self, others: Iterable[nn.Module]) -> "Sequential":
+        return self.extend(list(others))
+
+    def forward(
+        self, input: Tensor, *extra_inputs: Any,
+        op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None = None,
+    ) -> Tensor | tuple[Tensor, ...]:
+        """The result of the last module; with a MakeExtraOutput in the row (result, extra outputs
+        in their order).
+
+        extra_inputs: what the operations take, in their order: the counts of a GroupedLinear (rows
             of each expert), then its scales if it has scale_bias; the scales of a scaled
-            activation. The same splits object may be given to all.
+            activation; what an AddExtraInput adds. The same counts object may be given to all.
         op_kwargs: arguments of single operations: {operation: {key: value}}, the operation itself
             or its index among the modules of the row, as in `self[index]`, negative from the end.
             A GroupedLinear takes OUTPUT_BUFFER_KEY and GRAD_INPUT_BUFFER_KEY.
@@ -254,22 +160,29 @@ class Sequential(nn.Sequential):
         """
         row = self._bind(extra_inputs, op_kwargs)
         ready: list[tuple[Any, Offsets]] = []
+        extra_outputs: list[Tensor] = []
         x, at, offsets = input, 0, None
         for step in _steps(row):
             bound = row[at:at + len(step.modules)]
             at += len(step.modules)
-            if step.name == "grouped_mlp":
+            op = bound[0].module
+            if step.name in ("grouped_mlp", "grouped_linear"):
                 offsets = _offsets(bound[0], x, ready)
+            if step.name == "grouped_mlp":
                 x = _run_mlp(bound, x, offsets)
             elif step.name == "grouped_linear":
-                offsets = _offsets(bound[0], x, ready)
-                x = bound[0].module(x, offsets, *bound[0].extra[1:], **bound[0].arguments)
+                x = op(x, offsets, *bound[0].extra[1:], **bound[0].arguments)
             elif step.name == "activation":
-                _refuse_recompute(bound[0].module, row, at)
-                x = bound[0].module(x, *bound[0].extra, offsets=offsets)
+                _refuse_recompute(op, row, at)
+                x = op(x, *bound[0].extra, offsets=offsets)
+            elif isinstance(op, Operation):
+                x = op(x, *bound[0].extra)
             else:
-                x, offsets = bound[0].module(x), None
-        return x
+                x, offsets = op(x), None
+            if isinstance(op, Operation) and op.num_extra_outputs:
+                x, *more = x
+                extra_outputs += more
+        return (x, *extra_outputs) if extra_outputs else x
 
     def plan(self, *extra_inputs: Any,
              op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None = None) -> list[Step]:
@@ -280,7 +193,7 @@ class Sequential(nn.Sequential):
     def _bind(self, extra_inputs: Sequence[Any],
               op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None) -> list[_Bound]:
         """The modules, each with its extra inputs and arguments."""
-        ops = [m for m in self if isinstance(m, _Op)]
+        ops = [m for m in self if isinstance(m, Operation)]
         arguments = _arguments(list(self), op_kwargs or {})
         wanted = sum(op.num_extra_inputs for op in ops)
         if len(extra_inputs) != wanted:
@@ -289,7 +202,7 @@ class Sequential(nn.Sequential):
                              f"operations take {each}")
         row, used = [], 0
         for module, given in zip(self, arguments):
-            end = used + (module.num_extra_inputs if isinstance(module, _Op) else 0)
+            end = used + (module.num_extra_inputs if isinstance(module, Operation) else 0)
             row.append(_Bound(module, tuple(extra_inputs[used:end]), given))
             used = end
         return row
@@ -332,7 +245,7 @@ def _index(row: list[nn.Module], target: Any) -> int:
         what = f"{target}, {kind_of(row[index])}"
     elif isinstance(target, nn.Module):
         index = next((i for i, module in enumerate(row) if module is target), None)
-    if index is not None and isinstance(row[index], _Op):
+    if index is not None and isinstance(row[index], Operation):
         return index
     why = "it is not" if index is None else "it is in the row, but no operation"
     raise ValueError(f"op_kwargs: target is {what}, must be an operation of the row or the index "
@@ -371,13 +284,15 @@ def _why_not_fused(three: list[_Bound]) -> str:
     first, activation, second = (b.module for b in three)
     columns = second.in_features * (2 if activation.gated else 1)
     reasons = [
-        (three[0].extra[0] is not three[2].extra[0], "the linears are given different splits"),
+        (three[0].extra[0] is not three[2].extra[0], "the linears are given different counts"),
         (first.num_groups != second.num_groups, "the linears have different numbers of experts"),
         (first.out_features != columns, "the activation does not lead from one to the other"),
         (first.scale_bias, "the first linear scales its bias"),
         (not _alike(first, second), "parameters of the linears differ in packing, dtype or order"),
         (any(b.arguments for b in three), "an operation has buffers of the caller"),
         (any(_has_hooks(b.module) for b in three), "an operation has hooks"),
+        (not activation.activation, "the activation has no operator"),
+        (activation.cache_quantized_input, "the activation keeps its input in fp8"),
     ]
     for linear in (first, second):
         reasons += [(linear.fuse_wgrad_accumulation, "a linear writes main_grad"),
@@ -409,16 +324,16 @@ def _refuse_recompute(activation: Activation, row: list[_Bound], next_at: int) -
 
 
 def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, Offsets]]) -> Offsets:
-    """Of the splits of a linear, built once for each object that is given as splits."""
-    splits = linear.extra[0]
+    """Of the counts of a linear, built once for each object that is given as counts."""
+    counts = linear.extra[0]
     for known, offsets in ready:
-        if known is splits:
+        if known is counts:
             return offsets
     require_rows("input", x)
     rows = x.reshape(-1, x.shape[-1])
-    counts = linear.module.num_groups, rows, linear.module.splits_name
-    offsets = Offsets(offsets_of(splits, *counts), None)
-    ready.append((splits, offsets))
+    offsets = Offsets(offsets_of(counts, linear.module.num_groups, rows,
+                                 linear.module.counts_name), None)
+    ready.append((counts, offsets))
     return offsets
 
 
@@ -428,8 +343,8 @@ def _run_mlp(three: list[_Bound], x: Tensor, offsets: Offsets) -> Tensor:
     if x.shape[-1] != first.in_features:
         raise ValueError(f"input has shape {list(x.shape)}, must be [..., {first.in_features}]; "
                          "in_features of the first linear is its last dimension")
-    prob = _probabilities(three[1].extra[0]) if three[1].extra else None
-    scale = _probabilities(three[2].extra[1]) if second.scale_bias else None
+    prob = probabilities(three[1].extra[0]) if three[1].extra else None
+    scale = probabilities(three[2].extra[1]) if second.scale_bias else None
     y, _ = torch.ops.cadre.grouped_mlp(
         x.reshape(-1, first.in_features), offsets.offsets, prob, *first.operands(),
         *second.operands(), scale, activation=activation.activation,

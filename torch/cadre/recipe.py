@@ -168,24 +168,38 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
     a decorator. Contexts nest, the innermost counts; each thread has its own.
 
     enabled: False is as if no context were there.
-    recipe: words ("mxfp8", "nvfp4,wgrad=bf16"), a `Recipe`, or a recipe object of TransformerEngine
-        (anything with the methods mxfp8(), nvfp4(), float8_block_scaling(),
-        float8_current_scaling()), whose options are translated or refused.
+    recipe, fp8_recipe: words ("mxfp8", "nvfp4,wgrad=bf16"), a `Recipe`, or a recipe object of
+        TransformerEngine (anything with the methods mxfp8(), nvfp4(), float8_block_scaling(),
+        float8_current_scaling()), whose options are translated or refused. None: mxfp8.
+    amax_reduction_group, fp8_group, _graph: of delayed scaling, which shares its scales among
+        ranks. No scale outlives a call here, so nothing is shared, as there with other recipes.
 
     A layer's backward uses the recipe of its forward. torch.utils.checkpoint runs forward again
     under the recipe of the first time; checkpoints that are not torch's own, such as Megatron's,
     do so but for compiled code. `context_fn=cadre.checkpoint_contexts` says it in words.
 
-    Errors: ValueError for words that are no recipe, with those there are; TypeError for what is no
-    recipe, or no bool; NotImplementedError for options of a recipe object that Cadre does not have.
-    Formats that the device does not have are NotImplementedError, with the reasons, from the layer
-    that needs them.
+    Errors: ValueError for words that are no recipe, with those there are, and for two recipes;
+    TypeError for what is no recipe, or no bool; NotImplementedError for calibrating=True, which
+    collects the numbers of delayed scaling, and for options of a recipe object that Cadre does not
+    have. Formats that the device does not have are NotImplementedError, with the reasons, from the
+    layer that needs them.
     """
 
-    def __init__(self, enabled: bool = True, recipe: Any = "mxfp8") -> None:
-        if not isinstance(enabled, bool):
-            raise TypeError(f"enabled is {enabled!r}, must be a bool; write recipe={enabled!r}")
-        self.recipe: str = recipe_text(recipe) if enabled else ""
+    def __init__(self, enabled: bool = True, calibrating: bool = False, recipe: Any = None,
+                 amax_reduction_group: Any = None, _graph: bool = False, *,
+                 fp8_recipe: Any = None, fp8_group: Any = None) -> None:
+        for name, given in (("enabled", enabled), ("calibrating", calibrating)):
+            if not isinstance(given, bool):
+                raise TypeError(f"{name} is {given!r}, must be a bool; write recipe={given!r}")
+        if calibrating:
+            raise NotImplementedError(
+                "calibrating is True, must be False; it collects numbers for delayed scaling, and "
+                "scales come from the data at hand here")
+        if recipe is not None and fp8_recipe is not None:
+            raise ValueError(f"fp8_recipe is {fp8_recipe!r}, must be left out; recipe is given, "
+                             "and both mean the same")
+        recipe = fp8_recipe if recipe is None else recipe
+        self.recipe: str = recipe_text("mxfp8" if recipe is None else recipe) if enabled else ""
 
     def __enter__(self) -> "autocast":
         global _used
@@ -209,6 +223,9 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
                 return function(*args, **kwargs)
 
         return with_recipe
+
+
+fp8_autocast = autocast  # as TransformerEngine called it before
 
 
 def _again(function: Callable[_P, _T], recipe: str) -> Callable[_P, _T]:

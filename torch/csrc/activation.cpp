@@ -6,6 +6,7 @@
 #include "arguments.h"
 #include "autograd.h"
 #include "call_memory.h"
+#include "words.h"
 
 // torch.ops.cadre.activation and its gradient: docs/ops/activation.md.
 namespace cadre::door {
@@ -28,7 +29,10 @@ struct ActivationInputs {
 /// Parses such as "swiglu layout=interleave32".
 ActivationProblem parsed(c10::string_view activation) {
   return translate_errors([&] {
-    return parse_activation_problem(text("activation forward ", activation, " R=0 F=32 E=1"));
+    const auto p =
+        parse_activation_problem(text("activation forward ", activation, " R=0 F=32 E=1"));
+    require_activation_names(activation);
+    return p;
   });
 }
 

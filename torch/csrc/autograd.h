@@ -1,4 +1,5 @@
 #pragma once
+#include <ATen/SavedTensorHooks.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
@@ -7,6 +8,8 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <array>
@@ -17,6 +20,7 @@
 #include <vector>
 
 #include "parameters.h"
+#include "traced.h"
 
 // What the autograd functions of the door share.
 namespace cadre::door {
@@ -157,6 +161,31 @@ inline std::vector<at::Tensor> cast_for_autocast(at::ScalarType type, at::Tensor
 inline at::Tensor x_or_its_shape(const at::Tensor& x, const at::Tensor& dy,
                                  const at::Tensor& weight) {
   return x.defined() ? x : dy.new_empty_symint({dy.sym_size(0), weight.sym_size(-1)});
+}
+
+/// What forward saved, for autograd to keep: a tensor of its own over the same memory, so that
+/// backward sees whether anybody else has that. The same one for tracers.
+inline at::Tensor kept_alone(const at::Tensor& saved) {
+  if (needs_dispatcher(saved)) return saved;
+  return at::Tensor(saved.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      torch::autograd::impl::version_counter(saved), true));
+}
+
+/// What must be in backward as it is in forward, if backward is to write into what forward saved:
+/// the graph that work is recorded into, since a graph of backward alone may be replayed twice. -1
+/// where somebody else may have it: a hook, or a tracer.
+inline int64_t kept_in(const at::Tensor& saved) {
+  const bool hooked = at::SavedTensorDefaultHooks::is_enabled() &&
+                      at::SavedTensorDefaultHooks::get_hooks().has_value();
+  if (hooked || needs_dispatcher(saved)) return -1;
+  return int64_t(recorded_graph(device(saved), CurrentStream(saved).stream()));
+}
+
+/// Whether backward may write into what kept_alone() gave in forward: nobody else has it, autograd
+/// lets go of it after this backward, and no tracer looks on.
+inline bool may_overwrite(const at::Tensor& saved, int64_t kept_in_forward) {
+  return kept_in_forward >= 0 && !torch::autograd::get_current_graph_task_keep_graph() &&
+         kept_in(saved) == kept_in_forward && saved.storage().use_count() == 1;
 }
 
 /// The bytes that forward saved, or none.

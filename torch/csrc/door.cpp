@@ -33,13 +33,8 @@ TensorView view(const at::Tensor& t, const char* what) {
   v.data = t.data_ptr();
   v.dtype = element_type(t.scalar_type(), what);
   v.rank = int(t.dim());
-  int64_t gapless = 1;  // of what steps nowhere any stride is as good
-  for (int i = v.rank - 1; i >= 0; --i) {
-    v.shape[size_t(i)] = t.size(i);
-    const bool any = t.numel() == 0 || t.size(i) == 1;
-    v.stride[size_t(i)] = any ? gapless : t.stride(i);
-    gapless *= std::max<int64_t>(t.size(i), 1);
-  }
+  std::copy(t.sizes().begin(), t.sizes().end(), v.shape.begin());
+  for_strides(t, [&](int64_t d, int64_t stride) { v.stride[size_t(d)] = stride; });
   return v;
 }
 

@@ -4,6 +4,7 @@
 #include <cadre/cadre.h>
 #include <torch/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,19 @@ using Text = std::string_view;
 /// Errors    ValueError unless the storage of the tensor holds all its elements: it may have been
 ///           freed or shrunk since.
 void require_memory(const at::Tensor&, const char* what);
+
+/// Calls each(dimension, stride), from the last dimension to the first, with the strides that the
+/// library is told. A dimension that steps nowhere may have any; it gets that of a tensor without
+/// gaps.
+template <class Each>
+void for_strides(const at::Tensor& t, const Each& each) {
+  int64_t behind = 1;  // all that lies within
+  for (int64_t d = t.dim() - 1; d >= 0; --d) {
+    const int64_t size = t.size(d), stride = size == 1 || t.numel() == 0 ? behind : t.stride(d);
+    each(d, stride);
+    behind = std::max(behind, std::max<int64_t>(size, 1) * stride);
+  }
+}
 
 /// The tensor as it lies, strides and all. Errors    TypeError for a type that Cadre has no name
 ///           for; as require_memory().

@@ -1,7 +1,6 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
-#include <bit>
 #include <vector>
 
 #include "arguments.h"
@@ -21,37 +20,11 @@ struct Matrices {
   bool discrete = false;
 };
 
-/// True if dimension `inner` has stride 1 and nothing overlaps.
-bool is_laid_out(const TensorView& v, int inner) {
-  const int outer = 2 * v.rank - 3 - inner;
-  const bool rows = v[outer] <= 1 || v.stride[outer] >= v[inner];
-  const bool experts = v.rank == 2 || v[0] <= 1 || v.stride[0] >= v.stride[outer] * v[outer];
-  return (v[inner] <= 1 || v.stride[inner] == 1) && rows && experts;
-}
-
-/// The order of a matrix that the core takes as it lies.
-std::optional<Major> order_of(const TensorView& v) {
-  if (is_laid_out(v, v.rank - 1)) return Major::kRow;
-  if (is_laid_out(v, v.rank - 2)) return Major::kColumn;
-  return std::nullopt;
-}
-
-/// A dimension of one element may have any stride: it gets that of a tensor without gaps, which
-/// keeps the alignment.
-TensorView with_dense_strides(TensorView v) {
-  const int last = v.rank - 1, rows = v.rank - 2;
-  if (v[last] == 1) v.stride[size_t(last)] = 1;
-  if (v[rows] == 1) v.stride[size_t(rows)] = v.stride[size_t(last)] == 1 ? v[last] : 1;
-  if (v.rank == 3 && v[0] == 1) v.stride[0] = std::max(v[1] * v.stride[1], v[2] * v.stride[2]);
-  return v;
-}
-
 Matrices matrix(const Tensor& t, const char* what) {
   float_type(t.scalar_type(), what);
-  Matrices m{.tensors = {t}, .view = with_dense_strides(view(t, what))};
-  const auto order = order_of(m.view);
-  if (!order) m.tensors = {t.contiguous()}, m.view = view(m.tensors[0], what);
-  m.major = order.value_or(Major::kRow);
+  const auto order = order_of(t);
+  Matrices m{.tensors = {order ? t : t.contiguous()}, .major = order.value_or(Major::kRow)};
+  m.view = view(m.tensors[0], what);
   return m;
 }
 
@@ -70,7 +43,7 @@ void require_alike(at::TensorList list, const char* what) {
 Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
   require_alike(list, what);
   Matrices m{.tensors = list.vec(), .discrete = true};
-  bool alike = order_of(view(list[0], what)).has_value();
+  bool alike = order_of(list[0]).has_value();
   for (const Tensor& one : list) {
     require_memory(one, what);
     alike = alike && one.strides() == list[0].strides();
@@ -79,8 +52,8 @@ Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
                     "all experts are written as one");
   if (!alike)
     for (Tensor& one : m.tensors) one = one.contiguous();
-  const TensorView one = with_dense_strides(view(m.tensors[0], what));
-  m.major = *order_of(one);
+  const TensorView one = view(m.tensors[0], what);
+  m.major = *order_of(m.tensors[0]);
   const int outer = m.major == Major::kRow ? 0 : 1;
   m.view = one;
   m.view.data = nullptr;
@@ -102,16 +75,6 @@ Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
   TORCH_CHECK_VALUE(may_copy || m.tensors[0].is_alias_of(list[0]), what, " has strides ",
                     packed.strides(), ", must have stride 1 in one of its last two dimensions");
   return m;
-}
-
-/// A number whose lowest set bit is the alignment in bytes of all addresses and strides, or 16.
-uint64_t alignment_bits(const Matrices& m) {
-  uint64_t all = 16;
-  for (const Tensor& t : m.tensors) all |= reinterpret_cast<uint64_t>(t.data_ptr());
-  for (int d = 0; d < m.view.rank; ++d)
-    if (m.view.stride[size_t(d)] != 1)
-      all |= uint64_t(m.view.stride[size_t(d)] * m.tensors[0].element_size());
-  return all;
 }
 
 Pass pass_of(c10::string_view which) {
@@ -201,7 +164,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
   p.discrete_rhs = b.discrete, p.discrete_out = d.discrete;
   p.unit_budget = int_of(in.unit_budget, "unit_budget");
   p.tail = wgrad ? Tail::kKeep : in.tail;
-  p.align = 1 << std::countr_zero(alignment_bits(a) | alignment_bits(b) | alignment_bits(d));
+  p.align = std::min({alignment(a.tensors), alignment(b.tensors), alignment(d.tensors)});
   require_same_device(lhs, b.tensors[0], "rhs");
   require_same_device(lhs, d.tensors[0], "out");
   require_same_device(lhs, bias, "bias");

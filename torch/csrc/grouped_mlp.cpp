@@ -7,9 +7,18 @@
 
 #include "arguments.h"
 #include "call_memory.h"
+#include "expert_launch.h"
 
 namespace cadre::door {
 namespace {
+
+const char* const kBackwardSchema =
+    "grouped_mlp_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor? prob, "
+    "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
+    "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
+    "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0) -> "
+    "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
+    "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
 const char* const kSchemas[] = {
     "grouped_mlp(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
@@ -23,12 +32,7 @@ const char* const kSchemas[] = {
     "str recipe=\"\", bool keep_h=False, int unit_budget=0, bool zero_tail=False, "
     "Tensor(a!) y, Tensor(b!) saved) -> ()",
 
-    "grouped_mlp_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor? prob, "
-    "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
-    "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
-    "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0) -> "
-    "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
-    "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)",
+    kBackwardSchema,
 
     "grouped_mlp_backward.out(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor? prob, "
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
@@ -38,55 +42,28 @@ const char* const kSchemas[] = {
     "Tensor(d!)[] dbias2, Tensor(e!)? dbias2_scale, Tensor(f!) pending) -> ()",
 
     "grouped_mlp_wgrad(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
-    "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, "
+    "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, "
     "bool[6] wants=[True, True, True, True, True, True], str activation=\"swiglu\", "
     "str recipe=\"\", bool keep_h=False, int unit_budget=0) -> "
     "(Tensor[] dweight1, Tensor[] dweight2)",
 
     "grouped_mlp_wgrad.out(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
-    "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, "
+    "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, "
     "bool[6] wants=[True, True, True, True, True, True], str activation=\"swiglu\", "
     "str recipe=\"\", bool keep_h=False, int unit_budget=0, str accumulate=\"no\", "
     "Tensor? accumulate_flags=None, Tensor(a!)[] dweight1, Tensor(b!)[] dweight2) -> ()",
 };
 
-/// A call's tensors as the arguments that the library takes, and the stream to run on.
-class MlpLaunch {
- public:
-  MlpLaunch(const MlpCall& call, const GroupedMlpProblem& problem)
-      : call_(call),
-        problem_(problem),
-        current_(call.x),
-        fc1(problem.parameters, tables_),
-        fc2(problem.parameters, tables_) {
+/// A call's tensors as the arguments that the library takes.
+struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
+  MlpLaunch(const MlpCall& call, const GroupedMlpProblem& problem) : ExpertLaunch(problem, call.x) {
     fc1.bind(call.weight1, call.bias1);
     fc2.bind(call.weight2, call.bias2);
     args.offsets = offsets(call.offsets, call.x);
-    args.x = view(call.x, "x");
     args.prob = floats(call.prob, "prob");
     args.bias2_scale = floats(call.bias2_scale, "bias2_scale");
     if (call.rng) args.rng = random_state(*call.rng, call.x);
   }
-
-  template <class Direction>
-  void run(Direction direction, int64_t LayerMemory::*workspace_bytes) {
-    tables_.write(call_.x, current_);
-    args.fc1 = fc1.parameters;
-    args.fc2 = fc2.parameters;
-    const GroupedMlpPlan& plan = cached_plan(problem_, device(call_.x));
-    const Scratch scratch(plan.memory.*workspace_bytes, call_.x);
-    direction(plan, args, scratch.workspace(), current_.stream());
-  }
-
- private:
-  const MlpCall& call_;
-  const GroupedMlpProblem& problem_;
-  const CurrentStream current_;
-  PointerTables tables_;
-
- public:
-  LinearBindings fc1, fc2;
-  GroupedMlpArgs args;
 };
 
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
@@ -178,6 +155,7 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
 using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
 
+template <bool kOverwrite>
 Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& saved,
                                const Tensor& offsets, const Maybe& prob, TensorList weight1,
                                TensorList bias1, TensorList weight2, TensorList bias2,
@@ -191,6 +169,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     GroupedMlpProblem p = problem_of(call);
     p.options.tail = Tail::kZero;
     p.options.deferred = deferred;
+    p.options.overwrite_saved = kOverwrite;
     p.options.align = std::min(p.options.align, alignment({drows}));
     const auto row_floats = [&](bool wanted) {
       return at::empty({wanted ? p.rows : 0}, rows.options().dtype(at::kFloat));
@@ -209,6 +188,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     const auto& [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] = out;
     run_backward(call, p, {drows, aligned(saved, "saved")},
                  {dx, dprob, dscale, pending, dw1, dbias1, dw2, dbias2});
+    if (kOverwrite) bump_versions({saved});
     return out;
   });
 }
@@ -241,28 +221,20 @@ void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& s
 
 void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& saved,
                            const Tensor& pending, const Tensor& offsets, const Maybe& prob,
-                           TensorList weight1, TensorList weight2, MlpWants wants, Text activation,
-                           Text recipe, bool keep_h, int64_t unit_budget, Text accumulate,
-                           const Maybe& accumulate_flags, TensorList dweight1,
-                           TensorList dweight2) {
+                           TensorList weight1, TensorList weight2, ExpertBiases biases,
+                           MlpWants wants, Text activation, Text recipe, bool keep_h,
+                           int64_t unit_budget, Text accumulate, const Maybe& accumulate_flags,
+                           TensorList dweight1, TensorList dweight2) {
   translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows, offsets, prob,  weight1,    {},     weight2, {},
                        {},   {},      wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    const Parameters dw1(dweight1, "dweight1", offsets, 2), dw2(dweight2, "dweight2", offsets, 2);
-    require_type(dw2.first(), dw1.first().scalar_type(), dw2.what);
-    TORCH_CHECK_VALUE(dw1.discrete == dw2.discrete, dw2.what, " is ",
-                      dw2.discrete ? "discrete" : "packed", ", must be ",
-                      dw1.discrete ? "discrete" : "packed", " as ", dw1.what);
+    p.bias1 = biases[0];
+    p.bias2 = biases[1];
     p.options.deferred = true;
-    p.options.accumulate = parse_accumulate(accumulate);
-    p.parameters.dw = dw1.dtype();
-    p.parameters.discrete_dw = dw1.discrete;
-    p.options.align =
-        std::min({p.options.align, alignment({drows}), alignment(dweight1), alignment(dweight2)});
-    require_fits(dw1, weight1[0]);
-    require_fits(dw2, weight2[0]);
+    p.options.align = std::min(p.options.align, alignment({drows}));
+    plan_dw(p.parameters, p.options, {weight1, weight2, dweight1, dweight2, accumulate}, offsets);
     require_same_device(rows, saved, "saved");
     require_same_device(rows, pending, "pending");
     const Tensor aligned_saved = aligned(saved, "saved");
@@ -284,11 +256,12 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
 std::tuple<List, List> grouped_mlp_wgrad(const Tensor& dy, const Tensor& x, const Tensor& saved,
                                          const Tensor& pending, const Tensor& offsets,
                                          const Maybe& prob, TensorList weight1, TensorList weight2,
-                                         MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                         int64_t unit_budget) {
+                                         ExpertBiases biases, MlpWants wants, Text activation,
+                                         Text recipe, bool keep_h, int64_t unit_budget) {
   std::tuple<List, List> dw{empty_like(weight1), empty_like(weight2)};
-  grouped_mlp_wgrad_out(dy, x, saved, pending, offsets, prob, weight1, weight2, wants, activation,
-                        recipe, keep_h, unit_budget, "no", {}, std::get<0>(dw), std::get<1>(dw));
+  grouped_mlp_wgrad_out(dy, x, saved, pending, offsets, prob, weight1, weight2, biases, wants,
+                        activation, recipe, keep_h, unit_budget, "no", {}, std::get<0>(dw),
+                        std::get<1>(dw));
   return dw;
 }
 
@@ -296,12 +269,14 @@ std::tuple<List, List> grouped_mlp_wgrad(const Tensor& dy, const Tensor& x, cons
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   for (const char* schema : kSchemas) m.def(schema);
+  m.def(overwriting_saved(kBackwardSchema).c_str());
 }
 
 static void implement(torch::Library& m) {
   m.impl("grouped_mlp", grouped_mlp);
   implement_out(m, "grouped_mlp", grouped_mlp_out);
-  m.impl("grouped_mlp_backward", grouped_mlp_backward);
+  m.impl("grouped_mlp_backward", grouped_mlp_backward<false>);
+  m.impl("grouped_mlp_backward.overwrite_saved", grouped_mlp_backward<true>);
   implement_out(m, "grouped_mlp_backward", grouped_mlp_backward_out);
   m.impl("grouped_mlp_wgrad", grouped_mlp_wgrad);
   implement_out(m, "grouped_mlp_wgrad", grouped_mlp_wgrad_out);

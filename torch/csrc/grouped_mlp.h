@@ -11,6 +11,9 @@ namespace cadre::door {
 using MlpWants = std::array<bool, 6>;
 enum MlpWant : size_t { kDx, kDprob, kDw1, kDw2, kDbias, kDbias2Scale };
 
+/// Which biases forward had: what it keeps depends on them. wgrad reads none.
+using ExpertBiases = std::array<bool, 2>;
+
 /// What all directions of an expert MLP are called with.
 struct MlpCall {
   const at::Tensor& x;  ///< [R, H], contiguous
@@ -28,5 +31,15 @@ struct MlpCall {
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.
 GroupedMlpProblem problem_of(const MlpCall&);
+
+/// The weights of both linears, and where their deferred gradients go.
+struct ExpertDw {
+  at::TensorList weight1, weight2, dweight1, dweight2;
+  std::string_view accumulate;
+};
+
+/// dw as wgrad writes it: type, layout and alignment. Errors    ValueError for what does not fit
+/// the weights.
+void plan_dw(ParameterLayout&, LayerOptions&, const ExpertDw&, const at::Tensor& offsets);
 
 }  // namespace cadre::door

@@ -39,9 +39,10 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
-    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, saved, prob, bias2_scale, rng,
-                                  weight1, bias1, weight2, bias2));
+    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, kept_alone(saved), prob,
+                                  bias2_scale, rng, weight1, bias1, weight2, bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
+    ctx->saved_data["kept_in"] = kept_in(saved);
     ctx->saved_data["activation"] = std::string(o.activation);
     ctx->saved_data["recipe"] = std::string(o.recipe);
     ctx->saved_data["keep_h"] = o.keep_h;
@@ -64,7 +65,9 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     MlpWants wants;
     read_bits(data["wants"].toInt(), wants);
     const Tensor x = x_or_its_shape(kept, dout[0], weight1[0]);
-    static const auto call = op<Backward>("cadre::grouped_mlp_backward");
+    static const auto keep = op<Backward>("cadre::grouped_mlp_backward");
+    static const auto overwrite = op<Backward>("cadre::grouped_mlp_backward", "overwrite_saved");
+    const auto& call = may_overwrite(saved, data["kept_in"].toInt()) ? overwrite : keep;
     const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                   rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
@@ -132,6 +135,7 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("grouped_mlp", differentiable);
   m.impl("grouped_mlp_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("grouped_mlp_backward.overwrite_saved", torch::autograd::autogradNotImplementedFallback());
   m.impl("grouped_mlp_wgrad", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {

@@ -18,8 +18,9 @@ void set_wants(GroupedMlpProblem& p, const MlpWants& wants) {
 /// Bounds of the bytes of saved and of pending, each fixed and per row.
 std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features, int64_t experts,
                                                at::ScalarType dtype, at::ScalarType weight_dtype,
-                                               bool prob, MlpWants wants, Text activation,
-                                               Text recipe, bool keep_h, Text device) {
+                                               std::array<bool, 2> biases, bool prob,
+                                               MlpWants wants, Text activation, Text recipe,
+                                               bool keep_h, Text device) {
   return translate_errors([&] {
     GroupedMlpProblem p = problem_with_activation(activation);
     p.hidden = hidden;
@@ -28,6 +29,8 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
     p.dtype = float_type(dtype, "x");
     p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
     p.parameters.weight = float_type(weight_dtype, "weight1");
+    p.bias1 = biases[0];
+    p.bias2 = biases[1];
     p.prob = prob;
     p.keep_h = keep_h;
     p.options.deferred = true;
@@ -105,10 +108,24 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   return p;
 }
 
+void plan_dw(ParameterLayout& layout, LayerOptions& options, const ExpertDw& dw,
+             const at::Tensor& offsets) {
+  const Parameters dw1(dw.dweight1, "dweight1", offsets, 2);
+  const Parameters dw2(dw.dweight2, "dweight2", offsets, 2);
+  require_alike(dw1, dw2, false);
+  require_fits(dw1, dw.weight1[0]);
+  require_fits(dw2, dw.weight2[0]);
+  layout.dw = dw1.dtype();
+  layout.discrete_dw = dw1.discrete;
+  options.accumulate = parse_accumulate(dw.accumulate);
+  options.align = std::min({options.align, alignment(dw.dweight1), alignment(dw.dweight2)});
+}
+
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "_grouped_mlp_memory_bounds(int hidden, int features, int experts, ScalarType dtype, "
-      "ScalarType weight_dtype, bool prob, bool[6] wants, str activation, str recipe, bool keep_h, "
+      "ScalarType weight_dtype, bool[2] biases, bool prob, bool[6] wants, str activation, str "
+      "recipe, bool keep_h, "
       "str device) -> int[]",
       grouped_mlp_memory_bounds);
 }

@@ -8,6 +8,7 @@
 #include <deque>
 
 #include "arguments.h"
+#include "words.h"
 
 namespace cadre::door {
 
@@ -68,21 +69,31 @@ const int32_t* accumulate_words(const std::optional<at::Tensor>& words, Accumula
   return written_ints(*words, {"accumulate_flags", {count}, x});
 }
 
-Major major_of(const at::Tensor& weight) {
-  const int64_t d = weight.dim();
-  // What steps nowhere may have any stride.
-  const bool row = (weight.size(d - 1) == 1 || weight.stride(d - 1) == 1) &&
-                   (weight.size(d - 2) == 1 || weight.stride(d - 2) >= weight.size(d - 1));
-  return row || weight.stride(d - 2) != 1 ? Major::kRow : Major::kColumn;
+std::optional<Major> order_of(const at::Tensor& t) {
+  if (t.dim() < 2 || t.numel() == 0) return Major::kRow;
+  const at::IntArrayRef size = t.sizes(), stride = t.strides();
+  const size_t last = size.size() - 1;
+  const auto lies = [&](size_t inner, size_t outer) {
+    // What steps nowhere may have any stride.
+    const int64_t step = size[outer] == 1 ? size[inner] : stride[outer];
+    return (size[inner] == 1 || stride[inner] == 1) && step >= size[inner] &&
+           (last == 1 || size[0] == 1 || stride[0] >= step * size[outer]);
+  };
+  if (lies(last, last - 1)) return Major::kRow;
+  if (lies(last - 1, last)) return Major::kColumn;
+  return std::nullopt;
 }
+
+Major major_of(const at::Tensor& weight) { return order_of(weight).value_or(Major::kRow); }
 
 int alignment(at::TensorList tensors) {
   uint64_t all = 16;
   for (const at::Tensor& t : tensors) {
-    if (!t.defined() || t.numel() == 0) continue;
+    if (!t.defined()) continue;
     all |= reinterpret_cast<uint64_t>(t.data_ptr());
-    for (int64_t d = 0; d < t.dim(); ++d)
-      if (t.stride(d) != 1 && t.size(d) != 1) all |= uint64_t(t.stride(d) * t.element_size());
+    for_strides(t, [&](int64_t, int64_t stride) {
+      if (stride != 1) all |= uint64_t(stride * t.element_size());
+    });
   }
   return int(uint64_t(1) << std::countr_zero(all));
 }
@@ -180,8 +191,9 @@ GroupedMlpProblem problem_with_activation(std::string_view activation) {
   GroupedMlpProblem p;
   p.activation = parse_activation(activation.substr(0, activation.find(' ')));
   if (activation.find(' ') == std::string_view::npos) return p;
-  return parse_grouped_mlp_problem(
-      text("grouped_mlp R=0 H=1 F=1 E=1 recipe=bf16 act=", activation));
+  p = parse_grouped_mlp_problem(text("grouped_mlp R=0 H=1 F=1 E=1 recipe=bf16 act=", activation));
+  require_activation_names(activation);
+  return p;
 }
 
 at::Tensor rows_of(const at::Tensor& x, const char* what) {
@@ -223,12 +235,16 @@ static SizeBound bound_of(int64_t none, int64_t many, int64_t rows) {
   return {none + kRounding, (many - none + rows - 1) / rows};
 }
 
+static int64_t& rows_in(GroupedLinearProblem& p) { return p.rows; }
+static int64_t& rows_in(GroupedMlpProblem& p) { return p.rows; }
+static int64_t& rows_in(MoeProblem& p) { return p.tokens; }
+
 template <class Problem>
 static MemoryBounds computed_bounds(Problem problem, const Device& device) {
   constexpr int64_t kRows = 1 << 16;
-  problem.rows = 0;
+  rows_in(problem) = 0;
   const LayerMemory none = plan(problem, device).memory;
-  problem.rows = kRows;
+  rows_in(problem) = kRows;
   const LayerMemory many = plan(problem, device).memory;
   return {bound_of(none.saved_bytes, many.saved_bytes, kRows),
           bound_of(none.pending_bytes, many.pending_bytes, kRows)};
@@ -260,7 +276,7 @@ class Cache {
 template <class Problem>
 static MemoryBounds cached_bounds(Problem problem, const Device& device) {
   static thread_local Cache<Problem, MemoryBounds> cache;
-  problem.rows = 0;
+  rows_in(problem) = 0;
   problem.options.align = 16;
   return cache.get(problem, device, computed_bounds<Problem>);
 }
@@ -277,11 +293,17 @@ const GroupedLinearPlan& cached_plan(const GroupedLinearProblem& p, const Device
 const GroupedMlpPlan& cached_plan(const GroupedMlpProblem& p, const Device& device) {
   return cached_plan_of<GroupedMlpPlan>(p, device);
 }
+const MoePlan& cached_plan(const MoeProblem& p, const Device& device) {
+  return cached_plan_of<MoePlan>(p, device);
+}
 
 MemoryBounds memory_bounds(const GroupedLinearProblem& p, const Device& device) {
   return cached_bounds(p, device);
 }
 MemoryBounds memory_bounds(const GroupedMlpProblem& p, const Device& device) {
+  return cached_bounds(p, device);
+}
+MemoryBounds memory_bounds(const MoeProblem& p, const Device& device) {
   return cached_bounds(p, device);
 }
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -43,10 +44,15 @@ void require_fits(const Parameters& gradients, const at::Tensor& weight);
 const int32_t* accumulate_words(const std::optional<at::Tensor>&, Accumulate, int experts,
                                 const at::Tensor& x);
 
-/// Column if the last but one dimension has stride 1: a transposed view.
+/// How a matrix lies, or each of E: row if its last dimension has stride 1, column if the one
+/// before has; none if neither has, or elements overlap.
+std::optional<Major> order_of(const at::Tensor&);
+
+/// Of the weight of a layer. Row where there is none: the library refuses its strides.
 Major major_of(const at::Tensor& weight);
 
-/// Bytes, 16 at most, of which addresses and strides of all these tensors are multiples.
+/// Bytes, 16 at most, of which the addresses and strides of all these tensors are multiples, as
+/// view() has them: what a problem may promise.
 int alignment(at::TensorList);
 
 /// Device arrays of pointers, one for each list of discrete parameters, all written by one launch.
@@ -119,8 +125,8 @@ std::vector<at::Tensor> empty_like(at::TensorList);
 /// their fake ones begin where their memory does.
 std::vector<at::Tensor> slices_like(at::TensorList);
 
-/// An upper bound in bytes, linear in the rows, so that torch.compile can reason about it with
-/// symbolic rows and without planning.
+/// An upper bound in bytes, linear in the rows, or in the tokens of an expert layer, so that
+/// torch.compile can reason about it with symbolic rows and without planning.
 struct SizeBound {
   int64_t fixed = 0, per_row = 0;
 
@@ -133,10 +139,13 @@ struct MemoryBounds {
 };
 MemoryBounds memory_bounds(const GroupedLinearProblem&, const Device&);
 MemoryBounds memory_bounds(const GroupedMlpProblem&, const Device&);
+MemoryBounds memory_bounds(const MoeProblem&, const Device&);
 
-/// The plan of a problem. Each thread caches its last plans, since planning takes microseconds; the
-/// reference is valid until the thread's next call.
+/// The plan of a problem. Each thread caches its last plans, since planning takes microseconds, a
+/// hundred and more of them where products are refused. The reference is valid until the thread's
+/// next call.
 const GroupedLinearPlan& cached_plan(const GroupedLinearProblem&, const Device&);
 const GroupedMlpPlan& cached_plan(const GroupedMlpProblem&, const Device&);
+const MoePlan& cached_plan(const MoeProblem&, const Device&);
 
 }  // namespace cadre::door

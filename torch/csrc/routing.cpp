@@ -7,6 +7,7 @@
 #include "arguments.h"
 #include "autograd.h"
 #include "call_memory.h"
+#include "words.h"
 
 // torch.ops.cadre.routing and its gradient: docs/ops/routing.md.
 namespace cadre::door {
@@ -34,6 +35,7 @@ RoutingProblem problem_of(const Tensor& logits, const RoutingRule& rule) {
   RoutingProblem p = translate_errors([&] {
     return parse_routing_problem(text("routing forward ", rule.score, " T=1 E=1 top_k=1"));
   });
+  require_names("score", rule.score, {});
   p.tokens = logits.size(0);
   p.experts = int(logits.size(1));
   p.top_k = int_of(rule.top_k, "top_k");

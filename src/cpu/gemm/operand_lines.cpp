@@ -21,7 +21,7 @@ OperandLines::OperandLines(const Operand& operand, const QuantizedShape& shape)
       down_(shape.format.square || shape.axis == Axis::kAlongRows),
       across_(shape.format.square || shape.axis == Axis::kAlongK),
       column_(shape.codes_major == Major::kColumn),
-      stride_(operand.codes.stride[size_t(operand.codes.rank - (column_ ? 1 : 2))]),
+      stride_(line_step(operand.codes, column_ ? Major::kColumn : Major::kRow)),
       decode_(decode_line(operand.codes.dtype)),
       decode_columns_(decode_columns(operand.codes.dtype)) {
   if (block_ != 0) decode_scales_ = decode_line(operand.scales.dtype);

@@ -4,6 +4,13 @@
 
 namespace cadre::cpu::gemm {
 
+/// From line to line of a view, in elements. The stride of a single line says nothing.
+inline int64_t line_step(const TensorView& v, Major major) {
+  const auto across = size_t(v.rank - (major == Major::kRow ? 2 : 1));
+  const auto along = size_t(v.rank - (major == Major::kRow ? 1 : 2));
+  return v.shape[across] > 1 ? v.stride[across] : v.shape[along];
+}
+
 /// An operand of any format, read as floats; a plain one in either order. A line is what lies
 /// contiguous: a row, or a column where the operand is column-major.
 ///

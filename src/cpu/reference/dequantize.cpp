@@ -29,7 +29,7 @@ void decode_expert(const QuantizedShape& shape, const QuantizedExpert& part,
         using Scale = typename Row::Scale;
         value = formats::mul(value, decode<Scale>(part.scales, i / block.rows, j / block.cols));
       }
-      if (Row::kInfo.has_expert_scale) value = formats::mul(value, *part.expert_scale);
+      if (part.expert_scale != nullptr) value = formats::mul(value, *part.expert_scale);
       write(out, {i, j}, double(value));
     }
 }
@@ -38,9 +38,11 @@ void decode_expert(const QuantizedShape& shape, const QuantizedExpert& part,
 
 void dequantize(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream) {
   const QuantizedShape& shape = plan.problem.source;
-  const QuantizedView out{.codes = args.out, .scales = {}};
+  const QuantizedView out{.codes = args.out, .scales = {}, .block_offsets = args.block_offsets};
+  if (args.block_offsets != nullptr) write_block_offsets(shape, args.offsets, args.block_offsets);
   for_each_expert(shape, args.offsets, [&](int expert, schedule::ExpertRows rows) {
-    const QuantizedExpert part = expert_of(shape, args.source, expert, rows);
+    QuantizedExpert part = expert_of(shape, args.source, expert, rows);
+    if (plan.problem.decoded) part.expert_scale = nullptr;
     const TensorView target = expert_of(shape, out, expert, rows).codes;
     formats::visit(shape.format, [&]<class Row, class Element>() {
       decode_expert<Row, Element>(shape, part, target);

@@ -6,15 +6,21 @@
 namespace cadre::cpu::reference {
 namespace {
 
+/// One element of what lies in the memories of the ranks.
+double read_of_ranks(const TensorView& v, int64_t row, int64_t column) {
+  return v.rank < 3 ? read(v, row, column) : read(v, row / v.shape[1], row % v.shape[1], column);
+}
+
 /// rows[r] = p tokens[t] for every row; permute leaves p to row_prob.
 void rows_from_tokens(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
   const bool weighted = p.prob && p.pass == PermutePass::kCombineBackward;
   for (int64_t r = 0; r < used; ++r) {
     const int64_t slot = args.map.slot_of[r];
-    const bool known = slot >= 0 && slot < p.tokens * p.top_k;
+    const bool known = slot >= 0 && slot < p.ranks * p.tokens * p.top_k;
     const double factor = weighted && known ? args.prob[slot] : 1.0;
     for (int64_t h = 0; h < p.hidden; ++h)
-      write(args.rows, {r, h}, known ? factor * read(args.tokens, slot / p.top_k, h) : 0.0);
+      write(args.rows, {r, h},
+            known ? factor * read_of_ranks(args.tokens, slot / p.top_k, h) : 0.0);
     if (args.row_prob != nullptr) args.row_prob[r] = known ? args.prob[slot] : 0.0f;
   }
   for (int64_t r = used; r < p.rows && p.tail == Tail::kZero; ++r) {
@@ -23,7 +29,7 @@ void rows_from_tokens(const PermuteProblem& p, const PermuteArgs& args, int64_t 
   }
 }
 
-/// tokens[t] = sum_j p rows[row_of[t, j]]; permute backward has no p.
+/// tokens[t] = sum_j p rows[row_of[t, j]] + addend[t]; permute backward has no p.
 void tokens_from_rows(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
   const bool weighted = p.prob && p.pass == PermutePass::kCombine;
   for (int64_t t = 0; t < p.tokens; ++t)
@@ -32,8 +38,9 @@ void tokens_from_rows(const PermuteProblem& p, const PermuteArgs& args, int64_t 
       for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot) {
         const int64_t row = args.map.row_of[slot];
         if (row < 0 || row >= used) continue;
-        sum += (weighted ? args.prob[slot] : 1.0) * read(args.rows, row, h);
+        sum += (weighted ? args.prob[slot] : 1.0) * read_of_ranks(args.rows, row, h);
       }
+      if (p.addend) sum += read(args.addend, t, h);
       write(args.tokens, {t, h}, sum);
     }
 }
@@ -55,8 +62,11 @@ void gradients_of_prob(const PermuteProblem& p, const PermuteArgs& args, int64_t
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
-  const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
-  if (p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward)
+  const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+  const int64_t used = by_row || p.ranks == 1
+                           ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
+                           : p.ranks * p.rows;
+  if (by_row)
     rows_from_tokens(p, args, used);
   else
     tokens_from_rows(p, args, used);

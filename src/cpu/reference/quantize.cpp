@@ -12,6 +12,7 @@
 namespace cadre::cpu::reference {
 namespace {
 
+using formats::BlockScale;
 using formats::ExpertScale;
 using formats::Hadamard16;
 using formats::ScaleOptions;
@@ -80,6 +81,7 @@ void store_nibble(const TensorView& matrix, int64_t i, int64_t j, uint8_t code) 
 struct Copy {
   const Format& format;
   Axis axis;
+  bool decoded;
   int expert;
   ScaleOptions options;
   StochasticBits random;
@@ -101,11 +103,15 @@ auto code_of(const Copy& copy, float x, int64_t i, int64_t j) {
 }
 
 template <class Row, class Element>
-void encode_block(const Copy& copy, Values& x, const Region& region, float multiplier) {
+void encode_block(const Copy& copy, Values& x, const Region& region,
+                  const BlockScale<typename Row::Scale::Code>& scale) {
   region.each([&](int64_t i, int64_t j) {
-    const float scaled = Row::kIsPlain ? x(i, j) : formats::mul(x(i, j), multiplier);
+    const float scaled = Row::kIsPlain ? x(i, j) : formats::mul(x(i, j), scale.multiplier);
     const auto code = code_of<Row, Element>(copy, scaled, i, j);
-    if constexpr (Element::kDType == DType::kE2m1)
+    if (copy.decoded)
+      write(copy.out.codes, {i, j},
+            formats::mul(Element::decode(code), Row::Scale::decode(scale.code)));
+    else if constexpr (Element::kDType == DType::kE2m1)
       store_nibble(copy.out.codes, i, j, code);
     else
       store(copy.out.codes, i, j, code);
@@ -123,8 +129,9 @@ void encode_expert(const Copy& copy, Values& x) {
     for (int64_t j = 0; j < x.cols; j += block.cols) {
       const Region region{i, j, std::min(i + block.rows, x.rows), std::min(j + block.cols, x.cols)};
       const auto scale = Row::template block_scale<Element>(amax(x, region), expert, copy.options);
-      if (Row::kInfo.block != 0) store(copy.out.scales, i / block.rows, j / block.cols, scale.code);
-      encode_block<Row, Element>(copy, x, region, scale.multiplier);
+      if (Row::kInfo.block != 0 && !copy.decoded)
+        store(copy.out.scales, i / block.rows, j / block.cols, scale.code);
+      encode_block<Row, Element>(copy, x, region, scale);
     }
 }
 
@@ -136,9 +143,15 @@ void quantize_copy(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis
   const auto options =
       formats::scale_options(shape.format, p.amax_eps, formats::largest_value(p.source));
 
+  if (view.block_offsets != nullptr) write_block_offsets(shape, args.offsets, view.block_offsets);
   for_each_expert(shape, args.offsets, [&](int expert, schedule::ExpertRows rows) {
-    const Copy copy{shape.format, axis,   expert,
-                    options,      random, expert_of(shape, view, expert, rows)};
+    const Copy copy{shape.format,
+                    axis,
+                    shape.decoded,
+                    expert,
+                    options,
+                    random,
+                    expert_of(shape, view, expert, rows)};
     Values x = read_values(source_of(p, args, expert, rows));
     if (is_transformed(shape.format, axis)) x = transformed(x);
     formats::visit(shape.format,

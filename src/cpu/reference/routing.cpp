@@ -4,7 +4,9 @@
 #include <cmath>
 #include <limits>
 
+#include "backend/row_map.h"
 #include "cpu/load_store.h"
+#include "cpu/reference/offsets.h"
 
 namespace cadre::cpu::reference {
 namespace {
@@ -181,11 +183,12 @@ int64_t routing_workspace_bytes(const RoutingProblem& p, const Device&) {
   return 4 * int64_t(p.experts) * int64_t(sizeof(double));
 }
 
-void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream) {
+void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream stream) {
   const RoutingProblem& p = plan.problem;
   const Token token(p, workspace);
   for (int64_t t = 0; t < p.tokens; ++t)
     p.backward ? backward(p, args, t, token) : forward(p, args, t, token);
+  if (p.map) offsets(backend::row_map_plan(plan), backend::row_map_args(args), workspace, stream);
 }
 
 }  // namespace cadre::cpu::reference

@@ -2,7 +2,9 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "cadre/host_device.h"
 #include "cadre/tensor.h"
@@ -18,27 +20,56 @@ constexpr int kChunk = 8;  // elements
 /// A matrix whose last dimension has stride 1.
 struct Matrix {
   char* data = nullptr;
-  int64_t pitch = 0;           ///< bytes from row to row
-  int64_t columns = 0;         ///< elements of a row
-  DType dtype = DType::kBf16;  ///< of no matrix too, so that it counts as halves
+  int64_t pitch = 0;    ///< bytes from row to row
+  int64_t columns = 0;  ///< elements of a row
+  DType dtype = DType::kBf16;
 
   Matrix() = default;
-  explicit Matrix(const TensorView& v)
+  /// `of_none`: the dtype of no matrix, which says nothing of its own.
+  Matrix(const TensorView& v, DType of_none)
       : data(static_cast<char*>(v.data)),
         pitch(v.stride[0] * (v.dtype == DType::kF32 ? 4 : 2)),
         columns(v.shape[1]),
-        dtype(v.data == nullptr ? DType::kBf16 : v.dtype) {}
+        dtype(v.data == nullptr ? of_none : v.dtype) {}
 
-  /// Whether it is bf16 or f16, and whether all chunks of all rows are wide. Both are true for no
-  /// matrix at all.
-  bool is_halves() const { return dtype != DType::kF32; }
+  /// Whether all chunks of all rows are wide; true for no matrix at all.
   CADRE_HD bool is_wide() const {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && pitch % 16 == 0 && columns % kChunk == 0;
   }
 };
 
-/// Tells the compiler that a matrix is not f32, so that it keeps no room for the longer chunks.
-__device__ inline void assume_halves(const Matrix& m) { __builtin_assume(m.dtype != DType::kF32); }
+/// What chunks a kernel is compiled for: any, wide ones, or wide ones of one dtype, so that nothing
+/// is spent on the others. It calls assume() with each matrix where no barrier stands before its
+/// use: the compiler does not know it behind one.
+struct AnyChunks {
+  static constexpr bool kWide = false, kOneDType = false;
+  __device__ static void assume(const Matrix&) {}
+};
+struct WideChunks {
+  static constexpr bool kWide = true, kOneDType = false;
+  __device__ static void assume(const Matrix&) {}
+};
+template <DType kDType>
+struct WideChunksOf {
+  static constexpr bool kWide = true, kOneDType = true;
+  __device__ static void assume(const Matrix& m) { __builtin_assume(m.dtype == kDType); }
+};
+
+/// Calls visit() with what suits matrices that are all wide or not, and have these dtypes.
+template <class Visit>
+void visit_chunks(bool wide, std::initializer_list<DType> dtypes, Visit&& visit) {
+  const auto all_are = [&](DType dtype) {
+    return std::all_of(dtypes.begin(), dtypes.end(), [&](DType one) { return one == dtype; });
+  };
+  if (!wide)
+    visit(AnyChunks());
+  else if (all_are(DType::kBf16))
+    visit(WideChunksOf<DType::kBf16>());
+  else if (all_are(DType::kF16))
+    visit(WideChunksOf<DType::kF16>());
+  else
+    visit(WideChunks());
+}
 
 /// Where a chunk begins.
 struct Place {
@@ -148,6 +179,23 @@ __device__ inline Chunk encode(const float (&from)[kChunk], DType dtype) {
     else if (i % 2 == 0)
       words[i / 2] = bits_of_pair(dtype, from[i], from[i + 1]);
   return {{words[0], words[1], words[2], words[3]}, {words[4], words[5], words[6], words[7]}};
+}
+
+/// One element as it is stored; its number.
+__device__ inline uint32_t element_bits(const Matrix& m, Place at) {
+  const char* from = address(m, at);
+  return m.dtype == DType::kF32 ? *reinterpret_cast<const uint32_t*>(from)
+                                : *reinterpret_cast<const uint16_t*>(from);
+}
+__device__ inline float element_of(uint32_t bits, DType dtype) {
+  return dtype == DType::kF32 ? __uint_as_float(bits) : pair_of(dtype, bits).x;
+}
+__device__ inline void store_element(float value, const Matrix& m, Place at) {
+  char* to = address(m, at);
+  if (m.dtype == DType::kF32)
+    *reinterpret_cast<float*>(to) = value;
+  else
+    *reinterpret_cast<uint16_t*>(to) = uint16_t(bits_of_pair(m.dtype, value, 0.0f));
 }
 
 /// Sums that kThreads neighbouring threads hold, eight each: halves are added onto each other until

@@ -2,6 +2,7 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <initializer_list>
 
 #include "cuda/check.h"
 
@@ -14,7 +15,28 @@ struct Grid {
   cudaStream_t stream = nullptr;
   int cluster = 1;           ///< the kernel's __cluster_dims__, which CUDA knows by itself
   bool cooperative = false;  ///< all blocks run at once, so that a grid_barrier() ends
+  bool dependent = false;    ///< the kernel calls begin_dependent() first
 };
+
+/// The first statement of a dependent kernel, which may start while kernels before it in the stream
+/// run: waits until they are over and all that they wrote is visible. Until then nothing in global
+/// memory may be read or written. Also lets the next dependent kernel start, once all blocks of
+/// this one have; that one's wait is for the end of this one, and so for all before it.
+__device__ inline void begin_dependent() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+/// Whether begin_dependent() waits in every image of this build, of which a GPU takes one.
+constexpr bool all_images_wait() {
+#ifdef __CUDA_ARCH_LIST__
+  for (const int arch : {__CUDA_ARCH_LIST__})
+    if (arch < 900) return false;
+#endif
+  return true;
+}
 
 /// Throws DeviceError if the kernel cannot start; what happens later is the stream's.
 template <class... Params, class... Args>
@@ -29,11 +51,18 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
   config.blockDim = grid.threads;
   config.dynamicSmemBytes = size_t(grid.shared_bytes);
   config.stream = grid.stream;
-  cudaLaunchAttribute cooperative{};
-  cooperative.id = cudaLaunchAttributeCooperative;
-  cooperative.val.cooperative = 1;
-  config.attrs = &cooperative;
-  config.numAttrs = grid.cooperative ? 1 : 0;
+  cudaLaunchAttribute attributes[2]{};
+  config.attrs = attributes;
+  if (grid.cooperative) {
+    cudaLaunchAttribute& one = attributes[config.numAttrs++];
+    one.id = cudaLaunchAttributeCooperative;
+    one.val.cooperative = 1;
+  }
+  if (grid.dependent && all_images_wait()) {
+    cudaLaunchAttribute& one = attributes[config.numAttrs++];
+    one.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    one.val.programmaticStreamSerializationAllowed = 1;
+  }
   check(cudaLaunchKernelEx(&config, kernel, args...), "launch a kernel");
 }
 

@@ -21,6 +21,27 @@ __device__ inline uint32_t pack_f16(float first, float second) {
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
   return both;
 }
+/// The two numbers of such a word.
+struct Pair {
+  float first, second;
+};
+__device__ inline Pair unpack_bf16(uint32_t both) {
+  return {__uint_as_float(both << 16), __uint_as_float(both & 0xffff0000u)};
+}
+__device__ inline Pair unpack_f16(uint32_t both) {
+  Pair pair;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %2; cvt.f32.f16 %0, low; cvt.f32.f16 %1, high; }"
+      : "=f"(pair.first), "=f"(pair.second)
+      : "r"(both));
+  return pair;
+}
+
+/// The products of two pairs of bf16 numbers, each rounded once to nearest even.
+__device__ inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
+  uint32_t both;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(a), "r"(b));
+  return both;
+}
 
 /// a + b rounded, although a may be a product that the compiler would rather not round before.
 __device__ inline float add_rounded(float a, float b) {
@@ -44,12 +65,20 @@ __device__ inline void stmatrix_trans(uint32_t to, const Matrices& m) {
                : "memory");
 }
 
+/// The same of one matrix, whose places threads 0 to 7 name, and of two.
+__device__ inline void stmatrix_trans(uint32_t to, uint32_t a) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(to), "r"(a)
+               : "memory");
+}
+__device__ inline void stmatrix_trans(uint32_t to, uint32_t a, uint32_t b) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(a),
+               "r"(b)
+               : "memory");
+}
+
 __device__ inline void st_shared_pair(uint32_t to, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
-struct Pair {
-  float first, second;
-};
 __device__ inline Pair ld_shared_pair(uint32_t from) {
   Pair pair;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -57,6 +86,9 @@ __device__ inline Pair ld_shared_pair(uint32_t from) {
                : "r"(from)
                : "memory");
   return pair;
+}
+__device__ inline void st_shared(uint32_t to, uint32_t word) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
 }
 __device__ inline void st_shared(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");

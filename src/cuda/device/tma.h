@@ -5,8 +5,8 @@
 
 #include "cuda/device/barrier.h"
 
-// TMA: copies of boxes between global memory and shared memory. One thread issues a copy;
-// coordinates count elements, innermost first. One wrapper, one instruction.
+// TMA: copies of boxes, and of plain bytes, between global memory and shared memory. One thread
+// issues a copy; coordinates count elements, innermost first. One wrapper, one instruction.
 namespace cadre::cuda {
 
 /// Changes the address of a tensor map in global memory.
@@ -33,6 +33,9 @@ struct Box3 {
 struct Box4 {
   int x, y, z, w;
 };
+struct Box5 {
+  int x, y, z, w, v;
+};
 
 /// Loads a box; its bytes are counted by the barrier.
 __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box3& at,
@@ -51,6 +54,15 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at
       "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(&barrier))
       : "memory");
 }
+__device__ inline void tma_load(void* to, const CUtensorMap& map, const Box5& at,
+                                Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(at.v),
+      "r"(shared_address(&barrier))
+      : "memory");
+}
 
 /// The same, to the same place of every block in `blocks`, one bit each.
 __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at, Barrier& barrier,
@@ -60,6 +72,17 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at
       ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_address(to)),
       "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(shared_address(&barrier)),
       "h"(blocks)
+      : "memory");
+}
+
+/// Copies so many bytes as they lie to the same place of every block in `blocks`. Both addresses
+/// and the bytes are multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier,
+                                 uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+      " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier)), "h"(blocks)
       : "memory");
 }
 

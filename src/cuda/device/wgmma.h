@@ -39,11 +39,17 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Keeps the compiler from moving reads and writes of accumulators over a fence or a wait.
+/// Keeps the compiler from moving reads and writes of accumulators, or of an operand in registers,
+/// over a fence or a wait.
 template <int kCount>
 __device__ inline void pin(float* accumulators) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(accumulators[i])::"memory");
+}
+template <int kCount>
+__device__ inline void pin(uint32_t* operand) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operand[i])::"memory");
 }
 
 template <int kIncrease>
@@ -61,6 +67,18 @@ __device__ inline void setmaxnreg_dec() {
 /// below in the next two.
 template <int kWidth, DType kDType>
 struct Wgmma;
+
+/// The same of 8-bit codes, d[64, kWidth] (+)= a[64, 32] * b[32, kWidth]: a of e4m3, b of that
+/// type, both K-major. Its sums keep about 13 bits of fraction below the largest of their addends.
+template <int kWidth, DType kDType>
+struct WgmmaOfCodes;
+
+/// The same of bf16 with a in registers: d[64, kWidth] (+)= a[64, 16] * b[16, kWidth], b K-major.
+/// Thread t of the warpgroup holds columns 2 (t % 4) and the next of row 16 (t / 32) + t % 32 / 4
+/// in a[0], of the row eight below in a[1], and the columns eight on of both in the next two. They
+/// must not change until the product has been waited for.
+template <int kWidth>
+struct WgmmaOfRegisters;
 
 #define CADRE_R8(i)                                                                           \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
@@ -114,9 +132,36 @@ struct Wgmma;
           : "l"(a), "l"(b), "r"(int(adds)), "n"(int(!kKMajorA)), "n"(int(!kKMajorB)));            \
     }                                                                                             \
   };
+#define CADRE_WGMMA_OF_CODES(width, element, type, a_at, b_at, add_at)                            \
+  template <>                                                                                     \
+  struct WgmmaOfCodes<width, element> {                                                           \
+    __device__ static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {            \
+      asm volatile(                                                                               \
+          "{ .reg .pred add; setp.ne.b32 add, %" #add_at ", 0;"                                   \
+          " wgmma.mma_async.sync.aligned.m64n" #width "k32.f32.e4m3." type                        \
+          " {" CADRE_NAMES_##width "}, %" #a_at ", %" #b_at ", add, 1, 1; }"                      \
+          : CADRE_REGISTERS_##width                                                               \
+          : "l"(a), "l"(b), "r"(int(adds)));                                                      \
+    }                                                                                             \
+  };
+#define CADRE_WGMMA_OF_REGISTERS(width, a0_at, a1_at, a2_at, a3_at, b_at, add_at)                 \
+  template <>                                                                                     \
+  struct WgmmaOfRegisters<width> {                                                                \
+    __device__ static void multiply_add(float* d, const uint32_t* a, uint64_t b, bool adds) {     \
+      asm volatile(                                                                               \
+          "{ .reg .pred add; setp.ne.b32 add, %" #add_at ", 0;"                                   \
+          " wgmma.mma_async.sync.aligned.m64n" #width "k16.f32.bf16.bf16"                         \
+          " {" CADRE_NAMES_##width "}, {%" #a0_at ", %" #a1_at ", %" #a2_at ", %" #a3_at          \
+          "}, %" #b_at ", add, 1, 1, 0; }"                                                        \
+          : CADRE_REGISTERS_##width                                                               \
+          : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)));                  \
+    }                                                                                             \
+  };
 #define CADRE_WGMMAS(width, a_at, b_at, add_at, across_a_at, across_b_at)                        \
   CADRE_WGMMA(width, DType::kBf16, "bf16", a_at, b_at, add_at, across_a_at, across_b_at)       \
-  CADRE_WGMMA(width, DType::kF16, "f16", a_at, b_at, add_at, across_a_at, across_b_at)
+  CADRE_WGMMA(width, DType::kF16, "f16", a_at, b_at, add_at, across_a_at, across_b_at)         \
+  CADRE_WGMMA_OF_CODES(width, DType::kE4m3, "e4m3", a_at, b_at, add_at)                        \
+  CADRE_WGMMA_OF_CODES(width, DType::kE5m2, "e5m2", a_at, b_at, add_at)
 
 CADRE_WGMMAS(16, 8, 9, 10, 11, 12)
 CADRE_WGMMAS(32, 16, 17, 18, 19, 20)
@@ -134,9 +179,27 @@ CADRE_WGMMAS(208, 104, 105, 106, 107, 108)
 CADRE_WGMMAS(224, 112, 113, 114, 115, 116)
 CADRE_WGMMAS(240, 120, 121, 122, 123, 124)
 CADRE_WGMMAS(256, 128, 129, 130, 131, 132)
+CADRE_WGMMA_OF_REGISTERS(16, 8, 9, 10, 11, 12, 13)
+CADRE_WGMMA_OF_REGISTERS(32, 16, 17, 18, 19, 20, 21)
+CADRE_WGMMA_OF_REGISTERS(48, 24, 25, 26, 27, 28, 29)
+CADRE_WGMMA_OF_REGISTERS(64, 32, 33, 34, 35, 36, 37)
+CADRE_WGMMA_OF_REGISTERS(80, 40, 41, 42, 43, 44, 45)
+CADRE_WGMMA_OF_REGISTERS(96, 48, 49, 50, 51, 52, 53)
+CADRE_WGMMA_OF_REGISTERS(112, 56, 57, 58, 59, 60, 61)
+CADRE_WGMMA_OF_REGISTERS(128, 64, 65, 66, 67, 68, 69)
+CADRE_WGMMA_OF_REGISTERS(144, 72, 73, 74, 75, 76, 77)
+CADRE_WGMMA_OF_REGISTERS(160, 80, 81, 82, 83, 84, 85)
+CADRE_WGMMA_OF_REGISTERS(176, 88, 89, 90, 91, 92, 93)
+CADRE_WGMMA_OF_REGISTERS(192, 96, 97, 98, 99, 100, 101)
+CADRE_WGMMA_OF_REGISTERS(208, 104, 105, 106, 107, 108, 109)
+CADRE_WGMMA_OF_REGISTERS(224, 112, 113, 114, 115, 116, 117)
+CADRE_WGMMA_OF_REGISTERS(240, 120, 121, 122, 123, 124, 125)
+CADRE_WGMMA_OF_REGISTERS(256, 128, 129, 130, 131, 132, 133)
 // clang-format on
 
 #undef CADRE_WGMMAS
+#undef CADRE_WGMMA_OF_REGISTERS
+#undef CADRE_WGMMA_OF_CODES
 #undef CADRE_WGMMA
 #undef CADRE_R8
 #undef CADRE_NAMES_16

@@ -23,7 +23,8 @@ struct Glu {
   Matrix gate, up;
   GluLayout layout = GluLayout::kConcat;
 
-  Glu(const TensorView& z, const ActivationProblem& p) : gate(z), up(z), layout(p.layout) {
+  Glu(const TensorView& z, const ActivationProblem& p)
+      : gate(z, p.z), up(z, p.z), layout(p.layout) {
     if (!info(p.kind).gated || z.data == nullptr || p.layout == GluLayout::kInterleave1) return;
     const int64_t ahead = activations::glu_columns(p.layout, 0, p.features).up;
     up.data += ahead * (z.dtype == DType::kF32 ? 4 : 2);
@@ -59,16 +60,14 @@ struct Features {
   float gate[kChunk], up[kChunk];
 };
 
-/// Kernels call it first.
 template <class Config>
 __device__ void assume_dtypes(const Job& job) {
-  if constexpr (!Config::kHalves) return;
-  assume_halves(job.z.gate);
-  assume_halves(job.z.up);
-  assume_halves(job.dz.gate);
-  assume_halves(job.dz.up);
-  assume_halves(job.h);
-  assume_halves(job.dh);
+  Config::assume(job.z.gate);
+  Config::assume(job.z.up);
+  Config::assume(job.dz.gate);
+  Config::assume(job.dz.up);
+  Config::assume(job.h);
+  Config::assume(job.dh);
 }
 
 /// Gate and up of eight features as they are stored; interleaved by one, the first and the second
@@ -80,7 +79,7 @@ struct Stored {
 template <class Config>
 __device__ Stored read(const Glu& z, int64_t row, int64_t f) {
   Stored stored{};
-  const bool pairs = Config::kGated && z.layout == GluLayout::kInterleave1;
+  constexpr bool pairs = Config::kPairs;
   const int64_t column = pairs ? 2 * f : Config::kGated ? z.column(f) : f;
   stored.first = load<Config::kWide>(z.gate, {row, column});
   if (pairs)
@@ -96,7 +95,7 @@ __device__ Features decoded(const Glu& z, const Stored& stored) {
   decode(stored.first, z.gate.dtype, x.gate);
   if constexpr (!Config::kGated) return x;
   decode(stored.second, z.gate.dtype, x.up);
-  if (z.layout != GluLayout::kInterleave1) return x;
+  if constexpr (!Config::kPairs) return x;
   const Features low_high = x;
 #pragma unroll
   for (int i = 0; i < kChunk; ++i) {
@@ -108,7 +107,7 @@ __device__ Features decoded(const Glu& z, const Stored& stored) {
 
 template <class Config>
 __device__ void write(const Features& x, const Glu& z, int64_t row, int64_t f) {
-  if (Config::kGated && z.layout == GluLayout::kInterleave1) {
+  if constexpr (Config::kPairs) {
     float low[kChunk], high[kChunk];
 #pragma unroll
     for (int i = 0; i < kChunk; ++i) {
@@ -136,7 +135,9 @@ __device__ Chunk forward_chunk(const Job& job, const Stored& stored, bool tail, 
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) forward_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kOneDType ? 5 : 1)
+    forward_kernel(const Job job) {
+  begin_dependent();
   assume_dtypes<Config>(job);
   const int64_t used = job.used(), first = first_column(kRounds);
   for_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
@@ -211,8 +212,11 @@ __device__ void zero_row(const Job& job, int64_t row) {
   if (threadIdx.x == 0 && job.dprob != nullptr) job.dprob[row] = 0;
 }
 
+/// 0 blocks an SM leave the registers to the compiler.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes) backward_kernel(const Job job) {
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kOneDType ? 0 : 1)
+    backward_kernel(const Job job) {
+  begin_dependent();
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
@@ -220,11 +224,11 @@ __global__ void __launch_bounds__(kGridWarps* kLanes) backward_kernel(const Job 
   });
 }
 
-/// Whether chunks are wide, and all dtypes bf16 or f16.
-template <class Row, bool kWideRows, bool kOnlyHalves>
-struct Config {
+/// An activation, the chunks of all matrices, and whether gate and up of a feature are neighbours.
+template <class Row, class OfRows, bool kNeighbours>
+struct Config : OfRows {
   using Activation = Row;
-  static constexpr bool kGated = Row::kInfo.gated, kWide = kWideRows, kHalves = kOnlyHalves;
+  static constexpr bool kGated = Row::kInfo.gated, kPairs = kNeighbours;
 };
 
 template <class Config>
@@ -242,8 +246,8 @@ void activation(const ActivationPlan& plan, const ActivationArgs& args, Workspac
   const ActivationProblem& p = plan.problem;
   const Job job{.z = Glu(args.z, p),
                 .dz = Glu(args.dz, p),
-                .h = Matrix(args.h),
-                .dh = Matrix(args.dh),
+                .h = Matrix(args.h, p.h),
+                .dh = Matrix(args.dh, p.h),
                 .offsets = args.offsets.data,
                 .prob = args.prob,
                 .dprob = args.dprob,
@@ -253,13 +257,12 @@ void activation(const ActivationPlan& plan, const ActivationArgs& args, Workspac
                 .zero_tail = p.tail == Tail::kZero,
                 .constants = p.constants};
   const bool wide = job.z.is_wide() && job.dz.is_wide() && job.h.is_wide() && job.dh.is_wide();
+  const bool pairs = p.layout == GluLayout::kInterleave1;
   activations::All::visit(p.kind, [&]<class Row>(Row) {
-    if (!wide)
-      launch<Config<Row, false, false>>(p, job, stream_of(stream));
-    else if (p.z == DType::kF32 || p.h == DType::kF32)
-      launch<Config<Row, true, false>>(p, job, stream_of(stream));
-    else
-      launch<Config<Row, true, true>>(p, job, stream_of(stream));
+    visit_chunks(wide, {p.z, p.h}, [&]<class OfRows>(OfRows) {
+      pairs ? launch<Config<Row, OfRows, Row::kInfo.gated>>(p, job, stream_of(stream))
+            : launch<Config<Row, OfRows, false>>(p, job, stream_of(stream));
+    });
   });
 }
 

@@ -7,20 +7,26 @@
 // dbias_scale[r] = sum_n dy[r, n] bias[e, n]
 //
 // dy [R, N]; dbias, bias [E, N], or E pointers to [N]; bias_scale, dbias_scale [R]. Rows at or
-// beyond offsets[E] are not read; their dbias_scale is written as zero or not at all. The first
-// blocks compute dbias: 64 columns of one expert each, in which row i of the expert goes to partial
-// sum i % 32; a tree adds those. The blocks behind them compute dbias_scale, of 16 rows each: half
-// a warp takes a row, which has 128 partial sums, as on the CPU.
+// beyond offsets[E] are not read; their dbias_scale is written as zero or not at all. Some blocks
+// compute dbias: 128 columns of one expert each, in which row i of the expert goes to partial sum
+// i % 32; a tree adds those. Others compute dbias_scale, of 16 rows each: half a warp takes a row,
+// which has 128 partial sums, as on the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kAcross = 8;                    // threads of a row, a chunk each
-constexpr int kSums = kThreads / kAcross;     // partial sums of a column
+constexpr int kSums = 32;                     // partial sums of a column
+constexpr int kAcross = 16;                   // threads of a row, a chunk each
 constexpr int kColumns = kAcross * kChunk;    // of a block
+constexpr int kDown = kThreads / kAcross;     // rows of a block at a time
+constexpr int kOwnSums = kSums / kDown;       // of a column, that one thread adds up
+constexpr int kRowsAtOnce = 4;                // that a thread has in flight
 constexpr int kHalf = 16;                     // threads of a row of dbias_scale
-constexpr int kRowsAtOnce = 4;                // in flight
 constexpr int kScaleRows = kThreads / kHalf;  // of a block
+constexpr int kChunksAtOnce = 4;              // of such a row, that a thread has in flight
+constexpr int64_t kFewRows = 1024;            // of an expert
+
+static_assert(kRowsAtOnce % kOwnSums == 0, "a row's place in flight is not that of its sum");
 
 /// [E, N], packed or discrete: the matrix of one expert has one row.
 struct PerExpert {
@@ -28,8 +34,7 @@ struct PerExpert {
   void* const* discrete = nullptr;
 
   PerExpert(const TensorView& v, void* const* pointers, DType dtype, int64_t columns)
-      : packed(v), discrete(pointers) {
-    packed.dtype = dtype;
+      : packed(v, dtype), discrete(pointers) {
     packed.columns = columns;
   }
   __device__ Matrix of(int expert) const {
@@ -49,6 +54,7 @@ struct Job {
   float* dbias_scale;
   int64_t bound;  ///< R
   int experts, column_blocks;
+  int groups, dbias_blocks, scale_blocks;  ///< the blocks are of one group
   Accumulate accumulate;
   bool zero_tail;
 
@@ -60,109 +66,119 @@ struct Job {
 };
 
 /// The rows of one expert as ExpertWalk gives them: after those of all experts before it. All
-/// threads of the block must call it.
+/// lanes of a warp must call it.
 __device__ schedule::ExpertRows walked_rows(const Job& job, int expert) {
-  __shared__ int highest;
-  if (threadIdx.x == 0) highest = 0;
-  __syncthreads();
-  int mine = 0;
-  for (int e = int(threadIdx.x); e <= expert; e += kThreads)
-    mine = max(mine, int(schedule::clamp_row(job.offsets[e], 0, job.bound)));
-  atomicMax(&highest, mine);
-  __syncthreads();
-  const int64_t first = highest;
-  __syncthreads();
-  return {first, schedule::clamp_row(job.offsets[expert + 1], first, job.bound)};
+  const int32_t end = job.offsets[expert + 1];
+  int highest = 0;
+  for (int e = int(threadIdx.x % kLanes); e <= expert; e += kLanes)
+    highest = max(highest, int(schedule::clamp_row(job.offsets[e], 0, job.bound)));
+  const int64_t first = __reduce_max_sync(~0u, highest);
+  return {first, schedule::clamp_row(end, first, job.bound)};
 }
 
-/// The sum of the rows first, first + 32, ... in one chunk of columns.
+/// The partial sums of a thread in its chunk of columns: of rows i, i + kDown, ... of 32.
+struct Sums {
+  float of[kOwnSums][kChunk] = {};
+};
+
 template <class Config>
-__device__ void sum_rows(const Job& job, schedule::ExpertRows rows, int64_t column,
-                         float (&sum)[kChunk]) {
+__device__ Sums sum_rows(const Job& job, schedule::ExpertRows rows, int64_t column) {
+  Config::assume(job.dy);
+  Sums sums;
   for (int64_t first = rows.first + threadIdx.x / kAcross; first < rows.last;
-       first += kRowsAtOnce * kSums) {
+       first += kRowsAtOnce * kDown) {
     Chunk chunks[kRowsAtOnce];
     float scale[kRowsAtOnce];
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      const int64_t row = first + i * kSums;
+      const int64_t row = first + i * kDown;
       if (row >= rows.last) continue;
       chunks[i] = load<Config::kWide>(job.dy, {row, column});
       scale[i] = job.bias_scale == nullptr ? 1.0f : job.bias_scale[row];
     }
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i) {
-      if (first + i * kSums >= rows.last) continue;
+      if (first + i * kDown >= rows.last) continue;
       float x[kChunk];
       decode(chunks[i], job.dy.dtype, x);
-      for (int k = 0; k < kChunk; ++k) sum[k] += scale[i] * x[k];
+      for (int k = 0; k < kChunk; ++k) sums.of[i % kOwnSums][k] += scale[i] * x[k];
     }
   }
+  return sums;
 }
 
-/// A tree over the partial sums of the block's threads, into those of its first eight.
-__device__ void add_partial_sums(float (&sum)[kChunk]) {
-  __shared__ float sums[kSums][kColumns + kAcross];
-  const int row = int(threadIdx.x / kAcross), at = int(threadIdx.x % kAcross) * (kChunk + 1);
-  for (int k = 0; k < kChunk; ++k) sums[row][at + k] = sum[k];
-  for (int half = kSums / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (row >= half) continue;
-    for (int k = 0; k < kChunk; ++k) {
-      sum[k] += sums[row + half][at + k];
-      sums[row][at + k] = sum[k];
-    }
-  }
+/// A tree over the partial sums of a column: its first levels are a thread's own sums, the others
+/// are those of one thread for each column, which returns it.
+__device__ float total_of_column(Sums sums) {
+  __shared__ float shared[kDown][kColumns];
+#pragma unroll
+  for (int half = kOwnSums / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i)
+      for (int k = 0; k < kChunk; ++k) sums.of[i][k] += sums.of[i + half][k];
+  for (int k = 0; k < kChunk; ++k)
+    shared[threadIdx.x / kAcross][threadIdx.x % kAcross * kChunk + k] = sums.of[0][k];
+  __syncthreads();
+  float of[kDown];
+#pragma unroll
+  for (int i = 0; i < kDown; ++i) of[i] = shared[i][threadIdx.x % kColumns];
+#pragma unroll
+  for (int half = kDown / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) of[i] += of[i + half];
+  return of[0];
 }
 
-/// dbias of one expert in 64 columns.
+/// dbias of one expert in 128 columns.
 template <class Config>
-__device__ void make_dbias(const Job& job, int64_t block) {
-  const int expert = int(block / job.column_blocks);
-  const int64_t column = block % job.column_blocks * kColumns + threadIdx.x % kAcross * kChunk;
+__device__ void make_dbias(const Job& job, int block) {
+  const int expert = block / job.column_blocks;
+  const int64_t first = int64_t(block % job.column_blocks) * kColumns;
   const schedule::ExpertRows rows = walked_rows(job, expert);
-  const bool add = job.adds(expert), inside = column < job.dy.columns;
+  const bool add = job.adds(expert);
   if (add && rows.count() == 0) return;
-  float sum[kChunk] = {};
-  if (inside) sum_rows<Config>(job, rows, column, sum);
-  add_partial_sums(sum);
-  if (threadIdx.x >= kAcross || !inside) return;
+  const int64_t chunk = first + threadIdx.x % kAcross * kChunk;
+  const float sum =
+      total_of_column(chunk < job.dy.columns ? sum_rows<Config>(job, rows, chunk) : Sums());
+  const int64_t column = first + threadIdx.x;
+  if (threadIdx.x >= kColumns || column >= job.dy.columns) return;
   const Matrix dbias = job.dbias.of(expert);
-  if (add) {
-    float before[kChunk];
-    decode(load<false>(dbias, {0, column}), dbias.dtype, before);
-    for (int k = 0; k < kChunk; ++k) sum[k] += before[k];
-  }
-  store<false>(encode(sum, dbias.dtype), dbias, {0, column});
+  const Place at{0, column};
+  const float before = add ? element_of(element_bits(dbias, at), dbias.dtype) : 0.0f;
+  store_element(add ? sum + before : sum, dbias, at);
 }
 
 /// The first expert whose rows end behind `row`, E if there is none: the one that ExpertWalk gives
-/// that row to. All threads of the block must call it.
+/// that row to. All lanes of a warp must call it.
 __device__ int expert_ending_behind(const Job& job, int64_t row) {
-  __shared__ int lowest;
-  if (threadIdx.x == 0) lowest = job.experts;
-  __syncthreads();
-  int mine = job.experts;
-  for (int e = job.experts - 1 - int(threadIdx.x); e >= 0; e -= kThreads)
-    if (job.offsets[e + 1] > row) mine = e;
-  atomicMin(&lowest, mine);
-  __syncthreads();
-  return lowest;
+  int lowest = job.experts;
+  for (int e = int(threadIdx.x % kLanes); e < lowest; e += kLanes)
+    if (job.offsets[e + 1] > row) lowest = e;
+  return __reduce_min_sync(~0u, lowest);
 }
 
 /// <dy[row], bias>, in the first thread of the half warp.
 template <class Config>
 __device__ float product(const Job& job, const Matrix& bias, int64_t row) {
+  constexpr int64_t kStep = kHalf * kChunk;
+  Config::assume(job.dy);
+  Config::assume(bias);
   float sums[kChunk] = {};
-#pragma unroll 2
-  for (int64_t column = threadIdx.x % kHalf * kChunk; column < job.dy.columns;
-       column += kHalf * kChunk) {
-    const Chunk dy_chunk = load<Config::kWide>(job.dy, {row, column});
-    const Chunk bias_chunk = load<Config::kWideBias>(bias, {0, column});
-    float x[kChunk], b[kChunk];
-    decode(dy_chunk, job.dy.dtype, x);
-    decode(bias_chunk, bias.dtype, b);
-    for (int k = 0; k < kChunk; ++k) sums[k] += x[k] * b[k];
+  for (int64_t first = threadIdx.x % kHalf * kChunk; first < job.dy.columns;
+       first += kChunksAtOnce * kStep) {
+    Chunk of_dy[kChunksAtOnce], of_bias[kChunksAtOnce];
+#pragma unroll
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      if (first + i * kStep >= job.dy.columns) continue;
+      of_dy[i] = load<Config::kWide>(job.dy, {row, first + i * kStep});
+      of_bias[i] = load<Config::kWideBias>(bias, {0, first + i * kStep});
+    }
+#pragma unroll
+    for (int i = 0; i < kChunksAtOnce; ++i) {
+      if (first + i * kStep >= job.dy.columns) continue;
+      float x[kChunk], b[kChunk];
+      decode(of_dy[i], job.dy.dtype, x);
+      decode(of_bias[i], bias.dtype, b);
+      for (int k = 0; k < kChunk; ++k) sums[k] += x[k] * b[k];
+    }
   }
   return total<kHalf>(sums);
 }
@@ -172,8 +188,8 @@ __device__ float product(const Job& job, const Matrix& bias, int64_t row) {
 template <class Config>
 __device__ void make_dbias_scale(const Job& job, int64_t block) {
   const int64_t used = schedule::rows_used(job.offsets, job.experts, job.bound);
-  const int64_t first = block * kScaleRows, row = first + threadIdx.x / kHalf;
-  int expert = expert_ending_behind(job, first);
+  const int64_t row = block * kScaleRows + threadIdx.x / kHalf;
+  int expert = expert_ending_behind(job, row - threadIdx.x / kHalf % 2);
   while (expert < job.experts && job.offsets[expert + 1] <= row) ++expert;
   const bool zero = row < job.bound && row >= used && job.zero_tail;
   const bool owned = row < job.bound && !zero && expert < job.experts && job.offsets[0] <= row;
@@ -189,66 +205,65 @@ __device__ void make_dbias_scale(const Job& job, int64_t block) {
   if (threadIdx.x % kHalf == 0 && (owned || zero)) job.dbias_scale[row] = zero ? 0.0f : sum;
 }
 
+/// Blocks of both kinds in groups, which read about the same rows where experts have equally many,
+/// so that the second reads them from L2.
 template <class Config>
-__global__ void __launch_bounds__(kThreads) bias_grad_kernel(const Job job) {
-  if constexpr (Config::kHalves) {
-    assume_halves(job.dy);
-    assume_halves(job.bias.packed);
-  }
-  const int64_t dbias_blocks = int64_t(job.experts) * job.column_blocks;
-  if (blockIdx.x < dbias_blocks)
-    make_dbias<Config>(job, blockIdx.x);
+__global__ void __launch_bounds__(kThreads, Config::kOneDType ? 4 : 1)
+    bias_grad_kernel(const Job job) {
+  begin_dependent();
+  const int blocks = job.dbias_blocks + job.scale_blocks;
+  const int group = int(blockIdx.x) / blocks, block = int(blockIdx.x) % blocks;
+  if (block < job.dbias_blocks)
+    make_dbias<Config>(job, group * job.dbias_blocks + block);
   else
-    make_dbias_scale<Config>(job, blockIdx.x - dbias_blocks);
+    make_dbias_scale<Config>(job, int64_t(group) * job.scale_blocks + block - job.dbias_blocks);
 }
 
-/// Whether chunks are wide, of dy and of the bias; whether both are bf16 or f16.
-struct WideHalves {
-  static constexpr bool kWide = true, kWideBias = true, kHalves = true;
-};
-struct Wide {
-  static constexpr bool kWide = true, kWideBias = true, kHalves = false;
-};
-struct WideRows {
-  static constexpr bool kWide = true, kWideBias = false, kHalves = false;
-};
-struct Narrow {
-  static constexpr bool kWide = false, kWideBias = false, kHalves = false;
+/// Chunks of dy, and whether those of the bias are as wide.
+template <class OfDy, bool kWideOfBias>
+struct Config : OfDy {
+  static constexpr bool kWideBias = kWideOfBias;
 };
 
 template <class Config>
-void launch(const BiasGradProblem& p, const Job& job, cudaStream_t stream) {
-  const int64_t scale_blocks = p.bias_scale ? (p.rows + kScaleRows - 1) / kScaleRows : 0;
-  const int64_t blocks = int64_t(p.experts) * job.column_blocks + scale_blocks;
-  cuda::launch(bias_grad_kernel<Config>, {unsigned(blocks), kThreads, 0, stream}, job);
+void launch(const Job& job, cudaStream_t stream) {
+  const int64_t blocks = int64_t(job.groups) * (job.dbias_blocks + job.scale_blocks);
+  cuda::launch(
+      bias_grad_kernel<Config>,
+      {.blocks = unsigned(blocks), .threads = kThreads, .stream = stream, .dependent = true}, job);
 }
 
 }  // namespace
 
 void bias_grad(const BiasGradPlan& plan, const BiasGradArgs& args, Workspace, Stream stream) {
   const BiasGradProblem& p = plan.problem;
+  const DType bias = p.bias_scale ? p.bias : p.dy;
+  const int column_blocks = int((p.n + kColumns - 1) / kColumns);
+  // An expert of many rows keeps its blocks for long, so that they had better be the first.
+  const int groups = p.rows <= p.experts * kFewRows ? p.experts : 1;
+  const int64_t scale_blocks = p.bias_scale ? (p.rows + kScaleRows - 1) / kScaleRows : 0;
   const Job job{
-      .dy = Matrix(args.dy),
+      .dy = Matrix(args.dy, p.dy),
       .dbias = PerExpert(args.dbias, args.discrete_dbias, p.dbias, p.n),
-      .bias = PerExpert(args.bias, const_cast<void* const*>(args.discrete_bias), p.bias, p.n),
+      .bias = PerExpert(args.bias, const_cast<void* const*>(args.discrete_bias), bias, p.n),
       .offsets = args.offsets.data,
       .words = args.accumulate,
       .bias_scale = args.bias_scale,
       .dbias_scale = args.dbias_scale,
       .bound = p.rows,
       .experts = p.experts,
-      .column_blocks = int((p.n + kColumns - 1) / kColumns),
+      .column_blocks = column_blocks,
+      .groups = groups,
+      .dbias_blocks = p.experts / groups * column_blocks,
+      .scale_blocks = int((scale_blocks + groups - 1) / groups),
       .accumulate = p.accumulate,
       .zero_tail = p.tail == Tail::kZero};
   // The host cannot read discrete pointers, so it assumes no alignment behind them.
-  if (!job.dy.is_wide())
-    launch<Narrow>(p, job, stream_of(stream));
-  else if (p.discrete || !job.bias.packed.is_wide())
-    launch<WideRows>(p, job, stream_of(stream));
-  else if (p.dy == DType::kF32 || p.bias == DType::kF32)
-    launch<Wide>(p, job, stream_of(stream));
-  else
-    launch<WideHalves>(p, job, stream_of(stream));
+  const bool wide_bias = !p.discrete && job.bias.packed.is_wide();
+  visit_chunks(job.dy.is_wide(), {p.dy, bias}, [&]<class OfDy>(OfDy) {
+    wide_bias ? launch<Config<OfDy, OfDy::kWide>>(job, stream_of(stream))
+              : launch<Config<OfDy, false>>(job, stream_of(stream));
+  });
 }
 
 }  // namespace cadre::cuda::portable

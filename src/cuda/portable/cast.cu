@@ -82,6 +82,7 @@ __device__ void cast_rows(const Cast& cast, schedule::ExpertRows rows) {
 }
 
 __global__ void __launch_bounds__(kGridWarps* kLanes) cast_kernel(const Job job) {
+  begin_dependent();
   const schedule::ExpertRows rows = owned_rows(job);
   for (int matrix = int(blockIdx.z); matrix < job.matrices; matrix += int(gridDim.z)) {
     const Cast cast(job, matrix);

@@ -58,11 +58,6 @@ class PatchScales {
   int64_t row_step_ = 0, column_step_ = 0;
 };
 
-/// Rare and long, so not inlined eight times.
-__device__ __noinline__ inline void store_narrow(const Chunk& chunk, const Matrix& to, Place at) {
-  store<false>(chunk, to, at);
-}
-
 /// A thread's eight rows and columns of a tile.
 template <DType kOut, class Row, class Element>
 __device__ void decode_patch(const DequantizeJob& job, const ExpertTile& tile) {
@@ -76,9 +71,12 @@ __device__ void decode_patch(const DequantizeJob& job, const ExpertTile& tile) {
   EightCodes<Element> of_row[kChunk];
   load_rows(of_row, codes.at(row, col), codes, rows, cols);
   const PatchScales<Row> scales(job.from, tile, row, col);
-  const float expert = Row::kInfo.has_expert_scale ? job.from.expert_scale[tile.expert] : 1.0f;
+  const bool scaled = Row::kInfo.has_expert_scale && job.from.expert_scale != nullptr;
+  const float expert = scaled ? job.from.expert_scale[tile.expert] : 1.0f;
   Matrix out = job.to.of(tile.expert);
-  out.data += job.from.first_code_row(tile) * out.pitch;
+  const int64_t first_out =
+      job.block_offsets == nullptr ? job.from.first_code_row(tile) : job.block_offsets[tile.expert];
+  out.data += first_out * out.pitch;
   out.dtype = kOut;
   const bool wide = out.is_wide();
   float scale[kChunk] = {};

@@ -1,11 +1,12 @@
 #include "cuda/portable/permute.h"
 
+#include "cuda/portable/launch.h"
 #include "cuda/portable/row_grid.h"
 #include "schedule/expert_rows.h"
 
 // permute            rows[row] = tokens[t]              row_prob[row] = prob[t, j]
 // permute backward   tokens[t] = sum_j rows[row]        dprob[t, j] = drow_prob[row]
-// combine            tokens[t] = sum_j p rows[row]
+// combine            tokens[t] = sum_j p rows[row]      both: + addend[t], if there is one
 // combine backward   rows[row] = p tokens[t]            dprob[t, j] = <tokens[t], y[row]>
 //
 // tokens [T, H], rows, y [R, H], with t, j the token and the choice of slot_of[row] and, the other
@@ -17,15 +18,15 @@ namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kRounds = 4;  // chunks that a thread has in flight
-constexpr int kAtOnce = 4;  // choices whose rows a thread has in flight
+constexpr int kPair = 2;    // chunks of a token, and of a row, that are multiplied at once
 
 /// The parameters of the kernels.
 struct Job {
-  Matrix tokens, rows, y;
+  Matrix tokens, rows, y, addend;
   const int32_t *row_of, *slot_of, *offsets;
   const float *prob, *drow_prob, *drow_scale;
   float *row_prob, *dprob;
-  int64_t bound, slots, hidden;  ///< bound: R
+  int64_t bound, slots, token_count, hidden;  ///< bound: R
   int experts, top_k;
   bool zero_tail, weighted;
 
@@ -41,13 +42,12 @@ struct Job {
   }
 };
 
-/// Kernels call it first.
 template <class Config>
 __device__ void assume_dtypes(const Job& job) {
-  if constexpr (!Config::kHalves) return;
-  assume_halves(job.tokens);
-  assume_halves(job.rows);
-  assume_halves(job.y);
+  Config::assume(job.tokens);
+  Config::assume(job.rows);
+  Config::assume(job.y);
+  Config::assume(job.addend);
 }
 
 /// The stored element times p.
@@ -59,13 +59,13 @@ __device__ Chunk scaled(const Chunk& chunk, DType dtype, float p) {
 }
 
 /// The chunks of a thread in its segment of one token.
-struct Chunks {
+struct Segment {
   Chunk of[kRounds];
 };
 
 template <class Config>
-__device__ Chunks read_token(const Job& job, int64_t token) {
-  Chunks chunks{};
+__device__ Segment read_token(const Job& job, int64_t token) {
+  Segment chunks{};
   const int64_t first = first_column(kRounds);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
@@ -75,7 +75,7 @@ __device__ Chunks read_token(const Job& job, int64_t token) {
 }
 
 template <class Config>
-__device__ void write_row(const Job& job, int64_t row, const Chunks& chunks, float p) {
+__device__ void write_row(const Job& job, int64_t row, const Segment& chunks, float p) {
   const int64_t first = first_column(kRounds);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
@@ -92,12 +92,13 @@ __device__ void make_row(const Job& job, int64_t row, int64_t used) {
   const int slot = row < used ? job.slot_of[row] : -1;
   const bool known = job.is_slot(slot);
   const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
-  write_row<Config>(job, row, known ? read_token<Config>(job, slot / job.top_k) : Chunks{}, p);
+  write_row<Config>(job, row, known ? read_token<Config>(job, slot / job.top_k) : Segment{}, p);
 }
 
 /// Without row_of: each row reads its token.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kernel(const Job job) {
+  begin_dependent();
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.zero_tail ? job.bound : used,
@@ -120,13 +121,14 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     scatter_kernel(const Job job) {
+  begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used(), tokens = job.slots / job.top_k;
+  const int64_t used = job.used(), tokens = job.token_count;
   for_rows(tokens + (job.bound + kLanes - 1) / kLanes, [&](int64_t item) {
     if (item >= tokens)
       return for_unpaired_rows(job, (item - tokens) * kLanes, used,
                                [&](int64_t row) { make_row<Config>(job, row, used); });
-    const Chunks chunks = read_token<Config>(job, item);
+    const Segment chunks = read_token<Config>(job, item);
     for (int first = 0; first < job.top_k; first += kLanes) {
       const int choice = first + int(threadIdx.x);
       const int64_t slot = item * job.top_k + choice;
@@ -146,17 +148,28 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
 template <class Config>
 __device__ float product(const Job& job, int64_t token, int64_t row, bool write, float p) {
   float sums[kChunk] = {};
-  for_chunks(job.hidden, [&](int64_t column) {
-    const Chunk token_chunk = load<Config::kWide>(job.tokens, {token, column});
-    const Chunk row_chunk = load<Config::kWide>(job.y, {row, column});
-    float x[kChunk], y[kChunk];
-    decode(token_chunk, job.tokens.dtype, x);
-    decode(row_chunk, job.y.dtype, y);
-    for (int i = 0; i < kChunk; ++i) sums[i] += x[i] * y[i];
-    if (!write) return;
-    for (float& value : x) value *= p;
-    store<Config::kWide>(encode(x, job.rows.dtype), job.rows, {row, column});
-  });
+  for (int64_t first = first_column(kWholeRows); first < job.hidden; first += kPair * kRound) {
+    Chunk of_token[kPair], of_row[kPair];
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      const int64_t column = first + i * kRound;
+      if (column >= job.hidden) continue;
+      of_token[i] = load<Config::kWide>(job.tokens, {token, column});
+      of_row[i] = load<Config::kWide>(job.y, {row, column});
+    }
+#pragma unroll
+    for (int i = 0; i < kPair; ++i) {
+      const int64_t column = first + i * kRound;
+      if (column >= job.hidden) continue;
+      float x[kChunk], y[kChunk];
+      decode(of_token[i], job.tokens.dtype, x);
+      decode(of_row[i], job.y.dtype, y);
+      for (int k = 0; k < kChunk; ++k) sums[k] += x[k] * y[k];
+      if (!write) continue;
+      for (float& value : x) value *= p;
+      store<Config::kWide>(encode(x, job.rows.dtype), job.rows, {row, column});
+    }
+  }
   return total<kLanes>(sums);
 }
 
@@ -179,6 +192,7 @@ __device__ void make_whole_row(const Job& job, int64_t row, int64_t used) {
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     rows_and_products_kernel(const Job job) {
+  begin_dependent();
   assume_dtypes<Config>(job);
   const int64_t used = job.used();
   for_rows(job.slots + (job.bound + kLanes - 1) / kLanes, [&](int64_t slot) {
@@ -194,71 +208,115 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
   });
 }
 
-/// The sum over the choices of one token in one chunk.
-template <class Config>
-__device__ void sum_choices(const Job& job, int64_t token, int64_t used, int64_t column) {
-  float sum[kChunk] = {};
-  for (int first = 0; first < job.top_k; first += kAtOnce) {
-    Chunk chunks[kAtOnce];
-    int64_t row[kAtOnce];
-    float p[kAtOnce];
+/// The sum over the rows of a token, of which a thread has that many in flight: two chunks of each
+/// where they are two, one where they are more.
+template <class Config, int kRows>
+struct Sum : Config {
+  static constexpr int kAtOnce = kRows, kRounds = kRows == 2 ? 2 : 1;
+  float of[kRounds][kChunk] = {};
+
+  /// Adds p times a row, whose chunks these are.
+  __device__ void add(const Chunk (&chunks)[kRounds], DType dtype, float p) {
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const int64_t slot = token * job.top_k + first + i;
-      row[i] = first + i < job.top_k ? job.row_of[slot] : -1;
-      if (row[i] >= used) row[i] = -1;
-      if (row[i] >= 0) chunks[i] = load<Config::kWide>(job.rows, {row[i], column});
-      p[i] = row[i] >= 0 && job.weighted ? job.prob[slot] : 1.0f;
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (row[i] < 0) continue;
+    for (int round = 0; round < kRounds; ++round) {
       float x[kChunk];
-      decode(chunks[i], job.rows.dtype, x);
-      for (int k = 0; k < kChunk; ++k) sum[k] += p[i] * x[k];
+      decode(chunks[round], dtype, x);
+      for (int k = 0; k < kChunk; ++k) of[round][k] += p * x[k];
     }
   }
-  store<Config::kWide>(encode(sum, job.tokens.dtype), job.tokens, {token, column});
+};
+
+template <class Sum>
+__device__ void load_row(const Job& job, int row, Chunk (&chunks)[Sum::kRounds]) {
+  const int64_t first = first_column(Sum::kRounds);
+#pragma unroll
+  for (int round = 0; round < Sum::kRounds; ++round)
+    if (first + round * kRound < job.hidden)
+      chunks[round] = load<Sum::kWide>(job.rows, {row, first + round * kRound});
+}
+
+/// Adds 32 choices of a token in a segment, in their order. Each lane has the row of one, negative
+/// for none, and its p.
+template <class Sum>
+__device__ void add_choices(const Job& job, int row, float p, Sum& sum) {
+  for (unsigned rest = __ballot_sync(~0u, row >= 0); rest != 0;) {
+    Chunk chunks[Sum::kAtOnce][Sum::kRounds] = {};
+    int lanes[Sum::kAtOnce];
+#pragma unroll
+    for (int i = 0; i < Sum::kAtOnce; ++i, rest &= rest - 1) {
+      lanes[i] = __ffs(int(rest)) - 1;
+      if (lanes[i] >= 0) load_row<Sum>(job, __shfl_sync(~0u, row, lanes[i]), chunks[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < Sum::kAtOnce; ++i)
+      if (lanes[i] >= 0) sum.add(chunks[i], job.rows.dtype, __shfl_sync(~0u, p, lanes[i]));
+  }
+}
+
+/// The sum over the choices of a token, and the addend, which is read before it is written over.
+template <class Sum>
+__device__ void write_sum(const Job& job, const Place& at, float (&sum)[kChunk]) {
+  if (job.addend.data != nullptr) {
+    float x[kChunk];
+    decode(load<Sum::kWide>(job.addend, at), job.addend.dtype, x);
+    for (int i = 0; i < kChunk; ++i) sum[i] += x[i];
+  }
+  store<Sum::kWide>(encode(sum, job.tokens.dtype), job.tokens, at);
+}
+
+template <class Sum>
+__device__ void sum_token(const Job& job, int64_t token, int64_t used) {
+  Sum sum;
+  for (int first = 0; first < job.top_k; first += kLanes) {
+    const int choice = first + int(threadIdx.x);
+    const int64_t slot = token * job.top_k + choice;
+    const bool known = choice < job.top_k;
+    const int row_there = known ? job.row_of[slot] : -1;
+    const float p = known && job.weighted ? job.prob[slot] : 1.0f;
+    const int row = row_there < used ? row_there : -1;
+    add_choices(job, row, p, sum);
+    if (known && job.dprob != nullptr && segment_index() == 0)
+      job.dprob[slot] = row >= 0 ? job.row_gradient(row) : 0.0f;
+  }
+  const int64_t column = first_column(Sum::kRounds);
+#pragma unroll
+  for (int round = 0; round < Sum::kRounds; ++round)
+    if (column + round * kRound < job.hidden)
+      write_sum<Sum>(job, {token, column + round * kRound}, sum.of[round]);
 }
 
 /// Combine and permute backward.
-template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
-    tokens_kernel(const Job job) {
-  assume_dtypes<Config>(job);
+template <class Sum>
+__global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kernel(const Job job) {
+  begin_dependent();
+  assume_dtypes<Sum>(job);
   const int64_t used = job.used();
-  for_rows(job.slots / job.top_k, [&](int64_t token) {
-    for_chunks<1>(job.hidden,
-                  [&](int64_t column) { sum_choices<Config>(job, token, used, column); });
-    if (job.dprob == nullptr || segment_index() != 0) return;
-    for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes) {
-      const int64_t slot = token * job.top_k + choice, row = job.row_of[slot];
-      job.dprob[slot] = row >= 0 && row < used ? job.row_gradient(row) : 0.0f;
-    }
-  });
+  for_rows(job.token_count, [&](int64_t token) { sum_token<Sum>(job, token, used); });
 }
 
-/// Whether chunks are wide, whether all dtypes are bf16 or f16, and the least blocks an SM, for
-/// __launch_bounds__.
-struct WideHalves {
-  static constexpr bool kWide = true, kHalves = true;
-  static constexpr int kBlocks = 4;
+/// Chunks of tokens and rows, and the least blocks an SM, for __launch_bounds__.
+template <class OfRows>
+struct Config : OfRows {
+  static constexpr int kBlocks = OfRows::kOneDType ? 4 : 1;
 };
-struct Wide {
-  static constexpr bool kWide = true, kHalves = false;
-  static constexpr int kBlocks = 1;
-};
-struct Narrow {
-  static constexpr bool kWide = false, kHalves = false;
-  static constexpr int kBlocks = 1;
-};
+
+template <class Sum>
+void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
+  const RowGrid grid = RowGrid::of(p.tokens, p.hidden, Sum::kRounds);
+  cuda::launch(tokens_kernel<Sum>, grid.on(stream), job);
+}
 
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   const int64_t groups = (p.rows + kLanes - 1) / kLanes;
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
-    const RowGrid grid = RowGrid::of(p.tokens, p.hidden, 1);
-    cuda::launch(tokens_kernel<Config>, grid.on(stream), job);
+    constexpr int kMost = Config::kOneDType ? 8 : 4;
+    if (p.top_k <= 2)
+      launch_sums<Sum<Config, 2>>(p, job, stream);
+    else if (p.top_k <= 4)
+      launch_sums<Sum<Config, 4>>(p, job, stream);
+    else
+      launch_sums<Sum<Config, kMost>>(p, job, stream);
   } else if (job.dprob != nullptr) {
     const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
     cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
@@ -273,12 +331,18 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
 
 }  // namespace
 
+std::string refuses_permute(const PermuteProblem& p, const Device& device) {
+  if (p.ranks > 1) return "takes the memory of one rank";
+  return needs_sm80(p, device);
+}
+
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
   const PermuteProblem& p = plan.problem;
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
-  const Job job{.tokens = Matrix(args.tokens),
-                .rows = Matrix(args.rows),
-                .y = Matrix(args.y),
+  const Job job{.tokens = Matrix(args.tokens, p.dtype),
+                .rows = Matrix(args.rows, p.dtype),
+                .y = Matrix(args.y, p.dtype),
+                .addend = Matrix(args.addend, p.dtype),
                 .row_of = args.map.row_of,
                 .slot_of = args.map.slot_of,
                 .offsets = args.offsets.data,
@@ -289,18 +353,16 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
                 .dprob = args.dprob,
                 .bound = p.rows,
                 .slots = p.tokens * p.top_k,
+                .token_count = p.tokens,
                 .hidden = p.hidden,
                 .experts = p.experts,
                 .top_k = p.top_k,
                 .zero_tail = p.tail == Tail::kZero,
                 .weighted = p.prob && combines};
-  const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide();
-  if (!wide)
-    launch<Narrow>(p, job, stream_of(stream));
-  else if (p.dtype == DType::kF32)
-    launch<Wide>(p, job, stream_of(stream));
-  else
-    launch<WideHalves>(p, job, stream_of(stream));
+  const bool wide =
+      job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() && job.addend.is_wide();
+  visit_chunks(wide, {p.dtype},
+               [&]<class OfRows>(OfRows) { launch<Config<OfRows>>(p, job, stream_of(stream)); });
 }
 
 }  // namespace cadre::cuda::portable

@@ -80,6 +80,8 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
     job.copies[job.count++] = copy_of(p, args, axis, free);
   }
   const QuantizeStream on{plan.device.units, stream_of(stream)};
+  if (args.along_rows.block_offsets != nullptr)
+    launch_block_offsets(job.of, args.along_rows.block_offsets, on);
   if (quantize_workspace_bytes(p, plan.device) != 0) launch_expert_amax(job, on);
   if (job.count == 2 && !same_codes(*formats[0], *formats[1])) {
     QuantizeJob second = job;
@@ -92,13 +94,16 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
 
 void dequantize(const DequantizePlan& plan, const DequantizeArgs& args, Workspace, Stream stream) {
   const QuantizedShape& s = plan.problem.source;
-  const DequantizeJob job{.of = {s.rows, s.cols, s.experts, args.offsets.data},
-                          .from = {s, args.source},
-                          .to = ExpertMatrices(args.out)};
+  const QuantizeStream on{plan.device.units, stream_of(stream)};
+  DequantizeJob job{.of = {s.rows, s.cols, s.experts, args.offsets.data},
+                    .from = {s, args.source},
+                    .to = ExpertMatrices(args.out),
+                    .block_offsets = args.block_offsets};
+  if (plan.problem.decoded) job.from.expert_scale = nullptr;
+  if (args.block_offsets != nullptr) launch_block_offsets(job.of, args.block_offsets, on);
   if (job.of.most_tiles() == 0) return;
   formats::visit(s.format, [&]<class Row, class Element>() {
-    if constexpr (!Row::kIsPlain)
-      launch_dequantize<Row, Element>(job, {plan.device.units, stream_of(stream)});
+    if constexpr (!Row::kIsPlain) launch_dequantize<Row, Element>(job, on);
   });
 }
 

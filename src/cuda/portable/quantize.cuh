@@ -1,8 +1,6 @@
 #pragma once
-#include <bit>
-
 #include "cuda/device/magnitude.h"
-#include "cuda/device/small_float.h"
+#include "cuda/portable/patch.cuh"
 #include "cuda/portable/quantize_job.h"
 #include "cuda/portable/source_tile.cuh"
 #include "formats/list.h"
@@ -17,36 +15,11 @@ namespace cadre::cuda::portable {
 
 constexpr int kQuantizeBlocks = 4;  // of an SM at once
 
-/// The blocks of a tile of one copy, and where in shared memory what belongs to each lies: columns
-/// that neighbouring threads take at the same time lie side by side.
-template <int kBlock>
-struct TileBlocks {
-  static constexpr int kMost = kTileSide * kTileSide / kBlock;
-  static constexpr int kSideBits = std::countr_zero(unsigned(kTileSide));
-  static constexpr int kBlockBits = std::countr_zero(unsigned(kBlock));
-  bool across, down;
-
-  explicit __device__ TileBlocks(const QuantizedMatrix& m) : across(m.across), down(m.down) {}
-
-  __device__ int row_bits() const { return down ? kSideBits - kBlockBits : kSideBits; }
-  __device__ int col_bits() const { return across ? kSideBits - kBlockBits : kSideBits; }
-  __device__ int block_row(int row) const { return down ? row / kBlock : row; }
-  __device__ int block_col(int col) const { return across ? col / kBlock : col; }
-  __device__ int place(int row, int col) const {
-    return (row << col_bits()) + (across ? col : col % kChunk * kAcross + col / kChunk);
-  }
-  /// The block of an element.
-  __device__ int of(int row, int col) const { return place(block_row(row), block_col(col)); }
-};
-
-/// Formats without blocks have the blocks of a tile, which nobody looks at.
-template <class Row>
-constexpr int kBlockOf = Row::kInfo.block == 0 ? kTileSide : Row::kInfo.block;
-
 template <int kBlock>
 struct QuantizeShared {
   TileQueue queue;
   uint32_t blocks[TileBlocks<kBlock>::kMost];  ///< amaxes, then multipliers, as bits
+  uint32_t scales[TileBlocks<kBlock>::kMost];  ///< of a decoded copy, as bits
   alignas(128) SourcePlanes source;
 };
 
@@ -57,23 +30,6 @@ __device__ uint32_t largest_of_lanes(uint32_t value) {
     value = max(value, __shfl_xor_sync(~0u, value, step));
   return value;
 }
-
-/// What a thread takes of a tile: eight rows, and eight columns in one chunk.
-struct Patch {
-  int row, chunk;
-
-  __device__ int col() const { return chunk * kChunk; }
-  /// Where chunk i is. Eight rows have one swizzle.
-  __device__ int place(int i) const { return source_place(row, chunk) + i * kAcross; }
-  /// Neighbours take chunks of a row: reads and row-major writes are coalesced.
-  __device__ static Patch along_row() {
-    return {int(threadIdx.x / kAcross) * kChunk, int(threadIdx.x % kAcross)};
-  }
-  /// Neighbours take rows of a chunk: column-major codes are.
-  __device__ static Patch down_column() {
-    return {int(threadIdx.x % kAcross) * kChunk, int(threadIdx.x / kAcross)};
-  }
-};
 
 /// The amaxes of blocks that are within rows, which lie within the lanes of a warp.
 template <DType kSource, int kBlock>
@@ -113,9 +69,11 @@ __device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int exper
   return Row::template expert_scale<Element>(amax, copy.options);
 }
 
-/// Stores the scales of a tile's blocks, and leaves their multipliers in place of their amaxes.
+/// Stores the scales of a tile's blocks, those of a decoded copy in shared memory, and leaves their
+/// multipliers in place of their amaxes.
 template <class Row, class Element>
-__device__ void make_scales(uint32_t* shared, const QuantizeCopy& copy, const ExpertTile& tile) {
+__device__ void make_scales(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
+                            const ExpertTile& tile) {
   using Code = typename Row::Scale::Code;
   constexpr int kBlock = Row::kInfo.block;
   const TileBlocks<kBlock> blocks(copy.to);
@@ -131,12 +89,17 @@ __device__ void make_scales(uint32_t* shared, const QuantizeCopy& copy, const Ex
     const int row = scales.columns ? i & ((1 << row_bits) - 1) : i >> col_bits;
     const int col = scales.columns ? i >> row_bits : i & ((1 << col_bits) - 1);
     if (row >= rows || col >= cols) continue;
-    uint32_t& of_block = shared[blocks.place(row, col)];
+    const int place = blocks.place(row, col);
+    uint32_t& of_block = shared.blocks[place];
     const auto scale =
         Row::template block_scale<Element>(__uint_as_float(of_block), expert, copy.options);
-    const int line = scales.columns ? col : row, place = scales.columns ? row : col;
-    reinterpret_cast<Code*>(first + line * scales.pitch)[place] = scale.code;
     of_block = __float_as_uint(scale.multiplier);
+    if (copy.to.decoded) {
+      shared.scales[place] = __float_as_uint(Row::Scale::decode(scale.code));
+      continue;
+    }
+    const int line = scales.columns ? col : row, inside = scales.columns ? row : col;
+    reinterpret_cast<Code*>(first + line * scales.pitch)[inside] = scale.code;
   }
 }
 
@@ -160,61 +123,9 @@ struct PatchBits {
   }
 };
 
-/// What the elements of a thread's patch are multiplied by.
-template <class Row, class Element>
-class Multipliers {
- public:
-  __device__ Multipliers(const uint32_t* shared, const QuantizeCopy& copy, int expert,
-                         Patch patch) {
-    if constexpr (kNone) {
-      whole_ = expert_scale<Row, Element>(copy, expert).encode;
-    } else {
-      const TileBlocks<kBlockOf<Row>> blocks(copy.to);
-      first_ = shared + blocks.of(patch.row, patch.col());
-      row_step_ = blocks.down ? 0 : 1 << blocks.col_bits();
-      column_step_ = blocks.across ? 0 : kAcross;
-    }
-  }
-  /// Of element [i, k] of the patch.
-  __device__ float at(int i, int k) const {
-    return kNone ? whole_ : __uint_as_float(first_[i * row_step_ + k * column_step_]);
-  }
-  __device__ bool by_row() const { return kNone || row_step_ != 0; }
-
- private:
-  static constexpr bool kNone = Row::kInfo.block == 0;
-  const uint32_t* first_ = nullptr;
-  int row_step_ = 0, column_step_ = 0;
-  float whole_ = 0;
-};
-
-/// Where the codes of a thread's patch go; what lies beyond the tile's end does not.
-struct PatchCodes {
-  uint8_t* first;  ///< code
-  int64_t pitch;   ///< bytes from line to line
-  bool columns;    ///< lines are columns
-  Patch patch;
-  int rows, cols;  ///< that are there
-
-  __device__ PatchCodes(const QuantizedMatrix& to, const ExpertTile& tile)
-      : pitch(to.codes.pitch),
-        columns(to.codes.columns),
-        patch(columns ? Patch::down_column() : Patch::along_row()),
-        rows(to.rows_of(tile) - patch.row),
-        cols(tile.cols - patch.col()) {
-    first = to.codes_of(tile).at(tile.row + patch.row, tile.col + patch.col());
-  }
-  __device__ bool is_empty() const { return rows <= 0 || cols <= 0; }
-  template <class Element>
-  __device__ void store_line(int line, const EightCodes<Element>& codes) const {
-    if (line < (columns ? cols : rows))
-      store_codes(first + line * pitch, codes, columns ? rows : cols);
-  }
-};
-
 /// Encodes row by row; column-major codes are gathered in registers.
 template <DType kSource, class Row, class Element>
-__device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element>& multipliers,
+__device__ void encode_rows(const PatchCodes& to, const BlockFactors<Row>& multipliers,
                             const SourcePlanes& source) {
   EightCodes<Element> columns[kChunk];
   const bool by_row = multipliers.by_row();
@@ -237,10 +148,10 @@ __device__ void encode_rows(const PatchCodes& to, const Multipliers<Row, Element
 }
 
 /// The same with random bits, in lines that share a draw; codes of the other order are gathered in
-/// registers.
+/// registers. `to` takes lines of codes: PatchCodes, or PatchNumbers.
 template <DType kSource, class Row, class Element>
-__device__ __noinline__ void encode_stochastically(const PatchCodes& to,
-                                                   const Multipliers<Row, Element>& multipliers,
+__device__ __noinline__ void encode_stochastically(const auto& to,
+                                                   const BlockFactors<Row>& multipliers,
                                                    const SourcePlanes& source,
                                                    const PatchBits& random) {
   const bool down = random.bits.axis == Axis::kAlongRows, turned = down != to.columns;
@@ -274,8 +185,40 @@ __device__ void scale_tile(QuantizeShared<kBlockOf<Row>>& shared, const Quantize
     amaxes_within_rows<kSource>(shared.blocks, shared.source, blocks);
   }
   __syncthreads();
-  make_scales<Row, Element>(shared.blocks, copy, tile);
+  make_scales<Row, Element>(shared, copy, tile);
   __syncthreads();
+}
+
+/// The multipliers of a thread's patch.
+template <class Row, class Element>
+__device__ BlockFactors<Row> multipliers_of(const QuantizeShared<kBlockOf<Row>>& shared,
+                                            const QuantizeCopy& copy, const ExpertTile& tile,
+                                            Patch patch) {
+  const bool one = Row::kInfo.block == 0;  // for all
+  return {shared.blocks, copy.to, patch,
+          one ? expert_scale<Row, Element>(copy, tile.expert).encode : 1.0f};
+}
+
+/// The numbers of a decoded copy. A function of its own, since others must not wait for its
+/// registers.
+template <DType kSource, class Row, class Element>
+__device__ __noinline__ void decode_tile(const QuantizeJob& job, const QuantizeCopy& copy,
+                                         const QuantizeShared<kBlockOf<Row>>& shared,
+                                         const ExpertTile& tile) {
+  const PatchNumbers<Row> to(copy.to, tile, shared.scales);
+  if (to.is_empty()) return;
+  const auto multipliers = multipliers_of<Row, Element>(shared, copy, tile, to.patch);
+  if constexpr (Row::kInfo.takes_stochastic)
+    if (copy.stochastic)
+      return encode_stochastically<kSource, Row, Element>(to, multipliers, shared.source,
+                                                          PatchBits(copy, job.rng, tile, to.patch));
+#pragma unroll 1
+  for (int i = 0; i < kChunk; ++i) {
+    float x[kChunk];
+    decode(read_chunk<kSource>(shared.source, to.patch.place(i)), kSource, x);
+    for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], multipliers.at(i, k));
+    to.store_line(i, EightCodes<Element>::of(x));
+  }
 }
 
 /// One copy of the tile that is in shared memory.
@@ -284,14 +227,15 @@ __device__ __noinline__ void quantize_tile(const QuantizeJob& job, const Quantiz
                                            QuantizeShared<kBlockOf<Row>>& shared,
                                            const ExpertTile& tile) {
   if constexpr (Row::kInfo.block != 0) scale_tile<kSource, Row, Element>(shared, copy, tile);
+  if (copy.to.decoded) return decode_tile<kSource, Row, Element>(job, copy, shared, tile);
   const PatchCodes to(copy.to, tile);
   if (to.is_empty()) return;
-  const Multipliers<Row, Element> multipliers(shared.blocks, copy, tile.expert, to.patch);
+  const auto multipliers = multipliers_of<Row, Element>(shared, copy, tile, to.patch);
   if constexpr (Row::kInfo.takes_stochastic)
     if (copy.stochastic)
-      return encode_stochastically<kSource>(to, multipliers, shared.source,
-                                            PatchBits(copy, job.rng, tile, to.patch));
-  encode_rows<kSource>(to, multipliers, shared.source);
+      return encode_stochastically<kSource, Row, Element>(to, multipliers, shared.source,
+                                                          PatchBits(copy, job.rng, tile, to.patch));
+  encode_rows<kSource, Row, Element>(to, multipliers, shared.source);
 }
 
 /// All copies; a transformed one is of bf16 numbers.

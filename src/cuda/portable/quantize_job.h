@@ -30,6 +30,7 @@ struct DequantizeJob {
   ExpertsRows of;
   QuantizedMatrix from;
   ExpertMatrices to;
+  const int32_t* block_offsets = nullptr;  ///< of `to`: see QuantizedMatrix
 };
 
 /// Where a kernel runs.
@@ -59,6 +60,9 @@ template <class Row, class Element>
 void launch_quantize(const QuantizeJob&, const QuantizeStream&);
 template <class Row, class Element>
 void launch_dequantize(const DequantizeJob&, const QuantizeStream&);
+
+/// Where each expert's transformed blocks begin if they lie without gaps.
+void launch_block_offsets(const ExpertsRows&, int32_t* block_offsets, const QuantizeStream&);
 
 /// The amaxes of all experts, of all copies that have room for them.
 void launch_expert_amax(const QuantizeJob&, const QuantizeStream&);

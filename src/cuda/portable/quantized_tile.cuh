@@ -112,6 +112,8 @@ struct QuantizedMatrix {
   float* expert_scale = nullptr;
   bool across = true, down = false;  ///< which way blocks run; both: square ones
   bool ragged = true, transformed = false;
+  bool decoded = false;                    ///< numbers in place of codes
+  const int32_t* block_offsets = nullptr;  ///< [E + 1]: of transformed blocks without gaps
 
   QuantizedMatrix() = default;
   QuantizedMatrix(const QuantizedShape& s, const QuantizedView& v)
@@ -121,13 +123,15 @@ struct QuantizedMatrix {
         across(s.format.square || s.axis == Axis::kAlongK),
         down(s.format.square || s.axis == Axis::kAlongRows),
         ragged(s.kind == RowsKind::kRagged),
-        transformed(is_transformed(s.format, s.axis)) {}
+        transformed(is_transformed(s.format, s.axis)),
+        decoded(s.decoded),
+        block_offsets(v.block_offsets) {}
 
   /// Rows of codes; transformed ones are stored by whole blocks.
   __device__ int rows_of(const ExpertTile& tile) const { return int(code_rows_of(tile).count); }
   /// Where the rows of codes of its expert begin.
   __device__ int64_t first_code_row(const ExpertTile& tile) const {
-    return code_rows_of(tile).first;
+    return block_offsets != nullptr ? block_offsets[tile.expert] : code_rows_of(tile).first;
   }
   __device__ Lines codes_of(const ExpertTile& tile) const {
     return codes.from(tile.expert, first_code_row(tile));
@@ -145,5 +149,10 @@ struct QuantizedMatrix {
     return code_rows(transformed, {tile.first, tile.rows}, tile.expert);
   }
 };
+
+/// Rare and long, so not inlined eight times.
+__device__ __noinline__ inline void store_narrow(const Chunk& chunk, const Matrix& to, Place at) {
+  store<false>(chunk, to, at);
+}
 
 }  // namespace cadre::cuda::portable

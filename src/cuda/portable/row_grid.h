@@ -18,7 +18,10 @@ constexpr int kMostBlocksAlongRows = 65535;  // CUDA's limit of gridDim.y
 struct RowGrid {
   dim3 blocks, threads;
 
-  Grid on(cudaStream_t stream) const { return {blocks, threads, 0, stream}; }
+  /// For kernels that call begin_dependent().
+  Grid on(cudaStream_t stream) const {
+    return {.blocks = blocks, .threads = threads, .stream = stream, .dependent = true};
+  }
 
   /// `rounds`: chunks a thread. Of at least one block, even for no rows.
   static RowGrid of(int64_t rows, int64_t columns, int rounds) {
@@ -26,6 +29,9 @@ struct RowGrid {
     const int64_t segments = (columns + segment - 1) / segment;
     int across = 1;
     while (across < kGridWarps && across < segments) across *= 2;
+    // Fewer where warps without a segment would be more than a quarter of those that have one.
+    while (across > 1 && 4 * ((segments + across - 1) / across * across - segments) > segments)
+      across /= 2;
     const int down = kGridWarps / across;
     const int64_t blocks = std::clamp<int64_t>((rows + down - 1) / down, 1, kMostBlocksAlongRows);
     return {dim3(unsigned((segments + across - 1) / across), unsigned(blocks)),
@@ -52,15 +58,6 @@ __device__ inline int64_t first_column(int rounds) {
 template <class Work>
 __device__ void for_chunks(int64_t columns, Work&& work) {
   for (int64_t column = first_column(kWholeRows); column < columns; column += kRound) work(column);
-}
-
-/// The same in a segment of kRounds rounds.
-template <int kRounds, class Work>
-__device__ void for_chunks(int64_t columns, Work&& work) {
-  const int64_t first = first_column(kRounds);
-#pragma unroll
-  for (int round = 0; round < kRounds; ++round)
-    if (first + round * kRound < columns) work(first + round * kRound);
 }
 
 }  // namespace cadre::cuda::portable

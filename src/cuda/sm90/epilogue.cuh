@@ -79,7 +79,8 @@ template <int kCount>
 __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRecord& tile,
                                    const TilePart& part, float (&to)[kCount]) {
   const ThreadPlace place = ThreadPlace::mine();
-  const float alpha = params.alpha == nullptr ? 1.0f : params.alpha[tile.expert];
+  const float of_w = params.w_scale == nullptr ? 1.0f : params.w_scale[tile.expert];
+  const float alpha = params.alpha == nullptr ? of_w : params.alpha[tile.expert] * of_w;
   const float beta = params.beta == nullptr ? 0.0f : params.beta[tile.expert];
   const DType c_dtype = params.c.dtype;
 #pragma unroll
@@ -96,14 +97,15 @@ __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRec
   if (params.bias.is_there()) PartBias(params, tile, part).add(to);
 }
 
-/// Zeros in rows of y that belong to nobody, by the consumers of all blocks.
-__device__ inline void zero_tail(const RaggedRowsParams& params, DType out) {
+/// Zeros in rows that belong to nobody, by the consumers of all blocks.
+__device__ inline void zero_tail(const RaggedRowsParams& params, const TailRows& tail) {
+  if (tail.data == nullptr) return;
   constexpr int kMany = kConsumers * kWarpgroup;
   const int64_t first = schedule::rows_used(params.offsets, params.expert_count, params.rows);
-  const int64_t units = int64_t(params.cols) * element_bytes(out) / 16;
+  const int64_t units = tail.row_bytes / 16;
   for (int64_t i = int64_t(blockIdx.x) * kMany + threadIdx.x; i < (params.rows - first) * units;
        i += int64_t(gridDim.x) * kMany) {
-    char* row = static_cast<char*>(params.tail) + (first + i / units) * params.tail_step;
+    char* row = static_cast<char*>(tail.data) + (first + i / units) * tail.step;
     reinterpret_cast<uint4*>(row)[i % units] = {};
   }
 }

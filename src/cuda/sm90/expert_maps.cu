@@ -10,8 +10,8 @@ namespace {
 
 constexpr int kThreads = 128, kWarp = 32;
 
-__global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
-                                   const void* const* pointers, int experts, ExpertMaps to) {
+__global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map, ExpertAddresses from,
+                                   int experts, ExpertMaps to) {
   const int expert = int(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int lane = int(threadIdx.x) % kWarp;
   if (expert >= experts) return;
@@ -20,18 +20,18 @@ __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map,
   reinterpret_cast<uint32_t*>(&mine)[lane] = reinterpret_cast<const uint32_t*>(&map)[lane];
   __syncwarp();
   if (lane != 0) return;
-  replace_address(mine, pointers[expert]);
+  replace_address(mine, from.of(expert));
   tensormap_release(mine);
   if (expert == 0 && to.taken != nullptr) *to.taken = 0;
 }
 
 }  // namespace
 
-void write_expert_maps(const CUtensorMap& map, const void* const* pointers, int experts,
+void write_expert_maps(const CUtensorMap& map, const ExpertAddresses& from, int experts,
                        const ExpertMaps& to, cudaStream_t stream) {
   constexpr int kWarps = kThreads / kWarp;
   const unsigned blocks = unsigned((experts + kWarps - 1) / kWarps);
-  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, pointers, experts, to);
+  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, from, experts, to);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -1,76 +1,29 @@
 #include "cuda/sm90/grouped_gemm.h"
 
-#include <algorithm>
-
 #include "cadre/error.h"
-#include "cuda/check.h"
-#include "cuda/device/tensor_map.h"
-#include "cuda/sm90/expert_maps.h"
+#include "cuda/sm90/fp8_rows.h"
+#include "cuda/sm90/gated_rows.h"
+#include "cuda/sm90/prepare.h"
 #include "cuda/sm90/ragged_contraction.h"
-#include "cuda/sm90/ragged_rows.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int kAlignment = 16;                   // bytes, of what TMA reads and writes
-constexpr int64_t kWidthUnit = 8;                // elements of 16 bits: the same 16 bytes
-constexpr int64_t kCountBytes = 128;             // of the workspace, behind the maps
-constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
+constexpr int64_t kLeastGatedColumns = 64;  // of gate and up: see halves_of()
 
 bool is_16_bit(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
 DType dtype_of(const Format& format) { return info(format.kind).element; }
 
-/// What both families ask for.
+/// What the families of 16-bit operands ask for.
 std::string refuses(const GroupedGemmProblem& p, const Device& device) {
   const DType type = dtype_of(p.lhs);
-  if (device.sm != 90) return text("is for sm_90, not sm_", device.sm);
+  if (std::string why = refuses_device(device); !why.empty()) return why;
   if (!is_plain(p.lhs) || p.lhs != p.rhs || !is_16_bit(type))
     return "takes bf16 or f16 operands, both of the same type";
   if (p.out != type && p.out != DType::kF32) return "writes f32 or the type of its operands";
   if (p.n % kWidthUnit != 0 || p.k % kWidthUnit != 0)
     return text("takes N and K that are multiples of ", kWidthUnit, ", as TMA does");
-  if (p.align < kAlignment)
-    return text("takes addresses and strides of ", kAlignment, " bytes, as TMA does; align is ",
-                p.align);
-  if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
-  if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
-    return "takes a row-major batch and output";
-  if (p.unit_budget == 1) return "works in pairs of SMs; the budget is one";
-  return {};
-}
-
-/// A block an SM, in clusters.
-int clusters_of(const GroupedGemmProblem& p, const Device& device) {
-  const int units = p.unit_budget == 0 ? device.units : std::min(device.units, p.unit_budget);
-  return std::max(1, units / kCluster);
-}
-int blocks_of(const GroupedGemmPlan& plan) {
-  return clusters_of(plan.problem, plan.device) * kCluster;
-}
-
-int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
-
-/// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
-/// only the device knows.
-bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
-  const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
-  const int64_t stages =
-      wgrad ? parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts)
-            : parts_of(fprop ? p.n : p.k, kClusterRows) * (p.rows / kMostCols + p.experts) *
-                  parts_of(fprop ? p.k : p.n, kDepth);
-  return stages > kCountedStages * clusters_of(p, device);
-}
-
-/// Views that TMA takes: a plan does not know them, so it was made for what the problem promises.
-void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
-  const auto is_multiple = [&](int64_t step) { return bytes_for(v.dtype, step) % kAlignment == 0; };
-  bool good = reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0;
-  for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_multiple(v.stride[d]));
-  require(
-      good, "grouped_gemm: ", what, " is ", v, " at ", v.data,
-      ", must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
-      "with align=",
-      bytes_for(v.dtype, 1), " [", p, "]");
+  return refuses_layout(p);
 }
 
 /// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address
@@ -83,47 +36,21 @@ TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
   return moved;
 }
 
-/// One expert of a packed tensor, without its address.
-TensorView one_expert(const TensorView& v) {
-  return view(nullptr, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
-}
-
-Plain plain(const TensorView& v, const void* const* discrete) {
-  return {v.data, discrete, v.dtype, v.stride[0]};
-}
-
-struct ExpertViews {
-  const TensorView& view;
-  const void* const* pointers;  ///< of discrete experts
-  int box_rows;
+/// Two matrices of z whose columns `step` times a feature hold gate and up of it, and of those
+/// after it: in whole boxes of 32 columns.
+struct Halves {
+  TensorView view[2];
+  int step;
 };
-
-/// The map of packed experts, or where those of discrete experts lie; the count of tiles.
-struct Prepared {
-  CUtensorMap map;
-  const CUtensorMap* maps;
-  unsigned long long* taken;
-};
-
-/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero,
-/// if clusters count.
-Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace workspace,
-                 cudaStream_t stream) {
-  auto* end = static_cast<char*>(workspace.data) + plan.workspace_bytes;
-  auto* taken = counts_tiles(plan.problem, plan.device)
-                    ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
-                    : nullptr;
-  if (v.pointers == nullptr) {
-    if (taken != nullptr)
-      check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
-    return {expert_map(v.view, v.box_rows), nullptr, taken};
-  }
-  TensorView one = one_expert(v.view);
-  one.data = workspace.data;  // any address that is aligned; each expert puts its own in
-  const CUtensorMap map = expert_map(one, v.box_rows);
-  auto* maps = static_cast<CUtensorMap*>(workspace.data);
-  write_expert_maps(map, v.pointers, plan.problem.experts, {maps, taken}, stream);
-  return {map, maps, taken};
+Halves halves_of(const TensorView& z, GluLayout layout) {
+  const int64_t features = z.shape[1] / 2;
+  const bool apart = layout == GluLayout::kConcat;
+  const int64_t ahead = apart ? features : kGatedPartFeatures;
+  Halves halves{{z, z}, apart ? 1 : 2};
+  if (apart) halves.view[0].shape[1] = features;
+  halves.view[1].shape[1] -= ahead;
+  halves.view[1].data = static_cast<char*>(z.data) + bytes_for(z.dtype, ahead);
+  return halves;
 }
 
 }  // namespace
@@ -139,9 +66,51 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device
   return refuses(p, device);
 }
 
-int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
-  const int64_t maps = p.discrete_rhs || p.discrete_out ? p.experts : 0;
-  return maps * int64_t(sizeof(CUtensorMap)) + (counts_tiles(p, device) ? kCountBytes : 0);
+std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device) {
+  if (!p.activation || !info(p.activation->kind).gated)
+    return "takes fprop with a gated activation";
+  if (p.alpha || p.beta || p.bias_scale) return "takes no alpha, beta or bias_scale";
+  if (p.rhs_major != Major::kRow) return "takes a row-major w";
+  if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
+  if (p.n < kLeastGatedColumns || p.n % (2 * kWidthUnit) != 0)
+    return text("takes F that are multiples of ", kWidthUnit, ", from ", kLeastGatedColumns / 2,
+                " on");
+  return refuses(p, device);
+}
+
+std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) {
+  const bool fprop = p.pass == Pass::kFprop;
+  const auto is_block = [](const Format& format, bool square) {
+    return format.kind == FormatKind::kFp8Block && format.square == square;
+  };
+  if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
+  if (std::string why = refuses_device(device); !why.empty()) return why;
+  if (!is_block(p.lhs, false) || !is_block(p.rhs, true) || p.rhs.element != DType::kE4m3)
+    return "takes a batch in fp8_block and w in fp8_block:2d, of e4m3";
+  if (p.out != DType::kBf16 && p.out != DType::kF32) return "writes bf16 or f32";
+  if ((fprop ? p.k : p.n) % kAlignment != 0 || (fprop ? p.n : p.k) % kWidthUnit != 0)
+    return text("contracts multiples of ", kAlignment, ", to multiples of ", kWidthUnit,
+                " columns, as TMA does");
+  if ((p.rhs_major == Major::kRow) != fprop)
+    return "takes codes of w with the contraction inside: row-major of fprop, column-major of "
+           "dgrad";
+  if (p.lhs_scales_major != Major::kColumn) return "takes column-major scales of the batch";
+  return refuses_layout(p);
+}
+
+void check_fp8_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  const bool fprop = p.pass == Pass::kFprop;
+  check_view(fprop ? "x" : "dy", args.lhs.codes, p);
+  check_scales(fprop ? "x.scales" : "dy.scales", args.lhs.scales, p);
+  check_view("w", args.rhs.codes, p);
+  check_view(fprop ? "y" : "dx", args.out, p);
+}
+
+void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_view("x", args.lhs.codes, p);
+  check_view("w", args.rhs.codes, p);
+  check_view("h", args.out, p);
+  check_view("z", args.z, p);
 }
 
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -162,30 +131,63 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const bool fprop = p.pass == Pass::kFprop;
-  const TensorView &x = args.lhs.codes, &w = args.rhs.codes, &y = args.out;
+  const TensorView &w = args.rhs.codes, &y = args.out;
   if (p.rows == 0) return;
   const bool k_major = fprop == (p.rhs_major == Major::kRow);
   const Prepared experts = prepare({w, args.rhs.discrete, k_major ? kWeightRows : kWeightDepth},
                                    plan, workspace, stream);
-  RaggedRowsParams params{.x = {},
-                          .w = experts.map,
-                          .y = ragged_map(y, rows_of_part(p.out)),
-                          .experts = experts.maps,
-                          .offsets = args.offsets.data,
-                          .taken = experts.taken,
-                          .rows = p.rows,
-                          .expert_count = p.experts,
-                          .cols = int(fprop ? p.n : p.k),
-                          .depth = int(fprop ? p.k : p.n),
-                          .alpha = args.alpha,
-                          .beta = args.beta,
-                          .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
-                          .bias = plain(args.bias, args.discrete_bias),
-                          .bias_scale = args.bias_scale,
-                          .tail = p.tail == Tail::kZero ? y.data : nullptr,
-                          .tail_step = bytes_for(y.dtype, y.stride[0])};
-  for (int i = 0; i < kBoxes; ++i) params.x[i] = ragged_map(x, kBoxRows * (i + 1));
+  RaggedRowsParams params = rows_params(plan, args, experts);
+  params.y = ragged_map(y, rows_of_part(p.out));
   find_ragged_rows({k_major, w.dtype, p.out})(params, blocks_of(plan), stream);
+}
+
+void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                  Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  const int across = p.pass == Pass::kFprop ? 1 : 2;  // the dimension of w that is not contracted
+  const TensorView &x_scales = args.lhs.scales, &w_scales = args.rhs.scales;
+  if (p.rows == 0) return;
+  const Prepared experts =
+      prepare({args.rhs.codes, args.rhs.discrete, kWeightRows}, plan, workspace, stream);
+  Fp8RowsParams params;
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
+  params.y = ragged_map(args.out, rows_of_fp8_part(p.out));
+  params.x_scales = static_cast<const float*>(x_scales.data);
+  params.x_scale_step = x_scales.stride[1];
+  params.w_scales = plain(w_scales, args.rhs.discrete_scales);
+  params.w_scale_row = w_scales.stride[size_t(across)];
+  params.w_scale_depth = w_scales.stride[size_t(3 - across)];
+  find_fp8_rows({p.lhs.element, p.out, p.lhs.power_of_two && p.rhs.power_of_two})(
+      params, blocks_of(plan), stream);
+}
+
+void run_gated_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                    Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const GemmActivation& a = *p.activation;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  if (p.rows == 0) return;
+  const Prepared experts =
+      prepare({args.rhs.codes, args.rhs.discrete, 0, a.layout}, plan, workspace, stream);
+  GatedRowsParams params;
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
+  params.y = ragged_map(args.out, kGatedPartCols, kGatedPartFeatures);
+  params.in_blocks = a.layout == GluLayout::kInterleave32;
+  params.in_pairs = a.layout == GluLayout::kInterleave1;
+  params.kind = a.kind;
+  params.layout = a.layout;
+  params.constants = a.constants;
+  params.prob = args.prob;
+  if (a.keep_z) {
+    const Halves z = halves_of(args.z, a.layout);
+    for (int i = 0; i < 2; ++i)
+      params.z[i] = ragged_map(z.view[i], kGatedPartCols, kGatedPartFeatures);
+    params.z_step = z.step;
+    params.keeps_z = 1;
+    params.z_tail = tail_rows(args.z, p.tail);
+  }
+  find_gated_rows(p.out)(params, blocks_of(plan), stream);
 }
 
 void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,

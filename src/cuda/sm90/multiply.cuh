@@ -1,5 +1,7 @@
 #pragma once
-#include "cuda/sm90/tile.h"
+#include <type_traits>
+
+#include "cuda/sm90/stages.h"
 
 // Multiply: how a consumer's accumulators come from the stages of a tile.
 namespace cadre::cuda::sm90 {
@@ -15,6 +17,28 @@ __device__ inline void skip(StageRing<kTile>& ring, const TileRecord& tile) {
   }
 }
 
+/// first, first + step, ..., last.
+struct Widths {
+  int first, last, step;
+};
+template <int kWidth>
+using Width = std::integral_constant<int, kWidth>;
+
+/// Calls work(Width) with the narrowest of these widths that covers so many columns.
+template <Widths kWidths>
+__device__ __forceinline__ void with_width(int cols, auto&& work) {
+  constexpr int kFirst = kWidths.first, kLast = kWidths.last, kStep = kWidths.step;
+  if constexpr (kFirst < kLast) {
+    constexpr int kMiddle = (kFirst + kLast) / 2 / kStep * kStep;
+    if (cols <= kMiddle)
+      with_width<Widths{kFirst, kMiddle, kStep}>(cols, work);
+    else
+      with_width<Widths{kMiddle + kStep, kLast, kStep}>(cols, work);
+  } else {
+    work(Width<kFirst>());
+  }
+}
+
 /// Products of 16-bit operands, both in shared memory, in one set of accumulators: 64 rows of A by
 /// as many columns as the tile has, one wgmma of each width.
 template <Tile kTile>
@@ -23,11 +47,17 @@ class Multiply16 {
   static_assert(kTile.a.dtype == kTile.b.dtype && element_bytes(kTile.a.dtype) == 2);
   static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
 
+  __device__ explicit Multiply16(const auto& /*params*/) {}
+
   /// All products of a consumer's rows of a tile. One group stays in flight while the next stage is
-  /// awaited, and the last while `meanwhile()` is done.
+  /// awaited, and the last while `meanwhile()` is done. `beside()` is done while the products of a
+  /// whole stage run, once for each.
   __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
-                           auto&& meanwhile) {
-    multiply_narrowest<Widths{kTile.col_step, kTile.cols}>(ring, tile, consumer, meanwhile);
+                           auto&& meanwhile, auto&& beside) {
+    with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
+        tile.cols(), [&]<int kWidth>(Width<kWidth>) {
+          multiply_width<kWidth>(ring, tile, consumer, meanwhile, beside);
+        });
   }
   /// A thread's accumulators from that column on.
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
@@ -36,30 +66,9 @@ class Multiply16 {
   static constexpr int kDepthStep = 32 / element_bytes(kTile.a.dtype);  // of one wgmma
   static constexpr int kSteps = kTile.depth / kDepthStep;
 
-  /// first, first + kTile.col_step, ..., last.
-  struct Widths {
-    int first, last;
-  };
-
-  /// The narrowest of these widths that covers the tile.
-  template <Widths kWidths>
-  __device__ void multiply_narrowest(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
-                                     auto&& meanwhile) {
-    constexpr int kFirst = kWidths.first, kLast = kWidths.last, kStep = kTile.col_step;
-    if constexpr (kFirst < kLast) {
-      constexpr int kMiddle = (kFirst + kLast) / 2 / kStep * kStep;
-      if (tile.cols() <= kMiddle)
-        multiply_narrowest<Widths{kFirst, kMiddle}>(ring, tile, consumer, meanwhile);
-      else
-        multiply_narrowest<Widths{kMiddle + kStep, kLast}>(ring, tile, consumer, meanwhile);
-    } else {
-      multiply_width<kFirst>(ring, tile, consumer, meanwhile);
-    }
-  }
-
   template <int kWidth>
   __device__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
-                                 auto&& meanwhile) {
+                                 auto&& meanwhile, auto&& beside) {
     constexpr int kLastStage = kTile.any_depth ? kTile.depth : 0;
     int before = 0;
     for (int depth = 0; depth < tile.depth - kLastStage; depth += kTile.depth, ring.at.next()) {
@@ -68,6 +77,7 @@ class Multiply16 {
       wgmma_wait<1>();
       if (depth != 0) ring.release(before);
       before = ring.at.at;
+      beside();
     }
     if constexpr (kTile.any_depth) {
       ring.wait_full();

@@ -26,6 +26,16 @@ __device__ inline uint32_t swizzled(int row, int sixteen) {
   return uint32_t(row * kAtomBytes + ((sixteen ^ (row & 7)) << 4));
 }
 
+/// The same of a box whose rows have 64 bytes.
+__device__ inline uint32_t swizzled_64(int row, int sixteen) {
+  return uint32_t(row * 64 + ((sixteen ^ (row / 2 & 3)) << 4));
+}
+
+/// And of 32.
+__device__ inline uint32_t swizzled_32(int row, int sixteen) {
+  return uint32_t(row * 32 + ((sixteen ^ (row / 4 & 1)) << 4));
+}
+
 /// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
 template <DType kDType>
 __device__ inline void write_halves(const float* accumulators, uint32_t buffer) {
@@ -111,6 +121,18 @@ struct OutputRing {
   Cursor<kShape.buffers> at{};
   uint32_t parities = 0;  ///< of the consumer's empty[], a bit each
 
+  /// A consumer's next buffer, once it is empty, and passed on to the store warp.
+  __device__ void wait_empty(Barrier (&empty)[kShape.buffers]) {
+    wait(empty[at.at], parities >> at.at & 1);
+    parities ^= 1u << at.at;
+  }
+  __device__ uint32_t buffer() const { return shared_address(buffers[at.at]); }
+  __device__ void pass_on() {
+    fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % kWarp == 0) arrive(full[at.at]);
+    at.next();
+  }
   /// Leaves so many buffers to the other consumer.
   __device__ void pass(int parts) { at.at = (at.at + parts) % kShape.buffers; }
 };
@@ -122,14 +144,9 @@ __device__ inline void write_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
 #pragma unroll
   for (int part = 0; part * kShape.part_cols < kCols; ++part) {
     if (part >= parts) break;
-    const int at = out.at.at;
-    wait(empty[at], out.parities >> at & 1);
-    out.parities ^= 1u << at;
-    write(part, shared_address(out.buffers[at]));
-    fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % kWarp == 0) arrive(out.full[at]);
-    out.at.next();
+    out.wait_empty(empty);
+    write(part, out.buffer());
+    out.pass_on();
   }
 }
 

@@ -87,6 +87,7 @@ class RaggedContractionLoad {
 template <Tile kTile, DType kOut>
 class RaggedContractionStore {
  public:
+  struct Memory {};
   static constexpr bool kFloats = kOut == DType::kF32;
   static constexpr OutputShape kShape{.dtype = kOut,
                                       .part_cols = kFloats ? 32 : 64,

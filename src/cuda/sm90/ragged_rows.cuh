@@ -61,36 +61,52 @@ class RaggedRowsLoad {
   }
 
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
+    expect(full);
+    load_operands(stage, full, depth);
+  }
+
+ protected:
+  __device__ void load_operands(const Stage& stage, Barrier& full, int depth) const {
     constexpr int kPanel = kTile.a.atom_elements();
-    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * box_rows_ * kAtomBytes));
     if constexpr (kTile.a.k_major) {
       tma_load(stage.a, *w_, Box3{depth, tile_.row, expert_}, full);
     } else {
       tma_load(stage.a, *w_, Box3{tile_.row, depth, expert_}, full);
       tma_load(stage.a + kTile.panel_bytes(), *w_, Box3{tile_.row + kPanel, depth, expert_}, full);
     }
+    load_batch(stage, full, depth);
+  }
+  /// The bytes of a stage, and of what else comes with it.
+  __device__ void expect(Barrier& full, int more = 0) const {
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * box_rows_ * kAtomBytes + more));
+  }
+  __device__ void load_batch(const Stage& stage, Barrier& full, int depth) const {
     const int mine = int(cluster_ctarank()) * box_rows_;
     tma_load(stage.b + mine * kAtomBytes, *x_,
              Box4{depth, kRaggedOrigin - tile_.cols() + mine, tile_.end, kRaggedOrigin}, full,
              kAllBlocks);
   }
 
- private:
   const TileRecord& tile_;
   const CUtensorMap *w_, *x_;
   int expert_;    ///< its coordinate in w_
   int box_rows_;  ///< of x, one box a block
 };
 
+constexpr OutputShape output_of_rows(DType out) {
+  return {.dtype = out,
+          .part_cols = rows_of_part(out),
+          .buffers = out == DType::kF32 ? kBuffersOfFloatRows : kBuffers,
+          .one_ring = out != DType::kF32};
+}
+
 /// Parts of y, transposed on the way: rows of y are columns of the accumulators.
-template <Tile kTile, DType kOut>
+template <OutputShape kOutput>
 class RaggedRowsStore {
  public:
-  static constexpr OutputShape kShape{
-      .dtype = kOut,
-      .part_cols = rows_of_part(kOut),
-      .buffers = kOut == DType::kF32 ? kBuffersOfFloatRows : kBuffers,
-      .one_ring = kOut != DType::kF32};
+  struct Memory {};
+  static constexpr OutputShape kShape = kOutput;
+  static constexpr DType kOut = kShape.dtype;
 
   __device__ RaggedRowsStore(const RaggedRowsParams& params, const TileRecord& tile)
       : params_(params), tile_(tile), has_epilogue_(params.has_epilogue()) {}
@@ -113,9 +129,7 @@ class RaggedRowsStore {
       tma_store(params_.y, Box4{col + kConsumerRows / 2, row, tile_.end, kRaggedOrigin},
                 from + kShape.part_bytes() / 2);
   }
-  __device__ static void finish(const RaggedRowsParams& params) {
-    if (params.tail != nullptr) zero_tail(params, kOut);
-  }
+  __device__ static void finish(const RaggedRowsParams& params) { zero_tail(params, params.tail); }
 
  private:
   __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
@@ -138,7 +152,7 @@ struct RaggedRows {
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = RaggedRowsLoad<kTile>;
   using Multiply = Multiply16<kTile>;
-  using Store = RaggedRowsStore<kTile, kKind.out>;
+  using Store = RaggedRowsStore<output_of_rows(kKind.out)>;
 };
 
 template <RaggedRowsKind kKind>

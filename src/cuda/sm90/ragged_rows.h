@@ -18,6 +18,12 @@ constexpr int kWeightDepth = 64;  // of w, MN-major, in one load
 /// Columns of a tile in one part of its output: rows of y in one box.
 constexpr int rows_of_part(DType out) { return out == DType::kF32 ? 32 : 64; }
 
+/// An output whose rows that belong to nobody become zero; null: they stay.
+struct TailRows {
+  void* data = nullptr;
+  int64_t step = 0, row_bytes = 0;
+};
+
 /// What the kernel of fprop and dgrad is launched with.
 struct RaggedRowsParams {
   CUtensorMap x[kBoxes], w, y;
@@ -28,15 +34,15 @@ struct RaggedRowsParams {
   int expert_count = 0, cols = 0, depth = 0;
   int band = kBand;                   ///< see schedule::banded()
   const float* alpha = nullptr;       ///< [E]
+  const float* w_scale = nullptr;     ///< [E], a factor like alpha: of w's expert scales
   const float* beta = nullptr;        ///< [E]
   Plain c{};                          ///< [R, C], rows `step` apart
   Plain bias{};                       ///< [E, C], experts `step` apart
   const float* bias_scale = nullptr;  ///< [R]
-  void* tail = nullptr;               ///< y, if rows of nobody become zero
-  int64_t tail_step = 0;              ///< bytes from row to row of y
+  TailRows tail{};                    ///< of y, if rows of nobody become zero
 
   CADRE_HD bool has_epilogue() const {
-    return alpha != nullptr || beta != nullptr || bias.is_there();
+    return alpha != nullptr || w_scale != nullptr || beta != nullptr || bias.is_there();
   }
 };
 

@@ -1,7 +1,5 @@
 #pragma once
-#include "cuda/device/barrier.h"
 #include "cuda/device/wgmma.h"
-#include "cuda/gemm/cursor.h"
 #include "cuda/gemm/element.h"
 #include "cuda/gemm/roles.h"
 #include "cuda/gemm/tile_record.h"
@@ -10,7 +8,7 @@
 // Tile: the shape of a tile, of its stages and of its output; what every part of a kernel knows.
 namespace cadre::cuda::sm90 {
 
-using gemm::Cursor;
+using gemm::element_bits;
 using gemm::element_bytes;
 using gemm::kWarp;
 using gemm::kWarpgroup;
@@ -27,6 +25,10 @@ struct Operand {
   constexpr int atom_elements() const { return kAtomBytes / element_bytes(dtype); }
 };
 
+/// What the sums of a stage are multiplied by before they are added up: nothing, a power of two a
+/// column, or any float.
+enum class Scaling : uint8_t { kNone, kPowers, kFloats };
+
 /// The shape of a tile and of its stages.
 struct Tile {
   int cols = kMostCols;    ///< at most
@@ -36,53 +38,27 @@ struct Tile {
   int stages = kStages;    ///< of the ring
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
+  Scaling scaling = Scaling::kNone;
 
-  constexpr int a_bytes() const { return kTileRows * depth * element_bytes(a.dtype); }
+  constexpr int a_bytes() const { return kConsumers * consumer_bytes(); }
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }
   /// One atom's width of an MN-major operand, of the whole depth of a stage.
   constexpr int panel_bytes() const { return depth * kAtomBytes; }
   /// From one consumer's rows of A to the next's.
-  constexpr int consumer_bytes() const { return kConsumerRows * depth * element_bytes(a.dtype); }
+  constexpr int consumer_bytes() const { return kConsumerRows * depth * element_bits(a.dtype) / 8; }
 };
 
 /// How the output of a tile leaves: in parts of so many columns of a consumer's rows, through rings
 /// of buffers.
 struct OutputShape {
   DType dtype = DType::kBf16;
+  int part_rows = kConsumerRows;  ///< of everything that a part writes
   int part_cols = 64;
   int buffers = kBuffers;  ///< of a ring, each for a part
   bool one_ring = true;    ///< consumers take turns with one ring; else each has its own
 
   constexpr int rings() const { return one_ring ? 1 : kConsumers; }
-  constexpr int part_bytes() const { return kConsumerRows * part_cols * element_bytes(dtype); }
-};
-
-/// The stages in shared memory, and one of them: what one round of loads brings.
-template <Tile kTile>
-struct Stages {
-  uint8_t a[kTile.stages][kTile.a_bytes()];
-  uint8_t b[kTile.stages][kTile.b_bytes()];
-};
-struct Stage {
-  uint8_t *a, *b;
-};
-
-/// A role's place in the ring of stages.
-template <Tile kTile>
-struct StageRing {
-  Stages<kTile>& stages;
-  Barrier (&full)[kTile.stages];
-  Barrier (&empty)[kTile.stages];
-  Cursor<kTile.stages> at{};
-
-  __device__ Stage stage() const { return {stages.a[at.at], stages.b[at.at]}; }
-  __device__ void wait_full() const { wait(full[at.at], at.parity); }
-  __device__ void wait_empty() const { wait(empty[at.at], at.parity ^ 1); }
-  /// Frees a stage in both blocks, since either loads into both.
-  __device__ void release(int stage) const {
-    const uint32_t lane = threadIdx.x % kWarp;
-    if (lane < kCluster) arrive_cluster(empty[stage], lane);
-  }
+  constexpr int part_bytes() const { return part_rows * part_cols * element_bytes(dtype); }
 };
 
 /// A part of a tile's output: a thread's accumulators of it, its number, and its first row of A and

@@ -31,8 +31,25 @@ constexpr int kDepth = 64, kStages = 4;
 /// With two: +1.5 % (fprop, dgrad), +5.5 % (wgrad). Of fp32 rows each consumer has its own.
 constexpr int kBuffers = 4, kBuffersOfFloatRows = 2;
 
+/// Buffers of gated rows, for each consumer: of 16 columns, of which h leaves with gate and up.
+constexpr int kBuffersOfGatedRows = 4;
+/// Widths of their tiles: each is a loop of its own with the activations in it.
+constexpr int kGatedColStep = 32;
+
 /// Stages of wgrad: as many bytes in more stages are freed and loaded sooner. Four of 64: +0.7 %.
 constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
+
+/// Products of 8-bit codes, whose stage of 128 has the bytes of 64 of 16 bits: a thread has two
+/// sets of accumulators, a stage's and those of all, so tiles are narrower, and output leaves in
+/// smaller parts, which makes room for a fifth stage. Not timed.
+constexpr int kColsOfCodes = 192, kDepthOfCodes = 128, kStagesOfCodes = 5;
+
+/// Weights of 8- or 4-bit codes that the consumers decode: their stages are smaller, so there is
+/// room for more. Where experts have few rows, narrow tiles leave the room to weights on their way.
+/// Not timed.
+constexpr int kStagesOfBytes = 4, kStagesOfNibbles = 5;
+constexpr int kColsOfFewRows = 64, kStagesOfFewRows = 12;
+constexpr int64_t kFewRows = 32;  ///< of an expert, in the mean
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
 /// which the old output is loaded while the tile is multiplied, and a fifth stage beside them. With

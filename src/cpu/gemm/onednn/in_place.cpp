@@ -48,7 +48,7 @@ struct Work {
   bool is_wgrad() const { return p.pass == Pass::kWgrad; }
   int64_t depth_of_rows() const { return p.pass == Pass::kFprop ? p.k : p.n; }
   /// The stride of the rows of a row-major output, in elements.
-  int64_t out_step() const { return args.out.stride[size_t(args.out.rank - 2)]; }
+  int64_t out_step() const { return line_step(args.out, Major::kRow); }
 };
 
 /// A tile of the output, and the expert's rows, over which wgrad contracts.

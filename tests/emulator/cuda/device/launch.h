@@ -15,6 +15,7 @@ struct Grid {
   cudaStream_t stream = nullptr;
   int cluster = 1;
   bool cooperative = false;
+  bool dependent = false;
 };
 
 template <class... Params, class... Args>
@@ -22,7 +23,7 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
   // Blocks that run at once are one cluster here.
   const int blocks = int(grid.blocks.x * grid.blocks.y * grid.blocks.z);
   const emulator::GridShape shape{grid.blocks, grid.threads, grid.shared_bytes,
-                                  grid.cooperative ? blocks : grid.cluster};
+                                  grid.cooperative ? blocks : grid.cluster, grid.dependent};
   if (grid.cooperative && blocks > emulator::kUnits)
     check(cudaErrorCooperativeLaunchTooLarge, "launch a kernel");
   check(emulator::check_shape(shape), "launch a kernel");
@@ -30,6 +31,9 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
   emulator::enqueue(grid.stream, cudaGraphNodeTypeKernel,
                     [=] { emulator::run_grid(shape, [&] { std::apply(kernel, copies); }); });
 }
+
+/// What is before a kernel is over when it starts here; that each thread waits is looked at.
+inline void begin_dependent() { emulator::self().has_waited = true; }
 
 inline uint8_t* dynamic_shared() { return emulator::self().block->shared; }
 

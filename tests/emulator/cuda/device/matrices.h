@@ -18,12 +18,26 @@ inline uint32_t pack_bf16(float first, float second) {
 inline uint32_t pack_f16(float first, float second) {
   return formats::Fp16::encode(first) | uint32_t(formats::Fp16::encode(second)) << 16;
 }
+struct Pair {
+  float first, second;
+};
+inline Pair unpack_bf16(uint32_t both) {
+  return {formats::Bf16::decode(uint16_t(both)), formats::Bf16::decode(uint16_t(both >> 16))};
+}
+inline Pair unpack_f16(uint32_t both) {
+  return {formats::Fp16::decode(uint16_t(both)), formats::Fp16::decode(uint16_t(both >> 16))};
+}
+
+inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
+  const Pair x = unpack_bf16(a), y = unpack_bf16(b);
+  return pack_bf16(x.first * y.first, x.second * y.second);
+}
 
 inline float add_rounded(float a, float b) { return a + b; }
 
 /// Each lane writes the row whose place it names; element j of row i of a matrix is in half j % 2
 /// of the word of lane 4 i + j / 2, or of row j and element i if transposed.
-inline void put_rows(uint32_t to, const Matrices& m, bool transposed) {
+inline void put_rows(uint32_t to, const Matrices& m, bool transposed, int matrices = 4) {
   const uint32_t mine[4] = {m.a, m.b, m.c, m.d};
   const int lane = emulator::self().number % emulator::kWarp;
   uint16_t row[8] = {};
@@ -35,24 +49,29 @@ inline void put_rows(uint32_t to, const Matrices& m, bool transposed) {
       row[i] = uint16_t(shown[size_t(4 * line + column / 2)] >> (column % 2 * 16));
     }
   }
+  if (lane / 8 >= matrices) return;
   emulator::expect(to % 16 == 0, "a row of a matrix is not aligned");
   std::memcpy(emulator::from_shared(to, 16), row, 16);
 }
 
 inline void stmatrix(uint32_t to, const Matrices& m) { put_rows(to, m, false); }
 inline void stmatrix_trans(uint32_t to, const Matrices& m) { put_rows(to, m, true); }
+inline void stmatrix_trans(uint32_t to, uint32_t a) { put_rows(to, {a, 0, 0, 0}, true, 1); }
+inline void stmatrix_trans(uint32_t to, uint32_t a, uint32_t b) {
+  put_rows(to, {a, b, 0, 0}, true, 2);
+}
 
 inline void st_shared_pair(uint32_t to, float first, float second) {
   const float pair[2] = {first, second};
   std::memcpy(emulator::from_shared(to, 8), pair, 8);
 }
-struct Pair {
-  float first, second;
-};
 inline Pair ld_shared_pair(uint32_t from) {
   Pair pair;
   std::memcpy(&pair, emulator::from_shared(from, 8), 8);
   return pair;
+}
+inline void st_shared(uint32_t to, uint32_t word) {
+  std::memcpy(emulator::from_shared(to, 4), &word, 4);
 }
 inline void st_shared(uint32_t to, float value) {
   std::memcpy(emulator::from_shared(to, 4), &value, 4);

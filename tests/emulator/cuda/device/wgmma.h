@@ -6,6 +6,7 @@
 #include "cuda/device/barrier.h"
 #include "formats/bf16.h"
 #include "formats/fp16.h"
+#include "formats/small_float.h"
 
 // The words of src/cuda/device/wgmma.h in plain C++. A product happens at any moment between the
 // last thread's call and the end of the wait for it, and reads shared memory only then.
@@ -47,20 +48,24 @@ template <int kCount>
 inline void pin(float* accumulators) {
   asm volatile("" ::"r"(accumulators) : "memory");
 }
+template <int kCount>
+inline void pin(uint32_t* operand) {
+  asm volatile("" ::"r"(operand) : "memory");
+}
 
 template <int kIncrease>
 inline void setmaxnreg_inc() {}
 template <int kDecrease>
 inline void setmaxnreg_dec() {}
 
-/// `count` rows across the contraction, sixteen deep, of the operand that a descriptor names.
+/// `count` rows across the contraction, 32 bytes deep, of the operand that a descriptor names.
 std::vector<float> operand(uint64_t descriptor, bool k_major, int count, DType,
                            const uint8_t* shared);
 
 /// Hands in this thread's part of a product of 64 rows and `width` columns.
 struct ProductShape {
   int width;
-  DType dtype;
+  DType a, b;
   bool k_major_a, k_major_b;
 };
 void issue_wgmma(const ProductShape&, float* accumulators, uint64_t a, uint64_t b, bool adds);
@@ -70,7 +75,27 @@ struct Wgmma {
   template <bool kKMajorA, bool kKMajorB>
   static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {
     static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
-    issue_wgmma({kWidth, kDType, kKMajorA, kKMajorB}, d, a, b, adds);
+    issue_wgmma({kWidth, kDType, kDType, kKMajorA, kKMajorB}, d, a, b, adds);
+  }
+};
+
+template <int kWidth, DType kDType>
+struct WgmmaOfCodes {
+  static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {
+    static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
+    issue_wgmma({kWidth, DType::kE4m3, kDType, true, true}, d, a, b, adds);
+  }
+};
+
+/// Reads the registers of `a` only when the product happens.
+void issue_wgmma_of_registers(int width, float* accumulators, const uint32_t* a, uint64_t b,
+                              bool adds);
+
+template <int kWidth>
+struct WgmmaOfRegisters {
+  static void multiply_add(float* d, const uint32_t* a, uint64_t b, bool adds) {
+    static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
+    issue_wgmma_of_registers(kWidth, d, a, b, adds);
   }
 };
 

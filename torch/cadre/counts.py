@@ -17,15 +17,15 @@ _offsets = torch.ops.cadre._offsets.default  # of the overloads, without a searc
 
 
 # Offsets that are ready serve every layer on the same rows.
-Splits = Sequence[int] | Tensor | Offsets | RoutingOffsets
+Counts = Sequence[int] | Tensor | Offsets | RoutingOffsets
 
 
-def offsets_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits") -> Tensor:
-    """Offsets int32 [E + 1] on the device of `x` [R, ...], for `splits`, the rows of each of E
+def offsets_of(counts: Counts, experts: int, x: Tensor, name: str = "m_splits") -> Tensor:
+    """Offsets int32 [E + 1] on the device of `x` [R, ...], for `counts`, the rows of each of E
     experts. Numbers on the device never reach the host, numbers on the host are copied to the
     device without waiting.
 
-    splits: E ints; a tensor [E] of any integer type, on the host or beside `x`; or what
+    counts: E ints; a tensor [E] of any integer type, on the host or beside `x`; or what
         `cadre.offsets` or `cadre.offsets_of_routing` made.
     name: what the caller calls them, for errors.
     Numbers on the host are looked at. Nobody looks at those on a GPU, or in a graph that is being
@@ -35,31 +35,31 @@ def offsets_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits") 
     exceed R together, and host numbers in the capture of a CUDA graph; TypeError for what is no
     integer.
     """
-    ready, counted = splits_of(splits, experts, x, name)
+    ready, counted = counts_or_offsets(counts, experts, x, name)
     return _offsets(ready, x.shape[0]) if counted else ready
 
 
-def splits_of(splits: Splits, experts: int, x: Tensor, name: str = "m_splits"
+def counts_or_offsets(counts: Counts, experts: int, x: Tensor, name: str = "m_splits"
               ) -> tuple[Tensor, bool]:
     """Of `offsets_of` all but its launch: counts on the device of `x` and True, or offsets and
     False."""
-    if isinstance(splits, (Offsets, RoutingOffsets)):
-        return _ready(splits, experts, x, name), False
-    looked = not isinstance(splits, Tensor)
+    if isinstance(counts, (Offsets, RoutingOffsets)):
+        return _ready(counts, experts, x, name), False
+    looked = not isinstance(counts, Tensor)
     if looked:
-        splits = _from_ints(splits, experts, x.shape[0], name)
-    if splits.shape != (experts,):
-        raise ValueError(f"{name} has shape {list(splits.shape)}, must be [{experts}]: the rows "
+        counts = _from_ints(counts, experts, x.shape[0], name)
+    if counts.shape != (experts,):
+        raise ValueError(f"{name} has shape {list(counts.shape)}, must be [{experts}]: the rows "
                          "of each expert; give offsets as cadre.Offsets(offsets)")
-    if splits.dtype not in (torch.int32, torch.int64):
-        if splits.is_floating_point() or splits.is_complex() or splits.dtype == torch.bool:
-            raise TypeError(f"{name} is {splits.dtype}, must be of an integer type")
-        splits = splits.to(torch.int64)
-    if not looked and may_look(splits):
-        _require_counts(splits.tolist(), x.shape[0], name)
-    if splits.device != x.device:
-        splits = _beside(splits, x, name)
-    return splits, True
+    if counts.dtype not in (torch.int32, torch.int64):
+        if counts.is_floating_point() or counts.is_complex() or counts.dtype == torch.bool:
+            raise TypeError(f"{name} is {counts.dtype}, must be of an integer type")
+        counts = counts.to(torch.int64)
+    if not looked and may_look(counts):
+        _require_counts(counts.tolist(), x.shape[0], name)
+    if counts.device != x.device:
+        counts = _beside(counts, x, name)
+    return counts, True
 
 
 def may_look(numbers: Tensor) -> bool:
@@ -82,8 +82,8 @@ def offsets_of_all_rows(x: Tensor) -> Tensor:
         torch.full((1,), x.shape[0], dtype=torch.int64, device=x.device), "counts", x.shape[0])[0]
 
 
-def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) -> Tensor:
-    offsets = splits.offsets
+def _ready(given: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) -> Tensor:
+    offsets = given.offsets
     if not isinstance(offsets, Tensor):
         raise TypeError(f"{name}.offsets is {kind_of(offsets)}, must be a tensor of "
                         "torch.int32")
@@ -96,7 +96,7 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
     if not may_look(offsets):
         return offsets
     ends = offsets.tolist()
-    if splits.status is None:  # else the library made them
+    if given.status is None:  # else the library made them
         require_ends(ends, x.shape[0], f"{name}.offsets")
         if ends[0] != 0:
             raise ValueError(f"{name}.offsets begins with {ends[0]}, must begin with 0; the rows "
@@ -107,11 +107,11 @@ def _ready(splits: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str)
     return offsets
 
 
-def _from_ints(splits: Sequence[int], experts: int, rows: int, name: str) -> Tensor:
-    if isinstance(splits, (str, bytes, Mapping, Set)) or not hasattr(type(splits), "__iter__"):
-        raise TypeError(f"{name} is {kind_of(splits)}, must be {experts} ints, a tensor "
+def _from_ints(given: Sequence[int], experts: int, rows: int, name: str) -> Tensor:
+    if isinstance(given, (str, bytes, Mapping, Set)) or not hasattr(type(given), "__iter__"):
+        raise TypeError(f"{name} is {kind_of(given)}, must be {experts} ints, a tensor "
                         f"[{experts}] of an integer type or cadre.Offsets")
-    counts = [_integer(count, name) for count in splits]
+    counts = [_integer(count, name) for count in given]
     if len(counts) == experts:  # else its shape is told
         _require_counts(counts, rows, name)
     return torch.tensor(counts, dtype=torch.int64)
@@ -145,14 +145,14 @@ def _short(numbers: Sequence[int]) -> str:
     return f"[{', '.join(texts if len(texts) <= 16 else [*texts[:8], '...', *texts[-8:]])}]"
 
 
-def _beside(splits: Tensor, x: Tensor, name: str) -> Tensor:
+def _beside(counts: Tensor, x: Tensor, name: str) -> Tensor:
     """Host numbers on the device of x. Pinned memory, so that nobody waits."""
-    if splits.device.type != "cpu":
-        raise ValueError(f"{name} is on {splits.device}, must be on {x.device} or on the host; "
+    if counts.device.type != "cpu":
+        raise ValueError(f"{name} is on {counts.device}, must be on {x.device} or on the host; "
                          "reading it on the host would wait for the device")
     if x.device.type != "cuda":
-        return splits.to(x.device)
+        return counts.to(x.device)
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(f"{name} is on the host, must be a tensor on {x.device}; a CUDA graph "
                          "being captured would replay these very counts for ever")
-    return splits.pin_memory().to(x.device, non_blocking=True)
+    return counts.pin_memory().to(x.device, non_blocking=True)

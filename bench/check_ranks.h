@@ -1,0 +1,21 @@
+#pragma once
+#include <string_view>
+
+#include "bench/check.h"
+
+namespace cadre::bench {
+
+struct RanksReport {
+  CheckReport check{};
+  int routings = 0;   ///< that were checked
+  int overflows = 0;  ///< of these, those without room for all rows, which is an error
+};
+
+/// Runs dispatch, collect and both backward of `expert_parallel` in a process for each rank, and in
+/// one that has all tokens and experts, with routings that follow one another in one window. The
+/// bits of both are compared; of rows that overflow all must be NaN, and the window must say so.
+/// Errors    InvalidArgument and Unsupported from parsing and planning; DeviceError if a rank
+///           fails.
+RanksReport check_ranks(std::string_view problem, const Draw&, const Device& device = this_cpu());
+
+}  // namespace cadre::bench

@@ -1,0 +1,204 @@
+#include "bench/rank_case.h"
+
+#include <algorithm>
+
+#include "bench/element.h"
+
+namespace cadre::bench {
+namespace {
+
+bool is_expert(const ExpertParallelProblem& p, int32_t e) {
+  return e >= 0 && e < p.ranks * p.experts;
+}
+
+/// Tokens that a rank has not are absent; a rank's rows stand by expert, then in the order of the
+/// choices.
+RankRouting finished(const ExpertParallelProblem& p, RankRouting routing) {
+  for (int q = 0; q < p.ranks; ++q)
+    std::fill(routing.experts.begin() + (q * p.tokens + routing.tokens[size_t(q)]) * p.top_k,
+              routing.experts.begin() + (q + 1) * p.tokens * p.top_k, -1);
+  std::vector<int64_t> counts(size_t(p.ranks * p.experts), 0), next = counts;
+  for (const int32_t e : routing.experts)
+    if (is_expert(p, e)) ++counts[size_t(e)];
+  for (int q = 0; q < p.ranks; ++q) {
+    int64_t row = 0;
+    for (int e = q * p.experts; e < (q + 1) * p.experts; ++e) {
+      next[size_t(e)] = row;
+      row += counts[size_t(e)];
+    }
+    routing.routed.push_back(int32_t(row));
+  }
+  routing.kept = routing.experts;
+  for (int32_t& e : routing.kept)
+    if (is_expert(p, e) && next[size_t(e)]++ >= p.rows) e = -1;
+  return routing;
+}
+
+TensorView rows_from(TensorView v, int64_t first) {
+  v.data = static_cast<char*>(v.data) + first * bytes_for(v.dtype, v[1]);
+  return v;
+}
+
+}  // namespace
+
+int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const {
+  int64_t rows = 0;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    const auto home = int64_t(i) / (p.tokens * p.top_k);
+    if (is_expert(p, kept[i])) rows += !of_others || kept[i] / p.experts != home;
+  }
+  return rows;
+}
+
+RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {
+  const int64_t tokens = p.ranks * p.tokens;
+  RankRouting routing{.name = draw.offsets};
+  routing.tokens.assign(size_t(p.ranks), p.tokens);
+  for (const int64_t e : draw_choices(draw, tokens, p.top_k, p.ranks * p.experts))
+    routing.experts.push_back(int32_t(e));
+  return finished(p, std::move(routing));
+}
+
+std::vector<RankRouting> rank_routings(const ExpertParallelProblem& p, const Draw& draw) {
+  std::vector<RankRouting> all = {drawn_routing(p, draw)};
+  const RankRouting usual = all[0];
+  const auto add = [&](std::string_view name, const auto& change) {
+    RankRouting routing{.name = std::string(name), .tokens = usual.tokens};
+    routing.experts = usual.experts;
+    change(routing);
+    all.push_back(finished(p, std::move(routing)));
+  };
+  add("skewed", [&](RankRouting& r) {
+    Draw skewed = draw;
+    skewed.offsets = "zipf:1.2";
+    r.experts = drawn_routing(p, skewed).experts;
+  });
+  add("ranks without tokens", [&](RankRouting& r) {
+    for (size_t q = 0; q < r.tokens.size(); ++q) r.tokens[q] = q % 2 == 0 ? 0 : p.tokens / 2;
+  });
+  add("ranks without rows", [&](RankRouting& r) {
+    for (int32_t& e : r.experts) e = is_expert(p, e) ? e % p.experts : e;
+  });
+  add("all to one expert", [&](RankRouting& r) {
+    std::fill(r.experts.begin(), r.experts.end(), p.ranks * p.experts - 1);
+  });
+  add("absent tokens", [&](RankRouting& r) {
+    for (size_t i = 0; i < r.experts.size(); ++i)
+      if (i / size_t(p.top_k) % 3 != 0) r.experts[i] = -1;
+  });
+  return all;
+}
+
+ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
+  ExpertParallelProblem one = p;
+  one.ranks = 1;
+  one.experts = p.ranks * p.experts;
+  one.tokens = p.ranks * p.tokens;
+  one.rows = one.tokens * p.top_k;
+  return one;
+}
+
+RankInputs::RankInputs(const ExpertParallelProblem& p, uint64_t seed, Buffers& buffers)
+    : x(buffers.tensor(p.dtype, {p.ranks * p.tokens, p.hidden})),
+      dout(buffers.tensor(p.dtype, {p.ranks * p.tokens, p.hidden})),
+      prob(buffers.array<float>(p.ranks * p.tokens * p.top_k)) {
+  fill_normal(x, x[0], seed);
+  fill_normal(dout, dout[0], seed + 1);
+  fill_normal(view(prob, DType::kF32, {x[0], p.top_k}), x[0], seed + 2);
+}
+
+RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int64_t first_token,
+                   Buffers& buffers)
+    : plan_(plan),
+      first_choice_(first_token * plan.problem.top_k),
+      x_(rows_from(inputs.x, first_token)),
+      dout_(rows_from(inputs.dout, first_token)),
+      prob_(inputs.prob + first_choice_) {
+  const ExpertParallelProblem& p = plan.problem;
+  first_expert_ = p.tokens > 0 ? first_token / p.tokens * p.experts : 0;
+  for (TensorView* rows : {&rows_, &y_, &dy_, &drows_})
+    *rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
+  for (TensorView* sums : {&out_, &dx_}) *sums = buffers.tensor(p.dtype, {p.tokens, p.hidden});
+  for (float** of_rows : {&row_prob_, &drow_prob_}) *of_rows = buffers.array<float>(p.rows);
+  dprob_ = buffers.array<float>(p.tokens * p.top_k);
+  routed_ = buffers.array<int32_t>(p.ranks);
+  map_ = {buffers.array<int32_t>(p.tokens * p.top_k), buffers.array<int32_t>(p.rows),
+          buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
+  workspace_ = buffers.workspace(plan.workspace_bytes);
+}
+
+void RankCase::choose(const int32_t* experts, int64_t tokens) {
+  experts_ = experts + first_choice_;
+  tokens_ = tokens;
+}
+
+TensorView RankCase::of_tokens(const TensorView& most) const {
+  return view(most.data, most.dtype, {tokens_, most[1]});
+}
+
+void RankCase::dispatch(Window& window) {
+  const ExpertParallelProblem& p = plan_.problem;
+  cadre::dispatch(plan_, window,
+                  {.x = of_tokens(x_),
+                   .experts = experts_,
+                   .prob = p.prob ? prob_ : nullptr,
+                   .rows = rows_,
+                   .row_prob = p.prob ? row_prob_ : nullptr,
+                   .routed = routed_,
+                   .map = map_},
+                  workspace_, {});
+}
+
+void RankCase::collect(Window& window) {
+  cadre::collect(plan_, window, {.y = y_, .out = of_tokens(out_), .map = map_}, {});
+}
+
+void RankCase::apply_experts(const TensorView& from, const TensorView& to,
+                             const float* factors) const {
+  const ExpertParallelProblem& p = plan_.problem;
+  for (int e = 0; e < p.experts; ++e)
+#pragma omp parallel for
+    for (int64_t row = map_.offsets[e]; row < map_.offsets[e + 1]; ++row)
+      for (int64_t h = 0; h < p.hidden; ++h) {
+        const float factor = factors == nullptr ? 0.5f : factors[row];
+        const float x = load(from, row * p.hidden + h);
+        store(to, row * p.hidden + h,
+              x * factor + float(first_expert_ + e) / 8 + float(h % 64) / 64);
+      }
+}
+
+void RankCase::step(Window& window, const std::function<void(std::string_view)>& enter) {
+  const ExpertParallelProblem& p = plan_.problem;
+  enter("dispatch");
+  dispatch(window);
+  enter("the experts");
+  apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
+  enter("collect");
+  collect(window);
+  enter("collect backward");
+  collect_backward(plan_, window, {.dout = of_tokens(dout_), .dy = dy_, .map = map_}, {});
+  enter("the experts' backward");
+  apply_experts(dy_, drows_, nullptr);
+  for (int64_t row = 0; row < used(); ++row)
+    drow_prob_[row] = load(dy_, row * p.hidden) + load(rows_, row * p.hidden);
+  enter("dispatch backward");
+  dispatch_backward(plan_, window,
+                    {.drows = drows_,
+                     .drow_prob = p.prob ? drow_prob_ : nullptr,
+                     .dx = of_tokens(dx_),
+                     .dprob = p.prob ? dprob_ : nullptr,
+                     .map = map_},
+                    workspace_, {});
+}
+
+std::vector<RankCase::Result> RankCase::results() const {
+  const ExpertParallelProblem& p = plan_.problem;
+  std::vector<Result> all = {
+      {"rows", rows_, false}, {"out", out_, true}, {"dy", dy_, false}, {"dx", dx_, true}};
+  if (!p.prob) return all;
+  all.push_back({"row_prob", view(row_prob_, DType::kF32, {p.rows, 1}), false});
+  all.push_back({"dprob", view(dprob_, DType::kF32, {p.tokens, p.top_k}), true});
+  return all;
+}
+
+}  // namespace cadre::bench

@@ -1,0 +1,87 @@
+#pragma once
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bench/buffers.h"
+#include "bench/draw.h"
+#include "cadre/expert_parallel.h"
+
+namespace cadre::bench {
+
+/// Which experts the tokens of all ranks choose. All arrays are as of one rank that has all tokens:
+/// rank q's begin at q * T, those beyond its own are absent.
+struct RankRouting {
+  std::string name{};
+  std::vector<int64_t> tokens{};   ///< [P] of each rank, at most T
+  std::vector<int32_t> experts{};  ///< [P * T, top_k] of all P * E; -1: absent
+  std::vector<int32_t> kept{};     ///< experts, or -1 where a rank has no room for the row
+  std::vector<int32_t> routed{};   ///< [P] rows of each rank, those without room too
+
+  /// Rows whose token is of another rank, or of any; of those that have room.
+  int64_t rows(const ExpertParallelProblem&, bool of_others) const;
+};
+
+/// All tokens choose, as `draw` says.
+RankRouting drawn_routing(const ExpertParallelProblem&, const Draw&);
+
+/// That one, and those that are rare: skewed, ranks without tokens, ranks without rows, all to one
+/// expert, absent tokens.
+std::vector<RankRouting> rank_routings(const ExpertParallelProblem&, const Draw&);
+
+/// The same experts and tokens on one rank.
+ExpertParallelProblem as_one_rank(const ExpertParallelProblem&);
+
+/// What the tokens of all ranks bring, random; the same on every rank.
+struct RankInputs {
+  RankInputs(const ExpertParallelProblem&, uint64_t seed, Buffers&);
+  TensorView x, dout;  ///< [P * T, H]
+  float* prob;         ///< [P * T, top_k]
+};
+
+/// The tensors of a rank's four exchanges. What experts make of a row differs by expert and column,
+/// and takes no weights.
+class RankCase {
+ public:
+  /// `first_token` of all: rank * T.
+  RankCase(const ExpertParallelPlan&, const RankInputs&, int64_t first_token, Buffers&);
+
+  /// The tokens that choose, until the next call: `experts` are theirs.
+  void choose(const int32_t* experts, int64_t tokens);
+
+  /// All four, and the experts between them. `enter` is told which one begins.
+  void step(Window&, const std::function<void(std::string_view)>& enter);
+  void dispatch(Window&);
+  void collect(Window&);
+
+  const ExpertParallelPlan& plan() const { return plan_; }
+
+  /// What an exchange wrote.
+  struct Result {
+    std::string_view name;
+    TensorView view;    ///< [T or R, width]
+    bool is_of_tokens;  ///< else of rows
+  };
+  std::vector<Result> results() const;
+  const int32_t* offsets() const { return map_.offsets; }
+  const int32_t* routed() const { return routed_; }
+  int64_t tokens() const { return tokens_; }
+  int64_t used() const { return map_.offsets[plan_.problem.experts]; }
+  bool has_overflowed() const { return *map_.verdict != 0; }
+
+ private:
+  TensorView of_tokens(const TensorView& most) const;
+  void apply_experts(const TensorView& from, const TensorView& to, const float* factors) const;
+
+  const ExpertParallelPlan& plan_;
+  int64_t first_choice_, first_expert_, tokens_ = 0;
+  const int32_t* experts_ = nullptr;
+  TensorView x_, dout_, rows_, y_, out_, dy_, drows_, dx_;
+  float *prob_, *row_prob_, *drow_prob_, *dprob_;
+  int32_t* routed_;
+  ExchangeMap map_;
+  Workspace workspace_;
+};
+
+}  // namespace cadre::bench

@@ -1,0 +1,198 @@
+#pragma once
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "cadre/offsets.h"
+#include "cadre/permute.h"
+
+#pragma GCC visibility push(default)
+namespace cadre {
+
+/// What becomes of rows beyond those that a rank has room for. All ranks see all counts and come to
+/// one verdict.
+enum class Overflow : uint8_t {
+  kError,  ///< rows, sums and gradients of that step are NaN on every rank; the next dispatch, or
+           ///< Window::check(), throws
+  kDrop,   ///< choices whose row would be R or more are dropped, as offsets.h drops them
+};
+
+/// One rank's share of experts that are spread over P ranks:
+/// `expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16`.
+/// The problem is the same on every rank. Expert e of all P * E belongs to rank e / E.
+struct ExpertParallelProblem {
+  int64_t tokens = 0;  ///< T: of a rank, at most
+  int top_k = 1;       ///< experts of each token
+  int64_t hidden = 0;  ///< H
+  int experts = 1;     ///< E of each rank
+  int ranks = 1;       ///< P
+  int64_t rows =
+      0;  ///< R: routed rows for which each rank has room; P * T * top_k is always enough
+  DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
+  bool prob = true;            ///< probabilities travel with the rows, their gradients back
+  Overflow overflow = Overflow::kError;
+  Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
+  int layer = 0;  ///< the caller's number; ranks at layers of other numbers are out of step
+
+  bool operator==(const ExpertParallelProblem&) const = default;
+};
+
+/// Where the parts of a rank's window lie, in bytes from its start.
+struct WindowLayout {
+  int64_t experts = 0;    ///< [T, top_k] int32
+  int64_t prob = 0;       ///< [T, top_k] fp32
+  int64_t tokens = 0;     ///< [T, H]: x or dout
+  int64_t drow_prob = 0;  ///< [R] fp32
+  int64_t rows = 0;       ///< [R, H]: y or dx of rows
+  int64_t bytes = 0;      ///< of the whole window
+
+  bool operator==(const WindowLayout&) const = default;
+};
+
+/// How rows will travel: by the route `name`, "window", through memory that all ranks have mapped.
+struct ExpertParallelPlan {
+  ExpertParallelProblem problem{};
+  Device device{};
+  std::string_view name{};
+  bool exact = true;            ///< the bits of one rank that has all tokens and experts
+  WindowLayout window{};        ///< what each rank gives
+  uint32_t tag = 0;             ///< of the problem, in flags
+  int64_t workspace_bytes = 0;  ///< what `dispatch` and its backward need; collect needs none
+  OffsetsPlan offsets{};        ///< of all ranks' choices among all experts
+  PermutePlan dispatch{}, collect{}, collect_backward{}, dispatch_backward{};
+};
+
+/// An all-gather among the ranks, of the caller's: it returns every rank's bytes, in their order.
+using AllGather = std::function<std::vector<std::string>(const std::string&)>;
+
+/// One through files in a folder that all ranks see, and that is new for each group of ranks.
+/// Errors    DeviceError if a rank has not come within the limit (0: none), or for a folder that
+///           another group has used or that cannot be written.
+AllGather all_gather_in(const std::string& folder, int rank, int ranks,
+                        std::chrono::milliseconds limit = std::chrono::seconds(60));
+
+struct WindowOptions {
+  /// Of each wait, at most ten years; 0: none.
+  std::chrono::milliseconds limit = std::chrono::seconds(60);
+  std::string host{};  ///< where this rank runs, in any words; empty: found out
+};
+
+/// A rank's window and those of its peers, mapped side by side, so that all ranks' tokens are one
+/// tensor [P, T, H]. Processes of one host share it; threads of one process may each have their own
+/// of a group. Made once; it serves every layer whose plan needs no larger window.
+class Window {
+ public:
+  /// Makes this rank's window, shares it, and maps those of its peers. Every rank calls it, with an
+  /// `all_gather` that calls the others'. A wait that outlasts the limit fails on every rank.
+  /// Errors    InvalidArgument for a rank that the plan lacks, and if the ranks' problems or limits
+  ///           differ; Unsupported for ranks of several hosts; DeviceError if a rank fails, or has
+  ///           not come within the limit. Every rank throws if one does.
+  static Window create(const ExpertParallelPlan&, int rank, const AllGather& all_gather,
+                       const WindowOptions& options = {});
+
+  Window(Window&&) noexcept;
+  Window& operator=(Window&&) noexcept;
+  ~Window();
+
+  int rank() const;
+  int64_t bytes() const;  ///< of a rank's window
+
+  /// Waits until every other rank has read what this one brought to the last exchange. Before it
+  /// nothing may be written into the window; the exchanges themselves wait for it.
+  /// Errors    as those of an exchange.
+  void await_readers();
+
+  /// This rank's [T, H] and [R, H] of a plan, to be written after await_readers(). What is given to
+  /// an exchange from there is not copied again.
+  TensorView tokens(const ExpertParallelPlan&) const;
+  TensorView rows(const ExpertParallelPlan&) const;
+
+  /// Throws what has gone wrong: DeviceError if a rank failed, or if rows overflowed since it was
+  /// last asked. All ranks ask, or none, as all would throw in the next dispatch.
+  void check();
+
+  struct [[gnu::visibility("hidden")]] State;
+  State& state() const { return *state_; }
+
+ private:
+  explicit Window(std::unique_ptr<State>);
+  std::unique_ptr<State> state_;
+};
+
+/// Where routed rows come from and go to among the ranks: dispatch writes it, the others read it.
+struct ExchangeMap {
+  int32_t* row_of = nullptr;   ///< [t, top_k]: rank * R + row, -1 where the choice was dropped
+  int32_t* slot_of = nullptr;  ///< [R]: (rank * T + token) * top_k + choice; tail not written
+  int32_t* offsets = nullptr;  ///< [E + 1]: rows of this rank's experts
+  int32_t* verdict = nullptr;  ///< one word: 0, or 1 if rows overflowed and that is an error
+};
+
+struct DispatchArgs {
+  TensorView x{};                    ///< [t, H], 0 <= t <= T
+  const int32_t* experts = nullptr;  ///< [t, top_k] in [0, P * E); a choice of any other is dropped
+  const float* prob = nullptr;       ///< [t, top_k], with prob
+  TensorView rows{};                 ///< [R, H], written
+  float* row_prob = nullptr;         ///< [R], written, with prob
+  int32_t* routed = nullptr;  ///< [P], optional: rows routed to each rank, those beyond R too
+  ExchangeMap map{};          ///< written
+};
+
+struct CollectArgs {
+  TensorView y{};    ///< [R, H]
+  TensorView out{};  ///< [t, H], written
+  ExchangeMap map{};
+};
+
+struct CollectBackwardArgs {
+  TensorView dout{};  ///< [t, H]
+  TensorView dy{};    ///< [R, H], written
+  ExchangeMap map{};
+};
+
+struct DispatchBackwardArgs {
+  TensorView drows{};                ///< [R, H]
+  const float* drow_prob = nullptr;  ///< [R], with prob
+  TensorView dx{};                   ///< [t, H], written
+  float* dprob = nullptr;            ///< [t, top_k], written, with prob
+  ExchangeMap map{};
+};
+
+/// Moves tokens to the ranks of their experts and back. With the tokens of all ranks one after
+/// another, slot s = (rank * T + token) * top_k + choice:
+///
+///   dispatch             rows[r] = x[token of slot_of[r]]        row_prob[r] = prob[slot_of[r]]
+///   collect              out[t] = sum_j y[row_of[t, j]]
+///   collect backward     dy[r] = dout[token of slot_of[r]]
+///   dispatch backward    dx[t] = sum_j drows[row_of[t, j]]
+///                        dprob[t, j] = drow_prob[row_of[t, j]]
+///
+/// Every rank calls the same exchanges in the same order, each on one stream. A rank's rows of an
+/// expert stand in (rank, token, choice) order, as in one process that has all tokens.
+///
+/// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32.
+/// Rows      t may differ between ranks and calls. Dropped choices add nothing and have dprob 0.
+/// Errors    InvalidArgument before anything is moved. DeviceError where a rank is out of step, or
+///           has not come within the window's limit: it names rank, exchange and epoch, outputs are
+///           NaN, and the window is of no more use; a rank that was through throws at its next
+///           exchange. Overflow: see there.
+/// Exact     the bits of permute and combine in one process that has the tokens of all ranks.
+ExpertParallelPlan plan(const ExpertParallelProblem&, const Device&, std::string_view only = {});
+void dispatch(const ExpertParallelPlan&, Window&, const DispatchArgs&, Workspace, Stream);
+void collect(const ExpertParallelPlan&, Window&, const CollectArgs&, Stream);
+void collect_backward(const ExpertParallelPlan&, Window&, const CollectBackwardArgs&, Stream);
+void dispatch_backward(const ExpertParallelPlan&, Window&, const DispatchBackwardArgs&, Workspace,
+                       Stream);
+
+/// The route and every byte of the window; many lines, for people.
+std::string explain(const ExpertParallelPlan&);
+
+/// Of a text without R it is min(P, 2) * T * top_k, with which two ranks cannot overflow.
+std::string to_string(const ExpertParallelProblem&);
+ExpertParallelProblem parse_expert_parallel_problem(std::string_view);
+
+}  // namespace cadre
+#pragma GCC visibility pop

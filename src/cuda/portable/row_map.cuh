@@ -1,0 +1,191 @@
+#pragma once
+#include <algorithm>
+#include <cstdint>
+
+#include "cadre/offsets.h"
+#include "cuda/device/grid.h"
+#include "cuda/device/scan.h"
+#include "cuda/portable/launch.h"
+
+// The stable sort of the choices by expert, with the offsets, by all warps of a grid.
+//
+// Choices are cut into runs of neighbours, one a warp. Each block counts the choices of its runs
+// and writes the counts to the workspace; after a grid-wide barrier, the counts of all blocks give
+// the first row of every expert in every run, and each warp assigns rows to its choices. Atomic
+// additions are of integers, and ranks among equals follow the order of the choices, so nothing
+// depends on the order of threads, or on how the choices are cut.
+namespace cadre::cuda::portable {
+
+constexpr int kFreeSharedBytes = 47 * 1024;  // 48 KiB need no opt-in; RowMapShared has the rest
+
+/// No more blocks than are resident at once, since they meet in a barrier, and few, since each
+/// reads the counts of all.
+inline int most_row_map_blocks(const Device& device) { return std::clamp(device.units, 1, 64); }
+
+/// The parameters of the kernels that make offsets.
+struct OffsetsJob {
+  const void* source;
+  int32_t *offsets, *row_of, *slot_of, *status;
+  int32_t* counts;           ///< [blocks, E] of routing
+  int64_t rows, slots, run;  ///< run: choices of a warp
+  int experts;
+};
+
+__device__ inline void write_status(const OffsetsJob& job, bool decreasing, bool beyond) {
+  const bool any_decreasing = __syncthreads_or(decreasing), any_beyond = __syncthreads_or(beyond);
+  if (threadIdx.x == 0 && job.status != nullptr)
+    *job.status = (any_decreasing ? kOffsetsDecreasing : 0) | (any_beyond ? kOffsetsBeyondRows : 0);
+}
+
+/// The choices of this warp: [first, last).
+struct Run {
+  int64_t first, last;
+
+  __device__ explicit Run(const OffsetsJob& job) {
+    const int64_t number = int64_t(blockIdx.x) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+    first = min(number * job.run, job.slots);
+    last = min((number + 1) * job.run, job.slots);
+  }
+};
+
+/// The expert of a choice, -1 where there is none.
+template <class Index>
+__device__ int expert_of(const OffsetsJob& job, int64_t slot, int64_t last) {
+  if (slot >= last) return -1;
+  const Index e = static_cast<const Index*>(job.source)[slot];
+  return e >= 0 && e < Index(job.experts) ? int(e) : -1;
+}
+
+/// Adds one to the counter of each choice of the warp's run. Integers: the order does not matter.
+template <class Index>
+__device__ void count_run(const OffsetsJob& job, int32_t* counters) {
+  const Run run(job);
+#pragma unroll 4
+  for (int64_t slot = run.first + threadIdx.x % kLanes; slot < run.last; slot += kLanes) {
+    const int e = expert_of<Index>(job, slot, run.last);
+    if (e >= 0) atomicAdd(&counters[e], 1);
+  }
+}
+
+__device__ inline void clear(int32_t* counters, int count) {
+  for (int i = int(threadIdx.x); i < count; i += int(blockDim.x)) counters[i] = 0;
+  __syncthreads();
+}
+
+/// Choices of an expert in the runs of this block.
+__device__ inline int32_t count_of_block(const OffsetsJob& job, const int32_t* counters, int e) {
+  int32_t count = 0;
+  for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp)
+    count += counters[warp * job.experts + e];
+  return count;
+}
+
+/// Writes the counts of the block, and makes those of all blocks visible to each.
+__device__ inline void publish_counts(const OffsetsJob& job, const int32_t* counters) {
+  for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
+    job.counts[int64_t(blockIdx.x) * job.experts + e] = count_of_block(job, counters, e);
+  grid_barrier();
+}
+
+/// Choices of one expert in the blocks before this one, and in all.
+struct Count {
+  int before, all;
+};
+
+__device__ inline Count count_of(const OffsetsJob& job, const int32_t* counters, int e) {
+  if (gridDim.x == 1) return {0, count_of_block(job, counters, e)};
+  Count count{0, 0};
+  constexpr int kAtOnce = 32;  // counts in flight
+  for (int first = 0; first < int(gridDim.x); first += kAtOnce) {
+    int here[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      here[i] = first + i < int(gridDim.x) ? job.counts[int64_t(first + i) * job.experts + e] : 0;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      count.before += first + i < int(blockIdx.x) ? here[i] : 0;
+      count.all += here[i];
+    }
+  }
+  return count;
+}
+
+/// Shared memory of a block.
+struct RowMapShared {
+  int64_t partial[kLanes];
+
+  __device__ int32_t* counters() { return reinterpret_cast<int32_t*>(this + 1); }  ///< [warps, E]
+};
+
+/// Turns the counters into the row of each warp's next choice. Block 0 writes offsets.
+__device__ inline void find_rows(const OffsetsJob& job, RowMapShared& shared) {
+  int32_t* const counters = shared.counters();
+  int64_t carry = 0;
+  for (int first = 0; first < job.experts; first += int(blockDim.x)) {
+    const int e = first + int(threadIdx.x);
+    const Count count = e < job.experts ? count_of(job, counters, e) : Count{0, 0};
+    const Scanned scanned = block_scan(count.all, shared.partial, Sum{});
+    const int64_t end = carry + scanned.upto;
+    carry += scanned.all;
+    if (e >= job.experts) continue;
+    if (blockIdx.x == 0) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
+    int next = int(end) - count.all + count.before;
+    for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp) {
+      const int here = counters[warp * job.experts + e];
+      counters[warp * job.experts + e] = next;
+      next += here;
+    }
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) job.offsets[0] = 0;
+  if (blockIdx.x == 0) write_status(job, false, carry > job.rows);
+  __syncthreads();
+}
+
+/// Assigns rows to the choices of the warp's run, 32 at a time; equal experts in the order of
+/// lanes.
+template <class Index>
+__device__ void assign_rows(const OffsetsJob& job, int32_t* next_row) {
+  const Run run(job);
+  const int lane = int(threadIdx.x % kLanes);
+  int e = expert_of<Index>(job, run.first + lane, run.last);
+  for (int64_t first = run.first; first < run.last; first += kLanes) {
+    const int64_t slot = first + lane;
+    const int later = expert_of<Index>(job, slot + kLanes, run.last);
+    const unsigned equals = __match_any_sync(~0u, e);
+    const int rank = __popc(equals & ((1u << lane) - 1));
+    const int row = e >= 0 ? next_row[e] + rank : 0;
+    __syncwarp();
+    if (e >= 0 && rank == 0) next_row[e] += __popc(equals);
+    __syncwarp();
+    const bool kept = e >= 0 && row < job.rows;
+    if (slot < run.last && job.row_of != nullptr) job.row_of[slot] = kept ? row : -1;
+    if (kept && job.slot_of != nullptr) job.slot_of[row] = int32_t(slot);
+    e = later;
+  }
+}
+
+/// All warps of the grid must call it, of one block or of a cooperative one; `memory` is shared:
+/// RowMapShared and a counter for each warp and expert.
+template <class Index>
+__device__ void make_row_map(const OffsetsJob& job, uint8_t* memory) {
+  auto& shared = *reinterpret_cast<RowMapShared*>(memory);
+  int32_t* const mine = shared.counters() + int(threadIdx.x / kLanes) * job.experts;
+  clear(shared.counters(), int(blockDim.x / kLanes) * job.experts);
+  count_run<Index>(job, mine);
+  __syncthreads();
+  if (gridDim.x > 1) publish_counts(job, shared.counters());
+  find_rows(job, shared);
+  assign_rows<Index>(job, mine);
+}
+
+/// Of a block of so many warps.
+inline int row_map_bytes(int warps, int experts) {
+  return int(sizeof(RowMapShared)) + warps * experts * int(sizeof(int32_t));
+}
+
+/// What blocks write to the workspace; one block has nobody to tell.
+inline int64_t row_map_workspace_bytes(int64_t blocks, int experts) {
+  return blocks <= 1 ? 0 : blocks * experts * int64_t(sizeof(int32_t));
+}
+
+}  // namespace cadre::cuda::portable

@@ -1,0 +1,36 @@
+#pragma once
+#include "cuda/sm90/ragged_rows.h"
+
+namespace cadre::cuda::sm90 {
+
+/// Rows of y in one part of a tile's output: half of those of 16-bit operands, whose stages are
+/// fewer.
+constexpr int rows_of_fp8_part(DType out) { return rows_of_part(out) / 2; }
+
+/// What the kernel of products of 8-bit codes is launched with: x and w are codes.
+struct Fp8RowsParams : RaggedRowsParams {
+  const float* x_scales = nullptr;  ///< [D / 128, R], of rows side by side
+  int64_t x_scale_step = 0;         ///< from a block to the next
+  Plain w_scales{};                 ///< [E, C / 128, D / 128]
+  int64_t w_scale_row = 0;          ///< from 128 rows of w to the next
+  int64_t w_scale_depth = 0;        ///< from a block of the contraction to the next
+};
+
+/// Which instance: the type of the batch's codes, that of the output, and whether all scales are
+/// powers of two. Those of w are e4m3.
+struct Fp8RowsKind {
+  DType in = DType::kE4m3, out = DType::kBf16;
+  bool powers = true;
+
+  bool operator==(const Fp8RowsKind&) const = default;
+};
+
+/// One instance, launched; instances/ has them, two a file.
+template <Fp8RowsKind kKind>
+void launch_fp8_rows(const Fp8RowsParams&, int blocks, cudaStream_t);
+
+/// The instance of that kind; null if none was built.
+using LaunchFp8Rows = void (*)(const Fp8RowsParams&, int blocks, cudaStream_t);
+LaunchFp8Rows find_fp8_rows(const Fp8RowsKind&);
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,10 @@
+#include "cuda/sm90/packed_rows.cuh"
+
+namespace cadre::cuda::sm90 {
+
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(
+    const PackedRowsParams&, int, cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(
+    const PackedRowsParams&, int, cudaStream_t);
+
+}  // namespace cadre::cuda::sm90

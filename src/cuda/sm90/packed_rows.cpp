@@ -1,0 +1,95 @@
+#include "cuda/sm90/packed_rows.h"
+
+#include "cadre/error.h"
+#include "cuda/sm90/grouped_gemm.h"
+#include "cuda/sm90/prepare.h"
+
+namespace cadre::cuda::sm90 {
+namespace {
+
+using Launch = void (*)(const PackedRowsParams&, int blocks, cudaStream_t);
+struct Instance {
+  PackedRowsKind kind;
+  Launch launch;
+};
+
+template <PackedRowsKind kKind>
+constexpr Instance instance() {
+  return {kKind, launch_packed_rows<kKind>};
+}
+
+constexpr Instance kInstances[] = {
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, true}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, true}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, true}>(),
+};
+
+/// Null if none was built.
+Launch find(const PackedRowsKind& kind) {
+  for (const Instance& instance : kInstances)
+    if (instance.kind == kind) return instance.launch;
+  return nullptr;
+}
+
+bool is_packed(const Format& format) {
+  return !is_plain(format) && find({format.kind}) != nullptr && format.element != DType::kE5m2;
+}
+
+PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
+  const TensorView& v = w.scales;
+  const auto step = [&](size_t d) { return bytes_for(v.dtype, v.stride[d]); };
+  return {.data = v.data,
+          .discrete = w.discrete_scales,
+          .step = step(0),
+          .row_step = step(1),
+          .col_step = step(2),
+          .rows = p.rhs.square ? info(p.rhs.kind).block : 1,
+          .cols = int(v.shape[2])};
+}
+
+}  // namespace
+
+std::string refuses_packed_rows(const GroupedGemmProblem& p, const Device& device) {
+  if (p.pass != Pass::kFprop) return "takes fprop";
+  if (std::string why = refuses_device(device); !why.empty()) return why;
+  if (p.lhs != format(FormatKind::kBf16) || !is_packed(p.rhs))
+    return "takes a bf16 batch and w in mxfp4, mxfp8 of e4m3, or nvfp4";
+  if (p.out != DType::kBf16 && p.out != DType::kF32) return "writes bf16 or f32";
+  const int64_t unit = 8 * kAlignment / bits(p.rhs.element);
+  if (p.k % unit != 0 || p.n % kWidthUnit != 0)
+    return text("contracts multiples of ", unit, ", to multiples of ", kWidthUnit,
+                " columns, as TMA does");
+  return refuses_layout(p);
+}
+
+void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_view("x", args.lhs.codes, p);
+  check_view("w", args.rhs.codes, p);
+  check_view("y", args.out, p);
+}
+
+void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                     Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  if (p.rows == 0) return;
+  const Prepared experts = prepare(
+      {args.rhs.codes, args.rhs.discrete, kWeightRows, {}, kPackedDepth}, plan, workspace, stream);
+  PackedRowsParams params;
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
+  params.y = ragged_map(args.out, rows_of_part(p.out));
+  params.w_scale = args.rhs.expert_scale;
+  params.w_scales = scales_of(p, args.rhs);
+  find({p.rhs.kind, p.out, p.rows <= kFewRows * p.experts})(params, blocks_of(plan), stream);
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,67 @@
+#pragma once
+#include "cuda/sm90/multiply_packed.cuh"
+#include "cuda/sm90/packed_rows.h"
+#include "cuda/sm90/ragged_rows.cuh"
+#include "formats/list.h"
+
+// y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ as of ragged_rows.cuh), where w_e[c, d] is the
+// bf16 number of a code times its block scale: fprop of bf16 rows and packed weights.
+//
+// w [E, C, D] are codes as they are stored, decoded on their way into the tensor cores; the rest is
+// ragged_rows.cuh, and so are the bits.
+namespace cadre::cuda::sm90 {
+
+/// As RaggedRowsLoad, with codes for the weight.
+template <Tile kTile>
+class PackedRowsLoad : RaggedRowsLoad<kTile> {
+ public:
+  using Base = RaggedRowsLoad<kTile>;
+  using Base::kArrivals, Base::kWarps;
+
+  __device__ PackedRowsLoad(const PackedRowsParams& params, const TileRecord& tile)
+      : Base(params, tile) {}
+
+  __device__ void load(const Stage& stage, Barrier& full, int depth) const {
+    this->expect(full);
+    const int col = depth * element_bits(kTile.a.dtype) / 8;
+    tma_load(stage.a, *this->w_, Box3{col, this->tile_.row, this->expert_}, full);
+    this->load_batch(stage, full, depth);
+  }
+};
+
+template <FormatKind kWeights>
+struct PackedFormat;
+template <>
+struct PackedFormat<FormatKind::kMxfp4> : formats::Mxfp4 {};
+template <>
+struct PackedFormat<FormatKind::kNvfp4> : formats::Nvfp4 {};
+template <>
+struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
+
+constexpr Tile packed_tile(DType codes, bool few) {
+  const int stages = codes == DType::kE2m1 ? kStagesOfNibbles : kStagesOfBytes;
+  return {.cols = few ? kColsOfFewRows : kMostCols,
+          .depth = kPackedDepth,
+          .stages = few ? kStagesOfFewRows : stages,
+          .a = {codes, true},
+          .b = {DType::kBf16, true}};
+}
+
+/// The kernel of fprop with packed weights.
+template <PackedRowsKind kKind>
+struct PackedRows {
+  using Format = PackedFormat<kKind.weights>;
+  static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.few);
+  using Params = PackedRowsParams;
+  using Schedule = RaggedRowsSchedule<kTile>;
+  using Load = PackedRowsLoad<kTile>;
+  using Multiply = MultiplyPacked<kTile, Format>;
+  using Store = RaggedRowsStore<output_of_rows(kKind.out)>;
+};
+
+template <PackedRowsKind kKind>
+void launch_packed_rows(const PackedRowsParams& params, int blocks, cudaStream_t stream) {
+  launch_kernel<PackedRows<kKind>>(params, blocks, stream);
+}
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,36 @@
+#pragma once
+#include "cadre/format.h"
+#include "cuda/sm90/ragged_rows.h"
+
+namespace cadre::cuda::sm90 {
+
+constexpr int kPackedDepth = 64;  ///< columns of w in one load
+
+/// Block scales of the weights. Steps are bytes.
+struct PackedScales {
+  const void* data = nullptr;
+  const void* const* discrete = nullptr;  ///< [E]
+  int64_t step = 0, row_step = 0, col_step = 0;
+  int rows = 1;  ///< of w that share one
+  int cols = 0;  ///< blocks along the contraction
+};
+
+/// What the kernel of packed weights is launched with: w are codes.
+struct PackedRowsParams : RaggedRowsParams {
+  PackedScales w_scales{};
+};
+
+/// Which instance: the format of w, the type of the output, and whether experts have few rows.
+struct PackedRowsKind {
+  FormatKind weights = FormatKind::kMxfp4;
+  DType out = DType::kBf16;
+  bool few = false;
+
+  bool operator==(const PackedRowsKind&) const = default;
+};
+
+/// One instance, launched; instances/ has them, two a file.
+template <PackedRowsKind kKind>
+void launch_packed_rows(const PackedRowsParams&, int blocks, cudaStream_t);
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,147 @@
+#include "cuda/sm90/prepare.h"
+
+#include <algorithm>
+
+#include "cadre/error.h"
+#include "cuda/check.h"
+#include "cuda/sm90/expert_maps.h"
+#include "cuda/sm90/grouped_gemm.h"
+
+namespace cadre::cuda::sm90 {
+namespace {
+
+constexpr int64_t kCountBytes = 128;             // of the workspace, behind the maps
+constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
+
+int clusters_of(const GroupedGemmProblem& p, const Device& device) {
+  const int units = p.unit_budget == 0 ? device.units : std::min(device.units, p.unit_budget);
+  return std::max(1, units / kCluster);
+}
+
+int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
+
+/// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
+/// only the device knows.
+bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
+  const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
+  const bool codes = !is_plain(p.lhs);
+  const int cols = codes ? kColsOfCodes : kMostCols, depth = codes ? kDepthOfCodes : kDepth;
+  const int64_t stages =
+      wgrad ? parts_of(p.n, kClusterRows) * parts_of(p.k, cols) * (p.rows / depth + p.experts)
+            : parts_of(fprop ? p.n : p.k, kClusterRows) * (p.rows / cols + p.experts) *
+                  parts_of(fprop ? p.k : p.n, depth);
+  return stages > kCountedStages * clusters_of(p, device);
+}
+
+void check_steps(bool good, std::string_view what, const TensorView& v,
+                 const GroupedGemmProblem& p) {
+  require(
+      good && reinterpret_cast<uintptr_t>(v.data) % kAlignment == 0, "grouped_gemm: ", what, " is ",
+      v, " at ", v.data,
+      ", must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "
+      "with align=",
+      bytes_for(v.dtype, 1), " [", p, "]");
+}
+
+bool is_step(const TensorView& v, int64_t step) {
+  return bytes_for(v.dtype, step) % kAlignment == 0;
+}
+
+/// One expert of a packed tensor, without its address.
+TensorView one_expert(const TensorView& v) {
+  return view(nullptr, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
+}
+
+}  // namespace
+
+std::string refuses_device(const Device& device) {
+  return device.sm == 90 ? std::string() : text("is for sm_90, not sm_", device.sm);
+}
+
+std::string refuses_layout(const GroupedGemmProblem& p) {
+  if (p.align < kAlignment)
+    return text("takes addresses and strides of ", kAlignment, " bytes, as TMA does; align is ",
+                p.align);
+  if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
+  if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
+    return "takes a row-major batch and output";
+  if (p.unit_budget == 1) return "works in pairs of SMs; the budget is one";
+  return {};
+}
+
+int blocks_of(const GroupedGemmPlan& plan) {
+  return clusters_of(plan.problem, plan.device) * kCluster;
+}
+
+void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
+  bool good = true;
+  for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_step(v, v.stride[d]));
+  check_steps(good, what, v, p);
+}
+
+void check_scales(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
+  check_steps(v.shape[1] <= 1 || is_step(v, v.stride[1]), what, v, p);
+}
+
+int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
+  const bool blocks = p.activation && p.activation->layout == GluLayout::kInterleave32;
+  const int64_t maps = p.discrete_rhs || p.discrete_out || blocks ? p.experts : 0;
+  return maps * int64_t(sizeof(CUtensorMap)) + (counts_tiles(p, device) ? kCountBytes : 0);
+}
+
+Plain plain(const TensorView& v, const void* const* discrete) {
+  return {v.data, discrete, v.dtype, v.stride[0]};
+}
+
+Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace workspace,
+                 cudaStream_t stream) {
+  auto* end = static_cast<char*>(workspace.data) + plan.workspace_bytes;
+  auto* taken = counts_tiles(plan.problem, plan.device)
+                    ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
+                    : nullptr;
+  if (v.one_map()) {
+    if (taken != nullptr)
+      check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
+    return {v.map(v.view), nullptr, taken};
+  }
+  TensorView one = one_expert(v.view);
+  one.data = workspace.data;  // any address that is aligned; each expert puts its own in
+  const CUtensorMap map = v.map(one);
+  auto* maps = static_cast<CUtensorMap*>(workspace.data);
+  const ExpertAddresses from{v.pointers, static_cast<const char*>(v.view.data),
+                             bytes_for(v.view.dtype, v.view.stride[0])};
+  write_expert_maps(map, from, plan.problem.experts, {maps, taken}, stream);
+  return {map, maps, taken};
+}
+
+TailRows tail_rows(const TensorView& v, Tail tail) {
+  if (tail == Tail::kKeep) return {};
+  return {v.data, bytes_for(v.dtype, v.stride[0]), bytes_for(v.dtype, v.shape[1])};
+}
+
+RaggedRowsParams rows_params(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                             const Prepared& experts) {
+  const GroupedGemmProblem& p = plan.problem;
+  const bool fprop = p.pass == Pass::kFprop;
+  RaggedRowsParams params{.x = {},
+                          .w = experts.map,
+                          .y = {},
+                          .experts = experts.maps,
+                          .offsets = args.offsets.data,
+                          .taken = experts.taken,
+                          .rows = p.rows,
+                          .expert_count = p.experts,
+                          .cols = int(fprop ? p.n : p.k),
+                          .depth = int(fprop ? p.k : p.n),
+                          .alpha = args.alpha,
+                          .beta = args.beta,
+                          .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
+                          .bias = plain(args.bias, args.discrete_bias),
+                          .bias_scale = args.bias_scale,
+                          .tail = tail_rows(args.out, p.tail)};
+  const TensorView& x = args.lhs.codes;
+  for (int i = 0; i < kBoxes; ++i) params.x[i] = ragged_map(x, kBoxRows * (i + 1));
+  return params;
+}
+
+}  // namespace cadre::cuda::sm90

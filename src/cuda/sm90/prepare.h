@@ -1,0 +1,66 @@
+#pragma once
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "cadre/grouped_gemm.h"
+#include "cuda/device/tensor_map.h"
+#include "cuda/sm90/ragged_rows.h"
+
+// What every family of products on Hopper makes of a plan and its arguments: refusals that all
+// share, the workspace, tensor maps, and the launch parameters of ragged rows.
+namespace cadre::cuda::sm90 {
+
+constexpr int kAlignment = 16;     ///< bytes, of what TMA reads and writes
+constexpr int64_t kWidthUnit = 8;  ///< elements of 16 bits: the same 16 bytes
+
+std::string refuses_device(const Device&);
+
+/// What TMA and the schedulers ask of every problem.
+std::string refuses_layout(const GroupedGemmProblem&);
+
+/// Views that TMA takes: a plan does not know them, so it was made for what the problem promises.
+void check_view(std::string_view what, const TensorView&, const GroupedGemmProblem&);
+
+/// Scales along rows: of one row too, each block begins a copy.
+void check_scales(std::string_view what, const TensorView&, const GroupedGemmProblem&);
+
+/// A block an SM, in clusters.
+int blocks_of(const GroupedGemmPlan&);
+
+Plain plain(const TensorView&, const void* const* discrete);
+
+/// The tensor that has a matrix for each expert, and its boxes.
+struct ExpertViews {
+  const TensorView& view;
+  const void* const* pointers;  ///< of discrete experts
+  int box_rows;
+  std::optional<GluLayout> glu{};  ///< rows of gate and up, in this layout
+  int box_columns = 0;             ///< as of expert_map()
+
+  /// A map of them all, unless they are discrete, or their rows lie in blocks, which take the
+  /// dimension of experts.
+  bool one_map() const { return pointers == nullptr && glu != GluLayout::kInterleave32; }
+  CUtensorMap map(const TensorView& v) const {
+    return glu ? glu_map(v, *glu) : expert_map(v, box_rows, box_columns);
+  }
+};
+
+/// The map of packed experts, or where those of discrete experts lie; the count of tiles.
+struct Prepared {
+  CUtensorMap map;
+  const CUtensorMap* maps;
+  unsigned long long* taken;
+};
+
+/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero,
+/// if clusters count.
+Prepared prepare(const ExpertViews&, const GroupedGemmPlan&, Workspace, cudaStream_t);
+
+/// Rows of nobody that become zero.
+TailRows tail_rows(const TensorView&, Tail);
+
+/// What the kernels of ragged rows have in common; the output's map is left to the caller.
+RaggedRowsParams rows_params(const GroupedGemmPlan&, const GroupedGemmArgs&, const Prepared&);
+
+}  // namespace cadre::cuda::sm90

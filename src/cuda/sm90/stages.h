@@ -1,0 +1,44 @@
+#pragma once
+#include "cuda/device/barrier.h"
+#include "cuda/gemm/cursor.h"
+#include "cuda/sm90/factors.h"
+#include "cuda/sm90/tile.h"
+
+// Stages of operands in shared memory, and the ring in which the roles of a block pass them on.
+namespace cadre::cuda::sm90 {
+
+using gemm::Cursor;
+
+/// The stages in shared memory, and one of them: what one round of loads brings.
+template <Tile kTile>
+struct Stages {
+  uint8_t a[kTile.stages][kTile.a_bytes()];
+  uint8_t b[kTile.stages][kTile.b_bytes()];
+};
+struct Stage {
+  uint8_t *a, *b;
+  float* scales;  ///< of the tile's rows, as they lie in memory; null: there are none
+};
+
+/// A role's place in the ring of stages.
+template <Tile kTile>
+struct StageRing {
+  Stages<kTile>& stages;
+  Barrier (&full)[kTile.stages];
+  Barrier (&empty)[kTile.stages];
+  StageFactors<kTile>& factors;
+  Cursor<kTile.stages> at{};
+
+  __device__ Stage stage() const {
+    return {stages.a[at.at], stages.b[at.at], factors.scales_of(at.at)};
+  }
+  __device__ void wait_full() const { wait(full[at.at], at.parity); }
+  __device__ void wait_empty() const { wait(empty[at.at], at.parity ^ 1); }
+  /// Frees a stage in both blocks, since either loads into both.
+  __device__ void release(int stage) const {
+    const uint32_t lane = threadIdx.x % kWarp;
+    if (lane < kCluster) arrive_cluster(empty[stage], lane);
+  }
+};
+
+}  // namespace cadre::cuda::sm90

@@ -1,0 +1,78 @@
+#pragma once
+#include <string_view>
+
+#include "cadre/grouped_linear.h"
+
+// Which tensors of a linear layer are copied, into which format, and in which form its products
+// read the copies.
+namespace cadre::layers::linear {
+
+/// The products that no implementation takes codes for: their operands are decoded.
+struct DecodedPasses {
+  bool fprop = false, dgrad = false, wgrad = false;
+  bool wgrad_waits = false;  ///< for another run, so that what it reads stays codes
+
+  /// Implementations that take codes in an order of their own, and run only where they are named.
+  std::string_view fprop_by{}, dgrad_by{};
+
+  std::string_view by(Pass pass) const {
+    return pass == Pass::kFprop ? fprop_by : pass == Pass::kDgrad ? dgrad_by : std::string_view();
+  }
+  bool any() const { return fprop || dgrad || wgrad; }
+  bool of(Pass pass) const {
+    return pass == Pass::kFprop ? fprop : pass == Pass::kDgrad ? dgrad : wgrad;
+  }
+};
+
+/// A copy of a tensor along one axis.
+struct Copy {
+  int id;                 ///< the tensor that quantising writes
+  int numbers;            ///< the tensor that decoding writes
+  bool is_there = false;  ///< else the tensor itself is read
+  bool decoded = false;   ///< quantising writes numbers at once
+  bool decodes = false;   ///< codes that outlive their step are decoded where they are read
+  Major codes_major = Major::kRow, scales_major = Major::kRow;
+};
+
+/// A tensor with its two copies, and which of them a product reads.
+struct Copied {
+  int itself;
+  Copy along_k, along_rows;
+  bool shared = false;  ///< the copy along K serves both products
+  bool given = false;   ///< the copies are the caller's
+
+  bool copies() const { return along_k.is_there || along_rows.is_there; }
+  bool copies_rows() const { return along_rows.is_there && !shared; }
+  int written_rows() const { return shared ? along_k.id : along_rows.id; }
+  int read_along_k() const {
+    return !along_k.is_there ? itself : along_k.decodes ? along_k.numbers : along_k.id;
+  }
+  int read_along_rows() const {
+    if (!along_rows.is_there) return itself;
+    return along_rows.decodes ? along_rows.numbers : written_rows();
+  }
+};
+
+/// Which tensors the recipe copies.
+struct Copies {
+  Copied x, w, dy;
+
+  Copies(const GroupedLinearProblem&, const DecodedPasses&);
+};
+
+/// True if a product can read a tensor of this type as it is.
+bool as_is(const Format&, DType);
+
+/// A product of the layer, without what its epilogue adds.
+GroupedGemmProblem product(const GroupedLinearProblem&, Pass, const DecodedPasses&);
+
+/// The products of the problem that nobody here takes codes for.
+DecodedPasses passes_to_decode(const GroupedLinearProblem&, const Device&);
+
+/// The implementation of products that runs only where it is named, and the route that names it.
+inline constexpr std::string_view kByName = "sm90_fp8_rows";
+
+/// The same, but for those that are taken by name.
+DecodedPasses passes_by_name(const GroupedLinearProblem&, const Device&);
+
+}  // namespace cadre::layers::linear

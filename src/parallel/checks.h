@@ -1,0 +1,72 @@
+#pragma once
+#include "ops/checks.h"
+#include "parallel/window.h"
+
+namespace cadre::parallel {
+
+/// Alignment of a workspace and of what lies in it or in a window, bytes.
+constexpr int64_t kAlignment = 256;
+constexpr int64_t aligned(int64_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+/// The checks of an exchange's arguments.
+class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
+ public:
+  ArgsChecks(ExchangeKind call, const ExpertParallelPlan& plan, const Window& window)
+      : Checks(name(call), plan.problem), plan_(plan), window_(window) {
+    const Window::State& state = window.state();
+    holds(state.ranks == plan.problem.ranks, "the window is of ", state.ranks,
+          " ranks, must be of ", plan.problem.ranks);
+    holds(window.bytes() >= plan.window.bytes, "the window has ", window.bytes(),
+          " bytes a rank, must have ", plan.window.bytes, "; make it for the largest plan");
+  }
+
+  /// [t, H]
+  void tokens(std::string_view what, const TensorView& v) const {
+    const ExpertParallelProblem& p = problem();
+    const int64_t t = v.rank == 2 ? v[0] : 0;
+    holds(t >= 0 && t <= p.tokens, what, " has ", t, " rows, must have 0 to T, ", p.tokens);
+    view(what, v, p.dtype, {t, p.hidden});
+    in_place(what, v, window_.tokens(plan_));
+  }
+  /// [R, H]
+  void rows(std::string_view what, const TensorView& v) const {
+    view(what, v, problem().dtype, {problem().rows, problem().hidden});
+    in_place(what, v, window_.rows(plan_));
+  }
+  template <class Element>
+  void probabilities(std::string_view what, const Element* pointer, int64_t count) const {
+    if (problem().prob) return present(what, pointer, count, "the problem says prob=yes");
+    absent(what, pointer, "the problem says prob=no");
+  }
+  void map(const ExchangeMap& map, int64_t tokens) const {
+    present("map.row_of", map.row_of, tokens * problem().top_k, "dispatch writes it");
+    present("map.slot_of", map.slot_of, problem().rows, "dispatch writes it");
+    present("map.offsets", map.offsets, int64_t(problem().experts) + 1, "dispatch writes it");
+    present("map.verdict", map.verdict, 1, "dispatch writes it");
+  }
+  void workspace(const Workspace& workspace, int64_t bytes) const {
+    holds(workspace.bytes >= bytes, "the workspace has ", workspace.bytes, " bytes, must have ",
+          bytes);
+    present("workspace", static_cast<const char*>(workspace.data), bytes);
+    aligned("workspace", workspace.data, kAlignment);
+  }
+
+ private:
+  /// What lies in the window lies where this plan has it.
+  void in_place(std::string_view what, const TensorView& v, const TensorView& place) const {
+    const Window::State& state = window_.state();
+    const auto* data = static_cast<const char*>(v.data);
+    const char* window = state.of(state.rank);
+    if (elements(v) == 0 || data < window || data >= window + window_.bytes()) return;
+    holds(data == place.data && is_contiguous(v), what, " is ", to_string(v), ", ", data - window,
+          " bytes into the window, must be contiguous, at ",
+          static_cast<const char*>(place.data) - window, "; or lie elsewhere");
+  }
+
+  const ExpertParallelPlan& plan_;
+  const Window& window_;
+};
+
+}  // namespace cadre::parallel

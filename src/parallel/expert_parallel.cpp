@@ -1,0 +1,160 @@
+// Problem, plan and window of expert parallelism.
+#include "cadre/expert_parallel.h"
+
+#include <algorithm>
+#include <type_traits>
+
+#include "cadre/error.h"
+#include "ops/checks.h"
+#include "ops/problem_text.h"
+#include "parallel/checks.h"
+#include "parallel/dispatch.h"
+#include "parallel/window.h"
+
+namespace cadre {
+
+namespace ops {
+template <>
+struct Words<Overflow> {
+  static constexpr std::array<std::string_view, 2> kList = {"error", "drop"};
+};
+}  // namespace ops
+
+/// R where a text leaves it out: what two ranks can need at most. Of nonsense it is 0.
+static int64_t usual_rows(const ExpertParallelProblem& p) {
+  constexpr int64_t kMost = 1 << 30;
+  const bool is_sane = p.tokens >= 0 && p.tokens < kMost && p.top_k > 0 && p.ranks > 0;
+  return is_sane ? std::min(p.ranks, 2) * p.tokens * p.top_k : 0;
+}
+
+template <class Io, class Problem>
+static void fields(Io& io, Problem& p) {
+  const ExpertParallelProblem usual;
+  io.always("T", p.tokens);
+  io.always("top_k", p.top_k);
+  io.always("H", p.hidden);
+  io.always("E", p.experts);
+  io.always("ranks", p.ranks);
+  if constexpr (!std::is_const_v<Problem>) p.rows = usual_rows(p);
+  io.always("R", p.rows);
+  io.always("dtype", p.dtype);
+  io.unless("prob", p.prob, usual.prob);
+  io.unless("overflow", p.overflow, usual.overflow);
+  io.unless("tail", p.tail, usual.tail);
+  io.unless("layer", p.layer, usual.layer);
+}
+
+std::string to_string(const ExpertParallelProblem& p) {
+  return ops::write_problem("expert_parallel", p);
+}
+ExpertParallelProblem parse_expert_parallel_problem(std::string_view words) {
+  return ops::read_problem<ExpertParallelProblem>("expert_parallel", words);
+}
+
+namespace {
+
+void check(const ExpertParallelProblem& p) {
+  const ops::Checks checks("expert_parallel", p);
+  checks.at_least("T", p.tokens, 0);
+  checks.at_least("top_k", p.top_k, 1);
+  checks.at_least("H", p.hidden, 1);
+  checks.experts(p.experts);
+  checks.at_least("R", p.rows, 0);
+  checks.holds(p.ranks >= 1 && p.ranks <= parallel::kMostRanks, "ranks is ", p.ranks,
+               ", must be 1 to ", parallel::kMostRanks);
+  checks.fits_int32("T", p.tokens);
+  checks.fits_int32("T * top_k", p.tokens * p.top_k);
+  checks.fits_int32("ranks * T * top_k", p.ranks * p.tokens * p.top_k);
+  checks.fits_int32("R", p.rows);
+  checks.fits_int32("ranks * R", p.ranks * p.rows);
+  checks.experts(int64_t(p.ranks) * p.experts);
+  checks.plain_float("dtype", p.dtype);
+  checks.countable("T * H", {p.tokens, p.hidden});
+  checks.countable("R * H", {p.rows, p.hidden});
+}
+
+PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Device& device) {
+  PermuteProblem m{.pass = pass, .tokens = p.tokens, .top_k = p.top_k, .rows = p.rows};
+  m.hidden = p.hidden;
+  m.experts = p.experts;
+  m.dtype = p.dtype;
+  m.ranks = p.ranks;
+  m.prob = p.prob && (pass == PermutePass::kPermute || pass == PermutePass::kPermuteBackward);
+  m.tail = p.tail;
+  return plan(m, device);
+}
+
+/// The problem in 24 bits, the same in every build (FNV-1a).
+uint32_t tag_of(const ExpertParallelProblem& p) {
+  uint32_t hash = 2166136261u;
+  for (const char c : to_string(p)) hash = (hash ^ uint8_t(c)) * 16777619u;
+  return (hash ^ hash >> 24) & 0xffffff;
+}
+
+OffsetsPlan offsets(const ExpertParallelProblem& p, const Device& device) {
+  return plan({.source = OffsetsSource::kRouting,
+               .rows = p.ranks * p.tokens * p.top_k,
+               .experts = p.ranks * p.experts,
+               .tokens = p.ranks * p.tokens,
+               .top_k = p.top_k},
+              device);
+}
+
+}  // namespace
+
+ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& device,
+                        std::string_view only) {
+  check(problem);
+  ExpertParallelPlan plan{.problem = problem, .device = device, .name = "window"};
+  if (!only.empty() && only != plan.name)
+    throw Unsupported(text("expert_parallel: there is no route '", only, "', only window [",
+                           to_string(problem), "]"));
+  if (device.kind != DeviceKind::kCpu)
+    throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device),
+                           "\n  window: is memory of processes on the CPU [", to_string(problem),
+                           "]"));
+  plan.window = parallel::layout_of(problem);
+  plan.tag = tag_of(problem);
+  plan.offsets = offsets(problem, device);
+  plan.dispatch = permute(problem, PermutePass::kPermute, device);
+  plan.collect = permute(problem, PermutePass::kCombine, device);
+  plan.collect_backward = permute(problem, PermutePass::kCombineBackward, device);
+  plan.dispatch_backward = permute(problem, PermutePass::kPermuteBackward, device);
+  plan.workspace_bytes = std::max(parallel::DispatchMemory(problem, plan.offsets).bytes,
+                                  problem.ranks * problem.rows * int64_t(sizeof(float)));
+  return plan;
+}
+
+std::string explain(const ExpertParallelPlan& plan) {
+  const ExpertParallelProblem& p = plan.problem;
+  const WindowLayout& w = plan.window;
+  std::string lines = text("route      ", plan.name, ": every rank maps the memory of all\n");
+  lines += text("window     ", w.bytes, " bytes a rank: ", w.experts, " of flags, ",
+                w.tokens - w.experts, " of routing, ", w.drow_prob - w.tokens, " of tokens, ",
+                w.rows - w.drow_prob, " of gradients of probabilities, ", w.bytes - w.rows,
+                " of rows\n");
+  lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
+  lines += text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
+                " are always enough, beyond them ",
+                p.overflow == Overflow::kDrop ? "choices are dropped\n" : "a step is NaN\n");
+  return lines;
+}
+
+namespace parallel {
+
+WindowLayout layout_of(const ExpertParallelProblem& p) {
+  WindowLayout w;
+  const auto take = [&w](int64_t bytes) {
+    return std::exchange(w.bytes, w.bytes + aligned(bytes));
+  };
+  take(sizeof(Control));
+  w.experts = take(p.tokens * p.top_k * int64_t(sizeof(int32_t)));
+  w.prob = take(p.prob ? p.tokens * p.top_k * int64_t(sizeof(float)) : 0);
+  w.tokens = take(bytes_for(p.dtype, p.tokens * p.hidden));
+  w.drow_prob = take(p.prob ? p.rows * int64_t(sizeof(float)) : 0);
+  w.rows = take(bytes_for(p.dtype, p.rows * p.hidden));
+  return w;
+}
+
+}  // namespace parallel
+}  // namespace cadre

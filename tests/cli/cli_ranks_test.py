@@ -1,0 +1,121 @@
+"""Verbs that start ranks: `cli_ranks_test.py CADRE [few]`. They end when one of them does."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+import cli_test
+
+PATIENCE_S = 30  # less than the minute that ranks wait for each other
+SETTLED_S = 0.5  # more than a small check takes
+
+
+def ranks_of(process):
+    """The processes that it has started."""
+    found = []
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, parent = stat.read_text().rpartition(")")[2].split()[:2]
+        except OSError:  # it has ended
+            continue
+        if int(parent) == process.pid and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def is_running(process):
+    try:
+        text = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[0] not in "ZX"
+
+
+class Ranks(cli_test.Cli):
+    WORDS = "expert_parallel T=16 top_k=2 H=24 E=2 ranks=2 R=64"
+    LONG = ("bench", WORDS, "--repeat", "1000000", "--limit", "0")
+
+    def test_explain_states_the_window(self):
+        text = self.good("explain", self.WORDS)
+        self.assertIn("plan       window\n", text)
+        self.assertIn("window     5632 bytes a rank: 1024 of flags, 512 of routing, ", text)
+        answer = json.loads(self.good("explain", self.WORDS, "--json"))
+        self.assertEqual(answer["window"]["bytes"], 5632)
+        self.assertEqual(answer["plan"], "window")
+        text = self.good("explain", self.WORDS, "--device", "sm_90", code=1)
+        self.assertIn("window: is memory of processes on the CPU", text)
+        answer = json.loads(self.good("explain", self.WORDS, "--device", "sm_90", "--json", code=1))
+        self.assertIsNone(answer["plan"])
+        self.assertIn("window: is memory", answer["refusals"])
+        self.assertEqual([r["name"] for r in cli_test.info()["ranks"]], ["expert_parallel"])
+
+    def test_check_starts_the_ranks(self):
+        # OpenMP's threads are there before the second rank is started.
+        text = self.good("check", "grouped_linear R=40 N=16 K=8 E=3", self.WORDS,
+                         self.WORDS.replace("R=64", "R=40"), "--digest")
+        self.assertIn(f"same  bits as one rank, 6 routings  window  {self.WORDS}", text)
+        self.assertIn("of these 2 have more rows than R", text)
+        self.assertIn("3 checked, 0 failed", text)
+        self.wrong("check", self.WORDS, "--only", "window",
+                   says=["--only is 'window', must not be given for ranks"])
+
+    def test_bench_times_both_exchanges(self):
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            text = self.good("bench", self.WORDS, "--repeat", "3", "--json", str(record))
+            cases = json.loads(record.read_text())["cases"]
+        self.assertEqual([c["call"] for c in cases], ["dispatch", "collect"])
+        for case in cases:
+            self.assertEqual(set(case["us"]), {"cadre", "copy"})
+            self.assertLess(0, case["crossed_bytes"])
+            self.assertLess(case["crossed_bytes"], case["delivered_bytes"])
+            self.assertIn(f"{case['delivered_bytes']:.0f} bytes delivered", text)
+        self.wrong("bench", self.WORDS, "--beside", "top_k=1",
+                   says=["--beside is 'top_k=1', must not be given for ranks"])
+
+    def started(self):
+        """A long run, and its ranks once those are there that are timed, and not checked before."""
+        process = subprocess.Popen([cli_test.CADRE, *self.LONG], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        ranks, since = [], time.monotonic()
+        while process.poll() is None:
+            now = ranks_of(process)
+            if now != ranks or len(now) != 2:
+                ranks, since = now, time.monotonic()
+            if time.monotonic() > since + SETTLED_S:
+                return process, ranks
+            time.sleep(0.01)
+        self.fail(process.communicate())
+
+    def test_a_rank_that_is_killed_is_named_and_ends_the_others(self):
+        process, ranks = self.started()
+        os.kill(ranks[0], signal.SIGKILL)
+        out, err = process.communicate()
+        self.assertEqual((process.returncode, out), (2, ""))
+        self.assertRegex(err, r"^cadre: .*expert_parallel: rank [01] was killed by signal 9 in .*; "
+                              r"the other ranks were ended.*\n$")
+        self.assertFalse(any(os.path.exists(f"/proc/{rank}") for rank in ranks))
+
+    def test_ranks_end_with_the_program(self):
+        process, ranks = self.started()
+        process.kill()
+        process.wait()
+        until = time.monotonic() + PATIENCE_S
+        while any(is_running(rank) for rank in ranks) and time.monotonic() < until:
+            time.sleep(0.01)
+        left = [rank for rank in ranks if is_running(rank)]
+        for rank in left:
+            os.kill(rank, signal.SIGKILL)
+        process.communicate()
+        self.assertEqual(left, [])
+
+
+if __name__ == "__main__":
+    cli_test.CADRE = sys.argv.pop(1)
+    unittest.main(argv=[word for word in sys.argv if word != "few"])

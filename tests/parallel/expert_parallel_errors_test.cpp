@@ -1,0 +1,179 @@
+// The words of expert parallelism: problems, plans, and errors.
+#include <gtest/gtest.h>
+
+#include "cadre/expert_parallel.h"
+#include "tests/judge/errors.h"
+#include "tests/judge/tensor.h"
+#include "tests/judge/workspace.h"
+#include "tests/parallel/group.h"
+#include "tests/parallel/rank_case.h"
+
+using namespace cadre;
+using Rank = test::RankCase;
+
+namespace {
+
+TEST(ExpertParallelProblem, PrintsAndParsesBack) {
+  ExpertParallelProblem p{.tokens = 8192, .top_k = 8, .hidden = 7168, .experts = 128, .ranks = 2};
+  p.rows = 131072;
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16");
+  EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
+  p.overflow = Overflow::kDrop;
+  p.prob = false;
+  p.tail = Tail::kZero;
+  p.layer = 3;
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16 prob=no "
+            "overflow=drop tail=zero layer=3");
+  EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
+}
+
+TEST(ExpertParallelProblem, HasRoomForTwoRanksWhereRIsLeftOut) {
+  const auto rows = [](std::string_view words) {
+    return parse_expert_parallel_problem(words).rows;
+  };
+  EXPECT_EQ(rows("expert_parallel T=5 top_k=3 ranks=1"), 15);
+  EXPECT_EQ(rows("expert_parallel T=5 top_k=3 ranks=2"), 30);
+  EXPECT_EQ(rows("expert_parallel T=5 top_k=3 ranks=4"), 30);
+  EXPECT_EQ(rows("expert_parallel R=7 T=5 top_k=3 ranks=4"), 7);
+  EXPECT_EQ(rows("expert_parallel R=0 T=5 top_k=3 ranks=4"), 0);
+  EXPECT_EQ(rows("expert_parallel T=4611686018427387904 top_k=3 ranks=4"), 0);
+}
+
+TEST(ExpertParallelPlan, ExplainsItsMemory) {
+  EXPECT_EQ(explain(plan(parse_expert_parallel_problem(
+                             "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072"),
+                         this_cpu())),
+            "route      window: every rank maps the memory of all\n"
+            "window     1997538304 bytes a rank: 1024 of flags, 524288 of routing, 117440512 of "
+            "tokens, 524288 of gradients of probabilities, 1879048192 of rows\n"
+            "workspace  2101504 bytes, of dispatch and its backward\n"
+            "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");
+}
+
+/// Without the problem behind it.
+template <class Work>
+std::string error(Work&& work) {
+  const std::string message = test::invalid(work);
+  return message.substr(0, message.rfind(" ["));
+}
+
+std::string plan_error(std::string_view words) {
+  return error([&] { plan(parse_expert_parallel_problem(words), this_cpu()); });
+}
+
+TEST(ExpertParallelErrors, OfProblems) {
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=0 R=1"),
+            "expert_parallel: H is 0, must be 1 or more");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 top_k=0"),
+            "expert_parallel: top_k is 0, must be 1 or more");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 E=0"),
+            "expert_parallel: E is 0, must be 1 or more");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 ranks=65"),
+            "expert_parallel: ranks is 65, must be 1 to 64");
+  EXPECT_EQ(plan_error("expert_parallel T=1073741824 H=1 R=1 ranks=2"),
+            "expert_parallel: ranks * T * top_k is 2147483648, must be below 2^31; rows are "
+            "numbered in int32");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1073741824 ranks=2"),
+            "expert_parallel: ranks * R is 2147483648, must be below 2^31; rows are numbered in "
+            "int32");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 dtype=u8"),
+            "expert_parallel: dtype is u8, must be f32, bf16 or f16");
+  const ExpertParallelProblem p = parse_expert_parallel_problem("expert_parallel T=1 H=1 R=1");
+  EXPECT_EQ(test::unsupported([&] { plan(p, parse_device("sm_90")); }),
+            text("expert_parallel: no route takes it on sm_90\n  window: is memory of processes on "
+                 "the CPU [",
+                 to_string(p), "]"));
+  EXPECT_EQ(
+      test::unsupported([&] { plan(p, this_cpu(), "collective"); }),
+      text("expert_parallel: there is no route 'collective', only window [", to_string(p), "]"));
+}
+
+/// One rank, alone, for uses that are errors.
+struct ArgumentErrors : testing::Test {
+  const ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .rows = 6};
+  const ExpertParallelPlan made = plan(p, this_cpu());
+  std::vector<Window> windows = test::windows_of(made);
+  test::OwnedWorkspace workspace{made.workspace_bytes};
+  Rank r{p, 3};
+};
+
+TEST_F(ArgumentErrors, OfDispatch) {
+  const auto dispatching = [&](auto&& spoil) {
+    DispatchArgs args = r.dispatch_args(true);
+    Workspace memory = workspace.get();
+    spoil(args, memory);
+    return error([&] { dispatch(made, windows[0], args, memory, {}); });
+  };
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.x.shape[0] = 4; }),
+            "dispatch: x has 4 rows, must have 0 to T, 3");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.x.shape[0] = -1; }),
+            "dispatch: x has -1 rows, must have 0 to T, 3");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.x = r.dprob.view(); }),
+            "dispatch: x is f32[3, 2], must be bf16[3, 4]");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.experts = nullptr; }),
+            "dispatch: experts is null, must point to 6 elements");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.prob = nullptr; }),
+            "dispatch: prob is null, must point to 6 elements; the problem says prob=yes");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.map.offsets = nullptr; }),
+            "dispatch: map.offsets is null, must point to 2 elements; dispatch writes it");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a, Workspace&) { a.map.verdict = nullptr; }),
+            "dispatch: map.verdict is null, must point to 1 element; dispatch writes it");
+  EXPECT_EQ(dispatching([&](DispatchArgs&, Workspace& w) { w.bytes = 0; }),
+            text("dispatch: the workspace has 0 bytes, must have ", made.workspace_bytes));
+  ExpertParallelProblem plain = p;
+  plain.prob = false;
+  EXPECT_EQ(error([&] {
+              dispatch(plan(plain, this_cpu()), windows[0], r.dispatch_args(true), workspace.get(),
+                       {});
+            }),
+            "dispatch: prob is given, must be null; the problem says prob=no");
+}
+
+TEST_F(ArgumentErrors, OfTheOthers) {
+  EXPECT_EQ(error([&] {
+              collect(made, windows[0], {.y = r.x.view(), .out = r.out.view(), .map = r.map()}, {});
+            }),
+            "collect: y is bf16[3, 4] strides (7, 1), must be bf16[6, 4]");
+  EXPECT_EQ(error([&] {
+              collect_backward(made, windows[0], {.dout = r.dout.view(), .dy = r.dy.view()}, {});
+            }),
+            "collect backward: map.row_of is null, must point to 6 elements; dispatch writes it");
+  EXPECT_EQ(error([&] {
+              dispatch_backward(made, windows[0], r.dispatch_backward_args(false), workspace.get(),
+                                {});
+            }),
+            "dispatch backward: drow_prob is null, must point to 6 elements; the problem says "
+            "prob=yes");
+}
+
+TEST_F(ArgumentErrors, OfWhatLiesInTheWindow) {
+  TensorView x = windows[0].tokens(made), y = windows[0].rows(made);
+  DispatchArgs args = r.dispatch_args(true);
+  args.x = view(x.data, p.dtype, {2, 4}, {8, 1});
+  EXPECT_EQ(error([&] { dispatch(made, windows[0], args, workspace.get(), {}); }),
+            text("dispatch: x is bf16[2, 4] strides (8, 1), ", made.window.tokens,
+                 " bytes into the window, must be contiguous, at ", made.window.tokens,
+                 "; or lie elsewhere"));
+  y.data = static_cast<char*>(y.data) + 2;
+  EXPECT_EQ(
+      error([&] { collect(made, windows[0], {.y = y, .out = r.out.view(), .map = r.map()}, {}); }),
+      text("collect: y is bf16[6, 4], ", made.window.rows + 2,
+           " bytes into the window, must be contiguous, at ", made.window.rows,
+           "; or lie elsewhere"));
+}
+
+TEST_F(ArgumentErrors, OfWindows) {
+  const ExpertParallelPlan larger =
+      plan(ExpertParallelProblem{.tokens = 3000, .hidden = 4, .rows = 3000}, this_cpu());
+  EXPECT_EQ(error([&] { collect(larger, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
+            text("collect: the window has ", windows[0].bytes(), " bytes a rank, must have ",
+                 larger.window.bytes, "; make it for the largest plan"));
+  const ExpertParallelPlan two =
+      plan(ExpertParallelProblem{.tokens = 3, .hidden = 4, .ranks = 2, .rows = 3}, this_cpu());
+  EXPECT_EQ(error([&] { collect(two, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
+            "collect: the window is of 1 ranks, must be of 2");
+}
+
+}  // namespace

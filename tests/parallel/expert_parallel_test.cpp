@@ -1,0 +1,330 @@
+// Ranks that are threads, each with a window of its own, against one rank that has all tokens and
+// experts: the same bits of everything.
+#include "cadre/expert_parallel.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/judge/tensor.h"
+#include "tests/judge/workspace.h"
+#include "tests/parallel/group.h"
+#include "tests/parallel/processes.h"
+#include "tests/parallel/rank_case.h"
+
+using namespace cadre;
+using test::Tensor;
+
+namespace {
+
+using Rank = test::RankCase;
+
+/// What an expert makes of a row: something that differs by expert, row and column.
+void make(const Tensor& from, Tensor& to, int64_t row, int expert, float factor) {
+  for (int64_t h = 0; h < from.columns(); ++h)
+    to.set({row, h}, from.at(row, h) * factor + expert + double(h) / 64);
+}
+
+/// One rank, all four exchanges. `first` is the first of its experts among all.
+void step(const ExpertParallelPlan& plan, Window& window, Rank& r, int first) {
+  const ExpertParallelProblem& p = plan.problem;
+  const test::OwnedWorkspace workspace(plan.workspace_bytes);
+  dispatch(plan, window, r.dispatch_args(p.prob), workspace.get(), {});
+  for (int e = 0; e < p.experts; ++e)
+    for (int64_t row = r.offsets[size_t(e)]; row < r.offsets[size_t(e) + 1]; ++row)
+      make(r.rows, r.y, row, first + e, p.prob ? float(r.row_prob.at(row)) : 1.0f);
+  collect(plan, window, {.y = r.y.view(), .out = r.out.view(), .map = r.map()}, {});
+  collect_backward(plan, window, {.dout = r.dout.view(), .dy = r.dy.view(), .map = r.map()}, {});
+  for (int e = 0; e < p.experts; ++e)
+    for (int64_t row = r.offsets[size_t(e)]; row < r.offsets[size_t(e) + 1]; ++row) {
+      make(r.dy, r.drows, row, first + e, 0.5f);
+      r.drow_prob.set({row}, r.dy.at(row, 0) + r.rows.at(row, 0));
+    }
+  dispatch_backward(plan, window, r.dispatch_backward_args(p.prob), workspace.get(), {});
+}
+
+/// The same by one rank, whose tokens are those of all ranks and whose experts are all.
+Rank on_one(const ExpertParallelProblem& p, const std::vector<Rank>& ranks) {
+  ExpertParallelProblem one = p;
+  one.ranks = 1;
+  one.experts = p.ranks * p.experts;
+  one.tokens = p.ranks * p.tokens;
+  one.rows = one.tokens * p.top_k;
+  Rank all(one, one.tokens);
+  std::fill(all.experts.begin(), all.experts.end(), -1);
+  for (int q = 0; q < p.ranks; ++q) {
+    const Rank& r = ranks[size_t(q)];
+    const int64_t first = q * p.tokens;
+    std::copy(r.experts.begin(), r.experts.end(), all.experts.begin() + first * p.top_k);
+    for (int64_t t = 0; t < r.tokens(); ++t) {
+      for (int64_t h = 0; h < p.hidden; ++h) {
+        all.x.set({first + t, h}, r.x.at(t, h));
+        all.dout.set({first + t, h}, r.dout.at(t, h));
+      }
+      for (int64_t j = 0; j < p.top_k; ++j) all.prob.set({first + t, j}, r.prob.at(t, j));
+    }
+  }
+  const ExpertParallelPlan made = plan(one, this_cpu());
+  std::vector<Window> windows = test::windows_of(made);
+  step(made, windows[0], all, 0);
+  return all;
+}
+
+/// Ranks with random tokens, some absent, and choices of which some are of nobody.
+std::vector<Rank> random_ranks(const ExpertParallelProblem& p, std::mt19937& random) {
+  std::vector<Rank> ranks;
+  const int experts = p.ranks * p.experts, style = int(random() % 4);
+  for (int q = 0; q < p.ranks; ++q) {
+    Rank& r =
+        ranks.emplace_back(p, random() % 4 == 0 ? 0 : int64_t(random() % uint64_t(p.tokens + 1)));
+    for (Tensor* t : {&r.x, &r.dout}) t->fill(random, -2, 2);
+    r.prob.fill(random, 0, 1);
+    for (int32_t& e : r.experts) {
+      e = int32_t(random() % uint64_t(experts));
+      if (style == 1) e = experts - 1;    // all to one
+      if (style == 2) e = e % p.experts;  // all to the first rank
+      if (random() % 8 == 0) e = random() % 2 ? -1 - int32_t(random() % 5) : experts + e;
+    }
+  }
+  return ranks;
+}
+
+/// Where rows of `part` differ from those of `whole` from `first` on; empty if nowhere.
+std::string difference(const Tensor& part, const Tensor& whole, int64_t first, int64_t count,
+                       std::string_view what) {
+  const bool is_list = part.view().rank == 1;
+  for (int64_t i = 0; i < count; ++i)
+    for (int64_t c = 0; c < (is_list ? 1 : part.columns()); ++c) {
+      const double got = is_list ? part.at(i) : part.at(i, c);
+      const double want = is_list ? whole.at(first + i) : whole.at(first + i, c);
+      if (got != want) return text(what, " [", i, ", ", c, "] is ", got, ", must be ", want, "\n");
+    }
+  return {};
+}
+
+/// Where what a rank has differs from what one rank has that has all.
+std::string difference(const ExpertParallelProblem& p, int rank, const Rank& r, const Rank& all) {
+  std::string found = r.damage();
+  const int64_t row = all.offsets[size_t(rank * p.experts)], token = rank * p.tokens;
+  for (int e = 0; e <= p.experts; ++e)
+    if (r.offsets[size_t(e)] != all.offsets[size_t(rank * p.experts + e)] - row)
+      return found + text("offset ", e, " is ", r.offsets[size_t(e)]);
+  found += difference(r.rows, all.rows, row, r.used(), "rows");
+  found += difference(r.dy, all.dy, row, r.used(), "dy");
+  found += difference(r.out, all.out, token, r.tokens(), "out");
+  found += difference(r.dx, all.dx, token, r.tokens(), "dx");
+  if (p.prob) found += difference(r.row_prob, all.row_prob, row, r.used(), "row_prob");
+  if (p.prob) found += difference(r.dprob, all.dprob, token, r.tokens(), "dprob");
+  if (r.verdict[0] != 0) found += "the verdict is not 0";
+  if (!r.rows.untouched(r.used(), p.rows)) found += "the tail was written";
+  return found;
+}
+
+/// Choices beyond R of their rank are of nobody, in the order of the rows.
+int64_t drop(const ExpertParallelProblem& p, std::vector<Rank>& ranks) {
+  const Rank all = on_one(p, ranks);
+  int64_t dropped = 0;
+  for (int q = 0; q < p.ranks; ++q)
+    for (size_t i = 0; i < ranks[size_t(q)].experts.size(); ++i) {
+      int32_t& e = ranks[size_t(q)].experts[i];
+      const int32_t row = all.row_of[size_t(q * p.tokens * p.top_k) + i];
+      if (row < 0) continue;
+      const int32_t first = all.offsets[size_t(e / p.experts * p.experts)];
+      if (row - first >= p.rows) e = -1, ++dropped;
+    }
+  return dropped;
+}
+
+ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
+  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
+  p.hidden = int64_t(1 + random() % 40);
+  p.experts = int(1 + random() % 5);
+  p.ranks = ranks;
+  p.rows = p.ranks * p.tokens * p.top_k;
+  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
+  p.prob = random() % 4 != 0;
+  return p;
+}
+
+class RandomRoutings : public testing::TestWithParam<int> {};
+
+// Every process draws what all have, runs its own part, and compares it with that of one rank.
+TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
+  for (const test::Ended& end :
+       test::in_processes(GetParam(), [&](int rank, const std::string&folder) {
+         std::mt19937 random(static_cast<unsigned>(GetParam()));
+         const AllGather gather = all_gather_in(folder, rank, GetParam());
+         for (int i = 0; i < 12; ++i) {
+           const ExpertParallelProblem p = random_problem(GetParam(), random);
+           const ExpertParallelPlan made = plan(p, this_cpu());
+           Window window = Window::create(made, rank, gather);
+           for (int again = 0; again < 30; ++again) {
+             std::vector<Rank> ranks = random_ranks(p, random);
+             const Rank all = on_one(p, ranks);
+             step(made, window, ranks[size_t(rank)], rank * p.experts);
+             const std::string found = difference(p, rank, ranks[size_t(rank)], all);
+             if (!found.empty()) throw DeviceError(text(found, " ", to_string(p)));
+           }
+         }
+       }))
+    EXPECT_EQ(end.error + std::to_string(end.signal), "0");
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
+
+TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
+  std::mt19937 random(7);
+  int64_t dropped = 0;
+  for (int i = 0; i < 60; ++i) {
+    ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
+    p.rows = int64_t(random() % 60);
+    p.overflow = Overflow::kDrop;
+    const ExpertParallelPlan made = plan(p, this_cpu());
+    std::vector<Window> windows = test::windows_of(made);
+    std::vector<Rank> ranks = random_ranks(p, random);
+    for (const std::string& error : test::on_ranks(p.ranks, [&](int q) {
+           step(made, windows[size_t(q)], ranks[size_t(q)], q * p.experts);
+           windows[size_t(q)].check();
+         }))
+      ASSERT_EQ(error, "");
+    const std::vector<int32_t> routed = ranks[0].routed;
+    const int64_t now = drop(p, ranks);
+    int64_t beyond = 0;
+    for (const int32_t rows : routed) beyond += std::max<int64_t>(rows - p.rows, 0);
+    EXPECT_EQ(now, beyond);
+    const Rank all = on_one(p, ranks);
+    for (int q = 0; q < p.ranks; ++q) EXPECT_EQ(difference(p, q, ranks[size_t(q)], all), "");
+    dropped += now;
+  }
+  EXPECT_GT(dropped, 100);
+}
+
+TEST(ExpertParallel, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
+  const ExpertParallelProblem p{
+      .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
+  const ExpertParallelPlan made = plan(p, this_cpu());
+  std::vector<Window> windows = test::windows_of(made);
+  std::mt19937 random(1);
+  std::vector<Rank> ranks;
+  for (int q = 0; q < 2; ++q) {
+    Rank& r = ranks.emplace_back(p, 4);
+    for (Tensor* t : {&r.x, &r.dout}) t->fill(random, -2, 2);
+    r.prob.fill(random, 0, 1);
+    r.experts = {2, 3, 2, 3, 2, 3, 2, q};  // 14 rows for rank 1, 2 for rank 0
+  }
+  const auto run = [&](int q) {
+    for (Tensor* t : {&ranks[size_t(q)].out, &ranks[size_t(q)].dx, &ranks[size_t(q)].rows})
+      t->fill(random, 1, 1);
+    step(made, windows[size_t(q)], ranks[size_t(q)], 2 * q);
+  };
+  const std::string want =
+      "expert_parallel: rows of rank 1 are 14, must be at most R, 9; that step is NaN on every "
+      "rank; R = 14, or 1.75 times T * top_k, would have held them [" +
+      to_string(p) + "]";
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, "");
+  for (Rank& r : ranks) {
+    EXPECT_EQ(r.verdict[0], 1);
+    EXPECT_EQ(r.routed, (std::vector<int32_t>{2, 14}));
+    for (const Tensor* t : {&r.rows, &r.row_prob, &r.out, &r.dy, &r.dx, &r.dprob})
+      for (const double value : t->values()) EXPECT_TRUE(std::isnan(value));
+  }
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, want);
+  for (Rank& r : ranks) r.experts = {0, 1, 2, 3, 0, 1, 2, 3};
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, "");
+  EXPECT_FALSE(std::isnan(ranks[0].out.at(0, 0)));
+  for (Rank& r : ranks) r.experts = {2, 3, 2, 3, 2, 3, 2, 3};
+  test::on_ranks(2, run);
+  for (const std::string& error : test::on_ranks(2, [&](int q) { windows[size_t(q)].check(); }))
+    EXPECT_NE(error, "");
+  for (Window& window : windows) EXPECT_NO_THROW(window.check());
+}
+
+/// One of two ranks of a layer. Its tokens lie in its window, and choose the other rank's expert.
+struct InPlace {
+  explicit InPlace(std::string_view words)
+      : plan(cadre::plan(parse_expert_parallel_problem(words), this_cpu())),
+        r(plan.problem, plan.problem.tokens),
+        workspace(plan.workspace_bytes) {}
+
+  ExpertParallelPlan plan;
+  Rank r;
+  test::OwnedWorkspace workspace;
+
+  void fill(const TensorView& v, double value) const {
+    for (int64_t i = 0; i < v[0]; ++i)
+      for (int64_t h = 0; h < v[1]; ++h) cpu::write(v, {i, h}, value);
+  }
+  void dispatch(Window& window) {
+    std::fill(r.experts.begin(), r.experts.end(), 1 - window.rank());
+    DispatchArgs args = r.dispatch_args(false);
+    args.x = window.tokens(plan);
+    cadre::dispatch(plan, window, args, workspace.get(), {});
+  }
+  void expect(const Tensor& t, int64_t rows, double value) const {
+    for (int64_t i = 0; i < rows; ++i)
+      if (t.at(i, 0) != value || t.at(i, t.columns() - 1) != value)
+        throw DeviceError(text("row ", i, " is ", t.at(i, 0), ", must be ", value));
+  }
+};
+
+// Before something is written in place, the ranks that read what lay there must have done so.
+TEST(ExpertParallel, AwaitsReadersBeforeTokensAreWrittenInPlace) {
+  constexpr std::string_view kWords =
+      "expert_parallel T=500 top_k=1 H=64 E=1 ranks=2 R=1000 dtype=f32 prob=no";
+  constexpr std::string_view kOther =
+      "expert_parallel T=1500 top_k=1 H=64 E=1 ranks=2 R=1500 dtype=f32 prob=no";
+  std::vector<Window> windows = test::windows_of(InPlace(kOther).plan);
+  const auto errors = test::on_ranks(2, [&](int q) {
+    Window& window = windows[size_t(q)];
+    InPlace layer(kWords), other(kOther);
+    for (int step = 0; step < 6; ++step) {
+      window.await_readers();
+      layer.fill(window.tokens(layer.plan), step + q);
+      layer.dispatch(window);
+      layer.expect(layer.r.rows, 500, step + 1 - q);
+      window.await_readers();  // the other layer's tokens lie on this one's
+      other.fill(window.tokens(other.plan), step + 10 + q);
+      other.dispatch(window);
+      other.expect(other.r.rows, 1500, step + 11 - q);
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+TEST(ExpertParallel, TakesTokensAndRowsThatLieInTheWindow) {
+  const ExpertParallelProblem p{.tokens = 8,
+                                .top_k = 2,
+                                .hidden = 6,
+                                .experts = 2,
+                                .ranks = 2,
+                                .rows = 32,
+                                .dtype = DType::kF32};
+  const ExpertParallelPlan made = plan(p, this_cpu());
+  std::vector<Window> windows = test::windows_of(made);
+  std::mt19937 random(3);
+  std::vector<Rank> ranks = random_ranks(p, random);
+  std::vector<test::Bytes> out;
+  for (const bool in_place : {false, true}) {
+    const auto errors = test::on_ranks(2, [&](int q) {
+      Rank& r = ranks[size_t(q)];
+      Window& window = windows[size_t(q)];
+      TensorView x = window.tokens(made), y = window.rows(made);
+      x.shape[0] = r.tokens();
+      DispatchArgs args = r.dispatch_args(true);
+      if (in_place) args.x = x;
+      for (int64_t t = 0; t < r.tokens() && in_place; ++t)
+        for (int64_t h = 0; h < p.hidden; ++h) cpu::write(x, {t, h}, r.x.at(t, h));
+      const test::OwnedWorkspace workspace(made.workspace_bytes);
+      dispatch(made, window, args, workspace.get(), {});
+      const TensorView to = in_place ? y : r.y.view();
+      for (int64_t row = 0; row < r.used(); ++row)
+        for (int64_t h = 0; h < p.hidden; ++h) cpu::write(to, {row, h}, 2 * r.rows.at(row, h));
+      collect(made, window, {.y = to, .out = r.out.view(), .map = r.map()}, {});
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    for (const Rank& r : ranks) out.push_back(r.out.bytes());
+  }
+  for (size_t q = 0; q < 2; ++q) EXPECT_EQ(out[q], out[q + 2]);
+}
+
+}  // namespace

@@ -1,0 +1,265 @@
+"""cadre.MoE whose experts are on several ranks: its bits, DDP and FSDP2 around it, its state."""
+
+import copy
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import draw
+from expert_parallel_cases import WORLD, counted, group_of, same_bits
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import cadre
+
+H, F, E, TOP_K = 32, 48, 12, 2  # E of all ranks
+TOKENS = [9, 0, 5, 14][:WORLD]
+
+
+# What the processes run
+
+
+def layer(device, dtype=torch.float32, ep=None, **options):
+    """Of one seed on all ranks."""
+    torch.manual_seed(4)
+    return cadre.MoE(E, H, F, top_k=TOP_K, normalize=True, device=device, dtype=dtype, ep=ep,
+                     **options)
+
+
+def scaled(whole):
+    """Weights that make the experts differ more than roundings do."""
+    with torch.no_grad():
+        for p in whole.parameters():
+            p.copy_(draw(*p.shape) * 0.3)
+    return whole
+
+
+def tokens_of_all(device, dtype, seed=0):
+    torch.manual_seed(50 + seed)
+    return (draw(sum(TOKENS), H, dtype=dtype, device=device),
+            draw(sum(TOKENS), H, dtype=dtype, device=device))
+
+
+def part(t, rank):
+    return t[sum(TOKENS[:rank]):sum(TOKENS[:rank + 1])]
+
+
+def experts_of(t, rank):
+    return t.tensor_split(WORLD)[rank]
+
+
+def one_layer(rank, device, dtype, bias):
+    """A copy of a layer of all ranks equals one of one process, whose state it loads. Tokens in
+    bf16 have the same bits; the router's product of fp32 tokens is torch's."""
+    whole = scaled(layer(device, dtype, bias=bias))
+    own = layer(device, dtype, dist.group.WORLD, bias=bias)
+    own.load_state_dict(whole.state_dict())
+    own = copy.deepcopy(own)
+    x, dout = tokens_of_all(device, dtype)
+    mine, all_of_them = part(x, rank).clone().requires_grad_(), x.clone().requires_grad_()
+    out, router = own(mine)
+    out.backward(part(dout, rank))
+    want, decided = whole(all_of_them)
+    want.backward(dout)
+
+    def assert_same(got, wanted):
+        if dtype == torch.bfloat16:
+            assert same_bits(got, wanted)
+        else:
+            torch.testing.assert_close(got, wanted)
+
+    assert_same(out, part(want, rank))
+    assert_same(mine.grad, part(all_of_them.grad, rank))
+    for p, w in zip(own.experts.parameters(), whole.experts.parameters()):
+        assert_same(p.grad, experts_of(w.grad, rank))
+        assert p.allreduce is False and p.grad.abs().max() > 0
+    router_grad = own.router.grad.float()
+    dist.all_reduce(router_grad)
+    torch.testing.assert_close(router_grad, whole.router.grad.float(), rtol=2e-2,
+                               atol=2e-2 * float(router_grad.abs().max()))
+    assert getattr(own.router, "allreduce", True)
+    counts = router.tokens_per_expert.clone()
+    dist.all_reduce(counts)
+    assert counts.tolist() == decided.tokens_per_expert.tolist()
+    assert router.load_balancing_loss().isfinite()
+
+
+def layer_with_a_shared_expert(rank, device):
+    """All ranks have it whole, and add its result to their sums."""
+    options = dict(shared_features=24, shared_gate=True)
+    whole = scaled(layer(device, **options))
+    own = layer(device, ep=dist.group.WORLD, **options)
+    own.load_state_dict(whole.state_dict())
+    x, dout = tokens_of_all(device, torch.float32)
+    mine, all_of_them = part(x, rank).clone().requires_grad_(), x.clone().requires_grad_()
+    out, want = own(mine)[0], whole(all_of_them)[0]
+    out.backward(part(dout, rank))
+    want.backward(dout)
+    torch.testing.assert_close(out, part(want, rank))
+    torch.testing.assert_close(mine.grad, part(all_of_them.grad, rank))
+    for name in ("shared_w1", "shared_w2", "shared_gate"):
+        own_grad = own.get_parameter(name).grad
+        dist.all_reduce(own_grad)
+        torch.testing.assert_close(own_grad, whole.get_parameter(name).grad)
+
+
+def compiled_layer(rank, device):
+    group = group_of(2)
+    if rank >= 2:
+        return
+    own = scaled(layer(device, ep=group))
+    run = torch.compile(own, backend="aot_eager", dynamic=True)
+    for seed in range(3):
+        x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32, seed))
+        results = []
+        for call in (own, run):
+            own.zero_grad()
+            leaf = x.clone().requires_grad_()
+            with counted() as moved:
+                out, _ = call(leaf)
+                out.backward(dout)
+            results.append((moved, out.detach(), leaf.grad, own.experts.w1.grad.clone()))
+        assert len(results[0][0]) == 6 and results[0][0] == results[1][0]
+        assert all(map(same_bits, results[0][1:], results[1][1:]))
+
+
+def beginnings(rank, device):
+    """All ranks seed alike: one router, and experts of their own."""
+    own = layer(device, ep=dist.group.WORLD)
+    weights = [torch.empty_like(own.experts.w1) for _ in range(WORLD)]
+    for again in range(2):
+        dist.all_gather(weights, own.experts.w1.detach())
+        assert not any(torch.equal(weights[0], w) for w in weights[1:])
+        routers = [torch.empty_like(own.router) for _ in range(WORLD)]
+        dist.all_gather(routers, own.router.detach())
+        assert all(torch.equal(routers[0], r) for r in routers)
+        own.reset_parameters()
+    on_meta = cadre.MoE(E, H, F, top_k=TOP_K, device="meta", ep=dist.group.WORLD)
+    on_meta.to_empty(device=device)
+    assert all(p.allreduce is False for p in on_meta.experts.parameters())
+
+
+def reseeding(rank, device):
+    """torch.manual_seed would seed every GPU, also one that is used later."""
+    own = layer(device, ep=dist.group.WORLD)
+    before = own.experts.w1.detach().clone()
+    with mock.patch.object(torch.cuda, "manual_seed_all") as seed_all:
+        own.reset_parameters()
+    assert not seed_all.called and not torch.equal(own.experts.w1, before)
+
+
+def data_parallel(rank, device):
+    """DDP leaves the experts alone; their gradients are divided as it divides the others."""
+    whole = scaled(layer(device))
+    own = nn.Sequential(layer(device, ep=dist.group.WORLD))
+    own[0].load_state_dict(whole.state_dict())
+    apart = [name for name, p in own.named_parameters() if not getattr(p, "allreduce", True)]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(own, apart)
+    parallel = DistributedDataParallel(own, device_ids=[rank] if device.type == "cuda" else None)
+    for step in range(3):
+        x, dout = tokens_of_all(device, torch.float32, step)
+        parallel(part(x, rank))[0].backward(part(dout, rank))
+        whole(x)[0].backward(dout / WORLD)
+        with torch.no_grad():
+            for p in own[0].experts.parameters():
+                p.grad /= WORLD
+            for (name, p), w in zip(own[0].named_parameters(), whole.parameters()):
+                want = experts_of(w.grad, rank) if name.startswith("experts") else w.grad
+                torch.testing.assert_close(p.grad, want, rtol=1e-4, atol=1e-4)
+                p -= 0.1 * p.grad
+            for w in whole.parameters():
+                w -= 0.1 * w.grad
+        parallel.zero_grad()
+        whole.zero_grad()
+
+
+def sharded_over_replicas(rank, device):
+    """Two replicas of experts on two ranks each: FSDP2 takes the mean over the replicas."""
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
+    plain = scaled(layer(device, ep=mesh["ep"]))
+    own = copy.deepcopy(plain)
+    fully_shard(own.experts, mesh=mesh["replicas"])
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))
+    out, _ = own(x)
+    out.backward(dout)
+    want, _ = plain(x)
+    want.backward(dout)
+    assert same_bits(out, want)
+    for p, w in zip(own.experts.parameters(), plain.experts.parameters()):
+        mean = w.grad.clone()
+        dist.all_reduce(mean, group=mesh["replicas"].get_group())
+        torch.testing.assert_close(p.grad.full_tensor(), mean / 2)
+    with pytest.raises(NotImplementedError, match="experts.w1 is a DTensor over replicas, must be"):
+        own.state_dict()
+
+
+def resharded(rank, device, folder):
+    """A checkpoint of two ranks loads onto one, onto all, and back onto two, with the same bits."""
+    groups = {ranks: group_of(ranks) for ranks in (1, 2, WORLD)}
+    want = scaled(layer(device, bias=True))
+    weights = {name: p.detach() for name, p in want.named_parameters()}
+    before = folder / "whole"
+    if rank == 0:
+        dcp.save({"model": want.state_dict()}, checkpoint_id=before, process_group=groups[1])
+    dist.barrier()
+    for ranks in (2, WORLD, 1, 2):
+        if rank < ranks:
+            own = layer(device, ep=groups[ranks], bias=True)
+            state = {"model": own.state_dict()}
+            dcp.load(state, checkpoint_id=before, process_group=groups[ranks])
+            own.load_state_dict(state["model"])
+            for name, p in own.named_parameters():
+                w = weights[name]
+                w = w.tensor_split(ranks)[rank] if name.startswith("experts") else w
+                assert same_bits(p, w), f"{name} at {ranks} ranks"
+            before = folder / f"of_{ranks}"
+            dcp.save({"model": own.state_dict()}, checkpoint_id=before,
+                     process_group=groups[ranks])
+        before = folder / f"of_{ranks}"
+        dist.barrier()
+    if rank == 0:
+        state = {"model": scaled(layer(device, bias=True)).state_dict()}
+        dcp.load(state, checkpoint_id=before, process_group=groups[1])
+        assert all(same_bits(state["model"][name], w) for name, w in weights.items())
+
+
+# The tests
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_layer_of_all_ranks(ranks, dtype, bias):
+    ranks.run(one_layer, dtype, bias)
+
+
+def test_a_shared_expert_on_all_ranks(ranks):
+    ranks.run(layer_with_a_shared_expert)
+
+
+def test_a_compiled_layer_exchanges_as_an_eager_one(ranks):
+    ranks.run(compiled_layer)
+
+
+def test_how_ranks_begin(ranks):
+    ranks.run(beginnings)
+
+
+def test_new_weights_seed_no_other_device(ranks):
+    ranks.run(reseeding)
+
+
+def test_data_parallel(ranks):
+    ranks.run(data_parallel)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_sharded_over_replicas(ranks):
+    ranks.run(sharded_over_replicas)
+
+
+def test_checkpoints_of_other_numbers_of_ranks(ranks, tmp_path):
+    ranks.run(resharded, tmp_path)

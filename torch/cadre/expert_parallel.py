@@ -1,0 +1,396 @@
+"""Expert parallelism: every rank has some of the experts, and rows travel to them and back.
+
+The route "collective" works with any backend of torch.distributed. A rank permutes its tokens in
+the order of all experts, so the rows for another rank are one segment, and all_to_all_single moves
+them. One more permutation brings what arrives, by rank, into the order of this rank's experts.
+docs/layers/expert_parallel.md has the formulas and an example.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+
+from .dtypes import kind_of, require_factor, require_rows, require_sizes
+from .fakes import require_one_device
+from .operations import RoutingOffsets, combine, offsets_of_routing, permute
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+_MOST_ROWS = 2**31 - 1  # rows are numbered in int32
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def _eager(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    return torch.compiler.disable(function, reason=(
+        "the host reads how many rows each rank sends, and ranks exchange equally often, in the "
+        "same order; what lies between dispatch and collect compiles"))
+
+
+class _Exchange(NamedTuple):
+    """Rows of this rank's tokens, in the order of all experts <-> rows of this rank's experts."""
+
+    group: "ProcessGroup"
+    sent: list[int]  # rows to each rank
+    received: list[int]  # rows from each rank
+    order: RoutingOffsets  # of n rows that arrive: row_of [n, 1] of each, slot_of [n] the inverse
+
+    def to_experts(self, rows: Tensor) -> Tensor:
+        offsets, row_of, slot_of, _ = self.order
+        return permute(self._moved(rows, self.sent, self.received), offsets, row_of, slot_of)[0]
+
+    def to_tokens(self, rows: Tensor) -> Tensor:
+        offsets, row_of, slot_of, _ = self.order
+        leaving = permute(rows, offsets, slot_of[:, None], row_of.view(-1))[0]
+        return self._moved(leaving, self.received, self.sent)
+
+    def _moved(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+        arrived = rows.new_empty((sum(received), rows.shape[1]))
+        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=self.group)
+        return arrived
+
+
+class _Moved(torch.autograd.Function):
+    """`there` of each tensor, and `back` of each gradient. All tensors are one node of the graph,
+    so backward exchanges in the same order on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor],
+                *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.back = back
+        moved = tuple(there(t) for t in tensors)
+        ctx.mark_non_differentiable(*(m for m, t in zip(moved, tensors) if not t.requires_grad))
+        return moved
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *(ctx.back(grad) if wanted else None
+                             for grad, wanted in zip(grads, ctx.needs_input_grad[2:]))
+
+
+def _nan(rows: int) -> Callable[[Tensor], Tensor]:
+    """That many rows of NaN, like those of a tensor."""
+    return lambda t: t.new_full((rows, *t.shape[1:]), math.nan)
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchHandle:
+    """What happened in a `dispatch`, for the caller and for `collect`."""
+
+    dropped: Tensor  # int64 [P] on the host: choices beyond the capacity of each rank
+    tokens_per_expert: Tensor  # int32 [P * E]: choices of this rank's tokens, dropped ones too
+    tokens: int  # T of this rank
+    rows: int = 0  # R of this rank
+    order: RoutingOffsets | None = None  # of the tokens' choices
+    exchange: _Exchange | None = None  # None after an overflow: results are NaN
+
+
+class DispatchedRows(NamedTuple):
+    """What `ExpertParallel.dispatch` gives."""
+
+    rows: Tensor  # [R, H] in the order of this rank's experts
+    row_prob: Tensor  # fp32 [R], [0] without prob
+    offsets: Tensor  # int32 [E + 1]
+    handle: DispatchHandle
+
+
+class _Call(NamedTuple):
+    """What all ranks ask alike of a `dispatch`, in integers."""
+
+    columns: int  # H
+    dtype: int  # of x, by its place in _DTYPES
+    prob: int  # whether it is given
+    dx: int  # whether x, and prob, wants a gradient
+    dprob: int
+
+    def __str__(self) -> str:
+        words = [name for name in ("prob", "dx", "dprob") if getattr(self, name)]
+        return " ".join([f"x[T, {self.columns}]", str(_DTYPES[self.dtype]), *words])
+
+
+def process_group(group: Any) -> "ProcessGroup":
+    """The process group that `group` is, or a mesh of one dimension has; None is that of all ranks.
+    """
+    group = dist.group.WORLD if group is None else group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"mesh has {group.ndim} dimensions, must have 1; take the one of the "
+                             'experts, such as mesh["ep"]')
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is {kind_of(group)}, must be a ProcessGroup with this process, or "
+                        "a DeviceMesh")
+    return group
+
+
+class ExpertParallel:
+    """Brings rows to the ranks of their experts, and their results back.
+
+    Expert e of all P * E belongs to rank e // E. A rank's rows of an expert stand in the order
+    (rank, token, choice), as in one process that has all ranks' tokens one after another, and
+    results and gradients have the bits of that process.
+
+    group: a process group, or a DeviceMesh of one dimension. None: all ranks.
+    experts: E, those of this rank. top_k: choices of a token.
+    rows: R, the rows that a rank takes at most; "exact" for as many as come. factor: R as a
+        multiple of T * top_k, T of the rank with most tokens; by default min(P, 2), with which two
+        ranks cannot overflow.
+    overflow: "error": results and gradients of that dispatch are NaN on all ranks, and the next
+        one, or `check`, raises. "drop": choices whose row would be R or more are dropped.
+    route: "collective", by torch.distributed: the host waits for the counts, once a dispatch.
+
+    All ranks make it. Errors: ValueError and TypeError, on all ranks, for what does not fit or is
+    not the same on all of them.
+    """
+
+    group: "ProcessGroup"
+    ranks: int
+    rank: int
+    experts: int
+    top_k: int
+    rows: int | str | None
+    factor: float | None
+    overflow: str
+    route: str
+    problem: str
+
+    def __init__(self, group: "ProcessGroup | DeviceMesh | None", experts: int, top_k: int, *,
+                 rows: int | str | None = None, factor: float | None = None,
+                 overflow: str = "error", route: str = "collective") -> None:
+        self.group = process_group(group)
+        self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
+        self.experts, self.top_k = experts, top_k
+        self.rows, self.factor = rows, factor
+        self.overflow, self.route = overflow, route
+        if rows is None and factor is None:
+            self.factor = min(self.ranks, 2)
+        room = f"factor={self.factor}" if rows is None else f"R={rows}"
+        self.problem = (f"expert_parallel E={experts} top_k={top_k} ranks={self.ranks} {room} "
+                        f"overflow={overflow} route={route}")
+        self._overflowed = ""
+        self._agree()
+
+    def __deepcopy__(self, memo: Any) -> "ExpertParallel":
+        """Itself: the copy of a model is of the same group."""
+        return self
+
+    def __repr__(self) -> str:
+        return f"<{self.problem}>"
+
+    def check(self) -> None:
+        """Errors: RuntimeError, once, if a rank had more rows than it takes in the last dispatch.
+        """
+        words, self._overflowed = self._overflowed, ""
+        if words:
+            raise RuntimeError(words)
+
+    @_eager
+    def dispatch(self, x: Tensor, experts: Tensor, prob: Tensor | None = None) -> DispatchedRows:
+        """The rows of this rank's experts, of all ranks' tokens. Differentiable in x and prob.
+
+        x: [T, H] fp32, bf16 or fp16; T may be another on each rank, 0 too. experts: int32 or int64
+        [T, top_k]; a number outside [0, P * E) drops the choice. prob: fp32 [T, top_k].
+
+        All ranks call it, in the same order. Errors: RuntimeError for an overflow before, and where
+        another rank raised an error or asks for something else; ValueError and TypeError for what
+        does not fit.
+        """
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("dispatch: a CUDA graph is being captured, must not be; the route "
+                               "collective reads counts on the host")
+        self.check()
+        order, tokens, counts = self._routed(x, experts, prob)
+        capacity = self._capacity(max(tokens))
+        dropped = (counts.sum((0, 2)) - capacity).clamp(min=0)
+        handle = DispatchHandle(dropped, order.offsets.diff(), x.shape[0])
+        if dropped.any():
+            if self.overflow == "error":
+                self._overflowed = self._overflow_text(counts, capacity, max(tokens))
+                return self._nan_rows(x, prob, handle)
+            counts = _kept(counts, capacity)
+            order = _without_late(order, experts, counts[self.rank].flatten())
+        exchange = self._exchange(counts, x.device)
+        order = order._replace(slot_of=order.slot_of[:sum(exchange.sent)])
+        rows, row_prob = permute(x, order, prob=prob)
+        if self.ranks > 1:
+            parts = [rows if x.requires_grad else rows.detach()]
+            if prob is not None:
+                column = row_prob[:, None]
+                parts.append(column if prob.requires_grad else column.detach())
+            rows, *moved_prob = _Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
+            row_prob = moved_prob[0].view(-1) if moved_prob else row_prob
+        handle = replace(handle, rows=rows.shape[0], order=order, exchange=exchange)
+        return DispatchedRows(rows, row_prob, exchange.order.offsets, handle)
+
+    @_eager
+    def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
+        """out[t] = sum over the choices of token t of their rows of y, in fp32, in the order of
+        top_k, rounded once: [T, H]. Differentiable in y.
+
+        y: [R, H], results for the rows that `dispatch` gave. All ranks call it, in the same order.
+        Errors: ValueError and TypeError for what does not fit. The other ranks do not hear of that,
+        and wait as long as their group does.
+        """
+        require_rows("y", y)
+        if y.dim() != 2 or y.shape[0] != handle.rows:
+            raise ValueError(f"y has shape {list(y.shape)}, must be [{handle.rows}, H], a row for "
+                             "each that dispatch gave")
+        order, exchange = handle.order, handle.exchange
+        if order is None or exchange is None:
+            return _Moved.apply(_nan(handle.tokens), _nan(handle.rows), y)[0]
+        if self.ranks > 1:
+            y, = _Moved.apply(exchange.to_tokens, exchange.to_experts, y)
+        return combine(y, order)
+
+    def _agree(self) -> None:
+        """Errors: of what this rank was given, or of how it differs from other ranks."""
+        refusal = None
+        try:
+            self._require_sense()
+        except (TypeError, ValueError) as error:
+            refusal = error
+        said: list[Any] = [None] * self.ranks
+        dist.all_gather_object(said, (str(refusal or ""), self.problem), group=self.group)
+        if refusal is not None:
+            raise refusal
+        for rank, (words, problem) in enumerate(said):
+            if words:
+                raise ValueError(f"expert_parallel: rank {rank} was given what does not fit, must "
+                                 f"be what fits: {words}")
+            if problem != said[0][1]:
+                raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
+                                 f"must be that of rank 0, {said[0][1]!r}")
+
+    def _require_sense(self) -> None:
+        require_sizes(experts=self.experts, top_k=self.top_k)
+        if self.rows is not None and self.factor is not None:
+            raise ValueError(f"factor is {self.factor}, must be left out where rows are given; "
+                             "both say the capacity")
+        if self.rows is not None and self.rows != "exact":
+            require_sizes(rows=self.rows)
+        if self.factor is not None and not isinstance(self.factor, (int, float)):
+            raise TypeError(f"factor is {kind_of(self.factor)}, must be a number")
+        if self.factor is not None and not 0 < self.factor < math.inf:
+            raise ValueError(f"factor is {self.factor}, must be above 0 and finite")
+        for name, words in (("overflow", ("error", "drop")), ("route", ("collective",))):
+            if getattr(self, name) not in words:
+                raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of "
+                                 f"{', '.join(words)}")
+
+    def _capacity(self, tokens: int) -> int:
+        """R, where the rank with most tokens has that many."""
+        if self.rows is not None:
+            return _MOST_ROWS if self.rows == "exact" else int(self.rows)
+        return math.ceil(self.factor * tokens * self.top_k)
+
+    def _overflow_text(self, counts: Tensor, capacity: int, tokens: int) -> str:
+        needed = counts.sum((0, 2)).tolist()
+        most = max(needed)
+        factor = math.ceil(100 * most / (tokens * self.top_k)) / 100
+        return (f"expert_parallel: the rows of rank {needed.index(most)} are {most}, must be at "
+                f"most {capacity}, its capacity; results of that dispatch are NaN on all ranks; "
+                f"factor={factor} or rows={most} fits [{self.problem}]")
+
+    def _routed(self, x: Tensor, experts: Tensor, prob: Tensor | None
+                ) -> tuple[RoutingOffsets, list[int], Tensor]:
+        """Where the choices of this rank's tokens are in the order of all experts; the tokens of
+        each rank; and on the host the choices int64 [P, P, E] of each rank by expert."""
+        width = self.ranks * self.experts
+        try:
+            call = self._call(x, experts, prob)
+            order = offsets_of_routing(experts, width, experts.numel())
+        except Exception:  # the others wait for this rank's counts
+            on = x.device if isinstance(x, Tensor) and not x.is_meta else self._device()
+            self._gathered([-1] * (1 + len(_Call._fields)), torch.zeros(width, device=on))
+            raise
+        table = self._gathered([x.shape[0], *call], order.offsets.diff())
+        head = table[:, :-width].tolist()
+        for rank, (tokens, *asked) in enumerate(head):
+            if tokens < 0:
+                raise RuntimeError(f"dispatch: rank {rank} raised an error, must raise none; it "
+                                   "says which")
+            if asked != head[0][1:]:
+                raise RuntimeError(f"dispatch: rank {rank} asks for {_Call(*asked)}, must ask for "
+                                   f"{_Call(*head[0][1:])} as rank 0 does")
+        return order, [row[0] for row in head], table[:, -width:].view(self.ranks, self.ranks, -1)
+
+    def _call(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> _Call:
+        """Errors: for what does not fit on this rank."""
+        require_rows("x", x)
+        if x.dim() != 2:
+            raise ValueError(f"x has shape {list(x.shape)}, must be [T, H]")
+        if x.is_meta:
+            raise ValueError("x is on meta, must be where the ranks' rows can travel")
+        if not isinstance(experts, Tensor):
+            raise TypeError(f"experts is {kind_of(experts)}, must be a tensor")
+        require_factor("prob", prob)
+        for name, given in (("experts", experts), ("prob", prob)):
+            if given is not None and given.shape != (x.shape[0], self.top_k):
+                raise ValueError(f"{name} has shape {list(given.shape)}, must be "
+                                 f"{[x.shape[0], self.top_k]}, top_k of each row of x")
+        if prob is not None and prob.dtype != torch.float32:
+            raise TypeError(f"prob is {prob.dtype}, must be torch.float32")
+        require_one_device({"x": x, "experts": experts, "prob": prob})
+        grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
+        return _Call(x.shape[1], _DTYPES.index(x.dtype), prob is not None, *grads)
+
+    def _device(self) -> torch.device:
+        """Where this group surely exchanges."""
+        return torch.device("cuda" if "nccl" in dist.get_backend_config(self.group) else "cpu")
+
+    def _gathered(self, head: list[int], chosen: Tensor) -> Tensor:
+        """head and the choices of each expert of every rank, int64 [P, ...] on the host."""
+        mine = torch.cat([_on(chosen.device, torch.tensor(head)), chosen.long()])
+        table = mine.new_empty(self.ranks * mine.numel())
+        dist.all_gather_into_tensor(table, mine, group=self.group)
+        return table.view(self.ranks, -1).cpu()
+
+    def _exchange(self, counts: Tensor, device: torch.device) -> _Exchange:
+        arriving = counts[:, self.rank]
+        received = arriving.sum(1).tolist()
+        experts = torch.arange(self.experts, device=device).repeat(self.ranks)
+        experts = experts.repeat_interleave(_on(device, arriving.flatten()),
+                                            output_size=sum(received))
+        order = offsets_of_routing(experts[:, None], self.experts, sum(received))
+        return _Exchange(self.group, counts[self.rank].sum(1).tolist(), received, order)
+
+    def _nan_rows(self, x: Tensor, prob: Tensor | None, handle: DispatchHandle) -> DispatchedRows:
+        """A row for each expert, so that the gradient of every weight is NaN; none is moved."""
+        there = _nan(self.experts)
+        rows, = _Moved.apply(there, _nan(x.shape[0]), x)
+        row_prob = x.new_empty(0, dtype=torch.float32)
+        if prob is not None:
+            row_prob, = _Moved.apply(there, _nan(prob.numel()), prob.reshape(-1))
+        offsets = torch.arange(self.experts + 1, dtype=torch.int32, device=x.device)
+        return DispatchedRows(rows, row_prob, offsets, replace(handle, rows=self.experts))
+
+
+def _on(device: torch.device, numbers: Tensor) -> Tensor:
+    """The host's numbers there, without a wait for a GPU."""
+    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+
+
+def _kept(counts: Tensor, capacity: int) -> Tensor:
+    """Choices [P, P, E] without those whose row would be `capacity` or more. A rank's rows stand by
+    expert, then by the rank of the token."""
+    ranks, _, experts = counts.shape
+    by_row = counts.permute(1, 2, 0).flatten(1)
+    first = by_row.cumsum(1) - by_row
+    kept = (capacity - first).clamp(min=0).minimum(by_row)
+    return kept.view(ranks, experts, ranks).permute(2, 0, 1)
+
+
+def _without_late(order: RoutingOffsets, experts: Tensor, kept: Tensor) -> RoutingOffsets:
+    """The order of those choices alone that are among the first kept[e] of their expert e."""
+    at = experts.long().clamp(0, kept.numel() - 1)
+    late = order.row_of - order.offsets[at] >= _on(experts.device, kept)[at]
+    return offsets_of_routing(experts.masked_fill(late, -1), kept.numel(), experts.numel())

@@ -1,0 +1,295 @@
+"""Activations as operations of a row (`cadre.ops`)."""
+
+import math
+import numbers
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, ContextManager
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .counts import offsets_of_all_rows
+from .dtypes import kind_of, require_factor, require_rows
+from .grouped_mlp import activation_text, is_gated
+from .operation import Operation
+from .operations import Offsets, Quantized, RoutingOffsets, dequantize, quantize
+
+_LAYOUTS = {None: "concat", 0: "concat", 1: "interleave1", 32: "interleave32"}
+_CACHE = "fp8_tensor"  # the format of cache_quantized_input
+_FP32_MAX = torch.finfo(torch.float32).max
+
+
+class Activation(Operation):
+    """h = act(z) [* scales] for z [..., 2F] (ungated [..., F]); h [..., F]. The classes below are
+    the ones to use. Their constants cannot be changed.
+
+    Those that are scaled take an extra input: scales [R], a factor of each row, fp32 throughout;
+    other types are converted.
+
+    glu_interleave_size: None: [gates | ups]; 1: gate and up alternate; 32: in blocks of 32.
+    activation_recompute_in_mlp: a grouped_mlp always computes the activation again in backward;
+        True makes it an error where the operation is not part of one.
+    cache_quantized_input: keep z for backward in fp8, with one scale: half the memory of bf16, and
+        a gradient that knows z to two digits. Such an activation is never part of a grouped_mlp.
+    """
+
+    scaled: bool = False
+    activation: str  # the words of torch.ops.cadre; "" where it has none
+
+    def __init__(self, activation: str, glu_interleave_size: int | None = None,
+                 activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        super().__init__()
+        self.activation = activation_text(activation, self._layout_of(glu_interleave_size))
+        self.gated: bool = is_gated(activation)
+        self.activation_recompute_in_mlp = activation_recompute_in_mlp
+        self.cache_quantized_input = cache_quantized_input
+
+    def _layout_of(self, glu_interleave_size: int | None) -> str:
+        if isinstance(glu_interleave_size, bool) or glu_interleave_size not in (*_LAYOUTS,):
+            raise NotImplementedError(
+                f"glu_interleave_size is {glu_interleave_size}, must be None, 1 or 32; gate and up "
+                "come in two halves, alternate, or alternate in blocks of 32")
+        self._glu_interleave_size = glu_interleave_size
+        return _LAYOUTS[glu_interleave_size]
+
+    @property
+    def glu_interleave_size(self) -> int | None:
+        return self._glu_interleave_size
+
+    @property
+    def num_extra_inputs(self) -> int:
+        return int(self.scaled)
+
+    def forward(self, z: Tensor, scales: Tensor | None = None, *,
+                offsets: Offsets | RoutingOffsets | None = None) -> Tensor:
+        """h [..., F]. offsets: rows beyond them are zero; None: there are none.
+
+        Errors: ValueError for scales that are missing, surplus or of another length.
+        """
+        if (scales is not None) != self.scaled:
+            raise ValueError(f"scales is {'missing' if scales is None else 'given'}, must be "
+                             f"{'given' if self.scaled else 'left out'}; the operation is "
+                             f"{type(self).__name__}")
+        require_rows("z", z)
+        if z.dim() < 1:
+            raise ValueError("z has shape [], must be [..., columns]")
+        rows = z.reshape(-1, z.shape[-1])
+        if offsets is not None and not isinstance(offsets, (Offsets, RoutingOffsets)):
+            raise TypeError(f"offsets is {kind_of(offsets)}, must be cadre.Offsets or None")
+        starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
+        with _keeping_fp8(rows) if self.cache_quantized_input else nullcontext():
+            h = self._compute(rows, starts, probabilities(scales))
+        return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
+
+    def _compute(self, z: Tensor, offsets: Tensor, scales: Tensor | None) -> Tensor:
+        return torch.ops.cadre.activation(z, offsets, scales, self.activation)
+
+    if TYPE_CHECKING:
+        __call__ = forward
+
+    def extra_repr(self) -> str:
+        return repr(self.activation)
+
+
+def probabilities(scales: Tensor | None) -> Tensor | None:
+    """As operators take them: fp32 [R]."""
+    require_factor("scales", scales)
+    return None if scales is None else scales.reshape(-1).to(torch.float32)
+
+
+def _keeping_fp8(z: Tensor) -> ContextManager[Any]:
+    """A context in which autograd keeps codes in place of z."""
+
+    def pack(saved: Tensor) -> Tensor | tuple[Quantized, Tensor]:
+        if saved.shape != z.shape or saved.data_ptr() != z.data_ptr():
+            return saved
+        all_rows = offsets_of_all_rows(saved)
+        return quantize(saved, all_rows, _CACHE), all_rows
+
+    def unpack(kept: Any) -> Tensor:
+        if isinstance(kept, Tensor):
+            return kept
+        return dequantize(*kept, _CACHE, shape=z_shape, dtype=z_dtype)
+
+    z_shape, z_dtype = z.shape, z.dtype
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
+
+
+def _number(name: str, value: Any) -> float:
+    if not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {kind_of(value)}, must be a number")
+    return float(value)
+
+
+class SwiGLU(Activation):
+    """silu(gate) * up."""
+
+    def __init__(self, glu_interleave_size: int | None = None, *,
+                 activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        super().__init__("swiglu", glu_interleave_size, activation_recompute_in_mlp,
+                         cache_quantized_input)
+
+
+class _Clamped(Activation):
+    """g * sigmoid(alpha * g) * u with g = min(gate, limit) and u = clamp(up, -limit, limit) +
+    glu_linear_offset."""
+
+    def __init__(self, constants: dict[str, Any], glu_interleave_size: int | None,
+                 **options: bool) -> None:
+        constants = {name: _number("glu_linear_offset" if name == "offset" else name, value)
+                     for name, value in constants.items()}
+        words = " ".join(f"{name}={value!r}" for name, value in constants.items())
+        super().__init__(f"clamped_swiglu {words}", glu_interleave_size, **options)
+        self._constants: dict[str, float] = constants
+
+    @property
+    def limit(self) -> float:
+        return self._constants["limit"]
+
+    @property
+    def alpha(self) -> float:
+        return self._constants["alpha"]
+
+    @property
+    def glu_linear_offset(self) -> float:
+        return self._constants["offset"]
+
+
+class ClampedSwiGLU(_Clamped):
+    __doc__ = _Clamped.__doc__
+
+    def __init__(self, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0, *,
+                 glu_interleave_size: int | None = None,
+                 activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        super().__init__({"limit": limit, "alpha": alpha, "offset": glu_linear_offset},
+                         glu_interleave_size,
+                         activation_recompute_in_mlp=activation_recompute_in_mlp,
+                         cache_quantized_input=cache_quantized_input)
+
+
+class QGEGLU(Activation):
+    """gate * sigmoid(1.702 * gate) * up."""
+
+    def __init__(self, *, cache_quantized_input: bool = False) -> None:
+        super().__init__(f"clamped_swiglu limit={_FP32_MAX!r} alpha=1.702 offset=0.0",
+                         cache_quantized_input=cache_quantized_input)
+
+
+class SReLU(Activation):
+    """max(z, 0) squared."""
+
+    def __init__(self, *, activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        super().__init__("relu_squared", None, activation_recompute_in_mlp, cache_quantized_input)
+
+
+class SiTUGLU(Activation):
+    """beta1 * tanh(gate / beta1) * sigmoid(gate) * beta2 * tanh(up / beta2), in fp32 by operators
+    of torch: it is never part of a grouped_mlp.
+
+    Errors: ValueError for a beta that is not finite and above 0.
+    """
+
+    activation: str = ""
+    gated: bool = True
+
+    def __init__(self, glu_interleave_size: int | None = None, *, beta1: float = 4.0,
+                 beta2: float = 25.0, activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        Operation.__init__(self)
+        self._constants: dict[str, float] = {"beta1": _number("beta1", beta1),
+                                             "beta2": _number("beta2", beta2)}
+        for name, value in self._constants.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}, must be finite and above 0")
+        self._layout_of(glu_interleave_size)
+        self.activation_recompute_in_mlp = activation_recompute_in_mlp
+        self.cache_quantized_input = cache_quantized_input
+
+    @property
+    def beta1(self) -> float:
+        return self._constants["beta1"]
+
+    @property
+    def beta2(self) -> float:
+        return self._constants["beta2"]
+
+    def _compute(self, z: Tensor, offsets: Tensor, scales: Tensor | None) -> Tensor:
+        unit = 2 * (self.glu_interleave_size or 1)
+        if z.shape[-1] == 0 or z.shape[-1] % unit:
+            raise ValueError(f"z has {z.shape[-1]} columns, must have a multiple of {unit}: gate "
+                             "and up of every feature")
+        if scales is not None and len(scales) != len(z):
+            raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
+        return _Again.apply(self._formula, z, scales, offsets)
+
+    def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
+        """h in fp32. The tail is zero, whatever z has there."""
+        size = 2 * (self.glu_interleave_size or z.shape[-1] // 2)
+        row = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
+        owned = torch.where(row < offsets[-1], z.float(), 0.0)
+        gate, up = (part.flatten(-2) for part in owned.unflatten(-1, (-1, size)).chunk(2, -1))
+        capped = self.beta1 * torch.tanh(gate / self.beta1) * torch.sigmoid(gate)
+        h = capped * (self.beta2 * torch.tanh(up / self.beta2))
+        return h if scales is None else h * scales.unsqueeze(1)
+
+    def extra_repr(self) -> str:
+        return f"beta1={self.beta1}, beta2={self.beta2}"
+
+
+class ScaledSwiGLU(SwiGLU):
+    """silu(gate) * up * scales."""
+
+    scaled: bool = True
+
+
+class ScaledClampedQGeGLU(_Clamped):
+    """`ClampedSwiGLU` times scales."""
+
+    scaled: bool = True
+
+    def __init__(self, glu_interleave_size: int | None = None, *, limit: float = 7.0,
+                 alpha: float = 1.702, glu_linear_offset: float = 1.0,
+                 activation_recompute_in_mlp: bool = False) -> None:
+        super().__init__({"limit": limit, "alpha": alpha, "offset": glu_linear_offset},
+                         glu_interleave_size,
+                         activation_recompute_in_mlp=activation_recompute_in_mlp)
+
+
+class ScaledSReLU(SReLU):
+    """max(z, 0) squared, times scales."""
+
+    scaled: bool = True
+
+
+class ScaledSiTUGLU(SiTUGLU):
+    """`SiTUGLU` times scales."""
+
+    scaled: bool = True
+
+
+class _Again(torch.autograd.Function):
+    """formula(z, scales, offsets), which backward computes again: z alone is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, formula: Callable[..., Tensor], z: Tensor, scales: Tensor | None,
+                offsets: Tensor) -> Tensor:
+        ctx.formula = formula
+        ctx.save_for_backward(z, scales, offsets)
+        return formula(z, scales, offsets).to(z.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        z, scales, offsets = ctx.saved_tensors
+        leaves = [None if t is None else t.detach().requires_grad_() for t in (z, scales)]
+        with torch.enable_grad():
+            h = ctx.formula(*leaves, offsets)
+        there = [t for t in leaves if t is not None]
+        grads = torch.autograd.grad(h, there, dh.to(h.dtype))
+        return None, *grads, *[None] * (3 - len(grads))

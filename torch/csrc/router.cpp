@@ -1,0 +1,118 @@
+// torch.ops.cadre._router_logits and its gradient: bf16 tokens times the matrix of a router.
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sub.h>
+#include <ATen/ops/zeros.h>
+
+#include "autograd.h"
+#include "door.h"
+
+namespace cadre::door {
+namespace {
+
+using GroupedGemm = Tensor(const Tensor&, TensorList, const Tensor&, c10::string_view, const Maybe&,
+                           const Maybe&, const Maybe&, std::optional<at::ScalarType>, int64_t);
+using Wants = std::array<bool, 2>;  ///< dx, dweight
+using Forward = Tensor(const Tensor&, const Tensor&);
+using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, Wants);
+
+/// Offsets of one expert that has all rows.
+Tensor all_rows(const Tensor& x) {
+  const auto ints = x.options().dtype(at::kInt);
+  const int64_t rows = x.size(0);
+  return rows == 0 ? at::zeros({2}, ints) : at::arange(0, rows + 1, rows, ints);
+}
+
+struct Product {
+  c10::string_view which;
+  at::ScalarType out;
+};
+
+Tensor product(const Product& p, const Tensor& lhs, const Tensor& rhs, const Tensor& offsets) {
+  static const auto call = op<GroupedGemm>("cadre::grouped_gemm");
+  const c10::impl::ExcludeDispatchKeyGuard exact(c10::autocast_dispatch_keyset);
+  return call.call(lhs, rhs, offsets, p.which, {}, {}, {}, p.out, 0);
+}
+
+/// bf16 [1 or 3, E, H]: numbers that add up to the weight, the small ones first.
+Tensor parts_of(const Tensor& weight) {
+  if (weight.scalar_type() == at::kBFloat16) return weight.unsqueeze(0);
+  const Tensor parts =
+      at::empty({3, weight.size(0), weight.size(1)}, weight.options().dtype(at::kBFloat16));
+  Tensor small = parts.select(0, 0), middle = parts.select(0, 1), large = parts.select(0, 2);
+  large.copy_(weight);
+  const Tensor rest = at::sub(weight.to(at::kFloat), large);
+  middle.copy_(rest);
+  at::sub_out(small, rest, middle);
+  return parts;
+}
+
+void check(const Tensor& x, const Tensor& weight) {
+  require_same_device(x, weight, "weight");
+  require_type(x, at::kBFloat16, "x");
+  float_type(weight.scalar_type(), "weight");
+  require_memory(weight, "weight");
+}
+
+Tensor router_logits(const Tensor& x, const Tensor& weight) {
+  check(x, weight);
+  const Tensor parts = parts_of(weight);
+  const int64_t count = parts.size(0), experts = parts.size(1);
+  const Tensor products =
+      product({"fprop", at::kFloat}, x, parts.flatten(0, 1).unsqueeze(0), all_rows(x));
+  return count == 1 ? products : products.view({x.size(0), count, experts}).sum(1);
+}
+
+std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const Tensor& x,
+                                                  const Tensor& weight, Wants wants) {
+  check(x, weight);
+  require_same_device(x, dlogits, "dlogits");
+  require_memory(dlogits, "dlogits");
+  const auto [wants_dx, wants_dweight] = wants;
+  const Tensor dy = dlogits.to(at::kBFloat16), offsets = all_rows(x);
+  Tensor dx = at::empty({0}, x.options()), dweight = at::empty({0}, weight.options());
+  if (wants_dx)
+    dx = product({"dgrad", at::kBFloat16}, dy, weight.to(at::kBFloat16).unsqueeze(0), offsets);
+  if (wants_dweight) dweight = product({"wgrad", weight.scalar_type()}, dy, x, offsets).squeeze(0);
+  return {dx, dweight};
+}
+
+struct RouterLogits : torch::autograd::Function<RouterLogits> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
+    static const auto call = op<Forward>("cadre::_router_logits");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->save_for_backward({x, weight});
+    return call.call(x, weight);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto call = op<Backward>("cadre::_router_logits_backward");
+    const variable_list saved = ctx->get_saved_variables();
+    const Wants wants{ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
+    const auto [dx, dweight] = call.call(grads[0], saved[0], saved[1], wants);
+    return without_second_derivatives("cadre.MoE", grads,
+                                      {if_wanted(wants[0], dx), if_wanted(wants[1], dweight)});
+  }
+};
+
+void implement(torch::Library& m) {
+  m.impl("_router_logits", router_logits);
+  m.impl("_router_logits_backward", router_logits_backward);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def("_router_logits(Tensor x, Tensor weight) -> Tensor");
+  m.def(
+      "_router_logits_backward(Tensor dlogits, Tensor x, Tensor weight, bool[2] wants) -> "
+      "(Tensor dx, Tensor dweight)");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("_router_logits",
+         [](const Tensor& x, const Tensor& weight) { return RouterLogits::apply(x, weight); });
+  m.impl("_router_logits_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace cadre::door
