@@ -10,7 +10,7 @@ endif()
 set(fuzz ${PROJECT_BINARY_DIR}-fuzz)
 get_target_property(sources cadre SOURCES)
 list(FILTER sources INCLUDE REGEX "/src/(ops|layers)/")
-foreach(file bench/draw bench/text_file cli/problem apps/train/checkpoint apps/train/parameter
+foreach(file src/parallel/expert_parallel bench/draw bench/text_file cli/problem apps/train/checkpoint apps/train/parameter
         apps/train/safetensors apps/train/settings)
   list(APPEND sources ${PROJECT_SOURCE_DIR}/${file}.cpp)
 endforeach()

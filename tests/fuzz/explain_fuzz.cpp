@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "cadre/expert_parallel.h"
 #include "cadre/layers.h"
 #include "cadre/operations.h"
 #include "cli/problem.h"
@@ -53,6 +54,21 @@ void look_at(const Info& info, std::string_view words, const Device& device) {
   expect(planned && same(first, second), words, " and ", first.problem, " have other plans");
 }
 
+/// Problems of ranks, of which `cadre explain` prints the plan itself.
+void look_at_ranks(std::string_view words, const Device& device) {
+  const auto planned = [&](std::string_view problem) {
+    return plan(parse_expert_parallel_problem(problem), device);
+  };
+  ExpertParallelPlan first, second;
+  if (!accepted([&] { first = planned(words); })) return;
+  const std::string printed = to_string(first.problem);
+  expect(!explain(first).empty(), "nothing to say of ", words);
+  for (const int64_t bytes : {first.workspace_bytes, first.window.bytes})
+    expect_size(bytes, printed);
+  const bool again = accepted([&] { second = planned(printed); });
+  expect(again && explain(first) == explain(second), words, " and ", printed, " have other plans");
+}
+
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
@@ -65,8 +81,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   } catch (const cli::UsageError&) {
     return 0;
   }
-  for (const Device& device : devices)
+  for (const Device& device : devices) {
+    if (subject.is_of_ranks()) {
+      look_at_ranks(words, device);
+      continue;
+    }
     subject.layer ? look_at(*subject.layer, words, device)
                   : look_at(*subject.operation, words, device);
+  }
   return 0;
 }

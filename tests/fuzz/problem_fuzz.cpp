@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "cadre/expert_parallel.h"
 #include "cadre/grouped_linear.h"
 #include "cadre/grouped_mlp.h"
 #include "cadre/moe.h"
@@ -21,9 +22,9 @@ namespace {
 
 constexpr size_t kStart = 7;  ///< letters that tell the names apart, or nearly
 
-constexpr std::string_view kWhole[] = {"R",           "N",           "K",    "E",     "T",
-                                       "C",           "H",           "F",    "top_k", "groups",
-                                       "group_top_k", "unit_budget", "align"};
+constexpr std::string_view kWhole[] = {"R",           "N",           "K",     "E",     "T",
+                                       "C",           "H",           "F",     "top_k", "groups",
+                                       "group_top_k", "unit_budget", "align", "ranks", "layer"};
 
 /// The whole numbers of one operation's words, by name, without leading zeros. Minus zero is zero.
 using Numbers = std::map<std::string, std::string>;
@@ -101,6 +102,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   if (start == "grouped") look_at(words, parse_grouped_linear_problem);
   if (start == "grouped") look_at(words, parse_grouped_mlp_problem);
   if (words.substr(first, 4) == "moe ") look_at(words, parse_moe_problem);
+  if (start == "expert_") look_at(words, parse_expert_parallel_problem);
   if (start == "sequent") look_at(words, parse_sequential_problem);
   look_at_operation(words, start, Operations{});
   return 0;

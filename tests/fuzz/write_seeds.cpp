@@ -9,6 +9,7 @@
 
 #include "cadre/layers.h"
 #include "cadre/operations.h"
+#include "cli/problem.h"
 #include "tests/fuzz/checkpoint_state.h"
 
 using namespace cadre;
@@ -23,6 +24,7 @@ std::set<std::string> problems_of(const char* path) {
     if (line = line.substr(0, line.find('#')); !line.empty()) problems.insert(line);
   for (const OperationInfo& operation : operation_list()) problems.emplace(operation.example);
   for (const LayerInfo& layer : layer_list()) problems.emplace(layer.example);
+  problems.emplace(cli::kExpertParallel.example);
   return problems;
 }
 
