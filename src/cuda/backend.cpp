@@ -61,7 +61,6 @@ struct List<GroupedGemmProblem> {
        .workspace_bytes = sm90::grouped_gemm_workspace_bytes,
        .run = sm90::run_fp8_rows,
        .check = sm90::check_fp8_rows,
-       .by_name = true,
        .fraction_bits = 13},
       {.name = "sm90_packed_rows",
        .refuses = plain_gemm<sm90::refuses_packed_rows>,

@@ -41,6 +41,12 @@ struct TileHeight {
   }
 };
 
+/// The rows of an expert that a tile `height` rows high covers, the one with `down` tiles above it.
+CADRE_HD constexpr ExpertRows rows_of_tile(const ExpertRows& all, int64_t down, int64_t height) {
+  const int64_t first = all.first + down * height, last = first + height;
+  return {first, last < all.last ? last : all.last};
+}
+
 /// Tiles of all experts whose output rows are ragged, expert by expert.
 class RaggedTiles {
  public:
@@ -65,9 +71,7 @@ class RaggedTiles {
   CADRE_HD constexpr TilePlace place(int64_t band) const { return banded(index_, grid_, band); }
   /// The rows of the batch that tiles in that row of tiles cover.
   CADRE_HD constexpr ExpertRows rows(const TilePlace& place) const {
-    const ExpertRows all = walk_.rows();
-    const int64_t first = all.first + place.down * height_, last = first + height_;
-    return {first, last < all.last ? last : all.last};
+    return rows_of_tile(walk_.rows(), place.down, height_);
   }
 
  private:
@@ -75,6 +79,53 @@ class RaggedTiles {
   TileHeight heights_;
   TileGrid grid_;
   int64_t height_ = 1, before_ = 0, index_ = 0;
+};
+
+/// Two tiles that are worked on together: one above the other, or side by side.
+struct TilePair {
+  TilePlace first;
+  bool side_by_side = false;
+
+  constexpr bool operator==(const TilePair&) const = default;
+};
+
+/// Pairs of tiles of all experts whose output rows are ragged, expert by expert. Tiles are `height`
+/// rows high but for an expert's last; those of two neighbouring rows of tiles are pairs, and where
+/// their number is odd, those of the last one are, side by side.
+class PairedTiles {
+ public:
+  CADRE_HD constexpr PairedTiles(const ExpertWalk& walk, int64_t height, int64_t across)
+      : walk_(walk), height_(height), across_(across) {}
+
+  /// As RaggedTiles, of pairs.
+  CADRE_HD constexpr bool seek(int64_t number) {
+    while (number - before_ >= upright_ + flat_) {
+      before_ += upright_ + flat_;
+      upright_ = flat_ = 0;
+      if (!walk_.next()) return false;
+      down_ = (walk_.rows().count() + height_ - 1) / height_;
+      upright_ = down_ / 2 * across_;
+      flat_ = down_ % 2 * ((across_ + 1) / 2);
+    }
+    index_ = number - before_;
+    return true;
+  }
+  CADRE_HD constexpr int expert() const { return walk_.expert(); }
+  CADRE_HD constexpr TilePair pair(int64_t band) const {
+    if (index_ >= upright_) return {{down_ - 1, 2 * (index_ - upright_)}, true};
+    const TilePlace place = banded(index_, {down_ / 2, across_}, band);
+    return {{2 * place.down, place.across}, false};
+  }
+  /// Of the batch, in that row of tiles.
+  CADRE_HD constexpr ExpertRows rows(int64_t down) const {
+    return rows_of_tile(walk_.rows(), down, height_);
+  }
+
+ private:
+  ExpertWalk walk_;
+  int64_t height_, across_;
+  int64_t down_ = 0, upright_ = 0, flat_ = 0;  ///< rows of tiles; pairs of either kind
+  int64_t before_ = 0, index_ = 0;
 };
 
 }  // namespace cadre::schedule

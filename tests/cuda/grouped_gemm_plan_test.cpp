@@ -112,16 +112,21 @@ TEST(GroupedGemmPlan, SaysThatTheOtherKernelsComputeNoActivation) {
 
 constexpr const char* kCodes = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=fp8_block";
 
+TEST(GroupedGemmPlan, SaysThatTheAdderOfCodesKeepsFewerBits) {
+  const GroupedGemmPlan made =
+      plan(parse_grouped_gemm_problem(text(kCodes, " lhs_scales_major=column")), hopper());
+  EXPECT_EQ(made.name, "sm90_fp8_rows");
+  EXPECT_TRUE(made.exact);
+  EXPECT_EQ(made.fraction_bits, 13);
+}
+
 TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
-  const auto p = parse_grouped_gemm_problem(text(kCodes, " lhs_scales_major=column"));
+  const auto p = parse_grouped_gemm_problem("grouped_gemm fprop R=9 N=8 K=64 E=3 x=bf16 w=mxfp4");
   EXPECT_EQ(find(p, hopper()).name, "");
   EXPECT_NE(plan_and_refusals(to_string(p))
-                .find("sm90_fp8_rows: takes it where it is named; it has not been timed"),
+                .find("sm90_packed_rows: takes it where it is named; it has not been timed"),
             std::string::npos);
-  const GroupedGemmPlan named = plan(p, hopper(), "sm90_fp8_rows");
-  EXPECT_EQ(named.name, "sm90_fp8_rows");
-  EXPECT_TRUE(named.exact);
-  EXPECT_EQ(named.fraction_bits, 13);
+  EXPECT_EQ(plan(p, hopper(), "sm90_packed_rows").name, "sm90_packed_rows");
 }
 
 TEST(GroupedGemmPlan, SaysWhyTheKernelOfCodesDoesNotTakeIt) {

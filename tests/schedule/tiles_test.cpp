@@ -107,6 +107,64 @@ TEST(Tiles, BrokenOffsetsStayInside) {
   }
 }
 
+/// How often pairs of tiles cover each row in every column of tiles.
+std::vector<int> cover_by_pairs(const std::vector<int32_t>& offsets, int64_t rows, int64_t across,
+                                int walkers) {
+  constexpr int64_t kHeight = 64;
+  std::vector<int> times(size_t(rows * across));
+  const int experts = int(offsets.size()) - 1;
+  for (int w = 0; w < walkers; ++w) {
+    PairedTiles pairs({offsets.data(), experts, rows}, kHeight, across);
+    for (int64_t number = w; pairs.seek(number); number += walkers) {
+      const auto [first, side_by_side] = pairs.pair(3);
+      for (int second = 0; second < 2; ++second) {
+        const TilePlace place{first.down + (side_by_side ? 0 : second),
+                              first.across + (side_by_side ? second : 0)};
+        const ExpertRows covered = pairs.rows(place.down);
+        EXPECT_GT(covered.count(), 0);
+        EXPECT_LE(covered.count(), kHeight);
+        if (second == 1 && place.across == across) continue;  // an odd column has no neighbour
+        for (int64_t r = covered.first; r < covered.last; ++r)
+          ++times[size_t(r * across + place.across)];
+      }
+    }
+  }
+  return times;
+}
+
+TEST(Tiles, PairsCoverEveryRowOfEveryExpertOnce) {
+  std::mt19937 random(5);
+  for (int draw = 0; draw < 400; ++draw) {
+    const int experts = int(random() % 9) + 1, walkers = int(random() % 40) + 1;
+    std::vector<int32_t> offsets = {0};
+    for (int e = 0; e < experts; ++e)
+      offsets.push_back(offsets.back() + (random() % 3 == 0 ? 0 : int32_t(random() % 300)));
+    if (draw % 4 == 3)
+      for (int32_t& offset : offsets) offset = int32_t(random() % 700) - 100;  // broken
+    const int64_t rows = offsets.back() < 0 ? 40 : offsets.back() + int64_t(random() % 50);
+    const int64_t across = 1 + draw % 5;
+    std::vector<int> want(size_t(rows * across));
+    for (ExpertWalk walk(offsets.data(), experts, rows); walk.next();)
+      for (int64_t r = walk.rows().first; r < walk.rows().last; ++r)
+        for (int64_t c = 0; c < across; ++c) want[size_t(r * across + c)] = 1;
+    EXPECT_EQ(cover_by_pairs(offsets, rows, across, walkers), want) << draw;
+  }
+}
+
+TEST(Tiles, PairsStandUprightUnlessARowIsLeft) {
+  const int32_t offsets[] = {0, 0, 300, 310};  // rows of tiles: none, two and a half, one
+  const std::vector<std::pair<int, TilePair>> want = {
+      {1, {{0, 0}, false}}, {1, {{0, 1}, false}}, {1, {{0, 2}, false}}, {1, {{2, 0}, true}},
+      {1, {{2, 2}, true}},  {2, {{0, 0}, true}},  {2, {{0, 2}, true}}};
+  PairedTiles pairs({offsets, 3, 310}, 128, 3);
+  for (size_t i = 0; i < want.size(); ++i) {
+    ASSERT_TRUE(pairs.seek(int64_t(i)));
+    EXPECT_EQ(pairs.expert(), want[i].first) << i;
+    EXPECT_EQ(pairs.pair(8), want[i].second) << i;
+  }
+  EXPECT_FALSE(pairs.seek(int64_t(want.size())));
+}
+
 TEST(Tiles, NumbersMayBeFarApart) {
   std::vector<int32_t> offsets = {0};
   for (int e = 0; e < 1024; ++e) offsets.push_back(offsets.back() + e % 3);

@@ -65,6 +65,14 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box5& at
 }
 
 /// The same, to the same place of every block in `blocks`, one bit each.
+__device__ inline void tma_load(void* to, const CUtensorMap& map, const Box3& at, Barrier& barrier,
+                                uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(shared_address(&barrier)), "h"(blocks)
+      : "memory");
+}
 __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at, Barrier& barrier,
                                 uint16_t blocks) {
   asm volatile(
@@ -75,14 +83,12 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at
       : "memory");
 }
 
-/// Copies so many bytes as they lie to the same place of every block in `blocks`. Both addresses
-/// and the bytes are multiples of 16.
-__device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier,
-                                 uint16_t blocks) {
+/// Copies so many bytes as they lie. Both addresses and the bytes are multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
-      " [%0], [%1], %2, [%3], %4;" ::"r"(shared_address(to)),
-      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier)), "h"(blocks)
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
       : "memory");
 }
 

@@ -68,8 +68,8 @@ __device__ inline void setmaxnreg_dec() {
 template <int kWidth, DType kDType>
 struct Wgmma;
 
-/// The same of 8-bit codes, d[64, kWidth] (+)= a[64, 32] * b[32, kWidth]: a of e4m3, b of that
-/// type, both K-major. Its sums keep about 13 bits of fraction below the largest of their addends.
+/// The same of 8-bit codes, d[64, kWidth] (+)= a[64, 32] * b[32, kWidth]: a of that type, b of
+/// e4m3, both K-major. Its sums keep about 13 bits of fraction below the largest of their addends.
 template <int kWidth, DType kDType>
 struct WgmmaOfCodes;
 
@@ -138,7 +138,7 @@ struct WgmmaOfRegisters;
     __device__ static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {            \
       asm volatile(                                                                               \
           "{ .reg .pred add; setp.ne.b32 add, %" #add_at ", 0;"                                   \
-          " wgmma.mma_async.sync.aligned.m64n" #width "k32.f32.e4m3." type                        \
+          " wgmma.mma_async.sync.aligned.m64n" #width "k32.f32." type ".e4m3"                     \
           " {" CADRE_NAMES_##width "}, %" #a_at ", %" #b_at ", add, 1, 1; }"                      \
           : CADRE_REGISTERS_##width                                                               \
           : "l"(a), "l"(b), "r"(int(adds)));                                                      \

@@ -5,29 +5,24 @@ namespace cadre::cuda::gemm {
 constexpr int kWarp = 32, kWarpgroup = 128;  // threads
 
 /// Which warps of a block do what. Warpgroups that multiply come first (consumers), then as many as
-/// hold the warps that load operands, those that store output, those that scale, and, last, the one
-/// that schedules.
+/// hold the warps that load operands, those that store output, and, last, the one that schedules.
 struct Roles {
   int consumers;           ///< warpgroups
   int load_warps;          ///< they start the loads of operands
   int store_warps;         ///< one thread each starts stores of output, and loads of old output
-  int scale_warps = 0;     ///< they turn block scales into the factors of products
   int consumer_registers;  ///< of a thread (setmaxnreg)
   int producer_registers;  ///< of a thread of the other warpgroups
 
-  constexpr int producer_warpgroups() const {
-    return (load_warps + store_warps + scale_warps + 1 + 3) / 4;
-  }
+  constexpr int producer_warpgroups() const { return (load_warps + store_warps + 1 + 3) / 4; }
   constexpr int warpgroups() const { return consumers + producer_warpgroups(); }
   constexpr int threads() const { return warpgroups() * kWarpgroup; }
   /// Numbers of the producers' warps, from the first of them.
   constexpr int first_store_warp() const { return load_warps; }
-  constexpr int first_scale_warp() const { return load_warps + store_warps; }
   constexpr int schedule_warp() const { return 4 * producer_warpgroups() - 1; }
 
   /// Threads that read the records of tiles, one by one.
   constexpr int readers() const {
-    return consumers * kWarpgroup + (load_warps + scale_warps) * kWarp + store_warps;
+    return consumers * kWarpgroup + load_warps * kWarp + store_warps;
   }
   /// Of a thread when the block begins: what an SM has for so many threads, in steps of eight.
   constexpr int first_registers() const { return 65536 / threads() / 8 * 8; }

@@ -11,6 +11,7 @@ struct TileRecord {
   int begin = 0, end = 0;  ///< its columns: rows of the batch, or columns of B
   int depth = 0;           ///< of the contraction; 0: nothing to do
   int rows = 0, rows_end = 0;  ///< of a ragged contraction: how many, and where they end
+  int same_rows = 0;           ///< the blocks of a cluster have the rows in common, not the columns
 
   __device__ bool is_last() const { return expert < 0; }
   __device__ int cols() const { return end - begin; }

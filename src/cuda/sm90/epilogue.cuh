@@ -74,11 +74,53 @@ class PartBias {
   Pair scales_{1, 1};
 };
 
-/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale. Rows of y are columns of the accumulators.
+/// Which row and column of y an accumulator is, if rows of y are those of the accumulators or their
+/// columns, and where the tile's rows end.
+template <bool kTransposed>
+class OutputPlace {
+ public:
+  __device__ OutputPlace(const TileRecord& tile, const TilePart& part)
+      : row_limit(kTransposed ? tile.end : tile.row_limit),
+        down_(part.row + ThreadPlace::mine().row),
+        across_(part.col + ThreadPlace::mine().col) {}
+
+  const int row_limit;
+  __device__ int row(int i) const { return kTransposed ? across(i) : down(i); }
+  __device__ int col(int i) const { return kTransposed ? down(i) : across(i); }
+
+ private:
+  __device__ int down(int i) const { return down_ + ThreadPlace::row_of(i); }
+  __device__ int across(int i) const { return across_ + ThreadPlace::col_of(i); }
+
+  int down_, across_;
+};
+
+/// Adds bias_e[c] * bias_scale[r], as PartBias, where rows of y are rows of the accumulators.
 template <int kCount>
+__device__ inline void add_upright_bias(const RaggedRowsParams& params, const TileRecord& tile,
+                                        const OutputPlace<false>& place, float (&to)[kCount]) {
+  const void* bias = of_expert(params.bias, tile.expert);
+  float scales[2] = {1, 1};
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = place.row(2 * half);
+    if (params.bias_scale != nullptr && row < place.row_limit)
+      scales[half] = params.bias_scale[row];
+  }
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    const int col = place.col(i);
+    const float of_col = col < params.cols ? read(bias, params.bias.dtype, col) : 0;
+    to[i] = formats::fma(scales[i / 2 % 2], of_col, to[i]);
+  }
+}
+
+/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale. Transposed: rows of y are columns of the
+/// accumulators.
+template <bool kTransposed, int kCount>
 __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRecord& tile,
                                    const TilePart& part, float (&to)[kCount]) {
-  const ThreadPlace place = ThreadPlace::mine();
+  const OutputPlace<kTransposed> place(tile, part);
   const float of_w = params.w_scale == nullptr ? 1.0f : params.w_scale[tile.expert];
   const float alpha = params.alpha == nullptr ? of_w : params.alpha[tile.expert] * of_w;
   const float beta = params.beta == nullptr ? 0.0f : params.beta[tile.expert];
@@ -88,13 +130,15 @@ __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRec
   if (beta != 0) {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const int row = part.col + place.col + ThreadPlace::col_of(i);
-      const int col = part.row + place.row + ThreadPlace::row_of(i);
-      if (row < tile.end && col < params.cols)
-        to[i] += beta * read(params.c.data, c_dtype, row * params.c.step + col);
+      if (place.row(i) < place.row_limit && place.col(i) < params.cols)
+        to[i] += beta * read(params.c.data, c_dtype, place.row(i) * params.c.step + place.col(i));
     }
   }
-  if (params.bias.is_there()) PartBias(params, tile, part).add(to);
+  if (!params.bias.is_there()) return;
+  if constexpr (kTransposed)
+    PartBias(params, tile, part).add(to);
+  else
+    add_upright_bias(params, tile, place, to);
 }
 
 /// Zeros in rows that belong to nobody, by the consumers of all blocks.

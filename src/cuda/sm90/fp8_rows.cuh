@@ -1,93 +1,153 @@
 #pragma once
+#include "cuda/device/tensor_map.h"
 #include "cuda/sm90/fp8_rows.h"
+#include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/multiply_codes.cuh"
-#include "cuda/sm90/ragged_rows.cuh"
+#include "schedule/tiles.h"
 
 // y[r, c] = alpha_e * sum_b s[r, b] * t_e[c / 128, b] * (sum_d x[r, d] * w_e[c, d]) (+ as of
 // ragged_rows.cuh), d in block b of 128: fprop and dgrad of fp8_block.
 //
 // x [R, D] are codes with a scale s a row and block; w [E, C, D] are codes with a scale t for each
 // 128 x 128. Both lie with the contraction inside, so that w of dgrad is a turned copy. A stage is
-// a block of the contraction.
+// a block of the contraction. Rows of the batch are the first operand: a thread has two of them,
+// and so two factors for as many columns as lie in a block of w.
 namespace cadre::cuda::sm90 {
 
-constexpr int kScaleBlock = 128;  ///< codes along the contraction, and rows of w
-static_assert(kDepthOfCodes == kScaleBlock && kTileRows <= kScaleBlock);
-
-/// As RaggedRowsLoad, with the scales of the tile's rows in the stage's block: one copy, from the
-/// last multiple of 16 bytes before them to the first behind them.
+/// Pairs of tiles expert by expert. Where one is above the other, the blocks of a cluster share the
+/// rows of w; where they are side by side, those of the batch.
 template <Tile kTile>
-class Fp8RowsLoad : RaggedRowsLoad<kTile> {
+class Fp8RowsSchedule {
  public:
-  using Base = RaggedRowsLoad<kTile>;
-  using Base::kArrivals, Base::kWarps;
+  __device__ explicit Fp8RowsSchedule(const Fp8RowsParams& params)
+      : params_(params),
+        pairs_({params.offsets, params.expert_count, params.rows}, kTileRows,
+               (params.cols + kTile.cols - 1) / kTile.cols) {}
 
-  __device__ Fp8RowsLoad(const Fp8RowsParams& params, const TileRecord& tile)
-      : Base(params, tile),
-        scales_(params.x_scales + tile.begin / 4 * 4),
-        step_(params.x_scale_step),
-        bytes_(((tile.end + 3) / 4 - tile.begin / 4) * 16) {}
-
-  __device__ void load(const Stage& stage, Barrier& full, int depth) const {
-    this->expect(full, bytes_);
-    if (cluster_ctarank() == 0)
-      bulk_load(stage.scales, scales_ + depth / kScaleBlock * step_, uint32_t(bytes_), full,
-                kAllBlocks);
-    this->load_operands(stage, full, depth);
+  __device__ TileRecord tile(int64_t number) {
+    if (!pairs_.seek(number)) return {};
+    const schedule::TilePair pair = pairs_.pair(params_.band);
+    const int mine = int(cluster_ctarank()), across = pair.side_by_side ? mine : 0;
+    const schedule::ExpertRows rows = pairs_.rows(pair.first.down + mine - across);
+    const int begin = int(pair.first.across + across) * kTile.cols;
+    const int end = begin + kTile.cols < params_.cols ? begin + kTile.cols : params_.cols;
+    return {.expert = pairs_.expert(),
+            .row = int(rows.first),
+            .row_limit = int(begin < params_.cols ? rows.last : rows.first),
+            .begin = begin,
+            .end = end,
+            .depth = params_.depth,
+            .rows_end = int(rows.last),
+            .same_rows = pair.side_by_side};
   }
 
  private:
-  const float* scales_;
-  int64_t step_;
-  int bytes_;
+  const Fp8RowsParams& params_;
+  schedule::PairedTiles pairs_;
 };
 
-/// Factors of a tile, stage by stage: lanes hold those scales of the weight that come next.
+/// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where
+/// they share them; and the scales of its rows in the stage's block: one copy, from the last
+/// multiple of 16 bytes before them to the first behind them.
 template <Tile kTile>
-class Fp8RowsScale {
+class Fp8RowsLoad {
  public:
-  __device__ Fp8RowsScale(const Fp8RowsParams& params, const TileRecord& tile)
-      : blocks_((tile.depth + kScaleBlock - 1) / kScaleBlock),
-        step_(params.w_scale_depth),
-        of_w_(static_cast<const float*>(of_expert(params.w_scales, tile.expert)) +
-              tile.row / kScaleBlock * params.w_scale_row),
-        early_(tile.begin % 4) {}
+  static constexpr int kWarps = 1, kArrivals = 1;
 
-  __device__ void write(StageFactors<kTile>& factors, int stage, int block) {
-    const int lane = int(threadIdx.x) % kWarp;
-    if (block % kWarp == 0) held_ = block + lane < blocks_ ? of_w_[(block + lane) * step_] : 0.0f;
-    const float of_block = __shfl_sync(0xffffffff, held_, block % kWarp);
-    const float* scales = factors.scales_of(stage) + early_;
+  __device__ Fp8RowsLoad(const Fp8RowsParams& params, const TileRecord& tile)
+      : tile_(tile),
+        x_(params.x + kConsumerRows / kBoxRows - 1),
+        scales_(params.x_scales + tile.row / 4 * 4),
+        scale_step_(params.x_scale_step),
+        scale_bytes_(((tile.rows_end + 3) / 4 - tile.row / 4) * 16) {
+    const bool packed = params.experts == nullptr;
+    w_ = packed ? &params.w : params.experts + tile.expert;
+    expert_ = packed ? tile.expert : 0;
+    if (!packed) tensormap_acquire(*w_);
+  }
+
+  __device__ void load(const Stage& stage, Barrier& full, int depth) const {
+    const int mine = int(cluster_ctarank());
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes() + scale_bytes_));
+    bulk_load(stage.scales, scales_ + depth / kScaleBlock * scale_step_, uint32_t(scale_bytes_),
+              full);
 #pragma unroll
-    for (int col = lane; col < kTile.cols; col += kWarp)
-      factors.put(stage, col, formats::mul(scales[col], of_block));
+    for (int half = 0; half < 2; ++half) {
+      uint8_t* a = stage.a + half * kTile.consumer_bytes();
+      uint8_t* b = stage.b + half * (kTile.b_bytes() / 2);
+      const int row = tile_.row + half * kConsumerRows, end = tile_.rows_end;
+      const Box4 rows{depth, kRaggedOrigin - (end - row), end, kRaggedOrigin};
+      const Box3 columns{depth, tile_.begin + half * kColumnsOfCodeBox, expert_};
+      if (tile_.same_rows == 0)
+        tma_load(a, *x_, rows, full);
+      else if (half == mine)
+        tma_load(a, *x_, rows, full, kAllBlocks);
+      if (tile_.same_rows != 0)
+        tma_load(b, *w_, columns, full);
+      else if (half == mine)
+        tma_load(b, *w_, columns, full, kAllBlocks);
+    }
   }
 
  private:
-  int blocks_;
-  int64_t step_;
-  const float* of_w_;
-  int early_;  ///< scales before the first row's
-  float held_ = 0;
+  const TileRecord& tile_;
+  const CUtensorMap *x_, *w_;
+  const float* scales_;
+  int64_t scale_step_;
+  int scale_bytes_;
+  int expert_;  ///< its coordinate in w_
+};
+
+/// Parts of y, as they lie.
+template <OutputShape kOutput>
+class Fp8RowsStore {
+ public:
+  struct Memory {};
+  static constexpr OutputShape kShape = kOutput;
+
+  __device__ Fp8RowsStore(const Fp8RowsParams& params, const TileRecord& tile)
+      : params_(params), tile_(tile), has_epilogue_(params.has_epilogue()) {}
+
+  __device__ Parts parts() const {
+    return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
+  }
+  __device__ void write(const TilePart& part, uint32_t to) const {
+    if (!has_epilogue_) return write_upright<kShape.dtype>(part.accumulators, to);
+    float finished[kShape.part_cols / 2];
+    finish_rows<false>(params_, tile_, part, finished);
+    write_upright<kShape.dtype>(finished, to);
+  }
+  __device__ void open() const {}
+  __device__ void load(int, int, uint8_t*, Barrier&) const {}
+  __device__ void store(int row, int part, const uint8_t* from) const {
+    const int end = tile_.row_limit, col = tile_.begin + kShape.part_cols * part;
+    tma_store(params_.y, Box4{col, kRaggedOrigin - (end - row), end, kRaggedOrigin}, from);
+  }
+  __device__ static void finish(const Fp8RowsParams& params) { zero_tail(params, params.tail); }
+
+ private:
+  const Fp8RowsParams& params_;
+  const TileRecord& tile_;
+  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
 };
 
 /// The kernel of fprop and dgrad of fp8_block.
 template <Fp8RowsKind kKind>
 struct Fp8Rows {
   static constexpr Tile kTile{.cols = kColsOfCodes,
+                              .col_step = kColsOfFactor,
                               .depth = kDepthOfCodes,
                               .stages = kStagesOfCodes,
-                              .a = {DType::kE4m3, true},
-                              .b = {kKind.in, true},
-                              .scaling = kKind.powers ? Scaling::kPowers : Scaling::kFloats};
-  static constexpr OutputShape kOutput{.dtype = kKind.out,
-                                       .part_cols = rows_of_fp8_part(kKind.out)};
+                              .a = {kKind.in, true},
+                              .b = {DType::kE4m3, true},
+                              .scales = kTileRows + 4};
+  static constexpr OutputShape kOutput{
+      .dtype = kKind.out, .part_cols = cols_of_upright_part(kKind.out), .buffers = kBuffersOfCodes};
   using Params = Fp8RowsParams;
-  using Schedule = RaggedRowsSchedule<kTile>;
+  using Schedule = Fp8RowsSchedule<kTile>;
   using Load = Fp8RowsLoad<kTile>;
-  using Scale = Fp8RowsScale<kTile>;
   using Multiply = MultiplyCodes<kTile>;
-  using Store = RaggedRowsStore<kOutput>;
+  using Store = Fp8RowsStore<kOutput>;
 };
 
 template <Fp8RowsKind kKind>

@@ -3,9 +3,7 @@
 
 namespace cadre::cuda::sm90 {
 
-/// Rows of y in one part of a tile's output: half of those of 16-bit operands, whose stages are
-/// fewer.
-constexpr int rows_of_fp8_part(DType out) { return rows_of_part(out) / 2; }
+constexpr int kColumnsOfCodeBox = kColsOfCodes / 2;  ///< rows of w in one load: half of a tile's
 
 /// What the kernel of products of 8-bit codes is launched with: x and w are codes.
 struct Fp8RowsParams : RaggedRowsParams {
@@ -16,16 +14,14 @@ struct Fp8RowsParams : RaggedRowsParams {
   int64_t w_scale_depth = 0;        ///< from a block of the contraction to the next
 };
 
-/// Which instance: the type of the batch's codes, that of the output, and whether all scales are
-/// powers of two. Those of w are e4m3.
+/// Which instance: the type of the batch's codes, and that of the output. Those of w are e4m3.
 struct Fp8RowsKind {
   DType in = DType::kE4m3, out = DType::kBf16;
-  bool powers = true;
 
   bool operator==(const Fp8RowsKind&) const = default;
 };
 
-/// One instance, launched; instances/ has them, two a file.
+/// One instance, launched; instances/ has them, a file each.
 template <Fp8RowsKind kKind>
 void launch_fp8_rows(const Fp8RowsParams&, int blocks, cudaStream_t);
 

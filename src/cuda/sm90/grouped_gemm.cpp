@@ -149,17 +149,16 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
   const TensorView &x_scales = args.lhs.scales, &w_scales = args.rhs.scales;
   if (p.rows == 0) return;
   const Prepared experts =
-      prepare({args.rhs.codes, args.rhs.discrete, kWeightRows}, plan, workspace, stream);
+      prepare({args.rhs.codes, args.rhs.discrete, kColumnsOfCodeBox}, plan, workspace, stream);
   Fp8RowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, rows_of_fp8_part(p.out));
+  params.y = ragged_map(args.out, kConsumerRows);
   params.x_scales = static_cast<const float*>(x_scales.data);
   params.x_scale_step = x_scales.stride[1];
   params.w_scales = plain(w_scales, args.rhs.discrete_scales);
   params.w_scale_row = w_scales.stride[size_t(across)];
   params.w_scale_depth = w_scales.stride[size_t(3 - across)];
-  find_fp8_rows({p.lhs.element, p.out, p.lhs.power_of_two && p.rhs.power_of_two})(
-      params, blocks_of(plan), stream);
+  find_fp8_rows({p.lhs.element, p.out})(params, blocks_of(plan), stream);
 }
 
 void run_gated_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,

@@ -11,9 +11,8 @@
 //   Params     what the host passes: tensor maps, pointers, sizes
 //   Schedule   Schedule(params).tile(number): which tile comes when
 //   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
-//   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...),
-//              accumulators(col)                                                  multiply.cuh
-//   Scale      of block-scaled products: Scale(params, tile).write(factors, stage, block)
+//   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...), accumulators(col); if it
+//              reads ahead, look_ahead(next tile)                                 multiply.cuh
 //   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
 //              What takes long to write has Held instead of write(), see consume_and_hold_tiles(),
@@ -27,13 +26,11 @@
 //   consumers   4 each     products of 64 rows of a tile, then its output
 //   load        kWarps     starts the loads of a stage
 //   store       a ring     one thread: loads of old output, stores of new
-//   scale       1 or none  factors of a stage's products, from block scales       factors.h
 //   schedule    1          one thread: takes tiles and publishes their records
 //
 //   barrier             arrivals    who arrives                    who waits    guards
 //   stage_full[s]       kArrivals   load warps, and the bytes      consumers    stage s is loaded
-//   stage_empty[s]      16 or 18    warps that read it, of both    load warps   s may be rewritten
-//   factors.full[s]     1           scale warp                     consumers    factors are written
+//   stage_empty[s]      16          consumers' warps, of both      load warps   s may be rewritten
 //   output_empty[c][b]  1           store warp, and the bytes      consumer c   b may be written
 //   output_full[.][b]   4           warps of a consumer            store warp   b holds a part
 //   tiles: see gemm/scheduler.h
@@ -49,10 +46,10 @@ struct alignas(1024) Shared {
   Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
   Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
   gemm::TileRing<kRecords, kCluster> tiles;
-  [[no_unique_address]] StageFactors<kTile> factors;
+  [[no_unique_address]] StageScales<kTile> scales;
   [[no_unique_address]] typename Kernel::Store::Memory of_store;
 
-  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, factors}; }
+  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, scales}; }
   __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
 };
 
@@ -60,7 +57,6 @@ template <class Kernel>
 constexpr gemm::Roles kRoles = {.consumers = kConsumers,
                                 .load_warps = Kernel::Load::kWarps,
                                 .store_warps = Kernel::Store::kShape.rings(),
-                                .scale_warps = Kernel::kTile.scaling != Scaling::kNone,
                                 .consumer_registers = Kernel::Multiply::kRegisters,
                                 .producer_registers = kProducerRegisters};
 
@@ -69,9 +65,7 @@ __device__ inline void init_barriers(Shared<Kernel>& shared) {
   constexpr int kWarpsOfConsumer = kWarpgroup / kWarp;
   if (threadIdx.x == 0) {
     for (Barrier& full : shared.stage_full) init(full, Kernel::Load::kArrivals);
-    constexpr int kReaders = kConsumers * kWarpsOfConsumer + kRoles<Kernel>.scale_warps;
-    for (Barrier& empty : shared.stage_empty) init(empty, kCluster * kReaders);
-    shared.factors.init_barriers();
+    for (Barrier& empty : shared.stage_empty) init(empty, kCluster * kConsumers * kWarpsOfConsumer);
     for (auto& ring : shared.output_empty)
       for (Barrier& empty : ring) init(empty, 1);
     for (auto& ring : shared.output_full)
@@ -119,26 +113,6 @@ __device__ inline void load_tiles(Shared<Kernel>& shared, const auto& params) {
   }
 }
 
-/// The scale warp: writes the factors of a stage, then frees it as consumers do, so that it is
-/// never a round behind.
-template <class Kernel>
-__device__ inline void scale_tiles(Shared<Kernel>& shared, const auto& params) {
-  constexpr Tile kTile = Kernel::kTile;
-  StageRing<kTile> ring = shared.stage_ring();
-  gemm::TileReader tiles(shared.tiles);
-  for (TileRecord tile = tiles.next_in_warp(); !tile.is_last(); tile = tiles.next_in_warp()) {
-    typename Kernel::Scale scale(params, tile);
-    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
-      const int stage = ring.at.at;
-      ring.wait_full();
-      scale.write(ring.factors, stage, depth / kTile.depth);
-      __syncwarp();
-      if (threadIdx.x % kWarp == 0) arrive(ring.factors.full[stage]);
-      ring.release(stage);
-    }
-  }
-}
-
 /// A consumer: products of every tile, then the parts of its output.
 template <class Kernel>
 __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto& params,
@@ -148,10 +122,14 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
   StageRing<Kernel::kTile> ring = shared.stage_ring();
   OutputRing<kShape> out = shared.output_ring(consumer % kShape.rings());
   gemm::TileReader tiles(shared.tiles);
-  TileRecord next = tiles.next_in_warp();
+  TileRecord next;
+  const auto read_next = [&] {
+    next = tiles.next_in_warp();
+    if constexpr (requires { products.look_ahead(next); }) products.look_ahead(next);
+  };
+  read_next();
   while (!next.is_last()) {
     const TileRecord tile = next;
-    const auto read_next = [&] { next = tiles.next_in_warp(); };
     const bool is_mine = has_rows(tile, consumer);
     if (is_mine) {
       products.multiply(ring, tile, consumer, read_next, [] {});
@@ -255,9 +233,6 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kRoles<Kernel>.thre
     const int warp = int(threadIdx.x) / kWarp - kConsumers * kWarpgroup / kWarp;
     const int ring = warp - kRole.first_store_warp();
     if (warp < kRole.load_warps) load_tiles(shared, params);
-    if constexpr (kRole.scale_warps != 0) {
-      if (warp == kRole.first_scale_warp()) scale_tiles(shared, params);
-    }
     if (threadIdx.x % kWarp == 0 && warp == kRole.schedule_warp()) schedule_tiles(shared, params);
     if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps)
       store_tiles(shared, params, ring);

@@ -1,20 +1,66 @@
 #pragma once
+#include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/multiply.cuh"
 
 namespace cadre::cuda::sm90 {
 
-/// Products of 8-bit codes in blocks of kTile.depth along the contraction, both operands in shared
-/// memory. Hopper's adder of codes keeps fewer bits than fp32 has, so the products of a stage are
-/// summed alone, and these sums, times the factor of their column, are added to the totals. While
-/// one consumer does that, the products of the other run.
+constexpr int kScaleBlock = 128;   ///< codes along the contraction, and rows of w
+constexpr int kColsOfFactor = 64;  ///< columns of a tile that share their factors
+static_assert(kDepthOfCodes == kScaleBlock && kScaleBlock % kColsOfFactor == 0);
+
+/// Scales of w of a tile, whose columns lie in two blocks of it at most: each lane of a warp holds
+/// those of another stage, and those of the next 32 stages, or of the next tile, are on their way.
+class ScalesOfColumns {
+ public:
+  __device__ explicit ScalesOfColumns(const Fp8RowsParams& params) : params_(params) {}
+
+  /// Asks for the first of a tile.
+  __device__ void look_ahead(const TileRecord& tile) {
+    if (tile.is_last()) return;
+    const int block = tile.begin / kScaleBlock;
+    from_ = static_cast<const float*>(of_expert(params_.w_scales, tile.expert)) +
+            block * params_.w_scale_row;
+    is_alone_ = (block + 1) * kScaleBlock >= params_.cols;
+    read(0);
+  }
+  /// The two scales of the next stage, by a whole warp.
+  __device__ void next(int stage, float& first, float& second) {
+    if (stage % kWarp == 0) {
+      first_ = coming_first_, second_ = coming_second_;
+      read(stage + kWarp);
+    }
+    first = __shfl_sync(0xffffffff, first_, stage % kWarp);
+    second = __shfl_sync(0xffffffff, second_, stage % kWarp);
+  }
+
+ private:
+  __device__ void read(int stage) {
+    const int mine = stage + int(threadIdx.x) % kWarp;
+    if (mine * kScaleBlock >= params_.depth) return;
+    const float* first = from_ + mine * params_.w_scale_depth;
+    coming_first_ = first[0], coming_second_ = first[is_alone_ ? 0 : params_.w_scale_row];
+  }
+
+  const Fp8RowsParams& params_;
+  const float* from_ = nullptr;
+  bool is_alone_ = false;  ///< there is no second block
+  float first_ = 0, second_ = 0, coming_first_ = 0, coming_second_ = 0;
+};
+
+/// Products of 8-bit codes in blocks of kTile.depth along the contraction, rows of the batch by
+/// rows of w. Hopper's adder of codes keeps fewer bits than fp32 has, so the products of a stage
+/// are summed alone, and these sums, times the factor of their row and block of columns, are added
+/// to the totals. While one consumer does that, the products of the other run.
 template <Tile kTile>
 class MultiplyCodes {
  public:
-  static_assert(kTile.a.dtype == DType::kE4m3 && kTile.a.k_major && kTile.b.k_major);
+  static_assert(kTile.b.dtype == DType::kE4m3 && kTile.a.k_major && kTile.b.k_major);
   static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
 
-  __device__ explicit MultiplyCodes(const auto& /*params*/) {}
+  __device__ explicit MultiplyCodes(const Fp8RowsParams& params) : of_columns_(params) {}
 
+  __device__ void look_ahead(const TileRecord& next) { of_columns_.look_ahead(next); }
   __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
                            auto&& meanwhile, auto&& beside) {
     with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
@@ -27,77 +73,85 @@ class MultiplyCodes {
 
  private:
   static constexpr int kSteps = kTile.depth / 32;  // instructions of a stage
-  static constexpr int kEights = StageFactors<kTile>::kEights;
+  static_assert(kTile.cols == 3 * kColsOfFactor);
+
+  /// Of a thread's two rows and a third of the columns each.
+  struct Factors {
+    float of[3][2];
+  };
+  /// What a tile's factors are made of.
+  struct Place {
+    int first_row;         ///< of a thread, in the scales of a stage
+    bool middle_is_first;  ///< the second third of the columns lies in the same block as the first
+  };
 
   template <int kWidth>
   __device__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
                                  auto&& meanwhile, auto&& beside) {
-    float sums[kWidth / 2] = {};  // of a stage: no registers of a whole tile's
+    const Place place{tile.row % 4 + consumer * kConsumerRows + ThreadPlace::mine().row,
+                      tile.begin % kScaleBlock == 0};
+    const int last = (tile.depth - 1) / kTile.depth;
+    float sums[kWidth / 2] = {};  // of a stage
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) totals_[i] = 0;
-    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
-      ring.wait_full();
-      multiply_stage(ring.stage(), consumer, sums);
+    ring.wait_full();
+    for (int stage = 0; stage < last; ++stage) {
+      multiply_stage<kWidth>(ring.stage(), consumer, sums);
+      const Factors factors = factors_of(ring.stage(), place, stage);
+      const int before = ring.at.at;
       beside();
-      if (depth + kTile.depth >= tile.depth) meanwhile();
-      add_stage(ring, sums);
+      ring.at.next();
+      ring.wait_full();  // of the next stage, so that its products begin as soon as they can
+      wgmma_wait<0>();
+      ring.release(before);
+      add(sums, factors);
     }
+    multiply_stage<kWidth>(ring.stage(), consumer, sums);
+    const Factors factors = factors_of(ring.stage(), place, last);
+    meanwhile();
+    wgmma_wait<0>();
+    ring.release(ring.at.at);
+    ring.at.next();
+    add(sums, factors);
   }
 
-  template <int kCount>
-  __device__ static void multiply_stage(const Stage& stage, int consumer, float (&sums)[kCount]) {
+  template <int kWidth>
+  __device__ static void multiply_stage(const Stage& stage, int consumer,
+                                        float (&sums)[kWidth / 2]) {
     const uint64_t a = matrix_descriptor<true>(stage.a + consumer * kTile.consumer_bytes(), 0);
     const uint64_t b = matrix_descriptor<true>(stage.b, 0);
-    pin<kCount>(sums);
+    pin<kWidth / 2>(sums);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSteps; ++k)
-      WgmmaOfCodes<2 * kCount, kTile.b.dtype>::multiply_add(sums, a + k * kDescriptorStep<true>,
-                                                            b + k * kDescriptorStep<true>, k != 0);
+      WgmmaOfCodes<kWidth, kTile.a.dtype>::multiply_add(sums, a + k * kDescriptorStep<true>,
+                                                        b + k * kDescriptorStep<true>, k != 0);
     wgmma_commit();
-    pin<kCount>(sums);
+    pin<kWidth / 2>(sums);
   }
 
-  /// Waits for the products of a stage, frees it, and adds them to the totals. Powers of two are so
-  /// few bytes that they are read before the products are done; floats would not find room.
+  __device__ Factors factors_of(const Stage& stage, const Place& place, int number) {
+    float first, second;
+    of_columns_.next(number, first, second);
+    const float middle = place.middle_is_first ? first : second;
+    const float upper = stage.scales[place.first_row], lower = stage.scales[place.first_row + 8];
+    __syncwarp();  // no lane reads scales any more when one frees the stage
+    using formats::mul;
+    return {{{mul(upper, first), mul(lower, first)},
+             {mul(upper, middle), mul(lower, middle)},
+             {mul(upper, second), mul(lower, second)}}};
+  }
+
+  /// Adds the sums of a stage to the totals.
   template <int kCount>
-  __device__ void add_stage(const StageRing<kTile>& ring, float (&sums)[kCount]) {
-    constexpr int kUnits = (kCount / 4 + kEights - 1) / kEights;
-    constexpr bool kReadsFirst = kTile.scaling == Scaling::kPowers;
-    const int stage = ring.at.at;
-    const auto free = [&] {
-      __syncwarp();  // no lane reads factors any more
-      ring.release(stage);
-    };
-    uint4 units[kUnits];
-    wait(ring.factors.full[stage], ring.at.parity);
-#pragma unroll
-    for (int u = 0; u < kUnits && kReadsFirst; ++u) units[u] = ring.factors.of_thread(stage, u);
-    wgmma_wait<0>();
+  __device__ void add(float (&sums)[kCount], const Factors& factors) {
     pin<kCount>(sums);
-    if constexpr (kReadsFirst) free();
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) {
-      if constexpr (!kReadsFirst) units[u] = ring.factors.of_thread(stage, u);
-      add_unit(units[u], u, sums);
-    }
-    if constexpr (!kReadsFirst) free();
+    for (int i = 0; i < kCount; ++i)
+      totals_[i] = formats::fma(sums[i], factors.of[2 * i / kColsOfFactor][i / 2 % 2], totals_[i]);
   }
 
-  /// Of columns that share a unit of factors.
-  template <int kCount>
-  __device__ void add_unit(const uint4& unit, int u, const float (&sums)[kCount]) {
-#pragma unroll
-    for (int i = 0; i < kEights; ++i) {
-      const int at = 4 * (u * kEights + i);
-      if (at >= kCount) break;
-#pragma unroll
-      for (int j = 0; j < 4; ++j)
-        totals_[at + j] = formats::fma(sums[at + j], factor_of<kTile.scaling>(unit, 2 * i + j % 2),
-                                       totals_[at + j]);
-    }
-  }
-
+  ScalesOfColumns of_columns_;
   float totals_[kTile.cols / 2] = {};
 };
 

@@ -113,6 +113,16 @@ __device__ inline void write_floats_transposed(const float* accumulators, uint32
   }
 }
 
+/// Writes accumulators as they lie: 64 columns of 16-bit outputs, 32 of floats.
+template <DType kDType>
+__device__ inline void write_upright(const float* accumulators, uint32_t buffer) {
+  if constexpr (kDType == DType::kF32)
+    write_floats(accumulators, buffer);
+  else
+    write_halves<kDType>(accumulators, buffer);
+}
+constexpr int cols_of_upright_part(DType out) { return out == DType::kF32 ? 32 : 64; }
+
 /// A ring of buffers on their way out, as a consumer or a store warp sees it.
 template <OutputShape kShape>
 struct OutputRing {

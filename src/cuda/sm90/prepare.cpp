@@ -23,13 +23,17 @@ int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part
 /// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
 /// only the device knows.
 bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
-  const bool fprop = p.pass == Pass::kFprop, wgrad = p.pass == Pass::kWgrad;
-  const bool codes = !is_plain(p.lhs);
-  const int cols = codes ? kColsOfCodes : kMostCols, depth = codes ? kDepthOfCodes : kDepth;
-  const int64_t stages =
-      wgrad ? parts_of(p.n, kClusterRows) * parts_of(p.k, cols) * (p.rows / depth + p.experts)
-            : parts_of(fprop ? p.n : p.k, kClusterRows) * (p.rows / cols + p.experts) *
-                  parts_of(fprop ? p.k : p.n, depth);
+  const bool fprop = p.pass == Pass::kFprop;
+  const int64_t cols = fprop ? p.n : p.k, depth = fprop ? p.k : p.n;
+  int64_t stages;
+  if (p.pass == Pass::kWgrad)
+    stages = parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts);
+  else if (is_plain(p.lhs))
+    stages =
+        parts_of(cols, kClusterRows) * (p.rows / kMostCols + p.experts) * parts_of(depth, kDepth);
+  else
+    stages = parts_of(cols, kColsOfCodes) * (p.rows / kClusterRows + p.experts) *
+             parts_of(depth, kDepthOfCodes);
   return stages > kCountedStages * clusters_of(p, device);
 }
 

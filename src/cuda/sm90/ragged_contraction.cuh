@@ -90,7 +90,7 @@ class RaggedContractionStore {
   struct Memory {};
   static constexpr bool kFloats = kOut == DType::kF32;
   static constexpr OutputShape kShape{.dtype = kOut,
-                                      .part_cols = kFloats ? 32 : 64,
+                                      .part_cols = cols_of_upright_part(kOut),
                                       .buffers = kFloats ? kBuffersOfFloats : kBuffers,
                                       .one_ring = !kFloats};
   static_assert(!kFloats || kShape.buffers * kShape.part_cols == kTile.cols);
@@ -104,12 +104,12 @@ class RaggedContractionStore {
   __device__ Parts parts() const { return parts_; }
   __device__ void write(const TilePart& part, uint32_t to) const {
     const bool is_loaded = part.number < parts_.loaded;
-    if (!is_loaded && !has_epilogue_) return write_accumulators(part.accumulators, to);
+    if (!is_loaded && !has_epilogue_) return write_upright<kOut>(part.accumulators, to);
     float finished[kShape.part_cols / 2];
     finish_contraction<kOut>(params_, tile_, part, finished);
     if constexpr (kFloats)
       if (is_loaded) add_floats(finished, to, finished);
-    write_accumulators(finished, to);
+    write_upright<kOut>(finished, to);
   }
   /// Finds the map of the expert's dw.
   __device__ void open() {
@@ -136,12 +136,6 @@ class RaggedContractionStore {
     const int count = (end - tile.begin + kShape.part_cols - 1) / kShape.part_cols;
     const bool loads = kFloats && tile.depth <= kMostLoadedRows && params.accumulates(tile.expert);
     return {count, loads ? count : 0};
-  }
-  __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
-    if constexpr (kFloats)
-      write_floats(accumulators, to);
-    else
-      write_halves<kOut>(accumulators, to);
   }
   __device__ Box3 place(int row, int part) const {
     return {tile_.begin + kShape.part_cols * part, row, expert_};

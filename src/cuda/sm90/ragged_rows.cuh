@@ -117,7 +117,7 @@ class RaggedRowsStore {
   __device__ void write(const TilePart& part, uint32_t to) const {
     if (!has_epilogue_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
-    finish_rows(params_, tile_, part, finished);
+    finish_rows<true>(params_, tile_, part, finished);
     write_accumulators(finished, to);
   }
   __device__ void open() const {}

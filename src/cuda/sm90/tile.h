@@ -25,10 +25,6 @@ struct Operand {
   constexpr int atom_elements() const { return kAtomBytes / element_bytes(dtype); }
 };
 
-/// What the sums of a stage are multiplied by before they are added up: nothing, a power of two a
-/// column, or any float.
-enum class Scaling : uint8_t { kNone, kPowers, kFloats };
-
 /// The shape of a tile and of its stages.
 struct Tile {
   int cols = kMostCols;    ///< at most
@@ -38,7 +34,7 @@ struct Tile {
   int stages = kStages;    ///< of the ring
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
-  Scaling scaling = Scaling::kNone;
+  int scales = 0;  ///< floats that come with a stage: scales of the tile's rows
 
   constexpr int a_bytes() const { return kConsumers * consumer_bytes(); }
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }

@@ -42,7 +42,7 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 /// Products of 8-bit codes, whose stage of 128 has the bytes of 64 of 16 bits: a thread has two
 /// sets of accumulators, a stage's and those of all, so tiles are narrower, and output leaves in
 /// smaller parts, which makes room for a fifth stage. Not timed.
-constexpr int kColsOfCodes = 192, kDepthOfCodes = 128, kStagesOfCodes = 5;
+constexpr int kColsOfCodes = 192, kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 
 /// Weights of 8- or 4-bit codes that the consumers decode: their stages are smaller, so there is
 /// room for more. Where experts have few rows, narrow tiles leave the room to weights on their way.

@@ -35,16 +35,19 @@ inline uint16_t only_this_block() { return uint16_t(1 << emulator::self().block-
 inline void tma_load(void* to, const CUtensorMap& map, const Box4& at, Barrier& barrier) {
   tma_load(to, map, at, barrier, only_this_block());
 }
+inline void tma_load(void* to, const CUtensorMap& map, const Box3& at, Barrier& barrier,
+                     uint16_t blocks) {
+  emulator::start_load(to, map, {at.x, at.y, at.z, 0, 0}, {&barrier, blocks});
+}
 inline void tma_load(void* to, const CUtensorMap& map, const Box3& at, Barrier& barrier) {
-  emulator::start_load(to, map, {at.x, at.y, at.z, 0, 0}, {&barrier, only_this_block()});
+  tma_load(to, map, at, barrier, only_this_block());
 }
 inline void tma_load(void* to, const CUtensorMap& map, const Box5& at, Barrier& barrier) {
   emulator::start_load(to, map, {at.x, at.y, at.z, at.w, at.v}, {&barrier, only_this_block()});
 }
 
-inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier,
-                      uint16_t blocks) {
-  emulator::start_bulk_load(to, from, bytes, {&barrier, blocks});
+inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
+  emulator::start_bulk_load(to, from, bytes, {&barrier, only_this_block()});
 }
 
 inline void tma_store(const CUtensorMap& map, const Box3& at, const void* from) {

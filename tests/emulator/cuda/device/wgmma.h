@@ -83,7 +83,7 @@ template <int kWidth, DType kDType>
 struct WgmmaOfCodes {
   static void multiply_add(float* d, uint64_t a, uint64_t b, bool adds) {
     static_assert(kWidth % 8 == 0 && kWidth >= 8 && kWidth <= 256);
-    issue_wgmma({kWidth, DType::kE4m3, kDType, true, true}, d, a, b, adds);
+    issue_wgmma({kWidth, kDType, DType::kE4m3, true, true}, d, a, b, adds);
   }
 };
 
