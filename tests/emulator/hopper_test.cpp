@@ -56,6 +56,8 @@ INSTANTIATE_TEST_SUITE_P(
         "lhs_scales_major=column rhs_scales_major=column out=f32 beta=yes",
         "grouped_gemm dgrad R=300 N=128 K=512 E=5 dy=fp8_block:e5m2 w=fp8_block:2d "
         "rhs_major=column lhs_scales_major=column unit_budget=2",
+        "grouped_gemm fprop R=90 N=264 K=528 E=11 format=fp8_block lhs_scales_major=column "
+        "unit_budget=2",
         // Packed weights: more stages than a round of scales has, a last one that is half full, few
         // rows and many.
         "grouped_gemm fprop R=300 N=264 K=416 E=2 format=mxfp4 alpha=yes bias=yes bias_scale=yes "

@@ -6,12 +6,13 @@ namespace cadre::cuda::gemm {
 /// A tile, as the scheduler describes it to the other roles of a block.
 struct TileRecord {
   int expert = -1;  ///< -1: there are no more tiles
-  int row = 0,
-      row_limit = 0;       ///< its rows of A begin here, and this block's end there at the latest
+  /// Its rows of A begin here, and this block's end there at the latest: at once, if it has none.
+  int row = 0, row_limit = 0;
   int begin = 0, end = 0;  ///< its columns: rows of the batch, or columns of B
   int depth = 0;           ///< of the contraction; 0: nothing to do
-  int rows = 0, rows_end = 0;  ///< of a ragged contraction: how many, and where they end
-  int same_rows = 0;           ///< the blocks of a cluster have the rows in common, not the columns
+  int rows = 0;            ///< of a ragged contraction: how many
+  int rows_end = 0;        ///< where rows of the batch end, of a ragged contraction or of this tile
+  int same_rows = 0;       ///< the blocks of a cluster have the rows in common, not the columns
 
   __device__ bool is_last() const { return expert < 0; }
   __device__ int cols() const { return end - begin; }

@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/device/tensor_map.h"
+#include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/multiply_codes.cuh"
@@ -47,19 +48,14 @@ class Fp8RowsSchedule {
 };
 
 /// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where
-/// they share them; and the scales of its rows in the stage's block: one copy, from the last
-/// multiple of 16 bytes before them to the first behind them.
+/// they share them.
 template <Tile kTile>
 class Fp8RowsLoad {
  public:
   static constexpr int kWarps = 1, kArrivals = 1;
 
   __device__ Fp8RowsLoad(const Fp8RowsParams& params, const TileRecord& tile)
-      : tile_(tile),
-        x_(params.x + kConsumerRows / kBoxRows - 1),
-        scales_(params.x_scales + tile.row / 4 * 4),
-        scale_step_(params.x_scale_step),
-        scale_bytes_(((tile.rows_end + 3) / 4 - tile.row / 4) * 16) {
+      : tile_(tile), x_(params.x + kConsumerRows / kBoxRows - 1) {
     const bool packed = params.experts == nullptr;
     w_ = packed ? &params.w : params.experts + tile.expert;
     expert_ = packed ? tile.expert : 0;
@@ -68,16 +64,14 @@ class Fp8RowsLoad {
 
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     const int mine = int(cluster_ctarank());
-    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes() + scale_bytes_));
-    bulk_load(stage.scales, scales_ + depth / kScaleBlock * scale_step_, uint32_t(scale_bytes_),
-              full);
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes()));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint8_t* a = stage.a + half * kTile.consumer_bytes();
       uint8_t* b = stage.b + half * (kTile.b_bytes() / 2);
       const int row = tile_.row + half * kConsumerRows, end = tile_.rows_end;
       const Box4 rows{depth, kRaggedOrigin - (end - row), end, kRaggedOrigin};
-      const Box3 columns{depth, tile_.begin + half * kColumnsOfCodeBox, expert_};
+      const Box3 columns{depth, tile_.begin + half * (kTile.cols / 2), expert_};
       if (tile_.same_rows == 0)
         tma_load(a, *x_, rows, full);
       else if (half == mine)
@@ -92,9 +86,6 @@ class Fp8RowsLoad {
  private:
   const TileRecord& tile_;
   const CUtensorMap *x_, *w_;
-  const float* scales_;
-  int64_t scale_step_;
-  int scale_bytes_;
   int expert_;  ///< its coordinate in w_
 };
 
@@ -134,15 +125,17 @@ class Fp8RowsStore {
 /// The kernel of fprop and dgrad of fp8_block.
 template <Fp8RowsKind kKind>
 struct Fp8Rows {
-  static constexpr Tile kTile{.cols = kColsOfCodes,
+  static constexpr bool kFloats = kKind.out == DType::kF32;
+  static constexpr Tile kTile{.cols = cols_of_codes(kKind.out),
                               .col_step = kColsOfFactor,
                               .depth = kDepthOfCodes,
                               .stages = kStagesOfCodes,
                               .a = {kKind.in, true},
-                              .b = {DType::kE4m3, true},
-                              .scales = kTileRows + 4};
-  static constexpr OutputShape kOutput{
-      .dtype = kKind.out, .part_cols = cols_of_upright_part(kKind.out), .buffers = kBuffersOfCodes};
+                              .b = {DType::kE4m3, true}};
+  static constexpr OutputShape kOutput{.dtype = kKind.out,
+                                       .part_cols = cols_of_upright_part(kKind.out),
+                                       .buffers = kFloats ? kBuffersOfFloatRows : kBuffersOfCodes,
+                                       .one_ring = !kFloats};
   using Params = Fp8RowsParams;
   using Schedule = Fp8RowsSchedule<kTile>;
   using Load = Fp8RowsLoad<kTile>;

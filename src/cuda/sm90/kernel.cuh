@@ -12,15 +12,15 @@
 //   Schedule   Schedule(params).tile(number): which tile comes when
 //   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
 //   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...), accumulators(col); if it
-//              reads ahead, look_ahead(next tile)                                 multiply.cuh
+//              reads ahead, look_ahead(next tile, ...)                            multiply.cuh
 //   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
 //              What takes long to write has Held instead of write(), see consume_and_hold_tiles(),
 //              and the Bias that goes into it; Memory is their room in shared memory.
 //
-// It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with the
-// same second operand; each loads half of that for both. The life of a tile is this page:
-// scheduled, loaded stage by stage, multiplied, written part by part, stored.
+// It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with one
+// operand in common, mostly the second; each loads half of that for both. The life of a tile is
+// this page: scheduled, loaded stage by stage, multiplied, written part by part, stored.
 //
 //   role        warps      work
 //   consumers   4 each     products of 64 rows of a tile, then its output
@@ -46,10 +46,9 @@ struct alignas(1024) Shared {
   Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
   Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
   gemm::TileRing<kRecords, kCluster> tiles;
-  [[no_unique_address]] StageScales<kTile> scales;
   [[no_unique_address]] typename Kernel::Store::Memory of_store;
 
-  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, scales}; }
+  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty}; }
   __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
 };
 
@@ -125,7 +124,8 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
   TileRecord next;
   const auto read_next = [&] {
     next = tiles.next_in_warp();
-    if constexpr (requires { products.look_ahead(next); }) products.look_ahead(next);
+    if constexpr (requires { products.look_ahead(next, consumer); })
+      products.look_ahead(next, consumer);
   };
   read_next();
   while (!next.is_last()) {

@@ -5,6 +5,7 @@
 #include "cadre/error.h"
 #include "cuda/check.h"
 #include "cuda/sm90/expert_maps.h"
+#include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/grouped_gemm.h"
 
 namespace cadre::cuda::sm90 {
@@ -20,21 +21,21 @@ int clusters_of(const GroupedGemmProblem& p, const Device& device) {
 
 int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
-/// Whether clusters take tiles as they go: if there can be many stages for each. How many there are
-/// only the device knows.
-bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
+/// Stages of all tiles, at most: how many there are only the device knows.
+int64_t most_stages(const GroupedGemmProblem& p) {
   const bool fprop = p.pass == Pass::kFprop;
   const int64_t cols = fprop ? p.n : p.k, depth = fprop ? p.k : p.n;
-  int64_t stages;
   if (p.pass == Pass::kWgrad)
-    stages = parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts);
-  else if (is_plain(p.lhs))
-    stages =
-        parts_of(cols, kClusterRows) * (p.rows / kMostCols + p.experts) * parts_of(depth, kDepth);
-  else
-    stages = parts_of(cols, kColsOfCodes) * (p.rows / kClusterRows + p.experts) *
-             parts_of(depth, kDepthOfCodes);
-  return stages > kCountedStages * clusters_of(p, device);
+    return parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts);
+  if (!is_plain(p.lhs))
+    return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + p.experts) *
+           parts_of(depth, kDepthOfCodes);
+  return parts_of(cols, kClusterRows) * (p.rows / kMostCols + p.experts) * parts_of(depth, kDepth);
+}
+
+/// Whether clusters take tiles as they go: if there can be many stages for each.
+bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
+  return most_stages(p) > kCountedStages * clusters_of(p, device);
 }
 
 void check_steps(bool good, std::string_view what, const TensorView& v,
@@ -81,10 +82,6 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
   bool good = true;
   for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_step(v, v.stride[d]));
   check_steps(good, what, v, p);
-}
-
-void check_scales(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
-  check_steps(v.shape[1] <= 1 || is_step(v, v.stride[1]), what, v, p);
 }
 
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
