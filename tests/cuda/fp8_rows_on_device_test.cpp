@@ -202,7 +202,7 @@ class Guarded {
     size_t count = 1;
     for (int d = 0; d < v.rank; ++d)
       count += size_t(v.shape[size_t(d)] - 1) * size_t(v.stride[size_t(d)]);
-    const size_t bytes = count * sizeof(float);
+    const size_t bytes = (count + 3) / 4 * 4 * sizeof(float);  // rows of scales have room for that
     readable_ = (bytes + kPage - 1) / kPage * kPage;
     memory_ = static_cast<char*>(mmap(nullptr, readable_ + kPage, PROT_READ | PROT_WRITE,
                                       MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));

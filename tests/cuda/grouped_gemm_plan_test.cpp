@@ -311,6 +311,56 @@ std::string run_message(int64_t first, int64_t gap) {
 }
 
 // Scales of rows are copied from multiples of 16 bytes on.
+
+TEST(GroupedGemmPlan, RefusesScalesOfABatchThatNoBulkCopyTakes) {
+  const auto p = parse_grouped_gemm_problem(text(kCodes, " lhs_scales_major=column"));
+  const test::Tensor x(DType::kE4m3, {9, 16}), w(DType::kE4m3, {3, 8, 16}), y(DType::kBf16, {9, 8}),
+      scales(DType::kF32, {24}), scales_of_w(DType::kF32, {3, 1, 1}), offsets(DType::kI32, {4});
+  GroupedGemmArgs args;
+  args.lhs.codes = x.view();
+  args.rhs.codes = w.view();
+  args.rhs.scales = scales_of_w.view();
+  args.out = y.view();
+  args.offsets = {offsets.data<int32_t>(), 3};
+  const auto message = [&](int64_t first) {
+    args.lhs.scales = view(scales.data<float>() + first, DType::kF32, {9, 1}, {1, 12});
+    try {
+      check(plan(p, hopper(), "sm90_fp8_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(0), "");
+  EXPECT_NE(message(2).find("x.scales is"), std::string::npos);
+  EXPECT_NE(message(2).find("must begin and step by multiples of 16 bytes"), std::string::npos);
+}
+
+TEST(GroupedGemmPlan, RefusesDenseScalesOfOneRow) {
+  const auto p = parse_grouped_gemm_problem(
+      "grouped_gemm fprop R=1 N=8 K=144 E=1 format=fp8_block lhs_scales_major=column");
+  const test::Tensor x(DType::kE4m3, {1, 144}), w(DType::kE4m3, {1, 8, 144}),
+      y(DType::kBf16, {1, 8}), scales(DType::kF32, {8}), scales_of_w(DType::kF32, {1, 1, 2}),
+      offsets(DType::kI32, {2});
+  GroupedGemmArgs args;
+  args.lhs.codes = x.view();
+  args.rhs.codes = w.view();
+  args.rhs.scales = scales_of_w.view();
+  args.out = y.view();
+  args.offsets = {offsets.data<int32_t>(), 1};
+  const auto message = [&](int64_t step) {
+    args.lhs.scales = view(scales.data<float>(), DType::kF32, {1, 2}, {1, step});
+    try {
+      check(plan(p, hopper(), "sm90_fp8_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(4), "");
+  EXPECT_NE(message(1).find("x.scales is"), std::string::npos) << message(1);
+}
+
 TEST(GroupedGemmPlan, RefusesAddressesAndStepsThatTheProblemDidNotPromise) {
   const std::string want =
       "must begin and step by multiples of 16 bytes, as the problem promises; copy it, or plan "

@@ -100,6 +100,12 @@ void start_load(void* to, const CUtensorMap& map, const Coordinates& at, const D
                [=](uint8_t* place) { read_box(m, at, offset, place); });
 }
 
+void start_bulk_load(void* to, const void* from, uint32_t bytes, const Delivery& whom) {
+  expect((shared_offset(to) | reinterpret_cast<uintptr_t>(from) | bytes) % 16 == 0,
+         "a bulk copy begins at multiples of 16 bytes and has as many");
+  start_copies(to, bytes, whom, [=](uint8_t* place) { std::memcpy(place, from, bytes); });
+}
+
 void start_store(const CUtensorMap& map, const Coordinates& at, const void* from, bool adds) {
   const MapData m = data_of(map);
   const uint32_t offset = shared_offset(from);

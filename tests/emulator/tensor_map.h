@@ -33,6 +33,7 @@ struct Delivery {
   uint16_t blocks;
 };
 void start_load(void* to, const CUtensorMap&, const Coordinates&, const Delivery&);
+void start_bulk_load(void* to, const void* from, uint32_t bytes, const Delivery&);
 void start_store(const CUtensorMap&, const Coordinates&, const void* from, bool adds);
 void tma_commit();
 /// Until all but the youngest `left` groups have read shared memory, or written device memory too.

@@ -83,6 +83,15 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at
       : "memory");
 }
 
+/// Copies so many bytes as they lie. Both addresses and the bytes are multiples of 16.
+__device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(__cvta_generic_to_global(from)), "r"(bytes), "r"(shared_address(&barrier))
+      : "memory");
+}
+
 /// Stores a box, as part of this thread's uncommitted bulk group.
 __device__ inline void tma_store(const CUtensorMap& map, const Box3& at, const void* from) {
   asm volatile(

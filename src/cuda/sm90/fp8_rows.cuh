@@ -48,14 +48,19 @@ class Fp8RowsSchedule {
 };
 
 /// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where
-/// they share them.
+/// they share them; and the scales of its rows in the stage's block: one copy, from the last
+/// multiple of 16 bytes before them to the first behind them.
 template <Tile kTile>
 class Fp8RowsLoad {
  public:
   static constexpr int kWarps = 1, kArrivals = 1;
 
   __device__ Fp8RowsLoad(const Fp8RowsParams& params, const TileRecord& tile)
-      : tile_(tile), x_(params.x + kConsumerRows / kBoxRows - 1) {
+      : tile_(tile),
+        x_(params.x + kConsumerRows / kBoxRows - 1),
+        scales_(params.x_scales + tile.row / 4 * 4),
+        scale_step_(params.x_scale_step),
+        scale_bytes_(((tile.rows_end + 3) / 4 - tile.row / 4) * 16) {
     const bool packed = params.experts == nullptr;
     w_ = packed ? &params.w : params.experts + tile.expert;
     expert_ = packed ? tile.expert : 0;
@@ -64,7 +69,9 @@ class Fp8RowsLoad {
 
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     const int mine = int(cluster_ctarank());
-    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes()));
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes() + scale_bytes_));
+    bulk_load(stage.scales, scales_ + depth / kScaleBlock * scale_step_, uint32_t(scale_bytes_),
+              full);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint8_t* a = stage.a + half * kTile.consumer_bytes();
@@ -86,6 +93,9 @@ class Fp8RowsLoad {
  private:
   const TileRecord& tile_;
   const CUtensorMap *x_, *w_;
+  const float* scales_;
+  int64_t scale_step_;
+  int scale_bytes_;
   int expert_;  ///< its coordinate in w_
 };
 
@@ -131,7 +141,8 @@ struct Fp8Rows {
                               .depth = kDepthOfCodes,
                               .stages = kStagesOfCodes,
                               .a = {kKind.in, true},
-                              .b = {DType::kE4m3, true}};
+                              .b = {DType::kE4m3, true},
+                              .scales = kTileRows + 4};
   static constexpr OutputShape kOutput{.dtype = kKind.out,
                                        .part_cols = cols_of_upright_part(kKind.out),
                                        .buffers = kFloats ? kBuffersOfFloatRows : kBuffersOfCodes,

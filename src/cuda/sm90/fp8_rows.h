@@ -10,9 +10,8 @@ constexpr int cols_of_codes(DType out) {
 
 /// What the kernel of products of 8-bit codes is launched with: x and w are codes.
 struct Fp8RowsParams : RaggedRowsParams {
-  const float* x_scales = nullptr;  ///< [R, D / 128]
-  int64_t x_scale_row = 0;          ///< from a row to the next
-  int64_t x_scale_step = 0;         ///< from a block of the contraction to the next
+  const float* x_scales = nullptr;  ///< [D / 128, R], of rows side by side
+  int64_t x_scale_step = 0;         ///< from a block to the next
   Plain w_scales{};                 ///< [E, C / 128, D / 128]
   int64_t w_scale_row = 0;          ///< from 128 rows of w to the next
   int64_t w_scale_depth = 0;        ///< from a block of the contraction to the next

@@ -101,6 +101,7 @@ std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) 
 void check_fp8_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const bool fprop = p.pass == Pass::kFprop;
   check_view(fprop ? "x" : "dy", args.lhs.codes, p);
+  check_scales(fprop ? "x.scales" : "dy.scales", args.lhs.scales, p);
   check_view("w", args.rhs.codes, p);
   check_view(fprop ? "y" : "dx", args.out, p);
 }
@@ -153,7 +154,6 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
   params.y = ragged_map(args.out, kConsumerRows);
   params.x_scales = static_cast<const float*>(x_scales.data);
-  params.x_scale_row = x_scales.stride[0];
   params.x_scale_step = x_scales.stride[1];
   params.w_scales = plain(w_scales, args.rhs.discrete_scales);
   params.w_scale_row = w_scales.stride[size_t(across)];

@@ -46,9 +46,10 @@ struct alignas(1024) Shared {
   Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
   Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
   gemm::TileRing<kRecords, kCluster> tiles;
+  [[no_unique_address]] StageScales<kTile> scales;
   [[no_unique_address]] typename Kernel::Store::Memory of_store;
 
-  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty}; }
+  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, scales}; }
   __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
 };
 

@@ -9,37 +9,6 @@ constexpr int kScaleBlock = 128;   ///< codes along the contraction, and rows of
 constexpr int kColsOfFactor = 64;  ///< columns of a tile that share their factors
 static_assert(kDepthOfCodes == kScaleBlock && kScaleBlock % kColsOfFactor == 0);
 
-/// Scales of a thread's two rows of a tile: those of a stage are asked for a stage before.
-class ScalesOfRows {
- public:
-  __device__ explicit ScalesOfRows(const Fp8RowsParams& params) : params_(params) {}
-
-  /// Asks for the first of a tile.
-  __device__ void look_ahead(const TileRecord& tile, int consumer) {
-    const int last = tile.rows_end - 1;
-    const int upper = tile.row + consumer * kConsumerRows + ThreadPlace::mine().row;
-    from_ = params_.x_scales + (upper < last ? upper : last) * params_.x_scale_row;
-    has_lower_ = upper + 8 <= last;
-    read();
-  }
-  /// Those of a stage, stage by stage; asks for the next.
-  __device__ void next(bool is_last, float& upper, float& lower) {
-    upper = coming_[0], lower = coming_[1];
-    if (!is_last) read();
-  }
-
- private:
-  __device__ void read() {
-    coming_[0] = from_[0], coming_[1] = from_[has_lower_ ? 8 * params_.x_scale_row : 0];
-    from_ += params_.x_scale_step;
-  }
-
-  const Fp8RowsParams& params_;
-  const float* from_ = nullptr;
-  bool has_lower_ = false;  ///< the row eight below is one of the tile
-  float coming_[2] = {};
-};
-
 /// Scales of w of a tile, whose columns lie in two blocks of it at most: each lane of a warp holds
 /// those of another stage, and those of the next 32 stages, or of the next tile, are on their way.
 class ScalesOfColumns {
@@ -88,12 +57,10 @@ class MultiplyCodes {
   static_assert(kTile.b.dtype == DType::kE4m3 && kTile.a.k_major && kTile.b.k_major);
   static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
 
-  __device__ explicit MultiplyCodes(const Fp8RowsParams& params)
-      : of_rows_(params), of_columns_(params) {}
+  __device__ explicit MultiplyCodes(const Fp8RowsParams& params) : of_columns_(params) {}
 
   __device__ void look_ahead(const TileRecord& next, int consumer) {
     if (next.is_last() || !has_rows(next, consumer)) return;  // there may be no scales either
-    of_rows_.look_ahead(next, consumer);
     of_columns_.look_ahead(next);
   }
   __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
@@ -115,11 +82,17 @@ class MultiplyCodes {
   struct Factors {
     float of[kParts][2];
   };
+  /// What a tile's factors are made of.
+  struct Place {
+    int first_row;         ///< of a thread, in the scales of a stage
+    bool middle_is_first;  ///< the second part of the columns lies in the same block as the first
+  };
 
   template <int kWidth>
   __device__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
                                  auto&& meanwhile, auto&& beside) {
-    const bool middle_is_first = tile.begin % kScaleBlock == 0;
+    const Place place{tile.row % 4 + consumer * kConsumerRows + ThreadPlace::mine().row,
+                      tile.begin % kScaleBlock == 0};
     const int last = (tile.depth - 1) / kTile.depth;
     float sums[kWidth / 2] = {};  // of a stage
 #pragma unroll
@@ -127,7 +100,7 @@ class MultiplyCodes {
     ring.wait_full();
     for (int stage = 0; stage < last; ++stage) {
       multiply_stage<kWidth>(ring.stage(), consumer, sums);
-      const Factors factors = factors_of(middle_is_first, stage, false);
+      const Factors factors = factors_of(ring.stage(), place, stage);
       const int before = ring.at.at;
       beside();
       ring.at.next();
@@ -137,7 +110,7 @@ class MultiplyCodes {
       add(sums, factors);
     }
     multiply_stage<kWidth>(ring.stage(), consumer, sums);
-    const Factors factors = factors_of(middle_is_first, last, true);
+    const Factors factors = factors_of(ring.stage(), place, last);
     meanwhile();
     wgmma_wait<0>();
     ring.release(ring.at.at);
@@ -160,13 +133,12 @@ class MultiplyCodes {
     pin<kWidth / 2>(sums);
   }
 
-  /// Of a stage, stage by stage; `middle_is_first`: the second part of the columns lies in the same
-  /// block of w as the first.
-  __device__ Factors factors_of(bool middle_is_first, int stage, bool is_last) {
-    float upper, lower, scales[3];
-    of_rows_.next(is_last, upper, lower);
-    of_columns_.next(stage, scales[0], scales[2]);
-    scales[1] = middle_is_first ? scales[0] : scales[2];
+  __device__ Factors factors_of(const Stage& stage, const Place& place, int number) {
+    float scales[3];
+    of_columns_.next(number, scales[0], scales[2]);
+    scales[1] = place.middle_is_first ? scales[0] : scales[2];
+    const float upper = stage.scales[place.first_row], lower = stage.scales[place.first_row + 8];
+    __syncwarp();  // no lane reads scales any more when one frees the stage
     Factors factors;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -185,7 +157,6 @@ class MultiplyCodes {
       totals_[i] = formats::fma(sums[i], factors.of[2 * i / kColsOfFactor][i / 2 % 2], totals_[i]);
   }
 
-  ScalesOfRows of_rows_;
   ScalesOfColumns of_columns_;
   float totals_[kTile.cols / 2] = {};
 };

@@ -84,6 +84,10 @@ void check_view(std::string_view what, const TensorView& v, const GroupedGemmPro
   check_steps(good, what, v, p);
 }
 
+void check_scales(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
+  check_steps(v.shape[1] <= 1 || is_step(v, v.stride[1]), what, v, p);
+}
+
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
   const bool blocks = p.activation && p.activation->layout == GluLayout::kInterleave32;
   const int64_t maps = p.discrete_rhs || p.discrete_out || blocks ? p.experts : 0;

@@ -22,6 +22,9 @@ std::string refuses_layout(const GroupedGemmProblem&);
 /// Views that TMA takes: a plan does not know them, so it was made for what the problem promises.
 void check_view(std::string_view what, const TensorView&, const GroupedGemmProblem&);
 
+/// Scales along rows: of one row too, each block begins a copy.
+void check_scales(std::string_view what, const TensorView&, const GroupedGemmProblem&);
+
 /// A block an SM, in clusters.
 int blocks_of(const GroupedGemmPlan&);
 

@@ -8,6 +8,18 @@ namespace cadre::cuda::sm90 {
 
 using gemm::Cursor;
 
+/// Scales that come with the stages, where a tile has them.
+template <Tile kTile>
+struct StageScales {
+  __device__ float* of(int) { return nullptr; }
+};
+template <Tile kTile>
+requires(kTile.scales != 0) struct StageScales<kTile> {
+  alignas(16) float scales[kTile.stages][kTile.scales];
+
+  __device__ float* of(int stage) { return scales[stage]; }
+};
+
 /// The stages in shared memory, and one of them: what one round of loads brings.
 template <Tile kTile>
 struct Stages {
@@ -16,6 +28,7 @@ struct Stages {
 };
 struct Stage {
   uint8_t *a, *b;
+  float* scales;  ///< of the tile's rows, as they lie in memory; null: there are none
 };
 
 /// A role's place in the ring of stages.
@@ -24,9 +37,10 @@ struct StageRing {
   Stages<kTile>& stages;
   Barrier (&full)[kTile.stages];
   Barrier (&empty)[kTile.stages];
+  StageScales<kTile>& scales;
   Cursor<kTile.stages> at{};
 
-  __device__ Stage stage() const { return {stages.a[at.at], stages.b[at.at]}; }
+  __device__ Stage stage() const { return {stages.a[at.at], stages.b[at.at], scales.of(at.at)}; }
   __device__ void wait_full() const { wait(full[at.at], at.parity); }
   __device__ void wait_empty() const { wait(empty[at.at], at.parity ^ 1); }
   /// Frees a stage in both blocks, since either loads into both.

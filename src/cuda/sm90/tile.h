@@ -34,6 +34,7 @@ struct Tile {
   int stages = kStages;    ///< of the ring
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
+  int scales = 0;  ///< floats that come with a stage: scales of the tile's rows
 
   constexpr int a_bytes() const { return kConsumers * consumer_bytes(); }
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }

@@ -46,6 +46,10 @@ inline void tma_load(void* to, const CUtensorMap& map, const Box5& at, Barrier& 
   emulator::start_load(to, map, {at.x, at.y, at.z, at.w, at.v}, {&barrier, only_this_block()});
 }
 
+inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
+  emulator::start_bulk_load(to, from, bytes, {&barrier, only_this_block()});
+}
+
 inline void tma_store(const CUtensorMap& map, const Box3& at, const void* from) {
   emulator::start_store(map, {at.x, at.y, at.z, 0, 0}, from, false);
 }
