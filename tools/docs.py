@@ -188,6 +188,34 @@ def few_tokens(info):
     return markdown(["GPU", "layer", *(f"{t}, TB/s" for t in tokens)], rows)
 
 
+def gpu_fp8(info):
+    """Products of fp8_block: TFLOP/s, and over the bf16 products of the same numbers."""
+    rows = []
+    for where, record in records("grouped-gemm-fp8-torch"):
+        cells = {}
+        for case in record["cases"]:
+            cell = cells.setdefault((case["layer"], case["problem"].split()[1]), {})
+            cell[case["routing"]] = case
+        rows += [[where, layer, which,
+                  *(f"{cell[r]['flops'] / cell[r]['us']['cadre'] / 1e6:.0f}" for r in ROUTINGS),
+                  *(f"{cell[r]['speed_of_peer']['cadre bf16']:.2f}" for r in ROUTINGS)]
+                 for (layer, which), cell in cells.items()]
+    return markdown(["GPU", "layer", "pass", *(f"{what}, {routing}" for what in ("TFLOP/s", "bf16")
+                                               for routing in ROUTINGS)], rows)
+
+
+def gpu_packed(info):
+    """Products of packed weights, over those of the same weights in bf16."""
+    rows = []
+    for where, record in records("grouped-gemm-packed-torch"):
+        for case in record["cases"]:
+            layer, _, rest = case["layer"].partition(", ")
+            tokens, _, weights = rest.rpartition(" ")
+            rows.append([where, layer, tokens, code(weights),
+                         f"{case['speed_of_peer']['cadre bf16']:.2f}"])
+    return markdown(["GPU", "layer", "tokens", "weights", "bf16"], rows)
+
+
 def host_time(info):
     """What the host needs to enqueue a call."""
     rows = [[where, code(case["problem"]), case["call"], f"{case['host_us']:.1f}"]
@@ -296,10 +324,11 @@ def python(info):
     return markdown(["name", "", "source"], rows)
 
 
-TABLES = {"formats": formats, "options": options, "activations": activations, "recipes": recipes,
-          "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate": gpu_accumulate,
-          "few_tokens": few_tokens, "commands": commands, "host_time": host_time,
-          "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
+TABLES = {"formats": formats, "options": options, "activations": activations, "recipes":
+          recipes, "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate":
+          gpu_accumulate, "few_tokens": few_tokens, "gpu_fp8": gpu_fp8, "gpu_packed":
+          gpu_packed, "commands": commands, "host_time": host_time, "torch_door":
+          torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
           "moe_layers": moe_layers, "headers": headers, "python": python}
 
 

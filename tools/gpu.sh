@@ -14,9 +14,8 @@
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
 #   f16        fp16 beside bf16
-#   fp8        products of fp8_block by sm90_fp8_rows, which runs only where it is named, beside bf16
-#   torch_fp8  the same beside DeepGEMM
-#   packed     products of packed weights by sm90_packed_rows, only where it is named, beside bf16
+#   torch_fp8  products of fp8_block by sm90_fp8_rows, beside bf16 and DeepGEMM
+#   torch_packed    products of packed weights by sm90_packed_rows, beside bf16
 #   gated      fc1 with its activation in the product, on h200_gated.txt
 #   quantize   quantise and dequantise beside a copy of as many bytes
 #   moves      what stands around the products, beside a copy of as many bytes, on h200_moves.txt
@@ -211,14 +210,15 @@ take() {
       ;;
     f16) bench f16 400 grouped-gemm-f16 h200_f16 --beside "format=bf16 out=bf16" ;;
     gated) bench gated 400 grouped-gemm-gated h200_gated ;;
-    fp8) bench fp8 540 grouped-gemm-fp8 h200_fp8 --offsets $routings --only sm90_fp8_rows \
-      --beside "format=bf16 rhs_major=row lhs_scales_major=row" ;;
-    packed) bench packed 540 grouped-gemm-packed h200_packed --only sm90_packed_rows \
-      --beside w=bf16 ;;
     torch_fp8)
       record torch_fp8 300 grouped-gemm-fp8-torch python3 bench/peers/torch_fp8_block.py \
         --library "$library" --commit "$commit" --file bench/shapes/h200_fp8.txt \
         --offsets $routings --repeat "$repeat"
+      ;;
+    torch_packed)
+      record torch_packed 300 grouped-gemm-packed-torch python3 bench/peers/torch_packed.py \
+        --library "$library" --commit "$commit" --file bench/shapes/h200_packed.txt \
+        --offsets uniform --repeat "$repeat"
       ;;
     quantize) bench quantize 240 quantize h200_quantize ;;
     moves) bench moves 240 moves h200_moves ;;

@@ -23,7 +23,7 @@ struct Entry {
   void (*run)(const Plan<Problem>&, const Args&, Workspace, Stream);
   bool exact = true;
   void (*check)(const Problem&, const Args&) = nullptr;  ///< what it asks of arguments, if more
-  bool by_name = false;    ///< it has not been timed: only who names it gets it
+  bool by_name = false;    ///< not known to be the fastest: only who names it gets it
   int fraction_bits = 23;  ///< see Plan
   /// The plans that `run` finds in its own as `inner`, so that it makes none.
   std::shared_ptr<const void> (*inner)(const Problem&, const Device&) = nullptr;

@@ -30,7 +30,7 @@ Plan<Problem> find(const Problem& problem, const Device& device, std::string_vie
     if (!only.empty() && entry.name != only) continue;
     std::string why = entry.refuses(problem, device);
     if (why.empty() && entry.by_name && only.empty())
-      why = "takes it where it is named; it has not been timed";
+      why = "takes it where it is named; it is not known to be the fastest";
     if (!why.empty()) {
       plan.refusals.push_back({entry.name, std::move(why)});
       continue;

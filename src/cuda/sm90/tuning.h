@@ -41,15 +41,14 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 
 /// Products of 8-bit codes, whose stage of 128 has the bytes of 64 of 16 bits: a thread has two
 /// sets of accumulators, a stage's and those of all, so tiles are narrower, and there is room for a
-/// fifth stage. Halves of 96 columns, of which one is added while the other is multiplied: +7 %.
-/// Consumers that take turns at the tensor cores: +10 %. Of floats each consumer has its own
-/// buffers, whose addresses take the registers of wider tiles.
+/// fifth stage. Of floats each consumer has its own buffers, whose addresses take the registers of
+/// wider tiles. What was slower: docs/decisions/0011-fp8-rows.md.
 constexpr int kColsOfCodes = 192, kColsOfCodesToFloats = 128;
 constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 
 /// Weights of 8- or 4-bit codes that the consumers decode: their stages are smaller, so there is
 /// room for more. Where experts have few rows, narrow tiles leave the room to weights on their way.
-/// Not timed.
+/// Chosen before they were timed, and slower than bf16 with many rows.
 constexpr int kStagesOfBytes = 4, kStagesOfNibbles = 5;
 constexpr int kColsOfFewRows = 64, kStagesOfFewRows = 12;
 constexpr int64_t kFewRows = 32;  ///< of an expert, in the mean
