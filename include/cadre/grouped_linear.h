@@ -61,8 +61,9 @@ struct GroupedLinearArgs {
 };
 
 /// How a layer will run. Routes: "direct", where no tensor is copied; "quantized", where operands
-/// are copied into their formats; "decoded", where products that no implementation takes codes for
-/// read the numbers that the codes stand for. Steps: "quantize w", "quantize x", "decode x",
+/// are copied into their formats; "sm90_fp8_rows", where fprop or dgrad multiplies codes that lie
+/// in an order of their own; "decoded", where products that no implementation takes codes for read
+/// the numbers that the codes stand for. Steps: "quantize w", "quantize x", "decode x",
 /// "y scales", "multiply"; backward "quantize dy", "quantize w again", "dx scales", "dx", "dbias",
 /// "quantize x again", "decode dy along rows", "decode x along rows", "dw scales", "dw". Those that
 /// it needs.
@@ -83,7 +84,7 @@ struct GroupedLinearPlan : LayerPlan {
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.
-/// Exact     x that comes quantised equals x quantised here,
+/// Exact     x that comes quantised equals x quantised here (but for y in the route sm90_fp8_rows),
 ///           deferred equals immediate, cached equals fresh, save_input equals saved, packed equals
 ///           discrete, bit for bit.
 GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&, std::string_view only = {});

@@ -51,6 +51,8 @@ using layers::linear::Copied;
 using layers::linear::Copies;
 using layers::linear::Copy;
 using layers::linear::DecodedPasses;
+using layers::linear::has_fp8_rows;
+using layers::linear::kFp8Rows;
 
 void check(const GroupedLinearProblem& p) {
   const ops::Checks checks("grouped_linear", p);
@@ -295,20 +297,22 @@ DecodedPasses some_to_decode(const GroupedLinearProblem& problem, const Device& 
   return decoded;
 }
 
-GroupedLinearPlan plan_decoded(const GroupedLinearProblem& problem, const Device& device) {
-  return Planner(problem, device, some_to_decode(problem, device)).take();
-}
-
-GroupedLinearPlan plan_decoded_within(const GroupedLinearProblem& problem, const Device& device) {
-  DecodedPasses decoded = some_to_decode(problem, device);
-  decoded.wgrad_waits = false;
-  return Planner(problem, device, decoded).take();
-}
-
-GroupedLinearPlan plan_by_name(const GroupedLinearProblem& problem, const Device& device) {
-  const DecodedPasses passes = layers::linear::passes_by_name(problem, device);
+DecodedPasses some_with_fp8_rows(const GroupedLinearProblem& problem, const Device& device) {
+  const DecodedPasses passes = layers::linear::passes_with_fp8_rows(problem, device);
   if (passes.fprop_by.empty() && passes.dgrad_by.empty())
     throw Unsupported("it takes no product that others do not take");
+  return passes;
+}
+
+template <auto passes_of>
+GroupedLinearPlan plan_passes(const GroupedLinearProblem& problem, const Device& device) {
+  return Planner(problem, device, passes_of(problem, device)).take();
+}
+
+template <auto passes_of>
+GroupedLinearPlan plan_passes_within(const GroupedLinearProblem& problem, const Device& device) {
+  DecodedPasses passes = passes_of(problem, device);
+  passes.wgrad_waits = false;
   return Planner(problem, device, passes).take();
 }
 
@@ -316,11 +320,15 @@ GroupedLinearPlan plan_by_name(const GroupedLinearProblem& problem, const Device
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutes[] = {
     {"direct", refuses_copies, plan_codes},
     {"quantized", refuses_none, plan_codes},
-    {"decoded", layers::takes_all, plan_decoded},
-    {layers::linear::kByName, layers::takes_all, plan_by_name, true},
+    {kFp8Rows, layers::takes_all, plan_passes<some_with_fp8_rows>, has_fp8_rows},
+    {"decoded", layers::takes_all, plan_passes<some_to_decode>},
 };
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[] = {
-    kRoutes[0], kRoutes[1], {"decoded", layers::takes_all, plan_decoded_within}};
+    kRoutes[0],
+    kRoutes[1],
+    {kFp8Rows, layers::takes_all, plan_passes_within<some_with_fp8_rows>, has_fp8_rows},
+    {"decoded", layers::takes_all, plan_passes_within<some_to_decode>},
+};
 
 }  // namespace
 

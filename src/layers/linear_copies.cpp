@@ -20,6 +20,12 @@ bool shares(const Copied& tensor, const Format& along_k, const Format& along_row
          k.scales_major == rows.scales_major;
 }
 
+/// Other batches have no column-major scales, so that a problem which wants them is an error.
+bool has_orders(const OperandFormats& of) {
+  return of.lhs.kind == FormatKind::kFp8Block && !of.lhs.square &&
+         of.rhs.kind == FormatKind::kFp8Block;
+}
+
 }  // namespace
 
 bool as_is(const Format& format, DType dtype) {
@@ -105,14 +111,20 @@ DecodedPasses passes_to_decode(const GroupedLinearProblem& p, const Device& devi
           decodes(p.wgrad, Pass::kWgrad), p.options.deferred};
 }
 
-DecodedPasses passes_by_name(const GroupedLinearProblem& p, const Device& device) {
-  DecodedPasses passes = passes_to_decode(p, device), named = passes;
-  named.fprop_by = named.dgrad_by = kByName;
-  named.fprop = named.dgrad = false;
+bool has_fp8_rows(const Device& device) {
+  return device.kind == DeviceKind::kCuda && device.sm == 90;
+}
+
+DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem& p, const Device& device) {
+  DecodedPasses passes = passes_to_decode(p, device), ordered = passes;
+  ordered.fprop_by = ordered.dgrad_by = kFp8Rows;
+  ordered.fprop = ordered.dgrad = false;
   const auto take = [&](bool& decodes, std::string_view& by, Pass pass) {
-    if (!decodes || find(product(p, pass, named), device, kByName).name.empty()) return;
+    if (!decodes || !has_orders(formats_of(p.recipe, pass)) ||
+        find(product(p, pass, ordered), device, kFp8Rows).name.empty())
+      return;
     decodes = false;
-    by = kByName;
+    by = kFp8Rows;
   };
   // What the caller quantises has the usual order; no product of codes has an activation in it.
   if (!p.activation && !p.options.quantized_x) take(passes.fprop, passes.fprop_by, Pass::kFprop);

@@ -12,7 +12,7 @@ struct DecodedPasses {
   bool fprop = false, dgrad = false, wgrad = false;
   bool wgrad_waits = false;  ///< for another run, so that what it reads stays codes
 
-  /// Implementations that take codes in an order of their own, and run only where they are named.
+  /// The implementations of products that read codes in an order of their own.
   std::string_view fprop_by{}, dgrad_by{};
 
   std::string_view by(Pass pass) const {
@@ -69,10 +69,14 @@ GroupedGemmProblem product(const GroupedLinearProblem&, Pass, const DecodedPasse
 /// The products of the problem that nobody here takes codes for.
 DecodedPasses passes_to_decode(const GroupedLinearProblem&, const Device&);
 
-/// The implementation of products that runs only where it is named, and the route that names it.
-inline constexpr std::string_view kByName = "sm90_fp8_rows";
+/// The implementation of products that reads codes in an order of its own, and the route that
+/// writes them so.
+inline constexpr std::string_view kFp8Rows = "sm90_fp8_rows";
 
-/// The same, but for those that are taken by name.
-DecodedPasses passes_by_name(const GroupedLinearProblem&, const Device&);
+/// True if the route has products on the device.
+bool has_fp8_rows(const Device&);
+
+/// The same, but for those that kFp8Rows takes.
+DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem&, const Device&);
 
 }  // namespace cadre::layers::linear

@@ -19,7 +19,7 @@ struct Route {
   std::string_view name;
   std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
   LayerPlan (*plan)(const Problem&, const Device&);       ///< its steps and memory
-  bool by_name = false;  ///< only who names it gets it, as such implementations
+  bool (*is_for)(const Device&) = nullptr;  ///< on others it is passed over unless it is named
 };
 
 /// For `refuses` of a route that takes every problem.
@@ -39,7 +39,7 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
   std::string names, reasons;
   for (const Route<Problem, LayerPlan>& route : routes) {
     names.append(names.empty() ? "" : ", ").append(route.name);
-    if (only.empty() ? route.by_name : route.name != only) continue;
+    if (only.empty() ? route.is_for && !route.is_for(device) : route.name != only) continue;
     std::string why = route.refuses(problem, device);
     if (why.empty()) try {
         LayerPlan plan = route.plan(problem, device);

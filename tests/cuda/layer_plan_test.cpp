@@ -34,30 +34,109 @@ GroupedMlpProblem mlp(std::string_view recipe) {
   return p;
 }
 
-TEST(LayerPlan, TakesTheKernelOfCodesByName) {
-  const auto named = [](GroupedLinearProblem p, const Device& device = hopper().device) {
-    p.n = 32;
-    return plan(p, device, "sm90_fp8_rows");
+constexpr std::string_view kCodes = "sm90_fp8_rows";
+
+std::string_view product(const GroupedLinearPlan& plan, std::string_view step) {
+  return find_step<GroupedGemmPlan>(plan, step)->name;
+}
+/// "direct, quantized", the routes that came before.
+std::string refused(const GroupedLinearPlan& plan) {
+  std::string names;
+  for (const Refusal& r : plan.refusals) names += text(names.empty() ? "" : ", ", r.name);
+  return names;
+}
+
+TEST(LayerPlan, MultipliesCodesWhereItCan) {
+  GroupedLinearProblem p = linear("fp8_block");
+  p.n = 32;
+  const GroupedLinearPlan made = plan(p, hopper().device);
+  EXPECT_EQ(made.name, kCodes);
+  EXPECT_EQ(refused(made), "direct, quantized");
+  EXPECT_EQ(product(made, "multiply"), kCodes);
+  EXPECT_EQ(product(made, "dx"), kCodes);
+  EXPECT_EQ(product(made, "dw"), "sm90_ragged_contraction");
+  const auto writes = [&](std::string_view step) -> const QuantizeProblem& {
+    return find_step<QuantizePlan>(made, step)->problem;
   };
-  const GroupedLinearPlan made = named(linear("fp8_block"));
-  EXPECT_EQ(made.name, "sm90_fp8_rows");
-  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_fp8_rows");
-  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dx")->name, "sm90_fp8_rows");
-  EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dw")->name, "sm90_ragged_contraction");
-  EXPECT_EQ(find_step<QuantizePlan>(made, "quantize x")->problem.along_k_scales_major,
-            Major::kColumn);
-  EXPECT_EQ(find_step<QuantizePlan>(made, "quantize w again")->problem.along_rows_codes_major,
-            Major::kColumn);
+  EXPECT_EQ(writes("quantize x").along_k_scales_major, Major::kColumn);
+  EXPECT_EQ(writes("quantize dy").along_k_scales_major, Major::kColumn);
+  EXPECT_EQ(writes("quantize w again").along_rows_codes_major, Major::kColumn);
+  p.n = 24;  // no contraction of dgrad
+  const GroupedLinearPlan half = plan(p, hopper().device);
+  EXPECT_EQ(half.name, kCodes);
+  EXPECT_EQ(product(half, "multiply"), kCodes);
+  EXPECT_EQ(product(half, "dx"), "sm90_ragged_rows");
+  p.k = 24;
+  const GroupedLinearPlan none = plan(p, hopper().device);
+  EXPECT_EQ(none.name, "decoded");
+  EXPECT_EQ(refused(none), "direct, quantized, sm90_fp8_rows");
+  EXPECT_EQ(none.refusals.back().why, "it takes no product that others do not take");
+}
+
+TEST(LayerPlan, DecodesCodesOfXThatTheCallerOrdered) {
   GroupedLinearProblem given = linear("fp8_block");
-  given.options.quantized_x = true;
-  EXPECT_EQ(find_step<GroupedGemmPlan>(named(given), "multiply")->name, "sm90_ragged_rows");
-  EXPECT_EQ(find_step<GroupedGemmPlan>(named(given), "dx")->name, "sm90_fp8_rows");
-  EXPECT_EQ(plan(linear("fp8_block"), hopper().device).name, "decoded");
-  const char* why = "sm90_fp8_rows: it takes no product that others do not take";
-  EXPECT_NE(unsupported([&] { named(linear("mxfp8")); }).find(why), std::string::npos);
-  EXPECT_NE(unsupported([&] { named(linear("bf16")); }).find(why), std::string::npos);
-  EXPECT_NE(unsupported([&] { named(linear("fp8_block"), this_cpu()); }).find(why),
-            std::string::npos);
+  given.n = 32;
+  given.options.quantized_x = given.options.cache_weights = true;
+  const GroupedLinearPlan made = plan(given, hopper().device);
+  EXPECT_EQ(product(made, "multiply"), "sm90_ragged_rows");
+  EXPECT_EQ(product(made, "dx"), kCodes);
+  EXPECT_EQ(find_tensor(made, "x along K")->shape.scales_major, Major::kRow);
+  const QuantizedShape& numbers = find_tensor(made, "w along K")->shape;
+  const QuantizedShape& codes = find_tensor(made, "w along rows")->shape;
+  EXPECT_TRUE(numbers.decoded && !codes.decoded);
+  EXPECT_EQ(codes.codes_major, Major::kColumn);
+  EXPECT_EQ(made.memory.weight_cache_bytes, quantized_bytes(numbers) + quantized_bytes(codes));
+}
+
+/// Other devices and recipes do not hear of the kernel's route, unless they ask for it.
+TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
+  for (const char* device : {"sm_80", "sm_100"}) {
+    const GroupedLinearPlan made = plan(linear("fp8_block"), parse_device(device));
+    EXPECT_EQ(made.name, "decoded") << device;
+    EXPECT_EQ(refused(made), "direct, quantized") << device;
+  }
+  EXPECT_EQ(plan(linear("fp8_block"), this_cpu()).name, "quantized");
+  const std::string why = "sm90_fp8_rows: it takes no product that others do not take";
+  const auto named = [](const char* recipe, const Device& device) {
+    return unsupported([&] { plan(linear(recipe), device, kCodes); });
+  };
+  for (const char* recipe : {"fp8_tensor", "mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
+                             "fp8_block,fprop=fp8_block:2d*fp8_block:2d,dgrad=fp8_block*nvfp4",
+                             "fp8_block,fprop=fp8_block*fp8_block,dgrad=fp8_block*fp8_block"})
+    EXPECT_NE(named(recipe, hopper().device).find(why), std::string::npos) << recipe;
+  for (const Device& device : {this_cpu(), parse_device("sm_80")})
+    EXPECT_NE(named("fp8_block", device).find(why), std::string::npos) << to_string(device);
+}
+
+/// What wgrad reads in the same backward is decoded at once there too.
+TEST(LayerPlan, MultipliesCodesWithinLayers) {
+  const auto expect_codes = [](const GroupedLinearPlan& made, bool waits) {
+    EXPECT_EQ(made.name, kCodes);
+    EXPECT_EQ(product(made, "multiply"), kCodes);
+    EXPECT_EQ(product(made, "dx"), kCodes);
+    EXPECT_EQ(find_step<DequantizePlan>(made, "decode dy along rows") != nullptr, waits);
+  };
+  for (const bool deferred : {false, true}) {
+    GroupedMlpProblem p = mlp("fp8_block");
+    p.options.deferred = deferred;
+    const GroupedMlpPlan experts = plan(p, hopper().device);
+    EXPECT_EQ(experts.name, "unfused");
+    expect_codes(experts.fc1, deferred);
+    expect_codes(experts.fc2, deferred);
+    auto layer = parse_moe_problem("moe T=20 top_k=2 H=16 F=32 E=3 shared_F=64 recipe=fp8_block");
+    layer.options.deferred = deferred;
+    const MoePlan whole = plan(layer, hopper().device);
+    for (const GroupedMlpPlan* part : {&whole.mlp, &whole.shared}) {
+      expect_codes(part->fc1, deferred);
+      expect_codes(part->fc2, deferred);
+    }
+    const SequentialPlan row =
+        plan(parse_sequential_problem(
+                 text("sequential | grouped_linear R=20 N=32 K=16 E=3 recipe=fp8_block deferred=",
+                      deferred ? "yes" : "no")),
+             hopper().device);
+    expect_codes(std::get<GroupedLinearPlan>(row.row.at(0).plan), deferred);
+  }
 }
 
 TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
@@ -110,13 +189,14 @@ TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {
 }
 
 TEST(LayerPlan, OfAQuantisedRecipeDecodesAndSaysWhyItMust) {
-  for (const char* recipe : {"fp8_tensor", "fp8_block", "mxfp8", "nvfp4", "mxfp4"}) {
+  for (const char* recipe : {"fp8_tensor", "mxfp8", "nvfp4", "mxfp4"}) {
     const GroupedLinearPlan made = plan(linear(recipe), hopper().device);
     EXPECT_EQ(made.name, "decoded") << recipe;
-    EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_ragged_rows");
-    EXPECT_NE(made.refusals.back().why.find("no implementation on sm_90 for 'grouped_gemm "),
+    EXPECT_EQ(product(made, "multiply"), "sm90_ragged_rows");
+    ASSERT_EQ(refused(made), "direct, quantized, sm90_fp8_rows");
+    EXPECT_NE(made.refusals[1].why.find("no implementation on sm_90 for 'grouped_gemm "),
               std::string::npos)
-        << made.refusals.back().why;
+        << made.refusals[1].why;
     EXPECT_EQ(plan(mlp(recipe), hopper().device).fc2.name, "decoded") << recipe;
   }
 }

@@ -111,7 +111,7 @@ TEST(GroupedLinearErrors, OfRoutes) {
   EXPECT_EQ(refused("mxfp8", "decoded"),
             none + "mxfp8':\n  decoded: every product takes its operands as they are quantised");
   EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
-            "plan: route is 'fused', must be one of direct, quantized, decoded, sm90_fp8_rows "
+            "plan: route is 'fused', must be one of direct, quantized, sm90_fp8_rows, decoded "
             "[grouped_linear R=640 N=96 K=160 E=5 recipe=bf16]");
 }
 

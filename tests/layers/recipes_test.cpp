@@ -45,10 +45,23 @@ const char* const kRecipes[] = {
 struct Recipes : test::OnMachine {
   MadeFor here() const { return {machine->device(), kStep}; }
   bool on_gpu() const { return machine->device().kind == DeviceKind::kCuda; }
+  /// Where products of codes are summed in other bits than those of decoded operands.
+  MadeFor decoding() const {
+    MadeFor where = here();
+    where.route = "decoded";
+    return where;
+  }
+  bool multiplies_codes(const GroupedLinearProblem& p) const {
+    return plan(p, machine->device()).name == "sm90_fp8_rows";
+  }
 
   /// A step on the machine, and everything back on the host.
   LinearCase stepped(const GroupedLinearProblem& p, const Counts& counts, unsigned seed) {
-    LinearCase c(p, counts, seed, here());
+    return stepped(p, counts, seed, here());
+  }
+  LinearCase stepped(const GroupedLinearProblem& p, const Counts& counts, unsigned seed,
+                     const MadeFor& where) {
+    LinearCase c(p, counts, seed, where);
     step(c, seed % 2);
     return c;
   }
@@ -100,7 +113,7 @@ const Counts kRowCounts[] = {{.rows = 75, .of = {17, 0, 33, 20}},
                              {.rows = 33, .of = {0, 33}}};
 
 TEST_F(Recipes, OfALinearAreTheProductsOfTheirNumbers) {
-  constexpr int64_t kWidths[] = {8, 24, 40, 72, 136};
+  constexpr int64_t kWidths[] = {8, 24, 40, 72, 136};  // nobody multiplies codes of these on GPUs
   const auto problems = unsigned(std::max(machine->draws(60), 3));
   for (const char* recipe : kRecipes) {
     Agreement agreement(recipe);
@@ -124,10 +137,11 @@ TEST_F(Recipes, OfALinearAreTheProductsOfTheirNumbers) {
   }
 }
 
-/// A linear with gradients of everything.
+/// A linear with gradients of everything, whose codes of fp8_block Hopper multiplies.
 GroupedLinearProblem linear_in(const char* recipe, int64_t rows, int experts) {
   GroupedLinearProblem p{.rows = rows, .n = 72, .k = 40, .experts = experts};
   p.recipe = parse_recipe(recipe);
+  if (p.recipe == parse_recipe("fp8_block")) p.n = 144, p.k = 48;
   p.bias = true;
   p.parameters.dw = DType::kF32;
   p.options.accumulate = Accumulate::kPerExpert;
@@ -183,8 +197,9 @@ TEST_F(Recipes, CodesOfTheCallerHaveTheBitsOfOwnOnes) {
                              "fp8_block,wgrad=bf16", "bf16,wgrad=mxfp8"})
     for (const bool deferred : {false, true}) {
       GroupedLinearProblem p = linear_in(recipe, 75, 4);
-      p.options.deferred = deferred;
-      const LinearResult want(stepped(p, counts, 8));
+      p.options.deferred = p.options.cache_weights = deferred;
+      LinearResult want(stepped(p, counts, 8));
+      if (multiplies_codes(p)) want.y = LinearResult(stepped(p, counts, 8, decoding())).y;
       p.options.quantized_x = true;
       GivenCase got(p, counts, 8, here());
       step(got);
@@ -246,13 +261,9 @@ TEST_F(Recipes, OfALinearReplayWithOtherData) {
   for (const char* recipe : {"mxfp8", "nvfp4", "fp8_tensor", "fp8_block"}) {
     GroupedLinearProblem p = linear_in(recipe, 75, 4);
     p.options.deferred = p.options.cache_weights = true;
-    MadeFor where = here();
-    if (p.recipe == parse_recipe("fp8_block") && machine->device().sm == 90)
-      where.route = "sm90_fp8_rows", p.n = 144, p.k = 48;
     const Counts before{.rows = 75, .of = {17, 0, 33, 20}}, after{.rows = 75, .of = {0, 40, 1, 34}};
-    LinearCase first(p, before, 6, where), second(p, after, 7, where);
-    LinearCase want(p, after, 7, where);
-    step(want);
+    LinearCase first(p, before, 6, here()), second(p, after, 7, here());
+    const LinearCase want = stepped(p, after, 7);
     LayerCopy live(*machine, first), own(*machine, second);
     const auto graph = machine->record([&](Stream stream) { live.step(stream, false); });
     live.memory.upload_from(own.memory);
@@ -279,6 +290,7 @@ TEST_F(Recipes, OfAnMlpAreNearThoseOfTheCpu) {
   for (const RecipeInfo& row : recipe_list()) {
     GroupedMlpProblem p{.rows = 75, .hidden = 40, .features = 72, .experts = 4};
     p.recipe = row.recipe;
+    if (p.recipe == parse_recipe("fp8_block")) p.hidden = 48, p.features = 80;
     p.prob = p.bias1 = p.bias2 = true;
     p.parameters.dw = DType::kF32;
     p.options.deferred = &row == &recipe_list().back();
@@ -291,31 +303,31 @@ TEST_F(Recipes, OfAnMlpAreNearThoseOfTheCpu) {
   }
 }
 
-/// A kernel that runs only where it is named takes codes in an order of its own.
-TEST_F(Recipes, MultiplyCodesByName) {
+/// Sums of fewer bits, but of the same codes as of decoded operands.
+TEST_F(Recipes, MultiplyCodesOnHopper) {
   if (machine->device().sm != 90) GTEST_SKIP() << "no GPU of Hopper here";
   const Counts counts{.rows = 75, .of = {17, 0, 33, 20}};
-  GroupedLinearProblem p = linear_in("fp8_block", 75, 4);
-  p.n = 144, p.k = 272;
-  const LinearResult want(stepped(p, counts, 3));
-  MadeFor named = here();
-  named.route = "sm90_fp8_rows";
-  std::optional<LinearResult> first;
-  for (unsigned mask = 0; mask < 16; mask += 5) {
-    p.options.deferred = mask & 1;
-    p.options.cache_weights = mask & 2;
-    p.parameters.discrete_weight = mask & 4;
-    p.options.save_input = mask & 8;
-    LinearCase c(p, counts, 3, named);
-    step(c);
-    const LinearResult got(c);
-    EXPECT_LE(distance(got.y, want.y), 0x1p-8);
-    EXPECT_LE(distance(got.dx, want.dx), 0x1p-8);
-    EXPECT_EQ(got.dw == want.dw, true);
-    if (first) {
-      EXPECT_EQ(first_difference(got, *first), "") << to_string(p);
+  for (const char* recipe : {"fp8_block", "fp8_block,dgrad=fp8_block:fp32*fp8_block:2d",
+                             "fp8_block,dgrad=fp8_block:e5m2*fp8_block:2d,wgrad=bf16"}) {
+    GroupedLinearProblem p = linear_in(recipe, 75, 4);
+    p.n = 144, p.k = 272;
+    ASSERT_TRUE(multiplies_codes(p));
+    const LinearResult want(stepped(p, counts, 3, decoding()));
+    std::optional<LinearResult> first;
+    for (unsigned mask = 0; mask < 16; mask += 5) {
+      p.options.deferred = mask & 1;
+      p.options.cache_weights = mask & 2;
+      p.parameters.discrete_weight = mask & 4;
+      p.options.save_input = mask & 8;
+      const LinearResult got(stepped(p, counts, 3));
+      EXPECT_LE(distance(got.y, want.y), 0x1p-8);
+      EXPECT_LE(distance(got.dx, want.dx), 0x1p-8);
+      EXPECT_EQ(got.dw == want.dw, true);
+      if (first) {
+        EXPECT_EQ(first_difference(got, *first), "") << to_string(p);
+      }
+      first = got;
     }
-    first = got;
   }
 }
 
@@ -330,15 +342,20 @@ TEST_F(Recipes, SayHowTheirProductsRun) {
   EXPECT_EQ(find_step<GroupedGemmPlan>(made, "multiply")->name, "sm90_ragged_rows");
   EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dx")->name, "sm90_ragged_rows");
   EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dw")->name, "sm90_ragged_contraction");
+  EXPECT_EQ(route("fp8_block"), "sm90_fp8_rows");
+  const GroupedLinearPlan older = plan(linear_in("fp8_block", 4096, 8), parse_device("sm_80"));
+  EXPECT_EQ(older.name, "decoded");
+  EXPECT_EQ(older.refusals.size(), 2u);  // direct, quantized
 }
 
 TEST_F(Recipes, DecodeAtOnceWhatOneBackwardWritesAndReads) {
   GroupedMlpProblem p{.rows = 4096, .hidden = 64, .features = 128, .experts = 8};
-  p.recipe = parse_recipe("mxfp8");
   const auto decodes = [](const GroupedLinearPlan& linear, std::string_view step) {
     return find_step<DequantizePlan>(linear, step) != nullptr;
   };
-  for (const bool deferred : {false, true}) {
+  for (const auto& [recipe, deferred] :
+       {std::pair("mxfp8", false), {"mxfp8", true}, {"fp8_block", false}, {"fp8_block", true}}) {
+    p.recipe = parse_recipe(recipe);
     p.options.deferred = deferred;
     const GroupedMlpPlan made = plan(p, machine->device());
     const bool later = deferred && on_gpu();
