@@ -8,9 +8,6 @@ interleaved, as torch_grouped_gemm.py, whose record it writes.
 
 Codes and scales are quantised once, before anything is timed. Every peer is compared with cadre.
 """
-import json
-import pathlib
-
 import torch
 
 import cadre_c
@@ -192,16 +189,7 @@ def main():
     library = cadre_c.Library(options.library)
     if peers.deep_gemm is None:
         print(f"deepgemm {peers.WHY_NO_DEEPGEMM}")
-    peers.warm()
-    cases = []
-    for line in pathlib.Path(options.file).read_text().splitlines():
-        if not line.partition("#")[0].strip():
-            continue
-        for routing in options.offsets.split(","):
-            cases.append(measure(library, line, routing, options))
-            if options.json:
-                pathlib.Path(options.json).write_text(
-                    json.dumps(peers.record(cases, options), indent=1) + "\n")
+    peers.measure_file(options, lambda line, routing: measure(library, line, routing, options))
 
 
 if __name__ == "__main__":

@@ -372,6 +372,20 @@ def parser_of(description):
     return parser
 
 
+def measure_file(options, measure):
+    """The record of the file's problems, each with every routing, by `measure(line, routing)`."""
+    warm()
+    cases = []
+    for line in pathlib.Path(options.file).read_text().splitlines():
+        if not line.partition("#")[0].strip():
+            continue
+        for routing in options.offsets.split(","):
+            cases.append(measure(line, routing))
+            if options.json:  # after each, so that whoever stops this keeps what was measured
+                pathlib.Path(options.json).write_text(
+                    json.dumps(record(cases, options), indent=1) + "\n")
+
+
 def main():
     parser = parser_of(__doc__)
     parser.add_argument("--beside", action="append", default=[], metavar="NAME=LIBRARY",
@@ -382,16 +396,7 @@ def main():
         libraries[name] = cadre_c.Library(path)
     if deep_gemm is None:
         print(f"deepgemm {WHY_NO_DEEPGEMM}")
-    warm()
-    cases = []
-    for line in pathlib.Path(options.file).read_text().splitlines():
-        if not line.partition("#")[0].strip():
-            continue
-        for routing in options.offsets.split(","):
-            cases.append(measure(libraries, line, routing, options))
-            if options.json:  # after each, so that whoever stops this keeps what was measured
-                pathlib.Path(options.json).write_text(
-                    json.dumps(record(cases, options), indent=1) + "\n")
+    measure_file(options, lambda line, routing: measure(libraries, line, routing, options))
 
 
 if __name__ == "__main__":

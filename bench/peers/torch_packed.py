@@ -8,9 +8,6 @@ torch_grouped_gemm.py, whose record it writes. Formats without scales of experts
 
 Codes and scales are drawn, not quantised: every code, and scales of 2^-4 to 2^3.
 """
-import json
-import pathlib
-
 import torch
 
 import cadre_c
@@ -119,16 +116,7 @@ def measure(library, line, routing, options):
 def main():
     options = peers.parser_of(__doc__).parse_args()
     library = cadre_c.Library(options.library)
-    peers.warm()
-    cases = []
-    for line in pathlib.Path(options.file).read_text().splitlines():
-        if not line.partition("#")[0].strip() or "w=nvfp4" in line:
-            continue
-        for routing in options.offsets.split(","):
-            cases.append(measure(library, line, routing, options))
-            if options.json:
-                pathlib.Path(options.json).write_text(
-                    json.dumps(peers.record(cases, options), indent=1) + "\n")
+    peers.measure_file(options, lambda line, routing: measure(library, line, routing, options))
 
 
 if __name__ == "__main__":

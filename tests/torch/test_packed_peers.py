@@ -1,8 +1,10 @@
 """bench/peers/torch_packed.py on the CPU: packed weights are the numbers that bf16 has."""
 
+import json
 import os
 import pathlib
 import sys
+import types
 
 import pytest
 import torch
@@ -55,3 +57,23 @@ def test_other_bits_are_not_timed():
 def test_problems_of_others_are_refused(words):
     with pytest.raises(SystemExit, match="this file times fprop of x=bf16"):
         packed.Problem(words)
+
+
+def test_every_problem_of_a_file_is_measured_and_kept(tmp_path, monkeypatch):
+    peers = packed.peers
+    monkeypatch.setattr(peers, "warm", lambda: None)
+    monkeypatch.setattr(peers, "record", lambda cases, options: {"cases": list(cases)})
+    (tmp_path / "file").write_text("# words\n\none  # a layer\ntwo\n")
+    kept = tmp_path / "record.json"
+    options = types.SimpleNamespace(file=tmp_path / "file", offsets="uniform,gamma:1", json=kept)
+    seen = []
+
+    def measure(line, routing):
+        assert not seen or json.loads(kept.read_text())["cases"] == seen
+        seen.append(f"{line} {routing}")
+        return seen[-1]
+
+    peers.measure_file(options, measure)
+    assert seen == ["one  # a layer uniform", "one  # a layer gamma:1", "two uniform",
+                    "two gamma:1"]
+    assert json.loads(kept.read_text())["cases"] == seen
