@@ -5,13 +5,13 @@
 namespace cadre::cuda::sm90 {
 
 /// Products of packed codes and bf16 rows in one set of accumulators, in the order of Multiply16. A
-/// consumer decodes the codes of half a stage into registers, wgmma's first operand, while the
-/// products of the half before run: the other consumer's, and where tiles are so narrow that there
-/// are registers for two halves, its own.
+/// stage is one part of 64 codes of each row or several. A consumer decodes half a part into
+/// registers, wgmma's first operand, while its products of the half before run.
 template <Tile kTile, class Format>
 class MultiplyPacked {
  public:
-  static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major && kTile.depth == kPackedDepth);
+  static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major &&
+                kTile.depth % kPackedDepth == 0);
   static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
 
   __device__ explicit MultiplyPacked(const PackedRowsParams& params) : params_(params) {}
@@ -27,39 +27,41 @@ class MultiplyPacked {
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
 
  private:
-  static constexpr int kSteps = kTile.depth / 16 / 2;                // instructions of half a stage
-  static constexpr int kWords = 4 * kSteps;                          // of their first operand
-  static constexpr int kSets = kTile.cols <= kMostCols / 2 ? 2 : 1;  // what registers are there for
+  static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
+  static constexpr int kSteps = kPackedDepth / 16 / 2;       // instructions of half a part
+  static constexpr int kWords = 4 * kSteps;                  // of their first operand
+  static constexpr int kRowBytes = kTile.consumer_bytes() / kConsumerRows;  // of codes
   using Codes = PackedCodes<kTile.a.dtype>;
   using Factors = PackedFactors<Format>;
 
   template <int kWidth>
   __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
                                                  int consumer, auto&& meanwhile, auto&& beside) {
-    const int stages = (tile.depth + kTile.depth - 1) / kTile.depth;
+    const int parts = (tile.depth + kPackedDepth - 1) / kPackedDepth;
     Factors factors(params_.w_scales, tile, consumer);
-    uint32_t sets[kSets][kWords];
-    auto &first = sets[0], &second = sets[kSets - 1];  // of a stage's halves
+    uint32_t first[kWords], second[kWords];  // of a part's halves
     int before = 0;
     ring.wait_full();
-    factors.next_stage(0);
-    decode<0>(ring.stage(), consumer, factors, first);
-    for (int stage = 0;;) {
-      multiply_half<kWidth, 0>(ring.stage(), first, stage != 0);
-      wgmma_wait<kSets - 1>();
+    factors.next_part(0);
+    decode<0>(ring.stage(), 0, consumer, factors, first);
+    for (int part = 0;;) {
+      const int of_stage = part % kParts;
+      multiply_half<kWidth, 0>(ring.stage(), of_stage, first, part != 0);
+      wgmma_wait<1>();
       pin<kWords>(second);
-      if (stage != 0) ring.release(before);
+      if (of_stage == 0 && part != 0) ring.release(before);
       before = ring.at.at;
-      decode<1>(ring.stage(), consumer, factors, second);
-      multiply_half<kWidth, 1>(ring.stage(), second, true);
-      ring.at.next();
+      decode<1>(ring.stage(), of_stage, consumer, factors, second);
+      multiply_half<kWidth, 1>(ring.stage(), of_stage, second, true);
+      const bool is_last = ++part == parts, is_next_stage = part % kParts == 0;
+      if (is_last || is_next_stage) ring.at.next();
       beside();
-      wgmma_wait<kSets - 1>();
+      wgmma_wait<1>();
       pin<kWords>(first);
-      if (++stage == stages) break;
-      ring.wait_full();
-      factors.next_stage(stage);
-      decode<0>(ring.stage(), consumer, factors, first);
+      if (is_last) break;
+      if (is_next_stage) ring.wait_full();
+      factors.next_part(part);
+      decode<0>(ring.stage(), part % kParts, consumer, factors, first);
     }
     meanwhile();
     wgmma_wait<0>();
@@ -68,9 +70,9 @@ class MultiplyPacked {
     ring.release(before);
   }
 
-  /// Of the consumer's 64 rows of a stage, half of the codes.
+  /// Of the consumer's 64 rows of a part, half of the codes.
   template <int kHalf>
-  __device__ static void decode(const Stage& stage, int consumer, const Factors& all,
+  __device__ static void decode(const Stage& stage, int part, int consumer, const Factors& all,
                                 uint32_t (&to)[kWords]) {
     uint32_t factors[2][Factors::kOfHalf];
     all.template of_half<kHalf>(factors);
@@ -78,7 +80,8 @@ class MultiplyPacked {
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
       uint32_t pairs[kWords / 2];
-      Codes::read(rows, ThreadPlace::mine().row + 8 * below, kHalf, pairs);
+      Codes::template read<kRowBytes>(rows, ThreadPlace::mine().row + 8 * below, 2 * part + kHalf,
+                                      pairs);
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) to[2 * i + below] = pairs[i];
     }
@@ -93,9 +96,9 @@ class MultiplyPacked {
   }
 
   template <int kWidth, int kHalf>
-  __device__ __forceinline__ void multiply_half(const Stage& stage, uint32_t (&a)[kWords],
+  __device__ __forceinline__ void multiply_half(const Stage& stage, int part, uint32_t (&a)[kWords],
                                                 bool adds) {
-    const uint64_t b = matrix_descriptor<true>(stage.b, 0);
+    const uint64_t b = matrix_descriptor<true>(stage.b + part * kTile.atom_bytes(), 0);
     pin<kWidth / 2>(accumulators_);
     pin<kWords>(a);
     wgmma_fence();

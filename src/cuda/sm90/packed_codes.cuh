@@ -12,6 +12,15 @@
 // result is a bf16 number, else rounded once.
 namespace cadre::cuda::sm90 {
 
+/// Where sixteen bytes of a box lie whose rows have so many bytes.
+template <int kRowBytes>
+__device__ inline uint32_t swizzled_rows(int row, int sixteen) {
+  if constexpr (kRowBytes == kAtomBytes)
+    return swizzled(row, sixteen);
+  else
+    return kRowBytes == 64 ? swizzled_64(row, sixteen) : swizzled_32(row, sixteen);
+}
+
 template <DType kCode>
 struct PackedCodes;
 
@@ -19,9 +28,11 @@ template <>
 struct PackedCodes<DType::kE2m1> {
   static constexpr float kUnit = 0x1p126f;
 
-  /// Of half a row of 64 codes: of every eight the two that are a thread's in a fragment.
+  /// Of 32 codes of a row, the half-th such: of every eight the two that are a thread's in a
+  /// fragment.
+  template <int kRowBytes>
   __device__ static void read(const uint8_t* rows, int row, int half, uint32_t (&pairs)[4]) {
-    const uint4 words = *reinterpret_cast<const uint4*>(rows + swizzled_32(row, half));
+    const uint4 words = *reinterpret_cast<const uint4*>(rows + swizzled_rows<kRowBytes>(row, half));
     const uint32_t eights[4] = {words.x, words.y, words.z, words.w};
     const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
 #pragma unroll
@@ -39,13 +50,14 @@ template <>
 struct PackedCodes<DType::kE4m3> {
   static constexpr float kUnit = 0x1p120f;
 
+  template <int kRowBytes>
   __device__ static void read(const uint8_t* rows, int row, int half, uint32_t (&pairs)[4]) {
     const int lane = int(threadIdx.x % 4);
     const uint32_t mine = lane % 2 == 0 ? 0x1404 : 0x3424;  // two bytes above zeros
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const uint8_t* eight = rows + swizzled_64(row, 2 * half + i / 2) + i % 2 * 8;
+      const uint8_t* eight = rows + swizzled_rows<kRowBytes>(row, 2 * half + i / 2) + i % 2 * 8;
       const uint32_t both =
           __byte_perm(reinterpret_cast<const uint32_t*>(eight)[lane / 2], 0, mine);
       const uint32_t magnitudes = both >> 4 & kMagnitudes;
@@ -66,13 +78,13 @@ struct PackedCodes<DType::kE4m3> {
   }
 };
 
-/// The scales of the two rows of w that a thread decodes. Of every four stages a lane of four reads
-/// those of one, a round before they are needed, and shows them to the others.
+/// The scales of the two rows of w that a thread decodes. Of every four parts of 64 codes a lane of
+/// four reads those of one, a round before they are needed, and shows them to the others.
 template <class Format>
 class PackedFactors {
  public:
   static constexpr int kBlock = Format::kInfo.block;
-  static constexpr int kMany = kBlock < kPackedDepth ? kPackedDepth / kBlock : 1;  ///< of a stage
+  static constexpr int kMany = kBlock < kPackedDepth ? kPackedDepth / kBlock : 1;  ///< of a part
   static constexpr int kOfHalf = kMany > 2 ? kMany / 2 : 1;
 
   __device__ PackedFactors(const PackedScales& scales, const TileRecord& tile, int consumer)
@@ -88,12 +100,12 @@ class PackedFactors {
     read(0);
   }
 
-  /// Before the first half of a stage, by a whole warp.
-  __device__ void next_stage(int stage) {
-    lane_ = int(threadIdx.x) % kWarp / 4 * 4 + stage % 4;
-    if (stage % 4 != 0) return;
+  /// Before the first half of a part, by a whole warp.
+  __device__ void next_part(int part) {
+    lane_ = int(threadIdx.x) % kWarp / 4 * 4 + part % 4;
+    if (part % 4 != 0) return;
     take();
-    read(stage + 4);
+    read(part + 4);
   }
   /// Of that half, of both rows: times the unit, unless that is no number for one of the warp's.
   template <int kHalf>
@@ -112,11 +124,11 @@ class PackedFactors {
   using Scale = typename Format::Scale;
   static constexpr float kUnit = PackedCodes<Format::kInfo.element>::kUnit;
 
-  __device__ void read(int first_stage) {
-    const int stage = first_stage + int(threadIdx.x) % 4;
+  __device__ void read(int first_part) {
+    const int part = first_part + int(threadIdx.x) % 4;
 #pragma unroll
     for (int i = 0; i < 2 * kMany; ++i) {
-      const int col = (kPackedDepth * stage) / kBlock + i % kMany;
+      const int col = (kPackedDepth * part) / kBlock + i % kMany;
       const char* row = of_row_[i / kMany];
       read_[i / kMany][i % kMany] =
           row != nullptr && col < cols_
@@ -143,10 +155,10 @@ class PackedFactors {
   const char* of_row_[2];
   int64_t col_step_;
   int cols_;
-  typename Scale::Code read_[2][kMany];  ///< of a round's stage of this lane
+  typename Scale::Code read_[2][kMany];  ///< of a round's part of this lane
   uint32_t pairs_[2][(kMany + 1) / 2];   ///< of the round before, as bf16
   bool in_two_steps_;
-  int lane_;  ///< that shows those of the present stage
+  int lane_;  ///< that shows those of the present part
 };
 
 }  // namespace cadre::cuda::sm90

@@ -82,14 +82,16 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const Prepared experts = prepare(
-      {args.rhs.codes, args.rhs.discrete, kWeightRows, {}, kPackedDepth}, plan, workspace, stream);
+  const bool few = p.rows <= kFewRows * p.experts;
+  const int depth = packed_depth(p.rhs.element, few);
+  const Prepared experts =
+      prepare({args.rhs.codes, args.rhs.discrete, kWeightRows, {}, depth}, plan, workspace, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
   params.y = ragged_map(args.out, rows_of_part(p.out));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
-  find({p.rhs.kind, p.out, p.rows <= kFewRows * p.experts})(params, blocks_of(plan), stream);
+  find({p.rhs.kind, p.out, few})(params, blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -39,10 +39,17 @@ template <>
 struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
 
 constexpr Tile packed_tile(DType codes, bool few) {
-  const int stages = codes == DType::kE2m1 ? kStagesOfNibbles : kStagesOfBytes;
-  return {.cols = few ? kColsOfFewRows : kMostCols,
-          .depth = kPackedDepth,
-          .stages = few ? kStagesOfFewRows : stages,
+  const bool nibbles = codes == DType::kE2m1;
+  if (few)
+    return {.cols = kColsOfFewRows,
+            .depth = packed_depth(codes, few),
+            .stages = nibbles ? kStagesOfFewNibbles : kStagesOfFewBytes,
+            .a = {codes, true},
+            .b = {DType::kBf16, true}};
+  return {.cols = kColsOfPacked,
+          .col_step = kPackedColStep,
+          .depth = packed_depth(codes, few),
+          .stages = kStagesOfPacked,
           .a = {codes, true},
           .b = {DType::kBf16, true}};
 }

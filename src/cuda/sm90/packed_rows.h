@@ -4,7 +4,12 @@
 
 namespace cadre::cuda::sm90 {
 
-constexpr int kPackedDepth = 64;  ///< columns of w in one load
+constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
+
+/// Of w in one load. Where experts have few rows, weights come in whole lines of 128 bytes.
+constexpr int packed_depth(DType codes, bool few) {
+  return !few ? kPackedDepth : codes == DType::kE2m1 ? 256 : 128;
+}
 
 /// Block scales of the weights. Steps are bytes.
 struct PackedScales {

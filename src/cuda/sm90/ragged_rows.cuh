@@ -76,17 +76,20 @@ class RaggedRowsLoad {
     }
     load_batch(stage, full, depth);
   }
-  /// The bytes of a stage, and of what else comes with it.
-  __device__ void expect(Barrier& full, int more = 0) const {
-    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kCluster * box_rows_ * kAtomBytes + more));
+  __device__ void expect(Barrier& full) const {
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kAtoms * kCluster * box_rows_ * kAtomBytes));
   }
   __device__ void load_batch(const Stage& stage, Barrier& full, int depth) const {
     const int mine = int(cluster_ctarank()) * box_rows_;
-    tma_load(stage.b + mine * kAtomBytes, *x_,
-             Box4{depth, kRaggedOrigin - tile_.cols() + mine, tile_.end, kRaggedOrigin}, full,
-             kAllBlocks);
+#pragma unroll
+    for (int atom = 0; atom < kAtoms; ++atom)
+      tma_load(stage.b + atom * kTile.atom_bytes() + mine * kAtomBytes, *x_,
+               Box4{depth + atom * kTile.b.atom_elements(), kRaggedOrigin - tile_.cols() + mine,
+                    tile_.end, kRaggedOrigin},
+               full, kAllBlocks);
   }
 
+  static constexpr int kAtoms = kTile.depth / kTile.b.atom_elements();  ///< of a row of x
   const TileRecord& tile_;
   const CUtensorMap *w_, *x_;
   int expert_;    ///< its coordinate in w_

@@ -40,6 +40,8 @@ struct Tile {
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }
   /// One atom's width of an MN-major operand, of the whole depth of a stage.
   constexpr int panel_bytes() const { return depth * kAtomBytes; }
+  /// One atom's width of a K-major B, of all its columns.
+  constexpr int atom_bytes() const { return cols * kAtomBytes; }
   /// From one consumer's rows of A to the next's.
   constexpr int consumer_bytes() const { return kConsumerRows * depth * element_bits(a.dtype) / 8; }
 };

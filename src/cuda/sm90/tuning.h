@@ -46,11 +46,12 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 constexpr int kColsOfCodes = 192, kColsOfCodesToFloats = 128;
 constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 
-/// Weights of 8- or 4-bit codes that the consumers decode: their stages are smaller, so there is
-/// room for more. Where experts have few rows, narrow tiles leave the room to weights on their way.
-/// Chosen before they were timed, and slower than bf16 with many rows.
-constexpr int kStagesOfBytes = 4, kStagesOfNibbles = 5;
-constexpr int kColsOfFewRows = 64, kStagesOfFewRows = 12;
+/// Weights of 8- or 4-bit codes that the consumers decode. Tiles are narrower, so that there are
+/// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
+/// since with many the compiler serialises the products. Where experts have few rows, tiles are
+/// narrower still, and leave the room to weights on their way. Not timed.
+constexpr int kColsOfPacked = 192, kPackedColStep = 32, kStagesOfPacked = 6;
+constexpr int kColsOfFewRows = 64, kStagesOfFewNibbles = 4, kStagesOfFewBytes = 6;
 constexpr int64_t kFewRows = 32;  ///< of an expert, in the mean
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
