@@ -6,7 +6,8 @@ torch_grouped_gemm.py, whose record it writes. Formats without scales of experts
   torch_packed.py --library build/cuda/bench/libcadre_bench_c.so \\
     --file bench/shapes/h200_packed.txt --offsets uniform --json record.json
 
-Codes and scales are drawn, not quantised: every code, and scales of 2^-4 to 2^3.
+Codes and scales are drawn, not quantised: every code, and scales of 2^-11 to 2^-4, as weights of
+models have them. With larger ones decoding takes a step more.
 """
 import torch
 
@@ -51,7 +52,7 @@ def drawn(problem, generator):
     def codes_below(end, *shape):
         return torch.randint(0, end, shape, generator=generator, device=DEVICE).to(torch.uint8)
 
-    scales = codes_below(8, problem.n, problem.k // BLOCK) + (ONE - 4)
+    scales = codes_below(8, problem.n, problem.k // BLOCK) + (ONE - 11)
     if four:
         codes = codes_below(256, problem.n, problem.k // 2)
         values = torch.tensor(MAGNITUDES + tuple(-m for m in MAGNITUDES), device=DEVICE)

@@ -74,6 +74,20 @@ __device__ inline void wait(Barrier& barrier, uint32_t parity) {
   }
 }
 
+/// The same, asleep meanwhile: for who has time to wake up. It asks seldom, and leaves the
+/// instruction slots and the power of its SM to the others.
+__device__ inline void wait_asleep(Barrier& barrier, uint32_t parity) {
+  constexpr uint32_t kMostNanoseconds = 1'000'000;  // of one sleep
+  uint32_t over = 0;
+  while (over == 0)
+    asm volatile(
+        "{ .reg .pred over; mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2, %3;"
+        "  selp.u32 %0, 1, 0, over; }"
+        : "=r"(over)
+        : "r"(shared_address(&barrier)), "r"(parity), "r"(kMostNanoseconds)
+        : "memory");
+}
+
 /// True in one lane of a warp, all of which have come here. The compiler then knows that one thread
 /// goes on, and starts its copies without asking which.
 __device__ inline bool elect() {

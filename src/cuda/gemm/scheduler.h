@@ -41,16 +41,25 @@ class TileReader {
 
   /// The next tile, for a role of one thread.
   __device__ TileRecord next() {
+    wait_asleep(ring_.tile_full[at_.at], at_.parity);
+    return take();
+  }
+  /// For a whole warp, which has nothing else to do.
+  __device__ TileRecord next_in_warp() { return uniform(next()); }
+  /// For a warp of a consumer, which is late if it waits at all.
+  __device__ TileRecord next_in_consumer() {
     wait(ring_.tile_full[at_.at], at_.parity);
+    return uniform(take());
+  }
+
+ private:
+  __device__ TileRecord take() {
     const TileRecord tile = ring_.records[at_.at];
     arrive(ring_.tile_empty[at_.at]);
     at_.next();
     return tile;
   }
-  /// The same for a whole warp.
-  __device__ TileRecord next_in_warp() { return uniform(next()); }
 
- private:
   TileRing<kRecords, kBlocks>& ring_;
   Cursor<kRecords> at_;
 };
@@ -67,19 +76,19 @@ class Scheduler {
   /// The number of the cluster's next tile, once a load warp wants one and a record is empty. The
   /// first block counts, and sends the number to the others when they wait for it.
   __device__ int64_t next_number() {
-    wait(ring_.tile_empty[at_.at], at_.parity ^ 1);
-    wait(ring_.tile_wanted, wanted_parity_);
+    wait_asleep(ring_.tile_empty[at_.at], at_.parity ^ 1);
+    wait_asleep(ring_.tile_wanted, wanted_parity_);
     if (taken_ == nullptr) return number_ += clusters();
     const uint32_t parity = number_parity_;
     number_parity_ ^= 1;
     if (cluster_ctarank() != 0) {
       arrive_expect_tx(ring_.number_full, sizeof(ring_.number));
       arrive_cluster(ring_.number_wanted, 0);
-      wait(ring_.number_full, parity);
+      wait_asleep(ring_.number_full, parity);
       return ring_.number;
     }
     const auto number = int64_t(atomicAdd(taken_, 1ull));
-    wait(ring_.number_wanted, parity);
+    wait_asleep(ring_.number_wanted, parity);
     for (uint32_t block = 1; block < kBlocks; ++block)
       st_async(ring_.number, number, ring_.number_full, block);
     return number;

@@ -58,7 +58,8 @@ constexpr gemm::Roles kRoles = {.consumers = kConsumers,
                                 .load_warps = Kernel::Load::kWarps,
                                 .store_warps = Kernel::Store::kShape.rings(),
                                 .consumer_registers = Kernel::Multiply::kRegisters,
-                                .producer_registers = kProducerRegisters};
+                                .producer_registers = Kernel::kTile.producer_registers(),
+                                .blocks = Kernel::kTile.blocks};
 
 template <class Kernel>
 __device__ inline void init_barriers(Shared<Kernel>& shared) {
@@ -124,7 +125,7 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
   gemm::TileReader tiles(shared.tiles);
   TileRecord next;
   const auto read_next = [&] {
-    next = tiles.next_in_warp();
+    next = tiles.next_in_consumer();
     if constexpr (requires { products.look_ahead(next, consumer); })
       products.look_ahead(next, consumer);
   };
@@ -172,12 +173,12 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
       held.write_turn(out, shared.output_empty[consumer]);
   };
   gemm::TileReader tiles(shared.tiles);
-  TileRecord next = tiles.next_in_warp();
+  TileRecord next = tiles.next_in_consumer();
   while (!next.is_last()) {
     const TileRecord tile = next;
     typename Kernel::Store::Bias bias;
     const auto read_ahead = [&] {
-      next = tiles.next_in_warp();
+      next = tiles.next_in_consumer();
       bias.read_of(params, tile, consumer);
     };
     if (!has_rows(tile, consumer)) {
@@ -222,8 +223,9 @@ __device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, i
 }
 
 template <class Kernel>
-__global__ void __cluster_dims__(kCluster) __launch_bounds__(kRoles<Kernel>.threads(), 1)
-    gemm_kernel(const __grid_constant__ typename Kernel::Params params) {
+__global__ void __cluster_dims__(kCluster)
+    __launch_bounds__(kRoles<Kernel>.threads(), Kernel::kTile.blocks)
+        gemm_kernel(const __grid_constant__ typename Kernel::Params params) {
   constexpr gemm::Roles kRole = kRoles<Kernel>;
   static_assert(kRole.fits());
   auto& shared = *reinterpret_cast<Shared<Kernel>*>(dynamic_shared());
@@ -251,7 +253,7 @@ __global__ void __cluster_dims__(kCluster) __launch_bounds__(kRoles<Kernel>.thre
 template <class Kernel>
 void launch_kernel(const typename Kernel::Params& params, int blocks, cudaStream_t stream) {
   constexpr int kSharedBytes = int(sizeof(Shared<Kernel>));
-  static_assert(kSharedBytes <= kMostSharedBytes);
+  static_assert((kSharedBytes + kSharedBytesOfBlock) * Kernel::kTile.blocks <= kMostSharedBytes);
   cuda::launch(&gemm_kernel<Kernel>,
                {unsigned(blocks), kRoles<Kernel>.threads(), kSharedBytes, stream, kCluster},
                params);

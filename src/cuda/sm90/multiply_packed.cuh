@@ -12,7 +12,7 @@ class MultiplyPacked {
  public:
   static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major &&
                 kTile.depth % kPackedDepth == 0);
-  static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
+  static constexpr int kRegisters = kTile.consumer_registers();  ///< of a thread
 
   __device__ explicit MultiplyPacked(const PackedRowsParams& params) : params_(params) {}
 
@@ -27,8 +27,9 @@ class MultiplyPacked {
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
 
  private:
+  static constexpr int kSets = kTile.blocks == 1 ? 2 : 1;    // of codes; another block multiplies
   static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
-  static constexpr int kSteps = kPackedDepth / 16 / 2;       // instructions of half a part
+  static constexpr int kSteps = kPackedDepth / 16 / 2;       // of half a part
   static constexpr int kWords = 4 * kSteps;                  // of their first operand
   static constexpr int kRowBytes = kTile.consumer_bytes() / kConsumerRows;  // of codes
   using Codes = PackedCodes<kTile.a.dtype>;
@@ -37,78 +38,85 @@ class MultiplyPacked {
   template <int kWidth>
   __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
                                                  int consumer, auto&& meanwhile, auto&& beside) {
-    const int parts = (tile.depth + kPackedDepth - 1) / kPackedDepth;
+    constexpr int kHalves = kSets == 1 && kWidth <= 16 ? 2 : 1;  // of a set, as registers allow
     Factors factors(params_.w_scales, tile, consumer);
-    uint32_t first[kWords], second[kWords];  // of a part's halves
+    uint32_t codes[kSets][kHalves * kWords];
     int before = 0;
-    ring.wait_full();
-    factors.next_part(0);
-    decode<0>(ring.stage(), 0, consumer, factors, first);
-    for (int part = 0;;) {
-      const int of_stage = part % kParts;
-      multiply_half<kWidth, 0>(ring.stage(), of_stage, first, part != 0);
-      wgmma_wait<1>();
-      pin<kWords>(second);
-      if (of_stage == 0 && part != 0) ring.release(before);
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
+      ring.wait_full();
+      const Stage stage = ring.stage();
+#pragma unroll
+      for (int part = 0; part < kParts; ++part) {
+        if (part != 0 && depth + part * kPackedDepth >= tile.depth) break;
+        const bool adds = part != 0 || depth != 0;
+        factors.next_part(depth / kPackedDepth + part);
+        decode<0, kHalves>(stage, part, consumer, factors, codes[0]);
+        multiply_set<kWidth, 0>(stage, part, codes, adds);
+        if (part == 0 && adds) ring.release(before);
+        if constexpr (kHalves == 2) continue;
+        decode<1, kHalves>(stage, part, consumer, factors, codes[kSets - 1]);
+        multiply_set<kWidth, 1>(stage, part, codes, true);
+      }
       before = ring.at.at;
-      decode<1>(ring.stage(), of_stage, consumer, factors, second);
-      multiply_half<kWidth, 1>(ring.stage(), of_stage, second, true);
-      const bool is_last = ++part == parts, is_next_stage = part % kParts == 0;
-      if (is_last || is_next_stage) ring.at.next();
       beside();
-      wgmma_wait<1>();
-      pin<kWords>(first);
-      if (is_last) break;
-      if (is_next_stage) ring.wait_full();
-      factors.next_part(part);
-      decode<0>(ring.stage(), part % kParts, consumer, factors, first);
     }
     meanwhile();
     wgmma_wait<0>();
     pin<kWidth / 2>(accumulators_);
-    pin<kWords>(second);
+    pin<kHalves * kWords>(codes[kSets - 1]);
     ring.release(before);
   }
 
-  /// Of the consumer's 64 rows of a part, half of the codes.
-  template <int kHalf>
+  /// Starts the products of a set, from that half of the part on, and waits until one is free.
+  template <int kWidth, int kHalf, int kSize>
+  __device__ __forceinline__ void multiply_set(const Stage& stage, int part,
+                                               uint32_t (&codes)[kSets][kSize], bool adds) {
+    uint32_t(&a)[kSize] = codes[kHalf % kSets];
+    const uint64_t b = matrix_descriptor<true>(stage.b + part * kTile.atom_bytes(), 0);
+    pin<kWidth / 2>(accumulators_);
+    pin<kSize>(a);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kSize / 4; ++k)
+      WgmmaOfRegisters<kWidth>::multiply_add(accumulators_, a + 4 * k,
+                                             b + (kHalf * kSteps + k) * kDescriptorStep<true>,
+                                             adds || k != 0);
+    wgmma_commit();
+    pin<kWidth / 2>(accumulators_);
+    wgmma_wait<kSets - 1>();
+    pin<kSize>(codes[(kHalf + 1) % kSets]);
+  }
+
+  /// Of the consumer's 64 rows of a part, halves of the codes from the first of these on.
+  template <int kHalf, int kHalves>
   __device__ static void decode(const Stage& stage, int part, int consumer, const Factors& all,
-                                uint32_t (&to)[kWords]) {
+                                uint32_t (&to)[kHalves * kWords]) {
+    decode_half<kHalf>(stage, part, consumer, all, to);
+    if constexpr (kHalves == 2) decode_half<1>(stage, part, consumer, all, to + kWords);
+  }
+  template <int kHalf>
+  __device__ static void decode_half(const Stage& stage, int part, int consumer, const Factors& all,
+                                     uint32_t* to) {
     uint32_t factors[2][Factors::kOfHalf];
     all.template of_half<kHalf>(factors);
     const uint8_t* rows = stage.a + consumer * kTile.consumer_bytes();
 #pragma unroll
     for (int below = 0; below < 2; ++below) {
       uint32_t pairs[kWords / 2];
-      Codes::template read<kRowBytes>(rows, ThreadPlace::mine().row + 8 * below, 2 * part + kHalf,
-                                      pairs);
+      // Rows eight apart are swizzled alike.
+      Codes::template read<kRowBytes>(rows + 8 * below * kRowBytes, ThreadPlace::mine().row,
+                                      2 * part + kHalf, pairs);
 #pragma unroll
       for (int i = 0; i < kWords / 2; ++i) to[2 * i + below] = pairs[i];
     }
     if (all.in_two_steps()) {
-      constexpr uint32_t kUnit = formats::bits_of(Codes::kUnit) >> 16;
+      constexpr uint32_t kUnit = (Codes::kUnitExponent + 127) << 7;
 #pragma unroll
-      for (uint32_t& pair : to) pair = mul_bf16(pair, kUnit | kUnit << 16);
+      for (int i = 0; i < kWords; ++i) to[i] = mul_bf16(to[i], kUnit | kUnit << 16);
     }
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
       to[i] = mul_bf16(to[i], factors[i % 2][i * Factors::kOfHalf / kWords]);
-  }
-
-  template <int kWidth, int kHalf>
-  __device__ __forceinline__ void multiply_half(const Stage& stage, int part, uint32_t (&a)[kWords],
-                                                bool adds) {
-    const uint64_t b = matrix_descriptor<true>(stage.b + part * kTile.atom_bytes(), 0);
-    pin<kWidth / 2>(accumulators_);
-    pin<kWords>(a);
-    wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k)
-      WgmmaOfRegisters<kWidth>::multiply_add(accumulators_, a + 4 * k,
-                                             b + (kHalf * kSteps + k) * kDescriptorStep<true>,
-                                             adds || k != 0);
-    wgmma_commit();
-    pin<kWidth / 2>(accumulators_);
   }
 
   const PackedRowsParams& params_;

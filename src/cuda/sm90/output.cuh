@@ -182,7 +182,7 @@ __device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
   }
   (std::make_integer_sequence<int, kShape.buffers>{});
   for (int i = 0; i < parts.count; ++i, out.at.next()) {
-    wait(out.full[out.at.at], out.at.parity);
+    wait_asleep(out.full[out.at.at], out.at.parity);
     store(i, out.buffers[out.at.at]);
     tma_commit();
     if (i == 0 || i - 1 + kShape.buffers >= parts.count) continue;

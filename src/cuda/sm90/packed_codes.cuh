@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "cuda/device/matrices.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/output.cuh"
@@ -26,7 +28,8 @@ struct PackedCodes;
 
 template <>
 struct PackedCodes<DType::kE2m1> {
-  static constexpr float kUnit = 0x1p126f;
+  static constexpr int kUnitExponent = 126;
+  __device__ static float unit() { return 0x1p126f; }
 
   /// Of 32 codes of a row, the half-th such: of every eight the two that are a thread's in a
   /// fragment.
@@ -48,21 +51,28 @@ struct PackedCodes<DType::kE2m1> {
 
 template <>
 struct PackedCodes<DType::kE4m3> {
-  static constexpr float kUnit = 0x1p120f;
+  static constexpr int kUnitExponent = 120;
+  __device__ static float unit() { return 0x1p120f; }
 
+  /// As above, of codes of a byte.
   template <int kRowBytes>
   __device__ static void read(const uint8_t* rows, int row, int half, uint32_t (&pairs)[4]) {
-    const int lane = int(threadIdx.x % 4);
-    const uint32_t mine = lane % 2 == 0 ? 0x1404 : 0x3424;  // two bytes above zeros
+    const uint32_t lane = threadIdx.x % 4;
+    const uint32_t mine =
+        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
     uint32_t largest = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const uint8_t* eight = rows + swizzled_rows<kRowBytes>(row, 2 * half + i / 2) + i % 2 * 8;
-      const uint32_t both =
-          __byte_perm(reinterpret_cast<const uint32_t*>(eight)[lane / 2], 0, mine);
-      const uint32_t magnitudes = both >> 4 & kMagnitudes;
-      pairs[i] = (both & 0x8000'8000u) | magnitudes;
-      largest = __vmaxu2(largest, magnitudes);
+    for (int i = 0; i < 2; ++i) {
+      const uint4 words =
+          *reinterpret_cast<const uint4*>(rows + swizzled_rows<kRowBytes>(row, 2 * half + i));
+      const uint32_t both[2] = {__byte_perm(words.x, words.y, mine),
+                                __byte_perm(words.z, words.w, mine)};
+#pragma unroll
+      for (int eight = 0; eight < 2; ++eight) {
+        const uint32_t magnitudes = both[eight] >> 4 & kMagnitudes;
+        pairs[2 * i + eight] = (both[eight] & 0x8000'8000u) | magnitudes;
+        largest = __vmaxu2(largest, magnitudes);
+      }
     }
     if (((largest + kLast) & kBehind) != 0) put_nans(pairs);
   }
@@ -78,8 +88,8 @@ struct PackedCodes<DType::kE4m3> {
   }
 };
 
-/// The scales of the two rows of w that a thread decodes. Of every four parts of 64 codes a lane of
-/// four reads those of one, a round before they are needed, and shows them to the others.
+/// The scales of the two rows of w that a thread decodes. In rounds of some parts of 64 codes four
+/// lanes read two of each row each, a round before they are needed, and show them to each other.
 template <class Format>
 class PackedFactors {
  public:
@@ -88,33 +98,41 @@ class PackedFactors {
   static constexpr int kOfHalf = kMany > 2 ? kMany / 2 : 1;
 
   __device__ PackedFactors(const PackedScales& scales, const TileRecord& tile, int consumer)
-      : col_step_(scales.col_step), cols_(scales.cols) {
+      : col_step_(int(scales.col_step)),
+        next_(int(threadIdx.x) % 4 * kOfLane),
+        last_(scales.cols - 1) {
     const char* of_expert = scales.discrete != nullptr
                                 ? static_cast<const char*>(scales.discrete[tile.expert])
                                 : static_cast<const char*>(scales.data) + tile.expert * scales.step;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
-      of_row_[i] = row < tile.row_limit ? of_expert + row / scales.rows * scales.row_step : nullptr;
+      const int last = tile.row_limit - 1;
+      rows_[i] = of_expert + (row < last ? row : last) / scales.rows * scales.row_step;
     }
-    read(0);
+    read();
   }
 
-  /// Before the first half of a part, by a whole warp.
+  /// Before a part is decoded, by a whole warp.
   __device__ void next_part(int part) {
-    lane_ = int(threadIdx.x) % kWarp / 4 * 4 + part % 4;
-    if (part % 4 != 0) return;
-    take();
-    read(part + 4);
+    if (part % kRound == 0) {
+      take();
+      read();
+    }
+    const int lane = int(threadIdx.x) % kWarp / 4 * 4 + part % kRound * kLanes;
+#pragma unroll
+    for (int i = 0; i < 2 * kLanes; ++i)
+      shown_[i / kLanes][i % kLanes] =
+          __shfl_sync(0xffffffff, mine_[i / kLanes], lane + i % kLanes);
   }
-  /// Of that half, of both rows: times the unit, unless that is no number for one of the warp's.
+  /// Of half a part, of both rows: times the unit, unless that is no number for one of the warp's.
   template <int kHalf>
   __device__ void of_half(uint32_t (&factors)[2][kOfHalf]) const {
 #pragma unroll
     for (int i = 0; i < 2 * kOfHalf; ++i) {
       const int at = kMany < 2 ? 0 : kHalf * kOfHalf + i % kOfHalf;
-      const uint32_t both = __shfl_sync(0xffffffff, pairs_[i / kOfHalf][at / 2], lane_);
-      factors[i / kOfHalf][i % kOfHalf] = __byte_perm(both, 0, at % 2 == 0 ? 0x1010 : 0x3232);
+      const uint32_t both = shown_[i / kOfHalf][at / kOfLane];
+      factors[i / kOfHalf][i % kOfHalf] = __byte_perm(both, 0, at % kOfLane == 0 ? 0x1010 : 0x3232);
     }
   }
   /// Whether codes take the unit and then the factor.
@@ -122,43 +140,56 @@ class PackedFactors {
 
  private:
   using Scale = typename Format::Scale;
-  static constexpr float kUnit = PackedCodes<Format::kInfo.element>::kUnit;
+  using Codes = PackedCodes<Format::kInfo.element>;
+  static constexpr int kOfLane = kMany < 2 ? 1 : 2, kLanes = kMany / kOfLane;
+  static constexpr int kRound = 4 / kLanes;  ///< parts
 
-  __device__ void read(int first_part) {
-    const int part = first_part + int(threadIdx.x) % 4;
+  /// This lane's scales of the next round. Behind a row's last one is that again: there, codes are
+  /// zero.
+  __device__ void read() {
 #pragma unroll
-    for (int i = 0; i < 2 * kMany; ++i) {
-      const int col = (kPackedDepth * part) / kBlock + i % kMany;
-      const char* row = of_row_[i / kMany];
-      read_[i / kMany][i % kMany] =
-          row != nullptr && col < cols_
-              ? *reinterpret_cast<const typename Scale::Code*>(row + col * col_step_)
-              : typename Scale::Code();
+    for (int i = 0; i < kOfLane; ++i) {
+      const int at = (next_ + i < last_ ? next_ + i : last_) * col_step_;
+#pragma unroll
+      for (int row = 0; row < 2; ++row)
+        read_[row][i] = *reinterpret_cast<const typename Scale::Code*>(rows_[row] + at);
     }
+    next_ += 4 * kOfLane;
   }
   __device__ void take() {
     bool too_large = false;
 #pragma unroll
-    for (int i = 0; i < 2 * kMany; ++i)
-      too_large |= formats::magnitude(formats::mul(scale(i), kUnit)) == formats::kInfinityBits;
+    for (int i = 0; i < 2 * kOfLane; ++i)
+      too_large |= !is_finite_with_unit(read_[i / kOfLane][i % kOfLane]);
     in_two_steps_ = __any_sync(0xffffffff, too_large) != 0;
-    const float unit = in_two_steps_ ? 1.0f : kUnit;
 #pragma unroll
-    for (int i = 0; i < 2 * kMany; i += kMany < 2 ? 1 : 2) {
-      const uint32_t first = formats::bits_of(formats::mul(scale(i), unit));
-      const uint32_t second = kMany < 2 ? 0 : formats::bits_of(formats::mul(scale(i + 1), unit));
-      pairs_[i / kMany][i % kMany / 2] = __byte_perm(first, second, 0x7632);
-    }
+    for (int row = 0; row < 2; ++row)
+      mine_[row] = bits(read_[row][0]) | bits(read_[row][kOfLane - 1]) << 16;
   }
-  __device__ float scale(int i) const { return Scale::decode(read_[i / kMany][i % kMany]); }
+  __device__ static bool is_finite_with_unit(uint32_t code) {
+    if constexpr (std::is_same_v<Scale, formats::E8m0>)
+      return code < 255 - Codes::kUnitExponent;
+    else
+      return formats::magnitude(formats::mul(decode(code), Codes::unit())) !=
+             formats::kInfinityBits;
+  }
+  /// The factor of a scale, as bf16.
+  __device__ uint32_t bits(uint32_t code) const {
+    if constexpr (std::is_same_v<Scale, formats::E8m0>)
+      if (!in_two_steps_) return (code + Codes::kUnitExponent) << 7;
+    return formats::bits_of(formats::mul(decode(code), in_two_steps_ ? 1.0f : Codes::unit())) >> 16;
+  }
+  __device__ static float decode(uint32_t code) {
+    return Scale::decode(typename Scale::Code(code));
+  }
 
-  const char* of_row_[2];
-  int64_t col_step_;
-  int cols_;
-  typename Scale::Code read_[2][kMany];  ///< of a round's part of this lane
-  uint32_t pairs_[2][(kMany + 1) / 2];   ///< of the round before, as bf16
-  bool in_two_steps_;
-  int lane_;  ///< that shows those of the present part
+  const char* rows_[2];
+  int col_step_;                    ///< a row of them takes less than 2 GiB
+  int next_, last_;                 ///< columns of scales
+  uint32_t read_[2][kOfLane];       ///< codes of this lane for the next round
+  uint32_t mine_[2];                ///< this lane's factors for this round, as bf16
+  uint32_t shown_[2][kLanes] = {};  ///< those of this part
+  bool in_two_steps_ = false;
 };
 
 }  // namespace cadre::cuda::sm90

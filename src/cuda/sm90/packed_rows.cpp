@@ -22,15 +22,12 @@ constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
-    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, true}>(),
 };
 
 /// Null if none was built.
@@ -82,16 +79,18 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const bool few = p.rows <= kFewRows * p.experts;
+  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
   const int depth = packed_depth(p.rhs.element, few);
   const Prepared experts =
       prepare({args.rhs.codes, args.rhs.discrete, kWeightRows, {}, depth}, plan, workspace, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, rows_of_part(p.out));
+  params.y = ragged_map(args.out, packed_part(p.out, few));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
-  find({p.rhs.kind, p.out, few})(params, blocks_of(plan), stream);
+  // A budget is of SMs: blocks of a half of them could lie on all.
+  const int blocks = few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
+  find({p.rhs.kind, p.out, few})(params, blocks * blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -39,19 +39,25 @@ template <>
 struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
 
 constexpr Tile packed_tile(DType codes, bool few) {
-  const bool nibbles = codes == DType::kE2m1;
   if (few)
     return {.cols = kColsOfFewRows,
             .depth = packed_depth(codes, few),
-            .stages = nibbles ? kStagesOfFewNibbles : kStagesOfFewBytes,
+            .stages = codes == DType::kE2m1 ? kStagesOfFewNibbles : kStagesOfFewBytes,
             .a = {codes, true},
-            .b = {DType::kBf16, true}};
+            .b = {DType::kBf16, true},
+            .blocks = kBlocksOfFewRows};
   return {.cols = kColsOfPacked,
           .col_step = kPackedColStep,
           .depth = packed_depth(codes, few),
           .stages = kStagesOfPacked,
           .a = {codes, true},
           .b = {DType::kBf16, true}};
+}
+
+constexpr OutputShape packed_output(DType out, bool few) {
+  OutputShape shape = output_of_rows(out);
+  if (few) shape.part_cols = packed_part(out, few);
+  return shape;
 }
 
 /// The kernel of fprop with packed weights.
@@ -63,7 +69,7 @@ struct PackedRows {
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;
   using Multiply = MultiplyPacked<kTile, Format>;
-  using Store = RaggedRowsStore<output_of_rows(kKind.out)>;
+  using Store = RaggedRowsStore<packed_output(kKind.out, kKind.few)>;
 };
 
 template <PackedRowsKind kKind>

@@ -6,10 +6,13 @@ namespace cadre::cuda::sm90 {
 
 constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
-/// Of w in one load. Where experts have few rows, weights come in whole lines of 128 bytes.
+/// Of w in one load.
 constexpr int packed_depth(DType codes, bool few) {
-  return !few ? kPackedDepth : codes == DType::kE2m1 ? 256 : 128;
+  return !few ? kPackedDepth : codes == DType::kE2m1 ? kDepthOfFewNibbles : kDepthOfFewBytes;
 }
+
+/// Rows of y in one box.
+constexpr int packed_part(DType out, bool few) { return few ? 32 : rows_of_part(out); }
 
 /// Block scales of the weights. Steps are bytes.
 struct PackedScales {
@@ -25,7 +28,8 @@ struct PackedRowsParams : RaggedRowsParams {
   PackedScales w_scales{};
 };
 
-/// Which instance: the format of w, the type of the output, and whether experts have few rows.
+/// Which instance: the format of w, the type of the output, and whether experts have few rows, for
+/// which there is none that writes floats.
 struct PackedRowsKind {
   FormatKind weights = FormatKind::kMxfp4;
   DType out = DType::kBf16;

@@ -42,7 +42,7 @@ struct StageRing {
 
   __device__ Stage stage() const { return {stages.a[at.at], stages.b[at.at], scales.of(at.at)}; }
   __device__ void wait_full() const { wait(full[at.at], at.parity); }
-  __device__ void wait_empty() const { wait(empty[at.at], at.parity ^ 1); }
+  __device__ void wait_empty() const { wait_asleep(empty[at.at], at.parity ^ 1); }
   /// Frees a stage in both blocks, since either loads into both.
   __device__ void release(int stage) const {
     const uint32_t lane = threadIdx.x % kWarp;

@@ -35,6 +35,15 @@ struct Tile {
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
   int scales = 0;  ///< floats that come with a stage: scales of the tile's rows
+  int blocks = 1;  ///< of an SM
+
+  /// Of a thread of a consumer, and of the others.
+  constexpr int consumer_registers() const {
+    return blocks == 1 ? kConsumerRegisters : kConsumerRegistersOfTwo;
+  }
+  constexpr int producer_registers() const {
+    return blocks == 1 ? kProducerRegisters : kProducerRegistersOfTwo;
+  }
 
   constexpr int a_bytes() const { return kConsumers * consumer_bytes(); }
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }

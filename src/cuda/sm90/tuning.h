@@ -49,10 +49,12 @@ constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 /// Weights of 8- or 4-bit codes that the consumers decode. Tiles are narrower, so that there are
 /// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
 /// since with many the compiler serialises the products. Where experts have few rows, tiles are
-/// narrower still, and leave the room to weights on their way. Not timed.
+/// so narrow that an SM has two blocks: decoding waits for its own instructions.
 constexpr int kColsOfPacked = 192, kPackedColStep = 32, kStagesOfPacked = 6;
-constexpr int kColsOfFewRows = 64, kStagesOfFewNibbles = 4, kStagesOfFewBytes = 6;
-constexpr int64_t kFewRows = 32;  ///< of an expert, in the mean
+constexpr int kColsOfFewRows = 64, kBlocksOfFewRows = 2;
+constexpr int kDepthOfFewNibbles = 128, kStagesOfFewNibbles = 4;
+constexpr int kDepthOfFewBytes = 64, kStagesOfFewBytes = 6;
+constexpr int64_t kFewRows = 64;  ///< of an expert, in the mean
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
 /// which the old output is loaded while the tile is multiplied, and a fifth stage beside them. With
@@ -81,8 +83,10 @@ constexpr int kRecords = 2, kAhead = 1024, kAheadOfGradients = 256;
 /// Of a thread (setmaxnreg). Consumers hold 128 accumulators; the others need little, and the sum
 /// is what an SM has.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
+/// The same where an SM has two blocks.
+constexpr int kProducerRegistersOfTwo = 48, kConsumerRegistersOfTwo = 96;
 
-/// Dynamic shared memory that a block can have on Hopper.
-constexpr int kMostSharedBytes = 227 << 10;
+/// Dynamic shared memory of an SM's blocks on Hopper, and what each of them needs beside it.
+constexpr int kMostSharedBytes = 228 << 10, kSharedBytesOfBlock = 1 << 10;
 
 }  // namespace cadre::cuda::sm90

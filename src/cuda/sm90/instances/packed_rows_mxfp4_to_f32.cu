@@ -4,7 +4,5 @@ namespace cadre::cuda::sm90 {
 
 template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, true}>(
-    const PackedRowsParams&, int, cudaStream_t);
 
 }  // namespace cadre::cuda::sm90

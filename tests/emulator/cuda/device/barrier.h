@@ -84,6 +84,8 @@ inline void wait(Barrier& barrier, uint32_t parity) {
                        [&] { return state_of(barrier).phase != parity; });
 }
 
+inline void wait_asleep(Barrier& barrier, uint32_t parity) { wait(barrier, parity); }
+
 inline bool elect() {
   __syncwarp();
   return threadIdx.x % 32 == 0;
