@@ -6,7 +6,8 @@ namespace cadre::cuda::sm90 {
 
 /// Products of packed codes and bf16 rows in one set of accumulators, in the order of Multiply16. A
 /// stage is one part of 64 codes of each row or several. A consumer decodes half a part into
-/// registers, wgmma's first operand, while its products of the half before run.
+/// registers, wgmma's first operand, while its products of the half before run; where an SM has two
+/// blocks, while the other one's do.
 template <Tile kTile, class Format>
 class MultiplyPacked {
  public:
@@ -27,7 +28,7 @@ class MultiplyPacked {
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
 
  private:
-  static constexpr int kSets = kTile.blocks == 1 ? 2 : 1;    // of codes; another block multiplies
+  static constexpr int kSets = kTile.blocks == 1 ? 2 : 1;    // of codes, in registers
   static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
   static constexpr int kSteps = kPackedDepth / 16 / 2;       // of half a part
   static constexpr int kWords = 4 * kSteps;                  // of their first operand
@@ -53,9 +54,10 @@ class MultiplyPacked {
         decode<0, kHalves>(stage, part, consumer, factors, codes[0]);
         multiply_set<kWidth, 0>(stage, part, codes, adds);
         if (part == 0 && adds) ring.release(before);
-        if constexpr (kHalves == 2) continue;
-        decode<1, kHalves>(stage, part, consumer, factors, codes[kSets - 1]);
-        multiply_set<kWidth, 1>(stage, part, codes, true);
+        if constexpr (kHalves == 1) {
+          decode<1, kHalves>(stage, part, consumer, factors, codes[kSets - 1]);
+          multiply_set<kWidth, 1>(stage, part, codes, true);
+        }
       }
       before = ring.at.at;
       beside();
