@@ -145,23 +145,33 @@ def gpu_accumulate(info):
                                        for routing in ROUTINGS)], rows)
 
 
+def shown(numbers, names, form, unit=1):
+    """Numbers of these names, `-` for whoever was left out."""
+    return [format(numbers[name] / unit, form) if name in numbers else "-" for name in names]
+
+
 def moe_layers(info):
-    """Whole layers beside peers of Python: their speed is 1; MiB kept for backward, and at most."""
-    rows, peers = [], ["torch", "sonicmoe"]
+    """Whole layers beside peers of Python: their speed is 1."""
+    peers = ["torch", "sonicmoe"]
+    rows = [[where, case["layer"], case["routing"], case["call"], case["from"],
+             *shown(case["us"], ["cadre"], ".2f", 1e3),
+             *shown(case["speed_of_peer"], peers, ".2f")]
+            for where, record in records("moe-torch") for case in record["cases"]]
+    return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
 
-    def shown(numbers, names, form, unit=1):
-        """`-` for whoever was left out."""
-        return [format(numbers[name] / unit, form) if name in numbers else "-" for name in names]
 
-    for where, record in records("moe-torch"):
+def moe_memory(info):
+    """MiB of a step that live from forward to backward, and at most; peers as in their record."""
+    peers = {(case["layer"], case["from"]): case for _, record in records("moe-torch")
+             for case in record["cases"] if (case["call"], case["routing"]) == ("step", "uniform")}
+    names, rows = ["cadre", "torch", "sonicmoe"], []
+    for where, record in records("moe-memory"):
         for case in record["cases"]:
-            size = [" / ".join(shown(case[what], ["cadre", *peers], ".0f", 2**20))
-                    if what in case else "" for what in ("kept_bytes", "peak_bytes")]
-            rows.append([where, case["layer"], case["routing"], case["call"], case["from"],
-                         *shown(case["us"], ["cadre"], ".2f", 1e3),
-                         *shown(case["speed_of_peer"], peers, ".2f"), *size])
-    return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers, "kept MiB: cadre / " +
-                     " / ".join(peers), "peak MiB"], rows)
+            others = peers.get((case["layer"], case["from"]), {})
+            rows.append([where, case["layer"], case["from"],
+                         *(" / ".join(shown(others.get(what, {}) | case[what], names, ".0f", 2**20))
+                           for what in ("kept_bytes", "peak_bytes"))])
+    return markdown(["GPU", "layer", "from", f"kept MiB: {' / '.join(names)}", "peak MiB"], rows)
 
 
 def commands(info):
@@ -329,7 +339,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           gpu_accumulate, "few_tokens": few_tokens, "gpu_fp8": gpu_fp8, "gpu_packed":
           gpu_packed, "commands": commands, "host_time": host_time, "torch_door":
           torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
-          "moe_layers": moe_layers, "headers": headers, "python": python}
+          "moe_layers": moe_layers, "moe_memory": moe_memory,
+          "headers": headers, "python": python}
 
 
 def rewritten(text, info, path):
