@@ -114,23 +114,32 @@ class Docs(unittest.TestCase):
                                                             table=TABLE + again + "\n"))
 
     def test_a_peer_that_was_left_out_has_no_numbers(self):
-        self.page.write_text(PAGE.format(name="moe_layers", table=""))
         results = self.top / "bench/results"
         results.mkdir(parents=True)
         case = {"layer": "small", "routing": "uniform", "from": "logits"}
-        (results / "chip-moe-torch.json").write_text(json.dumps(
-            {"machine": "chip", "date": "2030-01-02T03:04:05Z", "cases": [
-                case | {"call": "forward", "us": {"cadre": 1500, "torch": 3000},
-                        "speed_of_peer": {"torch": 2}},
-                case | {"call": "step", "us": {"cadre": 4000, "sonicmoe": 3000},
-                        "speed_of_peer": {"sonicmoe": 0.75},
-                        "kept_bytes": {"cadre": 2**21, "sonicmoe": 2**22},
-                        "peak_bytes": {"cadre": 2**23, "sonicmoe": 2**24}}]}))
-        self.assertEqual(self.run_tool().returncode, 0)
-        self.assertIn(
-            "| chip, 2030-01-02 | small | uniform | forward | logits | 1.50 | 2.00 | - |  |  |\n"
-            "|  | small | uniform | step | logits | 4.00 | - | 0.75 | 2 / - / 4 "
-            "| 8 / - / 16 |\n", self.page.read_text())
+
+        def record(topic, *cases):
+            (results / f"chip-{topic}.json").write_text(json.dumps(
+                {"machine": "chip", "date": "2030-01-02T03:04:05Z",
+                 "cases": [case | more for more in cases]}))
+
+        record("moe-torch",
+               {"call": "forward", "us": {"cadre": 1500, "torch": 3000},
+                "speed_of_peer": {"torch": 2}},
+               {"call": "step", "us": {"cadre": 4000, "sonicmoe": 3000},
+                "speed_of_peer": {"sonicmoe": 0.75},
+                "kept_bytes": {"cadre": 2**20, "sonicmoe": 2**22},
+                "peak_bytes": {"cadre": 2**22, "sonicmoe": 2**24}})
+        record("moe-memory", {"call": "step", "kept_bytes": {"cadre": 2**21},
+                              "peak_bytes": {"cadre": 2**23}})
+        for name, rows in (
+                ("moe_layers", "| chip, 2030-01-02 | small | uniform | forward | logits | 1.50 "
+                 "| 2.00 | - |\n|  | small | uniform | step | logits | 4.00 | - | 0.75 |\n"),
+                ("moe_memory", "| chip, 2030-01-02 | small | logits | 2 / - / 4 | 8 / - / 16 |\n")):
+            with self.subTest(name):
+                self.page.write_text(PAGE.format(name=name, table=""))
+                self.assertEqual(self.run_tool().returncode, 0)
+                self.assertIn(rows, self.page.read_text())
 
     def test_check_accepts_what_was_written(self):
         self.page.write_text(PAGE.format(name="formats", table=TABLE))
