@@ -35,7 +35,7 @@ except Exception as error:  # a build for another torch or CUDA fails in many wa
 ROTATED_BYTES = 192 << 20  # that the copies of a case exceed
 MOST_COPIES = 8
 MOST_DIFFERENCE = 0.02
-CYCLES_TO_QUEUE = 100_000  # of the GPU, in which the host queues one launch at the slowest
+CYCLES_TO_QUEUE = 300_000  # of the GPU, in which the host queues one launch at the slowest
 WARM_SECONDS = 2  # of load before anything is timed: the clock then is a long run's
 USUAL_ALIGNMENT = 128  # rows to which DeepGEMM wants every expert padded, unless it says otherwise
 

@@ -37,6 +37,7 @@ set(cadre_cuda_sources
 # Kernels for Hopper use what no other architecture has. One instance a file, so that they compile
 # side by side.
 set(cadre_sm90_sources
+  sm90/clear_count.cu
   sm90/expert_maps.cu
   sm90/instances/contraction_bf16_to_bf16.cu
   sm90/instances/contraction_bf16_to_f32.cu

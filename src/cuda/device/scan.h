@@ -16,10 +16,11 @@ struct Scanned {
   int64_t upto, all;
 };
 
-template <class Join>
-__device__ int64_t warp_scan(int64_t value, Join join) {
+template <class Value, class Join>
+__device__ Value warp_scan(Value value, Join join) {
+#pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const int64_t before = __shfl_up_sync(~0u, value, step);
+    const Value before = __shfl_up_sync(~0u, value, step);
     if (int(threadIdx.x % 32) >= step) value = join(before, value);
   }
   return value;
@@ -34,7 +35,7 @@ __device__ Scanned block_scan(int64_t value, int64_t (&partial)[32], Join join) 
   int64_t upto = warp_scan(value, join);
   if (lane == 31) partial[warp] = upto;
   __syncthreads();
-  if (warp == 0) partial[lane] = warp_scan(lane < warps ? partial[lane] : 0, join);
+  if (warp == 0) partial[lane] = warp_scan(lane < warps ? partial[lane] : int64_t(0), join);
   __syncthreads();
   if (warp > 0) upto = join(partial[warp - 1], upto);
   const int64_t all = partial[31];

@@ -17,6 +17,12 @@ namespace {
 
 constexpr int kRounds = 2;  // chunks that a thread has in flight
 
+/// Blocks of backward an SM, whose warps take many rows each: as many as registers allow.
+constexpr int backward_blocks(ActivationKind kind, bool one_dtype) {
+  if (!one_dtype) return 1;
+  return kind == ActivationKind::kClampedSwiGlu ? 2 : 3;
+}
+
 /// z or dz. Interleaved by one, `gate` has all columns; else gate and up are two matrices, each
 /// with its own end of a row.
 struct Glu {
@@ -160,19 +166,20 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kOneDType ? 5 : 1)
 struct StoredBackward {
   Stored z;
   Chunk dh;
+  float prob;
 };
 
 template <class Config>
 __device__ StoredBackward read_backward(const Job& job, int64_t row, int64_t f) {
   if (f >= job.features) return {};
-  return {read<Config>(job.z, row, f), load<Config::kWide>(job.dh, {row, f})};
+  return {read<Config>(job.z, row, f), load<Config::kWide>(job.dh, {row, f}), job.prob_of(row)};
 }
 
 /// Gradients of eight features; adds their terms of dprob to `sums`.
 template <class Config>
 __device__ void backward_chunk(const Job& job, const StoredBackward& stored, Place at,
                                float (&sums)[kChunk]) {
-  const float prob = job.prob_of(at.row);
+  const float prob = stored.prob;
   Features x = decoded<Config>(job.z, stored.z);
   float dh[kChunk], h[kChunk];
   decode(stored.dh, job.dh.dtype, dh);
@@ -189,19 +196,36 @@ __device__ void backward_chunk(const Job& job, const StoredBackward& stored, Pla
   if (job.h.data != nullptr) store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
 }
 
-/// A row of gradients. The next chunk is read before this one is written, so that loads overlap.
+/// Rows of gradients. The next chunk, of this row or of the warp's next, is read before this one is
+/// computed, so that loads overlap with the arithmetic.
 template <class Config>
-__device__ void backward_row(const Job& job, int64_t row) {
-  float sums[kChunk] = {};
-  StoredBackward next = read_backward<Config>(job, row, first_column(kWholeRows));
-  for_chunks(job.features, [&](int64_t f) {
-    const StoredBackward here = next;
-    next = read_backward<Config>(job, row, f + kRound);
-    backward_chunk<Config>(job, here, {row, f}, sums);
-  });
-  const float sum = total<kLanes>(sums);
-  if (threadIdx.x == 0 && job.dprob != nullptr) job.dprob[row] = sum;
-}
+class BackwardRows {
+ public:
+  __device__ BackwardRows(const Job& job, int64_t used) : job_(job), used_(used) {}
+
+  /// A row, and the one that the warp takes next.
+  __device__ void take(int64_t row, int64_t later) {
+    const int64_t first = first_column(kWholeRows);
+    if (row != read_) next_ = read_backward<Config>(job_, row, first);
+    float sums[kChunk] = {};
+    for (int64_t f = first; f < first + job_.features; f += kRound) {
+      const StoredBackward here = next_;
+      if (f + kRound < first + job_.features)
+        next_ = read_backward<Config>(job_, row, f + kRound);
+      else if (later < used_)
+        next_ = read_backward<Config>(job_, later, first), read_ = later;
+      if (f < job_.features) backward_chunk<Config>(job_, here, {row, f}, sums);
+    }
+    const float sum = total<kLanes>(sums);
+    if (threadIdx.x == 0 && job_.dprob != nullptr) job_.dprob[row] = sum;
+  }
+
+ private:
+  const Job& job_;
+  const int64_t used_;
+  StoredBackward next_{};
+  int64_t read_ = -1;  ///< the row that `next_` begins
+};
 
 template <class Config>
 __device__ void zero_row(const Job& job, int64_t row) {
@@ -212,15 +236,15 @@ __device__ void zero_row(const Job& job, int64_t row) {
   if (threadIdx.x == 0 && job.dprob != nullptr) job.dprob[row] = 0;
 }
 
-/// 0 blocks an SM leave the registers to the compiler.
 template <class Config>
-__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kOneDType ? 0 : 1)
+__global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBackwardBlocks)
     backward_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used();
+  const int64_t used = job.used(), step = int64_t(gridDim.y) * blockDim.z;
+  BackwardRows<Config> rows(job, used);
   for_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
-    row < used ? backward_row<Config>(job, row) : zero_row<Config>(job, row);
+    row < used ? rows.take(row, row + step) : zero_row<Config>(job, row);
   });
 }
 
@@ -229,15 +253,19 @@ template <class Row, class OfRows, bool kNeighbours>
 struct Config : OfRows {
   using Activation = Row;
   static constexpr bool kGated = Row::kInfo.gated, kPairs = kNeighbours;
+  static constexpr int kBackwardBlocks = backward_blocks(Row::kInfo.kind, OfRows::kOneDType);
 };
 
 template <class Config>
-void launch(const ActivationProblem& p, const Job& job, cudaStream_t stream) {
-  const RowGrid grid = RowGrid::of(p.rows, p.features, p.backward ? kWholeRows : kRounds);
-  if (p.backward)
-    cuda::launch(backward_kernel<Config>, grid.on(stream), job);
-  else
-    cuda::launch(forward_kernel<Config>, grid.on(stream), job);
+void launch(const ActivationPlan& plan, const Job& job, cudaStream_t stream) {
+  const ActivationProblem& p = plan.problem;
+  if (!p.backward) {
+    const RowGrid grid = RowGrid::of(p.rows, p.features, kRounds);
+    return cuda::launch(forward_kernel<Config>, grid.on(stream), job);
+  }
+  RowGrid grid = RowGrid::of(p.rows, p.features, kWholeRows);
+  grid.blocks.y = std::min(grid.blocks.y, unsigned(plan.device.units * Config::kBackwardBlocks));
+  cuda::launch(backward_kernel<Config>, grid.on(stream), job);
 }
 
 }  // namespace
@@ -260,8 +288,8 @@ void activation(const ActivationPlan& plan, const ActivationArgs& args, Workspac
   const bool pairs = p.layout == GluLayout::kInterleave1;
   activations::All::visit(p.kind, [&]<class Row>(Row) {
     visit_chunks(wide, {p.z, p.h}, [&]<class OfRows>(OfRows) {
-      pairs ? launch<Config<Row, OfRows, Row::kInfo.gated>>(p, job, stream_of(stream))
-            : launch<Config<Row, OfRows, false>>(p, job, stream_of(stream));
+      pairs ? launch<Config<Row, OfRows, Row::kInfo.gated>>(plan, job, stream_of(stream))
+            : launch<Config<Row, OfRows, false>>(plan, job, stream_of(stream));
     });
   });
 }

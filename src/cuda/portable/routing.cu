@@ -33,6 +33,11 @@ struct Job {
   const float *bias, *dprob, *dscores;
   int32_t* experts;
   float *prob, *scores;
+
+  /// Whether anything is made of all scores: a softmax over the chosen asks for their logits alone.
+  __device__ bool wants_scores() const {
+    return p.score != RoutingScore::kTopKSoftmax || scores != nullptr || dscores != nullptr;
+  }
 };
 
 /// Writes q[j] of cadre/routing.h, 0 for what is no expert; returns their sum if they are
@@ -73,7 +78,7 @@ __device__ void forward(const Job& job) {
   const RoutingProblem& p = job.p;
   const Token token(p, reinterpret_cast<uint32_t*>(dynamic_shared()));
   for_tokens(p.tokens, [&](int64_t t) {
-    const Scores<kSlots> found = find_scores<kSlots>(token, job.logits, t);
+    const Scores<kSlots> found = find_scores<kSlots>(token, job.logits, t, job.wants_scores());
     choose(token, find_ranks(found, job.bias, p), job.experts + t * p.top_k);
     const float norm = find_plain_prob(token);
     for (int j = lane(); j < p.top_k; j += kLanes)
@@ -124,7 +129,8 @@ template <int kSlots>
 __device__ void backward(const Job& job, const Token& token, int64_t t) {
   const RoutingProblem& p = job.p;
   float *dscore = token.dscore, *dlogit = token.spare;
-  find_scores<kSlots>(token, job.logits, t);
+  const bool wants_scores = job.wants_scores();
+  find_scores<kSlots>(token, job.logits, t, wants_scores);
   for (int e = lane(); e < p.experts; e += kLanes) {
     dscore[e] = job.dscores != nullptr ? job.dscores[t * p.experts + e] : 0.0f;
     dlogit[e] = 0;
@@ -132,6 +138,11 @@ __device__ void backward(const Job& job, const Token& token, int64_t t) {
   for (int j = lane(); j < p.top_k; j += kLanes) token.chosen[j] = job.experts[t * p.top_k + j];
   __syncwarp();
   add_chosen(token, job.dprob + t * p.top_k, dlogit);
+  if (!wants_scores) {
+    for (int e = lane(); e < p.experts; e += kLanes)
+      store_element(dlogit[e] + 0.0f, job.dlogits, {t, e});  // no score passes anything on
+    return __syncwarp();
+  }
   OfExperts<kSlots> product;
   for_experts<kSlots>(p.experts, [&](int i, int e) { product.of[i] = dscore[e] * token.score[e]; });
   const float mean = sum_of_experts(product);

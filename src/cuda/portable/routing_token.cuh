@@ -120,15 +120,16 @@ struct Scores {
   OfExperts<kSlots> logit, score;
 };
 
-/// Reads the token's logits; writes them and their scores to its arrays too.
+/// Reads the token's logits; writes them and, if they are wanted, their scores to its arrays too.
 template <int kSlots>
-__device__ Scores<kSlots> find_scores(const Token& token, const Matrix& logits, int64_t t) {
+__device__ Scores<kSlots> find_scores(const Token& token, const Matrix& logits, int64_t t,
+                                      bool wants_scores) {
   Scores<kSlots> found;
   found.logit = read_logits<kSlots>(logits, t, token.p.experts);
-  found.score = scores_of(found.logit, token.p);
+  if (wants_scores) found.score = scores_of(found.logit, token.p);
   for_experts<kSlots>(token.p.experts, [&](int i, int e) {
     token.logit[e] = found.logit.of[i];
-    token.score[e] = found.score.of[i];
+    if (wants_scores) token.score[e] = found.score.of[i];
   });
   __syncwarp();
   return found;

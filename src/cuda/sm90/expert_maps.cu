@@ -12,6 +12,7 @@ constexpr int kThreads = 128, kWarp = 32;
 
 __global__ void expert_maps_kernel(const __grid_constant__ CUtensorMap map, ExpertAddresses from,
                                    int experts, ExpertMaps to) {
+  begin_dependent();
   const int expert = int(blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp);
   const int lane = int(threadIdx.x) % kWarp;
   if (expert >= experts) return;
@@ -31,7 +32,9 @@ void write_expert_maps(const CUtensorMap& map, const ExpertAddresses& from, int 
                        const ExpertMaps& to, cudaStream_t stream) {
   constexpr int kWarps = kThreads / kWarp;
   const unsigned blocks = unsigned((experts + kWarps - 1) / kWarps);
-  launch(expert_maps_kernel, {blocks, kThreads, 0, stream}, map, from, experts, to);
+  launch(expert_maps_kernel,
+         {.blocks = blocks, .threads = kThreads, .stream = stream, .dependent = true}, map, from,
+         experts, to);
 }
 
 }  // namespace cadre::cuda::sm90

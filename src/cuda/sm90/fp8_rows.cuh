@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/device/tensor_map.h"
+#include "cuda/gemm/expert_search.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/kernel.cuh"
@@ -20,6 +21,8 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 class Fp8RowsSchedule {
  public:
+  static constexpr bool kByWarp = true;
+
   __device__ explicit Fp8RowsSchedule(const Fp8RowsParams& params)
       : params_(params),
         pairs_({params.offsets, params.expert_count, params.rows}, kTileRows,
@@ -44,7 +47,7 @@ class Fp8RowsSchedule {
 
  private:
   const Fp8RowsParams& params_;
-  schedule::PairedTiles pairs_;
+  schedule::PairedTilesBy<gemm::WarpExpertSearch> pairs_;
 };
 
 /// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where

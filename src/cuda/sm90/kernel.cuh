@@ -9,7 +9,7 @@
 //
 //   kTile      the shape of a tile and of its stages                              tile.h
 //   Params     what the host passes: tensor maps, pointers, sizes
-//   Schedule   Schedule(params).tile(number): which tile comes when
+//   Schedule   Schedule(params).tile(number): which tile comes when; kByWarp: a warp asks
 //   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
 //   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...), accumulators(col); if it
 //              reads ahead, look_ahead(next tile, ...)                            multiply.cuh
@@ -26,7 +26,7 @@
 //   consumers   4 each     products of 64 rows of a tile, then its output
 //   load        kWarps     starts the loads of a stage
 //   store       a ring     one thread: loads of old output, stores of new
-//   schedule    1          one thread: takes tiles and publishes their records
+//   schedule    1          takes tiles and publishes their records
 //
 //   barrier             arrivals    who arrives                    who waits    guards
 //   stage_full[s]       kArrivals   load warps, and the bytes      consumers    stage s is loaded
@@ -78,14 +78,19 @@ __device__ inline void init_barriers(Shared<Kernel>& shared) {
   cluster_sync();
 }
 
-/// The scheduler: one thread.
+/// The schedule warp. One lane takes numbers and publishes tiles; it finds them alone, or all do.
 template <class Kernel>
 __device__ inline void schedule_tiles(Shared<Kernel>& shared, const auto& params) {
+  constexpr bool kByWarp = Kernel::Schedule::kByWarp;
+  const bool leads = threadIdx.x % kWarp == 0;
+  if (!kByWarp && !leads) return;
   gemm::Scheduler scheduler(shared.tiles, params.taken);
   typename Kernel::Schedule schedule(params);
   for (;;) {
-    const TileRecord tile = schedule.tile(scheduler.next_number());
-    if (tile.is_last() || tile.depth > 0) scheduler.publish(tile);
+    int64_t number = leads ? scheduler.next_number() : 0;
+    if constexpr (kByWarp) number = __shfl_sync(~0u, number, 0);
+    const TileRecord tile = schedule.tile(number);
+    if (leads && (tile.is_last() || tile.depth > 0)) scheduler.publish(tile);
     if (tile.is_last()) return;
   }
 }
@@ -230,13 +235,14 @@ __global__ void __cluster_dims__(kCluster)
   static_assert(kRole.fits());
   auto& shared = *reinterpret_cast<Shared<Kernel>*>(dynamic_shared());
   init_barriers(shared);
+  begin_dependent();
   const int warpgroup = gemm::uniform(int(threadIdx.x) / kWarpgroup);
   if (warpgroup >= kConsumers) {
     setmaxnreg_dec<kRole.producer_registers>();
     const int warp = int(threadIdx.x) / kWarp - kConsumers * kWarpgroup / kWarp;
     const int ring = warp - kRole.first_store_warp();
     if (warp < kRole.load_warps) load_tiles(shared, params);
-    if (threadIdx.x % kWarp == 0 && warp == kRole.schedule_warp()) schedule_tiles(shared, params);
+    if (warp == kRole.schedule_warp()) schedule_tiles(shared, params);
     if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps)
       store_tiles(shared, params, ring);
   } else {
@@ -255,7 +261,12 @@ void launch_kernel(const typename Kernel::Params& params, int blocks, cudaStream
   constexpr int kSharedBytes = int(sizeof(Shared<Kernel>));
   static_assert((kSharedBytes + kSharedBytesOfBlock) * Kernel::kTile.blocks <= kMostSharedBytes);
   cuda::launch(&gemm_kernel<Kernel>,
-               {unsigned(blocks), kRoles<Kernel>.threads(), kSharedBytes, stream, kCluster},
+               {.blocks = unsigned(blocks),
+                .threads = kRoles<Kernel>.threads(),
+                .shared_bytes = kSharedBytes,
+                .stream = stream,
+                .cluster = kCluster,
+                .dependent = true},
                params);
 }
 

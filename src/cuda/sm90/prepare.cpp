@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "cadre/error.h"
-#include "cuda/check.h"
+#include "cuda/sm90/clear_count.h"
 #include "cuda/sm90/expert_maps.h"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/grouped_gemm.h"
@@ -105,8 +105,7 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
                     ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
                     : nullptr;
   if (v.one_map()) {
-    if (taken != nullptr)
-      check(cudaMemsetAsync(taken, 0, sizeof(*taken), stream), "zero the count of tiles");
+    if (taken != nullptr) clear_count(taken, stream);
     return {v.map(v.view), nullptr, taken};
   }
   TensorView one = one_expert(v.view);

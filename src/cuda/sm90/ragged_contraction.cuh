@@ -17,6 +17,8 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 class RaggedContractionSchedule {
  public:
+  static constexpr bool kByWarp = false;
+
   __device__ explicit RaggedContractionSchedule(const RaggedContractionParams& params)
       : params_(params),
         width_(schedule::TileHeight{kTile.cols, kTile.col_step}.of(params.cols)),

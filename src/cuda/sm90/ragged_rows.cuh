@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/device/tensor_map.h"
+#include "cuda/gemm/expert_search.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/ragged_rows.h"
@@ -19,6 +20,8 @@ namespace cadre::cuda::sm90 {
 template <Tile kTile>
 class RaggedRowsSchedule {
  public:
+  static constexpr bool kByWarp = true;
+
   __device__ explicit RaggedRowsSchedule(const RaggedRowsParams& params)
       : params_(params),
         tiles_({params.offsets, params.expert_count, params.rows}, {kTile.cols, kTile.col_step},
@@ -39,7 +42,7 @@ class RaggedRowsSchedule {
 
  private:
   const RaggedRowsParams& params_;
-  schedule::RaggedTiles tiles_;
+  schedule::RaggedTilesBy<gemm::WarpExpertSearch> tiles_;
 };
 
 /// Boxes of the expert's weight, one or two a block, and of the batch: one a block, for both, of
