@@ -198,6 +198,16 @@ def few_tokens(info):
     return markdown(["GPU", "layer", *(f"{t}, TB/s" for t in tokens)], rows)
 
 
+def gpu_fine_grained(info):
+    """Products of layers with many or narrow experts: TFLOP/s, and over torch."""
+    rows = [[where, case["layer"], case["problem"].split()[1],
+             f"{case['flops'] / case['us']['cadre'] / 1e6:.0f}",
+             f"{case['speed_of_peer']['torch']:.2f}"]
+            for where, record in records("grouped-gemm-fine-grained-torch")
+            for case in record["cases"]]
+    return markdown(["GPU", "layer", "pass", "TFLOP/s", "torch"], rows)
+
+
 def gpu_fp8(info):
     """Products of fp8_block: TFLOP/s, and over the bf16 products of the same numbers."""
     rows = []
@@ -336,7 +346,7 @@ def python(info):
 
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes":
           recipes, "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate":
-          gpu_accumulate, "few_tokens": few_tokens, "gpu_fp8": gpu_fp8, "gpu_packed":
+          gpu_accumulate, "gpu_fine_grained": gpu_fine_grained, "few_tokens": few_tokens, "gpu_fp8": gpu_fp8, "gpu_packed":
           gpu_packed, "commands": commands, "host_time": host_time, "torch_door":
           torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
           "moe_layers": moe_layers, "moe_memory": moe_memory,

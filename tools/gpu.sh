@@ -13,6 +13,7 @@
 #   memcheck, racecheck, synccheck, initcheck    of compute-sanitizer, on small sets
 #   gemm, accumulate, few, other    `cadre bench` beside cuBLAS, on bench/shapes/h200_*.txt
 #   torch, torch_accumulate, torch_few, torch_other    the same beside torch and DeepGEMM
+#   torch_fine    products of layers whose experts are many or narrow, on h200_fine_grained.txt
 #   f16        fp16 beside bf16
 #   torch_fp8  products of fp8_block by sm90_fp8_rows, beside bf16 and DeepGEMM
 #   torch_packed    products of packed weights by sm90_packed_rows, beside bf16
@@ -235,6 +236,7 @@ take() {
     torch_other)
       beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
+    torch_fine) beside_torch torch_fine 60 grouped-gemm-fine-grained h200_fine_grained ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
     door) run_door ;;
     torch_door)

@@ -47,6 +47,30 @@ struct Best {
   uint32_t rank;
 };
 
+/// The one expert that has this rank, of a whole warp; negative: there are more. By a bit for each
+/// of a lane's experts, or, where these do not fit into a word, by their number.
+template <int kSlots>
+__device__ int only_one(const Ranks<kSlots>& ranks, uint32_t rank) {
+  if constexpr (kSlots <= kLanes) {
+    uint32_t slots = 0;
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) slots |= uint32_t(ranks.of[i] == rank) << i;
+    const unsigned lanes = __ballot_sync(kAll, slots != 0);
+    const int first = __ffs(int(lanes)) - 1;
+    const uint32_t its = __shfl_sync(kAll, slots, first);
+    const bool is_one = (lanes & (lanes - 1)) == 0 && (its & (its - 1)) == 0;
+    return is_one ? first + kLanes * (__ffs(int(its)) - 1) : -1;
+  } else {
+    unsigned found = kNone, equals = 0;
+#pragma unroll
+    for (int i = kSlots - 1; i >= 0; --i) {
+      found = ranks.of[i] == rank ? unsigned(lane() + i * kLanes) : found;
+      equals += ranks.of[i] == rank;
+    }
+    return __reduce_add_sync(kAll, equals) == 1 ? int(__reduce_min_sync(kAll, found)) : -1;
+  }
+}
+
 /// The best expert that is not taken: the greatest rank, of those the greatest logit, of those the
 /// lowest number.
 template <int kSlots>
@@ -55,13 +79,8 @@ __device__ Best best(const Token& token, const Ranks<kSlots>& ranks) {
 #pragma unroll
   for (int i = 0; i < kSlots; ++i) greatest = max(greatest, ranks.of[i]);
   const uint32_t top = __reduce_max_sync(kAll, greatest);
-  unsigned found = kNone, equals = 0;
-#pragma unroll
-  for (int i = kSlots - 1; i >= 0; --i) {
-    found = ranks.of[i] == top ? unsigned(lane() + i * kLanes) : found;
-    equals += ranks.of[i] == top;
-  }
-  if (__reduce_add_sync(kAll, equals) == 1) return {int(__reduce_min_sync(kAll, found)), top};
+  if (const int one = only_one(ranks, top); one >= 0) return {one, top};
+  unsigned found = kNone;
   uint32_t logit = 0;
   for_experts<kSlots>(token.p.experts, [&](int i, int e) {
     const uint32_t its_logit = ranks.of[i] == top ? ordered(token.logit[e]) : 0;
