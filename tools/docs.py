@@ -346,10 +346,10 @@ def python(info):
 
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes":
           recipes, "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate":
-          gpu_accumulate, "gpu_fine_grained": gpu_fine_grained, "few_tokens": few_tokens, "gpu_fp8": gpu_fp8, "gpu_packed":
-          gpu_packed, "commands": commands, "host_time": host_time, "torch_door":
-          torch_door, "torch_door_host": torch_door_host, "gpt": gpt, "facts": facts,
-          "moe_layers": moe_layers, "moe_memory": moe_memory,
+          gpu_accumulate, "gpu_fine_grained": gpu_fine_grained, "few_tokens": few_tokens,
+          "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
+          host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
+          "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
           "headers": headers, "python": python}
 
 
