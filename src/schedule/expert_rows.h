@@ -43,7 +43,7 @@ CADRE_HD constexpr int64_t rows_used(const int32_t* offsets, int experts, int64_
 ///
 ///   for (ExpertWalk walk(offsets, experts, rows); walk.next();) use(walk.expert(), walk.rows());
 ///
-/// A thread that works on some experts only walks over all of them; that is cheap.
+/// A thread that works on some experts only walks over all of them: cheap where it does so once.
 class ExpertWalk {
  public:
   CADRE_HD constexpr ExpertWalk(const int32_t* offsets, int experts, int64_t rows)

@@ -20,7 +20,8 @@ void on_gpu(Case& c) {
   EXPECT_EQ(made.name, "cuda_activation");
   const ActivationArgs given = c.args([&](const Tensor& t) { return mirror.view(t); },
                                       [&](auto& all) { return mirror.data(all); });
-  mirror.replay(c.dz_is_z ? 1 : 2, [&](Stream stream) { run(made, given, {}, stream); });
+  mirror.replay(c.dz_is_z || c.h_is_dh ? 1 : 2,
+                [&](Stream stream) { run(made, given, {}, stream); });
 }
 
 /// sum_f |dh act(z)| of one row.
@@ -53,12 +54,14 @@ void check(const ActivationProblem& p, int64_t used, int64_t gap, unsigned seed)
   want.wants_h = seed % 5 != 0;
   want.wants_dprob = seed % 7 != 0;
   want.dz_is_z = p.backward && seed % 4 == 0;
+  want.h_is_dh = p.backward && want.wants_h && seed % 3 == 0;
   Case got = want;
   want.on_cpu("cpu");
   on_gpu(got);
   EXPECT_EQ(got.h.bytes() == want.h.bytes(), true) << "h of " << to_string(p) << " gap=" << gap;
   EXPECT_EQ(got.dz.bytes() == want.dz.bytes(), true) << "dz of " << to_string(p) << " gap=" << gap;
   EXPECT_EQ(got.z.bytes() == want.z.bytes(), true) << "z of " << to_string(p) << " gap=" << gap;
+  EXPECT_EQ(got.dh.bytes() == want.dh.bytes(), true) << "dh of " << to_string(p) << " gap=" << gap;
   expect_dprob(got, want, before);
   EXPECT_EQ(got.dprob.damage(), "");
 }
@@ -95,6 +98,28 @@ TEST_P(ActivationOnDevice, HasTheBitsOfTheCpu) {
             check(p, int64_t(seed % 12), gap, seed);  // from no rows to all
             ++seed;
           }
+}
+
+/// More rows than warps, so that each reads its next row ahead; the last of them in the tail.
+TEST_P(ActivationOnDevice, OfManyRowsHasTheBitsOfTheCpu) {
+  constexpr int kWarpsOfSm = 24;
+  const int64_t warps = int64_t(kWarpsOfSm) * test::first_gpu().units;
+  unsigned seed = 3;
+  for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
+    for (const Tail tail : {Tail::kKeep, Tail::kZero}) {
+      ActivationProblem p{.backward = true,
+                          .kind = GetParam().kind,
+                          .rows = 2 * warps + 5,
+                          .features = 40,
+                          .experts = 3,
+                          .z = dtype,
+                          .h = dtype,
+                          .prob = true,
+                          .tail = tail};
+      if (p.kind == ActivationKind::kClampedSwiGlu) p.constants = {4.5f, 1.25f, 0.5f};
+      check(p, p.rows - int64_t(seed), 0, seed);
+      ++seed;
+    }
 }
 
 TEST_P(ActivationOnDevice, OfAnyNumberHasTheBitsOfTheCpuOrIsNan) {

@@ -65,6 +65,11 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=122 N=56 K=352 E=12 x=bf16 w=nvfp4 discrete_rhs=yes alpha=yes",
         "grouped_gemm fprop R=90 N=40 K=592 E=3 x=bf16 w=mxfp8 out=f32 beta=yes",
         "grouped_gemm fprop R=300 N=264 K=96 E=2 x=bf16 w=nvfp4:2d out=f32 unit_budget=2",
+        // More experts than a warp has lanes.
+        "grouped_gemm fprop R=200 N=40 K=520 E=70 unit_budget=2",
+        "grouped_gemm fprop R=90 N=40 K=72 E=100 discrete_rhs=yes",
+        "grouped_gemm dgrad R=130 N=144 K=328 E=40 format=fp8_block rhs_major=column "
+        "lhs_scales_major=column unit_budget=2",
         // So many stages that blocks count tiles.
         "grouped_gemm fprop R=90 N=264 K=264 E=11 unit_budget=2",
         "grouped_gemm dgrad R=122 N=264 K=280 E=12 discrete_rhs=yes unit_budget=2",

@@ -17,7 +17,7 @@ struct ActivationCase {
   std::vector<int32_t> offsets;
   Tensor z, prob, dh, h, dz, dprob;
   bool wants_h = true, wants_dprob = true;
-  bool dz_is_z = false;
+  bool dz_is_z = false, h_is_dh = false;
 
   ActivationCase(const ActivationProblem& problem, int64_t used, unsigned seed, int64_t row_gap = 3)
       : p(problem), gap(row_gap), offsets(size_t(p.experts) + 1, int32_t(used)) {
@@ -49,6 +49,7 @@ struct ActivationCase {
     if (!p.backward) return given;
     given.dh = view(dh);
     given.dz = dz_is_z ? given.z : view(dz);
+    if (h_is_dh) given.h = given.dh;
     if (p.prob && wants_dprob) given.dprob = floats(dprob);
     return given;
   }

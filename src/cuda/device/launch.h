@@ -15,22 +15,34 @@ struct Grid {
   cudaStream_t stream = nullptr;
   int cluster = 1;           ///< the kernel's __cluster_dims__, which CUDA knows by itself
   bool cooperative = false;  ///< all blocks run at once, so that a grid_barrier() ends
-  bool dependent = false;    ///< the kernel calls begin_dependent() first
+  bool dependent = false;    ///< the kernel waits for its predecessors, see below
 };
 
-/// The first statement of a dependent kernel, which may start while kernels before it in the stream
-/// run: waits until they are over and all that they wrote is visible. Until then nothing in global
-/// memory may be read or written. Also lets the next dependent kernel start, once all blocks of
-/// this one have; that one's wait is for the end of this one, and so for all before it.
-__device__ inline void begin_dependent() {
+/// A dependent kernel may start while kernels before it in the stream run: waits until they are
+/// over and all that they wrote is visible. Until then nothing in global memory may be read or
+/// written.
+__device__ inline void wait_for_predecessors() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.launch_dependents;");
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-/// Whether begin_dependent() waits in every image of this build, of which a GPU takes one.
-constexpr bool all_images_wait() {
+/// Lets the next dependent kernel start where there is room, once all blocks of this one have come
+/// here; that one's wait is for the end of this one, and so for all before it.
+__device__ inline void launch_dependents() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+/// Both, for a kernel of many short blocks: before anything in global memory.
+__device__ inline void begin_dependent() {
+  launch_dependents();
+  wait_for_predecessors();
+}
+
+/// Whether kernels wait in every image of this build, of which a GPU takes one.
+consteval bool all_images_wait() {
 #ifdef __CUDA_ARCH_LIST__
   for (const int arch : {__CUDA_ARCH_LIST__})
     if (arch < 900) return false;

@@ -1,14 +1,17 @@
 #pragma once
 #include <cstdint>
 
-// Prefix sums and maxima of the threads of a block, in thread order.
+// Prefix sums and maxima of the threads of a warp or of a block, in thread order.
 namespace cadre::cuda {
 
 struct Sum {
   __device__ int64_t operator()(int64_t a, int64_t b) const { return a + b; }
 };
 struct Largest {
-  __device__ int64_t operator()(int64_t a, int64_t b) const { return a < b ? b : a; }
+  template <class Value>
+  __device__ Value operator()(Value a, Value b) const {
+    return a < b ? b : a;
+  }
 };
 
 /// What `join` makes of the values up to and with this thread's, and of all.

@@ -49,7 +49,7 @@ class WarpExpertSearch {
     const int begin = of_lane(last_, kWarp - 1);
     const int64_t tiles_before = of_lane(upto_, kWarp - 1);
     window_ += kWarp;
-    last_ = max(begin, warp_scan(end_, [](int a, int b) { return max(a, b); }));
+    last_ = max(begin, warp_scan(end_, Largest()));
     first_ = __shfl_up_sync(~0u, last_, 1);
     if (lane() == 0) first_ = begin;
     end_ = read_end(window_ + kWarp + lane());

@@ -7,7 +7,8 @@
 #include "cuda/gemm/tile_record.h"
 
 // How the roles of a persistent block learn of their tiles: one thread, the scheduler, takes the
-// number of a tile, finds the tile, and publishes its record in a small ring in shared memory.
+// number of a tile and publishes its record, once it or its warp has found the tile, in a small
+// ring in shared memory.
 namespace cadre::cuda::gemm {
 
 /// The ring of records, in shared memory.

@@ -17,7 +17,8 @@ namespace {
 
 constexpr int kRounds = 2;  // chunks that a thread has in flight
 
-/// Blocks of backward an SM, whose warps take many rows each: as many as registers allow.
+/// Blocks of backward an SM, at least: of one type as many as registers allow, whose warps then
+/// take many rows each.
 constexpr int backward_blocks(ActivationKind kind, bool one_dtype) {
   if (!one_dtype) return 1;
   return kind == ActivationKind::kClampedSwiGlu ? 2 : 3;
@@ -264,7 +265,8 @@ void launch(const ActivationPlan& plan, const Job& job, cudaStream_t stream) {
     return cuda::launch(forward_kernel<Config>, grid.on(stream), job);
   }
   RowGrid grid = RowGrid::of(p.rows, p.features, kWholeRows);
-  grid.blocks.y = std::min(grid.blocks.y, unsigned(plan.device.units * Config::kBackwardBlocks));
+  if constexpr (Config::kOneDType)
+    grid.blocks.y = std::min(grid.blocks.y, unsigned(plan.device.units * Config::kBackwardBlocks));
   cuda::launch(backward_kernel<Config>, grid.on(stream), job);
 }
 

@@ -132,7 +132,7 @@ __device__ void backward(const Job& job, const Token& token, int64_t t) {
   const bool wants_scores = job.wants_scores();
   find_scores<kSlots>(token, job.logits, t, wants_scores);
   for (int e = lane(); e < p.experts; e += kLanes) {
-    dscore[e] = job.dscores != nullptr ? job.dscores[t * p.experts + e] : 0.0f;
+    if (wants_scores) dscore[e] = job.dscores != nullptr ? job.dscores[t * p.experts + e] : 0.0f;
     dlogit[e] = 0;
   }
   for (int j = lane(); j < p.top_k; j += kLanes) token.chosen[j] = job.experts[t * p.top_k + j];

@@ -91,8 +91,10 @@ __device__ inline void schedule_tiles(Shared<Kernel>& shared, const auto& params
     if constexpr (kByWarp) number = __shfl_sync(~0u, number, 0);
     const TileRecord tile = schedule.tile(number);
     if (leads && (tile.is_last() || tile.depth > 0)) scheduler.publish(tile);
-    if (tile.is_last()) return;
+    if (tile.is_last()) break;
   }
+  // Not before: what starts next would take the SMs that a budget leaves to others, and wait there.
+  launch_dependents();
 }
 
 /// Asks for the next tile when so much of this one is still to be loaded.
@@ -235,7 +237,7 @@ __global__ void __cluster_dims__(kCluster)
   static_assert(kRole.fits());
   auto& shared = *reinterpret_cast<Shared<Kernel>*>(dynamic_shared());
   init_barriers(shared);
-  begin_dependent();
+  wait_for_predecessors();
   const int warpgroup = gemm::uniform(int(threadIdx.x) / kWarpgroup);
   if (warpgroup >= kConsumers) {
     setmaxnreg_dec<kRole.producer_registers>();

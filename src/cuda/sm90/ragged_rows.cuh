@@ -21,6 +21,7 @@ template <Tile kTile>
 class RaggedRowsSchedule {
  public:
   static constexpr bool kByWarp = true;
+  static_assert(kTile.cols % kTile.col_step == 0);
 
   __device__ explicit RaggedRowsSchedule(const RaggedRowsParams& params)
       : params_(params),

@@ -33,7 +33,9 @@ void launch(void (*kernel)(Params...), const Grid& grid, const Args&... args) {
 }
 
 /// What is before a kernel is over when it starts here; that each thread waits is looked at.
-inline void begin_dependent() { emulator::self().has_waited = true; }
+inline void wait_for_predecessors() { emulator::self().has_waited = true; }
+inline void launch_dependents() {}
+inline void begin_dependent() { wait_for_predecessors(); }
 
 inline uint8_t* dynamic_shared() { return emulator::self().block->shared; }
 
