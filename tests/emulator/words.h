@@ -94,6 +94,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate) {
   return all;
 }
 inline int __any_sync(unsigned mask, int predicate) { return __ballot_sync(mask, predicate) != 0; }
+inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask, !predicate) == 0; }
 
 // Threads of the host share the emulator's device memory, but no grid.
 template <class T>
