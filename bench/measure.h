@@ -42,10 +42,10 @@ void require_measurable(std::string_view problem, const MeasureOptions&);
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 Measurement measure(std::string_view problem, const MeasureOptions&);
 
-/// Times a layer beside its own products, in its recipe's formats: "forward" is that of the layer
-/// with nothing to learn, beside its fprops; "step" forward and backward, beside all products. Both
-/// run twice before, on the data that is timed: what they write must be numbers, of the same bits
-/// both times, but for gradients that are added to what is there.
+/// Times a layer beside its own products, in its recipe's formats and without activations:
+/// "forward" is that of the layer with nothing to learn, beside its fprops; "step" forward and
+/// backward, beside all products. Both run twice before, on the data that is timed: what they write
+/// must be numbers, of the same bits both times, but for gradients that are added to what is there.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions&);
 

@@ -36,7 +36,8 @@ SequentialProblem frozen(SequentialProblem p) {
   return p;
 }
 
-// The products of a layer, in the order in which they run.
+// The products of a layer, in the order in which they run, and nothing but products: what a kernel
+// does besides is the layer's time, not theirs.
 struct Product {
   GroupedGemmProblem problem;
   bool has_all_rows = false;  // its one expert does, whatever the layer's counts
@@ -44,8 +45,10 @@ struct Product {
 using Products = std::vector<Product>;
 void add_products(const GroupedLinearPlan& plan, Products& all) {
   for (const LayerStep& step : plan.steps)
-    if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan))
+    if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan)) {
       all.push_back({product->problem});
+      all.back().problem.activation.reset();
+    }
 }
 void add_products(const GroupedMlpPlan& plan, Products& all) {
   add_products(plan.fc1, all);
@@ -124,7 +127,8 @@ Peer products(const Products& problems, const Draw& draw, const Device& device,
       run(chosen, args, own, stream);
     });
   }
-  return {"products", text("the layer's grouped GEMMs alone, ", runs.size()), [runs] {
+  return {"products", text("the layer's grouped GEMMs alone, without activations, ", runs.size()),
+          [runs] {
             for (const auto& run : runs) run();
           }};
 }

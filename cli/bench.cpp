@@ -191,8 +191,8 @@ in about a second; on a GPU a grouped_gemm of plain formats is checked as it is 
 its elements. Launches of ours and of the peers alternate on the same data: grouped_gemm runs beside
 one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS product an expert in
 a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
-A layer runs beside its own products: forward of the layer with nothing to learn beside its fprops,
-a step (forward and backward) beside all of them; two runs must have equal bits.
+A layer runs beside its own products without activations: forward of the layer with nothing to learn
+beside its fprops, a step (forward and backward) beside all of them; two runs must have equal bits.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
 the last rank is through. Delivered bytes are rows where they belong, crossed ones those of them
 that come from another rank.

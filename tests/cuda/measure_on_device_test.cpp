@@ -47,21 +47,5 @@ TEST(MeasureOnDevice, ChecksThenTimesBesidePeers) {
   if (taken == 0) GTEST_SKIP() << "no implementation on the GPU yet";
 }
 
-TEST(MeasureOnDevice, TimesLayersBesideTheirProducts) {
-  if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
-  const bench::MeasureOptions options{.contest = {.repeat = 3, .load_s = 0.1},
-                                      .device = cuda_devices()[0]};
-  for (const char* problem :
-       {"moe T=320 top_k=2 H=128 F=64 E=5", "grouped_mlp R=640 H=128 F=64 E=5"})
-    for (const bench::Measurement& m : bench::measure_layer(problem, options)) {
-      EXPECT_TRUE(m.check.good()) << m.check.fault << " [" << m.problem << "]";
-      ASSERT_EQ(m.timings.size(), 2u);
-      for (const bench::Timing& t : m.timings) {
-        EXPECT_GT(t.us.p10, 0) << t.name;
-        EXPECT_GE(t.joules, 0) << t.name;  // its counter ticks some times a second
-      }
-    }
-}
-
 }  // namespace
 }  // namespace cadre
