@@ -36,8 +36,8 @@ SequentialProblem frozen(SequentialProblem p) {
   return p;
 }
 
-// The products of a layer, in the order in which they run, and nothing but products: what a kernel
-// does besides is the layer's time, not theirs.
+// The products of a layer, in the order in which they run, without activations: what a kernel does
+// for one is the layer's time, not theirs.
 struct Product {
   GroupedGemmProblem problem;
   bool has_all_rows = false;  // its one expert does, whatever the layer's counts

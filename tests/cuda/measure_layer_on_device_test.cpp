@@ -26,10 +26,11 @@ TEST(MeasureLayerOnDevice, ProductsComputeNoActivation) {
   if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
   const bench::MeasureOptions options{.contest = {.repeat = 1, .load_s = 0},
                                       .device = cuda_devices()[0]};
-  const std::string problem = "grouped_mlp R=64 H=128 F=64 E=2";
+  const std::string problem = "grouped_mlp R=80 H=96 F=72 E=3";
   const auto layer = bench::measure_layer(problem, options);
   const auto unfused = bench::measure_layer(problem + " weight_major=column", options);
   ASSERT_EQ(layer.size(), 2u);
+  ASSERT_EQ(unfused.size(), 2u);
   for (size_t i = 0; i < layer.size(); ++i) {
     EXPECT_EQ(unfused[i].plan, "unfused");
     EXPECT_EQ(layer[i].plan, options.device.sm == 90 ? "fused" : "unfused");
