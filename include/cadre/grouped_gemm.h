@@ -32,6 +32,13 @@ enum class Accumulate : uint8_t {
   kPerExpert,  ///< E words in device memory, one an expert, each as kDevice
 };
 
+/// Which operand lies in token order, so that no copy of it in expert order is needed.
+enum class Gather : uint8_t {
+  kNo,
+  kLhs,  ///< x (fprop), dy (dgrad, wgrad)
+  kRhs,  ///< x (wgrad)
+};
+
 /// The activation that fprop's output z goes through before it leaves as h = act(z) * prob. z is
 /// rounded to the type of the output first, whether it is kept or not.
 struct GemmActivation {
@@ -80,6 +87,10 @@ struct GroupedGemmProblem {
   /// How block scales lie, as in QuantizedShape. Codes are column-major only in w of dgrad.
   Major lhs_scales_major = Major::kRow, rhs_scales_major = Major::kRow;
 
+  Gather gather = Gather::kNo;  ///< of an operand of a plain format, row-major
+  int64_t tokens = 0;           ///< T: rows of the gathered operand; 0 without one
+  int top_k = 1;                ///< slots of a token, see slot_of
+
   bool operator==(const GroupedGemmProblem&) const = default;
 };
 
@@ -96,9 +107,9 @@ int64_t out_columns(const GroupedGemmProblem&);
 /// One operand. Plain formats use `codes` alone. Discrete weights give E pointers in device memory;
 /// the views then have null data and the shape and strides that all experts share.
 struct Operand {
-  TensorView codes{};                   ///< [R, C], or [E, N, K] (column major: strides (., 1, N))
-  TensorView scales{};                  ///< as QuantizedView
-  const float* expert_scale = nullptr;  ///< [E]
+  TensorView codes{};   ///< [R, C], gathered [T, C], or [E, N, K] (column major: strides (., 1, N))
+  TensorView scales{};  ///< as QuantizedView
+  const float* expert_scale = nullptr;           ///< [E]
   const void* const* discrete = nullptr;         ///< [E] pointers to codes
   const void* const* discrete_scales = nullptr;  ///< [E] pointers to scales
 };
@@ -117,6 +128,7 @@ struct GroupedGemmArgs {
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
   TensorView z{};                              ///< [R, N], dtype of out; written if it is kept
   const float* prob = nullptr;                 ///< [R]
+  const int32_t* slot_of = nullptr;            ///< [R] with gather: as in RowMap
 };
 
 using GroupedGemmPlan = Plan<GroupedGemmProblem>;
@@ -132,7 +144,8 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 /// Shapes    x [R, K]   dy [R, N]   w, dw [E, N, K]   offsets [E + 1].
 /// Types     any pair of formats; sums in fp32 (f32 operands too), rounded once at the store.
 /// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
-///           legal.
+///           legal. With gather row r of that operand is row slot_of[r] / top_k of what is given,
+///           and zero where slot_of[r] is no slot, as permute makes it.
 /// Stream    no allocation, no synchronisation, no read of device data by the host.
 /// Errors    InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments.
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.

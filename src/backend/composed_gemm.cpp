@@ -4,6 +4,7 @@
 
 #include "cadre/activation.h"
 #include "cadre/error.h"
+#include "cadre/permute.h"
 
 namespace cadre::backend {
 namespace {
@@ -11,43 +12,123 @@ namespace {
 constexpr int64_t kAlignment = 256;
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-bool keeps_z(const GroupedGemmProblem& p) { return p.activation->keep_z; }
 
-/// The product, without a tail that nobody reads.
-GroupedGemmProblem product(const GroupedGemmProblem& p) {
-  GroupedGemmProblem plain = p;
-  plain.activation.reset();
-  if (!keeps_z(p)) plain.tail = Tail::kKeep;
-  return plain;
+/// What the first operation writes for the second lies at the start of the workspace.
+Workspace behind(Workspace workspace, int64_t bytes) {
+  return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
 }
 
-ActivationProblem activation(const GroupedGemmProblem& p) {
-  const GemmActivation& a = *p.activation;
-  ActivationProblem act{.kind = a.kind, .constants = a.constants, .layout = a.layout};
-  act.rows = p.rows;
-  act.features = out_columns(p);
-  act.experts = p.experts;
-  act.z = act.h = p.out;
-  act.prob = a.prob;
-  act.tail = p.tail;
-  return act;
-}
-
-struct Plans {
+/// Rows in expert order from rows in token order, and the product that reads them.
+struct BehindACopy {
+  PermutePlan copy;
   GroupedGemmPlan product;
-  ActivationPlan activation;
+
+  static PermuteProblem copy_of(const GroupedGemmProblem& p) {
+    const bool lhs = p.gather == Gather::kLhs;
+    return {.tokens = p.tokens,
+            .top_k = p.top_k,
+            .rows = p.rows,
+            .hidden = (lhs ? lhs_shape(p) : rhs_shape(p)).cols,
+            .experts = p.experts,
+            .dtype = (lhs ? p.lhs : p.rhs).element};
+  }
+  static int64_t rows_bytes(const GroupedGemmProblem& p) {
+    const PermuteProblem copy = copy_of(p);
+    return aligned(bytes_for(copy.dtype, copy.rows * copy.hidden));
+  }
+  /// The rows of the copy lie without gaps, which may be less than the caller promises of its own.
+  static GroupedGemmProblem product_of(const GroupedGemmProblem& p) {
+    const PermuteProblem copy = copy_of(p);
+    const int64_t pitch = bytes_for(copy.dtype, copy.hidden) | kAlignment;
+    GroupedGemmProblem product = p;
+    product.gather = Gather::kNo;
+    product.tokens = 0;
+    product.top_k = 1;
+    product.align = int(std::min<int64_t>(p.align, pitch & -pitch));
+    return product;
+  }
+  static BehindACopy of(const GroupedGemmProblem& p, const Device& device) {
+    return {plan(copy_of(p), device), plan(product_of(p), device)};
+  }
+  int64_t workspace_bytes(const GroupedGemmProblem& p) const {
+    return rows_bytes(p) + std::max(copy.workspace_bytes, product.workspace_bytes);
+  }
+  void run(const GroupedGemmProblem& p, const GroupedGemmArgs& args, Workspace workspace,
+           Stream stream) const {
+    const Workspace rest = behind(workspace, rows_bytes(p));
+    GroupedGemmArgs behind_it = args;
+    TensorView& operand = (p.gather == Gather::kLhs ? behind_it.lhs : behind_it.rhs).codes;
+    operand = view(workspace.data, operand.dtype, {p.rows, operand.shape[1]});
+    behind_it.slot_of = nullptr;
+    PermuteArgs rows{.rows = operand, .offsets = args.offsets};
+    rows.tokens = (p.gather == Gather::kLhs ? args.lhs : args.rhs).codes;
+    rows.map.slot_of = const_cast<int32_t*>(args.slot_of);  // permute reads it
+    cadre::run(copy, rows, rest, stream);
+    cadre::run(product, behind_it, rest, stream);
+  }
 };
 
-int64_t z_bytes(const GroupedGemmProblem& p) {
-  return !keeps_z(p) ? aligned(bytes_for(p.out, p.rows * p.n)) : 0;
+/// The product and its activation.
+struct BeforeActivation {
+  GroupedGemmPlan product;
+  ActivationPlan activation;
+
+  static bool keeps_z(const GroupedGemmProblem& p) { return p.activation->keep_z; }
+  static int64_t z_bytes(const GroupedGemmProblem& p) {
+    return !keeps_z(p) ? aligned(bytes_for(p.out, p.rows * p.n)) : 0;
+  }
+  /// Without a tail that nobody reads.
+  static GroupedGemmProblem product_of(const GroupedGemmProblem& p) {
+    GroupedGemmProblem plain = p;
+    plain.activation.reset();
+    if (!keeps_z(p)) plain.tail = Tail::kKeep;
+    return plain;
+  }
+  static ActivationProblem activation_of(const GroupedGemmProblem& p) {
+    const GemmActivation& a = *p.activation;
+    ActivationProblem act{.kind = a.kind, .constants = a.constants, .layout = a.layout};
+    act.rows = p.rows;
+    act.features = out_columns(p);
+    act.experts = p.experts;
+    act.z = act.h = p.out;
+    act.prob = a.prob;
+    act.tail = p.tail;
+    return act;
+  }
+  static BeforeActivation of(const GroupedGemmProblem& p, const Device& device) {
+    return {plan(product_of(p), device), plan(activation_of(p), device)};
+  }
+  int64_t workspace_bytes(const GroupedGemmProblem& p) const {
+    return z_bytes(p) + std::max(product.workspace_bytes, activation.workspace_bytes);
+  }
+  void run(const GroupedGemmProblem& p, const GroupedGemmArgs& args, Workspace workspace,
+           Stream stream) const {
+    const Workspace rest = behind(workspace, z_bytes(p));
+    GroupedGemmArgs gemm = args;
+    gemm.prob = nullptr;
+    gemm.z = {};
+    gemm.out = keeps_z(p) ? args.z : view(workspace.data, p.out, {p.rows, p.n});
+    cadre::run(product, gemm, rest, stream);
+    const ActivationArgs act{
+        .z = gemm.out, .prob = args.prob, .offsets = args.offsets, .h = args.out};
+    cadre::run(activation, act, rest, stream);
+  }
+};
+
+/// Calls `with` for whichever of the two a problem is.
+template <class With>
+auto as_two(const GroupedGemmProblem& p, With&& with) {
+  return p.gather != Gather::kNo ? with.template operator()<BehindACopy>()
+                                 : with.template operator()<BeforeActivation>();
 }
+
 }  // namespace
 
 std::string refuses_composed_gemm(const GroupedGemmProblem& p, const Device& device) {
-  if (!p.activation) return "is for products with an activation";
+  if (p.gather == Gather::kNo && !p.activation)
+    return "is for products with an activation, or of rows that are gathered";
   try {
-    plan(product(p), device);
-    plan(activation(p), device);
+    as_two(p, [&]<class Two>() { Two::of(p, device); });
   } catch (const Unsupported& error) {
     return error.what();
   }
@@ -55,29 +136,21 @@ std::string refuses_composed_gemm(const GroupedGemmProblem& p, const Device& dev
 }
 
 int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
-  return z_bytes(p) + std::max(plan(product(p), device).workspace_bytes,
-                               plan(activation(p), device).workspace_bytes);
+  return as_two(p, [&]<class Two>() { return Two::of(p, device).workspace_bytes(p); });
 }
 
 std::shared_ptr<const void> composed_gemm_plans(const GroupedGemmProblem& p, const Device& device) {
-  // tidy: allocation because it is made with the plan, before any run
-  return std::make_shared<Plans>(Plans{plan(product(p), device), plan(activation(p), device)});
+  return as_two(p, [&]<class Two>() -> std::shared_ptr<const void> {
+    // tidy: allocation because it is made with the plan, before any run
+    return std::make_shared<Two>(Two::of(p, device));
+  });
 }
 
 void composed_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args, Workspace workspace,
                    Stream stream) {
-  const GroupedGemmProblem& p = of.problem;
-  const Workspace rest{static_cast<char*>(workspace.data) + z_bytes(p),
-                       workspace.bytes - z_bytes(p)};
-  GroupedGemmArgs gemm = args;
-  gemm.prob = nullptr;
-  gemm.z = {};
-  gemm.out = keeps_z(p) ? args.z : view(workspace.data, p.out, {p.rows, p.n});
-  const auto& plans = *static_cast<const Plans*>(of.inner.get());
-  run(plans.product, gemm, rest, stream);
-  const ActivationArgs act{
-      .z = gemm.out, .prob = args.prob, .offsets = args.offsets, .h = args.out};
-  run(plans.activation, act, rest, stream);
+  as_two(of.problem, [&]<class Two>() {
+    static_cast<const Two*>(of.inner.get())->run(of.problem, args, workspace, stream);
+  });
 }
 
 }  // namespace cadre::backend

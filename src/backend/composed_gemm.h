@@ -6,17 +6,19 @@
 
 namespace cadre::backend {
 
-/// A grouped GEMM with an activation as two operations, one after the other, z in the workspace
-/// unless it is kept: what fused kernels must equal bit for bit, and what there is where none of
-/// them runs.
+/// A grouped GEMM as two operations, one after the other: what fused kernels must equal bit for
+/// bit, and what there is where none of them runs. With gather they are permute, whose rows lie in
+/// the workspace, and the product of these; with an activation alone the product, z in the
+/// workspace unless it is kept, and the activation.
 std::string refuses_composed_gemm(const GroupedGemmProblem&, const Device&);
 int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 std::shared_ptr<const void> composed_gemm_plans(const GroupedGemmProblem&, const Device&);
 void composed_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
-/// `refuses` of an implementation without activations.
+/// `refuses` of an implementation of products alone.
 template <std::string (*refuses)(const GroupedGemmProblem&, const Device&)>
 std::string plain_gemm(const GroupedGemmProblem& p, const Device& device) {
+  if (p.gather != Gather::kNo) return "gathers no rows";
   return p.activation ? "computes no activation" : refuses(p, device);
 }
 

@@ -5,6 +5,7 @@
 #include "backend/walk.h"
 #include "cadre/recipe.h"
 #include "ops/gemm_activation.h"
+#include "ops/gemm_gather.h"
 #include "ops/problem_text.h"
 #include "ops/quantized_checks.h"
 
@@ -94,6 +95,9 @@ static void fields(Io& io, Problem& p) {
   io.unless("bias_dtype", p.bias_dtype, usual.bias_dtype);
   io.unless("accumulate", p.accumulate, usual.accumulate);
   io.unless("tail", p.tail, usual.tail);
+  io.unless("gather", p.gather, usual.gather);
+  io.unless("T", p.tokens, usual.tokens);
+  io.unless("top_k", p.top_k, usual.top_k);
   ops::activation_fields(io, p.activation);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
   io.unless("align", p.align, usual.align);
@@ -157,6 +161,7 @@ void check(const GroupedGemmProblem& p) {
   checks.plain_float("out", p.out);
   checks.plain_float("bias_dtype", p.bias_dtype);
   check_flags(p, checks);
+  ops::check_gather(p, checks);
   ops::check_activation(p, checks);
   checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
                ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
@@ -316,6 +321,7 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
   check_array("beta", args.beta, p.beta ? p.experts : -1, checks);
   check_array("accumulate", args.accumulate, accumulate_words(p), checks);
+  check_array("slot_of", args.slot_of, p.gather != Gather::kNo ? p.rows : -1, checks);
   check_array("prob", args.prob, p.activation && p.activation->prob ? p.rows : -1, checks);
   if (p.activation && p.activation->keep_z)
     checks.view("z", args.z, p.out, {p.rows, p.n});
@@ -327,7 +333,7 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
 
 QuantizedShape lhs_shape(const GroupedGemmProblem& p) {
   return {.kind = RowsKind::kRagged,
-          .rows = p.rows,
+          .rows = p.gather == Gather::kLhs ? p.tokens : p.rows,
           .cols = p.pass == Pass::kFprop ? p.k : p.n,
           .experts = p.experts,
           .format = p.lhs,
@@ -337,8 +343,9 @@ QuantizedShape lhs_shape(const GroupedGemmProblem& p) {
 }
 
 QuantizedShape rhs_shape(const GroupedGemmProblem& p) {
+  const int64_t rows = p.gather == Gather::kRhs ? p.tokens : p.rows;
   return {.kind = is_wgrad(p) ? RowsKind::kRagged : RowsKind::kWeights,
-          .rows = is_wgrad(p) ? p.rows : p.n,
+          .rows = is_wgrad(p) ? rows : p.n,
           .cols = p.k,
           .experts = p.experts,
           .format = p.rhs,

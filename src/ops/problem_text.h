@@ -42,6 +42,10 @@ struct Words<Accumulate> {
   static constexpr std::array<std::string_view, 4> kList = {"no", "yes", "device", "per_expert"};
 };
 template <>
+struct Words<Gather> {
+  static constexpr std::array<std::string_view, 3> kList = {"no", "lhs", "rhs"};
+};
+template <>
 struct Words<Major> {
   static constexpr std::array<std::string_view, 2> kList = {"row", "column"};
 };

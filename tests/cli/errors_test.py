@@ -101,6 +101,12 @@ cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 accumulate=yes
 cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 tail=zero
 cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 bias=yes
 cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 dy=nvfp4:rht x=nvfp4
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 T=4
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 top_k=2
+cadre explain grouped_gemm dgrad R=9 N=8 K=16 E=2 gather=rhs T=4
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs T=4 format=mxfp8
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs T=4 lhs_major=column
 cadre explain offsets counts R=9 E=2 T=4
 cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
 cadre explain quantize rows R=9 C=16 E=2

@@ -110,6 +110,15 @@ TEST(GroupedGemmPlan, SaysThatTheOtherKernelsComputeNoActivation) {
   EXPECT_NE(all.find("taken by sm90_gated_rows"), std::string::npos) << all;
 }
 
+TEST(GroupedGemmPlan, SaysWhichKernelsGatherNoRows) {
+  const std::string all = plan_and_refusals(
+      "grouped_gemm fprop format=bf16 R=9 N=64 K=16 E=3 gather=lhs T=5 top_k=2 act=relu");
+  for (const char* name : {"sm90_ragged_rows", "sm90_gated_rows", "sm90_fp8_rows",
+                           "sm90_packed_rows", "cuda_ragged_rows"})
+    EXPECT_NE(all.find(text(name, ": gathers no rows")), std::string::npos) << all;
+  EXPECT_NE(all.find("taken by composed"), std::string::npos) << all;
+}
+
 constexpr const char* kCodes = "grouped_gemm fprop R=9 N=8 K=16 E=3 format=fp8_block";
 
 TEST(GroupedGemmPlan, SaysThatTheAdderOfCodesKeepsFewerBits) {

@@ -33,6 +33,8 @@ TEST(GroupedGemmText, ParsesBack) {
         "grouped_gemm wgrad R=1 N=2 K=3 E=4 format=mxfp8 discrete_out=yes accumulate=per_expert",
         "grouped_gemm dgrad R=1 N=2 K=3 E=4 format=fp8_block rhs_major=column "
         "lhs_scales_major=column rhs_scales_major=column",
+        "grouped_gemm fprop R=9 N=64 K=3 E=4 format=bf16 gather=lhs T=3 top_k=8 act=swiglu",
+        "grouped_gemm wgrad R=9 N=64 K=3 E=4 format=f16 gather=rhs T=3",
         "grouped_gemm fprop R=1 N=64 K=3 E=4 format=bf16 act=swiglu layout=interleave32 prob=yes "
         "z=yes",
         "grouped_gemm fprop R=1 N=2 K=3 E=4 format=f16 act=clamped_swiglu limit=3 act_alpha=2 "
@@ -106,6 +108,43 @@ TEST(GroupedGemmChecks, Problems) {
   };
   for (const auto& row : kRows)
     EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
+}
+
+TEST(GroupedGemmChecks, Gather) {
+  const struct {
+    const char *words, *said;
+  } kRows[] = {
+      {"fprop N=1 K=1 T=3", "T is 3, must be 0; nothing is gathered"},
+      {"fprop N=1 K=1 top_k=2", "top_k is 2, must be 1; nothing is gathered"},
+      {"fprop N=1 K=1 gather=rhs T=3",
+       "gather is rhs, must be no or lhs; only wgrad has rows on that side"},
+      {"dgrad N=1 K=1 gather=rhs T=3",
+       "gather is rhs, must be no or lhs; only wgrad has rows on that side"},
+      {"fprop N=1 K=1 gather=lhs", "T is 0, must be 1 or more"},
+      {"fprop N=1 K=1 gather=lhs T=2147483648",
+       "T is 2147483648, must be below 2^31; rows are numbered in int32"},
+      {"fprop N=1 K=1 gather=lhs T=3 top_k=0", "top_k is 0, must be 1 or more"},
+      {"fprop N=1 K=1 gather=lhs T=65536 top_k=32768",
+       "T * top_k is 2147483648, must be below 2^31; rows are numbered in int32"},
+      {"fprop N=1 K=1000000 gather=lhs T=1000000000",
+       "T * K is 1000000000 * 1000000, must be at most 2^44; no tensor has more elements"},
+      {"dgrad N=1000000 K=1 gather=lhs T=1000000000",
+       "T * N is 1000000000 * 1000000, must be at most 2^44; no tensor has more elements"},
+      {"fprop N=1 K=1 format=mxfp8 gather=lhs T=3",
+       "x is mxfp8, must be f32, bf16 or f16; codes are not gathered"},
+      {"wgrad N=1 K=1 dy=nvfp4 x=bf16 gather=lhs T=3",
+       "dy is nvfp4, must be f32, bf16 or f16; codes are not gathered"},
+      {"wgrad N=1 K=1 dy=bf16 x=nvfp4 gather=rhs T=3",
+       "x is nvfp4, must be f32, bf16 or f16; codes are not gathered"},
+      {"dgrad N=1 K=1 gather=lhs T=3 lhs_major=column",
+       "lhs_major is column, must be row; whole rows are gathered"},
+      {"wgrad N=1 K=1 gather=rhs T=3 rhs_major=column",
+       "rhs_major is column, must be row; whole rows are gathered"},
+  };
+  for (const auto& row : kRows)
+    EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
+  EXPECT_EQ(test::invalid([] { parsed("grouped_gemm fprop gather=both"); }),
+            "problem: gather is 'both', must be one of no, lhs, rhs");
 }
 
 TEST(GroupedGemmChecks, OrdersOfCodesAndScales) {
@@ -292,6 +331,23 @@ TEST(GroupedGemmChecks, Epilogue) {
   Arguments device("wgrad N=3 K=5 accumulate=device");
   EXPECT_EQ(device.said([](GroupedGemmArgs& g) { g.accumulate = nullptr; }),
             "grouped_gemm: accumulate is null, must point to 1 element; the problem asks for it");
+}
+
+TEST(GroupedGemmChecks, GatheredRows) {
+  std::vector<int32_t> slots(6, 0);
+  Arguments rows("wgrad N=3 K=5");
+  EXPECT_EQ(rows.said([&](GroupedGemmArgs& g) { g.slot_of = slots.data(); }),
+            "grouped_gemm: slot_of is given, must be null; the problem has none");
+  Arguments lhs("wgrad N=3 K=5");
+  lhs.c.p.gather = Gather::kLhs, lhs.c.p.tokens = 4, lhs.c.p.top_k = 2;
+  EXPECT_EQ(lhs.said([&](GroupedGemmArgs& g) { g.slot_of = slots.data(); }),
+            "grouped_gemm: dy is bf16[6, 3], must be bf16[4, 3]");
+  EXPECT_EQ(lhs.said([](GroupedGemmArgs& g) { g.lhs.codes.shape[0] = 4; }),
+            "grouped_gemm: slot_of is null, must point to 6 elements; the problem asks for it");
+  Arguments rhs("wgrad N=3 K=5");
+  rhs.c.p.gather = Gather::kRhs, rhs.c.p.tokens = 4, rhs.c.p.top_k = 2;
+  EXPECT_EQ(rhs.said([&](GroupedGemmArgs& g) { g.slot_of = slots.data(); }),
+            "grouped_gemm: x is bf16[6, 5], must be bf16[4, 5]");
 }
 
 TEST(GroupedGemmChecks, NothingIsWrittenWhenAnArgumentIsWrong) {

@@ -10,6 +10,7 @@
 #include "backend/entry.h"
 #include "cadre/activation.h"
 #include "cadre/grouped_gemm.h"
+#include "cadre/permute.h"
 #include "cadre/quantize.h"
 
 static std::atomic<int> allocations{0};
@@ -65,6 +66,14 @@ TEST(Run, AllocatesNothingBeforeTheImplementation) {
   EXPECT_EQ(runs, 3);
 }
 
+template <class Work>
+int allocations_of(Work&& work) {
+  work();  // what is kept from run to run
+  const int before = allocations;
+  work();
+  return allocations - before;
+}
+
 // A product and an activation, one after the other: what both take by themselves, and no more. In
 // f32, where implementations refuse and planning allocates their reasons.
 TEST(Run, ComposedPlansNothing) {
@@ -86,15 +95,42 @@ TEST(Run, ComposedPlansNothing) {
   std::vector<char> scratch(size_t(composed.workspace_bytes) + 256);
   const auto begin = (reinterpret_cast<uintptr_t>(scratch.data()) + 255) / 256 * 256;
   const Workspace workspace{reinterpret_cast<void*>(begin), composed.workspace_bytes};
-  const auto allocations_of = [](auto&& work) {
-    work();  // what is kept from run to run
-    const int before = allocations;
-    work();
-    return allocations - before;
-  };
   const int want = allocations_of([&] {
     run(product, product_args, workspace, {});
     run(act, act_args, workspace, {});
+  });
+  EXPECT_EQ(allocations_of([&] { run(composed, args, workspace, {}); }), want);
+}
+
+// The same of rows that are gathered: what permute and the product take.
+TEST(Run, ComposedOfGatheredRowsPlansNothing) {
+  auto p = parse_grouped_gemm_problem(
+      "grouped_gemm fprop R=48 N=64 K=32 E=7 format=f32 out=f32 gather=lhs T=24 top_k=2");
+  const GroupedGemmPlan composed = plan(p, this_cpu(), "composed");
+  const auto* words = reinterpret_cast<const int32_t*>(memory);  // zeros: no row is read
+  GroupedGemmArgs args;
+  args.lhs.codes = view(memory, DType::kF32, {24, 32});
+  args.rhs.codes = view(memory, DType::kF32, {7, 64, 32});
+  args.offsets = {words, 7};
+  args.out = view(memory, DType::kF32, {48, 64});
+  GroupedGemmArgs product_args = args;
+  product_args.lhs.codes = view(memory, DType::kF32, {48, 32});
+  args.slot_of = words;
+  const GroupedGemmPlan product =
+      plan(parse_grouped_gemm_problem("grouped_gemm fprop R=48 N=64 K=32 E=7 format=f32 out=f32"),
+           this_cpu());
+  const PermutePlan copy = plan(
+      parse_permute_problem("permute permute T=24 top_k=2 R=48 H=32 E=7 dtype=f32"), this_cpu());
+  const PermuteArgs copy_args{.tokens = args.lhs.codes,
+                              .rows = product_args.lhs.codes,
+                              .map = {.slot_of = const_cast<int32_t*>(words)},
+                              .offsets = args.offsets};
+  std::vector<char> scratch(size_t(composed.workspace_bytes) + 256);
+  const auto begin = (reinterpret_cast<uintptr_t>(scratch.data()) + 255) / 256 * 256;
+  const Workspace workspace{reinterpret_cast<void*>(begin), composed.workspace_bytes};
+  const int want = allocations_of([&] {
+    run(copy, copy_args, {}, {});
+    run(product, product_args, workspace, {});
   });
   EXPECT_EQ(allocations_of([&] { run(composed, args, workspace, {}); }), want);
 }

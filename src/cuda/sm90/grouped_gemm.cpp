@@ -67,6 +67,7 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device
 }
 
 std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device) {
+  if (p.gather != Gather::kNo) return "gathers no rows";
   if (!p.activation || !info(p.activation->kind).gated)
     return "takes fprop with a gated activation";
   if (p.alpha || p.beta || p.bias_scale) return "takes no alpha, beta or bias_scale";

@@ -1,0 +1,12 @@
+#pragma once
+#include "cadre/grouped_gemm.h"
+#include "ops/checks.h"
+
+// The operand of a grouped GEMM that lies in token order.
+namespace cadre::ops {
+
+/// What must hold of it, and of the fields that nobody gives without it.
+/// Errors    InvalidArgument.
+void check_gather(const GroupedGemmProblem&, const Checks<GroupedGemmProblem>&);
+
+}  // namespace cadre::ops
