@@ -34,6 +34,17 @@ using GroupedGemmCase = Case<GroupedGemmProblem>;
 /// Whether it is a product with an activation, which "composed" computes one after the other.
 inline bool is_composed(const GroupedGemmProblem& p) { return p.activation.has_value(); }
 
+/// The same product of rows that lie in expert order.
+inline GroupedGemmProblem without_gather(GroupedGemmProblem p) {
+  p.gather = Gather::kNo;
+  p.tokens = 0;
+  p.top_k = 1;
+  return p;
+}
+
+/// Copies the rows that a case gathers, if it does, so that its product gathers none.
+void permute_first(GroupedGemmCase&);
+
 // What follows is written once an operation, as specialisations in bench/cases/<operation>.cpp. One
 // that is missing does not link.
 

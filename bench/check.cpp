@@ -78,11 +78,15 @@ void run_reference(GroupedGemmCase& c, const Device& device, Accelerator* accele
   run_case(plan(c.problem, device, "composed"), c, accelerator, false);
 }
 
+template <class Problem>
+void permute_first(Case<Problem>&) {}
+
 template <class AnyPlan>
 void check_draw(const AnyPlan& chosen, const Draw& draw, Accelerator* accelerator,
                 CheckReport& report) {
   const auto& problem = chosen.problem;
   auto want = make_case(problem, draw);
+  permute_first(want);
   std::vector<Magnitude> sizes = magnitudes(want);
   for (Magnitude& size : sizes) size.roundings += roundings_of_adder(chosen.fraction_bits);
   std::vector<std::vector<std::byte>> before;

@@ -49,8 +49,9 @@ Cost cost(const DequantizeProblem& p) {
 }
 
 Cost cost(const GroupedGemmProblem& p) {
-  const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
-  return {rows * n * k, rows * (n + k) + p.experts * n * k, routed(rows, p.experts)};
+  const auto rows = double(p.rows), n = double(p.n), k = double(p.k), tokens = double(p.tokens);
+  return {rows * n * k, (rows + tokens) * (n + k) + p.experts * n * k,
+          routed(rows, p.experts) + tokens * p.experts};
 }
 
 Cost cost(const OffsetsProblem& p) {

@@ -32,7 +32,7 @@ struct Arena {
   std::string absent;
   std::unique_ptr<AnyCase> twin{};  // the same problem with other words
   std::unique_ptr<Mirror> twin_mirror{};
-  std::unique_ptr<AnyCase> product{};  // the same problem without an activation
+  std::unique_ptr<AnyCase> product{};  // the same problem without gather and activation
   std::unique_ptr<Mirror> composed_mirror{}, product_mirror{};
 };
 
@@ -79,16 +79,20 @@ void add_twin(const Problem& problem, const MeasureOptions& options, Arena<AnyCa
                                run_on(chosen, *arena.twin, accelerator, arena.twin_mirror)});
 }
 
-// Beside a product with an activation: one after the other, and the product alone.
+// Beside a product that gathers rows or has an activation: one after the other, and the product
+// alone.
 template <class Problem, class AnyCase>
 void add_composed(const Problem& problem, const MeasureOptions& options, Arena<AnyCase>& arena,
                   Accelerator* accelerator) {
   if constexpr (std::is_same_v<Problem, GroupedGemmProblem>) {
-    if (!is_composed(problem) || !accelerator) return;
+    const bool gathers = problem.gather != Gather::kNo;
+    if (!(is_composed(problem) || gathers) || !accelerator) return;
     const auto composed = plan(problem, options.device, "composed");
-    arena.contestants.push_back({"composed", "product and activation, one by one",
-                                 run_on(composed, arena.data, accelerator, arena.composed_mirror)});
-    Problem plain = problem;
+    arena.contestants.push_back(
+        {"composed",
+         gathers ? "rows copied, then the product" : "product and activation, one by one",
+         run_on(composed, arena.data, accelerator, arena.composed_mirror)});
+    Problem plain = without_gather(problem);
     plain.activation.reset();
     const auto product = plan(plain, options.device);
     arena.product = std::make_unique<AnyCase>(make_case(plain, options.draw));

@@ -36,6 +36,7 @@ class RandomGemms {
     p.pass == Pass::kWgrad ? contraction(p) : rows(p);
     activation(p);
     counts(g);
+    if (one_in(6)) gather(p);
     g.draw.seed = random_();
     name_kinds(g);
     return g;
@@ -110,6 +111,13 @@ class RandomGemms {
     g.draw.counts = c.of;
     p.rows = c.used() == 0 && one_in(2) ? below(300) : c.rows;
   }
+  void gather(GroupedGemmProblem& p) {
+    const bool lhs = p.pass != Pass::kWgrad || one_in(2);
+    p.gather = lhs ? Gather::kLhs : Gather::kRhs;
+    (lhs ? p.lhs_major : p.rhs_major) = Major::kRow;
+    p.top_k = int(1 + below(8));
+    p.tokens = one_in(3) ? 1 + below(300) : p.rows / p.top_k + 1;
+  }
   static void name_kinds(RandomGemm& g) {
     const GroupedGemmProblem& p = g.problem;
     const auto add = [&](bool is, const char* kind) {
@@ -125,6 +133,7 @@ class RandomGemms {
     add(p.beta, "beta");
     add(p.bias, "bias");
     add(p.activation.has_value(), "activation");
+    add(p.gather != Gather::kNo, "gather");
     add(p.accumulate != Accumulate::kNo, "accumulate");
     add(p.out == DType::kF32, "f32 out");
     add(p.tail == Tail::kZero, "tail zero");

@@ -53,6 +53,10 @@ class Summer {
   }
 
  private:
+  // The row of an operand that row r of the batch is.
+  int64_t row_of(Gather operand, int64_t r) const {
+    return p_.gather == operand ? case_.args.slot_of[r] / p_.top_k : r;
+  }
   double alpha(int e) const { return p_.alpha ? case_.args.alpha[e] : 1.0; }
 
   Sum row(int64_t r, int64_t j, int64_t& terms) const {
@@ -61,8 +65,8 @@ class Summer {
     const bool fprop = p_.pass == Pass::kFprop;
     terms = fprop ? p_.k : p_.n;
     Sum s;
-    for (int64_t d = 0; d < terms; ++d)
-      s.add(alpha(e) * lhs_.at(r, d) * (fprop ? rhs_.at(e, j, d) : rhs_.at(e, d, j)));
+    for (int64_t d = 0, i = row_of(Gather::kLhs, r); d < terms; ++d)
+      s.add(alpha(e) * lhs_.at(i, d) * (fprop ? rhs_.at(e, j, d) : rhs_.at(e, d, j)));
     if (p_.beta) s.add(double(case_.args.beta[e]) * Matrix{case_.args.c}.at(r, j));
     if (p_.bias) s.add(bias_.at(e, j) * (p_.bias_scale ? case_.args.bias_scale[r] : 1.0));
     return s;
@@ -72,7 +76,8 @@ class Summer {
     const int64_t n = i % p_.n, first = case_.offsets[size_t(e)];
     terms = case_.offsets[size_t(e) + 1] - first;
     Sum s;
-    for (int64_t r = first; r < first + terms; ++r) s.add(alpha(e) * lhs_.at(r, n) * rhs_.at(r, k));
+    for (int64_t r = first; r < first + terms; ++r)
+      s.add(alpha(e) * lhs_.at(row_of(Gather::kLhs, r), n) * rhs_.at(row_of(Gather::kRhs, r), k));
     if (adds(p_.accumulate, case_.args.accumulate, e)) s.add(Matrix{out_}.at(e, n, k));
     return s;
   }

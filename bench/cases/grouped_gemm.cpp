@@ -1,8 +1,11 @@
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <random>
 #include <utility>
 
 #include "bench/cases/quantized.h"
+#include "bench/element.h"
 
 namespace cadre::bench {
 namespace {
@@ -33,6 +36,36 @@ Operand random_operand(Buffers& buffers, const QuantizedShape& s, const Rows& ro
   if (is_plain(s.format)) return {.codes = plain_operand(buffers, s, rows, seed), .scales = {}};
   const QuantizedView v = random_quantized(buffers, s, rows, seed).view;
   return {.codes = v.codes, .scales = v.scales, .expert_scale = v.expert_scale};
+}
+
+// An operand of tokens, or of rows.
+Operand random_operand(GroupedGemmCase& c, Gather operand, const Rows& rows, uint64_t seed) {
+  const Problem& p = c.problem;
+  const QuantizedShape s = operand == Gather::kLhs ? lhs_shape(p) : rhs_shape(p);
+  const Rows tokens{.offsets = {}, .host = {int32_t(p.tokens)}};
+  return random_operand(*c.buffers, s, p.gather == operand ? tokens : rows, seed);
+}
+
+// The tokens of every expert in their order, once each while there are enough: those with the most
+// slots left, and chance among these, so that every slot has one row where R is T top_k.
+int32_t* random_slots(GroupedGemmCase& c, uint64_t seed) {
+  const Problem& p = c.problem;
+  auto* slots = c.buffers->array<int32_t>(p.rows);
+  std::vector<int32_t> used(size_t(p.tokens), 0), order(size_t(p.tokens));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 bits(seed);
+  for (size_t e = 0; e < size_t(p.experts); ++e) {
+    const int64_t count = c.offsets[e + 1] - c.offsets[e], some = std::min(count, p.tokens);
+    std::shuffle(order.begin(), order.end(), bits);
+    std::nth_element(order.begin(), order.begin() + some, order.end(),
+                     [&](int32_t a, int32_t b) { return used[size_t(a)] < used[size_t(b)]; });
+    std::sort(order.begin(), order.begin() + some);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t token = order[size_t(i * some / count)];
+      slots[c.offsets[e] + i] = token * p.top_k + used[size_t(token)]++ % p.top_k;
+    }
+  }
+  return slots;
 }
 
 // The same operand as E pointers.
@@ -122,18 +155,34 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   const Rows rows = draw_rows(*c.buffers, draw, p.rows, p.experts);
   c.offsets = rows.host;
   c.args.offsets = rows.offsets;
-  c.args.lhs = random_operand(*c.buffers, lhs_shape(p), rows, seeds.next());
-  c.args.rhs = random_operand(*c.buffers, rhs_shape(p), rows, seeds.next());
+  c.args.lhs = random_operand(c, Gather::kLhs, rows, seeds.next());
+  c.args.rhs = random_operand(c, Gather::kRhs, rows, seeds.next());
   if (p.discrete_rhs) make_discrete(*c.buffers, c.args.rhs, p.experts);
   make_output(c, rows, seeds.next());
   make_epilogue(c, rows, seeds);
   make_activation(c, rows, seeds);
+  if (p.gather != Gather::kNo) c.args.slot_of = random_slots(c, seeds.next());
   return c;
+}
+
+void permute_first(GroupedGemmCase& c) {
+  const Problem p = c.problem;
+  if (p.gather == Gather::kNo) return;
+  TensorView& operand = (p.gather == Gather::kLhs ? c.args.lhs : c.args.rhs).codes;
+  const TensorView tokens = operand;
+  operand = c.buffers->tensor(tokens.dtype, {p.rows, tokens[1]});
+  for (int64_t r = 0; r < c.offsets.back(); ++r)
+    for (int64_t j = 0, token = c.args.slot_of[r] / p.top_k; j < tokens[1]; ++j)
+      store(operand, r * operand.stride[0] + j, load(tokens, token * tokens.stride[0] + j));
+  c.args.slot_of = nullptr;
+  c.problem = without_gather(p);
 }
 
 template <>
 int64_t shrink(GroupedGemmProblem& p) {
-  scale(p.rows, affordable(p.rows, double(p.n) * double(p.k), kProductsOfASecond));
+  const double share = affordable(p.rows, double(p.n) * double(p.k), kProductsOfASecond);
+  scale(p.rows, share);
+  scale(p.tokens, share);
   return p.rows;
 }
 
@@ -187,7 +236,7 @@ Work work(const GroupedGemmCase& c) {
   const auto operand = [&](const QuantizedShape& s) {
     const double share = s.kind == RowsKind::kRagged ? live / double(std::max<int64_t>(s.rows, 1))
                                                      : double(busy) / p.experts;
-    return double(quantized_bytes(s)) * share;
+    return double(quantized_bytes(s)) * std::min(share, 1.0);  // tokens have several rows
   };
   double out = 0;
   for (const Output& o : c.outputs) out += live_bytes(o.view, o.live);

@@ -10,6 +10,8 @@ inline constexpr const char* kProblems[] = {
     "grouped_gemm fprop R=64 N=24 K=40 E=4 bias=yes discrete_bias=yes bias_scale=yes alpha=yes",
     "grouped_gemm dgrad R=64 N=24 K=40 E=4 format=mxfp8 discrete_rhs=yes beta=yes",
     "grouped_gemm wgrad R=64 N=24 K=40 E=4 out=f32 discrete_out=yes accumulate=per_expert",
+    "grouped_gemm fprop R=64 N=24 K=40 E=4 gather=lhs T=33 top_k=2 act=swiglu prob=yes z=yes",
+    "grouped_gemm wgrad R=64 N=24 K=40 E=4 gather=rhs T=33 top_k=2",
     "offsets routing R=64 E=4 T=32 top_k=2",
     "permute combine_backward T=32 top_k=2 R=64 H=24 E=4 prob=yes",
     "quantize rows R=64 C=40 E=4 along_k=nvfp4:sr along_rows=nvfp4:rht+sr role=dy",

@@ -10,10 +10,10 @@ namespace {
 
 TEST(RandomGemms, EveryKindIsDrawnOften) {
   constexpr const char* kKinds[] = {
-      "fprop",         "dgrad",        "wgrad",     "discrete",  "alpha",       "beta",
-      "bias",          "accumulate",   "budget",    "f32 out",   "tail zero",   "all in one",
-      "empty experts", "ragged width", "R = 0",     "all tail",  "sum below R", "misaligned",
-      "column major",  "f32 operand",  "two types", "activation"};
+      "fprop",         "dgrad",        "wgrad",     "discrete",   "alpha",       "beta",
+      "bias",          "accumulate",   "budget",    "f32 out",    "tail zero",   "all in one",
+      "empty experts", "ragged width", "R = 0",     "all tail",   "sum below R", "misaligned",
+      "column major",  "f32 operand",  "two types", "activation", "gather"};
   bench::RandomGemms gemms(1);
   bench::Tally tally;
   for (int i = 0; i < 3000; ++i) bench::count(tally, gemms.next());

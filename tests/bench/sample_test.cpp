@@ -17,6 +17,9 @@ constexpr const char* kProblems[] = {
     "grouped_gemm dgrad R=70 N=24 K=40 E=4 discrete_rhs=yes out_major=column",
     "grouped_gemm wgrad R=70 N=24 K=40 E=4 out=f32 accumulate=per_expert alpha=yes",
     "grouped_gemm wgrad R=70 N=24 K=40 E=4 discrete_out=yes accumulate=yes",
+    "grouped_gemm fprop R=70 N=24 K=40 E=4 gather=lhs T=35 top_k=2 bias=yes bias_scale=yes",
+    "grouped_gemm wgrad R=70 N=24 K=40 E=4 gather=lhs T=35 top_k=2",
+    "grouped_gemm wgrad R=70 N=24 K=40 E=4 gather=rhs T=9 top_k=3 accumulate=yes",
 };
 
 // A case after a run, with the sample that was drawn before it.

@@ -12,8 +12,13 @@ constexpr unsigned kOrders = CADRE_ORDERS;
 class PortableGemm : public testing::TestWithParam<const char*> {};
 
 TEST_P(PortableGemm, AgreesWithTheReferenceInAnyOrder) {
-  const bool wgrad = std::string_view(GetParam()).find("wgrad") != std::string_view::npos;
-  test::agrees_in_any_order(GetParam(), wgrad ? "cuda_ragged_contraction" : "cuda_ragged_rows",
+  const auto has = [](std::string_view word) {
+    return std::string_view(GetParam()).find(word) != std::string_view::npos;
+  };
+  test::agrees_in_any_order(GetParam(),
+                            has("gather=") ? "composed"
+                            : has("wgrad") ? "cuda_ragged_contraction"
+                                           : "cuda_ragged_rows",
                             {.live = 0.9}, kOrders);
 }
 
@@ -40,6 +45,9 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm dgrad R=90 N=75 K=139 E=3 format=f32 out=f32 align=4",
         "grouped_gemm dgrad R=50 N=33 K=20 E=3 dy=f16 w=bf16 out=f16",
         "grouped_gemm wgrad R=90 N=36 K=20 E=5 dy=f32 x=bf16 out=f32 accumulate=device",
+        // Tokens whose rows are copied before.
+        "grouped_gemm fprop R=90 N=40 K=75 E=5 gather=lhs T=30 top_k=3 act=swiglu prob=yes z=yes",
+        "grouped_gemm wgrad R=90 N=40 K=72 E=5 gather=rhs T=45 top_k=2 out=f32 accumulate=yes",
         // No rows at all: dw is zero.
         "grouped_gemm wgrad R=0 N=36 K=20 E=5 alpha=yes out=f32"));
 

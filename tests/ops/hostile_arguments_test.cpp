@@ -26,6 +26,8 @@ constexpr const char* kMore[] = {
     "dequantize weights N=24 K=40 E=4 format=mxfp8 axis=along_rows codes_major=column",
     "grouped_gemm fprop R=64 N=24 K=40 E=4 format=f32 out=f32",
     "grouped_gemm wgrad R=64 N=24 K=40 E=4 format=nvfp4",
+    "grouped_gemm fprop R=64 N=24 K=40 E=4 gather=lhs T=33 top_k=2 act=swiglu z=yes",
+    "grouped_gemm wgrad R=64 N=24 K=40 E=4 gather=rhs T=33 top_k=2",
     "offsets counts R=64 E=4 index=i64",
     "permute combine T=32 top_k=2 R=64 H=24 E=4 addend=yes",
     "permute permute T=32 top_k=2 R=64 H=24 E=4",

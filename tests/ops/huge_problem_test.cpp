@@ -96,6 +96,8 @@ void explain_huge(const Info& info, const std::string& problem) {
 constexpr const char* kMore[] = {
     "grouped_gemm dgrad R=64 N=32 K=16 E=4",
     "grouped_gemm wgrad R=64 N=32 K=16 E=4",
+    "grouped_gemm wgrad R=64 N=32 K=16 E=4 gather=rhs T=32 top_k=2",
+    "grouped_gemm fprop R=64 N=32 K=16 E=4 gather=lhs T=32 top_k=2 act=swiglu",
     "grouped_gemm wgrad R=64 N=32 K=16 E=4 format=nvfp4",
     "grouped_gemm fprop R=64 N=32 K=16 E=4 format=mxfp8",
     "grouped_gemm fprop R=64 N=32 K=16 E=4 format=f32 out=f32",

@@ -162,6 +162,10 @@ inline void draw(Dice& dice, GroupedGemmProblem& p) {
   p.align = dice.align();
   p.lhs_scales_major = dice.word<Major>();
   p.rhs_scales_major = dice.word<Major>();
+  if (dice.below(3) != 0) return;
+  p.gather = dice.word<Gather>();
+  p.tokens = dice.size();
+  p.top_k = dice.few(9);
 }
 
 inline void draw(Dice& dice, ActivationProblem& p) {
