@@ -48,10 +48,18 @@ Cost cost(const DequantizeProblem& p) {
   return cost_of_copies(s.kind, double(s.rows), double(s.cols), s.experts);
 }
 
+/// Tokens that are gathered, of so many columns, and their slots.
+template <class Problem>
+Cost with_tokens(Cost cost, const Problem& p, double columns) {
+  cost.elements += double(p.tokens) * columns;
+  cost.routed += double(p.tokens) * p.experts;
+  return cost;
+}
+
 Cost cost(const GroupedGemmProblem& p) {
-  const auto rows = double(p.rows), n = double(p.n), k = double(p.k), tokens = double(p.tokens);
-  return {rows * n * k, (rows + tokens) * (n + k) + p.experts * n * k,
-          routed(rows, p.experts) + tokens * p.experts};
+  const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
+  return with_tokens({rows * n * k, rows * (n + k) + p.experts * n * k, routed(rows, p.experts)}, p,
+                     n + k);
 }
 
 Cost cost(const OffsetsProblem& p) {
@@ -72,12 +80,16 @@ Cost cost(const RoutingProblem& p) {
 // A step is three products.
 Cost cost(const GroupedLinearProblem& p) {
   const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
-  return {3 * rows * n * k, 3 * rows * (n + k) + 2 * p.experts * n * k, routed(rows, p.experts)};
+  return with_tokens(
+      {3 * rows * n * k, 3 * rows * (n + k) + 2 * p.experts * n * k, routed(rows, p.experts)}, p,
+      k);
 }
 
 Cost cost(const GroupedMlpProblem& p) {
   const auto rows = double(p.rows), h = double(p.hidden), f = double(p.features);
-  return {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)};
+  return with_tokens(
+      {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)}, p,
+      h);
 }
 
 // The router's choices, rows to and fro, the experts, and the one that all tokens visit.

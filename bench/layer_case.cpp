@@ -132,6 +132,17 @@ LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, See
                     seeds, outputs);
 }
 
+/// Tokens for forward, where the layer gathers, and the rows that they are for backward.
+template <class Problem, class Args>
+void add_tokens(Buffers& buffers, const Problem& p, const Rows& rows, Seeds& seeds, Args& args) {
+  if (!p.gather) return;
+  const Slots slots{p.rows, p.tokens, p.top_k};
+  args.tokens = random_rows(buffers, p.dtype, {p.tokens, args.x[1]}, p.tokens, seeds.next());
+  auto* slot_of = random_slots(buffers, rows, slots, seeds.next());
+  copy_rows(args.x, args.tokens, slot_of, slots, rows.live());
+  args.slot_of = slot_of;
+}
+
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
 
 template <class Args>
@@ -183,6 +194,7 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
   Outputs outputs;
   args.parameters = parameters(b, p, seeds, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.k}, rows.live(), seeds.next());
+  add_tokens(b, p, rows, seeds, args);
   args.y = b.tensor(p.dtype, {p.rows, activated_columns(p.n, p.activation)});
   if (p.activation && p.activation->keep_z) args.z = b.tensor(p.dtype, {p.rows, p.n});
   if (p.activation && p.activation->prob)
@@ -207,6 +219,7 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   Outputs outputs;
   add_parameters(b, p, seeds, args, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
+  add_tokens(b, p, rows, seeds, args);
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
   args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   args.dx = b.tensor(p.dtype, {p.rows, p.hidden});

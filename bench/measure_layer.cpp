@@ -36,8 +36,8 @@ SequentialProblem frozen(SequentialProblem p) {
   return p;
 }
 
-// The products of a layer, in the order in which they run, without activations: what a kernel does
-// for one is the layer's time, not theirs.
+// The products of a layer, in the order in which they run, without activations and rows that are
+// gathered: what a kernel does for these is the layer's time, not theirs.
 struct Product {
   GroupedGemmProblem problem;
   bool has_all_rows = false;  // its one expert does, whatever the layer's counts
@@ -46,7 +46,7 @@ using Products = std::vector<Product>;
 void add_products(const GroupedLinearPlan& plan, Products& all) {
   for (const LayerStep& step : plan.steps)
     if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan)) {
-      all.push_back({product->problem});
+      all.push_back({without_gather(product->problem)});
       all.back().problem.activation.reset();
     }
 }

@@ -1,11 +1,8 @@
 #include <algorithm>
 #include <array>
-#include <numeric>
-#include <random>
 #include <utility>
 
 #include "bench/cases/quantized.h"
-#include "bench/element.h"
 
 namespace cadre::bench {
 namespace {
@@ -38,34 +35,14 @@ Operand random_operand(Buffers& buffers, const QuantizedShape& s, const Rows& ro
   return {.codes = v.codes, .scales = v.scales, .expert_scale = v.expert_scale};
 }
 
+Slots slots_of(const Problem& p) { return {p.rows, p.tokens, p.top_k}; }
+
 // An operand of tokens, or of rows.
 Operand random_operand(GroupedGemmCase& c, Gather operand, const Rows& rows, uint64_t seed) {
   const Problem& p = c.problem;
   const QuantizedShape s = operand == Gather::kLhs ? lhs_shape(p) : rhs_shape(p);
   const Rows tokens{.offsets = {}, .host = {int32_t(p.tokens)}};
   return random_operand(*c.buffers, s, p.gather == operand ? tokens : rows, seed);
-}
-
-// The tokens of every expert in their order, once each while there are enough: those with the most
-// slots left, and chance among these, so that every slot has one row where R is T top_k.
-int32_t* random_slots(GroupedGemmCase& c, uint64_t seed) {
-  const Problem& p = c.problem;
-  auto* slots = c.buffers->array<int32_t>(p.rows);
-  std::vector<int32_t> used(size_t(p.tokens), 0), order(size_t(p.tokens));
-  std::iota(order.begin(), order.end(), 0);
-  std::mt19937_64 bits(seed);
-  for (size_t e = 0; e < size_t(p.experts); ++e) {
-    const int64_t count = c.offsets[e + 1] - c.offsets[e], some = std::min(count, p.tokens);
-    std::shuffle(order.begin(), order.end(), bits);
-    std::nth_element(order.begin(), order.begin() + some, order.end(),
-                     [&](int32_t a, int32_t b) { return used[size_t(a)] < used[size_t(b)]; });
-    std::sort(order.begin(), order.begin() + some);
-    for (int64_t i = 0; i < count; ++i) {
-      const int32_t token = order[size_t(i * some / count)];
-      slots[c.offsets[e] + i] = token * p.top_k + used[size_t(token)]++ % p.top_k;
-    }
-  }
-  return slots;
 }
 
 // The same operand as E pointers.
@@ -161,7 +138,8 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   make_output(c, rows, seeds.next());
   make_epilogue(c, rows, seeds);
   make_activation(c, rows, seeds);
-  if (p.gather != Gather::kNo) c.args.slot_of = random_slots(c, seeds.next());
+  if (p.gather != Gather::kNo)
+    c.args.slot_of = random_slots(*c.buffers, rows, slots_of(p), seeds.next());
   return c;
 }
 
@@ -171,9 +149,7 @@ void permute_first(GroupedGemmCase& c) {
   TensorView& operand = (p.gather == Gather::kLhs ? c.args.lhs : c.args.rhs).codes;
   const TensorView tokens = operand;
   operand = c.buffers->tensor(tokens.dtype, {p.rows, tokens[1]});
-  for (int64_t r = 0; r < c.offsets.back(); ++r)
-    for (int64_t j = 0, token = c.args.slot_of[r] / p.top_k; j < tokens[1]; ++j)
-      store(operand, r * operand.stride[0] + j, load(tokens, token * tokens.stride[0] + j));
+  copy_rows(operand, tokens, c.args.slot_of, slots_of(p), c.offsets.back());
   c.args.slot_of = nullptr;
   c.problem = without_gather(p);
 }

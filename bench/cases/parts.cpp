@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <random>
 
 #include "bench/element.h"
 
@@ -100,6 +102,33 @@ RandomMap random_map(Buffers& buffers, const Draw& draw, const OffsetsProblem& p
   run_on_cpu(problem, OffsetsArgs{choices.data(), offsets, result.map, nullptr});
   result.rows = {{offsets, problem.experts}, {offsets, offsets + problem.experts + 1}};
   return result;
+}
+
+int32_t* random_slots(Buffers& buffers, const Rows& rows, const Slots& of, uint64_t seed) {
+  auto* slots = buffers.array<int32_t>(of.rows);
+  std::vector<int32_t> used(size_t(of.tokens), 0), order(size_t(of.tokens));
+  std::iota(order.begin(), order.end(), 0);
+  std::mt19937_64 bits(seed);
+  for (size_t e = 0; e + 1 < rows.host.size(); ++e) {
+    const int64_t first = rows.host[e], count = rows.host[e + 1] - first;
+    const int64_t some = std::min(count, of.tokens);
+    std::shuffle(order.begin(), order.end(), bits);
+    std::nth_element(order.begin(), order.begin() + some, order.end(),
+                     [&](int32_t a, int32_t b) { return used[size_t(a)] < used[size_t(b)]; });
+    std::sort(order.begin(), order.begin() + some);
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t token = order[size_t(i * some / count)];
+      slots[first + i] = token * of.top_k + used[size_t(token)]++ % of.top_k;
+    }
+  }
+  return slots;
+}
+
+void copy_rows(const TensorView& to, const TensorView& tokens, const int32_t* token_slots,
+               const Slots& of, int64_t live) {
+  for (int64_t r = 0; r < live; ++r)
+    for (int64_t j = 0, token = token_slots[r] / of.top_k; j < to[1]; ++j)
+      store(to, r * to.stride[0] + j, load(tokens, token * tokens.stride[0] + j));
 }
 
 double affordable(int64_t size, double cost_of_each, double budget) {

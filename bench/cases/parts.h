@@ -72,6 +72,19 @@ RandomMap random_map(Buffers&, const Draw&, const OffsetsProblem&);
 /// What the reference multiplies, or passes over, in about a second.
 inline constexpr double kProductsOfASecond = 5e8, kElementsOfASecond = 1 << 23;
 
+/// [R]: which slots of T tokens are the rows of a product or a layer that gathers them. The tokens
+/// of every expert come in their order, once each while there are enough: those with the most
+/// slots left, and chance among these, so that every slot has one row where R is T top_k.
+struct Slots {
+  int64_t rows, tokens;
+  int top_k;
+};
+int32_t* random_slots(Buffers&, const Rows&, const Slots&, uint64_t seed);
+
+/// The rows of experts, copied from tokens as slots say.
+void copy_rows(const TensorView& to, const TensorView& tokens, const int32_t* token_slots,
+               const Slots&, int64_t live);
+
 /// How much of `size` a budget allows, at a cost for each; at most 1.
 double affordable(int64_t size, double cost_of_each, double budget);
 

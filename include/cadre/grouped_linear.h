@@ -30,6 +30,9 @@ struct GroupedLinearProblem {
   bool dbias = true;         ///< with a bias: dbias (and dbias_scale) are wanted
   /// What y goes through before it leaves forward as h; backward is of z = y, whose gradient is dy.
   std::optional<GemmActivation> activation{};
+  bool gather = false;                   ///< forward reads x in token order: `tokens` of the args
+  int64_t tokens = 0;                    ///< T; 0 without gather
+  int top_k = 1;                         ///< slots of a token
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
   LayerOptions options{};
@@ -42,7 +45,9 @@ struct GroupedLinearProblem {
 struct GroupedLinearArgs {
   Offsets offsets{};
   LinearParameters parameters{};
-  TensorView x{};                     ///< [R, K]
+  TensorView x{};                     ///< [R, K]; with gather read by wgrad only
+  TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
+  const int32_t* slot_of = nullptr;   ///< [R] with gather, read by forward: as of GroupedGemm
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
   TensorView y{};                     ///< [R, N], written by forward; with an activation h
@@ -81,6 +86,8 @@ struct GroupedLinearPlan : LayerPlan {
 /// Types     operands are quantised into the recipe's formats, each along its contraction;
 ///           where a format is the tensor's own type the tensor is read as it is.
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
+///           With gather row r of x is row slot_of[r] / top_k of `tokens`, in recipes that read x
+///           as it is.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.

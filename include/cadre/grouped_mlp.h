@@ -32,6 +32,9 @@ struct GroupedMlpProblem {
   bool dbias = true;         ///< dbias1 and dbias2 are wanted, where there is a bias
   bool dprob = true;         ///< with prob: dprob is wanted
   bool keep_h = false;       ///< save h in forward; else compute it again in backward
+  bool gather = false;       ///< forward reads x in token order: `tokens` of the args
+  int64_t tokens = 0;        ///< T; 0 without gather
+  int top_k = 1;             ///< slots of a token
   LayerOptions options{};
 
   bool operator==(const GroupedMlpProblem&) const = default;
@@ -42,7 +45,9 @@ struct GroupedMlpArgs {
   Offsets offsets{};
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
-  TensorView x{};                      ///< [R, H]
+  TensorView x{};                      ///< [R, H]; with gather read by dw of fc1 only
+  TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
+  const int32_t* slot_of = nullptr;    ///< [R] with gather, read by forward: as of GroupedGemm
   QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
   QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]

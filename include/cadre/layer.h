@@ -141,7 +141,7 @@ struct ScaleProduct {
 ///   dequantize         codes                          numbers
 ///   grouped_gemm       lhs, rhs, bias, bias_scale,    out, z
 ///                      whose expert scales are alpha,
-///                      prob
+///                      prob, slot_of
 ///   scale product      two with expert scales         alpha
 ///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
 ///   activation         z, prob, dh                    h, dz, dprob
@@ -158,7 +158,7 @@ struct ScaleProduct {
 struct LayerStep {
   Phase phase = Phase::kForward;
   bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
-  std::array<int, 6> reads{kNone, kNone, kNone, kNone, kNone, kNone};
+  std::array<int, 7> reads{kNone, kNone, kNone, kNone, kNone, kNone, kNone};
   std::array<int, 6> writes{kNone, kNone, kNone, kNone, kNone, kNone};
   std::variant<QuantizePlan, DequantizePlan, ScaleProduct, GroupedGemmPlan, BiasGradPlan,
                ActivationPlan, OffsetsPlan, RoutingPlan, PermutePlan, PartPhase>

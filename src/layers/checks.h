@@ -43,6 +43,22 @@ void check_types_and_options(const ops::Checks<Problem>& checks, const Problem& 
   require_legal(p.recipe);
 }
 
+/// Those of a layer that may read its input in token order.
+template <class Problem>
+void check_gather(const ops::Checks<Problem>& checks, bool x_as_is) {
+  const Problem& p = checks.problem();
+  if (!p.gather) {
+    checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
+    checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; the problem says gather=no");
+    return;
+  }
+  checks.at_least("T", p.tokens, 1);
+  checks.fits_int32("T", p.tokens);
+  checks.at_least("top_k", p.top_k, 1);
+  checks.fits_int32("T * top_k", p.tokens * p.top_k);
+  checks.holds(x_as_is, "gather is yes, must be no; the recipe copies x");
+}
+
 /// Those of the layers whose rows come in expert order.
 template <class Problem>
 void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {

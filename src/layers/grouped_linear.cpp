@@ -66,6 +66,7 @@ void poison(const LinearRun& linear, Phase phase) {
 
 Operand LinearRun::operand(int id) const {
   if (id == kX) return {.codes = args.x};
+  if (id == kTokens) return {.codes = args.tokens};
   if (id == kDy) return {.codes = args.dy};
   if (id == kW) return weights(plan.problem, args.parameters);
   if (id == kBias) return bias(plan.problem, args.parameters);

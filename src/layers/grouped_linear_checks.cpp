@@ -171,6 +171,19 @@ void check_copies(const LinearChecks& checks, const LinearRun& linear, const Nee
     check_copy(checks, kNamesAlongRows, linear.tensor(kXAlongRows).shape, linear.args.x_along_rows);
 }
 
+/// What forward reads as x, in the order of experts or of tokens.
+void check_input(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const GroupedLinearArgs& args = linear.args;
+  if (p.gather) {
+    checks.view("tokens", args.tokens, p.dtype, {p.tokens, p.k}, "the problem says gather=yes");
+    return checks.present("slot_of", args.slot_of, p.rows, "the problem says gather=yes");
+  }
+  checks.absent("tokens", args.tokens, "the problem says gather=no");
+  checks.absent("slot_of", args.slot_of, "the problem says gather=no");
+  if (!p.options.quantized_x || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
+}
+
 }  // namespace
 
 void check_forward(std::string_view op, const LinearRun& linear) {
@@ -179,8 +192,7 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   const LinearChecks checks(op, p);
   const Needs need = needs(linear, Phase::kForward);
   checks.offsets(linear.args.offsets, p.experts);
-  if (!p.options.quantized_x || need.reads(kX))
-    checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  check_input(checks, linear, need);
   check_copies(checks, linear, need);
   checks.view("y", linear.args.y, p.dtype, {p.rows, activated_columns(p.n, p.activation)});
   if (need.reads(kW)) check_weights(checks, linear);

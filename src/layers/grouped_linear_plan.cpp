@@ -28,6 +28,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("dgrad", p.dgrad, usual.dgrad);
   io.unless("wgrad", p.wgrad, usual.wgrad);
   io.unless("dbias", p.dbias, usual.dbias);
+  layers::gather_fields(io, p);
   layers::option_fields(io, p);
   ops::activation_fields(io, p.activation);
   io.unless("x_role", p.x_role, usual.x_role);
@@ -74,6 +75,7 @@ void check(const GroupedLinearProblem& p) {
                "weight_major is column, must be row; the recipe copies the weights");
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
+  layers::check_gather(checks, x_as_is);
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
   checks.holds(!p.options.quantized_x || !p.options.save_input,
@@ -122,7 +124,7 @@ class Planner {
   /// In the order of linear::Tensor.
   void name_tensors() {
     for (const char* own : {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale",
-                            "dbias_scale", "z", "prob"})
+                            "dbias_scale", "z", "prob", "tokens", "slot_of"})
       row_.own(own);
     const Recipe& r = p_.recipe;
     const bool cache = p_.options.cache_weights;
@@ -184,8 +186,9 @@ class Planner {
     const int alpha =
         factors(Phase::kForward, "y scales", fprop, {x_.along_k.id, w_.along_k.id, kYScales});
     row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device, decoded_.fprop_by),
-              {x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
-               fprop.bias_scale ? kBiasScale : kNone, alpha, prob ? kProb : kNone},
+              {p_.gather ? kTokens : x_.read_along_k(), w_.read_along_k(),
+               fprop.bias ? kBias : kNone, fprop.bias_scale ? kBiasScale : kNone, alpha,
+               prob ? kProb : kNone, p_.gather ? kSlotOf : kNone},
               {kY, z ? kZ : kNone});
   }
 

@@ -32,6 +32,8 @@ GroupedLinearArgs linear_args(const MlpRun& mlp, int part, const LinearParameter
 GroupedLinearArgs fc1_args(const MlpRun& mlp) {
   GroupedLinearArgs args = linear_args(mlp, 0, mlp.args.fc1);
   args.x = mlp.args.x;
+  args.tokens = mlp.args.tokens;
+  args.slot_of = mlp.args.slot_of;
   args.x_along_k = mlp.args.x_along_k;
   args.x_along_rows = mlp.args.x_along_rows;
   const bool fused = mlp.plan.fc1.problem.activation.has_value();

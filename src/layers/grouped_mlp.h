@@ -7,7 +7,7 @@ namespace cadre::layers {
 
 /// The tensors of an expert MLP, as its steps number them: the caller's, then those in between.
 namespace mlp {
-enum Tensor : int { kX, kY, kDy, kDx, kProb, kDprob, kZ, kH, kHAgain, kDh, kDz };
+enum Tensor : int { kX, kY, kDy, kDx, kProb, kDprob, kTokens, kSlotOf, kZ, kH, kHAgain, kDh, kDz };
 }  // namespace mlp
 
 /// One run: the tensors between the steps, and both linears with their share of every memory.

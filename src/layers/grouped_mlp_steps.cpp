@@ -89,6 +89,9 @@ class Planner {
     l.options.quantized_x = p_.options.quantized_x;
     l.options.save_input = p_.options.save_input;
     l.dy_role = TensorRole::kDz;
+    l.gather = p_.gather;
+    l.tokens = p_.tokens;
+    l.top_k = p_.top_k;
     if (!fused_) return l;
     GemmActivation& a = l.activation.emplace();
     a.kind = p_.activation;
@@ -126,7 +129,8 @@ class Planner {
   /// In the order of mlp::Tensor. The linears' shares come first in every memory.
   void name_tensors() {
     for (const GroupedLinearPlan* part : {&plan_.fc1, &plan_.fc2}) row_.part(part->memory);
-    for (const char* own : {"x", "y", "dy", "dx", "prob", "dprob"}) row_.own(own);
+    for (const char* own : {"x", "y", "dy", "dx", "prob", "dprob", "tokens", "slot_of"})
+      row_.own(own);
     const QuantizedShape wide = plain_rows(p_.dtype, p_.rows, z_columns_);
     const QuantizedShape narrow = plain_rows(p_.dtype, p_.rows, p_.features);
     row_.made("z", wide);
@@ -153,11 +157,12 @@ class Planner {
 
   void add_forward() {
     const PartPhase fc1{0, Phase::kForward};
+    const int x = p_.gather ? kTokens : kX, slot_of = p_.gather ? kSlotOf : kNone;
     if (fused_) {
-      row_.step(Phase::kForward, "fc1 and activation", fc1, {kX, prob()},
+      row_.step(Phase::kForward, "fc1 and activation", fc1, {x, prob(), slot_of},
                 {kH, reads_z() ? kZ : kNone});
     } else {
-      row_.step(Phase::kForward, "fc1", fc1, {kX}, {kZ});
+      row_.step(Phase::kForward, "fc1", fc1, {x, slot_of}, {kZ});
       row_.step(Phase::kForward, "activation", activation(false), {kZ, prob()}, {kH});
     }
     row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward}, {kH}, {kY});

@@ -113,6 +113,7 @@ GroupedGemmArgs arguments(const Run& run, const LayerStep& step, const GroupedGe
   }
   if (g.bias_scale) args.bias_scale = run.floats(step.reads[3]);
   if (g.alpha) take_factors(run, step, args);
+  if (g.gather != Gather::kNo) args.slot_of = run.words(step.reads[6]);
   if (!g.activation) return args;
   if (g.activation->prob) args.prob = run.floats(step.reads[5]);
   if (g.activation->keep_z) args.z = run.target(step.writes[1]).view;
@@ -159,12 +160,12 @@ OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan&)
 
 template <class Run>
 RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& plan) {
-  const auto& [logits, second, dprob, dscores, none, nor_this] = step.reads;
-  RoutingArgs args{.logits = run.operand(logits).codes};
+  const int second = step.reads[1];
+  RoutingArgs args{.logits = run.operand(step.reads[0]).codes};
   if (plan.problem.backward) {
     args.experts = run.words(second);
-    args.dprob = run.floats(dprob);
-    args.dscores = run.floats(dscores);
+    args.dprob = run.floats(step.reads[2]);
+    args.dscores = run.floats(step.reads[3]);
     args.dlogits = run.target(step.writes[0]).view;
     return args;
   }
@@ -182,12 +183,13 @@ RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& 
 template <class Run>
 PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& plan) {
   const PermuteProblem& p = plan.problem;
-  const auto& [source, offsets, row_of, fourth, fifth, none] = step.reads;
-  PermuteArgs args{.offsets = {run.words(offsets), p.experts}};
-  args.map.row_of = run.words(row_of);
+  const int fourth = step.reads[3], fifth = step.reads[4];
+  PermuteArgs args{.offsets = {run.words(step.reads[1]), p.experts}};
+  args.map.row_of = run.words(step.reads[2]);
   const bool makes_rows =
       p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
-  const TensorView read = run.operand(source).codes, written = run.target(step.writes[0]).view;
+  const TensorView read = run.operand(step.reads[0]).codes,
+                   written = run.target(step.writes[0]).view;
   args.tokens = makes_rows ? read : written;
   args.rows = makes_rows ? written : read;
   if (makes_rows) args.map.slot_of = run.words(fourth);

@@ -90,6 +90,11 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
     g.accumulate = p.options.accumulate;
     return g;
   }
+  if (p.gather && pass == Pass::kFprop) {
+    g.gather = Gather::kLhs;
+    g.tokens = p.tokens;
+    g.top_k = p.top_k;
+  }
   g.discrete_rhs = p.parameters.discrete_weight && as_is(rhs, p.parameters.weight);
   g.rhs_major = p.parameters.weight_major;
   g.out = p.dtype;

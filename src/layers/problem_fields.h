@@ -35,6 +35,14 @@ void expert_fields(Io& io, Problem& p) {
   parameter_fields(io, p);
 }
 
+/// Of a layer that may read its input in token order.
+template <class Io, class Problem>
+void gather_fields(Io& io, Problem& p) {
+  io.unless("gather", p.gather, false);
+  io.unless("T", p.tokens, int64_t{0});
+  io.unless("top_k", p.top_k, 1);
+}
+
 template <class Io, class Problem>
 void option_fields(Io& io, Problem& p) {
   const LayerOptions usual;

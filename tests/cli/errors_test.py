@@ -134,6 +134,9 @@ cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
 cadre explain moe T=9 top_k=5 H=8 F=16 E=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
+cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8
+cadre explain grouped_linear R=9 N=8 K=16 E=2 T=4
+cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_gate=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
@@ -147,6 +150,7 @@ cadre explain sequential '|' activation forward relu F=8 '|' activation forward 
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 '|' grouped_linear R=9 N=8 K=8 dgrad=no
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 quantized_x=yes
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 act=relu
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 gather=yes T=4
 """
 
 CHECK = """

@@ -56,8 +56,10 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
     for (bool* flag :
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
           &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad, &p.wgrad, &p.dbias, &p.options.deferred,
-          &p.options.save_input, &p.options.cache_weights, &p.options.quantized_x})
+          &p.options.save_input, &p.options.cache_weights, &p.options.quantized_x, &p.gather})
       *flag = draw(2);
+    p.tokens = draw(99);
+    p.top_k = draw(9);
     p.parameters.weight_major = Major(draw(2));
     p.options.accumulate = Accumulate(draw(4));
     p.options.accumulate_bias = Accumulate(draw(4));

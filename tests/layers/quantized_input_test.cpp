@@ -113,6 +113,17 @@ TEST(SequentialErrors, OfALinearWithAnActivation) {
       0u);
 }
 
+TEST(SequentialErrors, OfALinearThatGathers) {
+  GroupedLinearProblem p = linear("bf16");
+  p.gather = true;
+  p.tokens = 9;
+  const SequentialProblem row{.ops = {p}};
+  const std::string what = test::invalid([&] { plan(row, this_cpu()); });
+  EXPECT_EQ(what.find("sequential: gather of op 0 is yes, must be no; a row has its rows in expert "
+                      "order"),
+            0u);
+}
+
 TEST(QuantizedInputErrors, OfCopiesThatDoNotFit) {
   const auto says = [](std::string_view recipe, bool backwards, auto change) {
     GroupedLinearProblem p = linear(recipe);

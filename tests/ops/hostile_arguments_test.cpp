@@ -42,6 +42,7 @@ constexpr const char* kLayers[] = {
     "grouped_linear R=64 N=32 K=64 E=4 recipe=mxfp8 discrete_weight=yes discrete_dw=yes",
     "grouped_linear R=64 N=32 K=64 E=4 recipe=nvfp4 cache_weights=yes deferred=yes",
     "grouped_mlp R=64 H=24 F=32 E=4 recipe=bf16 prob=yes bias1=yes",
+    "grouped_mlp R=64 H=24 F=32 E=4 recipe=bf16 prob=yes gather=yes T=33 top_k=2",
     "grouped_mlp R=64 H=64 F=32 E=4 recipe=fp8_block deferred=yes",
     "sequential fuse=no | grouped_linear R=64 N=32 K=16 E=4 | activation forward silu R=64 F=32 "
     "E=4 "

@@ -1,0 +1,190 @@
+// Layers whose forward reads x in token order: the bits of the same layers with rows in expert
+// order, and what they complain about.
+#include <gtest/gtest.h>
+
+#include "tests/judge/errors.h"
+#include "tests/layers/mlp_case.h"
+
+using namespace cadre;
+using test::Counts;
+using test::LinearCase;
+using test::LinearResult;
+using test::MlpCase;
+using test::MlpResult;
+using test::Tensor;
+
+namespace {
+
+constexpr int64_t kTokens = 23;
+constexpr int kTopK = 3;
+const Counts kCounts{.rows = 64, .of = {0, 7, 33, 0, 18}};
+
+GroupedLinearProblem linear(std::string_view recipe = "bf16") {
+  GroupedLinearProblem p{.rows = kCounts.rows, .n = 20, .k = 12, .experts = kCounts.experts()};
+  p.recipe = parse_recipe(recipe);
+  return p;
+}
+GroupedMlpProblem mlp(std::string_view recipe = "bf16") {
+  GroupedMlpProblem p{.rows = kCounts.rows, .hidden = 12, .features = 16};
+  p.experts = kCounts.experts();
+  p.recipe = parse_recipe(recipe);
+  p.prob = p.bias1 = p.bias2 = p.bias2_scale = true;
+  return p;
+}
+template <class Problem>
+Problem gathered(Problem p) {
+  p.gather = true;
+  p.tokens = kTokens;
+  p.top_k = kTopK;
+  return p;
+}
+
+/// Tokens, and which of them every row is.
+struct Tokens {
+  Tensor rows;
+  std::vector<int32_t> slots;
+
+  /// Puts the tokens' rows into x.
+  explicit Tokens(Tensor& x) : rows(x.view().dtype, {kTokens, x.columns()}, {.row_gap = 3}) {
+    std::mt19937 random(5);
+    rows.fill(random, -2, 2);
+    for (int64_t r = 0; r < x.rows(); ++r) slots.push_back(int32_t(random() % (kTokens * kTopK)));
+    for (int64_t r = 0; r < kCounts.used(); ++r)
+      for (int64_t j = 0; j < x.columns(); ++j) x.set({r, j}, rows.at(slots[size_t(r)] / kTopK, j));
+  }
+};
+
+/// A step, of which forward has the tokens alone and backward the rows alone.
+template <class Case>
+void step(Case& c, const Tokens& tokens) {
+  c.change_args = [&](auto& a) {
+    a.x = {};
+    a.tokens = tokens.rows.view();
+    a.slot_of = tokens.slots.data();
+  };
+  c.forward();
+  c.change_args = {};
+  if (c.learns()) c.backward();
+  if (c.defers()) c.wgrad();
+}
+
+template <class Case, class Result, class Problem>
+void expect_equal_bits(const Problem& p) {
+  Case want(p, kCounts, 1), got(gathered(p), kCounts, 1);
+  const Tokens tokens(got.x);
+  want.x = got.x;
+  want.step();
+  step(got, tokens);
+  EXPECT_EQ(first_difference(Result(got), Result(want)), "") << to_string(p);
+  EXPECT_EQ(got.damage() + tokens.rows.damage(), "") << to_string(p);
+}
+
+TEST(Gather, ALinearHasTheBitsOfRows) {
+  for (const char* recipe : {"bf16", "f16", "f32"}) {
+    GroupedLinearProblem p = linear(recipe);
+    p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
+    expect_equal_bits<LinearCase, LinearResult>(p);
+  }
+  GroupedLinearProblem p = linear();
+  p.bias = p.bias_scale = p.options.deferred = true;
+  p.parameters.discrete_weight = p.parameters.discrete_bias = true;
+  expect_equal_bits<LinearCase, LinearResult>(p);
+  p.options.tail = Tail::kZero;
+  p.wgrad = false;
+  expect_equal_bits<LinearCase, LinearResult>(p);
+  // A recipe may copy w and dy, whatever x is.
+  expect_equal_bits<LinearCase, LinearResult>(linear("bf16,fprop=bf16*nvfp4:2d,dgrad=mxfp8"));
+}
+
+TEST(Gather, AnMlpHasTheBitsOfRows) {
+  for (const char* recipe : {"bf16", "f16", "f32"}) {
+    GroupedMlpProblem p = mlp(recipe);
+    p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
+    expect_equal_bits<MlpCase, MlpResult>(p);
+  }
+  for (const auto change :
+       {+[](GroupedMlpProblem& p) { p.keep_h = true; },
+        +[](GroupedMlpProblem& p) { p.options.deferred = true; },
+        +[](GroupedMlpProblem& p) { p.wgrad1 = p.dprob = false; },
+        +[](GroupedMlpProblem& p) { p.activation = ActivationKind::kRelu; },
+        +[](GroupedMlpProblem& p) { p.dgrad = p.wgrad1 = p.wgrad2 = p.dbias = p.dprob = false; }}) {
+    GroupedMlpProblem p = mlp();
+    change(p);
+    expect_equal_bits<MlpCase, MlpResult>(p);
+  }
+}
+
+TEST(Gather, IsPlannedForForwardAlone) {
+  const GroupedMlpPlan made = plan(gathered(mlp()), this_cpu());
+  const std::string words = explain(made);
+  for (const char* part :
+       {"prob=yes bias1=yes bias2=yes bias2_scale=yes gather=yes T=23 top_k=3",
+        "tokens, slot_of -> z",
+        "grouped_gemm fprop R=64 N=32 K=12 E=5 format=bf16 bias=yes gather=lhs T=23 top_k=3",
+        "tokens, w, bias, slot_of -> y", "grouped_gemm wgrad R=64 N=32 K=12 E=5 format=bf16]",
+        "not fused: is for GPUs"})
+    EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  EXPECT_EQ(find_step<GroupedGemmPlan>(made.fc2, "multiply")->problem.gather, Gather::kNo);
+}
+
+template <class Problem, class Change>
+std::string said(Problem p, Change change) {
+  change(p);
+  const std::string what = test::invalid([&] { plan(p, this_cpu()); });
+  return what.substr(0, what.find(" [grouped_"));
+}
+
+TEST(Gather, SaysWhatIsWrongWithTheProblem) {
+  const auto of_all = [](auto usual, const std::string& layer) {
+    using P = decltype(usual);
+    EXPECT_EQ(said(usual, [](P& p) { p.tokens = 9; }),
+              layer + ": T is 9, must be 0; the problem says gather=no");
+    EXPECT_EQ(said(usual, [](P& p) { p.top_k = 2; }),
+              layer + ": top_k is 2, must be 1; the problem says gather=no");
+    const P gathers = gathered(usual);
+    EXPECT_EQ(said(gathers, [](P& p) { p.tokens = 0; }), layer + ": T is 0, must be 1 or more");
+    EXPECT_EQ(said(gathers, [](P& p) { p.top_k = 0; }), layer + ": top_k is 0, must be 1 or more");
+    EXPECT_EQ(said(gathers, [](P& p) { p.tokens = int64_t{1} << 31; }),
+              layer + ": T is 2147483648, must be below 2^31; rows are numbered in int32");
+    EXPECT_EQ(said(gathers, [](P& p) { p.tokens = int64_t{1} << 30, p.top_k = 2; }),
+              layer + ": T * top_k is 2147483648, must be below 2^31; rows are numbered in int32");
+    for (const char* recipe : {"mxfp8", "bf16,wgrad=mxfp8", "f16"})
+      EXPECT_EQ(said(gathers, [&](P& p) { p.recipe = parse_recipe(recipe); }),
+                layer + ": gather is yes, must be no; the recipe copies x");
+  };
+  of_all(linear(), "grouped_linear");
+  of_all(mlp(), "grouped_mlp");
+  EXPECT_NO_THROW(plan(gathered([] {
+                         GroupedMlpProblem p = mlp("bf16,wgrad=mxfp8");
+                         p.wgrad1 = false;
+                         return p;
+                       }()),
+                       this_cpu()));
+}
+
+TEST(Gather, SaysWhatIsWrongWithTheArguments) {
+  const auto forward_says = [](const GroupedLinearProblem& p, auto change) {
+    LinearCase c(p, kCounts, 1);
+    c.change_args = change;
+    const std::string what = test::invalid([&] { c.forward(); });
+    EXPECT_TRUE(c.y.untouched(0, kCounts.rows)) << what;
+    return what.substr(0, what.find(" [grouped_"));
+  };
+  using A = GroupedLinearArgs;
+  const std::vector<int32_t> slots(size_t(kCounts.rows), 0);
+  EXPECT_EQ(forward_says(linear(), [](A& a) { a.tokens = a.x; }),
+            "grouped_linear: tokens is given, must be null; the problem says gather=no");
+  EXPECT_EQ(forward_says(linear(), [&](A& a) { a.slot_of = slots.data(); }),
+            "grouped_linear: slot_of is given, must be null; the problem says gather=no");
+  EXPECT_EQ(forward_says(gathered(linear()), [&](A& a) { a.slot_of = slots.data(); }),
+            "grouped_linear: tokens is f32[], must be bf16[23, 12]; the problem says gather=yes");
+  EXPECT_EQ(forward_says(gathered(linear()),
+                         [&](A& a) {
+                           a.tokens = a.x;
+                           a.tokens.shape[0] = kTokens;
+                         }),
+            "grouped_linear: slot_of is null, must point to 64 elements; the problem says "
+            "gather=yes");
+}
+
+}  // namespace
