@@ -65,6 +65,10 @@ GroupedMlpArgs mlp_args(const MoeRun& run, Phase first) {
   args.fc1 = run.args.fc1;
   args.fc2 = run.args.fc2;
   args.x = run.view(again ? kRowsAgain : kRows);
+  if (run.plan.mlp.problem.gather) {
+    args.tokens = run.args.x;
+    args.slot_of = run.words(kSlotOf);
+  }
   args.prob = run.floats(kRowProb);
   if (run.plan.problem.bias2) args.bias2_scale = args.prob;
   args.y = run.view(kY);
@@ -115,6 +119,9 @@ TensorView MoeRun::view(int id) const {
       return args.dx;
     case kDlogits:
       return args.dlogits;
+    case kProb:  // the first choice's of each token, as tokens of one column
+      return cadre::view(written_floats(kProb), DType::kF32, {plan.problem.tokens, 1},
+                         {plan.problem.top_k, 1});
     default:
       return is_made(id) ? places.plain(tensor(id)) : TensorView();
   }

@@ -37,6 +37,7 @@ enum Tensor : int {
   kProbSums,
   kDprob,
   kSharedOffsets,
+  kProbColumn,
 };
 }  // namespace moe
 
@@ -46,7 +47,10 @@ inline bool has_shared(const MoeProblem& p) { return p.shared_features > 0; }
 /// Whether backward of an MLP, if there is one, reads its caller's tensor as it was in forward.
 bool keeps(const GroupedMlpPlan&, std::string_view tensor);
 
-/// The routes, by their planners.
+/// The routes, by their planners. Gathered, fc1's product reads x in token order.
+std::string refuses_gathered(const MoeProblem&, const Device&);
+std::string why_permuted_is_faster(const MoeProblem&, const Device&);
+MoePlan plan_gathered(const MoeProblem&, const Device&);
 MoePlan plan_permuted(const MoeProblem&, const Device&);
 
 }  // namespace cadre::layers

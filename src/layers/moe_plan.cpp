@@ -76,6 +76,10 @@ void check(const MoeProblem& p) {
 
 /// A route is a function that plans it, and a row here.
 constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
+    {.name = "gathered",
+     .refuses = layers::refuses_gathered,
+     .plan = layers::plan_gathered,
+     .is_slow = layers::why_permuted_is_faster},
     {"permuted", layers::takes_all, layers::plan_permuted},
 };
 

@@ -20,6 +20,8 @@ struct Route {
   std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
   LayerPlan (*plan)(const Problem&, const Device&);       ///< its steps and memory
   bool (*is_for)(const Device&) = nullptr;  ///< on others it is passed over unless it is named
+  /// Why a later route is faster, where one is: unless it is named it refuses with that.
+  std::string (*is_slow)(const Problem&, const Device&) = nullptr;
 };
 
 /// For `refuses` of a route that takes every problem.
@@ -41,6 +43,7 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
     names.append(names.empty() ? "" : ", ").append(route.name);
     if (only.empty() ? route.is_for && !route.is_for(device) : route.name != only) continue;
     std::string why = route.refuses(problem, device);
+    if (why.empty() && only.empty() && route.is_slow) why = route.is_slow(problem, device);
     if (why.empty()) try {
         LayerPlan plan = route.plan(problem, device);
         plan.name = route.name;

@@ -40,7 +40,7 @@ std::string_view product(const GroupedLinearPlan& plan, std::string_view step) {
   return find_step<GroupedGemmPlan>(plan, step)->name;
 }
 /// "direct, quantized", the routes that came before.
-std::string refused(const GroupedLinearPlan& plan) {
+std::string refused(const LayerPlan& plan) {
   std::string names;
   for (const Refusal& r : plan.refusals) names += text(names.empty() ? "" : ", ", r.name);
   return names;
@@ -168,6 +168,33 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
                  hopper().device)
                 .name,
             "grouped_mlp");
+}
+
+/// Of the ungated activation no kernel gathers.
+TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
+  const struct {
+    const char *words, *why;
+  } cases[] = {
+      {"T=0 F=32 keep_rows=no", "is for one token or more"},
+      {"T=20 F=32 keep_rows=no recipe=mxfp8", "is for recipes that read x as it is"},
+      {"T=20 F=32 keep_rows=no recipe=bf16,wgrad=mxfp8", "is for recipes that read x as it is"},
+      {"T=20 F=32 keep_rows=no dtype=f16", "is for recipes that read x as it is"},
+      {"T=20 F=32", "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
+      {"T=20 F=32 act=relu wgrad1=no",
+       "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
+      {"T=20 F=32 act=relu keep_rows=no recipe=bf16,wgrad=mxfp8 wgrad1=no",
+       "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
+  };
+  for (const auto& c : cases) {
+    const auto p = parse_moe_problem(text("moe top_k=2 H=16 E=3 ", c.words));
+    const MoePlan made = plan(p, hopper().device);
+    EXPECT_EQ(made.name, "permuted");
+    ASSERT_EQ(refused(made), "gathered");
+    EXPECT_EQ(made.refusals[0].why.find(c.why), 0u) << made.refusals[0].why;
+    EXPECT_NE(unsupported([&] { plan(p, hopper().device, "gathered"); }).find(c.why),
+              std::string::npos)
+        << c.words;
+  }
 }
 
 TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {

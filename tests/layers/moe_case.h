@@ -39,12 +39,20 @@ struct MoeCase : ExpertLayerCase {
 
   MoeCase(const MoeProblem& p, unsigned seed, const MadeFor& where, double skew = 0)
       : ExpertLayerCase(sizes_of(p), seed, where, skew),
-        plan(cadre::plan(p, where.device)),
+        plan(cadre::plan(p, where.device, where.route)),
         saved(plan.memory.saved_bytes),
         pending(plan.memory.pending_bytes),
         weight_cache(plan.memory.weight_cache_bytes) {}
 
   const MoeProblem& p() const { return plan.problem; }
+
+  /// Another plan of the same problem.
+  void take(MoePlan other) {
+    plan = std::move(other);
+    saved = OwnedWorkspace(plan.memory.saved_bytes);
+    pending = OwnedWorkspace(plan.memory.pending_bytes);
+    weight_cache = OwnedWorkspace(plan.memory.weight_cache_bytes);
+  }
 
   MoeArgs args() {
     MoeArgs a{.logits = logits.view(), .x = tokens.view()};

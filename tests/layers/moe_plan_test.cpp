@@ -290,7 +290,7 @@ TEST(MoeErrors, OfProblems) {
 
 TEST(MoeErrors, OfRoutes) {
   EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
-            "plan: route is 'fused', must be one of permuted "
+            "plan: route is 'fused', must be one of gathered, permuted "
             "[moe T=64 top_k=5 H=96 F=64 E=6 act=swiglu recipe=bf16]");
 }
 

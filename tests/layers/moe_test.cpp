@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "layers/moe.h"
 #include "tests/judge/on_machine.h"
 #include "tests/layers/expert_layer_copy.h"
 #include "tests/layers/moe_case.h"
@@ -139,6 +140,54 @@ TEST_F(Moe, HasTheBitsOfItsStepsInEveryRecipe) {
     p.options.accumulate = Accumulate(seed % 4);
     p.options.accumulate_bias = Accumulate(seed / 4 % 4);
     expect_bits_of_the_steps(p, seed);
+  }
+}
+
+const Variant kGathered[] = {{"keep_rows=no", [](MoeProblem&) {}},
+                             {"no dw of fc1",
+                              [](MoeProblem& p) {
+                                p.wgrad1 = false;
+                                p.keep_rows = true;
+                              }},
+                             {"deferred", [](MoeProblem& p) { p.options.deferred = true; }},
+                             {"shared expert",
+                              [](MoeProblem& p) {
+                                p.shared_features = 40;
+                                p.shared_gate = true;
+                              }},
+                             {"ungated, discrete",
+                              [](MoeProblem& p) {
+                                p.activation = ActivationKind::kRelu;
+                                p.parameters.discrete_weight = p.parameters.discrete_dw = true;
+                              }},
+                             {"many experts, few tokens",
+                              [](MoeProblem& p) {
+                                p.tokens = 3;
+                                p.experts = 130;
+                              }},
+                             {"one expert", [](MoeProblem& p) { p.experts = p.top_k = 1; }},
+                             {"nothing to learn", [](MoeProblem& p) {
+                                p.dgrad = p.dlogits = p.wgrad1 = p.wgrad2 = p.dbias = false;
+                              }}};
+
+// Planned without asking whether it is worth it: where no kernel gathers, fc1's product copies.
+TEST_F(Moe, GatheredHasTheBitsOfPermuted) {
+  unsigned seed = 30;
+  for (const Variant& variant : kGathered) {
+    SCOPED_TRACE(variant.name);
+    MoeProblem p = problem();
+    p.keep_rows = false;
+    variant.change(p);
+    for (const bool shows_prob : {true, false}) {
+      MoeCase want(p, ++seed, {machine->device(), kStep, "permuted"}), got(p, seed, here());
+      got.take(layers::plan_gathered(p, machine->device()));
+      got.plan.name = "gathered";
+      for (MoeCase* c : {&want, &got})
+        if (!shows_prob) c->change_args = [](MoeArgs& a) { a.prob = nullptr; };
+      run(want);
+      run(got);
+      EXPECT_EQ(difference(got, want), "") << to_string(p);
+    }
   }
 }
 

@@ -1,4 +1,6 @@
-// The permuted route of the expert layer: x is copied into expert order, and the sums out of it.
+// The routes of the expert layer: x is copied into expert order, or fc1 reads it as it is; sums are
+// made out of rows in expert order.
+#include "layers/linear_copies.h"
 #include "layers/moe.h"
 #include "layers/planner.h"
 
@@ -7,14 +9,26 @@ namespace {
 
 using enum moe::Tensor;
 
+/// Columns of fc1 up to which a product that gathers is faster than a copy and the plain product,
+/// on an H200: it loads its rows in smaller pieces, which costs more the longer it computes.
+constexpr int64_t kMostGatheredColumns = 1024;
+
 /// A list of fp32 or int32 words.
 QuantizedShape words(int64_t count) { return plain_rows(DType::kF32, count, 1); }
 
 class Planner {
  public:
-  Planner(const MoeProblem& problem, const Device& device) : p_(problem), row_(plan_) {
+  Planner(const MoeProblem& problem, const Device& device, bool gathers)
+      : p_(problem), gathers_(gathers), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
+  }
+
+  /// Why the product of fc1 does not gather: it would copy, as the other route does once for all.
+  std::string refuses_product() const {
+    const GroupedMlpPlan made = plan_within(mlp(), plan_.device);
+    if (find_step<GroupedGemmPlan>(made.fc1, "multiply")->name != "composed") return {};
+    return text("fc1 would copy the rows; it is not fused: ", made.refusals.front().why);
   }
 
   MoePlan take() {
@@ -56,6 +70,10 @@ class Planner {
     m.dprob = p_.dlogits;
     m.keep_h = p_.keep_h;
     m.options = p_.options;
+    if (!gathers_) return m;
+    m.gather = true;
+    m.tokens = p_.tokens;
+    m.top_k = p_.top_k;
     return m;
   }
   /// All tokens are the rows of one expert, weighted by its gate.
@@ -66,6 +84,9 @@ class Planner {
     m.experts = 1;
     m.prob = p_.shared_gate;
     m.bias1 = m.bias2 = m.bias2_scale = false;
+    m.gather = false;
+    m.tokens = 0;
+    m.top_k = 1;
     return m;
   }
   /// The rows of all experts are no fewer than tokens, so that their end is an end of these too.
@@ -119,6 +140,7 @@ class Planner {
     row_.made("sums of dprob", words(p_.tokens));
     row_.made("dprob", words(rows()));
     row_.made("shared offsets", words(2));
+    row_.made("column of rows", words(rows()));
   }
 
   void add_forward() {
@@ -126,12 +148,26 @@ class Planner {
               {kLogits, p_.expert_bias ? kExpertBias : kNone},
               {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf});
     if (has_shared(p_)) add_shared_forward();
-    row_.step(Phase::kForward, "permute", plan(permute(PermutePass::kPermute, true), plan_.device),
-              {kX, kOffsets, kRowOf, kSlotOf, kProb}, {kRows, kRowProb});
+    if (gathers_)
+      add_permute_prob();
+    else
+      row_.step(Phase::kForward, "permute",
+                plan(permute(PermutePass::kPermute, true), plan_.device),
+                {kX, kOffsets, kRowOf, kSlotOf, kProb}, {kRows, kRowProb});
     row_.step(Phase::kForward, "experts", PartPhase{0, Phase::kForward},
-              {kRows, kOffsets, kRowProb}, {kY});
+              {gathers_ ? kX : kRows, kOffsets, kRowProb, gathers_ ? kSlotOf : kNone}, {kY});
     row_.step(Phase::kForward, "combine", plan(permute(PermutePass::kCombine, false), plan_.device),
               {kY, kOffsets, kRowOf}, {kOut});
+  }
+
+  /// The probabilities of rows without the rows: beside them go rows of one column, which nobody
+  /// reads.
+  void add_permute_prob() {
+    PermuteProblem column = permute(PermutePass::kPermute, true);
+    column.hidden = 1;
+    column.dtype = DType::kF32;
+    row_.step(Phase::kForward, "permute prob", plan(column, plan_.device),
+              {kProb, kOffsets, kRowOf, kSlotOf, kProb}, {kProbColumn, kRowProb});
   }
 
   /// It writes where the sums go, which are added to it.
@@ -211,14 +247,38 @@ class Planner {
   }
 
   const MoeProblem& p_;
+  const bool gathers_;
   MoePlan plan_;
   Row row_;
 };
 
 }  // namespace
 
+std::string refuses_gathered(const MoeProblem& p, const Device& device) {
+  const auto as_is = [&](const Format& format) { return linear::as_is(format, p.dtype); };
+  if (device.sm == 0) return "is for GPUs; on the CPU no product gathers rows";
+  if (p.tokens == 0) return "is for one token or more";
+  if (!as_is(p.recipe.fprop.lhs) || (p.wgrad1 && !as_is(p.recipe.wgrad.rhs)))
+    return "is for recipes that read x as it is";
+  if (p.keep_rows && p.wgrad1)
+    return "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
+  return Planner(p, device, true).refuses_product();
+}
+
+std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
+  const int64_t columns = info(p.activation).gated ? 2 * p.features : p.features;
+  if (columns <= kMostGatheredColumns) return {};
+  return text("a product of ", columns,
+              " columns is slower than a copy and the plain product; the ", "most is ",
+              kMostGatheredColumns, ", or name the route");
+}
+
+MoePlan plan_gathered(const MoeProblem& problem, const Device& device) {
+  return Planner(problem, device, true).take();
+}
+
 MoePlan plan_permuted(const MoeProblem& problem, const Device& device) {
-  return Planner(problem, device).take();
+  return Planner(problem, device, false).take();
 }
 
 }  // namespace cadre::layers

@@ -1,0 +1,106 @@
+// When the expert layer gathers its rows, and what it plans then. Its bits are for moe_test.
+#include <gtest/gtest.h>
+
+#include "cadre/error.h"
+#include "layers/moe.h"
+#include "layers/route.h"
+#include "tests/judge/errors.h"
+
+using namespace cadre;
+
+namespace {
+
+constexpr int64_t kTokens = 64, kTopK = 5, kRows = kTokens * kTopK;
+
+MoeProblem problem() {
+  MoeProblem p{.tokens = kTokens, .top_k = kTopK, .hidden = 96, .features = 64, .experts = 6};
+  p.recipe = parse_recipe("bf16");
+  return p;
+}
+MoePlan planned(const MoeProblem& p) { return plan(p, this_cpu()); }
+bool has(const LayerPlan& plan, std::string_view step) {
+  return std::any_of(plan.steps.begin(), plan.steps.end(),
+                     [&](const LayerStep& own) { return own.name == step; });
+}
+std::vector<std::string_view> kept_names(const MoePlan& plan) {
+  std::vector<std::string_view> names;
+  for (const KeptPart& part : kept(plan)) names.push_back(part.name);
+  return names;
+}
+
+/// What a route says of a problem that it does not take.
+std::string refusal(const MoeProblem& p, const Device& device) {
+  return plan(p, device).refusals.at(0).why;
+}
+
+TEST(MoeGather, GathersNothingOnTheCpu) {
+  MoeProblem p = problem();
+  EXPECT_EQ(planned(p).refusals.at(0).name, "gathered");
+  EXPECT_EQ(refusal(p, this_cpu()), "is for GPUs; on the CPU no product gathers rows");
+  EXPECT_EQ(test::unsupported([&] { plan(p, this_cpu(), "gathered"); }),
+            "no implementation on cpu for 'moe T=64 top_k=5 H=96 F=64 E=6 act=swiglu recipe=bf16':"
+            "\n  gathered: is for GPUs; on the CPU no product gathers rows");
+}
+
+TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
+  MoeProblem p = problem();
+  p.features = 512;
+  EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
+  p.features = 513;
+  EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()),
+            "a product of 1026 columns is slower than a copy and the plain product; the most is "
+            "1024, or name the route");
+  p.activation = ActivationKind::kRelu;
+  EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
+
+  const auto planned_as = [](const MoeProblem& of, const Device& device) {
+    MoePlan made;
+    made.problem = of;
+    made.device = device;
+    return made;
+  };
+  const layers::Route<MoeProblem, MoePlan> routes[] = {
+      {.name = "slow",
+       .refuses = layers::takes_all,
+       .plan = planned_as,
+       .is_slow = [](const MoeProblem& of, const Device&) -> std::string {
+         return of.tokens > 9 ? "is slow with many tokens" : "";
+       }},
+      {.name = "other", .refuses = layers::takes_all, .plan = planned_as}};
+  const auto taken = [&](std::string_view only) {
+    return layers::choose<MoePlan, MoeProblem>(routes, p, this_cpu(), only);
+  };
+  EXPECT_EQ(taken({}).name, "other");
+  EXPECT_EQ(taken({}).refusals.at(0).why, "is slow with many tokens");
+  EXPECT_EQ(taken("slow").name, "slow");
+  p.tokens = 9;
+  EXPECT_EQ(taken({}).name, "slow");
+}
+
+TEST(MoeGather, GatheredMakesNoRowsInForward) {
+  MoeProblem p = problem();
+  p.keep_rows = false;
+  p.shared_features = 128;
+  const MoePlan copied = planned(p), made = layers::plan_gathered(p, this_cpu());
+  EXPECT_FALSE(has(made, "permute"));
+  EXPECT_TRUE(has(made, "permute again"));
+  EXPECT_EQ(find_tensor(made, "rows"), nullptr);
+  EXPECT_EQ(find_step<PermutePlan>(made, "permute prob")->problem,
+            parse_permute_problem("permute permute T=64 top_k=5 R=320 H=1 E=6 dtype=f32 prob=yes"));
+  EXPECT_EQ(kept_names(made), kept_names(copied));
+  EXPECT_EQ(made.memory.saved_bytes, copied.memory.saved_bytes);
+  EXPECT_EQ(made.memory.backward_workspace_bytes, copied.memory.backward_workspace_bytes);
+  const std::string words = explain(made);
+  for (const char* part :
+       {"prob, offsets, row_of, slot_of, prob -> column of rows, prob of rows",
+        "x, offsets, prob of rows, slot_of -> y of rows",
+        "experts: grouped_mlp R=320 H=96 F=64 E=6 act=swiglu recipe=bf16 prob=yes gather=yes T=64 "
+        "top_k=5",
+        "shared expert: grouped_mlp R=64 H=96 F=128 E=1 act=swiglu recipe=bf16\n"})
+    EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  // y of the rows, which the copy's rows would lie under, and what the product copies here.
+  const int64_t own = find_tensor(made, "y of rows")->layout.bytes;
+  EXPECT_LT(made.copies_bytes[size_t(Phase::kForward)], own + 4 * kRows * 4 + 1024);
+}
+
+}  // namespace
