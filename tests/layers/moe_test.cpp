@@ -191,6 +191,24 @@ TEST_F(Moe, GatheredHasTheBitsOfPermuted) {
   }
 }
 
+// The route by its name, which wants a kernel that gathers.
+TEST_F(Moe, IsGatheredByAKernel) {
+  if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
+  unsigned seed = 90;
+  for (const char* recipe : {"bf16", "f16"}) {
+    MoeProblem p = problem(recipe);
+    p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
+    p.features = 32;
+    p.keep_rows = false;
+    MoeCase want(p, ++seed, {machine->device(), kStep, "permuted"});
+    MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
+    EXPECT_EQ(got.plan.mlp.name, "fused");
+    run(want);
+    run(got);
+    EXPECT_EQ(difference(got, want), "") << to_string(p);
+  }
+}
+
 const Variant kVariants[] = {
     {"keep_rows=no", [](MoeProblem& p) { p.keep_rows = false; }},
     {"keep_h", [](MoeProblem& p) { p.keep_h = true; }},
