@@ -56,6 +56,8 @@ struct List<GroupedGemmProblem> {
        sm90::check_ragged_contraction},
       {"sm90_gated_rows", sm90::refuses_gated_rows, sm90::grouped_gemm_workspace_bytes,
        sm90::run_gated_rows, true, sm90::check_gated_rows},
+      {"sm90_gathered_rows", sm90::refuses_gathered_rows, sm90::grouped_gemm_workspace_bytes,
+       sm90::run_gathered_rows, true, sm90::check_gathered_rows},
       {.name = "sm90_fp8_rows",
        .refuses = plain_gemm<sm90::refuses_fp8_rows>,
        .workspace_bytes = sm90::grouped_gemm_workspace_bytes,

@@ -27,6 +27,7 @@ set(cadre_cuda_sources
   portable/routing.cu
   sm90/fp8_rows.cpp
   sm90/gated_rows.cpp
+  sm90/gathered_rows.cpp
   sm90/grouped_gemm.cpp
   sm90/packed_rows.cpp
   sm90/prepare.cpp
@@ -49,6 +50,8 @@ set(cadre_sm90_sources
   sm90/instances/fp8_rows_e5m2_to_f32.cu
   sm90/instances/gated_rows_bf16.cu
   sm90/instances/gated_rows_f16.cu
+  sm90/instances/gathered_rows_bf16.cu
+  sm90/instances/gathered_rows_f16.cu
   sm90/instances/packed_rows_mxfp4_to_bf16.cu
   sm90/instances/packed_rows_mxfp4_to_f32.cu
   sm90/instances/packed_rows_mxfp8_to_bf16.cu

@@ -17,6 +17,7 @@ TEST_P(Hopper, AgreesWithTheReferenceInAnyOrder) {
   };
   test::agrees_in_any_order(GetParam(),
                             has("wgrad")                    ? "sm90_ragged_contraction"
+                            : has("gather=")                ? "sm90_gathered_rows"
                             : has("act=")                   ? "sm90_gated_rows"
                             : has("x=bf16") || has("mxfp4") ? "sm90_packed_rows"
                             : has("fp8")                    ? "sm90_fp8_rows"
@@ -46,6 +47,17 @@ INSTANTIATE_TEST_SUITE_P(
         "layout=interleave1 z=yes",
         "grouped_gemm fprop R=300 N=320 K=72 E=5 act=clamped_swiglu layout=interleave32 z=yes",
         "grouped_gemm fprop R=600 N=528 K=72 E=3 act=reglu unit_budget=2 prob=yes",
+        // Rows of tokens: tiles of one consumer, of one stage and of many, one tile beside another and
+        // above it, a contraction that ends within a stage, every layout, bias and probabilities.
+        "grouped_gemm fprop R=700 N=272 K=136 E=2 gather=lhs T=350 top_k=2 act=swiglu prob=yes "
+        "z=yes bias=yes tail=zero",
+        "grouped_gemm fprop R=90 N=112 K=520 E=12 gather=lhs T=90 discrete_rhs=yes act=geglu "
+        "format=f16 out=f16 layout=interleave1 z=yes",
+        "grouped_gemm fprop R=300 N=320 K=72 E=5 gather=lhs T=100 top_k=3 act=clamped_swiglu "
+        "layout=interleave32 z=yes bias=yes",
+        "grouped_gemm fprop R=600 N=528 K=64 E=3 gather=lhs T=300 top_k=2 act=reglu unit_budget=2 "
+        "prob=yes",
+        "grouped_gemm fprop R=130 N=320 K=136 E=36 gather=lhs T=65 top_k=2 act=swiglu z=yes",
         // Codes in blocks: batches that begin between multiples of four, powers of two as scales or
         // not, blocks along the contraction and of w's rows that are short.
         "grouped_gemm fprop R=500 N=264 K=272 E=2 format=fp8_block lhs_scales_major=column "

@@ -37,6 +37,7 @@ class Cluster {
   void notify(const void* at);
   void later(std::function<void()> task) { tasks_.push_back(std::move(task)); }
   void may_switch();
+  void poll();
   Block& block(int rank) { return blocks_[size_t(rank)]; }
   void meet_all() { meet(meeting_, int(threads_.size()), "the threads of its cluster"); }
 
@@ -53,6 +54,8 @@ class Cluster {
   std::vector<Block> blocks_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Thread*> ready_;
+  std::vector<Thread*> polling_;
+  int polls_in_vain_ = 0;  // since anything else could be done
   std::unordered_map<const void*, std::vector<Thread*>> waiting_;
   std::vector<std::function<void()>> tasks_;
   Meeting meeting_;
@@ -129,7 +132,11 @@ void Cluster::run(int64_t number, const std::function<void()>& kernel) {
   meeting_ = {};
   start(kernel);
   while (left_ > 0 || !tasks_.empty()) {
-    if (ready_.empty() && tasks_.empty()) throw std::runtime_error(report());
+    constexpr int kMostPolls = 10'000;  // all who poll have asked in vain by then
+    const bool is_idle = ready_.empty() && tasks_.empty();
+    polls_in_vain_ = is_idle ? polls_in_vain_ + 1 : 0;
+    if (is_idle && (polling_.empty() || polls_in_vain_ > kMostPolls))
+      throw std::runtime_error(report());
     step();
     if (failure_) std::rethrow_exception(failure_);
   }
@@ -182,10 +189,12 @@ void Cluster::step() {
     tasks_.pop_back();
     return task();
   }
-  const size_t which = below(ready_.size());
-  current_ = ready_[which];
-  ready_[which] = ready_.back();
-  ready_.pop_back();
+  const bool asks = !polling_.empty() && (ready_.empty() || below(8) == 0);
+  std::vector<Thread*>& from = asks ? polling_ : ready_;
+  const size_t which = below(from.size());
+  current_ = from[which];
+  from[which] = from.back();
+  from.pop_back();
   builtins.thread = current_->index;
   builtins.block = current_->block->index;
   current_->fiber.resume();
@@ -219,6 +228,15 @@ void Cluster::may_switch() {
   if (below(8) != 0) return;
   ready_.push_back(&self());
   suspend();
+}
+
+/// Tasks come before who asks again: else one that asks for ever would keep them from ever running.
+void Cluster::poll() {
+  Thread& t = self();
+  t.waits_for = "what it polls";
+  polling_.push_back(&t);
+  suspend();
+  t.waits_for = nullptr;
 }
 
 std::string Cluster::report() const {
@@ -265,6 +283,7 @@ void wait_until(const void* at, const char* what, const std::function<bool()>& o
 void notify(const void* at) { cluster().notify(at); }
 void later(std::function<void()> task) { cluster().later(std::move(task)); }
 void may_switch() { cluster().may_switch(); }
+void poll() { cluster().poll(); }
 
 bool meet(Meeting& m, int threads, const char* what, bool vote) {
   const uint64_t round = m.round;

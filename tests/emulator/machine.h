@@ -123,6 +123,9 @@ void notify(const void* at);
 void later(std::function<void()> task);
 /// Lets others go first, now and then.
 void may_switch();
+
+/// Lets others run, for a thread that asks in a loop whether something has happened.
+void poll();
 /// Waits for `threads` threads, and says whether any of them voted.
 bool meet(Meeting&, int threads, const char* what, bool vote = false);
 /// Waits for all threads of the cluster.

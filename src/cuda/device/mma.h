@@ -3,28 +3,11 @@
 
 #include "cuda/device/matrices.h"
 
-// The copies and the tensor core products of sm_80. A thread's copies from device memory to shared
-// memory go on behind its back, in groups that finish in order; a warp multiplies 16 x 16 elements
-// of one operand by 16 x 8 of the other. One wrapper, one instruction.
+// The tensor core products of sm_80: a warp multiplies 16 x 16 elements of one operand by 16 x 8 of
+// the other. One wrapper, one instruction.
 //
 // Source    the matrix fragments of the PTX manual, sections ldmatrix and mma.
 namespace cadre::cuda {
-
-/// Copies the first `bytes` of sixteen; the others become zero. Both places are aligned to sixteen.
-__device__ inline void cp_async(uint32_t to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to),
-               "l"(__cvta_generic_to_global(from)), "r"(bytes)
-               : "memory");
-}
-
-/// Ends this thread's open group of copies.
-__device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Waits for this thread's groups but for the youngest `kLeft`.
-template <int kLeft>
-__device__ inline void cp_async_wait() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
-}
 
 /// Reads four 8 x 8 matrices row by row, sixteen bytes each: thread t names the place of row t % 8
 /// of matrix t / 8.

@@ -83,6 +83,16 @@ __device__ inline void tma_load(void* to, const CUtensorMap& map, const Box4& at
       : "memory");
 }
 
+__device__ inline void tma_load(void* to, const CUtensorMap& map, const Box5& at, Barrier& barrier,
+                                uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], %8;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(at.x), "r"(at.y), "r"(at.z), "r"(at.w), "r"(at.v),
+      "r"(shared_address(&barrier)), "h"(blocks)
+      : "memory");
+}
+
 /// Copies so many bytes as they lie. Both addresses and the bytes are multiples of 16.
 __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
   asm volatile(

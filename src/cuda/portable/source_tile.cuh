@@ -2,7 +2,7 @@
 #include "cuda/device/barrier.h"
 #include "cuda/device/chunk.h"
 #include "cuda/device/launch.h"
-#include "cuda/device/mma.h"
+#include "cuda/device/copy.h"
 #include "cuda/portable/quantize_job.h"
 #include "formats/hadamard.h"
 

@@ -1,11 +1,10 @@
 #pragma once
 #include "cuda/device/tensor_map.h"
-#include "cuda/gemm/expert_search.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/multiply_codes.cuh"
-#include "schedule/tiles.h"
+#include "cuda/sm90/paired_rows.cuh"
 
 // y[r, c] = alpha_e * sum_b s[r, b] * t_e[c / 128, b] * (sum_d x[r, d] * w_e[c, d]) (+ as of
 // ragged_rows.cuh), d in block b of 128: fprop and dgrad of fp8_block.
@@ -15,40 +14,6 @@
 // a block of the contraction. Rows of the batch are the first operand: a thread has two of them,
 // and so two factors for as many columns as lie in a block of w.
 namespace cadre::cuda::sm90 {
-
-/// Pairs of tiles expert by expert. Where one is above the other, the blocks of a cluster share the
-/// rows of w; where they are side by side, those of the batch.
-template <Tile kTile>
-class Fp8RowsSchedule {
- public:
-  static constexpr bool kByWarp = true;
-
-  __device__ explicit Fp8RowsSchedule(const Fp8RowsParams& params)
-      : params_(params),
-        pairs_({params.offsets, params.expert_count, params.rows}, kTileRows,
-               (params.cols + kTile.cols - 1) / kTile.cols) {}
-
-  __device__ TileRecord tile(int64_t number) {
-    if (!pairs_.seek(number)) return {};
-    const schedule::TilePair pair = pairs_.pair(params_.band);
-    const int mine = int(cluster_ctarank()), across = pair.side_by_side ? mine : 0;
-    const schedule::ExpertRows rows = pairs_.rows(pair.first.down + mine - across);
-    const int begin = int(pair.first.across + across) * kTile.cols;
-    const int end = begin + kTile.cols < params_.cols ? begin + kTile.cols : params_.cols;
-    return {.expert = pairs_.expert(),
-            .row = int(rows.first),
-            .row_limit = int(begin < params_.cols ? rows.last : rows.first),
-            .begin = begin,
-            .end = end,
-            .depth = params_.depth,
-            .rows_end = int(rows.last),
-            .same_rows = pair.side_by_side};
-  }
-
- private:
-  const Fp8RowsParams& params_;
-  schedule::PairedTilesBy<gemm::WarpExpertSearch> pairs_;
-};
 
 /// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where
 /// they share them; and the scales of its rows in the stage's block: one copy, from the last
@@ -151,7 +116,7 @@ struct Fp8Rows {
                                        .buffers = kFloats ? kBuffersOfFloatRows : kBuffersOfCodes,
                                        .one_ring = !kFloats};
   using Params = Fp8RowsParams;
-  using Schedule = Fp8RowsSchedule<kTile>;
+  using Schedule = PairedRowsSchedule<kTile>;
   using Load = Fp8RowsLoad<kTile>;
   using Multiply = MultiplyCodes<kTile>;
   using Store = Fp8RowsStore<kOutput>;

@@ -41,7 +41,8 @@ class GatedRowsLoad : RaggedRowsLoad<kTile> {
 struct GluBias {
   float gate = -0.0f, up = -0.0f;  ///< minus zero changes no sum
 
-  __device__ void read_of(const GatedRowsParams& params, const TileRecord& tile, int consumer) {
+  __device__ void read_of(const GatedRowsParams& params, const auto& /*memory*/,
+                          const TileRecord& tile, int consumer) {
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
     const int features = params.cols / 2;
     const int feature = (tile.row + kConsumerRows * consumer) / 2 + 8 * warp + lane / 4;
@@ -59,6 +60,7 @@ template <DType kType, class Activation>
 class GatedRowsHeld {
  public:
   static constexpr int kBoxBytes = kGatedPartCols * 64;
+  static constexpr int kAllTurns = kMostCols / 8;  ///< of a tile, at most
 
   /// Probabilities of a tile's rows, for each warp.
   struct Memory {
@@ -80,7 +82,7 @@ class GatedRowsHeld {
       prob[i] = params_.prob != nullptr && row < tile.end ? params_.prob[row] : 1.0f;
     }
 #pragma unroll
-    for (int i = 0; i < kMostCols / 8; ++i, s += 4)
+    for (int i = 0; i < kAllTurns; ++i, s += 4)
       z_[i] = {pack<kType>(s[0] + bias.gate, s[1] + bias.gate),
                pack<kType>(s[2] + bias.up, s[3] + bias.up)};
     const unsigned parts = unsigned(tile.cols() + kGatedPartCols - 1) / kGatedPartCols;
@@ -93,7 +95,7 @@ class GatedRowsHeld {
 
   template <OutputShape kShape>
   __device__ void write_turn(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers]) {
-    const StoredGlu z = turn<0, kMostCols / 8>(int(turn_));
+    const StoredGlu z = turn<0, kAllTurns>(int(turn_));
     const int lane = int(threadIdx.x) % kWarp;
     const Pair prob = *reinterpret_cast<const Pair*>(probs_ + 8 * turn_ + lane % 4 * 2);
     const Pair gate = unpacked(z.gate), up = unpacked(z.up);
@@ -147,7 +149,7 @@ class GatedRowsHeld {
 
   const GatedRowsParams& params_;
   float* probs_;
-  StoredGlu z_[kMostCols / 8];
+  StoredGlu z_[kAllTurns];
   unsigned turn_ = 0, turns_ = 0;  ///< the next, and how many there are
 };
 

@@ -2,7 +2,7 @@
 
 #include "cadre/error.h"
 #include "cuda/sm90/fp8_rows.h"
-#include "cuda/sm90/gated_rows.h"
+#include "cuda/sm90/gathered_rows.h"
 #include "cuda/sm90/prepare.h"
 #include "cuda/sm90/ragged_contraction.h"
 
@@ -36,21 +36,65 @@ TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
   return moved;
 }
 
+struct Box {
+  int rows, columns;
+};
+
 /// Two matrices of z whose columns `step` times a feature hold gate and up of it, and of those
-/// after it: in whole boxes of 32 columns.
+/// after it: in whole boxes of so many columns.
 struct Halves {
   TensorView view[2];
   int step;
 };
-Halves halves_of(const TensorView& z, GluLayout layout) {
+Halves halves_of(const TensorView& z, GluLayout layout, int box) {
   const int64_t features = z.shape[1] / 2;
   const bool apart = layout == GluLayout::kConcat;
-  const int64_t ahead = apart ? features : kGatedPartFeatures;
+  const int64_t ahead = apart ? features : layout == GluLayout::kInterleave1 ? box : 32;
   Halves halves{{z, z}, apart ? 1 : 2};
   if (apart) halves.view[0].shape[1] = features;
   halves.view[1].shape[1] -= ahead;
   halves.view[1].data = static_cast<char*>(z.data) + bytes_for(z.dtype, ahead);
   return halves;
+}
+
+/// What the families that compute a gated activation ask for.
+std::string refuses_gated(const GroupedGemmProblem& p, const Device& device) {
+  if (!p.activation || !info(p.activation->kind).gated)
+    return "takes fprop with a gated activation";
+  if (p.alpha || p.beta || p.bias_scale) return "takes no alpha, beta or bias_scale";
+  if (p.rhs_major != Major::kRow) return "takes a row-major w";
+  if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
+  if (p.n < kLeastGatedColumns || p.n % (2 * kWidthUnit) != 0)
+    return text("takes F that are multiples of ", kWidthUnit, ", from ", kLeastGatedColumns / 2,
+                " on");
+  return refuses(p, device);
+}
+
+/// What leaves in boxes of so many rows, and columns of h.
+void set_gated(GatedRowsParams& params, const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+               const Prepared& experts, const Box& box) {
+  const GroupedGemmProblem& p = plan.problem;
+  const GemmActivation& a = *p.activation;
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
+  params.y = ragged_map(args.out, box.rows, box.columns);
+  params.in_blocks = a.layout == GluLayout::kInterleave32;
+  params.in_pairs = a.layout == GluLayout::kInterleave1;
+  params.kind = a.kind;
+  params.layout = a.layout;
+  params.constants = a.constants;
+  params.prob = args.prob;
+  if (!a.keep_z) return;
+  const Halves z = halves_of(args.z, a.layout, box.columns);
+  for (int i = 0; i < 2; ++i) params.z[i] = ragged_map(z.view[i], box.rows, box.columns);
+  params.z_step = z.step;
+  params.keeps_z = 1;
+  params.z_tail = tail_rows(args.z, p.tail);
+}
+
+Prepared prepare_gated(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                       Workspace workspace, cudaStream_t stream) {
+  return prepare({args.rhs.codes, args.rhs.discrete, 0, plan.problem.activation->layout}, plan,
+                 workspace, stream);
 }
 
 }  // namespace
@@ -67,16 +111,12 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem& p, const Device
 }
 
 std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device) {
-  if (p.gather != Gather::kNo) return "gathers no rows";
-  if (!p.activation || !info(p.activation->kind).gated)
-    return "takes fprop with a gated activation";
-  if (p.alpha || p.beta || p.bias_scale) return "takes no alpha, beta or bias_scale";
-  if (p.rhs_major != Major::kRow) return "takes a row-major w";
-  if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
-  if (p.n < kLeastGatedColumns || p.n % (2 * kWidthUnit) != 0)
-    return text("takes F that are multiples of ", kWidthUnit, ", from ", kLeastGatedColumns / 2,
-                " on");
-  return refuses(p, device);
+  return p.gather != Gather::kNo ? "gathers no rows" : refuses_gated(p, device);
+}
+
+std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& device) {
+  if (p.gather != Gather::kLhs) return "takes rows that it gathers";
+  return refuses_gated(p, device);
 }
 
 std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) {
@@ -112,6 +152,14 @@ void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) 
   check_view("w", args.rhs.codes, p);
   check_view("h", args.out, p);
   check_view("z", args.z, p);
+}
+
+void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  constexpr int64_t kMostBytes = int64_t(1) << 36;  // see GatheredRowsParams::token_units
+  const TensorView& x = args.lhs.codes;
+  check_gated_rows(p, args);
+  require(bytes_for(x.dtype, x.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: x is ", x,
+          ", must lie in ", kMostBytes, " bytes or fewer; copy it [", p, "]");
 }
 
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -164,30 +212,29 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
 
 void run_gated_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                     Stream on) {
-  const GroupedGemmProblem& p = plan.problem;
-  const GemmActivation& a = *p.activation;
   const auto stream = static_cast<cudaStream_t>(on.handle);
-  if (p.rows == 0) return;
-  const Prepared experts =
-      prepare({args.rhs.codes, args.rhs.discrete, 0, a.layout}, plan, workspace, stream);
+  if (plan.problem.rows == 0) return;
+  const Prepared experts = prepare_gated(plan, args, workspace, stream);
   GatedRowsParams params;
-  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, kGatedPartCols, kGatedPartFeatures);
-  params.in_blocks = a.layout == GluLayout::kInterleave32;
-  params.in_pairs = a.layout == GluLayout::kInterleave1;
-  params.kind = a.kind;
-  params.layout = a.layout;
-  params.constants = a.constants;
-  params.prob = args.prob;
-  if (a.keep_z) {
-    const Halves z = halves_of(args.z, a.layout);
-    for (int i = 0; i < 2; ++i)
-      params.z[i] = ragged_map(z.view[i], kGatedPartCols, kGatedPartFeatures);
-    params.z_step = z.step;
-    params.keeps_z = 1;
-    params.z_tail = tail_rows(args.z, p.tail);
-  }
-  find_gated_rows(p.out)(params, blocks_of(plan), stream);
+  set_gated(params, plan, args, experts, {kGatedPartCols, kGatedPartFeatures});
+  find_gated_rows(plan.problem.out)(params, blocks_of(plan), stream);
+}
+
+void run_gathered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                       Workspace workspace, Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  const TensorView& x = args.lhs.codes;
+  if (p.rows == 0) return;
+  const Prepared experts = prepare_gated(plan, args, workspace, stream);
+  GatheredRowsParams params;
+  set_gated(params, plan, args, experts, {kConsumerRows, kGatheredPartFeatures});
+  params.tokens = x.data;
+  params.token_units = uint32_t(bytes_for(x.dtype, x.stride[0]) / 16);
+  params.slot_of = args.slot_of;
+  params.top_k = p.top_k;
+  params.slots = int(p.tokens * p.top_k);
+  find_gathered_rows(p.out)(params, blocks_of(plan), stream);
 }
 
 void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,

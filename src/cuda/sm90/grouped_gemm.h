@@ -4,13 +4,14 @@
 #include "cadre/grouped_gemm.h"
 
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
-// gated_rows.cuh, fprop and dgrad of fp8_block by fp8_rows.cuh, fprop of packed weights
-// by packed_rows.cuh, wgrad by ragged_contraction.cuh.
+// gated_rows.cuh and, from tokens, by gathered_rows.cuh, fprop and dgrad of fp8_block by
+// fp8_rows.cuh, fprop of packed weights by packed_rows.cuh, wgrad by ragged_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
 std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_ragged_contraction(const GroupedGemmProblem&, const Device&);
 std::string refuses_gated_rows(const GroupedGemmProblem&, const Device&);
+std::string refuses_gathered_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_fp8_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_packed_rows(const GroupedGemmProblem&, const Device&);
 
@@ -22,12 +23,14 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 void check_ragged_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_ragged_contraction(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_gated_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
+void check_gathered_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_fp8_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_packed_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 
 void run_ragged_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_ragged_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_gated_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+void run_gathered_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_fp8_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_packed_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 

@@ -1,4 +1,5 @@
 #pragma once
+#include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
 #include "cuda/gemm/roles.h"
 #include "cuda/gemm/scheduler.h"
@@ -11,6 +12,8 @@
 //   Params     what the host passes: tensor maps, pointers, sizes
 //   Schedule   Schedule(params).tile(number): which tile comes when; kByWarp: a warp asks
 //   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
+//              Where rows are gathered, begin() and gather() by whole warps; Memory is their room
+//              in shared memory.
 //   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...), accumulators(col); if it
 //              reads ahead, look_ahead(next tile, ...)                            multiply.cuh
 //   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
@@ -24,8 +27,8 @@
 //
 //   role        warps      work
 //   consumers   4 each     products of 64 rows of a tile, then its output
-//   load        kWarps     starts the loads of a stage
-//   store       a ring     one thread: loads of old output, stores of new
+//   load        kWarps     starts the loads of a stage, and gathers rows
+//   store       a ring     one thread: loads of old output, stores of new; or one for both rings
 //   schedule    1          takes tiles and publishes their records
 //
 //   barrier             arrivals    who arrives                    who waits    guards
@@ -35,6 +38,17 @@
 //   output_full[.][b]   4           warps of a consumer            store warp   b holds a part
 //   tiles: see gemm/scheduler.h
 namespace cadre::cuda::sm90 {
+
+template <class Load>
+constexpr bool kGathers = requires {
+  typename Load::Memory;
+};
+template <class Load>
+struct LoadMemory {};
+template <class Load>
+requires kGathers<Load>
+struct LoadMemory<Load> : Load::Memory {
+};
 
 template <class Kernel>
 struct alignas(1024) Shared {
@@ -48,6 +62,7 @@ struct alignas(1024) Shared {
   gemm::TileRing<kRecords, kCluster> tiles;
   [[no_unique_address]] StageScales<kTile> scales;
   [[no_unique_address]] typename Kernel::Store::Memory of_store;
+  [[no_unique_address]] LoadMemory<typename Kernel::Load> of_load;
 
   __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, scales}; }
   __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
@@ -56,7 +71,7 @@ struct alignas(1024) Shared {
 template <class Kernel>
 constexpr gemm::Roles kRoles = {.consumers = kConsumers,
                                 .load_warps = Kernel::Load::kWarps,
-                                .store_warps = Kernel::Store::kShape.rings(),
+                                .store_warps = Kernel::Store::kShape.store_warps(),
                                 .consumer_registers = Kernel::Multiply::kRegisters,
                                 .producer_registers = Kernel::kTile.producer_registers(),
                                 .blocks = Kernel::kTile.blocks};
@@ -121,6 +136,46 @@ __device__ inline void load_tiles(Shared<Kernel>& shared, const auto& params) {
   }
 }
 
+/// A load warp that gathers its share of the rows with all lanes. It arrives at a stage when its
+/// copies have come, which it asks once those of the next stage are under way. The warps take turns
+/// with what TMA loads.
+template <class Kernel>
+__device__ inline void gather_tiles(Shared<Kernel>& shared, const auto& params) {
+  constexpr Tile kTile = Kernel::kTile;
+  using Load = typename Kernel::Load;
+  static_assert(kTile.stages > 2 && kTile.stages % Load::kWarps == 0);
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp % Load::kWarps;
+  StageRing<kTile> ring = shared.stage_ring();
+  int under_way = 0;
+  const auto pass_on = [&] {
+    fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) arrive(ring.full[under_way]);
+  };
+  gemm::TileReader tiles(shared.tiles);
+  for (TileRecord tile = tiles.next_in_warp(); !tile.is_last(); tile = tiles.next_in_warp()) {
+    Load load(params, tile);
+    load.begin(shared.of_load);
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
+      ring.wait_empty();
+      __syncwarp();
+      if (unsigned(ring.at.at) % Load::kWarps == unsigned(warp) && elect()) {
+        want_next<kTile>(shared.tiles.tile_wanted, tile, depth);
+        load.load(ring.stage(), ring.full[ring.at.at], depth);
+      }
+      load.gather(ring.stage(), shared.of_load, depth);
+      cp_async_commit();
+      if (depth != 0) {
+        cp_async_wait<1>();
+        pass_on();
+      }
+      under_way = ring.at.at;
+    }
+    cp_async_wait<0>();
+    pass_on();
+  }
+}
+
 /// A consumer: products of every tile, then the parts of its output.
 template <class Kernel>
 __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto& params,
@@ -170,9 +225,10 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
                                               int consumer) {
   constexpr OutputShape kShape = Kernel::Store::kShape;
   static_assert(!kShape.one_ring);
-  constexpr int kAllTurns = Kernel::kTile.cols / 8;
+  using Held = typename Kernel::Store::Held;
+  constexpr int kAllTurns = Held::kAllTurns;
   typename Kernel::Multiply products(params);
-  typename Kernel::Store::Held held(params, shared.of_store);
+  Held held(params, shared.of_store);
   StageRing<Kernel::kTile> ring = shared.stage_ring();
   OutputRing<kShape> out = shared.output_ring(consumer);
   const auto write_turns = [&](int most) {
@@ -186,7 +242,7 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
     typename Kernel::Store::Bias bias;
     const auto read_ahead = [&] {
       next = tiles.next_in_consumer();
-      bias.read_of(params, tile, consumer);
+      bias.read_of(params, shared.of_store, tile, consumer);
     };
     if (!has_rows(tile, consumer)) {
       write_turns(kAllTurns);  // the store warp reads no further record before
@@ -229,6 +285,70 @@ __device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, i
   tma_wait();
 }
 
+/// A consumer's ring, and how many parts of a tile have been stored from it and are free again.
+template <OutputShape kShape>
+struct StoredRing {
+  OutputRing<kShape> out;
+  Cursor<kShape.buffers> emptied{};
+  int stored = 0, freed = 0;
+};
+
+/// A store warp's one thread that serves both rings. It takes whichever part is ready: a consumer
+/// may have to write before the other can go on. Nothing is loaded.
+template <class Kernel>
+__device__ inline void store_tiles_of_both(Shared<Kernel>& shared, const auto& params) {
+  constexpr OutputShape kShape = Kernel::Store::kShape;
+  using Ring = StoredRing<kShape>;
+  Ring rings[kConsumers] = {{shared.output_ring(0)}, {shared.output_ring(1)}};
+  gemm::TileReader tiles(shared.tiles);
+  for (TileRecord tile = tiles.next(); !tile.is_last(); tile = tiles.next()) {
+    const typename Kernel::Store store(params, tile);
+    const int parts = store.parts().count;
+    int left = 0, youngest = -1;  // parts to store; whose store may still read its buffer
+    tma_wait_read<0>();
+#pragma unroll
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      if (!has_rows(tile, consumer)) continue;
+      Ring& ring = rings[consumer];
+      Cursor<kShape.buffers> at = ring.emptied = ring.out.at;
+      ring.stored = ring.freed = 0, left += parts;
+      for (int i = 0; i < kShape.buffers && i < parts; ++i, at.next())
+        arrive(shared.output_empty[consumer][at.at]);
+    }
+    const auto free_youngest = [&] {
+#pragma unroll
+      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+        Ring& ring = rings[consumer];
+        if (consumer != youngest) continue;
+        if (ring.freed++ + kShape.buffers < parts)
+          arrive(shared.output_empty[consumer][ring.emptied.at]);
+        ring.emptied.next();
+      }
+      youngest = -1;
+    };
+    while (left > 0) {
+      const int before = left;
+#pragma unroll
+      for (int consumer = 0; consumer < kConsumers; ++consumer) {
+        Ring& ring = rings[consumer];
+        OutputRing<kShape>& out = ring.out;
+        if (!has_rows(tile, consumer)) continue;
+        if (ring.stored == parts || !try_wait(out.full[out.at.at], out.at.parity)) continue;
+        store.store(tile.row + kConsumerRows * consumer, ring.stored++, out.buffers[out.at.at]);
+        tma_commit();
+        out.at.next();
+        tma_wait_read<1>();
+        free_youngest();
+        youngest = consumer, --left;
+      }
+      if (left != before) continue;
+      tma_wait_read<0>();
+      free_youngest();
+    }
+  }
+  tma_wait();
+}
+
 template <class Kernel>
 __global__ void __cluster_dims__(kCluster)
     __launch_bounds__(kRoles<Kernel>.threads(), Kernel::kTile.blocks)
@@ -243,10 +363,19 @@ __global__ void __cluster_dims__(kCluster)
     setmaxnreg_dec<kRole.producer_registers>();
     const int warp = int(threadIdx.x) / kWarp - kConsumers * kWarpgroup / kWarp;
     const int ring = warp - kRole.first_store_warp();
-    if (warp < kRole.load_warps) load_tiles(shared, params);
+    if (warp < kRole.load_warps) {
+      if constexpr (kGathers<typename Kernel::Load>)
+        gather_tiles(shared, params);
+      else
+        load_tiles(shared, params);
+    }
     if (warp == kRole.schedule_warp()) schedule_tiles(shared, params);
-    if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps)
-      store_tiles(shared, params, ring);
+    if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps) {
+      if constexpr (Kernel::Store::kShape.one_warp)
+        store_tiles_of_both(shared, params);
+      else
+        store_tiles(shared, params, ring);
+    }
   } else {
     setmaxnreg_inc<kRole.consumer_registers>();
     if constexpr (requires { typename Kernel::Store::Held; })

@@ -144,7 +144,8 @@ RaggedRowsParams rows_params(const GroupedGemmPlan& plan, const GroupedGemmArgs&
                           .bias_scale = args.bias_scale,
                           .tail = tail_rows(args.out, p.tail)};
   const TensorView& x = args.lhs.codes;
-  for (int i = 0; i < kBoxes; ++i) params.x[i] = ragged_map(x, kBoxRows * (i + 1));
+  for (int i = 0; i < kBoxes && p.gather == Gather::kNo; ++i)
+    params.x[i] = ragged_map(x, kBoxRows * (i + 1));
   return params;
 }
 

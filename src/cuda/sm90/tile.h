@@ -63,8 +63,10 @@ struct OutputShape {
   int part_cols = 64;
   int buffers = kBuffers;  ///< of a ring, each for a part
   bool one_ring = true;    ///< consumers take turns with one ring; else each has its own
+  bool one_warp = false;   ///< stores from both rings, where each consumer has its own
 
   constexpr int rings() const { return one_ring ? 1 : kConsumers; }
+  constexpr int store_warps() const { return one_warp ? 1 : rings(); }
   constexpr int part_bytes() const { return part_rows * part_cols * element_bytes(dtype); }
 };
 

@@ -36,6 +36,10 @@ constexpr int kBuffersOfGatedRows = 4;
 /// Widths of their tiles: each is a loop of its own with the activations in it.
 constexpr int kGatedColStep = 32;
 
+/// The same where rows are gathered: of 32 columns, and 64 rows. Their widths are of rows of w, of
+/// which only an expert's last tile has fewer.
+constexpr int kBuffersOfGatheredRows = 2, kGatheredColStep = 64;
+
 /// Stages of wgrad: as many bytes in more stages are freed and loaded sooner. Four of 64: +0.7 %.
 constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 

@@ -76,6 +76,8 @@ inline void st_async(int64_t& to, int64_t value, Barrier& barrier, uint32_t bloc
 
 inline bool try_wait(Barrier& barrier, uint32_t parity) {
   emulator::may_switch();
+  if (state_of(barrier).phase != parity) return true;
+  emulator::poll();
   return state_of(barrier).phase != parity;
 }
 

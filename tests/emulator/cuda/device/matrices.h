@@ -55,6 +55,7 @@ inline void put_rows(uint32_t to, const Matrices& m, bool transposed, int matric
 }
 
 inline void stmatrix(uint32_t to, const Matrices& m) { put_rows(to, m, false); }
+inline void stmatrix(uint32_t to, uint32_t a, uint32_t b) { put_rows(to, {a, b, 0, 0}, false, 2); }
 inline void stmatrix_trans(uint32_t to, const Matrices& m) { put_rows(to, m, true); }
 inline void stmatrix_trans(uint32_t to, uint32_t a) { put_rows(to, {a, 0, 0, 0}, true, 1); }
 inline void stmatrix_trans(uint32_t to, uint32_t a, uint32_t b) {

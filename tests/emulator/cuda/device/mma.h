@@ -1,43 +1,11 @@
 #pragma once
 #include <cstdint>
 #include <cstring>
-#include <memory>
 
 #include "cuda/device/matrices.h"
 
-// The words of src/cuda/device/mma.h in plain C++. A copy happens at any moment between its start
-// and the end of the wait for it.
+// The words of src/cuda/device/mma.h in plain C++.
 namespace cadre::cuda {
-
-inline void cp_async(uint32_t to, const void* from, int bytes) {
-  emulator::expect(to % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0,
-                   "a copy of sixteen bytes is not aligned");
-  emulator::expect(bytes >= 0 && bytes <= 16, "a copy has more than sixteen bytes");
-  std::shared_ptr<emulator::CopyGroup>& open = emulator::self().open_copies;
-  if (open == nullptr) open = std::make_shared<emulator::CopyGroup>();
-  ++open->left;
-  emulator::later([group = open, place = emulator::from_shared(to, 16), from, bytes] {
-    std::memset(place, 0, 16);
-    std::memcpy(place, from, size_t(bytes));
-    if (--group->left == 0) emulator::notify(group.get());
-  });
-}
-
-inline void cp_async_commit() {
-  emulator::Thread& t = emulator::self();
-  if (t.open_copies == nullptr) t.open_copies = std::make_shared<emulator::CopyGroup>();
-  t.copy_groups.push_back(std::exchange(t.open_copies, nullptr));
-}
-
-template <int kLeft>
-inline void cp_async_wait() {
-  emulator::Thread& t = emulator::self();
-  while (t.copy_groups.size() > size_t(kLeft)) {
-    const auto oldest = t.copy_groups.front();
-    emulator::wait_until(oldest.get(), "copies", [&] { return oldest->left == 0; });
-    t.copy_groups.pop_front();
-  }
-}
 
 /// The word that this lane gets of each matrix: elements 2 (t % 4) and the next of row t / 4, or of
 /// that column.

@@ -42,8 +42,12 @@ inline void tma_load(void* to, const CUtensorMap& map, const Box3& at, Barrier& 
 inline void tma_load(void* to, const CUtensorMap& map, const Box3& at, Barrier& barrier) {
   tma_load(to, map, at, barrier, only_this_block());
 }
+inline void tma_load(void* to, const CUtensorMap& map, const Box5& at, Barrier& barrier,
+                     uint16_t blocks) {
+  emulator::start_load(to, map, {at.x, at.y, at.z, at.w, at.v}, {&barrier, blocks});
+}
 inline void tma_load(void* to, const CUtensorMap& map, const Box5& at, Barrier& barrier) {
-  emulator::start_load(to, map, {at.x, at.y, at.z, at.w, at.v}, {&barrier, only_this_block()});
+  tma_load(to, map, at, barrier, only_this_block());
 }
 
 inline void bulk_load(void* to, const void* from, uint32_t bytes, Barrier& barrier) {
