@@ -202,15 +202,15 @@ TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
     return plan(parse_moe_problem(text("moe T=20 top_k=2 H=16 E=3 keep_rows=no ", words)),
                 hopper().device, only);
   };
-  const MoePlan narrow = made("F=512");
+  const MoePlan narrow = made("F=384");
   EXPECT_EQ(narrow.name, "gathered");
   EXPECT_EQ(find_step<GroupedGemmPlan>(narrow.mlp.fc1, "multiply")->name, "sm90_gathered_rows");
   EXPECT_EQ(find_step<PermutePlan>(narrow, "permute"), nullptr);
-  EXPECT_EQ(made("F=520").name, "permuted");
-  EXPECT_EQ(made("F=520").refusals.at(0).why,
-            "a product of 1040 columns is slower than a copy and the plain product; the most is "
-            "1024, or name the route");
-  EXPECT_EQ(made("F=520", "gathered").name, "gathered");
+  EXPECT_EQ(made("F=392").name, "permuted");
+  EXPECT_EQ(made("F=392").refusals.at(0).why,
+            "a product of 784 columns is slower than a copy and the plain product; the most is "
+            "768, or name the route");
+  EXPECT_EQ(made("F=392", "gathered").name, "gathered");
 }
 
 TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {

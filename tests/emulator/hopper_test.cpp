@@ -47,8 +47,8 @@ INSTANTIATE_TEST_SUITE_P(
         "layout=interleave1 z=yes",
         "grouped_gemm fprop R=300 N=320 K=72 E=5 act=clamped_swiglu layout=interleave32 z=yes",
         "grouped_gemm fprop R=600 N=528 K=72 E=3 act=reglu unit_budget=2 prob=yes",
-        // Rows of tokens: tiles of one consumer, of one stage and of many, one tile beside another and
-        // above it, a contraction that ends within a stage, every layout, bias and probabilities.
+        // Rows of tokens: tiles of one consumer, of one stage and of many, one tile beside another
+        // and above it, a contraction that ends within a stage, every layout, bias, probabilities.
         "grouped_gemm fprop R=700 N=272 K=136 E=2 gather=lhs T=350 top_k=2 act=swiglu prob=yes "
         "z=yes bias=yes tail=zero",
         "grouped_gemm fprop R=90 N=112 K=520 E=12 gather=lhs T=90 discrete_rhs=yes act=geglu "

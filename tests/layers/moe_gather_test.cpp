@@ -44,12 +44,12 @@ TEST(MoeGather, GathersNothingOnTheCpu) {
 
 TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
   MoeProblem p = problem();
-  p.features = 512;
+  p.features = 384;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
-  p.features = 513;
+  p.features = 385;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()),
-            "a product of 1026 columns is slower than a copy and the plain product; the most is "
-            "1024, or name the route");
+            "a product of 770 columns is slower than a copy and the plain product; the most is "
+            "768, or name the route");
   p.activation = ActivationKind::kRelu;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
 

@@ -12,8 +12,8 @@
 // tokens [T, H], rows, y [R, H], with t, j the token and the choice of slot_of[row] and, the other
 // way, row = row_of[t, j]. Rows at or beyond offsets[E] are not read, and written as zero or not at
 // all. A warp takes a segment of a token, which it writes to all of its rows or sums from them, or
-// a whole row whose dot product is wanted. Each sum over j is one thread's, in the order of j; a
-// dot product has 256 partial sums, as on the CPU.
+// a whole row whose dot product is wanted; a thread takes a whole row of a few columns. Each sum
+// over j is one thread's, in the order of j; a dot product has 256 partial sums, as on the CPU.
 namespace cadre::cuda::portable {
 namespace {
 
@@ -103,6 +103,28 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kern
   const int64_t used = job.used();
   for_rows(job.zero_tail ? job.bound : used,
            [&](int64_t row) { make_row<Config>(job, row, used); });
+}
+
+/// Rows of so few columns that a thread makes one.
+constexpr int64_t kNarrow = kChunk;
+constexpr unsigned kNarrowThreads = 256;
+
+template <class Config>
+__global__ void __launch_bounds__(kNarrowThreads, Config::kBlocks)
+    narrow_rows_kernel(const Job job) {
+  begin_dependent();
+  assume_dtypes<Config>(job);
+  const int64_t used = job.used(), last = job.zero_tail ? job.bound : used;
+  for (int64_t row = int64_t(blockIdx.x) * kNarrowThreads + threadIdx.x; row < last;
+       row += int64_t(gridDim.x) * kNarrowThreads) {
+    const int slot = row < used ? job.slot_of[row] : -1;
+    const bool known = job.is_slot(slot);
+    const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
+    const Chunk chunk = known ? load<Config::kWide>(job.tokens, {slot / job.top_k, 0}) : Chunk{};
+    store<Config::kWide>(job.weighted ? scaled(chunk, job.rows.dtype, p) : chunk, job.rows,
+                         {row, 0});
+    if (job.row_prob != nullptr) job.row_prob[row] = p;
+  }
 }
 
 /// Calls work(row) with those of 32 rows that no slot points back at: the tail, and rows of a map
@@ -320,6 +342,13 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   } else if (job.dprob != nullptr) {
     const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
     cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
+  } else if (p.hidden <= kNarrow) {
+    const int64_t blocks = (p.rows + kNarrowThreads - 1) / kNarrowThreads;
+    const Grid grid{.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kMostBlocksAlongRows)),
+                    .threads = kNarrowThreads,
+                    .stream = stream,
+                    .dependent = true};
+    cuda::launch(narrow_rows_kernel<Config>, grid, job);
   } else if (job.row_of != nullptr) {
     const RowGrid grid = RowGrid::of(p.tokens + groups, p.hidden, kRounds);
     cuda::launch(scatter_kernel<Config>, grid.on(stream), job);

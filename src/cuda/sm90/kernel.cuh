@@ -285,66 +285,22 @@ __device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, i
   tma_wait();
 }
 
-/// A consumer's ring, and how many parts of a tile have been stored from it and are free again.
-template <OutputShape kShape>
-struct StoredRing {
-  OutputRing<kShape> out;
-  Cursor<kShape.buffers> emptied{};
-  int stored = 0, freed = 0;
-};
-
-/// A store warp's one thread that serves both rings. It takes whichever part is ready: a consumer
-/// may have to write before the other can go on. Nothing is loaded.
+/// One thread that serves the rings of both consumers. Nothing is loaded.
 template <class Kernel>
 __device__ inline void store_tiles_of_both(Shared<Kernel>& shared, const auto& params) {
-  constexpr OutputShape kShape = Kernel::Store::kShape;
-  using Ring = StoredRing<kShape>;
-  Ring rings[kConsumers] = {{shared.output_ring(0)}, {shared.output_ring(1)}};
+  using Ring = StoredRing<Kernel::Store::kShape>;
+  Ring rings[kConsumers] = {{shared.output_ring(0), shared.output_empty[0]},
+                            {shared.output_ring(1), shared.output_empty[1]}};
   gemm::TileReader tiles(shared.tiles);
   for (TileRecord tile = tiles.next(); !tile.is_last(); tile = tiles.next()) {
     const typename Kernel::Store store(params, tile);
     const int parts = store.parts().count;
-    int left = 0, youngest = -1;  // parts to store; whose store may still read its buffer
     tma_wait_read<0>();
-#pragma unroll
-    for (int consumer = 0; consumer < kConsumers; ++consumer) {
-      if (!has_rows(tile, consumer)) continue;
-      Ring& ring = rings[consumer];
-      Cursor<kShape.buffers> at = ring.emptied = ring.out.at;
-      ring.stored = ring.freed = 0, left += parts;
-      for (int i = 0; i < kShape.buffers && i < parts; ++i, at.next())
-        arrive(shared.output_empty[consumer][at.at]);
-    }
-    const auto free_youngest = [&] {
-#pragma unroll
-      for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        Ring& ring = rings[consumer];
-        if (consumer != youngest) continue;
-        if (ring.freed++ + kShape.buffers < parts)
-          arrive(shared.output_empty[consumer][ring.emptied.at]);
-        ring.emptied.next();
-      }
-      youngest = -1;
-    };
-    while (left > 0) {
-      const int before = left;
-#pragma unroll
-      for (int consumer = 0; consumer < kConsumers; ++consumer) {
-        Ring& ring = rings[consumer];
-        OutputRing<kShape>& out = ring.out;
-        if (!has_rows(tile, consumer)) continue;
-        if (ring.stored == parts || !try_wait(out.full[out.at.at], out.at.parity)) continue;
-        store.store(tile.row + kConsumerRows * consumer, ring.stored++, out.buffers[out.at.at]);
-        tma_commit();
-        out.at.next();
-        tma_wait_read<1>();
-        free_youngest();
-        youngest = consumer, --left;
-      }
-      if (left != before) continue;
-      tma_wait_read<0>();
-      free_youngest();
-    }
+    for (int consumer = 0; consumer < kConsumers; ++consumer)
+      rings[consumer].begin(has_rows(tile, consumer) ? parts : 0);
+    store_parts_of_both(rings, [&](int consumer, int part, const uint8_t* from) {
+      store.store(tile.row + kConsumerRows * consumer, part, from);
+    });
   }
   tma_wait();
 }

@@ -192,4 +192,64 @@ __device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
   }
 }
 
+/// A consumer's ring as the store warp of both sees it: how many of a tile's parts there are, have
+/// been stored, and have freed their buffers.
+template <OutputShape kShape>
+struct StoredRing {
+  OutputRing<kShape> out;
+  Barrier (&empty)[kShape.buffers];
+  Cursor<kShape.buffers> emptied{};
+  int parts = 0, stored = 0, freed = 0;
+
+  __device__ void begin(int count) {
+    parts = count, stored = freed = 0, emptied = out.at;
+    Cursor<kShape.buffers> at = out.at;
+    for (int i = 0; i < kShape.buffers && i < parts; ++i, at.next()) arrive(empty[at.at]);
+  }
+  __device__ bool is_ready() const {
+    return stored < parts && try_wait(out.full[out.at.at], out.at.parity);
+  }
+  __device__ void store(auto&& store) {
+    store(stored++, out.buffers[out.at.at]);
+    tma_commit();
+    out.at.next();
+  }
+  /// The buffer of the oldest part that still had one.
+  __device__ void free() {
+    if (freed++ + kShape.buffers < parts) arrive(empty[emptied.at]);
+    emptied.next();
+  }
+};
+
+/// The store warp's side where it serves both rings: it takes whichever part is ready, since a
+/// consumer may have to write before the other can go on.
+template <OutputShape kShape>
+__device__ inline void store_parts_of_both(StoredRing<kShape> (&rings)[kConsumers], auto&& store) {
+  constexpr int kNobody = -1;
+  int youngest = kNobody;  // whose store may still read its buffer
+  const auto free_youngest = [&] {
+#pragma unroll
+    for (int consumer = 0; consumer < kConsumers; ++consumer)
+      if (consumer == youngest) rings[consumer].free();
+    youngest = kNobody;
+  };
+  const auto is_left = [&] {
+    return rings[0].stored < rings[0].parts || rings[1].stored < rings[1].parts;
+  };
+  while (is_left()) {
+    bool found = false;
+#pragma unroll
+    for (int consumer = 0; consumer < kConsumers; ++consumer) {
+      if (!rings[consumer].is_ready()) continue;
+      rings[consumer].store([&](int part, const uint8_t* from) { store(consumer, part, from); });
+      tma_wait_read<1>();
+      free_youngest();
+      youngest = consumer, found = true;
+    }
+    if (found) continue;
+    tma_wait_read<0>();
+    free_youngest();
+  }
+}
+
 }  // namespace cadre::cuda::sm90
