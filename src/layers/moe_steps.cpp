@@ -14,6 +14,10 @@ using enum moe::Tensor;
 /// are, and the copy's time is the same (with 512 faster, with 1024 even).
 constexpr int64_t kMostGatheredColumns = 768;
 
+/// Rows of an expert, in the mean, from which on it is: it gathers 128 for a tile, however few
+/// there are. Timed with 1536.
+constexpr int64_t kLeastGatheredRows = 512;
+
 /// A list of fp32 or int32 words.
 QuantizedShape words(int64_t count) { return plain_rows(DType::kF32, count, 1); }
 
@@ -268,10 +272,15 @@ std::string refuses_gathered(const MoeProblem& p, const Device& device) {
 
 std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
   const int64_t columns = info(p.activation).gated ? 2 * p.features : p.features;
-  if (columns <= kMostGatheredColumns) return {};
-  return text("a product of ", columns,
-              " columns is slower than a copy and the plain product; the ", "most is ",
-              kMostGatheredColumns, ", or name the route");
+  const int64_t rows = p.tokens * p.top_k / p.experts;
+  if (columns > kMostGatheredColumns)
+    return text("a product of ", columns,
+                " columns is slower than a copy and the plain product; the most is ",
+                kMostGatheredColumns, ", or name the route");
+  if (rows < kLeastGatheredRows)
+    return text("experts have ", rows, " rows in the mean, and a product gathers 128 for a tile; ",
+                "the least is ", kLeastGatheredRows, ", or name the route");
+  return {};
 }
 
 MoePlan plan_gathered(const MoeProblem& problem, const Device& device) {

@@ -199,7 +199,7 @@ TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
 
 TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
   const auto made = [](const char* words, std::string_view only = {}) {
-    return plan(parse_moe_problem(text("moe T=20 top_k=2 H=16 E=3 keep_rows=no ", words)),
+    return plan(parse_moe_problem(text("moe T=800 top_k=2 H=16 E=3 keep_rows=no ", words)),
                 hopper().device, only);
   };
   const MoePlan narrow = made("F=384");

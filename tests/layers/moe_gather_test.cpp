@@ -44,8 +44,14 @@ TEST(MoeGather, GathersNothingOnTheCpu) {
 
 TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
   MoeProblem p = problem();
+  p.tokens = 615;
   p.features = 384;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
+  p.tokens = 614;
+  EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()),
+            "experts have 511 rows in the mean, and a product gathers 128 for a tile; the least is "
+            "512, or name the route");
+  p.tokens = 615;
   p.features = 385;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()),
             "a product of 770 columns is slower than a copy and the plain product; the most is "
