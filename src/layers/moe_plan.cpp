@@ -79,7 +79,7 @@ constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
     {.name = "gathered",
      .refuses = layers::refuses_gathered,
      .plan = layers::plan_gathered,
-     .is_slow = layers::why_permuted_is_faster},
+     .why_slow = layers::why_permuted_is_faster},
     {"permuted", layers::takes_all, layers::plan_permuted},
 };
 

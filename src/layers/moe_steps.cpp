@@ -9,13 +9,13 @@ namespace {
 
 using enum moe::Tensor;
 
-/// Columns of fc1 up to which a product that gathers is faster than a copy and the plain product,
-/// on an H200: gathering costs a part of the product's time, which is the longer the more there
-/// are, and the copy's time is the same (with 512 faster, with 1024 even).
+/// Columns of fc1 up to which a product that gathers is taken to be faster than a copy and the
+/// plain product: gathering costs a part of the product's time, which is the longer the more there
+/// are, and the copy's time is the same. On an H200 faster with 512, even with 1024.
 constexpr int64_t kMostGatheredColumns = 768;
 
 /// Rows of an expert, in the mean, from which on it is: it gathers 128 for a tile, however few
-/// there are. Timed with 1536.
+/// there are. Timed with 1536 alone.
 constexpr int64_t kLeastGatheredRows = 512;
 
 /// A list of fp32 or int32 words.

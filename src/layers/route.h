@@ -13,7 +13,7 @@
 namespace cadre::layers {
 
 /// One way to run a layer. A layer lists its routes best first and takes the first one that does
-/// not refuse.
+/// not refuse, and is not slow.
 template <class Problem, class LayerPlan>
 struct Route {
   std::string_view name;
@@ -21,7 +21,7 @@ struct Route {
   LayerPlan (*plan)(const Problem&, const Device&);       ///< its steps and memory
   bool (*is_for)(const Device&) = nullptr;  ///< on others it is passed over unless it is named
   /// Why a later route is faster, where one is: unless it is named it refuses with that.
-  std::string (*is_slow)(const Problem&, const Device&) = nullptr;
+  std::string (*why_slow)(const Problem&, const Device&) = nullptr;
 };
 
 /// For `refuses` of a route that takes every problem.
@@ -42,16 +42,19 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
   for (const Route<Problem, LayerPlan>& route : routes) {
     names.append(names.empty() ? "" : ", ").append(route.name);
     if (only.empty() ? route.is_for && !route.is_for(device) : route.name != only) continue;
-    std::string why = route.refuses(problem, device);
-    if (why.empty() && only.empty() && route.is_slow) why = route.is_slow(problem, device);
-    if (why.empty()) try {
+    std::string why;
+    try {
+      why = route.refuses(problem, device);
+      if (why.empty() && only.empty() && route.why_slow) why = route.why_slow(problem, device);
+      if (why.empty()) {
         LayerPlan plan = route.plan(problem, device);
         plan.name = route.name;
         plan.refusals = std::move(refused);
         return plan;
-      } catch (const Unsupported& step) {
-        why = step.what();
       }
+    } catch (const Unsupported& step) {
+      why = step.what();
+    }
     reasons.append("\n  ").append(route.name).append(": ").append(why);
     refused.push_back({route.name, std::move(why)});
   }

@@ -132,7 +132,7 @@ void Cluster::run(int64_t number, const std::function<void()>& kernel) {
   meeting_ = {};
   start(kernel);
   while (left_ > 0 || !tasks_.empty()) {
-    constexpr int kMostPolls = 10'000;  // all who poll have asked in vain by then
+    constexpr int kMostPolls = 10'000;  // in which all who poll surely have asked in vain
     const bool is_idle = ready_.empty() && tasks_.empty();
     polls_in_vain_ = is_idle ? polls_in_vain_ + 1 : 0;
     if (is_idle && (polling_.empty() || polls_in_vain_ > kMostPolls))

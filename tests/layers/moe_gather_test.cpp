@@ -69,7 +69,7 @@ TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
       {.name = "slow",
        .refuses = layers::takes_all,
        .plan = planned_as,
-       .is_slow = [](const MoeProblem& of, const Device&) -> std::string {
+       .why_slow = [](const MoeProblem& of, const Device&) -> std::string {
          return of.tokens > 9 ? "is slow with many tokens" : "";
        }},
       {.name = "other", .refuses = layers::takes_all, .plan = planned_as}};
@@ -81,6 +81,15 @@ TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
   EXPECT_EQ(taken("slow").name, "slow");
   p.tokens = 9;
   EXPECT_EQ(taken({}).name, "slow");
+}
+
+TEST(MoeGather, OfADeviceWithoutProductsSaysWhyOfEachRoute) {
+  MoeProblem p = problem();
+  p.keep_rows = false;
+  const std::string why =
+      test::unsupported([&] { plan(p, {.kind = DeviceKind::kCuda, .sm = 75}); });
+  for (const char* route : {"for 'moe ", "\n  gathered: ", "\n  permuted: "})
+    EXPECT_NE(why.find(route), std::string::npos) << why;
 }
 
 TEST(MoeGather, GatheredMakesNoRowsInForward) {

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 // The copies of sm_80 and later: from device memory to shared memory, behind a thread's back, in
-// groups that finish in order. One wrapper, one instruction.
+// groups that finish in order. One wrapper, one instruction; and an address to copy from.
 namespace cadre::cuda {
 
 /// Copies the first `bytes` of sixteen; the others become zero. Both places are aligned to sixteen.

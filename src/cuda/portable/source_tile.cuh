@@ -1,8 +1,8 @@
 #pragma once
 #include "cuda/device/barrier.h"
 #include "cuda/device/chunk.h"
-#include "cuda/device/launch.h"
 #include "cuda/device/copy.h"
+#include "cuda/device/launch.h"
 #include "cuda/portable/quantize_job.h"
 #include "formats/hadamard.h"
 

@@ -3,8 +3,8 @@
 
 #include "cuda/device/barrier.h"
 #include "cuda/device/chunk.h"
-#include "cuda/device/launch.h"
 #include "cuda/device/copy.h"
+#include "cuda/device/launch.h"
 #include "cuda/device/mma.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/operand.h"

@@ -155,7 +155,8 @@ void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) 
 }
 
 void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
-  constexpr int64_t kMostBytes = int64_t(1) << 36;  // see GatheredRowsParams::token_units
+  constexpr int64_t kMostBytes = int64_t(16)
+                                 << 32;  // places are 32 bits, in units of sixteen bytes
   const TensorView& x = args.lhs.codes;
   check_gated_rows(p, args);
   require(bytes_for(x.dtype, x.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: x is ", x,

@@ -143,7 +143,9 @@ template <class Kernel>
 __device__ inline void gather_tiles(Shared<Kernel>& shared, const auto& params) {
   constexpr Tile kTile = Kernel::kTile;
   using Load = typename Kernel::Load;
-  static_assert(kTile.stages > 2 && kTile.stages % Load::kWarps == 0);
+  // A stage is passed on once the next is free, and a consumer frees one once the next is full.
+  static_assert(kTile.stages > 2);
+  static_assert(kTile.stages % Load::kWarps == 0);  // turns go on in the next round
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) / kWarp % Load::kWarps;
   StageRing<kTile> ring = shared.stage_ring();
   int under_way = 0;
