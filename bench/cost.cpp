@@ -58,8 +58,9 @@ Cost with_tokens(Cost cost, const Problem& p, double columns) {
 
 Cost cost(const GroupedGemmProblem& p) {
   const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
+  const bool x = p.pass == Pass::kFprop || p.gather == Gather::kRhs;
   return with_tokens({rows * n * k, rows * (n + k) + p.experts * n * k, routed(rows, p.experts)}, p,
-                     n + k);
+                     x ? k : n);
 }
 
 Cost cost(const OffsetsProblem& p) {

@@ -19,7 +19,7 @@ Workspace behind(Workspace workspace, int64_t bytes) {
 }
 
 /// Rows in expert order from rows in token order, and the product that reads them.
-struct BehindACopy {
+struct CopyAndProduct {
   PermutePlan copy;
   GroupedGemmPlan product;
 
@@ -47,7 +47,7 @@ struct BehindACopy {
     product.align = int(std::min<int64_t>(p.align, pitch & -pitch));
     return product;
   }
-  static BehindACopy of(const GroupedGemmProblem& p, const Device& device) {
+  static CopyAndProduct of(const GroupedGemmProblem& p, const Device& device) {
     return {plan(copy_of(p), device), plan(product_of(p), device)};
   }
   int64_t workspace_bytes(const GroupedGemmProblem& p) const {
@@ -69,7 +69,7 @@ struct BehindACopy {
 };
 
 /// The product and its activation.
-struct BeforeActivation {
+struct ProductAndActivation {
   GroupedGemmPlan product;
   ActivationPlan activation;
 
@@ -95,7 +95,7 @@ struct BeforeActivation {
     act.tail = p.tail;
     return act;
   }
-  static BeforeActivation of(const GroupedGemmProblem& p, const Device& device) {
+  static ProductAndActivation of(const GroupedGemmProblem& p, const Device& device) {
     return {plan(product_of(p), device), plan(activation_of(p), device)};
   }
   int64_t workspace_bytes(const GroupedGemmProblem& p) const {
@@ -118,8 +118,8 @@ struct BeforeActivation {
 /// Calls `with` for whichever of the two a problem is.
 template <class With>
 auto as_two(const GroupedGemmProblem& p, With&& with) {
-  return p.gather != Gather::kNo ? with.template operator()<BehindACopy>()
-                                 : with.template operator()<BeforeActivation>();
+  return p.gather != Gather::kNo ? with.template operator()<CopyAndProduct>()
+                                 : with.template operator()<ProductAndActivation>();
 }
 
 }  // namespace

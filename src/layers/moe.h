@@ -51,6 +51,8 @@ bool keeps(const GroupedMlpPlan&, std::string_view tensor);
 std::string refuses_gathered(const MoeProblem&, const Device&);
 std::string why_permuted_is_faster(const MoeProblem&, const Device&);
 MoePlan plan_gathered(const MoeProblem&, const Device&);
+/// Errors    Unsupported where that would copy them: the other route does, for backward too.
+MoePlan plan_gathered_by_kernel(const MoeProblem&, const Device&);
 MoePlan plan_permuted(const MoeProblem&, const Device&);
 
 }  // namespace cadre::layers

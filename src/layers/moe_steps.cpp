@@ -29,15 +29,8 @@ class Planner {
     plan_.device = device;
   }
 
-  /// Why the product of fc1 does not gather: it would copy, as the other route does once for all.
-  std::string refuses_product() const {
-    const GroupedMlpPlan made = plan_within(mlp(), plan_.device);
-    if (find_step<GroupedGemmPlan>(made.fc1, "multiply")->name != "composed") return {};
-    return text("fc1 would copy the rows; it is not fused: ", made.refusals.front().why);
-  }
-
   MoePlan take() {
-    plan_.mlp = plan_within(mlp(), plan_.device);
+    plan_.mlp = plan_within(gathers_ ? gathering_mlp() : mlp(), plan_.device);
     if (has_shared(p_)) plan_.shared = plan(shared(), plan_.device);
     plan_.exact = plan_.mlp.exact && plan_.shared.exact;
     name_tensors();
@@ -75,7 +68,10 @@ class Planner {
     m.dprob = p_.dlogits;
     m.keep_h = p_.keep_h;
     m.options = p_.options;
-    if (!gathers_) return m;
+    return m;
+  }
+  GroupedMlpProblem gathering_mlp() const {
+    GroupedMlpProblem m = mlp();
     m.gather = true;
     m.tokens = p_.tokens;
     m.top_k = p_.top_k;
@@ -89,9 +85,6 @@ class Planner {
     m.experts = 1;
     m.prob = p_.shared_gate;
     m.bias1 = m.bias2 = m.bias2_scale = false;
-    m.gather = false;
-    m.tokens = 0;
-    m.top_k = 1;
     return m;
   }
   /// The rows of all experts are no fewer than tokens, so that their end is an end of these too.
@@ -267,12 +260,12 @@ std::string refuses_gathered(const MoeProblem& p, const Device& device) {
     return "is for recipes that read x as it is";
   if (p.keep_rows && p.wgrad1)
     return "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
-  return Planner(p, device, true).refuses_product();
+  return {};
 }
 
 std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
   const int64_t columns = info(p.activation).gated ? 2 * p.features : p.features;
-  const int64_t rows = p.tokens * p.top_k / p.experts;
+  const int64_t rows = rows_of(p) / p.experts;
   if (columns > kMostGatheredColumns)
     return text("a product of ", columns,
                 " columns is slower than a copy and the plain product; the most is ",
@@ -285,6 +278,14 @@ std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
 
 MoePlan plan_gathered(const MoeProblem& problem, const Device& device) {
   return Planner(problem, device, true).take();
+}
+
+MoePlan plan_gathered_by_kernel(const MoeProblem& problem, const Device& device) {
+  MoePlan made = plan_gathered(problem, device);
+  if (find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply")->name == "composed")
+    throw Unsupported(
+        text("fc1 would copy the rows; it is not fused: ", made.mlp.refusals.front().why));
+  return made;
 }
 
 MoePlan plan_permuted(const MoeProblem& problem, const Device& device) {

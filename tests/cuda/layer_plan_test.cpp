@@ -180,9 +180,9 @@ TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
       {"T=20 F=32 keep_rows=no recipe=bf16,wgrad=mxfp8", "is for recipes that read x as it is"},
       {"T=20 F=32 keep_rows=no dtype=f16", "is for recipes that read x as it is"},
       {"T=20 F=32", "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
-      {"T=20 F=32 act=relu wgrad1=no",
+      {"T=999 F=32 act=relu wgrad1=no",
        "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
-      {"T=20 F=32 act=relu keep_rows=no recipe=bf16,wgrad=mxfp8 wgrad1=no",
+      {"T=999 F=32 act=relu keep_rows=no recipe=bf16,wgrad=mxfp8 wgrad1=no",
        "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
   };
   for (const auto& c : cases) {

@@ -270,6 +270,7 @@ TEST(MoeErrors, OfProblems) {
   EXPECT_EQ(says([](P& p) { p.top_k = 7; }), "routing: top_k is 7, must be at most E, 6");
   EXPECT_EQ(says([](P& p) { p.hidden = 0; }), "moe: H is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.features = 0; }), "moe: F is 0, must be 1 or more");
+  EXPECT_EQ(says([](P& p) { p.experts = 0; }), "moe: E is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.shared_features = -1; }), "moe: shared_F is -1, must be 0 or more");
   EXPECT_EQ(says([](P& p) { p.shared_gate = true; }),
             "moe: shared_gate is yes, must be no; shared_F is 0, so no expert is shared");

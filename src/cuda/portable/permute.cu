@@ -86,13 +86,26 @@ __device__ void write_row(const Job& job, int64_t row, const Segment& chunks, fl
   if (first == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
 }
 
+/// What a row is made of: its slot's token and probability, or nothing.
+struct Source {
+  int64_t token = -1;
+  float p = 0;
+
+  __device__ Source(const Job& job, int64_t row, int64_t used) {
+    const int slot = row < used ? job.slot_of[row] : -1;
+    if (!job.is_slot(slot)) return;
+    token = slot / job.top_k;
+    if (job.prob != nullptr) p = job.prob[slot];
+  }
+  __device__ bool is_there() const { return token >= 0; }
+};
+
 /// rows[row] from the token of its slot, or zero.
 template <class Config>
 __device__ void make_row(const Job& job, int64_t row, int64_t used) {
-  const int slot = row < used ? job.slot_of[row] : -1;
-  const bool known = job.is_slot(slot);
-  const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
-  write_row<Config>(job, row, known ? read_token<Config>(job, slot / job.top_k) : Segment{}, p);
+  const Source from(job, row, used);
+  write_row<Config>(job, row, from.is_there() ? read_token<Config>(job, from.token) : Segment{},
+                    from.p);
 }
 
 /// Without row_of: each row reads its token.
@@ -105,26 +118,21 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kern
            [&](int64_t row) { make_row<Config>(job, row, used); });
 }
 
-/// Rows of so few columns that a thread makes one.
-constexpr int64_t kNarrow = kChunk;
-constexpr unsigned kNarrowThreads = 256;
-
+/// The same of rows of a few columns, with row_of too.
 template <class Config>
 __global__ void __launch_bounds__(kNarrowThreads, Config::kBlocks)
     narrow_rows_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used(), last = job.zero_tail ? job.bound : used;
-  for (int64_t row = int64_t(blockIdx.x) * kNarrowThreads + threadIdx.x; row < last;
-       row += int64_t(gridDim.x) * kNarrowThreads) {
-    const int slot = row < used ? job.slot_of[row] : -1;
-    const bool known = job.is_slot(slot);
-    const float p = known && job.prob != nullptr ? job.prob[slot] : 0.0f;
-    const Chunk chunk = known ? load<Config::kWide>(job.tokens, {slot / job.top_k, 0}) : Chunk{};
-    store<Config::kWide>(job.weighted ? scaled(chunk, job.rows.dtype, p) : chunk, job.rows,
-                         {row, 0});
-    if (job.row_prob != nullptr) job.row_prob[row] = p;
-  }
+  const int64_t used = job.used();
+  for_narrow_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
+    const Source from(job, row, used);
+    Chunk chunk{};
+    if (from.is_there()) chunk = load<Config::kWide>(job.tokens, {from.token, 0});
+    if (job.weighted) chunk = scaled(chunk, job.rows.dtype, from.p);
+    store<Config::kWide>(chunk, job.rows, {row, 0});
+    if (job.row_prob != nullptr) job.row_prob[row] = from.p;
+  });
 }
 
 /// Calls work(row) with those of 32 rows that no slot points back at: the tail, and rows of a map
@@ -198,13 +206,11 @@ __device__ float product(const Job& job, int64_t token, int64_t row, bool write,
 /// A row that no slot points back at, as a whole.
 template <class Config>
 __device__ void make_whole_row(const Job& job, int64_t row, int64_t used) {
-  const int slot = row < used ? job.slot_of[row] : -1;
-  const bool known = job.is_slot(slot);
-  const float p = known ? job.prob[slot] : 0.0f;
+  const Source from(job, row, used);
   for_chunks(job.hidden, [&](int64_t column) {
     Chunk chunk{};
-    if (known) chunk = load<Config::kWide>(job.tokens, {slot / job.top_k, column});
-    store<Config::kWide>(scaled(chunk, job.rows.dtype, p), job.rows, {row, column});
+    if (from.is_there()) chunk = load<Config::kWide>(job.tokens, {from.token, column});
+    store<Config::kWide>(scaled(chunk, job.rows.dtype, from.p), job.rows, {row, column});
   });
 }
 
@@ -343,12 +349,7 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
     const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
     cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
   } else if (p.hidden <= kNarrow) {
-    const int64_t blocks = (p.rows + kNarrowThreads - 1) / kNarrowThreads;
-    const Grid grid{.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kMostBlocksAlongRows)),
-                    .threads = kNarrowThreads,
-                    .stream = stream,
-                    .dependent = true};
-    cuda::launch(narrow_rows_kernel<Config>, grid, job);
+    cuda::launch(narrow_rows_kernel<Config>, narrow_grid(p.rows, stream), job);
   } else if (job.row_of != nullptr) {
     const RowGrid grid = RowGrid::of(p.tokens + groups, p.hidden, kRounds);
     cuda::launch(scatter_kernel<Config>, grid.on(stream), job);

@@ -39,6 +39,23 @@ struct RowGrid {
   }
 };
 
+/// A grid over rows of so few columns that a thread takes one, for kernels that call
+/// begin_dependent(), and its loop.
+constexpr int64_t kNarrow = kChunk;
+constexpr unsigned kNarrowThreads = 256;
+inline Grid narrow_grid(int64_t rows, cudaStream_t stream) {
+  const int64_t blocks = (rows + kNarrowThreads - 1) / kNarrowThreads;
+  return {.blocks = unsigned(std::clamp<int64_t>(blocks, 1, kMostBlocksAlongRows)),
+          .threads = kNarrowThreads,
+          .stream = stream,
+          .dependent = true};
+}
+template <class Work>
+__device__ void for_narrow_rows(int64_t rows, Work&& work) {
+  const int64_t first = int64_t(blockIdx.x) * kNarrowThreads + threadIdx.x;
+  for (int64_t row = first; row < rows; row += int64_t(gridDim.x) * kNarrowThreads) work(row);
+}
+
 /// A grid-stride loop: calls work(row) with every row below `rows` that this warp takes.
 template <class Work>
 __device__ void for_rows(int64_t rows, Work&& work) {

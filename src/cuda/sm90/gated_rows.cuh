@@ -70,7 +70,7 @@ class GatedRowsHeld {
   __device__ GatedRowsHeld(const GatedRowsParams& params, Memory& memory)
       : params_(params), probs_(memory.probs[threadIdx.x / kWarp]) {}
 
-  __device__ bool is_empty() const { return turn_ >= turns_; }
+  __device__ bool is_empty() const { return turns_.is_empty(); }
 
   __device__ void take(const float* s, const TileRecord& tile, const GluBias& bias) {
     constexpr int kProbs = kMostCols / kWarp;
@@ -83,10 +83,10 @@ class GatedRowsHeld {
     }
 #pragma unroll
     for (int i = 0; i < kAllTurns; ++i, s += 4)
-      z_[i] = {pack<kType>(s[0] + bias.gate, s[1] + bias.gate),
-               pack<kType>(s[2] + bias.up, s[3] + bias.up)};
+      turns_.of[i] = {pack<kType>(s[0] + bias.gate, s[1] + bias.gate),
+                      pack<kType>(s[2] + bias.up, s[3] + bias.up)};
     const unsigned parts = unsigned(tile.cols() + kGatedPartCols - 1) / kGatedPartCols;
-    turn_ = 0, turns_ = parts * kTurns;
+    turns_.begin(parts * kTurns);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kProbs; ++i) probs_[kWarp * i + lane] = prob[i];
@@ -95,18 +95,20 @@ class GatedRowsHeld {
 
   template <OutputShape kShape>
   __device__ void write_turn(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers]) {
-    const StoredGlu z = turn<0, kAllTurns>(int(turn_));
+    const unsigned number = turns_.number();
+    const StoredGlu z = turns_.present();
     const int lane = int(threadIdx.x) % kWarp;
-    const Pair prob = *reinterpret_cast<const Pair*>(probs_ + 8 * turn_ + lane % 4 * 2);
-    const Pair gate = unpacked(z.gate), up = unpacked(z.up);
+    const Pair prob = *reinterpret_cast<const Pair*>(probs_ + 8 * number + lane % 4 * 2);
+    const Pair gate = unpack<kType>(z.gate), up = unpack<kType>(z.up);
     const auto& constants = params_.constants;
     const uint32_t h =
         pack<kType>(Activation::forward(gate.first, up.first, constants) * prob.first,
                     Activation::forward(gate.second, up.second, constants) * prob.second);
-    const unsigned in_part = turn_ % kTurns;
+    const unsigned in_part = number % kTurns;
     if (in_part == 0) out.wait_empty(empty);
     put(z, h, out.buffer() + in_part * 8 * 64);
-    if (++turn_ % kTurns == 0) out.pass_on();
+    turns_.next();
+    if (turns_.number() % kTurns == 0) out.pass_on();
   }
 
  private:
@@ -116,19 +118,6 @@ class GatedRowsHeld {
   struct StoredGlu {
     uint32_t gate, up;
   };
-  __device__ static Pair unpacked(uint32_t both) {
-    return kType == DType::kBf16 ? unpack_bf16(both) : unpack_f16(both);
-  }
-  /// By branches: an index would put all into memory.
-  template <int kFirst, int kEnd>
-  __device__ StoredGlu turn(int at) const {
-    if constexpr (kFirst + 1 == kEnd) {
-      return z_[kFirst];
-    } else {
-      constexpr int kMiddle = (kFirst + kEnd) / 2;
-      return at < kMiddle ? turn<kFirst, kMiddle>(at) : turn<kMiddle, kEnd>(at);
-    }
-  }
   __device__ void put(const StoredGlu& z, uint32_t h, uint32_t to) const {
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
     const uint32_t place = swizzled_64(lane % 8, warp);
@@ -149,8 +138,7 @@ class GatedRowsHeld {
 
   const GatedRowsParams& params_;
   float* probs_;
-  StoredGlu z_[kAllTurns];
-  unsigned turn_ = 0, turns_ = 0;  ///< the next, and how many there are
+  Turns<StoredGlu, kAllTurns> turns_;
 };
 
 /// Parts of h, gate and up of 32 features, three boxes in a buffer.

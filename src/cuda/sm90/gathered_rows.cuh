@@ -159,7 +159,7 @@ class GatheredRowsHeld {
   __device__ GatheredRowsHeld(const GatheredRowsParams& params, Memory& memory)
       : params_(params), memory_(memory) {}
 
-  __device__ bool is_empty() const { return turn_ >= turns_; }
+  __device__ bool is_empty() const { return turns_.is_empty(); }
 
   __device__ void take(const float* s, const TileRecord& tile, const GatheredRowsBias&) {
     const ThreadPlace place = ThreadPlace::mine();
@@ -174,15 +174,15 @@ class GatheredRowsHeld {
     else
       round<false>(s, nullptr);
     const auto parts = unsigned(tile.cols() + kGatheredPartCols - 1) / kGatheredPartCols;
-    turn_ = 0, turns_ = parts * kTurns;
+    turns_.begin(parts * kTurns);
   }
 
   template <OutputShape kShape>
   __device__ void write_turn(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers]) {
-    const StoredGlu z = turn<0, kAllTurns>(int(turn_));
+    const StoredGlu z = turns_.present();
     const uint32_t upper = activated(z.gate[0], z.up[0], prob_[0]);
     const uint32_t lower = activated(z.gate[1], z.up[1], prob_[1]);
-    const int in_part = int(turn_ % kTurns);
+    const int in_part = int(turns_.number() % kTurns);
     if (in_part == 0) out.wait_empty(empty);
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
     const uint32_t place = swizzled_32(16 * warp + lane % 16, in_part);
@@ -192,7 +192,8 @@ class GatheredRowsHeld {
     else if (params_.keeps_z)
       stmatrix(out.buffer() + uint32_t((1 + lane / 16) * kBoxBytes) + place,
                {z.gate[0], z.gate[1], z.up[0], z.up[1]});
-    if (++turn_ % kTurns == 0) out.pass_on();
+    turns_.next();
+    if (turns_.number() % kTurns == 0) out.pass_on();
   }
 
   static constexpr int kGatheredPartCols = 2 * kGatheredPartFeatures;
@@ -218,32 +219,19 @@ class GatheredRowsHeld {
       const auto sum = [](float a, float b) { return kBias ? a + b : a; };
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        z_[i].gate[half] =
+        turns_.of[i].gate[half] =
             pack<kType>(sum(s[2 * half], gate.first), sum(s[2 * half + 1], gate.second));
-        z_[i].up[half] =
+        turns_.of[i].up[half] =
             pack<kType>(sum(s[4 + 2 * half], up.first), sum(s[5 + 2 * half], up.second));
       }
     }
     __syncwarp();
   }
-  __device__ static Pair unpacked(uint32_t both) {
-    return kType == DType::kBf16 ? unpack_bf16(both) : unpack_f16(both);
-  }
   __device__ uint32_t activated(uint32_t gates, uint32_t ups, float prob) const {
-    const Pair gate = unpacked(gates), up = unpacked(ups);
+    const Pair gate = unpack<kType>(gates), up = unpack<kType>(ups);
     const auto& constants = params_.constants;
     return pack<kType>(Activation::forward(gate.first, up.first, constants) * prob,
                        Activation::forward(gate.second, up.second, constants) * prob);
-  }
-  /// By branches: an index would put all into memory.
-  template <int kFirst, int kEnd>
-  __device__ StoredGlu turn(int at) const {
-    if constexpr (kFirst + 1 == kEnd) {
-      return z_[kFirst];
-    } else {
-      constexpr int kMiddle = (kFirst + kEnd) / 2;
-      return at < kMiddle ? turn<kFirst, kMiddle>(at) : turn<kMiddle, kEnd>(at);
-    }
   }
   /// Gate and up in turns of one: a turn fills the rows of a box.
   __device__ static void put_pairs(const StoredGlu& z, uint32_t to) {
@@ -260,8 +248,7 @@ class GatheredRowsHeld {
   const GatheredRowsParams& params_;
   Memory& memory_;
   float prob_[2] = {1, 1};  ///< of the thread's rows
-  StoredGlu z_[kAllTurns];
-  unsigned turn_ = 0, turns_ = 0;  ///< the next, and how many there are
+  Turns<StoredGlu, kAllTurns> turns_;
 };
 
 /// Parts of h, gate and up of 16 features, three boxes in a buffer.

@@ -9,6 +9,7 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
+constexpr int kBlockFeatures = 32;          // of gate, then of up, interleaved by 32
 constexpr int64_t kLeastGatedColumns = 64;  // of gate and up: see halves_of()
 
 bool is_16_bit(DType dtype) { return dtype == DType::kBf16 || dtype == DType::kF16; }
@@ -49,7 +50,9 @@ struct Halves {
 Halves halves_of(const TensorView& z, GluLayout layout, int box) {
   const int64_t features = z.shape[1] / 2;
   const bool apart = layout == GluLayout::kConcat;
-  const int64_t ahead = apart ? features : layout == GluLayout::kInterleave1 ? box : 32;
+  const int64_t ahead = apart                                ? features
+                        : layout == GluLayout::kInterleave32 ? kBlockFeatures
+                                                             : box;
   Halves halves{{z, z}, apart ? 1 : 2};
   if (apart) halves.view[0].shape[1] = features;
   halves.view[1].shape[1] -= ahead;
@@ -155,8 +158,7 @@ void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) 
 }
 
 void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
-  constexpr int64_t kMostBytes = int64_t(16)
-                                 << 32;  // places are 32 bits, in units of sixteen bytes
+  constexpr int64_t kMostBytes = int64_t(1) << 36;  // places are 32 bits, of sixteen bytes each
   const TensorView& x = args.lhs.codes;
   check_gated_rows(p, args);
   require(bytes_for(x.dtype, x.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: x is ", x,

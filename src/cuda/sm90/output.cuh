@@ -14,6 +14,38 @@ __device__ inline uint32_t pack(float first, float second) {
   return kDType == DType::kBf16 ? pack_bf16(first, second) : pack_f16(first, second);
 }
 
+template <DType kDType>
+__device__ inline Pair unpack(uint32_t both) {
+  return kDType == DType::kBf16 ? unpack_bf16(both) : unpack_f16(both);
+}
+
+/// A thread's share of a tile on its way out in turns, of which there are kAll at most.
+template <class Turn, int kAll>
+class Turns {
+ public:
+  Turn of[kAll];
+
+  __device__ void begin(unsigned count) { at_ = 0, count_ = count; }
+  __device__ bool is_empty() const { return at_ >= count_; }
+  __device__ unsigned number() const { return at_; }
+  __device__ Turn present() const { return find<0, kAll>(int(at_)); }
+  __device__ void next() { ++at_; }
+
+ private:
+  /// By branches: an index would put all into memory.
+  template <int kFirst, int kEnd>
+  __device__ Turn find(int at) const {
+    if constexpr (kFirst + 1 == kEnd) {
+      return of[kFirst];
+    } else {
+      constexpr int kMiddle = (kFirst + kEnd) / 2;
+      return at < kMiddle ? find<kFirst, kMiddle>(at) : find<kMiddle, kEnd>(at);
+    }
+  }
+
+  unsigned at_ = 0, count_ = 0;
+};
+
 /// Sixteen columns of accumulators as two pairs of 8 x 8 matrices.
 template <DType kDType>
 __device__ inline Matrices packed(const float* s) {
