@@ -160,6 +160,19 @@ def moe_layers(info):
     return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
 
 
+def layer_products(topic):
+    """Layers of C++ beside their own products, of which the time is 1, and their rate of memory."""
+    def table(info):
+        rows = [[where, case["layer"], case["problem"].split()[1], case["call"], case["plan"],
+                 *shown(case["us"], ["cadre"], ".0f"),
+                 f"{case['us']['cadre'] / case['us']['products']:.3f}",
+                 f"{case['bytes'] / case['us']['cadre'] / 1e6:.2f}"]
+                for where, record in records(topic) for case in record["cases"]]
+        return markdown(["GPU", "layer", "rows", "call", "route", "us", "over products", "TB/s"],
+                        rows)
+    return table
+
+
 def moe_memory(info):
     """MiB of a step that live from forward to backward, and at most; peers as in their record."""
     peers = {(case["layer"], case["from"]): case for _, record in records("moe-torch")
@@ -350,6 +363,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
+          "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
+          "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}
 
 
