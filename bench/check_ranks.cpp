@@ -24,7 +24,7 @@ bool overflows(const ExpertParallelProblem& p, const RankRouting& routing) {
 /// What all ranks see: the result of one rank that has everything, and a hash of each rank's.
 struct Shared {
   explicit Shared(const ExpertParallelPlan& plan, const RankInputs& inputs)
-      : one(cadre::plan(as_one_rank(plan.problem), plan.device)),
+      : one(cadre::plan(as_one_rank(plan.problem), this_cpu())),
         whole(one, inputs, 0, memory),
         digests(memory.array<Digest>(plan.problem.ranks)) {
     std::fill_n(digests, plan.problem.ranks, Digest{});
@@ -42,7 +42,8 @@ class RankCheck {
       : p_(plan.problem),
         shared_(shared),
         rank_(rank),
-        mine_(plan, inputs, rank.number() * plan.problem.tokens, buffers_) {}
+        accelerator_(open_accelerator(plan.device)),
+        mine_(plan, inputs, rank.number() * plan.problem.tokens, buffers_, accelerator_.get()) {}
 
   /// The first fault of all routings; empty if there is none.
   std::string run(const std::vector<RankRouting>& routings) {
@@ -121,6 +122,7 @@ class RankCheck {
   const ExpertParallelProblem& p_;
   Shared& shared_;
   Rank& rank_;
+  std::unique_ptr<Accelerator> accelerator_;
   Buffers buffers_;
   RankCase mine_;
 };
@@ -137,8 +139,9 @@ RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& 
   RanksReport report;
   report.check.problem = to_string(p);
   report.check.plan = chosen.name;
-  for (const std::string& fault : run_ranks(p.ranks, [&](Rank& rank) {
-         return RankCheck(chosen, inputs, shared, rank).run(routings);
+  for (const std::string& fault : run_ranks_on(device, p.ranks, [&](Rank& rank) {
+         const ExpertParallelPlan mine = plan(p, device_of_rank(device, rank.number(), p.ranks));
+         return RankCheck(mine, inputs, shared, rank).run(routings);
        }))
     if (report.check.fault.empty()) report.check.fault = fault;
   for (int q = 0; q < p.ranks; ++q) report.check.digest.add(shared.digests[q]);

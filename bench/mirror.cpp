@@ -23,6 +23,10 @@ Mirror::Mirror(const Buffers& buffers, Accelerator& accelerator) : accelerator_(
   }
   std::sort(regions_.begin(), regions_.end(),
             [](const Region& a, const Region& b) { return a.host < b.host; });
+  upload();
+}
+
+void Mirror::upload() const {
   for (const Region& r : regions_) upload(r);
 }
 

@@ -29,6 +29,8 @@ class Mirror {
     return args;
   }
 
+  /// Brings everything from the buffers once more.
+  void upload() const;
   /// Brings everything but tables of pointers back to the buffers.
   void fetch() const;
   /// The same for the one buffer that holds this place, and for the canaries of all.

@@ -34,9 +34,13 @@ RankRouting finished(const ExpertParallelProblem& p, RankRouting routing) {
   return routing;
 }
 
-TensorView rows_from(TensorView v, int64_t first) {
-  v.data = static_cast<char*>(v.data) + first * bytes_for(v.dtype, v[1]);
-  return v;
+/// So many of the rows, from the first on, in other buffers.
+TensorView copy_of(const TensorView& v, int64_t first, int64_t rows, Buffers& buffers) {
+  const int64_t bytes = bytes_for(v.dtype, v[1]);
+  const TensorView copy = buffers.tensor(v.dtype, {rows, v[1]});
+  std::copy_n(static_cast<const char*>(v.data) + first * bytes, rows * bytes,
+              static_cast<char*>(copy.data));
+  return copy;
 }
 
 }  // namespace
@@ -108,13 +112,16 @@ RankInputs::RankInputs(const ExpertParallelProblem& p, uint64_t seed, Buffers& b
 }
 
 RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int64_t first_token,
-                   Buffers& buffers)
+                   Buffers& buffers, Accelerator* accelerator)
     : plan_(plan),
+      accelerator_(accelerator),
       first_choice_(first_token * plan.problem.top_k),
-      x_(rows_from(inputs.x, first_token)),
-      dout_(rows_from(inputs.dout, first_token)),
-      prob_(inputs.prob + first_choice_) {
+      x_(copy_of(inputs.x, first_token, plan.problem.tokens, buffers)),
+      dout_(copy_of(inputs.dout, first_token, plan.problem.tokens, buffers)),
+      prob_(buffers.array<float>(plan.problem.tokens * plan.problem.top_k)) {
   const ExpertParallelProblem& p = plan.problem;
+  std::copy_n(inputs.prob + first_choice_, p.tokens * p.top_k, prob_);
+  experts_ = buffers.array<int32_t>(p.tokens * p.top_k);
   first_expert_ = p.tokens > 0 ? first_token / p.tokens * p.experts : 0;
   for (TensorView* rows : {&rows_, &y_, &dy_, &drows_})
     *rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
@@ -123,13 +130,23 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   dprob_ = buffers.array<float>(p.tokens * p.top_k);
   routed_ = buffers.array<int32_t>(p.ranks);
   map_ = {buffers.array<int32_t>(p.tokens * p.top_k), buffers.array<int32_t>(p.rows),
+          buffers.array<int32_t>(p.ranks * p.tokens * p.top_k),
           buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
   workspace_ = buffers.workspace(plan.workspace_bytes);
+  if (accelerator != nullptr) mirror_ = std::make_unique<Mirror>(buffers, *accelerator);
 }
 
 void RankCase::choose(const int32_t* experts, int64_t tokens) {
-  experts_ = experts + first_choice_;
+  std::copy_n(experts + first_choice_, tokens * plan_.problem.top_k, experts_);
   tokens_ = tokens;
+  upload();
+}
+
+void RankCase::fetch() const {
+  if (mirror_) mirror_->fetch();
+}
+void RankCase::upload() const {
+  if (mirror_) mirror_->upload();
 }
 
 TensorView RankCase::of_tokens(const TensorView& most) const {
@@ -138,19 +155,19 @@ TensorView RankCase::of_tokens(const TensorView& most) const {
 
 void RankCase::dispatch(Window& window) {
   const ExpertParallelProblem& p = plan_.problem;
-  cadre::dispatch(plan_, window,
-                  {.x = of_tokens(x_),
-                   .experts = experts_,
-                   .prob = p.prob ? prob_ : nullptr,
-                   .rows = rows_,
-                   .row_prob = p.prob ? row_prob_ : nullptr,
-                   .routed = routed_,
-                   .map = map_},
-                  workspace_, {});
+  const DispatchArgs args{.x = of_tokens(x_),
+                          .experts = experts_,
+                          .prob = p.prob ? prob_ : nullptr,
+                          .rows = rows_,
+                          .row_prob = p.prob ? row_prob_ : nullptr,
+                          .routed = routed_,
+                          .map = map_};
+  cadre::dispatch(plan_, window, there(args), there(workspace_), stream());
 }
 
 void RankCase::collect(Window& window) {
-  cadre::collect(plan_, window, {.y = y_, .out = of_tokens(out_), .map = map_}, {});
+  const CollectArgs args{.y = y_, .out = of_tokens(out_), .map = map_};
+  cadre::collect(plan_, window, there(args), stream());
 }
 
 void RankCase::apply_experts(const TensorView& from, const TensorView& to,
@@ -171,24 +188,29 @@ void RankCase::step(Window& window, const std::function<void(std::string_view)>&
   const ExpertParallelProblem& p = plan_.problem;
   enter("dispatch");
   dispatch(window);
+  fetch();
   enter("the experts");
   apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
+  upload();
   enter("collect");
   collect(window);
   enter("collect backward");
-  collect_backward(plan_, window, {.dout = of_tokens(dout_), .dy = dy_, .map = map_}, {});
+  const CollectBackwardArgs of_dy{.dout = of_tokens(dout_), .dy = dy_, .map = map_};
+  collect_backward(plan_, window, there(of_dy), stream());
+  fetch();
   enter("the experts' backward");
   apply_experts(dy_, drows_, nullptr);
   for (int64_t row = 0; row < used(); ++row)
     drow_prob_[row] = load(dy_, row * p.hidden) + load(rows_, row * p.hidden);
+  upload();
   enter("dispatch backward");
-  dispatch_backward(plan_, window,
-                    {.drows = drows_,
-                     .drow_prob = p.prob ? drow_prob_ : nullptr,
-                     .dx = of_tokens(dx_),
-                     .dprob = p.prob ? dprob_ : nullptr,
-                     .map = map_},
-                    workspace_, {});
+  const DispatchBackwardArgs of_dx{.drows = drows_,
+                                   .drow_prob = p.prob ? drow_prob_ : nullptr,
+                                   .dx = of_tokens(dx_),
+                                   .dprob = p.prob ? dprob_ : nullptr,
+                                   .map = map_};
+  dispatch_backward(plan_, window, there(of_dx), there(workspace_), stream());
+  fetch();
 }
 
 std::vector<RankCase::Result> RankCase::results() const {

@@ -1,11 +1,14 @@
 #pragma once
 #include <functional>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "bench/accelerator.h"
 #include "bench/buffers.h"
 #include "bench/draw.h"
+#include "bench/mirror.h"
 #include "cadre/expert_parallel.h"
 
 namespace cadre::bench {
@@ -44,16 +47,21 @@ struct RankInputs {
 /// and takes no weights.
 class RankCase {
  public:
-  /// `first_token` of all: rank * T.
-  RankCase(const ExpertParallelPlan&, const RankInputs&, int64_t first_token, Buffers&);
+  /// `first_token` of all: rank * T. With an accelerator the exchanges are its.
+  RankCase(const ExpertParallelPlan&, const RankInputs&, int64_t first_token, Buffers&,
+           Accelerator* = nullptr);
 
-  /// The tokens that choose, until the next call: `experts` are theirs.
+  /// The tokens that choose, until the next call: `experts` are those of all ranks' tokens.
   void choose(const int32_t* experts, int64_t tokens);
 
   /// All four, and the experts between them. `enter` is told which one begins.
   void step(Window&, const std::function<void(std::string_view)>& enter);
+  /// On an accelerator they are enqueued.
   void dispatch(Window&);
   void collect(Window&);
+  /// What an accelerator has written, on the host, and the other way.
+  void fetch() const;
+  void upload() const;
 
   const ExpertParallelPlan& plan() const { return plan_; }
 
@@ -74,9 +82,17 @@ class RankCase {
   TensorView of_tokens(const TensorView& most) const;
   void apply_experts(const TensorView& from, const TensorView& to, const float* factors) const;
 
+  template <class Args>
+  Args there(const Args& args) const {
+    return mirror_ ? mirror_->moved(args) : args;
+  }
+  Stream stream() const { return accelerator_ ? accelerator_->stream() : Stream(); }
+
   const ExpertParallelPlan& plan_;
+  Accelerator* accelerator_;
+  std::unique_ptr<Mirror> mirror_{};
   int64_t first_choice_, first_expert_, tokens_ = 0;
-  const int32_t* experts_ = nullptr;
+  int32_t* experts_ = nullptr;
   TensorView x_, dout_, rows_, y_, out_, dy_, drows_, dx_;
   float *prob_, *row_prob_, *drow_prob_, *dprob_;
   int32_t* routed_;

@@ -30,7 +30,8 @@ struct RankNotes {
   }
 };
 
-struct RankBoard {
+class RankBoard final : public RankGroup {
+ public:
   explicit RankBoard(int count) : ranks(count), notes(memory.array<RankNotes>(count)) {
     for (int r = 0; r < count; ++r) {
       RankNotes::write(notes[r].phase, "its start");
@@ -48,25 +49,23 @@ struct RankBoard {
     return all;
   }
 
+  void enter(int rank, std::string_view phase) override {
+    RankNotes::write(notes[rank].phase, phase);
+  }
+  void meet() override { pthread_barrier_wait(barrier); }
+  std::vector<std::string> gather(int rank, const std::string& own) override {
+    RankNotes::write(notes[rank].words, own);
+    meet();
+    std::vector<std::string> all = words();
+    meet();
+    return all;
+  }
+
   int ranks;
   Buffers memory{Buffers::ForProcesses{}};
   pthread_barrier_t* barrier = memory.array<pthread_barrier_t>(1);
   RankNotes* notes;
 };
-
-void Rank::enter(std::string_view phase) { RankNotes::write(board_.notes[number_].phase, phase); }
-
-void Rank::meet() { pthread_barrier_wait(board_.barrier); }
-
-AllGather Rank::all_gather() {
-  return [this](const std::string& own) {
-    RankNotes::write(board_.notes[number_].words, own);
-    meet();
-    std::vector<std::string> all = board_.words();
-    meet();
-    return all;
-  };
-}
 
 namespace {
 

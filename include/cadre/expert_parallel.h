@@ -104,7 +104,7 @@ class Window {
   /// Waits until every other rank has read what this one brought to the last exchange. Before it
   /// nothing may be written into the window; the exchanges themselves wait for it.
   /// Errors    as those of an exchange.
-  void await_readers();
+  void await_readers(Stream = {});
 
   /// This rank's [T, H] and [R, H] of a plan, to be written after await_readers(). What is given to
   /// an exchange from there is not copied again.
@@ -125,10 +125,11 @@ class Window {
 
 /// Where routed rows come from and go to among the ranks: dispatch writes it, the others read it.
 struct ExchangeMap {
-  int32_t* row_of = nullptr;   ///< [t, top_k]: rank * R + row, -1 where the choice was dropped
-  int32_t* slot_of = nullptr;  ///< [R]: (rank * T + token) * top_k + choice; tail not written
-  int32_t* offsets = nullptr;  ///< [E + 1]: rows of this rank's experts
-  int32_t* verdict = nullptr;  ///< one word: 0, or 1 if rows overflowed and that is an error
+  int32_t* row_of = nullptr;    ///< [t, top_k]: rank * R + row, -1 where the choice was dropped
+  int32_t* slot_of = nullptr;   ///< [R]: (rank * T + token) * top_k + choice; tail not written
+  int32_t* row_here = nullptr;  ///< [P, T, top_k]: this rank's row of a choice of any, or -1
+  int32_t* offsets = nullptr;   ///< [E + 1]: rows of this rank's experts
+  int32_t* verdict = nullptr;   ///< one word: 0, or 1 if rows overflowed and that is an error
 };
 
 struct DispatchArgs {

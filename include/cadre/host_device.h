@@ -6,3 +6,10 @@
 #else
 #define CADRE_HD
 #endif
+
+/// Before a template that both call and whose arguments are of either: nvcc would ask for both.
+#ifdef __CUDACC__
+#define CADRE_HD_OF_EITHER _Pragma("nv_exec_check_disable")
+#else
+#define CADRE_HD_OF_EITHER
+#endif

@@ -5,6 +5,9 @@ set(cadre_cuda_sources
   backend.cpp
   device.cpp
   device/tensor_map.cpp
+  parallel/exchange.cu
+  parallel/rank_device.cpp
+  parallel/rank_memory.cpp
   poison.cpp
   portable/activation.cu
   portable/bias_grad.cu

@@ -43,6 +43,8 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
   void map(const ExchangeMap& map, int64_t tokens) const {
     present("map.row_of", map.row_of, tokens * problem().top_k, "dispatch writes it");
     present("map.slot_of", map.slot_of, problem().rows, "dispatch writes it");
+    present("map.row_here", map.row_here, problem().ranks * problem().tokens * problem().top_k,
+            "dispatch writes it");
     present("map.offsets", map.offsets, int64_t(problem().experts) + 1, "dispatch writes it");
     present("map.verdict", map.verdict, 1, "dispatch writes it");
   }

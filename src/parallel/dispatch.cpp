@@ -1,13 +1,10 @@
 // Tokens to the ranks of their experts, and their gradients back.
 #include "parallel/dispatch.h"
 
-#include <algorithm>
 #include <utility>
 
-#include "cadre/error.h"
 #include "parallel/checks.h"
 #include "parallel/exchange.h"
-#include "schedule/rank_rows.h"
 
 namespace cadre {
 namespace parallel {
@@ -27,11 +24,11 @@ DispatchMemory::DispatchMemory(const ExpertParallelProblem& p, const OffsetsPlan
 
 namespace {
 
-/// One dispatch of a rank, while its workspace holds the choices of all.
-class Dispatch {
+/// What a dispatch reads, in its workspace and in the windows of all ranks.
+class DispatchRead {
  public:
-  Dispatch(const ExpertParallelPlan& plan, Window::State& window, const DispatchArgs& args,
-           Workspace workspace)
+  DispatchRead(const ExpertParallelPlan& plan, const Window::State& window,
+               const DispatchArgs& args, Workspace workspace)
       : plan_(plan),
         p_(plan.problem),
         window_(window),
@@ -39,88 +36,51 @@ class Dispatch {
         at_(p_, plan.offsets),
         memory_(static_cast<char*>(workspace.data)) {}
 
-  /// Absent tokens choose nobody.
-  void write() const {
-    char* home = window_.of(window_.rank);
-    const int64_t slots = args_.x[0] * p_.top_k;
-    auto* experts = reinterpret_cast<int32_t*>(home + plan_.window.experts);
-    publish(args_.x, args_.x[0], home + plan_.window.tokens);
-    publish(args_.prob, slots, home + plan_.window.prob);
-    publish(args_.experts, slots, home + plan_.window.experts);
-    std::fill(experts + slots, experts + p_.tokens * p_.top_k, -1);
-  }
-
-  void read(Stream stream) const {
-    sort_choices();
-    write_map();
-    float* prob = nullptr;
-    if (p_.prob) {
-      prob = reinterpret_cast<float*>(memory_ + at_.prob);
-      gather(window_, plan_.window.prob, p_.tokens * p_.top_k, prob);
-    }
-    run(plan_.dispatch,
-        {.tokens = of_ranks(window_, plan_.window.tokens, p_.dtype, p_.tokens, p_.hidden),
-         .rows = args_.rows,
-         .map = {.slot_of = args_.map.slot_of},
-         .offsets = {args_.map.offsets, p_.experts},
-         .prob = prob,
-         .row_prob = args_.row_prob},
-        {}, stream);
-    if (*args_.map.verdict != 0) spoil();
-  }
-
-  void spoil() const {
-    fill_nan(args_.rows);
-    fill_nan(args_.row_prob, p_.rows);
+  void run(Stream stream) const {
+    const int64_t choices = p_.tokens * p_.top_k;
+    float* prob = p_.prob ? reinterpret_cast<float*>(memory_ + at_.prob) : nullptr;
+    const ListOfRanks lists[] = {{plan_.window.experts, choices, list(at_.experts)},
+                                 {plan_.window.prob, choices, prob}};
+    window_.device->gather(window_, lists, stream);
+    cadre::run(plan_.offsets,
+               {.source = list(at_.experts),
+                .offsets = list(at_.offsets),
+                .map = {.row_of = list(at_.row_of), .slot_of = list(at_.slot_of)}},
+               {memory_ + at_.scratch, plan_.offsets.workspace_bytes}, stream);
+    window_.device->make_map(window_, map_job(), stream);
+    cadre::run(plan_.dispatch,
+               {.tokens = of_ranks(window_, plan_.window.tokens, p_.dtype, p_.tokens, p_.hidden),
+                .rows = args_.rows,
+                .map = {.row_of = args_.map.row_here, .slot_of = args_.map.slot_of},
+                .offsets = {args_.map.offsets, p_.experts},
+                .prob = prob,
+                .row_prob = args_.row_prob},
+               {}, stream);
   }
 
  private:
   int32_t* list(int64_t offset) const { return reinterpret_cast<int32_t*>(memory_ + offset); }
 
-  /// Sorts the choices of all ranks by expert.
-  void sort_choices() const {
-    gather(window_, plan_.window.experts, p_.tokens * p_.top_k, list(at_.experts));
-    run(plan_.offsets,
-        {.source = list(at_.experts),
-         .offsets = list(at_.offsets),
-         .map = {.row_of = list(at_.row_of), .slot_of = list(at_.slot_of)}},
-        {memory_ + at_.scratch, plan_.offsets.workspace_bytes}, {});
-  }
-
-  /// Of these rows those of this rank, and where its tokens went.
-  void write_map() const {
-    const schedule::RankRows rows{list(at_.offsets), p_.experts, p_.rows};
-    const int me = window_.rank;
-    for (int e = 0; e <= p_.experts; ++e) args_.map.offsets[e] = rows.offset(me, e);
-    std::copy_n(list(at_.slot_of) + rows.first(me), args_.map.offsets[p_.experts],
-                args_.map.slot_of);
-    const int64_t first = me * p_.tokens * p_.top_k;
-    const int32_t *row_of = list(at_.row_of) + first, *experts = list(at_.experts) + first;
-    for (int64_t i = 0; i < args_.x[0] * p_.top_k; ++i)
-      args_.map.row_of[i] = row_of[i] < 0 ? -1 : rows.row_at_rank(row_of[i], experts[i]);
-    for (int q = 0; q < p_.ranks && args_.routed != nullptr; ++q)
-      args_.routed[q] = int32_t(rows.routed(q));
-    *args_.map.verdict = judge(rows);
-  }
-
-  /// 1 if rows overflow and that is an error, which is noted for whoever asks next.
-  int32_t judge(const schedule::RankRows& rows) const {
-    int worst = 0;
-    for (int q = 1; q < p_.ranks; ++q)
-      if (rows.routed(q) > rows.routed(worst)) worst = q;
-    const int64_t routed = rows.routed(worst);
-    if (routed <= p_.rows || p_.overflow == Overflow::kDrop) return 0;
-    window_.overflow =
-        text("expert_parallel: rows of rank ", worst, " are ", routed, ", must be at most R, ",
-             p_.rows, "; that step is NaN on every rank; R = ", routed, ", or ",
-             double(routed) / double(p_.tokens * p_.top_k),
-             " times T * top_k, would have held them [", to_string(p_), "]");
-    return 1;
+  MapJob map_job() const {
+    return {.problem = plan_.tag,
+            .ranks = p_.ranks,
+            .rank = window_.rank,
+            .experts = p_.experts,
+            .bound = p_.rows,
+            .choices = p_.tokens * p_.top_k,
+            .own = args_.x[0] * p_.top_k,
+            .overflow_is_error = p_.overflow == Overflow::kError,
+            .sorted = list(at_.offsets),
+            .slot_sorted = list(at_.slot_of),
+            .row_sorted = list(at_.row_of),
+            .chosen = list(at_.experts),
+            .map = args_.map,
+            .routed = args_.routed};
   }
 
   const ExpertParallelPlan& plan_;
   const ExpertParallelProblem& p_;
-  Window::State& window_;
+  const Window::State& window_;
   const DispatchArgs& args_;
   DispatchMemory at_;
   char* memory_;
@@ -129,10 +89,24 @@ class Dispatch {
 }  // namespace
 }  // namespace parallel
 
+using parallel::ArgsChecks;
+using parallel::brought;
+using parallel::brought_list;
+using parallel::BroughtRows;
+using parallel::DispatchRead;
+using parallel::ExchangeJob;
+using parallel::ExchangeKind;
+using parallel::ListOfRanks;
+using parallel::of_ranks;
+using parallel::offsets_of_sums;
+using parallel::outcome;
+using parallel::run_exchange;
+using parallel::with_tokens;
+
 void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs& args,
               Workspace workspace, Stream stream) {
   const ExpertParallelProblem& p = plan.problem;
-  const parallel::ArgsChecks checks(parallel::ExchangeKind::kDispatch, plan, window);
+  const ArgsChecks checks(ExchangeKind::kDispatch, plan, window);
   checks.tokens("x", args.x);
   const int64_t slots = args.x[0] * p.top_k;
   checks.present("experts", args.experts, slots);
@@ -142,47 +116,54 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
   checks.aligned("routed", args.routed, alignof(int32_t));
   checks.map(args.map, args.x[0]);
   checks.workspace(workspace, plan.workspace_bytes);
-  window.state().check_overflow();
-  const parallel::Dispatch work(plan, window.state(), args, workspace);
-  parallel::run_exchange({parallel::ExchangeKind::kDispatch, plan.tag}, window.state(),
-                         parallel::ExchangeWork{[&] { work.write(); }, [&] { work.read(stream); },
-                                                [&] { work.spoil(); }});
+  Window::State& state = window.state();
+  state.check_overflow();
+  state.remember(plan);
+  char* home = state.of(state.rank);
+  BroughtRows experts = brought_list(args.experts, slots, home + plan.window.experts);
+  experts.to = home + plan.window.experts;  // absent tokens choose nobody
+  experts.row_bytes = experts.step = sizeof(int32_t);
+  experts.filled = p.tokens * p.top_k;
+  const ExchangeJob job{.name = {ExchangeKind::kDispatch, plan.tag},
+                        .brought = {brought(args.x, home + plan.window.tokens), experts,
+                                    brought_list(args.prob, slots, home + plan.window.prob)},
+                        .outcomes = {outcome(args.rows), outcome(args.row_prob, p.rows)},
+                        .verdict = args.map.verdict};
+  const DispatchRead read(plan, state, args, workspace);
+  run_exchange(job, state, stream, [&] { read.run(stream); });
 }
 
 void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
                        const DispatchBackwardArgs& args, Workspace workspace, Stream stream) {
   const ExpertParallelProblem& p = plan.problem;
-  const parallel::ArgsChecks checks(parallel::ExchangeKind::kDispatchBackward, plan, window);
+  const ArgsChecks checks(ExchangeKind::kDispatchBackward, plan, window);
   checks.rows("drows", args.drows);
   checks.probabilities("drow_prob", args.drow_prob, p.rows);
   checks.tokens("dx", args.dx);
   checks.probabilities("dprob", args.dprob, args.dx[0] * p.top_k);
   checks.map(args.map, args.dx[0]);
   checks.workspace(workspace, plan.workspace_bytes);
-  Window::State& state = window.state();
+  const Window::State& state = window.state();
   auto* drow_prob = p.prob ? static_cast<float*>(workspace.data) : nullptr;
-  const auto spoil = [&] {
-    parallel::fill_nan(args.dx);
-    parallel::fill_nan(args.dprob, args.dx[0] * p.top_k);
-  };
-  const auto write = [&] {
-    const int64_t used = schedule::rows_used(args.map.offsets, p.experts, p.rows);
-    parallel::publish(args.drows, used, state.of(state.rank) + plan.window.rows);
-    parallel::publish(args.drow_prob, used, state.of(state.rank) + plan.window.drow_prob);
-  };
-  const auto read = [&] {
-    if (p.prob) parallel::gather(state, plan.window.drow_prob, p.rows, drow_prob);
-    PermuteArgs back{.tokens = args.dx,
-                     .rows = parallel::of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
-                     .map = {.row_of = args.map.row_of},
-                     .offsets = parallel::offsets_of_sums(p, args.map),
-                     .drow_prob = drow_prob,
-                     .dprob = args.dprob};
-    run(parallel::with_tokens(plan.dispatch_backward, args.dx[0]), back, {}, stream);
-    if (*args.map.verdict != 0) spoil();
-  };
-  parallel::run_exchange({parallel::ExchangeKind::kDispatchBackward, plan.tag}, state,
-                         parallel::ExchangeWork{write, read, spoil});
+  char* home = state.of(state.rank);
+  const int32_t* used = args.map.offsets + p.experts;
+  BroughtRows of_prob = brought_list(args.drow_prob, p.rows, home + plan.window.drow_prob);
+  of_prob.used = used;
+  const ExchangeJob job{.name = {ExchangeKind::kDispatchBackward, plan.tag},
+                        .brought = {brought(args.drows, home + plan.window.rows, used), of_prob},
+                        .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
+                        .verdict = args.map.verdict};
+  run_exchange(job, state, stream, [&] {
+    const ListOfRanks lists[] = {{plan.window.drow_prob, p.rows, drow_prob}};
+    state.device->gather(state, lists, stream);
+    const PermuteArgs back{.tokens = args.dx,
+                           .rows = of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
+                           .map = {.row_of = args.map.row_of},
+                           .offsets = offsets_of_sums(p, args.map),
+                           .drow_prob = drow_prob,
+                           .dprob = args.dprob};
+    run(with_tokens(plan.dispatch_backward, args.dx[0]), back, {}, stream);
+  });
 }
 
 }  // namespace cadre

@@ -53,6 +53,8 @@ ExpertParallelProblem parse_expert_parallel_problem(std::string_view words) {
 
 namespace {
 
+constexpr int kLeastSm = 80;
+
 void check(const ExpertParallelProblem& p) {
   const ops::Checks checks("expert_parallel", p);
   checks.at_least("T", p.tokens, 0);
@@ -109,9 +111,9 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   if (!only.empty() && only != plan.name)
     throw Unsupported(text("expert_parallel: there is no route '", only, "', only window [",
                            to_string(problem), "]"));
-  if (device.kind != DeviceKind::kCpu)
+  if (device.kind == DeviceKind::kCuda && device.sm < kLeastSm)
     throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device),
-                           "\n  window: is memory of processes on the CPU [", to_string(problem),
+                           "\n  window: takes sm_", kLeastSm, " or newer [", to_string(problem),
                            "]"));
   plan.window = parallel::layout_of(problem);
   plan.tag = tag_of(problem);

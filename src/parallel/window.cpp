@@ -2,13 +2,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <cstdlib>
 #include <sstream>
 #include <utility>
 
 #include "cadre/error.h"
-#include "parallel/exchange.h"
+#include "parallel/rank_device.h"
+#include "parallel/shared_memory.h"
 
 namespace cadre {
 namespace {
@@ -94,7 +93,8 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
   state->rank = rank;
   state->ranks = ranks;
   state->limit = limit;
-  const int64_t bytes = parallel::whole_pages(plan.window.bytes);
+  state->device = parallel::rank_device(plan.device);
+  const int64_t bytes = state->device->whole_bytes(plan.window.bytes);
   std::unique_ptr<parallel::FileSharing> sharing;
   parallel::File own;
   WindowOffer offer;
@@ -102,7 +102,7 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
     require(rank >= 0 && rank < ranks, "rank is ", rank, ", must be 0 to ", ranks - 1);
     require(limit.count() >= 0 && limit <= kMostLimit, "limit is ", limit.count(),
             " ms, must be 0 to ", kMostLimit.count());
-    own = parallel::make_memory(bytes);
+    own = state->device->make_memory(bytes);
     sharing = std::make_unique<parallel::FileSharing>(rank);
     offer.address = sharing->address();
   });
@@ -118,10 +118,8 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
   check_errors(all_gather(error_of([&] {
     std::vector<parallel::File> files = sharing->share(own, addresses, until);
     files[size_t(rank)] = std::move(own);
-    for (const parallel::File& file : files)
-      require(parallel::length_of(file) == bytes, "a rank's file has ", parallel::length_of(file),
-              " bytes, must have ", bytes);
-    state->memory = parallel::SharedMemory(files, bytes);
+    state->memory = state->device->map(files, bytes, rank);
+    state->bytes_each = bytes;
   })));
   return Window(std::move(state));
 }
@@ -132,7 +130,7 @@ Window& Window::operator=(Window&&) noexcept = default;
 Window::~Window() = default;
 
 int Window::rank() const { return state_->rank; }
-int64_t Window::bytes() const { return state_->memory.bytes_each(); }
+int64_t Window::bytes() const { return state_->bytes_each; }
 
 TensorView Window::tokens(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
@@ -143,10 +141,9 @@ TensorView Window::rows(const ExpertParallelPlan& plan) const {
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
 }
 
-void Window::await_readers() {
-  const auto nothing = [] {};
-  const parallel::ExchangeWork work{nothing, nothing, nothing};
-  parallel::run_to(schedule::Exchange::Step::kWrite, {}, *state_, work);
+void Window::await_readers(Stream stream) {
+  state_->check_failure();
+  state_->device->await_readers(*state_, stream);
 }
 
 void Window::check() {
@@ -156,8 +153,7 @@ void Window::check() {
 
 void Window::State::check_failure() const {
   using parallel::Failure;
-  const Failure failure =
-      Failure::of(std::atomic_ref(control(rank).failure).load(std::memory_order_acquire));
+  const Failure failure = device->failure(*this);
   if (failure.why == Failure::Why::kNone) return;
   const bool late = failure.why == Failure::Why::kLate;
   throw DeviceError(text("expert_parallel: rank ", failure.rank,
@@ -167,19 +163,26 @@ void Window::State::check_failure() const {
                          "; the window is of no more use"));
 }
 
-void Window::State::fail(const parallel::Failure& failure) const {
-  for (int p = 0; p < ranks; ++p) {
-    uint64_t none = 0;
-    std::atomic_ref(control(p).failure).compare_exchange_strong(none, failure.word());
-  }
-  check_failure();
-  std::abort();  // the word is never reset
+void Window::State::check_overflow() {
+  const parallel::OverflowNote note = device->take_overflow();
+  if (note.rank < 0) return;
+  const auto of = std::find_if(dispatched.begin(), dispatched.end(),
+                               [&](const auto& one) { return one.first == note.problem; });
+  const ExpertParallelProblem& p = of->second;
+  throw DeviceError(text("expert_parallel: rows of rank ", note.rank, " are ", note.routed,
+                         ", must be at most R, ", p.rows, "; that step is NaN on every rank; R = ",
+                         note.routed, ", or ", double(note.routed) / double(p.tokens * p.top_k),
+                         " times T * top_k, would have held them [", to_string(p), "]"));
 }
 
-void Window::State::check_overflow() {
-  const std::string what = std::exchange(overflow, {});
-  if (!what.empty()) throw DeviceError(what);
+void Window::State::remember(const ExpertParallelPlan& plan) {
+  for (const auto& [tag, problem] : dispatched)
+    if (tag == plan.tag) return;
+  dispatched.emplace_back(plan.tag, plan.problem);
 }
+
+Window::State::State() = default;
+Window::State::~State() = default;
 
 namespace parallel {
 
@@ -187,16 +190,6 @@ std::string_view name(ExchangeKind call) {
   constexpr std::array<std::string_view, 5> kNames = {"the next exchange", "dispatch", "collect",
                                                       "collect backward", "dispatch backward"};
   return kNames[size_t(call)];
-}
-
-uint64_t Failure::word() const {
-  return uint64_t(why) << 56 | uint64_t(call) << 48 | uint64_t(rank) << 32 | epoch;
-}
-Failure Failure::of(uint64_t word) {
-  return {.why = Why(word >> 56),
-          .call = ExchangeKind(word >> 48 & 0xff),
-          .rank = uint16_t(word >> 32),
-          .epoch = uint32_t(word)};
 }
 
 }  // namespace parallel

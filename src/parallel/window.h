@@ -1,20 +1,19 @@
 #pragma once
-#include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "cadre/expert_parallel.h"
-#include "parallel/shared_memory.h"
-
+#include "cadre/host_device.h"
 namespace cadre::parallel {
 
-constexpr int kMostRanks = 64;
+class RankDevice;
 
-/// Flags lie in memory that processes share.
-static_assert(std::atomic_ref<uint64_t>::is_always_lock_free &&
-              std::atomic_ref<uint32_t>::is_always_lock_free);
+constexpr int kMostRanks = 64;
 
 /// What an exchange is, in errors and in flags.
 enum class ExchangeKind : uint8_t {
@@ -31,7 +30,7 @@ struct ExchangeName {
   ExchangeKind kind = ExchangeKind::kNone;
   uint32_t problem = 0;  ///< ExpertParallelPlan::tag
 
-  uint32_t tag() const { return uint32_t(kind) << 24 | problem; }
+  CADRE_HD constexpr uint32_t tag() const { return uint32_t(kind) << 24 | problem; }
 };
 
 /// Why a window is of no more use, as one word that any rank may write at any other.
@@ -42,8 +41,15 @@ struct Failure {
   uint16_t rank = 0;   ///< that did not come, or is out of step
   uint32_t epoch = 0;  ///< of the exchange
 
-  uint64_t word() const;
-  static Failure of(uint64_t word);
+  CADRE_HD constexpr uint64_t word() const {
+    return uint64_t(why) << 56 | uint64_t(call) << 48 | uint64_t(rank) << 32 | epoch;
+  }
+  CADRE_HD static constexpr Failure of(uint64_t word) {
+    return {.why = Why(word >> 56),
+            .call = ExchangeKind(word >> 48 & 0xff),
+            .rank = uint16_t(word >> 32),
+            .epoch = uint32_t(word)};
+  }
 };
 
 /// The first bytes of every rank's window.
@@ -61,21 +67,26 @@ WindowLayout layout_of(const ExpertParallelProblem&);
 namespace cadre {
 
 struct Window::State {
+  State();
+  ~State();
+
   int rank = 0, ranks = 1;
   std::chrono::milliseconds limit{};
-  parallel::SharedMemory memory{};  ///< of all ranks, one after another
-  std::string overflow{};           ///< what had no room, until somebody asks
+  std::unique_ptr<parallel::RankDevice> device{};
+  char* memory = nullptr;  ///< of all ranks, one after another
+  int64_t bytes_each = 0;
+  std::vector<std::pair<uint32_t, ExpertParallelProblem>> dispatched{};  ///< by their tags
 
-  char* of(int rank_of) const { return memory.data() + rank_of * memory.bytes_each(); }
+  char* of(int rank_of) const { return memory + rank_of * bytes_each; }
   parallel::Control& control(int rank_of) const {
     return *reinterpret_cast<parallel::Control*>(of(rank_of));
   }
   /// Throws if the window can be used no more.
   void check_failure() const;
-  /// Tells every rank, and throws.
-  [[noreturn]] void fail(const parallel::Failure&) const;
   /// Throws once what overflowed.
   void check_overflow();
+  /// Of whose rows an overflow may be noted.
+  void remember(const ExpertParallelPlan&);
 };
 
 }  // namespace cadre

@@ -63,11 +63,18 @@ class Exchange {
     turn_to(Step::kAwaitReaders, Step::kWrite);
   }
 
+  /// The same exchange from a step on, whose epoch is known once it has begun. For who goes through
+  /// it in parts.
+  CADRE_HD constexpr Exchange(int rank, int ranks, const ReadyTag& tag, Step from)
+      : rank_(rank), ranks_(ranks), tag_(tag) {
+    turn_to(from, from == Step::kAwaitReaders ? Step::kWrite : from);
+  }
+
   CADRE_HD constexpr Step step() const { return step_; }
   CADRE_HD constexpr int peer() const { return peer_; }  ///< of this step
 
   /// Makes a step; false: it is still to wait.
-  template <class Memory>
+  CADRE_HD_OF_EITHER template <class Memory>
   CADRE_HD constexpr bool advance(Memory&& memory) {
     switch (step_) {
       case Step::kAwaitReaders:

@@ -21,11 +21,27 @@ struct RankRows {
     const int64_t row = offsets[int64_t(rank) * experts + expert] - first(rank);
     return int32_t(row < bound ? row : bound);
   }
+  /// The first of the ranks to which most rows are routed.
+  CADRE_HD constexpr int fullest(int ranks) const {
+    int most = 0;
+    for (int q = 1; q < ranks; ++q)
+      if (routed(q) > routed(most)) most = q;
+    return most;
+  }
   /// Of a row of all, chosen with that expert of all: rank * R + its row there, -1: no room.
   CADRE_HD constexpr int32_t row_at_rank(int64_t row, int expert) const {
     const int rank = expert / experts;
     const int64_t there = row - first(rank);
     return there < bound ? int32_t(rank * bound + there) : -1;
+  }
+  /// The same, and -1 of no row.
+  CADRE_HD constexpr int32_t row_at_rank_of(int64_t row, int expert) const {
+    return row < 0 ? -1 : row_at_rank(row, expert);
+  }
+  /// Of a row of all: which of that rank's it is, -1: none, or no room.
+  CADRE_HD constexpr int32_t row_of_rank(int64_t row, int rank) const {
+    const int64_t here = row - first(rank);
+    return here >= 0 && here < bound && row < first(rank + 1) ? int32_t(here) : -1;
   }
 };
 

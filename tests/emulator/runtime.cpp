@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "tests/emulator/tensor_map.h"
+#include "tests/emulator/virtual_memory.h"
 
 struct CUgraphNode_st {
   cudaGraphNodeType type;
@@ -137,6 +138,7 @@ cudaError_t cudaFree(void* data) {
   return cudaSuccess;
 }
 cudaError_t cudaMallocHost(void** data, size_t bytes) { return cudaMalloc(data, bytes); }
+cudaError_t cudaHostAlloc(void** data, size_t bytes, unsigned) { return cudaMalloc(data, bytes); }
 cudaError_t cudaFreeHost(void* data) { return cudaFree(data); }
 cudaError_t cudaMallocAsync(void** data, size_t bytes, cudaStream_t stream) {
   const int strict = std::exchange(strict_captures, 0);
@@ -300,9 +302,9 @@ static constexpr auto encode_tiled =
 cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** entry, unsigned,
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
-  const bool known = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
-  *entry = known ? reinterpret_cast<void*>(encode_tiled) : nullptr;
-  *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  const bool encodes = std::strcmp(name, "cuTensorMapEncodeTiled") == 0;
+  *entry = encodes ? reinterpret_cast<void*>(encode_tiled) : virtual_memory_entry(name);
+  *found = *entry != nullptr ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;
 }
 

@@ -81,9 +81,10 @@ TEST(ExpertParallelErrors, OfProblems) {
   EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 dtype=u8"),
             "expert_parallel: dtype is u8, must be f32, bf16 or f16");
   const ExpertParallelProblem p = parse_expert_parallel_problem("expert_parallel T=1 H=1 R=1");
-  EXPECT_EQ(test::unsupported([&] { plan(p, parse_device("sm_90")); }),
-            text("expert_parallel: no route takes it on sm_90\n  window: is memory of processes on "
-                 "the CPU [",
+  Device old = parse_device("sm_80");
+  old.sm = 75;
+  EXPECT_EQ(test::unsupported([&] { plan(p, old); }),
+            text("expert_parallel: no route takes it on sm_75\n  window: takes sm_80 or newer [",
                  to_string(p), "]"));
   EXPECT_EQ(
       test::unsupported([&] { plan(p, this_cpu(), "collective"); }),

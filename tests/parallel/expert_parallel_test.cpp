@@ -64,7 +64,7 @@ Rank on_one(const ExpertParallelProblem& p, const std::vector<Rank>& ranks) {
       for (int64_t j = 0; j < p.top_k; ++j) all.prob.set({first + t, j}, r.prob.at(t, j));
     }
   }
-  const ExpertParallelPlan made = plan(one, this_cpu());
+  const ExpertParallelPlan made = plan(one, test::rank_device());
   std::vector<Window> windows = test::windows_of(made);
   step(made, windows[0], all, 0);
   return all;
@@ -156,7 +156,7 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
          const AllGather gather = all_gather_in(folder, rank, GetParam());
          for (int i = 0; i < 12; ++i) {
            const ExpertParallelProblem p = random_problem(GetParam(), random);
-           const ExpertParallelPlan made = plan(p, this_cpu());
+           const ExpertParallelPlan made = plan(p, test::rank_device());
            Window window = Window::create(made, rank, gather);
            for (int again = 0; again < 30; ++again) {
              std::vector<Rank> ranks = random_ranks(p, random);
@@ -179,7 +179,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
     ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
-    const ExpertParallelPlan made = plan(p, this_cpu());
+    const ExpertParallelPlan made = plan(p, test::rank_device());
     std::vector<Window> windows = test::windows_of(made);
     std::vector<Rank> ranks = random_ranks(p, random);
     for (const std::string& error : test::on_ranks(p.ranks, [&](int q) {
@@ -202,7 +202,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
 TEST(ExpertParallel, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   const ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
-  const ExpertParallelPlan made = plan(p, this_cpu());
+  const ExpertParallelPlan made = plan(p, test::rank_device());
   std::vector<Window> windows = test::windows_of(made);
   std::mt19937 random(1);
   std::vector<Rank> ranks;
@@ -242,7 +242,7 @@ TEST(ExpertParallel, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
 /// One of two ranks of a layer. Its tokens lie in its window, and choose the other rank's expert.
 struct InPlace {
   explicit InPlace(std::string_view words)
-      : plan(cadre::plan(parse_expert_parallel_problem(words), this_cpu())),
+      : plan(cadre::plan(parse_expert_parallel_problem(words), test::rank_device())),
         r(plan.problem, plan.problem.tokens),
         workspace(plan.workspace_bytes) {}
 
@@ -299,7 +299,7 @@ TEST(ExpertParallel, TakesTokensAndRowsThatLieInTheWindow) {
                                 .ranks = 2,
                                 .rows = 32,
                                 .dtype = DType::kF32};
-  const ExpertParallelPlan made = plan(p, this_cpu());
+  const ExpertParallelPlan made = plan(p, test::rank_device());
   std::vector<Window> windows = test::windows_of(made);
   std::mt19937 random(3);
   std::vector<Rank> ranks = random_ranks(p, random);

@@ -13,6 +13,15 @@
 
 namespace cadre::test {
 
+/// Where tests of ranks run: the CPU, or the emulated GPU, whose memory is the CPU's too.
+inline Device rank_device() {
+#ifdef CADRE_EMULATED
+  return cuda_devices().front();
+#else
+  return this_cpu();
+#endif
+}
+
 /// The all-gather of ranks that are threads of this process.
 class ThreadGroup {
  public:

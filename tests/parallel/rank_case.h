@@ -12,7 +12,7 @@ namespace cadre::test {
 /// make of the rows.
 struct RankCase {
   Tensor x, prob, rows, row_prob, y, out, dout, dy, drows, drow_prob, dx, dprob;
-  std::vector<int32_t> experts, offsets, row_of, slot_of, routed, verdict;
+  std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict;
 
   RankCase(const ExpertParallelProblem& p, int64_t tokens)
       : x(p.dtype, {tokens, p.hidden}, {.row_gap = 3}),
@@ -31,12 +31,15 @@ struct RankCase {
         offsets(size_t(p.experts) + 1, -7),
         row_of(experts.size(), -7),
         slot_of(size_t(p.rows), -7),
+        row_here(size_t(p.ranks * p.tokens * p.top_k), -7),
         routed(size_t(p.ranks), -7),
         verdict(1, -7) {}
 
   int64_t tokens() const { return x.rows(); }
   int64_t used() const { return offsets.back(); }
-  ExchangeMap map() { return {row_of.data(), slot_of.data(), offsets.data(), verdict.data()}; }
+  ExchangeMap map() {
+    return {row_of.data(), slot_of.data(), row_here.data(), offsets.data(), verdict.data()};
+  }
   DispatchArgs dispatch_args(bool with_prob) {
     return {.x = x.view(),
             .experts = experts.data(),

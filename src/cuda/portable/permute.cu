@@ -1,8 +1,7 @@
 #include "cuda/portable/permute.h"
 
 #include "cuda/portable/launch.h"
-#include "cuda/portable/row_grid.h"
-#include "schedule/expert_rows.h"
+#include "cuda/portable/permute_job.cuh"
 
 // permute            rows[row] = tokens[t]              row_prob[row] = prob[t, j]
 // permute backward   tokens[t] = sum_j rows[row]        dprob[t, j] = drow_prob[row]
@@ -20,44 +19,6 @@ namespace {
 constexpr int kRounds = 4;  // chunks that a thread has in flight
 constexpr int kPair = 2;    // chunks of a token, and of a row, that are multiplied at once
 
-/// The parameters of the kernels.
-struct Job {
-  Matrix tokens, rows, y, addend;
-  const int32_t *row_of, *slot_of, *offsets;
-  const float *prob, *drow_prob, *drow_scale;
-  float *row_prob, *dprob;
-  int64_t bound, slots, token_count, hidden;  ///< bound: R
-  int experts, top_k;
-  bool zero_tail, weighted;
-
-  __device__ int64_t used() const { return schedule::rows_used(offsets, experts, bound); }
-  /// Of a row's probability, and of the same where it scales a bias.
-  __device__ float row_gradient(int64_t row) const {
-    return drow_scale == nullptr ? drow_prob[row] : drow_prob[row] + drow_scale[row];
-  }
-  __device__ bool is_slot(int64_t slot) const { return slot >= 0 && slot < slots; }
-  /// Whether a slot and a row point at each other. With a map of offsets.h all do that are kept.
-  __device__ bool is_pair(int64_t slot, int64_t row, int64_t used) const {
-    return row >= 0 && row < used && slot_of[row] == slot;
-  }
-};
-
-template <class Config>
-__device__ void assume_dtypes(const Job& job) {
-  Config::assume(job.tokens);
-  Config::assume(job.rows);
-  Config::assume(job.y);
-  Config::assume(job.addend);
-}
-
-/// The stored element times p.
-__device__ Chunk scaled(const Chunk& chunk, DType dtype, float p) {
-  float x[kChunk];
-  decode(chunk, dtype, x);
-  for (float& value : x) value *= p;
-  return encode(x, dtype);
-}
-
 /// The chunks of a thread in its segment of one token.
 struct Segment {
   Chunk of[kRounds];
@@ -66,11 +27,12 @@ struct Segment {
 template <class Config>
 __device__ Segment read_token(const Job& job, int64_t token) {
   Segment chunks{};
+  const auto& tokens = job.with_row<Config>(job.tokens, token);
   const int64_t first = first_column(kRounds);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
     if (first + i * kRound < job.hidden)
-      chunks.of[i] = load<Config::kWide>(job.tokens, {token, first + i * kRound});
+      chunks.of[i] = load<Config::kWide>(tokens, {token, first + i * kRound});
   return chunks;
 }
 
@@ -86,20 +48,6 @@ __device__ void write_row(const Job& job, int64_t row, const Segment& chunks, fl
   if (first == 0 && job.row_prob != nullptr) job.row_prob[row] = p;
 }
 
-/// What a row is made of: its slot's token and probability, or nothing.
-struct Source {
-  int64_t token = -1;
-  float p = 0;
-
-  __device__ Source(const Job& job, int64_t row, int64_t used) {
-    const int slot = row < used ? job.slot_of[row] : -1;
-    if (!job.is_slot(slot)) return;
-    token = slot / job.top_k;
-    if (job.prob != nullptr) p = job.prob[slot];
-  }
-  __device__ bool is_there() const { return token >= 0; }
-};
-
 /// rows[row] from the token of its slot, or zero.
 template <class Config>
 __device__ void make_row(const Job& job, int64_t row, int64_t used) {
@@ -113,7 +61,7 @@ template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks) rows_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used();
+  const int64_t used = job.used<Config>();
   for_rows(job.zero_tail ? job.bound : used,
            [&](int64_t row) { make_row<Config>(job, row, used); });
 }
@@ -124,11 +72,12 @@ __global__ void __launch_bounds__(kNarrowThreads, Config::kBlocks)
     narrow_rows_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used();
+  const int64_t used = job.used<Config>();
   for_narrow_rows(job.zero_tail ? job.bound : used, [&](int64_t row) {
     const Source from(job, row, used);
     Chunk chunk{};
-    if (from.is_there()) chunk = load<Config::kWide>(job.tokens, {from.token, 0});
+    if (from.is_there())
+      chunk = load<Config::kWide>(job.with_row<Config>(job.tokens, from.token), {from.token, 0});
     if (job.weighted) chunk = scaled(chunk, job.rows.dtype, from.p);
     store<Config::kWide>(chunk, job.rows, {row, 0});
     if (job.row_prob != nullptr) job.row_prob[row] = from.p;
@@ -153,7 +102,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     scatter_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used(), tokens = job.token_count;
+  const int64_t used = job.used<Config>(), tokens = job.token_count;
   for_rows(tokens + (job.bound + kLanes - 1) / kLanes, [&](int64_t item) {
     if (item >= tokens)
       return for_unpaired_rows(job, (item - tokens) * kLanes, used,
@@ -222,7 +171,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     rows_and_products_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Config>(job);
-  const int64_t used = job.used();
+  const int64_t used = job.used<Config>();
   for_rows(job.slots + (job.bound + kLanes - 1) / kLanes, [&](int64_t slot) {
     if (slot >= job.slots)
       return for_unpaired_rows(job, (slot - job.slots) * kLanes, used,
@@ -257,10 +206,11 @@ struct Sum : Config {
 template <class Sum>
 __device__ void load_row(const Job& job, int row, Chunk (&chunks)[Sum::kRounds]) {
   const int64_t first = first_column(Sum::kRounds);
+  const auto& rows = job.with_row<Sum>(job.rows, row);
 #pragma unroll
   for (int round = 0; round < Sum::kRounds; ++round)
     if (first + round * kRound < job.hidden)
-      chunks[round] = load<Sum::kWide>(job.rows, {row, first + round * kRound});
+      chunks[round] = load<Sum::kWide>(rows, {row, first + round * kRound});
 }
 
 /// Adds 32 choices of a token in a segment, in their order. Each lane has the row of one, negative
@@ -318,24 +268,32 @@ template <class Sum>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kernel(const Job job) {
   begin_dependent();
   assume_dtypes<Sum>(job);
-  const int64_t used = job.used();
+  const int64_t used = job.used<Sum>();
   for_rows(job.token_count, [&](int64_t token) { sum_token<Sum>(job, token, used); });
 }
 
-/// Chunks of tokens and rows, and the least blocks an SM, for __launch_bounds__.
-template <class OfRows>
+/// Chunks of tokens and rows, whether those that are read lie in the memories of several ranks, and
+/// the least blocks an SM, for __launch_bounds__.
+template <class OfRows, bool kOfRanks>
 struct Config : OfRows {
-  static constexpr int kBlocks = OfRows::kOneDType ? 4 : 1;
+  static constexpr bool kRanks = kOfRanks;
+  static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kRanks ? 2 : 4;
 };
 
 template <class Sum>
 void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
-  const RowGrid grid = RowGrid::of(p.tokens, p.hidden, Sum::kRounds);
+  const RowGrid grid = RowGrid::of(job.token_count, p.hidden, Sum::kRounds);
   cuda::launch(tokens_kernel<Sum>, grid.on(stream), job);
 }
 
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
+  if constexpr (!Config::kRanks)
+    if (job.dprob != nullptr && p.pass == PermutePass::kCombineBackward) {
+      const int64_t groups = (p.rows + kLanes - 1) / kLanes;
+      const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
+      return cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
+    }
   const int64_t groups = (p.rows + kLanes - 1) / kLanes;
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
     constexpr int kMost = Config::kOneDType ? 8 : 4;
@@ -345,13 +303,10 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
       launch_sums<Sum<Config, 4>>(p, job, stream);
     else
       launch_sums<Sum<Config, kMost>>(p, job, stream);
-  } else if (job.dprob != nullptr) {
-    const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
-    cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
   } else if (p.hidden <= kNarrow) {
     cuda::launch(narrow_rows_kernel<Config>, narrow_grid(p.rows, stream), job);
   } else if (job.row_of != nullptr) {
-    const RowGrid grid = RowGrid::of(p.tokens + groups, p.hidden, kRounds);
+    const RowGrid grid = RowGrid::of(job.token_count + groups, p.hidden, kRounds);
     cuda::launch(scatter_kernel<Config>, grid.on(stream), job);
   } else {
     const RowGrid grid = RowGrid::of(p.rows, p.hidden, kRounds);
@@ -359,40 +314,57 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   }
 }
 
+bool reads_tokens(PermutePass pass) {
+  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+}
+
+/// The first rank's part of what several have; all of what one has.
+TensorView one_rank(const TensorView& v) {
+  if (v.rank == 2) return v;
+  return view(v.data, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
+}
+
 }  // namespace
 
 std::string refuses_permute(const PermuteProblem& p, const Device& device) {
-  if (p.ranks > 1) return "takes the memory of one rank";
   return needs_sm80(p, device);
 }
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
   const PermuteProblem& p = plan.problem;
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
-  const Job job{.tokens = Matrix(args.tokens, p.dtype),
-                .rows = Matrix(args.rows, p.dtype),
-                .y = Matrix(args.y, p.dtype),
-                .addend = Matrix(args.addend, p.dtype),
-                .row_of = args.map.row_of,
-                .slot_of = args.map.slot_of,
-                .offsets = args.offsets.data,
-                .prob = args.prob,
-                .drow_prob = args.drow_prob,
-                .drow_scale = args.drow_scale,
-                .row_prob = args.row_prob,
-                .dprob = args.dprob,
-                .bound = p.rows,
-                .slots = p.tokens * p.top_k,
-                .token_count = p.tokens,
-                .hidden = p.hidden,
-                .experts = p.experts,
-                .top_k = p.top_k,
-                .zero_tail = p.tail == Tail::kZero,
-                .weighted = p.prob && combines};
-  const bool wide =
-      job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() && job.addend.is_wide();
-  visit_chunks(wide, {p.dtype},
-               [&]<class OfRows>(OfRows) { launch<Config<OfRows>>(p, job, stream_of(stream)); });
+  const bool by_row = reads_tokens(p.pass);
+  const TensorView& read = by_row ? args.tokens : args.rows;
+  const int64_t rank_rows = p.ranks == 1 ? 0 : read.shape[1];
+  Job job{.tokens = Matrix(by_row ? one_rank(args.tokens) : args.tokens, p.dtype),
+          .rows = Matrix(by_row ? args.rows : one_rank(args.rows), p.dtype),
+          .y = Matrix(args.y, p.dtype),
+          .addend = Matrix(args.addend, p.dtype),
+          .row_of = args.map.row_of,
+          .slot_of = args.map.slot_of,
+          .offsets = args.offsets.data,
+          .prob = args.prob,
+          .drow_prob = args.drow_prob,
+          .drow_scale = args.drow_scale,
+          .row_prob = args.row_prob,
+          .dprob = args.dprob,
+          .bound = by_row ? p.rows : p.ranks * p.rows,
+          .slots = (by_row ? p.ranks : 1) * p.tokens * p.top_k,
+          .token_count = (by_row ? p.ranks : 1) * p.tokens,
+          .hidden = p.hidden,
+          .experts = p.experts,
+          .top_k = p.top_k,
+          .zero_tail = p.tail == Tail::kZero,
+          .weighted = p.prob && combines};
+  const int64_t rank_step = p.ranks == 1 ? 0 : bytes_for(read.dtype, read.stride[0]);
+  job.rank_rows = rank_rows;
+  job.rank_gap = rank_step - rank_rows * (by_row ? job.tokens : job.rows).pitch;
+  const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() &&
+                    job.addend.is_wide() && rank_step % 16 == 0;
+  visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {
+    p.ranks == 1 ? launch<Config<OfRows, false>>(p, job, stream_of(stream))
+                 : launch<Config<OfRows, true>>(p, job, stream_of(stream));
+  });
 }
 
 }  // namespace cadre::cuda::portable

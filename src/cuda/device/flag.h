@@ -1,0 +1,54 @@
+#pragma once
+#include <cstdint>
+
+// Words in memory that GPUs and the host share, by which they tell each other that data is there.
+// Whoever acquires a released word sees what was written before it. One wrapper, one instruction.
+namespace cadre::cuda {
+
+__device__ inline uint32_t load_acquire_system(const uint32_t* word) {
+  uint32_t value = 0;
+  asm volatile("ld.acquire.sys.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
+__device__ inline uint64_t load_acquire_system(const uint64_t* word) {
+  uint64_t value = 0;
+  asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+               : "=l"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
+
+__device__ inline void store_release_system(uint32_t* word, uint32_t value) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(word)),
+               "r"(value)
+               : "memory");
+}
+__device__ inline void store_release_system(uint64_t* word, uint64_t value) {
+  asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(word)),
+               "l"(value)
+               : "memory");
+}
+
+/// Writes `value` where there is zero.
+__device__ inline void replace_zero_system(uint64_t* word, uint64_t value) {
+  asm volatile("{ .reg .b64 old; atom.acq_rel.sys.global.cas.b64 old, [%0], 0, %1; }" ::"l"(
+                   __cvta_generic_to_global(word)),
+               "l"(value)
+               : "memory");
+}
+
+/// Nanoseconds since some moment.
+__device__ inline uint64_t nanoseconds() {
+  uint64_t now = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now)::"memory");
+  return now;
+}
+
+/// A short rest for who asks in a loop.
+__device__ inline void rest() { asm volatile("nanosleep.u32 64;" ::: "memory"); }
+
+}  // namespace cadre::cuda

@@ -1,0 +1,64 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <span>
+
+#include "parallel/rank_device.h"
+
+// An exchange between GPUs that have mapped each other's windows, as kernels on a stream of each.
+// Those that wait are one block, so that they never fill a GPU, and the kernels behind them start
+// when they end: nobody's waiting keeps another stream from what it waits for.
+namespace cadre::cuda {
+
+/// What the kernels of a rank tell its host, in memory of that.
+struct HostNotes {
+  uint64_t failure = 0;   ///< parallel::Failure, of any rank
+  uint64_t overflow = 0;  ///< see overflow_word()
+};
+
+/// An overflow as one word; 0: none.
+constexpr int kRoutedBits = 31, kRankBits = 6;
+static_assert(parallel::kMostRanks <= 1 << kRankBits);
+CADRE_HD constexpr uint64_t overflow_word(const parallel::OverflowNote& note) {
+  return uint64_t(1) << 63 | uint64_t(note.problem) << (kRoutedBits + kRankBits) |
+         uint64_t(note.rank) << kRoutedBits | uint64_t(note.routed);
+}
+constexpr parallel::OverflowNote overflow_of(uint64_t word) {
+  if (word == 0) return {};
+  return {.problem = uint32_t(word >> (kRoutedBits + kRankBits)) & 0xffffff,
+          .rank = int32_t(word >> kRoutedBits & ((1 << kRankBits) - 1)),
+          .routed = int32_t(word & ((uint64_t(1) << kRoutedBits) - 1))};
+}
+
+/// The windows of all ranks, as kernels see them.
+struct WindowTable {
+  char* memory;
+  int64_t bytes_each;
+  int rank, ranks;
+  uint64_t limit;  ///< nanoseconds; 0: none
+  HostNotes* notes;
+
+  CADRE_HD char* of(int rank_of) const { return memory + rank_of * bytes_each; }
+  CADRE_HD parallel::Control& control(int rank_of) const {
+    return *reinterpret_cast<parallel::Control*>(of(rank_of));
+  }
+  CADRE_HD parallel::Control& home() const { return control(rank); }
+};
+
+/// Where kernels go: a stream, and the SMs of its GPU.
+struct Lane {
+  cudaStream_t stream;
+  int units;
+};
+
+/// The steps of an exchange; see schedule::Exchange.
+void await_readers(const WindowTable&, const parallel::ExchangeName&, cudaStream_t);
+void bring(const parallel::ExchangeJob&, const Lane&);
+void signal_and_await(const WindowTable&, const parallel::ExchangeName&, cudaStream_t);
+void end_exchange(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
+
+void gather_lists(const WindowTable&, std::span<const parallel::ListOfRanks>, const Lane&);
+void make_map(const WindowTable&, const parallel::MapJob&, const Lane&);
+
+}  // namespace cadre::cuda

@@ -1,0 +1,114 @@
+// Ranks that are GPUs of one host.
+#include "parallel/rank_device.h"
+
+#include <atomic>
+
+#include "cuda/check.h"
+#include "cuda/parallel/exchange.h"
+#include "cuda/parallel/rank_memory.h"
+
+namespace cadre::cuda {
+namespace {
+
+using parallel::ExchangeJob;
+using parallel::Failure;
+
+/// That GPU is the thread's own for the length of a scope.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int index) {
+    check(cudaGetDevice(&before_), "ask for the current device");
+    check(cudaSetDevice(index), text("use device ", index));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  ~CurrentDevice() { cudaSetDevice(before_); }
+
+ private:
+  int before_ = 0;
+};
+
+class GpuRankDevice final : public parallel::RankDevice {
+ public:
+  explicit GpuRankDevice(const Device& device) : device_(device) {
+    const CurrentDevice current(device.index);
+    void* notes = nullptr;
+    check(cudaHostAlloc(&notes, sizeof(HostNotes), cudaHostAllocPortable | cudaHostAllocMapped),
+          "take memory of the host");
+    notes_ = new (notes) HostNotes;
+  }
+  /// Waits for all that uses the windows.
+  ~GpuRankDevice() override {
+    const CurrentDevice current(device_.index);
+    cudaDeviceSynchronize();  // tidy: synchronisation because no run is under way behind it
+    cudaFreeHost(notes_);
+  }
+
+  int64_t whole_bytes(int64_t bytes) const override {
+    const CurrentDevice current(device_.index);
+    return RankMemory::whole_pages(bytes, device_.index);
+  }
+  parallel::File make_memory(int64_t bytes) override {
+    const CurrentDevice current(device_.index);
+    return RankMemory::make(bytes, device_.index);
+  }
+  char* map(std::span<const parallel::File> files, int64_t bytes_each, int rank) override {
+    const CurrentDevice current(device_.index);
+    char* first = memory_.map(files, bytes_each, device_.index);
+    check(cudaMemset(first + rank * bytes_each, 0, sizeof(parallel::Control)), "clear the flags");
+    // tidy: synchronisation because a window is made before any run
+    check(cudaDeviceSynchronize(), "clear the flags");
+    return first;
+  }
+
+  void await_readers(const Window::State& window, Stream stream) override {
+    cuda::await_readers(table(window), {}, lane(stream).stream);
+  }
+  void begin(const Window::State& window, const ExchangeJob& job, Stream on) override {
+    const Lane to = lane(on);
+    cuda::await_readers(table(window), job.name, to.stream);
+    bring(job, to);
+    signal_and_await(table(window), job.name, to.stream);
+  }
+  void end(const Window::State& window, const ExchangeJob& job, Stream stream) override {
+    end_exchange(table(window), job, lane(stream));
+  }
+  void spoil(const ExchangeJob&) override {}  // what was not enqueued writes nothing
+
+  void gather(const Window::State& window, std::span<const parallel::ListOfRanks> lists,
+              Stream stream) override {
+    if (lists[0].count > 0) gather_lists(table(window), lists, lane(stream));
+  }
+  void make_map(const Window::State& window, const parallel::MapJob& job, Stream on) override {
+    cuda::make_map(table(window), job, lane(on));
+  }
+
+  Failure failure(const Window::State&) const override {
+    return Failure::of(std::atomic_ref(notes_->failure).load(std::memory_order_acquire));
+  }
+  parallel::OverflowNote take_overflow() override {
+    return overflow_of(std::atomic_ref(notes_->overflow).exchange(0));
+  }
+
+ private:
+  Lane lane(Stream stream) const {
+    return {static_cast<cudaStream_t>(stream.handle), device_.units};
+  }
+  WindowTable table(const Window::State& window) const {
+    using std::chrono::nanoseconds;
+    const auto limit = std::chrono::duration_cast<nanoseconds>(window.limit).count();
+    return {window.memory, window.bytes_each, window.rank, window.ranks, uint64_t(limit), notes_};
+  }
+
+  Device device_;
+  HostNotes* notes_ = nullptr;
+  RankMemory memory_;
+};
+
+}  // namespace
+
+std::unique_ptr<parallel::RankDevice> rank_device(const Device& device) {
+  return std::make_unique<GpuRankDevice>(device);
+}
+
+}  // namespace cadre::cuda

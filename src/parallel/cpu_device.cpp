@@ -1,0 +1,196 @@
+// Ranks that are processes, or threads, of the CPU: memory as files, flags as atomic words, and
+// everything done when a call returns.
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "cadre/error.h"
+#include "parallel/rank_device.h"
+#include "schedule/exchange.h"
+#include "schedule/expert_rows.h"
+#include "schedule/rank_rows.h"
+
+namespace cadre::parallel {
+namespace {
+
+using Step = schedule::Exchange::Step;
+
+/// Flags lie in memory that processes share.
+static_assert(std::atomic_ref<uint64_t>::is_always_lock_free &&
+              std::atomic_ref<uint32_t>::is_always_lock_free);
+
+constexpr auto kNothing = [] {};
+
+/// The flags of the windows as the state machine sees them, and what a rank writes between.
+template <class Write>
+struct WindowFlags {
+  const Window::State& window;
+  const Write& bring;
+
+  Control& home() const { return window.control(window.rank); }
+  uint32_t epoch() const { return home().epoch; }
+  void set_epoch(uint32_t epoch) const { home().epoch = epoch; }
+  uint32_t load_read(int peer) const {
+    return std::atomic_ref(home().read[peer]).load(std::memory_order_acquire);
+  }
+  uint64_t load_ready(int peer) const {
+    return std::atomic_ref(home().ready[peer]).load(std::memory_order_acquire);
+  }
+  void store_ready(int peer, uint64_t tag) const {
+    std::atomic_ref(window.control(peer).ready[window.rank]).store(tag, std::memory_order_release);
+  }
+  void store_read(int peer, uint32_t epoch) const {
+    std::atomic_ref(window.control(peer).read[window.rank]).store(epoch, std::memory_order_release);
+  }
+  void write() const { bring(); }
+  void read() const {}
+};
+
+/// Since when a step waits, and whether that is too long.
+class Deadline {
+ public:
+  explicit Deadline(std::chrono::milliseconds limit) : limit_(limit) {}
+  void renew() {
+    since_ = std::chrono::steady_clock::now();
+    rests_ = 0;
+  }
+  bool is_over() const {
+    return limit_.count() > 0 && std::chrono::steady_clock::now() - since_ >= limit_;
+  }
+  /// Lets others run: at once for a while, then for longer, since ranks may be more than cores.
+  void rest() {
+    if (++rests_ < kShortRests) return std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::microseconds(50));
+  }
+
+ private:
+  static constexpr int kShortRests = 200;
+
+  std::chrono::milliseconds limit_;
+  std::chrono::steady_clock::time_point since_ = std::chrono::steady_clock::now();
+  int rests_ = 0;
+};
+
+/// Tells every rank, and throws.
+[[noreturn]] void fail(const Window::State& window, const Failure& failure) {
+  for (int p = 0; p < window.ranks; ++p) {
+    uint64_t none = 0;
+    std::atomic_ref(window.control(p).failure).compare_exchange_strong(none, failure.word());
+  }
+  window.check_failure();
+  std::abort();  // the word is never reset
+}
+
+/// Goes through an exchange up to that step. Throws if a rank is late or at another call, on every
+/// rank.
+template <class Flags>
+void run_to(Step end, schedule::Exchange exchange, ExchangeKind kind, const Flags& flags) {
+  const Window::State& window = flags.window;
+  Deadline deadline(window.limit);
+  const auto failed = [&](Failure::Why why) {
+    const bool is_begun = exchange.step() != Step::kAwaitReaders;
+    fail(window, {why, kind, uint16_t(exchange.peer()), flags.epoch() + (is_begun ? 0 : 1)});
+  };
+  while (exchange.step() != end && exchange.step() != Step::kOutOfStep) {
+    if (exchange.advance(flags)) {
+      deadline.renew();
+      continue;
+    }
+    window.check_failure();
+    if (deadline.is_over()) failed(Failure::Why::kLate);
+    deadline.rest();
+  }
+  if (exchange.step() == Step::kOutOfStep) failed(Failure::Why::kOutOfStep);
+}
+
+void bring(const BroughtRows& b) {
+  if (b.to == nullptr) return;
+  const int64_t used = b.used == nullptr ? b.rows : schedule::clamp_row(*b.used, 0, b.rows);
+  for (int64_t r = 0; r < used && b.from != b.to; ++r)
+    std::memcpy(b.to + r * b.row_bytes, static_cast<const char*>(b.from) + r * b.step,
+                size_t(b.row_bytes));
+  if (b.filled > used)
+    std::memset(b.to + used * b.row_bytes, 0xff, size_t((b.filled - used) * b.row_bytes));
+}
+
+class CpuRankDevice final : public RankDevice {
+ public:
+  int64_t whole_bytes(int64_t bytes) const override { return whole_pages(bytes); }
+  File make_memory(int64_t bytes) override { return parallel::make_memory(bytes); }
+  char* map(std::span<const File> files, int64_t bytes_each, int) override {
+    for (const File& file : files)
+      require(length_of(file) == bytes_each, "a rank's file has ", length_of(file),
+              " bytes, must have ", bytes_each);
+    memory_ = SharedMemory(files, bytes_each);
+    return memory_.data();
+  }
+
+  void await_readers(const Window::State& window, Stream) override {
+    run_to(Step::kWrite, {window.rank, window.ranks, 0}, ExchangeKind::kNone,
+           WindowFlags{window, kNothing});
+  }
+  void begin(const Window::State& window, const ExchangeJob& job, Stream) override {
+    const auto write = [&] { std::for_each(job.brought.begin(), job.brought.end(), bring); };
+    run_to(Step::kRead, {window.rank, window.ranks, job.name.tag()}, job.name.kind,
+           WindowFlags{window, write});
+  }
+  void end(const Window::State& window, const ExchangeJob& job, Stream) override {
+    if (*job.verdict != 0) spoil(job);
+    const WindowFlags flags{window, kNothing};
+    const schedule::ReadyTag tag{flags.epoch(), job.name.tag()};
+    run_to(Step::kDone, {window.rank, window.ranks, tag, Step::kRead}, job.name.kind, flags);
+  }
+  void spoil(const ExchangeJob& job) override {
+    for (const Outcome& o : job.outcomes)
+      for (int64_t r = 0; r < o.rows && o.data != nullptr; ++r)
+        std::memset(static_cast<char*>(o.data) + r * o.step, 0xff, size_t(o.row_bytes));
+  }
+
+  void gather(const Window::State& window, std::span<const ListOfRanks> lists, Stream) override {
+    for (const ListOfRanks& list : lists)
+      for (int p = 0; p < window.ranks && list.to != nullptr && list.count > 0; ++p)
+        std::memcpy(static_cast<char*>(list.to) + p * list.count * 4, window.of(p) + list.part,
+                    size_t(list.count) * 4);
+  }
+
+  /// Of these rows those of this rank, and where its tokens went.
+  void make_map(const Window::State&, const MapJob& job, Stream) override {
+    const schedule::RankRows rows{job.sorted, job.experts, job.bound};
+    const ExchangeMap& map = job.map;
+    for (int e = 0; e <= job.experts; ++e) map.offsets[e] = rows.offset(job.rank, e);
+    std::copy_n(job.slot_sorted + rows.first(job.rank), map.offsets[job.experts], map.slot_of);
+    const int64_t first = job.rank * job.choices;
+    for (int64_t i = 0; i < job.own; ++i)
+      map.row_of[i] = rows.row_at_rank_of(job.row_sorted[first + i], job.chosen[first + i]);
+    for (int64_t i = 0; i < job.ranks * job.choices; ++i)
+      map.row_here[i] = rows.row_of_rank(job.row_sorted[i], job.rank);
+    for (int q = 0; q < job.ranks && job.routed != nullptr; ++q)
+      job.routed[q] = int32_t(rows.routed(q));
+    const int worst = rows.fullest(job.ranks);
+    *map.verdict = job.overflow_is_error && rows.routed(worst) > job.bound;
+    if (*map.verdict != 0) overflow_ = {job.problem, worst, int32_t(rows.routed(worst))};
+  }
+
+  Failure failure(const Window::State& window) const override {
+    return Failure::of(
+        std::atomic_ref(window.control(window.rank).failure).load(std::memory_order_acquire));
+  }
+  OverflowNote take_overflow() override { return std::exchange(overflow_, {}); }
+
+ private:
+  SharedMemory memory_;  ///< of all ranks, one after another
+  OverflowNote overflow_;
+};
+
+}  // namespace
+
+std::unique_ptr<RankDevice> rank_device(const Device& device) {
+  if (device.kind == DeviceKind::kCuda) return cuda::rank_device(device);
+  return std::make_unique<CpuRankDevice>();
+}
+
+}  // namespace cadre::parallel

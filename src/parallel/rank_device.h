@@ -1,0 +1,110 @@
+#pragma once
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "cadre/device.h"
+#include "parallel/shared_memory.h"
+#include "parallel/window.h"
+
+// What ranks on one kind of device do in their own way: share memory, and go through an exchange.
+namespace cadre::parallel {
+
+/// Rows that a rank brings to an exchange: they are copied to `to` in its window, one after
+/// another, unless they lie there. Behind them all bits are set, up to `filled` rows in all.
+struct BroughtRows {
+  const void* from = nullptr;  ///< null: nothing is brought
+  char* to = nullptr;
+  int64_t row_bytes = 0, step = 0;  ///< of a row; from one to the next
+  int64_t rows = 0;                 ///< at most
+  const int32_t* used = nullptr;    ///< how many there are, where the device has it; null: all
+  int64_t filled = 0;
+
+  int64_t all() const { return rows > filled ? rows : filled; }
+};
+
+/// What an exchange writes: NaN in all of it where the exchange fails. A number all of whose bits
+/// are set is NaN in each of our types.
+struct Outcome {
+  void* data = nullptr;  ///< null: nothing is written
+  int64_t row_bytes = 0, step = 0, rows = 0;
+};
+
+/// An exchange, but for what it reads.
+struct ExchangeJob {
+  ExchangeName name{};
+  std::array<BroughtRows, 3> brought{};
+  std::array<Outcome, 2> outcomes{};
+  const int32_t* verdict = nullptr;  ///< one word on the device; not 0: the outcomes become NaN
+};
+
+/// A list of words that every rank has in its window, to be laid side by side.
+struct ListOfRanks {
+  int64_t part = 0;  ///< where it lies in a window
+  int64_t count = 0;
+  void* to = nullptr;  ///< [P, count]; null: nobody wants it
+};
+
+/// The choices of all ranks, sorted, and what a rank makes of them.
+struct MapJob {
+  uint32_t problem = 0;                  ///< ExpertParallelPlan::tag
+  int ranks = 1, rank = 0, experts = 1;  ///< P, this rank, E
+  int64_t bound = 0;                     ///< R
+  int64_t choices = 0, own = 0;          ///< T * top_k of a rank; t * top_k of this one
+  bool overflow_is_error = true;
+  const int32_t* sorted = nullptr;       ///< [P * E + 1] offsets
+  const int32_t* slot_sorted = nullptr;  ///< [P * T * top_k] slots in that order
+  const int32_t* row_sorted = nullptr;   ///< [P, T, top_k] rows in that order
+  const int32_t* chosen = nullptr;       ///< [P, T, top_k] experts
+  ExchangeMap map{};
+  int32_t* routed = nullptr;  ///< [P]
+};
+
+/// Rows that had no room, where that is an error.
+struct OverflowNote {
+  uint32_t problem = 0;
+  int32_t rank = -1;  ///< that had most of them; -1: there was none
+  int32_t routed = 0;
+};
+
+class RankDevice {
+ public:
+  RankDevice() = default;
+  RankDevice(const RankDevice&) = delete;
+  RankDevice& operator=(const RankDevice&) = delete;
+  virtual ~RankDevice() = default;
+
+  /// So many bytes as memory can be made of.
+  virtual int64_t whole_bytes(int64_t bytes) const = 0;
+  /// Memory that other ranks can map; its first bytes, Control, are zero once all have mapped it.
+  virtual File make_memory(int64_t bytes) = 0;
+  /// Maps that of each rank, side by side; it lives as long as this.
+  virtual char* map(std::span<const File> files, int64_t bytes_each, int rank) = 0;
+
+  /// Waits until the window may be written.
+  virtual void await_readers(const Window::State&, Stream) = 0;
+  /// The same, brings what the job says, and waits until all have.
+  virtual void begin(const Window::State&, const ExchangeJob&, Stream) = 0;
+  /// Says that this rank has read; the outcomes become NaN if something failed.
+  virtual void end(const Window::State&, const ExchangeJob&, Stream) = 0;
+  /// Where an exception ends an exchange.
+  virtual void spoil(const ExchangeJob&) = 0;
+
+  virtual void gather(const Window::State&, std::span<const ListOfRanks>, Stream) = 0;
+  virtual void make_map(const Window::State&, const MapJob&, Stream) = 0;
+
+  /// What the device has noted so far: a failure, and an overflow, which is told once.
+  virtual Failure failure(const Window::State&) const = 0;
+  virtual OverflowNote take_overflow() = 0;
+};
+
+/// Of that device. Errors    Unsupported in a build without it.
+std::unique_ptr<RankDevice> rank_device(const Device&);
+
+}  // namespace cadre::parallel
+
+namespace cadre::cuda {
+std::unique_ptr<parallel::RankDevice> rank_device(const Device&);
+}

@@ -1,0 +1,31 @@
+#pragma once
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+// The words of src/cuda/device/flag.h in plain C++: other ranks are threads or processes of the
+// host.
+namespace cadre::cuda {
+
+inline uint32_t load_acquire_system(const uint32_t* word) {
+  return std::atomic_ref(*const_cast<uint32_t*>(word)).load(std::memory_order_acquire);
+}
+inline uint64_t load_acquire_system(const uint64_t* word) {
+  return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_acquire);
+}
+template <class Word>
+void store_release_system(Word* word, Word value) {
+  std::atomic_ref(*word).store(value, std::memory_order_release);
+}
+inline void replace_zero_system(uint64_t* word, uint64_t value) {
+  uint64_t none = 0;
+  std::atomic_ref(*word).compare_exchange_strong(none, value);
+}
+inline uint64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+inline void rest() { std::this_thread::sleep_for(std::chrono::microseconds(20)); }
+
+}  // namespace cadre::cuda
