@@ -73,6 +73,34 @@ TEST(LayerPlan, MultipliesCodesWhereItCan) {
   EXPECT_EQ(none.refusals.back().why, "it takes no product that others do not take");
 }
 
+/// Codes of an expert's one scale have no order along K, and so none of their own in fprop.
+TEST(LayerPlan, MultipliesCodesOfExperts) {
+  GroupedLinearProblem p = linear("fp8_tensor");
+  p.n = 32;
+  const GroupedLinearPlan made = plan(p, hopper().device);
+  EXPECT_EQ(made.name, kCodes);
+  EXPECT_EQ(refused(made), "direct, quantized");
+  EXPECT_EQ(product(made, "multiply"), kCodes);
+  EXPECT_EQ(product(made, "dx"), kCodes);
+  EXPECT_EQ(product(made, "dw"), "sm90_ragged_contraction");
+  EXPECT_EQ(find_tensor(made, "dy along K")->shape.scales_major, Major::kRow);
+  EXPECT_EQ(find_tensor(made, "w along K")->shape.codes_major, Major::kRow);
+  EXPECT_EQ(find_tensor(made, "w along rows")->shape.codes_major, Major::kColumn);
+  for (const char* step : {"y scales", "dx scales"})
+    EXPECT_EQ(find_step<ScaleProduct>(made, step), nullptr) << step;
+  EXPECT_NE(find_step<ScaleProduct>(made, "dw scales"), nullptr);
+  GroupedLinearProblem given = p;
+  given.options.quantized_x = true;
+  EXPECT_EQ(product(plan(given, hopper().device), "multiply"), kCodes);
+  p.n = 24;  // no contraction of dgrad; that of fprop needs no route
+  const GroupedLinearPlan half = plan(p, hopper().device);
+  EXPECT_EQ(half.name, "decoded");
+  EXPECT_EQ(product(half, "multiply"), kCodes);
+  EXPECT_EQ(product(half, "dx"), "sm90_ragged_rows");
+  p.n = 32, p.dgrad = p.wgrad = false;
+  EXPECT_EQ(plan(p, hopper().device).name, "quantized");
+}
+
 TEST(LayerPlan, DecodesCodesOfXThatTheCallerOrdered) {
   GroupedLinearProblem given = linear("fp8_block");
   given.n = 32;
@@ -100,7 +128,8 @@ TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
   const auto named = [](const char* recipe, const Device& device) {
     return unsupported([&] { plan(linear(recipe), device, kCodes); });
   };
-  for (const char* recipe : {"fp8_tensor", "mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
+  for (const char* recipe : {"mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
+                             "fp8_tensor,dgrad=fp8_tensor*mxfp8", "fp8_tensor,dgrad=bf16*bf16",
                              "fp8_block,fprop=fp8_block:2d*fp8_block:2d,dgrad=fp8_block*nvfp4",
                              "fp8_block,fprop=fp8_block*fp8_block,dgrad=fp8_block*fp8_block"})
     EXPECT_NE(named(recipe, hopper().device).find(why), std::string::npos) << recipe;
@@ -109,7 +138,7 @@ TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
 }
 
 /// What wgrad reads in the same backward is decoded at once there too.
-TEST(LayerPlan, MultipliesCodesWithinLayers) {
+void expect_codes_within_layers(std::string_view recipe) {
   const auto expect_codes = [](const GroupedLinearPlan& made, bool waits) {
     EXPECT_EQ(made.name, kCodes);
     EXPECT_EQ(product(made, "multiply"), kCodes);
@@ -117,13 +146,14 @@ TEST(LayerPlan, MultipliesCodesWithinLayers) {
     EXPECT_EQ(find_step<DequantizePlan>(made, "decode dy along rows") != nullptr, waits);
   };
   for (const bool deferred : {false, true}) {
-    GroupedMlpProblem p = mlp("fp8_block");
+    GroupedMlpProblem p = mlp(recipe);
     p.options.deferred = deferred;
     const GroupedMlpPlan experts = plan(p, hopper().device);
     EXPECT_EQ(experts.name, "unfused");
     expect_codes(experts.fc1, deferred);
     expect_codes(experts.fc2, deferred);
-    auto layer = parse_moe_problem("moe T=20 top_k=2 H=16 F=32 E=3 shared_F=64 recipe=fp8_block");
+    auto layer =
+        parse_moe_problem(text("moe T=20 top_k=2 H=16 F=32 E=3 shared_F=64 recipe=", recipe));
     layer.options.deferred = deferred;
     const MoePlan whole = plan(layer, hopper().device);
     for (const GroupedMlpPlan* part : {&whole.mlp, &whole.shared}) {
@@ -131,12 +161,16 @@ TEST(LayerPlan, MultipliesCodesWithinLayers) {
       expect_codes(part->fc2, deferred);
     }
     const SequentialPlan row =
-        plan(parse_sequential_problem(
-                 text("sequential | grouped_linear R=20 N=32 K=16 E=3 recipe=fp8_block deferred=",
-                      deferred ? "yes" : "no")),
+        plan(parse_sequential_problem(text("sequential | grouped_linear R=20 N=32 K=16 E=3 recipe=",
+                                           recipe, " deferred=", deferred ? "yes" : "no")),
              hopper().device);
     expect_codes(std::get<GroupedLinearPlan>(row.row.at(0).plan), deferred);
   }
+}
+
+TEST(LayerPlan, MultipliesCodesWithinLayers) {
+  expect_codes_within_layers("fp8_block");
+  expect_codes_within_layers("fp8_tensor");
 }
 
 TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
@@ -232,7 +266,7 @@ TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {
 }
 
 TEST(LayerPlan, OfAQuantisedRecipeDecodesAndSaysWhyItMust) {
-  for (const char* recipe : {"fp8_tensor", "mxfp8", "nvfp4", "mxfp4"}) {
+  for (const char* recipe : {"mxfp8", "nvfp4", "mxfp4"}) {
     const GroupedLinearPlan made = plan(linear(recipe), hopper().device);
     EXPECT_EQ(made.name, "decoded") << recipe;
     EXPECT_EQ(product(made, "multiply"), "sm90_ragged_rows");
