@@ -130,6 +130,9 @@ TEST(GroupedGemmPlan, SaysThatTheAdderOfCodesKeepsFewerBits) {
   const auto of_experts =
       parse_grouped_gemm_problem("grouped_gemm fprop R=9 N=8 K=16 E=3 format=fp8_tensor");
   EXPECT_EQ(plan(of_experts, hopper()).fraction_bits, 13);
+  const auto activated = parse_grouped_gemm_problem(to_string(of_experts) + " act=relu");
+  EXPECT_EQ(plan(activated, hopper()).name, "composed");
+  EXPECT_EQ(plan(activated, hopper()).fraction_bits, 13);
 }
 
 TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
