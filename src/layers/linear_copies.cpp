@@ -115,8 +115,9 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
 DecodedPasses passes_to_decode(const GroupedLinearProblem& p, const Device& device) {
   const auto decodes = [&](bool wanted, Pass pass) {
     const auto [lhs, rhs] = formats_of(p.recipe, pass);
-    return wanted && !(is_plain(lhs) && is_plain(rhs)) &&
-           find(product(p, pass, {}), device).name.empty();
+    if (!wanted || (is_plain(lhs) && is_plain(rhs))) return false;
+    const std::string_view by = find(product(p, pass, {}), device).name;
+    return by.empty() || by == kFp8Rows;
   };
   return {decodes(true, Pass::kFprop), decodes(p.dgrad, Pass::kDgrad),
           decodes(p.wgrad, Pass::kWgrad), p.options.deferred};
@@ -138,7 +139,9 @@ DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem& p, const Device& 
     by = kFp8Rows;
   };
   // What the caller quantises has the usual order; no product of codes has an activation in it.
-  if (!p.activation && !p.options.quantized_x) take(passes.fprop, passes.fprop_by, Pass::kFprop);
+  const bool is_usual = order_of_scales(p.recipe.fprop.lhs) == Major::kRow;
+  if (!p.activation && (is_usual || !p.options.quantized_x))
+    take(passes.fprop, passes.fprop_by, Pass::kFprop);
   take(passes.dgrad, passes.dgrad_by, Pass::kDgrad);
   return passes;
 }

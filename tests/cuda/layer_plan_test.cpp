@@ -73,7 +73,7 @@ TEST(LayerPlan, MultipliesCodesWhereItCan) {
   EXPECT_EQ(none.refusals.back().why, "it takes no product that others do not take");
 }
 
-/// Codes of an expert's one scale have no order along K, and so none of their own in fprop.
+/// Scales of experts have no order, so that fprop takes codes of the caller too.
 TEST(LayerPlan, MultipliesCodesOfExperts) {
   GroupedLinearProblem p = linear("fp8_tensor");
   p.n = 32;
@@ -92,13 +92,18 @@ TEST(LayerPlan, MultipliesCodesOfExperts) {
   GroupedLinearProblem given = p;
   given.options.quantized_x = true;
   EXPECT_EQ(product(plan(given, hopper().device), "multiply"), kCodes);
-  p.n = 24;  // no contraction of dgrad; that of fprop needs no route
+  const GroupedLinearPlan decoded = plan(p, hopper().device, "decoded");
+  for (const char* step : {"multiply", "dx"})
+    EXPECT_EQ(product(decoded, step), "sm90_ragged_rows") << step;
+  p.n = 24;  // no contraction of dgrad
   const GroupedLinearPlan half = plan(p, hopper().device);
-  EXPECT_EQ(half.name, "decoded");
+  EXPECT_EQ(half.name, kCodes);
   EXPECT_EQ(product(half, "multiply"), kCodes);
   EXPECT_EQ(product(half, "dx"), "sm90_ragged_rows");
-  p.n = 32, p.dgrad = p.wgrad = false;
-  EXPECT_EQ(plan(p, hopper().device).name, "quantized");
+  p.dgrad = p.wgrad = false;
+  const GroupedLinearPlan forward = plan(p, hopper().device);
+  EXPECT_EQ(forward.name, "quantized");
+  EXPECT_EQ(product(forward, "multiply"), kCodes);
 }
 
 TEST(LayerPlan, DecodesCodesOfXThatTheCallerOrdered) {
@@ -129,7 +134,7 @@ TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
     return unsupported([&] { plan(linear(recipe), device, kCodes); });
   };
   for (const char* recipe : {"mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
-                             "fp8_tensor,dgrad=fp8_tensor*mxfp8", "fp8_tensor,dgrad=bf16*bf16",
+                             "fp8_tensor,fprop=fp8_tensor*mxfp8,dgrad=fp8_tensor*fp8_tensor:e5m2",
                              "fp8_block,fprop=fp8_block:2d*fp8_block:2d,dgrad=fp8_block*nvfp4",
                              "fp8_block,fprop=fp8_block*fp8_block,dgrad=fp8_block*fp8_block"})
     EXPECT_NE(named(recipe, hopper().device).find(why), std::string::npos) << recipe;
