@@ -46,6 +46,7 @@ def test_all_contestants_multiply_the_same_numbers(which, monkeypatch):
              cadre_c.Gemm(library(), problem.plain(), "cpu")]
     case, left_out = tensor.Case(problem, [17, 0, 21], 1), {}
     case.scales[2] *= 4  # an expert's own
+    case.w_scales[0] *= 2
     calls = tensor.contestants_of(gemms, [case], left_out)
     assert list(calls) == ["cadre", "cadre fp8_block", "cadre bf16", "torch", "torch fast"]
     assert not left_out
