@@ -16,6 +16,7 @@
 #   torch_fine    products of layers whose experts are many or narrow, on h200_fine_grained.txt
 #   f16        fp16 beside bf16
 #   torch_fp8  products of fp8_block by sm90_fp8_rows, beside bf16 and DeepGEMM
+#   torch_fp8_tensor    those of fp8_tensor, beside fp8_block, bf16 and torch._scaled_grouped_mm
 #   torch_packed    products of packed weights by sm90_packed_rows, beside bf16
 #   gated      fc1 with its activation in the product, on h200_gated.txt
 #   quantize   quantise and dequantise beside a copy of as many bytes
@@ -215,6 +216,11 @@ take() {
       record torch_fp8 300 grouped-gemm-fp8-torch python3 bench/peers/torch_fp8_block.py \
         --library "$library" --commit "$commit" --file bench/shapes/h200_fp8.txt \
         --offsets $routings --repeat "$repeat"
+      ;;
+    torch_fp8_tensor)
+      record torch_fp8_tensor 300 grouped-gemm-fp8-tensor-torch python3 \
+        bench/peers/torch_fp8_tensor.py --library "$library" --commit "$commit" \
+        --file bench/shapes/h200_fp8_tensor.txt --offsets $routings --repeat "$repeat"
       ;;
     torch_packed)
       record torch_packed 300 grouped-gemm-packed-torch python3 bench/peers/torch_packed.py \

@@ -33,7 +33,8 @@ Result guarded(Result failed, Work&& work) {
 // Operands of one piece each, which the arguments above have room for.
 void require_bare(const cadre::GroupedGemmProblem& p) {
   const auto fits = [](const cadre::Format& format, cadre::Major major) {
-    return !info(format.kind).has_expert_scale &&
+    const cadre::FormatInfo& row = info(format.kind);
+    return !(row.has_expert_scale && row.block != 0) &&
            (!is_plain(format) || major == cadre::Major::kRow);
   };
   const bool words =
@@ -43,15 +44,18 @@ void require_bare(const cadre::GroupedGemmProblem& p) {
           !words && !p.discrete_rhs && !p.discrete_out && !p.alpha && !p.beta && !p.bias &&
           !p.activation,
       "c_api: problem is '", to_string(p),
-      "', must be packed, without scales of experts and without epilogue, plain operands "
-      "row-major");
+      "', must be packed, with scales of blocks or of experts but not both, without epilogue, "
+      "plain operands row-major");
 }
 
 cadre::Operand operand(const cadre::QuantizedShape& shape, const void* codes, const void* scales) {
   const cadre::QuantizedView like = quantized_view(shape, nullptr);
   cadre::Operand operand{.codes = like.codes, .scales = like.scales};
   operand.codes.data = const_cast<void*>(codes);
-  operand.scales.data = const_cast<void*>(scales);
+  if (info(shape.format.kind).has_expert_scale)
+    operand.expert_scale = static_cast<const float*>(scales);
+  else
+    operand.scales.data = const_cast<void*>(scales);
   return operand;
 }
 

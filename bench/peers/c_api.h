@@ -15,7 +15,7 @@ struct CadreGemmArgs {
   const int32_t* offsets;  // [E + 1], on the device
   void* out;
   void* workspace;                      // cadre_gemm_workspace_bytes of it, 256-byte aligned
-  const void *lhs_scales, *rhs_scales;  // of codes, else null
+  const void *lhs_scales, *rhs_scales;  // of codes: of blocks, or [E]; else null
 };
 
 /// Plans a problem without epilogue on "cpu", "cuda" or "cuda:1"; by the implementation `only`

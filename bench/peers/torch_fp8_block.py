@@ -26,16 +26,17 @@ class Problem:
     """`grouped_gemm fprop R=.. N=.. K=.. E=.. format=fp8_block ...`, its orders as the kernel's."""
 
     accumulate, out = False, torch.bfloat16
+    format, fprop, dgrad = "fp8_block", {"format": "fp8_block", "lhs_scales_major": "column"}, {
+        "format": "fp8_block", "rhs_major": "column", "lhs_scales_major": "column"}
 
     def __init__(self, text):
         words = text.split()
         values = dict(word.split("=") for word in words[2:])
-        wanted = {"format": "fp8_block", "lhs_scales_major": "column"}
-        if words[1] == "dgrad":
-            wanted["rhs_major"] = "column"
+        wanted = {"fprop": self.fprop, "dgrad": self.dgrad}.get(words[1])
         rest = {name: value for name, value in values.items() if name not in "RNKE"}
-        if words[0] != "grouped_gemm" or words[1] not in ("fprop", "dgrad") or rest != wanted:
-            raise SystemExit(f"'{text}': this file times fprop and dgrad of fp8_block, as {wanted}")
+        if words[0] != "grouped_gemm" or rest != wanted:
+            raise SystemExit(f"'{text}': this file times fprop and dgrad of {self.format}, "
+                             f"as {wanted or self.fprop}")
         self.text, self.which = text, words[1]
         self.rows, self.n, self.k, self.experts = (int(values[name]) for name in "RNKE")
         fprop = self.which == "fprop"

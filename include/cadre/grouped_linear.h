@@ -91,9 +91,9 @@ struct GroupedLinearPlan : LayerPlan {
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.
-/// Exact     x that comes quantised equals x quantised here (but for y in the route sm90_fp8_rows),
-///           deferred equals immediate, cached equals fresh, save_input equals saved, packed equals
-///           discrete, bit for bit.
+/// Exact     x that comes quantised equals x quantised here (but for y of fp8_block in the route
+///           sm90_fp8_rows), deferred equals immediate, cached equals fresh, save_input equals
+///           saved, packed equals discrete, bit for bit.
 GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&, std::string_view only = {});
 void forward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
 void backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);

@@ -139,10 +139,11 @@ int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device&
   return as_two(p, [&]<class Two>() { return Two::of(p, device).workspace_bytes(p); });
 }
 
-std::shared_ptr<const void> composed_gemm_plans(const GroupedGemmProblem& p, const Device& device) {
-  return as_two(p, [&]<class Two>() -> std::shared_ptr<const void> {
+Inner composed_gemm_plans(const GroupedGemmProblem& p, const Device& device) {
+  return as_two(p, [&]<class Two>() -> Inner {
     // tidy: allocation because it is made with the plan, before any run
-    return std::make_shared<Two>(Two::of(p, device));
+    const auto two = std::make_shared<Two>(Two::of(p, device));
+    return {two, two->product.fraction_bits};
   });
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-#include <memory>
 #include <string>
 
+#include "backend/entry.h"
 #include "cadre/grouped_gemm.h"
 
 namespace cadre::backend {
@@ -12,7 +12,7 @@ namespace cadre::backend {
 /// workspace unless it is kept, and the activation.
 std::string refuses_composed_gemm(const GroupedGemmProblem&, const Device&);
 int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
-std::shared_ptr<const void> composed_gemm_plans(const GroupedGemmProblem&, const Device&);
+Inner composed_gemm_plans(const GroupedGemmProblem&, const Device&);
 void composed_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
 /// `refuses` of an implementation of products alone.

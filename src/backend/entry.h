@@ -11,6 +11,12 @@
 
 namespace cadre::backend {
 
+/// The plans that an implementation is composed of, and the bits that their sums keep: see Plan.
+struct Inner {
+  std::shared_ptr<const void> plans;
+  int fraction_bits;
+};
+
 /// One implementation of one operation. Backends list theirs best first; the walk takes the first
 /// that does not refuse.
 template <class Problem>
@@ -26,7 +32,7 @@ struct Entry {
   bool by_name = false;    ///< not known to be the fastest: only who names it gets it
   int fraction_bits = 23;  ///< see Plan
   /// The plans that `run` finds in its own as `inner`, so that it makes none.
-  std::shared_ptr<const void> (*inner)(const Problem&, const Device&) = nullptr;
+  Inner (*inner)(const Problem&, const Device&) = nullptr;
 };
 
 template <class Problem>

@@ -40,7 +40,11 @@ Plan<Problem> find(const Problem& problem, const Device& device, std::string_vie
     plan.exact = entry.exact;
     plan.fraction_bits = entry.fraction_bits;
     plan.entry = &entry;
-    if (entry.inner != nullptr) plan.inner = entry.inner(problem, device);
+    if (entry.inner != nullptr) {
+      Inner inner = entry.inner(problem, device);
+      plan.inner = std::move(inner.plans);
+      plan.fraction_bits = inner.fraction_bits;
+    }
     break;
   }
   return plan;

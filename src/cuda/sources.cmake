@@ -51,6 +51,10 @@ set(cadre_sm90_sources
   sm90/instances/fp8_rows_e4m3_to_f32.cu
   sm90/instances/fp8_rows_e5m2_to_bf16.cu
   sm90/instances/fp8_rows_e5m2_to_f32.cu
+  sm90/instances/fp8_tensor_rows_e4m3_to_bf16.cu
+  sm90/instances/fp8_tensor_rows_e4m3_to_f32.cu
+  sm90/instances/fp8_tensor_rows_e5m2_to_bf16.cu
+  sm90/instances/fp8_tensor_rows_e5m2_to_f32.cu
   sm90/instances/gated_rows_bf16.cu
   sm90/instances/gated_rows_f16.cu
   sm90/instances/gathered_rows_bf16.cu

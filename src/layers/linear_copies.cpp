@@ -22,8 +22,14 @@ bool shares(const Copied& tensor, const Format& along_k, const Format& along_row
 
 /// Other batches have no column-major scales, so that a problem which wants them is an error.
 bool has_orders(const OperandFormats& of) {
+  if (of.lhs.kind == FormatKind::kFp8Tensor) return of.rhs.kind == FormatKind::kFp8Tensor;
   return of.lhs.kind == FormatKind::kFp8Block && !of.lhs.square &&
          of.rhs.kind == FormatKind::kFp8Block;
+}
+
+/// How kFp8Rows wants scales of a batch to lie.
+Major order_of_scales(const Format& format) {
+  return info(format.kind).block != 0 ? Major::kColumn : Major::kRow;
 }
 
 }  // namespace
@@ -59,9 +65,9 @@ Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
   decode(w.along_rows, decoded.dgrad, dgrad.rhs, false);
   decode(dy.along_k, decoded.dgrad, dgrad.lhs, false);
   decode(dy.along_rows, decoded.wgrad, wgrad.lhs, decoded.wgrad_waits);
-  if (!decoded.fprop_by.empty()) x.along_k.scales_major = Major::kColumn;
+  if (!decoded.fprop_by.empty()) x.along_k.scales_major = order_of_scales(fprop.lhs);
   if (!decoded.dgrad_by.empty()) {
-    dy.along_k.scales_major = Major::kColumn;
+    dy.along_k.scales_major = order_of_scales(dgrad.lhs);
     w.along_rows.codes_major = Major::kColumn;
   }
   x.shared = !o.save_input && x.along_rows.is_there && shares(x, fprop.lhs, wgrad.rhs);
@@ -100,7 +106,7 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
   g.out = p.dtype;
   g.tail = p.options.tail;
   if (!decoded.by(pass).empty()) {
-    g.lhs_scales_major = Major::kColumn;
+    g.lhs_scales_major = order_of_scales(lhs);
     if (pass == Pass::kDgrad) g.rhs_major = Major::kColumn;
   }
   return g;
@@ -109,8 +115,9 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
 DecodedPasses passes_to_decode(const GroupedLinearProblem& p, const Device& device) {
   const auto decodes = [&](bool wanted, Pass pass) {
     const auto [lhs, rhs] = formats_of(p.recipe, pass);
-    return wanted && !(is_plain(lhs) && is_plain(rhs)) &&
-           find(product(p, pass, {}), device).name.empty();
+    if (!wanted || (is_plain(lhs) && is_plain(rhs))) return false;
+    const std::string_view by = find(product(p, pass, {}), device).name;
+    return by.empty() || by == kFp8Rows;
   };
   return {decodes(true, Pass::kFprop), decodes(p.dgrad, Pass::kDgrad),
           decodes(p.wgrad, Pass::kWgrad), p.options.deferred};
@@ -132,7 +139,9 @@ DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem& p, const Device& 
     by = kFp8Rows;
   };
   // What the caller quantises has the usual order; no product of codes has an activation in it.
-  if (!p.activation && !p.options.quantized_x) take(passes.fprop, passes.fprop_by, Pass::kFprop);
+  const bool is_usual = order_of_scales(p.recipe.fprop.lhs) == Major::kRow;
+  if (!p.activation && (is_usual || !p.options.quantized_x))
+    take(passes.fprop, passes.fprop_by, Pass::kFprop);
   take(passes.dgrad, passes.dgrad_by, Pass::kDgrad);
   return passes;
 }

@@ -66,10 +66,10 @@ bool as_is(const Format&, DType);
 /// A product of the layer, without what its epilogue adds.
 GroupedGemmProblem product(const GroupedLinearProblem&, Pass, const DecodedPasses&);
 
-/// The products of the problem that nobody here takes codes for.
+/// The products of the problem that nobody here takes codes for, but for kFp8Rows.
 DecodedPasses passes_to_decode(const GroupedLinearProblem&, const Device&);
 
-/// The implementation of products that reads codes in an order of its own, and the route that
+/// The implementation of products that reads codes, some in an order of its own, and the route that
 /// writes them so.
 inline constexpr std::string_view kFp8Rows = "sm90_fp8_rows";
 

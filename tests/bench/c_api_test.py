@@ -54,13 +54,12 @@ class CApi(unittest.TestCase):
         self.assertEqual(self.run_gemm("wgrad", dy, x, old, " accumulate=yes"),
                          [a + b for a, b in zip(dw, old)])
 
-    def test_codes_come_with_their_scales(self):
+    def check_codes(self, x_scales, w_scales, words, scale_of):
+        """`scale_of(row, expert)` is the factor that the scales say."""
         r, n, k, e = 5, 3, 4, 2
         codes = {0: 0, 1: 0x38, 2: 0x40, -1: 0xb8, -2: 0xc0}  # of e4m3
         x, w = ([v % 5 - 2 for v in numbers(count, 1)] for count in (r * k, e * n * k))
-        x_scales, w_scales = [0.5, 1, 2, 4, 8, 0, 0, 0], [1, 0.25]  # of rows: a column of eight
-        problem = (f"grouped_gemm fprop R={r} N={n} K={k} E={e} format=fp8_block out=f32 "
-                   "lhs_scales_major=column")
+        problem = f"grouped_gemm fprop R={r} N={n} K={k} E={e} out=f32 {words}"
         gemm = cadre_c.Gemm(cadre_c.Library(LIBRARY), problem, "cpu", "cpu_reference")
         self.assertEqual(gemm.name, "cpu_reference")
         stored = [(ctypes.c_uint8 * len(v))(*(codes[i] for i in v)) for v in (x, w)]
@@ -70,9 +69,17 @@ class CApi(unittest.TestCase):
                               address(out), None, address(scales[0]), address(scales[1])))
         owner = [0 if i < OFFSETS[1] else 1 for i in range(r)]
         self.assertEqual(list(out), [
-            x_scales[i] * w_scales[owner[i]] * sum(
+            scale_of(i, owner[i]) * sum(
                 x[i * k + c] * w[(owner[i] * n + j) * k + c] for c in range(k))
             for i in range(r) for j in range(n)])
+
+    def test_codes_come_with_their_scales(self):
+        rows, experts = [0.5, 1, 2, 4, 8, 0, 0, 0], [1, 0.25]  # of rows: a column of eight
+        self.check_codes(rows, experts, "format=fp8_block lhs_scales_major=column",
+                         lambda row, expert: rows[row] * experts[expert])
+        batch = [0.5, 4]
+        self.check_codes(batch, experts, "format=fp8_tensor",
+                         lambda row, expert: batch[expert] * experts[expert])
 
     def test_errors_are_told(self):
         library = cadre_c.Library(LIBRARY)
@@ -82,9 +89,9 @@ class CApi(unittest.TestCase):
                 (f"grouped_gemm fprop R=8 N={2**63 - 1} K=2 E=2", "cpu", "must be at most 2\\^44"),
                 (f"grouped_gemm wgrad R={2**31} N=8 K=8 E=2", "cpu", "must be below 2\\^31"),
                 ("grouped_gemm fprop R=8 N=8 K=8 E=2 alpha=yes", "cpu",
-                 "must be packed, without scales of experts and without epilogue"),
-                ("grouped_gemm fprop R=8 N=8 K=8 E=2 format=fp8_tensor", "cpu",
-                 "without scales of experts"),
+                 "must be packed, with scales of blocks or of experts but not both, without "),
+                ("grouped_gemm fprop R=8 N=8 K=32 E=2 format=nvfp4", "cpu",
+                 "of blocks or of experts but not both"),
                 ("grouped_gemm fprop R=8 N=8 K=8 E=2 rhs_major=column", "cpu",
                  "plain operands row-major")):
             with self.assertRaisesRegex(RuntimeError, says):

@@ -1,6 +1,6 @@
-// fprop and dgrad of fp8_block on Hopper's 8-bit tensor cores, to the bit: what the model of their
-// adder says, promoted every 128 codes; the exact product where that adder loses nothing; rows that
-// do not depend on the batch.
+// fprop and dgrad of fp8_block and fp8_tensor on Hopper's 8-bit tensor cores, to the bit: what the
+// model of their adder says, promoted every 128 codes; the exact product where that adder loses
+// nothing; rows that do not depend on the batch.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -61,6 +61,11 @@ float& scale(const TensorView& v, int64_t i, int64_t j, int64_t expert = 0) {
       v.data)[first + i * v.stride[size_t(v.rank - 2)] + j * v.stride[size_t(v.rank - 1)]];
 }
 
+float& scale_of_expert(const Operand& operand, int64_t expert) {
+  return const_cast<float*>(operand.expert_scale)[expert];
+}
+bool has_block_scales(const GroupedGemmCase& c) { return c.args.lhs.expert_scale == nullptr; }
+
 /// Packed operands as [rows, contraction].
 struct Operands {
   const GroupedGemmCase& c;
@@ -77,10 +82,15 @@ struct Operands {
                                        : code(c.args.rhs.codes, d, col, e));
   }
   float factor(int64_t r, int e, int64_t col, int64_t block) const {
+    if (!has_block_scales(c)) return 1;
     const int64_t across = col / kBlock;
     return scale(c.args.lhs.scales, r, block) * (fprop
                                                      ? scale(c.args.rhs.scales, across, block, e)
                                                      : scale(c.args.rhs.scales, block, across, e));
+  }
+  float factor_of(int e) const {
+    if (has_block_scales(c)) return 1;
+    return scale_of_expert(c.args.lhs, e) * scale_of_expert(c.args.rhs, e);
   }
   /// What the kernel makes of it: four additions of 32 products a block.
   float model(int64_t r, int e, int64_t col) const {
@@ -95,7 +105,7 @@ struct Operands {
       }
       total = std::fma(sum, factor(r, e, col, first / kBlock), total);
     }
-    return total;
+    return total * factor_of(e);
   }
 };
 
@@ -105,7 +115,9 @@ TEST_F(Fp8Rows, HaveTheBitsOfTheModel) {
         "fprop R=60 N=264 K=272 E=3 x=fp8_block:fp32 w=fp8_block:2d+fp32 lhs_scales_major=column "
         "out=f32",
         "dgrad R=60 N=144 K=136 E=3 dy=fp8_block:e5m2 w=fp8_block:2d rhs_major=column "
-        "lhs_scales_major=column rhs_scales_major=column out=f32"}) {
+        "lhs_scales_major=column rhs_scales_major=column out=f32",
+        "fprop R=60 N=136 K=400 E=3 format=fp8_tensor out=f32",
+        "dgrad R=60 N=144 K=264 E=3 format=fp8_tensor rhs_major=column out=f32 unit_budget=2"}) {
     GroupedGemmCase c = make(words, {33, 0, 22});
     run_on_gpu(c);
     const Operands operands{c};
@@ -119,20 +131,23 @@ TEST_F(Fp8Rows, HaveTheBitsOfTheModel) {
 }
 
 /// Integers of at most 2 as codes, whose sums of a block no adder cuts off, and scales of a few
-/// powers of two, so that fp32 holds all totals.
+/// powers of two, so that fp32 holds all totals. Both batches are of e4m3.
 void draw_integers(GroupedGemmCase& c) {
   std::mt19937 random(5);
   const auto integer = [&] { return formats::E4m3::encode(float(int(random() % 5) - 2)); };
   const auto power = [&] { return formats::pow2(int(random() % 5) - 2); };
   const TensorView &x = c.args.lhs.codes, &w = c.args.rhs.codes;
   const TensorView &x_scales = c.args.lhs.scales, &w_scales = c.args.rhs.scales;
+  for (int64_t e = 0; e < w[0] && !has_block_scales(c); ++e)
+    scale_of_expert(c.args.lhs, e) = power(), scale_of_expert(c.args.rhs, e) = power();
   for (int64_t r = 0; r < c.offsets.back(); ++r) {
     for (int64_t d = 0; d < x[1]; ++d) code(x, r, d) = integer();
-    for (int64_t b = 0; b < x_scales[1]; ++b) scale(x_scales, r, b) = power();
+    for (int64_t b = 0; has_block_scales(c) && b < x_scales[1]; ++b)
+      scale(x_scales, r, b) = power();
   }
   for (int64_t e = 0; e < w[0]; ++e) {
     for (int64_t i = 0; i < w[1] * w[2]; ++i) code(w, i / w[2], i % w[2], e) = integer();
-    for (int64_t i = 0; i < w_scales[1] * w_scales[2]; ++i)
+    for (int64_t i = 0; has_block_scales(c) && i < w_scales[1] * w_scales[2]; ++i)
       scale(w_scales, i / w_scales[2], i % w_scales[2], e) = power();
   }
 }
@@ -153,6 +168,10 @@ TEST_F(Fp8Rows, AreExactWhereTheAdderIs) {
        {9, 17}},
       // Tiles above each other and a row of them side by side, of an odd number.
       {"fprop R=900 N=392 K=272 E=3 format=fp8_block lhs_scales_major=column", {300, 570, 20}},
+      {"fprop R=900 N=392 K=272 E=4 format=fp8_tensor", {300, 0, 570, 20}},
+      {"dgrad R=450 N=144 K=136 E=3 dy=fp8_tensor w=fp8_tensor rhs_major=column out=f32",
+       {201, 7, 203}},
+      {"fprop R=30 N=8 K=16 E=1 format=fp8_tensor", {29}},
   };
   for (const auto& one : cases) {
     GroupedGemmCase got = make(one.words, one.counts), want = make(one.words, one.counts);
@@ -166,8 +185,7 @@ TEST_F(Fp8Rows, AreExactWhereTheAdderIs) {
 
 // The same rows behind ever more others, of another expert or of their own: other consumers, blocks
 // and pairs of tiles have them then.
-TEST_F(Fp8Rows, DoNotDependOnTheBatch) {
-  const char* words = "fprop R=400 N=200 K=400 E=2 format=fp8_block lhs_scales_major=column";
+void expect_no_bit_of_the_batch(const char* words) {
   constexpr int64_t kRows = 37;
   const GroupedGemmCase alone = make(words, {0, kRows});
   std::vector<uint16_t> first;
@@ -184,14 +202,22 @@ TEST_F(Fp8Rows, DoNotDependOnTheBatch) {
     const Operand &x = c.args.lhs, &same = alone.args.lhs;
     for (int64_t r = 0; r < kRows; ++r) {
       for (int64_t d = 0; d < 400; ++d) code(x.codes, before + r, d) = code(same.codes, r, d);
-      for (int64_t b = 0; b < 4; ++b) scale(x.scales, before + r, b) = scale(same.scales, r, b);
+      for (int64_t b = 0; has_block_scales(c) && b < 4; ++b)
+        scale(x.scales, before + r, b) = scale(same.scales, r, b);
     }
+    if (!has_block_scales(c)) scale_of_expert(x, 1) = scale_of_expert(same, 1);
     run_on_gpu(c);
     const auto* y = static_cast<const uint16_t*>(c.args.out.data) + before * c.args.out.stride[0];
     std::vector<uint16_t> rows(y, y + kRows * 200);
     if (first.empty()) first = rows;
-    EXPECT_EQ(rows, first) << others << " " << own;
+    EXPECT_EQ(rows, first) << words << ", behind " << others << " and " << own;
   }
+}
+
+TEST_F(Fp8Rows, DoNotDependOnTheBatch) {
+  expect_no_bit_of_the_batch(
+      "fprop R=400 N=200 K=400 E=2 format=fp8_block lhs_scales_major=column");
+  expect_no_bit_of_the_batch("fprop R=400 N=200 K=400 E=2 format=fp8_tensor");
 }
 
 #ifdef CADRE_EMULATED
@@ -237,9 +263,8 @@ TEST_F(Fp8Rows, ReadNoScalesBehindTheLast) {
 #endif
 
 // A large product beside small ones: sums lose what fp32 would keep, and no more than their bound.
-TEST_F(Fp8Rows, LoseNoMoreThanThirteenBitsSay) {
-  GroupedGemmCase c =
-      make("fprop R=16 N=64 K=256 E=1 format=fp8_block lhs_scales_major=column out=f32", {16});
+void expect_a_loss_of_thirteen_bits(const char* words) {
+  GroupedGemmCase c = make(words, {16});
   const TensorView& x = c.args.lhs.codes;
   for (int64_t r = 0; r < 16; ++r)
     for (int64_t d = 0; d < 256; ++d)
@@ -254,11 +279,17 @@ TEST_F(Fp8Rows, LoseNoMoreThanThirteenBitsSay) {
       double want = 0;  // all terms are positive
       for (int64_t d = 0; d < 256; ++d)
         want += double(operands.x(r, d)) * operands.w(0, col, d) *
-                operands.factor(r, 0, col, d / kBlock);
+                operands.factor(r, 0, col, d / kBlock) * operands.factor_of(0);
       worst = std::max(worst, std::abs(scale(c.args.out, r, col) / want - 1));
     }
-  EXPECT_GT(worst, 1e-4);
-  EXPECT_LT(worst, bench::gamma(bench::roundings_of_adder(13)));
+  EXPECT_GT(worst, 1e-4) << words;
+  EXPECT_LT(worst, bench::gamma(bench::roundings_of_adder(13))) << words;
+}
+
+TEST_F(Fp8Rows, LoseNoMoreThanThirteenBitsSay) {
+  expect_a_loss_of_thirteen_bits(
+      "fprop R=16 N=64 K=256 E=1 format=fp8_block lhs_scales_major=column out=f32");
+  expect_a_loss_of_thirteen_bits("fprop R=16 N=64 K=256 E=1 format=fp8_tensor out=f32");
 }
 
 }  // namespace

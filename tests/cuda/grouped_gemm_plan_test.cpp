@@ -127,6 +127,12 @@ TEST(GroupedGemmPlan, SaysThatTheAdderOfCodesKeepsFewerBits) {
   EXPECT_EQ(made.name, "sm90_fp8_rows");
   EXPECT_TRUE(made.exact);
   EXPECT_EQ(made.fraction_bits, 13);
+  const auto of_experts =
+      parse_grouped_gemm_problem("grouped_gemm fprop R=9 N=8 K=16 E=3 format=fp8_tensor");
+  EXPECT_EQ(plan(of_experts, hopper()).fraction_bits, 13);
+  const auto activated = parse_grouped_gemm_problem(to_string(of_experts) + " act=relu");
+  EXPECT_EQ(plan(activated, hopper()).name, "composed");
+  EXPECT_EQ(plan(activated, hopper()).fraction_bits, 13);
 }
 
 TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
@@ -137,6 +143,15 @@ TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
       "sm90_packed_rows: takes it where it is named; it is not known to be the fastest";
   EXPECT_NE(all.find(why), std::string::npos) << all;
   EXPECT_EQ(plan(p, hopper(), "sm90_packed_rows").name, "sm90_packed_rows");
+}
+
+TEST(GroupedGemmPlan, TakesCodesOfExpertsAsTheyLie) {
+  for (const char* words : {"fprop R=9 N=8 K=16 E=3 format=fp8_tensor discrete_rhs=yes out=f32",
+                            "fprop R=9 N=8 K=16 E=3 x=fp8_tensor:e5m2+pow2 w=fp8_tensor beta=yes",
+                            "dgrad R=9 N=16 K=8 E=3 format=fp8_tensor rhs_major=column tail=zero"})
+    EXPECT_EQ(plan(parse_grouped_gemm_problem(text("grouped_gemm ", words)), hopper()).name,
+              "sm90_fp8_rows")
+        << words;
 }
 
 TEST(GroupedGemmPlan, SaysWhyTheKernelOfCodesDoesNotTakeIt) {
@@ -150,7 +165,15 @@ TEST(GroupedGemmPlan, SaysWhyTheKernelOfCodesDoesNotTakeIt) {
   } cases[] = {
       {"wgrad R=9 N=16 K=16 E=3 format=fp8_block", "takes fprop and dgrad"},
       {"fprop R=9 N=16 K=16 E=3 format=mxfp8", "takes a batch in fp8_block and w in fp8_block:2d"},
-      {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block", "and w in fp8_block:2d, of e4m3"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block",
+       "and w in fp8_block:2d, or both in fp8_tensor; w of e4m3"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_tensor w=fp8_block:2d", "or both in fp8_tensor"},
+      {"fprop R=9 N=16 K=16 E=3 x=bf16 w=fp8_tensor", "or both in fp8_tensor"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_tensor w=fp8_tensor:e5m2", "w of e4m3"},
+      {"wgrad R=9 N=16 K=16 E=3 format=fp8_tensor", "takes fprop and dgrad"},
+      {"fprop R=9 N=16 K=16 E=3 format=fp8_tensor out=f16", "writes bf16 or f32"},
+      {"dgrad R=9 N=16 K=16 E=3 format=fp8_tensor", "row-major of fprop, column-major of dgrad"},
+      {"fprop R=9 N=16 K=8 E=3 format=fp8_tensor", "contracts multiples of 16"},
       {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block:e5m2+2d", "of e4m3"},
       {"fprop R=9 N=16 K=16 E=3 x=fp8_block:2d w=fp8_block:2d", "takes a batch in fp8_block and"},
       {"fprop R=9 N=16 K=16 E=3 format=fp8_block out=f16", "writes bf16 or f32"},

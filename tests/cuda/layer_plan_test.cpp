@@ -73,6 +73,39 @@ TEST(LayerPlan, MultipliesCodesWhereItCan) {
   EXPECT_EQ(none.refusals.back().why, "it takes no product that others do not take");
 }
 
+/// Scales of experts have no order, so that fprop takes codes of the caller too.
+TEST(LayerPlan, MultipliesCodesOfExperts) {
+  GroupedLinearProblem p = linear("fp8_tensor");
+  p.n = 32;
+  const GroupedLinearPlan made = plan(p, hopper().device);
+  EXPECT_EQ(made.name, kCodes);
+  EXPECT_EQ(refused(made), "direct, quantized");
+  EXPECT_EQ(product(made, "multiply"), kCodes);
+  EXPECT_EQ(product(made, "dx"), kCodes);
+  EXPECT_EQ(product(made, "dw"), "sm90_ragged_contraction");
+  EXPECT_EQ(find_tensor(made, "dy along K")->shape.scales_major, Major::kRow);
+  EXPECT_EQ(find_tensor(made, "w along K")->shape.codes_major, Major::kRow);
+  EXPECT_EQ(find_tensor(made, "w along rows")->shape.codes_major, Major::kColumn);
+  for (const char* step : {"y scales", "dx scales"})
+    EXPECT_EQ(find_step<ScaleProduct>(made, step), nullptr) << step;
+  EXPECT_NE(find_step<ScaleProduct>(made, "dw scales"), nullptr);
+  GroupedLinearProblem given = p;
+  given.options.quantized_x = true;
+  EXPECT_EQ(product(plan(given, hopper().device), "multiply"), kCodes);
+  const GroupedLinearPlan decoded = plan(p, hopper().device, "decoded");
+  for (const char* step : {"multiply", "dx"})
+    EXPECT_EQ(product(decoded, step), "sm90_ragged_rows") << step;
+  p.n = 24;  // no contraction of dgrad
+  const GroupedLinearPlan half = plan(p, hopper().device);
+  EXPECT_EQ(half.name, kCodes);
+  EXPECT_EQ(product(half, "multiply"), kCodes);
+  EXPECT_EQ(product(half, "dx"), "sm90_ragged_rows");
+  p.dgrad = p.wgrad = false;
+  const GroupedLinearPlan forward = plan(p, hopper().device);
+  EXPECT_EQ(forward.name, "quantized");
+  EXPECT_EQ(product(forward, "multiply"), kCodes);
+}
+
 TEST(LayerPlan, DecodesCodesOfXThatTheCallerOrdered) {
   GroupedLinearProblem given = linear("fp8_block");
   given.n = 32;
@@ -100,7 +133,8 @@ TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
   const auto named = [](const char* recipe, const Device& device) {
     return unsupported([&] { plan(linear(recipe), device, kCodes); });
   };
-  for (const char* recipe : {"fp8_tensor", "mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
+  for (const char* recipe : {"mxfp8", "bf16", "bf16,fprop=bf16*fp8_block:2d",
+                             "fp8_tensor,fprop=fp8_tensor*mxfp8,dgrad=fp8_tensor*fp8_tensor:e5m2",
                              "fp8_block,fprop=fp8_block:2d*fp8_block:2d,dgrad=fp8_block*nvfp4",
                              "fp8_block,fprop=fp8_block*fp8_block,dgrad=fp8_block*fp8_block"})
     EXPECT_NE(named(recipe, hopper().device).find(why), std::string::npos) << recipe;
@@ -109,7 +143,7 @@ TEST(LayerPlan, IsAsBeforeWhereNobodyMultipliesCodes) {
 }
 
 /// What wgrad reads in the same backward is decoded at once there too.
-TEST(LayerPlan, MultipliesCodesWithinLayers) {
+void expect_codes_within_layers(std::string_view recipe) {
   const auto expect_codes = [](const GroupedLinearPlan& made, bool waits) {
     EXPECT_EQ(made.name, kCodes);
     EXPECT_EQ(product(made, "multiply"), kCodes);
@@ -117,13 +151,14 @@ TEST(LayerPlan, MultipliesCodesWithinLayers) {
     EXPECT_EQ(find_step<DequantizePlan>(made, "decode dy along rows") != nullptr, waits);
   };
   for (const bool deferred : {false, true}) {
-    GroupedMlpProblem p = mlp("fp8_block");
+    GroupedMlpProblem p = mlp(recipe);
     p.options.deferred = deferred;
     const GroupedMlpPlan experts = plan(p, hopper().device);
     EXPECT_EQ(experts.name, "unfused");
     expect_codes(experts.fc1, deferred);
     expect_codes(experts.fc2, deferred);
-    auto layer = parse_moe_problem("moe T=20 top_k=2 H=16 F=32 E=3 shared_F=64 recipe=fp8_block");
+    auto layer =
+        parse_moe_problem(text("moe T=20 top_k=2 H=16 F=32 E=3 shared_F=64 recipe=", recipe));
     layer.options.deferred = deferred;
     const MoePlan whole = plan(layer, hopper().device);
     for (const GroupedMlpPlan* part : {&whole.mlp, &whole.shared}) {
@@ -131,12 +166,16 @@ TEST(LayerPlan, MultipliesCodesWithinLayers) {
       expect_codes(part->fc2, deferred);
     }
     const SequentialPlan row =
-        plan(parse_sequential_problem(
-                 text("sequential | grouped_linear R=20 N=32 K=16 E=3 recipe=fp8_block deferred=",
-                      deferred ? "yes" : "no")),
+        plan(parse_sequential_problem(text("sequential | grouped_linear R=20 N=32 K=16 E=3 recipe=",
+                                           recipe, " deferred=", deferred ? "yes" : "no")),
              hopper().device);
     expect_codes(std::get<GroupedLinearPlan>(row.row.at(0).plan), deferred);
   }
+}
+
+TEST(LayerPlan, MultipliesCodesWithinLayers) {
+  expect_codes_within_layers("fp8_block");
+  expect_codes_within_layers("fp8_tensor");
 }
 
 TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
@@ -232,7 +271,7 @@ TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {
 }
 
 TEST(LayerPlan, OfAQuantisedRecipeDecodesAndSaysWhyItMust) {
-  for (const char* recipe : {"fp8_tensor", "mxfp8", "nvfp4", "mxfp4"}) {
+  for (const char* recipe : {"mxfp8", "nvfp4", "mxfp4"}) {
     const GroupedLinearPlan made = plan(linear(recipe), hopper().device);
     EXPECT_EQ(made.name, "decoded") << recipe;
     EXPECT_EQ(product(made, "multiply"), "sm90_ragged_rows");

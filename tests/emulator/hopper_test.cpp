@@ -70,6 +70,15 @@ INSTANTIATE_TEST_SUITE_P(
         "rhs_major=column lhs_scales_major=column unit_budget=2",
         "grouped_gemm fprop R=90 N=264 K=528 E=11 format=fp8_block lhs_scales_major=column "
         "unit_budget=2",
+        // Codes with one scale an expert: the same, and of gradients of e5m2.
+        "grouped_gemm fprop R=500 N=264 K=272 E=2 format=fp8_tensor alpha=yes bias=yes "
+        "bias_scale=yes tail=zero",
+        "grouped_gemm dgrad R=122 N=144 K=328 E=12 format=fp8_tensor rhs_major=column "
+        "discrete_rhs=yes",
+        "grouped_gemm fprop R=90 N=72 K=144 E=3 x=fp8_tensor:pow2 w=fp8_tensor out=f32 beta=yes",
+        "grouped_gemm dgrad R=300 N=128 K=512 E=5 format=fp8_tensor rhs_major=column out=f32 "
+        "unit_budget=2",
+        "grouped_gemm fprop R=45 N=8 K=16 E=1 format=fp8_tensor",
         // Packed weights: more stages than a round of scales has, a last one that is half full, few
         // rows and many.
         "grouped_gemm fprop R=300 N=264 K=416 E=2 format=mxfp4 alpha=yes bias=yes bias_scale=yes "
@@ -82,6 +91,8 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=90 N=40 K=72 E=100 discrete_rhs=yes",
         "grouped_gemm dgrad R=130 N=144 K=328 E=40 format=fp8_block rhs_major=column "
         "lhs_scales_major=column unit_budget=2",
+        "grouped_gemm dgrad R=130 N=144 K=328 E=40 dy=fp8_tensor w=fp8_tensor rhs_major=column "
+        "unit_budget=2",
         // So many stages that blocks count tiles.
         "grouped_gemm fprop R=90 N=264 K=264 E=11 unit_budget=2",
         "grouped_gemm dgrad R=122 N=264 K=280 E=12 discrete_rhs=yes unit_budget=2",

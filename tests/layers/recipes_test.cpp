@@ -54,6 +54,10 @@ struct Recipes : test::OnMachine {
   bool multiplies_codes(const GroupedLinearProblem& p) const {
     return plan(p, machine->device()).name == "sm90_fp8_rows";
   }
+  /// Codes of the caller's are not in these.
+  bool has_own_orders(const GroupedLinearProblem& p) const {
+    return multiplies_codes(p) && p.recipe.fprop.lhs.kind == FormatKind::kFp8Block;
+  }
 
   /// A step on the machine, and everything back on the host.
   LinearCase stepped(const GroupedLinearProblem& p, const Counts& counts, unsigned seed) {
@@ -137,11 +141,16 @@ TEST_F(Recipes, OfALinearAreTheProductsOfTheirNumbers) {
   }
 }
 
-/// A linear with gradients of everything, whose codes of fp8_block Hopper multiplies.
+/// Named recipes whose products Hopper has on its 8-bit tensor cores.
+bool is_of_codes(const Recipe& recipe) {
+  return recipe == parse_recipe("fp8_block") || recipe == parse_recipe("fp8_tensor");
+}
+
+/// A linear with gradients of everything, whose codes Hopper multiplies where it can.
 GroupedLinearProblem linear_in(const char* recipe, int64_t rows, int experts) {
   GroupedLinearProblem p{.rows = rows, .n = 72, .k = 40, .experts = experts};
   p.recipe = parse_recipe(recipe);
-  if (p.recipe == parse_recipe("fp8_block")) p.n = 144, p.k = 48;
+  if (is_of_codes(p.recipe)) p.n = 144, p.k = 48;
   p.bias = true;
   p.parameters.dw = DType::kF32;
   p.options.accumulate = Accumulate::kPerExpert;
@@ -199,7 +208,7 @@ TEST_F(Recipes, CodesOfTheCallerHaveTheBitsOfOwnOnes) {
       GroupedLinearProblem p = linear_in(recipe, 75, 4);
       p.options.deferred = p.options.cache_weights = deferred;
       LinearResult want(stepped(p, counts, 8));
-      if (multiplies_codes(p)) want.y = LinearResult(stepped(p, counts, 8, decoding())).y;
+      if (has_own_orders(p)) want.y = LinearResult(stepped(p, counts, 8, decoding())).y;
       p.options.quantized_x = true;
       GivenCase got(p, counts, 8, here());
       step(got);
@@ -290,7 +299,7 @@ TEST_F(Recipes, OfAnMlpAreNearThoseOfTheCpu) {
   for (const RecipeInfo& row : recipe_list()) {
     GroupedMlpProblem p{.rows = 75, .hidden = 40, .features = 72, .experts = 4};
     p.recipe = row.recipe;
-    if (p.recipe == parse_recipe("fp8_block")) p.hidden = 48, p.features = 80;
+    if (is_of_codes(p.recipe)) p.hidden = 48, p.features = 80;
     p.prob = p.bias1 = p.bias2 = true;
     p.parameters.dw = DType::kF32;
     p.options.deferred = &row == &recipe_list().back();
@@ -307,7 +316,8 @@ TEST_F(Recipes, OfAnMlpAreNearThoseOfTheCpu) {
 TEST_F(Recipes, MultiplyCodesOnHopper) {
   if (machine->device().sm != 90) GTEST_SKIP() << "no GPU of Hopper here";
   const Counts counts{.rows = 75, .of = {17, 0, 33, 20}};
-  for (const char* recipe : {"fp8_block", "fp8_block,dgrad=fp8_block:fp32*fp8_block:2d",
+  for (const char* recipe : {"fp8_block", "fp8_tensor", "fp8_tensor,dgrad=fp8_tensor*fp8_tensor",
+                             "fp8_block,dgrad=fp8_block:fp32*fp8_block:2d",
                              "fp8_block,dgrad=fp8_block:e5m2*fp8_block:2d,wgrad=bf16"}) {
     GroupedLinearProblem p = linear_in(recipe, 75, 4);
     p.n = 144, p.k = 272;
@@ -343,6 +353,7 @@ TEST_F(Recipes, SayHowTheirProductsRun) {
   EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dx")->name, "sm90_ragged_rows");
   EXPECT_EQ(find_step<GroupedGemmPlan>(made, "dw")->name, "sm90_ragged_contraction");
   EXPECT_EQ(route("fp8_block"), "sm90_fp8_rows");
+  EXPECT_EQ(route("fp8_tensor"), "sm90_fp8_rows");
   const GroupedLinearPlan older = plan(linear_in("fp8_block", 4096, 8), parse_device("sm_80"));
   EXPECT_EQ(older.name, "decoded");
   EXPECT_EQ(older.refusals.size(), 2u);  // direct, quantized

@@ -7,7 +7,8 @@
 #include "cuda/sm90/paired_rows.cuh"
 
 // y[r, c] = alpha_e * sum_b s[r, b] * t_e[c / 128, b] * (sum_d x[r, d] * w_e[c, d]) (+ as of
-// ragged_rows.cuh), d in block b of 128: fprop and dgrad of fp8_block.
+// ragged_rows.cuh), d in block b of 128: fprop and dgrad of fp8_block. Those of fp8_tensor have one
+// s and one t an expert: y = alpha_e * (s_e * t_e * sum_b (...)).
 //
 // x [R, D] are codes with a scale s a row and block; w [E, C, D] are codes with a scale t for each
 // 128 x 128. Both lie with the contraction inside, so that w of dgrad is a turned copy. A stage is
@@ -16,19 +17,20 @@
 namespace cadre::cuda::sm90 {
 
 /// Two boxes of rows of the batch and two of rows of w, of which a block loads one for both where
-/// they share them; and the scales of its rows in the stage's block: one copy, from the last
-/// multiple of 16 bytes before them to the first behind them.
+/// they share them; and the scales of its rows in the stage's block, if there are any: one copy,
+/// from the last multiple of 16 bytes before them to the first behind them.
 template <Tile kTile>
 class Fp8RowsLoad {
  public:
   static constexpr int kWarps = 1, kArrivals = 1;
+  static constexpr bool kScales = kTile.scales != 0;
 
   __device__ Fp8RowsLoad(const Fp8RowsParams& params, const TileRecord& tile)
       : tile_(tile),
         x_(params.x + kConsumerRows / kBoxRows - 1),
         scales_(params.x_scales + tile.row / 4 * 4),
         scale_step_(params.x_scale_step),
-        scale_bytes_(((tile.rows_end + 3) / 4 - tile.row / 4) * 16) {
+        scale_bytes_(kScales ? ((tile.rows_end + 3) / 4 - tile.row / 4) * 16 : 0) {
     const bool packed = params.experts == nullptr;
     w_ = packed ? &params.w : params.experts + tile.expert;
     expert_ = packed ? tile.expert : 0;
@@ -38,8 +40,9 @@ class Fp8RowsLoad {
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     const int mine = int(cluster_ctarank());
     arrive_expect_tx(full, uint32_t(kTile.a_bytes() + kTile.b_bytes() + scale_bytes_));
-    bulk_load(stage.scales, scales_ + depth / kScaleBlock * scale_step_, uint32_t(scale_bytes_),
-              full);
+    if constexpr (kScales)
+      bulk_load(stage.scales, scales_ + depth / kScaleBlock * scale_step_, uint32_t(scale_bytes_),
+                full);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       uint8_t* a = stage.a + half * kTile.consumer_bytes();
@@ -100,7 +103,7 @@ class Fp8RowsStore {
   const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
 };
 
-/// The kernel of fprop and dgrad of fp8_block.
+/// The kernel of fprop and dgrad of fp8_block, and of fp8_tensor.
 template <Fp8RowsKind kKind>
 struct Fp8Rows {
   static constexpr bool kFloats = kKind.out == DType::kF32;
@@ -110,7 +113,7 @@ struct Fp8Rows {
                               .stages = kStagesOfCodes,
                               .a = {kKind.in, true},
                               .b = {DType::kE4m3, true},
-                              .scales = kTileRows + 4};
+                              .scales = kKind.block_scales ? kTileRows + 4 : 0};
   static constexpr OutputShape kOutput{.dtype = kKind.out,
                                        .part_cols = cols_of_upright_part(kKind.out),
                                        .buffers = kFloats ? kBuffersOfFloatRows : kBuffersOfCodes,

@@ -27,6 +27,15 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
   return refuses_layout(p);
 }
 
+bool has_block_scales(const GroupedGemmProblem& p) { return info(p.lhs.kind).block != 0; }
+
+/// Formats of the kernel of 8-bit codes.
+bool are_codes(const Format& batch, const Format& w) {
+  if (batch.kind != w.kind || w.element != DType::kE4m3) return false;
+  return batch.kind == FormatKind::kFp8Tensor ||
+         (batch.kind == FormatKind::kFp8Block && !batch.square && w.square);
+}
+
 /// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address
 /// is one of the device; that of the offsets will do.
 TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
@@ -94,6 +103,22 @@ void set_gated(GatedRowsParams& params, const GroupedGemmPlan& plan, const Group
   params.z_tail = tail_rows(args.z, p.tail);
 }
 
+/// Those of blocks, or of experts.
+void set_scales(Fp8RowsParams& params, const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  const size_t across = p.pass == Pass::kFprop ? 1 : 2;  // of w, the dimension not contracted
+  const TensorView &x_scales = args.lhs.scales, &w_scales = args.rhs.scales;
+  if (!has_block_scales(p)) {
+    params.x_scales = args.lhs.expert_scale;
+    params.w_scales = {.data = args.rhs.expert_scale, .step = 1};
+    return;
+  }
+  params.x_scales = static_cast<const float*>(x_scales.data);
+  params.x_scale_step = x_scales.stride[1];
+  params.w_scales = plain(w_scales, args.rhs.discrete_scales);
+  params.w_scale_row = w_scales.stride[across];
+  params.w_scale_depth = w_scales.stride[3 - across];
+}
+
 Prepared prepare_gated(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
                        Workspace workspace, cudaStream_t stream) {
   return prepare({args.rhs.codes, args.rhs.discrete, 0, plan.problem.activation->layout}, plan,
@@ -124,13 +149,10 @@ std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& dev
 
 std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) {
   const bool fprop = p.pass == Pass::kFprop;
-  const auto is_block = [](const Format& format, bool square) {
-    return format.kind == FormatKind::kFp8Block && format.square == square;
-  };
   if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
   if (std::string why = refuses_device(device); !why.empty()) return why;
-  if (!is_block(p.lhs, false) || !is_block(p.rhs, true) || p.rhs.element != DType::kE4m3)
-    return "takes a batch in fp8_block and w in fp8_block:2d, of e4m3";
+  if (!are_codes(p.lhs, p.rhs))
+    return "takes a batch in fp8_block and w in fp8_block:2d, or both in fp8_tensor; w of e4m3";
   if (p.out != DType::kBf16 && p.out != DType::kF32) return "writes bf16 or f32";
   if ((fprop ? p.k : p.n) % kAlignment != 0 || (fprop ? p.n : p.k) % kWidthUnit != 0)
     return text("contracts multiples of ", kAlignment, ", to multiples of ", kWidthUnit,
@@ -138,7 +160,8 @@ std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) 
   if ((p.rhs_major == Major::kRow) != fprop)
     return "takes codes of w with the contraction inside: row-major of fprop, column-major of "
            "dgrad";
-  if (p.lhs_scales_major != Major::kColumn) return "takes column-major scales of the batch";
+  if (has_block_scales(p) && p.lhs_scales_major != Major::kColumn)
+    return "takes column-major scales of the batch";
   return refuses_layout(p);
 }
 
@@ -197,20 +220,14 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
                   Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
-  const int across = p.pass == Pass::kFprop ? 1 : 2;  // the dimension of w that is not contracted
-  const TensorView &x_scales = args.lhs.scales, &w_scales = args.rhs.scales;
   if (p.rows == 0) return;
   const Prepared experts = prepare({args.rhs.codes, args.rhs.discrete, cols_of_codes(p.out) / 2},
                                    plan, workspace, stream);
   Fp8RowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
   params.y = ragged_map(args.out, kConsumerRows);
-  params.x_scales = static_cast<const float*>(x_scales.data);
-  params.x_scale_step = x_scales.stride[1];
-  params.w_scales = plain(w_scales, args.rhs.discrete_scales);
-  params.w_scale_row = w_scales.stride[size_t(across)];
-  params.w_scale_depth = w_scales.stride[size_t(3 - across)];
-  find_fp8_rows({p.lhs.element, p.out})(params, blocks_of(plan), stream);
+  set_scales(params, p, args);
+  find_fp8_rows({p.lhs.element, p.out, has_block_scales(p)})(params, blocks_of(plan), stream);
 }
 
 void run_gated_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,

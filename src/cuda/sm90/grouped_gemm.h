@@ -4,8 +4,9 @@
 #include "cadre/grouped_gemm.h"
 
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
-// gated_rows.cuh and, from tokens, by gathered_rows.cuh, fprop and dgrad of fp8_block by
-// fp8_rows.cuh, fprop of packed weights by packed_rows.cuh, wgrad by ragged_contraction.cuh.
+// gated_rows.cuh and, from tokens, by gathered_rows.cuh, fprop and dgrad of fp8_block and
+// fp8_tensor by fp8_rows.cuh, fprop of packed weights by packed_rows.cuh, wgrad by
+// ragged_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
 std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);

@@ -47,21 +47,41 @@ class ScalesOfColumns {
   float first_ = 0, second_ = 0, coming_first_ = 0, coming_second_ = 0;
 };
 
+/// Scales of both operands of a tile's expert, where blocks have none: those of the next tile are
+/// on their way.
+class ScalesOfExpert {
+ public:
+  __device__ explicit ScalesOfExpert(const Fp8RowsParams& params) : params_(params) {}
+
+  /// Asks for those of a tile.
+  __device__ void look_ahead(const TileRecord& tile) {
+    coming_first_ = params_.x_scales[tile.expert];
+    coming_second_ = *static_cast<const float*>(of_expert(params_.w_scales, tile.expert));
+  }
+  /// The factor of the tile that was asked for.
+  __device__ float factor() const { return formats::mul(coming_first_, coming_second_); }
+
+ private:
+  const Fp8RowsParams& params_;
+  float coming_first_ = 0, coming_second_ = 0;
+};
+
 /// Products of 8-bit codes in blocks of kTile.depth along the contraction, rows of the batch by
 /// rows of w. Hopper's adder of codes keeps fewer bits than fp32 has, so the products of a stage
 /// are summed alone, and these sums, times the factor of their row and block of columns, are added
-/// to the totals. While one consumer does that, the products of the other run.
+/// to the totals; or as they are, where only the totals have a factor. While one consumer does
+/// that, the products of the other run.
 template <Tile kTile>
 class MultiplyCodes {
  public:
   static_assert(kTile.b.dtype == DType::kE4m3 && kTile.a.k_major && kTile.b.k_major);
   static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
 
-  __device__ explicit MultiplyCodes(const Fp8RowsParams& params) : of_columns_(params) {}
+  __device__ explicit MultiplyCodes(const Fp8RowsParams& params) : scales_(params) {}
 
   __device__ void look_ahead(const TileRecord& next, int consumer) {
     if (next.is_last() || !has_rows(next, consumer)) return;  // there may be no scales either
-    of_columns_.look_ahead(next);
+    scales_.look_ahead(next);
   }
   __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
                            auto&& meanwhile, auto&& beside) {
@@ -76,12 +96,15 @@ class MultiplyCodes {
  private:
   static constexpr int kSteps = kTile.depth / 32;  // instructions of a stage
   static constexpr int kParts = kTile.cols / kColsOfFactor;
+  static constexpr bool kOfBlocks = kTile.scales != 0;
   static_assert(kParts <= 3);  // or they lie in three blocks of w
 
-  /// Of a thread's two rows and every part of the columns.
-  struct Factors {
+  /// Of a thread's two rows and every part of the columns, in a stage.
+  struct BlockFactors {
     float of[kParts][2];
   };
+  struct NoFactors {};
+  using Factors = std::conditional_t<kOfBlocks, BlockFactors, NoFactors>;
   /// What a tile's factors are made of.
   struct Place {
     int first_row;         ///< of a thread, in the scales of a stage
@@ -94,6 +117,8 @@ class MultiplyCodes {
     const Place place{tile.row % 4 + consumer * kConsumerRows + ThreadPlace::mine().row,
                       tile.begin % kScaleBlock == 0};
     const int last = (tile.depth - 1) / kTile.depth;
+    float of_all = 1;
+    if constexpr (!kOfBlocks) of_all = scales_.factor();
     float sums[kWidth / 2] = {};  // of a stage
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) totals_[i] = 0;
@@ -116,6 +141,7 @@ class MultiplyCodes {
     ring.release(ring.at.at);
     ring.at.next();
     add(sums, factors);
+    if constexpr (!kOfBlocks) scale<kWidth / 2>(of_all);
   }
 
   template <int kWidth>
@@ -134,18 +160,21 @@ class MultiplyCodes {
   }
 
   __device__ Factors factors_of(const Stage& stage, const Place& place, int number) {
+    Factors factors;
+    if constexpr (kOfBlocks) read(factors, stage, place, number);
+    return factors;
+  }
+  __device__ void read(BlockFactors& factors, const Stage& stage, const Place& place, int number) {
     float scales[3];
-    of_columns_.next(number, scales[0], scales[2]);
+    scales_.next(number, scales[0], scales[2]);
     scales[1] = place.middle_is_first ? scales[0] : scales[2];
     const float upper = stage.scales[place.first_row], lower = stage.scales[place.first_row + 8];
     __syncwarp();  // no lane reads scales any more when one frees the stage
-    Factors factors;
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       factors.of[part][0] = formats::mul(upper, scales[part]);
       factors.of[part][1] = formats::mul(lower, scales[part]);
     }
-    return factors;
   }
 
   /// Adds the sums of a stage to the totals.
@@ -153,11 +182,21 @@ class MultiplyCodes {
   __device__ void add(float (&sums)[kCount], const Factors& factors) {
     pin<kCount>(sums);
 #pragma unroll
-    for (int i = 0; i < kCount; ++i)
-      totals_[i] = formats::fma(sums[i], factors.of[2 * i / kColsOfFactor][i / 2 % 2], totals_[i]);
+    for (int i = 0; i < kCount; ++i) {
+      if constexpr (kOfBlocks)
+        totals_[i] =
+            formats::fma(sums[i], factors.of[2 * i / kColsOfFactor][i / 2 % 2], totals_[i]);
+      else
+        totals_[i] = formats::add(totals_[i], sums[i]);
+    }
+  }
+  template <int kCount>
+  __device__ void scale(float factor) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) totals_[i] = formats::mul(totals_[i], factor);
   }
 
-  ScalesOfColumns of_columns_;
+  std::conditional_t<kOfBlocks, ScalesOfColumns, ScalesOfExpert> scales_;
   float totals_[kTile.cols / 2] = {};
 };
 
