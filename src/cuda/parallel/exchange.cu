@@ -73,12 +73,13 @@ __device__ void run_to(Step end, Exchange exchange, const ExchangeName& name,
   }
 }
 
-/// Its one thread waits, so the kernel behind it starts when it is over.
+/// Its one thread waits, so the kernel behind it is let go when that is over.
 __global__ void wait_kernel(const WindowTable window, const ExchangeName name, Step from,
                             Step end) {
   wait_for_predecessors();
-  if (has_failed(window)) return;
-  run_to(end, {window.rank, window.ranks, {0, name.tag()}, from}, name, window);
+  if (!has_failed(window))
+    run_to(end, {window.rank, window.ranks, {0, name.tag()}, from}, name, window);
+  launch_dependents();
 }
 
 void wait(const WindowTable& window, const ExchangeName& name, Step from, Step end,
@@ -226,15 +227,16 @@ void await_readers(const WindowTable& window, const ExchangeName& name, cudaStre
   wait(window, name, Step::kAwaitReaders, Step::kWrite, stream);
 }
 
-void bring(const parallel::ExchangeJob& job, const Lane& lane) {
+void begin_exchange(const WindowTable& window, const parallel::ExchangeJob& job, const Lane& lane) {
   int64_t bytes = 0;
   for (const parallel::BroughtRows& b : job.brought)
     if (b.to != nullptr && (b.from != b.to || b.filled > 0)) bytes += b.all() * b.row_bytes;
-  if (bytes > 0) launch(bring_kernel, grid_of(bytes / 16 + 1, lane), job);
-}
-
-void signal_and_await(const WindowTable& window, const ExchangeName& name, cudaStream_t stream) {
-  wait(window, name, Step::kWrite, Step::kRead, stream);
+  if (bytes > 0) {
+    await_readers(window, job.name, lane.stream);
+    launch(bring_kernel, grid_of(bytes / 16 + 1, lane), job);
+  }
+  const Step first = bytes > 0 ? Step::kWrite : Step::kAwaitReaders;
+  wait(window, job.name, first, Step::kRead, lane.stream);
 }
 
 void end_exchange(const WindowTable& window, const parallel::ExchangeJob& job, const Lane& lane) {
