@@ -15,7 +15,7 @@ namespace {
 
 constexpr int64_t kCheckedTokens = 64;
 constexpr std::array<std::string_view, 2> kCalls = {"dispatch", "collect"};
-constexpr size_t kContestants = 3;  // ours, a copy, and on GPUs the copy engine
+constexpr size_t kContestants = 3;  // ours, a copy, and on GPUs the DMA engine
 
 /// Times that a rank hands to the process that started it.
 struct Times {
@@ -65,7 +65,7 @@ class TimedRank {
                                call == 0 ? mine_.dispatch(window) : mine_.collect(window);
                              }});
       add_copy(bytes_of(call, m, p) / p.ranks, contestants);
-      if (accelerator_) add_copy_engine(window, crossing(call, p, routing), contestants);
+      if (accelerator_) add_dma_engine(window, crossing(call, p, routing), contestants);
       const std::vector<Timing> timings = time(contestants, options);
       for (size_t j = 0; j < timings.size(); ++j)
         times.of[call][j] = {timings[j].us, timings[j].speed};
@@ -87,13 +87,13 @@ class TimedRank {
     contestants.insert(contestants.end(), copies.begin(), copies.end());
   }
 
-  /// What crosses, by the copy engines of all ranks at once.
-  void add_copy_engine(const Window& window, int64_t bytes, std::vector<Peer>& contestants) {
+  /// What crosses, by the DMA engines of all ranks at once.
+  void add_dma_engine(const Window& window, int64_t bytes, std::vector<Peer>& contestants) {
     const int next = (window.rank() + 1) % mine_.plan().problem.ranks;
     auto* here = static_cast<char*>(window.rows(mine_.plan()).data);
     const char* there = here + (next - window.rank()) * window.bytes();
-    contestants.push_back({"copy_engine", "",
-                           [this, here, there, bytes] { accelerator_->copy(here, there, bytes); }});
+    contestants.push_back(
+        {"dma_engine", "", [this, here, there, bytes] { accelerator_->copy(here, there, bytes); }});
   }
 
   /// On the CPU a launch ends when all ranks are through, so that all see the same times. On GPUs
@@ -168,7 +168,7 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
     if (call == 0) one.crossed_bytes = double(routing.crossing_tokens(p)) * row;
     if (chosen.device.kind == DeviceKind::kCpu) continue;
     const auto crossing = int64_t(one.crossed_bytes) / p.ranks;
-    one.timings.push_back({"copy_engine", text(crossing, " bytes to each rank from another"),
+    one.timings.push_back({"dma_engine", text(crossing, " bytes to each rank from another"),
                            engine.us, engine.speed});
   }
   return all;

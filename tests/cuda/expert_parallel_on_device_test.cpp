@@ -29,6 +29,7 @@ TEST_P(ExpertParallelOnDevice, HasTheBitsOfOneRankOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(
     Problems, ExpertParallelOnDevice,
     testing::Values("expert_parallel T=64 top_k=2 H=64 E=3 ranks=2",
+                    "expert_parallel T=400 top_k=2 H=64 E=3 ranks=2 dtype=f32",
                     "expert_parallel T=37 top_k=3 H=37 E=2 ranks=2 dtype=f32 tail=zero",
                     "expert_parallel T=40 top_k=4 H=4 E=5 ranks=2 dtype=f16 prob=no",
                     "expert_parallel T=64 top_k=2 H=256 E=4 ranks=2 R=90 overflow=drop",

@@ -95,8 +95,8 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
     work(first + __ffs(int(rest)) - 1);
 }
 
-/// The token of a number: those of several ranks in turns, so that near and far memory are read side
-/// by side.
+/// The token of a number: those of several ranks in turns, so that near and far memory are read
+/// side by side.
 template <class Config>
 __device__ int64_t token_of(const Job& job, int64_t number) {
   if constexpr (!Config::kRanks) return number;
