@@ -6,6 +6,7 @@ import pathlib
 import random
 import sys
 import time
+from unittest import mock
 
 import pytest
 import torch
@@ -133,6 +134,34 @@ def in_place(rank, device):
         assert same_bits(out, part_of(case, rank, one_process(case))[0])
 
 
+def choices_of_nobody(rank, device):
+    """Numbers of int64 that are an expert's in their lower half."""
+    ep = cadre.ExpertParallel(dist.group.WORLD, 2, 2, route="window", tokens=3, hidden=4,
+                              dtype=torch.float32, device=device)
+    x = draw(3, 4, device=device)
+    chosen = torch.tensor([[2**32, 1], [-2**32 + 1, 2**62], [0, -2**63]], device=device)
+    rows, _, _, handle = ep.dispatch(x, chosen, torch.ones(3, 2, device=device))
+    assert torch.equal(ep.collect(rows, handle), x * torch.tensor([[1], [0], [1]], device=device))
+    assert handle.tokens_per_expert.tolist() == [1, 1] + [0] * (2 * WORLD - 2)
+
+
+def given_up(rank, device):
+    """A window that is not made after all, on all ranks: what was to be gathered fails."""
+    options = {"route": "window", "tokens": 3, "hidden": 4, "dtype": torch.float32}
+    for calls in (1, 2):
+        gather, left = dist.all_gather_object, [calls]  # the first is the comparison of problems
+
+        def failing(*given, **named):
+            if not left[0]:
+                raise ConnectionError("no network")
+            left[0] -= 1
+            return gather(*given, **named)
+
+        with mock.patch.object(dist, "all_gather_object", failing):
+            with pytest.raises(ConnectionError):
+                cadre.ExpertParallel(dist.group.WORLD, 2, 2, device=device, **options)
+
+
 def without_gradients(rank, device):
     """What has no gradient gets none, and probabilities may stay at home."""
     case = draw_case(5, WORLD, device, "any", torch.float32)
@@ -239,6 +268,7 @@ def a_rank_is_missing(rank, device):
     if rank == 0:
         with pytest.raises(RuntimeError, match="has not come to collect, exchange 2"):
             ep.dispatch(x, chosen, prob)
+            settled(x, ep)  # a GPU finds out by itself
 
 
 def settled(result, ep):
@@ -358,6 +388,14 @@ def test_two_layers_take_turns_on_one_window(ranks):
 
 def test_tokens_and_rows_in_the_window(ranks):
     ranks.run(in_place)
+
+
+def test_choices_of_nobody(ranks):
+    ranks.run(choices_of_nobody)
+
+
+def test_a_window_that_is_given_up(ranks):
+    ranks.run(given_up)
 
 
 def test_what_has_no_gradient(ranks):
