@@ -228,6 +228,9 @@ def compiled(rank, device):
         out = run(run(x, chosen, prob, w1, w2), chosen, prob, w1, w2)
         return (out, *torch.autograd.grad(out, (x, prob, w1, w2), dout))
 
+    def saving(*given):
+        return checkpoint(step, *given, use_reentrant=False, context_fn=cadre.saved_exchanges)
+
     one = ["dispatch", "collect", "collect"]
     back = ["collect_backward", "dispatch_backward"]
     run = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
@@ -239,9 +242,14 @@ def compiled(rank, device):
         got, compiled_order = exchanges(train, run, case)
         assert device.type == "cuda" or compiled_order == order
         assert all(map(same_bits, got, want))
-        again, _ = exchanges(train, lambda *given: checkpoint(step, *given, use_reentrant=False),
-                             case)
-        assert all(map(same_bits, again, want))
+        for other in (lambda *given: checkpoint(step, *given, use_reentrant=False),
+                      lambda *given: checkpoint(run, *given, use_reentrant=False), saving):
+            assert all(map(same_bits, train(other, case), want))
+        kept = torch.compile(saving, backend="aot_eager", fullgraph=True, dynamic=True)
+        train(kept, case)
+        got, kept_order = exchanges(train, kept, case)
+        assert device.type == "cuda" or kept_order == order
+        assert all(map(same_bits, got, want))
     ep.check()
 
 

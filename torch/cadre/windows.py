@@ -6,11 +6,12 @@ once, in its order. docs/windows.md says how a window works.
 """
 
 import math
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from .devices import default_device
 from .dtypes import kind_of, require_float, require_sizes, with_article
@@ -162,6 +163,15 @@ if COMPILES:
 else:
     for _method in ("dispatch", "collect"):
         setattr(WindowRoute, _method, torch.compiler.disable(getattr(WindowRoute, _method)))
+
+
+def saved_exchanges() -> tuple[ContextManager[Any], ContextManager[Any]]:
+    """For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False,
+    context_fn=cadre.saved_exchanges)`: what exchanges by the route window gave is kept for
+    backward, so that no rank makes them again. A checkpoint within compiled code must have it."""
+    kept = [getattr(_ops, name).default for name in _EXCHANGES]
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(kept)
+    return contexts
 
 
 # Fake kernels. The problem is in the name of the exchange.
