@@ -68,6 +68,10 @@ def parallel(x: Tensor, logits: Tensor) -> Tensor:
     ep.check()
     print(ep.problem, handle.dropped.sum().item(), handle.tokens_per_expert.shape)
     y = GroupedMLP(E, H, F, device="cpu").forward(sent.rows, Offsets(sent.offsets), sent.row_prob)
+    window = ExpertParallel(dist.group.WORLD, E, TOP_K, route="window", tokens=x.shape[0],
+                            hidden=H, dtype=x.dtype, device="cpu", limit_s=5)
+    again = ExpertParallel(dist.group.WORLD, E, TOP_K, route="window", share=window, layer=1)
+    print(again.empty_tokens(2).shape, window.empty_rows().shape, len(cadre.saved_exchanges()))
     out, _ = MoE(E, H, F, top_k=TOP_K, device="cpu", ep=ep).forward(ep.collect(y, handle))
     dist.destroy_process_group()
     return out

@@ -15,10 +15,11 @@ from .operations import (  # noqa: E402
     Offsets, Quantized, Routing, RoutingOffsets, activation, bias_grad, combine, dequantize,
     grouped_gemm, offsets, offsets_of_routing, permute, quantize, routing)
 from .recipe import Recipe, autocast, checkpoint_contexts, fp8_autocast  # noqa: E402
+from .windows import saved_exchanges  # noqa: E402
 
 __all__ = [
     "DispatchHandle", "DispatchedRows", "ExpertParallel", "GroupedLinear", "GroupedMLP", "MoE",
     "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing", "RoutingOffsets", "activation",
     "autocast", "bias_grad", "checkpoint_contexts", "checkpoints", "combine", "dequantize",
     "fp8_autocast", "grouped_gemm", "grouped_mm", "load_balancing_loss", "offsets",
-    "offsets_of_routing", "ops", "permute", "quantize", "routing"]
+    "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges"]

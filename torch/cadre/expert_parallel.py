@@ -3,6 +3,7 @@
 The route "collective" works with any backend of torch.distributed. A rank permutes its tokens in
 the order of all experts, so the rows for another rank are one segment, and all_to_all_single moves
 them. One more permutation brings what arrives, by rank, into the order of this rank's experts.
+The route "window", by which ranks of one host read each other's memory, is in windows.py.
 docs/layers/expert_parallel.md has the formulas and an example.
 """
 
@@ -19,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import RoutingOffsets, combine, offsets_of_routing, permute
+from .windows import ExchangeMap, WindowOptions, WindowRoute
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -29,10 +31,17 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 
-def _eager(function: Callable[_P, _T]) -> Callable[_P, _T]:
-    return torch.compiler.disable(function, reason=(
-        "the host reads how many rows each rank sends, and ranks exchange equally often, in the "
-        "same order; what lies between dispatch and collect compiles"))
+def _eager(reason: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
+    """A decorator, with types: torch.compile breaks its graph there."""
+    def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
+        return torch.compiler.disable(function, reason=reason)
+
+    return decorate
+
+
+_HOST_READS = ("the host reads how many rows each rank sends, and ranks exchange equally often, in "
+               "the same order; what lies between dispatch and collect compiles")
+_IN_WINDOW = "tensors that lie in a window are not the compiler's to make"
 
 
 class _Exchange(NamedTuple):
@@ -86,12 +95,13 @@ def _nan(rows: int) -> Callable[[Tensor], Tensor]:
 class DispatchHandle:
     """What happened in a `dispatch`, for the caller and for `collect`."""
 
-    dropped: Tensor  # int64 [P] on the host: choices beyond the capacity of each rank
+    dropped: Tensor  # int64 [P]: choices beyond the capacity of each rank; collective: on the host
     tokens_per_expert: Tensor  # int32 [P * E]: choices of this rank's tokens, dropped ones too
     tokens: int  # T of this rank
     rows: int = 0  # R of this rank
     order: RoutingOffsets | None = None  # of the tokens' choices
     exchange: _Exchange | None = None  # None after an overflow: results are NaN
+    where: ExchangeMap | None = None  # of the route window
 
 
 class DispatchedRows(NamedTuple):
@@ -147,6 +157,15 @@ class ExpertParallel:
     overflow: "error": results and gradients of that dispatch are NaN on all ranks, and the next
         one, or `check`, raises. "drop": choices whose row would be R or more are dropped.
     route: "collective", by torch.distributed: the host waits for the counts, once a dispatch.
+        "window": ranks of one host read each other's memory, and the host waits for nothing. The
+        options below are of this route, which is made for sizes that are known.
+    tokens, hidden, dtype: T of the rank with most tokens; H; of x. By default those of `share`.
+    prob: whether probabilities travel, as they do in `MoE`.
+    layer: any number; ranks at layers of other numbers find that out.
+    share: an ExpertParallel whose window this one uses too, which must be large enough.
+    device: of the window; by default the current CUDA device, or the CPU where there is none.
+    limit_s: how long an exchange waits for another rank before it fails on all of them; 0: for
+        ever.
 
     All ranks make it. Errors: ValueError and TypeError, on all ranks, for what does not fit or is
     not the same on all of them.
@@ -165,7 +184,10 @@ class ExpertParallel:
 
     def __init__(self, group: "ProcessGroup | DeviceMesh | None", experts: int, top_k: int, *,
                  rows: int | str | None = None, factor: float | None = None,
-                 overflow: str = "error", route: str = "collective") -> None:
+                 overflow: str = "error", route: str = "collective", tokens: int | None = None,
+                 hidden: int | None = None, dtype: torch.dtype | None = None, prob: bool = True,
+                 layer: int = 0, share: "ExpertParallel | None" = None,
+                 device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.experts, self.top_k = experts, top_k
@@ -177,7 +199,8 @@ class ExpertParallel:
         self.problem = (f"expert_parallel E={experts} top_k={top_k} ranks={self.ranks} {room} "
                         f"overflow={overflow} route={route}")
         self._overflowed = ""
-        self._agree()
+        self._window: WindowRoute | None = None
+        self._agree(WindowOptions(tokens, hidden, dtype, prob, layer, share, device, limit_s))
 
     def __deepcopy__(self, memo: Any) -> "ExpertParallel":
         """Itself: the copy of a model is of the same group."""
@@ -187,13 +210,15 @@ class ExpertParallel:
         return f"<{self.problem}>"
 
     def check(self) -> None:
-        """Errors: RuntimeError, once, if a rank had more rows than it takes in the last dispatch.
+        """Errors: RuntimeError, once, if a rank had more rows than it takes in the last dispatch;
+        by the route window also if a rank failed, and every time.
         """
+        if self._window is not None:
+            self._window.exchange.check()
         words, self._overflowed = self._overflowed, ""
         if words:
             raise RuntimeError(words)
 
-    @_eager
     def dispatch(self, x: Tensor, experts: Tensor, prob: Tensor | None = None) -> DispatchedRows:
         """The rows of this rank's experts, of all ranks' tokens. Differentiable in x and prob.
 
@@ -204,6 +229,23 @@ class ExpertParallel:
         another rank raised an error or asks for something else; ValueError and TypeError for what
         does not fit.
         """
+        if self._window is not None:
+            return self._dispatch_by_window(self._window, x, experts, prob)
+        return self._dispatch_by_collective(x, experts, prob)
+
+    def _dispatch_by_window(self, window: WindowRoute, x: Tensor, experts: Tensor,
+                            prob: Tensor | None) -> DispatchedRows:
+        self._call(x, experts, prob)
+        rows, row_prob, routed, where = window.dispatch(x, experts, prob)
+        chosen = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
+        dropped = (routed.long() - rows.shape[0]).clamp(min=0)
+        handle = DispatchHandle(dropped, chosen.offsets.diff(), x.shape[0], rows.shape[0],
+                                where=where)
+        return DispatchedRows(rows, row_prob, where.offsets, handle)
+
+    @_eager(_HOST_READS)
+    def _dispatch_by_collective(self, x: Tensor, experts: Tensor, prob: Tensor | None
+                                ) -> DispatchedRows:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
             raise RuntimeError("dispatch: a CUDA graph is being captured, must not be; the route "
                                "collective reads counts on the host")
@@ -231,7 +273,6 @@ class ExpertParallel:
         handle = replace(handle, rows=rows.shape[0], order=order, exchange=exchange)
         return DispatchedRows(rows, row_prob, exchange.order.offsets, handle)
 
-    @_eager
     def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         """out[t] = sum over the choices of token t of their rows of y, in fp32, in the order of
         top_k, rounded once: [T, H]. Differentiable in y.
@@ -244,6 +285,34 @@ class ExpertParallel:
         if y.dim() != 2 or y.shape[0] != handle.rows:
             raise ValueError(f"y has shape {list(y.shape)}, must be [{handle.rows}, H], a row for "
                              "each that dispatch gave")
+        if self._window is not None and handle.where is not None:
+            return self._window.collect(y, handle.where)
+        return self._collect_by_collective(y, handle)
+
+    @_eager(_IN_WINDOW)
+    def empty_tokens(self, tokens: int | None = None) -> Tensor:
+        """Memory for x or dout [T, H] in the window, from where it is not copied again. It waits
+        until the other ranks have read what lies there, so ask anew for each exchange.
+
+        Errors: ValueError for another route; RuntimeError if a rank failed.
+        """
+        memory: Tensor = self._ready_window().exchange.tokens()
+        return memory if tokens is None else memory[:tokens]
+
+    @_eager(_IN_WINDOW)
+    def empty_rows(self) -> Tensor:
+        """Memory for y [R, H] in the window, likewise."""
+        memory: Tensor = self._ready_window().exchange.rows()
+        return memory
+
+    def _ready_window(self) -> WindowRoute:
+        if self._window is None:
+            raise ValueError(f"route is {self.route!r}, must be 'window'; others have no window")
+        self._window.exchange.await_readers()
+        return self._window
+
+    @_eager(_HOST_READS)
+    def _collect_by_collective(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         order, exchange = handle.order, handle.exchange
         if order is None or exchange is None:
             return _Moved.apply(_nan(handle.tokens), _nan(handle.rows), y)[0]
@@ -251,12 +320,13 @@ class ExpertParallel:
             y, = _Moved.apply(exchange.to_tokens, exchange.to_experts, y)
         return combine(y, order)
 
-    def _agree(self) -> None:
+    def _agree(self, options: WindowOptions) -> None:
         """Errors: of what this rank was given, or of how it differs from other ranks."""
-        refusal = None
+        refusal, on = None, None
         try:
             self._require_sense()
-        except (TypeError, ValueError) as error:
+            on = self._planned(options)
+        except (TypeError, ValueError, NotImplementedError) as error:
             refusal = error
         said: list[Any] = [None] * self.ranks
         dist.all_gather_object(said, (str(refusal or ""), self.problem), group=self.group)
@@ -269,6 +339,25 @@ class ExpertParallel:
             if problem != said[0][1]:
                 raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
                                  f"must be that of rank 0, {said[0][1]!r}")
+        if on is not None and self._window is None:
+            self._window = WindowRoute.made(self.problem, on, self.group, options)
+
+    def _planned(self, options: WindowOptions) -> Tensor | None:
+        """A tensor on the device of the window, where there is to be one. A shared one is there
+        then. Errors: for options that do not fit."""
+        if self.route != "window":
+            options.refuse(self.route)
+            return None
+        if self.rows == "exact":
+            raise ValueError("rows is 'exact', must be a number where route is 'window'; a window "
+                             "is made before any rows come")
+        options = options.completed()
+        self.problem = options.problem(self.experts, self.top_k, self.ranks,
+                                       self._capacity(options.tokens or 0), self.overflow)
+        if options.share is None:
+            return options.device_for(self.problem)
+        self._window = options.shared(self.group, self.problem)
+        return self._window.on
 
     def _require_sense(self) -> None:
         require_sizes(experts=self.experts, top_k=self.top_k)
@@ -281,7 +370,7 @@ class ExpertParallel:
             raise TypeError(f"factor is {kind_of(self.factor)}, must be a number")
         if self.factor is not None and not 0 < self.factor < math.inf:
             raise ValueError(f"factor is {self.factor}, must be above 0 and finite")
-        for name, words in (("overflow", ("error", "drop")), ("route", ("collective",))):
+        for name, words in (("overflow", ("error", "drop")), ("route", ("collective", "window"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of "
                                  f"{', '.join(words)}")

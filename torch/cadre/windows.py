@@ -1,0 +1,216 @@
+"""The route "window" of `ExpertParallel`: ranks of one host read each other's memory.
+
+The operators torch.ops.cadre._window_* (torch/csrc/expert_parallel.cpp) name an exchange in words.
+Torch is told that they have ordered effects, so a compiled step has every exchange of the program,
+once, in its order. docs/windows.md says how a window works.
+"""
+
+import math
+from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+
+from .devices import default_device
+from .dtypes import kind_of, require_float, require_sizes, with_article
+from .fakes import register_fake
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+    from .expert_parallel import ExpertParallel
+
+_ops = torch.ops.cadre
+_classes = torch.classes.cadre
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+class WindowOptions(NamedTuple):
+    """What `ExpertParallel` is given for the route window alone."""
+
+    tokens: int | None
+    hidden: int | None
+    dtype: torch.dtype | None
+    prob: bool
+    layer: int
+    share: "ExpertParallel | None"
+    device: torch.device | str | None
+    limit_s: float
+
+    def refuse(self, route: str) -> None:
+        """Errors: ValueError for any that is given."""
+        for name in ("tokens", "hidden", "dtype", "share", "device"):
+            if (given := getattr(self, name)) is not None:
+                raise ValueError(f"{name} is {given}, must be left out where route is {route!r}; "
+                                 "it is of the route 'window'")
+
+    def completed(self) -> "WindowOptions":
+        """With those of `share`. Errors: TypeError and ValueError for what does not fit."""
+        usual = None if self.share is None else self._window_of(self.share).options
+        found: dict[str, Any] = {}
+        for name in ("tokens", "hidden", "dtype"):
+            given = getattr(self, name)
+            found[name] = getattr(usual, name, None) if given is None else given
+            if found[name] is None:
+                raise ValueError(f"{name} is None, must be given where route is 'window'; a window "
+                                 "is made before any tokens come")
+        require_sizes(tokens=found["tokens"], hidden=found["hidden"])
+        require_float("dtype", found["dtype"])
+        for name, kind in (("prob", bool), ("layer", int)):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name} is {kind_of(getattr(self, name))}, must be "
+                                f"{with_article(kind.__name__)}")
+        if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s < math.inf):
+            raise ValueError(f"limit_s is {self.limit_s!r}, must be a number of seconds, 0 for no "
+                             "limit")
+        return self._replace(**found)
+
+    def problem(self, experts: int, top_k: int, ranks: int, rows: int, overflow: str) -> str:
+        """As the library reads it."""
+        return (f"expert_parallel T={self.tokens} top_k={top_k} H={self.hidden} E={experts} "
+                f"ranks={ranks} R={rows} dtype={_NAMES[self.dtype]} "
+                f"prob={'yes' if self.prob else 'no'} overflow={overflow} tail=zero "
+                f"layer={self.layer}")
+
+    def device_for(self, problem: str) -> Tensor:
+        """A tensor on the window's device. Errors: ValueError and NotImplementedError as the
+        library says them of the problem there."""
+        on = torch.empty(0, device=self.device or default_device(real=True))
+        _ops._window_bytes(problem, on)
+        return on
+
+    def shared(self, group: "ProcessGroup", problem: str) -> "WindowRoute":
+        """Through the window of `share`. Errors: ValueError where it is of other ranks, or too
+        small."""
+        window = self._window_of(self.share)
+        if window.group is not group:
+            raise ValueError(f"share is {self.share}, must be of the same group")
+        return WindowRoute(problem, window.on, window.exchange.window(), window.group, self)
+
+    @staticmethod
+    def _window_of(share: Any) -> "WindowRoute":
+        window: WindowRoute | None = getattr(share, "_window", None)
+        if window is None:
+            raise ValueError(f"share is {share}, must be an ExpertParallel with a window")
+        return window
+
+
+class ExchangeMap(NamedTuple):
+    """Where the rows of a dispatch came from, and where their results go."""
+
+    offsets: Tensor  # int32 [E + 1]
+    row_of: Tensor  # int32 [t, top_k]: rank * R + row, -1 where the choice was dropped
+    slot_of: Tensor  # int32 [R]
+    row_here: Tensor  # int32 [P, T, top_k]
+    verdict: Tensor  # int32 [1]: 1 if rows overflowed and that is an error
+
+
+class WindowRoute:
+    """The exchanges of one layer through a window, which layers may share."""
+
+    on: Tensor  # any, on the device of the window
+    group: "ProcessGroup"
+    options: WindowOptions
+    exchange: Any
+    name: str
+
+    def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
+                 options: WindowOptions) -> None:
+        self.on, self.group, self.options = on, group, options
+        self.exchange = _classes.Exchange(window, problem, on)
+        self.name = self.exchange.name()
+
+    @staticmethod
+    def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions
+             ) -> "WindowRoute":
+        """With a window of its own, which all ranks make."""
+        limit_ms = round(1000 * options.limit_s)
+        maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms)
+        while (words := maker.ask()) is not None:
+            said: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(said, words, group=group)
+            maker.answer(said)
+        return WindowRoute(problem, on, maker.window(), group, options)
+
+    def dispatch(self, x: Tensor, experts: Tensor, prob: Tensor | None
+                 ) -> tuple[Tensor, Tensor, Tensor, ExchangeMap]:
+        """Rows, their probabilities, the rows routed to each rank int32 [P], and the map."""
+        if (prob is not None) != self.options.prob:
+            given, must = ("None", "a tensor") if prob is None else ("a tensor", "None")
+            raise ValueError(f"prob is {given}, must be {must}; prob={self.options.prob} when this "
+                             "was made")
+        rows, row_prob, routed, *parts = _ops._window_dispatch(self.name, x, experts,
+                                                               prob)
+        return rows, row_prob, routed, ExchangeMap(*parts)
+
+    def collect(self, y: Tensor, where: ExchangeMap) -> Tensor:
+        """Sums of the rows of each token."""
+        out: Tensor = _ops._window_collect(self.name, y, *where)
+        return out
+
+
+# What torch.compile is told. A torch without ordered effects breaks its graph at an exchange.
+
+_EXCHANGES = ("_window_dispatch", "_window_dispatch_backward", "_window_collect",
+              "_window_collect_backward")
+COMPILES = hasattr(torch.library, "_register_effectful_op")
+if COMPILES:
+    from torch._library.effects import EffectType
+    for _name in _EXCHANGES:
+        torch.library._register_effectful_op(f"cadre::{_name}", EffectType.ORDERED)
+else:
+    for _method in ("dispatch", "collect"):
+        setattr(WindowRoute, _method, torch.compiler.disable(getattr(WindowRoute, _method)))
+
+
+def saved_exchanges() -> tuple[ContextManager[Any], ContextManager[Any]]:
+    """For `torch.utils.checkpoint.checkpoint(..., use_reentrant=False,
+    context_fn=cadre.saved_exchanges)`: what exchanges by the route window gave is kept for
+    backward, so that no rank makes them again. A checkpoint within compiled code must have it."""
+    kept = [getattr(_ops, name).default for name in _EXCHANGES]
+    contexts: tuple[Any, Any] = create_selective_checkpoint_contexts(kept)
+    return contexts
+
+
+# Fake kernels. The problem is in the name of the exchange.
+
+
+def _sizes(name: str) -> dict[str, int]:
+    words = (word.partition("=") for word in name.split()[2:])
+    return {key: int(value) for key, _, value in words if value.isdigit()}
+
+
+def _ints(like: Tensor, *shape: Any) -> Tensor:
+    return like.new_empty(shape, dtype=torch.int32)
+
+
+def _floats(like: Tensor, *shape: Any) -> Tensor:
+    return like.new_empty(shape, dtype=torch.float32)
+
+
+@register_fake("_window_dispatch")
+def _fake_dispatch(name, x, experts, prob):
+    size = _sizes(name)
+    rows, top_k = size["R"], size["top_k"]
+    return (x.new_empty((rows, size["H"])), _floats(x, 0 if prob is None else rows),
+            _ints(x, size["ranks"]), _ints(x, size["E"] + 1), _ints(x, x.shape[0], top_k),
+            _ints(x, rows), _ints(x, size["ranks"], size["T"], top_k), _ints(x, 1))
+
+
+@register_fake("_window_dispatch_backward")
+def _fake_dispatch_backward(name, drows, drow_prob, offsets, row_of, slot_of, row_here,
+                            verdict):
+    dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
+    return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
+
+
+@register_fake("_window_collect")
+def _fake_collect(name, y, offsets, row_of, slot_of, row_here, verdict):
+    return y.new_empty((row_of.shape[0], y.shape[1]))
+
+
+@register_fake("_window_collect_backward")
+def _fake_collect_backward(name, dout, offsets, row_of, slot_of, row_here, verdict):
+    return dout.new_empty((slot_of.shape[0], dout.shape[1]))

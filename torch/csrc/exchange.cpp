@@ -1,0 +1,160 @@
+#include "exchange.h"
+
+#include <ATen/ops/from_blob.h>
+
+#include <chrono>
+#include <map>
+#include <utility>
+
+// Windows, and exchanges by name, as objects of Python.
+namespace cadre::door {
+namespace {
+
+ExpertParallelPlan plan_of(const std::string& problem, const at::Tensor& on) {
+  return translate_errors(
+      [&] { return cadre::plan(parse_expert_parallel_problem(problem), device(on)); });
+}
+
+/// The exchanges that live, by name. Each takes itself out when it ends.
+struct Exchanges {
+  std::mutex mutex;
+  int64_t made = 0;
+  std::map<std::string, Exchange*, std::less<>> by_name;
+
+  static Exchanges& all() {
+    static auto* const exchanges = new Exchanges;  // Python may end after static objects do
+    return *exchanges;
+  }
+};
+
+}  // namespace
+
+WindowMaker::WindowMaker(const std::string& problem, const at::Tensor& on, int64_t rank,
+                         int64_t limit_ms) {
+  const ExpertParallelPlan plan = plan_of(problem, on);
+  const c10::Device device = on.device();
+  thread_ = std::thread([this, plan, device, rank, limit_ms] {
+    std::exception_ptr error;
+    c10::intrusive_ptr<RankWindow> made;
+    try {
+      const c10::DeviceGuard guard(device);
+      const WindowOptions options{.limit = std::chrono::milliseconds(limit_ms)};
+      made = c10::make_intrusive<RankWindow>(Window::create(
+          plan, int(rank), [this](const std::string& words) { return gather(words); }, options));
+    } catch (...) {
+      error = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    window_ = std::move(made);
+    error_ = error;
+    done_ = true;
+    changed_.notify_all();
+  });
+}
+
+WindowMaker::~WindowMaker() {
+  {
+    const std::lock_guard lock(mutex_);
+    given_up_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+std::optional<std::string> WindowMaker::ask() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return asked_ || done_; });
+  return std::exchange(asked_, std::nullopt);
+}
+
+void WindowMaker::answer(std::vector<std::string> of_all_ranks) {
+  const std::lock_guard lock(mutex_);
+  answered_ = std::move(of_all_ranks);
+  changed_.notify_all();
+}
+
+std::vector<std::string> WindowMaker::gather(const std::string& words) {
+  std::unique_lock lock(mutex_);
+  asked_ = words;
+  changed_.notify_all();
+  changed_.wait(lock, [&] { return answered_ || given_up_; });
+  if (!answered_) throw DeviceError("window: nobody gathers any more");
+  return *std::exchange(answered_, std::nullopt);
+}
+
+c10::intrusive_ptr<RankWindow> WindowMaker::window() {
+  const std::lock_guard lock(mutex_);
+  if (error_) translate_errors([&] { std::rethrow_exception(error_); });
+  return window_;
+}
+
+Exchange::Exchange(const c10::intrusive_ptr<RankWindow>& window, const std::string& problem,
+                   const at::Tensor& on)
+    : window_(window), plan_(plan_of(problem, on)), on_(on) {
+  const int64_t bytes = window->window.bytes(), needed = plan_.window.bytes;
+  TORCH_CHECK_VALUE(bytes >= needed, "window has ", bytes, " bytes a rank, must have ", needed,
+                    "; share that of the largest layer [", problem, "]");
+  Exchanges& all = Exchanges::all();
+  const std::lock_guard lock(all.mutex);
+  name_ = std::to_string(all.made++) + " " + problem;
+  all.by_name.emplace(name_, this);
+}
+
+Exchange::~Exchange() {
+  Exchanges& all = Exchanges::all();
+  const std::lock_guard lock(all.mutex);
+  all.by_name.erase(name_);
+}
+
+c10::intrusive_ptr<Exchange> Exchange::of(std::string_view name) {
+  Exchanges& all = Exchanges::all();
+  const std::lock_guard lock(all.mutex);
+  const auto found = all.by_name.find(name);
+  TORCH_CHECK_VALUE(found != all.by_name.end(), "exchange is '", name,
+                    "', must be one of this process; its ExpertParallel is gone");
+  return c10::intrusive_ptr<Exchange>::reclaim_copy(found->second);
+}
+
+void Exchange::check() {
+  translate_errors([&] { rank_window().check(); });
+}
+
+void Exchange::await_readers() {
+  const CurrentStream current(on_);
+  translate_errors([&] { rank_window().await_readers(current.stream()); });
+}
+
+at::Tensor Exchange::tokens() { return tensor_at(rank_window().tokens(plan_)); }
+at::Tensor Exchange::rows() { return tensor_at(rank_window().rows(plan_)); }
+
+at::Tensor Exchange::tensor_at(const TensorView& v) const {
+  const auto options = on_.options().dtype(scalar_type(v.dtype)).requires_grad(false);
+  return at::from_blob(
+      v.data, {v[0], v[1]}, [kept = window_](void*) {}, options, on_.device());
+}
+
+/// Bytes of a rank's window. Errors    as those of plan().
+static int64_t window_bytes(std::string_view problem, const at::Tensor& on) {
+  return plan_of(std::string(problem), on).window.bytes;
+}
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def("_window_bytes(str problem, Tensor on) -> int", window_bytes);
+  m.class_<RankWindow>("RankWindow");
+  m.class_<WindowMaker>("WindowMaker")
+      .def(torch::init<const std::string&, const at::Tensor&, int64_t, int64_t>())
+      .def("ask", &WindowMaker::ask)
+      .def("answer", &WindowMaker::answer)
+      .def("window", &WindowMaker::window);
+  m.class_<Exchange>("Exchange")
+      .def(torch::init<const c10::intrusive_ptr<RankWindow>&, const std::string&,
+                       const at::Tensor&>())
+      .def("name", &Exchange::name)
+      .def("window", &Exchange::window)
+      .def("check", &Exchange::check)
+      .def("await_readers", &Exchange::await_readers)
+      .def("tokens", &Exchange::tokens)
+      .def("rows", &Exchange::rows);
+}
+
+}  // namespace cadre::door

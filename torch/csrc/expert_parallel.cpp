@@ -1,0 +1,261 @@
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <tuple>
+
+#include "arguments.h"
+#include "autograd.h"
+#include "exchange.h"
+
+// torch.ops.cadre._window_*: the exchanges of ranks that read each other's memory, and their
+// gradients (docs/layers/expert_parallel.md). torch/cadre/windows.py tells compilers their order.
+namespace cadre::door {
+namespace {
+
+using Name = c10::string_view;
+
+/// Where rows came from and go to: ExchangeMap as tensors.
+struct ExchangeTensors {
+  Tensor offsets, row_of, slot_of, row_here, verdict;
+
+  ExchangeMap map() const {
+    return {ints(row_of, "row_of"), ints(slot_of, "slot_of"), ints(row_here, "row_here"),
+            ints(offsets, "offsets"), ints(verdict, "verdict")};
+  }
+};
+
+/// rows, row_prob, routed, then the map.
+using Dispatched = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using TensorPair = std::tuple<Tensor, Tensor>;
+
+using DispatchOp = Dispatched(Name, const Tensor&, const Tensor&, const Maybe&);
+using DispatchBackwardOp = TensorPair(Name, const Tensor&, const Maybe&, const Tensor&,
+                                      const Tensor&, const Tensor&, const Tensor&, const Tensor&);
+/// Of y, and of dout.
+using RowsOp = Tensor(Name, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
+                      const Tensor&, const Tensor&);
+
+Tensor new_ints(at::IntArrayRef shape, const Tensor& on) {
+  return at::empty(shape, on.options().dtype(at::kInt));
+}
+Tensor new_floats(bool wanted, at::IntArrayRef shape, const Tensor& on) {
+  return at::empty(wanted ? shape : at::IntArrayRef{0}, on.options().dtype(at::kFloat));
+}
+
+/// The choices as int32; of int64 those that it cannot hold stay choices of nobody.
+Tensor choices(const Tensor& experts, const Expected& expected, int64_t all_experts) {
+  index_type(experts.scalar_type(), "experts");
+  require(experts, expected);
+  if (experts.scalar_type() == at::kInt) return experts.contiguous();
+  return experts.clamp(-1, all_experts).to(at::kInt).contiguous();
+}
+
+Tensor matrix(const Tensor& t, const char* what) {
+  TORCH_CHECK_VALUE(t.dim() == 2, what, " has ", t.dim(), " dimensions, must have 2");
+  return with_rows(t, what);
+}
+
+ExchangeTensors new_map(const ExpertParallelProblem& p, int64_t tokens, const Tensor& on) {
+  return {new_ints({p.experts + 1}, on), new_ints({tokens, p.top_k}, on), new_ints({p.rows}, on),
+          new_ints({p.ranks, p.tokens, p.top_k}, on), new_ints({1}, on)};
+}
+
+Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
+  const auto exchange = Exchange::of(name);
+  const ExpertParallelPlan& plan = exchange->plan();
+  const ExpertParallelProblem& p = plan.problem;
+  const Tensor tokens = matrix(x, "x");
+  const int64_t shape[] = {tokens.size(0), p.top_k};
+  const Tensor chosen = choices(experts, {"experts", shape, tokens}, int64_t(p.ranks) * p.experts);
+  const Tensor factors = read_floats(prob, {"prob", shape, tokens});
+  const ExchangeTensors to = new_map(p, shape[0], tokens);
+  const Tensor rows = at::empty({p.rows, tokens.size(1)}, tokens.options());
+  const Tensor row_prob = new_floats(p.prob, {p.rows}, tokens);
+  const Tensor routed = new_ints({p.ranks}, tokens);
+  translate_errors([&] {
+    const CurrentStream current(tokens);
+    const Scratch scratch(plan.workspace_bytes, tokens);
+    cadre::dispatch(plan, exchange->rank_window(),
+                    {.x = view(tokens, "x"),
+                     .experts = ints(chosen, "experts"),
+                     .prob = floats(factors, "prob"),
+                     .rows = view(rows, "rows"),
+                     .row_prob = p.prob ? floats(row_prob, "row_prob") : nullptr,
+                     .routed = ints(routed, "routed"),
+                     .map = to.map()},
+                    scratch.workspace(), current.stream());
+  });
+  return {rows, row_prob, routed, to.offsets, to.row_of, to.slot_of, to.row_here, to.verdict};
+}
+
+TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& drow_prob,
+                                const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
+                                const Tensor& row_here, const Tensor& verdict) {
+  const auto exchange = Exchange::of(name);
+  const ExpertParallelPlan& plan = exchange->plan();
+  const ExpertParallelProblem& p = plan.problem;
+  const Tensor given = matrix(drows, "drows");
+  const Tensor factors = read_floats(drow_prob, {"drow_prob", {p.rows}, given});
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict};
+  const Tensor dx = at::empty({row_of.size(0), given.size(1)}, given.options());
+  const Tensor dprob = new_floats(p.prob, row_of.sizes(), given);
+  translate_errors([&] {
+    const CurrentStream current(given);
+    const Scratch scratch(plan.workspace_bytes, given);
+    cadre::dispatch_backward(plan, exchange->rank_window(),
+                             {.drows = view(given, "drows"),
+                              .drow_prob = floats(factors, "drow_prob"),
+                              .dx = view(dx, "dx"),
+                              .dprob = p.prob ? floats(dprob, "dprob") : nullptr,
+                              .map = from.map()},
+                             scratch.workspace(), current.stream());
+  });
+  return {dx, dprob};
+}
+
+Tensor collect_op(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
+                  const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict) {
+  const auto exchange = Exchange::of(name);
+  const Tensor given = matrix(y, "y");
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict};
+  const Tensor out = at::empty({row_of.size(0), given.size(1)}, given.options());
+  translate_errors([&] {
+    const CurrentStream current(given);
+    cadre::collect(exchange->plan(), exchange->rank_window(),
+                   {.y = view(given, "y"), .out = view(out, "out"), .map = from.map()},
+                   current.stream());
+  });
+  return out;
+}
+
+Tensor collect_backward_op(Name name, const Tensor& dout, const Tensor& offsets,
+                           const Tensor& row_of, const Tensor& slot_of, const Tensor& row_here,
+                           const Tensor& verdict) {
+  const auto exchange = Exchange::of(name);
+  const Tensor given = matrix(dout, "dout");
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict};
+  const Tensor dy = at::empty({slot_of.size(0), given.size(1)}, given.options());
+  translate_errors([&] {
+    const CurrentStream current(given);
+    cadre::collect_backward(exchange->plan(), exchange->rank_window(),
+                            {.dout = view(given, "dout"), .dy = view(dy, "dy"), .map = from.map()},
+                            current.stream());
+  });
+  return dy;
+}
+
+// Gradients
+
+/// Of an exchange, which lives until its backward.
+void keep_exchange(AutogradContext* ctx, Name name) {
+  ctx->saved_data["name"] = std::string(name);
+  ctx->saved_data["exchange"] = c10::IValue::make_capsule(Exchange::of(name));
+}
+
+struct Dispatch : torch::autograd::Function<Dispatch> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Maybe& prob, Name name,
+                               const Tensor& experts) {
+    static const auto call = op<DispatchOp>("cadre::_window_dispatch");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto [rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict] =
+        call.call(name, x, experts, prob);
+    ctx->set_materialize_grads(false);
+    variable_list constant{routed, offsets, row_of, slot_of, row_here, verdict};
+    if (!requires_grad(x)) constant.push_back(rows);
+    if (!requires_grad(prob)) constant.push_back(row_prob);
+    ctx->mark_non_differentiable(constant);
+    ctx->save_for_backward({offsets, row_of, slot_of, row_here, verdict});
+    keep_exchange(ctx, name);
+    ctx->saved_data["hidden"] = x.sym_size(1);
+    ctx->saved_data["type"] = int64_t(x.scalar_type());
+    ctx->saved_data["prob"] = prob.has_value();
+    ctx->saved_data["wants"] = bits_of<2>({requires_grad(x), requires_grad(prob)});
+    return {rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict};
+  }
+
+  /// Both gradients travel, also where autograd has only one.
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto call = op<DispatchBackwardOp>("cadre::_window_dispatch_backward");
+    auto& data = ctx->saved_data;
+    const variable_list map = ctx->get_saved_variables();
+    const c10::SymInt rows = map[2].sym_size(0);
+    const auto type = at::ScalarType(data["type"].toInt());
+    const Tensor drows = grads[0].defined()
+                             ? grads[0]
+                             : map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
+    Maybe drow_prob;
+    if (data["prob"].toBool())
+      drow_prob = grads[1].defined() ? grads[1] : map[2].new_zeros_symint({rows}, at::kFloat);
+    std::array<bool, 2> wants{};
+    read_bits(data["wants"].toInt(), wants);
+    const auto [dx, dprob] = call.call(data["name"].toStringRef(), drows, drow_prob, map[0], map[1],
+                                       map[2], map[3], map[4]);
+    return without_second_derivatives(
+        "cadre.ExpertParallel", grads,
+        {if_wanted(wants[0], dx), if_wanted(wants[1], dprob), Tensor(), Tensor()});
+  }
+};
+
+struct Collect : torch::autograd::Function<Collect> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& y, Name name,
+                        const ExchangeTensors& map) {
+    static const auto call = op<RowsOp>("cadre::_window_collect");
+    const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->save_for_backward({map.offsets, map.row_of, map.slot_of, map.row_here, map.verdict});
+    keep_exchange(ctx, name);
+    return call.call(name, y, map.offsets, map.row_of, map.slot_of, map.row_here, map.verdict);
+  }
+  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
+    static const auto call = op<RowsOp>("cadre::_window_collect_backward");
+    const variable_list map = ctx->get_saved_variables();
+    const Tensor dy = call.call(ctx->saved_data["name"].toStringRef(), grads[0], map[0], map[1],
+                                map[2], map[3], map[4]);
+    return without_second_derivatives("cadre.ExpertParallel", grads, {dy, Tensor(), Tensor()});
+  }
+};
+
+Dispatched dispatch_autograd(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
+  const variable_list out = Dispatch::apply(x, prob, name, experts);
+  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7]};
+}
+
+Tensor collect_autograd(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
+                        const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict) {
+  return Collect::apply(y, name, ExchangeTensors{offsets, row_of, slot_of, row_here, verdict});
+}
+
+void implement(torch::Library& m) {
+  m.impl("_window_dispatch", dispatch_op);
+  m.impl("_window_dispatch_backward", dispatch_backward_op);
+  m.impl("_window_collect", collect_op);
+  m.impl("_window_collect_backward", collect_backward_op);
+}
+
+}  // namespace
+
+TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def(
+      "_window_dispatch(str name, Tensor x, Tensor experts, Tensor? prob) -> "
+      "(Tensor rows, Tensor row_prob, Tensor routed, Tensor offsets, Tensor row_of, Tensor "
+      "slot_of, Tensor row_here, Tensor verdict)");
+  m.def(
+      "_window_dispatch_backward(str name, Tensor drows, Tensor? drow_prob, "
+      "Tensor offsets, Tensor row_of, Tensor slot_of, Tensor row_here, Tensor verdict) -> (Tensor "
+      "dx, Tensor dprob)");
+  m.def(
+      "_window_collect(str name, Tensor y, Tensor offsets, Tensor row_of, "
+      "Tensor slot_of, Tensor row_here, Tensor verdict) -> Tensor");
+  m.def(
+      "_window_collect_backward(str name, Tensor dout, Tensor offsets, Tensor "
+      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict) -> Tensor");
+}
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("_window_dispatch", dispatch_autograd);
+  m.impl("_window_collect", collect_autograd);
+  m.impl("_window_dispatch_backward", torch::autograd::autogradNotImplementedFallback());
+  m.impl("_window_collect_backward", torch::autograd::autogradNotImplementedFallback());
+}
+
+}  // namespace cadre::door
