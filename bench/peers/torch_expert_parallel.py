@@ -206,7 +206,7 @@ class DeepEP:
         return self.buffer.combine(operations.combine(y, self.order), self.handle)[0]
 
 
-CONTESTANTS = {"cadre": Cadre, "all_to_all_single": AllToAll, "all_to_all_vdev_2d": SymmetricMemory,
+CONTESTANTS = {"cadre": Cadre, "nccl": AllToAll, "all_to_all_vdev_2d": SymmetricMemory,
                "deepep": DeepEP}
 
 

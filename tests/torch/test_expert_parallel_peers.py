@@ -33,8 +33,8 @@ def test_exchanges_are_timed_beside_all_to_all_single(tmp_path):
     assert [case["call"] for case in record["cases"]] == ["dispatch", "collect"]
     for case in record["cases"]:
         assert case["layer"] == "tiny" and case["routing"] == "gamma:1"
-        assert set(case["us"]) == {"cadre", "all_to_all_single"}
-        assert case["speed_of_peer"]["all_to_all_single"] > 0
+        assert set(case["us"]) == {"cadre", "nccl"}
+        assert case["speed_of_peer"]["nccl"] > 0
         assert case["left_out"]["all_to_all_vdev_2d"].endswith("needs GPUs")
         assert case["left_out"]["deepep"]
         assert case["delivered_bytes"] == 2 * 40 * 3 * 24 * 2
@@ -82,7 +82,7 @@ def test_a_peer_with_other_sums_is_left_out(one_rank, monkeypatch):
     sizes = peers.sizes_of(PROBLEM.replace("E=2 ranks=2", "E=4 ranks=1"))
     tokens = peers.Tokens(sizes, "uniform", 1, torch.device("cpu"))
     assert tokens.bytes() == (40 * 3 * 48, 0)
-    assert peers.made("all_to_all_single", tokens)[1] == ""
+    assert peers.made("nccl", tokens)[1] == ""
     contestant, why = peers.made("wrong", tokens)
     assert contestant is None and why.startswith("rank 0: its sums differ by 0.")
 
