@@ -4,6 +4,7 @@
 #include <array>
 
 #include "bench/check_ranks.h"
+#include "bench/device_peer.h"
 #include "bench/peer.h"
 #include "bench/rank_case.h"
 #include "bench/ranks.h"
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int64_t kCheckedTokens = 64;
 constexpr std::array<std::string_view, 2> kCalls = {"dispatch", "collect"};
-constexpr size_t kContestants = 2;  // ours and a copy
+constexpr size_t kContestants = 3;  // ours, a copy, and on GPUs the DMA engine
 
 /// Times that a rank hands to the process that started it.
 struct Times {
@@ -37,29 +38,91 @@ double bytes_of(size_t call, const Measurement& m, const ExpertParallelProblem& 
   return m.delivered_bytes + (call == 0 ? m.delivered_bytes : sums);
 }
 
-/// One rank: a launch ends when all ranks are through, so that all see the same times.
-void time_calls(Rank& rank, RankCase& mine, const Measurement& m, const MeasureOptions& options,
-                Times& times) {
-  const ExpertParallelProblem& p = mine.plan().problem;
-  rank.enter("making the window");
-  Window window = Window::create(mine.plan(), rank.number(), rank.all_gather());
-  mine.step(window, [&](std::string_view phase) { rank.enter(phase); });
-  rank.enter("the check of the window");
-  window.check();
-  for (size_t call = 0; call < kCalls.size(); ++call) {
-    rank.enter(kCalls[call]);
-    std::vector<Peer> contestants = copy_peer({.bytes = bytes_of(call, m, p) / p.ranks});
-    const auto ours = [&, call] { call == 0 ? mine.dispatch(window) : mine.collect(window); };
-    contestants.insert(contestants.begin(), {"cadre", std::string(mine.plan().name), ours});
-    for (Peer& contestant : contestants)
-      contestant.run = [&rank, run = contestant.run] {
-        run();
-        rank.meet();
-      };
-    const std::vector<Timing> timings = contest({contestants}, options.contest, nullptr);
-    for (size_t j = 0; j < kContestants; ++j) times.of[call][j] = {timings[j].us, timings[j].speed};
+/// One rank, as it is timed.
+class TimedRank {
+ public:
+  TimedRank(Rank& rank, const ExpertParallelPlan& plan, const RankRouting& routing,
+            const RankInputs& inputs)
+      : rank_(rank),
+        accelerator_(open_accelerator(plan.device)),
+        mine_(plan, inputs, rank.number() * plan.problem.tokens, own_, accelerator_.get()) {
+    mine_.choose(routing.experts.data(), routing.tokens[size_t(rank.number())]);
   }
-}
+
+  void run(const Measurement& m, const RankRouting& routing, const MeasureOptions& options,
+           Times& times) {
+    const ExpertParallelProblem& p = mine_.plan().problem;
+    rank_.enter("making the window");
+    Window window = Window::create(mine_.plan(), rank_.number(), rank_.all_gather());
+    mine_.step(window, [&](std::string_view phase) { rank_.enter(phase); });
+    rank_.enter("the check of the window");
+    window.check();
+    if (accelerator_) mine_.move_into(window);
+    for (size_t call = 0; call < kCalls.size(); ++call) {
+      rank_.enter(kCalls[call]);
+      std::vector<Peer> contestants;
+      contestants.push_back({"cadre", std::string(mine_.plan().name), [&, call] {
+                               call == 0 ? mine_.dispatch(window) : mine_.collect(window);
+                             }});
+      add_copy(bytes_of(call, m, p) / p.ranks, contestants);
+      if (accelerator_) add_dma_engine(window, crossing(call, p, routing), contestants);
+      const std::vector<Timing> timings = time(contestants, options);
+      for (size_t j = 0; j < timings.size(); ++j)
+        times.of[call][j] = {timings[j].us, timings[j].speed};
+    }
+    rank_.meet();  // nobody's window ends while others read it
+  }
+
+ private:
+  /// Bytes that a rank takes from another, on average.
+  static int64_t crossing(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
+    const int64_t rows = call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true);
+    return bytes_for(p.dtype, rows * p.hidden) / p.ranks;
+  }
+
+  void add_copy(double bytes, std::vector<Peer>& contestants) {
+    const Work work{.bytes = bytes};
+    const std::vector<Peer> copies =
+        accelerator_ ? device_copy_peer(work, *accelerator_).list : copy_peer(work);
+    contestants.insert(contestants.end(), copies.begin(), copies.end());
+  }
+
+  /// What crosses, by the DMA engines of all ranks at once.
+  void add_dma_engine(const Window& window, int64_t bytes, std::vector<Peer>& contestants) {
+    const int next = (window.rank() + 1) % mine_.plan().problem.ranks;
+    auto* here = static_cast<char*>(window.rows(mine_.plan()).data);
+    const char* there = here + (next - window.rank()) * window.bytes();
+    contestants.push_back(
+        {"dma_engine", "", [this, here, there, bytes] { accelerator_->copy(here, there, bytes); }});
+  }
+
+  /// On the CPU a launch ends when all ranks are through, so that all see the same times. On GPUs
+  /// all ranks launch as often: what seconds say elsewhere rank 0 says in launches here.
+  std::vector<Timing> time(std::vector<Peer>& contestants, const MeasureOptions& options) {
+    if (!accelerator_) {
+      for (Peer& contestant : contestants)
+        contestant.run = [this, run = contestant.run] {
+          run();
+          rank_.meet();
+        };
+      return contest({contestants}, options.contest, nullptr);
+    }
+    constexpr int kFirst = 20;
+    ContestOptions few = options.contest;
+    few.repeat = kFirst, few.load_s = 0;
+    const double us = contest({contestants}, few, accelerator_.get())[0].us.median;
+    const auto launches = int64_t(options.contest.load_s * 1e6 / std::max(us, 1.0));
+    const int64_t agreed = std::stoll(rank_.all_gather()(std::to_string(launches))[0]);
+    for (int64_t i = 0; i < agreed; ++i) contestants[0].run();
+    few.repeat = options.contest.repeat;
+    return contest({contestants}, few, accelerator_.get());
+  }
+
+  Rank& rank_;
+  std::unique_ptr<Accelerator> accelerator_;
+  Buffers own_;
+  RankCase mine_;
+};
 
 Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing, const Measurement& m,
                 const MeasureOptions& options) {
@@ -67,12 +130,10 @@ Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing, cons
   Buffers inputs_of_all, shared{Buffers::ForProcesses{}};
   const RankInputs inputs(p, options.draw.seed, inputs_of_all);
   Times* times = shared.array<Times>(p.ranks);
-  run_ranks(p.ranks, [&](Rank& rank) {
+  run_ranks_on(plan.device, p.ranks, [&](Rank& rank) {
     const int q = rank.number();
-    Buffers own;
-    RankCase mine(plan, inputs, q * p.tokens, own);
-    mine.choose(routing.experts.data(), routing.tokens[size_t(q)]);
-    time_calls(rank, mine, m, options, times[q]);
+    const ExpertParallelPlan mine = cadre::plan(p, device_of_rank(plan.device, q, p.ranks));
+    TimedRank(rank, mine, routing, inputs).run(m, routing, options, times[q]);
     return std::string();
   });
   return times[0];
@@ -100,10 +161,15 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
     Measurement& one = all.emplace_back(m);
     one.call = kCalls[call];
     one.bytes = bytes_of(call, m, p);
-    const auto& [ours, copy] = times.of[call];
+    const auto& [ours, copy, engine] = times.of[call];
     one.timings = {{"cadre", m.plan, ours.us, ours.speed},
                    {"copy", text("a copy of ", int64_t(one.bytes / 2), " bytes by all ranks"),
                     copy.us, copy.speed}};
+    if (call == 0) one.crossed_bytes = double(routing.crossing_tokens(p)) * row;
+    if (chosen.device.kind == DeviceKind::kCpu) continue;
+    const auto crossing = int64_t(one.crossed_bytes) / p.ranks;
+    one.timings.push_back({"dma_engine", text(crossing, " bytes to each rank from another"),
+                           engine.us, engine.speed});
   }
   return all;
 }

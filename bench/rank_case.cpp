@@ -54,6 +54,18 @@ int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const 
   return rows;
 }
 
+int64_t RankRouting::crossing_tokens(const ExpertParallelProblem& p) const {
+  int64_t crossing = 0;
+  for (int64_t t = 0; t < p.ranks * p.tokens; ++t) {
+    const int32_t* chosen = kept.data() + t * p.top_k;
+    for (int q = 0; q < p.ranks; ++q)
+      crossing += q != t / p.tokens && std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
+                    return is_expert(p, e) && e / p.experts == q;
+                  });
+  }
+  return crossing;
+}
+
 RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {
   const int64_t tokens = p.ranks * p.tokens;
   RankRouting routing{.name = draw.offsets};
@@ -147,6 +159,21 @@ void RankCase::fetch() const {
 }
 void RankCase::upload() const {
   if (mirror_) mirror_->upload();
+}
+
+void RankCase::move_into(Window& window) {
+  const auto moved = [&](const TensorView& from, const TensorView& to) {
+    const TensorView there_now = there(from);
+    const int64_t bytes = bytes_for(from.dtype, elements(from));
+    if (accelerator_ != nullptr)
+      accelerator_->copy(to.data, there_now.data, bytes);
+    else
+      std::copy_n(static_cast<const char*>(from.data), bytes, static_cast<char*>(to.data));
+    return to;
+  };
+  window.await_readers(stream());
+  x_ = moved(x_, window.tokens(plan_));
+  y_ = moved(y_, window.rows(plan_));
 }
 
 TensorView RankCase::of_tokens(const TensorView& most) const {

@@ -24,6 +24,8 @@ struct RankRouting {
 
   /// Rows whose token is of another rank, or of any; of those that have room.
   int64_t rows(const ExpertParallelProblem&, bool of_others) const;
+  /// Tokens that another rank needs, once for each such rank.
+  int64_t crossing_tokens(const ExpertParallelProblem&) const;
 };
 
 /// All tokens choose, as `draw` says.
@@ -56,6 +58,8 @@ class RankCase {
 
   /// All four, and the experts between them. `enter` is told which one begins.
   void step(Window&, const std::function<void(std::string_view)>& enter);
+  /// From now on tokens and rows are taken from the window, where those of forward are copied to.
+  void move_into(Window&);
   /// On an accelerator they are enqueued.
   void dispatch(Window&);
   void collect(Window&);

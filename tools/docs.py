@@ -160,6 +160,17 @@ def moe_layers(info):
     return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
 
 
+def expert_parallel(info):
+    """What crosses between GPUs, beside their DMA engines, and a copy of what is delivered."""
+    rows = [[where, case["layer"], case["routing"], case["call"],
+             f"{case['us']['cadre']:.0f}", f"{case['crossed_bytes'] / 2**21:.0f}",
+             f"{case['delivered_bytes'] / 2**21:.0f}",
+             *(f"{case['us'][peer] / case['us']['cadre']:.2f}" for peer in ("dma_engine", "copy"))]
+            for where, record in records("expert-parallel") for case in record["cases"]]
+    return markdown(["GPUs", "layer", "routing", "call", "us", "MiB crossed, a rank",
+                     "delivered", "DMA engines", "copy"], rows)
+
+
 def layer_products(topic):
     """Layers of C++ beside their own products, of which the time is 1, and their rate of memory."""
     def table(info):
@@ -363,6 +374,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
+          "expert_parallel": expert_parallel,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}

@@ -67,8 +67,9 @@ using PermutePlan = Plan<PermuteProblem>;
 ///
 /// Ranks     what is read lies in the memories of P ranks, with ranks > 1: tokens [P, T, H] by
 ///           permute and combine backward, rows [P, R, H] by the two others, which take no
-///           offsets; slots, rows, and arrays of one element each, are numbered through. Combine
-///           backward takes no prob then.
+///           offsets; slots, rows, and arrays of one element each, are numbered through. Where
+///           tokens are read, row_of, if given, says which row here each slot of all ranks has, so
+///           that a token is read once. Combine backward takes no prob then.
 /// Types     sums in fp32, over j in its order, then the addend, one rounding; probabilities are
 ///           fp32.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row

@@ -96,6 +96,11 @@ class GpuMachine final : public Machine {
   explicit GpuMachine(const Device& device) : device_(device) {}
 
   Device device() const override { return device_; }
+#ifdef CADRE_EMULATED
+  int ranks() const override { return 1 << 10; }  // its copies wait for nobody
+#else
+  int ranks() const override { return int(cuda_devices().size()); }
+#endif
   int draws(int most) const override {
     const int units = std::min(device_.units, kUnitsOfAllDraws);
     const int share = most * units * units / (kUnitsOfAllDraws * kUnitsOfAllDraws);
@@ -149,10 +154,12 @@ class GpuMachine final : public Machine {
 
 }  // namespace
 
-std::unique_ptr<Machine> open_machine() {
+std::unique_ptr<Machine> open_machine(int number) {
   const std::vector<Device> devices = cuda_devices();
   if (devices.empty()) return nullptr;
-  return std::make_unique<GpuMachine>(devices.front());
+  const Device& device = devices[size_t(number) % devices.size()];
+  check(cudaSetDevice(device.index), "choose the device");
+  return std::make_unique<GpuMachine>(device);
 }
 std::string why_no_machine() { return "no GPU here"; }
 

@@ -38,6 +38,7 @@ class HostMachine final : public Machine {
     std::memcpy(to, from, size_t(bytes));
   }
   int64_t free_bytes() const override { return 64 << 20; }
+  int ranks() const override { return 1 << 10; }
 
   void run(const Work& work) override { work(Stream{}); }
   void run_at_once(std::span<const Work> works) override {
@@ -53,7 +54,7 @@ class HostMachine final : public Machine {
 
 }  // namespace
 
-std::unique_ptr<Machine> open_machine() { return std::make_unique<HostMachine>(); }
+std::unique_ptr<Machine> open_machine(int) { return std::make_unique<HostMachine>(); }
 std::string why_no_machine() { return {}; }
 
 }  // namespace cadre::test

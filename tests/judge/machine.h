@@ -36,6 +36,8 @@ class Machine {
   virtual ~Machine() = default;
 
   virtual Device device() const = 0;
+  /// Threads that may open it and wait for each other's work: GPUs.
+  virtual int ranks() const = 0;
   /// How many of so many random draws a test should make here to be done in seconds.
   virtual int draws(int most) const = 0;
 
@@ -59,8 +61,9 @@ class Machine {
   virtual std::unique_ptr<Recorded> record(const Work&) = 0;
 };
 
-/// The machine that the test is linked with; null where it is not here.
-std::unique_ptr<Machine> open_machine();
+/// The machine that the test is linked with; null where it is not here. Of several GPUs that with
+/// this number, or, where there are fewer, one of them; the thread that opens it keeps to it.
+std::unique_ptr<Machine> open_machine(int number = 0);
 /// Why it is not here.
 std::string why_no_machine();
 

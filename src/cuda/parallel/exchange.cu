@@ -73,12 +73,13 @@ __device__ void run_to(Step end, Exchange exchange, const ExchangeName& name,
   }
 }
 
-/// Its one thread waits, so the kernel behind it starts when it is over.
+/// Its one thread waits, so the kernel behind it is let go when that is over.
 __global__ void wait_kernel(const WindowTable window, const ExchangeName name, Step from,
                             Step end) {
   wait_for_predecessors();
-  if (has_failed(window)) return;
-  run_to(end, {window.rank, window.ranks, {0, name.tag()}, from}, name, window);
+  if (!has_failed(window))
+    run_to(end, {window.rank, window.ranks, {0, name.tag()}, from}, name, window);
+  launch_dependents();
 }
 
 void wait(const WindowTable& window, const ExchangeName& name, Step from, Step end,
@@ -148,10 +149,30 @@ __device__ void bring_rows(const parallel::BroughtRows& b) {
     set_bits(b.to + used * b.row_bytes, (b.filled - used) * b.row_bytes, Team::grid());
 }
 
-__global__ void bring_kernel(const parallel::ExchangeJob job) {
-  begin_dependent();
+__device__ void bring_all(const parallel::ExchangeJob& job) {
   for (const parallel::BroughtRows& brought : job.brought)
     if (brought.to != nullptr) bring_rows(brought);
+}
+
+__global__ void bring_kernel(const parallel::ExchangeJob job) {
+  begin_dependent();
+  bring_all(job);
+}
+
+/// All of it by one block, where little is brought.
+__global__ void begin_kernel(const WindowTable window, const parallel::ExchangeJob job) {
+  wait_for_predecessors();
+  const bool leads = threadIdx.x == 0;
+  const bool failed = __syncthreads_or(leads && has_failed(window));
+  if (leads && !failed)
+    run_to(Step::kWrite, {window.rank, window.ranks, job.name.tag()}, job.name, window);
+  __syncthreads();
+  bring_all(job);
+  __syncthreads();
+  if (leads && !has_failed(window))
+    run_to(Step::kRead, {window.rank, window.ranks, {0, job.name.tag()}, Step::kWrite}, job.name,
+           window);
+  launch_dependents();
 }
 
 /// Makes outcomes NaN where they are none, and says that this rank has read.
@@ -226,15 +247,19 @@ void await_readers(const WindowTable& window, const ExchangeName& name, cudaStre
   wait(window, name, Step::kAwaitReaders, Step::kWrite, stream);
 }
 
-void bring(const parallel::ExchangeJob& job, const Lane& lane) {
+void begin_exchange(const WindowTable& window, const parallel::ExchangeJob& job, const Lane& lane) {
+  constexpr int64_t kLittle = 64 << 10;  // bytes
   int64_t bytes = 0;
   for (const parallel::BroughtRows& b : job.brought)
     if (b.to != nullptr && (b.from != b.to || b.filled > 0)) bytes += b.all() * b.row_bytes;
-  if (bytes > 0) launch(bring_kernel, grid_of(bytes / 16 + 1, lane), job);
-}
-
-void signal_and_await(const WindowTable& window, const ExchangeName& name, cudaStream_t stream) {
-  wait(window, name, Step::kWrite, Step::kRead, stream);
+  if (bytes == 0) return wait(window, job.name, Step::kAwaitReaders, Step::kRead, lane.stream);
+  if (bytes <= kLittle) {
+    const Grid one{.blocks = 1, .threads = kThreads, .stream = lane.stream, .dependent = true};
+    return launch(begin_kernel, one, window, job);
+  }
+  await_readers(window, job.name, lane.stream);
+  launch(bring_kernel, grid_of(bytes / 16 + 1, lane), job);
+  wait(window, job.name, Step::kWrite, Step::kRead, lane.stream);
 }
 
 void end_exchange(const WindowTable& window, const parallel::ExchangeJob& job, const Lane& lane) {

@@ -54,8 +54,7 @@ struct Lane {
 
 /// The steps of an exchange; see schedule::Exchange.
 void await_readers(const WindowTable&, const parallel::ExchangeName&, cudaStream_t);
-void bring(const parallel::ExchangeJob&, const Lane&);
-void signal_and_await(const WindowTable&, const parallel::ExchangeName&, cudaStream_t);
+void begin_exchange(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
 void end_exchange(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
 
 void gather_lists(const WindowTable&, std::span<const parallel::ListOfRanks>, const Lane&);

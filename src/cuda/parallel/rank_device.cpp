@@ -64,11 +64,8 @@ class GpuRankDevice final : public parallel::RankDevice {
   void await_readers(const Window::State& window, Stream stream) override {
     cuda::await_readers(table(window), {}, lane(stream).stream);
   }
-  void begin(const Window::State& window, const ExchangeJob& job, Stream on) override {
-    const Lane to = lane(on);
-    cuda::await_readers(table(window), job.name, to.stream);
-    bring(job, to);
-    signal_and_await(table(window), job.name, to.stream);
+  void begin(const Window::State& window, const ExchangeJob& job, Stream stream) override {
+    begin_exchange(table(window), job, lane(stream));
   }
   void end(const Window::State& window, const ExchangeJob& job, Stream stream) override {
     end_exchange(table(window), job, lane(stream));

@@ -95,6 +95,23 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
     work(first + __ffs(int(rest)) - 1);
 }
 
+/// The token of a number: those of several ranks in turns, so that near and far memory are read
+/// side by side.
+template <class Config>
+__device__ int64_t token_of(const Job& job, int64_t number) {
+  if constexpr (!Config::kRanks) return number;
+  const auto each = uint32_t(job.rank_rows), ranks = uint32_t(job.token_count) / each;
+  return int64_t(uint32_t(number) % ranks) * each + uint32_t(number) / ranks;
+}
+
+/// Whether a token of another rank has a row here.
+__device__ inline bool is_needed(const Job& job, int64_t token) {
+  int row = -1;
+  for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes)
+    row = max(row, job.row_of[token * job.top_k + choice]);
+  return __any_sync(~0u, row >= 0);
+}
+
 /// With row_of: each token is read once and written to all of its rows. Warps beyond those of the
 /// tokens write the remaining rows.
 template <class Config>
@@ -107,10 +124,12 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     if (item >= tokens)
       return for_unpaired_rows(job, (item - tokens) * kLanes, used,
                                [&](int64_t row) { make_row<Config>(job, row, used); });
-    const Segment chunks = read_token<Config>(job, item);
+    const int64_t token = token_of<Config>(job, item);
+    if (Config::kRanks && !is_needed(job, token)) return;
+    const Segment chunks = read_token<Config>(job, token);
     for (int first = 0; first < job.top_k; first += kLanes) {
       const int choice = first + int(threadIdx.x);
-      const int64_t slot = item * job.top_k + choice;
+      const int64_t slot = token * job.top_k + choice;
       const int row = choice < job.top_k ? job.row_of[slot] : -1;
       const bool paired = job.is_pair(slot, row, used);
       const float p = paired && job.prob != nullptr ? job.prob[slot] : 0.0f;
