@@ -171,6 +171,15 @@ def expert_parallel(info):
                      "delivered", "DMA engines", "copy"], rows)
 
 
+def expert_parallel_torch(info):
+    """Rows to their experts and back through the door, in us of the slower rank, beside peers."""
+    peers = ["nccl", "all_to_all_vdev_2d"]
+    rows = [[where, case["layer"], case["call"], *shown(case["us"], ["cadre"], ".0f"),
+             *shown(case["speed_of_peer"], peers, ".2f")]
+            for where, record in records("expert-parallel-torch") for case in record["cases"]]
+    return markdown(["GPUs", "layer", "call", "us", *peers], rows)
+
+
 def layer_products(topic):
     """Layers of C++ beside their own products, of which the time is 1, and their rate of memory."""
     def table(info):
@@ -246,6 +255,17 @@ def gpu_fp8(info):
                  for (layer, which), cell in cells.items()]
     return markdown(["GPU", "layer", "pass", *(f"{what}, {routing}" for what in ("TFLOP/s", "bf16")
                                                for routing in ROUTINGS)], rows)
+
+
+def gpu_fp8_tensor(info):
+    """Products of fp8_tensor: TFLOP/s, and over others of the same numbers, whose speed is 1."""
+    peers = ["cadre bf16", "cadre fp8_block", "torch", "torch fast"]
+    rows = [[where, case["layer"], case["problem"].split()[1],
+             f"{case['flops'] / case['us']['cadre'] / 1e6:.0f}",
+             *shown(case["speed_of_peer"], peers, ".2f")]
+            for where, record in records("grouped-gemm-fp8-tensor-torch")
+            for case in record["cases"]]
+    return markdown(["GPU", "layer", "pass", "TFLOP/s", *peers], rows)
 
 
 def gpu_packed(info):
@@ -375,6 +395,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
           "expert_parallel": expert_parallel,
+          "expert_parallel_torch": expert_parallel_torch, "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}
