@@ -17,10 +17,12 @@ set(cadre_cuda_sources
   portable/expert_scales.cu
   portable/grouped_gemm.cpp
   portable/instances/fp8_block.cu
+  portable/instances/fp8_row.cu
   portable/instances/fp8_tensor.cu
   portable/instances/mxfp4.cu
   portable/instances/mxfp8.cu
   portable/instances/nvfp4.cu
+  portable/line_amax.cu
   portable/offsets.cu
   portable/permute.cu
   portable/pointers.cu
