@@ -49,6 +49,10 @@ set(cadre_sm90_sources
   sm90/instances/contraction_bf16_to_f32.cu
   sm90/instances/contraction_f16_to_f16.cu
   sm90/instances/contraction_f16_to_f32.cu
+  sm90/instances/fp8_row_rows_e4m3_to_bf16.cu
+  sm90/instances/fp8_row_rows_e4m3_to_f32.cu
+  sm90/instances/fp8_row_rows_e5m2_to_bf16.cu
+  sm90/instances/fp8_row_rows_e5m2_to_f32.cu
   sm90/instances/fp8_rows_e4m3_to_bf16.cu
   sm90/instances/fp8_rows_e4m3_to_f32.cu
   sm90/instances/fp8_rows_e5m2_to_bf16.cu
