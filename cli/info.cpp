@@ -45,7 +45,7 @@ Json formats() {
         {{"name", f.name},
          {"element", name(f.element)},
          {"bits", bits(f.element)},
-         {"block", f.block},
+         {"block", f.block == kWholeLine ? Json("line") : Json(f.block)},
          {"block_scale", f.block ? Json(name(f.scale)) : Json()},
          {"expert_scale", f.has_expert_scale ? Json("f32") : Json()},
          {"options", options(f)},

@@ -36,7 +36,7 @@ def bits_a_value(row):
     """Bits of a code and its part of a block's scale."""
     scale_bits = {"f32": 32, "e8m0": 8, "e4m3": 8}
     bits = row["bits"]
-    if row["block"]:
+    if row["block"] and row["block"] != "line":
         bits += scale_bits[row["block_scale"]] / row["block"]
     return f"{bits:g}"
 

@@ -16,11 +16,15 @@ enum class FormatKind : uint8_t {
   kBf16,       ///< as is
   kF16,        ///< as is
   kFp8Tensor,  ///< 8-bit codes, one fp32 scale per expert
+  kFp8Row,     ///< 8-bit codes, one fp32 scale per row, or per column, of an expert
   kFp8Block,   ///< 8-bit codes, one fp32 scale per 128 codes (or 128 x 128)
   kMxfp8,      ///< 8-bit codes, one e8m0 scale per 32 codes (or 32 x 32)
   kNvfp4,      ///< e2m1 codes, one e4m3 scale per 16 codes (or 16 x 16), one fp32 scale per expert
   kMxfp4,      ///< e2m1 codes, one e8m0 scale per 32 codes
 };
+
+/// The block of a format whose scale serves a whole line of an expert: no line is longer.
+constexpr int kWholeLine = INT32_MAX;
 
 /// A format with its options. A value; two formats are equal if every option is.
 struct Format {
@@ -38,17 +42,17 @@ struct Format {
 /// What is fixed for a kind of format, printed by `cadre info` and docs/formats.md.
 struct FormatInfo {
   FormatKind kind = FormatKind::kBf16;
-  std::string_view name;            ///< "mxfp8"
-  DType element = DType::kBf16;     ///< default type of a code
-  bool takes_e5m2 = false;          ///< the element may also be e5m2
-  int block = 0;                    ///< codes that share a scale; 0: none, or one scale per expert
-  DType scale = DType::kF32;        ///< type of a block's scale; f32 where there is none
-  bool has_expert_scale = false;    ///< one fp32 factor per expert
-  bool takes_square = false;        ///< option 2d
-  bool takes_power_of_two = false;  ///< options pow2, fp32
-  bool takes_floor = false;         ///< option floor
-  bool takes_hadamard = false;      ///< option rht
-  bool takes_stochastic = false;    ///< option sr
+  std::string_view name;         ///< "mxfp8"
+  DType element = DType::kBf16;  ///< default type of a code
+  bool takes_e5m2 = false;       ///< the element may also be e5m2
+  int block = 0;  ///< codes that share a scale, or kWholeLine; 0: none, or one scale per expert
+  DType scale = DType::kF32;          ///< type of a block's scale; f32 where there is none
+  bool has_expert_scale = false;      ///< one fp32 factor per expert
+  bool takes_square = false;          ///< option 2d
+  bool takes_power_of_two = false;    ///< options pow2, fp32
+  bool takes_floor = false;           ///< option floor
+  bool takes_hadamard = false;        ///< option rht
+  bool takes_stochastic = false;      ///< option sr
   bool power_of_two_default = false;  ///< value of power_of_two where the text says nothing
   std::string_view summary;           ///< one line
 };

@@ -7,6 +7,7 @@
 #include "cpu/quantize_rows.h"
 #include "cpu/quantized_expert.h"
 #include "cpu/turn.h"
+#include "formats/amaxes.h"
 
 namespace cadre::cpu {
 namespace {
@@ -37,6 +38,7 @@ struct Scratch {
 /// A part of one expert, as floats.
 struct Piece {
   int expert;
+  int64_t first;       ///< of the expert's rows in the batch; 0 for weights
   int64_t row, col;    ///< of its first element within the expert
   int64_t rows, cols;  ///< whole blocks, or up to the expert's end
   const float* x;
@@ -49,10 +51,17 @@ struct Copy {
   const QuantizedView* view;
   ScaleOptions options;
   StochasticBits random;
-  uint32_t* amax = nullptr;  ///< [E], for formats with expert scales
+  uint32_t* amax = nullptr;  ///< [E], for formats with expert scales; or of all lines
   void (*encode)(const Copy&, const Piece&, const QuantizedExpert&, Scratch&) = nullptr;
 
   bool transformed() const { return is_transformed(shape.format, shape.axis); }
+  bool has_lines() const { return formats::has_whole_lines(shape.format); }
+  /// The amaxes of an expert's lines, from those at its first row and column on.
+  uint32_t* lines_of(int expert, int64_t first, int64_t row, int64_t col) const {
+    const int64_t others = expert * formats::lines_of(shape);
+    if (shape.axis == Axis::kAlongRows) return amax + others + col;
+    return amax + (shape.kind == RowsKind::kWeights ? others : first) + row;
+  }
 };
 
 /// The scales of the blocks in some rows of a piece, stored; and the multiplier of each column of
@@ -77,6 +86,17 @@ void scale_blocks(const Copy& copy, const Piece& p, CodeRows rows, const Quantiz
                              across ? s.block_multiplier : s.multiplier);
   for (int64_t b = 0; across && b < blocks; ++b)
     std::fill_n(s.multiplier + b * kBlock, width(b), s.block_multiplier[b]);
+}
+
+/// The multiplier of each column of some rows of a piece, of lines whose amaxes are known: of one
+/// row, or of all.
+template <class Row, class Element>
+void scale_lines(const Copy& copy, const Piece& p, int64_t row, Scratch& s) {
+  const uint32_t* lines = copy.lines_of(p.expert, p.first, p.row + row, p.col);
+  const ScaleRule rule{{}, copy.options};
+  const bool down = copy.shape.axis == Axis::kAlongRows;
+  block_scales<Row, Element>(lines, down ? p.cols : 1, rule, s.block_multiplier, s.multiplier);
+  if (!down) std::fill_n(s.multiplier + 1, p.cols - 1, s.multiplier[0]);
 }
 
 /// The random bits of one row of a piece. Along rows, eight rows are drawn together.
@@ -117,6 +137,11 @@ void encode_piece(const Copy& copy, const Piece& p, const QuantizedExpert& out, 
     std::fill_n(s.multiplier, p.cols,
                 Row::template expert_scale<Element>(amax, copy.options).encode);
     for (int64_t i = 0; i < p.rows; ++i) encode_codes<Row, Element>(copy, p, i, out, s);
+  } else if constexpr (Row::kInfo.block == kWholeLine) {
+    for (int64_t i = 0; i < p.rows; ++i) {
+      if (i == 0 || copy.shape.axis == Axis::kAlongK) scale_lines<Row, Element>(copy, p, i, s);
+      encode_codes<Row, Element>(copy, p, i, out, s);
+    }
   } else {
     const bool down = copy.shape.format.square || copy.shape.axis == Axis::kAlongRows;
     const int64_t height = down ? Row::kInfo.block : 1;
@@ -134,11 +159,12 @@ void encode(const Copy& copy, const Piece& p, const QuantizedExpert& expert, Scr
   QuantizedExpert rows = out;
   if (copy.shape.codes_major == Major::kColumn)
     rows.codes = view(s.row_codes, out.codes.dtype, {p.rows, p.cols}, {p.pitch, 1});
-  if (copy.shape.scales_major == Major::kColumn)
+  const bool turns_scales = copy.shape.scales_major == Major::kColumn && !copy.has_lines();
+  if (turns_scales)
     rows.scales = view(s.row_scales, out.scales.dtype, {out.scales[0], out.scales[1]});
   copy.encode(copy, p, rows, s);
   if (copy.shape.codes_major == Major::kColumn) turn_to_columns(rows.codes, out.codes);
-  if (copy.shape.scales_major == Major::kColumn) turn_to_columns(rows.scales, out.scales);
+  if (turns_scales) turn_to_columns(rows.scales, out.scales);
 }
 
 /// Reads a tile, with rows of zeros up to a multiple of sixteen behind it.
@@ -174,7 +200,22 @@ void raise(uint32_t& amax, uint32_t to) {
   }
 }
 
+/// Those of the lines that a piece has a part of.
+void find_amaxes_of_lines(const Copy& copy, const Piece& p, Scratch& s) {
+  uint32_t* lines = copy.lines_of(p.expert, p.first, p.row, p.col);
+  if (copy.shape.axis == Axis::kAlongRows) {
+    column_amax(p.x, p.pitch, p.rows, p.cols, s.amax);
+    for (int64_t j = 0; j < p.cols; ++j) raise(lines[j], s.amax[j]);
+    return;
+  }
+  for (int64_t i = 0; i < p.rows; ++i) {
+    column_amax(p.x + i * p.pitch, p.pitch, 1, p.cols, s.amax);
+    raise(lines[i], largest_of(s.amax, p.cols));
+  }
+}
+
 void find_amax(const Copy& copy, const Piece& piece, Scratch& s) {
+  if (copy.has_lines()) return find_amaxes_of_lines(copy, piece, s);
   const Piece p = seen_by(copy, piece, s.y);
   column_amax(p.x, p.pitch, p.rows, p.cols, s.amax);
   raise(copy.amax[p.expert], largest_of(s.amax, p.cols));
@@ -191,10 +232,10 @@ Copy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis axis, uint
   if (format.stochastic) copy.random.seed = args.rng[0], copy.random.offset = args.rng[1];
   formats::visit(format,
                  [&]<class Row, class Element>() { copy.encode = encode_piece<Row, Element>; });
-  if (info(format.kind).has_expert_scale) {
+  if (const int64_t amaxes = formats::amaxes_of(copy.shape); amaxes != 0) {
     copy.amax = workspace;
-    workspace += p.experts;
-    std::fill_n(copy.amax, p.experts, 0u);
+    workspace += amaxes;
+    std::fill_n(copy.amax, amaxes, 0u);
   }
   return copy;
 }
@@ -208,7 +249,25 @@ void store_expert_scales(const Copy& copy) {
   });
 }
 
+/// Scales of lines that have codes.
+void store_line_scales(const Copy& copy, const Offsets& offsets) {
+  const bool down = copy.shape.axis == Axis::kAlongRows;
+  for_each_expert(copy.shape, offsets, [&](int expert, ExpertRows rows) {
+    const TensorView scales = expert_of(copy.shape, *copy.view, expert, rows).scales;
+    const uint32_t* lines = copy.lines_of(expert, rows.first, 0, 0);
+    const int64_t step = scales.stride[down ? 1 : 0];
+    formats::visit(copy.shape.format, [&]<class Row, class Element>() {
+      for (int64_t i = 0; elements(scales) != 0 && i < scales[down ? 1 : 0]; ++i) {
+        const float amax = formats::float_of(lines[i]);
+        const auto scale = Row::template block_scale<Element>(amax, {}, copy.options);
+        static_cast<typename Row::Scale::Code*>(scales.data)[i * step] = scale.code;
+      }
+    });
+  });
+}
+
 int64_t block_down(const Copy& copy) {
+  if (copy.has_lines()) return 1;
   const bool down = copy.shape.format.square || copy.shape.axis == Axis::kAlongRows;
   return down ? info(copy.shape.format.kind).block : 1;
 }
@@ -236,7 +295,7 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
   const Grid grid{copies[0].shape, args.offsets, height, kTileFloats / height};
   const auto load = [&](int expert, ExpertRows rows, int64_t row, int64_t col, Scratch& s) {
     Piece piece{};
-    piece.expert = expert, piece.row = row, piece.col = col;
+    piece.expert = expert, piece.first = rows.first, piece.row = row, piece.col = col;
     return load_piece(source_of(problem, args, expert, rows), grid, piece, s.x);
   };
   if (amax_wanted)
@@ -247,7 +306,10 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
         if (copies[i].amax != nullptr) find_amax(copies[i], piece, s);
     });
   for (int i = 0; i < count; ++i)
-    if (copies[i].amax != nullptr) store_expert_scales(copies[i]);
+    if (copies[i].has_lines())
+      store_line_scales(copies[i], args.offsets);
+    else if (copies[i].amax != nullptr)
+      store_expert_scales(copies[i]);
   for_each_tile(grid, [&](int expert, ExpertRows rows, int64_t row, int64_t col) {
     Scratch s;
     const Piece piece = load(expert, rows, row, col, s);
@@ -258,10 +320,9 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
 }
 
 int64_t quantize_workspace_bytes(const QuantizeProblem& p, const Device&) {
-  const auto amaxes = [&](const std::optional<Format>& format) {
-    return format && info(format->kind).has_expert_scale ? int64_t(p.experts) : 0;
-  };
-  return (amaxes(p.along_k) + amaxes(p.along_rows)) * int64_t(sizeof(uint32_t));
+  const int64_t along_k = p.along_k ? formats::amaxes_of(copy_shape(p, Axis::kAlongK)) : 0;
+  const int64_t along_rows = p.along_rows ? formats::amaxes_of(copy_shape(p, Axis::kAlongRows)) : 0;
+  return (along_k + along_rows) * int64_t(sizeof(uint32_t));
 }
 
 }  // namespace cadre::cpu

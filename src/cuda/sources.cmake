@@ -17,10 +17,12 @@ set(cadre_cuda_sources
   portable/expert_scales.cu
   portable/grouped_gemm.cpp
   portable/instances/fp8_block.cu
+  portable/instances/fp8_row.cu
   portable/instances/fp8_tensor.cu
   portable/instances/mxfp4.cu
   portable/instances/mxfp8.cu
   portable/instances/nvfp4.cu
+  portable/line_amax.cu
   portable/offsets.cu
   portable/permute.cu
   portable/pointers.cu
@@ -47,6 +49,10 @@ set(cadre_sm90_sources
   sm90/instances/contraction_bf16_to_f32.cu
   sm90/instances/contraction_f16_to_f16.cu
   sm90/instances/contraction_f16_to_f32.cu
+  sm90/instances/fp8_row_rows_e4m3_to_bf16.cu
+  sm90/instances/fp8_row_rows_e4m3_to_f32.cu
+  sm90/instances/fp8_row_rows_e5m2_to_bf16.cu
+  sm90/instances/fp8_row_rows_e5m2_to_f32.cu
   sm90/instances/fp8_rows_e4m3_to_bf16.cu
   sm90/instances/fp8_rows_e4m3_to_f32.cu
   sm90/instances/fp8_rows_e5m2_to_bf16.cu

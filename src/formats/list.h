@@ -2,6 +2,7 @@
 #include "cadre/type_list.h"
 #include "formats/e8m0.h"
 #include "formats/fp8_block.h"
+#include "formats/fp8_row.h"
 #include "formats/fp8_tensor.h"
 #include "formats/mxfp4.h"
 #include "formats/mxfp8.h"
@@ -12,8 +13,8 @@ namespace cadre::formats {
 
 /// Every format, in the order of FormatKind. Checks, the CPU backend, the tests, `cadre info` and
 /// docs/formats.md loop over this list: a new format is its header and one word here.
-using All =
-    TypeList<Plain<Fp32>, Plain<Bf16>, Plain<Fp16>, Fp8Tensor, Fp8Block, Mxfp8, Nvfp4, Mxfp4>;
+using All = TypeList<Plain<Fp32>, Plain<Bf16>, Plain<Fp16>, Fp8Tensor, Fp8Row, Fp8Block, Mxfp8,
+                     Nvfp4, Mxfp4>;
 
 template <class... Rows>
 constexpr bool in_order_of_kinds(TypeList<Rows...>) {

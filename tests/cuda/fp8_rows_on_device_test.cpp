@@ -1,6 +1,6 @@
-// fprop and dgrad of fp8_block and fp8_tensor on Hopper's 8-bit tensor cores, to the bit: what the
-// model of their adder says, promoted every 128 codes; the exact product where that adder loses
-// nothing; rows that do not depend on the batch.
+// fprop and dgrad of fp8_block, fp8_tensor and fp8_row on Hopper's 8-bit tensor cores, to the bit:
+// what the model of their adder says, promoted every 128 codes; the exact product where that adder
+// loses nothing; rows that do not depend on the batch.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
@@ -64,7 +64,7 @@ float& scale(const TensorView& v, int64_t i, int64_t j, int64_t expert = 0) {
 float& scale_of_expert(const Operand& operand, int64_t expert) {
   return const_cast<float*>(operand.expert_scale)[expert];
 }
-bool has_block_scales(const GroupedGemmCase& c) { return c.args.lhs.expert_scale == nullptr; }
+bool has_scales(const GroupedGemmCase& c) { return c.args.lhs.expert_scale == nullptr; }
 
 /// Packed operands as [rows, contraction].
 struct Operands {
@@ -82,14 +82,18 @@ struct Operands {
                                        : code(c.args.rhs.codes, d, col, e));
   }
   float factor(int64_t r, int e, int64_t col, int64_t block) const {
-    if (!has_block_scales(c)) return 1;
+    if (c.problem.lhs.kind != FormatKind::kFp8Block) return 1;
     const int64_t across = col / kBlock;
     return scale(c.args.lhs.scales, r, block) * (fprop
                                                      ? scale(c.args.rhs.scales, across, block, e)
                                                      : scale(c.args.rhs.scales, block, across, e));
   }
-  float factor_of(int e) const {
-    if (has_block_scales(c)) return 1;
+  /// Of the whole sum.
+  float factor_of(int64_t r, int e, int64_t col) const {
+    if (c.problem.lhs.kind == FormatKind::kFp8Block) return 1;
+    if (c.problem.lhs.kind == FormatKind::kFp8Row)
+      return scale(c.args.lhs.scales, r, 0) *
+             (fprop ? scale(c.args.rhs.scales, col, 0, e) : scale(c.args.rhs.scales, 0, col, e));
     return scale_of_expert(c.args.lhs, e) * scale_of_expert(c.args.rhs, e);
   }
   /// What the kernel makes of it: four additions of 32 products a block.
@@ -105,7 +109,7 @@ struct Operands {
       }
       total = std::fma(sum, factor(r, e, col, first / kBlock), total);
     }
-    return total * factor_of(e);
+    return total * factor_of(r, e, col);
   }
 };
 
@@ -117,7 +121,10 @@ TEST_F(Fp8Rows, HaveTheBitsOfTheModel) {
         "dgrad R=60 N=144 K=136 E=3 dy=fp8_block:e5m2 w=fp8_block:2d rhs_major=column "
         "lhs_scales_major=column rhs_scales_major=column out=f32",
         "fprop R=60 N=136 K=400 E=3 format=fp8_tensor out=f32",
-        "dgrad R=60 N=144 K=264 E=3 format=fp8_tensor rhs_major=column out=f32 unit_budget=2"}) {
+        "dgrad R=60 N=144 K=264 E=3 format=fp8_tensor rhs_major=column out=f32 unit_budget=2",
+        "fprop R=60 N=264 K=400 E=3 x=fp8_row w=fp8_row out=f32 unit_budget=2",
+        "dgrad R=60 N=144 K=136 E=3 dy=fp8_row:e5m2+pow2 w=fp8_row rhs_major=column "
+        "rhs_scales_major=column lhs_scales_major=column out=f32"}) {
     GroupedGemmCase c = make(words, {33, 0, 22});
     run_on_gpu(c);
     const Operands operands{c};
@@ -138,16 +145,15 @@ void draw_integers(GroupedGemmCase& c) {
   const auto power = [&] { return formats::pow2(int(random() % 5) - 2); };
   const TensorView &x = c.args.lhs.codes, &w = c.args.rhs.codes;
   const TensorView &x_scales = c.args.lhs.scales, &w_scales = c.args.rhs.scales;
-  for (int64_t e = 0; e < w[0] && !has_block_scales(c); ++e)
+  for (int64_t e = 0; e < w[0] && !has_scales(c); ++e)
     scale_of_expert(c.args.lhs, e) = power(), scale_of_expert(c.args.rhs, e) = power();
   for (int64_t r = 0; r < c.offsets.back(); ++r) {
     for (int64_t d = 0; d < x[1]; ++d) code(x, r, d) = integer();
-    for (int64_t b = 0; has_block_scales(c) && b < x_scales[1]; ++b)
-      scale(x_scales, r, b) = power();
+    for (int64_t b = 0; has_scales(c) && b < x_scales[1]; ++b) scale(x_scales, r, b) = power();
   }
   for (int64_t e = 0; e < w[0]; ++e) {
     for (int64_t i = 0; i < w[1] * w[2]; ++i) code(w, i / w[2], i % w[2], e) = integer();
-    for (int64_t i = 0; has_block_scales(c) && i < w_scales[1] * w_scales[2]; ++i)
+    for (int64_t i = 0; has_scales(c) && i < w_scales[1] * w_scales[2]; ++i)
       scale(w_scales, i / w_scales[2], i % w_scales[2], e) = power();
   }
 }
@@ -172,6 +178,9 @@ TEST_F(Fp8Rows, AreExactWhereTheAdderIs) {
       {"dgrad R=450 N=144 K=136 E=3 dy=fp8_tensor w=fp8_tensor rhs_major=column out=f32",
        {201, 7, 203}},
       {"fprop R=30 N=8 K=16 E=1 format=fp8_tensor", {29}},
+      {"fprop R=900 N=392 K=272 E=4 x=fp8_row w=fp8_row", {300, 0, 570, 20}},
+      {"dgrad R=450 N=144 K=136 E=3 dy=fp8_row w=fp8_row rhs_major=column out=f32", {201, 7, 203}},
+      {"fprop R=30 N=8 K=16 E=1 x=fp8_row w=fp8_row", {29}},
   };
   for (const auto& one : cases) {
     GroupedGemmCase got = make(one.words, one.counts), want = make(one.words, one.counts);
@@ -202,10 +211,10 @@ void expect_no_bit_of_the_batch(const char* words) {
     const Operand &x = c.args.lhs, &same = alone.args.lhs;
     for (int64_t r = 0; r < kRows; ++r) {
       for (int64_t d = 0; d < 400; ++d) code(x.codes, before + r, d) = code(same.codes, r, d);
-      for (int64_t b = 0; has_block_scales(c) && b < 4; ++b)
+      for (int64_t b = 0; has_scales(c) && b < x.scales[1]; ++b)
         scale(x.scales, before + r, b) = scale(same.scales, r, b);
     }
-    if (!has_block_scales(c)) scale_of_expert(x, 1) = scale_of_expert(same, 1);
+    if (!has_scales(c)) scale_of_expert(x, 1) = scale_of_expert(same, 1);
     run_on_gpu(c);
     const auto* y = static_cast<const uint16_t*>(c.args.out.data) + before * c.args.out.stride[0];
     std::vector<uint16_t> rows(y, y + kRows * 200);
@@ -218,6 +227,7 @@ TEST_F(Fp8Rows, DoNotDependOnTheBatch) {
   expect_no_bit_of_the_batch(
       "fprop R=400 N=200 K=400 E=2 format=fp8_block lhs_scales_major=column");
   expect_no_bit_of_the_batch("fprop R=400 N=200 K=400 E=2 format=fp8_tensor");
+  expect_no_bit_of_the_batch("fprop R=400 N=200 K=400 E=2 x=fp8_row w=fp8_row");
 }
 
 #ifdef CADRE_EMULATED
@@ -251,7 +261,9 @@ TEST_F(Fp8Rows, ReadNoScalesBehindTheLast) {
   for (const char* words : {"fprop R=29 N=40 K=272 E=2 format=fp8_block lhs_scales_major=column",
                             "fprop R=29 N=512 K=272 E=2 format=fp8_block lhs_scales_major=column",
                             "dgrad R=29 N=272 K=512 E=2 format=fp8_block rhs_major=column "
-                            "lhs_scales_major=column"}) {
+                            "lhs_scales_major=column",
+                            "fprop R=29 N=40 K=272 E=2 x=fp8_row w=fp8_row",
+                            "dgrad R=29 N=272 K=200 E=2 dy=fp8_row w=fp8_row rhs_major=column"}) {
     GroupedGemmCase c = make(words, {20, 9});
     const Guarded x(c.args.lhs.scales), w(c.args.rhs.scales);
     const GroupedGemmPlan chosen = plan(c.problem, cuda_devices()[0]);
@@ -279,7 +291,7 @@ void expect_a_loss_of_thirteen_bits(const char* words) {
       double want = 0;  // all terms are positive
       for (int64_t d = 0; d < 256; ++d)
         want += double(operands.x(r, d)) * operands.w(0, col, d) *
-                operands.factor(r, 0, col, d / kBlock) * operands.factor_of(0);
+                operands.factor(r, 0, col, d / kBlock) * operands.factor_of(r, 0, col);
       worst = std::max(worst, std::abs(scale(c.args.out, r, col) / want - 1));
     }
   EXPECT_GT(worst, 1e-4) << words;
@@ -290,6 +302,7 @@ TEST_F(Fp8Rows, LoseNoMoreThanThirteenBitsSay) {
   expect_a_loss_of_thirteen_bits(
       "fprop R=16 N=64 K=256 E=1 format=fp8_block lhs_scales_major=column out=f32");
   expect_a_loss_of_thirteen_bits("fprop R=16 N=64 K=256 E=1 format=fp8_tensor out=f32");
+  expect_a_loss_of_thirteen_bits("fprop R=16 N=64 K=256 E=1 x=fp8_row w=fp8_row out=f32");
 }
 
 }  // namespace

@@ -148,7 +148,9 @@ TEST(GroupedGemmPlan, TakesWhatWasNotTimedByName) {
 TEST(GroupedGemmPlan, TakesCodesOfExpertsAsTheyLie) {
   for (const char* words : {"fprop R=9 N=8 K=16 E=3 format=fp8_tensor discrete_rhs=yes out=f32",
                             "fprop R=9 N=8 K=16 E=3 x=fp8_tensor:e5m2+pow2 w=fp8_tensor beta=yes",
-                            "dgrad R=9 N=16 K=8 E=3 format=fp8_tensor rhs_major=column tail=zero"})
+                            "dgrad R=9 N=16 K=8 E=3 format=fp8_tensor rhs_major=column tail=zero",
+                            "fprop R=9 N=8 K=16 E=3 x=fp8_row w=fp8_row discrete_rhs=yes out=f32",
+                            "dgrad R=9 N=16 K=8 E=3 dy=fp8_row:e5m2 w=fp8_row rhs_major=column"})
     EXPECT_EQ(plan(parse_grouped_gemm_problem(text("grouped_gemm ", words)), hopper()).name,
               "sm90_fp8_rows")
         << words;
@@ -166,11 +168,12 @@ TEST(GroupedGemmPlan, SaysWhyTheKernelOfCodesDoesNotTakeIt) {
       {"wgrad R=9 N=16 K=16 E=3 format=fp8_block", "takes fprop and dgrad"},
       {"fprop R=9 N=16 K=16 E=3 format=mxfp8", "takes a batch in fp8_block and w in fp8_block:2d"},
       {"fprop R=9 N=16 K=16 E=3 x=fp8_block w=fp8_block",
-       "and w in fp8_block:2d, or both in fp8_tensor; w of e4m3"},
+       "and w in fp8_block:2d, or both in fp8_tensor or fp8_row; w of e4m3"},
       {"fprop R=9 N=16 K=16 E=3 x=fp8_tensor w=fp8_block:2d", "or both in fp8_tensor"},
       {"fprop R=9 N=16 K=16 E=3 x=bf16 w=fp8_tensor", "or both in fp8_tensor"},
       {"fprop R=9 N=16 K=16 E=3 x=fp8_tensor w=fp8_tensor:e5m2", "w of e4m3"},
       {"wgrad R=9 N=16 K=16 E=3 format=fp8_tensor", "takes fprop and dgrad"},
+      {"fprop R=9 N=16 K=16 E=3 x=fp8_row w=fp8_tensor", "or both in fp8_tensor or fp8_row"},
       {"fprop R=9 N=16 K=16 E=3 format=fp8_tensor out=f16", "writes bf16 or f32"},
       {"dgrad R=9 N=16 K=16 E=3 format=fp8_tensor", "row-major of fprop, column-major of dgrad"},
       {"fprop R=9 N=16 K=8 E=3 format=fp8_tensor", "contracts multiples of 16"},

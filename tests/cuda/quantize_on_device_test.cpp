@@ -180,7 +180,7 @@ TEST_F(QuantizeOnDevice, ClampsBrokenOffsetsAsTheCpuDoes) {
                                              {3, 20, 40, 60, 50},
                                              {-9, -8, -7, -6, -5}}) {
     c.offsets = broken;
-    for (const char* words : {"mxfp8", "fp8_block:2d", "nvfp4:2d", "fp8_tensor"})
+    for (const char* words : {"mxfp8", "fp8_block:2d", "nvfp4:2d", "fp8_tensor", "fp8_row"})
       check(c, {words, words}, 4 * seed++);
     for (const FormatPair& pair : kRaggedPairs) check(c, pair, 4 * seed++);
   }
@@ -231,7 +231,8 @@ TEST_F(QuantizeOnDevice, DecodesEveryCodeAndScale) {
       for (int64_t i = 0; i < bytes_for(v.dtype, end); ++i)
         if (v.dtype != DType::kF32) bytes[i] = uint8_t(i * 167);
     }
-    if (format.kind == FormatKind::kFp8Block) copy.scales.fill(random, -4, 4);
+    if (format.kind == FormatKind::kFp8Block || format.kind == FormatKind::kFp8Row)
+      copy.scales.fill(random, -4, 4);
     if (!copy.expert_scale.bytes().empty()) copy.expert_scale.data<float>()[0] = 0.37f;
     for (const DType out : kTypes) expect_same_values(copy, {}, out, 0);
   }

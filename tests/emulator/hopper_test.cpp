@@ -79,6 +79,10 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm dgrad R=300 N=128 K=512 E=5 format=fp8_tensor rhs_major=column out=f32 "
         "unit_budget=2",
         "grouped_gemm fprop R=45 N=8 K=16 E=1 format=fp8_tensor",
+        // One scale a row and one a column.
+        "grouped_gemm fprop R=500 N=264 K=272 E=2 x=fp8_row w=fp8_row alpha=yes bias=yes tail=zero",
+        "grouped_gemm dgrad R=122 N=144 K=328 E=12 dy=fp8_row:e5m2 w=fp8_row rhs_major=column "
+        "discrete_rhs=yes out=f32 beta=yes",
         // Packed weights: more stages than a round of scales has, a last one that is half full, few
         // rows and many.
         "grouped_gemm fprop R=300 N=264 K=416 E=2 format=mxfp4 alpha=yes bias=yes bias_scale=yes "

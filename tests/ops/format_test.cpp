@@ -104,7 +104,9 @@ TEST(Format, PlainFormatsAreThoseThatStoreValues) {
 
 TEST(Format, UnknownNameListsTheKnown) {
   const std::string known = "must be one of " + test::names(format_list());
-  EXPECT_EQ(known.find("must be one of f32, bf16, f16, fp8_tensor, fp8_block, mxfp8, nvfp4"), 0u);
+  EXPECT_EQ(
+      known.find("must be one of f32, bf16, f16, fp8_tensor, fp8_row, fp8_block, mxfp8, nvfp4"),
+      0u);
   EXPECT_EQ(parse_error("fp7"), "format: name is 'fp7', " + known);
   EXPECT_EQ(parse_error(""), "format: name is '', " + known);
 }

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <bit>
 
 #include "cuda/device/small_float.h"
@@ -31,9 +32,10 @@ struct TileBlocks {
   __device__ int of(int row, int col) const { return place(block_row(row), block_col(col)); }
 };
 
-/// Formats without blocks have the blocks of a tile, which nobody looks at.
+/// Formats without blocks have the blocks of a tile, which nobody looks at; of whole lines a tile
+/// has parts.
 template <class Row>
-constexpr int kBlockOf = Row::kInfo.block == 0 ? kTileSide : Row::kInfo.block;
+constexpr int kBlockOf = Row::kInfo.block == 0 ? kTileSide : std::min(Row::kInfo.block, kTileSide);
 
 /// What a thread takes of a tile: eight rows, and eight columns in one chunk.
 struct Patch {

@@ -2,6 +2,7 @@
 
 #include "cuda/portable/cast.h"
 #include "cuda/portable/quantize_job.h"
+#include "formats/amaxes.h"
 #include "formats/list.h"
 
 namespace cadre::cuda::portable {
@@ -16,17 +17,27 @@ QuantizeCopy copy_of(const QuantizeProblem& p, const QuantizeArgs& args, Axis ax
       .options = formats::scale_options(format, p.amax_eps, formats::largest_value(p.source)),
       .random = {.role = p.role, .axis = format.square ? Axis::kAlongK : axis},
       .stochastic = format.stochastic};
-  if (info(format.kind).has_expert_scale) {
-    copy.amax = workspace;
-    workspace += p.experts;
-  }
+  (formats::has_whole_lines(format) ? copy.line_amax : copy.amax) = workspace;
+  if (!info(format.kind).has_expert_scale) copy.amax = nullptr;
+  if (!copy.to.ragged || copy.to.down) copy.expert_lines = formats::lines_of(shape);
+  workspace += formats::amaxes_of(shape);
   return copy;
 }
 
 bool is_quantised(const std::optional<Format>& format) { return format && !is_plain(*format); }
 
-bool has_expert_scale(const std::optional<Format>& format) {
-  return format && info(format->kind).has_expert_scale;
+int64_t amaxes_of(const QuantizeProblem& p, Axis axis) {
+  const std::optional<Format>& format = axis == Axis::kAlongK ? p.along_k : p.along_rows;
+  return format ? formats::amaxes_of(copy_shape(p, axis)) : 0;
+}
+
+void find_amaxes(const QuantizeJob& job, const QuantizeStream& on) {
+  bool of_experts = false;
+  for (int i = 0; i < job.count; ++i) {
+    of_experts |= job.copies[i].amax != nullptr;
+    if (job.copies[i].line_amax != nullptr) launch_line_amax(job, job.copies[i], on);
+  }
+  if (of_experts) launch_expert_amax(job, on);
 }
 
 bool same_codes(const Format& a, const Format& b) {
@@ -56,8 +67,7 @@ std::string refuses_dequantize(const DequantizeProblem& p, const Device& device)
 }
 
 int64_t quantize_workspace_bytes(const QuantizeProblem& p, const Device&) {
-  const int copies = int(has_expert_scale(p.along_k)) + int(has_expert_scale(p.along_rows));
-  return copies * p.experts * int64_t(sizeof(uint32_t));
+  return (amaxes_of(p, Axis::kAlongK) + amaxes_of(p, Axis::kAlongRows)) * int64_t(sizeof(uint32_t));
 }
 
 void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace workspace,
@@ -82,7 +92,7 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
   const QuantizeStream on{plan.device.units, stream_of(stream)};
   if (args.along_rows.block_offsets != nullptr)
     launch_block_offsets(job.of, args.along_rows.block_offsets, on);
-  if (quantize_workspace_bytes(p, plan.device) != 0) launch_expert_amax(job, on);
+  find_amaxes(job, on);
   if (job.count == 2 && !same_codes(*formats[0], *formats[1])) {
     QuantizeJob second = job;
     second.copies[0] = job.copies[1];

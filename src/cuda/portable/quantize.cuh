@@ -63,6 +63,15 @@ __device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source,
     atomicMax(&amax[blocks.of(patch.row, patch.col() + k)], columns.of_column(k));
 }
 
+/// Those of whole lines, which were found before.
+template <int kBlock>
+__device__ void amaxes_of_lines(uint32_t* amax, const QuantizeCopy& copy, const ExpertTile& tile,
+                                const TileBlocks<kBlock>& blocks) {
+  const int i = int(threadIdx.x);
+  if (i < (blocks.down ? tile.cols : tile.rows))
+    amax[blocks.down ? blocks.place(0, i) : blocks.place(i, 0)] = copy.lines_of(tile)[i];
+}
+
 template <class Row, class Element>
 __device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int expert) {
   const float amax = copy.amax == nullptr ? 0 : __uint_as_float(copy.amax[expert]);
@@ -70,13 +79,13 @@ __device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int exper
 }
 
 /// Stores the scales of a tile's blocks, those of a decoded copy in shared memory, and leaves their
-/// multipliers in place of their amaxes.
+/// multipliers in place of their amaxes. Of a line that many tiles have the first stores the scale.
 template <class Row, class Element>
 __device__ void make_scales(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
                             const ExpertTile& tile) {
   using Code = typename Row::Scale::Code;
   constexpr int kBlock = Row::kInfo.block;
-  const TileBlocks<kBlock> blocks(copy.to);
+  const TileBlocks<kBlockOf<Row>> blocks(copy.to);
   const Lines scales = copy.to.scales_of(tile, kBlock);
   const formats::ExpertScale expert = expert_scale<Row, Element>(copy, tile.expert);
   const int rows = blocks.block_row(copy.to.rows_of(tile) - 1) + 1;
@@ -98,6 +107,7 @@ __device__ void make_scales(QuantizeShared<kBlockOf<Row>>& shared, const Quantiz
       shared.scales[place] = __float_as_uint(Row::Scale::decode(scale.code));
       continue;
     }
+    if (kBlock == kWholeLine && (copy.to.down ? tile.row : tile.col) != 0) continue;
     const int line = scales.columns ? col : row, inside = scales.columns ? row : col;
     reinterpret_cast<Code*>(first + line * scales.pitch)[inside] = scale.code;
   }
@@ -177,7 +187,9 @@ template <DType kSource, class Row, class Element>
 __device__ void scale_tile(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
                            const ExpertTile& tile) {
   const TileBlocks<kBlockOf<Row>> blocks(copy.to);
-  if (blocks.down) {
+  if constexpr (Row::kInfo.block == kWholeLine) {
+    amaxes_of_lines(shared.blocks, copy, tile, blocks);
+  } else if (blocks.down) {
     for (int i = int(threadIdx.x); i < blocks.kMost; i += kQuantizeThreads) shared.blocks[i] = 0;
     __syncthreads();
     amaxes_across_rows<kSource>(shared.blocks, shared.source, blocks);

@@ -13,7 +13,14 @@ struct QuantizeCopy {
   formats::ScaleOptions options;
   formats::StochasticBits random;  ///< but for seed and offset
   bool stochastic = false;
-  uint32_t* amax = nullptr;  ///< [E], for formats with expert scales
+  uint32_t* amax = nullptr;       ///< [E], for formats with expert scales
+  uint32_t* line_amax = nullptr;  ///< of all lines, for formats with a scale a line
+  int64_t expert_lines = 0;       ///< from an expert's to the next one's; 0: rows of a batch
+
+  /// The amaxes of the lines in a tile.
+  __device__ uint32_t* lines_of(const ExpertTile& tile) const {
+    return line_amax + tile.expert * expert_lines + (to.down ? tile.col : tile.first + tile.row);
+  }
 };
 
 /// Copies from one read of the source. The one along rows comes last: it may be transformed, in
@@ -66,5 +73,8 @@ void launch_block_offsets(const ExpertsRows&, int32_t* block_offsets, const Quan
 
 /// The amaxes of all experts, of all copies that have room for them.
 void launch_expert_amax(const QuantizeJob&, const QuantizeStream&);
+
+/// The amaxes of all lines of a copy that has a scale a line.
+void launch_line_amax(const QuantizeJob&, const QuantizeCopy&, const QuantizeStream&);
 
 }  // namespace cadre::cuda::portable

@@ -18,10 +18,14 @@ constexpr Instance kInstances[] = {
     instance<Fp8RowsKind{DType::kE4m3, DType::kF32}>(),
     instance<Fp8RowsKind{DType::kE5m2, DType::kBf16}>(),
     instance<Fp8RowsKind{DType::kE5m2, DType::kF32}>(),
-    instance<Fp8RowsKind{DType::kE4m3, DType::kBf16, false}>(),
-    instance<Fp8RowsKind{DType::kE4m3, DType::kF32, false}>(),
-    instance<Fp8RowsKind{DType::kE5m2, DType::kBf16, false}>(),
-    instance<Fp8RowsKind{DType::kE5m2, DType::kF32, false}>(),
+    instance<Fp8RowsKind{DType::kE4m3, DType::kBf16, CodeScales::kOfExperts}>(),
+    instance<Fp8RowsKind{DType::kE4m3, DType::kF32, CodeScales::kOfExperts}>(),
+    instance<Fp8RowsKind{DType::kE5m2, DType::kBf16, CodeScales::kOfExperts}>(),
+    instance<Fp8RowsKind{DType::kE5m2, DType::kF32, CodeScales::kOfExperts}>(),
+    instance<Fp8RowsKind{DType::kE4m3, DType::kBf16, CodeScales::kOfRows}>(),
+    instance<Fp8RowsKind{DType::kE4m3, DType::kF32, CodeScales::kOfRows}>(),
+    instance<Fp8RowsKind{DType::kE5m2, DType::kBf16, CodeScales::kOfRows}>(),
+    instance<Fp8RowsKind{DType::kE5m2, DType::kF32, CodeScales::kOfRows}>(),
 };
 
 }  // namespace

@@ -8,7 +8,8 @@
 
 // y[r, c] = alpha_e * sum_b s[r, b] * t_e[c / 128, b] * (sum_d x[r, d] * w_e[c, d]) (+ as of
 // ragged_rows.cuh), d in block b of 128: fprop and dgrad of fp8_block. Those of fp8_tensor have one
-// s and one t an expert: y = alpha_e * (s_e * t_e * sum_b (...)).
+// s and one t an expert: y = alpha_e * (s_e * t_e * sum_b (...)). Those of fp8_row have one s a row
+// and one t a column: y = alpha_e * ((s[r] * t_e[c]) * sum_b (...)).
 //
 // x [R, D] are codes with a scale s a row and block; w [E, C, D] are codes with a scale t for each
 // 128 x 128. Both lie with the contraction inside, so that w of dgrad is a turned copy. A stage is
@@ -103,7 +104,7 @@ class Fp8RowsStore {
   const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
 };
 
-/// The kernel of fprop and dgrad of fp8_block, and of fp8_tensor.
+/// The kernel of fprop and dgrad of fp8_block, of fp8_tensor, and of fp8_row.
 template <Fp8RowsKind kKind>
 struct Fp8Rows {
   static constexpr bool kFloats = kKind.out == DType::kF32;
@@ -113,7 +114,7 @@ struct Fp8Rows {
                               .stages = kStagesOfCodes,
                               .a = {kKind.in, true},
                               .b = {DType::kE4m3, true},
-                              .scales = kKind.block_scales ? kTileRows + 4 : 0};
+                              .scales = kKind.scales == CodeScales::kOfBlocks ? kTileRows + 4 : 0};
   static constexpr OutputShape kOutput{.dtype = kKind.out,
                                        .part_cols = cols_of_upright_part(kKind.out),
                                        .buffers = kFloats ? kBuffersOfFloatRows : kBuffersOfCodes,
@@ -121,7 +122,7 @@ struct Fp8Rows {
   using Params = Fp8RowsParams;
   using Schedule = PairedRowsSchedule<kTile>;
   using Load = Fp8RowsLoad<kTile>;
-  using Multiply = MultiplyCodes<kTile>;
+  using Multiply = MultiplyCodes<kTile, kKind.scales>;
   using Store = Fp8RowsStore<kOutput>;
 };
 

@@ -27,12 +27,15 @@ std::string refuses(const GroupedGemmProblem& p, const Device& device) {
   return refuses_layout(p);
 }
 
-bool has_block_scales(const GroupedGemmProblem& p) { return info(p.lhs.kind).block != 0; }
+CodeScales scales_of(const Format& batch) {
+  if (batch.kind == FormatKind::kFp8Row) return CodeScales::kOfRows;
+  return batch.kind == FormatKind::kFp8Tensor ? CodeScales::kOfExperts : CodeScales::kOfBlocks;
+}
 
 /// Formats of the kernel of 8-bit codes.
 bool are_codes(const Format& batch, const Format& w) {
   if (batch.kind != w.kind || w.element != DType::kE4m3) return false;
-  return batch.kind == FormatKind::kFp8Tensor ||
+  return batch.kind == FormatKind::kFp8Tensor || batch.kind == FormatKind::kFp8Row ||
          (batch.kind == FormatKind::kFp8Block && !batch.square && w.square);
 }
 
@@ -103,17 +106,18 @@ void set_gated(GatedRowsParams& params, const GroupedGemmPlan& plan, const Group
   params.z_tail = tail_rows(args.z, p.tail);
 }
 
-/// Those of blocks, or of experts.
+/// Those of blocks, of experts, or of rows.
 void set_scales(Fp8RowsParams& params, const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const size_t across = p.pass == Pass::kFprop ? 1 : 2;  // of w, the dimension not contracted
   const TensorView &x_scales = args.lhs.scales, &w_scales = args.rhs.scales;
-  if (!has_block_scales(p)) {
+  const CodeScales scales = scales_of(p.lhs);
+  if (scales == CodeScales::kOfExperts) {
     params.x_scales = args.lhs.expert_scale;
     params.w_scales = {.data = args.rhs.expert_scale, .step = 1};
     return;
   }
   params.x_scales = static_cast<const float*>(x_scales.data);
-  params.x_scale_step = x_scales.stride[1];
+  params.x_scale_step = x_scales.stride[scales == CodeScales::kOfRows ? 0 : 1];
   params.w_scales = plain(w_scales, args.rhs.discrete_scales);
   params.w_scale_row = w_scales.stride[across];
   params.w_scale_depth = w_scales.stride[3 - across];
@@ -152,7 +156,8 @@ std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) 
   if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
   if (std::string why = refuses_device(device); !why.empty()) return why;
   if (!are_codes(p.lhs, p.rhs))
-    return "takes a batch in fp8_block and w in fp8_block:2d, or both in fp8_tensor; w of e4m3";
+    return "takes a batch in fp8_block and w in fp8_block:2d, or both in fp8_tensor or fp8_row; w "
+           "of e4m3";
   if (p.out != DType::kBf16 && p.out != DType::kF32) return "writes bf16 or f32";
   if ((fprop ? p.k : p.n) % kAlignment != 0 || (fprop ? p.n : p.k) % kWidthUnit != 0)
     return text("contracts multiples of ", kAlignment, ", to multiples of ", kWidthUnit,
@@ -160,7 +165,7 @@ std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) 
   if ((p.rhs_major == Major::kRow) != fprop)
     return "takes codes of w with the contraction inside: row-major of fprop, column-major of "
            "dgrad";
-  if (has_block_scales(p) && p.lhs_scales_major != Major::kColumn)
+  if (scales_of(p.lhs) == CodeScales::kOfBlocks && p.lhs_scales_major != Major::kColumn)
     return "takes column-major scales of the batch";
   return refuses_layout(p);
 }
@@ -168,7 +173,8 @@ std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) 
 void check_fp8_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const bool fprop = p.pass == Pass::kFprop;
   check_view(fprop ? "x" : "dy", args.lhs.codes, p);
-  check_scales(fprop ? "x.scales" : "dy.scales", args.lhs.scales, p);
+  if (scales_of(p.lhs) == CodeScales::kOfBlocks)
+    check_scales(fprop ? "x.scales" : "dy.scales", args.lhs.scales, p);
   check_view("w", args.rhs.codes, p);
   check_view(fprop ? "y" : "dx", args.out, p);
 }
@@ -227,7 +233,7 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
   params.y = ragged_map(args.out, kConsumerRows);
   set_scales(params, p, args);
-  find_fp8_rows({p.lhs.element, p.out, has_block_scales(p)})(params, blocks_of(plan), stream);
+  find_fp8_rows({p.lhs.element, p.out, scales_of(p.lhs)})(params, blocks_of(plan), stream);
 }
 
 void run_gated_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,

@@ -58,12 +58,60 @@ class ScalesOfExpert {
     coming_first_ = params_.x_scales[tile.expert];
     coming_second_ = *static_cast<const float*>(of_expert(params_.w_scales, tile.expert));
   }
-  /// The factor of the tile that was asked for.
-  __device__ float factor() const { return formats::mul(coming_first_, coming_second_); }
+  /// The tile that was asked for begins.
+  __device__ void begin() { factor_ = formats::mul(coming_first_, coming_second_); }
+  /// A thread's totals of it.
+  template <int kCount>
+  __device__ void scale(float* totals, const TileRecord&, int) const {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) totals[i] = formats::mul(totals[i], factor_);
+  }
 
  private:
   const Fp8RowsParams& params_;
-  float coming_first_ = 0, coming_second_ = 0;
+  float coming_first_ = 0, coming_second_ = 0, factor_ = 0;
+};
+
+/// Scales of a tile's rows and columns, where each has one. They are read when the totals are
+/// there: before that no register is free. A thread reads those of its two rows, and of every 64
+/// columns a lane reads two for its warp.
+class ScalesOfRows {
+ public:
+  __device__ explicit ScalesOfRows(const Fp8RowsParams& params) : params_(params) {}
+
+  __device__ void look_ahead(const TileRecord&) {}
+  __device__ void begin() {}
+  /// A thread's totals of a tile, by a whole warp.
+  template <int kCount>
+  __device__ void scale(float* totals, const TileRecord& tile, int consumer) const {
+    constexpr int kColumns = 2 * (2 * kCount / kColsOfFactor);  // of a lane
+    const int row = tile.row + consumer * kConsumerRows + ThreadPlace::mine().row;
+    const auto* w = static_cast<const float*>(of_expert(params_.w_scales, tile.expert));
+    float of_rows[2], of_columns[kColumns];
+#pragma unroll
+    for (int half = 0; half < 2; ++half)
+      of_rows[half] =
+          params_.x_scales[min(row + 8 * half, tile.rows_end - 1) * params_.x_scale_step];
+#pragma unroll
+    for (int i = 0; i < kColumns; ++i) {
+      const int col = tile.begin + i / 2 * kColsOfFactor + 2 * (int(threadIdx.x) % kWarp) + i % 2;
+      of_columns[i] = col < tile.end ? w[col * params_.w_scale_row] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const int part = 2 * i / kColsOfFactor, lane = i % kWarp + int(threadIdx.x) % 4;
+      const float first = __shfl_sync(0xffffffff, of_columns[2 * part], lane);
+      const float second = __shfl_sync(0xffffffff, of_columns[2 * part + 1], lane);
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const float factor = formats::mul(of_rows[k / 2], k % 2 == 0 ? first : second);
+        totals[i + k] = formats::mul(totals[i + k], factor);
+      }
+    }
+  }
+
+ private:
+  const Fp8RowsParams& params_;
 };
 
 /// Products of 8-bit codes in blocks of kTile.depth along the contraction, rows of the batch by
@@ -71,7 +119,7 @@ class ScalesOfExpert {
 /// are summed alone, and these sums, times the factor of their row and block of columns, are added
 /// to the totals; or as they are, where only the totals have a factor. While one consumer does
 /// that, the products of the other run.
-template <Tile kTile>
+template <Tile kTile, CodeScales kScales>
 class MultiplyCodes {
  public:
   static_assert(kTile.b.dtype == DType::kE4m3 && kTile.a.k_major && kTile.b.k_major);
@@ -96,7 +144,7 @@ class MultiplyCodes {
  private:
   static constexpr int kSteps = kTile.depth / 32;  // instructions of a stage
   static constexpr int kParts = kTile.cols / kColsOfFactor;
-  static constexpr bool kOfBlocks = kTile.scales != 0;
+  static constexpr bool kOfBlocks = kScales == CodeScales::kOfBlocks;
   static_assert(kParts <= 3);  // or they lie in three blocks of w
 
   /// Of a thread's two rows and every part of the columns, in a stage.
@@ -117,8 +165,7 @@ class MultiplyCodes {
     const Place place{tile.row % 4 + consumer * kConsumerRows + ThreadPlace::mine().row,
                       tile.begin % kScaleBlock == 0};
     const int last = (tile.depth - 1) / kTile.depth;
-    float of_all = 1;
-    if constexpr (!kOfBlocks) of_all = scales_.factor();
+    if constexpr (!kOfBlocks) scales_.begin();
     float sums[kWidth / 2] = {};  // of a stage
 #pragma unroll
     for (int i = 0; i < kWidth / 2; ++i) totals_[i] = 0;
@@ -141,7 +188,7 @@ class MultiplyCodes {
     ring.release(ring.at.at);
     ring.at.next();
     add(sums, factors);
-    if constexpr (!kOfBlocks) scale<kWidth / 2>(of_all);
+    if constexpr (!kOfBlocks) scales_.template scale<kWidth / 2>(totals_, tile, consumer);
   }
 
   template <int kWidth>
@@ -190,13 +237,9 @@ class MultiplyCodes {
         totals_[i] = formats::add(totals_[i], sums[i]);
     }
   }
-  template <int kCount>
-  __device__ void scale(float factor) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) totals_[i] = formats::mul(totals_[i], factor);
-  }
 
-  std::conditional_t<kOfBlocks, ScalesOfColumns, ScalesOfExpert> scales_;
+  using OfTotals = std::conditional_t<kScales == CodeScales::kOfRows, ScalesOfRows, ScalesOfExpert>;
+  std::conditional_t<kOfBlocks, ScalesOfColumns, OfTotals> scales_;
   float totals_[kTile.cols / 2] = {};
 };
 

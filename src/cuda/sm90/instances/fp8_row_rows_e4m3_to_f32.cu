@@ -1,0 +1,8 @@
+#include "cuda/sm90/fp8_rows.cuh"
+
+namespace cadre::cuda::sm90 {
+
+template void launch_fp8_rows<Fp8RowsKind{DType::kE4m3, DType::kF32, CodeScales::kOfRows}>(
+    const Fp8RowsParams&, int, cudaStream_t);
+
+}  // namespace cadre::cuda::sm90

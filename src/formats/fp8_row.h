@@ -1,0 +1,40 @@
+#pragma once
+#include "cadre/format.h"
+#include "cadre/type_list.h"
+#include "formats/fp32.h"
+#include "formats/fp32_scale.h"
+#include "formats/small_float.h"
+
+namespace cadre::formats {
+
+/// 8-bit codes with one fp32 scale for each line of an expert that is contracted: a row of the
+/// batch, and the weights of an output.
+struct Fp8Row {
+  using Elements = TypeList<E4m3, E5m2>;
+  using Scale = Fp32;
+  static constexpr bool kIsPlain = false;
+  static constexpr FormatInfo kInfo{
+      .kind = FormatKind::kFp8Row,
+      .name = "fp8_row",
+      .element = DType::kE4m3,
+      .takes_e5m2 = true,
+      .block = kWholeLine,
+      .scale = DType::kF32,
+      .takes_power_of_two = true,
+      .summary = "8-bit codes, one fp32 scale per row, or per column, of an expert",
+  };
+
+  template <class Element>
+  CADRE_HD static constexpr ExpertScale expert_scale(float, const ScaleOptions&) {
+    return {};
+  }
+  template <class Element>
+  CADRE_HD static constexpr BlockScale<Scale::Code> block_scale(float amax, const ExpertScale&,
+                                                                const ScaleOptions& options) {
+    const float multiplier =
+        fp32_multiplier(amax, Element::kLargest, options.largest_source, options);
+    return {.code = div(1, multiplier), .multiplier = multiplier};
+  }
+};
+
+}  // namespace cadre::formats
