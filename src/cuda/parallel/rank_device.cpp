@@ -37,11 +37,14 @@ class GpuRankDevice final : public parallel::RankDevice {
           "take memory of the host");
     notes_ = new (notes) HostNotes;
   }
-  /// Waits for all that uses the windows.
+  /// Waits for all that uses the windows. Nothing here can be told that it failed.
   ~GpuRankDevice() override {
-    const CurrentDevice current(device_.index);
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(device_.index);
     cudaDeviceSynchronize();  // tidy: synchronisation because no run is under way behind it
     cudaFreeHost(notes_);
+    cudaSetDevice(before);
   }
 
   int64_t whole_bytes(int64_t bytes) const override {
