@@ -69,15 +69,18 @@ def problems() -> list[tuple[str, str]]:
     that have formats or recipes once with each."""
     import torch
 
-    rows = []
+    rows, recipes = [], torch.ops.cadre._recipes()
     for problem in torch.ops.cadre._problems():
         name = problem.split()[0]
         for words, choices in (("format|along_k|along_rows", torch.ops.cadre._formats()),
-                               ("recipe", torch.ops.cadre._recipes())):
+                               ("recipe", recipes)):
             pattern = rf"\b({words})=\w+"
             if re.search(pattern, problem):
-                rows += [(f"{name} {choice}", re.sub(pattern, rf"\1={choice}", problem))
-                         for choice in choices]
+                for choice in choices:
+                    # The format of a product is that of a recipe.
+                    pair = name == "grouped_gemm" and choice not in recipes
+                    said = f"x={choice} w={choice}" if pair else rf"\1={choice}"
+                    rows.append((f"{name} {choice}", re.sub(pattern, said, problem)))
                 break
         else:
             rows.append((name, problem))
