@@ -74,6 +74,7 @@ std::vector<std::string> run_rank_threads(int ranks,
                                           const std::function<std::string(Rank&)>& work) {
   RankThreads group(ranks);
   std::vector<std::thread> threads;
+  threads.reserve(size_t(ranks));
   for (int rank = 0; rank < ranks; ++rank)
     threads.emplace_back([&, rank] { group.run(rank, work); });
   for (std::thread& thread : threads) thread.join();

@@ -50,6 +50,9 @@ struct WindowFlags {
   void read() const {}
 };
 
+template <class Write>
+WindowFlags(const Window::State&, const Write&) -> WindowFlags<Write>;
+
 /// Since when a step waits, and whether that is too long.
 class Deadline {
  public:

@@ -3,6 +3,8 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <bit>
+
 #include "cuda/check.h"
 
 namespace cadre::cuda {
@@ -54,7 +56,8 @@ CUmemAllocationProp properties(int device) {
   CUmemAllocationProp made{};
   made.type = CU_MEM_ALLOCATION_TYPE_PINNED;
   made.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-  made.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  made.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  made.location.id = device;
   return made;
 }
 
@@ -102,12 +105,12 @@ char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each,
          "reserve addresses for the windows of all ranks");
   place_ = place;
   CUmemAccessDesc access{};
-  access.location = {CU_MEM_LOCATION_TYPE_DEVICE, {device}};
+  access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+  access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
   for (size_t rank = 0; rank < files.size(); ++rank) {
     CUmemGenericAllocationHandle handle{};
-    const auto descriptor = static_cast<intptr_t>(files[rank].get());
-    demand(driver().import_handle(&handle, reinterpret_cast<void*>(descriptor),
+    demand(driver().import_handle(&handle, std::bit_cast<void*>(intptr_t(files[rank].get())),
                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
            text("take the memory of rank ", rank));
     const Allocation taken(handle);
@@ -119,7 +122,7 @@ char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each,
         driver().set_access(at, size_t(bytes_each), &access, 1),
         text("reach the memory of rank ", rank, " from GPU ", device, ", which wants peer access"));
   }
-  return reinterpret_cast<char*>(place);
+  return std::bit_cast<char*>(place);
 }
 
 RankMemory::~RankMemory() {
