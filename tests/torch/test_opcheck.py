@@ -89,6 +89,11 @@ def samples(device):
             zip(("codes", "scales", "expert_scale"), parts))
         yield ops.dequantize.default, (*parts, offsets, format, axis, [R, H], torch.float32), {}
         yield ops.dequantize.out, (*parts, offsets, format, axis, [R, H]), dict(out=blank(R, H))
+    codes = (f(R, 32).to(torch.float8_e4m3fn), f(E, 8, 32).to(torch.float8_e4m3fn).mT, f(R),
+             f(E, 8), offsets)
+    yield ops.scaled_grouped_mm.default, codes, dict(out_dtype=torch.bfloat16)
+    yield ops.scaled_grouped_mm.default, codes, dict(bias=f(E, 8), out_dtype=torch.float32)
+    yield ops.scaled_grouped_mm.out, codes, dict(bias=f(E, 8), out=blank(R, 8))
     if device.type == "cpu":
         yield ops.quantize.default, (f(E, 7, 37), None, "nvfp4:2d", "along_rows"), {}
         yield ops.quantize.default, (f(R, 37), offsets, "nvfp4:rht", "along_rows"), {}
@@ -100,7 +105,7 @@ def samples(device):
 
 NAMES = ["offsets", "offsets_of_routing", "routing", "routing_backward", "permute",
          "permute_backward", "combine", "combine_backward", "activation", "activation_backward",
-         "bias_grad", "grouped_gemm", "quantize", "dequantize"]
+         "bias_grad", "grouped_gemm", "quantize", "dequantize", "scaled_grouped_mm"]
 
 
 @pytest.mark.parametrize("overload", ["default", "out"])

@@ -97,6 +97,11 @@ def formats(x: Tensor, counts: list[int]) -> Tensor:
     codes: Quantized = cadre.quantize(x, offsets.offsets, "mxfp8")
     back = cadre.dequantize(codes, offsets.offsets, "mxfp8", shape=list(x.shape))
     ends = torch.tensor(counts).cumsum(0).int()
+    eight = torch.zeros(E, F, H, dtype=torch.float8_e4m3fn).transpose(1, 2)
+    fp8: torch.Tensor = cadre.scaled_grouped_mm(
+        back.to(torch.float8_e4m3fn), eight, torch.ones(back.shape[0]), torch.ones(E, F), ends,
+        out_dtype=torch.float32, use_fast_accum=False)
+    assert fp8.shape == (back.shape[0], F)
     return cadre.grouped_mm(back, torch.randn(E, H, F), offs=ends, bias=torch.zeros(E, F))
 
 

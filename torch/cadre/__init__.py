@@ -15,6 +15,7 @@ from .operations import (  # noqa: E402
     Offsets, Quantized, Routing, RoutingOffsets, activation, bias_grad, combine, dequantize,
     grouped_gemm, offsets, offsets_of_routing, permute, quantize, routing)
 from .recipe import Recipe, autocast, checkpoint_contexts, fp8_autocast  # noqa: E402
+from .scaled_grouped_mm import scaled_grouped_mm  # noqa: E402
 from .windows import saved_exchanges  # noqa: E402
 
 __all__ = [
@@ -22,4 +23,5 @@ __all__ = [
     "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing", "RoutingOffsets", "activation",
     "autocast", "bias_grad", "checkpoint_contexts", "checkpoints", "combine", "dequantize",
     "fp8_autocast", "grouped_gemm", "grouped_mm", "load_balancing_loss", "offsets",
-    "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges"]
+    "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges",
+    "scaled_grouped_mm"]

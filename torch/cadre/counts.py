@@ -76,6 +76,27 @@ def require_ends(ends: Sequence[int], rows: int, name: str) -> None:
                          "there are so many rows")
 
 
+def require_offs(function: str, offs: Any, groups: int | None, rows: int,
+                 beside: tuple[str, Tensor]) -> None:
+    """Errors: TypeError or ValueError, of that function, unless `offs` are the ends of so many
+    groups, or of any where that is None, as torch has them: int32 [E] on the device of `beside`, an
+    argument and its name."""
+    if not isinstance(offs, Tensor) or offs.dtype != torch.int32:
+        found = offs.dtype if isinstance(offs, Tensor) else kind_of(offs)
+        raise TypeError(f"{function}: offs is {found}, must be a tensor of torch.int32")
+    if offs.dim() != 1:
+        raise ValueError(f"{function}: offs has {offs.dim()} dimensions, must have 1")
+    if groups is not None and groups != offs.shape[0]:
+        raise ValueError(f"{function}: offs has {offs.shape[0]} entries, must have {groups}, one a "
+                         "group")
+    name, tensor = beside
+    if offs.device != tensor.device:
+        raise ValueError(f"{function}: offs is on {offs.device}, must be on {tensor.device}, where "
+                         f"{name} is")
+    if may_look(offs):
+        require_ends(offs.tolist(), rows, f"{function}: offs")
+
+
 def offsets_of_all_rows(x: Tensor) -> Tensor:
     """Offsets int32 [2] of one expert that has all rows of `x`."""
     return torch.ops.cadre.offsets(

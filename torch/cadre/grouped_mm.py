@@ -4,7 +4,7 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
-from .counts import may_look, require_ends
+from .counts import require_offs
 from .dtypes import kind_of, require_float
 from .operations import AnyOffsets, Offsets, RoutingOffsets
 
@@ -157,24 +157,11 @@ def _check_groups(a: Tensor, b: Tensor, offs: Tensor | None) -> int:
     if offs is None:
         raise ValueError(f"grouped_mm: offs is None, must be given for {a.dim()}D times "
                          f"{b.dim()}D")
-    if not isinstance(offs, Tensor) or offs.dtype != torch.int32:
-        raise TypeError(f"grouped_mm: offs is {_type_of(offs)}, must be a tensor of torch.int32")
-    if offs.dim() != 1:
-        raise ValueError(f"grouped_mm: offs has {offs.dim()} dimensions, must have 1")
     stacked = a if a.dim() == 3 else b
-    if stacked.dim() == 3 and stacked.shape[0] != offs.shape[0]:
-        raise ValueError(f"grouped_mm: offs has {offs.shape[0]} entries, must have "
-                         f"{stacked.shape[0]}, one a group")
     rows = b.shape[1] if a.dim() == 3 else a.shape[0] if b.dim() == 3 else b.shape[0]
-    if offs.device != a.device:
-        raise ValueError(f"grouped_mm: offs is on {offs.device}, must be on {a.device}, where a is")
-    if may_look(offs):
-        require_ends(offs.tolist(), rows, "grouped_mm: offs")
+    require_offs("grouped_mm", offs, stacked.shape[0] if stacked.dim() == 3 else None, rows,
+                 ("a", a))
     return offs.shape[0]
-
-
-def _type_of(given: object) -> str:
-    return str(given.dtype) if isinstance(given, Tensor) else kind_of(given)
 
 
 def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,

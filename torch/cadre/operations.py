@@ -30,7 +30,7 @@ _WRONG_TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)'
                          r"type '(.+?)'")
 
 
-def _names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
+def names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Types that an operator does not take are a TypeError that names the argument."""
 
     @functools.wraps(function)
@@ -105,7 +105,7 @@ class Quantized(NamedTuple):
     expert_scale: Tensor
 
 
-@_names_types
+@names_types
 def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     """Makes offsets of the rows of each expert, or of where they end.
 
@@ -115,7 +115,7 @@ def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     return Offsets(*_ops.offsets(source, kind, rows))
 
 
-@_names_types
+@names_types
 def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingOffsets:
     """Sorts choices by expert, those of one expert in token order.
 
@@ -124,7 +124,7 @@ def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingO
     return RoutingOffsets(*_ops.offsets_of_routing(experts, num_experts, rows))
 
 
-@_names_types
+@names_types
 def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool = False,
             scale: float = 1.0, expert_bias: Tensor | None = None, groups: int = 1,
             group_top_k: int = 1) -> Routing:
@@ -137,7 +137,7 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
                                  group_top_k))
 
 
-@_names_types
+@names_types
 def permute(tokens: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
             slot_of: Tensor | None = None, prob: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Rows [R, H] in the order of the experts, and the probability of each, fp32 [R], empty without
@@ -148,7 +148,7 @@ def permute(tokens: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
     return _ops.permute(tokens, *_row_map(offsets, row_of, slot_of), prob)
 
 
-@_names_types
+@names_types
 def combine(rows: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
             slot_of: Tensor | None = None, prob: Tensor | None = None) -> Tensor:
     """Tokens [T, H]: the sum of the rows of each, times prob fp32 [T, top_k] if that is given.
@@ -159,7 +159,7 @@ def combine(rows: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
     return _ops.combine(rows, *_row_map(offsets, row_of, slot_of), prob)
 
 
-@_names_types
+@names_types
 def activation(z: Tensor, offsets: AnyOffsets, prob: Tensor | None = None,
                activation: str = "swiglu") -> Tensor:
     """h = act(z) * prob, in z's dtype. Differentiable in z and prob.
@@ -170,7 +170,7 @@ def activation(z: Tensor, offsets: AnyOffsets, prob: Tensor | None = None,
     return _ops.activation(z, tensor_of(offsets), prob, activation)
 
 
-@_names_types
+@names_types
 def bias_grad(dy: Tensor, offsets: AnyOffsets, bias_scale: Tensor | None = None,
               bias: Tensor | None = None, dtype: torch.dtype | None = None
               ) -> tuple[Tensor, Tensor]:
@@ -182,7 +182,7 @@ def bias_grad(dy: Tensor, offsets: AnyOffsets, bias_scale: Tensor | None = None,
     return _ops.bias_grad(dy, tensor_of(offsets), bias_scale, bias, dtype)
 
 
-@_names_types
+@names_types
 def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffsets,
                  which: str = "fprop", *, bias: Tensor | None = None,
                  bias_scale: Tensor | None = None, alpha: Tensor | None = None,
@@ -202,7 +202,7 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffset
                              out_dtype=out_dtype, unit_budget=unit_budget)
 
 
-@_names_types
+@names_types
 def quantize(source: Tensor, offsets: AnyOffsets | None, format: str, axis: str = "along_k",
              rng: Tensor | None = None, amax_eps: float = 0.0) -> Quantized:
     """Codes and scales of routed rows [R, C], or of weights [E, N, K] where offsets is None.
@@ -216,7 +216,7 @@ def quantize(source: Tensor, offsets: AnyOffsets | None, format: str, axis: str 
     return Quantized(*_ops.quantize(source, given, format, axis, rng, amax_eps))
 
 
-@_names_types
+@names_types
 def dequantize(quantized: Quantized, offsets: AnyOffsets | None, format: str,
                axis: str = "along_k", *, shape: Sequence[int],
                dtype: torch.dtype = torch.float32) -> Tensor:
@@ -313,7 +313,13 @@ def _fake(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, o
     return lhs.new_empty(shape, dtype=out_dtype or lhs.dtype)
 
 
+@register_fake("scaled_grouped_mm")
+def _fake(mat_a, mat_b, scale_a, scale_b, offsets, *, bias=None, out_dtype):
+    return mat_a.new_empty((mat_a.shape[0], mat_b.shape[2]), dtype=out_dtype)
+
+
 for _name in ("offsets", "offsets_of_routing", "routing", "routing_backward", "permute",
               "permute_backward", "combine", "combine_backward", "activation",
-              "activation_backward", "bias_grad", "grouped_gemm", "quantize", "dequantize"):
+              "activation_backward", "bias_grad", "grouped_gemm", "quantize", "dequantize",
+              "scaled_grouped_mm"):
     register_fake(f"{_name}.out")(lambda *given, **named: None)

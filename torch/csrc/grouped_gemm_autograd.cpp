@@ -187,6 +187,7 @@ auto autocast() {
 
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("bias_grad", torch::autograd::autogradNotImplementedFallback());
+  m.impl("scaled_grouped_mm", torch::autograd::autogradNotImplementedFallback());
   m.impl("grouped_gemm", [](const Tensor& lhs, at::TensorList rhs, const Tensor& offsets,
                             c10::string_view which, const Maybe& bias, const Maybe& bias_scale,
                             const Maybe& alpha, Type out_dtype, int64_t unit_budget) {
