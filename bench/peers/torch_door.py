@@ -99,9 +99,7 @@ def measure(line, routing, options):
     if problem.accumulate or problem.out != torch.bfloat16:
         raise SystemExit(f"'{text}': this file times products in bf16 that add to nothing")
     counts = beside.draw_counts(problem, routing, options.seed)
-    cases = [beside.Case(problem, counts, options.seed)]
-    copies = min(beside.MOST_COPIES, -(-beside.ROTATED_BYTES // cases[0].bytes()))
-    cases += [beside.Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    cases = beside.copies_of(beside.Case, problem, counts, options.seed)
     with torch.no_grad():
         calls, left_out = contestants_of(cases)
         samples = beside.time_calls(calls, options.repeat)

@@ -174,9 +174,7 @@ def measure(library, line, routing, options):
     gemm = cadre_c.Gemm(library, problem.text, DEVICE, ONLY)
     plain = cadre_c.Gemm(library, problem.plain(), DEVICE)
     counts = peers.draw_counts(problem, routing, options.seed)
-    cases = [Case(problem, counts, options.seed)]
-    copies = min(peers.MOST_COPIES, ceil_div(peers.ROTATED_BYTES, cases[0].bytes()))
-    cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    cases = peers.copies_of(Case, problem, counts, options.seed)
     left_out = {}
     calls = contestants_of(gemm, plain, cases, left_out)
     samples = peers.time_calls(calls, options.repeat)

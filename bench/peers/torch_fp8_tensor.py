@@ -134,9 +134,7 @@ def measure(library, line, routing, options):
              cadre_c.Gemm(library, problem.in_blocks(), fp8.DEVICE, ONLY),
              cadre_c.Gemm(library, problem.plain(), fp8.DEVICE))
     counts = peers.draw_counts(problem, routing, options.seed)
-    cases = [Case(problem, counts, options.seed)]
-    copies = min(peers.MOST_COPIES, fp8.ceil_div(peers.ROTATED_BYTES, cases[0].bytes()))
-    cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    cases = peers.copies_of(Case, problem, counts, options.seed)
     left_out = {}
     samples = peers.time_calls(contestants_of(gemms, cases, left_out), options.repeat)
     return peers.row_of(problem, samples, cases[0].live,

@@ -300,15 +300,20 @@ def quantile(samples, share):
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
+def copies_of(case, problem, counts, seed):
+    """Cases of one problem with other numbers, so many that they exceed ROTATED_BYTES."""
+    first = case(problem, counts, seed)
+    copies = min(MOST_COPIES, -(-ROTATED_BYTES // first.bytes()))
+    return [first, *(case(problem, counts, seed + i) for i in range(1, copies))]
+
+
 def measure(libraries, line, routing, options):
     text, _, layer = (part.strip() for part in line.partition("#"))
     problem = Problem(text)
     gemms = {name: cadre_c.Gemm(library, problem.text, "cuda")
              for name, library in libraries.items()}
     counts = draw_counts(problem, routing, options.seed)
-    cases = [Case(problem, counts, options.seed)]
-    copies = min(MOST_COPIES, -(-ROTATED_BYTES // cases[0].bytes()))
-    cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    cases = copies_of(Case, problem, counts, options.seed)
     left_out = {}
     calls = contestants_of(gemms, cases, left_out)
     samples = time_calls(calls, options.repeat)

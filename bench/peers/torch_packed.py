@@ -13,7 +13,7 @@ import torch
 
 import cadre_c
 import torch_grouped_gemm as peers
-from torch_fp8_block import call_of, ceil_div
+from torch_fp8_block import call_of
 
 DEVICE, ONLY = "cuda", "sm90_packed_rows"
 BLOCK = 32
@@ -105,9 +105,7 @@ def measure(library, line, routing, options):
     gemm = cadre_c.Gemm(library, problem.text, DEVICE, ONLY)
     plain = cadre_c.Gemm(library, problem.plain(), DEVICE)
     counts = peers.draw_counts(problem, routing, options.seed)
-    cases = [Case(problem, counts, options.seed)]
-    copies = min(peers.MOST_COPIES, ceil_div(peers.ROTATED_BYTES, cases[0].bytes()))
-    cases += [Case(problem, counts, options.seed + i) for i in range(1, copies)]
+    cases = peers.copies_of(Case, problem, counts, options.seed)
     samples = peers.time_calls(contestants_of(gemm, plain, cases), options.repeat)
     return peers.row_of(problem, samples, cases[0].live,
                         {"routing": routing, "layer": f"{layer} {problem.weights}".strip(),

@@ -93,7 +93,7 @@ struct List<OffsetsProblem> {
 template <>
 struct List<PermuteProblem> {
   static constexpr Entry<PermuteProblem> kEntries[] = {
-      {"cuda_permute", portable::refuses_permute, no_workspace, portable::permute},
+      {"cuda_permute", portable::needs_sm80, no_workspace, portable::permute},
   };
 };
 

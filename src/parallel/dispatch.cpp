@@ -120,10 +120,12 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
   state.check_overflow();
   state.remember(plan);
   char* home = state.of(state.rank);
-  BroughtRows experts = brought_list(args.experts, slots, home + plan.window.experts);
-  experts.to = home + plan.window.experts;  // absent tokens choose nobody
-  experts.row_bytes = experts.step = sizeof(int32_t);
-  experts.filled = p.tokens * p.top_k;
+  const BroughtRows experts{.from = args.experts,
+                            .to = home + plan.window.experts,
+                            .row_bytes = sizeof(int32_t),
+                            .step = sizeof(int32_t),
+                            .rows = slots,
+                            .filled = p.tokens * p.top_k};  // absent tokens choose nobody
   const ExchangeJob job{.name = {ExchangeKind::kDispatch, plan.tag},
                         .brought = {brought(args.x, home + plan.window.tokens), experts,
                                     brought_list(args.prob, slots, home + plan.window.prob)},

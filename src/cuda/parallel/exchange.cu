@@ -5,6 +5,7 @@
 #include "cuda/device/flag.h"
 #include "cuda/device/launch.h"
 #include "schedule/exchange.h"
+#include "schedule/expert_rows.h"
 #include "schedule/rank_rows.h"
 
 namespace cadre::cuda {
@@ -136,8 +137,7 @@ __device__ void for_rows_by_blocks(int64_t rows, Work&& work) {
 }
 
 __device__ void bring_rows(const parallel::BroughtRows& b) {
-  int64_t used = b.rows;
-  if (b.used != nullptr) used = *b.used < 0 ? 0 : *b.used < b.rows ? *b.used : b.rows;
+  const int64_t used = b.used == nullptr ? b.rows : schedule::clamp_row(*b.used, 0, b.rows);
   const auto* from = static_cast<const char*>(b.from);
   if (b.row_bytes == b.step && from != b.to)
     copy_bytes(from, b.to, used * b.row_bytes, Team::grid());
@@ -265,7 +265,9 @@ void begin_exchange(const WindowTable& window, const parallel::ExchangeJob& job,
 void end_exchange(const WindowTable& window, const parallel::ExchangeJob& job, const Lane& lane) {
   int64_t rows = 0;
   for (const parallel::Outcome& o : job.outcomes) rows += o.rows;
-  launch(end_kernel, grid_of(rows * kThreads, {lane.stream, (lane.units + 3) / 4}), window, job);
+  // A block an SM: where nothing failed they look at two words.
+  const int64_t blocks = std::clamp<int64_t>(rows, 1, lane.units);
+  launch(end_kernel, grid_of(blocks * kThreads, lane), window, job);
 }
 
 void gather_lists(const WindowTable& window, std::span<const parallel::ListOfRanks> lists,

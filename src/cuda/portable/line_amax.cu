@@ -5,7 +5,8 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kAmaxBlocks = 3;  // of an SM at once
+constexpr int kAmaxBlocks = 3;              // of an SM at once
+constexpr int64_t kMostClearBlocks = 4096;  // of a grid-stride loop
 
 struct LineAmaxShared {
   TileQueue queue;
@@ -54,7 +55,7 @@ void launch_line_amax(const QuantizeJob& job, const QuantizeCopy& copy, const Qu
   const int64_t blocks = (count + kQuantizeThreads - 1) / kQuantizeThreads;
   if (count == 0) return;
   launch(clear_lines_kernel,
-         {unsigned(std::min<int64_t>(blocks, 4096)), kQuantizeThreads, 0, on.stream},
+         {unsigned(std::min(blocks, kMostClearBlocks)), kQuantizeThreads, 0, on.stream},
          copy.line_amax, count);
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
     launch(line_amax_kernel<kSource>,

@@ -307,13 +307,12 @@ void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
 
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
-  if constexpr (!Config::kRanks)
+  const int64_t groups = (p.rows + kLanes - 1) / kLanes;
+  if constexpr (!Config::kRanks)  // of several ranks it takes no prob
     if (job.dprob != nullptr && p.pass == PermutePass::kCombineBackward) {
-      const int64_t groups = (p.rows + kLanes - 1) / kLanes;
       const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
       return cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
     }
-  const int64_t groups = (p.rows + kLanes - 1) / kLanes;
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
     constexpr int kMost = Config::kOneDType ? 8 : 4;
     if (p.top_k <= 2)
@@ -344,10 +343,6 @@ TensorView one_rank(const TensorView& v) {
 }
 
 }  // namespace
-
-std::string refuses_permute(const PermuteProblem& p, const Device& device) {
-  return needs_sm80(p, device);
-}
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
   const PermuteProblem& p = plan.problem;

@@ -4,7 +4,6 @@
 namespace cadre::cuda::portable {
 
 /// All four passes, each in one launch, with the bits of the CPU's `cpu`.
-std::string refuses_permute(const PermuteProblem&, const Device&);
 void permute(const PermutePlan&, const PermuteArgs&, Workspace, Stream);
 
 }  // namespace cadre::cuda::portable
