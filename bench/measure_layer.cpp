@@ -1,9 +1,10 @@
 // A layer as a whole beside its own products.
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
-#include "bench/digest.h"
+#include "bench/compare.h"
 #include "bench/element.h"
 #include "bench/layer_case.h"
 #include "bench/measure.h"
@@ -88,27 +89,36 @@ struct Placed {
   }
 };
 
-// What is timed: forward, or a step.
-struct LayerRun {
-  bool is_step;
-  std::function<void()> go;
+// What is timed. Of weights that are quantised once for several calls, the first of `times` steps
+// quantises them, and a forward finds them quantised.
+struct Call {
+  const char* name;
+  bool is_step = false;
+  int times = 1;
 };
 
 template <class AnyCase>
-LayerRun run_of(const std::shared_ptr<Placed<AnyCase>>& placed, bool is_step, Stream stream) {
+std::function<void()> run_of(const std::shared_ptr<Placed<AnyCase>>& placed, const Call& call,
+                             Stream stream) {
   const auto args = placed->args();
   const Workspace workspace = placed->moved(placed->data.workspace);
-  return {is_step, [=] {
-            const auto& plan = placed->data.plan;
-            forward(plan, args, workspace, stream);
-            if (!is_step) return;
-            backward(plan, args, workspace, stream);
-            if (defers(plan.problem)) wgrad(plan, args, workspace, stream);
-          }};
+  const auto once = [=](bool refresh) {
+    const auto& plan = placed->data.plan;
+    auto own = args;
+    own.refresh_weights = refresh;
+    forward(plan, own, workspace, stream);
+    if (!call.is_step) return;
+    backward(plan, own, workspace, stream);
+    if (defers(plan.problem)) wgrad(plan, own, workspace, stream);
+  };
+  if (!call.is_step) once(true);
+  return [=] {
+    for (int i = 0; i < call.times; ++i) once(call.is_step && i == 0);
+  };
 }
 
-// All products one behind the other, on data of their own with the layer's counts.
-Peer products(const Products& problems, const Draw& draw, const Device& device,
+// All products one behind the other, `times`, on data of their own with the layer's counts.
+Peer products(const Products& problems, int times, const Draw& draw, const Device& device,
               Accelerator* accelerator, Work& total) {
   std::vector<std::function<void()>> runs;
   for (const auto& [problem, has_all_rows] : problems) {
@@ -117,8 +127,8 @@ Peer products(const Products& problems, const Draw& draw, const Device& device,
     if (has_all_rows) own_draw.counts = {problem.rows};
     auto data = make_case(problem, own_draw);
     const Work one = work(data);
-    total.flops += one.flops;
-    total.bytes += one.bytes;
+    total.flops += times * one.flops;
+    total.bytes += times * one.bytes;
     const Workspace scratch = data.buffers->workspace(chosen.workspace_bytes);
     const auto placed = std::make_shared<Placed<GroupedGemmCase>>(std::move(data), accelerator);
     const Stream stream = accelerator ? accelerator->stream() : Stream{};
@@ -128,8 +138,9 @@ Peer products(const Products& problems, const Draw& draw, const Device& device,
     });
   }
   return {"products", text("the layer's grouped GEMMs alone, without activations, ", runs.size()),
-          [runs] {
-            for (const auto& run : runs) run();
+          [runs, times] {
+            for (int i = 0; i < times; ++i)
+              for (const auto& run : runs) run();
           }};
 }
 
@@ -155,32 +166,35 @@ std::string fault_in(const Output& out) {
 
 // Both runs on the data that will be timed.
 template <class AnyCase>
-CheckReport check_twice(const Placed<AnyCase>& placed, const LayerRun& run) {
+CheckReport check_twice(const Placed<AnyCase>& placed, const Call& call,
+                        const std::function<void()>& run) {
   CheckReport report;
-  Digest digests[2];
-  for (Digest& digest : digests) {
-    run.go();
-    for (const Output& out : written(placed.data, run.is_step)) {
-      placed.fetch(out.view.data);
-      digest.add(out);
-      if (report.good()) report.fault = fault_in(out);
-    }
+  const std::vector<Output> outputs = written(placed.data, call.is_step);
+  std::vector<std::vector<std::byte>> first;
+  run();
+  for (const Output& out : outputs) {
+    placed.fetch(out.view.data);
+    first.push_back(snapshot(out));
+    if (report.good()) report.fault = fault_in(out);
   }
-  report.digest = digests[0];
-  if (report.good() && placed.data.plan.exact && digests[1] != digests[0])
-    report.fault = "a second run has other bits";
+  run();
+  for (size_t i = 0; i < outputs.size() && report.good() && placed.data.plan.exact; ++i) {
+    placed.fetch(outputs[i].view.data);
+    if (snapshot(outputs[i]) != first[i])
+      report.fault = text(outputs[i].name, ": a second run has other bits");
+  }
   return report;
 }
 
 // The rows of each expert, which a layer of experts finds by its logits.
 template <class AnyCase>
-std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const LayerRun& run) {
+std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const std::function<void()>& run) {
   Offsets offsets;
   if constexpr (std::is_same_v<AnyCase, MoeCase>)
     offsets = {placed.data.args.offsets, placed.data.plan.problem.experts};
   else
     offsets = placed.data.args.offsets;
-  run.go();
+  run();
   placed.fetch(offsets.data);
   std::vector<int64_t> counts;
   counts.reserve(size_t(offsets.experts));
@@ -189,42 +203,75 @@ std::vector<int64_t> counts_of(const Placed<AnyCase>& placed, const LayerRun& ru
 }
 
 template <class Problem>
-Measurement measure_call(const char* call, const Problem& problem, const MeasureOptions& options) {
-  const auto accelerator = open_accelerator(options.device);
+auto place(const Problem& problem, const MeasureOptions& options, Accelerator* accelerator) {
   using AnyCase = decltype(make_layer_case(problem, options.device, options.draw));
-  const auto placed = std::make_shared<Placed<AnyCase>>(
-      make_layer_case(problem, options.device, options.draw), accelerator.get());
-  const LayerRun run = run_of(placed, call == std::string_view("step"),
-                              accelerator ? accelerator->stream() : Stream{});
+  return std::make_shared<Placed<AnyCase>>(make_layer_case(problem, options.device, options.draw),
+                                           accelerator);
+}
+
+template <class Problem>
+Measurement measure_call(const Call& call, const Problem& problem, const Problem* twin,
+                         const MeasureOptions& options) {
+  const auto accelerator = open_accelerator(options.device);
+  const Stream stream = accelerator ? accelerator->stream() : Stream{};
+  const auto placed = place(problem, options, accelerator.get());
+  const std::function<void()> run = run_of(placed, call, stream);
   Measurement m;
   m.problem = to_string(problem);
   m.plan = std::string(placed->data.plan.name);
-  m.call = call;
+  m.call = call.name;
   for (const KeptPart& part : kept(placed->data.plan)) m.kept_bytes += part.bytes;
   const LayerMemory& memory = placed->data.plan.memory;
   m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
   Draw draw = options.draw;
   draw.counts = counts_of(*placed, run);
-  m.check = check_twice(*placed, run);
+  m.check = check_twice(*placed, call, run);
   if (!m.check.good()) return m;
   Products all;
   add_products(placed->data.plan, all);
   Work total;
-  const Peer peer = products(all, draw, options.device, accelerator.get(), total);
+  std::vector<Peer> contestants{{"cadre", m.plan, run}};
+  contestants.push_back(products(all, call.times, draw, options.device, accelerator.get(), total));
+  if (twin) {
+    const auto other = place(*twin, options, accelerator.get());
+    contestants.push_back({"cadre " + options.beside,
+                           text(other->data.plan.name, " on '", *twin, "'"),
+                           run_of(other, call, stream)});
+  }
   m.flops = total.flops;
   m.bytes = total.bytes;
-  m.timings = contest({{{"cadre", m.plan, run.go}, peer}}, options.contest, accelerator.get());
+  m.timings = contest({contestants}, options.contest, accelerator.get());
   if (placed->mirror) placed->mirror->fetch_canaries();
   if (!placed->data.buffers->canaries_live())
     m.check.fault = "memory beside a buffer was written while timing";
   return m;
 }
 
+bool caches_weights(const SequentialProblem& p) {
+  return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
+    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
+    return linear && linear->options.cache_weights;
+  });
+}
+bool caches_weights(const auto& p) { return p.options.cache_weights; }
+
+// Micro-batches that share weights, as in steps of training.
+constexpr int kMicroBatches = 4;
+
 }  // namespace
 
 std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions& options) {
   return visit_layer(problem, [&](const auto& p) -> std::vector<Measurement> {
-    return {measure_call("forward", frozen(p), options), measure_call("step", p, options)};
+    using Problem = std::decay_t<decltype(p)>;
+    std::optional<Problem> twin, frozen_twin;
+    if (!options.beside.empty())
+      visit_layer(with_words(to_string(p), options.beside), [&](const auto& other) {
+        if constexpr (std::is_same_v<std::decay_t<decltype(other)>, Problem>)
+          twin = other, frozen_twin = frozen(other);
+      });
+    const Call step = caches_weights(p) ? Call{"4 steps", true, kMicroBatches} : Call{"step", true};
+    return {measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options),
+            measure_call(step, p, twin ? &*twin : nullptr, options)};
   });
 }
 

@@ -141,13 +141,16 @@ void require_measurable(const std::string& problem, const bench::MeasureOptions&
   const Subject subject = subject_of(problem);
   if (subject.is_of_ranks()) return require_measurable_ranks(problem, options);
   if (!subject.layer) return bench::require_measurable(problem, options);
-  if (!options.only.empty() || !options.beside.empty())
-    throw UsageError(
-        text("bench: --only and --beside must not be given for a layer; it runs beside "
-             "its own products [",
-             problem, "]"));
-  const LayerExplanation e = subject.layer->explain(problem, options.device);
-  if (e.plan.empty()) throw Unsupported(e.refusals);
+  if (!options.only.empty())
+    throw UsageError(text("bench: --only is '", options.only,
+                          "', must not be given for a layer; its plan takes a route [", problem,
+                          "]"));
+  const auto require_plan = [&](const std::string& words) {
+    const LayerExplanation e = subject.layer->explain(words, options.device);
+    if (e.plan.empty()) throw Unsupported(e.refusals);
+  };
+  require_plan(problem);
+  if (!options.beside.empty()) require_plan(bench::with_words(problem, options.beside));
 }
 
 std::vector<bench::Measurement> measure(const std::string& problem,
@@ -193,6 +196,8 @@ one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS 
 a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
 A layer runs beside its own products without activations: forward of the layer with nothing to learn
 beside its fprops, a step (forward and backward) beside all of them; two runs must have equal bits.
+With cache_weights=yes that forward finds the weights quantised, and what is timed besides are four
+steps, of which the first quantises them.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
 the last rank is through. Delivered bytes are rows where they belong, crossed ones those of them
 that come from another rank.

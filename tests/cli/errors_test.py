@@ -185,7 +185,8 @@ cadre bench grouped_linear R=8000000 N=16384 K=8192 E=4 --host-time
 cadre check offsets counts R=9 E=2 --limit 1.5
 cadre bench
 cadre bench offsets counts R=9 E=2 --file shapes
-cadre bench grouped_linear R=9 N=8 K=16 E=2 --beside align=8
+cadre bench grouped_linear R=9 N=8 K=16 E=2 --only direct
+cadre bench grouped_linear R=9 N=8 K=16 E=2 --beside recipe=bf17
 cadre bench expert_parallel T=1 H=1 R=1 --beside R=2
 cadre bench expert_parallel T=8 top_k=2 H=4 E=2 ranks=1 R=8
 cadre bench 'sequential | activation forward relu R=9 F=8 E=2' --host-time
