@@ -110,6 +110,21 @@ TEST_F(QuantizeOnDevice, OfRoutedRowsHasTheBitsOfTheCpu) {
   });
 }
 
+/// Blocks within rows, in wide chunks and along K alone, have a kernel of their own.
+TEST_F(QuantizeOnDevice, AlongKAloneHasTheBitsOfTheCpu) {
+  constexpr int64_t kWide[] = {8, 136, 264, 520, 768};
+  std::mt19937 random(12);
+  unsigned seed = 0;
+  test::for_random_counts(test::sized(240, 48), 13, [&](const Counts& counts) {
+    const char* words = test::kWithinRows[seed % std::size(test::kWithinRows)];
+    QuantizeCase c =
+        QuantizeCase::rows(counts, kWide[seed / 3 % std::size(kWide)], kTypes[seed % 3], 8);
+    c.gap = seed % 4 == 3 ? 6 : 8;
+    fill_values(c, ValuesKind(seed % test::kValuesKinds), random);
+    check(c, {words, ""}, 4 * seed++);
+  });
+}
+
 /// More than one tile down, and blocks that no tile begins with.
 TEST_F(QuantizeOnDevice, OfEveryFormatHasTheBitsOfTheCpu) {
   std::mt19937 random(1);
@@ -183,6 +198,7 @@ TEST_F(QuantizeOnDevice, ClampsBrokenOffsetsAsTheCpuDoes) {
     for (const char* words : {"mxfp8", "fp8_block:2d", "nvfp4:2d", "fp8_tensor", "fp8_row"})
       check(c, {words, words}, 4 * seed++);
     for (const FormatPair& pair : kRaggedPairs) check(c, pair, 4 * seed++);
+    for (const char* words : test::kWithinRows) check(c, {words, ""}, 4 * seed++);
   }
 }
 
@@ -191,6 +207,7 @@ TEST_F(QuantizeOnDevice, OfNothingIsLegal) {
     for (auto [rows, cols] : {std::pair<int64_t, int64_t>{0, 33}, {7, 0}}) {
       QuantizeCase c = QuantizeCase::rows({.rows = rows, .of = {rows, 0}}, cols, DType::kBf16);
       check(c, pair, 0);
+      check(c, {"mxfp8", ""}, 0);
       QuantizeCase flat = QuantizeCase::weights({2, rows, cols}, DType::kBf16);
       check(flat, pair, 0);
     }

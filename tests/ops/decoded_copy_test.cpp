@@ -148,7 +148,8 @@ TEST_F(DecodedCopies, OfRoutedRowsAreTheNumbersOfTheirCodes) {
   for (const FormatPair& pair : all_pairs(true)) {
     for (const Counts& counts : {Counts{75, {0, 17, 0, 40, 1, 0}}, Counts{300, {5, 0, 150, 129}}}) {
       if (seed % 2 && counts.rows > 100 && machine->draws(8) < 8) continue;
-      QuantizeCase c = QuantizeCase::rows(counts, seed % 3 ? 72 : 133, kTypes[seed % 3]);
+      QuantizeCase c =
+          QuantizeCase::rows(counts, seed % 3 ? 72 : 133, kTypes[seed % 3], seed % 2 ? 8 : 5);
       c.gap = seed % 2 ? 8 : 6;
       test::fill_values(c, kind_of(pair, ++seed), random);
       check(c.formats(pair.along_k, pair.along_rows));

@@ -36,6 +36,10 @@ inline std::vector<FormatPair> format_pairs() {
     all.push_back({words, words});
   return all;
 }
+/// Formats whose blocks lie within rows, and need no amax of an expert.
+inline constexpr const char* kWithinRows[] = {"fp8_block", "fp8_block:e5m2", "fp8_block:fp32",
+                                              "mxfp8",     "mxfp8:e5m2",     "mxfp8:floor",
+                                              "mxfp4",     "mxfp4:floor"};
 /// Pairs that only routed rows take.
 inline std::vector<FormatPair> ragged_pairs() {
   return {{"nvfp4", "nvfp4:rht"}, {"nvfp4:sr", "nvfp4:rht+sr"}};

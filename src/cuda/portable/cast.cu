@@ -1,9 +1,8 @@
 #include "cuda/portable/cast.h"
 
 #include "cuda/portable/expert_matrices.h"
-#include "cuda/portable/row_grid.h"
+#include "cuda/portable/owned_rows.cuh"
 #include "formats/fp16.h"
-#include "schedule/expert_rows.h"
 
 // to[r, c] = from[r, c], rounded once, into one copy or two.
 //
@@ -34,22 +33,6 @@ struct Cast {
   }
   __device__ bool is_wide() const { return from.is_wide() && to[0].is_wide() && to[1].is_wide(); }
 };
-
-/// The rows that ExpertWalk gives to some expert: from the first offset up to the highest. All
-/// threads of the block must call it.
-__device__ schedule::ExpertRows owned_rows(const Job& job) {
-  if (job.offsets == nullptr) return {0, job.bound};
-  __shared__ int highest;
-  const int thread = int(threadIdx.x + kLanes * (threadIdx.y + blockDim.y * threadIdx.z));
-  if (thread == 0) highest = 0;
-  __syncthreads();
-  int mine = 0;
-  for (int e = thread; e <= job.experts; e += kGridWarps * kLanes)
-    mine = max(mine, int(schedule::clamp_row(job.offsets[e], 0, job.bound)));
-  atomicMax(&highest, mine);
-  __syncthreads();
-  return {schedule::clamp_row(job.offsets[0], 0, job.bound), highest};
-}
 
 /// A chunk in another dtype.
 __device__ Chunk cast_chunk(const Chunk& chunk, DType from, DType to) {
@@ -83,7 +66,7 @@ __device__ void cast_rows(const Cast& cast, schedule::ExpertRows rows) {
 
 __global__ void __launch_bounds__(kGridWarps* kLanes) cast_kernel(const Job job) {
   begin_dependent();
-  const schedule::ExpertRows rows = owned_rows(job);
+  const schedule::ExpertRows rows = owned_rows(job.offsets, job.experts, job.bound);
   for (int matrix = int(blockIdx.z); matrix < job.matrices; matrix += int(gridDim.z)) {
     const Cast cast(job, matrix);
     cast.is_wide() ? cast_rows<true>(cast, rows) : cast_rows<false>(cast, rows);

@@ -2,6 +2,7 @@
 #include "cuda/device/magnitude.h"
 #include "cuda/portable/patch.cuh"
 #include "cuda/portable/quantize_job.h"
+#include "cuda/portable/quantize_rows.cuh"
 #include "cuda/portable/source_tile.cuh"
 #include "formats/list.h"
 
@@ -22,14 +23,6 @@ struct QuantizeShared {
   uint32_t scales[TileBlocks<kBlock>::kMost];  ///< of a decoded copy, as bits
   alignas(128) SourcePlanes source;
 };
-
-/// The largest of so many neighbouring lanes.
-template <int kLanesOfIt>
-__device__ uint32_t largest_of_lanes(uint32_t value) {
-  for (int step = 1; step < kLanesOfIt; step *= 2)
-    value = max(value, __shfl_xor_sync(~0u, value, step));
-  return value;
-}
 
 /// The amaxes of blocks that are within rows, which lie within the lanes of a warp.
 template <DType kSource, int kBlock>
@@ -293,6 +286,8 @@ __global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks)
 
 template <class Row, class Element>
 void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
+  if constexpr (kHasRowCodes<Row>)
+    if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
   using Shared = QuantizeShared<kBlockOf<Row>>;
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
     launch(quantize_kernel<kSource, Row, Element>,

@@ -1,0 +1,75 @@
+#pragma once
+#include "cuda/portable/owned_rows.cuh"
+#include "cuda/portable/row_codes.cuh"
+
+// Codes and scales of routed rows along K alone, in formats whose scales belong to blocks of a row.
+// A warp takes 256 columns of four rows at a time, in registers: nothing waits for a block.
+namespace cadre::cuda::portable {
+
+constexpr int kRowsAtOnce = 4;
+constexpr int kStreamBlocks = 8;  // of an SM, at most
+
+/// The parameters of the kernel.
+template <class Row, class Element, bool kDecoded>
+struct RowsJob {
+  Matrix from;
+  RowCodes<Row, Element, kDecoded> to;
+  ExpertsRows of;
+};
+
+template <DType kSource, class Row, class Element, bool kDecoded>
+__global__ void __launch_bounds__(kGridWarps* kLanes, 4)
+    quantize_rows_kernel(const __grid_constant__ RowsJob<Row, Element, kDecoded> job) {
+  begin_dependent();
+  const schedule::ExpertRows rows = owned_rows(job.of.offsets, job.of.experts, job.of.rows);
+  const int64_t column = first_column(1);
+  const int64_t warp = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;
+  const int64_t step = int64_t(gridDim.y) * blockDim.z * kRowsAtOnce;
+  for (int64_t row = rows.first + warp * kRowsAtOnce; row < rows.last; row += step) {
+    const int count = int(min(rows.last - row, int64_t(kRowsAtOnce)));
+    const ChunkColumn at{{row, column}, column < job.of.cols ? count : 0};
+    Chunk chunks[kRowsAtOnce] = {};
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i)
+      if (i < at.rows) {
+        const char* from = job.from.data + (row + i) * job.from.pitch;
+        const auto* chunk = reinterpret_cast<const uint4*>(from) +
+                            column / kChunk * (kSource == DType::kF32 ? 2 : 1);
+        chunks[i].low = chunk[0];
+        if (kSource == DType::kF32) chunks[i].high = chunk[1];
+      }
+    job.to.template write<kSource>(chunks, at);
+  }
+}
+
+/// Whether the kernel takes the copy: of wide chunks, in which numbers are written too.
+template <class Row>
+bool takes_row_codes(const QuantizeJob& job) {
+  const QuantizeCopy& copy = job.copies[0];
+  const Lines& to = copy.to.codes;
+  const bool wide = (reinterpret_cast<uintptr_t>(to.data) | uint64_t(to.pitch)) % 16 == 0;
+  return kHasRowCodes<Row> && job.count == 1 && job.of.offsets != nullptr &&
+         job.source.first.is_wide() && copy.to.across && !copy.to.down && !copy.stochastic &&
+         (wide || !copy.to.decoded);
+}
+
+template <class Row, class Element, bool kDecoded>
+void launch_row_codes(const QuantizeJob& job, const QuantizeStream& on) {
+  const RowsJob<Row, Element, kDecoded> rows{
+      job.source.first, RowCodes<Row, Element, kDecoded>(job.copies[0]), job.of};
+  RowGrid grid = RowGrid::of((job.of.rows + kRowsAtOnce - 1) / kRowsAtOnce, job.of.cols, 1);
+  const unsigned most = unsigned(std::max(on.units, 1)) * kStreamBlocks;
+  grid.blocks.y = std::clamp(most / grid.blocks.x, 1u, grid.blocks.y);
+  visit_plain(job.source.first.dtype, [&]<DType kSource>() {
+    launch(quantize_rows_kernel<kSource, Row, Element, kDecoded>, grid.on(on.stream), rows);
+  });
+}
+
+template <class Row, class Element>
+void launch_quantize_rows(const QuantizeJob& job, const QuantizeStream& on) {
+  if (job.of.rows == 0 || job.of.cols == 0) return;
+  job.copies[0].to.decoded ? launch_row_codes<Row, Element, true>(job, on)
+                           : launch_row_codes<Row, Element, false>(job, on);
+}
+
+}  // namespace cadre::cuda::portable
