@@ -91,14 +91,14 @@ struct Placed {
 
 // What is timed. Of weights that are quantised once for several calls, the first of `times` steps
 // quantises them, and a forward finds them quantised.
-struct Call {
+struct TimedRuns {
   const char* name;
   bool is_step = false;
   int times = 1;
 };
 
 template <class AnyCase>
-std::function<void()> run_of(const std::shared_ptr<Placed<AnyCase>>& placed, const Call& call,
+std::function<void()> run_of(const std::shared_ptr<Placed<AnyCase>>& placed, const TimedRuns& timed,
                              Stream stream) {
   const auto args = placed->args();
   const Workspace workspace = placed->moved(placed->data.workspace);
@@ -107,18 +107,18 @@ std::function<void()> run_of(const std::shared_ptr<Placed<AnyCase>>& placed, con
     auto own = args;
     own.refresh_weights = refresh;
     forward(plan, own, workspace, stream);
-    if (!call.is_step) return;
+    if (!timed.is_step) return;
     backward(plan, own, workspace, stream);
     if (defers(plan.problem)) wgrad(plan, own, workspace, stream);
   };
-  if (!call.is_step) once(true);
+  if (!timed.is_step) once(true);
   return [=] {
-    for (int i = 0; i < call.times; ++i) once(call.is_step && i == 0);
+    for (int i = 0; i < timed.times; ++i) once(timed.is_step && i == 0);
   };
 }
 
-// All products one behind the other, `times`, on data of their own with the layer's counts.
-Peer products(const Products& problems, int times, const Draw& draw, const Device& device,
+// All products one behind the other, on data of their own with the layer's counts.
+Peer products(const Products& problems, const Draw& draw, const Device& device,
               Accelerator* accelerator, Work& total) {
   std::vector<std::function<void()>> runs;
   for (const auto& [problem, has_all_rows] : problems) {
@@ -127,8 +127,8 @@ Peer products(const Products& problems, int times, const Draw& draw, const Devic
     if (has_all_rows) own_draw.counts = {problem.rows};
     auto data = make_case(problem, own_draw);
     const Work one = work(data);
-    total.flops += times * one.flops;
-    total.bytes += times * one.bytes;
+    total.flops += one.flops;
+    total.bytes += one.bytes;
     const Workspace scratch = data.buffers->workspace(chosen.workspace_bytes);
     const auto placed = std::make_shared<Placed<GroupedGemmCase>>(std::move(data), accelerator);
     const Stream stream = accelerator ? accelerator->stream() : Stream{};
@@ -138,10 +138,16 @@ Peer products(const Products& problems, int times, const Draw& draw, const Devic
     });
   }
   return {"products", text("the layer's grouped GEMMs alone, without activations, ", runs.size()),
-          [runs, times] {
-            for (int i = 0; i < times; ++i)
-              for (const auto& run : runs) run();
+          [runs] {
+            for (const auto& run : runs) run();
           }};
+}
+
+Peer repeated(Peer peer, int times) {
+  peer.run = [run = std::move(peer.run), times] {
+    for (int i = 0; i < times; ++i) run();
+  };
+  return peer;
 }
 
 // What depends on no earlier run.
@@ -166,10 +172,10 @@ std::string fault_in(const Output& out) {
 
 // Both runs on the data that will be timed.
 template <class AnyCase>
-CheckReport check_twice(const Placed<AnyCase>& placed, const Call& call,
+CheckReport check_twice(const Placed<AnyCase>& placed, const TimedRuns& timed,
                         const std::function<void()>& run) {
   CheckReport report;
-  const std::vector<Output> outputs = written(placed.data, call.is_step);
+  const std::vector<Output> outputs = written(placed.data, timed.is_step);
   std::vector<std::vector<std::byte>> first;
   run();
   for (const Output& out : outputs) {
@@ -210,36 +216,37 @@ auto place(const Problem& problem, const MeasureOptions& options, Accelerator* a
 }
 
 template <class Problem>
-Measurement measure_call(const Call& call, const Problem& problem, const Problem* twin,
+Measurement measure_call(const TimedRuns& timed, const Problem& problem, const Problem* twin,
                          const MeasureOptions& options) {
   const auto accelerator = open_accelerator(options.device);
   const Stream stream = accelerator ? accelerator->stream() : Stream{};
   const auto placed = place(problem, options, accelerator.get());
-  const std::function<void()> run = run_of(placed, call, stream);
+  const std::function<void()> run = run_of(placed, timed, stream);
   Measurement m;
   m.problem = to_string(problem);
   m.plan = std::string(placed->data.plan.name);
-  m.call = call.name;
+  m.call = timed.name;
   for (const KeptPart& part : kept(placed->data.plan)) m.kept_bytes += part.bytes;
   const LayerMemory& memory = placed->data.plan.memory;
   m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
   Draw draw = options.draw;
   draw.counts = counts_of(*placed, run);
-  m.check = check_twice(*placed, call, run);
+  m.check = check_twice(*placed, timed, run);
   if (!m.check.good()) return m;
   Products all;
   add_products(placed->data.plan, all);
   Work total;
   std::vector<Peer> contestants{{"cadre", m.plan, run}};
-  contestants.push_back(products(all, call.times, draw, options.device, accelerator.get(), total));
+  contestants.push_back(
+      repeated(products(all, draw, options.device, accelerator.get(), total), timed.times));
   if (twin) {
     const auto other = place(*twin, options, accelerator.get());
     contestants.push_back({"cadre " + options.beside,
                            text(other->data.plan.name, " on '", *twin, "'"),
-                           run_of(other, call, stream)});
+                           run_of(other, timed, stream)});
   }
-  m.flops = total.flops;
-  m.bytes = total.bytes;
+  m.flops = timed.times * total.flops;
+  m.bytes = timed.times * total.bytes;
   m.timings = contest({contestants}, options.contest, accelerator.get());
   if (placed->mirror) placed->mirror->fetch_canaries();
   if (!placed->data.buffers->canaries_live())
@@ -269,7 +276,8 @@ std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOp
         if constexpr (std::is_same_v<std::decay_t<decltype(other)>, Problem>)
           twin = other, frozen_twin = frozen(other);
       });
-    const Call step = caches_weights(p) ? Call{"4 steps", true, kMicroBatches} : Call{"step", true};
+    const TimedRuns step =
+        caches_weights(p) ? TimedRuns{"4 steps", true, kMicroBatches} : TimedRuns{"step", true};
     return {measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options),
             measure_call(step, p, twin ? &*twin : nullptr, options)};
   });

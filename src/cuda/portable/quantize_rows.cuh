@@ -10,16 +10,16 @@ constexpr int kRowsAtOnce = 4;
 constexpr int kStreamBlocks = 8;  // of an SM, at most
 
 /// The parameters of the kernel.
-template <class Row, class Element, bool kDecoded>
+template <class Codes>
 struct RowsJob {
   Matrix from;
-  RowCodes<Row, Element, kDecoded> to;
+  Codes to;
   ExpertsRows of;
 };
 
-template <DType kSource, class Row, class Element, bool kDecoded>
+template <DType kSource, class Codes>
 __global__ void __launch_bounds__(kGridWarps* kLanes, 4)
-    quantize_rows_kernel(const __grid_constant__ RowsJob<Row, Element, kDecoded> job) {
+    quantize_rows_kernel(const __grid_constant__ RowsJob<Codes> job) {
   begin_dependent();
   const schedule::ExpertRows rows = owned_rows(job.of.offsets, job.of.experts, job.of.rows);
   const int64_t column = first_column(1);
@@ -53,23 +53,22 @@ bool takes_row_codes(const QuantizeJob& job) {
          (wide || !copy.to.decoded);
 }
 
-template <class Row, class Element, bool kDecoded>
+template <class Codes>
 void launch_row_codes(const QuantizeJob& job, const QuantizeStream& on) {
-  const RowsJob<Row, Element, kDecoded> rows{
-      job.source.first, RowCodes<Row, Element, kDecoded>(job.copies[0]), job.of};
+  const RowsJob<Codes> rows{job.source.first, Codes(job.copies[0]), job.of};
   RowGrid grid = RowGrid::of((job.of.rows + kRowsAtOnce - 1) / kRowsAtOnce, job.of.cols, 1);
   const unsigned most = unsigned(std::max(on.units, 1)) * kStreamBlocks;
   grid.blocks.y = std::clamp(most / grid.blocks.x, 1u, grid.blocks.y);
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    launch(quantize_rows_kernel<kSource, Row, Element, kDecoded>, grid.on(on.stream), rows);
+    launch(quantize_rows_kernel<kSource, Codes>, grid.on(on.stream), rows);
   });
 }
 
 template <class Row, class Element>
 void launch_quantize_rows(const QuantizeJob& job, const QuantizeStream& on) {
   if (job.of.rows == 0 || job.of.cols == 0) return;
-  job.copies[0].to.decoded ? launch_row_codes<Row, Element, true>(job, on)
-                           : launch_row_codes<Row, Element, false>(job, on);
+  job.copies[0].to.decoded ? launch_row_codes<RowCodes<Row, Element, true>>(job, on)
+                           : launch_row_codes<RowCodes<Row, Element, false>>(job, on);
 }
 
 }  // namespace cadre::cuda::portable

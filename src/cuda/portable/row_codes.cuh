@@ -26,7 +26,7 @@ struct ChunkColumn {
 };
 
 /// Codes and scales of rows whose blocks lie within the rows, or with kDecoded the numbers of a
-/// decoded copy: made from registers, of which neighbouring lanes have neighbouring chunks of a row.
+/// decoded copy: made from registers, of which neighbouring lanes have neighbouring chunks.
 template <class Row, class Element, bool kDecoded>
 struct RowCodes {
   static constexpr int kLanesOfBlock = Row::kInfo.block / kChunk;
