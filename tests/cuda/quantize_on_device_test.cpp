@@ -25,8 +25,16 @@ bool is_cast(const QuantizeProblem& p) {
   return !(p.along_k && !is_plain(*p.along_k)) && !(p.along_rows && !is_plain(*p.along_rows));
 }
 
+/// A GPU of so few SMs that blocks have many tiles; 0: as it is.
+int units_of_gpu = 0;
+Device gpu() {
+  Device device = test::first_gpu();
+  if (units_of_gpu > 0) device.units = units_of_gpu;
+  return device;
+}
+
 QuantizeCase::Out on_gpu(const QuantizeCase& c, int times = 1) {
-  const QuantizePlan made = plan(c.problem, test::first_gpu());
+  const QuantizePlan made = plan(c.problem, gpu());
   EXPECT_EQ(made.name, is_cast(c.problem) ? "cuda_cast" : "cuda_quantize");
   QuantizeCase::Out out = c.outputs();
   test::Mirror mirror;
@@ -69,7 +77,7 @@ void expect_same_values(const QuantizedCopy& copy, const std::vector<int32_t>& o
       [](auto&& work) { work(Stream{}); });
   test::Mirror mirror;
   const Tensor got = values(
-      test::first_gpu(), [&](const Tensor& t) { return mirror.view(t); },
+      gpu(), [&](const Tensor& t) { return mirror.view(t); },
       [&](auto& list) { return mirror.data(list); }, [&](auto&& work) { mirror.replay(1, work); });
   ASSERT_TRUE(same_values(got, want))
       << to_string(DequantizeProblem{copy.shape, out}) << " gap " << gap;
@@ -123,6 +131,28 @@ TEST_F(QuantizeOnDevice, AlongKAloneHasTheBitsOfTheCpu) {
     fill_values(c, ValuesKind(seed % test::kValuesKinds), random);
     check(c, {words, ""}, 4 * seed++);
   });
+}
+
+/// Where blocks have many tiles they take some side by side at once.
+TEST_F(QuantizeOnDevice, OfWideStripsHasTheBitsOfTheCpu) {
+  std::mt19937 random(14);
+  units_of_gpu = 1;
+  unsigned seed = 0;
+  const auto each = [&](const FormatPair& pair) {
+    const bool ragged = pair.along_rows.find("rht") != std::string::npos || seed % 2 == 0;
+    const DType type = seed % 5 == 0 ? DType::kF32 : DType::kBf16;
+    QuantizeCase c = ragged
+                         ? QuantizeCase::rows({.rows = 420, .of = {5, 0, 250, 129}}, 1304, type, 8)
+                         : QuantizeCase::weights({2, 300, 1304}, type, seed % 4 == 1, 8);
+    c.gap = 8;
+    fill_values(c, ValuesKind::kNormal, random);
+    check(c, pair, 4 * seed++);
+  };
+  for (const char* words : {"mxfp8", "fp8_block", "fp8_block:2d", "mxfp8:2d", "nvfp4", "fp8_tensor",
+                            "fp8_row", "mxfp4"})
+    for (int i = 0; i < 2; ++i) each({words, words});
+  for (const FormatPair& pair : kRaggedPairs) each(pair);
+  units_of_gpu = 0;
 }
 
 /// More than one tile down, and blocks that no tile begins with.

@@ -40,8 +40,10 @@ void find_amaxes(const QuantizeJob& job, const QuantizeStream& on) {
   if (of_experts) launch_expert_amax(job, on);
 }
 
-bool same_codes(const Format& a, const Format& b) {
-  return a.kind == b.kind && a.element == b.element;
+/// Whether one launch writes both copies.
+bool same_codes(const QuantizedShape& a, const QuantizedShape& b) {
+  return a.format.kind == b.format.kind && a.format.element == b.format.element &&
+         a.decoded == b.decoded && a.format.stochastic == b.format.stochastic;
 }
 
 void quantize_to(const Format& format, const QuantizeJob& job, const QuantizeStream& on) {
@@ -93,7 +95,8 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
   if (args.along_rows.block_offsets != nullptr)
     launch_block_offsets(job.of, args.along_rows.block_offsets, on);
   find_amaxes(job, on);
-  if (job.count == 2 && !same_codes(*formats[0], *formats[1])) {
+  if (job.count == 2 &&
+      !same_codes(copy_shape(p, Axis::kAlongK), copy_shape(p, Axis::kAlongRows))) {
     QuantizeJob second = job;
     second.copies[0] = job.copies[1];
     job.count = second.count = 1;

@@ -1,122 +1,25 @@
 #pragma once
-#include "cuda/device/magnitude.h"
-#include "cuda/portable/patch.cuh"
-#include "cuda/portable/quantize_job.h"
+#include "cuda/portable/patch_scales.cuh"
 #include "cuda/portable/quantize_rows.cuh"
-#include "cuda/portable/source_tile.cuh"
-#include "formats/list.h"
 
 // Codes and scales of routed rows or weights, along K, along rows, or both from one read.
 //
-// Persistent blocks take tiles of 128 x 128 elements, which hold whole blocks of every format. The
-// source is copied to shared memory, amaxes meet there, one thread makes each scale, and then all
-// threads encode. A thread takes eight rows and a chunk of eight columns. Rows that no expert owns
-// are neither read nor written.
+// Persistent blocks take tiles of 128 x 128 elements, which hold whole blocks of every format; a
+// thread takes a patch of eight rows and eight columns, in registers. Lanes that share a block find
+// its amax by shuffles, warps that share one by shared memory. Rows that no expert owns are neither
+// read nor written.
 namespace cadre::cuda::portable {
 
-constexpr int kQuantizeBlocks = 4;  // of an SM at once
-
-template <int kBlock>
-struct QuantizeShared {
-  TileQueue queue;
-  uint32_t blocks[TileBlocks<kBlock>::kMost];  ///< amaxes, then multipliers, as bits
-  uint32_t scales[TileBlocks<kBlock>::kMost];  ///< of a decoded copy, as bits
-  alignas(128) SourcePlanes source;
-};
-
-/// The amaxes of blocks that are within rows, which lie within the lanes of a warp.
-template <DType kSource, int kBlock>
-__device__ void amaxes_within_rows(uint32_t* amax, const SourcePlanes& source,
-                                   const TileBlocks<kBlock>& blocks) {
-  const Patch patch = Patch::along_row();
-  const int first = blocks.of(patch.row, patch.col());
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    ColumnMagnitudes<kSource> columns;
-    columns.add(read_chunk<kSource>(source, patch.place(i)));
-    const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
-    if (patch.col() % kBlock == 0) amax[first + (i << blocks.col_bits())] = largest;
-  }
-}
-
-/// Those of blocks of several rows, which must be zero before.
-template <DType kSource, int kBlock>
-__device__ void amaxes_across_rows(uint32_t* amax, const SourcePlanes& source,
-                                   const TileBlocks<kBlock>& blocks) {
-  const Patch patch = Patch::along_row();
-  ColumnMagnitudes<kSource> columns;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) columns.add(read_chunk<kSource>(source, patch.place(i)));
-  if (blocks.across) {
-    const uint32_t largest = largest_of_lanes<kBlock / kChunk>(columns.of_all());
-    if (patch.col() % kBlock == 0) atomicMax(&amax[blocks.of(patch.row, patch.col())], largest);
-    return;
-  }
-  for (int k = 0; k < kChunk; ++k)
-    atomicMax(&amax[blocks.of(patch.row, patch.col() + k)], columns.of_column(k));
-}
-
-/// Those of whole lines, which were found before.
-template <int kBlock>
-__device__ void amaxes_of_lines(uint32_t* amax, const QuantizeCopy& copy, const ExpertTile& tile,
-                                const TileBlocks<kBlock>& blocks) {
-  const int i = int(threadIdx.x);
-  if (i < (blocks.down ? tile.cols : tile.rows))
-    amax[blocks.down ? blocks.place(0, i) : blocks.place(i, 0)] = copy.lines_of(tile)[i];
-}
-
-template <class Row, class Element>
-__device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int expert) {
-  const float amax = copy.amax == nullptr ? 0 : __uint_as_float(copy.amax[expert]);
-  return Row::template expert_scale<Element>(amax, copy.options);
-}
-
-/// Stores the scales of a tile's blocks, those of a decoded copy in shared memory, and leaves their
-/// multipliers in place of their amaxes. Of a line that many tiles have the first stores the scale.
-template <class Row, class Element>
-__device__ void make_scales(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
-                            const ExpertTile& tile) {
-  using Code = typename Row::Scale::Code;
-  constexpr int kBlock = Row::kInfo.block;
-  const TileBlocks<kBlockOf<Row>> blocks(copy.to);
-  const Lines scales = copy.to.scales_of(tile, kBlock);
-  const formats::ExpertScale expert = expert_scale<Row, Element>(copy, tile.expert);
-  const int rows = blocks.block_row(copy.to.rows_of(tile) - 1) + 1;
-  const int cols = blocks.block_col(tile.cols - 1) + 1;
-  uint8_t* first = scales.at(copy.to.down ? tile.row / kBlock : tile.row,
-                             copy.to.across ? tile.col / kBlock : tile.col);
-  const int row_bits = blocks.row_bits(), col_bits = blocks.col_bits();
-#pragma unroll 1
-  for (int i = int(threadIdx.x); i >> (row_bits + col_bits) == 0; i += kQuantizeThreads) {
-    const int row = scales.columns ? i & ((1 << row_bits) - 1) : i >> col_bits;
-    const int col = scales.columns ? i >> row_bits : i & ((1 << col_bits) - 1);
-    if (row >= rows || col >= cols) continue;
-    const int place = blocks.place(row, col);
-    uint32_t& of_block = shared.blocks[place];
-    const auto scale =
-        Row::template block_scale<Element>(__uint_as_float(of_block), expert, copy.options);
-    of_block = __float_as_uint(scale.multiplier);
-    if (copy.to.decoded) {
-      shared.scales[place] = __float_as_uint(Row::Scale::decode(scale.code));
-      continue;
-    }
-    if (kBlock == kWholeLine && (copy.to.down ? tile.row : tile.col) != 0) continue;
-    const int line = scales.columns ? col : row, inside = scales.columns ? row : col;
-    reinterpret_cast<Code*>(first + line * scales.pitch)[inside] = scale.code;
-  }
-}
-
-/// The random bits of a thread's patch.
+/// The random bits of a patch.
 struct PatchBits {
   formats::StochasticBits bits;
   uint32_t expert, row, col;
 
-  __device__ PatchBits(const QuantizeCopy& copy, const uint64_t* rng, const ExpertTile& tile,
-                       Patch patch)
-      : bits(copy.random),
-        expert(uint32_t(tile.expert)),
-        row(uint32_t(tile.row) + uint32_t(patch.row)),
-        col(uint32_t(tile.col) + uint32_t(patch.col())) {
+  __device__ PatchBits(const TileCopy& of, const uint64_t* rng)
+      : bits(of.copy.random),
+        expert(uint32_t(of.tile.expert)),
+        row(uint32_t(of.tile.row + of.at.row)),
+        col(uint32_t(of.tile.col + of.at.col)) {
     bits.seed = rng[0], bits.offset = rng[1];
   }
   /// Of one of its eight lines: rows along K, columns along rows.
@@ -126,141 +29,172 @@ struct PatchBits {
   }
 };
 
-/// Encodes row by row; column-major codes are gathered in registers.
-template <DType kSource, class Row, class Element>
-__device__ void encode_rows(const PatchCodes& to, const BlockFactors<Row>& multipliers,
-                            const SourcePlanes& source) {
-  EightCodes<Element> columns[kChunk];
-  const bool by_row = multipliers.by_row();
-  float of_column[kChunk];
-  for (int k = 0; k < kChunk; ++k) of_column[k] = multipliers.at(0, k);
-#pragma unroll 1
-  for (int i = 0; i < kChunk; ++i) {
-    float x[kChunk];
-    decode(read_chunk<kSource>(source, to.patch.place(i)), kSource, x);
-    const float of_row = multipliers.at(i, 0);
-    if (by_row)
-      for (float& value : x) value = formats::mul(value, of_row);
-    else
-      for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], of_column[k]);
-    const auto row = EightCodes<Element>::of(x);
-    if (!to.columns) to.store_line(i, row);
-    for (int k = 0; k < kChunk && to.columns; ++k) columns[k].push(row.get(k));
-  }
-  for (int k = 0; k < kChunk && to.columns; ++k) to.store_line(k, columns[k]);
+/// Eight numbers of a row before they become codes.
+template <DType kSource>
+__device__ void scaled_row(const SourcePatch& patch, const Factors& multipliers, bool by_row, int i,
+                           float (&x)[kChunk]) {
+  decode(patch.rows[i], kSource, x);
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k)
+    x[k] = formats::mul(x[k], by_row ? multipliers.of_line[i] : multipliers.of_line[k]);
 }
 
-/// The same with random bits, in lines that share a draw; codes of the other order are gathered in
-/// registers. `to` takes lines of codes: PatchCodes, or PatchNumbers.
-template <DType kSource, class Row, class Element>
-__device__ __noinline__ void encode_stochastically(const auto& to,
-                                                   const BlockFactors<Row>& multipliers,
-                                                   const SourcePlanes& source,
-                                                   const PatchBits& random) {
-  const bool down = random.bits.axis == Axis::kAlongRows, turned = down != to.columns;
-  EightCodes<Element> across[kChunk];
-#pragma unroll 1
+/// Calls put(row, codes) for the rows of a patch.
+template <DType kSource, class Element, class Put>
+__device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
+                            Put&& put) {
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i) {
+    float x[kChunk];
+    scaled_row<kSource>(patch, multipliers, by_row, i, x);
+    put(i, EightCodes<Element>::of(x));
+  }
+}
+
+/// The same with random bits, which eight of a line draw at once.
+template <DType kSource, class Element, class Put>
+__device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
+                            const PatchBits& random, Put&& put) {
+  const bool down = random.bits.axis == Axis::kAlongRows;
+  EightCodes<Element> rows[kPatchRows];
+#pragma unroll
   for (int line = 0; line < kChunk; ++line) {
     const formats::PhiloxWords draw = random.of_line(uint32_t(line));
-    EightCodes<Element> codes;
-    for (int p = 0; p < kChunk; ++p) {
-      const int i = down ? p : line, k = down ? line : p;
-      const float x = read_element<kSource>(source, to.patch.row + i, to.patch.chunk, k);
-      codes.put(p, Element::encode_stochastic_word(formats::mul(x, multipliers.at(i, k)),
-                                                   random.bits.pick(draw, uint32_t(p))));
+    const auto encode = [&](int i, int k, int position) {
+      const float x = element_of(patch.rows[i], kSource, k);
+      const float factor = by_row ? multipliers.of_line[i] : multipliers.of_line[k];
+      rows[i].put(k, Element::encode_stochastic_word(formats::mul(x, factor),
+                                                     random.bits.pick(draw, uint32_t(position))));
+    };
+    if (down) {
+#pragma unroll
+      for (int i = 0; i < kPatchRows; ++i) encode(i, line, i);
+    } else {
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) encode(line, k, k);
     }
-    if (!turned) to.store_line(line, codes);
-    for (int p = 0; p < kChunk && turned; ++p) across[p].push(codes.get(p));
   }
-  for (int p = 0; p < kChunk && turned; ++p) to.store_line(p, across[p]);
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i) put(i, rows[i]);
 }
 
-/// Amaxes and scales of a tile's blocks; their multipliers are in shared memory.
-template <DType kSource, class Row, class Element>
-__device__ void scale_tile(QuantizeShared<kBlockOf<Row>>& shared, const QuantizeCopy& copy,
-                           const ExpertTile& tile) {
-  const TileBlocks<kBlockOf<Row>> blocks(copy.to);
-  if constexpr (Row::kInfo.block == kWholeLine) {
-    amaxes_of_lines(shared.blocks, copy, tile, blocks);
-  } else if (blocks.down) {
-    for (int i = int(threadIdx.x); i < blocks.kMost; i += kQuantizeThreads) shared.blocks[i] = 0;
-    __syncthreads();
-    amaxes_across_rows<kSource>(shared.blocks, shared.source, blocks);
-  } else {
-    amaxes_within_rows<kSource>(shared.blocks, shared.source, blocks);
+/// Where the codes of a patch go, or its numbers.
+struct PatchOut {
+  uint8_t* first;
+  int64_t pitch;
+  bool columns;
+  PatchPlace at;
+  DType numbers;
+
+  __device__ explicit PatchOut(const TileCopy& of) : at(of.at) {
+    const Lines lines = of.copy.to.codes_of(of.tile);
+    first = lines.at(of.tile.row + at.row, of.tile.col + at.col);
+    pitch = lines.pitch;
+    columns = lines.columns;
+    numbers = lines.bits == 32 ? DType::kF32 : DType::kBf16;
   }
-  __syncthreads();
-  make_scales<Row, Element>(shared, copy, tile);
-  __syncthreads();
-}
-
-/// The multipliers of a thread's patch.
-template <class Row, class Element>
-__device__ BlockFactors<Row> multipliers_of(const QuantizeShared<kBlockOf<Row>>& shared,
-                                            const QuantizeCopy& copy, const ExpertTile& tile,
-                                            Patch patch) {
-  const bool one = Row::kInfo.block == 0;  // for all
-  return {shared.blocks, copy.to, patch,
-          one ? expert_scale<Row, Element>(copy, tile.expert).encode : 1.0f};
-}
-
-/// The numbers of a decoded copy. A function of its own, since others must not wait for its
-/// registers.
-template <DType kSource, class Row, class Element>
-__device__ __noinline__ void decode_tile(const QuantizeJob& job, const QuantizeCopy& copy,
-                                         const QuantizeShared<kBlockOf<Row>>& shared,
-                                         const ExpertTile& tile) {
-  const PatchNumbers<Row> to(copy.to, tile, shared.scales);
-  if (to.is_empty()) return;
-  const auto multipliers = multipliers_of<Row, Element>(shared, copy, tile, to.patch);
-  if constexpr (Row::kInfo.takes_stochastic)
-    if (copy.stochastic)
-      return encode_stochastically<kSource, Row, Element>(to, multipliers, shared.source,
-                                                          PatchBits(copy, job.rng, tile, to.patch));
-#pragma unroll 1
-  for (int i = 0; i < kChunk; ++i) {
+  /// Codes, line by line.
+  template <class Element>
+  __device__ void store_line(int i, const EightCodes<Element>& codes) const {
+    if (i < (columns ? at.cols : at.rows))
+      store_codes(first + i * pitch, codes, columns ? at.rows : at.cols);
+  }
+  /// Codes times scales, row by row.
+  template <class Element>
+  __device__ void store_row(int i, const EightCodes<Element>& codes, const Factors& scales,
+                            bool by_row) const {
+    if (i >= at.rows) return;
     float x[kChunk];
-    decode(read_chunk<kSource>(shared.source, to.patch.place(i)), kSource, x);
-    for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], multipliers.at(i, k));
-    to.store_line(i, EightCodes<Element>::of(x));
+    decode_codes(codes, x);
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k)
+      x[k] = formats::mul(x[k], by_row ? scales.of_line[i] : scales.of_line[k]);
+    const Chunk chunk = encode(x, numbers);
+    Matrix out;
+    out.data = reinterpret_cast<char*>(first);
+    out.pitch = pitch;
+    out.columns = at.cols;
+    out.dtype = numbers;
+    out.is_wide() ? store<true>(chunk, out, {i, 0}) : store<false>(chunk, out, {i, 0});
+  }
+};
+
+/// One copy of a patch.
+template <DType kSource, class Codes>
+__device__ void quantize_patch(const QuantizeJob& job, QuantizeShared& shared, const TileCopy& of,
+                               const SourcePatch& patch) {
+  using Element = typename Codes::Element;
+  const auto scales = ScalesOfPatch<kSource, Codes>{shared, of, patch}.scales();
+  // What all elements have in common is taken row by row too.
+  const bool by_row = !of.copy.to.down || of.copy.to.across;
+  const auto encode_all = [&](auto&& put) {
+    if constexpr (Codes::kStochastic)
+      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, PatchBits(of, job.rng), put);
+    else
+      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, put);
+  };
+  const PatchOut out(of);
+  if constexpr (Codes::kDecoded) {
+    encode_all([&](int i, const EightCodes<Element>& codes) {
+      out.store_row(i, codes, scales.numbers, by_row);
+    });
+  } else if (!out.columns) {
+    encode_all([&](int i, const EightCodes<Element>& codes) { out.store_line(i, codes); });
+  } else {
+    EightCodes<Element> columns[kChunk];
+    encode_all([&](int, const EightCodes<Element>& codes) {
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) columns[k].push(codes.get(k));
+    });
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) out.store_line(k, columns[k]);
   }
 }
 
-/// One copy of the tile that is in shared memory.
-template <DType kSource, class Row, class Element>
-__device__ __noinline__ void quantize_tile(const QuantizeJob& job, const QuantizeCopy& copy,
-                                           QuantizeShared<kBlockOf<Row>>& shared,
-                                           const ExpertTile& tile) {
-  if constexpr (Row::kInfo.block != 0) scale_tile<kSource, Row, Element>(shared, copy, tile);
-  if (copy.to.decoded) return decode_tile<kSource, Row, Element>(job, copy, shared, tile);
-  const PatchCodes to(copy.to, tile);
-  if (to.is_empty()) return;
-  const auto multipliers = multipliers_of<Row, Element>(shared, copy, tile, to.patch);
-  if constexpr (Row::kInfo.takes_stochastic)
-    if (copy.stochastic)
-      return encode_stochastically<kSource, Row, Element>(to, multipliers, shared.source,
-                                                          PatchBits(copy, job.rng, tile, to.patch));
-  encode_rows<kSource, Row, Element>(to, multipliers, shared.source);
+/// What copies of one launch have in common, beside their format.
+struct CodesKind {
+  bool decoded, stochastic;
+};
+template <class OfRow, class OfElement, CodesKind kKind>
+struct CodesOf {
+  using Row = OfRow;
+  using Element = OfElement;
+  static constexpr bool kDecoded = kKind.decoded, kStochastic = kKind.stochastic;
+};
+
+template <class Row, class Element>
+__device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int expert) {
+  const float amax = copy.amax == nullptr ? 0 : __uint_as_float(copy.amax[expert]);
+  return Row::template expert_scale<Element>(amax, copy.options);
 }
 
-/// All copies; a transformed one is of bf16 numbers.
-template <DType kSource, class Row, class Element>
-__device__ void quantize_copies(const QuantizeJob& job, QuantizeShared<kBlockOf<Row>>& shared,
-                                const ExpertTile& tile) {
+/// All copies of a tile; a transformed one is of bf16 numbers, and the last.
+template <DType kSource, class Codes>
+__device__ void quantize_tile(const QuantizeJob& job, QuantizeShared& shared,
+                              const ExpertTile& tile, int column) {
+  using Row = typename Codes::Row;
+  const auto place = PatchOf<Row>::of_thread(column);
+  SourcePatch patch = load_patch<kSource>(job.source.of(tile.expert), tile,
+                                          PatchPlace(place, tile.rows, tile.cols));
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const QuantizeCopy& copy = job.copies[i];
-    __syncthreads();
+    const int rows = copy.to.rows_of(tile);
+    const TileCopy of{copy,
+                      tile,
+                      expert_scale<Row, typename Codes::Element>(copy, tile.expert),
+                      PatchPlace(place, rows, tile.cols),
+                      rows,
+                      tile.cols};
     if constexpr (Row::kInfo.takes_hadamard)
       if (copy.to.transformed) {
-        transform_tile<kSource>(shared.source);
-        __syncthreads();
+        transform<kSource, kLanesAcross<Row>>(patch);
         if constexpr (kSource != DType::kBf16) {
-          quantize_tile<DType::kBf16, Row, Element>(job, copy, shared, tile);
+          quantize_patch<DType::kBf16, Codes>(job, shared, of, patch);
           continue;
         }
       }
-    quantize_tile<kSource, Row, Element>(job, copy, shared, tile);
+    quantize_patch<kSource, Codes>(job, shared, of, patch);
   }
 }
 
@@ -273,26 +207,49 @@ __device__ void store_expert_scales(const QuantizeJob& job, const QuantizeCopy& 
     copy.to.expert_scale[e] = expert_scale<Row, Element>(copy, int(e)).scale;
 }
 
-template <DType kSource, class Row, class Element>
-__global__ void __launch_bounds__(kQuantizeThreads, kQuantizeBlocks)
+/// Blocks of an SM at once, as many as registers allow.
+template <DType kSource, class Codes>
+constexpr int quantize_blocks() {
+  using Row = typename Codes::Row;
+  constexpr bool wide = kSource == DType::kF32;
+  constexpr bool nibbles = EightCodes<typename Codes::Element>::kNibbles;
+  constexpr bool both_types = Row::kInfo.takes_hadamard && kSource != DType::kBf16;
+  if (Codes::kStochastic || both_types || (wide && (Codes::kDecoded || nibbles))) return 1;
+  return wide || Codes::kDecoded || Row::kInfo.block != kTileSide ? 2 : 3;
+}
+
+template <DType kSource, class Codes>
+__global__ void __launch_bounds__(kQuantizeThreads, quantize_blocks<kSource, Codes>())
     quantize_kernel(const __grid_constant__ QuantizeJob job) {
-  auto& shared = *reinterpret_cast<QuantizeShared<kBlockOf<Row>>*>(dynamic_shared());
-  for (int i = 0; i < job.count && Row::kInfo.has_expert_scale; ++i)
-    store_expert_scales<Row, Element>(job, job.copies[i]);
-  walk_tiles<kSource>(job, shared, [&](const ExpertTile& tile) {
-    quantize_copies<kSource, Row, Element>(job, shared, tile);
+  auto& shared = *reinterpret_cast<QuantizeShared*>(dynamic_shared());
+  for (int i = 0; i < job.count && Codes::Row::kInfo.has_expert_scale; ++i)
+    store_expert_scales<typename Codes::Row, typename Codes::Element>(job, job.copies[i]);
+  walk_tiles(job.of, shared.queue, [&](const ExpertTile& tile, int column) {
+    quantize_tile<kSource, Codes>(job, shared, tile, column);
   });
 }
 
+template <class Codes>
+void launch_tiles(QuantizeJob job, const QuantizeStream& on) {
+  visit_plain(job.source.first.dtype, [&]<DType kSource>() {
+    const Grid grid = on.grid(job.of, quantize_blocks<kSource, Codes>(), sizeof(QuantizeShared));
+    launch(quantize_kernel<kSource, Codes>, grid, job);
+  });
+}
+
+/// Copies that have the same kind.
 template <class Row, class Element>
 void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
   if constexpr (kHasRowCodes<Row>)
     if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
-  using Shared = QuantizeShared<kBlockOf<Row>>;
-  visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    launch(quantize_kernel<kSource, Row, Element>,
-           on.grid(job.of, kQuantizeBlocks, kSharedBytes<Shared, kSource>), job);
-  });
+  const auto with = [&]<bool kStochastic>() {
+    job.copies[0].to.decoded
+        ? launch_tiles<CodesOf<Row, Element, CodesKind{true, kStochastic}>>(job, on)
+        : launch_tiles<CodesOf<Row, Element, CodesKind{false, kStochastic}>>(job, on);
+  };
+  if constexpr (Row::kInfo.takes_stochastic)
+    if (job.copies[0].stochastic) return with.template operator()<true>();
+  with.template operator()<false>();
 }
 
 }  // namespace cadre::cuda::portable

@@ -45,9 +45,13 @@ struct QuantizeStream {
   int units = 1;  ///< SMs, of a device made by hand maybe none
   cudaStream_t stream = nullptr;
 
-  /// Persistent blocks, so many to an SM, but not more than there are tiles.
-  Grid grid(const ExpertsRows& of, int blocks, int shared_bytes) const {
+  /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
+  /// wider where every block has many, since looking for one takes time.
+  Grid grid(ExpertsRows& of, int blocks, int shared_bytes) const {
+    constexpr int64_t kStripsOfBlock = 8, kMostTiles = 8;
     const int64_t most = int64_t(std::max(units, 1)) * blocks;
+    const int64_t tiles = of.most_tiles() / (most * kStripsOfBlock);
+    of.strip = int(std::clamp<int64_t>(tiles, 1, kMostTiles)) * kTileSide;
     return {unsigned(std::clamp<int64_t>(of.most_tiles(), 1, most)), kQuantizeThreads, shared_bytes,
             stream};
   }

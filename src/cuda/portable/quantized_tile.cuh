@@ -21,8 +21,9 @@ struct ExpertsRows {
   int64_t rows = 0, cols = 0;  ///< R or N; C or K
   int experts = 1;
   const int32_t* offsets = nullptr;  ///< null: weights
+  int strip = kTileSide;             ///< columns of the tiles that a block takes at once
 
-  CADRE_HD int64_t across() const { return (cols + kTileSide - 1) / kTileSide; }
+  CADRE_HD int64_t across() const { return (cols + strip - 1) / strip; }
   CADRE_HD int64_t down() const { return (rows + kTileSide - 1) / kTileSide; }
   /// Tiles of all experts, or more.
   int64_t most_tiles() const {
@@ -31,12 +32,12 @@ struct ExpertsRows {
   }
 };
 
-/// A part of one expert.
+/// A part of one expert: a tile, or some side by side.
 struct ExpertTile {
-  int expert;        ///< -1: there are no more
-  int64_t first;     ///< of the expert's rows in the batch; 0 for weights
-  int64_t row, col;  ///< of the tile's first element, within the expert
-  int rows, cols;    ///< that are there
+  int expert;      ///< -1: there are no more
+  int first;       ///< of the expert's rows in the batch; 0 for weights
+  int row, col;    ///< of the tile's first element, within the expert
+  int rows, cols;  ///< that are there
 };
 
 /// Finds the tiles of a block, one after the other. Lives in shared memory, for one thread.
@@ -57,25 +58,49 @@ class TileFinder {
       const int64_t across = all.across(), each = all.down() * across;
       if (number >= each * all.experts) return;
       tile.expert = int(number / each);
-      tile.row = number % each / across * kTileSide;
-      tile.col = number % across * kTileSide;
+      tile.row = int(number % each / across) * kTileSide;
+      tile.col = int(number % across) * all.strip;
     } else {
       if (!ragged_.seek(number)) return;
       const schedule::TilePlace place = ragged_.place(all.across());
       tile.expert = ragged_.expert();
-      tile.row = place.down * kTileSide;
-      tile.col = place.across * kTileSide;
-      tile.first = ragged_.rows(place).first - tile.row;
+      tile.row = int(place.down) * kTileSide;
+      tile.col = int(place.across) * all.strip;
+      tile.first = int(ragged_.rows(place).first) - tile.row;
       rows = ragged_.rows(place).last - tile.first;
     }
     tile.rows = int(min(rows - tile.row, int64_t(kTileSide)));
-    tile.cols = int(min(all.cols - tile.col, int64_t(kTileSide)));
+    tile.cols = int(min(all.cols - tile.col, int64_t(all.strip)));
   }
 
  private:
   int64_t number_;
   schedule::RaggedTiles ragged_;
 };
+
+/// The strip that a block has, and the next one.
+struct TileQueue {
+  TileFinder finder;
+  ExpertTile strips[2];
+};
+
+/// Calls work(strip, column) for every tile of a block, by all of its threads, with the tile's first
+/// column within its strip. One thread looks for the next strip meanwhile.
+template <class Work>
+__device__ void walk_tiles(const ExpertsRows& all, TileQueue& queue, Work&& work) {
+  if (threadIdx.x == 0) {
+    queue.finder.start(all);
+    queue.finder.next(all, queue.strips[0]);
+  }
+  for (int turn = 0;; turn ^= 1) {
+    __syncthreads();
+    const ExpertTile& strip = queue.strips[turn];
+    if (strip.expert < 0) return;
+    if (threadIdx.x == 0) queue.finder.next(all, queue.strips[turn ^ 1]);
+#pragma unroll 1
+    for (int column = 0; column < strip.cols; column += kTileSide) work(strip, column);
+  }
+}
 
 /// Rows or columns of codes or scales.
 struct Lines {

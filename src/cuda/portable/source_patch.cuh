@@ -1,0 +1,135 @@
+#pragma once
+#include "cuda/device/magnitude.h"
+#include "cuda/portable/quantize_job.h"
+#include "formats/hadamard.h"
+
+// What a thread that quantises has of a tile: a patch of eight rows and a chunk of eight columns,
+// in registers. Neighbouring lanes have neighbouring chunks, so that what blocks of a format have
+// in common is in few lanes.
+namespace cadre::cuda::portable {
+
+constexpr int kPatchRows = kChunk;
+
+/// A thread's place in a strip of tiles, if a warp has so many chunks side by side.
+template <int kLanesAcross>
+struct Patch {
+  static constexpr int kLanesDown = kLanes / kLanesAcross, kWarpsAcross = kAcross / kLanesAcross;
+
+  int row, chunk;
+
+  __device__ int col() const { return chunk * kChunk; }
+  /// In the tile that begins with a column of the strip.
+  __device__ static Patch of_thread(int column) {
+    const int warp = int(threadIdx.x) / kLanes, lane = int(threadIdx.x) % kLanes;
+    const int down = warp / kWarpsAcross * kLanesDown + lane / kLanesAcross;
+    return {down * kPatchRows,
+            column / kChunk + warp % kWarpsAcross * kLanesAcross + lane % kLanesAcross};
+  }
+};
+
+/// The chunks of a patch, as they are stored; what is not there is zero.
+struct SourcePatch {
+  Chunk rows[kPatchRows];
+};
+
+/// Where a patch begins in a strip, and how much of it is there.
+struct PatchPlace {
+  int row, col;    ///< in the strip
+  int rows, cols;  ///< none where the other has none
+
+  template <int kLanesAcross>
+  __device__ PatchPlace(Patch<kLanesAcross> patch, int tile_rows, int tile_cols)
+      : row(patch.row), col(patch.col()) {
+    const bool some = tile_rows > row && tile_cols > col;
+    rows = some ? min(tile_rows - row, kPatchRows) : 0;
+    cols = some ? min(tile_cols - col, kChunk) : 0;
+  }
+};
+
+template <DType kSource>
+__device__ SourcePatch load_patch(const Matrix& from, const ExpertTile& tile, PatchPlace at) {
+  constexpr int kBytes = kSource == DType::kF32 ? 4 : 2;
+  SourcePatch patch = {};
+  const int64_t row = tile.first + tile.row + at.row, col = tile.col + at.col;
+  if (from.is_wide()) {
+    const char* first = from.data + row * from.pitch + col * kBytes;
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i) {
+      const auto* chunk = reinterpret_cast<const uint4*>(first + i * from.pitch);
+      if (i >= at.rows) continue;
+      patch.rows[i].low = chunk[0];
+      if (kSource == DType::kF32) patch.rows[i].high = chunk[1];
+    }
+    return patch;
+  }
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i)
+    if (i < at.rows) patch.rows[i] = load<false>(from, {row + i, col});
+  return patch;
+}
+
+/// Element k of a chunk.
+__device__ inline float element_of(const Chunk& chunk, DType dtype, int k) {
+  if (dtype == DType::kF32) return __uint_as_float(word(chunk, k));
+  const float2 both = pair_of(dtype, word(chunk, k / 2));
+  return k % 2 == 0 ? both.x : both.y;
+}
+
+/// The largest magnitude of the patch.
+template <DType kSource>
+__device__ uint32_t largest_of(const SourcePatch& patch) {
+  ColumnMagnitudes<kSource> columns;
+#pragma unroll
+  for (const Chunk& row : patch.rows) columns.add(row);
+  return columns.of_all();
+}
+
+/// Transforms every sixteen rows, to bf16: those of a thread and of the one `kLanesAcross` lanes
+/// from it.
+template <DType kSource, int kLanesAcross>
+__device__ void transform(SourcePatch& patch) {
+  using formats::Hadamard16;
+  const bool second = threadIdx.x / kLanesAcross % 2 != 0;  // has the last eight points
+  const uint32_t negative = Hadamard16::kNegative >> (second ? kPatchRows : 0);
+#pragma unroll
+  for (int pair = 0; pair < kChunk / 2; ++pair) {
+    float v[2][kPatchRows];
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i) {
+      const Chunk& row = patch.rows[i];
+      const float2 both = kSource == DType::kF32 ? float2{__uint_as_float(word(row, 2 * pair)),
+                                                          __uint_as_float(word(row, 2 * pair + 1))}
+                                                 : pair_of(kSource, word(row, pair));
+      const uint32_t sign = (negative >> i & 1) << 31;
+      v[0][i] = __uint_as_float(__float_as_uint(both.x) ^ sign);
+      v[1][i] = __uint_as_float(__float_as_uint(both.y) ^ sign);
+    }
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+#pragma unroll
+      for (int distance = 1; distance < kPatchRows; distance *= 2)
+#pragma unroll
+        for (int i = 0; i < kPatchRows; ++i) {
+          if (i & distance) continue;
+          const float a = v[c][i], b = v[c][i + distance];
+          v[c][i] = formats::add(a, b);
+          v[c][i + distance] = formats::add(a, -b);
+        }
+#pragma unroll
+      for (int i = 0; i < kPatchRows; ++i) {
+        const float mine = v[c][i], other = __shfl_xor_sync(~0u, mine, kLanesAcross);
+        v[c][i] =
+            formats::mul(second ? formats::add(other, -mine) : formats::add(mine, other), 0.25f);
+      }
+    }
+    // In place: words up to this one have been read.
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i) {
+      const uint32_t both = bits_of_pair(DType::kBf16, v[0][i], v[1][i]);
+      uint4& to = patch.rows[i].low;
+      (pair == 0 ? to.x : pair == 1 ? to.y : pair == 2 ? to.z : to.w) = both;
+    }
+  }
+}
+
+}  // namespace cadre::cuda::portable
