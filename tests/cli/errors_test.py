@@ -116,6 +116,10 @@ cadre explain quantize rows R=9 C=16 E=2 along_k=bf16 along_k_decoded=yes
 cadre explain quantize rows R=9 C=9 along_k=mxfp8 along_k_decoded=yes along_k_scales_major=column
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=-1
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 discrete=yes
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 T=5
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 top_k=2
+cadre explain quantize weights N=9 K=16 E=2 along_k=mxfp8 gather=yes T=5
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 gather=yes T=1073741824 top_k=2
 cadre explain dequantize rows R=9 C=16 E=2 format=mxfp8 codes_major=column
 cadre explain routing forward softmax T=9 E=4 top_k=5
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=3

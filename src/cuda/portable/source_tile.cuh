@@ -33,6 +33,11 @@ __device__ Chunk read_chunk(const SourcePlanes& planes, int place) {
   return read;
 }
 
+/// Rare and long, so not inlined eight times.
+__device__ __noinline__ inline Chunk load_narrow(const Matrix& from, Place at) {
+  return load<false>(from, at);
+}
+
 /// Starts to load a tile; what is not there is zero. All threads must call it, and cp_async_wait();
 /// behind the next __syncthreads() all of them see it all.
 template <DType kSource>
@@ -63,6 +68,46 @@ __device__ void start_tile(SourcePlanes& planes, const Matrix& from, const Exper
   cp_async_commit();
 }
 
+/// The same of rows that are gathered: a row whose slot is none is zero.
+template <DType kSource>
+__device__ void start_gathered_tile(SourcePlanes& planes, const Matrix& tokens,
+                                    const schedule::RowTokens& rows, const ExpertTile& tile) {
+  constexpr int kRowsAtOnce = kQuantizeThreads / kAcross, kBytes = kSource == DType::kF32 ? 4 : 2;
+  const int first = int(threadIdx.x / kAcross), chunk = int(threadIdx.x % kAcross);
+  const bool inside = chunk * kChunk < tile.cols, wide = tokens.is_wide();
+  const int64_t column = tile.col + chunk * kChunk;
+  int token[kTileSide / kRowsAtOnce];  // of all rows first, since they wait for memory together
+#pragma unroll
+  for (int i = 0; i < kTileSide; i += kRowsAtOnce)
+    token[i / kRowsAtOnce] =
+        inside && first + i < tile.rows ? rows.token_of(tile.first + tile.row + first + i) : -1;
+#pragma unroll
+  for (int i = 0; i < kTileSide; i += kRowsAtOnce) {
+    const int64_t row = token[i / kRowsAtOnce];
+    const int place = source_place(first + i, chunk);
+    if (wide) {
+      const int bytes = row >= 0 ? 16 : 0;
+      const char* at = row >= 0 ? tokens.data + row * tokens.pitch + column * kBytes : tokens.data;
+      cp_async(shared_address(&planes.low[place]), at, bytes);
+      if (kSource == DType::kF32) cp_async(shared_address(&planes.high[place]), at + bytes, bytes);
+    } else {
+      const Chunk read = row >= 0 ? load_narrow(tokens, {row, column}) : Chunk{};
+      planes.low[place] = read.low;
+      if (kSource == DType::kF32) planes.high[place] = read.high;
+    }
+  }
+  cp_async_commit();
+}
+
+/// Starts to bring a tile of the job's source into shared memory: the one place where a kernel
+/// reads what is quantised. All threads must call it, see start_tile().
+template <DType kSource>
+__device__ void start_source(SourcePlanes& planes, const QuantizeJob& job, const ExpertTile& tile) {
+  const Matrix from = job.source.of(tile.expert);
+  job.tokens.gather() ? start_gathered_tile<kSource>(planes, from, job.tokens, tile)
+                      : start_tile<kSource>(planes, from, tile);
+}
+
 /// Bytes of a block's shared memory, whose last part is the tile.
 template <class Shared, DType kSource>
 constexpr int kSharedBytes = int(sizeof(Shared) - sizeof(SourcePlanes)) + kSourceBytes<kSource>;
@@ -85,7 +130,7 @@ __device__ void walk_tiles(const QuantizeJob& job, Shared& shared, Work&& work) 
     __syncthreads();
     const ExpertTile& tile = shared.queue.tiles[turn];
     if (tile.expert < 0) return;
-    start_tile<kSource>(shared.source, job.source.of(tile.expert), tile);
+    start_source<kSource>(shared.source, job, tile);
     if (threadIdx.x == 0) shared.queue.finder.next(job.of, shared.queue.tiles[turn ^ 1]);
     cp_async_wait<0>();
     work(tile);
