@@ -138,7 +138,7 @@ cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
 cadre explain moe T=9 top_k=5 H=8 F=16 E=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
-cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8
+cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8 quantized_x=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 T=4
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1

@@ -16,9 +16,9 @@ inline QuantizeCase gathered(QuantizeCase c, const Counts& counts, int top_k,
   p.experts = counts.experts();
   c.offsets = counts.offsets();
   const int64_t slots = p.tokens * top_k;
-  const int32_t kNone[] = {-1, int32_t(slots), INT32_MAX, INT32_MIN};
+  const int32_t none[] = {-1, int32_t(slots), INT32_MAX, INT32_MIN};
   for (int64_t r = 0; r < p.rows; ++r)
-    c.slots.push_back(random() % 6 == 0 ? kNone[random() % 4] : int32_t(random() % slots));
+    c.slots.push_back(random() % 6 == 0 ? none[random() % 4] : int32_t(random() % slots));
   return c;
 }
 
