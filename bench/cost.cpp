@@ -40,20 +40,21 @@ Cost cost(const BiasGradProblem& p) {
 Cost cost_of_copies(RowsKind kind, double rows, double cols, double experts) {
   return {0, 3 * rows * cols * (kind == RowsKind::kWeights ? experts : 1), routed(rows, experts)};
 }
-Cost cost(const QuantizeProblem& p) {
-  return cost_of_copies(p.kind, double(p.rows), double(p.cols), p.experts);
-}
-Cost cost(const DequantizeProblem& p) {
-  const QuantizedShape& s = p.source;
-  return cost_of_copies(s.kind, double(s.rows), double(s.cols), s.experts);
-}
-
 /// Tokens that are gathered, of so many columns, and their slots.
 template <class Problem>
 Cost with_tokens(Cost cost, const Problem& p, double columns) {
   cost.elements += double(p.tokens) * columns;
   cost.routed += double(p.tokens) * p.experts;
   return cost;
+}
+
+Cost cost(const QuantizeProblem& p) {
+  const auto cols = double(p.cols);
+  return with_tokens(cost_of_copies(p.kind, double(p.rows), cols, p.experts), p, cols);
+}
+Cost cost(const DequantizeProblem& p) {
+  const QuantizedShape& s = p.source;
+  return cost_of_copies(s.kind, double(s.rows), double(s.cols), s.experts);
 }
 
 Cost cost(const GroupedGemmProblem& p) {

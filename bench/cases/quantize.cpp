@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 
 #include "bench/cases/parts.h"
@@ -22,6 +23,8 @@ void vary_blocks(const TensorView& v, int64_t live, uint64_t seed) {
   }
 }
 
+Slots slots_of(const QuantizeProblem& p) { return {p.rows, p.tokens, p.top_k}; }
+
 QuantizedView make_copy(QuantizeCase& c, const char* name, Axis axis) {
   const QuantizedShape shape = copy_shape(c.problem, axis);
   const int64_t bytes = quantized_bytes(shape);
@@ -41,8 +44,10 @@ QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
     const Rows rows = draw_rows(buffers, draw, p.rows, p.experts);
     c.offsets = rows.host;
     c.args.offsets = rows.offsets;
-    c.args.source = random_tensor(buffers, p.source, {p.rows, p.cols}, rows.live(), seeds.next());
-    vary_blocks(c.args.source, rows.live(), seeds.next());
+    const int64_t there = p.gather ? p.tokens : p.rows, live = p.gather ? there : rows.live();
+    c.args.source = random_tensor(buffers, p.source, {there, p.cols}, live, seeds.next());
+    vary_blocks(c.args.source, live, seeds.next());
+    if (p.gather) c.args.slot_of = random_slots(buffers, rows, slots_of(p), seeds.next());
   } else {
     c.args.source =
         random_tensor(buffers, p.source, {p.experts, p.rows, p.cols}, p.experts, seeds.next());
@@ -67,7 +72,9 @@ QuantizeCase make_case(const QuantizeProblem& p, const Draw& draw) {
 template <>
 int64_t shrink(QuantizeProblem& p) {
   const double experts = p.kind == RowsKind::kWeights ? p.experts : 1;
-  scale(p.rows, affordable(p.rows, experts * double(p.cols), kElementsOfASecond), 128);
+  const double share = affordable(p.rows, experts * double(p.cols), kElementsOfASecond);
+  scale(p.rows, share, 128);
+  scale(p.tokens, share);
   return p.rows;
 }
 
@@ -89,7 +96,10 @@ Work work(const QuantizeCase& c) {
   const bool ragged = c.problem.kind == RowsKind::kRagged;
   const double share =
       ragged && c.problem.rows ? double(c.offsets.back()) / double(c.problem.rows) : 1.0;
-  Work total{.flops = 0, .bytes = reads(c.problem) * bytes_of(c.args.source) * share};
+  const TensorView& source = c.args.source;
+  const int64_t tokens = std::min<int64_t>(c.problem.tokens, ragged ? c.offsets.back() : 0);
+  const double once = c.problem.gather ? live_bytes(source, tokens) : bytes_of(source) * share;
+  Work total{.flops = 0, .bytes = reads(c.problem) * once};
   for (const Output& out : c.outputs) total.bytes += bytes_of(out.view) * share;
   return total;
 }

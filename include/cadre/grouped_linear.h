@@ -45,7 +45,7 @@ struct GroupedLinearProblem {
 struct GroupedLinearArgs {
   Offsets offsets{};
   LinearParameters parameters{};
-  TensorView x{};                     ///< [R, K]; with gather read by wgrad only
+  TensorView x{};                     ///< [R, K]; with gather read in backward only
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
   const int32_t* slot_of = nullptr;   ///< [R] with gather, read by forward: as of GroupedGemm
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself
@@ -86,8 +86,9 @@ struct GroupedLinearPlan : LayerPlan {
 /// Types     operands are quantised into the recipe's formats, each along its contraction;
 ///           where a format is the tensor's own type the tensor is read as it is.
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
-///           With gather row r of x is row slot_of[r] / top_k of `tokens`, in recipes that read x
-///           as it is.
+///           With gather row r of x is row slot_of[r] / top_k of `tokens`, whether fprop reads it
+///           or forward quantises it; x itself is read by a wgrad that reads it as it is, and with
+///           save_input.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.

@@ -45,7 +45,7 @@ struct GroupedMlpArgs {
   Offsets offsets{};
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
-  TensorView x{};                      ///< [R, H]; with gather read by dw of fc1 only
+  TensorView x{};                      ///< [R, H]; with gather read in backward only
   TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
   const int32_t* slot_of = nullptr;    ///< [R] with gather, read by forward: as of GroupedGemm
   QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear

@@ -79,7 +79,7 @@ struct MoeArgs {
 /// steps "route", "shared offsets", "shared expert", "permute", "experts", "combine"; backward
 /// "shared expert backward", "combine backward", "experts backward", "permute backward", "permute
 /// again" (before "experts backward" where that reads the rows), "route backward", "shared expert
-/// dw", "experts dw". Those that it needs are there. "gathered", where fc1's product reads x in
+/// dw", "experts dw". Those that it needs are there. "gathered", where fc1 reads or quantises x in
 /// token order, has "permute prob" instead of "permute".
 struct MoePlan : LayerPlan {
   MoeProblem problem{};

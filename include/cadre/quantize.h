@@ -108,7 +108,8 @@ QuantizedView quantized_view(const QuantizedShape&, void* buffer);
 /// `quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w`,
 /// `quantize weights N=2048 K=4096 E=64 source=bf16 along_rows=fp8_block:2d role=w
 /// along_rows_codes_major=column`,
-/// `quantize rows R=8192 C=4096 E=64 along_k=mxfp8 role=x along_k_decoded=yes`.
+/// `quantize rows R=8192 C=4096 E=64 along_k=mxfp8 role=x along_k_decoded=yes`,
+/// `quantize rows R=8192 C=4096 E=64 along_k=mxfp8 role=x gather=yes T=2048 top_k=4`.
 struct QuantizeProblem {
   using Args = struct QuantizeArgs;
   static constexpr OperationText kOperation = {
@@ -125,6 +126,9 @@ struct QuantizeProblem {
   TensorRole role = TensorRole::kX;    ///< for stochastic rounding
   float amax_eps = 0;                  ///< lower bound of an amax, fp32 scales only
   bool discrete = false;               ///< weights only: the source is E pointers
+  bool gather = false;                 ///< routed rows only: the source is tokens, see slot_of
+  int64_t tokens = 0;                  ///< T: rows of the source; 0 without gather
+  int top_k = 1;                       ///< slots of a token
 
   /// How the copies lie, as in QuantizedShape; codes along K are row-major.
   Major along_k_scales_major = Major::kRow;
@@ -138,8 +142,9 @@ struct QuantizeProblem {
 QuantizedShape copy_shape(const QuantizeProblem&, Axis);
 
 struct QuantizeArgs {
-  TensorView source{};  ///< [R, C] or [E, N, K]; discrete: data null, shape [E, N, K]
+  TensorView source{};  ///< [R, C], gathered [T, C], or [E, N, K]; discrete: data null, [E, N, K]
   const void* const* discrete = nullptr;  ///< [E] device pointers, each [N, K]
+  const int32_t* slot_of = nullptr;       ///< [R] with gather: as in RowMap
   Offsets offsets{};                      ///< routed rows only
   QuantizedView along_k{}, along_rows{};  ///< written
   const uint64_t* rng = nullptr;          ///< [2] seed and offset in device memory; option sr only
@@ -151,7 +156,9 @@ using QuantizePlan = Plan<QuantizeProblem>;
 ///
 /// Shapes    see QuantizedView.
 /// Types     source f32, bf16 or f16. A plain format casts, rounding to nearest even.
-/// Rows      the tail is neither read (no amax sees it) nor written.
+/// Rows      the tail is neither read (no amax sees it) nor written. With gather row r of the batch
+///           is row slot_of[r] / top_k of the source, and zero where slot_of[r] is no slot: the
+///           codes and scales of what permute writes.
 /// Errors    InvalidArgument for shapes, strides, missing rng, no copy asked for.
 /// Exact     codes and scales equal the CPU reference bit for bit on every device.
 /// Source    docs/numerics.md.

@@ -168,14 +168,17 @@ void encode(const Copy& copy, const Piece& p, const QuantizedExpert& expert, Scr
 }
 
 /// Reads a tile, with rows of zeros up to a multiple of sixteen behind it.
-Piece load_piece(const TensorView& source, const Grid& grid, Piece p, float* x) {
-  p.rows = std::min(grid.height, source[0] - p.row);
-  p.cols = std::min(grid.width, source[1] - p.col);
+Piece load_piece(const ExpertSource& source, const Grid& grid, Piece p, float* x) {
+  p.rows = std::min(grid.height, source.rows - p.row);
+  p.cols = std::min(grid.width, source.matrix[1] - p.col);
   p.x = x;
   p.pitch = grid.width;
-  visit_float(source.dtype, [&]<class Float>(Float) {
+  visit_float(source.matrix.dtype, [&]<class Float>(Float) {
     for (int64_t i = 0; i < p.rows; ++i)
-      load_row<Float>(row_data<Float>(source, p.row + i) + p.col, p.cols, x + i * p.pitch);
+      if (const int64_t row = source.row(p.row + i); row >= 0)
+        load_row<Float>(row_data<Float>(source.matrix, row) + p.col, p.cols, x + i * p.pitch);
+      else
+        std::fill_n(x + i * p.pitch, p.cols, 0.0f);
   });
   for (int64_t i = p.rows; i % Hadamard16::kPoints != 0; ++i)
     std::fill_n(x + i * p.pitch, p.cols, 0.0f);

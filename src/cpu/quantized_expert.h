@@ -3,6 +3,7 @@
 
 #include "cadre/quantize.h"
 #include "schedule/expert_rows.h"
+#include "schedule/row_tokens.h"
 
 // One expert's part of a tensor, as matrices: routed rows and weights then look alike.
 namespace cadre::cpu {
@@ -117,14 +118,27 @@ inline void write_block_offsets(const QuantizedShape& shape, const Offsets& offs
     end += code_rows(true, {0, walk.rows().count()}, 0).count;
 }
 
-/// One expert's matrix of what is to be quantised.
-inline TensorView source_of(const QuantizeProblem& p, const QuantizeArgs& args, int expert,
-                            schedule::ExpertRows rows) {
-  if (p.kind == RowsKind::kRagged) return rows_of_matrix(args.source, {rows.first, rows.count()});
-  if (!p.discrete) return matrix_of(args.source, expert);
-  TensorView v = matrix_of(args.source, 0);
-  v.data = const_cast<void*>(args.discrete[expert]);
-  return v;
+/// One expert's rows of what is to be quantised.
+struct ExpertSource {
+  TensorView matrix;             ///< those rows, or the tokens that they are gathered from
+  int64_t rows = 0;              ///< of the expert
+  schedule::RowTokens tokens{};  ///< from its first row on
+
+  /// The row of the matrix that row i of the expert is; -1: it has zeros.
+  int64_t row(int64_t i) const { return tokens.gather() ? tokens.token_of(i) : i; }
+};
+
+inline ExpertSource source_of(const QuantizeProblem& p, const QuantizeArgs& args, int expert,
+                              schedule::ExpertRows rows) {
+  if (p.gather)
+    return {args.source,
+            rows.count(),
+            {args.slot_of + rows.first, uint32_t(p.tokens * p.top_k), uint32_t(p.top_k)}};
+  if (p.kind == RowsKind::kRagged)
+    return {rows_of_matrix(args.source, {rows.first, rows.count()}), rows.count()};
+  TensorView v = matrix_of(args.source, p.discrete ? 0 : expert);
+  if (p.discrete) v.data = const_cast<void*>(args.discrete[expert]);
+  return {v, p.rows};
 }
 
 }  // namespace cadre::cpu

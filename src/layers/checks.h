@@ -45,7 +45,7 @@ void check_types_and_options(const ops::Checks<Problem>& checks, const Problem& 
 
 /// Those of a layer that may read its input in token order.
 template <class Problem>
-void check_gather(const ops::Checks<Problem>& checks, bool x_as_is) {
+void check_gather(const ops::Checks<Problem>& checks) {
   const Problem& p = checks.problem();
   if (!p.gather) {
     checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
@@ -56,7 +56,8 @@ void check_gather(const ops::Checks<Problem>& checks, bool x_as_is) {
   checks.fits_int32("T", p.tokens);
   checks.at_least("top_k", p.top_k, 1);
   checks.fits_int32("T * top_k", p.tokens * p.top_k);
-  checks.holds(x_as_is, "gather is yes, must be no; the recipe copies x");
+  checks.holds(!p.options.quantized_x,
+               "quantized_x is yes, must be no; tokens are quantised as they are gathered");
 }
 
 /// Those of the layers whose rows come in expert order.

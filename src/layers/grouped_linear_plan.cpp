@@ -75,7 +75,7 @@ void check(const GroupedLinearProblem& p) {
                "weight_major is column, must be row; the recipe copies the weights");
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
-  layers::check_gather(checks, x_as_is);
+  layers::check_gather(checks);
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
   checks.holds(!p.options.quantized_x || !p.options.save_input,
@@ -183,12 +183,13 @@ class Planner {
     fprop.activation = p_.activation;
     const bool prob = p_.activation && p_.activation->prob;
     const bool z = p_.activation && p_.activation->keep_z;
+    const bool gathers = fprop.gather != Gather::kNo;
     const int alpha =
         factors(Phase::kForward, "y scales", fprop, {x_.along_k.id, w_.along_k.id, kYScales});
     row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device, decoded_.fprop_by),
-              {p_.gather ? kTokens : x_.read_along_k(), w_.read_along_k(),
-               fprop.bias ? kBias : kNone, fprop.bias_scale ? kBiasScale : kNone, alpha,
-               prob ? kProb : kNone, p_.gather ? kSlotOf : kNone},
+              {gathers ? kTokens : x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
+               fprop.bias_scale ? kBiasScale : kNone, alpha, prob ? kProb : kNone,
+               gathers ? kSlotOf : kNone},
               {kY, z ? kZ : kNone});
   }
 
@@ -228,8 +229,11 @@ class Planner {
     if (axes.along_rows) q.along_rows_codes_major = tensor.along_rows.codes_major;
     q.along_k_decoded = axes.along_k && tensor.along_k.decoded;
     q.along_rows_decoded = axes.along_rows && tensor.along_rows.decoded;
+    q.gather = p_.gather && tensor.itself == kX && phase == Phase::kForward;
+    if (q.gather) q.tokens = p_.tokens, q.top_k = p_.top_k;
     row_.step(
-        phase, name, plan(q, plan_.device), {tensor.itself},
+        phase, name, plan(q, plan_.device),
+        {q.gather ? kTokens : tensor.itself, q.gather ? kSlotOf : kNone},
         {axes.along_k ? tensor.along_k.id : kNone, axes.along_rows ? tensor.along_rows.id : kNone});
   }
   void decode(Phase phase, const char* name, int codes, int numbers) {

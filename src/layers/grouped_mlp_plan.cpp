@@ -4,7 +4,6 @@
 #include "layers/checks.h"
 #include "layers/explain.h"
 #include "layers/grouped_mlp.h"
-#include "layers/linear_copies.h"
 #include "layers/problem_fields.h"
 #include "layers/route.h"
 #include "ops/activation_checks.h"
@@ -49,9 +48,7 @@ void check(const GroupedMlpProblem& p) {
   checks.countable("R * H", {p.rows, p.hidden});
   checks.countable("R * F", {p.rows, p.features});
   checks.countable("E * H * F", {p.experts, p.hidden, p.features});
-  const auto as_is = [&](const Format& format) { return layers::linear::as_is(format, p.dtype); };
-  layers::check_gather(checks,
-                       as_is(p.recipe.fprop.lhs) && (!p.wgrad1 || as_is(p.recipe.wgrad.rhs)));
+  layers::check_gather(checks);
   checks.holds(p.bias2 || !p.bias2_scale,
                "bias2_scale is yes, must be no; the problem says bias2=no");
   checks.holds(p.keep_h || !p.wgrad2 || !p.recipe.wgrad.rhs.stochastic,

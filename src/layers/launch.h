@@ -58,6 +58,7 @@ QuantizeArgs arguments(const Run& run, const LayerStep& step, const QuantizePlan
   QuantizeArgs args;
   args.source = source.codes;
   args.discrete = source.discrete;
+  if (q.gather) args.slot_of = run.words(step.reads[1]);
   if (q.kind == RowsKind::kRagged) args.offsets = run.offsets();
   if (q.along_k) args.along_k = run.copy(step.writes[0]);
   if (q.along_rows) args.along_rows = run.copy(step.writes[1]);

@@ -40,7 +40,8 @@ bool has_expert_scale(const std::optional<Format>& format) {
 int64_t moved_bytes(const QuantizeProblem& q) {
   // The amaxes of experts take a read of their own.
   const int reads = has_expert_scale(q.along_k) || has_expert_scale(q.along_rows) ? 2 : 1;
-  int64_t bytes = reads * plain_bytes(q.kind, q.rows, q.cols, q.experts, q.source);
+  const int64_t rows = q.gather ? std::min(q.tokens, q.rows) : q.rows;
+  int64_t bytes = reads * plain_bytes(q.kind, rows, q.cols, q.experts, q.source);
   if (q.along_k) bytes += quantized_bytes(copy_shape(q, Axis::kAlongK));
   if (q.along_rows) bytes += quantized_bytes(copy_shape(q, Axis::kAlongRows));
   return bytes;

@@ -96,7 +96,7 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
     g.accumulate = p.options.accumulate;
     return g;
   }
-  if (p.gather && pass == Pass::kFprop) {
+  if (p.gather && pass == Pass::kFprop && as_is(lhs, p.dtype)) {
     g.gather = Gather::kLhs;
     g.tokens = p.tokens;
     g.top_k = p.top_k;

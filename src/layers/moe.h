@@ -47,7 +47,7 @@ inline bool has_shared(const MoeProblem& p) { return p.shared_features > 0; }
 /// Whether backward of an MLP, if there is one, reads its caller's tensor as it was in forward.
 bool keeps(const GroupedMlpPlan&, std::string_view tensor);
 
-/// The routes, by their planners. Gathered, fc1's product reads x in token order.
+/// The routes, by their planners. Gathered, fc1 reads or quantises x in token order.
 std::string refuses_gathered(const MoeProblem&, const Device&);
 std::string why_permuted_is_faster(const MoeProblem&, const Device&);
 MoePlan plan_gathered(const MoeProblem&, const Device&);

@@ -1,5 +1,5 @@
-// The routes of the expert layer: x is copied into expert order, or fc1 reads it as it is; sums are
-// made out of rows in expert order.
+// The routes of the expert layer: x is copied into expert order, or fc1 reads or quantises it as it
+// is; sums are made out of rows in expert order.
 #include "layers/linear_copies.h"
 #include "layers/moe.h"
 #include "layers/planner.h"
@@ -252,18 +252,23 @@ class Planner {
 
 }  // namespace
 
+/// Whether fprop of fc1 reads codes: what quantises x gathers, and no product does.
+static bool quantises_x(const MoeProblem& p) { return !is_plain(p.recipe.fprop.lhs); }
+
 std::string refuses_gathered(const MoeProblem& p, const Device& device) {
   const auto as_is = [&](const Format& format) { return linear::as_is(format, p.dtype); };
-  if (device.sm == 0) return "is for GPUs; on the CPU no product gathers rows";
+  const bool quantises = quantises_x(p), wgrad_as_is = as_is(p.recipe.wgrad.rhs);
+  if (!quantises && device.sm == 0) return "is for GPUs; on the CPU no product gathers rows";
   if (p.tokens == 0) return "is for one token or more";
-  if (!as_is(p.recipe.fprop.lhs) || (p.wgrad1 && !as_is(p.recipe.wgrad.rhs)))
-    return "is for recipes that read x as it is";
-  if (p.keep_rows && p.wgrad1)
+  if (!quantises && (!as_is(p.recipe.fprop.lhs) || (p.wgrad1 && !wgrad_as_is)))
+    return "is for recipes that read x as it is, or quantise it for fprop";
+  if (p.keep_rows && p.wgrad1 && (wgrad_as_is || p.options.save_input))
     return "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
   return {};
 }
 
 std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
+  if (quantises_x(p)) return {};
   const int64_t columns = info(p.activation).gated ? 2 * p.features : p.features;
   const int64_t rows = rows_of(p) / p.experts;
   if (columns > kMostGatheredColumns)
@@ -282,7 +287,8 @@ MoePlan plan_gathered(const MoeProblem& problem, const Device& device) {
 
 MoePlan plan_gathered_by_kernel(const MoeProblem& problem, const Device& device) {
   MoePlan made = plan_gathered(problem, device);
-  if (find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply")->name == "composed")
+  const GroupedGemmPlan* product = find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply");
+  if (product->problem.gather != Gather::kNo && product->name == "composed")
     throw Unsupported(
         text("fc1 would copy the rows; it is not fused: ", made.mlp.refusals.front().why));
   return made;

@@ -20,6 +20,9 @@ static void fields(Io& io, Problem& p) {
   io.always("role", p.role);
   io.unless("amax_eps", p.amax_eps, 0.0f);
   io.unless("discrete", p.discrete, false);
+  io.unless("gather", p.gather, false);
+  io.unless("T", p.tokens, int64_t{0});
+  io.unless("top_k", p.top_k, 1);
   io.unless("along_k_scales_major", p.along_k_scales_major, Major::kRow);
   io.unless("along_rows_codes_major", p.along_rows_codes_major, Major::kRow);
   io.unless("along_rows_scales_major", p.along_rows_scales_major, Major::kRow);
@@ -76,6 +79,21 @@ void check_absent(const ops::Checks<QuantizeProblem>& checks, const QuantizeProb
   decoded(p.along_rows || !p.along_rows_decoded, kCopyAlongRows.decoded, "rows");
 }
 
+void check_gather(const ops::Checks<QuantizeProblem>& checks, const QuantizeProblem& p) {
+  if (!p.gather) {
+    checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
+    checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; the problem says gather=no");
+    return;
+  }
+  checks.holds(p.kind == RowsKind::kRagged,
+               "gather is yes, must be no; weights are read where they lie");
+  checks.at_least("T", p.tokens, 1);
+  checks.fits_int32("T", p.tokens);
+  checks.at_least("top_k", p.top_k, 1);
+  checks.fits_int32("T * top_k", p.tokens * p.top_k);
+  checks.countable("T * C", {p.tokens, p.cols});
+}
+
 void check(const QuantizeProblem& p) {
   const ops::Checks checks("quantize", p);
   checks.holds(p.along_k || p.along_rows,
@@ -91,12 +109,17 @@ void check(const QuantizeProblem& p) {
                ", must be finite and 0 or more");
   checks.holds(!p.discrete || p.kind == RowsKind::kWeights,
                "discrete is yes, must be no; routed rows are one tensor");
+  check_gather(checks, p);
 }
 
 void check_source(const ops::Checks<QuantizeProblem>& checks, const QuantizeProblem& p,
                   const QuantizeArgs& args) {
+  if (p.gather)
+    checks.present("slot_of", args.slot_of, p.rows, "the problem says gather=yes");
+  else
+    checks.absent("slot_of", args.slot_of, "the problem says gather=no");
   if (p.kind == RowsKind::kRagged) {
-    checks.view("source", args.source, p.source, {p.rows, p.cols});
+    checks.view("source", args.source, p.source, {p.gather ? p.tokens : p.rows, p.cols});
     return;
   }
   TensorView source = args.source;

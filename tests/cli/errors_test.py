@@ -116,6 +116,10 @@ cadre explain quantize rows R=9 C=16 E=2 along_k=bf16 along_k_decoded=yes
 cadre explain quantize rows R=9 C=9 along_k=mxfp8 along_k_decoded=yes along_k_scales_major=column
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=-1
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 discrete=yes
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 T=5
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 top_k=2
+cadre explain quantize weights N=9 K=16 E=2 along_k=mxfp8 gather=yes T=5
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 gather=yes T=1073741824 top_k=2
 cadre explain dequantize rows R=9 C=16 E=2 format=mxfp8 codes_major=column
 cadre explain routing forward softmax T=9 E=4 top_k=5
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=3
@@ -134,7 +138,7 @@ cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
 cadre explain moe T=9 top_k=5 H=8 F=16 E=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
-cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8
+cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8 quantized_x=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 T=4
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1

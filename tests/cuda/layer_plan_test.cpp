@@ -215,9 +215,12 @@ TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
     const char *words, *why;
   } cases[] = {
       {"T=0 F=32 keep_rows=no", "is for one token or more"},
-      {"T=20 F=32 keep_rows=no recipe=mxfp8", "is for recipes that read x as it is"},
-      {"T=20 F=32 keep_rows=no recipe=bf16,wgrad=mxfp8", "is for recipes that read x as it is"},
-      {"T=20 F=32 keep_rows=no dtype=f16", "is for recipes that read x as it is"},
+      {"T=20 F=32 keep_rows=no recipe=bf16,wgrad=mxfp8",
+       "is for recipes that read x as it is, or quantise it for fprop"},
+      {"T=20 F=32 keep_rows=no dtype=f16",
+       "is for recipes that read x as it is, or quantise it for fprop"},
+      {"T=20 F=32 recipe=fp8_block,wgrad=bf16",
+       "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
       {"T=20 F=32", "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
       {"T=999 F=32 act=relu wgrad1=no",
        "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
@@ -250,6 +253,39 @@ TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
             "a product of 784 columns is slower than a copy and the plain product; the most is "
             "768, or name the route");
   EXPECT_EQ(made("F=392", "gathered").name, "gathered");
+}
+
+/// No width and no number of rows is against it.
+TEST(LayerPlan, AnExpertLayerGathersWhatItQuantises) {
+  const auto made = [](std::string_view words) {
+    return plan(parse_moe_problem(text("moe T=20 top_k=2 H=16 F=512 E=3 recipe=", words)),
+                hopper().device);
+  };
+  const struct {
+    const char *words, *route, *quantises;
+  } cases[] = {
+      {"fp8_block", "sm90_fp8_rows",
+       "along_k=fp8_block along_rows=fp8_block role=x gather=yes T=20 top_k=2 "
+       "along_k_scales_major=column"},
+      {"fp8_block,wgrad=bf16 keep_rows=no", "sm90_fp8_rows",
+       "along_k=fp8_block role=x gather=yes T=20 top_k=2 along_k_scales_major=column"},
+      {"fp8_tensor", "sm90_fp8_rows", "along_k=fp8_tensor role=x gather=yes T=20 top_k=2"},
+      {"mxfp8", "decoded",
+       "along_k=mxfp8 along_rows=mxfp8 role=x gather=yes T=20 top_k=2 along_k_decoded=yes"},
+      {"nvfp4", "decoded",
+       "along_k=nvfp4 along_rows=nvfp4:rht role=x gather=yes T=20 top_k=2 along_k_decoded=yes"}};
+  for (const auto& c : cases) {
+    const MoePlan layer = made(c.words);
+    EXPECT_EQ(layer.name, "gathered") << c.words;
+    EXPECT_EQ(layer.mlp.fc1.name, c.route);
+    const std::string quantises = text(
+        "quantize x: cuda_quantize  [quantize rows R=40 C=16 E=3 source=bf16 ", c.quantises, "]\n");
+    EXPECT_NE(explain(layer).find(quantises), std::string::npos) << quantises << " in\n"
+                                                                 << explain(layer);
+    EXPECT_EQ(find_step<PermutePlan>(layer, "permute"), nullptr);
+    EXPECT_EQ(find_step<PermutePlan>(layer, "permute again") != nullptr,
+              layer.problem.recipe.wgrad == parse_recipe("bf16").wgrad);
+  }
 }
 
 TEST(LayerPlan, OfAnExpertLayerNamesTheKernels) {

@@ -3,6 +3,7 @@
 
 #include "tests/cuda/mirror.h"
 #include "tests/judge/errors.h"
+#include "tests/ops/quantize_gather.h"
 #include "tests/ops/quantize_pairs.h"
 
 namespace cadre {
@@ -169,6 +170,30 @@ TEST_F(QuantizeOnDevice, OfEveryFormatHasTheBitsOfTheCpu) {
   };
   for (const FormatPair& pair : kPairs) each(pair);
   for (const FormatPair& pair : kRaggedPairs) each(pair);
+}
+
+/// Tokens for one tile and for several, of wide chunks and of narrow ones.
+TEST_F(QuantizeOnDevice, OfGatheredRowsHasTheBitsOfACopyOfThem) {
+  unsigned seed = 0;
+  const auto check_both = [&](const Counts& counts, const FormatPair& pair) {
+    std::mt19937 random(++seed);
+    const int64_t tokens = 1 + int64_t(random() % 90), cols = kWidths[seed % std::size(kWidths)];
+    QuantizeCase c = QuantizeCase::rows({.rows = tokens, .of = {tokens}}, cols,
+                                        kTypes[seed / 2 % 3], seed % 2 == 0 ? 8 : 5);
+    fill_values(c, ValuesKind(seed % test::kValuesKinds), random);
+    c = test::gathered(c, counts, 1 + int(seed % 3), random);
+    c.formats(seed % 4 == 1 ? "" : pair.along_k, seed % 4 == 2 ? "" : pair.along_rows);
+    if (seed % 8 >= 4)
+      for (Major* order : test::orders_of(c)) *order = Major::kColumn;
+    const QuantizeCase::Out want = test::permuted(c).run("cpu"), got = on_gpu(c);
+    ASSERT_TRUE(got == want) << to_string(c.problem);
+    EXPECT_EQ(got.along_k.damage() + got.along_rows.damage(), "");
+  };
+  for (const FormatPair& pair : kPairs) check_both({.rows = 300, .of = {5, 0, 150, 129}}, pair);
+  for (const FormatPair& pair : kRaggedPairs) check_both({.rows = 300, .of = {0, 131, 150}}, pair);
+  test::for_random_counts(test::sized(224, 56), 12, [&](const Counts& counts) {
+    check_both(counts, kPairs[seed % kPairs.size()]);
+  });
 }
 
 TEST_F(QuantizeOnDevice, OfWeightsHasTheBitsOfTheCpu) {

@@ -54,7 +54,13 @@ struct Tokens {
   }
 };
 
-/// A step, of which forward has the tokens alone and backward the rows alone.
+bool keeps_x(const auto& plan) {
+  for (const KeptPart& part : kept(plan))
+    if (part.name == "x") return true;
+  return false;
+}
+
+/// A step, of which forward has the tokens alone and backward, where it reads them, the rows alone.
 template <class Case>
 void step(Case& c, const Tokens& tokens) {
   c.change_args = [&](auto& a) {
@@ -63,7 +69,9 @@ void step(Case& c, const Tokens& tokens) {
     a.slot_of = tokens.slots.data();
   };
   c.forward();
-  c.change_args = {};
+  c.change_args = [reads_x = keeps_x(c.plan)](auto& a) {
+    if (!reads_x) a.x = {};
+  };
   if (c.learns()) c.backward();
   if (c.defers()) c.wgrad();
 }
@@ -114,6 +122,60 @@ TEST(Gather, AnMlpHasTheBitsOfRows) {
   }
 }
 
+constexpr const char* kQuantised[] = {
+    "fp8_block", "fp8_block,wgrad=bf16",  "fp8_tensor",       "mxfp8", "mxfp8,wgrad=f32",
+    "nvfp4",     "nvfp4,fprop=fp8_block", "bf16,wgrad=mxfp8", "f16"};
+
+TEST(Gather, ALinearThatCopiesXHasTheBitsOfRows) {
+  for (const char* recipe : kQuantised)
+    for (const bool deferred : {false, true}) {
+      GroupedLinearProblem p = linear(recipe);
+      p.options.deferred = deferred;
+      expect_equal_bits<LinearCase, LinearResult>(p);
+      p.options.save_input = true;
+      expect_equal_bits<LinearCase, LinearResult>(p);
+      p.wgrad = false;
+      expect_equal_bits<LinearCase, LinearResult>(p);
+    }
+  GroupedLinearProblem p = linear("nvfp4,wgrad=nvfp4*nvfp4:sr");
+  expect_equal_bits<LinearCase, LinearResult>(p);
+}
+
+TEST(Gather, AnMlpThatCopiesXHasTheBitsOfRows) {
+  for (const char* recipe : kQuantised)
+    for (const auto change :
+         {+[](GroupedMlpProblem&) {}, +[](GroupedMlpProblem& p) { p.options.deferred = true; },
+          +[](GroupedMlpProblem& p) { p.options.save_input = true; },
+          +[](GroupedMlpProblem& p) { p.options.cache_weights = true; },
+          +[](GroupedMlpProblem& p) { p.wgrad1 = p.dprob = false; }}) {
+      GroupedMlpProblem p = mlp(recipe);
+      change(p);
+      expect_equal_bits<MlpCase, MlpResult>(p);
+    }
+}
+
+TEST(Gather, QuantisesTokensInForwardAlone) {
+  const auto steps_of = [](const char* recipe, bool save_input) {
+    GroupedLinearProblem p = gathered(linear(recipe));
+    p.options.save_input = save_input;
+    return explain(plan(p, this_cpu()));
+  };
+  const auto expect_parts = [](const std::string& words, std::initializer_list<const char*> parts) {
+    for (const char* part : parts)
+      EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  };
+  expect_parts(steps_of("mxfp8", false),
+               {"quantize x: cpu  [quantize rows R=64 C=12 E=5 source=bf16 along_k=mxfp8 "
+                "along_rows=mxfp8 role=x gather=yes T=23 top_k=3]",
+                "tokens, slot_of -> x along K, x along rows",
+                "[grouped_gemm fprop R=64 N=20 K=12 E=5 format=mxfp8]"});
+  expect_parts(steps_of("mxfp8", true),
+               {"along_k=mxfp8 role=x gather=yes T=23 top_k=3]", "tokens, slot_of -> x along K\n",
+                "along_rows=mxfp8 role=x]", "x -> x along rows"});
+  expect_parts(steps_of("fp8_block,wgrad=bf16", false),
+               {"along_k=fp8_block role=x gather=yes T=23 top_k=3]", "dy, x -> dw"});
+}
+
 TEST(Gather, IsPlannedForForwardAlone) {
   const GroupedMlpPlan made = plan(gathered(mlp()), this_cpu());
   const std::string words = explain(made);
@@ -148,18 +210,18 @@ TEST(Gather, SaysWhatIsWrongWithTheProblem) {
               layer + ": T is 2147483648, must be below 2^31; rows are numbered in int32");
     EXPECT_EQ(said(gathers, [](P& p) { p.tokens = int64_t{1} << 30, p.top_k = 2; }),
               layer + ": T * top_k is 2147483648, must be below 2^31; rows are numbered in int32");
-    for (const char* recipe : {"mxfp8", "bf16,wgrad=mxfp8", "f16"})
-      EXPECT_EQ(said(gathers, [&](P& p) { p.recipe = parse_recipe(recipe); }),
-                layer + ": gather is yes, must be no; the recipe copies x");
+    for (const char* recipe : {"mxfp8", "bf16,wgrad=mxfp8", "bf16"})
+      EXPECT_EQ(said(gathers,
+                     [&](P& p) {
+                       p.recipe = parse_recipe(recipe);
+                       p.options.quantized_x = true;
+                     }),
+                layer +
+                    ": quantized_x is yes, must be no; tokens are quantised as they are "
+                    "gathered");
   };
   of_all(linear(), "grouped_linear");
   of_all(mlp(), "grouped_mlp");
-  EXPECT_NO_THROW(plan(gathered([] {
-                         GroupedMlpProblem p = mlp("bf16,wgrad=mxfp8");
-                         p.wgrad1 = false;
-                         return p;
-                       }()),
-                       this_cpu()));
 }
 
 TEST(Gather, SaysWhatIsWrongWithTheArguments) {

@@ -42,6 +42,47 @@ TEST(MoeGather, GathersNothingOnTheCpu) {
             "\n  gathered: is for GPUs; on the CPU no product gathers rows");
 }
 
+TEST(MoeGather, GathersWhatItQuantisesOnEveryDevice) {
+  for (const char* recipe : {"fp8_block", "fp8_tensor", "mxfp8", "nvfp4"}) {
+    MoeProblem p = problem();
+    p.recipe = parse_recipe(recipe);
+    p.shared_features = 128;
+    const MoePlan made = planned(p), copied = plan(p, this_cpu(), "permuted");
+    EXPECT_EQ(made.name, "gathered") << recipe;
+    for (const char* step : {"permute", "permute again"}) EXPECT_FALSE(has(made, step)) << recipe;
+    EXPECT_TRUE(find_step<QuantizePlan>(made.mlp.fc1, "quantize x")->problem.gather);
+    EXPECT_FALSE(find_step<QuantizePlan>(made.mlp.fc2, "quantize x")->problem.gather);
+    EXPECT_FALSE(find_step<QuantizePlan>(made.shared.fc1, "quantize x")->problem.gather);
+    EXPECT_EQ(find_tensor(made, "rows"), nullptr);
+    EXPECT_EQ(kept_names(made), kept_names(copied));
+    EXPECT_EQ(made.memory.saved_bytes, copied.memory.saved_bytes);
+    EXPECT_LE(made.memory.forward_workspace_bytes,
+              copied.memory.forward_workspace_bytes + 4 * kRows);
+  }
+}
+
+TEST(MoeGather, WritesRowsForADwThatReadsThem) {
+  MoeProblem p = problem();
+  const std::string keeps =
+      "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
+  const auto expect_permuted_unless_rows_are_dropped = [&](MoeProblem of) {
+    EXPECT_EQ(planned(of).name, "permuted");
+    EXPECT_EQ(refusal(of, this_cpu()), keeps);
+    of.keep_rows = false;
+    EXPECT_EQ(planned(of).name, "gathered");
+    EXPECT_TRUE(has(planned(of), "permute again"));
+    of.keep_rows = true;
+    of.wgrad1 = false;
+    EXPECT_EQ(planned(of).name, "gathered");
+    EXPECT_FALSE(has(planned(of), "permute again"));
+  };
+  p.recipe = parse_recipe("fp8_block,wgrad=bf16");
+  expect_permuted_unless_rows_are_dropped(p);
+  p.recipe = parse_recipe("mxfp8");
+  p.options.save_input = true;
+  expect_permuted_unless_rows_are_dropped(p);
+}
+
 TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
   MoeProblem p = problem();
   p.tokens = 615;
@@ -56,6 +97,9 @@ TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()),
             "a product of 770 columns is slower than a copy and the plain product; the most is "
             "768, or name the route");
+  p.recipe = parse_recipe("mxfp8");  // no product gathers
+  EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
+  p.recipe = parse_recipe("bf16");
   p.activation = ActivationKind::kRelu;
   EXPECT_EQ(layers::why_permuted_is_faster(p, this_cpu()), "");
 

@@ -191,6 +191,24 @@ TEST_F(Moe, GatheredHasTheBitsOfPermuted) {
   }
 }
 
+TEST_F(Moe, GatheredHasTheBitsOfPermutedInRecipesThatQuantiseX) {
+  unsigned seed = 60;
+  for (const char* recipe : {"fp8_block", "fp8_block,wgrad=bf16", "fp8_tensor", "mxfp8", "nvfp4"})
+    for (const Variant& variant : kGathered) {
+      if (++seed % 3 != 0 && machine->device().sm != 0) continue;  // each recipe has others then
+      SCOPED_TRACE(variant.name);
+      MoeProblem p = problem(recipe);
+      p.keep_rows = false;
+      variant.change(p);
+      p.options.save_input = seed % 4 == 0;
+      MoeCase want(p, seed, {machine->device(), kStep, "permuted"});
+      MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
+      run(want);
+      run(got);
+      EXPECT_EQ(difference(got, want), "") << to_string(p);
+    }
+}
+
 // The route by its name, which wants a kernel that gathers.
 TEST_F(Moe, IsGatheredByAKernel) {
   if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";

@@ -71,6 +71,7 @@ struct QuantizeCase {
   std::vector<int32_t> offsets;               ///< routed rows
   Tensor source;                              ///< [R, C] with its tail poisoned, or [E, N, K]
   mutable std::vector<const void*> discrete;  ///< made by args(), where the source now lies
+  std::vector<int32_t> slots;                 ///< [R] with gather, when the source is [T, C]
   std::vector<uint64_t> rng = {0x0123'4567'89ab'cdefull, 42};
   int64_t gap = 6;  ///< elements between rows of codes
 
@@ -146,6 +147,7 @@ struct QuantizeCase {
       a.discrete = list(discrete);
     }
     if (ragged()) a.offsets = {list(offsets), problem.experts};
+    if (problem.gather) a.slot_of = list(slots);
     if (problem.along_k) a.along_k = out.along_k.view(view);
     if (problem.along_rows) a.along_rows = out.along_rows.view(view);
     a.rng = list(rng);

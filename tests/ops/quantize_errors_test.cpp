@@ -15,6 +15,7 @@ TEST(QuantizeProblem, PrintsAndParsesBack) {
         "quantize weights N=2048 K=4096 E=64 source=f32 along_k=fp8_block:2d role=w discrete=yes",
         "quantize rows R=7 C=5 E=3 source=f16 along_rows=nvfp4:rht+sr role=dy",
         "quantize rows R=7 C=5 E=3 source=f16 along_k=fp8_tensor role=h amax_eps=1e-12",
+        "quantize rows R=7 C=5 E=3 source=bf16 along_k=mxfp8 role=x gather=yes T=4 top_k=2",
         "quantize weights N=7 K=5 E=3 source=bf16 along_k=mxfp8 along_rows=fp8_block:2d role=w "
         "along_k_scales_major=column along_rows_codes_major=column "
         "along_rows_scales_major=column"})
@@ -56,6 +57,25 @@ TEST(QuantizeProblem, BadOnesAreErrors) {
   p.along_k->hadamard = true;
   EXPECT_EQ(invalid([&] { plan(p, this_cpu()); }),
             "format: option of mxfp8 is 'rht', must be one of e5m2, 2d, floor");
+}
+
+TEST(QuantizeProblem, BadTokensAreErrors) {
+  const auto said = [](const std::string& words) {
+    return plan_error("rows R=7 C=5 E=1 along_k=mxfp8 " + words);
+  };
+  EXPECT_EQ(said("T=3"), "quantize: T is 3, must be 0; the problem says gather=no");
+  EXPECT_EQ(said("top_k=2"), "quantize: top_k is 2, must be 1; the problem says gather=no");
+  EXPECT_EQ(said("gather=yes"), "quantize: T is 0, must be 1 or more");
+  EXPECT_EQ(said("gather=yes T=3 top_k=0"), "quantize: top_k is 0, must be 1 or more");
+  EXPECT_EQ(said("gather=yes T=2147483648"),
+            "quantize: T is 2147483648, must be below 2^31; rows are numbered in int32");
+  EXPECT_EQ(said("gather=yes T=1073741824 top_k=2"),
+            "quantize: T * top_k is 2147483648, must be below 2^31; rows are numbered in int32");
+  EXPECT_EQ(
+      plan_error("rows R=7 C=1073741824 E=1 along_k=mxfp8 gather=yes T=20000"),
+      "quantize: T * C is 20000 * 1073741824, must be at most 2^44; no tensor has more elements");
+  EXPECT_EQ(plan_error("weights N=7 K=5 E=1 along_k=mxfp8 gather=yes T=3"),
+            "quantize: gather is yes, must be no; weights are read where they lie");
 }
 
 TEST(QuantizeProblem, OrdersThatNobodyReadsAreErrors) {
@@ -135,6 +155,19 @@ TEST_F(QuantizeArguments, ShapeAndTypeOfTheSource) {
 TEST_F(QuantizeArguments, AlignmentOfTheSource) {
   args.source.data = static_cast<char*>(args.source.data) + 1;
   EXPECT_NE(said().find("must be aligned to 2 bytes"), std::string::npos);
+}
+
+TEST_F(QuantizeArguments, TokensAndSlots) {
+  const int32_t slots[40] = {};
+  args.slot_of = slots;
+  EXPECT_EQ(said(), "quantize: slot_of is given, must be null; the problem says gather=no");
+  c.problem.gather = true, c.problem.tokens = 41;
+  EXPECT_EQ(said(), "quantize: source is bf16[40, 35] strides (40, 1), must be bf16[41, 35]");
+  c.problem.tokens = 39, args.source.shape[0] = 39;
+  EXPECT_EQ(said(), "nothing was thrown");
+  args.slot_of = nullptr;
+  EXPECT_EQ(said(),
+            "quantize: slot_of is null, must point to 40 elements; the problem says gather=yes");
 }
 
 TEST_F(QuantizeArguments, ViewsOfTheCopies) {

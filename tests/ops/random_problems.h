@@ -118,6 +118,8 @@ inline void draw(Dice& dice, QuantizeProblem& p) {
   p.role = dice.word<TensorRole>();
   p.amax_eps = dice.coin() ? 0 : std::abs(dice.number());
   p.discrete = p.kind == RowsKind::kWeights && dice.coin();
+  p.gather = p.kind == RowsKind::kRagged && dice.below(3) == 0;
+  if (p.gather) p.tokens = dice.size(), p.top_k = dice.few(9);
   p.along_k_scales_major = dice.word<Major>();
   p.along_rows_codes_major = dice.word<Major>();
   p.along_rows_scales_major = dice.word<Major>();

@@ -38,10 +38,12 @@ struct Region {
   }
 };
 
-Values read_values(const TensorView& source) {
-  Values x(source[0], source[1]);
-  Region{0, 0, x.rows, x.cols}.each(
-      [&](int64_t i, int64_t j) { x(i, j) = float(read(source, i, j)); });
+Values read_values(const ExpertSource& source) {
+  Values x(source.rows, source.matrix[1]);
+  Region{0, 0, x.rows, x.cols}.each([&](int64_t i, int64_t j) {
+    const int64_t row = source.row(i);
+    x(i, j) = row < 0 ? 0 : float(read(source.matrix, row, j));
+  });
   return x;
 }
 

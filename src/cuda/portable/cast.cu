@@ -3,6 +3,7 @@
 #include "cuda/portable/expert_matrices.h"
 #include "cuda/portable/owned_rows.cuh"
 #include "formats/fp16.h"
+#include "schedule/row_tokens.h"
 
 // to[r, c] = from[r, c], rounded once, into one copy or two.
 //
@@ -22,14 +23,20 @@ struct Job {
   const int32_t* offsets = nullptr;
   int64_t bound = 0;              ///< R, or N
   int experts = 1, matrices = 1;  ///< matrices: 1 of routed rows
+  schedule::RowTokens tokens{};   ///< where rows are gathered
 };
 
 /// What is cast of one matrix.
 struct Cast {
   Matrix from, to[kCopies];
+  schedule::RowTokens tokens;
 
-  __device__ Cast(const Job& job, int matrix) : from(job.from.of(matrix)) {
+  __device__ Cast(const Job& job, int matrix) : from(job.from.of(matrix)), tokens(job.tokens) {
     for (int i = 0; i < kCopies; ++i) to[i] = job.to[i].of(matrix);
+  }
+  /// Where a row is read; -1: it has zeros.
+  __device__ int64_t source_of(int64_t row) const {
+    return tokens.gather() ? tokens.token_of(row) : row;
   }
   __device__ bool is_wide() const { return from.is_wide() && to[0].is_wide() && to[1].is_wide(); }
 };
@@ -49,12 +56,12 @@ template <bool kWide>
 __device__ void cast_rows(const Cast& cast, schedule::ExpertRows rows) {
   const int64_t first = first_column(kRounds);
   for_rows(rows.count(), [&](int64_t i) {
-    const int64_t row = rows.first + i;
+    const int64_t row = rows.first + i, source = cast.source_of(row);
     Chunk chunks[kRounds] = {};
 #pragma unroll
     for (int round = 0; round < kRounds; ++round)
-      if (first + round * kRound < cast.from.columns)
-        chunks[round] = load<kWide>(cast.from, {row, first + round * kRound});
+      if (source >= 0 && first + round * kRound < cast.from.columns)
+        chunks[round] = load<kWide>(cast.from, {source, first + round * kRound});
 #pragma unroll
     for (int round = 0; round < kRounds; ++round)
       for (const Matrix& to : cast.to)
@@ -87,7 +94,8 @@ Job job_of(const QuantizeProblem& p, const QuantizeArgs& args) {
           .offsets = args.offsets.data,
           .bound = p.rows,
           .experts = p.experts,
-          .matrices = p.kind == RowsKind::kWeights ? p.experts : 1};
+          .matrices = p.kind == RowsKind::kWeights ? p.experts : 1,
+          .tokens = {args.slot_of, uint32_t(p.tokens * p.top_k), uint32_t(p.top_k)}};
 }
 
 std::string refuses_format(const Device& device, std::string_view what, const Format& format) {

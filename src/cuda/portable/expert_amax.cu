@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
   ThreadAmax amax;
   walk_tiles(job.of, queue, [&](const ExpertTile& tile, int column) {
     const PatchPlace at(Patch<kAmaxAcross>::of_thread(column), tile.rows, tile.cols);
-    SourcePatch patch = load_patch<kSource>(job.source.of(tile.expert), tile, at);
+    SourcePatch patch = load_patch<kSource>(job, tile, at);
     amax.start(job, tile.expert);
     amax.add<kSource>(job, patch);
   });

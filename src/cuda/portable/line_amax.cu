@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kQuantizeThreads, kSource == DType::kF32 ? 2 :
   auto& shared = *reinterpret_cast<QuantizeShared*>(dynamic_shared());
   walk_tiles(job.of, shared.queue, [&](const ExpertTile& tile, int column) {
     const PatchPlace at(Patch<kAcross>::of_thread(column), tile.rows, tile.cols);
-    const auto patch = load_patch<kSource>(job.source.of(tile.expert), tile, at);
+    const auto patch = load_patch<kSource>(job, tile, at);
     raise_lines<kSource>(copy, shared, tile, at, patch);
   });
 }

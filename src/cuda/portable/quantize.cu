@@ -78,6 +78,7 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
   QuantizeJob job{.of = {p.rows, p.cols, p.experts, args.offsets.data},
                   .source = ExpertMatrices(args.source, args.discrete),
                   .copies = {},
+                  .tokens = tokens_of(p, args),
                   .rng = args.rng};
   const Format* formats[2] = {};
   auto* free = static_cast<uint32_t*>(workspace.data);

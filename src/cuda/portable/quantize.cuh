@@ -174,8 +174,7 @@ __device__ void quantize_tile(const QuantizeJob& job, QuantizeShared& shared,
                               const ExpertTile& tile, int column) {
   using Row = typename Codes::Row;
   const auto place = PatchOf<Row>::of_thread(column);
-  SourcePatch patch = load_patch<kSource>(job.source.of(tile.expert), tile,
-                                          PatchPlace(place, tile.rows, tile.cols));
+  SourcePatch patch = load_patch<kSource>(job, tile, PatchPlace(place, tile.rows, tile.cols));
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {
     const QuantizeCopy& copy = job.copies[i];
@@ -214,8 +213,8 @@ constexpr int quantize_blocks() {
   constexpr bool wide = kSource == DType::kF32;
   constexpr bool nibbles = EightCodes<typename Codes::Element>::kNibbles;
   constexpr bool both_types = Row::kInfo.takes_hadamard && kSource != DType::kBf16;
-  if (Codes::kStochastic || both_types || (wide && (Codes::kDecoded || nibbles))) return 1;
-  return wide || Codes::kDecoded || Row::kInfo.block != kTileSide ? 2 : 3;
+  const bool many = Codes::kDecoded || nibbles || Row::kInfo.block == kTileSide;
+  return Codes::kStochastic || both_types || (wide && many) ? 1 : 2;
 }
 
 template <DType kSource, class Codes>

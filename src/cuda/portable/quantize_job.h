@@ -3,6 +3,7 @@
 #include "cuda/portable/quantized_tile.cuh"
 #include "formats/philox.h"
 #include "formats/scale.h"
+#include "schedule/row_tokens.h"
 
 // What the host tells the kernels that quantise and dequantise.
 namespace cadre::cuda::portable {
@@ -30,6 +31,7 @@ struct QuantizeJob {
   ExpertMatrices source;
   QuantizeCopy copies[2];
   int count = 0;
+  schedule::RowTokens tokens{};   ///< where the source's rows are gathered
   const uint64_t* rng = nullptr;  ///< [2] seed and offset
 };
 
@@ -39,6 +41,10 @@ struct DequantizeJob {
   ExpertMatrices to;
   const int32_t* block_offsets = nullptr;  ///< of `to`: see QuantizedMatrix
 };
+
+inline schedule::RowTokens tokens_of(const QuantizeProblem& p, const QuantizeArgs& args) {
+  return {args.slot_of, uint32_t(p.tokens * p.top_k), uint32_t(p.top_k)};
+}
 
 /// Where a kernel runs.
 struct QuantizeStream {

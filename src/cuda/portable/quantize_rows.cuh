@@ -13,6 +13,7 @@ constexpr int kStreamBlocks = 8;  // of an SM, at most
 template <class Codes>
 struct RowsJob {
   Matrix from;
+  schedule::RowTokens tokens;
   Codes to;
   ExpertsRows of;
 };
@@ -32,7 +33,9 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, 4)
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i)
       if (i < at.rows) {
-        const char* from = job.from.data + (row + i) * job.from.pitch;
+        const int64_t source = job.tokens.gather() ? job.tokens.token_of(row + i) : row + i;
+        if (source < 0) continue;  // its slot is none
+        const char* from = job.from.data + source * job.from.pitch;
         const auto* chunk = reinterpret_cast<const uint4*>(from) +
                             column / kChunk * (kSource == DType::kF32 ? 2 : 1);
         chunks[i].low = chunk[0];
@@ -55,7 +58,7 @@ bool takes_row_codes(const QuantizeJob& job) {
 
 template <class Codes>
 void launch_row_codes(const QuantizeJob& job, const QuantizeStream& on) {
-  const RowsJob<Codes> rows{job.source.first, Codes(job.copies[0]), job.of};
+  const RowsJob<Codes> rows{job.source.first, job.tokens, Codes(job.copies[0]), job.of};
   RowGrid grid = RowGrid::of((job.of.rows + kRowsAtOnce - 1) / kRowsAtOnce, job.of.cols, 1);
   const unsigned most = unsigned(std::max(on.units, 1)) * kStreamBlocks;
   grid.blocks.y = std::clamp(most / grid.blocks.x, 1u, grid.blocks.y);

@@ -84,8 +84,8 @@ struct TileQueue {
   ExpertTile strips[2];
 };
 
-/// Calls work(strip, column) for every tile of a block, by all of its threads, with the tile's first
-/// column within its strip. One thread looks for the next strip meanwhile.
+/// Calls work(strip, column) for every tile of a block, by all of its threads, with the first
+/// column of the tile in its strip. One thread looks for the next strip meanwhile.
 template <class Work>
 __device__ void walk_tiles(const ExpertsRows& all, TileQueue& queue, Work&& work) {
   if (threadIdx.x == 0) {

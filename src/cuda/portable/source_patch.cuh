@@ -46,25 +46,29 @@ struct PatchPlace {
   }
 };
 
+/// The one place where tiles of a source are read. A row that is gathered and whose slot is none is
+/// zero.
 template <DType kSource>
-__device__ SourcePatch load_patch(const Matrix& from, const ExpertTile& tile, PatchPlace at) {
+__device__ SourcePatch load_patch(const QuantizeJob& job, const ExpertTile& tile, PatchPlace at) {
   constexpr int kBytes = kSource == DType::kF32 ? 4 : 2;
-  SourcePatch patch = {};
+  const Matrix from = job.source.of(tile.expert);
+  const bool wide = from.is_wide();
   const int64_t row = tile.first + tile.row + at.row, col = tile.col + at.col;
-  if (from.is_wide()) {
-    const char* first = from.data + row * from.pitch + col * kBytes;
+  SourcePatch patch = {};
 #pragma unroll
-    for (int i = 0; i < kPatchRows; ++i) {
-      const auto* chunk = reinterpret_cast<const uint4*>(first + i * from.pitch);
-      if (i >= at.rows) continue;
-      patch.rows[i].low = chunk[0];
-      if (kSource == DType::kF32) patch.rows[i].high = chunk[1];
+  for (int i = 0; i < kPatchRows; ++i) {
+    if (i >= at.rows) continue;
+    const int64_t source = job.tokens.gather() ? job.tokens.token_of(row + i) : row + i;
+    if (source < 0) continue;
+    if (!wide) {
+      patch.rows[i] = load<false>(from, {source, col});
+      continue;
     }
-    return patch;
+    const auto* chunk =
+        reinterpret_cast<const uint4*>(from.data + source * from.pitch + col * kBytes);
+    patch.rows[i].low = chunk[0];
+    if (kSource == DType::kF32) patch.rows[i].high = chunk[1];
   }
-#pragma unroll
-  for (int i = 0; i < kPatchRows; ++i)
-    if (i < at.rows) patch.rows[i] = load<false>(from, {row + i, col});
   return patch;
 }
 
