@@ -193,6 +193,21 @@ def layer_products(topic):
     return table
 
 
+def recipe_speed(info):
+    """Expert MLPs in a recipe beside the same in bf16, and beside their own products."""
+    rows = []
+    for where, record in records("recipes"):
+        for case in record["cases"]:
+            words = case["problem"].split()
+            twin = next(peer for peer in case["speed_of_peer"] if peer.startswith("cadre "))
+            rows.append([where, case["layer"],
+                         next(w.split("=")[1] for w in words if w.startswith("recipe=")),
+                         case["call"], *shown(case["us"], ["cadre"], ".0f"),
+                         f"{case['speed_of_peer'][twin]:.2f}",
+                         f"{case['us']['cadre'] / case['us']['products']:.3f}"])
+    return markdown(["GPU", "layer", "recipe", "call", "us", "over bf16", "over products"], rows)
+
+
 def moe_memory(info):
     """MiB of a step that live from forward to backward, and at most; peers as in their record."""
     peers = {(case["layer"], case["from"]): case for _, record in records("moe-torch")
@@ -397,6 +412,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "expert_parallel": expert_parallel,
           "expert_parallel_torch": expert_parallel_torch, "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
+          "recipe_speed": recipe_speed,
           "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}
 

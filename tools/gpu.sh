@@ -23,7 +23,7 @@
 #   moves      what stands around the products, beside a copy of as many bytes, on h200_moves.txt
 #   moe_few    whole layers with few tokens, on h200_moe_few.txt
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
-#   recipes    the expert MLPs in recipes, on h200_recipes.txt
+#   recipes    the expert MLPs in fp8_block beside bf16, on h200_recipes.txt
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
@@ -232,7 +232,9 @@ take() {
     moe_few) bench moe_few 120 moe-few-tokens h200_moe_few ;;
     moe) bench moe 540 moe h200_moe --offsets $routings ;;
     mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
-    recipes) bench recipes 300 recipes h200_recipes ;;
+    recipes)
+      bench recipes 500 recipes h200_recipes --beside 'recipe=bf16 cache_weights=no' --load 1
+      ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
     torch_accumulate)
