@@ -1,6 +1,7 @@
 #pragma once
 #include "cuda/portable/owned_rows.cuh"
 #include "cuda/portable/row_codes.cuh"
+#include "cuda/portable/source_patch.cuh"
 
 // Codes and scales of routed rows along K alone, in formats whose scales belong to blocks of a row.
 // A warp takes 256 columns of four rows at a time, in registers: nothing waits for a block.
@@ -24,23 +25,23 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, 4)
   begin_dependent();
   const schedule::ExpertRows rows = owned_rows(job.of.offsets, job.of.experts, job.of.rows);
   const int64_t column = first_column(1);
+  const char* first = job.from.data + column * (kSource == DType::kF32 ? 4 : 2);
   const int64_t warp = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;
   const int64_t step = int64_t(gridDim.y) * blockDim.z * kRowsAtOnce;
   for (int64_t row = rows.first + warp * kRowsAtOnce; row < rows.last; row += step) {
     const int count = int(min(rows.last - row, int64_t(kRowsAtOnce)));
     const ChunkColumn at{{row, column}, column < job.of.cols ? count : 0};
+    int64_t source[kRowsAtOnce];  // -1: a row of zeros
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) source[i] = i < at.rows ? row + i : -1;
+    if (job.tokens.gather())
+#pragma unroll
+      for (int i = 0; i < kRowsAtOnce; ++i)
+        if (i < at.rows) source[i] = job.tokens.token_of(row + i);
     Chunk chunks[kRowsAtOnce] = {};
 #pragma unroll
     for (int i = 0; i < kRowsAtOnce; ++i)
-      if (i < at.rows) {
-        const int64_t source = job.tokens.gather() ? job.tokens.token_of(row + i) : row + i;
-        if (source < 0) continue;  // its slot is none
-        const char* from = job.from.data + source * job.from.pitch;
-        const auto* chunk = reinterpret_cast<const uint4*>(from) +
-                            column / kChunk * (kSource == DType::kF32 ? 2 : 1);
-        chunks[i].low = chunk[0];
-        if (kSource == DType::kF32) chunks[i].high = chunk[1];
-      }
+      if (source[i] >= 0) load_wide<kSource>(chunks[i], first + source[i] * job.from.pitch);
     job.to.template write<kSource>(chunks, at);
   }
 }

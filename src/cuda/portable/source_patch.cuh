@@ -46,29 +46,44 @@ struct PatchPlace {
   }
 };
 
+/// A wide chunk of a row.
+template <DType kSource>
+__device__ void load_wide(Chunk& chunk, const char* from) {
+  chunk.low = reinterpret_cast<const uint4*>(from)[0];
+  if (kSource == DType::kF32) chunk.high = reinterpret_cast<const uint4*>(from)[1];
+}
+
 /// The one place where tiles of a source are read. A row that is gathered and whose slot is none is
-/// zero.
+/// zero. Wide chunks are all asked for before one of them is waited for, and so are slots.
 template <DType kSource>
 __device__ SourcePatch load_patch(const QuantizeJob& job, const ExpertTile& tile, PatchPlace at) {
   constexpr int kBytes = kSource == DType::kF32 ? 4 : 2;
   const Matrix from = job.source.of(tile.expert);
-  const bool wide = from.is_wide();
   const int64_t row = tile.first + tile.row + at.row, col = tile.col + at.col;
+  const char* first = from.data + col * kBytes;
   SourcePatch patch = {};
+  if (!job.tokens.gather() && from.is_wide()) {
+    first += row * from.pitch;
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i)
+      if (i < at.rows) load_wide<kSource>(patch.rows[i], first + i * from.pitch);
+    return patch;
+  }
+  int source[kPatchRows];
 #pragma unroll
   for (int i = 0; i < kPatchRows; ++i) {
-    if (i >= at.rows) continue;
-    const int64_t source = job.tokens.gather() ? job.tokens.token_of(row + i) : row + i;
-    if (source < 0) continue;
-    if (!wide) {
-      patch.rows[i] = load<false>(from, {source, col});
-      continue;
-    }
-    const auto* chunk =
-        reinterpret_cast<const uint4*>(from.data + source * from.pitch + col * kBytes);
-    patch.rows[i].low = chunk[0];
-    if (kSource == DType::kF32) patch.rows[i].high = chunk[1];
+    source[i] = -1;
+    if (i < at.rows) source[i] = job.tokens.gather() ? job.tokens.token_of(row + i) : int(row) + i;
   }
+  if (from.is_wide()) {
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i)
+      if (source[i] >= 0) load_wide<kSource>(patch.rows[i], first + source[i] * from.pitch);
+    return patch;
+  }
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i)
+    if (source[i] >= 0) patch.rows[i] = load<false>(from, {source[i], col});
   return patch;
 }
 
