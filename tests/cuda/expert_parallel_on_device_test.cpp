@@ -3,10 +3,25 @@
 
 #include "bench/check_ranks.h"
 #include "cadre/device.h"
+#include "cadre/expert_parallel.h"
 
 using namespace cadre;
 
 namespace {
+
+TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
+  const Device gpu = parse_device("sm_90");
+  const auto route = [&](std::string_view words, std::string_view only = {}) {
+    return plan(parse_expert_parallel_problem(words), gpu, only).name;
+  };
+  constexpr std::string_view kFew = "expert_parallel T=256 top_k=8 H=64 E=512 ranks=2";
+  EXPECT_EQ(route(kFew), "few_tokens");
+  EXPECT_EQ(route(kFew, "window"), "window");
+  EXPECT_EQ(route("expert_parallel T=257 top_k=8 H=64 E=512 ranks=2"), "window");
+  EXPECT_EQ(route("expert_parallel T=256 top_k=8 H=64 E=513 ranks=2"), "window");
+  EXPECT_NE(explain(plan(parse_expert_parallel_problem(kFew), gpu)).find("is one kernel"),
+            std::string::npos);
+}
 
 class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
  protected:
@@ -29,6 +44,13 @@ TEST_P(ExpertParallelOnDevice, HasTheBitsOfOneRankOnTheCpu) {
 INSTANTIATE_TEST_SUITE_P(
     Problems, ExpertParallelOnDevice,
     testing::Values("expert_parallel T=64 top_k=2 H=64 E=3 ranks=2",
+                    "expert_parallel T=1100 top_k=2 H=64 E=3 ranks=2 dtype=f32",
+                    "expert_parallel T=700 top_k=3 H=37 E=2 ranks=2 tail=zero",
+                    "expert_parallel T=520 top_k=4 H=4 E=5 ranks=2 dtype=f16 prob=no",
+                    "expert_parallel T=1100 top_k=2 H=40 E=4 ranks=2 R=1500 overflow=drop",
+                    "expert_parallel T=1100 top_k=2 H=40 E=3 ranks=2 R=800",
+                    "expert_parallel T=16 top_k=8 H=512 E=65 ranks=8 tail=zero",
+                    "expert_parallel T=1 top_k=1 H=8 E=1 ranks=1",
                     "expert_parallel T=400 top_k=2 H=64 E=3 ranks=2 dtype=f32",
                     "expert_parallel T=37 top_k=3 H=37 E=2 ranks=2 dtype=f32 tail=zero",
                     "expert_parallel T=40 top_k=4 H=4 E=5 ranks=2 dtype=f16 prob=no",
