@@ -194,8 +194,8 @@ a graph, everything else beside a copy of as many bytes. On a GPU times are thos
 A layer runs beside its own products without activations: forward of the layer with nothing to learn
 beside its fprops, a step (forward and backward) beside all of them; two runs must have equal bits.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
-the last rank is through. Delivered bytes are rows where they belong, crossed ones those of them
-that come from another rank.
+the last rank is through; on GPUs beside the same from a CUDA graph, too. Delivered bytes are rows
+where they belong, crossed ones those of them that come from another rank.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
 result.
 

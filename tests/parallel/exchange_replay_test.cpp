@@ -83,7 +83,7 @@ void replay(const Kind& kind, int rank, const AllGather& gather, std::barrier<>&
   const auto machine = test::open_machine(rank);
   const ExpertParallelPlan made =
       plan(parse_expert_parallel_problem(
-               "expert_parallel T=24 top_k=3 H=40 E=3 ranks=2 R=40 overflow=drop"),
+               "expert_parallel T=24 top_k=3 H=320 E=3 ranks=2 R=40 overflow=drop"),
            machine->device(), kind.route);
   const int64_t tokens = rank == 0 ? made.problem.tokens : kind.tokens;
   Window window = Window::create(made, rank, gather, {.limit = std::chrono::seconds(20)});
