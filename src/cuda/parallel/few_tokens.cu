@@ -14,7 +14,7 @@ using parallel::ExchangeJob;
 using parallel::ExchangeRead;
 using portable::kLanes;
 
-constexpr int kThreads = 512, kSumThreads = 384;  // of a block, of which an SM takes two
+constexpr int kThreads = 512, kSumThreads = 320;  // of a block, of which an SM takes two
 
 /// Waits for all ranks; whether one of them failed.
 __device__ bool bring_and_wait(const WindowTable& window, const ExchangeJob& job, uint32_t epoch) {
