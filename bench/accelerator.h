@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -39,6 +40,9 @@ class Accelerator {
 
   /// Enqueues a copy within the device.
   virtual void copy(void* to, const void* from, int64_t bytes) = 0;
+
+  /// What `work` enqueues, as something that enqueues all of it anew: a graph, if there are any.
+  virtual std::function<void()> record(const std::function<void()>& work) { return work; }
 
   /// Enqueues a time stamp.
   virtual void mark() = 0;

@@ -129,8 +129,9 @@ class RankCheck {
 
 }  // namespace
 
-RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& device) {
-  const ExpertParallelPlan chosen = plan(parse_expert_parallel_problem(words), device);
+RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& device,
+                        std::string_view only) {
+  const ExpertParallelPlan chosen = plan(parse_expert_parallel_problem(words), device, only);
   const ExpertParallelProblem& p = chosen.problem;
   Buffers buffers;
   const RankInputs inputs(p, draw.seed, buffers);
@@ -140,7 +141,8 @@ RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& 
   report.check.problem = to_string(p);
   report.check.plan = chosen.name;
   for (const std::string& fault : run_ranks_on(device, p.ranks, [&](Rank& rank) {
-         const ExpertParallelPlan mine = plan(p, device_of_rank(device, rank.number(), p.ranks));
+         const ExpertParallelPlan mine =
+             plan(p, device_of_rank(device, rank.number(), p.ranks), chosen.name);
          return RankCheck(mine, inputs, shared, rank).run(routings);
        }))
     if (report.check.fault.empty()) report.check.fault = fault;

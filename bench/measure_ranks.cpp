@@ -15,21 +15,29 @@ namespace {
 
 constexpr int64_t kCheckedTokens = 64;
 constexpr std::array<std::string_view, 2> kCalls = {"dispatch", "collect"};
-constexpr size_t kContestants = 3;  // ours, a copy, and on GPUs the DMA engine
+constexpr size_t kContestants = 4;  // ours, a copy, and on GPUs the DMA engine and ours in a graph
+constexpr int kInGraph = 20;        // exchanges, since a graph's launch takes long
 
 /// Times that a rank hands to the process that started it.
 struct Times {
-  struct {
+  struct One {
     Quantiles us;
     double speed;
-  } of[kCalls.size()][kContestants];
+  };
+  One of[kCalls.size()][kContestants];
 };
 
-CheckReport check_small(const ExpertParallelProblem& p, const MeasureOptions& options) {
+/// Of a contestant that makes so many at once.
+Times::One per_exchange(const Timing& t, double count) {
+  return {{t.us.p10 / count, t.us.median / count, t.us.p90 / count}, t.speed / count};
+}
+
+CheckReport check_small(const ExpertParallelPlan& plan, const MeasureOptions& options) {
+  const ExpertParallelProblem& p = plan.problem;
   ExpertParallelProblem small = p;
   small.tokens = std::min(p.tokens, kCheckedTokens);
   small.rows = std::min(p.rows, p.ranks * small.tokens * p.top_k);
-  return check_ranks(to_string(small), options.draw, options.device).check;
+  return check_ranks(to_string(small), options.draw, options.device, plan.name).check;
 }
 
 /// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums.
@@ -61,14 +69,18 @@ class TimedRank {
     for (size_t call = 0; call < kCalls.size(); ++call) {
       rank_.enter(kCalls[call]);
       std::vector<Peer> contestants;
-      contestants.push_back({"cadre", std::string(mine_.plan().name), [&, call] {
-                               call == 0 ? mine_.dispatch(window) : mine_.collect(window);
-                             }});
+      const auto exchange = [&, call] {
+        call == 0 ? mine_.dispatch(window) : mine_.collect(window);
+      };
+      contestants.push_back({"cadre", std::string(mine_.plan().name), exchange});
       add_copy(bytes_of(call, m, p) / p.ranks, contestants);
-      if (accelerator_) add_dma_engine(window, crossing(call, p, routing), contestants);
+      if (accelerator_) {
+        add_dma_engine(window, crossing(call, p, routing), contestants);
+        add_graph(exchange, contestants);
+      }
       const std::vector<Timing> timings = time(contestants, options);
       for (size_t j = 0; j < timings.size(); ++j)
-        times.of[call][j] = {timings[j].us, timings[j].speed};
+        times.of[call][j] = per_exchange(timings[j], j == kContestants - 1 ? kInGraph : 1);
     }
     rank_.meet();  // nobody's window ends while others read it
   }
@@ -94,6 +106,18 @@ class TimedRank {
     const char* there = here + (next - window.rank()) * window.bytes();
     contestants.push_back(
         {"dma_engine", "", [this, here, there, bytes] { accelerator_->copy(here, there, bytes); }});
+  }
+
+  /// The same from a graph. While a thread records, others must not take memory.
+  void add_graph(const std::function<void()>& exchange, std::vector<Peer>& contestants) {
+    for (int turn = 0; turn < mine_.plan().problem.ranks; ++turn) {
+      rank_.meet();
+      if (turn == rank_.number())
+        contestants.push_back({"cadre_graph", "", accelerator_->record([&] {
+                                 for (int i = 0; i < kInGraph; ++i) exchange();
+                               })});
+    }
+    rank_.meet();
   }
 
   /// On the CPU a launch ends when all ranks are through, so that all see the same times. On GPUs
@@ -132,7 +156,8 @@ Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing, cons
   Times* times = shared.array<Times>(p.ranks);
   run_ranks_on(plan.device, p.ranks, [&](Rank& rank) {
     const int q = rank.number();
-    const ExpertParallelPlan mine = cadre::plan(p, device_of_rank(plan.device, q, p.ranks));
+    const ExpertParallelPlan mine =
+        cadre::plan(p, device_of_rank(plan.device, q, p.ranks), plan.name);
     TimedRank(rank, mine, routing, inputs).run(m, routing, options, times[q]);
     return std::string();
   });
@@ -148,7 +173,7 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
   Measurement m;
   m.problem = to_string(p);
   m.plan = chosen.name;
-  m.check = check_small(p, options);
+  m.check = check_small(chosen, options);
   m.checked_rows = std::min(p.tokens, kCheckedTokens);
   if (!m.check.good()) return {m};
   const RankRouting routing = drawn_routing(p, options.draw);
@@ -161,7 +186,7 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
     Measurement& one = all.emplace_back(m);
     one.call = kCalls[call];
     one.bytes = bytes_of(call, m, p);
-    const auto& [ours, copy, engine] = times.of[call];
+    const auto& [ours, copy, engine, graph] = times.of[call];
     one.timings = {{"cadre", m.plan, ours.us, ours.speed},
                    {"copy", text("a copy of ", int64_t(one.bytes / 2), " bytes by all ranks"),
                     copy.us, copy.speed}};
@@ -170,6 +195,8 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
     const auto crossing = int64_t(one.crossed_bytes) / p.ranks;
     one.timings.push_back({"dma_engine", text(crossing, " bytes to each rank from another"),
                            engine.us, engine.speed});
+    one.timings.push_back(
+        {"cadre_graph", text("one of ", kInGraph, " in a CUDA graph"), graph.us, graph.speed});
   }
   return all;
 }

@@ -199,8 +199,8 @@ beside its fprops, a step (forward and backward) beside all of them; two runs mu
 With cache_weights=yes that forward finds the weights quantised, and what is timed besides are four
 steps, of which the first quantises them.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
-the last rank is through. Delivered bytes are rows where they belong, crossed ones those of them
-that come from another rank.
+the last rank is through; on GPUs beside the same from a CUDA graph, too. Delivered bytes are rows
+where they belong, crossed ones those of them that come from another rank.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
 result.
 

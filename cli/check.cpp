@@ -52,10 +52,8 @@ void count(const bench::CheckReport& r, const Options& options, Tally& tally) {
 }
 
 bench::CheckReport check_ranks_and_print(const std::string& problem, const Options& options) {
-  if (!options.only.empty())
-    throw UsageError(text("check: --only is '", options.only,
-                          "', must not be given for ranks; they have one route [", problem, "]"));
-  const bench::RanksReport r = bench::check_ranks(problem, options.draw, options.device);
+  const bench::RanksReport r =
+      bench::check_ranks(problem, options.draw, options.device, options.only);
   if (!r.check.good()) return r.check;
   std::printf("same  bits as one rank, %d routings  %s  %s\n", r.routings, r.check.plan.c_str(),
               r.check.problem.c_str());

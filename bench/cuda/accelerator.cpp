@@ -2,6 +2,7 @@
 #include "bench/accelerator.h"
 
 #include "bench/cuda/check.h"
+#include "bench/cuda/graph.h"
 #include "bench/cuda/nvml.h"
 
 namespace cadre::bench {
@@ -43,6 +44,10 @@ class CudaAccelerator final : public Accelerator {
   }
   void copy(void* to, const void* from, int64_t bytes) override {
     check_cuda(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToDevice, stream_), "copy");
+  }
+
+  std::function<void()> record(const std::function<void()>& work) override {
+    return [graph = std::make_shared<Graph>(stream_, work)] { graph->launch(); };
   }
 
   void mark() override {

@@ -43,10 +43,10 @@ struct ExpertParallelProblem {
 
 /// Where the parts of a rank's window lie, in bytes from its start.
 struct WindowLayout {
-  int64_t experts = 0;    ///< [T, top_k] int32
-  int64_t prob = 0;       ///< [T, top_k] fp32
+  int64_t experts = 0;    ///< [P, T, top_k] int32, written by all ranks
+  int64_t prob = 0;       ///< [P, T, top_k] fp32, likewise
   int64_t tokens = 0;     ///< [T, H]: x or dout
-  int64_t drow_prob = 0;  ///< [R] fp32
+  int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks
   int64_t rows = 0;       ///< [R, H]: y or dx of rows
   int64_t bytes = 0;      ///< of the whole window
 

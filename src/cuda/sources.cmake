@@ -6,6 +6,7 @@ set(cadre_cuda_sources
   device.cpp
   device/tensor_map.cpp
   parallel/exchange.cu
+  parallel/few_tokens.cu
   parallel/rank_device.cpp
   parallel/rank_memory.cpp
   poison.cpp

@@ -28,14 +28,11 @@ void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& 
       .brought = {brought(args.y, home + plan.window.rows, args.map.offsets + p.experts)},
       .outcomes = {outcome(args.out)},
       .verdict = args.map.verdict};
-  run_exchange(job, state, stream, [&] {
-    run(with_tokens(plan.collect, args.out[0]),
-        {.tokens = args.out,
-         .rows = of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
-         .map = {.row_of = args.map.row_of},
-         .offsets = offsets_of_sums(p, args.map)},
-        {}, stream);
-  });
+  const PermuteArgs read{.tokens = args.out,
+                         .rows = of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
+                         .map = {.row_of = args.map.row_of},
+                         .offsets = offsets_of_sums(p, args.map)};
+  run_exchange(plan, state, job, {with_tokens(plan.collect, args.out[0]), read}, stream);
 }
 
 void collect_backward(const ExpertParallelPlan& plan, Window& window,
@@ -50,14 +47,11 @@ void collect_backward(const ExpertParallelPlan& plan, Window& window,
                         .brought = {brought(args.dout, state.of(state.rank) + plan.window.tokens)},
                         .outcomes = {outcome(args.dy)},
                         .verdict = args.map.verdict};
-  run_exchange(job, state, stream, [&] {
-    run(plan.collect_backward,
-        {.tokens = of_ranks(state, plan.window.tokens, p.dtype, p.tokens, p.hidden),
-         .rows = args.dy,
-         .map = {.row_of = args.map.row_here, .slot_of = args.map.slot_of},
-         .offsets = {args.map.offsets, p.experts}},
-        {}, stream);
-  });
+  const PermuteArgs read{.tokens = of_ranks(state, plan.window.tokens, p.dtype, p.tokens, p.hidden),
+                         .rows = args.dy,
+                         .map = {.row_of = args.map.row_here, .slot_of = args.map.slot_of},
+                         .offsets = {args.map.offsets, p.experts}};
+  run_exchange(plan, state, job, {plan.collect_backward, read}, stream);
 }
 
 }  // namespace cadre

@@ -32,8 +32,6 @@ struct WindowFlags {
   const Write& bring;
 
   Control& home() const { return window.control(window.rank); }
-  uint32_t epoch() const { return home().epoch; }
-  void set_epoch(uint32_t epoch) const { home().epoch = epoch; }
   uint32_t load_read(int peer) const {
     return std::atomic_ref(home().read[peer]).load(std::memory_order_acquire);
   }
@@ -95,8 +93,7 @@ void run_to(Step end, schedule::Exchange exchange, ExchangeKind kind, const Flag
   const Window::State& window = flags.window;
   Deadline deadline(window.limit);
   const auto failed = [&](Failure::Why why) {
-    const bool is_begun = exchange.step() != Step::kAwaitReaders;
-    fail(window, {why, kind, uint16_t(exchange.peer()), flags.epoch() + (is_begun ? 0 : 1)});
+    fail(window, {why, kind, uint16_t(exchange.peer()), exchange.epoch()});
   };
   while (exchange.step() != end && exchange.step() != Step::kOutOfStep) {
     if (exchange.advance(flags)) {
@@ -110,14 +107,25 @@ void run_to(Step end, schedule::Exchange exchange, ExchangeKind kind, const Flag
   if (exchange.step() == Step::kOutOfStep) failed(Failure::Why::kOutOfStep);
 }
 
-void bring(const BroughtRows& b) {
-  if (b.to == nullptr) return;
+void bring(const BroughtRows& b, char* to) {
   const int64_t used = b.used == nullptr ? b.rows : schedule::clamp_row(*b.used, 0, b.rows);
-  for (int64_t r = 0; r < used && b.from != b.to; ++r)
-    std::memcpy(b.to + r * b.row_bytes, static_cast<const char*>(b.from) + r * b.step,
+  for (int64_t r = 0; r < used && b.from != to; ++r)
+    std::memcpy(to + r * b.row_bytes, static_cast<const char*>(b.from) + r * b.step,
                 size_t(b.row_bytes));
   if (b.filled > used)
-    std::memset(b.to + used * b.row_bytes, 0xff, size_t((b.filled - used) * b.row_bytes));
+    std::memset(to + used * b.row_bytes, 0xff, size_t((b.filled - used) * b.row_bytes));
+}
+
+void bring(const BroughtRows& b, const Window::State& window) {
+  if (b.to == nullptr) return;
+  if (!b.to_all) return bring(b, b.to);
+  for (int p = 0; p < window.ranks; ++p) bring(b, b.to + (p - window.rank) * window.bytes_each);
+}
+
+/// The exchange that comes next, past all ranks.
+schedule::Exchange next_exchange(const Window::State& window, const ExchangeName& name,
+                                 Step from = Step::kAwaitReaders) {
+  return {{0, window.ranks}, {window.control(window.rank).epoch + 1, name.tag()}, from};
 }
 
 class CpuRankDevice final : public RankDevice {
@@ -133,19 +141,23 @@ class CpuRankDevice final : public RankDevice {
   }
 
   void await_readers(const Window::State& window, Stream) override {
-    run_to(Step::kWrite, {window.rank, window.ranks, 0}, ExchangeKind::kNone,
+    run_to(Step::kWrite, next_exchange(window, {}), ExchangeKind::kNone,
            WindowFlags{window, kNothing});
   }
   void begin(const Window::State& window, const ExchangeJob& job, Stream) override {
-    const auto write = [&] { std::for_each(job.brought.begin(), job.brought.end(), bring); };
-    run_to(Step::kRead, {window.rank, window.ranks, job.name.tag()}, job.name.kind,
-           WindowFlags{window, write});
+    const auto write = [&] {
+      for (const BroughtRows& brought : job.brought) bring(brought, window);
+    };
+    run_to(Step::kRead, next_exchange(window, job.name), job.name.kind, WindowFlags{window, write});
   }
   void end(const Window::State& window, const ExchangeJob& job, Stream) override {
     if (*job.verdict != 0) spoil(job);
-    const WindowFlags flags{window, kNothing};
-    const schedule::ReadyTag tag{flags.epoch(), job.name.tag()};
-    run_to(Step::kDone, {window.rank, window.ranks, tag, Step::kRead}, job.name.kind, flags);
+    run_to(Step::kDone, next_exchange(window, job.name, Step::kRead), job.name.kind,
+           WindowFlags{window, kNothing});
+    ++window.control(window.rank).epoch;
+  }
+  void run_few(const Window::State&, const ExchangeJob&, const ExchangeRead&, Stream) override {
+    std::abort();  // no plan for a CPU asks for it
   }
   void spoil(const ExchangeJob& job) override {
     for (const Outcome& o : job.outcomes)
@@ -153,15 +165,13 @@ class CpuRankDevice final : public RankDevice {
         std::memset(static_cast<char*>(o.data) + r * o.step, 0xff, size_t(o.row_bytes));
   }
 
-  void gather(const Window::State& window, std::span<const ListOfRanks> lists, Stream) override {
-    for (const ListOfRanks& list : lists)
-      for (int p = 0; p < window.ranks && list.to != nullptr && list.count > 0; ++p)
-        std::memcpy(static_cast<char*>(list.to) + p * list.count * 4, window.of(p) + list.part,
-                    size_t(list.count) * 4);
-  }
-
-  /// Of these rows those of this rank, and where its tokens went.
-  void make_map(const Window::State&, const MapJob& job, Stream) override {
+  /// Of all rows, sorted, those of this rank, and where its tokens went.
+  void make_map(const Window::State&, const MapJob& job, Stream stream) override {
+    cadre::run(*job.sort,
+               {.source = job.chosen,
+                .offsets = job.sorted,
+                .map = {.row_of = job.row_sorted, .slot_of = job.slot_sorted}},
+               job.scratch, stream);
     const schedule::RankRows rows{job.sorted, job.experts, job.bound};
     const ExchangeMap& map = job.map;
     for (int e = 0; e <= job.experts; ++e) map.offsets[e] = rows.offset(job.rank, e);

@@ -8,8 +8,6 @@ namespace cadre::parallel {
 /// The workspace of dispatch: the choices of all ranks among all experts, as rows in order. Bytes
 /// from its start.
 struct DispatchMemory {
-  int64_t experts = 0;  ///< [P, T, top_k] int32
-  int64_t prob = 0;     ///< [P, T, top_k] fp32
   int64_t offsets = 0;  ///< [P * E + 1] int32
   int64_t row_of = 0;   ///< [P, T, top_k] int32
   int64_t slot_of = 0;  ///< [P * T * top_k] int32

@@ -2,6 +2,26 @@
 
 namespace cadre::parallel {
 
+void run_exchange(const ExpertParallelPlan& plan, const Window::State& window,
+                  const ExchangeJob& job, const ExchangeRead& read, Stream stream) {
+  RankDevice& device = *window.device;
+  try {
+    window.check_failure();
+    if (plan.name == kFewTokens) return device.run_few(window, job, read, stream);
+    device.begin(window, job, stream);
+    if (read.map != nullptr) device.make_map(window, *read.map, stream);
+    cadre::run(read.plan, read.args, {}, stream);
+    device.end(window, job, stream);
+  } catch (...) {
+    device.spoil(job);
+    throw;
+  }
+}
+
+char* list_of_rank(const Window::State& window, int64_t part, int64_t each) {
+  return window.of(window.rank) + part + window.rank * each * int64_t(sizeof(int32_t));
+}
+
 BroughtRows brought(const TensorView& from, char* to, const int32_t* used) {
   return {.from = from.data,
           .to = to,

@@ -6,28 +6,29 @@
 // The words in which the four exchanges are written.
 namespace cadre::parallel {
 
-/// Goes through an exchange: `read` reads what all have brought.
-template <class Read>
-void run_exchange(const ExchangeJob& job, const Window::State& window, Stream stream, Read&& read) {
-  try {
-    window.check_failure();
-    window.device->begin(window, job, stream);
-    read();
-    window.device->end(window, job, stream);
-  } catch (...) {
-    window.device->spoil(job);
-    throw;
-  }
-}
+/// Goes through an exchange.
+void run_exchange(const ExpertParallelPlan&, const Window::State&, const ExchangeJob&,
+                  const ExchangeRead&, Stream);
 
 /// All rows of a matrix, or those that are used, into a part of the own window.
 BroughtRows brought(const TensorView& from, char* to, const int32_t* used = nullptr);
 
-/// A list of 32-bit words.
+/// A list of 32-bit words, to its place in what every rank has of all: [P, each].
 template <class Word>
 BroughtRows brought_list(const Word* from, int64_t count, char* to) {
-  if (from == nullptr) return {};
-  return {.from = from, .to = to, .row_bytes = sizeof(Word), .step = sizeof(Word), .rows = count};
+  return {.from = from,
+          .to = to,
+          .row_bytes = sizeof(Word),
+          .step = sizeof(Word),
+          .rows = count,
+          .to_all = true};
+}
+/// That place, at home, in the part of a window that holds such lists.
+char* list_of_rank(const Window::State&, int64_t part, int64_t each);
+/// Those of all ranks.
+template <class Word>
+Word* list_at(const Window::State& window, int64_t part) {
+  return reinterpret_cast<Word*>(window.of(window.rank) + part);
 }
 
 Outcome outcome(const TensorView&);

@@ -104,17 +104,57 @@ OffsetsPlan offsets(const ExpertParallelProblem& p, const Device& device) {
 
 }  // namespace
 
+namespace {
+
+std::string refuses_window(const ExpertParallelProblem&, const Device& device) {
+  const bool is_old = device.kind == DeviceKind::kCuda && device.sm < kLeastSm;
+  return is_old ? text("takes sm_", kLeastSm, " or newer") : "";
+}
+
+/// A block sorts all choices by itself, with its counters in shared memory.
+std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& device) {
+  const int64_t choices = p.ranks * p.tokens * p.top_k, experts = int64_t(p.ranks) * p.experts;
+  if (device.kind != DeviceKind::kCuda) return "is for GPUs";
+  if (choices > parallel::kFewChoices)
+    return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
+                choices);
+  if (experts > parallel::kFewExperts)
+    return text("takes at most ", parallel::kFewExperts, " experts of all ranks, there are ",
+                experts);
+  return refuses_window(p, device);
+}
+
+struct Route {
+  std::string_view name;
+  std::string (*refuses)(const ExpertParallelProblem&, const Device&);
+};
+constexpr std::array<Route, 2> kRoutes = {
+    {{parallel::kFewTokens, refuses_few_tokens}, {parallel::kWindow, refuses_window}}};
+
+std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
+                          std::string_view only) {
+  std::string refusals;
+  for (const Route& route : kRoutes) {
+    if (!only.empty() && only != route.name) continue;
+    const std::string refusal = route.refuses(p, device);
+    if (refusal.empty()) return route.name;
+    refusals += text("\n  ", route.name, ": ", refusal);
+  }
+  if (refusals.empty())
+    throw Unsupported(text("expert_parallel: there is no route '", only, "', only ",
+                           parallel::kFewTokens, " and ", parallel::kWindow, " [", to_string(p),
+                           "]"));
+  throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device), refusals,
+                         " [", to_string(p), "]"));
+}
+
+}  // namespace
+
 ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& device,
                         std::string_view only) {
   check(problem);
-  ExpertParallelPlan plan{.problem = problem, .device = device, .name = "window"};
-  if (!only.empty() && only != plan.name)
-    throw Unsupported(text("expert_parallel: there is no route '", only, "', only window [",
-                           to_string(problem), "]"));
-  if (device.kind == DeviceKind::kCuda && device.sm < kLeastSm)
-    throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device),
-                           "\n  window: takes sm_", kLeastSm, " or newer [", to_string(problem),
-                           "]"));
+  ExpertParallelPlan plan{.problem = problem, .device = device};
+  plan.name = route_of(problem, device, only);
   plan.window = parallel::layout_of(problem);
   plan.tag = tag_of(problem);
   plan.offsets = offsets(problem, device);
@@ -122,15 +162,16 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   plan.collect = permute(problem, PermutePass::kCombine, device);
   plan.collect_backward = permute(problem, PermutePass::kCombineBackward, device);
   plan.dispatch_backward = permute(problem, PermutePass::kPermuteBackward, device);
-  plan.workspace_bytes = std::max(parallel::DispatchMemory(problem, plan.offsets).bytes,
-                                  problem.ranks * problem.rows * int64_t(sizeof(float)));
+  plan.workspace_bytes = parallel::DispatchMemory(problem, plan.offsets).bytes;
   return plan;
 }
 
 std::string explain(const ExpertParallelPlan& plan) {
   const ExpertParallelProblem& p = plan.problem;
   const WindowLayout& w = plan.window;
-  std::string lines = text("route      ", plan.name, ": every rank maps the memory of all\n");
+  const bool is_few = plan.name == parallel::kFewTokens;
+  std::string lines = text("route      ", plan.name, ": every rank maps the memory of all",
+                           is_few ? ", and an exchange is one kernel" : "", "\n");
   lines += text("window     ", w.bytes, " bytes a rank: ", w.experts, " of flags, ",
                 w.tokens - w.experts, " of routing, ", w.drow_prob - w.tokens, " of tokens, ",
                 w.rows - w.drow_prob, " of gradients of probabilities, ", w.bytes - w.rows,
@@ -150,10 +191,11 @@ WindowLayout layout_of(const ExpertParallelProblem& p) {
     return std::exchange(w.bytes, w.bytes + aligned(bytes));
   };
   take(sizeof(Control));
-  w.experts = take(p.tokens * p.top_k * int64_t(sizeof(int32_t)));
-  w.prob = take(p.prob ? p.tokens * p.top_k * int64_t(sizeof(float)) : 0);
+  const int64_t choices = p.ranks * p.tokens * p.top_k;
+  w.experts = take(choices * int64_t(sizeof(int32_t)));
+  w.prob = take(p.prob ? choices * int64_t(sizeof(float)) : 0);
   w.tokens = take(bytes_for(p.dtype, p.tokens * p.hidden));
-  w.drow_prob = take(p.prob ? p.rows * int64_t(sizeof(float)) : 0);
+  w.drow_prob = take(p.prob ? p.ranks * p.rows * int64_t(sizeof(float)) : 0);
   w.rows = take(bytes_for(p.dtype, p.rows * p.hidden));
   return w;
 }

@@ -13,7 +13,8 @@
 namespace cadre::parallel {
 
 /// Rows that a rank brings to an exchange: they are copied to `to` in its window, one after
-/// another, unless they lie there. Behind them all bits are set, up to `filled` rows in all.
+/// another, unless they lie there. Behind them all bits are set, up to `filled` rows in all. What
+/// is for all is copied to the same place in the window of every rank.
 struct BroughtRows {
   const void* from = nullptr;  ///< null: nothing is brought
   char* to = nullptr;
@@ -21,6 +22,7 @@ struct BroughtRows {
   int64_t rows = 0;                 ///< at most
   const int32_t* used = nullptr;    ///< how many there are, where the device has it; null: all
   int64_t filled = 0;
+  bool to_all = false;
 
   int64_t all() const { return rows > filled ? rows : filled; }
 };
@@ -40,26 +42,28 @@ struct ExchangeJob {
   const int32_t* verdict = nullptr;  ///< one word on the device; not 0: the outcomes become NaN
 };
 
-/// A list of words that every rank has in its window, to be laid side by side.
-struct ListOfRanks {
-  int64_t part = 0;  ///< where it lies in a window
-  int64_t count = 0;
-  void* to = nullptr;  ///< [P, count]; null: nobody wants it
-};
-
-/// The choices of all ranks, sorted, and what a rank makes of them.
+/// The choices of all ranks, to be sorted, and what a rank makes of them.
 struct MapJob {
   uint32_t problem = 0;                  ///< ExpertParallelPlan::tag
   int ranks = 1, rank = 0, experts = 1;  ///< P, this rank, E
   int64_t bound = 0;                     ///< R
   int64_t choices = 0, own = 0;          ///< T * top_k of a rank; t * top_k of this one
   bool overflow_is_error = true;
-  const int32_t* sorted = nullptr;       ///< [P * E + 1] offsets
-  const int32_t* slot_sorted = nullptr;  ///< [P * T * top_k] slots in that order
-  const int32_t* row_sorted = nullptr;   ///< [P, T, top_k] rows in that order
-  const int32_t* chosen = nullptr;       ///< [P, T, top_k] experts
+  const int32_t* chosen = nullptr;  ///< [P, T, top_k] experts
+  const OffsetsPlan* sort = nullptr;
+  int32_t* sorted = nullptr;       ///< [P * E + 1] offsets
+  int32_t* slot_sorted = nullptr;  ///< [P * T * top_k] slots in that order
+  int32_t* row_sorted = nullptr;   ///< [P, T, top_k] rows in that order
+  Workspace scratch{};             ///< of the sort
   ExchangeMap map{};
   int32_t* routed = nullptr;  ///< [P]
+};
+
+/// What is read between begin and end: dispatch makes its map, all of them move rows.
+struct ExchangeRead {
+  const PermutePlan& plan;
+  PermuteArgs args{};
+  const MapJob* map = nullptr;
 };
 
 /// Rows that had no room, where that is an error.
@@ -92,7 +96,9 @@ class RankDevice {
   /// Where an exception ends an exchange.
   virtual void spoil(const ExchangeJob&) = 0;
 
-  virtual void gather(const Window::State&, std::span<const ListOfRanks>, Stream) = 0;
+  /// All of an exchange at once, of a plan that says few_tokens.
+  virtual void run_few(const Window::State&, const ExchangeJob&, const ExchangeRead&, Stream) = 0;
+
   virtual void make_map(const Window::State&, const MapJob&, Stream) = 0;
 
   /// What the device has noted so far: a failure, and an overflow, which is told once.

@@ -15,6 +15,10 @@ class RankDevice;
 
 constexpr int kMostRanks = 64;
 
+/// Routes. Of few tokens the whole of an exchange is one kernel.
+constexpr std::string_view kFewTokens = "few_tokens", kWindow = "window";
+constexpr int64_t kFewChoices = 4096, kFewExperts = 1024;  ///< of all ranks
+
 /// What an exchange is, in errors and in flags.
 enum class ExchangeKind : uint8_t {
   kNone,  ///< between two
@@ -56,7 +60,8 @@ struct Failure {
 struct Control {
   uint64_t ready[kMostRanks] = {};  ///< by peers: schedule::ReadyTag
   uint32_t read[kMostRanks] = {};   ///< by peers
-  uint32_t epoch = 0;               ///< at home
+  uint32_t epoch = 0;               ///< at home: of the last exchange that is over
+  uint32_t blocks = 0;              ///< at home: of a GPU's kernel, that are through
   uint64_t failure = 0;             ///< by anybody, once
 };
 

@@ -4,21 +4,26 @@
 #include "cadre/host_device.h"
 
 // An exchange between ranks that read each other's memory, as a state machine: each rank writes
-// what it has for the others into its own window, says so, waits until all have said so, reads
-// theirs, and says that it has read. Flags are written by peers and polled at home:
+// what it has for the others into its own window and, small lists, into theirs, says so, waits
+// until all have said so, reads, and says that it has read. Flags are written by peers and polled
+// at home:
 //
 //   word at home    written by    means
-//   ready[p]        rank p        p's window holds what exchange `epoch` brings, and what that is
-//   read[p]         rank p        p has read my window in exchange `epoch`
+//   ready[p]        rank p        p has written what exchange `epoch` brings, and what that is
+//   read[p]         rank p        p has read what I wrote for exchange `epoch`
 //
-// A window is written again only when every peer has read it. A rank is at most one exchange ahead
-// of any other, since it needs all others' flags of the same exchange; so a flag that is ahead says
-// that its rank went through this one in step. Epochs wrap around; nothing is ever reset.
+// What a rank has written is written over only when every peer has read it. A rank is at most one
+// exchange ahead of any other, since it needs all others' flags of the same exchange; so a flag
+// that is ahead says that its rank went through this one in step. Epochs wrap around; nothing is
+// ever reset. A rank is a peer of its own, by which those that share its work learn of each other.
+//
+// Who shares it: peers may be gone through side by side, if all have come to kWrite before anything
+// is written, and to kRead before anything is read. Of several blocks one leads; the others go from
+// kAwaitReady to kRead; and the last one to have read goes on from there.
 //
 //   Memory   load_read(peer), load_ready(peer): acquire, at home
 //            store_ready(peer, tag), store_read(peer, epoch): release, in the window of that peer
-//            epoch(), set_epoch(epoch): of the last exchange begun, at home, only for this rank
-//            write(): fills the own window   read(): reads all windows
+//            write(): fills the windows   read(): reads all windows
 namespace cadre::schedule {
 
 /// An exchange and what it is: ranks that differ in the latter are out of step.
@@ -44,11 +49,12 @@ CADRE_HD constexpr Readiness readiness(ReadyTag seen, ReadyTag wanted) {
   return is_ahead || seen.call == wanted.call ? Readiness::kReady : Readiness::kOutOfStep;
 }
 
-/// One rank's way through one exchange. Each step touches shared memory once.
+/// One way through one exchange, past some of the peers in turn. Each step touches shared memory
+/// once.
 class Exchange {
  public:
   enum class Step : uint8_t {
-    kAwaitReaders,  ///< peers have read the window that is to be written
+    kAwaitReaders,  ///< peers have read what is to be written over
     kWrite,
     kSignal,
     kAwaitReady,
@@ -57,35 +63,30 @@ class Exchange {
     kDone,
     kOutOfStep,  ///< a peer is at another call
   };
+  struct Peers {
+    int first, count;
+  };
 
-  CADRE_HD constexpr Exchange(int rank, int ranks, uint32_t call)
-      : rank_(rank), ranks_(ranks), tag_{0, call} {
-    turn_to(Step::kAwaitReaders, Step::kWrite);
-  }
-
-  /// The same exchange from a step on, whose epoch is known once it has begun. For who goes through
-  /// it in parts.
-  CADRE_HD constexpr Exchange(int rank, int ranks, const ReadyTag& tag, Step from)
-      : rank_(rank), ranks_(ranks), tag_(tag) {
-    turn_to(from, from == Step::kAwaitReaders ? Step::kWrite : from);
-  }
+  /// Of the epoch behind that of the last exchange.
+  CADRE_HD constexpr Exchange(const Peers& peers, const ReadyTag& tag,
+                              Step from = Step::kAwaitReaders)
+      : peers_(peers), peer_(peers.first), tag_(tag), step_(from) {}
 
   CADRE_HD constexpr Step step() const { return step_; }
   CADRE_HD constexpr int peer() const { return peer_; }  ///< of this step
+  CADRE_HD constexpr uint32_t epoch() const { return tag_.epoch; }
 
   /// Makes a step; false: it is still to wait.
   CADRE_HD_OF_EITHER template <class Memory>
   CADRE_HD constexpr bool advance(Memory&& memory) {
     switch (step_) {
       case Step::kAwaitReaders:
-        if (!has_reached(memory.load_read(peer_), memory.epoch())) return false;
+        if (!has_reached(memory.load_read(peer_), tag_.epoch - 1)) return false;
         to_next_peer(Step::kWrite);
         return true;
       case Step::kWrite:
         memory.write();
-        tag_.epoch = memory.epoch() + 1;
-        memory.set_epoch(tag_.epoch);
-        turn_to(Step::kSignal, Step::kRead);
+        step_ = Step::kSignal;
         return true;
       case Step::kSignal:
         memory.store_ready(peer_, tag_.word());
@@ -95,7 +96,7 @@ class Exchange {
         return await_ready(ReadyTag::of(memory.load_ready(peer_)));
       case Step::kRead:
         memory.read();
-        turn_to(Step::kRelease, Step::kDone);
+        step_ = Step::kRelease;
         return true;
       case Step::kRelease:
         memory.store_read(peer_, tag_.epoch);
@@ -113,19 +114,17 @@ class Exchange {
     if (is == Readiness::kOutOfStep) step_ = Step::kOutOfStep;
     return is != Readiness::kNotYet;
   }
-  /// A step for each peer; `alone` if there is none.
-  CADRE_HD constexpr void turn_to(Step step, Step alone) {
-    peer_ = rank_ == 0 ? 1 : 0;
-    step_ = ranks_ == 1 ? alone : step;
-  }
+  /// A step for each peer.
   CADRE_HD constexpr void to_next_peer(Step then) {
-    peer_ += peer_ + 1 == rank_ ? 2 : 1;
-    if (peer_ >= ranks_) turn_to(then, then);
+    if (++peer_ < peers_.first + peers_.count) return;
+    peer_ = peers_.first;
+    step_ = then;
   }
 
-  int rank_, ranks_, peer_ = 0;
+  Peers peers_;
+  int peer_;
   ReadyTag tag_;
-  Step step_ = Step::kAwaitReaders;
+  Step step_;
 };
 
 }  // namespace cadre::schedule

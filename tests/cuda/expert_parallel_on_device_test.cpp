@@ -1,19 +1,35 @@
-// Ranks that are GPUs: with fewer GPUs than ranks they share one.
+// Ranks that are GPUs, or share the one that is emulated.
 #include <gtest/gtest.h>
 
 #include "bench/check_ranks.h"
 #include "cadre/device.h"
+#include "cadre/expert_parallel.h"
 
 using namespace cadre;
 
 namespace {
+
+TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
+  const Device gpu = parse_device("sm_90");
+  const auto route = [&](std::string_view words, std::string_view only = {}) {
+    return plan(parse_expert_parallel_problem(words), gpu, only).name;
+  };
+  constexpr std::string_view kFew = "expert_parallel T=256 top_k=8 H=64 E=512 ranks=2";
+  EXPECT_EQ(route(kFew), "few_tokens");
+  EXPECT_EQ(route(kFew, "window"), "window");
+  EXPECT_EQ(route("expert_parallel T=257 top_k=8 H=64 E=512 ranks=2"), "window");
+  EXPECT_EQ(route("expert_parallel T=256 top_k=8 H=64 E=513 ranks=2"), "window");
+  EXPECT_NE(explain(plan(parse_expert_parallel_problem(kFew), gpu)).find("is one kernel"),
+            std::string::npos);
+}
 
 class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     devices_ = cuda_devices();
 #ifndef CADRE_EMULATED
-    if (devices_.size() < 2) GTEST_SKIP() << "fewer than two GPUs here";
+    const int ranks = parse_expert_parallel_problem(GetParam()).ranks;
+    if (int(devices_.size()) < ranks) GTEST_SKIP() << "fewer than " << ranks << " GPUs here";
 #endif
   }
   std::vector<Device> devices_;
@@ -21,14 +37,19 @@ class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
 
 // Six routings each: ranks without tokens, without rows, all to one expert, absent tokens.
 TEST_P(ExpertParallelOnDevice, HasTheBitsOfOneRankOnTheCpu) {
-  const bench::RanksReport report = bench::check_ranks(GetParam(), {}, devices_.front());
-  EXPECT_EQ(report.check.fault, "");
-  EXPECT_EQ(report.routings, 6);
+  for (const std::string_view route : {"", "window"}) {
+    const bench::RanksReport report = bench::check_ranks(GetParam(), {}, devices_.front(), route);
+    EXPECT_EQ(report.check.fault, "") << report.check.plan;
+    EXPECT_EQ(report.routings, 6);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(
     Problems, ExpertParallelOnDevice,
     testing::Values("expert_parallel T=64 top_k=2 H=64 E=3 ranks=2",
+                    "expert_parallel T=1100 top_k=2 H=8 E=3 ranks=2 R=3000",
+                    "expert_parallel T=16 top_k=8 H=512 E=65 ranks=8 tail=zero",
+                    "expert_parallel T=1 top_k=1 H=8 E=1 ranks=1",
                     "expert_parallel T=400 top_k=2 H=64 E=3 ranks=2 dtype=f32",
                     "expert_parallel T=37 top_k=3 H=37 E=2 ranks=2 dtype=f32 tail=zero",
                     "expert_parallel T=40 top_k=4 H=4 E=5 ranks=2 dtype=f16 prob=no",

@@ -21,8 +21,8 @@ struct Case : test::RankCase {
   test::OwnedWorkspace workspace;
 
   /// Random; some tokens choose nobody.
-  Case(const ExpertParallelPlan& plan, unsigned seed)
-      : RankCase(plan.problem, plan.problem.tokens), workspace(plan.workspace_bytes) {
+  Case(const ExpertParallelPlan& plan, int64_t tokens, unsigned seed)
+      : RankCase(plan.problem, tokens), workspace(plan.workspace_bytes) {
     std::mt19937 random(seed);
     for (test::Tensor* t : {&x, &dout}) t->fill(random, -2, 2);
     prob.fill(random, 0, 1);
@@ -62,9 +62,9 @@ struct Both {
   Case run, replayed;
   test::MachineCopy of_run, of_replayed;
 
-  Both(Machine& machine, const ExpertParallelPlan& plan, unsigned seed)
-      : run(plan, seed),
-        replayed(plan, seed),
+  Both(Machine& machine, const ExpertParallelPlan& plan, int64_t tokens, unsigned seed)
+      : run(plan, tokens, seed),
+        replayed(plan, tokens, seed),
         of_run(machine, run),
         of_replayed(machine, replayed) {
     of_run.upload();
@@ -72,17 +72,24 @@ struct Both {
   }
 };
 
+/// Which exchanges: by the route that is planned or another, and tokens of the second rank.
+struct Kind {
+  std::string_view route;
+  int64_t tokens;
+};
+
 /// One rank: exchanges are recorded once, and replayed with other tensors.
-void replay(int rank, const AllGather& gather, std::barrier<>& barrier) {
+void replay(const Kind& kind, int rank, const AllGather& gather, std::barrier<>& barrier) {
   const auto machine = test::open_machine(rank);
   const ExpertParallelPlan made =
       plan(parse_expert_parallel_problem(
-               "expert_parallel T=24 top_k=3 H=40 E=3 ranks=2 R=40 overflow=drop"),
-           machine->device());
+               "expert_parallel T=24 top_k=3 H=320 E=3 ranks=2 R=40 overflow=drop"),
+           machine->device(), kind.route);
+  const int64_t tokens = rank == 0 ? made.problem.tokens : kind.tokens;
   Window window = Window::create(made, rank, gather, {.limit = std::chrono::seconds(20)});
   std::vector<std::unique_ptr<Both>> cases;
   for (unsigned i = 0; i <= kRoutings; ++i)
-    cases.push_back(std::make_unique<Both>(*machine, made, kRanks * i + unsigned(rank)));
+    cases.push_back(std::make_unique<Both>(*machine, made, tokens, kRanks * i + unsigned(rank)));
   Both& live = *cases.back();
   for (const auto& c : cases) {
     machine->run([&](Stream on) { c->run.launch(made, window, c->of_run, on); });
@@ -105,6 +112,7 @@ void replay(int rank, const AllGather& gather, std::barrier<>& barrier) {
     c->of_replayed.fetch_from(live.of_replayed);
     EXPECT_EQ(test::byte_difference(c->replayed, c->run) + c->of_replayed.damage(), "");
     EXPECT_GT(c->run.used(), 0);
+    EXPECT_EQ(c->run.verdict[0], 0);
   }
   EXPECT_NE(test::byte_difference(cases[0]->run, cases[1]->run), "");
   barrier.arrive_and_wait();  // nobody's window ends while others read it
@@ -114,17 +122,19 @@ TEST(ExchangeReplay, HasTheBitsOfARun) {
   const auto machine = test::open_machine();
   if (machine == nullptr) GTEST_SKIP() << test::why_no_machine();
   if (machine->ranks() < int(kRanks)) GTEST_SKIP() << "fewer than two GPUs here";
-  test::ThreadGroup group(kRanks);
-  std::barrier<> barrier(kRanks);
-  for (const std::string& error : test::on_ranks(kRanks, [&](int rank) {
-         try {
-           replay(rank, group.all_gather(rank), barrier);
-         } catch (...) {
-           barrier.arrive_and_drop();
-           throw;
-         }
-       }))
-    EXPECT_EQ(error, "");
+  for (const Kind& kind : {Kind{"", 24}, Kind{"", 17}, Kind{"", 0}, Kind{"window", 24}}) {
+    test::ThreadGroup group(kRanks);
+    std::barrier<> barrier(kRanks);
+    for (const std::string& error : test::on_ranks(kRanks, [&](int rank) {
+           try {
+             replay(kind, rank, group.all_gather(rank), barrier);
+           } catch (...) {
+             barrier.arrive_and_drop();
+             throw;
+           }
+         }))
+      EXPECT_EQ(error, "");
+  }
 }
 
 }  // namespace

@@ -46,9 +46,9 @@ TEST(ExpertParallelPlan, ExplainsItsMemory) {
                              "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072"),
                          this_cpu())),
             "route      window: every rank maps the memory of all\n"
-            "window     1997538304 bytes a rank: 1024 of flags, 524288 of routing, 117440512 of "
-            "tokens, 524288 of gradients of probabilities, 1879048192 of rows\n"
-            "workspace  2101504 bytes, of dispatch and its backward\n"
+            "window     1998586880 bytes a rank: 1024 of flags, 1048576 of routing, 117440512 of "
+            "tokens, 1048576 of gradients of probabilities, 1879048192 of rows\n"
+            "workspace  1052928 bytes, of dispatch and its backward\n"
             "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");
 }
 
@@ -84,11 +84,31 @@ TEST(ExpertParallelErrors, OfProblems) {
   Device old = parse_device("sm_80");
   old.sm = 75;
   EXPECT_EQ(test::unsupported([&] { plan(p, old); }),
-            text("expert_parallel: no route takes it on sm_75\n  window: takes sm_80 or newer [",
+            text("expert_parallel: no route takes it on sm_75\n  few_tokens: takes sm_80 or newer\n"
+                 "  window: takes sm_80 or newer [",
                  to_string(p), "]"));
-  EXPECT_EQ(
-      test::unsupported([&] { plan(p, this_cpu(), "collective"); }),
-      text("expert_parallel: there is no route 'collective', only window [", to_string(p), "]"));
+  EXPECT_EQ(test::unsupported([&] { plan(p, this_cpu(), "collective"); }),
+            text("expert_parallel: there is no route 'collective', only few_tokens and window [",
+                 to_string(p), "]"));
+}
+
+TEST(ExpertParallelErrors, OfFewTokens) {
+  const Device gpu = parse_device("sm_90");
+  const ExpertParallelProblem many =
+      parse_expert_parallel_problem("expert_parallel T=257 top_k=8 H=64 E=513 ranks=2");
+  EXPECT_EQ(test::unsupported([&] { plan(many, gpu, "few_tokens"); }),
+            text("expert_parallel: no route takes it on ", to_string(gpu),
+                 "\n  few_tokens: takes at most 4096 choices of all ranks, there are 4112 [",
+                 to_string(many), "]"));
+  const ExpertParallelProblem wide =
+      parse_expert_parallel_problem("expert_parallel T=1 top_k=8 H=64 E=513 ranks=2");
+  EXPECT_EQ(test::unsupported([&] { plan(wide, gpu, "few_tokens"); }),
+            text("expert_parallel: no route takes it on ", to_string(gpu),
+                 "\n  few_tokens: takes at most 1024 experts of all ranks, there are 1026 [",
+                 to_string(wide), "]"));
+  EXPECT_EQ(test::unsupported([&] { plan(wide, this_cpu(), "few_tokens"); }),
+            text("expert_parallel: no route takes it on ", to_string(this_cpu()),
+                 "\n  few_tokens: is for GPUs [", to_string(wide), "]"));
 }
 
 /// One rank, alone, for uses that are errors.

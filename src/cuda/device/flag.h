@@ -41,6 +41,16 @@ __device__ inline void replace_zero_system(uint64_t* word, uint64_t value) {
                : "memory");
 }
 
+/// Adds, for who counts the threads of a GPU that have come somewhere; what was there before.
+__device__ inline uint32_t add_acquire_release(uint32_t* word, uint32_t value) {
+  uint32_t before = 0;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "l"(__cvta_generic_to_global(word)), "r"(value)
+               : "memory");
+  return before;
+}
+
 /// Nanoseconds since some moment.
 __device__ inline uint64_t nanoseconds() {
   uint64_t now = 0;

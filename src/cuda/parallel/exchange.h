@@ -1,14 +1,14 @@
 #pragma once
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
-#include <span>
 
 #include "parallel/rank_device.h"
 
 // An exchange between GPUs that have mapped each other's windows, as kernels on a stream of each.
-// Those that wait are one block, so that they never fill a GPU, and the kernels behind them start
-// when they end: nobody's waiting keeps another stream from what it waits for.
+// Blocks that wait are few enough never to fill a GPU, and the kernels behind them start when they
+// end: nobody's waiting keeps another stream from what it waits for.
 namespace cadre::cuda {
 
 /// What the kernels of a rank tell its host, in memory of that.
@@ -50,14 +50,22 @@ struct WindowTable {
 struct Lane {
   cudaStream_t stream;
   int units;
+
+  /// Blocks of a kernel that may wait: no more than one for every second SM, and fewer of many
+  /// ranks, so that those of all would be resident at once if they shared a GPU.
+  int most_waiting(int ranks) const { return std::max(1, units / std::max(2, ranks / 2)); }
 };
 
 /// The steps of an exchange; see schedule::Exchange.
 void await_readers(const WindowTable&, const parallel::ExchangeName&, cudaStream_t);
 void begin_exchange(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
 void end_exchange(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
-
-void gather_lists(const WindowTable&, std::span<const parallel::ListOfRanks>, const Lane&);
 void make_map(const WindowTable&, const parallel::MapJob&, const Lane&);
+
+/// All of them, of few tokens. What a block alone would take long to bring is brought before, by
+/// bring_large, which returns the rest.
+void exchange_few(const WindowTable&, const parallel::ExchangeJob&, const parallel::ExchangeRead&,
+                  const Lane&);
+parallel::ExchangeJob bring_large(const WindowTable&, const parallel::ExchangeJob&, const Lane&);
 
 }  // namespace cadre::cuda

@@ -75,9 +75,9 @@ class GpuRankDevice final : public parallel::RankDevice {
   }
   void spoil(const ExchangeJob&) override {}  // what was not enqueued writes nothing
 
-  void gather(const Window::State& window, std::span<const parallel::ListOfRanks> lists,
-              Stream stream) override {
-    if (lists[0].count > 0) gather_lists(table(window), lists, lane(stream));
+  void run_few(const Window::State& window, const ExchangeJob& job,
+               const parallel::ExchangeRead& read, Stream stream) override {
+    exchange_few(table(window), job, read, lane(stream));
   }
   void make_map(const Window::State& window, const parallel::MapJob& job, Stream on) override {
     cuda::make_map(table(window), job, lane(on));

@@ -14,20 +14,10 @@ namespace cadre::cuda::portable {
 namespace {
 
 constexpr int kScanThreads = 1024;
-constexpr int kMostWarps = 16;
-constexpr int64_t kSlotsOfWarp = 64;  // at least; for fewer a block costs more than it saves
 
-/// How routing is cut.
-struct Pieces {
-  int warps = 1;  ///< of a block, each with E counters
-  int count = 1;
-
-  Pieces(const OffsetsProblem& p, const Device& device) {
-    while (warps < kMostWarps && 2 * warps * int64_t(p.experts) * 4 <= kFreeSharedBytes) warps *= 2;
-    const int64_t slots = p.tokens * p.top_k, piece = warps * kSlotsOfWarp;
-    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, most_row_map_blocks(device)));
-  }
-};
+Pieces pieces_of(const OffsetsProblem& p, const Device& device) {
+  return {p.tokens * p.top_k, p.experts, device};
+}
 
 /// One block; Config says what is scanned.
 template <class Config>
@@ -59,7 +49,7 @@ __global__ void __launch_bounds__(kScanThreads) scan_kernel(const OffsetsJob job
 }
 
 template <class Config>
-__global__ void __launch_bounds__(kMostWarps* kLanes, 1) routing_kernel(const OffsetsJob job) {
+__global__ void __launch_bounds__(kMostSortWarps* kLanes, 1) routing_kernel(const OffsetsJob job) {
   begin_dependent();
   make_row_map<typename Config::Index>(job, dynamic_shared());
 }
@@ -83,11 +73,10 @@ void launch(const OffsetsPlan& plan, OffsetsJob job, cudaStream_t stream) {
   const Grid one{.blocks = 1, .threads = kScanThreads, .stream = stream, .dependent = true};
   if (p.source == OffsetsSource::kCounts) return cuda::launch(scan_kernel<Counts<Index>>, one, job);
   if (p.source == OffsetsSource::kEnds) return cuda::launch(scan_kernel<Ends<Index>>, one, job);
-  const Pieces pieces(p, plan.device);
+  const Pieces pieces = pieces_of(p, plan.device);
   const unsigned blocks = unsigned(pieces.count), threads = unsigned(pieces.warps * kLanes);
-  const int runs = pieces.warps * pieces.count;
   job.slots = p.tokens * p.top_k;
-  job.run = ((job.slots + runs - 1) / runs + kLanes - 1) / kLanes * kLanes;
+  job.run = run_length(job.slots, pieces.warps * pieces.count);
   cuda::launch(routing_kernel<Counts<Index>>,
                {.blocks = blocks,
                 .threads = threads,
@@ -110,7 +99,7 @@ std::string refuses_offsets(const OffsetsProblem& p, const Device& device) {
 
 int64_t offsets_workspace_bytes(const OffsetsProblem& p, const Device& device) {
   if (p.source != OffsetsSource::kRouting) return 0;
-  return row_map_workspace_bytes(Pieces(p, device).count, p.experts);
+  return row_map_workspace_bytes(pieces_of(p, device).count, p.experts);
 }
 
 void offsets(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspace, Stream stream) {

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cadre/device.h"
+#include "cadre/host_device.h"
 #include "cadre/offsets.h"
 #include "cuda/device/grid.h"
 #include "cuda/device/scan.h"
@@ -22,6 +24,34 @@ constexpr int kFreeSharedBytes = 47 * 1024;  // 48 KiB need no opt-in; RowMapSha
 /// reads the counts of all.
 inline int most_row_map_blocks(const Device& device) { return std::clamp(device.units, 1, 64); }
 
+constexpr int kMostSortWarps = 16;
+constexpr int64_t kSlotsOfWarp = 64;  // at least; for fewer a block costs more than it saves
+
+/// How choices are cut.
+struct Pieces {
+  int warps = 1;  ///< of a block, each with E counters
+  int count = 1;
+
+  Pieces(int64_t slots, int experts, const Device& device) {
+    while (warps < kMostSortWarps && 2 * warps * int64_t(experts) * 4 <= kFreeSharedBytes)
+      warps *= 2;
+    const int64_t piece = warps * kSlotsOfWarp;
+    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, most_row_map_blocks(device)));
+  }
+};
+
+/// Which of the blocks that share some work this one is.
+struct BlockShare {
+  int index, count;
+
+  __device__ static BlockShare of_grid() { return {int(blockIdx.x), int(gridDim.x)}; }
+};
+
+/// Choices of a warp, of so many warps.
+CADRE_HD constexpr int64_t run_length(int64_t slots, int warps) {
+  return ((slots + warps - 1) / warps + kLanes - 1) / kLanes * kLanes;
+}
+
 /// The parameters of the kernels that make offsets.
 struct OffsetsJob {
   const void* source;
@@ -41,8 +71,8 @@ __device__ inline void write_status(const OffsetsJob& job, bool decreasing, bool
 struct Run {
   int64_t first, last;
 
-  __device__ explicit Run(const OffsetsJob& job) {
-    const int64_t number = int64_t(blockIdx.x) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+  __device__ Run(const OffsetsJob& job, const BlockShare& all) {
+    const int64_t number = int64_t(all.index) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
     first = min(number * job.run, job.slots);
     last = min((number + 1) * job.run, job.slots);
   }
@@ -58,8 +88,8 @@ __device__ int expert_of(const OffsetsJob& job, int64_t slot, int64_t last) {
 
 /// Adds one to the counter of each choice of the warp's run. Integers: the order does not matter.
 template <class Index>
-__device__ void count_run(const OffsetsJob& job, int32_t* counters) {
-  const Run run(job);
+__device__ void count_run(const OffsetsJob& job, const BlockShare& all, int32_t* counters) {
+  const Run run(job, all);
 #pragma unroll 4
   for (int64_t slot = run.first + threadIdx.x % kLanes; slot < run.last; slot += kLanes) {
     const int e = expert_of<Index>(job, slot, run.last);
@@ -81,9 +111,10 @@ __device__ inline int32_t count_of_block(const OffsetsJob& job, const int32_t* c
 }
 
 /// Writes the counts of the block, and makes those of all blocks visible to each.
-__device__ inline void publish_counts(const OffsetsJob& job, const int32_t* counters) {
+__device__ inline void publish_counts(const OffsetsJob& job, const BlockShare& all,
+                                      const int32_t* counters) {
   for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
-    job.counts[int64_t(blockIdx.x) * job.experts + e] = count_of_block(job, counters, e);
+    job.counts[int64_t(all.index) * job.experts + e] = count_of_block(job, counters, e);
   grid_barrier();
 }
 
@@ -92,18 +123,19 @@ struct Count {
   int before, all;
 };
 
-__device__ inline Count count_of(const OffsetsJob& job, const int32_t* counters, int e) {
-  if (gridDim.x == 1) return {0, count_of_block(job, counters, e)};
+__device__ inline Count count_of(const OffsetsJob& job, const BlockShare& all,
+                                 const int32_t* counters, int e) {
+  if (all.count == 1) return {0, count_of_block(job, counters, e)};
   Count count{0, 0};
   constexpr int kAtOnce = 32;  // counts in flight
-  for (int first = 0; first < int(gridDim.x); first += kAtOnce) {
+  for (int first = 0; first < all.count; first += kAtOnce) {
     int here[kAtOnce];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i)
-      here[i] = first + i < int(gridDim.x) ? job.counts[int64_t(first + i) * job.experts + e] : 0;
+      here[i] = first + i < all.count ? job.counts[int64_t(first + i) * job.experts + e] : 0;
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      count.before += first + i < int(blockIdx.x) ? here[i] : 0;
+      count.before += first + i < all.index ? here[i] : 0;
       count.all += here[i];
     }
   }
@@ -117,18 +149,37 @@ struct RowMapShared {
   __device__ int32_t* counters() { return reinterpret_cast<int32_t*>(this + 1); }  ///< [warps, E]
 };
 
-/// Turns the counters into the row of each warp's next choice. Block 0 writes offsets.
-__device__ inline void find_rows(const OffsetsJob& job, RowMapShared& shared) {
+/// What becomes of the sorted choices: offsets and a map in global memory.
+struct OffsetsAndMap {
+  const OffsetsJob& job;
+  bool is_first;  ///< of the blocks
+
+  /// Of each expert, in some thread of every block: where its rows end.
+  __device__ void end_expert(int e, int64_t end) const {
+    if (is_first) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
+  }
+  /// Of each choice, in the thread that sorts it: its row, or -1 of no expert.
+  __device__ void place(int64_t slot, int, int64_t row) const {
+    const bool kept = row >= 0 && row < job.rows;
+    if (job.row_of != nullptr) job.row_of[slot] = kept ? int32_t(row) : -1;
+    if (kept && job.slot_of != nullptr) job.slot_of[row] = int32_t(slot);
+  }
+};
+
+/// Turns the counters into the row of each warp's next choice, and tells where experts end.
+template <class Sorted>
+__device__ void find_rows(const OffsetsJob& job, const BlockShare& all, RowMapShared& shared,
+                          const Sorted& sorted) {
   int32_t* const counters = shared.counters();
   int64_t carry = 0;
   for (int first = 0; first < job.experts; first += int(blockDim.x)) {
     const int e = first + int(threadIdx.x);
-    const Count count = e < job.experts ? count_of(job, counters, e) : Count{0, 0};
+    const Count count = e < job.experts ? count_of(job, all, counters, e) : Count{0, 0};
     const Scanned scanned = block_scan(count.all, shared.partial, Sum{});
     const int64_t end = carry + scanned.upto;
     carry += scanned.all;
     if (e >= job.experts) continue;
-    if (blockIdx.x == 0) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
+    sorted.end_expert(e, end);
     int next = int(end) - count.all + count.before;
     for (int warp = 0; warp < int(blockDim.x / kLanes); ++warp) {
       const int here = counters[warp * job.experts + e];
@@ -136,16 +187,17 @@ __device__ inline void find_rows(const OffsetsJob& job, RowMapShared& shared) {
       next += here;
     }
   }
-  if (blockIdx.x == 0 && threadIdx.x == 0) job.offsets[0] = 0;
-  if (blockIdx.x == 0) write_status(job, false, carry > job.rows);
+  if (all.index == 0 && threadIdx.x == 0 && job.offsets != nullptr) job.offsets[0] = 0;
+  if (all.index == 0) write_status(job, false, carry > job.rows);
   __syncthreads();
 }
 
 /// Assigns rows to the choices of the warp's run, 32 at a time; equal experts in the order of
 /// lanes.
-template <class Index>
-__device__ void assign_rows(const OffsetsJob& job, int32_t* next_row) {
-  const Run run(job);
+template <class Index, class Sorted>
+__device__ void assign_rows(const OffsetsJob& job, const BlockShare& all, int32_t* next_row,
+                            const Sorted& sorted) {
+  const Run run(job, all);
   const int lane = int(threadIdx.x % kLanes);
   int e = expert_of<Index>(job, run.first + lane, run.last);
   for (int64_t first = run.first; first < run.last; first += kLanes) {
@@ -153,29 +205,36 @@ __device__ void assign_rows(const OffsetsJob& job, int32_t* next_row) {
     const int later = expert_of<Index>(job, slot + kLanes, run.last);
     const unsigned equals = __match_any_sync(~0u, e);
     const int rank = __popc(equals & ((1u << lane) - 1));
-    const int row = e >= 0 ? next_row[e] + rank : 0;
+    const int row = e >= 0 ? next_row[e] + rank : -1;
     __syncwarp();
     if (e >= 0 && rank == 0) next_row[e] += __popc(equals);
     __syncwarp();
-    const bool kept = e >= 0 && row < job.rows;
-    if (slot < run.last && job.row_of != nullptr) job.row_of[slot] = kept ? row : -1;
-    if (kept && job.slot_of != nullptr) job.slot_of[row] = int32_t(slot);
+    if (slot < run.last) sorted.place(slot, e, row);
     e = later;
   }
 }
 
-/// All warps of the grid must call it, of one block or of a cooperative one; `memory` is shared:
-/// RowMapShared and a counter for each warp and expert.
-template <class Index>
-__device__ void make_row_map(const OffsetsJob& job, uint8_t* memory) {
+/// All warps of these blocks must call it, of one block or of a cooperative grid; `memory` is
+/// shared: RowMapShared and a counter for each warp and expert. `sorted` is told what is found, as
+/// OffsetsAndMap is; ends come before places, with a barrier of the block between them.
+template <class Index, class Sorted>
+__device__ void sort_choices(const OffsetsJob& job, const BlockShare& all, uint8_t* memory,
+                             const Sorted& sorted) {
   auto& shared = *reinterpret_cast<RowMapShared*>(memory);
   int32_t* const mine = shared.counters() + int(threadIdx.x / kLanes) * job.experts;
   clear(shared.counters(), int(blockDim.x / kLanes) * job.experts);
-  count_run<Index>(job, mine);
+  count_run<Index>(job, all, mine);
   __syncthreads();
-  if (gridDim.x > 1) publish_counts(job, shared.counters());
-  find_rows(job, shared);
-  assign_rows<Index>(job, mine);
+  if (all.count > 1) publish_counts(job, all, shared.counters());
+  find_rows(job, all, shared, sorted);
+  assign_rows<Index>(job, all, mine, sorted);
+}
+
+/// The same by all blocks of the grid, to offsets and a map.
+template <class Index>
+__device__ void make_row_map(const OffsetsJob& job, uint8_t* memory) {
+  const BlockShare all = BlockShare::of_grid();
+  sort_choices<Index>(job, all, memory, OffsetsAndMap{job, all.index == 0});
 }
 
 /// Of a block of so many warps.

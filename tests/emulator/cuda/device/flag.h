@@ -22,6 +22,9 @@ inline void replace_zero_system(uint64_t* word, uint64_t value) {
   uint64_t none = 0;
   std::atomic_ref(*word).compare_exchange_strong(none, value);
 }
+inline uint32_t add_acquire_release(uint32_t* word, uint32_t value) {
+  return std::atomic_ref(*word).fetch_add(value, std::memory_order_acq_rel);
+}
 inline uint64_t nanoseconds() {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());

@@ -1,0 +1,296 @@
+#pragma once
+#include "cuda/device/flag.h"
+#include "cuda/parallel/exchange.h"
+#include "cuda/portable/row_map.cuh"
+#include "schedule/exchange.h"
+#include "schedule/expert_rows.h"
+#include "schedule/rank_rows.h"
+
+// What the kernels of exchanges are made of: a way past the flags, copies into windows, and the map
+// of a dispatch.
+namespace cadre::cuda {
+
+using parallel::Failure;
+using portable::BlockShare;
+using Step = schedule::Exchange::Step;
+
+/// The flags of the windows as the state machine sees them. What a rank writes and reads is the
+/// kernels'.
+struct WindowFlags {
+  const WindowTable& window;
+
+  __device__ uint32_t load_read(int peer) const {
+    return load_acquire_system(&window.home().read[peer]);
+  }
+  __device__ uint64_t load_ready(int peer) const {
+    return load_acquire_system(&window.home().ready[peer]);
+  }
+  __device__ void store_ready(int peer, uint64_t tag) const {
+    store_release_system(&window.control(peer).ready[window.rank], tag);
+  }
+  __device__ void store_read(int peer, uint32_t epoch) const {
+    store_release_system(&window.control(peer).read[window.rank], epoch);
+  }
+  __device__ void write() const {}
+  __device__ void read() const {}
+};
+
+/// Whether a rank has failed, which this one's host is told.
+__device__ inline bool has_failed(const WindowTable& window) {
+  const uint64_t failure = load_acquire_system(&window.home().failure);
+  if (failure != 0) store_release_system(&window.notes->failure, failure);
+  return failure != 0;
+}
+
+__device__ inline void tell_all(const WindowTable& window, const Failure& failure) {
+  for (int p = 0; p < window.ranks; ++p)
+    replace_zero_system(&window.control(p).failure, failure.word());
+  has_failed(window);
+}
+
+/// The epoch of the exchange that comes next, or is under way.
+__device__ inline uint32_t next_epoch(const WindowTable& window) { return window.home().epoch + 1; }
+
+/// The way of a block through an exchange: each thread goes past the peer of its number, one behind
+/// them asks whether a rank had failed before, and all come to a step together. What a block has
+/// read or written before a step is so for all.
+class Way {
+ public:
+  /// Of that epoch.
+  __device__ Way(const WindowTable& window, const parallel::ExchangeName& name, uint32_t epoch,
+                 Step from = Step::kAwaitReaders)
+      : window_(window),
+        kind_(name.kind),
+        exchange_({int(threadIdx.x), 1}, {epoch, name.tag()}, from) {}
+
+  /// Goes on up to a step, or until a rank has failed, is late or at another call. All threads of
+  /// the block must call it.
+  __device__ void go_to(Step end) {
+    __syncthreads();
+    const int number = int(threadIdx.x);
+    if (number < window_.ranks) run_to(end);
+    if (number == window_.ranks) is_stopped_ = has_failed(window_);
+    __syncthreads();
+  }
+  /// Whether this thread did not come to its last step.
+  __device__ bool is_stopped() const { return is_stopped_; }
+
+ private:
+  __device__ void run_to(Step end) {
+    constexpr int kAsks = 16;  // before it looks at anything else
+    uint64_t since = nanoseconds();
+    is_stopped_ = true;
+    for (int asks = 1; exchange_.step() != end; ++asks) {
+      if (exchange_.advance(WindowFlags{window_})) {
+        since = nanoseconds();
+        continue;
+      }
+      const bool out_of_step = exchange_.step() == Step::kOutOfStep;
+      if (!out_of_step && asks % kAsks != 0) continue;
+      if (has_failed(window_)) return;
+      if (out_of_step || (window_.limit != 0 && nanoseconds() - since >= window_.limit)) {
+        const auto why = out_of_step ? Failure::Why::kOutOfStep : Failure::Why::kLate;
+        return tell_all(window_, {why, kind_, uint16_t(exchange_.peer()), exchange_.epoch()});
+      }
+      rest();
+    }
+    is_stopped_ = false;
+  }
+
+  const WindowTable& window_;
+  parallel::ExchangeKind kind_;
+  schedule::Exchange exchange_;
+  bool is_stopped_ = false;
+};
+
+/// Of the blocks of a grid that have come here, and whether one of them says so.
+struct Arrival {
+  bool is_last, any;
+};
+
+/// All threads of each block must call it. The last block to come sees what all have written.
+__device__ inline Arrival arrive(const WindowTable& window, bool says_so) {
+  constexpr uint32_t kSays = 1 << 16;  // beyond the number of blocks
+  const bool says = __syncthreads_or(says_so);
+  bool is_last = true, any = says;
+  if (gridDim.x > 1) {
+    uint32_t all = 0;
+    if (threadIdx.x == 0) {
+      const uint32_t mine = 1 + (says ? kSays : 0);
+      all = mine + add_acquire_release(&window.home().blocks, mine);
+      if (all % kSays == gridDim.x) window.home().blocks = 0;
+    }
+    is_last = __syncthreads_or(all % kSays == gridDim.x);
+    any = __syncthreads_or(all >= kSays);
+  }
+  return {is_last, any};
+}
+
+/// Some of several threads that share work.
+struct Team {
+  int64_t first, count;
+
+  __device__ static Team block() { return {int64_t(threadIdx.x), int64_t(blockDim.x)}; }
+  __device__ static Team of(const BlockShare& share) {
+    return {int64_t(share.index) * blockDim.x + threadIdx.x, int64_t(share.count) * blockDim.x};
+  }
+};
+
+template <class Word>
+__device__ void copy_words(const char* from, char* to, int64_t count, const Team& team) {
+  constexpr int kInFlight = 4;
+  const auto* source = reinterpret_cast<const Word*>(from);
+  auto* target = reinterpret_cast<Word*>(to);
+  for (int64_t i = team.first; i < count; i += kInFlight * team.count) {
+    Word words[kInFlight] = {};
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k)
+      if (i + k * team.count < count) words[k] = source[i + k * team.count];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k)
+      if (i + k * team.count < count) target[i + k * team.count] = words[k];
+  }
+}
+
+/// The widest of uint4, uint32_t and uint16_t of which these addresses and lengths are multiples:
+/// calls visit(Word()).
+template <class Visit>
+__device__ void with_words_of(uint64_t bits, Visit&& visit) {
+  if (bits % 16 == 0) return visit(uint4());
+  if (bits % 4 == 0) return visit(uint32_t());
+  visit(uint16_t());
+}
+
+__device__ inline void copy_bytes(const char* from, char* to, int64_t bytes, const Team& team) {
+  const auto bits =
+      reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) | uintptr_t(bytes);
+  with_words_of(bits, [&]<class Word>(Word) {
+    copy_words<Word>(from, to, bytes / int64_t(sizeof(Word)), team);
+  });
+}
+
+__device__ inline void set_bits(char* to, int64_t bytes, const Team& team) {
+  for (int64_t i = team.first; i < bytes / 2; i += team.count)
+    reinterpret_cast<uint16_t*>(to)[i] = 0xffff;
+}
+
+/// Calls work(row) for rows, each of which a block takes.
+template <class Work>
+__device__ void for_rows_by_blocks(int64_t rows, const BlockShare& share, Work&& work) {
+  for (int64_t row = share.index; row < rows; row += share.count) work(row);
+}
+
+/// A call of its own, since its registers are more than those of its callers.
+__device__ inline __noinline__ void bring_rows(const parallel::BroughtRows& b, char* to,
+                                               const BlockShare& share) {
+  const int64_t used = b.used == nullptr ? b.rows : schedule::clamp_row(*b.used, 0, b.rows);
+  const auto* from = static_cast<const char*>(b.from);
+  const Team team = Team::of(share);
+  if (b.row_bytes == b.step && from != to)
+    copy_bytes(from, to, used * b.row_bytes, team);
+  else if (from != to)
+    for_rows_by_blocks(used, share, [&](int64_t row) {
+      copy_bytes(from + row * b.step, to + row * b.row_bytes, b.row_bytes, Team::block());
+    });
+  if (b.filled > used) set_bits(to + used * b.row_bytes, (b.filled - used) * b.row_bytes, team);
+}
+
+/// What a rank brings, by these blocks.
+__device__ inline void bring_all(const WindowTable& window, const parallel::ExchangeJob& job,
+                                 const BlockShare& share) {
+  for (const parallel::BroughtRows& b : job.brought) {
+    if (b.to == nullptr) continue;
+    if (!b.to_all) bring_rows(b, b.to, share);
+    for (int p = 0; p < window.ranks && b.to_all; ++p)
+      bring_rows(b, b.to + (p - window.rank) * window.bytes_each, share);
+  }
+}
+
+/// Makes all that an exchange writes NaN.
+__device__ inline void spoil(const parallel::ExchangeJob& job, const BlockShare& share) {
+  for (const parallel::Outcome& o : job.outcomes)
+    if (o.data != nullptr)
+      for_rows_by_blocks(o.rows, share, [&](int64_t row) {
+        set_bits(static_cast<char*>(o.data) + row * o.step, o.row_bytes, Team::block());
+      });
+}
+
+/// Of a dispatch, the sorted choices of all ranks as its map; see portable::OffsetsAndMap.
+struct RankMap {
+  const parallel::MapJob& job;
+  int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
+  int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
+  bool writes;         ///< places, to the map in global memory
+  bool is_first;       ///< of the blocks: writes the rest of it
+
+  __device__ schedule::RankRows rows() const { return {firsts, 1, job.bound}; }
+  /// Rows of this rank.
+  __device__ int64_t used() const { return min(rows().routed(job.rank), job.bound); }
+
+  __device__ void end_expert(int e, int64_t end) const {
+    if (e == 0) firsts[0] = 0;
+    if ((e + 1) % job.experts == 0) firsts[(e + 1) / job.experts] = int32_t(end);
+    const int mine = e - job.rank * job.experts;
+    if (is_first && mine >= 0 && mine < job.experts) job.map.offsets[mine + 1] = int32_t(end);
+  }
+  __device__ void place(int64_t slot, int e, int64_t row) const {
+    const int32_t here = rows().row_of_rank(row, job.rank);
+    if (rows_here != nullptr) rows_here[slot] = here;
+    if (!writes) return;
+    job.map.row_here[slot] = here;
+    if (here >= 0) job.map.slot_of[here] = int32_t(slot);
+    const int64_t mine = slot - job.rank * job.choices;
+    if (mine >= 0 && mine < job.own)
+      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts);
+  }
+  __device__ bool overflows() const {
+    return job.overflow_is_error && rows().routed(rows().fullest(job.ranks)) > job.bound;
+  }
+  /// Behind both, by the first block.
+  __device__ void finish(const WindowTable& window) const {
+    if (threadIdx.x == 0) job.map.offsets[0] = 0;
+    for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
+      job.map.offsets[e + 1] =
+          int32_t(min(int64_t(job.map.offsets[e + 1] - firsts[job.rank]), job.bound));
+    for (int q = int(threadIdx.x); q < job.ranks && job.routed != nullptr; q += int(blockDim.x))
+      job.routed[q] = int32_t(rows().routed(q));
+    if (threadIdx.x != 0) return;
+    *job.map.verdict = overflows();
+    const int worst = rows().fullest(job.ranks);
+    if (overflows())
+      store_release_system(&window.notes->overflow,
+                           overflow_word({job.problem, worst, int32_t(rows().routed(worst))}));
+  }
+};
+
+/// How a block sorts, in so much shared memory: that of the sort, then RankMap's.
+struct MapShape {
+  int warps, sort_bytes, bytes;
+
+  MapShape(const parallel::MapJob& job, int warps_of_block, bool keeps_rows)
+      : warps(warps_of_block),
+        sort_bytes(portable::row_map_bytes(warps, job.ranks * job.experts)),
+        bytes(sort_bytes + int(sizeof(int32_t)) * (job.ranks + 1)) {
+    if (keeps_rows) bytes += int(sizeof(int32_t) * job.ranks * job.choices);
+  }
+};
+
+/// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory.
+__device__ inline void sort_choices_of_ranks(const RankMap& map, const BlockShare& share) {
+  const parallel::MapJob& job = map.job;
+  const int64_t slots = job.ranks * job.choices;
+  const int warps = int(blockDim.x) / portable::kLanes * share.count;
+  const portable::OffsetsJob sort{.source = job.chosen,
+                                  .offsets = nullptr,
+                                  .row_of = nullptr,
+                                  .slot_of = nullptr,
+                                  .status = nullptr,
+                                  .counts = static_cast<int32_t*>(job.scratch.data),
+                                  .rows = slots,
+                                  .slots = slots,
+                                  .run = portable::run_length(slots, warps),
+                                  .experts = job.ranks * job.experts};
+  portable::sort_choices<int32_t>(sort, share, dynamic_shared(), map);
+}
+
+}  // namespace cadre::cuda
