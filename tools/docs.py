@@ -163,11 +163,11 @@ def moe_layers(info):
 def expert_parallel(info):
     """What crosses between GPUs, beside their DMA engines, and a copy of what is delivered."""
     rows = [[where, case["layer"], case["routing"], case["call"],
-             f"{case['us']['cadre']:.0f}", f"{case['crossed_bytes'] / 2**21:.0f}",
-             f"{case['delivered_bytes'] / 2**21:.0f}",
+             *shown(case["us"], ["cadre", "cadre_graph"], ".0f"),
+             f"{case['crossed_bytes'] / 2**21:.2f}", f"{case['delivered_bytes'] / 2**21:.2f}",
              *(f"{case['us'][peer] / case['us']['cadre']:.2f}" for peer in ("dma_engine", "copy"))]
             for where, record in records("expert-parallel") for case in record["cases"]]
-    return markdown(["GPUs", "layer", "routing", "call", "us", "MiB crossed, a rank",
+    return markdown(["GPUs", "layer", "routing", "call", "us", "in a graph", "MiB crossed, a rank",
                      "delivered", "DMA engines", "copy"], rows)
 
 
@@ -201,7 +201,7 @@ def recipe_speed(info):
             words = case["problem"].split()
             twin = next(peer for peer in case["speed_of_peer"] if peer.startswith("cadre "))
             rows.append([where, case["layer"],
-                         next(w.split("=")[1] for w in words if w.startswith("recipe=")),
+                         next(w.split("=", 1)[1] for w in words if w.startswith("recipe=")),
                          case["call"], *shown(case["us"], ["cadre"], ".0f"),
                          f"{case['speed_of_peer'][twin]:.2f}",
                          f"{case['us']['cadre'] / case['us']['products']:.3f}"])
