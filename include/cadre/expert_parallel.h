@@ -53,7 +53,8 @@ struct WindowLayout {
   bool operator==(const WindowLayout&) const = default;
 };
 
-/// How rows will travel: by the route `name`, "window", through memory that all ranks have mapped.
+/// How rows will travel: by the route `name`, "window" or, with few tokens on GPUs, "few_tokens",
+/// through memory that all ranks have mapped.
 struct ExpertParallelPlan {
   ExpertParallelProblem problem{};
   Device device{};

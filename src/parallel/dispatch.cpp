@@ -76,8 +76,8 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
   checks.aligned("routed", args.routed, alignof(int32_t));
   checks.map(args.map, args.x[0]);
   checks.workspace(workspace, plan.workspace_bytes);
+  window.check();
   Window::State& state = window.state();
-  state.check_overflow();
   state.remember(plan);
   const int64_t most = p.tokens * p.top_k;
   BroughtRows experts =

@@ -25,7 +25,7 @@ __global__ void begin_kernel(const WindowTable window, const __grid_constant__ E
   wait_for_predecessors();
   Way way(window, job.name, next_epoch(window));
   way.go_to(Step::kWrite);
-  bring_all(window, job, BlockShare::of_grid());
+  if (!way.any_stopped()) bring_all(window, job, BlockShare::of_grid());
   if (!arrive(window, false).is_last) return;
   way.go_to(Step::kAwaitReady);
   way.go_to(Step::kRead);
@@ -35,9 +35,10 @@ __global__ void begin_kernel(const WindowTable window, const __grid_constant__ E
 /// Only what it brings.
 __global__ void bring_kernel(const WindowTable window, const __grid_constant__ ExchangeJob job) {
   wait_for_predecessors();
-  Way(window, job.name, next_epoch(window)).go_to(Step::kWrite);
+  Way way(window, job.name, next_epoch(window));
+  way.go_to(Step::kWrite);
   launch_dependents();
-  bring_all(window, job, BlockShare::of_grid());
+  if (!way.any_stopped()) bring_all(window, job, BlockShare::of_grid());
 }
 
 /// Makes outcomes NaN where they are none, and says that this rank has read.

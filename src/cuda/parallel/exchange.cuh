@@ -56,11 +56,13 @@ __device__ inline uint32_t next_epoch(const WindowTable& window) { return window
 /// read or written before a step is so for all.
 class Way {
  public:
-  /// Of that epoch.
+  /// Of that epoch. Whoever begins it says which rank is late; blocks that come later leave when it
+  /// has said so.
   __device__ Way(const WindowTable& window, const parallel::ExchangeName& name, uint32_t epoch,
                  Step from = Step::kAwaitReaders)
       : window_(window),
         kind_(name.kind),
+        is_first_(from == Step::kAwaitReaders),
         exchange_({int(threadIdx.x), 1}, {epoch, name.tag()}, from) {}
 
   /// Goes on up to a step, or until a rank has failed, is late or at another call. All threads of
@@ -74,8 +76,14 @@ class Way {
   }
   /// Whether this thread did not come to its last step.
   __device__ bool is_stopped() const { return is_stopped_; }
+  /// Whether one of the block did not. All of its threads must call it.
+  __device__ bool any_stopped() const { return __syncthreads_or(is_stopped_); }
 
  private:
+  /// The first block may take a limit for each of two waits, so others wait for four.
+  __device__ bool is_over(uint64_t waited) const {
+    return (is_first_ ? waited : waited / 4) >= window_.limit;
+  }
   __device__ void run_to(Step end) {
     constexpr int kAsks = 16;  // before it looks at anything else
     uint64_t since = nanoseconds();
@@ -88,7 +96,7 @@ class Way {
       const bool out_of_step = exchange_.step() == Step::kOutOfStep;
       if (!out_of_step && asks % kAsks != 0) continue;
       if (has_failed(window_)) return;
-      if (out_of_step || (window_.limit != 0 && nanoseconds() - since >= window_.limit)) {
+      if (out_of_step || (window_.limit != 0 && is_over(nanoseconds() - since))) {
         const auto why = out_of_step ? Failure::Why::kOutOfStep : Failure::Why::kLate;
         return tell_all(window_, {why, kind_, uint16_t(exchange_.peer()), exchange_.epoch()});
       }
@@ -99,6 +107,7 @@ class Way {
 
   const WindowTable& window_;
   parallel::ExchangeKind kind_;
+  bool is_first_;
   schedule::Exchange exchange_;
   bool is_stopped_ = false;
 };

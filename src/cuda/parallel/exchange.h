@@ -53,7 +53,7 @@ struct Lane {
 
   /// Blocks of a kernel that may wait: no more than one for every second SM, and fewer of many
   /// ranks, so that those of all would be resident at once if they shared a GPU.
-  int most_waiting(int ranks) const { return std::max(1, units / std::max(2, ranks / 2)); }
+  int most_waiting(int ranks) const { return std::max(1, units / std::max(2, (ranks + 1) / 2)); }
 };
 
 /// The steps of an exchange; see schedule::Exchange.

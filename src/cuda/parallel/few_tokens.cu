@@ -14,7 +14,7 @@ using parallel::ExchangeJob;
 using parallel::ExchangeRead;
 using portable::kLanes;
 
-constexpr int kThreads = 512, kSumThreads = 320;  // of a block, of which an SM takes two
+constexpr int kThreads = 512, kSumThreads = 320;  // of a block
 
 /// Waits for all ranks; whether one of them failed.
 __device__ bool bring_and_wait(const WindowTable& window, const ExchangeJob& job, uint32_t epoch) {
@@ -22,7 +22,7 @@ __device__ bool bring_and_wait(const WindowTable& window, const ExchangeJob& job
   Way way(window, job.name, epoch, leads ? Step::kAwaitReaders : Step::kAwaitReady);
   if (leads) {
     way.go_to(Step::kWrite);
-    bring_all(window, job, {0, 1});
+    if (!way.any_stopped()) bring_all(window, job, {0, 1});
     way.go_to(Step::kAwaitReady);
   }
   way.go_to(Step::kRead);
@@ -36,7 +36,8 @@ __device__ void go_through(const WindowTable& window, const ExchangeJob& job, Re
   const bool is_stopped = bring_and_wait(window, job, epoch);
   launch_dependents();
   const bool overflows = read();
-  const Arrival arrival = arrive(window, is_stopped);
+  // Who has failed may have written since what was read.
+  const Arrival arrival = arrive(window, is_stopped || (threadIdx.x == 0 && has_failed(window)));
   if (!arrival.is_last) return;
   if (arrival.any || overflows) spoil(job, {0, 1});
   if (arrival.any) return;
@@ -139,7 +140,7 @@ __device__ void deliver(const RowsJob& job, const int32_t* row_here, int64_t use
               [&](unsigned row) { job.row_prob[used + row] = 0; });
 }
 
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                     const parallel::MapJob of_map, const RowsJob job, const int sort_bytes) {
   wait_for_predecessors();
@@ -155,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   });
 }
 
-__global__ void __launch_bounds__(kThreads, 2)
+__global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                 const RowsJob job) {
   wait_for_predecessors();
