@@ -183,6 +183,15 @@ Tensors tensors_of(const RowOp& op) {
           a.h};
 }
 
+/// Whether something holds of one of a row's linears.
+template <class Holds>
+bool any_linear(const SequentialProblem& p, Holds&& holds) {
+  return std::any_of(p.ops.begin(), p.ops.end(), [&](const RowOp& op) {
+    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
+    return linear && holds(*linear);
+  });
+}
+
 }  // namespace
 
 LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, const Draw& draw) {
@@ -298,10 +307,14 @@ bool defers(const GroupedLinearProblem& p) { return p.options.deferred && p.wgra
 bool defers(const GroupedMlpProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
 bool defers(const MoeProblem& p) { return p.options.deferred && (p.wgrad1 || p.wgrad2); }
 bool defers(const SequentialProblem& p) {
-  return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
-    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
-    return linear && defers(*linear);
-  });
+  return any_linear(p, [](const GroupedLinearProblem& linear) { return defers(linear); });
+}
+
+bool caches_weights(const GroupedLinearProblem& p) { return p.options.cache_weights; }
+bool caches_weights(const GroupedMlpProblem& p) { return p.options.cache_weights; }
+bool caches_weights(const MoeProblem& p) { return p.options.cache_weights; }
+bool caches_weights(const SequentialProblem& p) {
+  return any_linear(p, [](const GroupedLinearProblem& linear) { return caches_weights(linear); });
 }
 
 SequentialArgs moved(const Mirror& mirror, SequentialCase& c) {

@@ -53,6 +53,12 @@ bool defers(const GroupedMlpProblem&);
 bool defers(const MoeProblem&);
 bool defers(const SequentialProblem&);
 
+/// Whether weights are quantised once for several calls.
+bool caches_weights(const GroupedLinearProblem&);
+bool caches_weights(const GroupedMlpProblem&);
+bool caches_weights(const MoeProblem&);
+bool caches_weights(const SequentialProblem&);
+
 /// The arguments of a case for a copy of its buffers.
 template <class Plan, class Args>
 Args moved(const Mirror& mirror, const LayerCase<Plan, Args>& c) {

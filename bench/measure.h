@@ -22,7 +22,7 @@ struct Measurement {
   int64_t checked_elements = 0;  ///< of the output, where only some are; 0: all
   std::string absent_peers;      ///< which are missing, and why; may be empty
   std::string problem, plan;
-  std::string call;             ///< of a layer: forward or step; of ranks: dispatch or collect
+  std::string call;  ///< of a layer: forward, step or 4 steps; of ranks: dispatch or collect
   double flops = 0, bytes = 0;  ///< of one launch; of a layer, those of its products
   int64_t kept_bytes = 0, workspace_bytes = 0;  ///< of a layer: until backward; the larger of both
   double delivered_bytes = 0;   ///< of all ranks: rows that an exchange brings to where they belong
@@ -44,7 +44,9 @@ Measurement measure(std::string_view problem, const MeasureOptions&);
 
 /// Times a layer beside its own products, in its recipe's formats and without activations:
 /// "forward" is that of the layer with nothing to learn, beside its fprops; "step" forward and
-/// backward, beside all products. Both run twice before, on the data that is timed: what they write
+/// backward, beside all products. Of weights that are quantised once for several calls forward
+/// finds them so, and in place of a step there are "4 steps", of which the first quantises them.
+/// `beside` is one more peer. Both run twice before, on the data that is timed: what they write
 /// must be numbers, of the same bits both times, but for gradients that are added to what is there.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions&);

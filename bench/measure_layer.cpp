@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "bench/compare.h"
+#include "bench/digest.h"
 #include "bench/element.h"
 #include "bench/layer_case.h"
 #include "bench/measure.h"
@@ -174,6 +175,7 @@ std::string fault_in(const Output& out) {
 template <class AnyCase>
 CheckReport check_twice(const Placed<AnyCase>& placed, const TimedRuns& timed,
                         const std::function<void()>& run) {
+  constexpr int64_t kDigested = 1 << 20;  // bytes of an output
   CheckReport report;
   const std::vector<Output> outputs = written(placed.data, timed.is_step);
   std::vector<std::vector<std::byte>> first;
@@ -181,6 +183,7 @@ CheckReport check_twice(const Placed<AnyCase>& placed, const TimedRuns& timed,
   for (const Output& out : outputs) {
     placed.fetch(out.view.data);
     first.push_back(snapshot(out));
+    report.digest.add(first.back().data(), std::min(kDigested, int64_t(first.back().size())));
     if (report.good()) report.fault = fault_in(out);
   }
   run();
@@ -253,14 +256,6 @@ Measurement measure_call(const TimedRuns& timed, const Problem& problem, const P
     m.check.fault = "memory beside a buffer was written while timing";
   return m;
 }
-
-bool caches_weights(const SequentialProblem& p) {
-  return std::any_of(p.ops.begin(), p.ops.end(), [](const RowOp& op) {
-    const auto* linear = std::get_if<GroupedLinearProblem>(&op);
-    return linear && linear->options.cache_weights;
-  });
-}
-bool caches_weights(const auto& p) { return p.options.cache_weights; }
 
 // Micro-batches that share weights, as in steps of training.
 constexpr int kMicroBatches = 4;

@@ -23,7 +23,8 @@
 #   moves      what stands around the products, beside a copy of as many bytes, on h200_moves.txt
 #   moe_few    whole layers with few tokens, on h200_moe_few.txt
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
-#   recipes    the expert MLPs in fp8_block beside bf16, on h200_recipes.txt
+#   recipes, decoded_recipes    the expert MLPs in fp8_block, and in those whose operands are decoded,
+#              beside bf16, on h200_recipes.txt and _decoded_recipes
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
@@ -234,6 +235,10 @@ take() {
     mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
     recipes)
       bench recipes 500 recipes h200_recipes --beside 'recipe=bf16 cache_weights=no' --load 1
+      ;;
+    decoded_recipes)
+      bench decoded_recipes 540 decoded-recipes h200_decoded_recipes \
+        --beside 'recipe=bf16 cache_weights=no' --load 1
       ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;

@@ -37,6 +37,7 @@ TEST(MeasureLayer, TimesForwardAndAStepBesideTheirProducts) {
     // All products of these layers are equally large: 24 * 16 * 8 multiplications and additions.
     EXPECT_EQ(all[0].flops, layer.products_of_forward * 2 * 24 * 16 * 8) << layer.problem;
     EXPECT_EQ(all[1].flops, layer.products * 2 * 24 * 16 * 8) << layer.problem;
+    EXPECT_NE(all[0].check.digest, all[1].check.digest) << layer.problem;
     EXPECT_EQ(all[0].plan, all[1].plan);
     EXPECT_EQ(all[0].kept_bytes, 0) << all[0].problem;
     EXPECT_GT(all[1].kept_bytes, 0) << all[1].problem;

@@ -1,9 +1,8 @@
 #include "cuda/portable/cast.h"
 
-#include "cuda/portable/expert_matrices.h"
 #include "cuda/portable/owned_rows.cuh"
+#include "cuda/portable/quantize_job.h"
 #include "formats/fp16.h"
-#include "schedule/row_tokens.h"
 
 // to[r, c] = from[r, c], rounded once, into one copy or two.
 //
@@ -95,7 +94,7 @@ Job job_of(const QuantizeProblem& p, const QuantizeArgs& args) {
           .bound = p.rows,
           .experts = p.experts,
           .matrices = p.kind == RowsKind::kWeights ? p.experts : 1,
-          .tokens = {args.slot_of, uint32_t(p.tokens * p.top_k), uint32_t(p.top_k)}};
+          .tokens = tokens_of(p, args)};
 }
 
 std::string refuses_format(const Device& device, std::string_view what, const Format& format) {

@@ -106,9 +106,8 @@ __global__ void __launch_bounds__(kQuantizeThreads, kDequantizeBlocks)
 template <class Row, class Element>
 void launch_dequantize(const DequantizeJob& job, const QuantizeStream& on) {
   visit_plain(job.to.first.dtype, [&]<DType kOut>() {
-    DequantizeJob strips = job;
-    const Grid grid = on.grid(strips.of, kDequantizeBlocks, sizeof(TileQueue));
-    launch(dequantize_kernel<kOut, Row, Element>, grid, strips);
+    on.launch_strips(dequantize_kernel<kOut, Row, Element>, {kDequantizeBlocks, sizeof(TileQueue)},
+                     job);
   });
 }
 

@@ -66,9 +66,7 @@ void launch_expert_amax(const QuantizeJob& job, const QuantizeStream& on) {
   const int64_t blocks = (job.of.experts + kQuantizeThreads - 1) / kQuantizeThreads;
   launch(clear_amax_kernel, {unsigned(blocks), kQuantizeThreads, 0, on.stream}, job);
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    QuantizeJob strips = job;
-    const Grid grid = on.grid(strips.of, kAmaxBlocks, sizeof(TileQueue));
-    launch(expert_amax_kernel<kSource>, grid, strips);
+    on.launch_strips(expert_amax_kernel<kSource>, {kAmaxBlocks, sizeof(TileQueue)}, job);
   });
 }
 

@@ -67,9 +67,7 @@ void launch_line_amax(const QuantizeJob& job, const QuantizeCopy& copy, const Qu
          {unsigned(std::min(blocks, kMostClearBlocks)), kQuantizeThreads, 0, on.stream},
          copy.line_amax, count);
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    QuantizeJob strips = job;
-    const Grid grid = on.grid(strips.of, kAmaxBlocks, sizeof(QuantizeShared));
-    launch(line_amax_kernel<kSource>, grid, strips, copy);
+    on.launch_strips(line_amax_kernel<kSource>, {kAmaxBlocks, sizeof(QuantizeShared)}, job, copy);
   });
 }
 

@@ -163,8 +163,7 @@ struct ScalesOfPatch {
 
   /// Square blocks within a warp.
   __device__ Scales of_square() const {
-    const uint32_t across = largest_of_lanes<kLanesOfBlock>(largest_of<kSource>(patch));
-    uint32_t amax = across;
+    uint32_t amax = largest_of_lanes<kLanesOfBlock>(largest_of<kSource>(patch));
 #pragma unroll
     for (int step = kAcrossIt; step < kAcrossIt * kLanesOfBlock; step *= 2)
       amax = max(amax, __shfl_xor_sync(~0u, amax, step));

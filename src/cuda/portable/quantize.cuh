@@ -229,10 +229,10 @@ __global__ void __launch_bounds__(kQuantizeThreads, quantize_blocks<kSource, Cod
 }
 
 template <class Codes>
-void launch_tiles(QuantizeJob job, const QuantizeStream& on) {
+void launch_tiles(const QuantizeJob& job, const QuantizeStream& on) {
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    const Grid grid = on.grid(job.of, quantize_blocks<kSource, Codes>(), sizeof(QuantizeShared));
-    launch(quantize_kernel<kSource, Codes>, grid, job);
+    on.launch_strips(quantize_kernel<kSource, Codes>,
+                     {quantize_blocks<kSource, Codes>(), sizeof(QuantizeShared)}, job);
   });
 }
 

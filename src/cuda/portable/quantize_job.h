@@ -51,15 +51,21 @@ struct QuantizeStream {
   int units = 1;  ///< SMs, of a device made by hand maybe none
   cudaStream_t stream = nullptr;
 
+  /// What a kernel over strips of tiles takes of an SM.
+  struct OfUnit {
+    int blocks, shared_bytes;  ///< shared_bytes: of a block
+  };
   /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
   /// wider where every block has many, since looking for one takes time.
-  Grid grid(ExpertsRows& of, int blocks, int shared_bytes) const {
+  template <class Job, class... More>
+  void launch_strips(void (*kernel)(Job, More...), const OfUnit& unit, Job job,
+                     const More&... more) const {
     constexpr int64_t kStripsOfBlock = 8, kMostTiles = 8;
-    const int64_t most = int64_t(std::max(units, 1)) * blocks;
-    const int64_t tiles = of.most_tiles() / (most * kStripsOfBlock);
-    of.strip = int(std::clamp<int64_t>(tiles, 1, kMostTiles)) * kTileSide;
-    return {unsigned(std::clamp<int64_t>(of.most_tiles(), 1, most)), kQuantizeThreads, shared_bytes,
-            stream};
+    const int64_t most = int64_t(std::max(units, 1)) * unit.blocks;
+    const int64_t tiles = job.of.most_tiles() / (most * kStripsOfBlock);
+    job.of.strip = int(std::clamp<int64_t>(tiles, 1, kMostTiles)) * kTileSide;
+    const auto blocks = unsigned(std::clamp<int64_t>(job.of.most_tiles(), 1, most));
+    launch(kernel, {blocks, kQuantizeThreads, unit.shared_bytes, stream}, job, more...);
   }
 };
 
