@@ -10,6 +10,7 @@ namespace {
 template <class AnyPlan, class Args>
 void run_step(const AnyPlan& chosen, const Args& args, Workspace workspace, Stream stream) {
   forward(chosen, args, workspace, stream);
+  if (!learns(chosen)) return;
   backward(chosen, args, workspace, stream);
   if (defers(chosen.problem)) wgrad(chosen, args, workspace, stream);
 }

@@ -18,6 +18,7 @@ struct Linear {
   int experts;
   int64_t n, k;
   const ParameterLayout& layout;
+  const Format& format;  ///< of weights in fprop
   bool bias, wgrad, dbias;
   const LayerOptions& options;
 };
@@ -71,11 +72,31 @@ void** split(Buffers& buffers, bool discrete, TensorView& v) {
   return list;
 }
 
+/// Codes and scales of weights, as a checkpoint has them.
+QuantizedView quantized(Buffers& buffers, const Linear& l, const TensorView& w) {
+  QuantizeProblem q{.kind = RowsKind::kWeights, .rows = l.n, .cols = l.k, .experts = l.experts};
+  q.source = w.dtype;
+  q.role = TensorRole::kW;
+  q.along_k = l.format;
+  q.amax_eps = l.options.amax_eps;
+  const QuantizePlan made = plan(q, this_cpu());
+  const QuantizedLayout layout = quantized_layout(copy_shape(q, Axis::kAlongK));
+  QuantizeArgs args{.source = w};
+  args.along_k = quantized_view(layout, buffers.take(layout.bytes));
+  Buffers own;
+  auto* rng = own.array<uint64_t>(2);
+  std::fill_n(rng, 2, uint64_t(1));
+  args.rng = rng;
+  run(made, args, own.workspace(made.workspace_bytes), {});
+  return args.along_k;
+}
+
 /// Gradients are appended to the outputs.
 LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds, Outputs& outputs) {
   const ParameterLayout& p = l.layout;
   LinearParameters own;
   own.w = weights(buffers, l, p.weight, seeds.next());
+  if (l.options.quantized_w) own.quantized_w = quantized(buffers, l, std::exchange(own.w, {}));
   own.discrete_w = split(buffers, p.discrete_weight, own.w);
   own.dw = weights(buffers, l, p.dw, seeds.next());
   outputs.push_back(gradient("dw", own.dw, l.wgrad, l.options.accumulate));
@@ -98,8 +119,10 @@ void add_parameters(Buffers& buffers, const Problem& p, Seeds& seeds, Args& args
                     Outputs& outputs) {
   const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
   const auto linear = [&](int64_t n, int64_t k, bool bias, bool wgrad) {
-    return parameters(buffers, {p.experts, n, k, p.parameters, bias, wgrad, p.dbias, p.options},
-                      seeds, outputs);
+    return parameters(
+        buffers,
+        {p.experts, n, k, p.parameters, p.recipe.fprop.rhs, bias, wgrad, p.dbias, p.options}, seeds,
+        outputs);
   };
   args.fc1 = linear(n1, p.hidden, p.bias1, p.wgrad1);
   args.fc2 = linear(p.hidden, p.features, p.bias2, p.wgrad2);
@@ -111,6 +134,7 @@ void add_shared_expert(Buffers& buffers, const MoeProblem& p, Seeds& seeds, MoeA
   GroupedMlpProblem one{.hidden = p.hidden, .features = p.shared_features, .experts = 1};
   one.activation = p.activation;
   one.parameters = p.parameters;
+  one.recipe = p.recipe;
   one.wgrad1 = p.wgrad1;
   one.wgrad2 = p.wgrad2;
   one.options = p.options;
@@ -128,8 +152,10 @@ void add_shared_expert(Buffers& buffers, const MoeProblem& p, Seeds& seeds, MoeA
 LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, Seeds& seeds,
                             Outputs& outputs, bool reached = true) {
   const bool wgrad = p.wgrad && reached, dbias = p.dbias && !p.return_bias && reached;
-  return parameters(buffers, {p.experts, p.n, p.k, p.parameters, p.bias, wgrad, dbias, p.options},
-                    seeds, outputs);
+  return parameters(
+      buffers,
+      {p.experts, p.n, p.k, p.parameters, p.recipe.fprop.rhs, p.bias, wgrad, dbias, p.options},
+      seeds, outputs);
 }
 
 /// Tokens for forward, where the layer gathers, and the rows that they are for backward.

@@ -42,14 +42,16 @@ SequentialProblem frozen(SequentialProblem p) {
 // gathered: what a kernel does for these is the layer's time, not theirs.
 struct Product {
   GroupedGemmProblem problem;
+  std::string_view by;        // the implementation, where it is taken by its name alone
   bool has_all_rows = false;  // its one expert does, whatever the layer's counts
 };
 using Products = std::vector<Product>;
 void add_products(const GroupedLinearPlan& plan, Products& all) {
   for (const LayerStep& step : plan.steps)
     if (const auto* product = std::get_if<GroupedGemmPlan>(&step.plan)) {
-      all.push_back({without_gather(product->problem)});
+      all.push_back({without_gather(product->problem), {}});
       all.back().problem.activation.reset();
+      if (find(all.back().problem, plan.device).name.empty()) all.back().by = product->name;
     }
 }
 void add_products(const GroupedMlpPlan& plan, Products& all) {
@@ -122,8 +124,8 @@ std::function<void()> run_of(const std::shared_ptr<Placed<AnyCase>>& placed, con
 Peer products(const Products& problems, const Draw& draw, const Device& device,
               Accelerator* accelerator, Work& total) {
   std::vector<std::function<void()>> runs;
-  for (const auto& [problem, has_all_rows] : problems) {
-    const auto chosen = plan(problem, device);
+  for (const auto& [problem, by, has_all_rows] : problems) {
+    const auto chosen = plan(problem, device, by);
     Draw own_draw = draw;
     if (has_all_rows) own_draw.counts = {problem.rows};
     auto data = make_case(problem, own_draw);
@@ -273,8 +275,12 @@ std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOp
       });
     const TimedRuns step =
         caches_weights(p) ? TimedRuns{"4 steps", true, kMicroBatches} : TimedRuns{"step", true};
-    return {measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options),
-            measure_call(step, p, twin ? &*twin : nullptr, options)};
+    std::vector<Measurement> all;
+    all.push_back(
+        measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options));
+    if (learns(plan(p, options.device)))
+      all.push_back(measure_call(step, p, twin ? &*twin : nullptr, options));
+    return all;
   });
 }
 

@@ -50,6 +50,8 @@ struct LinearParameters {
   void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
   const int32_t* accumulate = nullptr;         ///< dw: one word (kDevice) or [E] (kPerExpert)
   const int32_t* accumulate_bias = nullptr;    ///< dbias: one word (kDevice) or [E] (kPerExpert)
+  QuantizedView
+      quantized_w{};    ///< quantized_w: for fprop, [E, N, K] in the usual order, in place of w
   int64_t version = 0;  ///< the caller's count of changes; a deferred wgrad checks it
 };
 
@@ -59,6 +61,7 @@ struct LayerOptions {
   Accumulate accumulate_bias = Accumulate::kNo;  ///< of bias gradients
   bool deferred = false;     ///< weight gradients are left to `wgrad`; backward keeps what it needs
   bool quantized_x = false;  ///< x comes as codes and scales, in the recipe's formats
+  bool quantized_w = false;  ///< w comes so, for forward alone: nothing may be learnt through it
   bool save_input = false;   ///< keep x itself for wgrad and quantise it again in backward
   bool cache_weights = false;    ///< quantised weights live on in the caller's cache
   Tail tail = Tail::kKeep;       ///< of what has rows: y, dx, dprob

@@ -43,6 +43,21 @@ void check_types_and_options(const ops::Checks<Problem>& checks, const Problem& 
   require_legal(p.recipe);
 }
 
+/// Those of a layer whose weights may come quantised. `learns`: its backward reads weights, or
+/// makes their gradients.
+template <class Problem>
+void check_quantized_w(const ops::Checks<Problem>& checks, bool learns) {
+  const Problem& p = checks.problem();
+  if (!p.options.quantized_w) return;
+  checks.holds(
+      !learns,
+      "quantized_w is yes, must be no; backward is wanted, which reads weights along rows");
+  checks.holds(!p.options.cache_weights, "cache_weights is yes, must be no; w comes quantised");
+  checks.holds(
+      !p.parameters.discrete_weight,
+      "discrete_weight is yes, must be no; w comes as the codes and scales of all experts");
+}
+
 /// Those of a layer that may read its input in token order.
 template <class Problem>
 void check_gather(const ops::Checks<Problem>& checks) {

@@ -71,6 +71,7 @@ Operand LinearRun::operand(int id) const {
   if (id == kW) return weights(plan.problem, args.parameters);
   if (id == kBias) return bias(plan.problem, args.parameters);
   if (is_made(id)) return as_operand(copy(id));
+  if (id == kWAlongK) return as_operand(args.parameters.quantized_w);
   return as_operand(id == kXAlongK ? args.x_along_k : args.x_along_rows);
 }
 

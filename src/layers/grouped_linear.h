@@ -34,6 +34,7 @@ enum Tensor : int {
   kDyAlongK,
   kDyAlongRows,
   kXAlongKNumbers,
+  kWAlongKNumbers,
   kXAlongRowsNumbers,
   kDyAlongRowsNumbers,
   kYScales,
@@ -97,6 +98,9 @@ void check_queue(const ops::Checks<Problem>& checks, const WgradQueue* queue, in
                "queue is given, must be null; the problem says deferred=no");
   check_room(checks, queue, tasks);
 }
+
+/// Errors    InvalidArgument for a problem that no plan takes.
+void check_problem(const GroupedLinearProblem&);
 
 /// The weights of all experts without data, as the problem lays them out.
 TensorView weight_layout(const GroupedLinearProblem&, DType);

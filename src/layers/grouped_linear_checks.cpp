@@ -138,33 +138,46 @@ void check_rng(const LinearChecks& checks, const uint64_t* rng, bool needed) {
   if (needed) checks.present("rng", rng, 2, "the recipe rounds stochastically");
 }
 
-/// What the parts of a given copy of x are called. Literals: a run's checks allocate nothing.
+/// What the parts of a given copy are called. Literals: a run's checks allocate nothing.
 struct CopyNames {
   std::string_view codes, scales, expert_scale;
+  const char* why;
 };
-constexpr CopyNames kNamesAlongK{"x_along_k.codes", "x_along_k.scales", "x_along_k.expert_scale"};
+constexpr const char* kXComes = "x comes quantised, in the format of the recipe";
+constexpr CopyNames kNamesAlongK{"x_along_k.codes", "x_along_k.scales", "x_along_k.expert_scale",
+                                 kXComes};
 constexpr CopyNames kNamesAlongRows{"x_along_rows.codes", "x_along_rows.scales",
-                                    "x_along_rows.expert_scale"};
+                                    "x_along_rows.expert_scale", kXComes};
+constexpr CopyNames kNamesOfW{"quantized_w.codes", "quantized_w.scales", "quantized_w.expert_scale",
+                              "w comes quantised, in the format of the recipe"};
+
+/// A part of a given copy, which may have none.
+void check_part(const LinearChecks& checks, std::string_view name, const TensorView& got,
+                const TensorView& want, const char* why) {
+  if (want.rank == 0) return checks.absent(name, got, why);
+  if (want.rank == 2)
+    return checks.view(name, got, want.dtype, {want.shape[0], want.shape[1]}, why);
+  checks.view(name, got, want.dtype, {want.shape[0], want.shape[1], want.shape[2]}, why);
+}
 
 void check_copy(const LinearChecks& checks, const CopyNames& names, const QuantizedShape& shape,
                 const QuantizedView& got) {
-  constexpr const char* kWhy = "x comes quantised, in the format of the recipe";
   const QuantizedView want = quantized_view(shape, nullptr);
-  checks.view(names.codes, got.codes, want.codes.dtype, {want.codes[0], want.codes[1]}, kWhy);
-  if (want.scales.rank != 0)
-    checks.view(names.scales, got.scales, want.scales.dtype, {want.scales[0], want.scales[1]},
-                kWhy);
-  else
-    checks.absent(names.scales, got.scales, kWhy);
+  check_part(checks, names.codes, got.codes, want.codes, names.why);
+  check_part(checks, names.scales, got.scales, want.scales, names.why);
   if (info(shape.format.kind).has_expert_scale)
-    checks.present(names.expert_scale, got.expert_scale, shape.experts, kWhy);
+    checks.present(names.expert_scale, got.expert_scale, shape.experts, names.why);
   else
-    checks.absent(names.expert_scale, got.expert_scale, kWhy);
+    checks.absent(names.expert_scale, got.expert_scale, names.why);
 }
 
-/// The copies of x that the caller made and the phase reads.
+/// The copies that the caller made and the phase reads.
 void check_copies(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
-  if (!linear.plan.problem.options.quantized_x) return;
+  const LayerOptions& options = linear.plan.problem.options;
+  if (options.quantized_w && need.reads(kWAlongK))
+    check_copy(checks, kNamesOfW, linear.tensor(kWAlongK).shape,
+               linear.args.parameters.quantized_w);
+  if (!options.quantized_x) return;
   if (need.reads(kXAlongK))
     check_copy(checks, kNamesAlongK, linear.tensor(kXAlongK).shape, linear.args.x_along_k);
   if (need.reads(kXAlongRows))

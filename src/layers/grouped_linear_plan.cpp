@@ -13,36 +13,6 @@
 
 namespace cadre {
 
-template <class Io, class Problem>
-static void fields(Io& io, Problem& p) {
-  const GroupedLinearProblem usual;
-  io.always("R", p.rows);
-  io.always("N", p.n);
-  io.always("K", p.k);
-  io.always("E", p.experts);
-  io.always("recipe", p.recipe);
-  layers::parameter_fields(io, p);
-  io.unless("bias", p.bias, usual.bias);
-  io.unless("bias_scale", p.bias_scale, usual.bias_scale);
-  io.unless("return_bias", p.return_bias, usual.return_bias);
-  io.unless("dgrad", p.dgrad, usual.dgrad);
-  io.unless("wgrad", p.wgrad, usual.wgrad);
-  io.unless("dbias", p.dbias, usual.dbias);
-  layers::gather_fields(io, p);
-  layers::option_fields(io, p);
-  ops::activation_fields(io, p.activation);
-  io.unless("x_role", p.x_role, usual.x_role);
-  io.unless("dy_role", p.dy_role, usual.dy_role);
-}
-
-std::string to_string(const GroupedLinearProblem& p) {
-  return ops::write_problem("grouped_linear", p);
-}
-
-GroupedLinearProblem parse_grouped_linear_problem(std::string_view words) {
-  return ops::read_problem<GroupedLinearProblem>("grouped_linear", words);
-}
-
 namespace {
 
 using enum layers::linear::Tensor;
@@ -52,38 +22,9 @@ using layers::linear::Copied;
 using layers::linear::Copies;
 using layers::linear::Copy;
 using layers::linear::DecodedPasses;
-using layers::linear::has_fp8_rows;
+using layers::linear::is_hopper;
 using layers::linear::kFp8Rows;
-
-void check(const GroupedLinearProblem& p) {
-  const ops::Checks checks("grouped_linear", p);
-  layers::check_layer_problem(checks, p);
-  checks.at_least("N", p.n, 1);
-  checks.at_least("K", p.k, 1);
-  checks.countable("R * N", {p.rows, p.n});
-  checks.countable("R * K", {p.rows, p.k});
-  checks.countable("E * N * K", {p.experts, p.n, p.k});
-  checks.holds(p.bias || !p.bias_scale, "bias_scale is yes, must be no; the problem has no bias");
-  checks.holds(p.bias || !p.return_bias, "return_bias is yes, must be no; the problem has no bias");
-  checks.holds(!p.return_bias || !p.bias_scale,
-               "bias_scale is yes, must be no; a returned bias is scaled by the caller");
-  checks.holds(!p.return_bias || !p.activation,
-               "return_bias is yes, must be no; the bias comes before the activation");
-  const bool w_as_is = as_is(p.recipe.fprop.rhs, p.parameters.weight) &&
-                       (!p.dgrad || as_is(p.recipe.dgrad.rhs, p.parameters.weight));
-  checks.holds(p.parameters.weight_major == Major::kRow || w_as_is,
-               "weight_major is column, must be row; the recipe copies the weights");
-  const bool x_as_is =
-      as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
-  layers::check_gather(checks);
-  checks.holds(!p.options.quantized_x || !x_as_is,
-               "quantized_x is yes, must be no; the recipe reads x as it is");
-  checks.holds(!p.options.quantized_x || !p.options.save_input,
-               "save_input is yes, must be no; x comes quantised and is not quantised again");
-  checks.holds(!p.options.save_input || !p.wgrad || !p.recipe.wgrad.rhs.stochastic,
-               "save_input is yes, must be no; x is rounded stochastically for wgrad, and a second "
-               "quantisation would give other codes");
-}
+using layers::linear::kPackedRows;
 
 std::string refuses_copies(const GroupedLinearProblem& p, const Device&) {
   const Copies copies(p, {});
@@ -130,11 +71,13 @@ class Planner {
     const bool cache = p_.options.cache_weights;
     x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK, x_.along_k));
     x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows, x_.along_rows));
-    row_.made("w along K", weights_shape(r.fprop.rhs, Axis::kAlongK, w_.along_k), cache);
+    const QuantizedShape w = weights_shape(r.fprop.rhs, Axis::kAlongK, w_.along_k);
+    w_.given ? row_.own("w along K", w) : row_.made("w along K", w, cache);
     row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows, w_.along_rows), cache);
     row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK, dy_.along_k));
     row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows, dy_.along_rows));
     numbers("x along K decoded", x_.along_k.id);
+    numbers("w along K decoded", w_.along_k.id);
     numbers("x along rows decoded", x_.written_rows());
     numbers("dy along rows decoded", dy_.written_rows());
     const QuantizedShape factors = layers::plain_rows(DType::kF32, p_.experts, 1);
@@ -175,6 +118,7 @@ class Planner {
     quantize(Phase::kForward, "quantize w", w_, {w_.along_k.is_there, rows_of_w});
     quantize(Phase::kForward, "quantize x", x_, {x_.along_k.is_there, rows_of_x});
     if (x_.along_k.decodes) decode(Phase::kForward, "decode x", x_.along_k.id, x_.along_k.numbers);
+    if (w_.along_k.decodes) decode(Phase::kForward, "decode w", w_.along_k.id, w_.along_k.numbers);
     GroupedGemmProblem fprop = layers::linear::product(p_, Pass::kFprop, decoded_);
     fprop.bias = adds_bias();
     fprop.discrete_bias = fprop.bias && p_.parameters.discrete_bias;
@@ -311,6 +255,33 @@ DecodedPasses some_with_fp8_rows(const GroupedLinearProblem& problem, const Devi
   return passes;
 }
 
+DecodedPasses some_with_packed_rows(const GroupedLinearProblem& problem, const Device& device) {
+  const DecodedPasses passes = layers::linear::passes_with_packed_rows(problem, device);
+  if (passes.fprop_by.empty()) throw Unsupported("it does not take the product");
+  return passes;
+}
+
+bool is_for_fp8_rows(const GroupedLinearProblem&, const Device& device) {
+  return is_hopper(device);
+}
+bool is_for_packed_rows(const GroupedLinearProblem& p, const Device& device) {
+  return is_hopper(device) && p.options.quantized_w;
+}
+
+std::string refuses_packed(const GroupedLinearProblem& p, const Device&) {
+  return p.activation ? "no product of codes has an activation in it" : "";
+}
+
+/// Of an expert in the mean. Beyond, a decoded copy of w costs less than what codes cost every row.
+constexpr int64_t kMostPackedRows = 1024;
+
+std::string why_decoded_is_faster(const GroupedLinearProblem& p, const Device&) {
+  const int64_t rows = p.rows / p.experts;
+  if (rows <= kMostPackedRows) return {};
+  return text("experts have ", rows, " rows in the mean, for which w is decoded in less time; the ",
+              "most is ", kMostPackedRows, ", or name the route");
+}
+
 template <auto passes_of>
 GroupedLinearPlan plan_passes(const GroupedLinearProblem& problem, const Device& device) {
   return Planner(problem, device, passes_of(problem, device)).take();
@@ -327,13 +298,16 @@ GroupedLinearPlan plan_passes_within(const GroupedLinearProblem& problem, const 
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutes[] = {
     {"direct", refuses_copies, plan_codes},
     {"quantized", refuses_none, plan_codes},
-    {kFp8Rows, layers::takes_all, plan_passes<some_with_fp8_rows>, has_fp8_rows},
+    {kPackedRows, refuses_packed, plan_passes<some_with_packed_rows>, is_for_packed_rows,
+     why_decoded_is_faster},
+    {kFp8Rows, layers::takes_all, plan_passes<some_with_fp8_rows>, is_for_fp8_rows},
     {"decoded", layers::takes_all, plan_passes<some_to_decode>},
 };
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[] = {
     kRoutes[0],
     kRoutes[1],
-    {kFp8Rows, layers::takes_all, plan_passes_within<some_with_fp8_rows>, has_fp8_rows},
+    kRoutes[2],
+    {kFp8Rows, layers::takes_all, plan_passes_within<some_with_fp8_rows>, is_for_fp8_rows},
     {"decoded", layers::takes_all, plan_passes_within<some_to_decode>},
 };
 
@@ -342,7 +316,7 @@ constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[]
 namespace layers {
 
 GroupedLinearPlan plan_within(const GroupedLinearProblem& problem, const Device& device) {
-  check(problem);
+  layers::check_problem(problem);
   return choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutesWithin, problem, device, {});
 }
 
@@ -361,7 +335,7 @@ const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) { return wgrad_ope
 
 GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device,
                        std::string_view only) {
-  check(problem);
+  layers::check_problem(problem);
   return layers::choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutes, problem, device, only);
 }
 

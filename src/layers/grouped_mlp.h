@@ -37,7 +37,9 @@ struct MlpRun : LayerRun {
 MlpRun mlp_run(const GroupedMlpPlan&, const GroupedMlpArgs&, Workspace, Phase first,
                Stream stream = {});
 
-/// Whether backward reads what is before the activation.
+/// Whether backward makes the gradient of h.
+bool needs_dh(const GroupedMlpProblem&);
+/// Whether it reads what is before the activation.
 bool reads_z(const GroupedMlpProblem&);
 
 /// The routes, by their planners. Fused, fc1's product computes the activation.

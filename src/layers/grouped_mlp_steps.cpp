@@ -11,10 +11,6 @@ namespace {
 
 using enum mlp::Tensor;
 
-bool needs_dh(const GroupedMlpProblem& p) {
-  const bool fc1_learns = p.dgrad || p.wgrad1 || (p.bias1 && p.dbias);
-  return fc1_learns || (p.prob && p.dprob);
-}
 bool needs_h_again(const GroupedMlpProblem& p) { return p.wgrad2 && !p.keep_h; }
 
 class Planner {
@@ -212,6 +208,11 @@ class Planner {
 };
 
 }  // namespace
+
+bool needs_dh(const GroupedMlpProblem& p) {
+  const bool fc1_learns = p.dgrad || p.wgrad1 || (p.bias1 && p.dbias);
+  return fc1_learns || (p.prob && p.dprob);
+}
 
 bool reads_z(const GroupedMlpProblem& p) { return needs_dh(p) || needs_h_again(p); }
 

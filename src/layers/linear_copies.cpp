@@ -40,7 +40,7 @@ bool as_is(const Format& format, DType dtype) {
 
 Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
     : x{kX, {kXAlongK, kXAlongKNumbers}, {kXAlongRows, kXAlongRowsNumbers}},
-      w{kW, {kWAlongK, kNone}, {kWAlongRows, kNone}},
+      w{kW, {kWAlongK, kWAlongKNumbers}, {kWAlongRows, kNone}},
       dy{kDy, {kDyAlongK, kNone}, {kDyAlongRows, kDyAlongRowsNumbers}} {
   const auto [fprop, dgrad, wgrad] = p.recipe;
   const LayerOptions& o = p.options;
@@ -59,9 +59,10 @@ Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
   copy(dy.along_k, p.dgrad, dgrad.lhs, p.dtype);
   copy(dy.along_rows, p.wgrad, wgrad.lhs, p.dtype);
   x.given = o.quantized_x;
+  w.given = o.quantized_w;
   decode(x.along_k, decoded.fprop, fprop.lhs, x.given);
   decode(x.along_rows, decoded.wgrad, wgrad.rhs, x.given || !o.save_input || decoded.wgrad_waits);
-  decode(w.along_k, decoded.fprop, fprop.rhs, false);
+  decode(w.along_k, decoded.fprop, fprop.rhs, w.given);
   decode(w.along_rows, decoded.dgrad, dgrad.rhs, false);
   decode(dy.along_k, decoded.dgrad, dgrad.lhs, false);
   decode(dy.along_rows, decoded.wgrad, wgrad.lhs, decoded.wgrad_waits);
@@ -123,9 +124,7 @@ DecodedPasses passes_to_decode(const GroupedLinearProblem& p, const Device& devi
           decodes(p.wgrad, Pass::kWgrad), p.options.deferred};
 }
 
-bool has_fp8_rows(const Device& device) {
-  return device.kind == DeviceKind::kCuda && device.sm == 90;
-}
+bool is_hopper(const Device& device) { return device.kind == DeviceKind::kCuda && device.sm == 90; }
 
 DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem& p, const Device& device) {
   DecodedPasses passes = passes_to_decode(p, device), ordered = passes;
@@ -143,6 +142,15 @@ DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem& p, const Device& 
   if (!p.activation && (is_usual || !p.options.quantized_x))
     take(passes.fprop, passes.fprop_by, Pass::kFprop);
   take(passes.dgrad, passes.dgrad_by, Pass::kDgrad);
+  return passes;
+}
+
+DecodedPasses passes_with_packed_rows(const GroupedLinearProblem& p, const Device& device) {
+  DecodedPasses passes = passes_to_decode(p, device), packed = passes;
+  packed.fprop = false;
+  packed.fprop_by = kPackedRows;
+  if (passes.fprop && !find(product(p, Pass::kFprop, packed), device, kPackedRows).name.empty())
+    passes = packed;
   return passes;
 }
 

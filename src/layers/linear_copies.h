@@ -73,10 +73,16 @@ DecodedPasses passes_to_decode(const GroupedLinearProblem&, const Device&);
 /// writes them so.
 inline constexpr std::string_view kFp8Rows = "sm90_fp8_rows";
 
-/// True if the route has products on the device.
-bool has_fp8_rows(const Device&);
+/// The implementation that multiplies a plain batch and codes of weights, and its route.
+inline constexpr std::string_view kPackedRows = "sm90_packed_rows";
+
+/// True if the routes have products on the device.
+bool is_hopper(const Device&);
 
 /// The same, but for those that kFp8Rows takes.
 DecodedPasses passes_with_fp8_rows(const GroupedLinearProblem&, const Device&);
+
+/// The same for kPackedRows, which takes fprop.
+DecodedPasses passes_with_packed_rows(const GroupedLinearProblem&, const Device&);
 
 }  // namespace cadre::layers::linear

@@ -68,6 +68,8 @@ void check(const MoeProblem& p) {
   layers::check_types_and_options(checks, p);
   checks.holds(!p.options.quantized_x,
                "quantized_x is yes, must be no; x comes in token order and is permuted as it is");
+  const bool bias_learns = p.dbias && (p.bias1 || p.bias2);
+  layers::check_quantized_w(checks, p.dgrad || p.dlogits || p.wgrad1 || p.wgrad2 || bias_learns);
   checks.holds(
       p.dbias || !p.bias2 || !p.dlogits,
       "dbias is no, must be yes; the gradient of the probabilities that weigh bias2 is made "

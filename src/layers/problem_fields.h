@@ -51,6 +51,7 @@ void option_fields(Io& io, Problem& p) {
   io.unless("accumulate_bias", own.accumulate_bias, usual.accumulate_bias);
   io.unless("deferred", own.deferred, usual.deferred);
   io.unless("quantized_x", own.quantized_x, usual.quantized_x);
+  io.unless("quantized_w", own.quantized_w, usual.quantized_w);
   io.unless("save_input", own.save_input, usual.save_input);
   io.unless("cache_weights", own.cache_weights, usual.cache_weights);
   io.unless("overwrite_saved", own.overwrite_saved, usual.overwrite_saved);

@@ -19,7 +19,8 @@ struct Route {
   std::string_view name;
   std::string (*refuses)(const Problem&, const Device&);  ///< empty: takes it; else the reason
   LayerPlan (*plan)(const Problem&, const Device&);       ///< its steps and memory
-  bool (*is_for)(const Device&) = nullptr;  ///< on others it is passed over unless it is named
+  /// Of others it is passed over unless it is named.
+  bool (*is_for)(const Problem&, const Device&) = nullptr;
   /// Why a later route is faster, where one is: unless it is named it refuses with that.
   std::string (*why_slow)(const Problem&, const Device&) = nullptr;
 };
@@ -41,7 +42,8 @@ LayerPlan choose(std::span<const Route<Problem, LayerPlan>> routes, const Proble
   std::string names, reasons;
   for (const Route<Problem, LayerPlan>& route : routes) {
     names.append(names.empty() ? "" : ", ").append(route.name);
-    if (only.empty() ? route.is_for && !route.is_for(device) : route.name != only) continue;
+    if (only.empty() ? route.is_for && !route.is_for(problem, device) : route.name != only)
+      continue;
     std::string why;
     try {
       why = route.refuses(problem, device);

@@ -133,6 +133,10 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 weight_major=column
 cadre explain grouped_linear R=9 N=8 K=16 E=2 quantized_x=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes save_input=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr save_input=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp4 quantized_w=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 quantized_w=yes dgrad=no wgrad=no
+cadre explain grouped_linear R=9 recipe=mxfp4 quantized_w=yes dgrad=no wgrad=no cache_weights=yes
+cadre explain grouped_linear R=9 recipe=mxfp4 quantized_w=yes dgrad=no wgrad=no discrete_weight=yes
 cadre explain moe T=-1 top_k=2 H=8 F=16 E=4
 cadre explain moe T=1073741824 top_k=2 H=8 F=16 E=4
 cadre explain moe T=9 top_k=5 H=8 F=16 E=4
@@ -271,6 +275,7 @@ ELSEWHERE = {
     "format: element of ": "a caller in C++",
     "every product takes its operands as they are quantised": "a caller in C++ that names a route",
     "it takes no product that others do not take": "a caller in C++ that names a route",
+    "it does not take the product": "a caller in C++ that names a route",
     "quantiles: there are no samples, must be 1 or more": "a fault of cadre",
     " MB, must be less; name fewer files": "2 GB of text",
     "; check its permissions": "not refused to root",

@@ -56,7 +56,8 @@ TEST(GroupedLinearText, EveryFieldParsesBack) {
     for (bool* flag :
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
           &p.bias, &p.bias_scale, &p.return_bias, &p.dgrad, &p.wgrad, &p.dbias, &p.options.deferred,
-          &p.options.save_input, &p.options.cache_weights, &p.options.quantized_x, &p.gather})
+          &p.options.save_input, &p.options.cache_weights, &p.options.quantized_x,
+          &p.options.quantized_w, &p.gather})
       *flag = draw(2);
     p.tokens = draw(99);
     p.top_k = draw(9);
@@ -113,7 +114,8 @@ TEST(GroupedLinearErrors, OfRoutes) {
   EXPECT_EQ(refused("mxfp8", "decoded"),
             none + "mxfp8':\n  decoded: every product takes its operands as they are quantised");
   EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "fused"); }),
-            "plan: route is 'fused', must be one of direct, quantized, sm90_fp8_rows, decoded "
+            "plan: route is 'fused', must be one of direct, quantized, sm90_packed_rows, "
+            "sm90_fp8_rows, decoded "
             "[grouped_linear R=640 N=96 K=160 E=5 recipe=bf16]");
 }
 

@@ -54,7 +54,7 @@ TEST(GroupedMlpText, EveryFieldParsesBack) {
          {&p.parameters.discrete_weight, &p.parameters.discrete_bias, &p.parameters.discrete_dw,
           &p.prob, &p.bias1, &p.bias2, &p.bias2_scale, &p.dgrad, &p.wgrad1, &p.wgrad2, &p.dbias,
           &p.dprob, &p.options.deferred, &p.keep_h, &p.options.save_input, &p.options.cache_weights,
-          &p.options.quantized_x, &p.gather})
+          &p.options.quantized_x, &p.options.quantized_w, &p.gather})
       *flag = draw(2);
     p.tokens = draw(99);
     p.top_k = draw(9);

@@ -149,6 +149,8 @@ def models(model: nn.Module) -> nn.Module:
     packed = checkpoints.convert(state, layout.name, "cadre")
     print(sorted(packed)[0], cadre.huggingface.explain(model), cadre.huggingface.NAME,
           cadre.huggingface.experts_forward.__name__)
+    if not sorted(packed):
+        return cadre.huggingface.load_quantized("folder", dtype=torch.bfloat16, device="cpu")
     return cadre.huggingface.use(model) if "runs" in cadre.huggingface.explain(model) else model
 
 

@@ -18,6 +18,7 @@ own code whatever is asked for. Importing this makes it a warning where a model 
 """
 
 import functools
+import os
 import re
 import warnings
 import weakref
@@ -27,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import foreign_experts
+from . import foreign_experts, quantized_experts
 from .dtypes import kind_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
@@ -40,7 +41,7 @@ except ImportError as _error:
                       f"later; install it with `pip install 'transformers>=5'` ({_error})"
                       ) from _error
 
-__all__ = ["NAME", "experts_forward", "explain", "use"]
+__all__ = ["NAME", "experts_forward", "explain", "load_quantized", "use"]
 
 NAME = "cadre"
 
@@ -62,15 +63,18 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
         and dtypes that do not fit.
     """
     ops = torch.ops.cadre
-    weight1, weight2 = _weights(self)
-    bias1, bias2 = _biases(self)
     tokens, top_k = top_k_index.shape
     offsets, row_of, slot_of, _ = ops.offsets_of_routing(top_k_index, self.num_experts,
                                                          tokens * top_k)
     rows, prob = ops.permute(hidden_states, offsets, row_of, slot_of, top_k_weights.float())
-    y, _ = ops.grouped_mlp(rows, offsets, prob, [weight1], bias1, [weight2], bias2,
-                           prob if bias2 else None, activation=activation_of(self),
-                           recipe=words_for(active_recipe(), rows))
+    if hasattr(self, "_cadre_quantized"):
+        y = quantized_experts.forward(self, rows, offsets, prob, activation_of(self))
+    else:
+        weight1, weight2 = _weights(self)
+        bias1, bias2 = _biases(self)
+        y, _ = ops.grouped_mlp(rows, offsets, prob, [weight1], bias1, [weight2], bias2,
+                               prob if bias2 else None, activation=activation_of(self),
+                               recipe=words_for(active_recipe(), rows))
     return ops.combine(y, offsets, row_of, slot_of).to(hidden_states.dtype)
 
 
@@ -163,6 +167,21 @@ def use(model: nn.Module) -> nn.Module:
     return model
 
 
+def load_quantized(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch.bfloat16,
+                   device: torch.device | str | None = None) -> nn.Module:
+    """A causal language model from a released checkpoint whose experts have quantised weights: they
+    stay the codes and scales of the files, which Cadre multiplies as they are. For inference.
+
+    folder: config.json and safetensors files. quant_method is "mxfp4", as of gpt-oss, or "fp8" with
+        one scale for 128 x 128 codes, as of DeepSeek-V3: experts quantise their rows then, too.
+    dtype: of all else, fp32, bf16 or fp16; weights outside of experts that are codes are decoded.
+    device: of the model; by default that of torch.set_default_device, or the current GPU.
+
+    Errors: ValueError for a folder, a method or tensors that do not fit; TypeError for a dtype.
+    """
+    return quantized_experts.load(folder, dtype, device, _experts, NAME)
+
+
 def explain(model: nn.Module) -> str:
     """One line for each experts module: its name, class and sizes, the implementation it runs, and
     the activation that Cadre runs or would run, or why Cadre cannot. Experts that transformers does
@@ -211,9 +230,14 @@ def _sizes(module: nn.Module) -> str:
     if foreign_experts.port_of(module):
         weight = next(module.parameters())
         return f"{kind} {str(weight.dtype).removeprefix('torch.')} {weight.device}"
+    bias = " bias" if module.has_bias else ""
+    if own := getattr(module, "_cadre_quantized", None):
+        codes = own.weight(module, own.second)[0]
+        features = codes.shape[2] * own.kind.codes_a_byte
+        return (f"{kind} E={module.num_experts} H={codes.shape[1]} F={features} "
+                f"{own.kind.recipe} {codes.device}{bias}")
     weight1, weight2 = _weights(module)
     stored = " transposed" if module.is_transposed else ""
-    bias = " bias" if module.has_bias else ""
     return (f"{kind} E={module.num_experts} H={weight2.shape[1]} F={weight2.shape[2]} "
             f"{str(weight1.dtype).removeprefix('torch.')} {weight1.device}{stored}{bias}")
 
@@ -227,6 +251,8 @@ def _implementation(module: nn.Module) -> str:
 def _about(name: str, module: nn.Module) -> str:
     """What of the module Cadre runs. Errors: NotImplementedError if it cannot."""
     port = foreign_experts.port_of(module)
+    if hasattr(module, "_cadre_quantized"):
+        return f"activation {activation_of(module)}"
     text = port.about(module) if port and port.about else f"activation {activation_of(module)}"
     weights = module.named_parameters() if port else (
         (_first(module), _weights(module)[0]), ("down_proj", module.down_proj))

@@ -1,0 +1,430 @@
+"""What the tables of docs/errors.md use of the door; test_errors.py runs it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import cadre
+from cadre import checkpoints
+from cadre.ops import OUTPUT_BUFFER_KEY
+from conftest import draw, offsets_of
+
+
+def names():
+    """What the uses name; anew for each."""
+    torch.manual_seed(0)
+    E, N, K, R = 3, 8, 16, 6
+    ops = torch.ops.cadre
+    linear = cadre.GroupedLinear(E, K, N, device="cpu")
+    deferred = cadre.GroupedLinear(E, K, N, device="cpu", delay_wgrad_compute=True)
+    fused = cadre.GroupedLinear(E, K, N, device="cpu", fuse_wgrad_accumulation=True,
+                                single_grouped_weight=True)
+    apart = cadre.GroupedLinear(E, K, N, device="cpu", fuse_wgrad_accumulation=True, bias=False)
+    types = torch.float32, torch.float32, torch.float16
+    scaled = cadre.GroupedLinear(E, K, N, device="cpu", scale_bias=True)
+    mlp = cadre.GroupedMLP(E, K, N, device="cpu")
+    moe = cadre.MoE(E, K, N, top_k=2, device="cpu")
+    row = cadre.ops.Sequential(cadre.ops.GroupedLinear(E, K, 2 * N, device="cpu"),
+                               cadre.ops.SwiGLU(),
+                               cadre.ops.GroupedLinear(E, N, K, device="cpu"))
+    x, w, dw, z = draw(R, K), draw(E, N, K), draw(E, N, K), draw(R, 2 * N)
+    w2 = draw(E, K, N // 2)
+    shared = dict(shared_weight1=w[0], shared_weight2=w2[0])
+    leaf, memory = draw(R, K, grad=True), torch.empty(R, K)
+    where, row_of, slot_of, _ = cadre.offsets_of_routing(torch.tensor([[0, 1], [2, 0], [1, 2]]),
+                                                         E, R)
+    tokens, chosen = draw(3, K), draw(3, 2)
+    dy, none = draw(R, N), torch.empty(0, dtype=torch.uint8)
+    offs = torch.tensor([2, 4, 6], dtype=torch.int32)
+    a8, w8 = x.to(torch.float8_e4m3fn), w.to(torch.float8_e4m3fn)
+    sa, sb = torch.rand(R), torch.rand(E, N)
+    q1, q2 = (list(ops.quantize(weight, None, "mxfp4", "along_k")[:2]) for weight in (w, w2))
+    choice = cadre.grouped_mlp.TokenChoice(draw(R, E), None, 2, "softmax", False)
+    counts = [2, 2, 2]
+    offsets = offsets_of(counts, "cpu")
+    freed = draw(R, K)
+    freed.untyped_storage().resize_(0)
+    theirs = SimpleNamespace(delayed=lambda: True)
+    two_ranks = SimpleNamespace(size=lambda: 2)
+    qwen = {f"mlp.experts.{e}.{part}_proj.weight": w for e in range(E)
+            for part, w in (("gate", draw(N, K)), ("up", draw(N, K)), ("down", draw(K, N)))}
+    biases = qwen | {f"mlp.experts.{e}.{part}_proj.bias": draw(n) for e in range(E)
+                     for part, n in (("gate", N), ("up", N), ("down", K))}
+    mixtral = dict(checkpoints.convert(qwen, "qwen", "mixtral"))
+    return dict(globals(), **locals())
+
+
+def models():
+    """What the uses of transformers name."""
+    transformers = pytest.importorskip("transformers", minversion="5.0")
+    import cadre.huggingface as huggingface
+    sizes = dict(vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+                 num_key_value_heads=2, intermediate_size=48)
+    mixtral = transformers.MixtralForCausalLM._from_config(
+        transformers.MixtralConfig(**sizes, num_local_experts=3), experts_implementation="eager")
+    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    experts = mixtral.model.layers[0].mlp.experts
+    other = type("OtherExperts", (torch.nn.Linear,), {})(8, 8)
+    fp8 = torch.nn.Parameter(experts.down_proj.to(torch.float8_e4m3fn), requires_grad=False)
+    return dict(globals(), **locals())
+
+
+def sharded(layer):
+    """The layer with weights that are DTensors, of one process."""
+    from torch import distributed
+    from torch.distributed.tensor import DTensor, init_device_mesh
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    mesh = init_device_mesh("cpu", (1,))
+    for name, p in list(layer.named_parameters()):
+        layer.register_parameter(name, torch.nn.Parameter(DTensor.from_local(p.detach(), mesh)))
+    distributed.destroy_process_group()
+    return layer
+
+
+def peer(kind, **options):
+    """A recipe object of another library, of that kind."""
+    return SimpleNamespace(**{kind: lambda: True}, **options)
+
+
+def convert(state, source="qwen", target="cadre", **options):
+    """Every tensor of the result."""
+    return dict(checkpoints.convert(state, source, target, **options))
+
+
+MODULES = """
+cadre.GroupedLinear(0, K, N)
+cadre.GroupedLinear(E, 1.5, N)
+cadre.GroupedLinear(E, K, N, params_dtype=torch.float64)
+cadre.GroupedLinear(E, K, N, parallel_mode="both")
+cadre.GroupedLinear(E, K, N, parallel_mode="row", tp_size=3, bias=False)
+cadre.GroupedLinear(E, K, N, tp_size=2)
+cadre.GroupedLinear(E, K, N, ub_overlap_rs=True)
+cadre.GroupedLinear(E, K, N, use_grouped_tensor=1)
+cadre.GroupedLinear(E, K, N, scale_bias=True, bias=False)
+cadre.GroupedLinear(E, K, N, recipe="fp9")
+cadre.GroupedMLP(E, K, 0)
+cadre.GroupedMLP(E, K, "N")
+cadre.GroupedMLP(E, K, N, dtype=torch.int32)
+cadre.GroupedMLP(E, K, N, activation="tanh")
+cadre.GroupedMLP(E, K, N, layout="spiral")
+cadre.GroupedMLP(E, K, N, activation="relu", layout="interleave1")
+cadre.GroupedMLP(E, K, N, activation=3)
+cadre.GroupedMLP(E, K, N, activation="swiglu limit=7")
+cadre.GroupedMLP(E, K, N, activation="clamped_swiglu limit=x")
+cadre.MoE(E, K, N, top_k=4)
+cadre.MoE(E, K, N, top_k=2, shared_expert=3)
+cadre.MoE(E, K, N, top_k=2, shared_features=-1)
+cadre.MoE(E, K, N, top_k=2, shared_gate=True)
+cadre.MoE(E, K, N, top_k=2, shared_features=8, delay_wgrad_compute=True)
+cadre.ops.SwiGLU(glu_interleave_size=8)
+cadre.autocast("mxfp8")
+cadre.autocast(True, "mxfp8")
+cadre.autocast(calibrating=True)
+cadre.autocast(recipe="mxfp8", fp8_recipe="nvfp4")
+cadre.ops.Bias(0)
+cadre.ops.Bias(K, device="cpu")(x[:, :5])
+cadre.ops.Bias(5, tensor_parallel=True, tensor_parallel_group=two_ranks)
+cadre.ops.AddExtraInput()(x, None)
+cadre.ops.AddExtraInput(in_place=True)(x, x[0])
+cadre.ops.AddExtraInput(in_place=True)(x, x.half())
+cadre.ops.SiTUGLU(beta1=0)
+cadre.ops.SiTUGLU()(z[:, :5])
+cadre.ops.ScaledSiTUGLU()(z, z[:, 0][1:])
+cadre.autocast(recipe="fp9")
+cadre.autocast(recipe=3)
+cadre.autocast(recipe=theirs)
+cadre.Recipe("mxfp8", wgrad="fp9")
+cadre.Recipe(3)
+"""
+
+RECIPES = """
+cadre.autocast(recipe=peer("custom"))
+cadre.autocast(recipe=peer("delayed"))
+cadre.autocast(recipe=peer("nvfp4", per_token_rht=True))
+cadre.autocast(recipe=peer("nvfp4", nvfp4_per_token=lambda: True))
+cadre.autocast(recipe=peer("mxfp8", backward_override="dequantized"))
+cadre.autocast(recipe=peer("mxfp8", fp8_format="E5M2"))
+cadre.autocast(recipe=peer("float8_block_scaling", x_block_scaling_dim=3))
+cadre.autocast(recipe=peer("nvfp4", fp8_format="HYBRID"))
+cadre.autocast(recipe=peer("nvfp4", fp4_format="E3M0"))
+cadre.autocast(recipe=peer("nvfp4", fp4_quant_fwd_inp=SimpleNamespace(amax_epsilon=1.0)))
+cadre.autocast(recipe=peer("nvfp4",
+    fp4_quant_fwd_inp=SimpleNamespace(random_hadamard_transform=True, stochastic_rounding=True)))
+cadre.autocast(recipe=peer("nvfp4",
+    fp4_quant_fwd_inp=SimpleNamespace(random_hadamard_transform=False)))
+"""
+
+CHECKPOINTS = """
+convert(qwen, "gwen")
+convert(qwen, "qwen", "te_packed")
+convert(qwen, "mixtral")
+convert(qwen, experts=5)
+convert(qwen, experts=2)
+convert([qwen, qwen])
+convert(qwen | {"mlp.experts.01.up_proj.weight": w[0]})
+convert(mixtral | {"block_sparse_moe.gate.weight": w[0], "mlp.gate.weight": w[1]}, "mixtral",
+    "qwen")
+convert(biases, target="titan")
+convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K + 1)})
+convert(qwen | {"mlp.experts.1.up_proj.weight": draw(N, K).half()})
+convert(qwen | {"mlp.experts.1.up_proj.weight": "draw(N, K)"})
+convert({"mlp.experts.w1": None, "mlp.experts.w2": w}, "cadre", "qwen")
+checkpoints.interleave(draw(96, 3))
+checkpoints.deinterleave(draw(4, 4), 1, 2)
+"""
+
+TRANSFORMERS = """
+huggingface.load_quantized(7)
+huggingface.load_quantized("nowhere")
+huggingface.use(llama)
+setattr(mixtral, "others", other), huggingface.use(mixtral)
+setattr(experts, "act_fn", torch.nn.Mish()), huggingface.use(mixtral)
+setattr(experts, "down_proj", fp8), huggingface.use(mixtral)
+setattr(mixtral, "set_experts_implementation", lambda name: None), huggingface.use(mixtral)
+"""
+
+CALLS = """
+linear([1, 2], counts)
+linear(x.double(), counts)
+linear(x.long(), counts)
+linear(x[:, :8], counts)
+linear(x.to("meta"), counts)
+linear.to("meta")(x, counts)
+linear(freed, counts)
+linear(x.to_sparse(), counts)
+linear(x, [2, 2])
+linear(x, 6)
+linear(x, [2.0, 2, 2])
+linear(x, torch.tensor([2., 2., 2.]))
+linear(x, [-1, 2, 2])
+linear(x, [2, 2, 3])
+linear(x, [2, 4, 6])
+linear(x, torch.tensor(counts, device="meta"))
+linear(x, cadre.Offsets(torch.tensor([0, 2, 4, 6])))
+linear(x, cadre.Offsets(torch.tensor([0, 4, 2, 6], dtype=torch.int32)))
+linear(x, cadre.Offsets(torch.tensor([1, 2, 4, 6], dtype=torch.int32)))
+linear(x[:5], cadre.offsets(torch.tensor(counts), "counts", R))
+linear(x, cadre.Offsets(offsets.to("meta")))
+linear(x, counts, bias_scale=torch.rand(R))
+scaled(x, counts)
+scaled(x, counts, bias_scale=torch.rand(R + 1))
+scaled(x, counts, bias_scale=torch.rand(R).half())
+linear(x, counts, out=torch.empty(R, K))
+linear(x, counts, out=torch.empty(R, N).half())
+linear(x, counts, out=torch.empty(R, N, device="meta"))
+linear(x, counts, out=torch.empty(N, R).t())
+linear(x, counts, out=torch.empty(R, N, requires_grad=True))
+linear(x, counts, out=x.view(-1)[:R * N].view(R, N))
+linear.double()(x, counts)
+setattr(linear.weight1, "data", draw(N, K).half()), linear(x, counts)
+setattr(linear.weight1, "data", draw(K, N).t()), linear(x, counts)
+setattr(linear.bias0, "data", draw(2 * N)[::2]), linear(x, counts)
+linear.weight0.untyped_storage().resize_(0), linear(x, counts)
+mlp(x, counts, torch.rand(R - 1))
+mlp(x, counts, torch.rand(R).double())
+mlp(x, counts, [1.0] * R)
+mlp(x, counts, bias2_scale=torch.rand(R))
+mlp(x[:, :8], counts)
+mlp(x, [2, 2])
+mlp(x, choice, torch.rand(R))
+moe(x[:, :8])
+moe(x.int())
+setattr(moe, "router", torch.nn.Parameter(draw(E + 1, K))), moe(x)
+setattr(moe, "shared_expert", torch.nn.Linear(K, N)), moe(x)
+row(x, counts)
+row(x, counts, counts, op_kwargs=[x])
+row(x, counts, counts, op_kwargs={7: {OUTPUT_BUFFER_KEY: x}})
+row(x, counts, counts, op_kwargs={linear: {OUTPUT_BUFFER_KEY: x}})
+row(x, counts, counts, op_kwargs={0: {"input": x}})
+row(x, counts, counts, op_kwargs={0: {OUTPUT_BUFFER_KEY: z}, row[0]: {OUTPUT_BUFFER_KEY: z}})
+row(x[:, :8], counts, counts)
+cadre.ops.ScaledSwiGLU()(z, None)
+cadre.ops.SwiGLU()(z[0, 0])
+cadre.ops.SwiGLU()(z, offsets=offsets)
+cadre.ops.Sequential(cadre.ops.SwiGLU(activation_recompute_in_mlp=True))(z)
+"""
+
+BACKWARD = """
+fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", torch.zeros(E, K, N)), fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", w.double()), fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", w.to("meta")), fused(x, counts).sum().backward()
+[setattr(p, "main_grad", torch.zeros_like(p).to(t)) for p, t in zip(apart.parameters(), types)],
+    apart(x, counts).sum().backward()
+[setattr(p, "main_grad", w[0]) for p in apart.parameters()], apart(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", fused.weight.detach()), fused(x, counts).sum().backward()
+deferred.to("meta")(x.to("meta"), counts)
+sharded(deferred)(x, counts)
+deferred(x, counts).sum().backward(), deferred.weight1.detach().add_(1), deferred.backward_dw()
+deferred(x, counts).sum().backward(), x.zero_(), deferred.backward_dw()
+deferred(x, counts).sum().backward(), setattr(deferred, "weight2", torch.nn.Parameter(w[2])),
+    deferred.backward_dw()
+[linear(leaf, counts, dgrad_out=memory).sum().backward() for _ in range(2)]
+torch.autograd.grad(linear(leaf, counts).square().sum(), leaf,
+    create_graph=True)[0].sum().backward()
+torch.func.jvp(lambda x: linear(x, counts), (x,), (x,))
+torch.func.jvp(lambda x: mlp(x, counts), (x,), (x,))
+"""
+
+FUNCTIONS = """
+cadre.load_balancing_loss(chosen, torch.tensor(counts))
+cadre.offsets(torch.tensor(counts), "sums", R)
+cadre.offsets(torch.rand(E), "counts", R)
+cadre.offsets(torch.tensor([counts]), "counts", R)
+cadre.offsets(torch.tensor(counts), "counts", -1)
+cadre.offsets_of_routing(torch.tensor(counts), E, R)
+cadre.offsets_of_routing(torch.tensor([counts]), 0, R)
+cadre.offsets_of_routing(torch.tensor([counts]), E, -1)
+cadre.offsets_of_routing(torch.rand(3, 2), E, R)
+cadre.routing(draw(6), 2)
+cadre.routing(draw(6, E), 0)
+cadre.routing(draw(6, E), 4)
+cadre.routing(draw(6, E).double(), 2)
+cadre.routing(draw(6, E), 2, score="max")
+cadre.routing(draw(6, E), 2, expert_bias=draw(2))
+cadre.routing(draw(6, E), 2, groups=2)
+cadre.routing(draw(6, E), 2, score="sigmoid normalize=yes")
+cadre.permute(tokens, where)
+cadre.permute(tokens[0], where, row_of, slot_of)
+cadre.permute(tokens.int(), where, row_of, slot_of)
+cadre.permute(tokens, where.long(), row_of, slot_of)
+cadre.permute(tokens, where[0], row_of, slot_of)
+cadre.permute(tokens, where, row_of[0], slot_of)
+cadre.permute(tokens, where, row_of, slot_of.long())
+cadre.permute(tokens, where, row_of, slot_of, chosen[:1])
+cadre.permute(tokens, where, row_of, slot_of, chosen.double())
+cadre.combine(x[0], where, row_of, slot_of)
+cadre.combine(x, where, row_of, slot_of[1:])
+cadre.activation(draw(R), offsets)
+cadre.activation(draw(R, 5), offsets)
+cadre.activation(z.double(), offsets)
+cadre.activation(z, offsets, activation="tanh")
+cadre.activation(z, offsets, activation="swiglu prob=yes")
+cadre.activation(z, offsets, torch.rand(2))
+cadre.bias_grad(draw(R), offsets)
+cadre.bias_grad(x.int(), offsets)
+cadre.bias_grad(x, offsets, torch.rand(R))
+cadre.quantize(x, offsets, "fp6")
+cadre.quantize(x, offsets, "mxfp8", axis="rows")
+cadre.quantize(x, None, "mxfp8")
+cadre.quantize(x.double(), offsets, "mxfp8")
+cadre.quantize(x, offsets, "nvfp4:sr")
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(3, dtype=torch.int64))
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(2))
+cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(4, dtype=torch.int64)[::2])
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, 8))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "mxfp8", shape=(R, K))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, K),
+    dtype=torch.float64)
+cadre.grouped_gemm(x.double(), w, offsets)
+cadre.grouped_gemm(x, w, offsets, "sums")
+cadre.grouped_gemm(x[0], w, offsets)
+cadre.grouped_gemm(x, [], offsets)
+cadre.grouped_gemm(x, w[0, 0], offsets)
+cadre.grouped_gemm(x, w[:, :, :8], offsets)
+cadre.grouped_gemm(x, [w[0], w[1], w[2, :7]], offsets)
+cadre.grouped_gemm(x, [w[0], w[1], w[2].half()], offsets)
+cadre.grouped_gemm(x, w, offsets, "wgrad")
+cadre.grouped_gemm(x, w, offsets, alpha=torch.rand(E, requires_grad=True))
+cadre.grouped_mm(x, w, offs=offs)
+cadre.grouped_mm(x, w.mT)
+cadre.grouped_mm(x, w.mT.half(), offs=offs)
+cadre.grouped_mm(x.double(), w.mT, offs=offs)
+cadre.grouped_mm(x, w.mT, offs=offs.long())
+cadre.grouped_mm(x, w.mT, offs=offs[None])
+cadre.grouped_mm(x, w.mT, offs=offs[:2])
+cadre.grouped_mm(x, w.mT, offs=offs + 1)
+cadre.grouped_mm(x, w.mT.to("meta"), offs=offs)
+cadre.grouped_mm(x, w.mT, offs=offs.to("meta"))
+cadre.grouped_mm(x[0], w.mT, offs=offs)
+cadre.grouped_mm(w, w.mT, offs=offs)
+cadre.grouped_mm(w, w.mT[:2])
+cadre.grouped_mm(x, w.mT, offs=offs, bias=draw(E, 5))
+cadre.grouped_mm(x, w.mT, offs=offs, accumulate=True)
+cadre.grouped_mm(x, w.mT, offs=offs, out=torch.empty(R, 5))
+cadre.grouped_mm(x, w.mT, offs=offs, out=torch.empty(R, N).half(), out_dtype=torch.float32)
+cadre.grouped_mm(leaf, w.mT, offs=offs, out=torch.empty(R, N))
+cadre.scaled_grouped_mm(x, w8.mT, sa, sb, offs)
+cadre.scaled_grouped_mm(a8[:, :8], w8.mT, sa, sb, offs)
+cadre.scaled_grouped_mm(a8, w8.mT.contiguous(), sa, sb, offs)
+cadre.scaled_grouped_mm(a8.t().contiguous().t(), w8.mT, sa, sb, offs)
+cadre.scaled_grouped_mm(a8, w8[0].t(), sa, sb, offs)
+cadre.scaled_grouped_mm(a8, w8.mT, sa[:5], sb, offs)
+cadre.scaled_grouped_mm(a8, w8.mT, sa, sb.to("meta"), offs)
+cadre.scaled_grouped_mm(a8, w8.mT, sa, sb, offs, draw(E, 5))
+cadre.scaled_grouped_mm(a8, w8.mT, sa.requires_grad_(), sb, offs)
+cadre.scaled_grouped_mm(a8, w8.mT, sa, sb, offs, use_fast_accum=True)
+"""
+
+OPERATORS = """
+ops.grouped_linear(x[None], offsets, [w], [])
+ops.grouped_linear(x[:, :8], offsets, [w], [])
+ops.grouped_linear(x, offsets, [], [])
+ops.grouped_linear(x, offsets, [w[:2]], [])
+ops.grouped_linear(x, offsets, [w[0]] * 2, [])
+ops.grouped_linear(x, offsets, [w[None]], [])
+ops.grouped_linear(x, offsets, [draw(N, 2 * K)[:, ::2]] * E, [])
+ops.grouped_linear(x, offsets, [w], [draw(E, 5)])
+ops.grouped_linear(x, offsets, [w], [], recipe="fp9")
+ops.grouped_linear(x, offsets, [w], [], recipe="nvfp4", rng=torch.zeros(3).long(), wants=(True,)
+    * 4)
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous()])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w.mT.contiguous().mT])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw[0]] * 3)
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[w])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw], accumulate="maybe")
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw], accumulate="yes",
+    accumulate_flags=offsets[:1])
+ops.grouped_linear_wgrad.out(dy, x, none, none, offsets, [w], dweight=[dw],
+    accumulate="per_expert", accumulate_flags=offsets)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=memory,
+    dbias=[], dbias_scale=None, pending=none)
+ops.grouped_linear_backward.out(dy, x, none, offsets, [w], [draw(E, N)], None, dx=memory,
+    dbias=[dw], dbias_scale=None, pending=none)
+ops.grouped_mlp(x, offsets, None, [w], [], [w.mT.contiguous()], [])
+ops.grouped_mlp(x, offsets, None, [w], [], [w.mT], [])
+ops.grouped_mlp(x, offsets, None, [w], [draw(E, 5)], [draw(E, K, N // 2)], [])
+ops.grouped_mlp(x, offsets, None, [w], [], [draw(K, N // 2)] * E, [])
+ops.grouped_mlp(x, offsets, None, [w], [], [draw(E, K, N // 2).half()], [])
+ops.grouped_mlp(x, offsets, None, [w], [], [draw(E, K, N // 2)], [], activation="swiglu prob=yes")
+ops.moe(x, draw(R, E), 2, None, [w], [], [draw(E, K, N // 2)], [],
+    routing="softmax expert_bias=yes")
+ops.moe(x, draw(R, E), 2, None, [w], [], [w2], [], shared_weight1=w[0])
+ops.moe(x, draw(R, E), 2, None, [w], [], [w2], [], shared_weight1=w[0], shared_weight2=w2)
+ops.moe(x, draw(R, E), 2, None, [w], [], [w2], [], shared_weight1=w[0], shared_weight2=w2[0, :3])
+ops.moe(x, draw(R, E), 2, None, [w], [], [w2], [], shared_gate=draw(R))
+ops.moe_wgrad.out(x, draw(R, E), row_of.repeat(2, 1), offsets, none, none, [w], [w2], **shared,
+    biases=[False, False], dweight1=[dw], dweight2=[torch.zeros_like(w2)])
+ops.moe_wgrad.out(x, draw(R, E), row_of.repeat(2, 1), offsets, none, none, [w], [w2], **shared,
+    biases=[False, False], dweight1=[dw], dweight2=[torch.zeros_like(w2)], dout=draw(R, K),
+    accumulate="per_expert", dshared_weight1=draw(N, K), dshared_weight2=draw(K, N // 2))
+ops.permute.out(tokens[0], where, row_of, slot_of, None, rows=x, row_prob=torch.empty(0))
+ops.combine_backward(tokens, None, where, row_of, slot_of, None, True)
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy.t().contiguous().t()[::2]])
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy], beta=torch.ones(E))
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[dy], accumulate="device")
+ops.grouped_gemm.out(x, [w], offsets, "fprop", out=[])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[w[0, 0]])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[draw(E, N, 2 * K)[:, :, ::2]])
+ops.grouped_gemm.out(dy, [x], offsets, "wgrad", out=[w[0], w[1], draw(K, N).t()])
+ops.scaled_grouped_mm(a8[0], w8.mT, sa, sb, offsets, out_dtype=torch.bfloat16)
+ops.scaled_grouped_mm(a8, w8[0].t(), sa, sb, offsets, out_dtype=torch.bfloat16)
+ops.scaled_grouped_mm.out(a8, w8.mT, sa, sb, offsets, out=draw(N, R).t())
+ops.quantized_mlp(x, offsets, None, [w], [], q2, [], recipe="mxfp4")
+ops.quantized_mlp(x, offsets, None, [q1[0][0], q1[1]], [], q2, [], recipe="mxfp4")
+ops.quantized_mlp(x, offsets, None, [*q1, sa], [], q2, [], recipe="mxfp4")
+ops.quantized_mlp(x, offsets, None, q1, [], q2, [], recipe="fp8_tensor")
+ops.quantized_mlp(x, offsets, None, q1, [], q1, [], recipe="mxfp4")
+ops.quantized_mlp(x, offsets, None, q1, [sb, sb], q2, [], recipe="mxfp4")
+ops.quantized_mlp(x, offsets, None, q1, [sb], q2, [draw(E, K).half()], recipe="mxfp4")
+ops.activation.out(z, offsets, None, "swiglu", h=draw(1, 1, 1, 1, 1, 1))
+ops._linear_step(x, offsets, False, [w], [], None, "", False, None, False, True, None, None, None,
+    memory)
+ops._memory(x, 1 << 60)
+"""
+
+TABLES = {"door_operators": OPERATORS, "door_modules": MODULES, "door_calls": CALLS,
+          "door_backward": BACKWARD, "door_functions": FUNCTIONS, "door_recipes": RECIPES,
+          "door_checkpoints": CHECKPOINTS, "door_transformers": TRANSFORMERS}

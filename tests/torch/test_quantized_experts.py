@@ -1,0 +1,266 @@
+"""Experts whose weights come quantised, as checkpoints are released: the operator beside a layer
+that quantises, and whole models beside the same numbers in plain experts."""
+
+import json
+import re
+
+import pytest
+import torch
+from torch import nn
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+save_file = pytest.importorskip("safetensors.torch").save_file
+import cadre.huggingface as huggingface  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+ops = torch.ops.cadre
+
+E, H, F, R = 4, 96, 64, 30
+FP8 = "bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32"
+RECIPES = {"mxfp4": "mxfp4", "bf16,fprop=bf16*nvfp4": "nvfp4", "bf16,fprop=bf16*mxfp8": "mxfp8",
+           FP8: "fp8_block:2d+fp32", "fp8_tensor": "fp8_tensor"}
+
+
+def copies(w, format):
+    """Codes, scales and, where the format has them, scales of experts."""
+    codes, scales, expert_scale = ops.quantize(w, None, format, "along_k")
+    return [codes, scales] + ([expert_scale] if len(expert_scale) else [])
+
+
+def layer(device, seed=0):
+    torch.manual_seed(seed)
+    counts = torch.tensor([7, 0, 12, 8])
+    offsets = torch.cat([torch.zeros(1), counts.cumsum(0)]).to(torch.int32)
+    plain = [torch.randn(R, H), torch.rand(R), torch.randn(E, 2 * F, H) / 8,
+             torch.randn(E, H, F) / 8, torch.randn(E, 2 * F), torch.randn(E, H)]
+    x, prob, w1, w2, b1, b2 = (t.to(device) for t in plain)
+    bf16 = torch.bfloat16
+    return (x.to(bf16), offsets.to(device), prob, w1.to(bf16), b1.to(bf16), w2.to(bf16),
+            b2.to(bf16))
+
+
+@pytest.mark.parametrize("activation", ["swiglu", "clamped_swiglu layout=interleave1 limit=2"])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_operator_has_the_bits_of_a_layer_that_quantises(device, recipe, activation):
+    x, offsets, prob, w1, b1, w2, b2 = layer(device)
+    want, _ = ops.grouped_mlp(x, offsets, prob, [w1], [b1], [w2], [b2], prob, recipe=recipe,
+                              activation=activation)
+    format = RECIPES[recipe]
+    got = ops.quantized_mlp(x, offsets, prob, copies(w1, format), [b1], copies(w2, format), [b2],
+                            prob, recipe=recipe, activation=activation)
+    assert torch.equal(got, want)
+    assert want[: int(offsets[-1])].abs().sum() > 0
+    plain = ops.quantized_mlp(x, offsets, None, copies(w1, format), [], copies(w2, format), [],
+                              recipe=recipe, activation=activation)
+    assert not torch.equal(plain, want)
+
+
+def test_opcheck(device):
+    x, offsets, prob, w1, b1, w2, b2 = layer(device)
+    parts = [[t.view(torch.uint8) for t in copies(w, "mxfp4")] for w in (w1, w2)]
+    args = x, offsets, prob, parts[0], [b1], parts[1], [b2], prob
+    torch.library.opcheck(ops.quantized_mlp.default, args, dict(recipe="mxfp4"),
+                          test_utils=["test_schema", "test_faketensor"])
+
+
+SIZES = dict(vocab_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+             pad_token_id=0, bos_token_id=1, eos_token_id=None)
+
+
+def gpt_oss():
+    return transformers.GptOssConfig(
+        **SIZES, hidden_size=64, num_key_value_heads=2, head_dim=8, intermediate_size=96,
+        num_local_experts=6, num_experts_per_tok=2, sliding_window=16,
+        layer_types=["sliding_attention", "full_attention"])
+
+
+def deepseek(**sizes):
+    return transformers.DeepseekV3Config(
+        **SIZES | dict(hidden_size=128, num_key_value_heads=4, intermediate_size=128,
+                       moe_intermediate_size=128, n_routed_experts=8, num_experts_per_tok=2,
+                       n_group=4, topk_group=2, first_k_dense_replace=1, q_lora_rank=16,
+                       kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)
+        | sizes)
+
+
+def randomised(config) -> nn.Module:
+    torch.manual_seed(3)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if "norm" not in name:
+                tensor.normal_(std=(2.0 if "experts" in name else 1.0) / 8)
+    return model
+
+
+def decoded(codes, scales, format, shape):
+    none = torch.empty(0)
+    return ops.dequantize(codes, scales, none, None, format, "along_k", shape, torch.bfloat16)
+
+
+def released_gpt_oss(model):
+    """The released tensors; the model is left with the numbers that they stand for."""
+    tensors = {}
+    for name, t in model.state_dict().items():
+        if not re.search(r"experts\.\w+_proj$", name):
+            tensors[name] = t.clone()
+            continue
+        codes, scales, _ = ops.quantize(t.mT.contiguous(), None, "mxfp4", "along_k")
+        tensors[name + "_blocks"] = codes.unflatten(2, (-1, 16))
+        tensors[name + "_scales"] = scales.view(torch.uint8)
+        t.copy_(decoded(codes, scales, "mxfp4", list(t.mT.shape)).mT)
+    return tensors, {"quant_method": "mxfp4"}
+
+
+def coded(t):
+    """8-bit codes and scales that are no powers of two, of a weight [N, K]."""
+    codes, scales, _ = ops.quantize(t[None].contiguous(), None, "fp8_block:2d+fp32", "along_k")
+    return codes[0], scales[0], decoded(codes, scales, "fp8_block:2d+fp32", [1, *t.shape])[0]
+
+
+def released_deepseek(model):
+    """As above; weights of attention and of dense layers are codes, too."""
+    tensors = {}
+    for name, t in model.state_dict().items():
+        if re.search(r"experts\.\w+_proj$", name):
+            parts = ("gate_proj", "up_proj") if "gate_up" in name else ("down_proj",)
+            for e, of_expert in enumerate(t):
+                for part, own in zip(parts, of_expert.chunk(len(parts))):
+                    path = f"{name.rpartition('.')[0]}.{e}.{part}.weight"
+                    tensors[path], tensors[path + "_scale_inv"], numbers = coded(own)
+                    own.copy_(numbers)
+        elif re.search(r"_proj(_with_mqa|)\.weight$", name):
+            tensors[name], tensors[name + "_scale_inv"], numbers = coded(t)
+            t.copy_(numbers)
+        else:
+            tensors[name] = t.clone()
+    tensors["model.layers.2.eh_proj.weight"] = torch.zeros(3)  # predicts further tokens
+    return tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+
+RELEASED = {"gpt_oss": (gpt_oss, released_gpt_oss), "deepseek_v3": (deepseek, released_deepseek)}
+
+
+def write(folder, config, tensors, about, shards=1):
+    config = json.loads(config.to_json_string(use_diff=False)) | {"quantization_config": about}
+    (folder / "config.json").write_text(json.dumps(config))
+    names = sorted(tensors)
+    files = [f"model-{i}.safetensors" for i in range(shards)] if shards > 1 else [
+        "model.safetensors"]
+    for i, file in enumerate(files):
+        save_file({name: tensors[name].contiguous() for name in names[i::shards]}, folder / file)
+    if shards > 1:
+        weight_map = {name: files[i % shards] for i, name in enumerate(names)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize("family", RELEASED)
+def test_a_released_checkpoint_computes_what_its_numbers_do(device, family, tmp_path):
+    make, release = RELEASED[family]
+    config = make()
+    plain = randomised(config)
+    tensors, about = release(plain)
+    write(tmp_path, config, tensors, about, shards=3)
+    model = huggingface.load_quantized(tmp_path, device=device)
+    experts = dict(model.named_modules())["model.layers.1.mlp.experts"]
+    assert not hasattr(experts, "gate_up_proj") or experts.gate_up_proj.itemsize == 1
+    assert f"runs {huggingface.NAME}" in huggingface.explain(model)
+    plain = huggingface.use(plain.to(device).eval())
+    tokens = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(5)).to(device)
+    with torch.no_grad():
+        got, want = (m(tokens).logits.float() for m in (model, plain))
+        first = model.generate(tokens, max_new_tokens=4, do_sample=False)
+    # mxfp4: rows are bf16 in both; fp8: rows are rounded to codes of 3 bits, twice a layer.
+    bound = 0.01 if family == "gpt_oss" else 0.08
+    assert float((got - want).norm() / want.norm()) < bound
+    assert first.shape == (3, 15)
+
+
+def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(tmp_path):
+    plain = randomised(gpt_oss())
+    tensors, about = released_gpt_oss(plain)
+    model = huggingface.load_quantized(write(tmp_path, gpt_oss(), tensors, about), device="cpu")
+    experts = [m.model.layers[0].mlp.experts for m in (model, huggingface.use(plain))]
+    x = torch.randn(20, 64).bfloat16()
+    chosen = torch.rand(20, 6).topk(2)
+    with torch.no_grad():
+        got, want = (module(x, chosen.indices, chosen.values) for module in experts)
+    assert torch.equal(got, want)
+
+
+def test_quantised_experts_have_no_backward(tmp_path):
+    plain = randomised(gpt_oss())
+    tensors, about = released_gpt_oss(plain)
+    model = huggingface.load_quantized(write(tmp_path, gpt_oss(), tensors, about), device="cpu")
+    experts = model.model.layers[0].mlp.experts
+    x = torch.randn(3, 64).bfloat16().requires_grad_()
+    with pytest.raises(NotImplementedError) as error:
+        experts(x, torch.zeros(3, 2, dtype=torch.int64), torch.rand(3, 2))
+    assert str(error.value) == (
+        "huggingface: GptOssExperts with weights in mxfp4 has no backward; run it under "
+        "torch.no_grad(), or load the model without weight quantization")
+
+
+class Wrong:
+    """Files with one thing that does not fit."""
+
+    def __init__(self, folder):
+        self.folder, self.config = folder, gpt_oss()
+        self.tensors, self.about = released_gpt_oss(randomised(self.config))
+
+    def says(self):
+        write(self.folder, self.config, self.tensors, self.about)
+        with pytest.raises((ValueError, TypeError)) as error:
+            huggingface.load_quantized(self.folder, device="cpu")
+        return str(error.value).replace(str(self.folder), "FOLDER")
+
+
+BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
+
+
+def test_errors(tmp_path):
+    wrong = Wrong(tmp_path)
+    wrong.about = {"quant_method": "awq"}
+    assert wrong.says() == ("load_quantized: quant_method of FOLDER is 'awq', must be one of "
+                            "mxfp4, fp8")
+    wrong.about = {"quant_method": "fp8", "weight_block_size": [64, 64]}
+    assert wrong.says() == ("load_quantized: weight_block_size of FOLDER is [64, 64], must be "
+                            "[128, 128]")
+    wrong.about = {"quant_method": "mxfp4"}
+    blocks = wrong.tensors.pop(BLOCKS)
+    assert wrong.says() == f"load_quantized: {BLOCKS} is in none of the files, must be in one"
+    wrong.tensors[BLOCKS] = blocks[:3]
+    assert wrong.says() == (f"load_quantized: {BLOCKS} has shape [3, 64, 3, 16], must be "
+                            "[6, 64, 3, 16]")
+    wrong.tensors[BLOCKS] = blocks
+    wrong.tensors["model.layers.0.mlp.more"] = torch.zeros(2)
+    assert wrong.says() == ("load_quantized: model.layers.0.mlp.more of the files belongs to "
+                            "nothing in GptOssForCausalLM, must be a tensor of it")
+    del wrong.tensors["model.layers.0.mlp.more"]
+    norm = wrong.tensors["model.norm.weight"]
+    wrong.tensors["model.norm.weight"] = norm.to(torch.int8)
+    assert wrong.says() == ("load_quantized: model.norm.weight is torch.int8, must be "
+                            "torch.bfloat16")
+    wrong.tensors["model.norm.weight"] = norm
+    wrong.config = transformers.GptOssConfig(**wrong.config.to_dict() | {"intermediate_size": 72})
+    assert wrong.says() == ("load_quantized: down_proj of GptOssExperts is [64, 72] for an expert, "
+                            "must be whole blocks of 1 x 32")
+
+
+def test_errors_of_arguments(tmp_path):
+    def says(*given, **named):
+        with pytest.raises((ValueError, TypeError)) as error:
+            huggingface.load_quantized(*given, **named)
+        return str(error.value).replace(str(tmp_path), "FOLDER")
+
+    assert says(7) == "load_quantized: folder is an int, must be a path"
+    assert says(tmp_path) == ("load_quantized: FOLDER has no config.json, must be the folder of a "
+                              "checkpoint")
+    assert says(tmp_path, dtype=torch.int8) == ("dtype is torch.int8, must be torch.float32, "
+                                                "torch.bfloat16 or torch.float16")
+    config = transformers.LlamaConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=2,
+                                      intermediate_size=32, vocab_size=16)
+    write(tmp_path, config, {"lm_head.weight": torch.zeros(1)}, {"quant_method": "fp8"})
+    assert says(tmp_path) == ("load_quantized: LlamaConfig has no experts modules that "
+                              "transformers dispatches, must have some")

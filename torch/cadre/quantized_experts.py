@@ -1,0 +1,256 @@
+"""Experts of transformers models whose weights stay as codes and scales, as checkpoints have them.
+
+A checkpoint of gpt-oss has 4-bit codes (mxfp4) of its experts, one of DeepSeek-V3 and others 8-bit
+codes with one fp32 scale for 128 x 128 of them (fp8). `load` builds the model and gives its experts
+these tensors; all else of the model has plain numbers, decoded where the file has codes.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .devices import default_device
+from .dtypes import kind_of, require_float
+
+_BLOCK = 128  # rows and columns of an fp8 scale
+_ops = torch.ops.cadre
+
+
+class Kind(NamedTuple):
+    """How a checkpoint stores weights of experts."""
+
+    recipe: str  # of the products that read them
+    codes: torch.dtype
+    codes_a_byte: int
+    scales: torch.dtype
+    scale_rows: int  # rows and columns of a scale
+    scale_columns: int
+    suffixes: tuple[str, str]  # of codes and scales, behind the name of the weight
+
+
+KINDS = {
+    "mxfp4": Kind("mxfp4", torch.uint8, 2, torch.uint8, 1, 32, ("_blocks", "_scales")),
+    "fp8": Kind("bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", torch.float8_e4m3fn, 1,
+                torch.float32, _BLOCK, _BLOCK, ("", "_scale_inv")),
+}
+
+
+class Experts(NamedTuple):
+    """What `torch.ops.cadre.quantized_mlp` reads of a module."""
+
+    kind: Kind
+    first: str  # the names of both weights
+    second: str
+
+    def weight(self, module: nn.Module, name: str) -> list[Tensor]:
+        """[E, N, K] as codes, and scales."""
+        codes, scales = (getattr(module, name + suffix) for suffix in self.kind.suffixes)
+        return [codes.flatten(2), scales]
+
+
+def forward(module: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor, activation: str
+            ) -> Tensor:
+    """What experts with quantised weights make of their rows [R, H], in expert order.
+
+    Errors: NotImplementedError where a gradient is asked for.
+    """
+    own: Experts = module._cadre_quantized
+    if torch.is_grad_enabled() and (rows.requires_grad or prob.requires_grad):
+        raise NotImplementedError(
+            f"huggingface: {type(module).__name__} with weights in "
+            f"{own.kind.recipe.partition(',')[0]} has no backward; run it under torch.no_grad(), "
+            "or load the model without weight quantization")
+    biases = [[getattr(module, name + "_bias")] if module.has_bias else []
+              for name in (own.first, own.second)]
+    return _ops.quantized_mlp(rows, offsets, prob, own.weight(module, own.first), biases[0],
+                              own.weight(module, own.second), biases[1],
+                              prob if module.has_bias else None, recipe=own.kind.recipe,
+                              activation=activation)
+
+
+def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> list[nn.Parameter]:
+    """Codes and scales of [E, N, K]; 4-bit codes as [E, N, K / 32, 16]."""
+    experts, rows, columns = shape
+    packed = [columns // kind.codes_a_byte]
+    if kind.codes_a_byte > 1:
+        packed = [columns // kind.scale_columns, kind.scale_columns // kind.codes_a_byte]
+    blocks = [-(-rows // kind.scale_rows), -(-columns // kind.scale_columns)]
+    return [nn.Parameter(torch.empty(experts, *size, dtype=dtype, device=device),
+                         requires_grad=False)
+            for size, dtype in (([rows, *packed], kind.codes), (blocks, kind.scales))]
+
+
+def quantise(module: nn.Module, first: str, kind: Kind, dtype: torch.dtype,
+             device: torch.device) -> None:
+    """Puts codes and scales, still without numbers, in the place of the module's weights.
+
+    Errors: ValueError where rows or columns are not whole blocks.
+    """
+    for name in (first, "down_proj"):
+        experts, *shape = getattr(module, name).shape
+        rows, columns = reversed(shape) if module.is_transposed else shape
+        half = rows // 2 if name != "down_proj" and module.has_gate else rows
+        if columns % kind.scale_columns or half % kind.scale_rows:
+            raise ValueError(f"load_quantized: {name} of {type(module).__name__} is [{half}, "
+                             f"{columns}] for an expert, must be whole blocks of "
+                             f"{kind.scale_rows} x {kind.scale_columns}")
+        delattr(module, name)
+        for suffix, blank in zip(kind.suffixes,
+                                 _blank((experts, rows, columns), kind, device)):
+            module.register_parameter(name + suffix, blank)
+        if module.has_bias:
+            bias = torch.empty(experts, rows, dtype=dtype, device=device)
+            module.register_parameter(name + "_bias", nn.Parameter(bias, requires_grad=False))
+    module._cadre_quantized = Experts(kind, first, "down_proj")
+
+
+class Files:
+    """The tensors of a folder of safetensors files, by name; read when they are asked for."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from safetensors import safe_open
+        index = folder / "model.safetensors.index.json"
+        names = (sorted(set(json.loads(index.read_text())["weight_map"].values()))
+                 if index.exists() else ["model.safetensors"])
+        self._files: dict[str, Any] = {}
+        for name in names:
+            file = stack.enter_context(safe_open(folder / name, framework="pt"))
+            self._files.update(dict.fromkeys(file.keys(), file))
+        self.unread: set[str] = set(self._files)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def take(self, name: str) -> Tensor:
+        """Errors: ValueError where no file has it."""
+        if name not in self._files:
+            raise ValueError(f"load_quantized: {name} is in none of the files, must be in one")
+        self.unread.discard(name)
+        return self._files[name].get_tensor(name)
+
+    def numbers(self, name: str, dtype: torch.dtype) -> Tensor:
+        """A tensor outside of experts: what codes stand for, or the tensor itself."""
+        found = self.take(name)
+        if found.dtype != torch.float8_e4m3fn:
+            return found
+        scales = self.take(name + "_scale_inv").float().unsqueeze(0)
+        return _ops.dequantize(found.unsqueeze(0), scales, found.new_empty(0, dtype=torch.float32),
+                               None, "fp8_block:2d+fp32", "along_k", [1, *found.shape],
+                               dtype).squeeze(0)
+
+    def of_experts(self, name: str, target: Tensor) -> None:
+        """Fills a tensor [E, ...] of the experts' module of that name, from one tensor or from
+        those of each expert: gate and up, one above the other."""
+        path, _, last = name.rpartition(".")
+        of_expert_each = re.fullmatch(r"(.*_proj)(_scale_inv|)", last)
+        if name in self or not of_expert_each:
+            return _fill(name, target, self.take(name))
+        weight, scale = of_expert_each.groups()
+        parts = ("gate_proj", "up_proj") if weight == "gate_up_proj" else (weight,)
+        for e, of_expert in enumerate(target):
+            for part, place in zip(parts, of_expert.chunk(len(parts))):
+                full = f"{path}.{e}.{part}.weight{scale}"
+                _fill(full, place, self.take(full))
+
+
+def _fill(name: str, target: Tensor, source: Tensor) -> None:
+    if target.shape != source.shape:
+        raise ValueError(f"load_quantized: {name} has shape {list(source.shape)}, must be "
+                         f"{list(target.shape)}")
+    narrower = source.dtype.itemsize == 1 and source.dtype != target.dtype
+    if narrower and target.dtype.itemsize != 1:
+        raise ValueError(f"load_quantized: {name} is {source.dtype}, must be {target.dtype}")
+    target.copy_(source.view(target.dtype) if narrower else source)
+
+
+@contextmanager
+def _built_on_meta(kinds: set[type[nn.Module]]) -> Iterator[None]:
+    """Modules of these classes are built without memory."""
+    own = {kind: kind.__init__ for kind in kinds}
+
+    def without_memory(build: Any) -> Any:
+        def init(self: nn.Module, *args: Any, **named: Any) -> None:
+            with torch.device("meta"):
+                build(self, *args, **named)
+        return init
+
+    try:
+        for kind, build in own.items():
+            kind.__init__ = without_memory(build)  # type: ignore[misc]
+        yield
+    finally:
+        for kind, build in own.items():
+            kind.__init__ = build  # type: ignore[misc]
+
+
+def _kind_of(config: Any, folder: Path) -> Kind:
+    about = getattr(config, "quantization_config", None)
+    about = about if isinstance(about, dict) else getattr(about, "to_dict", dict)()
+    method = about.get("quant_method")
+    if method not in KINDS:
+        raise ValueError(f"load_quantized: quant_method of {folder} is {method!r}, must be one of "
+                         f"{', '.join(KINDS)}")
+    size = about.get("weight_block_size", [_BLOCK, _BLOCK])
+    if method == "fp8" and list(size) != [_BLOCK, _BLOCK]:
+        raise ValueError(f"load_quantized: weight_block_size of {folder} is {list(size)}, must be "
+                         f"[{_BLOCK}, {_BLOCK}]")
+    return KINDS[method]
+
+
+def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | None,
+         experts_of: Any, name: str) -> nn.Module:
+    """See huggingface.load_quantized. experts_of(model): its experts modules by name."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+    require_float("dtype", dtype)
+    if not isinstance(folder, (str, Path)):
+        raise TypeError(f"load_quantized: folder is {kind_of(folder)}, must be a path")
+    folder = Path(folder)
+    if not (folder / "config.json").exists():
+        raise ValueError(f"load_quantized: {folder} has no config.json, must be the folder of a "
+                         "checkpoint")
+    config = AutoConfig.from_pretrained(folder)
+    kind = _kind_of(config, folder)
+    del config.quantization_config
+    place = default_device() if device is None else torch.device(device)
+
+    def build() -> nn.Module:
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, experts_implementation=name)
+
+    with torch.device("meta"):
+        classes = {type(module) for module in experts_of(build()).values()}
+    if not classes:
+        raise ValueError(f"load_quantized: {type(config).__name__} has no experts modules that "
+                         "transformers dispatches, must have some")
+    with torch.device(place), no_init_weights(), _built_on_meta(classes):
+        model = build()
+    experts = experts_of(model)
+    for module in experts.values():
+        first = "gate_up_proj" if module.has_gate else "up_proj"
+        quantise(module, first, kind, dtype, place)
+    with ExitStack() as stack, torch.no_grad():
+        _read(model, Files(folder, stack), set(experts), dtype)
+    model.tie_weights()
+    return model.eval()
+
+
+def _read(model: nn.Module, files: Files, experts: set[str], dtype: torch.dtype) -> None:
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    tied = tied if model.config.tie_word_embeddings else set()
+    for name, target in model.state_dict(keep_vars=True).items():
+        if name.rpartition(".")[0] in experts:
+            files.of_experts(name, target)
+        elif name not in tied or name in files:
+            _fill(name, target, files.numbers(name, dtype))
+    layers = model.config.num_hidden_layers
+    for name in sorted(files.unread):  # layers that predict further tokens are no part of the model
+        layer = re.match(r"model\.layers\.(\d+)\.", name)
+        if not layer or int(layer[1]) < layers:
+            raise ValueError(f"load_quantized: {name} of the files belongs to nothing in "
+                             f"{type(model).__name__}, must be a tensor of it")
