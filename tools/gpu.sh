@@ -27,6 +27,8 @@
 #              beside bf16, on h200_recipes.txt and _decoded_recipes
 #   host       what the host needs for a call
 #   facts      `cadre facts`
+#   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
+#   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
@@ -173,6 +175,14 @@ beside_moe_peers() {
     --file "bench/shapes/$shapes.txt" --seconds $((most - 60)) "$@"
 }
 
+# beside_ranks SECONDS TOPIC SCRIPT OPTION...: on two GPUs.
+beside_ranks() {
+  local most=$1 topic=$2 script=$3
+  shift 3
+  record "$script" "$most" "$topic" env NCCL_NVLS_ENABLE=0 python3 -m torch.distributed.run \
+    --standalone --nproc-per-node 2 "bench/peers/$script.py" --commit "$commit" "$@"
+}
+
 # Its record is one file of several.
 run_gpt() {
   run gpt 400 python3 examples/train_gpt.py --forbid-waits --commit "$commit" --out "$work/gpt" \
@@ -250,6 +260,17 @@ take() {
       beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     torch_fine) beside_torch torch_fine 60 grouped-gemm-fine-grained h200_fine_grained ;;
+    expert_parallel)
+      bench expert_parallel 300 expert-parallel h200_expert_parallel --offsets $routings --load 0.3
+      ;;
+    torch_expert_parallel)
+      beside_ranks 300 expert-parallel-torch torch_expert_parallel \
+        --file bench/shapes/h200_expert_parallel.txt --offsets $routings
+      ;;
+    torch_expert_layer)
+      beside_ranks 540 expert-layer-torch torch_expert_layer --file bench/shapes/h200_moe.txt \
+        --layers mixtral8x7b,dsv3_ep8,qwen3_30b,olmoe,gptoss120b --offsets $routings --seconds 480
+      ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
     door) run_door ;;
     torch_door)

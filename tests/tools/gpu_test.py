@@ -30,6 +30,19 @@ exit 124
 """
 
 
+PYTHON = f"""#!/bin/sh
+case "$*" in
+  bench/digest.py*) exit 0 ;;
+  *torch.distributed.run*) echo "$NCCL_NVLS_ENABLE $*" >>words.txt ;;
+esac
+while [ $# -gt 0 ]; do
+  [ "$1" = --json ] && echo '{RECORD}' >"$2"
+  shift
+done
+exit 0
+"""
+
+
 class Gpu(unittest.TestCase):
     def setUp(self):
         self.top = pathlib.Path(tempfile.mkdtemp())
@@ -86,6 +99,18 @@ class Gpu(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(self.records(), [f"./cpu-grouped-gemm{topic}.json"
                                           for topic in ("-few-tokens", "-other-layers", "")])
+
+    def test_two_ranks_run_without_multicast(self):
+        self.program("bin/python3", PYTHON)
+        done = self.run_steps("torch_expert_parallel", "torch_expert_layer", "expert_parallel")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(self.records(), [f"./cpu-expert-{topic}.json" for topic in (
+            "layer-torch", "parallel-torch", "parallel")])
+        lines = (self.top / "words.txt").read_text().splitlines()
+        self.assertEqual(len(lines), 2)
+        for line, script in zip(lines, ("torch_expert_parallel", "torch_expert_layer")):
+            self.assertRegex(line, "^0 -m torch.distributed.run --standalone --nproc-per-node 2 "
+                                   f"bench/peers/{script}.py --commit 0123456789ab --file")
 
     def test_a_step_that_does_not_end_is_stopped(self):
         self.program("bin/timeout", TIMEOUT)
