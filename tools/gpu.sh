@@ -30,6 +30,7 @@
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
 #   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
+#   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
@@ -157,9 +158,13 @@ beside_torch() {
 run_door() {
   local files
   mapfile -t files < <(find tests/torch -name 'test_*.py' ! -name 'test_wheel*' \
-    ! -name test_package.py ! -name test_megatron.py | sort)
+    ! -name test_package.py ! -name test_megatron.py ! -name test_expert_parallel_lost_ranks.py |
+    sort)
   run door 400 python3 -m pytest -q -p no:cacheprovider -k "not cpu" "${files[@]}"
 }
+
+on_two_gpus=(env NCCL_NVLS_ENABLE=0 python3 -m torch.distributed.run --standalone
+  --nproc-per-node 2)
 
 beside_torch_in_python() {
   local topic=$1
@@ -179,8 +184,8 @@ beside_moe_peers() {
 beside_ranks() {
   local most=$1 topic=$2 script=$3
   shift 3
-  record "$script" "$most" "$topic" env NCCL_NVLS_ENABLE=0 python3 -m torch.distributed.run \
-    --standalone --nproc-per-node 2 "bench/peers/$script.py" --commit "$commit" "$@"
+  record "$script" "$most" "$topic" "${on_two_gpus[@]}" "bench/peers/$script.py" \
+    --commit "$commit" "$@"
 }
 
 # Its record is one file of several.
@@ -273,6 +278,14 @@ take() {
       ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
     door) run_door ;;
+    lost_ranks)
+      run lost_ranks 300 env NCCL_NVLS_ENABLE=0 python3 -m pytest -q -p no:cacheprovider \
+        tests/torch/test_expert_parallel_lost_ranks.py
+      ;;
+    soak)
+      run soak 400 "${on_two_gpus[@]}" tests/torch/expert_parallel_soak.py --exchanges 100000 \
+        --replays 10000 --seconds 360
+      ;;
     torch_door)
       beside_torch_in_python torch-door --file bench/shapes/h200_grouped_gemm.txt \
         --offsets $routings --repeat "$repeat"
