@@ -180,6 +180,19 @@ def expert_parallel_torch(info):
     return markdown(["GPUs", "layer", "call", "us", *peers], rows)
 
 
+def expert_layers(info):
+    """Whole layers on several GPUs, in ms until the last rank is through, beside NCCL, whose speed
+    is 1, and beside one GPU with the tokens of all ranks."""
+    rows = [[where, case["layer"], case["routing"], case["call"],
+             *shown(case["us"], ["cadre", "cadre_graph"], ".2f", 1e3),
+             *shown(case["tflops"], ["cadre"], ".0f"),
+             *shown(case["speed_of_peer"], ["nccl", "nccl_known_counts"], ".2f"),
+             *shown(case["two_over_one"], ["cadre", "nccl"], ".2f")]
+            for where, record in records("expert-layer-torch") for case in record["cases"]]
+    return markdown(["GPUs", "layer", "routing", "call", "ms", "in a graph", "TFLOP/s a GPU",
+                     "nccl", "nccl, known counts", "over one GPU", "nccl over one GPU"], rows)
+
+
 def layer_products(topic):
     """Layers of C++ beside their own products, of which the time is 1, and their rate of memory."""
     def table(info):
@@ -410,7 +423,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
           "expert_parallel": expert_parallel,
-          "expert_parallel_torch": expert_parallel_torch, "gpu_fp8_tensor": gpu_fp8_tensor,
+          "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
+          "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "recipe_speed": recipe_speed,
           "moe_few_tokens": layer_products("moe-few-tokens"),

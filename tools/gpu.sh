@@ -27,7 +27,10 @@
 #              beside bf16, on h200_recipes.txt and _decoded_recipes
 #   host       what the host needs for a call
 #   facts      `cadre facts`
+#   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
+#   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
+#   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
@@ -155,9 +158,13 @@ beside_torch() {
 run_door() {
   local files
   mapfile -t files < <(find tests/torch -name 'test_*.py' ! -name 'test_wheel*' \
-    ! -name test_package.py ! -name test_megatron.py | sort)
+    ! -name test_package.py ! -name test_megatron.py ! -name test_expert_parallel_lost_ranks.py |
+    sort)
   run door 400 python3 -m pytest -q -p no:cacheprovider -k "not cpu" "${files[@]}"
 }
+
+on_two_gpus=(env NCCL_NVLS_ENABLE=0 python3 -m torch.distributed.run --standalone
+  --nproc-per-node 2)
 
 beside_torch_in_python() {
   local topic=$1
@@ -171,6 +178,14 @@ beside_moe_peers() {
   shift 3
   record "${topic//-/_}" "$most" "$topic" python3 bench/peers/torch_moe.py --commit "$commit" \
     --file "bench/shapes/$shapes.txt" --seconds $((most - 60)) "$@"
+}
+
+# beside_ranks SECONDS TOPIC SCRIPT OPTION...: on two GPUs.
+beside_ranks() {
+  local most=$1 topic=$2 script=$3
+  shift 3
+  record "$script" "$most" "$topic" "${on_two_gpus[@]}" "bench/peers/$script.py" \
+    --commit "$commit" "$@"
 }
 
 # Its record is one file of several.
@@ -250,8 +265,27 @@ take() {
       beside_torch torch_other 90 grouped-gemm-other-layers h200_other_layers --offsets $routings
       ;;
     torch_fine) beside_torch torch_fine 60 grouped-gemm-fine-grained h200_fine_grained ;;
+    expert_parallel)
+      bench expert_parallel 300 expert-parallel h200_expert_parallel --offsets $routings --load 0.3
+      ;;
+    torch_expert_parallel)
+      beside_ranks 300 expert-parallel-torch torch_expert_parallel \
+        --file bench/shapes/h200_expert_parallel.txt --offsets $routings
+      ;;
+    torch_expert_layer)
+      beside_ranks 540 expert-layer-torch torch_expert_layer --file bench/shapes/h200_moe.txt \
+        --layers mixtral8x7b,dsv3_ep8,qwen3_30b,olmoe,gptoss120b --offsets $routings --seconds 480
+      ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
     door) run_door ;;
+    lost_ranks)
+      run lost_ranks 300 env NCCL_NVLS_ENABLE=0 python3 -m pytest -q -p no:cacheprovider \
+        tests/torch/test_expert_parallel_lost_ranks.py
+      ;;
+    soak)
+      run soak 400 "${on_two_gpus[@]}" tests/torch/expert_parallel_soak.py --exchanges 100000 \
+        --replays 10000 --seconds 360
+      ;;
     torch_door)
       beside_torch_in_python torch-door --file bench/shapes/h200_grouped_gemm.txt \
         --offsets $routings --repeat "$repeat"

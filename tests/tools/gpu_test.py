@@ -30,6 +30,19 @@ exit 124
 """
 
 
+PYTHON = f"""#!/bin/sh
+case "$*" in
+  bench/digest.py*) exit 0 ;;
+  *torch.distributed.run* | *pytest*) echo "$NCCL_NVLS_ENABLE $*" >>words.txt ;;
+esac
+while [ $# -gt 0 ]; do
+  [ "$1" = --json ] && echo '{RECORD}' >"$2"
+  shift
+done
+exit 0
+"""
+
+
 class Gpu(unittest.TestCase):
     def setUp(self):
         self.top = pathlib.Path(tempfile.mkdtemp())
@@ -86,6 +99,22 @@ class Gpu(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stdout)
         self.assertEqual(self.records(), [f"./cpu-grouped-gemm{topic}.json"
                                           for topic in ("-few-tokens", "-other-layers", "")])
+
+    def test_two_ranks_run_without_multicast(self):
+        self.program("bin/python3", PYTHON)
+        done = self.run_steps("torch_expert_parallel", "torch_expert_layer", "expert_parallel",
+                              "soak", "lost_ranks")
+        self.assertEqual(done.returncode, 0, done.stdout)
+        self.assertEqual(self.records(), [f"./cpu-expert-{topic}.json" for topic in (
+            "layer-torch", "parallel-torch", "parallel")])
+        lines = (self.top / "words.txt").read_text().splitlines()
+        two = "^0 -m torch.distributed.run --standalone --nproc-per-node 2 "
+        for line, words in zip(lines, (
+                f"{two}bench/peers/torch_expert_parallel.py --commit 0123456789ab --file",
+                f"{two}bench/peers/torch_expert_layer.py --commit 0123456789ab --file",
+                f"{two}tests/torch/expert_parallel_soak.py --exchanges 100000 --replays 10000 ",
+                "^0 -m pytest .*/test_expert_parallel_lost_ranks.py$"), strict=True):
+            self.assertRegex(line, words)
 
     def test_a_step_that_does_not_end_is_stopped(self):
         self.program("bin/timeout", TIMEOUT)

@@ -24,6 +24,7 @@ def serve(rank, world, store, pipe):
     faulthandler.enable()
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
     device = torch.device("cuda", rank) if on_gpus(world) else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -68,7 +69,17 @@ class Processes:
             pipe.send((task, arguments))
         self.gather(task.__name__)
 
-    def gather(self, what):
+    def run_losing(self, lost, task, *arguments):
+        """The ranks `lost` must end without an answer, and the others come through all the same.
+        New processes serve what is next."""
+        if not self.all:
+            self.start()
+        for pipe in self.pipes:
+            pipe.send((task, arguments))
+        self.gather(task.__name__, lost)
+        self.stop()
+
+    def gather(self, what, lost=()):
         """The answers of all; whoever has said nothing a little after a failure never will."""
         failures, waiting = [], {pipe: rank for rank, pipe in enumerate(self.pipes)}
         while waiting:
@@ -79,10 +90,13 @@ class Processes:
             for pipe in ready:
                 rank = waiting.pop(pipe)
                 try:
-                    if answer := pipe.recv():
-                        failures.append(f"rank {rank}: {answer}")
+                    answer = pipe.recv()
+                    if rank in lost:
+                        answer = "did not end"
                 except EOFError:
-                    failures.append(f"rank {rank}: ended")
+                    answer = "" if rank in lost else "ended"
+                if answer:
+                    failures.append(f"rank {rank}: {answer}")
         if failures:
             self.stop()
             pytest.fail("\n".join(failures), pytrace=False)
