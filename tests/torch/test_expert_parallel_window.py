@@ -189,14 +189,31 @@ def layer_of_all(rank, device):
     layers = [cadre.MoE(2 * WORLD, H, 16, ep=by, **options) for by in (dist.group.WORLD, ep)]
     layers[1].load_state_dict(layers[0].state_dict())
     x = draw(9 - rank, H, dtype=torch.bfloat16, device=device)
-    results = []
-    for moe in layers:
-        tokens = x.clone().requires_grad_()
-        out, router = moe(tokens)
-        out.sin().sum().backward()
-        results.append((out, tokens.grad, router.tokens_per_expert.float(),
-                        *(p.grad for p in moe.parameters())))
+    results, places, tails = [], [], []
+
+    def look(_, given, y):
+        """Of the route window: where rows and their gradients lie, and what nobody may read."""
+        rows, counts = given[:2]
+        if isinstance(counts, cadre.grouped_mlp.WindowRows):
+            places.append(y.data_ptr())
+            tails.extend(t.detach()[int(counts.offsets[-1]):] for t in (rows, y))
+            rows.register_hook(lambda drows: places.append(drows.data_ptr()))
+
+    torch.use_deterministic_algorithms(True, warn_only=True)  # what is new holds NaN
+    try:
+        for moe in layers:
+            moe.experts.register_forward_hook(look)
+            ep.empty_rows().fill_(torch.nan)
+            tokens = x.clone().requires_grad_()
+            out, router = moe(tokens)
+            assert all(len(tail) > 0 and tail.isnan().all() for tail in tails)
+            out.sin().sum().backward()
+            results.append((out, tokens.grad, router.tokens_per_expert.float(),
+                            *(p.grad for p in moe.parameters())))
+    finally:
+        torch.use_deterministic_algorithms(False)
     assert all(map(same_bits, *results))
+    assert places == [ep.empty_rows().data_ptr()] * 2
 
 
 def exchanges(run, *given):

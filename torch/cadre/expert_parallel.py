@@ -102,6 +102,7 @@ class DispatchHandle:
     order: RoutingOffsets | None = None  # of the tokens' choices
     exchange: _Exchange | None = None  # None after an overflow: results are NaN
     where: ExchangeMap | None = None  # of the route window
+    window: str = ""  # likewise: the name of the exchange
 
 
 class DispatchedRows(NamedTuple):
@@ -230,17 +231,24 @@ class ExpertParallel:
         does not fit.
         """
         if self._window is not None:
-            return self._dispatch_by_window(self._window, x, experts, prob)
+            return self._dispatch_by_window(self._window, self._window.name, x, experts, prob)
         return self._dispatch_by_collective(x, experts, prob)
 
-    def _dispatch_by_window(self, window: WindowRoute, x: Tensor, experts: Tensor,
+    def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> DispatchedRows:
+        """As dispatch, for a layer that keeps the rows to itself: of the route window they have a
+        tail that nobody may read, and experts put their results into the window of the handle."""
+        if self._window is None:
+            return self.dispatch(x, experts, prob)
+        return self._dispatch_by_window(self._window, self._window.inner_name, x, experts, prob)
+
+    def _dispatch_by_window(self, window: WindowRoute, name: str, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:
         self._call(x, experts, prob)
-        rows, row_prob, routed, where = window.dispatch(x, experts, prob)
+        rows, row_prob, routed, where = window.dispatch(name, x, experts, prob)
         chosen = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
         dropped = (routed.long() - rows.shape[0]).clamp(min=0)
         handle = DispatchHandle(dropped, chosen.offsets.diff(), x.shape[0], rows.shape[0],
-                                where=where)
+                                where=where, window=name)
         return DispatchedRows(rows, row_prob, where.offsets, handle)
 
     @_eager(_HOST_READS)
@@ -286,7 +294,7 @@ class ExpertParallel:
             raise ValueError(f"y has shape {list(y.shape)}, must be [{handle.rows}, H], a row for "
                              "each that dispatch gave")
         if self._window is not None and handle.where is not None:
-            return self._window.collect(y, handle.where)
+            return self._window.collect(handle.window, y, handle.where)
         return self._collect_by_collective(y, handle)
 
     @_eager(_IN_WINDOW)

@@ -91,6 +91,18 @@ class TokenChoice:
         self.shared1, self.shared2, self.shared_gate = shared1, shared2, shared_gate
 
 
+class WindowRows:
+    """Whose rows the experts of `MoE` have where these come from other ranks: what it calls them
+    with in place of counts. Results go into the window from which the exchange sends them back; the
+    tails of rows, results and gradients are neither read nor written. No tuple either."""
+
+    offsets: Tensor  # int32 [E + 1]
+    exchange: str  # its name
+
+    def __init__(self, offsets: Tensor, exchange: str) -> None:
+        self.offsets, self.exchange = offsets, exchange
+
+
 class MixedTokens(NamedTuple):
     """What experts make of tokens that choose."""
 
@@ -183,14 +195,15 @@ class GroupedMLP(DeferredGradients):
                 bias.zero_()
 
     @overload
-    def forward(self, x: Tensor, counts: Counts, prob: Tensor | None = None,
+    def forward(self, x: Tensor, counts: Counts | WindowRows, prob: Tensor | None = None,
                 bias2_scale: Tensor | None = None) -> Tensor: ...
 
     @overload
     def forward(self, x: Tensor, counts: TokenChoice) -> MixedTokens: ...
 
-    def forward(self, x: Tensor, counts: Counts | TokenChoice, prob: Tensor | None = None,
-                bias2_scale: Tensor | None = None) -> Tensor | MixedTokens:
+    def forward(self, x: Tensor, counts: Counts | WindowRows | TokenChoice,
+                prob: Tensor | None = None, bias2_scale: Tensor | None = None
+                ) -> Tensor | MixedTokens:
         """y [..., H] for x [..., H], whose leading dimensions are R rows in expert order.
 
         counts: rows of each expert: E ints, a tensor [E] of any integer type on the host or the
@@ -231,12 +244,15 @@ class GroupedMLP(DeferredGradients):
                 activation=self.activation, recipe=recipe, keep_h=self.keep_h,
                 keep_rows=choice.keep_rows)
             return MixedTokens(*made)
-        offsets = offsets_of(counts, self.num_experts, rows, "counts")
+        if isinstance(counts, WindowRows):
+            offsets, window = counts.offsets, counts.exchange
+        else:
+            offsets, window = offsets_of(counts, self.num_experts, rows, "counts"), ""
         if apart:
             return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
         y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
                                            activation=self.activation, keep_h=self.keep_h,
-                                           recipe=recipe)
+                                           recipe=recipe, window=window)
         return y.view(x.shape)
 
     def _mixed(self, tokens: Tensor, choice: TokenChoice, recipe: str) -> MixedTokens:

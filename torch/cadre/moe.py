@@ -12,7 +12,7 @@ from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_factor, require_rows, require_sizes, working_dtype
 from .expert_parallel import ExpertParallel, process_group
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP, TokenChoice
+from .grouped_mlp import GroupedMLP, TokenChoice, WindowRows
 from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import router_logits
@@ -292,10 +292,11 @@ class MoE(nn.Module):
     def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
                         ) -> tuple[Tensor, Tensor]:
         """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
-        rows, row_prob, offsets, handle = ep.dispatch(tokens.to(working_dtype(tokens)), experts,
-                                                      prob)
+        rows, row_prob, offsets, handle = ep._dispatch_within(tokens.to(working_dtype(tokens)),
+                                                              experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
-        y = self.experts(rows, Offsets(offsets), row_prob, bias2_scale)
+        counts = WindowRows(offsets, handle.window) if handle.window else Offsets(offsets)
+        y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:

@@ -115,12 +115,15 @@ class WindowRoute:
     options: WindowOptions
     exchange: Any
     name: str
+    inner_name: str  # of the same exchange within a layer
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
                  options: WindowOptions) -> None:
         self.on, self.group, self.options = on, group, options
         self.exchange = _classes.Exchange(window, problem, on)
         self.name = self.exchange.name()
+        self._inner = _classes.Exchange(window, problem.replace("tail=zero", "tail=keep"), on)
+        self.inner_name = self._inner.name()
 
     @staticmethod
     def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions
@@ -134,20 +137,20 @@ class WindowRoute:
             maker.answer(said)
         return WindowRoute(problem, on, maker.window(), group, options)
 
-    def dispatch(self, x: Tensor, experts: Tensor, prob: Tensor | None
+    def dispatch(self, name: str, x: Tensor, experts: Tensor, prob: Tensor | None
                  ) -> tuple[Tensor, Tensor, Tensor, ExchangeMap]:
-        """Rows, their probabilities, the rows routed to each rank int32 [P], and the map."""
+        """Rows, their probabilities, the rows routed to each rank int32 [P], and the map. name: of
+        the exchange, or the inner one, whose rows have tails that nobody reads."""
         if (prob is not None) != self.options.prob:
             given, must = ("None", "a tensor") if prob is None else ("a tensor", "None")
             raise ValueError(f"prob is {given}, must be {must}; prob={self.options.prob} when this "
                              "was made")
-        rows, row_prob, routed, *parts = _ops._window_dispatch(self.name, x, experts,
-                                                               prob)
+        rows, row_prob, routed, *parts = _ops._window_dispatch(name, x, experts, prob)
         return rows, row_prob, routed, ExchangeMap(*parts)
 
-    def collect(self, y: Tensor, where: ExchangeMap) -> Tensor:
+    def collect(self, name: str, y: Tensor, where: ExchangeMap) -> Tensor:
         """Sums of the rows of each token."""
-        out: Tensor = _ops._window_collect(self.name, y, *where)
+        out: Tensor = _ops._window_collect(name, y, *where)
         return out
 
 

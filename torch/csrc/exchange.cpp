@@ -133,6 +133,16 @@ at::Tensor Exchange::tensor_at(const TensorView& v) const {
       v.data, {v[0], v[1]}, [kept = window_](void*) {}, options, on_.device());
 }
 
+at::Tensor new_rows(std::string_view exchange, const at::Tensor& like) {
+  if (exchange.empty()) return at::empty(like.sizes(), like.options());
+  const auto found = Exchange::of(exchange);
+  const at::Tensor rows = found->rows();
+  if (rows.sizes() != like.sizes() || rows.scalar_type() != like.scalar_type())
+    return at::empty(like.sizes(), like.options());
+  found->await_readers();
+  return rows;
+}
+
 /// Bytes of a rank's window. Errors    as those of plan().
 static int64_t window_bytes(std::string_view problem, const at::Tensor& on) {
   return plan_of(std::string(problem), on).window.bytes;

@@ -80,4 +80,9 @@ class Exchange : public torch::CustomClassHolder {
   std::string name_;
 };
 
+/// Memory for rows that this exchange moves next: in its window, once other ranks have read what
+/// lies there, if they have the shape and the type of those; else new. No name: new.
+/// Errors    as those of Exchange::of() and check().
+at::Tensor new_rows(std::string_view exchange, const at::Tensor& like);
+
 }  // namespace cadre::door

@@ -7,6 +7,7 @@
 
 #include "arguments.h"
 #include "call_memory.h"
+#include "exchange.h"
 #include "expert_launch.h"
 
 namespace cadre::door {
@@ -16,7 +17,8 @@ const char* const kBackwardSchema =
     "grouped_mlp_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor? prob, "
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
     "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
-    "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0) -> "
+    "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0, "
+    "str window=\"\") -> "
     "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
     "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
@@ -24,7 +26,8 @@ const char* const kSchemas[] = {
     "grouped_mlp(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
     "bool[6] wants=[False, False, False, False, False, False], str activation=\"swiglu\", "
-    "str recipe=\"\", bool keep_h=False, int unit_budget=0) -> (Tensor y, Tensor saved)",
+    "str recipe=\"\", bool keep_h=False, int unit_budget=0, str window=\"\") -> "
+    " (Tensor y, Tensor saved)",
 
     "grouped_mlp.out(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
@@ -66,6 +69,9 @@ struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
   }
 };
 
+/// Rows in a window are the layer's own: nobody reads the tail.
+Tail tail_of(Text window) { return window.empty() ? Tail::kZero : Tail::kKeep; }
+
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved) {
   MlpLaunch mlp(call, problem);
@@ -81,14 +87,15 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, c
                                        TensorList weight1, TensorList bias1, TensorList weight2,
                                        TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                        MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                       int64_t unit_budget) {
+                                       int64_t unit_budget, Text window) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.options.tail = Tail::kZero;
-    const Tensor y = at::empty(rows.sizes(), rows.options());
+    p.options.tail = tail_of(window);
+    const Tensor y = new_rows(window, rows);
+    p.options.align = std::min(p.options.align, alignment({y}));
     const Tensor saved = bytes(memory_bounds(p, device(rows)).saved.bytes(p.rows), rows);
     run_forward(call, p, y, saved);
     return std::tuple(y, saved);
@@ -161,13 +168,13 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                                TensorList bias1, TensorList weight2, TensorList bias2,
                                const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
                                bool deferred, Text activation, Text recipe, bool keep_h,
-                               int64_t unit_budget) {
+                               int64_t unit_budget, Text window) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.options.tail = Tail::kZero;
+    p.options.tail = tail_of(window);
     p.options.deferred = deferred;
     p.options.overwrite_saved = kOverwrite;
     p.options.align = std::min(p.options.align, alignment({drows}));
@@ -177,7 +184,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     const auto like = [](bool wanted, TensorList list) {
       return wanted ? empty_like(list) : List();
     };
-    Gradients out{at::empty(p.dgrad ? rows.sizes() : at::IntArrayRef{0}, rows.options()),
+    Gradients out{p.dgrad ? new_rows(window, rows) : at::empty({0}, rows.options()),
                   row_floats(p.prob && p.dprob),
                   like(p.wgrad1 && !deferred, weight1),
                   like(p.dbias, bias1),

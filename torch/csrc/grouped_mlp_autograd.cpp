@@ -7,17 +7,17 @@ namespace {
 
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Maybe&, TensorList,
                                            TensorList, TensorList, TensorList, const Maybe&,
-                                           const Maybe&, MlpWants, Text, Text, bool, int64_t);
+                                           const Maybe&, MlpWants, Text, Text, bool, int64_t, Text);
 using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
 using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&,
                            TensorList, TensorList, TensorList, TensorList, const Maybe&,
-                           const Maybe&, MlpWants, bool, Text, Text, bool, int64_t);
+                           const Maybe&, MlpWants, bool, Text, Text, bool, int64_t, Text);
 
-std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
+std::tuple<Tensor, Tensor> forward_op(const MlpCall& c, Text window) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
   return call.call(c.x, c.offsets, c.prob, c.weight1, c.bias1, c.weight2, c.bias2, c.bias2_scale,
-                   c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget);
+                   c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget, window);
 }
 
 /// What is no tensor, from forward to backward.
@@ -26,6 +26,7 @@ struct Options {
   Text activation, recipe;
   bool keep_h;
   int64_t unit_budget;
+  Text window;
 };
 
 class MlpFunction : public torch::autograd::Function<MlpFunction> {
@@ -36,7 +37,8 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
-                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget});
+                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget},
+                                 o.window);
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, kept_alone(saved), prob,
@@ -47,6 +49,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     ctx->saved_data["recipe"] = std::string(o.recipe);
     ctx->saved_data["keep_h"] = o.keep_h;
     ctx->saved_data["unit_budget"] = o.unit_budget;
+    ctx->saved_data["window"] = std::string(o.window);
     ctx->saved_data["counts"] =
         c10::List<int64_t>({int64_t(weight1.size()), int64_t(bias1.size()), int64_t(weight2.size()),
                             int64_t(bias2.size())});
@@ -68,10 +71,10 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     static const auto keep = op<Backward>("cadre::grouped_mlp_backward");
     static const auto overwrite = op<Backward>("cadre::grouped_mlp_backward", "overwrite_saved");
     const auto& call = may_overwrite(saved, data["kept_in"].toInt()) ? overwrite : keep;
-    const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
-        call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
-                  rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
-                  data["keep_h"].toBool(), data["unit_budget"].toInt());
+    const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] = call.call(
+        dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, wants,
+        false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
+        data["keep_h"].toBool(), data["unit_budget"].toInt(), data["window"].toStringRef());
     return without_second_derivatives(
         "cadre.GroupedMLP", dout,
         joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
@@ -86,7 +89,8 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           TensorList weight1, TensorList bias1, TensorList weight2,
                                           TensorList bias2, const Maybe& bias2_scale,
                                           const Maybe& rng, MlpWants wants, Text activation,
-                                          Text recipe, bool keep_h, int64_t unit_budget) {
+                                          Text recipe, bool keep_h, int64_t unit_budget,
+                                          Text window) {
   const MlpWants required{requires_grad(x),
                           requires_grad(prob),
                           requires_grad(weight1),
@@ -105,10 +109,11 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                      {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
-                       activation, recipe, keep_h, unit_budget});
+                       activation, recipe, keep_h, unit_budget},
+                      window);
   }
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
-  const Options options{wants, activation, recipe, keep_h, unit_budget};
+  const Options options{wants, activation, recipe, keep_h, unit_budget, window};
   const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
                                                bias2_scale, state, options);
   return {out[0], out[1]};
@@ -120,14 +125,15 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
                                     TensorList weight1, TensorList bias1, TensorList weight2,
                                     TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                     MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                    int64_t unit_budget) {
+                                    int64_t unit_budget, Text window) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
   const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
   return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
-                     recipe, keep_h, unit_budget});
+                     recipe, keep_h, unit_budget},
+                    window);
 }
 
 }  // namespace
