@@ -45,13 +45,12 @@ def test_operator_has_the_bits_of_a_layer_that_quantises(device, recipe, activat
     x, offsets, prob, w1, b1, w2, b2 = layer(device)
     want, _ = ops.grouped_mlp(x, offsets, prob, [w1], [b1], [w2], [b2], prob, recipe=recipe,
                               activation=activation)
-    format = RECIPES[recipe]
-    got = ops.quantized_mlp(x, offsets, prob, copies(w1, format), [b1], copies(w2, format), [b2],
-                            prob, recipe=recipe, activation=activation)
+    q1, q2 = copies(w1, RECIPES[recipe]), copies(w2, RECIPES[recipe])
+    options = dict(recipe=recipe, activation=activation)
+    got = ops.grouped_mlp_quantized(x, offsets, prob, q1, [b1], q2, [b2], prob, **options)
     assert torch.equal(got, want)
     assert want[: int(offsets[-1])].abs().sum() > 0
-    plain = ops.quantized_mlp(x, offsets, None, copies(w1, format), [], copies(w2, format), [],
-                              recipe=recipe, activation=activation)
+    plain = ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], **options)
     assert not torch.equal(plain, want)
 
 
@@ -59,7 +58,7 @@ def test_opcheck(device):
     x, offsets, prob, w1, b1, w2, b2 = layer(device)
     parts = [[t.view(torch.uint8) for t in copies(w, "mxfp4")] for w in (w1, w2)]
     args = x, offsets, prob, parts[0], [b1], parts[1], [b2], prob
-    torch.library.opcheck(ops.quantized_mlp.default, args, dict(recipe="mxfp4"),
+    torch.library.opcheck(ops.grouped_mlp_quantized.default, args, dict(recipe="mxfp4"),
                           test_utils=["test_schema", "test_faketensor"])
 
 

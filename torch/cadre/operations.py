@@ -318,7 +318,7 @@ def _fake(mat_a, mat_b, scale_a, scale_b, offsets, *, bias=None, out_dtype):
     return mat_a.new_empty((mat_a.shape[0], mat_b.shape[2]), dtype=out_dtype)
 
 
-@register_fake("quantized_mlp")
+@register_fake("grouped_mlp_quantized")
 def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, recipe,
           activation="swiglu", unit_budget=0):
     return x.new_empty(x.shape)

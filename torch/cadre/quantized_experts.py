@@ -42,7 +42,7 @@ KINDS = {
 
 
 class Experts(NamedTuple):
-    """What `torch.ops.cadre.quantized_mlp` reads of a module."""
+    """What `torch.ops.cadre.grouped_mlp_quantized` reads of a module."""
 
     kind: Kind
     first: str  # the names of both weights
@@ -68,7 +68,7 @@ def forward(module: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor, acti
             "or load the model without weight quantization")
     biases = [[getattr(module, name + "_bias")] if module.has_bias else []
               for name in (own.first, own.second)]
-    return _ops.quantized_mlp(rows, offsets, prob, own.weight(module, own.first), biases[0],
+    return _ops.grouped_mlp_quantized(rows, offsets, prob, own.weight(module, own.first), biases[0],
                               own.weight(module, own.second), biases[1],
                               prob if module.has_bias else None, recipe=own.kind.recipe,
                               activation=activation)

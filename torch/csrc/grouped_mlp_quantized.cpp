@@ -5,8 +5,8 @@
 #include "expert_launch.h"
 #include "quantized.h"
 
-// torch.ops.cadre.quantized_mlp: forward of docs/layers/grouped_mlp.md with weights that are codes
-// and scales, as checkpoints have them.
+// torch.ops.cadre.grouped_mlp_quantized: forward of docs/layers/grouped_mlp.md with weights that
+// are codes and scales, as checkpoints have them.
 namespace cadre::door {
 namespace {
 
@@ -110,9 +110,10 @@ void bind(LinearParameters& to, const QuantizedWeight& weight, const Format& for
   if (!bias.empty()) to.bias = view(bias[0], "bias");
 }
 
-Tensor quantized_mlp(const Tensor& x, const Tensor& offsets, const Maybe& prob, TensorList weight1,
-                     TensorList bias1, TensorList weight2, TensorList bias2,
-                     const Maybe& bias2_scale, Text recipe, Text activation, int64_t unit_budget) {
+Tensor grouped_mlp_quantized(const Tensor& x, const Tensor& offsets, const Maybe& prob,
+                             TensorList weight1, TensorList bias1, TensorList weight2,
+                             TensorList bias2, const Maybe& bias2_scale, Text recipe,
+                             Text activation, int64_t unit_budget) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const QuantizedCall call{rows, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale};
@@ -136,11 +137,12 @@ Tensor quantized_mlp(const Tensor& x, const Tensor& offsets, const Maybe& prob, 
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
-      "quantized_mlp(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
+      "grouped_mlp_quantized(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] "
+      "bias1, "
       "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, str recipe, "
       "str activation=\"swiglu\", int unit_budget=0) -> Tensor");
 }
-TORCH_LIBRARY_IMPL(cadre, CPU, m) { m.impl("quantized_mlp", quantized_mlp); }
-TORCH_LIBRARY_IMPL(cadre, CUDA, m) { m.impl("quantized_mlp", quantized_mlp); }
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
 
 }  // namespace cadre::door
