@@ -68,10 +68,10 @@ def forward(module: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor, acti
             "or load the model without weight quantization")
     biases = [[getattr(module, name + "_bias")] if module.has_bias else []
               for name in (own.first, own.second)]
-    return _ops.grouped_mlp_quantized(rows, offsets, prob, own.weight(module, own.first), biases[0],
-                              own.weight(module, own.second), biases[1],
-                              prob if module.has_bias else None, recipe=own.kind.recipe,
-                              activation=activation)
+    return _ops.grouped_mlp_quantized(
+        rows, offsets, prob, own.weight(module, own.first), biases[0],
+        own.weight(module, own.second), biases[1], prob if module.has_bias else None,
+        recipe=own.kind.recipe, activation=activation)
 
 
 def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> list[nn.Parameter]:
