@@ -206,19 +206,21 @@ def layer_products(topic):
     return table
 
 
-def recipe_speed(info):
+def recipe_speed(topic):
     """Expert MLPs in a recipe beside the same in bf16, and beside their own products."""
-    rows = []
-    for where, record in records("recipes"):
-        for case in record["cases"]:
-            words = case["problem"].split()
-            twin = next(peer for peer in case["speed_of_peer"] if peer.startswith("cadre "))
-            rows.append([where, case["layer"],
-                         next(w.split("=", 1)[1] for w in words if w.startswith("recipe=")),
-                         case["call"], *shown(case["us"], ["cadre"], ".0f"),
-                         f"{case['speed_of_peer'][twin]:.2f}",
-                         f"{case['us']['cadre'] / case['us']['products']:.3f}"])
-    return markdown(["GPU", "layer", "recipe", "call", "us", "over bf16", "over products"], rows)
+    def row(where, case):
+        words = case["problem"].split()
+        twin = next(peer for peer in case["speed_of_peer"] if peer.startswith("cadre "))
+        return [where, case["layer"],
+                next(w.split("=", 1)[1] for w in words if w.startswith("recipe=")), case["call"],
+                *shown(case["us"], ["cadre"], ".0f"), f"{case['speed_of_peer'][twin]:.2f}",
+                f"{case['us']['cadre'] / case['us']['products']:.3f}"]
+
+    def table(info):
+        rows = [row(where, case) for where, record in records(topic) for case in record["cases"]]
+        return markdown(["GPU", "layer", "recipe", "call", "us", "over bf16", "over products"],
+                        rows)
+    return table
 
 
 def moe_memory(info):
@@ -426,7 +428,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
-          "recipe_speed": recipe_speed,
+          "recipe_speed": recipe_speed("recipes"),
+          "quantized_weights": recipe_speed("quantized-weights"),
           "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}
 

@@ -25,6 +25,7 @@
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
 #   recipes, decoded_recipes    the expert MLPs in fp8_block, and in those whose operands are decoded,
 #              beside bf16, on h200_recipes.txt and _decoded_recipes
+#   quantized_weights    forward of those whose weights come quantised, likewise
 #   host       what the host needs for a call
 #   facts      `cadre facts`
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
@@ -254,6 +255,10 @@ take() {
     decoded_recipes)
       bench decoded_recipes 540 decoded-recipes h200_decoded_recipes \
         --beside 'recipe=bf16 cache_weights=no' --load 1
+      ;;
+    quantized_weights)
+      bench quantized_weights 200 quantized-weights h200_quantized_weights \
+        --beside 'recipe=bf16 quantized_w=no' --load 1
       ;;
     host) bench host 60 host-time host_time --host-time ;;
     torch) beside_torch torch 120 grouped-gemm h200_grouped_gemm --offsets $routings ;;
