@@ -2,22 +2,17 @@
 // lie, and which implementation runs each step.
 #include "cadre/error.h"
 #include "cadre/grouped_linear.h"
-#include "layers/checks.h"
 #include "layers/explain.h"
 #include "layers/grouped_linear.h"
 #include "layers/linear_copies.h"
 #include "layers/planner.h"
-#include "layers/problem_fields.h"
 #include "layers/route.h"
-#include "ops/gemm_activation.h"
 
 namespace cadre {
-
 namespace {
 
 using enum layers::linear::Tensor;
 
-using layers::linear::as_is;
 using layers::linear::Copied;
 using layers::linear::Copies;
 using layers::linear::Copy;

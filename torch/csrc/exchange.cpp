@@ -1,5 +1,6 @@
 #include "exchange.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
 #include <chrono>
