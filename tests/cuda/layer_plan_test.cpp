@@ -362,6 +362,38 @@ TEST(LayerPlan, RefusesAddressesOfAnyProductBeforeTheFirstOne) {
       "grouped_gemm: dw is bf16[3, 24, 16]");
 }
 
+/// Where experts have many rows on average, a decoded copy is made.
+TEST(LayerPlan, DecodesGivenWeightsForManyRows) {
+  GroupedLinearProblem p = parse_grouped_linear_problem(
+      "grouped_linear R=4099 N=144 K=96 E=4 recipe=mxfp4 dgrad=no wgrad=no quantized_w=yes");
+  const Device hopper = parse_device("sm_90");
+  EXPECT_EQ(plan(p, hopper).name, "sm90_packed_rows");
+  EXPECT_EQ(plan(p, hopper).memory.forward_workspace_bytes, 0);
+  p.rows = 4100;
+  const GroupedLinearPlan decoded = plan(p, hopper);
+  EXPECT_EQ(decoded.name, "decoded");
+  EXPECT_EQ(find_step<DequantizePlan>(decoded, "decode w")->problem.out, DType::kBf16);
+  EXPECT_EQ(decoded.refusals[2].why,
+            "experts have 1025 rows in the mean, for which w is decoded in less time; the most is "
+            "1024, or name the route");
+  EXPECT_EQ(plan(p, hopper, "sm90_packed_rows").name, "sm90_packed_rows");
+  p.recipe = parse_recipe("fp8_block");
+  EXPECT_NE(test::unsupported([&] {
+              plan(p, hopper, "sm90_packed_rows");
+            }).find("sm90_packed_rows: it does not take the product"),
+            std::string::npos);
+}
+
+TEST(LayerPlan, OfGivenWeightsIsThatOfTheExperts) {
+  MoeProblem p = parse_moe_problem(
+      "moe T=64 top_k=4 H=96 F=64 E=8 recipe=mxfp4 quantized_w=yes dgrad=no dlogits=no wgrad1=no "
+      "wgrad2=no dbias=no");
+  EXPECT_EQ(parse_moe_problem(to_string(p)), p);
+  const MoePlan made = plan(p, parse_device("sm_90"));
+  EXPECT_EQ(made.mlp.fc1.name, "sm90_packed_rows");
+  EXPECT_EQ(made.mlp.fc2.name, "sm90_packed_rows");
+}
+
 TEST(PermutePlan, OfSeveralRanksIsForAGpuToo) {
   const PermuteProblem p{.hidden = 1, .ranks = 2};
   EXPECT_EQ(plan(p, parse_device("sm_90")).name, "cuda_permute");
