@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "bench/cases/parts.h"
+#include "bench/cases/quantized.h"
 #include "bench/element.h"
 
 namespace cadre::bench {
@@ -72,32 +73,17 @@ void** split(Buffers& buffers, bool discrete, TensorView& v) {
   return list;
 }
 
-/// Codes and scales of weights, as a checkpoint has them.
-QuantizedView quantized(Buffers& buffers, const Linear& l, const TensorView& w) {
-  QuantizeProblem q{.kind = RowsKind::kWeights, .rows = l.n, .cols = l.k, .experts = l.experts};
-  q.source = w.dtype;
-  q.role = TensorRole::kW;
-  q.along_k = l.format;
-  q.amax_eps = l.options.amax_eps;
-  const QuantizePlan made = plan(q, this_cpu());
-  const QuantizedLayout layout = quantized_layout(copy_shape(q, Axis::kAlongK));
-  QuantizeArgs args{.source = w};
-  args.along_k = quantized_view(layout, buffers.take(layout.bytes));
-  Buffers own;
-  auto* rng = own.array<uint64_t>(2);
-  std::fill_n(rng, 2, uint64_t(1));
-  args.rng = rng;
-  run(made, args, own.workspace(made.workspace_bytes), {});
-  return args.along_k;
-}
-
 /// Gradients are appended to the outputs.
 LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds, Outputs& outputs) {
   const ParameterLayout& p = l.layout;
   LinearParameters own;
-  own.w = weights(buffers, l, p.weight, seeds.next());
-  if (l.options.quantized_w) own.quantized_w = quantized(buffers, l, std::exchange(own.w, {}));
-  own.discrete_w = split(buffers, p.discrete_weight, own.w);
+  if (l.options.quantized_w) {
+    const QuantizedShape shape{RowsKind::kWeights, l.n, l.k, l.experts, l.format};
+    own.quantized_w = random_quantized(buffers, shape, {}, seeds.next()).view;
+  } else {
+    own.w = weights(buffers, l, p.weight, seeds.next());
+    own.discrete_w = split(buffers, p.discrete_weight, own.w);
+  }
   own.dw = weights(buffers, l, p.dw, seeds.next());
   outputs.push_back(gradient("dw", own.dw, l.wgrad, l.options.accumulate));
   own.discrete_dw = split(buffers, p.discrete_dw, own.dw);

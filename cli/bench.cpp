@@ -196,6 +196,7 @@ one dense product of equal work (oneDNN, cuBLAS) and on a GPU beside one cuBLAS 
 a graph, everything else beside a copy of as many bytes. On a GPU times are those of the device.
 A layer runs beside its own products without activations: forward of the layer with nothing to learn
 beside its fprops, a step (forward and backward) beside all of them; two runs must have equal bits.
+A layer that learns nothing has no step.
 With cache_weights=yes that forward finds the weights quantised, and what is timed besides are four
 steps, of which the first quantises them.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until

@@ -50,9 +50,8 @@ struct LinearParameters {
   void* const* discrete_dbias = nullptr;       ///< [E] pointers, each [N]
   const int32_t* accumulate = nullptr;         ///< dw: one word (kDevice) or [E] (kPerExpert)
   const int32_t* accumulate_bias = nullptr;    ///< dbias: one word (kDevice) or [E] (kPerExpert)
-  QuantizedView
-      quantized_w{};    ///< quantized_w: for fprop, [E, N, K] in the usual order, in place of w
-  int64_t version = 0;  ///< the caller's count of changes; a deferred wgrad checks it
+  QuantizedView quantized_w{};  ///< quantized_w: in place of w, as fprop reads it; row-major
+  int64_t version = 0;          ///< the caller's count of changes; a deferred wgrad checks it
 };
 
 /// Options that every layer has.

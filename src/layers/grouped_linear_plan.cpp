@@ -311,7 +311,7 @@ constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[]
 namespace layers {
 
 GroupedLinearPlan plan_within(const GroupedLinearProblem& problem, const Device& device) {
-  layers::check_problem(problem);
+  check_problem(problem);
   return choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutesWithin, problem, device, {});
 }
 

@@ -44,7 +44,7 @@ using linear::as_is;
 
 void check_problem(const GroupedLinearProblem& p) {
   const ops::Checks checks("grouped_linear", p);
-  layers::check_layer_problem(checks, p);
+  check_layer_problem(checks, p);
   checks.at_least("N", p.n, 1);
   checks.at_least("K", p.k, 1);
   checks.countable("R * N", {p.rows, p.n});
@@ -62,7 +62,7 @@ void check_problem(const GroupedLinearProblem& p) {
                "weight_major is column, must be row; the recipe copies the weights");
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
-  layers::check_gather(checks);
+  check_gather(checks);
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
   checks.holds(!p.options.quantized_x || !p.options.save_input,

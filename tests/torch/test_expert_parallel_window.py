@@ -216,6 +216,30 @@ def layer_of_all(rank, device):
     assert places == [ep.empty_rows().data_ptr()] * 2
 
 
+def compiled_layer(rank, device):
+    """Compiled, experts write into memory of their own: a compiler gives it to what comes next when
+    this rank has read it, others may not have."""
+    torch.manual_seed(4)
+    ep = cadre.ExpertParallel(dist.group.WORLD, 2, 2, route="window", tokens=9, hidden=H,
+                              dtype=torch.bfloat16, device=device)
+    moe = cadre.MoE(2 * WORLD, H, 16, top_k=2, ep=ep, device=device, dtype=torch.bfloat16)
+    x = draw(9 - rank, H, dtype=torch.bfloat16, device=device)
+    graphs, results = [], []
+
+    def backend(graph, _):
+        graphs.append(graph.graph)
+        return graph
+
+    for run in (moe, torch.compile(moe, backend=backend, fullgraph=True)):
+        tokens = x.clone().requires_grad_()
+        out = run(tokens)[0]
+        results.append((out, *torch.autograd.grad(out.sin().sum(), (tokens, *moe.parameters()))))
+    assert all(map(same_bits, *results))
+    windows = [node.kwargs["window"] for graph in graphs for node in graph.nodes
+               if str(node.target) == "cadre.grouped_mlp"]
+    assert windows == [""]
+
+
 def exchanges(run, *given):
     """What it gives, and the exchanges that it makes, in their order."""
     with profile(activities=[ProfilerActivity.CPU]) as seen:
@@ -433,6 +457,10 @@ def test_a_layer_has_the_bits_of_the_other_route(ranks):
 
 def test_compiled_steps_exchange_as_eager_ones(ranks):
     ranks.run(compiled)
+
+
+def test_a_compiled_layer_leaves_the_window(ranks):
+    ranks.run(compiled_layer)
 
 
 def test_a_missing_rank_is_an_error_of_the_others(ranks):

@@ -295,7 +295,9 @@ class MoE(nn.Module):
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens.to(working_dtype(tokens)),
                                                               experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
-        counts = WindowRows(offsets, handle.window) if handle.window else Offsets(offsets)
+        # A compiler gives memory that was read to what comes next, while other ranks still read it.
+        in_window = handle.window and not torch.compiler.is_compiling()
+        counts = WindowRows(offsets, handle.window) if in_window else Offsets(offsets)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

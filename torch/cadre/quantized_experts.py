@@ -86,8 +86,8 @@ def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> lis
             for size, dtype in (([rows, *packed], kind.codes), (blocks, kind.scales))]
 
 
-def quantise(module: nn.Module, first: str, kind: Kind, dtype: torch.dtype,
-             device: torch.device) -> None:
+def hold_codes(module: nn.Module, first: str, kind: Kind, dtype: torch.dtype,
+               device: torch.device) -> None:
     """Puts codes and scales, still without numbers, in the place of the module's weights.
 
     Errors: ValueError where rows or columns are not whole blocks.
@@ -233,7 +233,7 @@ def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | No
     experts = experts_of(model)
     for module in experts.values():
         first = "gate_up_proj" if module.has_gate else "up_proj"
-        quantise(module, first, kind, dtype, place)
+        hold_codes(module, first, kind, dtype, place)
     with ExitStack() as stack, torch.no_grad():
         _read(model, Files(folder, stack), set(experts), dtype)
     model.tie_weights()

@@ -27,6 +27,7 @@ struct MlpCall {
   std::string_view recipe;
   bool keep_h = false;
   int64_t unit_budget = 0;
+  std::string_view window{};  ///< the exchange that moves y, and dx, next; none: new memory
 };
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.

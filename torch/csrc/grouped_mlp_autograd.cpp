@@ -14,10 +14,10 @@ using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Te
                            TensorList, TensorList, TensorList, TensorList, const Maybe&,
                            const Maybe&, MlpWants, bool, Text, Text, bool, int64_t, Text);
 
-std::tuple<Tensor, Tensor> forward_op(const MlpCall& c, Text window) {
+std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
   return call.call(c.x, c.offsets, c.prob, c.weight1, c.bias1, c.weight2, c.bias2, c.bias2_scale,
-                   c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget, window);
+                   c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget, c.window);
 }
 
 /// What is no tensor, from forward to backward.
@@ -36,9 +36,9 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                TensorList weight2, TensorList bias2, const Maybe& bias2_scale,
                                const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
-                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget},
-                                 o.window);
+    auto [y, saved] =
+        forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, o.wants,
+                    o.activation, o.recipe, o.keep_h, o.unit_budget, o.window});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, kept_alone(saved), prob,
@@ -109,8 +109,7 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                      {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
-                       activation, recipe, keep_h, unit_budget},
-                      window);
+                       activation, recipe, keep_h, unit_budget, window});
   }
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
   const Options options{wants, activation, recipe, keep_h, unit_budget, window};
@@ -132,8 +131,7 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
   const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
   return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
-                     recipe, keep_h, unit_budget},
-                    window);
+                     recipe, keep_h, unit_budget, window});
 }
 
 }  // namespace

@@ -137,9 +137,8 @@ Tensor grouped_mlp_quantized(const Tensor& x, const Tensor& offsets, const Maybe
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
-      "grouped_mlp_quantized(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] "
-      "bias1, "
-      "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, str recipe, "
+      "grouped_mlp_quantized(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, "
+      "Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, str recipe, "
       "str activation=\"swiglu\", int unit_budget=0) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
