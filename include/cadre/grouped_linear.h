@@ -66,9 +66,10 @@ struct GroupedLinearArgs {
 };
 
 /// How a layer will run. Routes: "direct", where no tensor is copied; "quantized", where operands
-/// are copied into their formats; "sm90_fp8_rows", where fprop or dgrad multiplies codes that lie
-/// in an order of their own; "decoded", where products that no implementation takes codes for read
-/// the numbers that the codes stand for. Steps: "quantize w", "quantize x", "decode x",
+/// are copied into their formats; "sm90_packed_rows", where fprop multiplies a plain batch and
+/// weights that come quantised; "sm90_fp8_rows", where fprop or dgrad multiplies codes that lie in
+/// an order of their own; "decoded", where products that no implementation takes codes for read the
+/// numbers that the codes stand for. Steps: "quantize w", "quantize x", "decode x", "decode w",
 /// "y scales", "multiply"; backward "quantize dy", "quantize w again", "dx scales", "dx", "dbias",
 /// "quantize x again", "decode dy along rows", "decode x along rows", "dw scales", "dw". Those that
 /// it needs.
@@ -93,8 +94,8 @@ struct GroupedLinearPlan : LayerPlan {
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.
 /// Exact     x that comes quantised equals x quantised here (but for y of fp8_block in the route
-///           sm90_fp8_rows), deferred equals immediate, cached equals fresh, save_input equals
-///           saved, packed equals discrete, bit for bit.
+///           sm90_fp8_rows), w likewise, deferred equals immediate, cached equals fresh,
+///           save_input equals saved, packed equals discrete, bit for bit.
 GroupedLinearPlan plan(const GroupedLinearProblem&, const Device&, std::string_view only = {});
 void forward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
 void backward(const GroupedLinearPlan&, const GroupedLinearArgs&, Workspace, Stream);
