@@ -59,7 +59,7 @@ struct alignas(1024) Shared {
   uint8_t output[kShape.rings()][kShape.buffers][kShape.part_bytes()];
   Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
   Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
-  gemm::TileRing<kRecords, kCluster> tiles;
+  gemm::TileRing<kTile.records, kCluster> tiles;
   [[no_unique_address]] StageScales<kTile> scales;
   [[no_unique_address]] typename Kernel::Store::Memory of_store;
   [[no_unique_address]] LoadMemory<typename Kernel::Load> of_load;
@@ -220,11 +220,11 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
   Kernel::Store::finish(params);
 }
 
-/// A consumer whose output is long to compute: it holds that of a tile, packed, and writes it turn
+/// A consumer that holds the output of a tile, packed, and writes it turn
 /// by turn while the next tile is multiplied.
 template <class Kernel>
-__device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto& params,
-                                              int consumer) {
+__device__ __forceinline__ void consume_and_hold_tiles(Shared<Kernel>& shared, const auto& params,
+                                                       int consumer) {
   constexpr OutputShape kShape = Kernel::Store::kShape;
   static_assert(!kShape.one_ring);
   using Held = typename Kernel::Store::Held;
@@ -233,7 +233,7 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
   Held held(params, shared.of_store);
   StageRing<Kernel::kTile> ring = shared.stage_ring();
   OutputRing<kShape> out = shared.output_ring(consumer);
-  const auto write_turns = [&](int most) {
+  const auto write_turns = [&](int most) __attribute__((always_inline)) {
     for (; !held.is_empty() && most > 0; --most)
       held.write_turn(out, shared.output_empty[consumer]);
   };
@@ -242,7 +242,7 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
   while (!next.is_last()) {
     const TileRecord tile = next;
     typename Kernel::Store::Bias bias;
-    const auto read_ahead = [&] {
+    const auto read_ahead = [&]() __attribute__((always_inline)) {
       next = tiles.next_in_consumer();
       bias.read_of(params, shared.of_store, tile, consumer);
     };
@@ -253,7 +253,7 @@ __device__ inline void consume_and_hold_tiles(Shared<Kernel>& shared, const auto
       continue;
     }
     int owed = 0;  // turns, times the tile's depth: as many beside one stage as beside another
-    const auto write_some = [&] {
+    const auto write_some = [&]() __attribute__((always_inline)) {
       for (owed += kAllTurns * Kernel::kTile.depth; owed >= tile.depth; owed -= tile.depth)
         write_turns(1);
     };

@@ -52,8 +52,8 @@ class Multiply16 {
   /// All products of a consumer's rows of a tile. One group stays in flight while the next stage is
   /// awaited, and the last while `meanwhile()` is done. `beside()` is done while the products of a
   /// whole stage run, once for each.
-  __device__ void multiply(StageRing<kTile>& ring, const TileRecord& tile, int consumer,
-                           auto&& meanwhile, auto&& beside) {
+  __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
+                                           int consumer, auto&& meanwhile, auto&& beside) {
     with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
         tile.cols(), [&]<int kWidth>(Width<kWidth>) {
           multiply_width<kWidth>(ring, tile, consumer, meanwhile, beside);

@@ -78,14 +78,20 @@ __device__ inline void write_halves(const float* accumulators, uint32_t buffer) 
              packed<kDType>(accumulators + 4 * j));
 }
 
-/// The same of kCols columns, transposed: columns of the accumulators become rows of the box.
+/// Writes 16 columns of 16-bit outputs, transposed: columns of the accumulators become rows of the
+/// box, from row 16 * turn on.
+__device__ inline void write_turn_transposed(const Matrices& columns, int turn, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+  stmatrix_trans(buffer + swizzled(8 * (2 * turn + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
+                 columns);
+}
+
+/// The same of kCols columns.
 template <DType kDType, int kCols>
 __device__ inline void write_halves_transposed(const float* accumulators, uint32_t buffer) {
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
 #pragma unroll
-  for (int j = 0; j < kCols / 8; j += 2)
-    stmatrix_trans(buffer + swizzled(8 * (j + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
-                   packed<kDType>(accumulators + 4 * j));
+  for (int turn = 0; turn < kCols / 16; ++turn)
+    write_turn_transposed(packed<kDType>(accumulators + 8 * turn), turn, buffer);
 }
 
 /// Where a thread's pairs of 32 columns of floats lie, and in which order it reads and writes them:

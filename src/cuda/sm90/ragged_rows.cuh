@@ -107,6 +107,11 @@ constexpr OutputShape output_of_rows(DType out) {
           .one_ring = out != DType::kF32};
 }
 
+/// The same where consumers hold it: each has its own ring.
+constexpr OutputShape held_output_of_rows(DType out) {
+  return {.dtype = out, .buffers = kBuffersOfHeldRows, .one_ring = false};
+}
+
 /// Parts of y, transposed on the way: rows of y are columns of the accumulators.
 template <OutputShape kOutput>
 class RaggedRowsStore {
@@ -151,6 +156,53 @@ class RaggedRowsStore {
   const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
 };
 
+/// Nothing is added to what is held.
+struct NoBias {
+  __device__ void read_of(const auto&...) {}
+};
+
+/// A thread's share of a tile's 16-bit y, as it is stored, on its way out in turns of sixteen rows:
+/// they leave while the next tile is multiplied.
+template <DType kOut>
+class HeldRows {
+ public:
+  static constexpr int kTurnRows = 16, kAllTurns = kMostCols / kTurnRows;  ///< of a tile, at most
+
+  __device__ HeldRows(const auto& /*params*/, const auto& /*memory*/) {}
+
+  __device__ bool is_empty() const { return turns_.is_empty(); }
+
+  __device__ __forceinline__ void take(const float* s, const TileRecord& tile, NoBias) {
+#pragma unroll
+    for (int i = 0; i < kAllTurns; ++i) turns_.of[i] = packed<kOut>(s + 8 * i);
+    turns_.begin(unsigned(tile.cols() + kPartRows - 1) / kPartRows * kTurns);
+  }
+
+  template <OutputShape kShape>
+  __device__ __forceinline__ void write_turn(OutputRing<kShape>& out,
+                                             Barrier (&empty)[kShape.buffers]) {
+    const int in_part = int(turns_.number() % kTurns);
+    if (in_part == 0) out.wait_empty(empty);
+    write_turn_transposed(turns_.present(), in_part, out.buffer());
+    turns_.next();
+    if (turns_.number() % kTurns == 0) out.pass_on();
+  }
+
+ private:
+  static constexpr unsigned kPartRows = rows_of_part(kOut), kTurns = kPartRows / kTurnRows;
+
+  Turns<Matrices, kAllTurns> turns_;
+};
+
+/// Parts of 16-bit y that the consumers hold.
+template <DType kOut>
+class HeldRowsStore : public RaggedRowsStore<held_output_of_rows(kOut)> {
+ public:
+  using Held = HeldRows<kOut>;
+  using Bias = NoBias;
+  using RaggedRowsStore<held_output_of_rows(kOut)>::RaggedRowsStore;
+};
+
 /// The kernel of fprop and dgrad.
 template <RaggedRowsKind kKind>
 struct RaggedRows {
@@ -162,8 +214,23 @@ struct RaggedRows {
   using Store = RaggedRowsStore<output_of_rows(kKind.out)>;
 };
 
+/// The same with 16-bit output as it is summed, held by the consumers.
+template <RaggedRowsKind kKind>
+struct RaggedRowsHolding {
+  static constexpr Tile kTile{
+      .records = kRecordsOfHeldRows, .a = {kKind.in, kKind.k_major}, .b = {kKind.in, true}};
+  using Params = RaggedRowsParams;
+  using Schedule = RaggedRowsSchedule<kTile>;
+  using Load = RaggedRowsLoad<kTile>;
+  using Multiply = Multiply16<kTile>;
+  using Store = HeldRowsStore<kKind.out>;
+};
+
 template <RaggedRowsKind kKind>
 void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
+  if constexpr (kKind.out != DType::kF32)
+    if (params.holds_output())
+      return launch_kernel<RaggedRowsHolding<kKind>>(params, blocks, stream);
   launch_kernel<RaggedRows<kKind>>(params, blocks, stream);
 }
 

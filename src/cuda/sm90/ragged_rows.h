@@ -2,6 +2,7 @@
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "cuda/sm90/plain.h"
@@ -43,6 +44,11 @@ struct RaggedRowsParams {
 
   CADRE_HD bool has_epilogue() const {
     return alpha != nullptr || w_scale != nullptr || beta != nullptr || bias.is_there();
+  }
+  /// Whether consumers hold a tile's 16-bit output and write it beside the next tile's products.
+  bool holds_output() const {
+    const int64_t each = std::min<int64_t>(rows / std::max(expert_count, 1), kMostCols);
+    return !has_epilogue() && each * depth > kMostUnheld;
   }
 };
 

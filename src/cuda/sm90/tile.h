@@ -32,6 +32,7 @@ struct Tile {
   int depth = kDepth;      ///< of a stage
   bool any_depth = false;  ///< the contraction ends anywhere in a stage, not at a multiple of it
   int stages = kStages;    ///< of the ring
+  int records = kRecords;  ///< of the ring of tiles
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
   int scales = 0;  ///< floats that come with a stage: scales of the tile's rows
