@@ -136,7 +136,7 @@ class MoE(nn.Module):
             delay_wgrad_compute=delay_wgrad_compute)
         if self.ep is not None:
             expert_state.mark(self.experts)
-            expert_state.keep_whole(self.experts, self.ep)
+            expert_state.keep_whole_parameters(self.experts, self.ep)
         device = self.experts.w1.device
         self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
         self.register_buffer("expert_bias",
