@@ -1,5 +1,5 @@
-"""examples/train_gpt.py, 300 steps: with experts on two ranks the final loss is within the spread of
-the seeds of one process."""
+"""examples/train_gpt.py, 300 steps: with experts on two ranks the final loss is within the spread
+of the seeds of one process."""
 
 import json
 import pathlib

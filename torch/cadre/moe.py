@@ -127,7 +127,7 @@ class MoE(nn.Module):
         if not isinstance(shared_expert, nn.Module | None):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
-        self.ep = _parallel(ep, num_experts, top_k)
+        self.ep = parallel_of(ep, num_experts, top_k)
         own_experts = num_experts if self.ep is None else self.ep.experts
         self.experts = GroupedMLP(
             own_experts, hidden, features, activation=activation, layout=layout, bias=bias,
@@ -325,7 +325,7 @@ class MoE(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
-def _parallel(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
+def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
     """What `MoE` is given, as an ExpertParallel of its sizes."""
     if ep is None:
         return None
