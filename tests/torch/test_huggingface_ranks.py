@@ -212,6 +212,11 @@ def generate(rank, device, family):
     options = dict(do_sample=False, max_new_tokens=8, eos_token_id=ends if rank == 0 else None)
     assert torch.equal(shared.generate(**mine, **options), plain.generate(**mine, **options))
 
+    mine = prompts_of(device, 2 * rank)  # rank 0 has none
+    got = shared.generate(**mine, do_sample=False, max_new_tokens=4)
+    assert got.shape == (2 * rank, 11)
+    assert rank == 0 or torch.equal(got, plain.generate(**mine, do_sample=False, max_new_tokens=4))
+
     assert huggingface.use(shared, batch="same") is shared
     for count in (3, 1):
         asked = prompts_of(device, count)

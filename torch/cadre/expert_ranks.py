@@ -166,9 +166,23 @@ def generate_together(model: nn.Module) -> None:
 
 
 def _generate(model: Any, *args: Any, synced_gpus: bool | None = None, **named: Any) -> Any:
-    if synced_gpus is None and any(sharing.batch == "own" for sharing in _sharings(model)):
+    own = any(sharing.batch == "own" for sharing in _sharings(model))
+    if synced_gpus is None and own:
         synced_gpus = True
-    return type(model).generate(model, *args, synced_gpus=synced_gpus, **named)
+    none = own and any(map(_has_no_row, (*args, *named.values())))
+    if none:  # transformers takes no such batch, and the other ranks wait for this one
+        args = tuple(map(_with_a_row, args))
+        named = {name: _with_a_row(given) for name, given in named.items()}
+    result = type(model).generate(model, *args, synced_gpus=synced_gpus, **named)
+    return result[:0] if none and isinstance(result, Tensor) else result
+
+
+def _has_no_row(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.dim() > 1 and given.shape[0] == 0
+
+
+def _with_a_row(given: Any) -> Any:
+    return given.new_ones((1, *given.shape[1:])) if _has_no_row(given) else given
 
 
 def _sharings(model: nn.Module) -> list[Sharing]:
