@@ -226,7 +226,8 @@ class Trainer:
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            watch = "global" if self.ranks.count == 1 else "thread_local"  # NCCL has a thread
+            with torch.cuda.graph(self.graph, capture_error_mode=watch):
                 self._learn()
         self.graph.replay()
 

@@ -13,6 +13,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import cadre
 
@@ -152,10 +153,17 @@ def reseeding(rank, device):
     assert not seed_all.called and not torch.equal(own.experts.w1, before)
 
 
-def data_parallel(rank, device):
+class Checkpointed(nn.Sequential):
+    """Its layer runs again in backward."""
+
+    def forward(self, x):
+        return checkpoint(self[0], x, use_reentrant=False)
+
+
+def data_parallel(rank, device, around):
     """DDP leaves the experts alone; their gradients are divided as it divides the others."""
     whole = scaled(layer(device))
-    own = nn.Sequential(layer(device, ep=dist.group.WORLD))
+    own = around(layer(device, ep=dist.group.WORLD))
     own[0].load_state_dict(whole.state_dict())
     apart = [name for name, p in own.named_parameters() if not getattr(p, "allreduce", True)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(own, apart)
@@ -250,8 +258,9 @@ def test_new_weights_seed_no_other_device(ranks):
     ranks.run(reseeding)
 
 
-def test_data_parallel(ranks):
-    ranks.run(data_parallel)
+@pytest.mark.parametrize("around", [nn.Sequential, Checkpointed])
+def test_data_parallel(ranks, around):
+    ranks.run(data_parallel, around)
 
 
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")

@@ -184,6 +184,7 @@ def plain_state(rank, device):
         return
     model = Model(6, device, group)
     optimizer = optimizer_of(model)
+    cadre.keep_whole(optimizer, model)  # once more changes nothing
     learn(model, optimizer, 0, (group, rank, 2))
     state, of_model = optimizer.state_dict(), model.state_dict()
     assert not any(isinstance(t, DTensor) for of in optimizer.state.values() for t in of.values())

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 from expert_parallel_cases import WORLD
-from processes import Processes
+from processes import Processes, on_gpus
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
@@ -86,6 +86,12 @@ def test_two_ranks_share_the_experts(two, one_process, words):
                                    *(f"--ep 2 --replicas 2 {words}" for words in KINDS)])
 def test_four_ranks(ranks, one_process, words):
     ranks.run(losses, words, one_process)
+
+
+@pytest.mark.skipif(not on_gpus(2), reason="needs two GPUs")
+def test_graphed(two):
+    want = train(options_of(torch.device("cpu"), "--steps 20"))
+    two.run(losses, "--ep 2 --mode graphed --steps 20", want)
 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp2"])

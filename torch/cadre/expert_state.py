@@ -76,7 +76,11 @@ def _entries(experts: nn.Module, state: dict[str, Any], prefix: str
 
 def _widen_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
                  ) -> dict[str, Any]:
-    return _mapped(model, optimizer, state, lambda ep, value, _: _widened(ep, value))
+    def change(ep: ExpertParallel, value: Any, parameter: Tensor) -> Any:
+        has_rows = isinstance(value, Tensor) and value.shape[:1] == parameter.shape[:1]
+        return _widened(ep, value) if has_rows else value
+
+    return _mapped(model, optimizer, state, change)
 
 
 def _narrow_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
@@ -86,7 +90,7 @@ def _narrow_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dic
 
 def _mapped(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Any
             ) -> dict[str, Any]:
-    """The state of an optimizer, with those tensors changed that have a row for each expert."""
+    """The state of an optimizer, with what it has for parameters of experts changed."""
     owners = {id(p): module._ep for module in model.modules() if hasattr(module, "_ep")
               for p in module.parameters()}
     of_parameters = dict(state["state"])
@@ -94,15 +98,9 @@ def _mapped(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str,
         for parameter, key in zip(group["params"], saved["params"]):
             ep = owners.get(id(parameter))
             if ep is not None and key in of_parameters:
-                rows = (parameter.shape[0], parameter.shape[0] * ep.ranks)
-                of_parameters[key] = {
-                    name: change(ep, value, parameter) if _has_rows(value, rows) else value
-                    for name, value in of_parameters[key].items()}
+                of_parameters[key] = {name: change(ep, value, parameter)
+                                      for name, value in of_parameters[key].items()}
     return state | {"state": of_parameters}
-
-
-def _has_rows(value: Any, rows: tuple[int, ...]) -> bool:
-    return isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] in rows
 
 
 # A tensor of this rank's experts is plain, or where FSDP2 has sharded it a DTensor over replicas.
@@ -135,8 +133,6 @@ def _narrowed(ep: ExpertParallel, value: Any, like: Tensor) -> Any:
             shape = torch.Size((experts, *value.shape[1:]))
             return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False,
                                       shape=shape, stride=like.stride())
-        if ep.ranks == 1 and not isinstance(like, DTensor) and value.device_mesh.size() == 1:
-            return value.to_local()
         value = value.full_tensor()
     own = value.narrow(0, experts * ep.rank, experts)
     if isinstance(like, DTensor):
