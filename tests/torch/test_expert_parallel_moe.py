@@ -185,6 +185,21 @@ def data_parallel(rank, device, around):
         whole.zero_grad()
 
 
+def alike_on_replicas(rank, device):
+    """DDP over replicas alone may keep experts alike; over all ranks it may not."""
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
+    own = layer(device, ep=mesh["ep"])
+    x = tokens_of_all(device, torch.float32)[0][:6]
+    on = [rank] if device.type == "cuda" else None
+    parallel = DistributedDataParallel(own, on, process_group=mesh["replicas"].get_group())
+    parallel(x)[0].square().sum().backward()
+    grads = [torch.empty_like(own.experts.w1) for _ in range(2)]
+    dist.all_gather(grads, own.experts.w1.grad, group=mesh["replicas"].get_group())
+    assert torch.equal(*grads) and grads[0].abs().max() > 0
+    with pytest.raises(ValueError, match="keeps experts.w1 alike on ranks .0, 1, 2, 3., must leav"):
+        DistributedDataParallel(own, on)(x)
+
+
 def sharded_over_replicas(rank, device):
     """Two replicas of experts on two ranks each: FSDP2 takes the mean over the replicas."""
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
@@ -261,6 +276,11 @@ def test_new_weights_seed_no_other_device(ranks):
 @pytest.mark.parametrize("around", [nn.Sequential, Checkpointed])
 def test_data_parallel(ranks, around):
     ranks.run(data_parallel, around)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_data_parallel_over_replicas(ranks):
+    ranks.run(alike_on_replicas)
 
 
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")

@@ -220,6 +220,8 @@ def sharded_over_other_experts(rank, device):
     fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, device.type))
     with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):
         model.state_dict()
+    with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):
+        cadre.keep_whole(torch.optim.SGD(model.parameters(), lr=0.1), model)
     model = Model(4, device, dist.group.WORLD)
     want = model.state_dict()["moe.experts.w1"].to_local()
     fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, device.type),

@@ -45,15 +45,36 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     model: has the layers with `ep`, and is sharded already where FSDP2 shards it. Call it once for
     an optimizer; without layers that have `ep` it changes nothing.
 
-    Errors: TypeError for what is no optimizer or no module; of `state_dict` and `load_state_dict`
-        ValueError where FSDP2 has sharded experts over ranks of other experts.
+    Errors: TypeError for what is no optimizer or no module; ValueError where FSDP2 has sharded
+        experts over ranks of other experts.
     """
     for name, given, kind in (("optimizer", optimizer, torch.optim.Optimizer),
                               ("model", model, nn.Module)):
         if not isinstance(given, kind):
             raise TypeError(f"{name} is {kind_of(given)}, must be a torch {kind.__name__}")
+    for parameter, ep in _owned(model):
+        _whole(ep, parameter)
     optimizer.register_state_dict_post_hook(partial(_widen_state, model))
     optimizer.register_load_state_dict_pre_hook(partial(_narrow_state, model))
+
+
+def require_apart(experts: nn.Module, ep: ExpertParallel) -> None:
+    """Errors: ValueError within a DistributedDataParallel that takes the experts of these ranks for
+    the same on all of them."""
+    from torch.nn.parallel import DistributedDataParallel
+    around = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if around is None or vars(experts).get("_apart_in") == id(around):
+        return
+    alike = {dist.get_global_rank(around.process_group, at)
+             for at in range(around.process_group.size())}
+    if alike & set(dist.get_process_group_ranks(ep.group)) != {dist.get_rank()}:
+        own = set(experts.parameters())
+        for name, parameter in around.module.named_parameters():
+            if parameter in own and name not in around.parameters_to_ignore:
+                raise ValueError(f"experts: DistributedDataParallel keeps {name} alike on ranks "
+                                 f"{sorted(alike)}, must leave it alone, since they have other "
+                                 "experts; name it in _set_params_and_buffers_to_ignore_for_model")
+    experts._apart_in = id(around)  # type: ignore[assignment]
 
 
 def _widen_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
@@ -88,11 +109,18 @@ def _narrow_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dic
     return _mapped(model, optimizer, state, _narrowed)
 
 
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, ExpertParallel]]:
+    """The parameters of which each rank has its own."""
+    for module in model.modules():
+        if hasattr(module, "_ep"):
+            for parameter in module.parameters():
+                yield parameter, module._ep
+
+
 def _mapped(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Any
             ) -> dict[str, Any]:
     """The state of an optimizer, with what it has for parameters of experts changed."""
-    owners = {id(p): module._ep for module in model.modules() if hasattr(module, "_ep")
-              for p in module.parameters()}
+    owners = {id(parameter): ep for parameter, ep in _owned(model)}
     of_parameters = dict(state["state"])
     for group, saved in zip(optimizer.param_groups, state["param_groups"]):
         for parameter, key in zip(group["params"], saved["params"]):

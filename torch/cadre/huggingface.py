@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import expert_ranks, foreign_experts, quantized_experts
+from . import expert_ranks, expert_state, foreign_experts, quantized_experts
 from .dtypes import kind_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
@@ -77,6 +77,8 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     """
     sharing = expert_ranks.sharing_of(self)
     if sharing is not None:
+        if not torch.compiler.is_compiling():
+            expert_state.require_apart(self, sharing.ep)
         y = sharing.forward(functools.partial(_of_rows, self), hidden_states, top_k_index,
                             top_k_weights.float())
         return y.to(hidden_states.dtype)

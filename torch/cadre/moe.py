@@ -292,6 +292,8 @@ class MoE(nn.Module):
     def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
                         ) -> tuple[Tensor, Tensor]:
         """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
+        if not torch.compiler.is_compiling():
+            expert_state.require_apart(self.experts, ep)
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens.to(working_dtype(tokens)),
                                                               experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
