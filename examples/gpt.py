@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.nn import functional
 
 import cadre
@@ -26,16 +27,25 @@ class Shape:
     context: int
 
 
-class CadreMoE(cadre.MoE):
-    """(out [..., H], load-balancing loss) for x [..., H]."""
+def of_all_ranks(counts: Tensor) -> Tensor:
+    """Their sums, where there are several."""
+    if not distributed.is_initialized():
+        return counts
+    return all_reduce(counts, "sum", distributed.group.WORLD)
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+
+class CadreMoE(cadre.MoE):
+    """(out [..., H], load-balancing loss of all ranks' choices) for x [..., H]."""
+
+    def __init__(self, shape: Shape, device: torch.device,
+                 ep: cadre.ExpertParallel | None = None) -> None:
         super().__init__(shape.experts, shape.hidden, shape.features, top_k=shape.top_k,
-                         normalize=True, device=device)
+                         normalize=True, device=device, ep=ep)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         out, router = super().forward(x)
-        return out, router.load_balancing_loss()
+        counts = of_all_ranks(router.tokens_per_expert)
+        return out, cadre.load_balancing_loss(router.scores, counts)
 
 
 class TorchExperts(nn.Module):
@@ -51,7 +61,7 @@ class TorchExperts(nn.Module):
 class TorchMoE(nn.Module):
     """The same layer in torch: sort the choices by expert, multiply group by group, sort back."""
 
-    def __init__(self, shape: Shape, device: torch.device) -> None:
+    def __init__(self, shape: Shape, device: torch.device, ep: None = None) -> None:
         super().__init__()
         self.top_k, self.num_experts = shape.top_k, shape.experts
         self.router = nn.Parameter(torch.empty(shape.experts, shape.hidden, device=device))
@@ -75,7 +85,8 @@ class TorchMoE(nn.Module):
         y = self.product(h, self.experts.w2, ends)
         back = torch.empty_like(order).scatter(0, order, torch.arange(len(order), device=x.device))
         out = y.index_select(0, back).view(-1, self.top_k, x.shape[-1]).sum(1)
-        share = counts / order.shape[0]
+        counts = of_all_ranks(counts)
+        share = counts / counts.sum()
         balance = self.num_experts * (share * scores.mean(0)).sum()
         return out.view(x.shape), balance
 
@@ -110,7 +121,7 @@ class Norm(nn.Module):
 class Block(nn.Module):
     """Causal attention, then experts, each beside a residual."""
 
-    def __init__(self, shape: Shape, moe: type[nn.Module], device: torch.device) -> None:
+    def __init__(self, shape: Shape, moe: nn.Module, device: torch.device) -> None:
         super().__init__()
         hidden = shape.hidden
         self.heads = max(hidden // HEAD_WIDTH, 1)
@@ -118,7 +129,7 @@ class Block(nn.Module):
         self.qkv = nn.Linear(hidden, 3 * hidden, bias=False, device=device)
         self.project = nn.Linear(hidden, hidden, bias=False, device=device)
         self.moe_norm = Norm(hidden, device)
-        self.moe = moe(shape, device)
+        self.moe = moe
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [B, C, H] and the load-balancing loss."""
@@ -134,20 +145,23 @@ class GPT(nn.Module):
     """Predicts the next byte. Parameters are fp32; with dtype bf16 the products of `loss` run in
     bf16 under torch.autocast, and the residual is bf16."""
 
-    def __init__(self, shape: Shape, implementation: str, dtype: torch.dtype,
-                 device: torch.device) -> None:
+    def __init__(self, shape: Shape, implementation: str, dtype: torch.dtype, device: torch.device,
+                 ep: cadre.ExpertParallel | None = None) -> None:
         super().__init__()
         self.dtype, self.device_type = dtype, device.type
         self.bytes = nn.Embedding(VOCABULARY, shape.hidden, device=device)
         self.places = nn.Embedding(shape.context, shape.hidden, device=device)
         moe = MOES[implementation]
-        self.blocks = nn.ModuleList(Block(shape, moe, device) for _ in range(shape.layers))
+        self.blocks = nn.ModuleList(Block(shape, moe(shape, device, ep), device)
+                                    for _ in range(shape.layers))
+        self.ep = ep
         self.norm = Norm(shape.hidden, device)
         self.head = nn.Linear(shape.hidden, VOCABULARY, bias=False, device=device)
 
     @torch.no_grad()
     def draw(self, seed: int) -> None:
-        """Parameters that depend on names, shapes and the seed alone."""
+        """Parameters that depend on names, shapes and the seed alone. Of experts that ranks share,
+        each rank draws all and keeps its own."""
         generator = torch.Generator(self.head.weight.device).manual_seed(seed)
         for name, parameter in sorted(self.named_parameters()):
             if "norm" in name:
@@ -155,7 +169,11 @@ class GPT(nn.Module):
             else:
                 late = name.endswith(("project.weight", "w2"))  # what is added to the residual
                 deviation = 0.02 / (2 * len(self.blocks)) ** 0.5 if late else 0.02
-                parameter.normal_(0, deviation, generator=generator)
+                shared = self.ep is not None and ".experts." in name
+                ranks, rank = (self.ep.ranks, self.ep.rank) if shared else (1, 0)
+                shape = ranks * parameter.shape[0], *parameter.shape[1:]
+                drawn = parameter.new_empty(shape).normal_(0, deviation, generator=generator)
+                parameter.copy_(drawn.tensor_split(ranks)[rank])
 
     def forward(self, text: Tensor) -> tuple[Tensor, Tensor]:
         """Cross entropy and mean load-balancing loss, fp32 scalars, of bytes int64 [B, C + 1]."""

@@ -3,13 +3,17 @@
     python examples/train_gpt.py                                  this repository's text
     python examples/train_gpt.py notes/ book.txt --mode graphed   yours, each step one CUDA graph
     python examples/train_gpt.py --compare cadre:0 cadre:1 torch:0 torch:1
+    python examples/train_gpt.py --ep 2 --replicas 2              experts on two ranks, twice
+    torchrun --nproc-per-node 4 examples/train_gpt.py --ep 4 --parallel fsdp2
 
 Writes curve.json and loss.png into --out. --compare runs IMPLEMENTATION:SEED[:MODE] one after the
 other, with the same weights and batches for a seed, and says whether the implementations differ by
-more than the seeds do. gpt.py has the model, in both implementations.
+more than the seeds do. gpt.py has the model, in both implementations; gpt_ranks.py what several
+ranks do. A checkpoint of --save can be loaded by any number of ranks.
 """
 
 import argparse
+import functools
 import gc
 import json
 import math
@@ -25,11 +29,15 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime, timezone
 from pathlib import Path
 
+import gpt_ranks
 import matplotlib
 import torch
 from gpt import GPT, MOES, Shape
+from gpt_ranks import Ranks
 from torch import Tensor
 from tqdm import tqdm
+
+import cadre
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # noqa: E402
@@ -78,6 +86,10 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--log-every", type=int, default=10, help="steps (%(default)s)")
     parser.add_argument("--forbid-waits", action="store_true",
                         help="fail if a step waits for the GPU")
+    gpt_ranks.add_arguments(parser)
+    parser.add_argument("--load", type=Path, metavar="FOLDER", help="go on from its checkpoint")
+    parser.add_argument("--save", type=Path, metavar="FOLDER", help="for a checkpoint at the end")
+    parser.add_argument("--until", type=int, metavar="STEP", help="end there (all --steps)")
     parser.add_argument("--compare", nargs="+", metavar="RUN", help="IMPLEMENTATION:SEED[:MODE]")
     parser.add_argument("--out", type=Path, default=Path("train-gpt"), help="folder (%(default)s)")
     parser.add_argument("--commit", help="for the record of --compare; default: asks git")
@@ -86,8 +98,10 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
     for name, value in defaults.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
+    options.until = min(options.until or options.steps, options.steps)
     try:
         options.runs = runs_of(options)
+        gpt_ranks.refuse(options)
     except ValueError as error:
         parser.error(str(error))
     return options
@@ -95,6 +109,9 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def runs_of(options: argparse.Namespace) -> list[Run]:
     """Errors: ValueError for words that name no run, and for runs that cannot be."""
+    if options.compare and (options.save or options.load):
+        raise ValueError("compare is given, must be left out with --save and --load; a checkpoint "
+                         "is of one run")
     if not options.compare:
         runs = [Run(options.implementation, options.seed, options.mode)]
     else:
@@ -149,27 +166,31 @@ class Trainer:
     """A model, its optimizer and its batches. A step neither waits for the device nor tells the
     host anything; losses gather in `losses`."""
 
-    def __init__(self, options: argparse.Namespace, run: Run, text: Tensor) -> None:
+    def __init__(self, options: argparse.Namespace, run: Run, text: Tensor, ranks: Ranks) -> None:
         device = torch.device(options.device)
+        self.ranks = ranks
         shape = Shape(**{field.name: getattr(options, field.name) for field in fields(Shape)})
         self.options, self.device, self.text = options, device, text.to(device)
-        self.model = GPT(shape, run.implementation, DTYPES[options.dtype], device)
+        self.model = GPT(shape, run.implementation, DTYPES[options.dtype], device, ranks.ep)
         self.model.draw(run.seed)
-        self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = self.model
-        if run.mode == "compiled":
-            self.forward = torch.compile(self.model, fullgraph=True, backend=options.backend)
-        self.is_graphed, self.graph = run.mode == "graphed", None
+        self.is_graphed, self.graph, self.done = run.mode == "graphed", None, 0
+        self.warm_steps = WARM_STEPS if ranks.count == 1 else gpt_ranks.DDP_WARM_STEPS
+        self.side = torch.cuda.Stream() if self.is_graphed else None
+        with torch.cuda.stream(self.side):
+            self.forward: Callable[[Tensor], tuple[Tensor, Tensor]] = ranks.spread(
+                self.model, compiler(options) if run.mode == "compiled" else None)
         self.rate = torch.zeros((), device=device)
         self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=self.rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True,
-            capturable=device.type == "cuda")
+            ranks.groups(self.model), lr=self.rate, betas=(0.9, 0.95), weight_decay=0.1,
+            fused=True, capturable=device.type == "cuda")
+        cadre.keep_whole(self.optimizer, self.model)
 
         draw = torch.Generator().manual_seed(run.seed)
         starts = torch.randint(len(text) - options.context, (options.steps, options.batch),
                                generator=draw)
-        self.starts = starts.to(device)
+        self.starts = ranks.part(starts).to(device)
         self.within = torch.arange(options.context + 1, device=device)
-        self.batch = torch.empty(options.batch, options.context + 1, dtype=torch.int64,
+        self.batch = torch.empty(self.starts.shape[1], options.context + 1, dtype=torch.int64,
                                  device=device)
         self.loss = torch.zeros((), device=device)
         self.losses = torch.zeros(options.steps, device=device)
@@ -187,7 +208,7 @@ class Trainer:
     def _learn(self) -> None:
         entropy, balance = self.forward(self.batch)
         (entropy + BALANCE * balance).backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.ranks.finish_gradients(self.model, 1.0)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.loss.copy_(entropy.detach())
@@ -195,22 +216,39 @@ class Trainer:
     def _replay(self, number: int) -> None:
         """The same, as a graph that is captured once. The rows of each expert are others in every
         replay: they are numbers on the device, like the batch."""
-        if number < WARM_STEPS:
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
+        self.done += 1
+        if self.done <= self.warm_steps:
+            here = torch.cuda.current_stream()
+            self.side.wait_stream(here)
+            with torch.cuda.stream(self.side):
                 self._learn()
-            here.wait_stream(side)
+            here.wait_stream(self.side)
             return
         if self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
+            watch = "global" if self.ranks.count == 1 else "thread_local"  # NCCL has a thread
+            with torch.cuda.graph(self.graph, capture_error_mode=watch):
                 self._learn()
         self.graph.replay()
+
+    def load(self) -> int:
+        """The first step to make."""
+        if self.options.load is None:
+            return 0
+        return gpt_ranks.load(self.options.load, self.model, self.optimizer)
 
     def wait(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
+
+
+def compiler(options: argparse.Namespace) -> Callable[[Callable], Callable]:
+    """torch.compile as one graph, unless it must break: where the host reads counts, and around
+    experts that FSDP2 shards by themselves."""
+    breaks = options.ep > 1 and (options.route == "collective" or options.parallel == "fsdp2"
+                                 and options.replicas > 1)
+    torch._dynamo.config.optimize_ddp = False  # which would split the graph
+    return functools.partial(torch.compile, fullgraph=not breaks, backend=options.backend)
 
 
 def part_of_rate(number: int, steps: int) -> float:
@@ -234,37 +272,42 @@ def no_waits(forbidden: bool) -> Iterator[None]:
             torch.cuda.set_sync_debug_mode(before)
 
 
-def train(options: argparse.Namespace, run: Run, text: Tensor) -> dict:
+def train(options: argparse.Namespace, run: Run, text: Tensor, ranks: Ranks) -> dict:
     """Losses and speed of one run. The steps that warm up, compile or capture are not timed."""
     torch.compiler.reset()
     gc.collect()  # the model of the run before
-    trainer = Trainer(options, run, text)
-    untimed = min(2 * WARM_STEPS, options.steps - 1)
+    trainer = Trainer(options, run, text, ranks)
+    first, last = trainer.load(), options.until
+    if first >= last:
+        raise SystemExit(f"steps of the checkpoint are {first}, must be below {last}")
+    untimed = min(first + 2 * trainer.warm_steps, last - 1)
     tokens = options.batch * options.context
     began = 0.0
-    with tqdm(total=options.steps, desc=str(run), unit="step") as bar:
-        for number in range(options.steps):
+    with tqdm(total=last - first, desc=str(run), unit="step", disable=ranks.rank > 0) as bar:
+        for number in range(first, last):
             if number == untimed:
                 trainer.wait()
                 began = time.perf_counter()
             with no_waits(options.forbid_waits and number > untimed):
                 trainer.step(number)
             done = number + 1
-            if done % options.log_every == 0 or done == options.steps:
-                loss = trainer.losses[number].item()  # the only wait
+            if done % options.log_every == 0 or done == last:
+                loss = ranks.mean(trainer.losses[number]).item()  # the only wait
                 speed = tokens * (done - untimed) / (time.perf_counter() - began) if began else 0
                 bar.set_postfix_str(f"loss {loss:.4f}, {speed:,.0f} tokens/s")
-                bar.update(done - bar.n)
+                bar.update(done - first - bar.n)
         trainer.wait()
         seconds = time.perf_counter() - began
-    losses = trainer.losses.tolist()
-    bad = next((at for at, loss in enumerate(losses) if not math.isfinite(loss)), None)
+    losses = ranks.mean(trainer.losses)[first:last].tolist()
+    bad = next((at for at, loss in enumerate(losses, first) if not math.isfinite(loss)), None)
     if bad is not None:
-        raise SystemExit(f"{run}: loss of step {bad + 1} is {losses[bad]}, must be finite; lower "
-                         "--rate")
-    last = max(options.steps // 10, 1)
-    return {**asdict(run), "final_loss": round(sum(losses[-last:]) / last, 4), "final_steps": last,
-            "tokens_per_s": round(tokens * (options.steps - untimed) / seconds),
+        raise SystemExit(f"{run}: loss of step {bad + 1} is {losses[bad - first]}, must be finite; "
+                         "lower --rate")
+    if options.save:
+        gpt_ranks.save(options.save, trainer.model, trainer.optimizer, last)
+    final = max(len(losses) // 10, 1)
+    return {**asdict(run), "final_loss": round(sum(losses[-final:]) / final, 4),
+            "final_steps": final, "tokens_per_s": round(tokens * (last - untimed) / seconds),
             "loss": [round(x, 4) for x in losses]}
 
 
@@ -274,6 +317,8 @@ def train(options: argparse.Namespace, run: Run, text: Tensor) -> dict:
 def describe(options: argparse.Namespace) -> str:
     """The problem, in one line."""
     names = (*(field.name for field in fields(Shape)), "batch", "steps", "dtype", "rate")
+    if options.ep * options.replicas > 1:
+        names += "ep", "replicas", "parallel", "route"
     return " ".join(["gpt", *(f"{name}={getattr(options, name)}" for name in names)])
 
 
@@ -385,9 +430,20 @@ def main(words: Sequence[str]) -> None:
     options = parse_arguments(words)
     text = read_text(options.text, options.context)
     options.out.mkdir(parents=True, exist_ok=True)
-    print(describe(options))
-    print(f"{len(text):,} bytes of text, {machine(torch.device(options.device))}")
-    results = [train(options, run, text) for run in options.runs]
+    if gpt_ranks.must_start(options):
+        gpt_ranks.start(options, [__file__, *words])
+        return
+    ranks = Ranks.join(options, DTYPES[options.dtype])
+    if ranks.rank == 0:
+        print(describe(options))
+        print(f"{len(text):,} bytes of text, {machine(torch.device(options.device))}", flush=True)
+    results = [train(options, run, text, ranks) for run in options.runs]
+    if ranks.rank == 0:
+        write(options, words, results)
+    ranks.leave()
+
+
+def write(options: argparse.Namespace, words: Sequence[str], results: Sequence[dict]) -> None:
     plot(results, describe(options), options.out / "loss.png")
     print_table(results)
     if options.compare:

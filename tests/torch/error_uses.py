@@ -67,6 +67,11 @@ def models():
     experts = mixtral.model.layers[0].mlp.experts
     other = type("OtherExperts", (torch.nn.Linear,), {})(8, 8)
     fp8 = torch.nn.Parameter(experts.down_proj.to(torch.float8_e4m3fn), requires_grad=False)
+    group, plain = SimpleNamespace(size=lambda: 2), transformers.PretrainedConfig()
+    plain._experts_implementation = "eager"
+    shared = cadre.expert_ranks.Sharing(SimpleNamespace(ranks=2), "own")
+    llama4 = transformers.Llama4ForCausalLM(transformers.Llama4TextConfig(
+        **sizes, head_dim=8, intermediate_size_mlp=48, num_local_experts=3))
     return dict(globals(), **locals())
 
 
@@ -117,6 +122,8 @@ cadre.MoE(E, K, N, top_k=2, shared_expert=3)
 cadre.MoE(E, K, N, top_k=2, shared_features=-1)
 cadre.MoE(E, K, N, top_k=2, shared_gate=True)
 cadre.MoE(E, K, N, top_k=2, shared_features=8, delay_wgrad_compute=True)
+cadre.keep_whole(mlp, mlp)
+cadre.keep_whole(torch.optim.SGD(mlp.parameters()), x)
 cadre.ops.SwiGLU(glu_interleave_size=8)
 cadre.autocast("mxfp8")
 cadre.autocast(True, "mxfp8")
@@ -182,6 +189,15 @@ setattr(mixtral, "others", other), huggingface.use(mixtral)
 setattr(experts, "act_fn", torch.nn.Mish()), huggingface.use(mixtral)
 setattr(experts, "down_proj", fp8), huggingface.use(mixtral)
 setattr(mixtral, "set_experts_implementation", lambda name: None), huggingface.use(mixtral)
+huggingface.use(mixtral, batch="own")
+huggingface.use(mixtral, group, batch="mine")
+huggingface.use(llama4, group)
+sharded(experts), huggingface.use(mixtral, group)
+setattr(experts, "config", plain), huggingface.use(mixtral, group)
+setattr(experts, "_cadre_quantized", None), huggingface.use(mixtral, group)
+setattr(experts, "_cadre_sharing", shared), huggingface.use(mixtral, group)
+[setattr(experts, name, shared) for name in ("_cadre_sharing", "_ep")],
+    mixtral.set_experts_implementation("eager")
 """
 
 CALLS = """

@@ -180,6 +180,14 @@ REFUSED = {
     "--compare cadre": "run is 'cadre', must be IMPLEMENTATION:SEED or with :MODE",
     "--compare keras:0": "run is 'keras:0', must be IMPLEMENTATION:SEED or with :MODE",
     "--compare torch:0:compiled": "dtype is fp32, must be bf16 for torch compiled",
+    "--compare cadre:0 --save FOLDER": "compare is given, must be left out with --save and --load",
+    "--ep 0": "ep is 0, must be 1 or more",
+    "--ep 3": "experts is 4, must be a multiple of 3, the ranks that share it",
+    "--ep 2 --batch 5": "batch is 5, must be a multiple of 2, the ranks that share it",
+    "--ep 2 --implementation torch": "implementation is torch, must be cadre with --ep; torch's",
+    "--device cuda --ep 2 --mode graphed --route collective": "route is collective, must be window",
+    "--device cuda --ep 2 --mode graphed --parallel fsdp2": "mode is graphed, must be eager",
+    "--device cuda --ep 16 --experts 16 --batch 16": ", must be 16, one a rank",
     "--context 9000 TEXT": "bytes, must have 18000 or more; name more files",
     "--rate 1e30 TEXT": "must be finite; lower --rate",
 }
@@ -190,6 +198,21 @@ def test_train_gpt_refuses(gpt, words, text, tmp_path):
     printed = gpt("--device", "cpu", "--steps", 5, "--out", tmp_path,
                   *words.replace("TEXT", str(text)).split(), fails=True)
     assert REFUSED[words] in printed and "Traceback" not in printed
+
+
+def test_train_gpt_starts_its_ranks(gpt, text, tmp_path):
+    printed = gpt(text, "--device", "cpu", "--steps", 8, "--out", tmp_path, "--ep", 2)
+    curve = json.loads((tmp_path / "curve.json").read_text())
+    assert curve["problem"].endswith(" ep=2 replicas=1 parallel=ddp route=window")
+    assert len(curve["loss"]) == 8 and curve["loss"][-1] < curve["loss"][0]
+    assert printed.count("wrote ") == 1 and (tmp_path / "loss.png").exists()
+
+
+def test_train_gpt_ends_when_a_rank_fails(gpt, text, tmp_path):
+    printed = gpt(text, "--device", "cpu", "--steps", 5, "--out", tmp_path, "--ep", 2, "--rate",
+                  "1e30", fails=True)
+    assert "must be finite; lower --rate" in printed
+    assert "a rank failed; the 2 ranks have ended" in printed
 
 
 def blocks(page: str) -> list[tuple[int, str]]:

@@ -16,6 +16,7 @@ from expert_parallel_cases import (
     rows_needed, same_bits)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import cadre
@@ -183,6 +184,7 @@ ep.collect(x[1:], ep.dispatch(x, experts, prob).handle)
 cadre.MoE(5, 6, 8, top_k=2, device="cpu", ep=group)
 cadre.MoE(4, 6, 8, top_k=1, device="cpu", ep=ep)
 sharded(cadre.MoE(4, 6, 8, top_k=2, device="cpu", ep=ep)).state_dict()
+DistributedDataParallel(cadre.MoE(4, 6, 8, top_k=2, device="cpu", ep=ep), process_group=group)(x)
 few.dispatch(x, experts, prob), few.check()
 few.dispatch(x, experts, prob), few.dispatch(x, experts, prob)
 """

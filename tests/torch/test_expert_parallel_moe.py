@@ -13,6 +13,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import cadre
 
@@ -152,10 +153,17 @@ def reseeding(rank, device):
     assert not seed_all.called and not torch.equal(own.experts.w1, before)
 
 
-def data_parallel(rank, device):
+class Checkpointed(nn.Sequential):
+    """Its layer runs again in backward."""
+
+    def forward(self, x):
+        return checkpoint(self[0], x, use_reentrant=False)
+
+
+def data_parallel(rank, device, around):
     """DDP leaves the experts alone; their gradients are divided as it divides the others."""
     whole = scaled(layer(device))
-    own = nn.Sequential(layer(device, ep=dist.group.WORLD))
+    own = around(layer(device, ep=dist.group.WORLD))
     own[0].load_state_dict(whole.state_dict())
     apart = [name for name, p in own.named_parameters() if not getattr(p, "allreduce", True)]
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(own, apart)
@@ -177,6 +185,21 @@ def data_parallel(rank, device):
         whole.zero_grad()
 
 
+def alike_on_replicas(rank, device):
+    """DDP over replicas alone may keep experts alike; over all ranks it may not."""
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
+    own = layer(device, ep=mesh["ep"])
+    x = tokens_of_all(device, torch.float32)[0][:6]
+    on = [rank] if device.type == "cuda" else None
+    parallel = DistributedDataParallel(own, on, process_group=mesh["replicas"].get_group())
+    parallel(x)[0].square().sum().backward()
+    grads = [torch.empty_like(own.experts.w1) for _ in range(2)]
+    dist.all_gather(grads, own.experts.w1.grad, group=mesh["replicas"].get_group())
+    assert torch.equal(*grads) and grads[0].abs().max() > 0
+    with pytest.raises(ValueError, match="keeps experts.w1 alike on ranks .0, 1, 2, 3., must leav"):
+        DistributedDataParallel(own, on)(x)
+
+
 def sharded_over_replicas(rank, device):
     """Two replicas of experts on two ranks each: FSDP2 takes the mean over the replicas."""
     mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
@@ -193,8 +216,6 @@ def sharded_over_replicas(rank, device):
         mean = w.grad.clone()
         dist.all_reduce(mean, group=mesh["replicas"].get_group())
         torch.testing.assert_close(p.grad.full_tensor(), mean / 2)
-    with pytest.raises(NotImplementedError, match="experts.w1 is a DTensor over replicas, must be"):
-        own.state_dict()
 
 
 def resharded(rank, device, folder):
@@ -252,8 +273,14 @@ def test_new_weights_seed_no_other_device(ranks):
     ranks.run(reseeding)
 
 
-def test_data_parallel(ranks):
-    ranks.run(data_parallel)
+@pytest.mark.parametrize("around", [nn.Sequential, Checkpointed])
+def test_data_parallel(ranks, around):
+    ranks.run(data_parallel, around)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_data_parallel_over_replicas(ranks):
+    ranks.run(alike_on_replicas)
 
 
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")

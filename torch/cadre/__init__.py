@@ -7,6 +7,7 @@ _load()
 
 from . import checkpoints, layers, ops  # noqa: E402,F401  layers registers fake kernels
 from .expert_parallel import DispatchedRows, DispatchHandle, ExpertParallel  # noqa: E402
+from .expert_state import keep_whole  # noqa: E402
 from .grouped_linear import GroupedLinear  # noqa: E402
 from .grouped_mlp import GroupedMLP  # noqa: E402
 from .grouped_mm import grouped_mm  # noqa: E402
@@ -22,6 +23,6 @@ __all__ = [
     "DispatchHandle", "DispatchedRows", "ExpertParallel", "GroupedLinear", "GroupedMLP", "MoE",
     "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing", "RoutingOffsets", "activation",
     "autocast", "bias_grad", "checkpoint_contexts", "checkpoints", "combine", "dequantize",
-    "fp8_autocast", "grouped_gemm", "grouped_mm", "load_balancing_loss", "offsets",
-    "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges",
+    "fp8_autocast", "grouped_gemm", "grouped_mm", "keep_whole", "load_balancing_loss",
+    "offsets", "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges",
     "scaled_grouped_mm"]

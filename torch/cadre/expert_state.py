@@ -1,14 +1,21 @@
 """Parameters of experts of which each rank has its own: in state dicts they are one tensor of all
-ranks' experts, so that a checkpoint of some ranks loads onto any other number of them."""
+ranks' experts, so that a checkpoint of some ranks loads onto any other number of them. The state of
+an optimizer is made so by `keep_whole`."""
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from .dtypes import kind_of
 from .expert_parallel import ExpertParallel
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def mark(experts: nn.Module) -> None:
@@ -17,39 +24,164 @@ def mark(experts: nn.Module) -> None:
         parameter.allreduce = False  # type: ignore[attr-defined]
 
 
-def keep_whole(experts: nn.Module, ep: ExpertParallel) -> None:
+def keep_whole_parameters(experts: nn.Module, ep: ExpertParallel) -> None:
     """From now on `state_dict` gives the parameters [E, ...] of this module as DTensors [P * E,
-    ...] that are sharded over the ranks, and `load_state_dict` takes those, or whole tensors.
+    ...] that are sharded over the ranks, and over the replicas that FSDP2 has sharded them over.
+    `load_state_dict` takes those, and whole tensors.
 
-    Errors, of `state_dict`: NotImplementedError where FSDP2 has sharded them.
+    Errors, of both: ValueError where FSDP2 has sharded them over ranks of other experts.
     """
-    experts.register_state_dict_post_hook(partial(_widen, ep))
-    experts.register_load_state_dict_pre_hook(partial(_narrow, ep))
+    experts._ep = ep  # type: ignore[assignment]
+    experts.register_state_dict_post_hook(_widen_parameters)
+    experts.register_load_state_dict_pre_hook(_narrow_parameters)
 
 
-def _widen(ep: ExpertParallel, experts: nn.Module, state: dict[str, Any], prefix: str,
-           _: Any) -> None:
-    from torch.distributed.tensor import DTensor, Shard
-    for key, value in _entries(experts, state, prefix):
-        if isinstance(value, DTensor):
-            raise NotImplementedError(f"{key} is a DTensor over replicas, must be a plain tensor; "
-                                      "the state of experts that FSDP2 shards is not there yet")
+def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+    """From now on the state of this optimizer is that of all ranks' experts, as `state_dict` of the
+    model gives their parameters: `optimizer.state_dict()` has DTensors [P * E, ...] in place of
+    tensors [E, ...], and `load_state_dict` takes those, and whole tensors. What
+    torch.distributed.checkpoint.state_dict gets and sets is so, too.
+
+    model: has the layers with `ep`, and is sharded already where FSDP2 shards it. Call it once for
+    an optimizer; without layers that have `ep` it changes nothing.
+
+    Errors: TypeError for what is no optimizer or no module; ValueError where FSDP2 has sharded
+        experts over ranks of other experts.
+    """
+    for name, given, kind in (("optimizer", optimizer, torch.optim.Optimizer),
+                              ("model", model, nn.Module)):
+        if not isinstance(given, kind):
+            raise TypeError(f"{name} is {kind_of(given)}, must be a torch {kind.__name__}")
+    for parameter, ep in _owned(model):
+        _whole(ep, parameter)
+    optimizer.register_state_dict_post_hook(partial(_widen_state, model))
+    optimizer.register_load_state_dict_pre_hook(partial(_narrow_state, model))
+
+
+def require_apart(experts: nn.Module, ep: ExpertParallel) -> None:
+    """Errors: ValueError within a DistributedDataParallel that takes the experts of these ranks for
+    the same on all of them."""
+    from torch.nn.parallel import DistributedDataParallel
+    around = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if around is None or vars(experts).get("_apart_in") == id(around):
+        return
+    alike = {dist.get_global_rank(around.process_group, at)
+             for at in range(around.process_group.size())}
+    if alike & set(dist.get_process_group_ranks(ep.group)) != {dist.get_rank()}:
+        own = set(experts.parameters())
+        for name, parameter in around.module.named_parameters():
+            if parameter in own and name not in around.parameters_to_ignore:
+                raise ValueError(f"experts: DistributedDataParallel keeps {name} alike on ranks "
+                                 f"{sorted(alike)}, must leave it alone, since they have other "
+                                 "experts; name it in _set_params_and_buffers_to_ignore_for_model")
+    experts._apart_in = id(around)  # type: ignore[assignment]
+
+
+def _widen_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for key, value, _parameter in _entries(experts, state, prefix):
         if not isinstance(value, nn.Parameter):  # with keep_vars they are this rank's own
-            mesh = DeviceMesh.from_group(ep.group, value.device.type)
-            state[key] = DTensor.from_local(value, mesh, [Shard(0)], run_check=False)
+            state[key] = _widened(experts._ep, value)
 
 
-def _narrow(ep: ExpertParallel, experts: nn.Module, state: dict[str, Any], prefix: str,
-            *_: Any) -> None:
-    from torch.distributed.tensor import DTensor
-    for key, value in _entries(experts, state, prefix):
-        if isinstance(value, DTensor):
-            state[key] = value.to_local()
-        elif isinstance(value, Tensor) and value.shape[:1] == (ep.experts * ep.ranks,):
-            state[key] = value.narrow(0, ep.experts * ep.rank, ep.experts)
+def _narrow_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    for key, value, parameter in _entries(experts, state, prefix):
+        state[key] = _narrowed(experts._ep, value, parameter)
 
 
-def _entries(experts: nn.Module, state: dict[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
-    for name, _ in experts.named_parameters():
+def _entries(experts: nn.Module, state: dict[str, Any], prefix: str
+             ) -> Iterator[tuple[str, Any, nn.Parameter]]:
+    for name, parameter in experts.named_parameters():
         if prefix + name in state:
-            yield prefix + name, state[prefix + name]
+            yield prefix + name, state[prefix + name], parameter
+
+
+def _widen_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+                 ) -> dict[str, Any]:
+    def change(ep: ExpertParallel, value: Any, parameter: Tensor) -> Any:
+        has_rows = isinstance(value, Tensor) and value.shape[:1] == parameter.shape[:1]
+        return _widened(ep, value) if has_rows else value
+
+    return _mapped(model, optimizer, state, change)
+
+
+def _narrow_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
+                  ) -> dict[str, Any]:
+    return _mapped(model, optimizer, state, _narrowed)
+
+
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Parameter, ExpertParallel]]:
+    """The parameters of which each rank has its own."""
+    for module in model.modules():
+        if hasattr(module, "_ep"):
+            for parameter in module.parameters():
+                yield parameter, module._ep
+
+
+def _mapped(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any], change: Any
+            ) -> dict[str, Any]:
+    """The state of an optimizer, with what it has for parameters of experts changed."""
+    owners = {id(parameter): ep for parameter, ep in _owned(model)}
+    of_parameters = dict(state["state"])
+    for group, saved in zip(optimizer.param_groups, state["param_groups"]):
+        for parameter, key in zip(group["params"], saved["params"]):
+            ep = owners.get(id(parameter))
+            if ep is not None and key in of_parameters:
+                of_parameters[key] = {name: change(ep, value, parameter)
+                                      for name, value in of_parameters[key].items()}
+    return state | {"state": of_parameters}
+
+
+# A tensor of this rank's experts is plain, or where FSDP2 has sharded it a DTensor over replicas.
+# One of all experts is split over the ranks, and each part over the replicas.
+
+
+def _widened(ep: ExpertParallel, value: Tensor) -> "DTensor":
+    """This rank's part of a tensor [E, ...] as a part of [P * E, ...]."""
+    from torch.distributed.tensor import DTensor
+    mesh, placements = _whole(ep, value)
+    local = value.to_local() if isinstance(value, DTensor) else value
+    shape = torch.Size((value.shape[0] * ep.ranks, *value.shape[1:]))
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=shape,
+                              stride=torch.empty(shape, device="meta").stride())
+
+
+def _narrowed(ep: ExpertParallel, value: Any, like: Tensor) -> Any:
+    """This rank's part of a tensor [P * E, ...], stored as `like` is, [E, ...]; what has another
+    first dimension, as it is."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    experts = like.shape[0]
+    if not isinstance(value, Tensor) or value.shape[:1] != (experts * ep.ranks,):
+        return value
+    if isinstance(value, DTensor):
+        mesh, placements = _whole(ep, like)
+        if value.device_mesh == mesh and list(value.placements) == placements:
+            local = value.to_local()
+            if not isinstance(like, DTensor):
+                return local
+            shape = torch.Size((experts, *value.shape[1:]))
+            return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False,
+                                      shape=shape, stride=like.stride())
+        value = value.full_tensor()
+    own = value.narrow(0, experts * ep.rank, experts)
+    if isinstance(like, DTensor):
+        own = distribute_tensor(own.to(like.device), like.device_mesh, like.placements,
+                                src_data_rank=None)
+    return own
+
+
+def _whole(ep: ExpertParallel, value: Tensor) -> tuple[DeviceMesh, list[Any]]:
+    """The mesh and the placements of a tensor of all experts, of which this rank has `value`."""
+    from torch.distributed.tensor import DTensor, Shard
+    if not isinstance(value, DTensor):
+        return DeviceMesh.from_group(ep.group, value.device.type), [Shard(0)]
+    replicas, own = value.device_mesh, dist.get_process_group_ranks(ep.group)
+    beside = torch.tensor(own).view(-1, *[1] * replicas.ndim) - dist.get_rank()
+    ranks = beside + replicas.mesh
+    if ranks.unique().numel() < ranks.numel():
+        raise ValueError(f"experts are sharded over ranks {replicas.mesh.flatten().tolist()}, must "
+                         f"be over replicas, of ranks {own} this one alone; fully_shard(experts, "
+                         'mesh=mesh["replicas"]), or name them in ignored_params')
+    names = "ep", *(f"replicas{at}" for at in range(replicas.ndim))
+    mesh = DeviceMesh.from_group([ep.group, *replicas.get_all_groups()], value.device.type, ranks,
+                                 mesh_dim_names=names)
+    return mesh, [Shard(0), *value.placements]

@@ -23,12 +23,12 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from . import foreign_experts, quantized_experts
+from . import expert_ranks, expert_state, foreign_experts, quantized_experts
 from .dtypes import kind_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
@@ -41,9 +41,21 @@ except ImportError as _error:
                       f"later; install it with `pip install 'transformers>=5'` ({_error})"
                       ) from _error
 
+try:
+    from .expert_plans import move_rows
+except ImportError:  # transformers before it had styles for this; experts of other ranks are masked
+    def move_rows(model: nn.Module) -> None:
+        pass
+
 __all__ = ["NAME", "experts_forward", "explain", "load_quantized", "use"]
 
 NAME = "cadre"
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from .expert_parallel import ExpertParallel
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -54,6 +66,7 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
 
     y[t] = sum over k of top_k_weights[t, k] * expert top_k_index[t, k] of hidden_states[t]. An
     expert outside [0, E), as expert parallelism marks the experts of other ranks, adds nothing.
+    Where ranks share the experts, E is that of all of them, and rows travel.
 
     Shapes: hidden_states and the result [T, H]; top_k_index and top_k_weights [T, top_k].
     Dtypes: hidden_states fp32, bf16 or fp16, as the weights are; top_k_index int32 or int64;
@@ -62,20 +75,32 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     Errors: NotImplementedError for an activation that Cadre does not have; ValueError for shapes
         and dtypes that do not fit.
     """
+    sharing = expert_ranks.sharing_of(self)
+    if sharing is not None:
+        if not torch.compiler.is_compiling():
+            expert_state.require_apart(self, sharing.ep)
+        y = sharing.forward(functools.partial(_of_rows, self), hidden_states, top_k_index,
+                            top_k_weights.float())
+        return y.to(hidden_states.dtype)
     ops = torch.ops.cadre
     tokens, top_k = top_k_index.shape
     offsets, row_of, slot_of, _ = ops.offsets_of_routing(top_k_index, self.num_experts,
                                                          tokens * top_k)
     rows, prob = ops.permute(hidden_states, offsets, row_of, slot_of, top_k_weights.float())
-    if hasattr(self, "_cadre_quantized"):
-        y = quantized_experts.forward(self, rows, offsets, prob, activation_of(self))
-    else:
-        weight1, weight2 = _weights(self)
-        bias1, bias2 = _biases(self)
-        y, _ = ops.grouped_mlp(rows, offsets, prob, [weight1], bias1, [weight2], bias2,
-                               prob if bias2 else None, activation=activation_of(self),
-                               recipe=words_for(active_recipe(), rows))
+    y = _of_rows(self, rows, offsets, prob)
     return ops.combine(y, offsets, row_of, slot_of).to(hidden_states.dtype)
+
+
+def _of_rows(self: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor) -> Tensor:
+    """Of rows in the order of the experts, each weighted by its prob."""
+    if hasattr(self, "_cadre_quantized"):
+        return quantized_experts.forward(self, rows, offsets, prob, activation_of(self))
+    weight1, weight2 = _weights(self)
+    bias1, bias2 = _biases(self)
+    y: Tensor = torch.ops.cadre.grouped_mlp(
+        rows, offsets, prob, [weight1], bias1, [weight2], bias2, prob if bias2 else None,
+        activation=activation_of(self), recipe=words_for(active_recipe(), rows))[0]
+    return y
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
@@ -109,6 +134,7 @@ def _reach_foreign(model: nn.Module, *asked: Any) -> None:
     foreign_experts.switch(model, on)
     if not on:
         return
+    move_rows(model)
     found = {name: m for name, m in _foreign(model).items() if m not in _warned}
     if found:
         _warned.update(found.values())
@@ -133,17 +159,36 @@ def _then_reach(method: Callable) -> Callable:
     return wrapped
 
 
+def _unless_shared(method: Callable) -> Callable:
+    """set_experts_implementation, for models whose experts ranks may share."""
+
+    @functools.wraps(method)
+    def wrapped(self, experts_implementation: Any) -> Any:
+        expert_ranks.require_cadre(self, experts_implementation, NAME)
+        return method(self, experts_implementation)
+
+    return wrapped
+
+
 PreTrainedModel.post_init = _then_reach(PreTrainedModel.post_init)
-PreTrainedModel.set_experts_implementation = _then_reach(
-    PreTrainedModel.set_experts_implementation)
+PreTrainedModel.set_experts_implementation = _unless_shared(_then_reach(
+    PreTrainedModel.set_experts_implementation))
 
 
-def use(model: nn.Module) -> nn.Module:
+def use(model: nn.Module, ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None, *,
+        batch: str | None = None) -> nn.Module:
     """Switches the experts of a loaded transformers model to Cadre; returns the model.
 
+    ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks share the experts:
+        each keeps E / P of them, those from rank * E / P on, and rows travel to them. All ranks
+        call it, with the whole model. docs/layers/expert_parallel.md has training and generating.
+    batch: "own": each rank computes tokens of its own; "same": all ranks have the same tokens, of
+        which each computes a part, and have all results. By default "own"; "same" where
+        transformers has spread the experts, by enable_expert_parallel.
+
     Errors: ValueError if the model has no experts that transformers dispatches or that Cadre has a
-        forward for, or if these cannot be switched; NotImplementedError if Cadre cannot run one of
-        them. The model is then as it was.
+        forward for, or if these cannot be switched, or shared; NotImplementedError if Cadre cannot
+        run one of them. The model is then as it was.
     """
     found, ported = _experts(model), foreign_experts.ported(model)
     if not (found or ported) or not hasattr(model, "set_experts_implementation"):
@@ -155,6 +200,9 @@ def use(model: nn.Module) -> nn.Module:
                          "with @use_experts_implementation; transformers does not dispatch it")
     for name, module in (found | ported).items():
         _about(name, module)
+    spread = [s for m in found.values() if (s := expert_ranks.sharing_of(m)) is not None]
+    expert_ranks.require_batch(batch, ep is not None or bool(spread))
+    planned = {} if ep is None else expert_ranks.plan(found, ported, ep)
     before = model.get_experts_implementation()
     model.set_experts_implementation(NAME)
     for name, module in found.items():
@@ -164,6 +212,12 @@ def use(model: nn.Module) -> nn.Module:
             raise ValueError(f"use: implementation of {name} is {implementation!r} after "
                              f"set_experts_implementation, must be {NAME!r}; "
                              f"{type(model).__name__} does not pass it on")
+    if ep is not None:
+        expert_ranks.share(found, planned, batch or "own")
+    for sharing in spread:
+        sharing.batch = batch or sharing.batch
+    if ep is not None or spread:
+        expert_ranks.generate_together(model)
     return model
 
 

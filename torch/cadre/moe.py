@@ -127,7 +127,7 @@ class MoE(nn.Module):
         if not isinstance(shared_expert, nn.Module | None):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
-        self.ep = _parallel(ep, num_experts, top_k)
+        self.ep = parallel_of(ep, num_experts, top_k)
         own_experts = num_experts if self.ep is None else self.ep.experts
         self.experts = GroupedMLP(
             own_experts, hidden, features, activation=activation, layout=layout, bias=bias,
@@ -136,7 +136,7 @@ class MoE(nn.Module):
             delay_wgrad_compute=delay_wgrad_compute)
         if self.ep is not None:
             expert_state.mark(self.experts)
-            expert_state.keep_whole(self.experts, self.ep)
+            expert_state.keep_whole_parameters(self.experts, self.ep)
         device = self.experts.w1.device
         self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
         self.register_buffer("expert_bias",
@@ -292,6 +292,8 @@ class MoE(nn.Module):
     def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
                         ) -> tuple[Tensor, Tensor]:
         """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
+        if not torch.compiler.is_compiling():
+            expert_state.require_apart(self.experts, ep)
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens.to(working_dtype(tokens)),
                                                               experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
@@ -325,7 +327,7 @@ class MoE(nn.Module):
         return ", ".join(f"{name}={value!r}" for name, value in shown.items())
 
 
-def _parallel(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
+def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
     """What `MoE` is given, as an ExpertParallel of its sizes."""
     if ep is None:
         return None

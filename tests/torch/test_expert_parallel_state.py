@@ -1,0 +1,256 @@
+"""Checkpoints of a model whose experts are on several ranks, and over replicas by FSDP2: parameters
+and the state of the optimizer load onto any other number of ranks, with the same bits."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import draw
+from expert_parallel_cases import WORLD, group_of, same_bits
+from torch import nn
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict,
+    set_optimizer_state_dict)
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+import cadre
+from cadre import checkpoints
+
+H, F, TOP_K, T = 16, 24, 2, 10
+FULL = StateDictOptions(full_state_dict=True)
+
+
+# What the processes run
+
+
+class Model(nn.Module):
+    """A linear layer that is tied to the last one, and experts."""
+
+    def __init__(self, experts, device, ep=None, replicas=None):
+        super().__init__()
+        torch.manual_seed(4)
+        self.first = nn.Linear(H, H, device=device)
+        self.moe = cadre.MoE(experts, H, F, top_k=TOP_K, device=device, ep=ep, bias=True)
+        self.last = nn.Linear(H, H, bias=False, device=device)
+        self.last.weight = self.first.weight
+        if replicas is not None:
+            fully_shard(self.moe.experts, mesh=replicas)
+
+    def forward(self, x):
+        return self.last(x + self.moe(self.first(x))[0])
+
+
+def optimizer_of(model):
+    """Two groups: parameters that are sharded cannot be updated in one call with others."""
+    of_experts = {id(p) for p in model.moe.experts.parameters()}
+    rest = [p for p in model.parameters() if id(p) not in of_experts]
+    optimizer = torch.optim.AdamW([{"params": rest},
+                                   {"params": list(model.moe.experts.parameters())}], lr=0.01)
+    cadre.keep_whole(optimizer, model)
+    return optimizer
+
+
+def scaled(model):
+    with torch.no_grad():
+        for name, p in sorted(model.named_parameters()):
+            torch.manual_seed(len(name))
+            p.copy_(draw(*p.shape) * 0.3)
+    return model
+
+
+def learn(model, optimizer, seed, part):
+    """A step on that part of the tokens; replicas see the same ones."""
+    group, rank, ranks = part
+    torch.manual_seed(seed)
+    x = draw(ranks * T, H, device=model.first.weight.device)
+    model(x.tensor_split(ranks)[rank]).square().sum().backward()
+    for p in [*model.first.parameters(), model.moe.router]:
+        dist.all_reduce(p.grad, group=group)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def numbers_of(model, optimizer):
+    """All tensors, whole, by name."""
+    found = {name: whole(t).clone() for name, t in get_model_state_dict(model).items()}
+    state = get_optimizer_state_dict(model, optimizer)["state"]
+    return found | {f"{name}:{what}": whole(t).clone() for name, of in state.items()
+                    for what, t in of.items()}
+
+
+def assert_same(got, want, what):
+    assert got.keys() == want.keys()
+    for name, w in want.items():
+        assert same_bits(got[name], w), f"{name} {what}"
+
+
+def save(model, optimizer, folder, group):
+    state = {"model": get_model_state_dict(model),
+             "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=folder, process_group=group)
+
+
+def load(model, optimizer, folder, group):
+    state = {"model": get_model_state_dict(model),
+             "optimizer": get_optimizer_state_dict(model, optimizer)}
+    dcp.load(state, checkpoint_id=folder, process_group=group)
+    set_model_state_dict(model, state["model"])
+    set_optimizer_state_dict(model, optimizer, state["optimizer"])
+
+
+def over_replicas(rank, device, folder, experts):
+    """Trained on two ranks, each with two replicas; then on four ranks, on two, on two with
+    replicas again, and on one."""
+    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
+    ep, replicas = mesh["ep"], mesh["replicas"]
+    model = Model(experts, device, ep, replicas)
+    model.load_state_dict(scaled(Model(experts, device)).state_dict())
+    optimizer = optimizer_of(model)
+    learn(model, optimizer, 0, (ep.get_group(), ep.get_local_rank(), 2))
+    want = numbers_of(model, optimizer)
+    assert model.state_dict()["moe.experts.w1"].shape == (experts, 2 * F, H)
+    assert want["moe.experts.w2:exp_avg"].shape == (experts, H, F)
+    save(model, optimizer, folder / "first", None)
+    full = get_model_state_dict(model, options=FULL)
+    full_state = get_optimizer_state_dict(model, optimizer, options=FULL)
+
+    kinds = {"two": (ep, None), "replicas": (ep, replicas), "one": (None, None)}
+    if experts % WORLD == 0:
+        kinds["four"] = (dist.group.WORLD, None)
+    for name, sharing in kinds.items():
+        other = Model(experts, device, *sharing)
+        state = optimizer_of(other)
+        load(other, state, folder / "first", None)
+        assert_same(numbers_of(other, state), want, name)
+        dist.barrier()
+        save(other, state, folder / name, None)
+        again = Model(experts, device, ep, replicas)
+        state = optimizer_of(again)
+        load(again, state, folder / name, None)
+        assert_same(numbers_of(again, state), want, f"back from {name}")
+
+        other = Model(experts, device, *sharing)
+        state = optimizer_of(other)
+        set_model_state_dict(other, dict(full), options=FULL)
+        set_optimizer_state_dict(other, state, copy.deepcopy(full_state), options=FULL)
+        assert_same(numbers_of(other, state), want, f"{name}, of whole tensors")
+
+
+def goes_on(rank, device, folder):
+    """Steps on two ranks, on one, and on two again are those of two ranks all along."""
+    group, alone = group_of(2), group_of(1)
+    if rank >= 2:
+        return
+
+    def trained(model, steps, part):
+        state = optimizer_of(model)
+        for seed in steps:
+            learn(model, state, seed, part)
+        return state
+
+    part = group, rank, 2
+    want = Model(6, device, group)
+    want.load_state_dict(scaled(Model(6, device)).state_dict())
+    got = copy.deepcopy(want)
+    want_state = trained(want, range(3), part)
+    save(got, trained(got, [0], part), folder / "two", group)
+    if rank == 0:
+        one = Model(6, device)
+        state = optimizer_of(one)
+        load(one, state, folder / "two", alone)
+        save(one, state, folder / "one", alone)
+    dist.barrier(group)
+    again = Model(6, device, group)
+    state = optimizer_of(again)
+    load(again, state, folder / "one", group)
+    for seed in (1, 2):
+        learn(again, state, seed, part)
+    assert_same(numbers_of(again, state), numbers_of(want, want_state), "after two more steps")
+
+
+def plain_state(rank, device):
+    """Without torch.distributed.checkpoint: what `state_dict` gives is loaded as it is, or whole;
+    the optimizer's own tensors are not changed by being asked."""
+    group = group_of(2)
+    if rank >= 2:
+        return
+    model = Model(6, device, group)
+    optimizer = optimizer_of(model)
+    cadre.keep_whole(optimizer, model)  # once more changes nothing
+    learn(model, optimizer, 0, (group, rank, 2))
+    state, of_model = optimizer.state_dict(), model.state_dict()
+    assert not any(isinstance(t, DTensor) for of in optimizer.state.values() for t in of.values())
+    assert sum(isinstance(t, DTensor) for of in state["state"].values() for t in of.values()) == 8
+    other = Model(6, device, group)
+    another = optimizer_of(other)
+    for loaded in (state, {"state": {key: {name: whole(t) for name, t in of.items()}
+                                     for key, of in state["state"].items()},
+                           "param_groups": state["param_groups"]}):
+        other.load_state_dict({name: whole(t) for name, t in of_model.items()})
+        another.load_state_dict(loaded)
+        assert_same(numbers_of(other, another), numbers_of(model, optimizer), "loaded")
+    kept = model.state_dict(keep_vars=True)
+    assert kept["moe.experts.w1"] is model.moe.experts.w1
+
+
+def converted(rank, device):
+    """To the names of another library, of sharded tensors and of whole ones."""
+    mesh = init_device_mesh(device.type, (WORLD // 2, 2), mesh_dim_names=("replicas", "ep"))
+    plain = scaled(cadre.MoE(6, H, F, top_k=TOP_K, device=device))
+    model = nn.ModuleDict({"mlp": cadre.MoE(6, H, F, top_k=TOP_K, device=device, ep=mesh["ep"])})
+    model["mlp"].load_state_dict(plain.state_dict())
+    fully_shard(model["mlp"].experts, mesh=mesh["replicas"])
+    want = checkpoints.convert(nn.ModuleDict({"mlp": plain}).state_dict(), "cadre", "qwen")
+    for state in (model.state_dict(), get_model_state_dict(model, options=FULL)):
+        got = checkpoints.convert(state, "cadre", "qwen")
+        assert_same({name: whole(t) for name, t in got.items()}, dict(want), "as qwen")
+
+
+def sharded_over_other_experts(rank, device):
+    """FSDP2 of the whole model would take experts of other ranks for parts of these."""
+    model = Model(4, device, dist.group.WORLD)
+    fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, device.type))
+    with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):
+        model.state_dict()
+    with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):
+        cadre.keep_whole(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model = Model(4, device, dist.group.WORLD)
+    want = model.state_dict()["moe.experts.w1"].to_local()
+    fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, device.type),
+                ignored_params=set(model.moe.experts.parameters()))
+    assert same_bits(model.state_dict()["moe.experts.w1"].to_local(), want)
+    assert isinstance(model.first.weight, DTensor)
+
+
+# The tests
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+@pytest.mark.parametrize("experts", [8, 6])
+def test_trained_over_replicas(ranks, tmp_path, experts):
+    ranks.run(over_replicas, tmp_path, experts)
+
+
+def test_training_goes_on_from_another_number_of_ranks(ranks, tmp_path):
+    ranks.run(goes_on, tmp_path)
+
+
+def test_states_without_a_checkpoint(ranks):
+    ranks.run(plain_state)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_converted(ranks):
+    ranks.run(converted)
+
+
+def test_sharded_over_ranks_of_other_experts(ranks):
+    ranks.run(sharded_over_other_experts)

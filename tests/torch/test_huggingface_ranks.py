@@ -1,0 +1,322 @@
+"""Models of transformers whose experts two ranks share: their experts have the bits of one process,
+and models train and generate as one process does, with batches of their own or one on all ranks."""
+
+import copy
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import draw
+from processes import Processes
+
+transformers = pytest.importorskip("transformers", minversion="5.0")
+import cadre  # noqa: E402
+import cadre.huggingface as huggingface  # noqa: E402
+from expert_parallel_cases import leaf, same_bits  # noqa: E402
+from test_huggingface import SIZES, experts_of, make  # noqa: E402
+from torch.distributed import checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.state_dict import (  # noqa: E402
+    get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor  # noqa: E402
+
+transformers.logging.set_verbosity_error()
+FAMILIES = ("qwen3_moe", "gpt_oss")
+H = 32
+TOKENS = {"own": (11, 0), "same": (11, 11)}
+
+
+# What the processes run
+
+
+def made(family, device, seed=0):
+    torch.manual_seed(seed)
+    return make(family, device, "cadre").eval()
+
+
+def mesh_of(device):
+    return init_device_mesh(device.type, (2,), mesh_dim_names=("ep",))["ep"]
+
+
+def part(t, rank, batch):
+    """This rank's rows of what one process has."""
+    first = sum(TOKENS[batch][:rank]) if batch == "own" else 0
+    return t[first:first + TOKENS[batch][rank]]
+
+
+def whole(t):
+    return t.full_tensor() if isinstance(t, DTensor) else t
+
+
+def experts_alone(rank, device, family, batch, dtype):
+    plain = made(family, device).to(dtype)
+    shared = huggingface.use(copy.deepcopy(plain), mesh_of(device), batch=batch)
+    wants, gots = experts_of(plain), experts_of(copy.deepcopy(shared))
+    top_k = wants.config.num_experts_per_tok
+    total = sum(TOKENS["own"])
+    x, dout = draw(total, H, dtype=dtype, device=device), draw(total, H, dtype=dtype, device=device)
+    chosen = torch.rand(total, wants.num_experts).topk(top_k).indices.to(device)
+    prob = torch.rand(total, top_k).to(device, dtype)
+    inputs = leaf(x), leaf(prob)
+    mine = [leaf(part(t, rank, batch)) for t in (x, prob)]
+    want = wants(inputs[0], chosen, inputs[1])
+    want.backward(dout)
+    got = gots(mine[0], part(chosen, rank, batch), mine[1])
+    got.backward(part(dout, rank, batch))
+    assert want.abs().max() > 0 and gots.num_experts == wants.num_experts // 2
+    assert same_bits(got, part(want, rank, batch))
+    for a, b in zip(mine, inputs):
+        assert same_bits(a.grad, part(b.grad, rank, batch))
+    for (name, p), w in zip(gots.named_parameters(), wants.parameters()):
+        assert same_bits(p.grad, w.grad.tensor_split(2)[rank]), name
+        assert p.allreduce is False
+
+
+def compiled_experts(rank, device):
+    """By a window as one graph, of own tokens; otherwise it may break."""
+    for batch, route in (("own", "window"), ("same", "window"), ("own", "collective")):
+        window = dict(tokens=11, hidden=H, dtype=torch.float32, device=device)
+        ep = cadre.ExpertParallel(None, 4, 3, route=route, **(window if route == "window" else {}))
+        experts = experts_of(huggingface.use(made("qwen3_moe", device), ep, batch=batch))
+        torch.compiler.reset()
+        run = torch.compile(experts, backend="aot_eager",
+                            fullgraph=(batch, route) == ("own", "window"))
+        results = []
+        for call in (experts, run):
+            torch.manual_seed(rank if batch == "own" else 0)
+            x, prob = leaf(draw(11, H, device=device)), leaf(torch.rand(11, 3).to(device))
+            out = call(x, torch.rand(11, 8).topk(3).indices.to(device), prob)
+            out.square().sum().backward()
+            results.append((out, x.grad, prob.grad))
+        assert all(map(same_bits, *results)), (batch, route)
+
+
+def train(rank, device, family, batch):
+    """Two steps, one with checkpointed activations; gradients of what is no expert are a mean over
+    ranks that have own batches, and those of experts are divided likewise."""
+    plain = made(family, device)
+    shared = huggingface.use(copy.deepcopy(plain), dist.group.WORLD, batch=batch)
+    shared.gradient_checkpointing_enable()
+    ids = torch.randint(2, 64, (4, 9), generator=torch.Generator().manual_seed(1)).to(device)
+    mine = ids if batch == "same" else ids.tensor_split(2)[rank]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.01) for m in (plain, shared)]
+    for checkpointed in (False, True):
+        shared.train(checkpointed)
+        want = plain(input_ids=ids, labels=ids).loss
+        want.backward()
+        got = shared(input_ids=mine, labels=mine).loss
+        got.backward()
+        got = got.detach().clone()
+        if batch == "own":
+            dist.all_reduce(got)
+            got /= 2
+            for p in shared.parameters():
+                if getattr(p, "allreduce", True):
+                    dist.all_reduce(p.grad)
+                p.grad /= 2
+        torch.testing.assert_close(got, want.detach(), rtol=1e-4, atol=1e-5)
+        for (name, p), w in zip(shared.named_parameters(), plain.parameters()):
+            want_grad = w.grad if p.shape == w.shape else w.grad.tensor_split(2)[rank]
+            torch.testing.assert_close(p.grad, want_grad, rtol=1e-3,
+                                       atol=1e-4 * float(w.grad.abs().max()), msg=name)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def spread_by_transformers(rank, device, family, switched):
+    """As from_pretrained does it with DistributedConfig(enable_expert_parallel=True): one batch on
+    all ranks. Logits and gradients are those of one process, and so are tokens of own batches."""
+    plain = made(family, device)
+    model = copy.deepcopy(plain)
+    model.set_experts_implementation("grouped_mm" if switched else "cadre")
+    config = transformers.distributed.DistributedConfig(tp_size=2, enable_expert_parallel=True)
+    model = type(model).maybe_distribute_model(model, config, init_device_mesh(
+        device.type, (2,), mesh_dim_names=("tp",)))
+    if switched:
+        huggingface.use(model)
+    ids = prompts_of(device)["input_ids"]
+    want, got = (m(input_ids=ids, labels=ids) for m in (plain, model))
+    want.loss.backward()
+    got.loss.backward()
+    assert same_bits(got.logits, want.logits)
+    for (name, p), w in zip(model.named_parameters(), plain.parameters()):
+        assert same_bits(whole(p.grad), w.grad), name
+    for batch, mine in (("same", prompts_of(device)), ("own", prompts_of(device, 1 + rank, 6))):
+        huggingface.use(model, batch=batch)
+        options = dict(do_sample=False, max_new_tokens=5 + rank * (batch == "own"))
+        assert torch.equal(model.generate(**mine, **options), plain.generate(**mine, **options))
+    model.set_experts_implementation("grouped_mm")  # masks, and adds up
+    torch.testing.assert_close(model(ids).logits, want.logits, rtol=1e-4, atol=1e-4)
+    with pytest.raises(ValueError, match="experts is shared by 2 ranks, must be whole"):
+        huggingface.use(model, dist.group.WORLD)
+    for module in model.modules():
+        vars(module).pop("_cadre_sharing", None)
+    with pytest.raises(ValueError, match="experts.gate_up_proj is a DTensor, must be a "):
+        huggingface.use(model, dist.group.WORLD)
+
+
+def refusals(rank, device):
+    """A model that cannot be shared is as it was."""
+    group = dist.group.WORLD
+
+    def refused(words, model, *given, **named):
+        before = {name: p.shape for name, p in model.named_parameters()}
+        with pytest.raises(ValueError, match=words):
+            huggingface.use(model, *given, **named)
+        assert {name: p.shape for name, p in model.named_parameters()} == before
+
+    refused("num_experts is 5, must be a multiple of 2", made("mixtral", device), group)
+    refused("ep is .* must be of 8 experts on all ranks and top_k=3", made("qwen3_moe", device),
+            cadre.ExpertParallel(group, 4, 2))
+    model = made("qwen3_moe", device)
+    experts_of(model)._cadre_quantized = None
+    refused("experts has quantised weights, must have none where ep", model, group)
+    llama4 = transformers.AutoModelForCausalLM.from_config(transformers.Llama4TextConfig(
+        **SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=48, intermediate_size_mlp=48,
+        num_local_experts=4))
+    refused("is a Llama4TextExperts, must be an experts module with .* where ep is given", llama4,
+            group)
+    model = made("qwen3_moe", device)
+    config = type("Config", (transformers.PretrainedConfig,), {})()
+    experts_of(model).config = config
+    refused("use: Config has no num_experts_per_tok, must say how many", model, group)
+
+    shared = huggingface.use(made("qwen3_moe", device), group)
+    refused("experts is shared by 2 ranks, must be whole", shared, group)
+    refused("batch is 'mine', must be one of own, same", shared, batch="mine")
+    with pytest.raises(ValueError, match="set_experts_implementation: implementation is 'eager', mu"
+                       "st be 'cadre'; each rank has a part of the experts"):
+        shared.set_experts_implementation("eager")
+    shared.set_experts_implementation("cadre")
+
+
+def prompts_of(device, count=3, length=7):
+    drawn = torch.Generator().manual_seed(5)
+    ids = torch.randint(2, 64, (count, length), generator=drawn).to(device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def generate(rank, device, family):
+    """Own batches, of which one ends early, and is smaller and shorter; then one batch on all
+    ranks, of fewer rows than ranks, too."""
+    plain = made(family, device)
+    shared = huggingface.use(copy.deepcopy(plain), mesh_of(device))
+    mine = [prompts_of(device, 2, 7), prompts_of(device, 1, 4)][rank]
+    for options in (dict(max_new_tokens=9 if rank == 0 else 3), dict(max_new_tokens=2 + 5 * rank),
+                    dict(max_new_tokens=4, num_beams=2), dict(max_new_tokens=4, use_cache=False)):
+        options = dict(do_sample=False, **options)
+        want = plain.generate(**mine, **options)
+        assert torch.equal(shared.generate(**mine, **options), want)
+    ends = plain.generate(**mine, do_sample=False, max_new_tokens=8)[0, -6].item()
+    options = dict(do_sample=False, max_new_tokens=8, eos_token_id=ends if rank == 0 else None)
+    assert torch.equal(shared.generate(**mine, **options), plain.generate(**mine, **options))
+
+    mine = prompts_of(device, 2 * rank)  # rank 0 has none
+    got = shared.generate(**mine, do_sample=False, max_new_tokens=4)
+    assert got.shape == (2 * rank, 11)
+    assert rank == 0 or torch.equal(got, plain.generate(**mine, do_sample=False, max_new_tokens=4))
+
+    assert huggingface.use(shared, batch="same") is shared
+    for count in (3, 1):
+        asked = prompts_of(device, count)
+        want = plain.generate(**asked, do_sample=False, max_new_tokens=6)
+        twin = copy.deepcopy(copy.deepcopy(shared))
+        got = twin.generate(**asked, do_sample=False, max_new_tokens=6)
+        assert torch.equal(got, want)
+
+
+def states(rank, device, family, folder):
+    """To a model that nobody shares, and back, with the state of an optimizer."""
+    mesh, plain = mesh_of(device), made(family, device)
+    shared = huggingface.use(made(family, device), mesh)
+    for name, t in plain.state_dict().items():
+        assert same_bits(whole(shared.state_dict()[name]), t), name
+    optimizer = torch.optim.AdamW(shared.parameters(), lr=0.01)
+    cadre.keep_whole(optimizer, shared)
+    ids = prompts_of(device)["input_ids"]
+    shared(input_ids=ids, labels=ids).loss.backward()
+    optimizer.step()
+
+    def state_of(model, optimizer):
+        return {"model": get_model_state_dict(model),
+                "optimizer": get_optimizer_state_dict(model, optimizer)}
+
+    def through(folder, there):
+        """Loads what is in the folder into a new model."""
+        model = made(family, device, seed=1)
+        model = huggingface.use(model, mesh) if there else model
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        cadre.keep_whole(optimizer, model)
+        state = state_of(model, optimizer)
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(model, state["model"])
+        set_optimizer_state_dict(model, optimizer, state["optimizer"])
+        return model, optimizer
+
+    dcp.save(state_of(shared, optimizer), checkpoint_id=folder / "two")
+    one = through(folder / "two", False)
+    dcp.save(state_of(*one), checkpoint_id=folder / "one")
+    again = through(folder / "one", True)
+    want = state_of(shared, optimizer)
+    for got in (one, again):
+        got = state_of(*got)
+        for name, t in want["model"].items():
+            assert same_bits(whole(got["model"][name]), whole(t)), name
+        for name, of in want["optimizer"]["state"].items():
+            for what, t in of.items():
+                assert same_bits(whole(got["optimizer"]["state"][name][what]), whole(t)), name
+    full = {name: whole(t) for name, t in shared.state_dict().items()}
+    if rank == 0:
+        shared.save_pretrained(folder / "saved", state_dict=dict(full))
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "saved")
+        assert all(same_bits(t, full[name]) for name, t in loaded.state_dict().items())
+    dist.barrier()
+
+
+# The tests
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    both = Processes(tmp_path_factory.mktemp("two"), 2)
+    yield both
+    both.finish()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", ["own", "same"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_experts_have_the_bits_of_one_process(two, family, batch, dtype):
+    two.run(experts_alone, family, batch, dtype)
+
+
+def test_compiled_experts(two):
+    two.run(compiled_experts)
+
+
+@pytest.mark.parametrize("switched", [False, True])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_spread_by_transformers(two, family, switched):
+    pytest.importorskip("transformers.distributed.tensor_parallel")
+    two.run(spread_by_transformers, family, switched)
+
+
+def test_refusals(two):
+    two.run(refusals)
+
+
+@pytest.mark.parametrize("batch", ["own", "same"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_train_as_in_one_process(two, family, batch):
+    two.run(train, family, batch)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_models_generate_as_in_one_process(two, family):
+    two.run(generate, family)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_states(two, family, tmp_path):
+    two.run(states, family, tmp_path)

@@ -1,0 +1,210 @@
+"""Experts of transformers models that several ranks share: rows travel to the ranks of their
+experts, and back. `cadre.huggingface.use(model, ep=...)` spreads experts, or transformers does so,
+see expert_plans.py.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from . import expert_state
+from .dtypes import kind_of
+from .expert_parallel import ExpertParallel
+from .moe import parallel_of
+
+BATCHES = ("own", "same")
+_Experts = Callable[[Tensor, Tensor, Tensor], Tensor]  # rows, offsets, prob -> results of the rows
+
+
+@dataclass
+class Sharing:
+    """How a module's experts are shared, in its attribute `_cadre_sharing`."""
+
+    ep: ExpertParallel
+    batch: str  # "own": each rank has tokens of its own; "same": all ranks have the same ones
+
+    def forward(self, experts: _Experts, x: Tensor, chosen: Tensor, prob: Tensor) -> Tensor:
+        """Results [T, H] of tokens [T, H], whose choices [T, top_k] are among all experts."""
+        tokens = x.shape[0]
+        if self.batch == "same":
+            part = _part_of(self.ep, tokens)
+            x, prob = _Part.apply(self.ep, x, prob)
+            chosen = chosen[part]
+        rows, row_prob, offsets, handle = self.ep.dispatch(x, chosen, prob)
+        out = self.ep.collect(experts(rows, offsets, row_prob), handle)
+        return _Whole.apply(self.ep, tokens, out) if self.batch == "same" else out
+
+
+# One batch on all ranks: each takes a part of the tokens, and results are gathered. All ranks go on
+# with the same numbers, so the gradient of the whole is on every rank, too.
+
+
+def _part_of(ep: ExpertParallel, tokens: int) -> slice:
+    each = -(-tokens // ep.ranks)
+    return slice(min(each * ep.rank, tokens), min(each * (ep.rank + 1), tokens))
+
+
+def _gathered(ep: ExpertParallel, tokens: int, part: Tensor) -> Tensor:
+    """The parts of all ranks, [tokens, ...]."""
+    each = -(-tokens // ep.ranks)
+    if each == 0:
+        return part
+    padded = part.new_zeros((each, *part.shape[1:]))
+    padded[:part.shape[0]] = part
+    whole = part.new_empty((ep.ranks * each, *part.shape[1:]))
+    dist.all_gather_into_tensor(whole, padded, group=ep.group)
+    return whole[:tokens]
+
+
+class _Part(torch.autograd.Function):
+    """Both in one node, so that all ranks gather gradients in one order."""
+
+    @staticmethod
+    def forward(ctx: Any, ep: ExpertParallel, x: Tensor, prob: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.ep, ctx.tokens = ep, x.shape[0]
+        part = _part_of(ep, ctx.tokens)
+        return x[part].clone(), prob[part].clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *(_gathered(ctx.ep, ctx.tokens, grad) if wanted else None
+                       for grad, wanted in zip(grads, ctx.needs_input_grad[1:]))
+
+
+class _Whole(torch.autograd.Function):
+
+    @staticmethod
+    def forward(ctx: Any, ep: ExpertParallel, tokens: int, out: Tensor) -> Tensor:
+        ctx.part = _part_of(ep, tokens)
+        return _gathered(ep, tokens, out)
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, dout[ctx.part]
+
+
+# `use(model, ep=...)`.
+
+
+def sharing_of(module: nn.Module) -> Sharing | None:
+    return getattr(module, "_cadre_sharing", None)
+
+
+def require_batch(batch: str | None, shared: bool) -> None:
+    """Errors: ValueError for another word, or where no ranks share the experts."""
+    if batch is not None and batch not in BATCHES:
+        raise ValueError(f"use: batch is {batch!r}, must be one of {', '.join(BATCHES)}")
+    if batch is not None and not shared:
+        raise ValueError(f"use: batch is {batch!r}, must be left out without ep; no ranks share "
+                         "the experts")
+
+
+def plan(found: Mapping[str, nn.Module], ported: Mapping[str, nn.Module], ep: Any
+         ) -> dict[str, ExpertParallel]:
+    """Of each experts module, those of a size sharing one. Errors: ValueError for modules that
+    cannot be shared."""
+    for name, module in ported.items():
+        raise ValueError(f"use: {name} is {kind_of(module)}, must be an experts module with "
+                         "@use_experts_implementation where ep is given")
+    made: dict[tuple[int, int], ExpertParallel] = {}
+    for name, module in found.items():
+        if (sharing := sharing_of(module)) is not None:
+            raise ValueError(f"use: {name} is shared by {sharing.ep.ranks} ranks, must be whole; "
+                             "leave ep out to change the batch")
+        if hasattr(module, "_cadre_quantized"):
+            raise ValueError(f"use: {name} has quantised weights, must have none where ep is given")
+        for what, weight in module.named_parameters():
+            if isinstance(weight, DTensor):
+                raise ValueError(f"use: {name}.{what} is a DTensor, must be a whole tensor; the "
+                                 "model is distributed already")
+        sizes = module.num_experts, top_k_of(module, ep)
+        if sizes not in made:
+            made[sizes] = parallel_of(ep, *sizes)
+    return {name: made[module.num_experts, top_k_of(module, ep)]
+            for name, module in found.items()}
+
+
+def top_k_of(module: nn.Module, ep: Any) -> int:
+    """Experts of a token, as the model's config says, or else `ep`."""
+    for name in ("num_experts_per_tok", "top_k_experts"):
+        if isinstance(found := getattr(module.config, name, None), int):
+            return found
+    if isinstance(ep, ExpertParallel):
+        return ep.top_k
+    raise ValueError(f"use: {type(module.config).__name__} has no num_experts_per_tok, must say "
+                     "how many experts a token chooses; give ep an ExpertParallel")
+
+
+def share(found: Mapping[str, nn.Module], planned: Mapping[str, ExpertParallel], batch: str
+          ) -> None:
+    """Leaves each module this rank's experts. Parameters that modules have in common stay so."""
+    made: dict[nn.Parameter, nn.Parameter] = {}
+    for name, module in found.items():
+        ep = planned[name]
+        for what, weight in list(module.named_parameters(recurse=False)):
+            if weight not in made:
+                own = weight.detach().narrow(0, ep.rank * ep.experts, ep.experts).clone()
+                made[weight] = nn.Parameter(own, weight.requires_grad)
+            setattr(module, what, made[weight])
+        module.num_experts = ep.experts
+        module._cadre_sharing = Sharing(ep, batch)
+        module.__deepcopy__ = MethodType(_copied, module)
+        expert_state.mark(module)
+        expert_state.keep_whole_parameters(module, ep)
+
+
+def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """As copy.deepcopy makes it, with parameters that are marked, too."""
+    made = memo[id(module)] = type(module).__new__(type(module))
+    made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(module).items()
+                          if name != "__deepcopy__"})
+    made.__deepcopy__ = MethodType(_copied, made)
+    expert_state.mark(made)
+    return made
+
+
+def generate_together(model: nn.Module) -> None:
+    """From now on `model.generate` goes on until all ranks have finished, unless they have one
+    batch."""
+    if hasattr(model, "generate"):
+        model.generate = MethodType(_generate, model)
+
+
+def _generate(model: Any, *args: Any, synced_gpus: bool | None = None, **named: Any) -> Any:
+    own = any(sharing.batch == "own" for sharing in _sharings(model))
+    if synced_gpus is None and own:
+        synced_gpus = True
+    none = own and any(map(_has_no_row, (*args, *named.values())))
+    if none:  # transformers takes no such batch, and the other ranks wait for this one
+        args = tuple(map(_with_a_row, args))
+        named = {name: _with_a_row(given) for name, given in named.items()}
+    result = type(model).generate(model, *args, synced_gpus=synced_gpus, **named)
+    return result[:0] if none and isinstance(result, Tensor) else result
+
+
+def _has_no_row(given: Any) -> bool:
+    return isinstance(given, Tensor) and given.dim() > 1 and given.shape[0] == 0
+
+
+def _with_a_row(given: Any) -> Any:
+    return given.new_ones((1, *given.shape[1:])) if _has_no_row(given) else given
+
+
+def _sharings(model: nn.Module) -> list[Sharing]:
+    return [s for m in model.modules() if (s := sharing_of(m)) is not None]
+
+
+def require_cadre(model: nn.Module, asked: Any, name: str) -> None:
+    """Errors: ValueError where experts that `use` has spread are to run another code."""
+    wanted = asked.values() if isinstance(asked, dict) else (asked,)
+    spread = any(hasattr(m, "_ep") for m in model.modules() if sharing_of(m) is not None)
+    if spread and any(each not in (name, None) for each in wanted):
+        raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
+                         f"{name!r}; each rank has a part of the experts")
