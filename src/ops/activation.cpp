@@ -68,11 +68,6 @@ ActivationProblem parse_activation_problem(std::string_view words) {
 
 namespace {
 
-/// Whether a few neighbouring elements of a row are all that a scale depends on.
-bool has_row_scales(const FormatInfo& row) {
-  return row.block >= 32 && row.block != kWholeLine && !row.has_expert_scale;
-}
-
 void check_along_k(const ops::Checks<ActivationProblem>& checks, const ActivationProblem& p) {
   checks.holds(p.amax_eps >= 0 && std::isfinite(p.amax_eps), "amax_eps is ", p.amax_eps,
                ", must be finite and 0 or more");
@@ -85,10 +80,9 @@ void check_along_k(const ops::Checks<ActivationProblem>& checks, const Activatio
   ops::check_quantized(checks, {"along_k", "", "along_k_scales_major"}, copy_shape(p));
   std::string known;
   for (const FormatInfo& row : format_list())
-    if (has_row_scales(row)) known += text(known.empty() ? "" : ", ", row.name);
-  const Format& f = *p.along_k;
-  checks.holds(has_row_scales(info(f.kind)) && !f.square && !f.stochastic, "along_k is ",
-               to_string(f), ", must be one of ", known,
+    if (ops::has_row_scales(row)) known += text(known.empty() ? "" : ", ", row.name);
+  checks.holds(ops::has_row_scales(*p.along_k), "along_k is ", to_string(*p.along_k),
+               ", must be one of ", known,
                " without 2d and sr; other scales need more than a block of a row, and a quantise "
                "behind the activation");
 }

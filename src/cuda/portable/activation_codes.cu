@@ -7,8 +7,6 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int64_t kWideBytes = 16;
-
 /// Formats that have instances.
 template <class Row>
 constexpr bool kHasInstances =
@@ -19,15 +17,6 @@ bool has_instances(const Format& format) {
   bool has = false;
   formats::visit(format, [&]<class Row, class>() { has = kHasInstances<Row>; });
   return has;
-}
-
-void check_rows(std::string_view what, const TensorView& v, const ActivationProblem& p) {
-  if (v.data == nullptr) return;
-  require(reinterpret_cast<uintptr_t>(v.data) % kWideBytes == 0 &&
-              bytes_for(v.dtype, v.stride[0]) % kWideBytes == 0,
-          "activation: ", what, " is ", v, " at ", v.data,
-          ", must begin and step by multiples of 16 bytes; copy it, or plan for composed [", p,
-          "]");
 }
 
 }  // namespace
@@ -43,13 +32,6 @@ std::string refuses_activation_codes(const ActivationProblem& p, const Device& d
     return text("takes F that are multiples of ", block,
                 " where gates come before ups, so that no block of dz has both");
   return {};
-}
-
-void check_activation_codes(const ActivationProblem& p, const ActivationArgs& args) {
-  check_rows("z", args.z, p);
-  check_rows("h", args.h, p);
-  check_rows("dh", args.dh, p);
-  check_rows("dz", args.dz, p);
 }
 
 void activation_codes(const ActivationPlan& plan, const ActivationArgs& args, Workspace,

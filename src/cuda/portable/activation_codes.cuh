@@ -13,6 +13,12 @@ constexpr int kActivatedRows = 4;                                 // of a warp a
 constexpr int kForwardCodesBlocks = 2, kBackwardCodesBlocks = 2;  // of an SM, at least
 constexpr int kForwardCodesStream = 6;                            // of an SM, at most
 
+/// Of bf16, whose rows are read element by element where they do not begin at wide chunks.
+template <bool kWideRows>
+struct Bf16Rows : WideChunksOf<DType::kBf16> {
+  static constexpr bool kWide = kWideRows;
+};
+
 template <class Codes>
 struct ActivationCodes {
   ActivationJob act;
@@ -48,7 +54,7 @@ __device__ void forward_rows(const ActivationCodes<Codes>& job, ChunkColumn at) 
 #pragma unroll
   for (int i = 0; i < kActivatedRows; ++i) {
     h[i] = forward_chunk<Config>(act, stored[i], i >= at.rows, prob[i]);
-    if (act.h.data != nullptr && i < at.rows) store<true>(h[i], act.h, at.place(i));
+    if (act.h.data != nullptr && i < at.rows) store<Config::kWide>(h[i], act.h, at.place(i));
   }
   job.to.template write<kBf16>(h, at);
 }
@@ -68,7 +74,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, kForwardCodesBlocks)
   }
   if (!job.act.zero_tail || job.act.h.data == nullptr || !inside) return;
   for (int64_t row = used + warp; row < job.act.bound; row += step / kActivatedRows)
-    store<true>(Chunk{}, job.act.h, {row, column});
+    store<Config::kWide>(Chunk{}, job.act.h, {row, column});
 }
 
 /// Where gradients go: to dz, if it is wanted, and to codes. With kTogether gate and up of a thread
@@ -145,8 +151,8 @@ void launch_activation_codes(const ActivationPlan& plan, const ActivationCodesJo
   const auto units = unsigned(std::max(plan.device.units, 1));
   activations::All::visit(p.kind, [&]<class Activation>(Activation) {
     constexpr bool kGated = Activation::kInfo.gated;
-    const auto with = [&]<bool kPairs>() {
-      using Config = ActivationConfig<Activation, WideChunksOf<DType::kBf16>, kPairs>;
+    const auto with = [&]<bool kPairs, bool kWide>() {
+      using Config = ActivationConfig<Activation, Bf16Rows<kWide>, kPairs>;
       const ActivationLauncher<Config, Codes> launcher{codes, units, stream};
       if (!p.backward) return launcher.forward();
       if constexpr (kPairs) return launcher.template backward<true>();
@@ -154,9 +160,12 @@ void launch_activation_codes(const ActivationPlan& plan, const ActivationCodesJo
         if (p.layout == GluLayout::kInterleave32) return launcher.template backward<true>();
       if constexpr (!kPairs) launcher.template backward<false>();
     };
+    const bool wide = job.act.is_wide();
     if constexpr (kGated)
-      if (p.layout == GluLayout::kInterleave1) return with.template operator()<true>();
-    with.template operator()<false>();
+      if (p.layout == GluLayout::kInterleave1)
+        return wide ? with.template operator()<true, true>()
+                    : with.template operator()<true, false>();
+    wide ? with.template operator()<false, true>() : with.template operator()<false, false>();
   });
 }
 

@@ -5,10 +5,9 @@
 
 namespace cadre::cuda::portable {
 
-/// An activation whose result is quantised along K, in one launch that reads z once: bf16, in rows
-/// of wide chunks. Bits are those of the activation and a quantise behind it.
+/// An activation whose result is quantised along K, in one launch that reads z once, of bf16.
+/// Bits are those of the activation and a quantise behind it.
 void activation_codes(const ActivationPlan&, const ActivationArgs&, Workspace, Stream);
 std::string refuses_activation_codes(const ActivationProblem&, const Device&);
-void check_activation_codes(const ActivationProblem&, const ActivationArgs&);
 
 }  // namespace cadre::cuda::portable

@@ -10,7 +10,7 @@ struct ActivationCodesJob {
   QuantizeCopy copy;  ///< of h, or of dz, along K
 };
 
-/// Codes and scales in this format, of bf16 in wide chunks. A format's instances have a source of
+/// Codes and scales in this format, of bf16. A format's instances have a source of
 /// their own.
 template <class Row, class Element>
 void launch_activation_codes(const ActivationPlan&, const ActivationCodesJob&, cudaStream_t);
