@@ -25,7 +25,7 @@ constexpr int64_t kStep = 16;  // elements between rows, so that TMA takes them
 const Counts kCounts{.rows = 75, .of = {17, 0, 33, 20}};
 
 struct MlpCodes : test::OnMachine {
-  MadeFor by(std::string_view route) const { return {machine->device(), kStep, route}; }
+  MadeFor by(std::string_view route) const { return {machine->device(), kStep, {}, route}; }
   bool on_gpu() const { return machine->device().kind == DeviceKind::kCuda; }
 
   template <class Case>
