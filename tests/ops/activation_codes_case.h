@@ -44,7 +44,7 @@ struct ActivationCodesCase : ActivationCase {
 
   /// The activation, and then quantise, of its result as it is stored.
   void run_one_by_one() {
-    ActivationCase plain = *this;
+    ActivationCase plain = static_cast<const ActivationCase&>(*this);
     plain.p.along_k.reset();
     plain.p.along_k_scales_major = Major::kRow;
     plain.p.amax_eps = 0;
