@@ -31,8 +31,14 @@ struct Case {
 
 using GroupedGemmCase = Case<GroupedGemmProblem>;
 
-/// Whether it is a product with an activation, which "composed" computes one after the other.
+/// Whether it is a product with an activation, or an activation whose result is quantised, which
+/// "composed" computes one after the other.
 inline bool is_composed(const GroupedGemmProblem& p) { return p.activation.has_value(); }
+inline bool is_composed(const ActivationProblem& p) { return p.along_k.has_value(); }
+template <class Problem>
+bool is_composed(const Problem&) {
+  return false;
+}
 
 /// The same product of rows that lie in expert order.
 inline GroupedGemmProblem without_gather(GroupedGemmProblem p) {

@@ -66,15 +66,11 @@ void compare_bits(const AnyCase& first, const AnyCase& second, CheckReport& repo
       report.fault = first.outputs[i].name + " has other bits in a second run";
 }
 
-// What the outputs must be, within their bounds: those of the CPU's reference.
+// What the outputs must be, within their bounds: those of the CPU's reference. What is fused is so
+// bit for bit: as one after the other on the same device.
 template <class Problem>
-void run_reference(Case<Problem>& c, const Device&, Accelerator*) {
-  run_case(plan(c.problem, this_cpu(), "cpu_reference"), c);
-}
-
-// What is fused with a product is so bit for bit: as one after the other on the same device.
-void run_reference(GroupedGemmCase& c, const Device& device, Accelerator* accelerator) {
-  if (!is_composed(c.problem)) return run_reference<GroupedGemmProblem>(c, device, accelerator);
+void run_reference(Case<Problem>& c, const Device& device, Accelerator* accelerator) {
+  if (!is_composed(c.problem)) return run_case(plan(c.problem, this_cpu(), "cpu_reference"), c);
   run_case(plan(c.problem, device, "composed"), c, accelerator, false);
 }
 

@@ -79,11 +79,17 @@ void add_twin(const Problem& problem, const MeasureOptions& options, Arena<AnyCa
                                run_on(chosen, *arena.twin, accelerator, arena.twin_mirror)});
 }
 
-// Beside a product that gathers rows or has an activation: one after the other, and the product
-// alone.
+// Beside an activation that quantises what it computes: one after the other. Beside a product that
+// gathers rows or has an activation: likewise, and the product alone.
 template <class Problem, class AnyCase>
 void add_composed(const Problem& problem, const MeasureOptions& options, Arena<AnyCase>& arena,
                   Accelerator* accelerator) {
+  if constexpr (std::is_same_v<Problem, ActivationProblem>) {
+    if (!is_composed(problem) || !accelerator) return;
+    arena.contestants.push_back({"composed", "activation and quantise, one by one",
+                                 run_on(plan(problem, options.device, "composed"), arena.data,
+                                        accelerator, arena.composed_mirror)});
+  }
   if constexpr (std::is_same_v<Problem, GroupedGemmProblem>) {
     const bool gathers = problem.gather != Gather::kNo;
     if (!(is_composed(problem) || gathers) || !accelerator) return;

@@ -69,6 +69,16 @@ void add_row(const ActivationCase& c, int64_t r, RowSizes to) {
   to.dprob[size_t(r)] = float(sum);
 }
 
+// The copy along K, and what is written beside it has the bits of the operations one by one.
+void make_copy(ActivationCase& c) {
+  const QuantizedShape shape = copy_shape(c.problem);
+  const int64_t bytes = quantized_bytes(shape);
+  void* buffer = c.buffers->take(bytes);
+  for (Output& out : c.outputs) out.exact = true;
+  c.outputs.push_back({"along_k", view(buffer, DType::kU8, {bytes}), bytes, Tail::kKeep, true});
+  c.args.along_k = quantized_view(shape, buffer);
+}
+
 }  // namespace
 
 template <>
@@ -83,15 +93,19 @@ ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
   c.args.z = buffers.tensor(p.z, {p.rows, width});
   fill_normal(c.args.z, live, seeds.next(), 3);
   if (p.prob) c.args.prob = random_floats(buffers, p.rows, live, seeds.next(), 0.5f);
-  c.args.h = buffers.tensor(p.h, {p.rows, p.features});
-  c.outputs.push_back({"h", c.args.h, live, p.tail});
-  if (!p.backward) return c;
-  c.args.dh = random_tensor(buffers, p.h, {p.rows, p.features}, live, seeds.next());
-  c.args.dz = buffers.tensor(p.z, {p.rows, width});
-  c.outputs.push_back({"dz", c.args.dz, live, p.tail});
-  if (!p.prob) return c;
-  c.args.dprob = buffers.array<float>(p.rows);
-  c.outputs.push_back({"dprob", view(c.args.dprob, DType::kF32, {p.rows}), live, p.tail});
+  const bool plain = !p.along_k || p.plain;
+  const auto write = [&](const char* name, TensorView& to, DType dtype, int64_t columns) {
+    to = buffers.tensor(dtype, {p.rows, columns});
+    c.outputs.push_back({name, to, live, p.tail});
+  };
+  if (plain || p.backward) write("h", c.args.h, p.h, p.features);
+  if (p.backward) c.args.dh = random_tensor(buffers, p.h, {p.rows, p.features}, live, seeds.next());
+  if (plain && p.backward) write("dz", c.args.dz, p.z, width);
+  if (p.backward && p.prob) {
+    c.args.dprob = buffers.array<float>(p.rows);
+    c.outputs.push_back({"dprob", view(c.args.dprob, DType::kF32, {p.rows}), live, p.tail});
+  }
+  if (p.along_k) make_copy(c);
   return c;
 }
 
@@ -104,6 +118,7 @@ int64_t shrink(ActivationProblem& p) {
 template <>
 std::vector<Magnitude> magnitudes(const ActivationCase& c) {
   const Problem& p = c.problem;
+  if (is_composed(p)) return std::vector<Magnitude>(c.outputs.size());  // exact
   std::vector<float> h(size_t(elements(c.args.h))), dz(p.backward ? size_t(elements(c.args.z)) : 0),
       dprob(size_t(p.rows));
   const int64_t live = c.offsets.back();
@@ -121,6 +136,8 @@ Work work(const ActivationCase& c) {
   const int64_t live = c.offsets.back();
   double bytes = live_bytes(c.args.z, live) + live_bytes(c.args.h, live);
   if (c.problem.backward) bytes += bytes_of(c.args.dh) + live_bytes(c.args.dz, live);
+  if (c.problem.along_k && c.problem.rows != 0)
+    bytes += bytes_of(c.outputs.back().view) * double(live) / double(c.problem.rows);
   return {.flops = 0, .bytes = bytes};
 }
 

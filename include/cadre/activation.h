@@ -1,16 +1,19 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "cadre/activation_kind.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/offsets.h"
+#include "cadre/quantize.h"
 
 #pragma GCC visibility push(default)
 namespace cadre {
 
-/// `activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 prob=yes`.
+/// `activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 prob=yes`,
+/// `activation forward swiglu R=8192 F=2048 E=64 z=bf16 h=bf16 along_k=fp8_block`.
 struct ActivationProblem {
   using Args = struct ActivationArgs;
   static constexpr OperationText kOperation = {
@@ -29,8 +32,18 @@ struct ActivationProblem {
   bool prob = false;                      ///< h is scaled by a probability per row
   Tail tail = Tail::kKeep;                ///< of h, or of dz; dprob's tail follows it
 
+  /// What is written, h of forward and dz of backward, is quantised along K in the same pass, in a
+  /// format whose scales belong to blocks of a row.
+  std::optional<Format> along_k{};
+  Major along_k_scales_major = Major::kRow;  ///< as in QuantizedShape
+  float amax_eps = 0;                        ///< lower bound of an amax, fp32 scales only
+  bool plain = false;                        ///< h, or dz, is written as it is too
+
   bool operator==(const ActivationProblem&) const = default;
 };
+
+/// The layout of the copy along K, of h or of dz; it must be wanted.
+QuantizedShape copy_shape(const ActivationProblem&);
 
 struct ActivationArgs {
   TensorView z{};               ///< [R, 2F] gated, [R, F] else
@@ -40,6 +53,7 @@ struct ActivationArgs {
   TensorView dh{};              ///< [R, F], backward
   TensorView dz{};              ///< shape of z, backward, written
   float* dprob = nullptr;       ///< [R], backward, written if given
+  QuantizedView along_k{};      ///< written: codes and scales; h, or dz, then with plain=yes alone
 };
 
 using ActivationPlan = Plan<ActivationProblem>;
@@ -48,8 +62,9 @@ using ActivationPlan = Plan<ActivationProblem>;
 /// act(z)[r, f].
 ///
 /// Types     arithmetic in fp32, one rounding at the store; prob and dprob are fp32.
-/// Rows      the tail is not read.
-/// Exact     dprob sums its row in a fixed order.
+/// Rows      the tail is not read; codes and scales of the tail are not written.
+/// Exact     dprob sums its row in a fixed order. Codes and scales are those of quantise, run on
+///           h or dz as it would have been stored.
 ActivationPlan plan(const ActivationProblem&, const Device&, std::string_view only = {});
 void run(const ActivationPlan&, const ActivationArgs&, Workspace, Stream);
 

@@ -30,6 +30,9 @@ struct GroupedLinearProblem {
   bool dbias = true;         ///< with a bias: dbias (and dbias_scale) are wanted
   /// What y goes through before it leaves forward as h; backward is of z = y, whose gradient is dy.
   std::optional<GemmActivation> activation{};
+  /// The codes along K of x, or of dy, come as `x_along_k` or `dy_along_k`, in the order that the
+  /// plan's tensor of that name has; x and dy themselves for what else reads them.
+  bool given_x_along_k = false, given_dy_along_k = false;
   bool gather = false;                   ///< forward reads x in token order: `tokens` of the args
   int64_t tokens = 0;                    ///< T; 0 without gather
   int top_k = 1;                         ///< slots of a token
@@ -48,12 +51,14 @@ struct GroupedLinearArgs {
   TensorView x{};                     ///< [R, K]; with gather read in backward only
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
   const int32_t* slot_of = nullptr;   ///< [R] with gather, read by forward: as of GroupedGemm
-  QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself
+  QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;
+                                      ///< given_x_along_k
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
   TensorView y{};                     ///< [R, N], written by forward; with an activation h
   TensorView z{};                     ///< [R, N], written by forward where the activation keeps it
   const float* prob = nullptr;        ///< [R], of the activation
   TensorView dy{};                    ///< [R, N]
+  QuantizedView dy_along_k{};         ///< given_dy_along_k: for dgrad
   TensorView dx{};                    ///< [R, K], written by backward
   const float* bias_scale = nullptr;  ///< [R]
   float* dbias_scale = nullptr;       ///< [R], written by backward

@@ -69,9 +69,11 @@ struct GroupedMlpArgs {
 
 /// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one,
 /// with the steps "fc1", "activation", "fc2"; "fused", where a product computes the activation, has
-/// "fc1 and activation", "fc2", and no z unless backward reads it. Backward: "fc2 backward",
-/// "activation backward", "h again", "fc2 input again", "fc2 dw", "fc1 backward", "fc1 input
-/// again", "fc1 dw"; deferred, "fc2 dw" comes before "fc1 dw". Those that it needs are there.
+/// "fc1 and activation", "fc2", and no z unless backward reads it; "codes" has the steps of
+/// "unfused", of which the activation writes the codes along K that a linear reads of h, or of dz.
+/// Backward: "fc2 backward", "activation backward", "h again", "fc2 input again", "fc2 dw", "fc1
+/// backward", "fc1 input again", "fc1 dw"; deferred, "fc2 dw" comes before "fc1 dw". Those that it
+/// needs are there.
 struct GroupedMlpPlan : LayerPlan {
   GroupedMlpProblem problem{};
   GroupedLinearPlan fc1, fc2;

@@ -146,7 +146,7 @@ struct ScaleProduct {
 ///                      prob, slot_of
 ///   scale product      two with expert scales         alpha
 ///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
-///   activation         z, prob, dh                    h, dz, dprob
+///   activation         z, prob, dh                    h, dz, dprob, copy along K
 ///   offsets            counts or ends                 offsets
 ///   routing            logits, expert bias            experts, prob, scores; with map
 ///                                                     offsets, row_of, slot_of

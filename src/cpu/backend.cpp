@@ -1,5 +1,6 @@
 // The CPU's implementation lists, best first; the only place that has them. The walk takes the
 // first entry that does not refuse, and the last one, the reference, takes everything.
+#include "backend/composed_activation.h"
 #include "backend/composed_gemm.h"
 #include "backend/lists.h"
 #include "cpu/activation.h"
@@ -23,6 +24,7 @@ namespace cadre::cpu {
 
 using backend::Entry;
 using backend::no_workspace;
+using backend::plain_activation;
 using backend::plain_gemm;
 using backend::takes_all;
 
@@ -34,8 +36,13 @@ struct List;
 template <>
 struct List<ActivationProblem> {
   static constexpr Entry<ActivationProblem> kEntries[] = {
-      {"cpu", takes_all, no_workspace, activation},
-      {"cpu_reference", takes_all, no_workspace, reference::activation},
+      {"cpu", plain_activation<takes_all>, no_workspace, activation},
+      {"cpu_reference", plain_activation<takes_all>, no_workspace, reference::activation},
+      {.name = "composed",
+       .refuses = backend::refuses_composed_activation,
+       .workspace_bytes = backend::composed_activation_workspace_bytes,
+       .run = backend::composed_activation,
+       .inner = backend::composed_activation_plans},
   };
 };
 

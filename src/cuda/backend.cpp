@@ -1,8 +1,10 @@
 // The implementation lists of the CUDA backend, best first; the only place that has them. Planning
 // for an operation whose list is empty is refused.
+#include "backend/composed_activation.h"
 #include "backend/composed_gemm.h"
 #include "backend/lists.h"
 #include "cuda/portable/activation.h"
+#include "cuda/portable/activation_codes.h"
 #include "cuda/portable/bias_grad.h"
 #include "cuda/portable/cast.h"
 #include "cuda/portable/grouped_gemm.h"
@@ -17,6 +19,7 @@ namespace cadre::cuda {
 
 using backend::Entry;
 using backend::no_workspace;
+using backend::plain_activation;
 using backend::plain_gemm;
 
 namespace {
@@ -27,7 +30,17 @@ struct List;
 template <>
 struct List<ActivationProblem> {
   static constexpr Entry<ActivationProblem> kEntries[] = {
-      {"cuda_activation", portable::needs_sm80, no_workspace, portable::activation},
+      {"cuda_activation", plain_activation<portable::needs_sm80>, no_workspace,
+       portable::activation},
+      {.name = "cuda_activation_codes",
+       .refuses = portable::refuses_activation_codes,
+       .workspace_bytes = no_workspace,
+       .run = portable::activation_codes},
+      {.name = "composed",
+       .refuses = backend::refuses_composed_activation,
+       .workspace_bytes = backend::composed_activation_workspace_bytes,
+       .run = backend::composed_activation,
+       .inner = backend::composed_activation_plans},
   };
 };
 

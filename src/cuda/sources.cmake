@@ -11,12 +11,16 @@ set(cadre_cuda_sources
   parallel/rank_memory.cpp
   poison.cpp
   portable/activation.cu
+  portable/activation_codes.cu
   portable/bias_grad.cu
   portable/block_offsets.cu
   portable/cast.cu
   portable/expert_amax.cu
   portable/expert_scales.cu
   portable/grouped_gemm.cpp
+  portable/instances/activation_fp8_block.cu
+  portable/instances/activation_mxfp4.cu
+  portable/instances/activation_mxfp8.cu
   portable/instances/fp8_block.cu
   portable/instances/fp8_row.cu
   portable/instances/fp8_tensor.cu

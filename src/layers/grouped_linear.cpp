@@ -72,6 +72,7 @@ Operand LinearRun::operand(int id) const {
   if (id == kBias) return bias(plan.problem, args.parameters);
   if (is_made(id)) return as_operand(copy(id));
   if (id == kWAlongK) return as_operand(args.parameters.quantized_w);
+  if (id == kDyAlongK) return as_operand(args.dy_along_k);
   return as_operand(id == kXAlongK ? args.x_along_k : args.x_along_rows);
 }
 

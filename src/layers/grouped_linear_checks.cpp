@@ -148,6 +148,8 @@ constexpr CopyNames kNamesAlongK{"x_along_k.codes", "x_along_k.scales", "x_along
                                  kXComes};
 constexpr CopyNames kNamesAlongRows{"x_along_rows.codes", "x_along_rows.scales",
                                     "x_along_rows.expert_scale", kXComes};
+constexpr CopyNames kNamesOfDy{"dy_along_k.codes", "dy_along_k.scales", "dy_along_k.expert_scale",
+                               "its codes along K come with dy, in the format of the recipe"};
 constexpr CopyNames kNamesOfW{"quantized_w.codes", "quantized_w.scales", "quantized_w.expert_scale",
                               "w comes quantised, in the format of the recipe"};
 
@@ -164,7 +166,11 @@ void check_copy(const LinearChecks& checks, const CopyNames& names, const Quanti
                 const QuantizedView& got) {
   const QuantizedView want = quantized_view(shape, nullptr);
   check_part(checks, names.codes, got.codes, want.codes, names.why);
-  check_part(checks, names.scales, got.scales, want.scales, names.why);
+  if (shape.scales_major == Major::kColumn && want.scales.rank == 2)
+    checks.column_view(names.scales, got.scales, want.scales.dtype,
+                       {want.scales.shape[0], want.scales.shape[1]});
+  else
+    check_part(checks, names.scales, got.scales, want.scales, names.why);
   if (info(shape.format.kind).has_expert_scale)
     checks.present(names.expert_scale, got.expert_scale, shape.experts, names.why);
   else
@@ -173,14 +179,16 @@ void check_copy(const LinearChecks& checks, const CopyNames& names, const Quanti
 
 /// The copies that the caller made and the phase reads.
 void check_copies(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
-  const LayerOptions& options = linear.plan.problem.options;
+  const GroupedLinearProblem& p = linear.plan.problem;
+  const LayerOptions& options = p.options;
   if (options.quantized_w && need.reads(kWAlongK))
     check_copy(checks, kNamesOfW, linear.tensor(kWAlongK).shape,
                linear.args.parameters.quantized_w);
-  if (!options.quantized_x) return;
-  if (need.reads(kXAlongK))
+  if (p.given_dy_along_k && need.reads(kDyAlongK))
+    check_copy(checks, kNamesOfDy, linear.tensor(kDyAlongK).shape, linear.args.dy_along_k);
+  if ((options.quantized_x || p.given_x_along_k) && need.reads(kXAlongK))
     check_copy(checks, kNamesAlongK, linear.tensor(kXAlongK).shape, linear.args.x_along_k);
-  if (need.reads(kXAlongRows))
+  if (options.quantized_x && need.reads(kXAlongRows))
     check_copy(checks, kNamesAlongRows, linear.tensor(kXAlongRows).shape, linear.args.x_along_rows);
 }
 
@@ -194,7 +202,8 @@ void check_input(const LinearChecks& checks, const LinearRun& linear, const Need
   }
   checks.absent("tokens", args.tokens, "the problem says gather=no");
   checks.absent("slot_of", args.slot_of, "the problem says gather=no");
-  if (!p.options.quantized_x || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
+  const bool comes_as_codes = p.options.quantized_x || p.given_x_along_k;
+  if (!comes_as_codes || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
 }
 
 }  // namespace
@@ -223,7 +232,9 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   const LinearChecks checks(op, p);
   const Needs need = needs(linear, Phase::kBackward);
   checks.offsets(linear.args.offsets, p.experts);
-  checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n});
+  if (!p.given_dy_along_k || need.reads(kDy))
+    checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n});
+  check_copies(checks, linear, need);
   if (p.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
   if (need.reads(kW)) check_weights(checks, linear);
   if (needs(linear, Phase::kInputAgain).reads(kX))

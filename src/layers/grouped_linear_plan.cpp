@@ -64,12 +64,14 @@ class Planner {
       row_.own(own);
     const Recipe& r = p_.recipe;
     const bool cache = p_.options.cache_weights;
-    x_copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK, x_.along_k));
-    x_copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows, x_.along_rows));
+    copy("x along K", rows_shape(p_.k, r.fprop.lhs, Axis::kAlongK, x_.along_k),
+         x_.given || x_.given_along_k);
+    copy("x along rows", rows_shape(p_.k, r.wgrad.rhs, Axis::kAlongRows, x_.along_rows), x_.given);
     const QuantizedShape w = weights_shape(r.fprop.rhs, Axis::kAlongK, w_.along_k);
     w_.given ? row_.own("w along K", w) : row_.made("w along K", w, cache);
     row_.made("w along rows", weights_shape(r.dgrad.rhs, Axis::kAlongRows, w_.along_rows), cache);
-    row_.made("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK, dy_.along_k));
+    copy("dy along K", rows_shape(p_.n, r.dgrad.lhs, Axis::kAlongK, dy_.along_k),
+         dy_.given_along_k);
     row_.made("dy along rows", rows_shape(p_.n, r.wgrad.lhs, Axis::kAlongRows, dy_.along_rows));
     numbers("x along K decoded", x_.along_k.id);
     numbers("w along K decoded", w_.along_k.id);
@@ -78,8 +80,8 @@ class Planner {
     const QuantizedShape factors = layers::plain_rows(DType::kF32, p_.experts, 1);
     for (const char* product : {"y scales", "dx scales", "dw scales"}) row_.made(product, factors);
   }
-  void x_copy(const char* name, const QuantizedShape& shape) {
-    x_.given ? row_.own(name, shape) : row_.made(name, shape);
+  void copy(const char* name, const QuantizedShape& shape, bool given) {
+    given ? row_.own(name, shape) : row_.made(name, shape);
   }
   void numbers(const char* name, int codes) {
     QuantizedShape shape = plan_.tensors[size_t(codes)].shape;
@@ -152,7 +154,8 @@ class Planner {
   struct Axes {
     bool along_k, along_rows;
   };
-  void quantize(Phase phase, const char* name, const Copied& tensor, const Axes& axes) {
+  void quantize(Phase phase, const char* name, const Copied& tensor, Axes axes) {
+    axes.along_k = axes.along_k && !tensor.given_along_k;
     if (tensor.given || (!axes.along_k && !axes.along_rows)) return;
     const QuantizedShape& like = plan_.tensors[size_t(tensor.along_k.id)].shape;
     const bool weights = like.kind == RowsKind::kWeights;

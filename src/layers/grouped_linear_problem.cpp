@@ -23,6 +23,8 @@ static void fields(Io& io, Problem& p) {
   io.unless("dgrad", p.dgrad, usual.dgrad);
   io.unless("wgrad", p.wgrad, usual.wgrad);
   io.unless("dbias", p.dbias, usual.dbias);
+  io.unless("given_x_along_k", p.given_x_along_k, usual.given_x_along_k);
+  io.unless("given_dy_along_k", p.given_dy_along_k, usual.given_dy_along_k);
   layers::gather_fields(io, p);
   layers::option_fields(io, p);
   ops::activation_fields(io, p.activation);
@@ -41,6 +43,19 @@ GroupedLinearProblem parse_grouped_linear_problem(std::string_view words) {
 namespace layers {
 
 using linear::as_is;
+
+static void check_given(const ops::Checks<GroupedLinearProblem>& checks,
+                        const GroupedLinearProblem& p) {
+  if (p.given_x_along_k) {
+    checks.holds(!as_is(p.recipe.fprop.lhs, p.dtype),
+                 "given_x_along_k is yes, must be no; the recipe reads x as it is");
+    checks.holds(!p.options.quantized_x && !p.gather,
+                 "given_x_along_k is yes, must be no; quantized_x or gather says how x comes");
+  }
+  if (p.given_dy_along_k)
+    checks.holds(p.dgrad && !as_is(p.recipe.dgrad.lhs, p.dtype),
+                 "given_dy_along_k is yes, must be no; no product reads codes of dy along K");
+}
 
 void check_problem(const GroupedLinearProblem& p) {
   const ops::Checks checks("grouped_linear", p);
@@ -63,6 +78,7 @@ void check_problem(const GroupedLinearProblem& p) {
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
   check_gather(checks);
+  check_given(checks, p);
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
   checks.holds(!p.options.quantized_x || !p.options.save_input,

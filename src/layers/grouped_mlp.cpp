@@ -40,6 +40,7 @@ GroupedLinearArgs fc1_args(const MlpRun& mlp) {
   args.y = mlp.between(fused ? kH : kZ);
   if (fused) args.z = mlp.between(kZ), args.prob = mlp.args.prob;
   args.dy = mlp.between(kDz);
+  if (mlp.is_made(kDzAlongK)) args.dy_along_k = mlp.copy(kDzAlongK);
   args.dx = mlp.args.dx;
   return args;
 }
@@ -47,6 +48,7 @@ GroupedLinearArgs fc1_args(const MlpRun& mlp) {
 GroupedLinearArgs fc2_args(const MlpRun& mlp, int h) {
   GroupedLinearArgs args = linear_args(mlp, 1, mlp.args.fc2);
   args.x = mlp.between(h);
+  if (mlp.is_made(kHAlongK)) args.x_along_k = mlp.copy(kHAlongK);
   args.y = mlp.args.y;
   args.dy = mlp.args.dy;
   args.dx = mlp.between(kDh);
@@ -167,7 +169,7 @@ void check_backward(const MlpRun& mlp) {
   if (mlp.tensor(kZ).place == Place::kSaved) check_prob(checks, mlp), check_z(checks, mlp);
   checks.holds(mlp.args.dprob == nullptr || (p.prob && p.dprob),
                "dprob is given, must be null; the problem says prob=no or dprob=no");
-  if (mlp.is_made(kDz)) check_gradients("grouped_mlp fc1", mlp.fc1);
+  if (mlp.is_made(kDz) || mlp.is_made(kDzAlongK)) check_gradients("grouped_mlp fc1", mlp.fc1);
   if (p.options.deferred && mlp.args.queue == nullptr) return;
   check_wgrad2(mlp);
   if (!lent) check_wgrad1(mlp);

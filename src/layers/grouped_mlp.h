@@ -7,7 +7,23 @@ namespace cadre::layers {
 
 /// The tensors of an expert MLP, as its steps number them: the caller's, then those in between.
 namespace mlp {
-enum Tensor : int { kX, kY, kDy, kDx, kProb, kDprob, kTokens, kSlotOf, kZ, kH, kHAgain, kDh, kDz };
+enum Tensor : int {
+  kX,
+  kY,
+  kDy,
+  kDx,
+  kProb,
+  kDprob,
+  kTokens,
+  kSlotOf,
+  kZ,
+  kH,
+  kHAgain,
+  kDh,
+  kDz,
+  kHAlongK,
+  kDzAlongK
+};
 }  // namespace mlp
 
 /// One run: the tensors between the steps, and both linears with their share of every memory.
@@ -42,11 +58,16 @@ bool needs_dh(const GroupedMlpProblem&);
 /// Whether it reads what is before the activation.
 bool reads_z(const GroupedMlpProblem&);
 
-/// The routes, by their planners. Fused, fc1's product computes the activation.
+/// The routes, by their planners. Fused, fc1's product computes the activation; with codes, the
+/// activation quantises what it computes, where a product reads that along K, and nobody else does
+/// but as it is.
+/// Errors    Unsupported where nobody does.
 std::string refuses_fused(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_fused(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_codes(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_fused_within(const GroupedMlpProblem&, const Device&);
+GroupedMlpPlan plan_codes_within(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_unfused_within(const GroupedMlpProblem&, const Device&);
 
 /// For a layer that holds this one: unless deferred, wgrad is the last step, dw of fc1, which the

@@ -57,13 +57,21 @@ void check(const GroupedMlpProblem& p) {
                "again would give other codes");
 }
 
+/// On the CPU the operations run one by one anyway.
+bool is_for_codes(const GroupedMlpProblem& p, const Device& device) {
+  const bool codes = !is_plain(p.recipe.fprop.lhs) || !is_plain(p.recipe.dgrad.lhs);
+  return codes && device.kind == DeviceKind::kCuda;
+}
+
 /// A route is a function that plans it, and a row here and in the next table.
 constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutes[] = {
     {"fused", layers::refuses_fused, layers::plan_fused},
+    {"codes", layers::takes_all, layers::plan_codes, is_for_codes},
     {"unfused", layers::takes_all, layers::plan_unfused},
 };
 constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutesWithin[] = {
     {"fused", layers::refuses_fused, layers::plan_fused_within},
+    {"codes", layers::takes_all, layers::plan_codes_within, is_for_codes},
     {"unfused", layers::takes_all, layers::plan_unfused_within},
 };
 

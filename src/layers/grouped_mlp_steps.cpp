@@ -1,10 +1,13 @@
 // The steps of the expert MLP: fc1, activation and fc2 one after another, or the activation within
 // the product of fc1.
+#include <optional>
 #include <utility>
 
+#include "cadre/error.h"
 #include "layers/grouped_mlp.h"
 #include "layers/linear_copies.h"
 #include "layers/planner.h"
+#include "ops/activation_checks.h"
 
 namespace cadre::layers {
 namespace {
@@ -13,12 +16,16 @@ using enum mlp::Tensor;
 
 bool needs_h_again(const GroupedMlpProblem& p) { return p.wgrad2 && !p.keep_h; }
 
+/// How h is made of x, and dz of dh.
+enum class Way : uint8_t { kFused, kCodes, kUnfused };
+
 class Planner {
  public:
-  Planner(const GroupedMlpProblem& problem, const Device& device, bool fused,
+  Planner(const GroupedMlpProblem& problem, const Device& device, Way way,
           WgradRuns runs = WgradRuns::kWithin)
       : p_(problem),
-        fused_(fused),
+        way_(way),
+        fused_(way == Way::kFused),
         runs_(problem.options.deferred ? WgradRuns::kLater : runs),
         z_columns_(info(problem.activation).gated ? 2 * problem.features : problem.features),
         row_(plan_) {
@@ -48,6 +55,7 @@ class Planner {
   GroupedMlpPlan take() {
     plan_.fc1 = planned(fc1());
     plan_.fc2 = planned(fc2());
+    if (way_ == Way::kCodes) take_codes();
     plan_.exact = plan_.fc1.exact && plan_.fc2.exact;
     name_tensors();
     add_forward();
@@ -85,6 +93,7 @@ class Planner {
     l.options.quantized_x = p_.options.quantized_x;
     l.options.save_input = p_.options.save_input;
     l.dy_role = TensorRole::kDz;
+    l.given_dy_along_k = dz_codes_.has_value();
     l.gather = p_.gather;
     l.tokens = p_.tokens;
     l.top_k = p_.top_k;
@@ -107,10 +116,47 @@ class Planner {
     l.wgrad = p_.wgrad2;
     l.options.save_input = needs_h_again();
     l.x_role = TensorRole::kH;
+    l.given_x_along_k = h_codes_.has_value();
     return l;
   }
 
-  ActivationPlan activation(bool backward) const {
+  /// What a linear quantises of h or dz, if it is a copy along K alone, which an activation can
+  /// write, and does in one pass; on the CPU there is no other way.
+  std::optional<QuantizeProblem> codes_of(const GroupedLinearPlan& linear, const char* step,
+                                          bool backward) const {
+    const auto* copy = find_step<QuantizePlan>(linear, step);
+    if (copy == nullptr) return {};
+    const QuantizeProblem& q = copy->problem;
+    const bool along_k = q.along_k && !q.along_rows && !q.along_k_decoded;
+    if (!along_k || !ops::has_row_scales(*q.along_k)) return {};
+    const bool one_by_one = activation(backward, &q).name == "composed";
+    if (one_by_one && plan_.device.kind != DeviceKind::kCpu) return {};
+    return q;
+  }
+  /// The linears again, without the steps that the activation takes from them.
+  void take_codes() {
+    h_codes_ = codes_of(plan_.fc2, "quantize x", false);
+    if (needs_dh()) dz_codes_ = codes_of(plan_.fc1, "quantize dy", true);
+    if (!h_codes_ && !dz_codes_)
+      throw Unsupported(
+          "no product reads h or dz in codes along K alone that an activation writes");
+    if (dz_codes_) plan_.fc1 = planned(fc1());
+    if (h_codes_) plan_.fc2 = planned(fc2());
+  }
+  /// Whether something reads h, or dz, as it is.
+  bool reads_plain_h() const {
+    if (!h_codes_) return true;
+    const LayerTensor* x = &plan_.fc2.tensors[linear::kX];
+    return p_.wgrad2 && !needs_h_again() && &wgrad_input(plan_.fc2) == x;
+  }
+  bool reads_plain_dz() const {
+    if (!dz_codes_ || find_step<BiasGradPlan>(plan_.fc1, "dbias")) return true;
+    const LayerTensor* dy = &plan_.fc1.tensors[linear::kDy];
+    return p_.wgrad1 && &wgrad_gradient(plan_.fc1) == dy;
+  }
+
+  /// With `codes` it quantises what it computes.
+  ActivationPlan activation(bool backward, const QuantizeProblem* codes = nullptr) const {
     ActivationProblem a{.backward = backward, .kind = p_.activation, .constants = p_.constants};
     a.layout = p_.layout;
     a.rows = p_.rows;
@@ -119,6 +165,11 @@ class Planner {
     a.z = a.h = p_.dtype;
     a.prob = p_.prob;
     a.tail = p_.options.tail;
+    if (codes == nullptr) return plan(a, plan_.device);
+    a.along_k = codes->along_k;
+    a.along_k_scales_major = codes->along_k_scales_major;
+    a.amax_eps = codes->amax_eps;
+    a.plain = backward ? reads_plain_dz() : reads_plain_h();
     return plan(a, plan_.device);
   }
 
@@ -134,6 +185,8 @@ class Planner {
     row_.made_over(kDh, "h again", narrow);
     row_.made("dh", narrow);
     p_.options.overwrite_saved ? row_.made_over(kZ, "dz", wide) : row_.made("dz", wide);
+    row_.made("h along K", plan_.fc2.tensors[linear::kXAlongK].shape);
+    row_.made("dz along K", plan_.fc1.tensors[linear::kDyAlongK].shape);
     if (fits_in_gradient(narrow)) plan_.tensors[kDh].place = Place::kGradient;
   }
 
@@ -147,6 +200,9 @@ class Planner {
            quantized_bytes(shape) <= p_.experts * z_columns_ * bytes_for(own.dw, p_.hidden);
   }
 
+  static const QuantizeProblem* of(const std::optional<QuantizeProblem>& codes) {
+    return codes ? &*codes : nullptr;
+  }
   int prob() const { return p_.prob ? kProb : kNone; }
   /// What wgrad of fc2 reads: h, if it was kept.
   int h_in_backward() const { return needs_h_again() ? kHAgain : kH; }
@@ -154,31 +210,35 @@ class Planner {
   void add_forward() {
     const PartPhase fc1{0, Phase::kForward};
     const int x = p_.gather ? kTokens : kX, slot_of = p_.gather ? kSlotOf : kNone;
+    const int h = reads_plain_h() ? kH : kNone, h_codes = h_codes_ ? kHAlongK : kNone;
     if (fused_) {
       row_.step(Phase::kForward, "fc1 and activation", fc1, {x, prob(), slot_of},
                 {kH, reads_z() ? kZ : kNone});
     } else {
       row_.step(Phase::kForward, "fc1", fc1, {x, slot_of}, {kZ});
-      row_.step(Phase::kForward, "activation", activation(false), {kZ, prob()}, {kH});
+      row_.step(Phase::kForward, "activation", activation(false, of(h_codes_)), {kZ, prob()},
+                {h, kNone, kNone, h_codes});
     }
-    row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward}, {kH}, {kY});
+    row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward},
+              {h_codes_ ? kNone : h, h_codes}, {kY});
   }
 
   void add_backward() {
     const int h_again = needs_h_again() ? kHAgain : kNone;
+    const int dz = reads_plain_dz() ? kDz : kNone, dz_codes = dz_codes_ ? kDzAlongK : kNone;
     if (learns(plan_.fc2))
       row_.step(Phase::kBackward, "fc2 backward", PartPhase{1, Phase::kBackward}, {kDy},
                 {needs_dh() ? kDh : kNone});
     if (needs_dh())
-      row_.step(Phase::kBackward, "activation backward", activation(true), {kZ, prob(), kDh},
-                {h_again, kDz, p_.prob && p_.dprob ? kDprob : kNone});
+      row_.step(Phase::kBackward, "activation backward", activation(true, of(dz_codes_)),
+                {kZ, prob(), kDh}, {h_again, dz, p_.prob && p_.dprob ? kDprob : kNone, dz_codes});
     else if (needs_h_again())
       row_.step(Phase::kBackward, "h again", activation(false), {kZ, prob()}, {h_again});
     add_input_again(1, "fc2 input again", kHAgain);
     const bool later = runs_ == WgradRuns::kLater;
     if (p_.wgrad2 && !later) add_wgrad(Phase::kBackward, 1, "fc2 dw", h_in_backward(), kDy);
     if (learns(plan_.fc1))
-      row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward}, {kDz},
+      row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward}, {dz, dz_codes},
                 {p_.dgrad ? kDx : kNone});
     add_input_again(0, "fc1 input again", kX);
     if (p_.wgrad2 && later) add_wgrad(Phase::kWgrad, 1, "fc2 dw", h_in_backward(), kDy);
@@ -200,9 +260,11 @@ class Planner {
   }
 
   const GroupedMlpProblem& p_;
+  const Way way_;
   const bool fused_;
   const WgradRuns runs_;
   const int64_t z_columns_;
+  std::optional<QuantizeProblem> h_codes_, dz_codes_;  ///< what an activation quantises
   GroupedMlpPlan plan_;
   Row row_;
 };
@@ -217,23 +279,31 @@ bool needs_dh(const GroupedMlpProblem& p) {
 bool reads_z(const GroupedMlpProblem& p) { return needs_dh(p) || needs_h_again(p); }
 
 std::string refuses_fused(const GroupedMlpProblem& problem, const Device& device) {
-  return Planner(problem, device, true).refuses_product();
+  return Planner(problem, device, Way::kFused).refuses_product();
 }
 
 GroupedMlpPlan plan_fused(const GroupedMlpProblem& problem, const Device& device) {
-  return Planner(problem, device, true).take();
+  return Planner(problem, device, Way::kFused).take();
+}
+
+GroupedMlpPlan plan_codes(const GroupedMlpProblem& problem, const Device& device) {
+  return Planner(problem, device, Way::kCodes).take();
 }
 
 GroupedMlpPlan plan_unfused(const GroupedMlpProblem& problem, const Device& device) {
-  return Planner(problem, device, false).take();
+  return Planner(problem, device, Way::kUnfused).take();
 }
 
 GroupedMlpPlan plan_fused_within(const GroupedMlpProblem& problem, const Device& device) {
-  return Planner(problem, device, true, WgradRuns::kByHolder).take();
+  return Planner(problem, device, Way::kFused, WgradRuns::kByHolder).take();
+}
+
+GroupedMlpPlan plan_codes_within(const GroupedMlpProblem& problem, const Device& device) {
+  return Planner(problem, device, Way::kCodes, WgradRuns::kByHolder).take();
 }
 
 GroupedMlpPlan plan_unfused_within(const GroupedMlpProblem& problem, const Device& device) {
-  return Planner(problem, device, false, WgradRuns::kByHolder).take();
+  return Planner(problem, device, Way::kUnfused, WgradRuns::kByHolder).take();
 }
 
 }  // namespace cadre::layers

@@ -147,9 +147,10 @@ ActivationArgs arguments(const Run& run, const LayerStep& step, const Activation
   if (prob != kNone) args.prob = run.floats(prob);
   args.offsets = run.offsets();
   if (h != kNone) args.h = run.target(h).view;
+  if (plan.problem.along_k) args.along_k = run.copy(step.writes[3]);
   if (!plan.problem.backward) return args;
   args.dh = run.operand(dh).codes;
-  args.dz = run.target(dz).view;
+  if (dz != kNone) args.dz = run.target(dz).view;
   if (dprob != kNone) args.dprob = run.written_floats(dprob);
   return args;
 }

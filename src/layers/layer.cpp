@@ -56,6 +56,9 @@ int64_t moved_bytes(const DequantizeProblem& d) {
 int64_t quantising_bytes(const LayerStep& step) {
   if (const auto* quantize = std::get_if<QuantizePlan>(&step.plan))
     return moved_bytes(quantize->problem);
+  const auto* activation = std::get_if<ActivationPlan>(&step.plan);
+  if (activation != nullptr && activation->problem.along_k)
+    return quantized_bytes(copy_shape(activation->problem));
   const auto* decode = std::get_if<DequantizePlan>(&step.plan);
   return decode == nullptr ? 0 : moved_bytes(decode->problem);
 }

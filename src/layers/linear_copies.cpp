@@ -15,7 +15,7 @@ bool same_copy(const Format& along_k, const Format& along_rows) {
 /// One copy serves both if it is written in one form.
 bool shares(const Copied& tensor, const Format& along_k, const Format& along_rows) {
   const Copy &k = tensor.along_k, &rows = tensor.along_rows;
-  return k.is_there && rows.is_there && same_copy(along_k, along_rows) &&
+  return k.is_there && rows.is_there && !tensor.given_along_k && same_copy(along_k, along_rows) &&
          k.decoded == rows.decoded && k.codes_major == rows.codes_major &&
          k.scales_major == rows.scales_major;
 }
@@ -60,7 +60,9 @@ Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
   copy(dy.along_rows, p.wgrad, wgrad.lhs, p.dtype);
   x.given = o.quantized_x;
   w.given = o.quantized_w;
-  decode(x.along_k, decoded.fprop, fprop.lhs, x.given);
+  x.given_along_k = p.given_x_along_k;
+  dy.given_along_k = p.given_dy_along_k;
+  decode(x.along_k, decoded.fprop, fprop.lhs, x.given || x.given_along_k);
   decode(x.along_rows, decoded.wgrad, wgrad.rhs, x.given || !o.save_input || decoded.wgrad_waits);
   decode(w.along_k, decoded.fprop, fprop.rhs, w.given);
   decode(w.along_rows, decoded.dgrad, dgrad.rhs, false);

@@ -38,8 +38,9 @@ struct Copy {
 struct Copied {
   int itself;
   Copy along_k, along_rows;
-  bool shared = false;  ///< the copy along K serves both products
-  bool given = false;   ///< the copies are the caller's
+  bool shared = false;         ///< the copy along K serves both products
+  bool given = false;          ///< the copies are the caller's
+  bool given_along_k = false;  ///< that along K is, in the order that a product wants
 
   bool copies() const { return along_k.is_there || along_rows.is_there; }
   bool copies_rows() const { return along_rows.is_there && !shared; }

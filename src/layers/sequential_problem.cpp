@@ -96,6 +96,8 @@ void check(const SequentialProblem& p) {
   for (size_t i = 0; i < p.ops.size(); ++i) {
     const auto* activation = std::get_if<ActivationProblem>(&p.ops[i]);
     if (activation) checks.countable("F of an op", {activation->features});
+    checks.holds(activation == nullptr || !activation->along_k, "along_k of op ", i,
+                 " is given, must be absent; a row passes values");
     if (i > 0) check_neighbours(checks, p, i);
     checks.holds(!before_learns || !stops_backward(p.ops[i]), "dgrad of op ", i,
                  " is no, must be yes; an op before it learns");

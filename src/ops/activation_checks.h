@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "cadre/activation_kind.h"
+#include "cadre/format.h"
 #include "ops/checks.h"
 #include "ops/problem_text.h"
 
@@ -14,6 +15,15 @@ struct ActivationRule {
   GluLayout layout;
   int64_t features;
 };
+
+/// Whether a few neighbouring elements of a row are all that a scale depends on, so that an
+/// activation can quantise what it computes.
+inline bool has_row_scales(const FormatInfo& row) {
+  return row.block >= 32 && row.block != kWholeLine && !row.has_expert_scale;
+}
+inline bool has_row_scales(const Format& f) {
+  return has_row_scales(info(f.kind)) && !f.square && !f.stochastic && !f.hadamard;
+}
 
 /// What must hold of one, whatever computes it.
 template <class Problem>

@@ -94,6 +94,10 @@ cadre explain activation forward silu R=9 F=4 E=2 limit=6
 cadre explain activation forward clamped_swiglu R=9 F=4 E=2 limit=0
 cadre explain activation forward silu R=9 F=4 E=2 layout=interleave32
 cadre explain activation forward swiglu R=9 F=4 E=2 layout=interleave32
+cadre explain activation forward swiglu R=9 F=4 E=2 along_k=nvfp4
+cadre explain activation forward swiglu R=9 F=4 E=2 along_k=mxfp8 amax_eps=-1
+cadre explain activation forward swiglu R=9 F=4 E=2 along_k_scales_major=column
+cadre explain activation forward swiglu R=9 F=4 E=2 plain=yes
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=bf16 x=bf16
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 discrete_bias=yes
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 bias_scale=yes
@@ -143,6 +147,9 @@ cadre explain moe T=9 top_k=5 H=8 F=16 E=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 quantized_x=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 bias2=yes dbias=no
 cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes T=4 recipe=mxfp8 quantized_x=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 given_x_along_k=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes given_x_along_k=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 given_dy_along_k=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 T=4
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1
@@ -159,6 +166,7 @@ cadre explain sequential '|' grouped_linear R=9 N=8 K=8 '|' grouped_linear R=9 N
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 quantized_x=yes
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 act=relu
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 gather=yes T=4
+cadre explain sequential '|' activation forward relu R=9 F=8 along_k=mxfp8
 """
 
 CHECK = """

@@ -154,7 +154,7 @@ void expect_codes_within_layers(std::string_view recipe) {
     GroupedMlpProblem p = mlp(recipe);
     p.options.deferred = deferred;
     const GroupedMlpPlan experts = plan(p, hopper().device);
-    EXPECT_EQ(experts.name, "unfused");
+    EXPECT_EQ(experts.name, recipe == "fp8_block" ? "codes" : "unfused");
     expect_codes(experts.fc1, deferred);
     expect_codes(experts.fc2, deferred);
     auto layer =
@@ -176,6 +176,73 @@ void expect_codes_within_layers(std::string_view recipe) {
 TEST(LayerPlan, MultipliesCodesWithinLayers) {
   expect_codes_within_layers("fp8_block");
   expect_codes_within_layers("fp8_tensor");
+}
+
+/// Where the activation writes codes, the linears quantise neither h nor dz.
+struct BetweenSteps {
+  bool h, dz;
+
+  explicit BetweenSteps(const GroupedMlpPlan& made)
+      : h(writes(made, "activation") && !quantises(made.fc2, "quantize x")),
+        dz(writes(made, "activation backward") && !quantises(made.fc1, "quantize dy")) {}
+
+ private:
+  static bool writes(const GroupedMlpPlan& made, const char* step) {
+    return find_step<ActivationPlan>(made, step)->name == "cuda_activation_codes";
+  }
+  static bool quantises(const GroupedLinearPlan& linear, const char* step) {
+    return find_step<QuantizePlan>(linear, step) != nullptr;
+  }
+};
+
+TEST(LayerPlan, QuantisesHAndDzInTheActivation) {
+  GroupedMlpProblem p = mlp("fp8_block,wgrad=bf16");
+  p.features = 128;
+  p.hidden = 32;
+  const GroupedMlpPlan made = plan(p, hopper().device);
+  EXPECT_EQ(made.name, "codes");
+  EXPECT_EQ(refused(made), "fused");
+  const BetweenSteps both(made);
+  EXPECT_TRUE(both.h && both.dz);
+  const auto& activation = find_step<ActivationPlan>(made, "activation")->problem;
+  EXPECT_EQ(activation.along_k_scales_major, Major::kColumn);
+  EXPECT_EQ(product(made.fc2, "multiply"), kCodes);
+  EXPECT_EQ(product(made.fc1, "dx"), kCodes);
+  p.features = 96;  // a block of dz would have gates and ups
+  const BetweenSteps one(plan(p, hopper().device));
+  EXPECT_TRUE(one.h && !one.dz);
+  p.layout = GluLayout::kInterleave32;
+  const BetweenSteps interleaved(plan(p, hopper().device));
+  EXPECT_TRUE(interleaved.h && interleaved.dz);
+  p.recipe = parse_recipe("fp8_block");
+  const BetweenSteps forward(plan(p, hopper().device));  // backward reads dz along rows too
+  EXPECT_TRUE(forward.h && !forward.dz);
+  p.keep_h = true;
+  EXPECT_EQ(plan(p, hopper().device).name, "unfused");
+  const auto layer =
+      parse_moe_problem("moe T=20 top_k=2 H=32 F=128 E=3 shared_F=128 recipe=fp8_block,wgrad=bf16");
+  const MoePlan whole = plan(layer, hopper().device);
+  for (const GroupedMlpPlan* part : {&whole.mlp, &whole.shared}) {
+    const BetweenSteps inside(*part);
+    EXPECT_TRUE(inside.h && inside.dz);
+  }
+}
+
+TEST(LayerPlan, SaysWhyTheActivationWritesNoCodes) {
+  const std::string why =
+      "codes: no product reads h or dz in codes along K alone that an activation writes";
+  const auto named = [](const GroupedMlpProblem& p, const char* device) {
+    return unsupported([&] { plan(p, parse_device(device), "codes"); });
+  };
+  EXPECT_NE(named(mlp("mxfp8"), "sm_90").find(why), std::string::npos);  // it is decoded
+  EXPECT_NE(named(mlp("fp8_block"), "sm_80").find(why), std::string::npos);
+  GroupedMlpProblem p = mlp("fp8_block,wgrad=bf16");
+  p.dtype = DType::kF16;  // composed of the two
+  EXPECT_NE(named(p, "sm_90").find(why), std::string::npos);
+  EXPECT_EQ(plan(p, hopper().device).name, "unfused");
+  p = mlp("bf16");
+  p.activation = ActivationKind::kSilu;
+  EXPECT_EQ(refused(plan(p, hopper().device)), "fused");  // no word of codes
 }
 
 TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {

@@ -161,7 +161,7 @@ TEST(GroupedMlpErrors, OfProblems) {
 
 TEST(GroupedMlpErrors, OfRoutes) {
   EXPECT_EQ(test::invalid([] { plan(problem("bf16"), this_cpu(), "best"); }),
-            "plan: route is 'best', must be one of fused, unfused "
+            "plan: route is 'best', must be one of fused, codes, unfused "
             "[grouped_mlp R=640 H=96 F=64 E=5 act=swiglu recipe=bf16 prob=yes]");
   const GroupedMlpPlan plain = plan(problem("bf16"), this_cpu());
   EXPECT_EQ(plain.name, "unfused");

@@ -15,8 +15,9 @@ inline Memory memory(const OwnedWorkspace& w) { return {w.get().data, w.get().by
 /// What a case is made for.
 struct MadeFor {
   Device device = this_cpu();
-  int64_t step = 1;          ///< gaps between rows are multiples of so many elements
-  std::string_view route{};  ///< the plan's, if not the first that takes it
+  int64_t step = 1;              ///< gaps between rows are multiples of so many elements
+  std::string_view route{};      ///< the plan's, if not the first that takes it
+  std::string_view mlp_route{};  ///< that of an expert MLP
 };
 
 /// One grouped linear layer with every tensor that it reads and writes, all of it watched: random

@@ -21,7 +21,7 @@ struct MlpCase {
   std::function<void(GroupedMlpArgs&)> change_args{};
 
   MlpCase(const GroupedMlpProblem& p, const Counts& c, unsigned seed, const MadeFor& where = {})
-      : plan(cadre::plan(p, where.device)),
+      : plan(cadre::plan(p, where.device, where.mlp_route)),
         counts(c),
         offsets(c.offsets()),
         made_for(where),

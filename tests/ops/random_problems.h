@@ -183,6 +183,10 @@ inline void draw(Dice& dice, ActivationProblem& p) {
   p.h = dice.plain();
   p.prob = dice.coin();
   p.tail = dice.word<Tail>();
+  if (dice.coin()) p.along_k = dice.format();
+  p.along_k_scales_major = dice.word<Major>();
+  p.amax_eps = dice.coin() ? dice.number() : 0;
+  p.plain = dice.coin();
 }
 
 inline void draw(Dice& dice, BiasGradProblem& p) {

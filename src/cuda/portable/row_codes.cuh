@@ -21,8 +21,11 @@ __device__ uint32_t largest_of_lanes(uint32_t value) {
 /// Chunks of a thread that lie below each other: where the first begins, and how many rows there
 /// are; 0 where the thread's columns are beyond the end.
 struct ChunkColumn {
+  static constexpr bool kTogether = false;  ///< each lies in a block of its own
   Place first;
   int rows;
+
+  __device__ Place place(int i) const { return {first.row + i, first.column}; }
 };
 
 /// Codes and scales of rows whose blocks lie within the rows, or with kDecoded the numbers of a
@@ -38,33 +41,39 @@ struct RowCodes {
       : codes(copy.to.codes), scales(copy.to.scales), options(copy.options) {}
 
   /// By all lanes of a warp, which have the same rows; chunks that are not there are zero. Of the
-  /// lanes that share a block one makes the scale of each row.
-  template <DType kSource, int kRows>
-  __device__ void write(const Chunk (&chunks)[kRows], ChunkColumn at) const {
-    static_assert(kRows <= kLanesOfBlock);
-    const int lane = int(threadIdx.x) % kLanesOfBlock;
+  /// lanes that share a block one makes the scale of each row. `at` says where chunk i begins, as
+  /// ChunkColumn does, and whether all chunks of a thread lie in one block, which then has fewer
+  /// lanes.
+  template <DType kSource, int kRows, class At>
+  __device__ void write(const Chunk (&chunks)[kRows], const At& at) const {
+    constexpr int kInBlock = At::kTogether ? kRows : 1, kScales = kRows / kInBlock;
+    constexpr int kLanesOfIt = kLanesOfBlock / kInBlock;
+    static_assert(kScales <= kLanesOfIt);
+    const int lane = int(threadIdx.x) % kLanesOfIt;
     uint32_t amax = 0;
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kScales; ++i) {
       ColumnMagnitudes<kSource> columns;
-      columns.add(chunks[i]);
-      const uint32_t largest = largest_of_lanes<kLanesOfBlock>(columns.of_all());
+#pragma unroll
+      for (int k = 0; k < kInBlock; ++k) columns.add(chunks[i * kInBlock + k]);
+      const uint32_t largest = largest_of_lanes<kLanesOfIt>(columns.of_all());
       if (lane == i) amax = largest;
     }
     const auto scale = Row::template block_scale<Element>(__uint_as_float(amax), {}, options);
-    if (!kDecoded && lane < __shfl_sync(~0u, at.rows, 0, kLanesOfBlock))
-      store_scale({at.first.row + lane, at.first.column}, scale.code);
+    if (!kDecoded && lane * kInBlock < __shfl_sync(~0u, at.rows, 0, kLanesOfIt))
+      store_scale(at.place(lane * kInBlock), scale.code);
     const float number = kDecoded ? Row::Scale::decode(scale.code) : 1.0f;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const float multiplier = __shfl_sync(~0u, scale.multiplier, i, kLanesOfBlock);
-      const float factor = kDecoded ? __shfl_sync(~0u, number, i, kLanesOfBlock) : 1.0f;
+      const float multiplier = __shfl_sync(~0u, scale.multiplier, i / kInBlock, kLanesOfIt);
+      const float factor = kDecoded ? __shfl_sync(~0u, number, i / kInBlock, kLanesOfIt) : 1.0f;
       if (i >= at.rows) continue;
       float x[kChunk];
       decode(chunks[i], kSource, x);
       for (float& value : x) value = formats::mul(value, multiplier);
       const auto eight = EightCodes<Element>::of(x);
-      uint8_t* to = codes.at(at.first.row + i, at.first.column);
+      const Place place = at.place(i);
+      uint8_t* to = codes.at(place.row, place.column);
       if constexpr (kDecoded)
         store_numbers(to, eight, factor);
       else
