@@ -194,7 +194,8 @@ struct LayerPlan {
 
 /// A step by its name, to look at its plan; null if the layer has none. Not for a run.
 template <class StepPlan>
-const StepPlan* find_step(const LayerPlan& plan, std::string_view name) {
+[[gnu::visibility("hidden")]] const StepPlan* find_step(const LayerPlan& plan,
+                                                        std::string_view name) {
   for (const LayerStep& step : plan.steps)
     if (step.name == name) return std::get_if<StepPlan>(&step.plan);
   return nullptr;

@@ -37,12 +37,12 @@ template <>
 struct List<ActivationProblem> {
   static constexpr Entry<ActivationProblem> kEntries[] = {
       {"cpu", plain_activation<takes_all>, no_workspace, activation},
-      {"cpu_reference", plain_activation<takes_all>, no_workspace, reference::activation},
       {.name = "composed",
        .refuses = backend::refuses_composed_activation,
        .workspace_bytes = backend::composed_activation_workspace_bytes,
        .run = backend::composed_activation,
        .inner = backend::composed_activation_plans},
+      {"cpu_reference", plain_activation<takes_all>, no_workspace, reference::activation},
   };
 };
 
