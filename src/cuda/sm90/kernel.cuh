@@ -18,8 +18,9 @@
 //              reads ahead, look_ahead(next tile, ...)                            multiply.cuh
 //   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
-//              What takes long to write has Held instead of write(), see consume_and_hold_tiles(),
-//              and the Bias that goes into it; Memory is their room in shared memory.
+//              What leaves beside the next tile's products has Held instead, see
+//              consume_and_hold_tiles(), and the Bias that goes into it; Memory is their room in
+//              shared memory.
 //
 // It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with one
 // operand in common, mostly the second; each loads half of that for both. The life of a tile is
@@ -220,8 +221,8 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
   Kernel::Store::finish(params);
 }
 
-/// A consumer that holds the output of a tile, packed, and writes it turn
-/// by turn while the next tile is multiplied.
+/// A consumer that holds the output of a tile, packed, and writes it turn by turn while the next
+/// tile is multiplied. All is inlined: a function's border would make products wait.
 template <class Kernel>
 __device__ __forceinline__ void consume_and_hold_tiles(Shared<Kernel>& shared, const auto& params,
                                                        int consumer) {
