@@ -37,7 +37,7 @@ constexpr int kBuffers = 4, kBuffersOfFloatRows = 2;
 /// contraction, are over before what is held has left: 128 rows of 256 lose 3 % (held: 5 % faster
 /// in the mean of ten products, decision 5).
 constexpr int kBuffersOfHeldRows = 2, kRecordsOfHeldRows = 3;
-constexpr int64_t kMostUnheld = 128 * 256;
+constexpr int64_t kMostUnheld = int64_t{128} * 256;
 
 /// Buffers of gated rows, for each consumer: of 16 columns, of which h leaves with gate and up.
 constexpr int kBuffersOfGatedRows = 4;
