@@ -2,12 +2,10 @@
 
 #include <algorithm>
 
-#include "cadre/error.h"
+#include "backend/composed.h"
 
 namespace cadre::backend {
 namespace {
-
-constexpr int64_t kAlignment = 256;
 
 /// The activation, and the copy of its result.
 struct ActivationAndCopy {
@@ -16,8 +14,7 @@ struct ActivationAndCopy {
 
   static DType result(const ActivationProblem& p) { return p.backward ? p.z : p.h; }
   static int64_t result_bytes(const ActivationProblem& p) {
-    const int64_t bytes = bytes_for(result(p), p.rows * copy_shape(p).cols);
-    return p.plain ? 0 : (bytes + kAlignment - 1) / kAlignment * kAlignment;
+    return p.plain ? 0 : aligned(bytes_for(result(p), p.rows * copy_shape(p).cols));
   }
   static ActivationProblem activation_of(ActivationProblem p) {
     if (!p.plain && !p.backward) p.tail = Tail::kKeep;  // which nobody reads
@@ -43,8 +40,7 @@ struct ActivationAndCopy {
   }
   void run(const ActivationProblem& p, const ActivationArgs& args, Workspace workspace,
            Stream stream) const {
-    const int64_t bytes = result_bytes(p);
-    const Workspace rest{static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
+    const Workspace rest = behind(workspace, result_bytes(p));
     ActivationArgs act = args;
     TensorView& written = p.backward ? act.dz : act.h;
     if (!p.plain) written = view(workspace.data, result(p), {p.rows, copy_shape(p).cols});
@@ -60,12 +56,7 @@ struct ActivationAndCopy {
 
 std::string refuses_composed_activation(const ActivationProblem& p, const Device& device) {
   if (!p.along_k) return "is for activations whose result is quantised";
-  try {
-    ActivationAndCopy::of(p, device);
-  } catch (const Unsupported& error) {
-    return error.what();
-  }
-  return {};
+  return refusal_of([&] { ActivationAndCopy::of(p, device); });
 }
 
 int64_t composed_activation_workspace_bytes(const ActivationProblem& p, const Device& device) {

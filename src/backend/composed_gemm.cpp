@@ -2,21 +2,12 @@
 
 #include <algorithm>
 
+#include "backend/composed.h"
 #include "cadre/activation.h"
-#include "cadre/error.h"
 #include "cadre/permute.h"
 
 namespace cadre::backend {
 namespace {
-
-constexpr int64_t kAlignment = 256;
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-/// What the first operation writes for the second lies at the start of the workspace.
-Workspace behind(Workspace workspace, int64_t bytes) {
-  return {static_cast<char*>(workspace.data) + bytes, workspace.bytes - bytes};
-}
 
 /// Rows in expert order from rows in token order, and the product that reads them.
 struct CopyAndProduct {
@@ -127,12 +118,7 @@ auto as_two(const GroupedGemmProblem& p, With&& with) {
 std::string refuses_composed_gemm(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather == Gather::kNo && !p.activation)
     return "is for products with an activation, or of rows that are gathered";
-  try {
-    as_two(p, [&]<class Two>() { Two::of(p, device); });
-  } catch (const Unsupported& error) {
-    return error.what();
-  }
-  return {};
+  return refusal_of([&] { as_two(p, [&]<class Two>() { Two::of(p, device); }); });
 }
 
 int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {

@@ -25,7 +25,6 @@ class Planner {
           WgradRuns runs = WgradRuns::kWithin)
       : p_(problem),
         way_(way),
-        fused_(way == Way::kFused),
         runs_(problem.options.deferred ? WgradRuns::kLater : runs),
         z_columns_(info(problem.activation).gated ? 2 * problem.features : problem.features),
         row_(plan_) {
@@ -97,7 +96,7 @@ class Planner {
     l.gather = p_.gather;
     l.tokens = p_.tokens;
     l.top_k = p_.top_k;
-    if (!fused_) return l;
+    if (!fused()) return l;
     GemmActivation& a = l.activation.emplace();
     a.kind = p_.activation;
     a.constants = p_.constants;
@@ -203,6 +202,7 @@ class Planner {
   static const QuantizeProblem* of(const std::optional<QuantizeProblem>& codes) {
     return codes ? &*codes : nullptr;
   }
+  bool fused() const { return way_ == Way::kFused; }
   int prob() const { return p_.prob ? kProb : kNone; }
   /// What wgrad of fc2 reads: h, if it was kept.
   int h_in_backward() const { return needs_h_again() ? kHAgain : kH; }
@@ -211,7 +211,7 @@ class Planner {
     const PartPhase fc1{0, Phase::kForward};
     const int x = p_.gather ? kTokens : kX, slot_of = p_.gather ? kSlotOf : kNone;
     const int h = reads_plain_h() ? kH : kNone, h_codes = h_codes_ ? kHAlongK : kNone;
-    if (fused_) {
+    if (fused()) {
       row_.step(Phase::kForward, "fc1 and activation", fc1, {x, prob(), slot_of},
                 {kH, reads_z() ? kZ : kNone});
     } else {
@@ -261,7 +261,6 @@ class Planner {
 
   const GroupedMlpProblem& p_;
   const Way way_;
-  const bool fused_;
   const WgradRuns runs_;
   const int64_t z_columns_;
   std::optional<QuantizeProblem> h_codes_, dz_codes_;  ///< what an activation quantises

@@ -74,6 +74,8 @@ void check_along_k(const ops::Checks<ActivationProblem>& checks, const Activatio
   if (!p.along_k) {
     checks.holds(p.along_k_scales_major == Major::kRow,
                  "along_k_scales_major is column, must be row; no copy along K is wanted");
+    checks.holds(p.amax_eps == 0, "amax_eps is ", p.amax_eps,
+                 ", must be 0; no copy along K is wanted");
     checks.holds(!p.plain, "plain is yes, must be no; without along_k nothing else is written");
     return;
   }

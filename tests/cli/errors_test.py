@@ -97,6 +97,7 @@ cadre explain activation forward swiglu R=9 F=4 E=2 layout=interleave32
 cadre explain activation forward swiglu R=9 F=4 E=2 along_k=nvfp4
 cadre explain activation forward swiglu R=9 F=4 E=2 along_k=mxfp8 amax_eps=-1
 cadre explain activation forward swiglu R=9 F=4 E=2 along_k_scales_major=column
+cadre explain activation forward swiglu R=9 F=4 E=2 amax_eps=0.5
 cadre explain activation forward swiglu R=9 F=4 E=2 plain=yes
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 format=bf16 x=bf16
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 discrete_bias=yes

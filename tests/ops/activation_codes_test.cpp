@@ -88,6 +88,8 @@ TEST(ActivationCodesErrors, Problems) {
             "activation: plain is yes, must be no; without along_k nothing else is written");
   EXPECT_EQ(plan_error("along_k_scales_major=column"),
             "activation: along_k_scales_major is column, must be row; no copy along K is wanted");
+  EXPECT_EQ(plan_error("amax_eps=0.5"),
+            "activation: amax_eps is 0.5, must be 0; no copy along K is wanted");
   EXPECT_EQ(plan_error("along_k=mxfp8 amax_eps=-1"),
             "activation: amax_eps is -1, must be finite and 0 or more");
 }

@@ -1,4 +1,6 @@
 #pragma once
+#include <type_traits>
+
 #include "cuda/device/tensor_map.h"
 #include "cuda/gemm/expert_search.h"
 #include "cuda/sm90/epilogue.cuh"
@@ -203,35 +205,26 @@ class HeldRowsStore : public RaggedRowsStore<held_output_of_rows(kOut)> {
   using RaggedRowsStore<held_output_of_rows(kOut)>::RaggedRowsStore;
 };
 
-/// The kernel of fprop and dgrad.
-template <RaggedRowsKind kKind>
+/// The kernel of fprop and dgrad. Holding, consumers hold 16-bit output, as it is summed.
+template <RaggedRowsKind kKind, bool kHolds>
 struct RaggedRows {
-  static constexpr Tile kTile{.a = {kKind.in, kKind.k_major}, .b = {kKind.in, true}};
+  static constexpr Tile kTile{.records = kHolds ? kRecordsOfHeldRows : kRecords,
+                              .a = {kKind.in, kKind.k_major},
+                              .b = {kKind.in, true}};
   using Params = RaggedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = RaggedRowsLoad<kTile>;
   using Multiply = Multiply16<kTile>;
-  using Store = RaggedRowsStore<output_of_rows(kKind.out)>;
-};
-
-/// The same with 16-bit output as it is summed, held by the consumers.
-template <RaggedRowsKind kKind>
-struct RaggedRowsHolding {
-  static constexpr Tile kTile{
-      .records = kRecordsOfHeldRows, .a = {kKind.in, kKind.k_major}, .b = {kKind.in, true}};
-  using Params = RaggedRowsParams;
-  using Schedule = RaggedRowsSchedule<kTile>;
-  using Load = RaggedRowsLoad<kTile>;
-  using Multiply = Multiply16<kTile>;
-  using Store = HeldRowsStore<kKind.out>;
+  using Store = std::conditional_t<kHolds, HeldRowsStore<kKind.out>,
+                                   RaggedRowsStore<output_of_rows(kKind.out)>>;
 };
 
 template <RaggedRowsKind kKind>
 void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
   if constexpr (kKind.out != DType::kF32)
     if (params.holds_output())
-      return launch_kernel<RaggedRowsHolding<kKind>>(params, blocks, stream);
-  launch_kernel<RaggedRows<kKind>>(params, blocks, stream);
+      return launch_kernel<RaggedRows<kKind, true>>(params, blocks, stream);
+  launch_kernel<RaggedRows<kKind, false>>(params, blocks, stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -32,10 +32,9 @@ constexpr int kDepth = 64, kStages = 4;
 constexpr int kBuffers = 4, kBuffersOfFloatRows = 2;
 
 /// Buffers of 16-bit rows that consumers hold, for each of them, and records of tiles there, since
-/// the store warps read the next one only when what is held of the last tile has left. Two records
-/// lose 3 % with the shortest tiles, and nothing with others. Tiles of so few rows, times their
-/// contraction, are over before what is held has left: 128 rows of 256 lose 3 % (held: 5 % faster
-/// in the mean of ten products, decision 5).
+/// the store warps read the next one only when what is held of the last tile has left: two records
+/// are slower with short tiles. Tiles of so few rows, times their contraction, are over before what
+/// is held has left, and are not held.
 constexpr int kBuffersOfHeldRows = 2, kRecordsOfHeldRows = 3;
 constexpr int64_t kMostUnheld = int64_t{128} * 256;
 
