@@ -33,8 +33,8 @@ INSTANTIATE_TEST_SUITE_P(
         // A consumer without rows, which lets all stages pass; tiles of one stage.
         "grouped_gemm dgrad R=122 N=56 K=280 E=12 discrete_rhs=yes",
         "grouped_gemm fprop R=90 N=40 K=520 E=3 format=f16 out=f32 beta=yes",
-        // Output that consumers hold: more tiles than blocks, a consumer without rows, tiles of three
-        // stages and narrow ones of many, an end within a tile.
+        // Output that consumers hold: more tiles than blocks, a consumer without rows, tiles of few
+        // stages, narrow ones of many, an end within a tile.
         "grouped_gemm fprop R=700 N=264 K=136 E=2 tail=zero",
         "grouped_gemm fprop R=300 N=320 K=520 E=4 unit_budget=2",
         "grouped_gemm fprop R=90 N=40 K=1160 E=3 format=f16 out=f16",
