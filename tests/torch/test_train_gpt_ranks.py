@@ -1,6 +1,7 @@
 """examples/train_gpt.py on several ranks: the losses of one process with the whole batch, whatever
 keeps the ranks alike, and as many exchanges in a compiled step as in an eager one."""
 
+import math
 import os
 import pathlib
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 from expert_parallel_cases import WORLD
 from processes import Processes, on_gpus
+from torch.distributed.tensor import DTensor
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("tqdm")
@@ -36,6 +38,29 @@ def train(options):
 def losses(rank, device, words, want):
     os.environ["LOCAL_RANK"] = str(rank)
     assert train(options_of(device, words)) == pytest.approx(want, rel=1e-3), words
+
+
+def gradients_of(options):
+    """Of the first batch, as the optimizer reads them, and the ranks."""
+    ranks = Ranks.join(options, train_gpt.DTYPES[options.dtype])
+    trainer = train_gpt.Trainer(options, options.runs[0], TEXT, ranks)
+    trainer.batch.copy_(trainer.text[trainer.starts[0][:, None] + trainer.within])
+    trainer.forward(trainer.batch)[0].backward()  # balance is of each rank's tokens, so without it
+    ranks.finish_gradients(trainer.model, math.inf)
+    return {name: p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+            for name, p in trainer.model.named_parameters()}, ranks
+
+
+def gradients(rank, device, words, want):
+    os.environ["LOCAL_RANK"] = str(rank)
+    got, ranks = gradients_of(options_of(device, words))
+    assert got.keys() == want.keys()
+    for name, gradient in got.items():
+        its = want[name]
+        if ".experts." in name:
+            its = its.chunk(ranks.sharing)[ranks.mesh["ep"].get_local_rank()]
+        torch.testing.assert_close(gradient.cpu(), its, rtol=1e-3, atol=1e-6,
+                                   msg=lambda what: f"{words}, {name}: {what}")
 
 
 def exchanges_of_a_step(rank, device, words):
@@ -79,6 +104,22 @@ KINDS = ["--parallel ddp", "--parallel fsdp2", "--mode compiled --parallel ddp",
                                    "--route collective --mode compiled"])
 def test_two_ranks_share_the_experts(two, one_process, words):
     two.run(losses, f"--ep 2 {words}", one_process)
+
+
+@pytest.fixture(scope="module")
+def gradients_of_one():
+    return gradients_of(options_of(torch.device("cpu"), ""))[0]
+
+
+@pytest.mark.parametrize("words", KINDS[:2])
+def test_gradients_of_two_ranks(two, gradients_of_one, words):
+    two.run(gradients, f"--ep 2 {words}", gradients_of_one)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+@pytest.mark.parametrize("words", [f"--ep 2 --replicas 2 {words}" for words in KINDS[:2]])
+def test_gradients_of_four_ranks(ranks, gradients_of_one, words):
+    ranks.run(gradients, words, gradients_of_one)
 
 
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
