@@ -84,17 +84,24 @@ struct Case {
 };
 
 /// Forward and backward of one case, which the GPU and the CPU begin alike.
-void check(const Case& before) {
-  Case got = before, want = before, reference = before;
+void check_bits(const Case& before) {
+  Case got = before, want = before;
   got.on_gpu();
   want.on_cpu("cpu");
-  reference.on_cpu("cpu_reference");
-  EXPECT_EQ(got.experts.bytes() == reference.experts.bytes(), true) << to_string(before.p);
   EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(before.p);
   got.p.backward = want.p.backward = true;
   got.on_gpu();
   want.on_cpu("cpu");
   EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
+}
+
+/// The same, where the reference in double chooses as fp32 does.
+void check(const Case& before) {
+  Case want = before, reference = before;
+  want.on_cpu("cpu");
+  reference.on_cpu("cpu_reference");
+  EXPECT_EQ(want.experts.bytes() == reference.experts.bytes(), true) << to_string(before.p);
+  check_bits(before);
 }
 
 struct RoutingOnDevice : testing::TestWithParam<RoutingScore> {
@@ -132,41 +139,165 @@ TEST_P(RoutingOnDevice, HasTheBitsOfTheCpu) {
         }
 }
 
+/// As many lanes and experts a lane as there are kernels for, all of a lane's experts or not.
+TEST_P(RoutingOnDevice, OfEveryNumberOfLanes) {
+  struct Sizes {
+    int experts, top_k;
+  };
+  constexpr Sizes kSizes[] = {{2, 1},    {7, 7},    {16, 16},  {31, 8},   {32, 8},   {33, 8},
+                              {57, 5},   {63, 8},   {64, 3},   {65, 8},   {96, 8},   {127, 6},
+                              {128, 8},  {128, 9},  {129, 8},  {130, 16}, {250, 16}, {256, 8},
+                              {256, 17}, {257, 12}, {300, 32}, {512, 32}, {511, 10}, {512, 33},
+                              {513, 8},  {8, 2},    {36, 36},  {600, 40}};
+  unsigned seed = 1;
+  for (const Sizes& sizes : kSizes) {
+    Case c({.score = GetParam(),
+            .tokens = 5 + seed % 13,
+            .experts = sizes.experts,
+            .top_k = sizes.top_k,
+            .logits = seed % 2 == 0 ? DType::kF32 : DType::kBf16,
+            .normalize = seed % 3 == 0,
+            .scale = 1.5f,
+            .expert_bias = seed % 5 == 0},
+           seed);
+    c.with_scores = seed++ % 4 == 0;
+    check(c);
+  }
+}
+
 TEST_P(RoutingOnDevice, OfInfiniteAndNanLogits) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  for (int groups : {1, 4})
+  struct Sizes {
+    int experts, top_k, groups, group_top_k;
+  };
+  constexpr Sizes kSizes[] = {{16, 4, 1, 1}, {16, 4, 4, 2},  {128, 8, 1, 1},
+                              {90, 8, 1, 1}, {200, 9, 1, 1}, {50, 40, 1, 1}};
+  for (const Sizes& sizes : kSizes)
     for (bool with_scores : {true, false}) {
       Case c({.score = GetParam(),
               .tokens = 40,
-              .experts = 16,
-              .top_k = 4,
+              .experts = sizes.experts,
+              .top_k = sizes.top_k,
               .normalize = true,
-              .groups = groups,
-              .group_top_k = groups / 2 + 1 - groups / 4},
+              .groups = sizes.groups,
+              .group_top_k = sizes.group_top_k},
              6);
       c.with_scores = with_scores;
       for (int64_t t = 0; t < 40; ++t)
-        for (int64_t e = 0; e < 16; ++e)
+        for (int64_t e = 0; e < sizes.experts; ++e) {
           if ((t * 7 + e * 5) % 3 == 0 || t < 4)
             c.logits.set({t, e}, t % 2 == 0 ? -kInfinity : double(NAN));
+          if (t % 5 == 4 && (t + e) % 7 == 0) c.logits.set({t, e}, kInfinity);
+        }
       check(c);
     }
 }
 
-// Scores that are zero are equal whatever the logits are. Experts 3 and 35 are of one lane.
-TEST_P(RoutingOnDevice, TheGreaterLogitOfEqualRanksIsChosen) {
-  for (int64_t other : {35, 36}) {
-    Case c({.score = GetParam(), .tokens = 2, .experts = 64, .top_k = 2, .expert_bias = true}, 7);
-    for (int64_t e = 0; e < 64; ++e) {
-      c.bias.set({e}, e == 3 || e == 7 || e == other ? 0 : -1);
-      for (int64_t t : {0, 1})
-        c.logits.set({t, e}, e == 7       ? 0.0
-                             : e == other ? -200 - 10 * double(t)
-                             : e == 3     ? -205
-                                          : -300);
-    }
+/// Logits by number; the experts that are not named have -3 or less.
+using Logits = std::vector<std::pair<int64_t, float>>;
+
+/// A token for each list.
+Case tokens_of(RoutingScore score, int experts, int top_k, const std::vector<Logits>& tokens) {
+  Case c({.score = score, .tokens = int64_t(tokens.size()), .experts = experts, .top_k = top_k}, 3);
+  for (size_t t = 0; t < tokens.size(); ++t) {
+    for (int64_t e = 0; e < experts; ++e) c.logits.set({int64_t(t), e}, -3 - double(e % 17) / 8);
+    for (const auto& [e, logit] : tokens[t]) c.logits.set({int64_t(t), e}, logit);
+  }
+  return c;
+}
+
+// Lane 3 of 8 has the experts 3, 11, 19, ....
+TEST_P(RoutingOnDevice, OfTheExpertsOfOneLane) {
+  std::vector<Logits> tokens(6);
+  for (int i = 0; i < 16; ++i) {
+    tokens[0].push_back({3 + 8 * i, 1 + 0.25f * float(i)});
+    tokens[1].push_back({3 + 8 * i, 5 - 0.25f * float(i)});
+    tokens[2].push_back({3 + 8 * i, 2});  // equal
+    tokens[3].push_back({3 + 8 * i, float(i / 5)});
+    tokens[4].push_back({3 + 8 * i, i < 8 ? 4.0f : 3.0f});
+    tokens[5].push_back({3 + 8 * i, i < 9 ? 4.0f : 4.0000005f});
+  }
+  check(tokens_of(GetParam(), 128, 8, tokens));
+  check(tokens_of(GetParam(), 125, 8, {tokens[0], tokens[5]}));
+}
+
+// The last choice and what comes after it: equal, nearly equal, and nearly equal behind an equal.
+TEST_P(RoutingOnDevice, OfCloseLogits) {
+  constexpr float kBase = 1.5f, kMore = 1.5000001f, kYetMore = 1.5000002f;
+  const std::vector<Logits> tokens = {
+      {{9, kBase}, {5, kBase}, {77, 4}, {40, kBase}},
+      {{9, kBase}, {5, kMore}, {77, 4}, {40, kBase}},
+      {{9, kBase}, {5, kBase}, {77, 4}, {40, kMore}},
+      {{1, kBase}, {2, kBase}, {3, kBase}, {100, kMore}},
+      {{1, kBase}, {2, kBase}, {3, kBase}, {4, kMore}, {9, kYetMore}},
+      {{1, kBase}, {9, kBase}, {17, kBase}, {25, kMore}, {33, kYetMore}},
+      {{8, 0.0f}, {16, -0.0f}, {5, 0.0f}, {6, -0.0f}},
+      {{16, 0.0f}, {8, -0.0f}, {6, 1e-30f}, {5, -1e-30f}},
+      {{7, 3e38f}, {8, -3e38f}, {9, 2e38f}}};
+  for (int top_k : {1, 2, 3, 4}) check_bits(tokens_of(GetParam(), 128, top_k, tokens));
+}
+
+/// Most ranks are a few units in the last place apart, and not in the order of the logits.
+TEST_P(RoutingOnDevice, OfRandomCloseLogits) {
+  struct Sizes {
+    int experts, top_k;
+  };
+  unsigned seed = 20;
+  for (const Sizes& sizes : {Sizes{128, 8}, {20, 8}, {64, 8}, {256, 8}, {300, 20}})
+    for (bool bias : {false, true})
+      for (double center : {-0.03, -2.0, 20.0}) {
+        Case c({.score = GetParam(),
+                .tokens = 21,
+                .experts = sizes.experts,
+                .top_k = sizes.top_k,
+                .expert_bias = bias},
+               seed);
+        std::mt19937 random(seed++);
+        for (int64_t t = 0; t < 21; ++t) {
+          const unsigned apart = 1u << (t % 10);
+          for (int64_t e = 0; e < sizes.experts; ++e)
+            c.logits.set({t, e}, center * (1 + double(random() % 40 * apart) * 0x1p-23));
+          c.logits.set({t, 0}, 0);
+        }
+        if (seed % 2 == 0) c.bias.fill(random, 0.5, 0.5);
+        check_bits(c);
+      }
+}
+
+/// Scores down to the least numbers, and zeros.
+TEST_P(RoutingOnDevice, OfLogitsFarApart) {
+  for (int experts : {30, 128, 200}) {
+    Case c({.score = GetParam(), .tokens = 20, .experts = experts, .top_k = 8, .normalize = true},
+           11);
+    for (int64_t t = 0; t < 20; ++t)
+      for (int64_t e = 0; e < experts; ++e)
+        c.logits.set({t, e}, -double((e * 37 + t) % experts) * (0.5 + 0.1 * double(t)));
     check(c);
   }
+}
+
+// Scores that are zero are equal whatever the logits are. Experts 3 and 35 are of one lane.
+TEST_P(RoutingOnDevice, TheGreaterLogitOfEqualRanksIsChosen) {
+  for (int groups : {1, 2})
+    for (int64_t other : {35, 36}) {
+      Case c({.score = GetParam(),
+              .tokens = 2,
+              .experts = 64,
+              .top_k = 2,
+              .expert_bias = true,
+              .groups = groups,
+              .group_top_k = groups},
+             7);
+      for (int64_t e = 0; e < 64; ++e) {
+        c.bias.set({e}, e == 3 || e == 7 || e == other ? 0 : -1);
+        for (int64_t t : {0, 1})
+          c.logits.set({t, e}, e == 7       ? 0.0
+                               : e == other ? -200 - 10 * double(t)
+                               : e == 3     ? -205
+                                            : -300);
+      }
+      check(c);
+    }
 }
 
 /// Of 70 choices, which 32 lanes have, most are of an expert that is chosen again.
@@ -174,7 +305,8 @@ TEST_P(RoutingOnDevice, BackwardSkipsWhatIsNoExpertAndAddsWhatIsChosenTwice) {
   struct Sizes {
     int experts, top_k, chosen;
   };
-  for (const Sizes& sizes : {Sizes{33, 5, 36}, Sizes{80, 70, 20}})
+  for (const Sizes& sizes :
+       {Sizes{33, 5, 36}, {80, 70, 20}, {128, 8, 20}, {64, 7, 9}, {200, 16, 40}, {400, 32, 60}})
     for (bool with_scores : {true, false}) {
       Case got({.backward = true,
                 .score = GetParam(),
@@ -218,17 +350,20 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
     int experts, top_k;
     size_t launches;
   };
-  // On the emulator, 6 blocks of 4 tokens are few; of one token where the experts are many.
+  // On the emulator, 6 blocks of 16 tokens are few; of 8 or 4 tokens where the experts or the
+  // choices are more, and of one where they are many.
   const Sizes kSizes[] = {{0, 3, 2, 1},
                           {1, 1, 1, 1},
-                          {4, 64, 8, 1},
-                          {5, 64, 8, 1},
-                          {23, 128, 8, 1},
+                          {16, 64, 8, 1},
+                          {17, 64, 8, 1},
+                          {95, 128, 8, 1},
+                          {48, 130, 8, 1},
                           {24, 501, 10, 1},
                           {6, 502, 40, 1},
                           {5, 2000, 3, 1},
-                          {test::sized(257, 25), 13, 3, 2},
-                          {300, 61, 13, 2},
+                          {test::sized(1025, 97), 13, 3, 2},
+                          {test::sized(513, 49), 61, 13, 2},
+                          {test::sized(257, 25), 400, 8, 2},
                           {test::sized(65, 7), 2000, 2, 2}};
   unsigned seed = 1;
   for (const Sizes& sizes : kSizes)

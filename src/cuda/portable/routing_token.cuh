@@ -1,8 +1,6 @@
 #pragma once
 #include "activations/sigmoid.h"
-#include "cadre/routing.h"
-#include "cuda/device/chunk.h"
-#include "cuda/portable/launch.h"
+#include "cuda/portable/routing_job.cuh"
 
 // A token of routing, whose arrays are in shared memory, and its scores. A warp takes it: lane i
 // has the experts i, i + 32, .... A sum over the experts is a tree over 64 partial sums, as on the
@@ -10,7 +8,6 @@
 namespace cadre::cuda::portable {
 
 constexpr int kTokenArrays = 6;  // each [E]
-constexpr unsigned kAll = ~0u;   // lanes of a warp
 
 /// The arrays of the warp's token, in shared memory.
 struct Token {
