@@ -23,13 +23,14 @@ constexpr int kMostWarps = 4;
 constexpr int64_t kMostBlocks = 1 << 20;
 
 /// A grid-stride loop: calls work(token number) with every token of this thread. All threads of a
-/// warp come as often, some with a number beyond the tokens.
+/// warp come as often; those beyond the tokens do what the last token's do, to the same bits.
 template <class Way, class Work>
 __device__ void for_tokens(int64_t tokens, Work&& work) {
   constexpr int kWidth = kLanes / Way::kTokens;
-  const int64_t first = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) / kWidth;
-  const int64_t step = int64_t(gridDim.x) * blockDim.x / kWidth;
-  for (int64_t t = first; t / Way::kTokens * Way::kTokens < tokens; t += step) work(t);
+  const int64_t warps = blockDim.x / kLanes;
+  const int64_t first = (blockIdx.x * warps + threadIdx.x / kLanes) * Way::kTokens;
+  for (int64_t t = first; t < tokens; t += gridDim.x * warps * Way::kTokens)
+    work(min(t + threadIdx.x % kLanes / kWidth, tokens - 1));
 }
 
 template <class Way>

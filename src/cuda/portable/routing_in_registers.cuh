@@ -20,24 +20,19 @@ struct RoutingInRegisters {
     return reinterpret_cast<float*>(shared) + threadIdx.x / P::kWidth * kGradients;
   }
 
-  /// What a part without a token does is not written.
   static __device__ void forward(const RoutingJob& job, uint8_t*, int64_t t) {
     const RoutingProblem& p = job.p;
-    const bool writes = t < p.tokens;
-    t = min(t, p.tokens - 1);
     Softmax softmax;
-    const int expert = choose(job, t, writes, softmax);
+    const int expert = choose(job, t, softmax);
     const Choice c = look_at_choice<P>(job, t, expert);
     const PlainProb prob = plain_prob<P>(p, c, softmax);
-    if (!writes || !c.is_choice) return;
+    if (!c.is_choice) return;
     job.experts[t * p.top_k + P::lane()] = expert;
     job.prob[t * p.top_k + P::lane()] = p.scale * (p.normalize ? prob.q / prob.norm : prob.q);
   }
 
   static __device__ void backward(const RoutingJob& job, uint8_t* shared, int64_t t) {
     const RoutingProblem& p = job.p;
-    const bool writes = t < p.tokens;
-    t = min(t, p.tokens - 1);
     float* added = gradients(shared);
     const bool has_choice = P::lane() < p.top_k;
     const Choice c =
@@ -50,13 +45,13 @@ struct RoutingInRegisters {
     begin_gradients(job, t, added);
     add_chosen(c, gradient, added);
     make_gradients(job, t, added, softmax, of);
-    if (writes) store_gradients(job, t, of);
+    store_gradients(job, t, of);
     __syncwarp();
   }
 
  private:
   /// The expert of this lane's choice. Writes the scores if they are wanted.
-  static __device__ int choose(const RoutingJob& job, int64_t t, bool writes, Softmax& softmax) {
+  static __device__ int choose(const RoutingJob& job, int64_t t, Softmax& softmax) {
     const RoutingProblem& p = job.p;
     const bool by_logit = p.score == RoutingScore::kTopKSoftmax;
     Numbers of = read_all_logits<P>(job.logits, t, p.experts);
@@ -66,7 +61,7 @@ struct RoutingInRegisters {
       softmax = make_plain_scores<P>(p, of);
       const bool is_divided = job.scores != nullptr || job.bias != nullptr;
       if (is_divided && p.score != RoutingScore::kSigmoid) divide<P>(of, softmax.sum);
-      if (job.scores != nullptr && writes)
+      if (job.scores != nullptr)
         for_slots<P>(p.experts, [&](int i, int e) { job.scores[t * p.experts + e] = of.of[i]; });
       if (!by_logit) keys = job.bias != nullptr ? keys_of_ranks(job, of) : keys_of_scores(of);
     }

@@ -107,10 +107,10 @@ struct Keys {
   }
   __device__ uint32_t greatest() const { return P::greatest(of[0]); }
   __device__ void take(uint32_t key) {
-    if (of[0] != key) return;
+    const bool is_here = of[0] == key;
 #pragma unroll
-    for (int i = 0; i + 1 < kSorted; ++i) of[i] = of[i + 1];
-    if constexpr (kSorted == P::kSlots) of[kSorted - 1] = 0;
+    for (int i = 0; i + 1 < kSorted; ++i) of[i] = is_here ? of[i + 1] : of[i];
+    if constexpr (kSorted == P::kSlots) of[kSorted - 1] = is_here ? 0 : of[kSorted - 1];
   }
 };
 
@@ -151,11 +151,11 @@ __device__ bool is_doubtful(const RoutingJob& job, int64_t t, Keys<P>& keys, uin
 template <class P>
 __device__ int choose_by_keys(const RoutingJob& job, int64_t t, Keys<P>& keys) {
   uint32_t mine = 0, last = 0;
-#pragma unroll 1
+#pragma unroll 4
   for (int j = 0; j < job.p.top_k; ++j) {
     last = keys.greatest();
     keys.take(last);
-    if (P::lane() == j) mine = last;
+    mine = P::lane() == j ? last : mine;
   }
   if (is_doubtful(job, t, keys, mine, last)) return choose_by_standing<P>(job, t);
   return Keys<P>::expert_of(mine);
