@@ -199,6 +199,7 @@ using Logits = std::vector<std::pair<int64_t, float>>;
 /// A token for each list.
 Case tokens_of(RoutingScore score, int experts, int top_k, const std::vector<Logits>& tokens) {
   Case c({.score = score, .tokens = int64_t(tokens.size()), .experts = experts, .top_k = top_k}, 3);
+  c.with_scores = false;
   for (size_t t = 0; t < tokens.size(); ++t) {
     for (int64_t e = 0; e < experts; ++e) c.logits.set({int64_t(t), e}, -3 - double(e % 17) / 8);
     for (const auto& [e, logit] : tokens[t]) c.logits.set({int64_t(t), e}, logit);
@@ -237,6 +238,23 @@ TEST_P(RoutingOnDevice, OfCloseLogits) {
   for (int top_k : {1, 2, 3, 4}) check_bits(tokens_of(GetParam(), 128, top_k, tokens));
 }
 
+// e^x in fp32 is greater for the lesser of these two, in the last bit and all above it that a key
+// has. Divided by some sums they are equal, so that the greater logit comes first.
+TEST_P(RoutingOnDevice, OfLogitsWhoseWeightsAreInAnotherOrder) {
+  constexpr float kLesser = -0x1.ff86e2p-4f, kGreater = -0x1.ff86e0p-4f;
+  for (int top_k : {2, 3}) {
+    Case c({.score = GetParam(), .tokens = 16, .experts = 128, .top_k = top_k}, 5);
+    c.with_scores = false;  // scores that are wanted are divided before they are keys
+    for (int64_t t = 0; t < 16; ++t)
+      for (int64_t e = 0; e < 128; ++e)
+        c.logits.set({t, e}, e == 0     ? 0
+                             : e == 2   ? kLesser
+                             : e == 100 ? kGreater
+                                        : -3.4 - 0.04 * double(t));
+    check_bits(c);
+  }
+}
+
 /// Most ranks are a few units in the last place apart, and not in the order of the logits.
 TEST_P(RoutingOnDevice, OfRandomCloseLogits) {
   struct Sizes {
@@ -252,6 +270,7 @@ TEST_P(RoutingOnDevice, OfRandomCloseLogits) {
                 .top_k = sizes.top_k,
                 .expert_bias = bias},
                seed);
+        c.with_scores = seed % 2 == 0;
         std::mt19937 random(seed++);
         for (int64_t t = 0; t < 21; ++t) {
           const unsigned apart = 1u << (t % 10);
@@ -361,6 +380,7 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
                           {48, 130, 8, 1},
                           {24, 501, 10, 1},
                           {6, 502, 40, 1},
+                          {24, 300, 40, 1},
                           {5, 2000, 3, 1},
                           {test::sized(1025, 97), 13, 3, 2},
                           {test::sized(513, 49), 61, 13, 2},

@@ -41,8 +41,8 @@ TEST(Divisor, OfExtremeMantissas) {
       }
 }
 
-/// a with a 2^bits = b m + rest for a number m of 25 bits: where m is odd, a / b is next to a midpoint
-/// of two numbers of 24 bits. Calls try_dividend(a) with each.
+/// Calls try_dividend(a) with each a of a 2^bits = b m + rest for a number m of 25 bits: where m is
+/// odd, a / b is next to a midpoint of two numbers of 24 bits.
 template <class Try>
 void for_dividends_near_midpoints(uint64_t b, int bits, int64_t rest, Try&& try_dividend) {
   const int twos = std::countr_zero(b);

@@ -3,7 +3,8 @@
 #include "cuda/portable/routing_job.cuh"
 
 // Routing of any problem: a warp takes a token, whose arrays are in shared memory
-// (routing_token.cuh), and its choices (routing_choice.cuh). A sum over the chosen is in their order.
+// (routing_token.cuh), and its choices (routing_choice.cuh). A sum over the chosen is in their
+// order.
 namespace cadre::cuda::portable {
 
 /// Calls work(j) in the lane of choice j, for all of them. Mostly once: nothing is unrolled.

@@ -9,8 +9,8 @@
 // a lane.
 namespace cadre::cuda::portable {
 
-/// A part of so many lanes: lane i has the experts i, i + kWidth, ..., kSlots if it is full, at most
-/// as many if not.
+/// A part of so many lanes: lane i has the experts i, i + kWidth, ..., kSlots if it is full, at
+/// most as many if not.
 template <int kLanesOfToken, int kExpertsOfLane, bool kIsFull>
 struct Part {
   static constexpr int kWidth = kLanesOfToken, kSlots = kExpertsOfLane;
