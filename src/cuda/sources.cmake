@@ -37,6 +37,7 @@ set(cadre_cuda_sources
   portable/routing.cu
   sm90/fp8_rows.cpp
   sm90/gated_rows.cpp
+  sm90/gathered_contraction.cpp
   sm90/gathered_rows.cpp
   sm90/grouped_gemm.cpp
   sm90/packed_rows.cpp
@@ -68,6 +69,10 @@ set(cadre_sm90_sources
   sm90/instances/fp8_tensor_rows_e5m2_to_f32.cu
   sm90/instances/gated_rows_bf16.cu
   sm90/instances/gated_rows_f16.cu
+  sm90/instances/gathered_contraction_bf16.cu
+  sm90/instances/gathered_contraction_bf16_transposed.cu
+  sm90/instances/gathered_contraction_f16.cu
+  sm90/instances/gathered_contraction_f16_transposed.cu
   sm90/instances/gathered_rows_bf16.cu
   sm90/instances/gathered_rows_f16.cu
   sm90/instances/packed_rows_mxfp4_to_bf16.cu
@@ -84,4 +89,5 @@ set(cadre_sm90_sources
   sm90/instances/rows_mn_major_bf16_to_f32.cu
   sm90/instances/rows_mn_major_f16_to_f16.cu
   sm90/instances/rows_mn_major_f16_to_f32.cu
+  sm90/token_places.cu
 )

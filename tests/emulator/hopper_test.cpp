@@ -16,7 +16,8 @@ TEST_P(Hopper, AgreesWithTheReferenceInAnyOrder) {
     return std::string_view(GetParam()).find(word) != std::string_view::npos;
   };
   test::agrees_in_any_order(GetParam(),
-                            has("wgrad")                    ? "sm90_ragged_contraction"
+                            has("wgrad") && has("gather=")  ? "sm90_gathered_contraction"
+                            : has("wgrad")                  ? "sm90_ragged_contraction"
                             : has("gather=")                ? "sm90_gathered_rows"
                             : has("act=")                   ? "sm90_gated_rows"
                             : has("x=bf16") || has("mxfp4") ? "sm90_packed_rows"
@@ -64,6 +65,14 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=600 N=528 K=64 E=3 gather=lhs T=300 top_k=2 act=reglu unit_budget=2 "
         "prob=yes",
         "grouped_gemm fprop R=130 N=320 K=136 E=36 gather=lhs T=65 top_k=2 act=swiglu z=yes",
+        // Gradients of rows of tokens: experts of no row, of one stage and of many, a consumer and a
+        // block without columns, dw as it is summed and turned.
+        "grouped_gemm wgrad R=300 N=136 K=328 E=5 gather=rhs T=150 top_k=2 accumulate=yes",
+        "grouped_gemm wgrad R=300 N=136 K=328 E=5 gather=lhs T=100 top_k=3 accumulate=per_expert",
+        "grouped_gemm wgrad R=260 N=264 K=72 E=24 gather=lhs T=130 top_k=2 format=f16 out=f16 "
+        "alpha=yes discrete_out=yes",
+        "grouped_gemm wgrad R=900 N=72 K=264 E=2 gather=rhs T=900 format=f16 out=f16 alpha=yes "
+        "discrete_out=yes accumulate=device unit_budget=2",
         // Codes in blocks: batches that begin between multiples of four, powers of two as scales or
         // not, blocks along the contraction and of w's rows that are short.
         "grouped_gemm fprop R=500 N=264 K=272 E=2 format=fp8_block lhs_scales_major=column "

@@ -19,6 +19,13 @@ __device__ inline void cp_async_line(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
+/// Copies four bytes.
+__device__ inline void cp_async_word(uint32_t to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+
 /// Ends this thread's open group of copies.
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

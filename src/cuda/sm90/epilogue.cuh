@@ -155,7 +155,8 @@ __device__ inline void zero_tail(const RaggedRowsParams& params, const TailRows&
 }
 
 /// dw = alpha_e * sum; 16-bit numbers that dw held are added here, since TMA would round twice.
-template <DType kOut, int kCount>
+/// Transposed: rows of dw are columns of the accumulators.
+template <DType kOut, bool kTransposed, int kCount>
 __device__ inline void finish_contraction(const RaggedContractionParams& params,
                                           const TileRecord& tile, const TilePart& part,
                                           float (&to)[kCount]) {
@@ -170,7 +171,9 @@ __device__ inline void finish_contraction(const RaggedContractionParams& params,
     const int col = part.col + place.col + ThreadPlace::col_of(i);
     to[i] = part.accumulators[i] * alpha;
     if (adds && row < params.out_rows && col < params.cols)
-      to[i] += read(old, old_dtype, row * params.old_row_step + col);
+      to[i] +=
+          read(old, old_dtype,
+               kTransposed ? col * params.old_row_step + row : row * params.old_row_step + col);
   }
 }
 

@@ -1,7 +1,10 @@
 #include "cuda/sm90/grouped_gemm.h"
 
+#include <utility>
+
 #include "cadre/error.h"
 #include "cuda/sm90/fp8_rows.h"
+#include "cuda/sm90/gathered_contraction.h"
 #include "cuda/sm90/gathered_rows.h"
 #include "cuda/sm90/prepare.h"
 #include "cuda/sm90/ragged_contraction.h"
@@ -123,6 +126,44 @@ void set_scales(Fp8RowsParams& params, const GroupedGemmProblem& p, const Groupe
   params.w_scale_depth = w_scales.stride[3 - across];
 }
 
+/// From a token to the next.
+uint32_t units_of(const TensorView& tokens) {
+  return uint32_t(bytes_for(tokens.dtype, tokens.stride[0]) / 16);
+}
+
+/// The rows of tokens lie where 32 bits say, in units of sixteen bytes.
+void check_tokens(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
+  constexpr int64_t kMostBytes = int64_t(1) << 36;
+  require(bytes_for(v.dtype, v.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: ", what, " is ",
+          v, ", must lie in ", kMostBytes, " bytes or fewer; copy it [", p, "]");
+}
+
+/// All but the operands of wgrad.
+RaggedContractionParams contraction_params(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                                           Workspace workspace, cudaStream_t stream) {
+  const GroupedGemmProblem& p = plan.problem;
+  const TensorView& dw = args.out;
+  const auto* pointers = const_cast<const void* const*>(args.discrete_out);
+  const Prepared experts = prepare({dw, pointers, kGradientRows}, plan, workspace, stream);
+  const bool adds = p.out != DType::kF32 && p.accumulate != Accumulate::kNo;  // floats by TMA
+  return {.a = {},
+          .b = {},
+          .dw = experts.map,
+          .experts = experts.maps,
+          .offsets = args.offsets.data,
+          .taken = experts.taken,
+          .rows = p.rows,
+          .expert_count = p.experts,
+          .out_rows = int(p.n),
+          .cols = int(p.k),
+          .alpha = args.alpha,
+          .old = plain(dw, pointers),
+          .old_row_step = dw.stride[1],
+          .has_epilogue = args.alpha != nullptr || adds,
+          .accumulate = p.accumulate,
+          .flags = args.accumulate};
+}
+
 Prepared prepare_gated(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
                        Workspace workspace, cudaStream_t stream) {
   return prepare({args.rhs.codes, args.rhs.discrete, 0, plan.problem.activation->layout}, plan,
@@ -149,6 +190,12 @@ std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device
 std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather != Gather::kLhs) return "takes rows that it gathers";
   return refuses_gated(p, device);
+}
+
+std::string refuses_gathered_contraction(const GroupedGemmProblem& p, const Device& device) {
+  if (p.gather == Gather::kNo) return "takes rows that it gathers";
+  if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
+  return refuses_ragged_contraction(p, device);
 }
 
 std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) {
@@ -187,11 +234,8 @@ void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) 
 }
 
 void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
-  constexpr int64_t kMostBytes = int64_t(1) << 36;  // places are 32 bits, of sixteen bytes each
-  const TensorView& x = args.lhs.codes;
   check_gated_rows(p, args);
-  require(bytes_for(x.dtype, x.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: x is ", x,
-          ", must lie in ", kMostBytes, " bytes or fewer; copy it [", p, "]");
+  check_tokens("x", args.lhs.codes, p);
 }
 
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -205,6 +249,14 @@ void check_ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs
   check_view("dy", args.lhs.codes, p);
   check_view("x", args.rhs.codes, p);
   check_view("dw", args.out, p);
+}
+
+void check_gathered_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_ragged_contraction(p, args);
+  if (p.gather == Gather::kLhs)
+    check_tokens("dy", args.lhs.codes, p);
+  else
+    check_tokens("x", args.rhs.codes, p);
 }
 
 void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
@@ -256,7 +308,7 @@ void run_gathered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
   GatheredRowsParams params;
   set_gated(params, plan, args, experts, {kConsumerRows, kGatheredPartFeatures});
   params.tokens = x.data;
-  params.token_units = uint32_t(bytes_for(x.dtype, x.stride[0]) / 16);
+  params.token_units = units_of(x);
   params.slot_of = args.slot_of;
   params.top_k = p.top_k;
   params.slots = int(p.tokens * p.top_k);
@@ -268,28 +320,35 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
-  const TensorView& dw = args.out;
-  const auto* pointers = const_cast<const void* const*>(args.discrete_out);
-  const Prepared experts = prepare({dw, pointers, kGradientRows}, plan, workspace, stream);
-  const int depth = contraction_depth(p.out);
-  const bool adds = p.out != DType::kF32 && p.accumulate != Accumulate::kNo;  // floats by TMA
-  const RaggedContractionParams params{.a = ragged_map(dy, depth),
-                                       .b = ragged_map(x, depth),
-                                       .dw = experts.map,
-                                       .experts = experts.maps,
-                                       .offsets = args.offsets.data,
-                                       .taken = experts.taken,
-                                       .rows = p.rows,
-                                       .expert_count = p.experts,
-                                       .out_rows = int(p.n),
-                                       .cols = int(p.k),
-                                       .alpha = args.alpha,
-                                       .old = plain(dw, pointers),
-                                       .old_row_step = dw.stride[1],
-                                       .has_epilogue = args.alpha != nullptr || adds,
-                                       .accumulate = p.accumulate,
-                                       .flags = args.accumulate};
+  RaggedContractionParams params = contraction_params(plan, args, workspace, stream);
+  params.a = ragged_map(dy, contraction_depth(p.out));
+  params.b = ragged_map(x, contraction_depth(p.out));
   find_ragged_contraction({x.dtype, p.out})(params, blocks_of(plan), stream);
+}
+
+void run_gathered_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                              Workspace workspace, Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  const bool turned = p.gather == Gather::kRhs;
+  const TensorView &dy = args.lhs.codes, &x = args.rhs.codes;
+  GatheredContractionParams params;
+  static_cast<RaggedContractionParams&>(params) = contraction_params(plan, args, workspace, stream);
+  if (turned) std::swap(params.out_rows, params.cols);
+  params.b = ragged_map(somewhere(turned ? dy : x, args), kDepth);
+  params.tokens = (turned ? x : dy).data;
+  const TokenPlaces places = places_of(plan, workspace);
+  params.places = places.places;
+  params.lacks = places.lacks;
+  write_token_places({.slot_of = args.slot_of,
+                      .offsets = args.offsets.data,
+                      .rows = p.rows,
+                      .experts = p.experts,
+                      .top_k = p.top_k,
+                      .slots = int(p.tokens * p.top_k),
+                      .token_units = units_of(turned ? x : dy)},
+                     places, params.taken, stream);
+  find_gathered_contraction({p.out, turned})(params, blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -38,6 +38,17 @@ bool counts_tiles(const GroupedGemmProblem& p, const Device& device) {
   return most_stages(p) > kCountedStages * clusters_of(p, device);
 }
 
+int64_t bytes_of_maps(const GroupedGemmProblem& p) {
+  const bool blocks = p.activation && p.activation->layout == GluLayout::kInterleave32;
+  const int64_t maps = p.discrete_rhs || p.discrete_out || blocks ? p.experts : 0;
+  return maps * int64_t(sizeof(CUtensorMap));
+}
+
+/// Whether the places of rows of tokens lie in the workspace. What writes them zeroes the count.
+bool has_places(const GroupedGemmProblem& p) {
+  return p.pass == Pass::kWgrad && p.gather != Gather::kNo;
+}
+
 void check_steps(bool good, std::string_view what, const TensorView& v,
                  const GroupedGemmProblem& p) {
   require(
@@ -89,9 +100,15 @@ void check_scales(std::string_view what, const TensorView& v, const GroupedGemmP
 }
 
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
-  const bool blocks = p.activation && p.activation->layout == GluLayout::kInterleave32;
-  const int64_t maps = p.discrete_rhs || p.discrete_out || blocks ? p.experts : 0;
-  return maps * int64_t(sizeof(CUtensorMap)) + (counts_tiles(p, device) ? kCountBytes : 0);
+  const int64_t words = has_places(p) ? kPlaceBlocks + p.rows : 0;
+  const int64_t places = parts_of(4 * words, kCountBytes) * kCountBytes;
+  return bytes_of_maps(p) + places + (counts_tiles(p, device) ? kCountBytes : 0);
+}
+
+TokenPlaces places_of(const GroupedGemmPlan& plan, Workspace workspace) {
+  auto* begin = static_cast<char*>(workspace.data) + bytes_of_maps(plan.problem);
+  auto* lacks = reinterpret_cast<uint32_t*>(begin);
+  return {.places = lacks + kPlaceBlocks, .lacks = lacks};
 }
 
 Plain plain(const TensorView& v, const void* const* discrete) {
@@ -105,7 +122,7 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
                     ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
                     : nullptr;
   if (v.one_map()) {
-    if (taken != nullptr) clear_count(taken, stream);
+    if (taken != nullptr && !has_places(plan.problem)) clear_count(taken, stream);
     return {v.map(v.view), nullptr, taken};
   }
   TensorView one = one_expert(v.view);

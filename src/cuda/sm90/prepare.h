@@ -6,6 +6,7 @@
 #include "cadre/grouped_gemm.h"
 #include "cuda/device/tensor_map.h"
 #include "cuda/sm90/ragged_rows.h"
+#include "cuda/sm90/token_places.h"
 
 // What every family of products on Hopper makes of a plan and its arguments: refusals that all
 // share, the workspace, tensor maps, and the launch parameters of ragged rows.
@@ -56,6 +57,10 @@ struct Prepared {
 /// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero,
 /// if clusters count.
 Prepared prepare(const ExpertViews&, const GroupedGemmPlan&, Workspace, cudaStream_t);
+
+/// Where in the workspace wgrad has the places of rows of tokens, which no call above writes; what
+/// does zeroes the count.
+TokenPlaces places_of(const GroupedGemmPlan&, Workspace);
 
 /// Rows of nobody that become zero.
 TailRows tail_rows(const TensorView&, Tail);

@@ -68,25 +68,37 @@ class RaggedContractionLoad {
       : params_(params), tile_(tile) {}
 
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
-    constexpr int kPanel = kTile.a.atom_elements(), kBytes = kTile.panel_bytes();
-    const int panels = tile_.cols() / kPanel;
-    const int row = kRaggedOrigin - (tile_.rows - depth), end = tile_.rows_end;
-    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + panels * kBytes));
-    tma_load(stage.a, params_.a, Box4{tile_.row, row, end, kRaggedOrigin}, full);
-    tma_load(stage.a + kBytes, params_.a, Box4{tile_.row + kPanel, row, end, kRaggedOrigin}, full);
-    for (int panel = int(cluster_ctarank()); panel < panels; panel += kCluster)
-      tma_load(stage.b + panel * kBytes, params_.b,
-               Box4{tile_.begin + kPanel * panel, row, end, kRaggedOrigin}, full, kAllBlocks);
+    const Box4 at = box(tile_.row, depth);
+    arrive_expect_tx(full, uint32_t(kTile.a_bytes() + bytes_of_b()));
+    tma_load(stage.a, params_.a, at, full);
+    tma_load(stage.a + kBytes, params_.a, Box4{at.x + kPanel, at.y, at.z, at.w}, full);
+    load_b(stage, full, depth);
+  }
+
+ protected:
+  __device__ int bytes_of_b() const { return tile_.cols() / kPanel * kBytes; }
+  __device__ void load_b(const Stage& stage, Barrier& full, int depth) const {
+    const Box4 at = box(tile_.begin, depth);
+    for (int panel = int(cluster_ctarank()); panel < tile_.cols() / kPanel; panel += kCluster)
+      tma_load(stage.b + panel * kBytes, params_.b, Box4{at.x + kPanel * panel, at.y, at.z, at.w},
+               full, kAllBlocks);
   }
 
  private:
+  static constexpr int kPanel = kTile.a.atom_elements(), kBytes = kTile.panel_bytes();
+
+  __device__ Box4 box(int column, int depth) const {
+    return {column, kRaggedOrigin - (tile_.rows - depth), tile_.rows_end, kRaggedOrigin};
+  }
+
   const RaggedContractionParams& params_;
   const TileRecord& tile_;
 };
 
 /// Parts of dw. Floats are added to by the consumers if they have been loaded, else by TMA
-/// (reduce-add), which is slower, but costs nothing where many rows hide it.
-template <Tile kTile, DType kOut>
+/// (reduce-add), which is slower, but costs nothing where many rows hide it. Transposed: rows of dw
+/// are columns of the accumulators.
+template <Tile kTile, DType kOut, bool kTransposed = false>
 class RaggedContractionStore {
  public:
   struct Memory {};
@@ -96,6 +108,7 @@ class RaggedContractionStore {
                                       .buffers = kFloats ? kBuffersOfFloats : kBuffers,
                                       .one_ring = !kFloats};
   static_assert(!kFloats || kShape.buffers * kShape.part_cols == kTile.cols);
+  static_assert(!kFloats || !kTransposed);
 
   __device__ RaggedContractionStore(const RaggedContractionParams& params, const TileRecord& tile)
       : params_(params),
@@ -106,12 +119,12 @@ class RaggedContractionStore {
   __device__ Parts parts() const { return parts_; }
   __device__ void write(const TilePart& part, uint32_t to) const {
     const bool is_loaded = part.number < parts_.loaded;
-    if (!is_loaded && !has_epilogue_) return write_upright<kOut>(part.accumulators, to);
+    if (!is_loaded && !has_epilogue_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
-    finish_contraction<kOut>(params_, tile_, part, finished);
+    finish_contraction<kOut, kTransposed>(params_, tile_, part, finished);
     if constexpr (kFloats)
       if (is_loaded) add_floats(finished, to, finished);
-    write_upright<kOut>(finished, to);
+    write_accumulators(finished, to);
   }
   /// Finds the map of the expert's dw.
   __device__ void open() {
@@ -133,6 +146,12 @@ class RaggedContractionStore {
   __device__ static void finish(const RaggedContractionParams&) {}
 
  private:
+  __device__ static void write_accumulators(const float* accumulators, uint32_t to) {
+    if constexpr (kTransposed)
+      write_halves_transposed<kOut, kShape.part_cols>(accumulators, to);
+    else
+      write_upright<kOut>(accumulators, to);
+  }
   __device__ static Parts parts_of(const RaggedContractionParams& params, const TileRecord& tile) {
     const int end = tile.end < params.cols ? tile.end : params.cols;
     const int count = (end - tile.begin + kShape.part_cols - 1) / kShape.part_cols;
@@ -140,7 +159,8 @@ class RaggedContractionStore {
     return {count, loads ? count : 0};
   }
   __device__ Box3 place(int row, int part) const {
-    return {tile_.begin + kShape.part_cols * part, row, expert_};
+    const int col = tile_.begin + kShape.part_cols * part;
+    return kTransposed ? Box3{row, col, expert_} : Box3{col, row, expert_};
   }
 
   const RaggedContractionParams& params_;

@@ -9,21 +9,32 @@
 // and the end of the wait for it.
 namespace cadre::cuda {
 
-inline void cp_async(uint32_t to, const void* from, int bytes) {
-  emulator::expect(to % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0,
-                   "a copy of sixteen bytes is not aligned");
-  emulator::expect(bytes >= 0 && bytes <= 16, "a copy has more than sixteen bytes");
+/// The first `bytes` of `whole`; the others become zero.
+inline void start_copy(uint32_t to, const void* from, int whole, int bytes) {
   std::shared_ptr<emulator::CopyGroup>& open = emulator::self().open_copies;
   if (open == nullptr) open = std::make_shared<emulator::CopyGroup>();
   ++open->left;
-  emulator::later([group = open, place = emulator::from_shared(to, 16), from, bytes] {
-    std::memset(place, 0, 16);
+  emulator::later([group = open, place = emulator::from_shared(to, whole), from, whole, bytes] {
+    std::memset(place, 0, size_t(whole));
     std::memcpy(place, from, size_t(bytes));
     if (--group->left == 0) emulator::notify(group.get());
   });
 }
 
+inline void cp_async(uint32_t to, const void* from, int bytes) {
+  emulator::expect(to % 16 == 0 && reinterpret_cast<uintptr_t>(from) % 16 == 0,
+                   "a copy of sixteen bytes is not aligned");
+  emulator::expect(bytes >= 0 && bytes <= 16, "a copy has more than sixteen bytes");
+  start_copy(to, from, 16, bytes);
+}
+
 inline void cp_async_line(uint32_t to, const void* from, int bytes) { cp_async(to, from, bytes); }
+
+inline void cp_async_word(uint32_t to, const void* from) {
+  emulator::expect(to % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 4 == 0,
+                   "a copy of four bytes is not aligned");
+  start_copy(to, from, 4, 4);
+}
 
 inline void cp_async_commit() {
   emulator::Thread& t = emulator::self();
