@@ -34,6 +34,7 @@ struct GroupedLinearProblem {
   /// plan's tensor of that name has; x and dy themselves for what else reads them.
   bool given_x_along_k = false, given_dy_along_k = false;
   bool gather = false;                   ///< forward reads x in token order: `tokens` of the args
+  bool gather_dw = false;                ///< and wgrad, which reads it as it is; nobody reads x
   int64_t tokens = 0;                    ///< T; 0 without gather
   int top_k = 1;                         ///< slots of a token
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
@@ -48,9 +49,9 @@ struct GroupedLinearProblem {
 struct GroupedLinearArgs {
   Offsets offsets{};
   LinearParameters parameters{};
-  TensorView x{};                     ///< [R, K]; with gather read in backward only
+  TensorView x{};                     ///< [R, K]; with gather read in backward only, if at all
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;   ///< [R] with gather, read by forward: as of GroupedGemm
+  const int32_t* slot_of = nullptr;   ///< [R] with gather, read with `tokens`: as of GroupedGemm
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;
                                       ///< given_x_along_k
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
@@ -93,8 +94,8 @@ struct GroupedLinearPlan : LayerPlan {
 ///           where a format is the tensor's own type the tensor is read as it is.
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
 ///           With gather row r of x is row slot_of[r] / top_k of `tokens`, whether fprop reads it
-///           or forward quantises it; x itself is read by a wgrad that reads it as it is, and with
-///           save_input.
+///           or forward quantises it; x itself is read by a wgrad that reads it as it is, unless
+///           that gathers too, and with save_input.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.

@@ -33,6 +33,7 @@ struct GroupedMlpProblem {
   bool dprob = true;         ///< with prob: dprob is wanted
   bool keep_h = false;       ///< save h in forward; else compute it again in backward
   bool gather = false;       ///< forward reads x in token order: `tokens` of the args
+  bool gather_dw = false;    ///< and fc1's wgrad, which reads it as it is; nobody reads x
   int64_t tokens = 0;        ///< T; 0 without gather
   int top_k = 1;             ///< slots of a token
   LayerOptions options{};
@@ -45,9 +46,9 @@ struct GroupedMlpArgs {
   Offsets offsets{};
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
-  TensorView x{};                      ///< [R, H]; with gather read in backward only
+  TensorView x{};                      ///< [R, H]; with gather read in backward only, if at all
   TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;    ///< [R] with gather, read by forward: as of GroupedGemm
+  const int32_t* slot_of = nullptr;    ///< [R] with gather, read with `tokens`: as of GroupedGemm
   QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
   QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]

@@ -4,6 +4,7 @@
 
 #include "cadre/layer.h"
 #include "cadre/workspace.h"
+#include "layers/linear_copies.h"
 #include "layers/memory.h"
 #include "ops/checks.h"
 
@@ -63,6 +64,7 @@ template <class Problem>
 void check_gather(const ops::Checks<Problem>& checks) {
   const Problem& p = checks.problem();
   if (!p.gather) {
+    checks.holds(!p.gather_dw, "gather_dw is yes, must be no; the problem says gather=no");
     checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
     checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; the problem says gather=no");
     return;
@@ -73,6 +75,8 @@ void check_gather(const ops::Checks<Problem>& checks) {
   checks.fits_int32("T * top_k", p.tokens * p.top_k);
   checks.holds(!p.options.quantized_x,
                "quantized_x is yes, must be no; tokens are quantised as they are gathered");
+  checks.holds(!p.gather_dw || linear::as_is(p.recipe.wgrad.rhs, p.dtype),
+               "gather_dw is yes, must be no; the recipe quantises x for wgrad");
 }
 
 /// Those of the layers whose rows come in expert order.

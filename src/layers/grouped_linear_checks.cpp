@@ -192,14 +192,17 @@ void check_copies(const LinearChecks& checks, const LinearRun& linear, const Nee
     check_copy(checks, kNamesAlongRows, linear.tensor(kXAlongRows).shape, linear.args.x_along_rows);
 }
 
+void check_tokens(const LinearChecks& checks, const GroupedLinearArgs& args) {
+  const GroupedLinearProblem& p = checks.problem();
+  checks.view("tokens", args.tokens, p.dtype, {p.tokens, p.k}, "the problem says gather=yes");
+  checks.present("slot_of", args.slot_of, p.rows, "the problem says gather=yes");
+}
+
 /// What forward reads as x, in the order of experts or of tokens.
 void check_input(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const GroupedLinearArgs& args = linear.args;
-  if (p.gather) {
-    checks.view("tokens", args.tokens, p.dtype, {p.tokens, p.k}, "the problem says gather=yes");
-    return checks.present("slot_of", args.slot_of, p.rows, "the problem says gather=yes");
-  }
+  if (p.gather) return check_tokens(checks, args);
   checks.absent("tokens", args.tokens, "the problem says gather=no");
   checks.absent("slot_of", args.slot_of, "the problem says gather=no");
   const bool comes_as_codes = p.options.quantized_x || p.given_x_along_k;
@@ -257,6 +260,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   if (need.reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k}, "wgrad reads it as it is");
+  if (need.reads(kTokens)) check_tokens(checks, linear.args);
   check_copies(checks, linear, need);
   if (need.reads(kDy))
     checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");

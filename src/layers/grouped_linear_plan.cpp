@@ -208,8 +208,11 @@ class Planner {
     const GroupedGemmProblem wgrad = layers::linear::product(p_, Pass::kWgrad, decoded_);
     const int alpha =
         factors(kPhase, "dw scales", wgrad, {dy_.written_rows(), x_.written_rows(), kDwScales});
+    const bool gathers = wgrad.gather != Gather::kNo;
     row_.step(kPhase, "dw", plan(wgrad, plan_.device),
-              {dy_.read_along_rows(), x_.read_along_rows(), kNone, kNone, alpha}, {kDw});
+              {dy_.read_along_rows(), gathers ? kTokens : x_.read_along_rows(), kNone, kNone, alpha,
+               kNone, gathers ? kSlotOf : kNone},
+              {kDw});
   }
 
   bool adds_bias() const { return p_.bias && !p_.return_bias; }
@@ -340,7 +343,10 @@ GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device
 std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
   const GroupedLinearProblem& p = plan.problem;
   std::vector<KeptPart> parts;
-  if (p.wgrad) {
+  if (p.wgrad && p.gather_dw) {
+    parts.push_back({"tokens", Place::kCaller, p.tokens * bytes_for(p.dtype, p.k)});
+    parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
+  } else if (p.wgrad) {
     const LayerTensor& x = layers::wgrad_input(plan);
     const bool given = p.options.quantized_x && &x != &plan.tensors[kX];
     if (x.place == Place::kSaved || given)

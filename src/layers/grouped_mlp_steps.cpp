@@ -94,6 +94,7 @@ class Planner {
     l.dy_role = TensorRole::kDz;
     l.given_dy_along_k = dz_codes_.has_value();
     l.gather = p_.gather;
+    l.gather_dw = p_.gather_dw;
     l.tokens = p_.tokens;
     l.top_k = p_.top_k;
     if (!fused()) return l;
@@ -242,7 +243,7 @@ class Planner {
                 {p_.dgrad ? kDx : kNone});
     add_input_again(0, "fc1 input again", kX);
     if (p_.wgrad2 && later) add_wgrad(Phase::kWgrad, 1, "fc2 dw", h_in_backward(), kDy);
-    if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", kX, kDz);
+    if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", p_.gather_dw ? kTokens : kX, kDz);
   }
 
   const GroupedLinearPlan& linear_at(int part) const { return part == 0 ? plan_.fc1 : plan_.fc2; }
@@ -256,7 +257,7 @@ class Planner {
     const bool x = wgrad_input(own).place == Place::kCaller;
     const bool dy = wgrad_gradient(own).place == Place::kCaller;
     row_.step(phase, name, PartPhase{part, Phase::kWgrad},
-              {dy ? gradient : kNone, x ? input : kNone}, {});
+              {dy ? gradient : kNone, x ? input : kNone, input == kTokens ? kSlotOf : kNone}, {});
   }
 
   const GroupedMlpProblem& p_;

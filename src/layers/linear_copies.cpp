@@ -78,6 +78,14 @@ Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
   dy.shared = shares(dy, dgrad.lhs, wgrad.lhs);
 }
 
+static GroupedGemmProblem gathered(GroupedGemmProblem g, Gather operand,
+                                   const GroupedLinearProblem& p) {
+  g.gather = operand;
+  g.tokens = p.tokens;
+  g.top_k = p.top_k;
+  return g;
+}
+
 GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const DecodedPasses& decoded) {
   const auto [lhs, rhs] = formats_of(p.recipe, pass);
   GroupedGemmProblem g{.pass = pass, .rows = p.rows, .n = p.n, .k = p.k};
@@ -97,13 +105,9 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
     g.out_major = p.parameters.weight_major;
     g.discrete_out = p.parameters.discrete_dw;
     g.accumulate = p.options.accumulate;
-    return g;
+    return p.gather_dw ? gathered(g, Gather::kRhs, p) : g;
   }
-  if (p.gather && pass == Pass::kFprop && as_is(lhs, p.dtype)) {
-    g.gather = Gather::kLhs;
-    g.tokens = p.tokens;
-    g.top_k = p.top_k;
-  }
+  if (p.gather && pass == Pass::kFprop && as_is(lhs, p.dtype)) g = gathered(g, Gather::kLhs, p);
   g.discrete_rhs = p.parameters.discrete_weight && as_is(rhs, p.parameters.weight);
   g.rhs_major = p.parameters.weight_major;
   g.out = p.dtype;

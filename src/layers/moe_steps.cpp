@@ -14,6 +14,10 @@ using enum moe::Tensor;
 /// are, and the copy's time is the same. On an H200 faster with 512, even with 1024.
 constexpr int64_t kMostGatheredColumns = 768;
 
+int64_t columns_of_fc1(const MoeProblem& p) {
+  return info(p.activation).gated ? 2 * p.features : p.features;
+}
+
 /// Rows of an expert, in the mean, from which on it is: it gathers 128 for a tile, however few
 /// there are. Timed with 1536 alone.
 constexpr int64_t kLeastGatheredRows = 512;
@@ -30,7 +34,7 @@ class Planner {
   }
 
   MoePlan take() {
-    plan_.mlp = plan_within(gathers_ ? gathering_mlp() : mlp(), plan_.device);
+    plan_.mlp = gathers_ ? plan_gathering() : plan_within(mlp(), plan_.device);
     if (has_shared(p_)) plan_.shared = plan(shared(), plan_.device);
     plan_.exact = plan_.mlp.exact && plan_.shared.exact;
     name_tensors();
@@ -77,6 +81,17 @@ class Planner {
     m.top_k = p_.top_k;
     return m;
   }
+  /// dw of fc1 gathers too, if a kernel does that.
+  GroupedMlpPlan plan_gathering() const {
+    GroupedMlpProblem m = gathering_mlp();
+    m.gather_dw = m.wgrad1 && columns_of_fc1(p_) <= kMostGatheredColumns &&
+                  linear::as_is(m.recipe.wgrad.rhs, m.dtype);
+    GroupedMlpPlan made = plan_within(m, plan_.device);
+    if (!m.gather_dw || find_step<GroupedGemmPlan>(made.fc1, "dw")->name != "composed") return made;
+    m.gather_dw = false;
+    return plan_within(m, plan_.device);
+  }
+  bool gathers_dw() const { return plan_.mlp.problem.gather_dw; }
   /// All tokens are the rows of one expert, weighted by its gate.
   GroupedMlpProblem shared() const {
     GroupedMlpProblem m = mlp();
@@ -240,7 +255,10 @@ class Planner {
                 {});
     row_.step(Phase::kWgrad, "experts dw", PartPhase{0, Phase::kWgrad},
               {wgrad_reads_dy(plan_.mlp) ? kDy : kNone, kOffsets,
-               wgrad_reads_x(plan_.mlp) ? rows_in_backward() : kNone},
+               gathers_dw()               ? kX
+               : wgrad_reads_x(plan_.mlp) ? rows_in_backward()
+                                          : kNone,
+               gathers_dw() ? kSlotOf : kNone},
               {});
   }
 
@@ -269,8 +287,7 @@ std::string refuses_gathered(const MoeProblem& p, const Device& device) {
 
 std::string why_permuted_is_faster(const MoeProblem& p, const Device&) {
   if (quantises_x(p)) return {};
-  const int64_t columns = info(p.activation).gated ? 2 * p.features : p.features;
-  const int64_t rows = rows_of(p) / p.experts;
+  const int64_t columns = columns_of_fc1(p), rows = rows_of(p) / p.experts;
   if (columns > kMostGatheredColumns)
     return text("a product of ", columns,
                 " columns is slower than a copy and the plain product; the most is ",

@@ -39,6 +39,7 @@ void expert_fields(Io& io, Problem& p) {
 template <class Io, class Problem>
 void gather_fields(Io& io, Problem& p) {
   io.unless("gather", p.gather, false);
+  io.unless("gather_dw", p.gather_dw, false);
   io.unless("T", p.tokens, int64_t{0});
   io.unless("top_k", p.top_k, 1);
 }

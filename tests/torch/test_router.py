@@ -54,9 +54,11 @@ def test_logits_of_a_token_do_not_depend_on_the_others(device):
     assert router_logits(x[:0], weight).shape == (0, E)
 
 
-def test_gradients_round_once(device):
-    x, weight = tokens(device, grad=True), spread(E, H, device=device).requires_grad_()
-    dlogits = spread(T, E, device=device)
+@pytest.mark.parametrize("count", [T, 1024, 2500])
+def test_gradients_round_once(device, count):
+    """Of many tokens too, whose sums are made in stretches of 1024."""
+    x, weight = tokens(device, count, grad=True), spread(E, H, device=device).requires_grad_()
+    dlogits = spread(count, E, device=device)
     router_logits(x, weight).backward(dlogits)
     assert x.grad.dtype == torch.bfloat16 and weight.grad.dtype == torch.float32
     d, xs, w = dlogits.double(), x.detach().double(), weight.detach().double()
@@ -65,7 +67,7 @@ def test_gradients_round_once(device):
     once, twice = HALF * (1 + HALF), 2 * HALF * (1 + HALF)
     assert ((x.grad - dx).abs()
             <= (twice + E * U) * (1 + HALF) * (d.abs() @ w.abs()) + HALF * dx.abs()).all()
-    assert ((weight.grad - dweight).abs() <= (once + T * U) * (d.abs().t() @ xs.abs())).all()
+    assert ((weight.grad - dweight).abs() <= (once + count * U) * (d.abs().t() @ xs.abs())).all()
     for learns in (x, weight):
         given = [t if t is learns else t.detach() for t in (x, weight)]
         got, = torch.autograd.grad(router_logits(*given), [learns], dlogits)

@@ -16,12 +16,18 @@ using Wants = std::array<bool, 2>;  ///< dx, dweight
 using Forward = Tensor(const Tensor&, const Tensor&);
 using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, Wants);
 
-/// Offsets of one expert that has all rows.
-Tensor all_rows(const Tensor& x) {
+/// Offsets of experts that have all rows, so many each, the last one what is left.
+Tensor all_rows(const Tensor& x, int64_t each) {
   const auto ints = x.options().dtype(at::kInt);
   const int64_t rows = x.size(0);
-  return rows == 0 ? at::zeros({2}, ints) : at::arange(0, rows + 1, rows, ints);
+  if (rows == 0) return at::zeros({2}, ints);
+  return at::arange(0, rows + each, each, ints).clamp_max_(rows);
 }
+Tensor all_rows(const Tensor& x) { return all_rows(x, x.size(0)); }
+
+/// Rows that are contracted one after the other. The gradient of a router has few tiles, so that a
+/// GPU adds up several of such stretches side by side.
+constexpr int64_t kStretch = 1024;
 
 struct Product {
   c10::string_view which;
@@ -73,7 +79,10 @@ std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const T
   Tensor dx = at::empty({0}, x.options()), dweight = at::empty({0}, weight.options());
   if (wants_dx)
     dx = product({"dgrad", at::kBFloat16}, dy, weight.to(at::kBFloat16).unsqueeze(0), offsets);
-  if (wants_dweight) dweight = product({"wgrad", weight.scalar_type()}, dy, x, offsets).squeeze(0);
+  if (wants_dweight)
+    dweight = product({"wgrad", at::kFloat}, dy, x, all_rows(x, kStretch))
+                  .sum(0)
+                  .to(weight.scalar_type());
   return {dx, dweight};
 }
 
