@@ -29,6 +29,8 @@ class Turns {
   __device__ bool is_empty() const { return at_ >= count_; }
   __device__ unsigned number() const { return at_; }
   __device__ Turn present() const { return find<0, kAll>(int(at_)); }
+  /// Calls work() with the present turn, where it lies.
+  __device__ void with_present(auto&& work) const { find<0, kAll>(int(at_), work); }
   __device__ void next() { ++at_; }
 
  private:
@@ -40,6 +42,15 @@ class Turns {
     } else {
       constexpr int kMiddle = (kFirst + kEnd) / 2;
       return at < kMiddle ? find<kFirst, kMiddle>(at) : find<kMiddle, kEnd>(at);
+    }
+  }
+  template <int kFirst, int kEnd>
+  __device__ void find(int at, auto&& work) const {
+    if constexpr (kFirst + 1 == kEnd) {
+      work(of[kFirst]);
+    } else {
+      constexpr int kMiddle = (kFirst + kEnd) / 2;
+      at < kMiddle ? find<kFirst, kMiddle>(at, work) : find<kMiddle, kEnd>(at, work);
     }
   }
 

@@ -163,37 +163,44 @@ struct NoBias {
   __device__ void read_of(const auto&...) {}
 };
 
-/// A thread's share of a tile's 16-bit y, as it is stored, on its way out in turns of sixteen rows:
-/// they leave while the next tile is multiplied.
+/// A thread's share of a tile's 16-bit y, as it is stored, on its way out part by part: they leave
+/// while the next tile is multiplied.
 template <DType kOut>
 class HeldRows {
  public:
-  static constexpr int kTurnRows = 16, kAllTurns = kMostCols / kTurnRows;  ///< of a tile, at most
+  static constexpr int kPartRows = rows_of_part(kOut), kAllTurns = kMostCols / kPartRows;
 
   __device__ HeldRows(const auto& /*params*/, const auto& /*memory*/) {}
 
-  __device__ bool is_empty() const { return turns_.is_empty(); }
+  __device__ bool is_empty() const { return parts_.is_empty(); }
 
   __device__ __forceinline__ void take(const float* s, const TileRecord& tile, NoBias) {
 #pragma unroll
-    for (int i = 0; i < kAllTurns; ++i) turns_.of[i] = packed<kOut>(s + 8 * i);
-    turns_.begin(unsigned(tile.cols() + kPartRows - 1) / kPartRows * kTurns);
+    for (int i = 0; i < kAllTurns * kSteps; ++i)
+      parts_.of[i / kSteps].step[i % kSteps] = packed<kOut>(s + 8 * i);
+    parts_.begin(unsigned(tile.cols() + kPartRows - 1) / kPartRows);
   }
 
   template <OutputShape kShape>
   __device__ __forceinline__ void write_turn(OutputRing<kShape>& out,
                                              Barrier (&empty)[kShape.buffers]) {
-    const int in_part = int(turns_.number() % kTurns);
-    if (in_part == 0) out.wait_empty(empty);
-    write_turn_transposed(turns_.present(), in_part, out.buffer());
-    turns_.next();
-    if (turns_.number() % kTurns == 0) out.pass_on();
+    out.wait_empty(empty);
+    parts_.with_present([&](const Part& part) __attribute__((always_inline)) {
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i) write_turn_transposed(part.step[i], i, out.buffer());
+    });
+    parts_.next();
+    out.pass_on();
   }
 
  private:
-  static constexpr unsigned kPartRows = rows_of_part(kOut), kTurns = kPartRows / kTurnRows;
+  static constexpr int kSteps = kPartRows / 16;
 
-  Turns<Matrices, kAllTurns> turns_;
+  struct Part {
+    Matrices step[kSteps];
+  };
+
+  Turns<Part, kAllTurns> parts_;
 };
 
 /// Parts of 16-bit y that the consumers hold.
