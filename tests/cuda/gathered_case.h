@@ -81,18 +81,40 @@ inline void spoil_slots(GroupedGemmCase& c) {
   for (int64_t r = c.offsets.back(); r < c.problem.rows; ++r) slot_of[r] = 0x7abcdef1;
 }
 
-/// Of a case that has few rows: the emulator reads memory of the host, so it stops where a kernel
-/// reads too much.
-inline void reads_no_slots_of_the_tail(GroupedGemmCase c, std::string_view name) {
-  constexpr size_t kPage = 4096;
-  auto* memory = static_cast<char*>(
-      mmap(nullptr, 2 * kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-  const size_t bytes = size_t(c.offsets.back()) * sizeof(int32_t);
-  std::memcpy(memory + kPage - bytes, c.args.slot_of, bytes);
-  mprotect(memory + kPage, kPage, PROT_NONE);
-  c.args.slot_of = reinterpret_cast<int32_t*>(memory + kPage - bytes);
+/// A copy behind which no memory is. The emulator reads memory of the host, so it stops where a
+/// kernel reads too much.
+class GuardedCopy {
+ public:
+  GuardedCopy(const void* from, size_t bytes) : room_((bytes + kPage - 1) / kPage * kPage) {
+    start_ = static_cast<char*>(
+        mmap(nullptr, room_ + kPage, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+    data_ = start_ + room_ - bytes;
+    std::memcpy(data_, from, bytes);
+    mprotect(start_ + room_, kPage, PROT_NONE);
+  }
+  GuardedCopy(const GuardedCopy&) = delete;
+  GuardedCopy& operator=(const GuardedCopy&) = delete;
+  ~GuardedCopy() { munmap(start_, room_ + kPage); }
+
+  void* data() const { return data_; }
+
+ private:
+  static constexpr size_t kPage = 4096;
+
+  size_t room_;
+  char *start_, *data_;
+};
+
+/// Of a case on the emulator, which becomes one whose first row is of the last token.
+inline void reads_neither_slots_of_the_tail_nor_behind_the_last_token(GroupedGemmCase c,
+                                                                      std::string_view name) {
+  slots_of(c)[0] = int32_t(c.problem.tokens * c.problem.top_k - 1);
+  TensorView& x = (c.problem.gather == Gather::kLhs ? c.args.lhs : c.args.rhs).codes;
+  const GuardedCopy slots(c.args.slot_of, size_t(c.offsets.back()) * sizeof(int32_t));
+  const GuardedCopy tokens(x.data, size_t(bytes_for(x.dtype, x[0] * x.stride[0])));
+  c.args.slot_of = static_cast<const int32_t*>(slots.data());
+  x.data = tokens.data();
   outputs_of(c, name);
-  munmap(memory, 2 * kPage);
 }
 
 /// Offsets that are none, of three experts and 300 rows.

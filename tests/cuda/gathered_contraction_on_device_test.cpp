@@ -87,9 +87,34 @@ TEST_F(GatheredContraction, OfBrokenOffsetsHasTheBitsOfACopy) {
     }
 }
 
-// Of places, of what is lacking, and of the count of tiles.
+// In the stage where an expert ends, the places of an earlier one lie behind its last row: of a token
+// of NaN.
+TEST_F(GatheredContraction, ReadsNoRowsBehindAnExpertsLast) {
+  for (const char* words : {"R=300 N=72 K=64 E=3 gather=lhs T=300 unit_budget=2",
+                            "R=300 N=64 K=136 E=3 gather=rhs T=300 unit_budget=2"})
+    for (const int64_t rows : {61, 62, 63}) {
+      const Shape shape{words, {64, rows, 0}};
+      GroupedGemmCase got = make(shape), want = make(shape);
+      for (GroupedGemmCase* c : {&got, &want}) {
+        const TensorView& x = (c->problem.gather == Gather::kLhs ? c->args.lhs : c->args.rhs).codes;
+        std::memset(x.data, 0xff, size_t(bytes_for(x.dtype, x[1])));
+        int32_t* slot_of = test::slots_of(*c);
+        for (int r = 0; r < c->offsets.back(); ++r)
+          if (slot_of[r] == 0) slot_of[r] = 1;
+        for (int r = 60; r < 64; ++r) slot_of[r] = 0;
+      }
+      has_the_bits_of_a_copy(std::move(got), std::move(want));
+    }
+}
+
+// Places, what is lacking, and the count of tiles, which clusters of many experts take.
 TEST_F(GatheredContraction, DoesNotReadWhatLayInTheWorkspace) {
-  for (const Shape& shape : {kShapes[0], kShapes[2], kShapes[3]}) {
+  const std::vector<int64_t> many(20, 6);
+  for (const Shape& shape :
+       {kShapes[0], kShapes[2],
+        Shape{"R=130 N=264 K=264 E=20 gather=lhs T=65 top_k=2 unit_budget=2", many},
+        Shape{"R=130 N=264 K=264 E=20 gather=rhs T=65 top_k=2 unit_budget=2 discrete_out=yes",
+              many}}) {
     GroupedGemmCase first = make(shape);
     const std::vector<uint8_t> want = outputs_of(first, kName);
     for (const int byte : {0, 0x77}) {
@@ -100,10 +125,12 @@ TEST_F(GatheredContraction, DoesNotReadWhatLayInTheWorkspace) {
 }
 
 #ifdef CADRE_EMULATED
-TEST_F(GatheredContraction, ReadsNoSlotsOfTheTail) {
-  for (const char* gather : {"lhs T=100 top_k=3", "rhs T=100 top_k=3"})
-    test::reads_no_slots_of_the_tail(
-        make({text("R=300 N=72 K=64 E=3 gather=", gather).c_str(), {60, 129, 0}}), kName);
+TEST_F(GatheredContraction, ReadsNeitherSlotsOfTheTailNorBehindTheLastToken) {
+  for (const char* words : {"R=300 N=200 K=64 E=3 gather=lhs T=100 top_k=3",
+                            "R=300 N=64 K=72 E=3 gather=rhs T=100 top_k=3"})
+    for (const int64_t rows : {129, 128})
+      test::reads_neither_slots_of_the_tail_nor_behind_the_last_token(make({words, {60, rows, 0}}),
+                                                                      kName);
 }
 #endif
 

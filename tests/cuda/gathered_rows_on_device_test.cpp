@@ -53,8 +53,8 @@ TEST_F(GatheredRows, OfBrokenOffsetsAreThoseOfACopy) {
 }
 
 #ifdef CADRE_EMULATED
-TEST_F(GatheredRows, ReadNoSlotsOfTheTail) {
-  test::reads_no_slots_of_the_tail(
+TEST_F(GatheredRows, ReadNeitherSlotsOfTheTailNorBehindTheLastToken) {
+  test::reads_neither_slots_of_the_tail_nor_behind_the_last_token(
       make({"R=300 N=64 K=72 E=3 T=100 top_k=3 act=swiglu", {60, 129, 0}}), kName);
 }
 #endif
