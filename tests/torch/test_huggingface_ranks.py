@@ -270,7 +270,7 @@ def states(rank, device, family, folder):
     if rank == 0:
         shared.save_pretrained(folder / "saved", state_dict=dict(full))
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "saved")
-        assert all(same_bits(t, full[name]) for name, t in loaded.state_dict().items())
+        assert all(same_bits(t.to(device), full[name]) for name, t in loaded.state_dict().items())
     dist.barrier()
 
 
