@@ -81,6 +81,9 @@ def exchanges_of_a_step(rank, device, words):
 
 # The tests
 
+# Where one process is: random weights are others on another device.
+HERE = torch.device("cuda" if on_gpus(2) else "cpu")
+
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory):
@@ -91,7 +94,7 @@ def two(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one_process():
-    got = train(options_of(torch.device("cpu"), ""))
+    got = train(options_of(HERE, ""))
     assert got[-1] < got[0] - 0.1
     return got
 
@@ -108,7 +111,8 @@ def test_two_ranks_share_the_experts(two, one_process, words):
 
 @pytest.fixture(scope="module")
 def gradients_of_one():
-    return gradients_of(options_of(torch.device("cpu"), ""))[0]
+    gradients, _ = gradients_of(options_of(HERE, ""))
+    return {name: gradient.cpu() for name, gradient in gradients.items()}
 
 
 @pytest.mark.parametrize("words", KINDS[:2])
@@ -131,7 +135,7 @@ def test_four_ranks(ranks, one_process, words):
 
 @pytest.mark.skipif(not on_gpus(2), reason="needs two GPUs")
 def test_graphed(two):
-    want = train(options_of(torch.device("cpu"), "--steps 20"))
+    want = train(options_of(HERE, "--steps 20"))
     two.run(losses, "--ep 2 --mode graphed --steps 20", want)
 
 
@@ -142,15 +146,15 @@ def test_a_compiled_step_exchanges_as_an_eager_one(two, parallel):
 
 def test_a_checkpoint_of_any_number_of_ranks(two, one_process, tmp_path):
     two.run(losses, f"--ep 2 --until 2 --save {tmp_path}/two", one_process[:2])
-    here = options_of(torch.device("cpu"), f"--load {tmp_path}/two --until 4 --save {tmp_path}/one")
+    here = options_of(HERE, f"--load {tmp_path}/two --until 4 --save {tmp_path}/one")
     assert train(here) == pytest.approx(one_process[2:4], rel=1e-3)
     two.run(losses, f"--ep 2 --parallel fsdp2 --load {tmp_path}/one", one_process[4:])
     with pytest.raises(SystemExit, match="steps of the checkpoint are 4, must be below 3"):
-        train(options_of(torch.device("cpu"), f"--load {tmp_path}/one --until 3"))
+        train(options_of(HERE, f"--load {tmp_path}/one --until 3"))
 
 
 def test_ranks_that_torchrun_has_started(monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(SystemExit):
-        options_of(torch.device("cpu"), "--ep 2")
+        options_of(HERE, "--ep 2")
     assert "WORLD_SIZE is 3, must be 2, --ep times --replicas" in capsys.readouterr().err
