@@ -65,8 +65,8 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=600 N=528 K=64 E=3 gather=lhs T=300 top_k=2 act=reglu unit_budget=2 "
         "prob=yes",
         "grouped_gemm fprop R=130 N=320 K=136 E=36 gather=lhs T=65 top_k=2 act=swiglu z=yes",
-        // Gradients of rows of tokens: experts of no row, of one stage and of many, a consumer and a
-        // block without columns, dw as it is summed and turned.
+        // Gradients of rows of tokens: experts of no row, of one stage and of many, a consumer and
+        // a block without columns, dw as it is summed and turned.
         "grouped_gemm wgrad R=300 N=136 K=328 E=5 gather=rhs T=150 top_k=2 accumulate=yes",
         "grouped_gemm wgrad R=300 N=136 K=328 E=5 gather=lhs T=100 top_k=3 accumulate=per_expert",
         "grouped_gemm wgrad R=260 N=264 K=72 E=24 gather=lhs T=130 top_k=2 format=f16 out=f16 "
