@@ -69,6 +69,7 @@ void give_map(Buffers& buffers, const Problem& p, RoutingArgs& args) {
   const int64_t chosen = p.tokens * p.top_k;
   args.offsets = buffers.array<int32_t>(p.experts + 1);
   args.map = {buffers.array<int32_t>(chosen), buffers.array<int32_t>(chosen)};
+  if (p.row_prob) args.row_prob = buffers.array<float>(chosen);
 }
 
 }  // namespace
@@ -110,6 +111,7 @@ RoutingCase make_case(const RoutingProblem& p, const Draw& draw) {
   add("offsets", c.args.offsets, DType::kI32, p.experts + 1, 1);
   add("row_of", c.args.map.row_of, DType::kI32, p.tokens, p.top_k);
   add("slot_of", c.args.map.slot_of, DType::kI32, chosen, 1);
+  if (p.row_prob) add("row_prob", c.args.row_prob, DType::kF32, chosen, 1);
   return c;
 }
 
@@ -141,13 +143,17 @@ std::vector<Magnitude> magnitudes(const RoutingCase& c) {
   sizes[1] = {values_of(absolute(buffers, view(args.prob, DType::kF32, {p.tokens, p.top_k}))),
               roundings};
   sizes[2] = {values_of(view(args.scores, DType::kF32, {p.tokens, p.experts})), roundings};
+  if (p.row_prob)
+    sizes.back() = {
+        values_of(absolute(buffers, view(args.row_prob, DType::kF32, {p.tokens * p.top_k, 1}))),
+        roundings};
   return sizes;
 }
 
 template <>
 Work work(const RoutingCase& c) {
   const Problem& p = c.problem;
-  const double chosen = double(p.tokens * p.top_k) * (p.map ? 16 : 8);
+  const double chosen = double(p.tokens * p.top_k) * (8 + (p.map ? 8 : 0) + (p.row_prob ? 8 : 0));
   return {.flops = 0,
           .bytes = (p.backward ? 2 : 1) * bytes_of(c.args.logits) + chosen +
                    double(p.tokens * p.experts) * 4};

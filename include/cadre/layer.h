@@ -149,19 +149,19 @@ struct ScaleProduct {
 ///   activation         z, prob, dh                    h, dz, dprob, copy along K
 ///   offsets            counts or ends                 offsets
 ///   routing            logits, expert bias            experts, prob, scores; with map
-///                                                     offsets, row_of, slot_of
+///                                                     offsets, row_of, slot_of, row_prob
 ///   routing backward   logits, experts, dprob,        dlogits
 ///                      dscores
-///   permute, combine   tokens or rows, offsets,       rows or tokens, row_prob or dprob
-///     and back         row_of, then slot_of and prob
-///                      or drow_prob and drow_scale;
-///                      an addend is what it writes
+///   permute, combine   tokens or rows, offsets,       rows or tokens, dprob
+///     and back         row_of, then slot_of or
+///                      drow_prob and drow_scale; an
+///                      addend is what it writes
 ///   part               whatever it reads              whatever it writes
 struct LayerStep {
   Phase phase = Phase::kForward;
   bool writes_cache = false;  ///< of the weights: it runs where they are refreshed
   std::array<int, 7> reads{kNone, kNone, kNone, kNone, kNone, kNone, kNone};
-  std::array<int, 6> writes{kNone, kNone, kNone, kNone, kNone, kNone};
+  std::array<int, 7> writes{kNone, kNone, kNone, kNone, kNone, kNone, kNone};
   std::variant<QuantizePlan, DequantizePlan, ScaleProduct, GroupedGemmPlan, BiasGradPlan,
                ActivationPlan, OffsetsPlan, RoutingPlan, PermutePlan, PartPhase>
       plan;

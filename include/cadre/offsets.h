@@ -61,6 +61,8 @@ struct OffsetsArgs {
   const void* source = nullptr;  ///< counts [E], ends [E] or routing [T, top_k]
   int32_t* offsets = nullptr;    ///< [E + 1], written
   RowMap map{};                  ///< written, routing only; each part may be null
+  const float* prob = nullptr;   ///< [T, top_k], routing only: read for row_prob
+  float* row_prob = nullptr;     ///< [R]: prob[slot_of[row]], written, routing only; may be null
   int32_t* status = nullptr;     ///< one word of OffsetsStatus bits, written; may be null
 };
 
@@ -71,12 +73,14 @@ using OffsetsPlan = Plan<OffsetsProblem>;
 ///   counts, routing   offsets[e + 1] = min(R, offsets[e] + max(0, counts[e])),  offsets[0] = 0
 ///   ends              offsets[e + 1] = min(R, max(offsets[e], ends[e])),        offsets[0] = 0
 ///
-/// Shapes    counts, ends [E]   routing [T, top_k]   offsets [E + 1]   row_of [T, top_k]
-///           slot_of [R].
-/// Types     counts, ends and expert numbers int32 or int64; everything written is int32.
+/// Shapes    counts, ends [E]   routing, prob [T, top_k]   offsets [E + 1]   row_of [T, top_k]
+///           slot_of, row_prob [R].
+/// Types     counts, ends and expert numbers int32 or int64; everything written is int32, but
+///           row_prob, which is prob in another order, fp32.
 /// Rows      An expert number outside [0, E) drops that choice, as do choices whose row would be R
 ///           or more; dropped choices have row_of = -1. Negative expert numbers are no error (they
-///           mark tokens to drop); only counts and ends can be decreasing.
+///           mark tokens to drop); only counts and ends can be decreasing. The tail of row_prob is
+///           not written.
 /// Errors    InvalidArgument for sizes that do not fit int32, missing or surplus arguments. What
 ///           the counts themselves do wrong the status word says, since no host code reads them.
 /// Exact     integer arithmetic; the map is the stable sort by expert.

@@ -37,6 +37,7 @@ struct RoutingProblem {
   int groups = 1;              ///< experts come in equal groups; 1: no group limit
   int group_top_k = 1;         ///< groups whose experts may be chosen
   bool map = false;            ///< forward: offsets and the row map of the choices too
+  bool row_prob = false;       ///< with map: the probabilities of its rows too
 
   bool operator==(const RoutingProblem&) const = default;
 };
@@ -49,6 +50,7 @@ struct RoutingArgs {
   float* scores = nullptr;             ///< [T, E]: all scores, written by forward if given
   int32_t* offsets = nullptr;          ///< [E + 1], with map, written
   RowMap map{};                        ///< with map, written, R = T * top_k; each may be null
+  float* row_prob = nullptr;           ///< [R], with row_prob, written
   const float* dprob = nullptr;        ///< [T, top_k], backward
   const float* dscores = nullptr;      ///< [T, E], backward, optional: gradient of `scores`
   TensorView dlogits{};                ///< [T, E], written by backward
@@ -64,10 +66,12 @@ using RoutingPlan = Plan<RoutingProblem>;
 ///   q[j]               scores[c[j]]; topk_softmax: softmax of l[c] over the chosen
 ///   prob[j]            scale * q[j] / (normalize: sum_i q[i] + 1e-20, else 1)
 ///   map                offsets and the row map are those of `offsets routing R=T*top_k`
+///   row_prob           row_prob[row] = prob[slot_of[row]]
 ///   backward           dlogits = d(sum_j dprob[j] prob[j] + sum_e dscores[e] scores[e]) / dl
 ///
 /// Shapes    logits, scores, dscores, dlogits [T, E]   expert_bias [E]   experts, prob, dprob
-///           [T, top_k]   offsets [E + 1]   row_of [T, top_k]   slot_of [T * top_k].
+///           [T, top_k]   offsets [E + 1]   row_of [T, top_k]   slot_of, row_prob
+///           [T * top_k].
 /// Types     arithmetic in fp32; logits and dlogits f32, bf16 or f16, rounded once.
 /// Rows      Choices come in descending rank; of equal ranks the greater logit, then the lower
 ///           expert number. With groups > 1 only the experts of group_top_k groups may be chosen:

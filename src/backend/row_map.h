@@ -21,7 +21,11 @@ inline OffsetsPlan row_map_plan(const RoutingPlan& plan) {
 }
 
 inline OffsetsArgs row_map_args(const RoutingArgs& args) {
-  return {.source = args.experts, .offsets = args.offsets, .map = args.map};
+  return {.source = args.experts,
+          .offsets = args.offsets,
+          .map = args.map,
+          .prob = args.prob,
+          .row_prob = args.row_prob};
 }
 
 }  // namespace cadre::backend

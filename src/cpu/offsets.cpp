@@ -74,6 +74,7 @@ void map_piece(const OffsetsProblem& p, const OffsetsArgs& args, int piece, int3
     const bool kept = known && row < p.rows;
     if (args.map.row_of != nullptr) args.map.row_of[slot] = kept ? row : -1;
     if (args.map.slot_of != nullptr && kept) args.map.slot_of[row] = int32_t(slot);
+    if (args.row_prob != nullptr && kept) args.row_prob[row] = args.prob[slot];
   }
 }
 

@@ -172,13 +172,14 @@ RoutingArgs arguments(const Run& run, const LayerStep& step, const RoutingPlan& 
     return args;
   }
   if (second != kNone) args.expert_bias = run.floats(second);
-  const auto& [experts, prob, scores, offsets, row_of, slot_of] = step.writes;
+  const auto& [experts, prob, scores, offsets, row_of, slot_of, row_prob] = step.writes;
   args.experts = run.words(experts);
   args.prob = run.written_floats(prob);
   args.scores = run.written_floats(scores);
   if (!plan.problem.map) return args;
   args.offsets = run.words(offsets);
   args.map = {run.words(row_of), run.words(slot_of)};
+  if (plan.problem.row_prob) args.row_prob = run.written_floats(row_prob);
   return args;
 }
 
@@ -197,11 +198,6 @@ PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& 
   if (makes_rows) args.map.slot_of = run.words(fourth);
   if (p.addend) args.addend = written;
   if (!p.prob) return args;
-  if (makes_rows) {
-    args.prob = run.floats(fifth);
-    args.row_prob = run.written_floats(step.writes[1]);
-    return args;
-  }
   args.drow_prob = run.floats(fourth);
   if (fifth != kNone) args.drow_scale = run.floats(fifth);
   args.dprob = run.written_floats(step.writes[1]);

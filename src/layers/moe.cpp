@@ -119,9 +119,6 @@ TensorView MoeRun::view(int id) const {
       return args.dx;
     case kDlogits:
       return args.dlogits;
-    case kProb:  // the first choice's of each token, as tokens of one column
-      return cadre::view(written_floats(kProb), DType::kF32, {plan.problem.tokens, 1},
-                         {plan.problem.top_k, 1});
     default:
       return is_made(id) ? places.plain(tensor(id)) : TensorView();
   }

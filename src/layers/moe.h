@@ -37,7 +37,6 @@ enum Tensor : int {
   kProbSums,
   kDprob,
   kSharedOffsets,
-  kProbColumn,
 };
 }  // namespace moe
 

@@ -116,7 +116,7 @@ class Planner {
     r.expert_bias = p_.expert_bias && !backward;
     r.groups = p_.groups;
     r.group_top_k = p_.group_top_k;
-    r.map = !backward;
+    r.map = r.row_prob = !backward;
     return plan(r, plan_.device);
   }
   PermuteProblem permute(PermutePass pass, bool prob) const {
@@ -153,34 +153,21 @@ class Planner {
     row_.made("sums of dprob", words(p_.tokens));
     row_.made("dprob", words(rows()));
     row_.made("shared offsets", words(2));
-    row_.made("column of rows", words(rows()));
   }
 
   void add_forward() {
     row_.step(Phase::kForward, "route", routing(false),
               {kLogits, p_.expert_bias ? kExpertBias : kNone},
-              {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf});
+              {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf, kRowProb});
     if (has_shared(p_)) add_shared_forward();
-    if (gathers_)
-      add_permute_prob();
-    else
+    if (!gathers_)
       row_.step(Phase::kForward, "permute",
-                plan(permute(PermutePass::kPermute, true), plan_.device),
-                {kX, kOffsets, kRowOf, kSlotOf, kProb}, {kRows, kRowProb});
+                plan(permute(PermutePass::kPermute, false), plan_.device),
+                {kX, kOffsets, kRowOf, kSlotOf}, {kRows});
     row_.step(Phase::kForward, "experts", PartPhase{0, Phase::kForward},
               {gathers_ ? kX : kRows, kOffsets, kRowProb, gathers_ ? kSlotOf : kNone}, {kY});
     row_.step(Phase::kForward, "combine", plan(permute(PermutePass::kCombine, false), plan_.device),
               {kY, kOffsets, kRowOf}, {kOut});
-  }
-
-  /// The probabilities of rows without the rows: beside them go rows of one column, which nobody
-  /// reads.
-  void add_permute_prob() {
-    PermuteProblem column = permute(PermutePass::kPermute, true);
-    column.hidden = 1;
-    column.dtype = DType::kF32;
-    row_.step(Phase::kForward, "permute prob", plan(column, plan_.device),
-              {kProb, kOffsets, kRowOf, kSlotOf, kProb}, {kProbColumn, kRowProb});
   }
 
   /// It writes where the sums go, which are added to it.

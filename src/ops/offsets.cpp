@@ -52,9 +52,14 @@ void check(const OffsetsProblem& p, const OffsetsArgs& args) {
   checks.aligned("map.row_of", args.map.row_of, alignof(int32_t));
   checks.aligned("map.slot_of", args.map.slot_of, alignof(int32_t));
   checks.aligned("status", args.status, alignof(int32_t));
+  checks.aligned("row_prob", args.row_prob, alignof(float));
+  if (routing && args.row_prob != nullptr)
+    checks.present("prob", args.prob, sources, "row_prob is made of it");
   if (routing) return;
   checks.absent("map.row_of", args.map.row_of, "only routing makes a row map");
   checks.absent("map.slot_of", args.map.slot_of, "only routing makes a row map");
+  checks.absent("prob", args.prob, "only routing makes a row map");
+  checks.absent("row_prob", args.row_prob, "only routing makes a row map");
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("groups", p.groups, usual.groups);
   io.unless("group_top_k", p.group_top_k, usual.group_top_k);
   io.unless("map", p.map, usual.map);
+  io.unless("row_prob", p.row_prob, usual.row_prob);
 }
 
 std::string to_string(const RoutingProblem& p) { return ops::write_problem("routing", p); }
@@ -58,10 +59,15 @@ void check(const RoutingProblem& p) {
   checks.holds(std::isfinite(p.scale), "scale is ", p.scale, ", must be finite");
   check_groups(p, checks);
   checks.holds(!p.backward || !p.map, "map is yes, must be no; only forward chooses");
+  checks.holds(p.map || !p.row_prob, "row_prob is yes, must be no; the problem says map=no");
 }
 
 void check_map(const RoutingProblem& p, const RoutingArgs& args) {
   const ops::Checks checks("routing", p);
+  if (p.row_prob)
+    checks.present("row_prob", args.row_prob, p.tokens * p.top_k, "the problem says row_prob=yes");
+  else
+    checks.absent("row_prob", args.row_prob, "the problem says row_prob=no");
   if (p.map) {
     checks.present("offsets", args.offsets, int64_t(p.experts) + 1, "the problem says map=yes");
     checks.aligned("map.row_of", args.map.row_of, alignof(int32_t));

@@ -130,6 +130,7 @@ cadre explain routing forward softmax T=9 E=4 top_k=5
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=3
 cadre explain routing forward softmax T=9 E=4 top_k=2 groups=2 group_top_k=3
 cadre explain routing backward softmax T=9 E=4 top_k=2 map=yes
+cadre explain routing forward softmax T=9 E=4 top_k=2 row_prob=yes
 cadre explain routing forward softmax T=9 E=4 top_k=3 groups=4 group_top_k=2
 cadre explain grouped_linear R=9 N=8 K=16 E=2 return_bias=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 bias=yes bias_scale=yes return_bias=yes

@@ -315,6 +315,7 @@ TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
   EXPECT_EQ(narrow.name, "gathered");
   EXPECT_EQ(find_step<GroupedGemmPlan>(narrow.mlp.fc1, "multiply")->name, "sm90_gathered_rows");
   EXPECT_EQ(find_step<PermutePlan>(narrow, "permute"), nullptr);
+  EXPECT_TRUE(find_step<RoutingPlan>(narrow, "route")->problem.row_prob);
   EXPECT_EQ(made("F=392").name, "permuted");
   EXPECT_EQ(made("F=392").refusals.at(0).why,
             "a product of 784 columns is slower than a copy and the plain product; the most is "

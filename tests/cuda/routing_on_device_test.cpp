@@ -57,6 +57,7 @@ struct Case {
     if (p.map) {
       given.offsets = words(map.offsets);
       given.map = {words(map.row_of), words(map.slot_of)};
+      if (p.row_prob) given.row_prob = floats(map.row_prob);
     }
     return given;
   }
@@ -76,8 +77,8 @@ struct Case {
   }
   std::vector<char> outputs() const {
     std::vector<char> all;
-    for (const Tensor* t :
-         {&experts, &prob, &scores, &dlogits, &map.offsets, &map.row_of, &map.slot_of})
+    for (const Tensor* t : {&experts, &prob, &scores, &dlogits, &map.offsets, &map.row_of,
+                            &map.slot_of, &map.row_prob})
       all.insert(all.end(), t->bytes().begin(), t->bytes().end());
     return all;
   }
@@ -393,14 +394,17 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
                 .tokens = sizes.tokens,
                 .experts = sizes.experts,
                 .top_k = sizes.top_k,
-                .map = true},
-               seed++);
+                .map = true,
+                .row_prob = seed % 3 != 0},  // one or both of these two
+               seed);
+      ++seed;
       std::mt19937 random(seed);
       if (alike) got.logits.fill(random, 0, 0);
       Case want = got;
       EXPECT_EQ(got.on_gpu(), sizes.launches) << to_string(got.p);
       want.on_cpu("cpu");
       EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
+      EXPECT_EQ(got.map.has_row_prob_of(got.prob), got.p.row_prob || got.p.tokens == 0);
     }
 }
 

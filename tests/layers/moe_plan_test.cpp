@@ -95,8 +95,9 @@ TEST(MoePlan, NamesItsRouteAndExplainsIt) {
   EXPECT_TRUE(made.exact);
   const std::string words = explain(made);
   for (const char* part :
-       {"route permuted", "route: cpu", "logits -> experts, prob, scores, offsets, row_of, slot_of",
-        "x, offsets, row_of, slot_of, prob -> rows, prob of rows",
+       {"route permuted", "route: cpu",
+        "logits -> experts, prob, scores, offsets, row_of, slot_of, prob of rows\n",
+        "x, offsets, row_of, slot_of -> rows\n",
         "dx of rows, offsets, row_of, dprob of rows, dscale of rows -> dx, dprob",
         "experts: grouped_mlp R=320 H=96 F=64 E=6 act=swiglu recipe=bf16 prob=yes bias2=yes "
         "bias2_scale=yes",

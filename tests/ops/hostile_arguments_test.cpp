@@ -33,7 +33,7 @@ constexpr const char* kMore[] = {
     "permute permute T=32 top_k=2 R=64 H=24 E=4",
     "quantize weights N=24 K=40 E=4 along_k=fp8_block:2d along_rows=mxfp8 role=w",
     "routing forward sigmoid T=32 E=8 top_k=2 expert_bias=yes",
-    "routing forward softmax T=32 E=4 top_k=2 map=yes",
+    "routing forward softmax T=32 E=4 top_k=2 map=yes row_prob=yes",
 };
 
 constexpr const char* kLayers[] = {

@@ -13,22 +13,41 @@
 
 namespace cadre::test {
 
-/// Everything that offsets write, with canaries around.
+/// Everything that offsets write, with canaries around, and the probabilities that they read: any
+/// bits, of no two choices alike.
 struct OffsetsOut {
-  Tensor offsets, row_of, slot_of, status;
+  Tensor offsets, row_of, slot_of, prob, row_prob, status;
 
   explicit OffsetsOut(const OffsetsProblem& p)
       : offsets(DType::kI32, {p.experts + 1}),
         row_of(DType::kI32, {p.tokens, std::max(p.top_k, 1)}),
         slot_of(DType::kI32, {p.rows}),
-        status(DType::kI32, {1}) {}
+        prob(DType::kF32, {p.tokens, std::max(p.top_k, 1)}),
+        row_prob(DType::kF32, {p.rows}),
+        status(DType::kI32, {1}) {
+    for (int64_t slot = 0; slot < p.tokens * p.top_k; ++slot)
+      prob.data<uint32_t>()[slot] = uint32_t(slot) * 2654435761u;
+  }
 
   /// `words` says where a tensor is. Only routing has a map.
   template <class Words>
   OffsetsArgs args(const OffsetsProblem& p, const void* source, Words&& words) const {
     OffsetsArgs given{.source = source, .offsets = words(offsets), .status = words(status)};
-    if (p.source == OffsetsSource::kRouting) given.map = {words(row_of), words(slot_of)};
+    if (p.source != OffsetsSource::kRouting) return given;
+    given.map = {words(row_of), words(slot_of)};
+    given.prob = reinterpret_cast<const float*>(words(prob));
+    given.row_prob = reinterpret_cast<float*>(words(row_prob));
     return given;
+  }
+  /// Whether row_prob has the bits of these probabilities by slot_of, and in the tail its own.
+  bool has_row_prob_of(const Tensor& of) const {
+    const int64_t rows = offset_list().back();
+    for (int64_t row = 0; row < rows; ++row)
+      if (row_prob.data<uint32_t>()[row] != of.data<uint32_t>()[slot_of.data<int32_t>()[row]])
+        return false;
+    return std::all_of(row_prob.data<uint32_t>() + rows,
+                       row_prob.data<uint32_t>() + row_prob.columns(),
+                       [](uint32_t bits) { return bits == ~0u; });
   }
   std::vector<int32_t> offset_list() const {
     const auto* first = offsets.data<int32_t>();
@@ -40,10 +59,12 @@ struct OffsetsOut {
            slot_of.bytes() == other.slot_of.bytes();
   }
   std::string damage() const {
-    return offsets.damage() + row_of.damage() + slot_of.damage() + status.damage();
+    return offsets.damage() + row_of.damage() + slot_of.damage() + row_prob.damage() +
+           status.damage();
   }
   bool operator==(const OffsetsOut& other) const {
-    return maps_like(other) && status.bytes() == other.status.bytes();
+    return maps_like(other) && row_prob.bytes() == other.row_prob.bytes() &&
+           status.bytes() == other.status.bytes();
   }
 };
 

@@ -24,6 +24,7 @@ Outputs both(const OffsetsProblem& p, const std::vector<Index>& source) {
   const Outputs want = test::offsets_on_cpu(p, source, "cpu_reference");
   const Outputs got = test::offsets_on_cpu(p, source, "cpu");
   EXPECT_TRUE(got == want) << to_string(p);
+  EXPECT_TRUE(p.source != OffsetsSource::kRouting || got.has_row_prob_of(got.prob)) << to_string(p);
   return got;
 }
 
@@ -111,6 +112,8 @@ TEST(Offsets, OfRoutingByHand) {
   const int32_t slot_of[] = {1, 2, 0, 4};
   EXPECT_TRUE(std::equal(row_of, row_of + 6, got.row_of.data<int32_t>()));
   EXPECT_TRUE(std::equal(slot_of, slot_of + 4, got.slot_of.data<int32_t>()));
+  for (int row = 0; row < 4; ++row)
+    EXPECT_EQ(got.row_prob.data<uint32_t>()[row], got.prob.data<uint32_t>()[slot_of[row]]);
   EXPECT_EQ(*got.status.data<int32_t>(), kOffsetsBeyondRows);
 }
 
@@ -141,13 +144,34 @@ TEST(Offsets, LeaveTheTailOfTheMapAndTakeNullMaps) {
   for (const char* name : {"cpu", "cpu_reference"}) {
     const Outputs got = test::offsets_on_cpu(p, experts, name);
     EXPECT_EQ(got.slot_of.data<int32_t>()[1], 0);
-    for (int r = 2; r < 5; ++r) EXPECT_EQ(got.slot_of.data<int32_t>()[r], -1) << "poison";
+    for (const test::Tensor* of_rows : {&got.slot_of, &got.row_prob})
+      for (int r = 2; r < 5; ++r) EXPECT_EQ(of_rows->data<int32_t>()[r], -1) << "poison";
 
     std::vector<int32_t> offsets(3);
     const OffsetsPlan made = plan(p, this_cpu(), name);
     const test::OwnedWorkspace workspace(made.workspace_bytes);
     run(made, {.source = experts.data(), .offsets = offsets.data()}, workspace.get(), {});
     EXPECT_EQ(offsets, (std::vector<int32_t>{0, 1, 2}));
+  }
+}
+
+TEST(Offsets, GiveProbabilitiesOfRowsWithoutAMap) {
+  const OffsetsProblem p{
+      .source = OffsetsSource::kRouting, .rows = 3, .experts = 2, .tokens = 3, .top_k = 1};
+  const std::vector<int32_t> experts = {1, -1, 0};
+  const std::vector<float> prob = {0.25f, 0.5f, 0.75f};
+  for (const char* name : {"cpu", "cpu_reference"}) {
+    std::vector<int32_t> offsets(3);
+    std::vector<float> row_prob(3, 9);
+    const OffsetsPlan made = plan(p, this_cpu(), name);
+    const test::OwnedWorkspace workspace(made.workspace_bytes);
+    run(made,
+        {.source = experts.data(),
+         .offsets = offsets.data(),
+         .prob = prob.data(),
+         .row_prob = row_prob.data()},
+        workspace.get(), {});
+    EXPECT_EQ(row_prob, (std::vector<float>{0.75f, 0.25f, 9}));
   }
 }
 
@@ -200,6 +224,7 @@ TEST(OffsetsErrors, OfProblems) {
 struct OffsetsArgsErrors : testing::Test {
   int64_t source[4] = {};
   int32_t offsets[4] = {}, map[4] = {};
+  float probs[4] = {};
   OffsetsProblem p{.rows = 8, .experts = 3, .index = DType::kI64};
   OffsetsArgs args{.source = source, .offsets = offsets};
 
@@ -225,6 +250,33 @@ TEST_F(OffsetsArgsErrors, SurplusMap) {
   args.map = {.slot_of = map};
   EXPECT_EQ(error(),
             "offsets: map.slot_of is given, must be null; only routing makes a row map" + problem);
+}
+TEST_F(OffsetsArgsErrors, SurplusProbabilities) {
+  args.prob = probs;
+  EXPECT_EQ(error(),
+            "offsets: prob is given, must be null; only routing makes a row map" + problem);
+  args.prob = nullptr;
+  args.row_prob = probs;
+  EXPECT_EQ(error(),
+            "offsets: row_prob is given, must be null; only routing makes a row map" + problem);
+}
+TEST_F(OffsetsArgsErrors, MissingOrMisalignedProbabilities) {
+  p = {.source = OffsetsSource::kRouting,
+       .rows = 4,
+       .experts = 3,
+       .tokens = 2,
+       .top_k = 2,
+       .index = DType::kI64};
+  args.row_prob = probs;
+  const std::string routing = " [offsets routing R=4 E=3 T=2 top_k=2 index=i64]";
+  EXPECT_EQ(error(),
+            "offsets: prob is null, must point to 4 elements; row_prob is made of it" + routing);
+  args.prob = reinterpret_cast<float*>(reinterpret_cast<char*>(probs) + 1);
+  EXPECT_EQ(error(),
+            text("offsets: prob is at ", args.prob, ", must be aligned to 4 bytes", routing));
+  args.row_prob = reinterpret_cast<float*>(reinterpret_cast<char*>(probs) + 2);
+  EXPECT_EQ(error(), text("offsets: row_prob is at ", args.row_prob, ", must be aligned to 4 bytes",
+                          routing));
 }
 TEST_F(OffsetsArgsErrors, Misaligned) {
   args.source = reinterpret_cast<char*>(source) + 4;

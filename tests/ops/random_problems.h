@@ -89,7 +89,8 @@ inline void draw(Dice& dice, RoutingProblem& p) {
        .expert_bias = dice.coin(),
        .groups = dice.few(9),
        .group_top_k = dice.few(9),
-       .map = dice.coin()};
+       .map = dice.coin(),
+       .row_prob = dice.coin()};
 }
 
 inline void draw(Dice& dice, PermuteProblem& p) {

@@ -28,6 +28,7 @@ struct Case {
     if (!p.map) return given;
     given.offsets = out.offsets.data<int32_t>();
     given.map = {out.row_of.data<int32_t>(), out.slot_of.data<int32_t>()};
+    if (p.row_prob) given.row_prob = out.row_prob.data<float>();
     return given;
   }
   void run_on_cpu(const RoutingArgs& given, std::string_view only = {}) const {
@@ -52,6 +53,18 @@ TEST(RoutingMap, IsThatOfOffsets) {
     }
 }
 
+TEST(RoutingMap, HasTheProbabilitiesOfItsRows) {
+  for (const char* only : {"cpu", "cpu_reference"})
+    for (int64_t tokens : {0, 1, 70, 3000}) {
+      const Case c({.tokens = tokens, .experts = 37, .top_k = 3, .map = true, .row_prob = true});
+      c.run_on_cpu(c.args(), only);
+      EXPECT_TRUE(c.out.maps_like(c.of_its_choices())) << only << " " << to_string(c.p);
+      EXPECT_EQ(c.out.offset_list().back(), 3 * tokens);
+      EXPECT_TRUE(c.out.has_row_prob_of(c.prob)) << only << " " << to_string(c.p);
+      EXPECT_EQ(c.out.damage(), "");
+    }
+}
+
 TEST(RoutingMap, MayBeOffsetsAlone) {
   const Case c({.tokens = 9, .experts = 5, .top_k = 2, .map = true});
   RoutingArgs given = c.args();
@@ -65,8 +78,8 @@ TEST(RoutingMap, MayBeOffsetsAlone) {
 
 /// The error of running a small problem after `spoil` changed its arguments.
 template <class Spoil>
-std::string error(bool map, Spoil&& spoil) {
-  const Case c({.tokens = 3, .experts = 4, .top_k = 2, .map = map});
+std::string error(bool map, Spoil&& spoil, bool row_prob = false) {
+  const Case c({.tokens = 3, .experts = 4, .top_k = 2, .map = map, .row_prob = row_prob});
   RoutingArgs given = c.args();
   spoil(given, c.prob.data<int32_t>());
   const std::string message = test::invalid([&] { c.run_on_cpu(given); });
@@ -90,6 +103,24 @@ TEST(RoutingMap, IsGivenWhereTheProblemSaysSo) {
             std::string::npos);
   EXPECT_NE(error(true, [&](RoutingArgs& a, int32_t* w) { a.map.slot_of = shifted(w); })
                 .find("routing: map.slot_of is at "),
+            std::string::npos);
+}
+
+TEST(RoutingMap, TakesProbabilitiesOfRowsWhereTheProblemSaysSo) {
+  EXPECT_EQ(error(
+                true, [](RoutingArgs& a, int32_t*) { a.row_prob = nullptr; }, true),
+            "routing: row_prob is null, must point to 6 elements; the problem says row_prob=yes");
+  const auto give = [](RoutingArgs& a, int32_t*) { a.row_prob = a.prob; };
+  for (bool map : {true, false})
+    EXPECT_EQ(error(map, give),
+              "routing: row_prob is given, must be null; the problem says row_prob=no");
+  EXPECT_NE(error(
+                true,
+                [](RoutingArgs& a, int32_t*) {
+                  a.row_prob = reinterpret_cast<float*>(reinterpret_cast<char*>(a.prob) + 2);
+                },
+                true)
+                .find("routing: row_prob is at "),
             std::string::npos);
 }
 

@@ -384,6 +384,10 @@ TEST(RoutingProblem, PrintsAndParsesBack) {
   p = {.tokens = 1, .experts = 8, .top_k = 2, .map = true};
   EXPECT_EQ(to_string(p), "routing forward softmax T=1 E=8 top_k=2 logits=f32 map=yes");
   EXPECT_EQ(parse_routing_problem(to_string(p)), p);
+  p.row_prob = true;
+  EXPECT_EQ(to_string(p),
+            "routing forward softmax T=1 E=8 top_k=2 logits=f32 map=yes row_prob=yes");
+  EXPECT_EQ(parse_routing_problem(to_string(p)), p);
 }
 
 std::string head(const std::string& message) { return message.substr(0, message.rfind(" [")); }
@@ -416,6 +420,9 @@ TEST(RoutingErrors, OfProblems) {
             "routing: top_k is 5, must be at most 4; that many experts are in group_top_k groups");
   EXPECT_EQ(plan_error("routing backward softmax map=yes"),
             "routing: map is yes, must be no; only forward chooses");
+  for (const char* pass : {"forward", "backward"})
+    EXPECT_EQ(plan_error(text("routing ", pass, " softmax row_prob=yes")),
+              "routing: row_prob is yes, must be no; the problem says map=no");
   EXPECT_EQ(plan_error("routing forward hash"),
             "problem: score is 'hash', must be one of softmax, topk_softmax, sigmoid");
   EXPECT_EQ(head(test::invalid([] { plan(RoutingProblem{.tokens = -1}, this_cpu()); })),

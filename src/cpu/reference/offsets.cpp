@@ -44,6 +44,7 @@ void from_routing(const OffsetsPlan& plan, const OffsetsArgs& args, int32_t& sta
       if (number(plan, args, slot) != e) continue;
       if (row < p.rows && args.map.row_of != nullptr) args.map.row_of[slot] = int32_t(row);
       if (row < p.rows && args.map.slot_of != nullptr) args.map.slot_of[row] = int32_t(slot);
+      if (row < p.rows && args.row_prob != nullptr) args.row_prob[row] = args.prob[slot];
       ++row;
     }
     put(plan, args, e, row, status);

@@ -242,7 +242,7 @@ struct RankMap {
     const int mine = e - job.rank * job.experts;
     if (is_first && mine >= 0 && mine < job.experts) job.map.offsets[mine + 1] = int32_t(end);
   }
-  __device__ void place(int64_t slot, int e, int64_t row) const {
+  __device__ void place(int64_t slot, int e, int64_t row, float) const {
     const int32_t here = rows().row_of_rank(row, job.rank);
     if (rows_here != nullptr) rows_here[slot] = here;
     if (!writes) return;
@@ -294,6 +294,8 @@ __device__ inline void sort_choices_of_ranks(const RankMap& map, const BlockShar
                                   .row_of = nullptr,
                                   .slot_of = nullptr,
                                   .status = nullptr,
+                                  .prob = nullptr,
+                                  .row_prob = nullptr,
                                   .counts = static_cast<int32_t*>(job.scratch.data),
                                   .rows = slots,
                                   .slots = slots,

@@ -109,6 +109,8 @@ void offsets(const OffsetsPlan& plan, const OffsetsArgs& args, Workspace workspa
                        .row_of = args.map.row_of,
                        .slot_of = args.map.slot_of,
                        .status = args.status,
+                       .prob = args.prob,
+                       .row_prob = args.row_prob,
                        .counts = static_cast<int32_t*>(workspace.data),
                        .rows = p.rows,
                        .slots = 0,

@@ -116,6 +116,8 @@ void launch_with_map(const RoutingJob& job, const RoutingArgs& args, Workspace w
                        .row_of = args.map.row_of,
                        .slot_of = args.map.slot_of,
                        .status = nullptr,
+                       .prob = args.prob,
+                       .row_prob = args.row_prob,
                        .counts = static_cast<int32_t*>(workspace.data),
                        .rows = job.p.tokens * job.p.top_k,
                        .slots = job.p.tokens * job.p.top_k,

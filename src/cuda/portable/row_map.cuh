@@ -56,6 +56,8 @@ CADRE_HD constexpr int64_t run_length(int64_t slots, int warps) {
 struct OffsetsJob {
   const void* source;
   int32_t *offsets, *row_of, *slot_of, *status;
+  const float* prob;         ///< [slots], for row_prob
+  float* row_prob;           ///< [rows]; null: not wanted
   int32_t* counts;           ///< [blocks, E] of routing
   int64_t rows, slots, run;  ///< run: choices of a warp
   int experts;
@@ -84,6 +86,11 @@ __device__ int expert_of(const OffsetsJob& job, int64_t slot, int64_t last) {
   if (slot >= last) return -1;
   const Index e = static_cast<const Index*>(job.source)[slot];
   return e >= 0 && e < Index(job.experts) ? int(e) : -1;
+}
+
+/// What row_prob has of a choice, where it is wanted.
+__device__ inline float prob_of(const OffsetsJob& job, int64_t slot, int64_t last) {
+  return job.row_prob != nullptr && slot < last ? job.prob[slot] : 0;
 }
 
 /// Adds one to the counter of each choice of the warp's run. Integers: the order does not matter.
@@ -158,11 +165,13 @@ struct OffsetsAndMap {
   __device__ void end_expert(int e, int64_t end) const {
     if (is_first) job.offsets[e + 1] = int32_t(end < job.rows ? end : job.rows);
   }
-  /// Of each choice, in the thread that sorts it: its row, or -1 of no expert.
-  __device__ void place(int64_t slot, int, int64_t row) const {
+  /// Of each choice, in the thread that sorts it: its row, or -1 of no expert; and its probability,
+  /// if the job wants those of rows.
+  __device__ void place(int64_t slot, int, int64_t row, float prob) const {
     const bool kept = row >= 0 && row < job.rows;
     if (job.row_of != nullptr) job.row_of[slot] = kept ? int32_t(row) : -1;
     if (kept && job.slot_of != nullptr) job.slot_of[row] = int32_t(slot);
+    if (kept && job.row_prob != nullptr) job.row_prob[row] = prob;
   }
 };
 
@@ -203,13 +212,14 @@ __device__ void assign_rows(const OffsetsJob& job, const BlockShare& all, int32_
   for (int64_t first = run.first; first < run.last; first += kLanes) {
     const int64_t slot = first + lane;
     const int later = expert_of<Index>(job, slot + kLanes, run.last);
+    const float prob = prob_of(job, slot, run.last);  // on its way while the row is found
     const unsigned equals = __match_any_sync(~0u, e);
     const int rank = __popc(equals & ((1u << lane) - 1));
     const int row = e >= 0 ? next_row[e] + rank : -1;
     __syncwarp();
     if (e >= 0 && rank == 0) next_row[e] += __popc(equals);
     __syncwarp();
-    if (slot < run.last) sorted.place(slot, e, row);
+    if (slot < run.last) sorted.place(slot, e, row, prob);
     e = later;
   }
 }
