@@ -316,6 +316,16 @@ TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
   EXPECT_EQ(find_step<GroupedGemmPlan>(narrow.mlp.fc1, "multiply")->name, "sm90_gathered_rows");
   EXPECT_EQ(find_step<PermutePlan>(narrow, "permute"), nullptr);
   EXPECT_TRUE(find_step<RoutingPlan>(narrow, "route")->problem.row_prob);
+  const auto dw = [](const MoePlan& of) {
+    return find_step<GroupedGemmPlan>(of.mlp.fc1, "dw")->name;
+  };
+  EXPECT_EQ(dw(narrow), "sm90_gathered_contraction");
+  EXPECT_EQ(find_step<PermutePlan>(narrow, "permute again"), nullptr);
+  for (const MoePlan& copies : {made("F=384 dw=f32"), made("F=392", "gathered")}) {
+    EXPECT_EQ(copies.name, "gathered");
+    EXPECT_EQ(dw(copies), "sm90_ragged_contraction");
+    EXPECT_NE(find_step<PermutePlan>(copies, "permute again"), nullptr);
+  }
   EXPECT_EQ(made("F=392").name, "permuted");
   EXPECT_EQ(made("F=392").refusals.at(0).why,
             "a product of 784 columns is slower than a copy and the plain product; the most is "

@@ -60,25 +60,30 @@ bool keeps_x(const auto& plan) {
   return false;
 }
 
-/// A step, of which forward has the tokens alone and backward, where it reads them, the rows alone.
+/// A step, of which forward has the tokens alone and backward, where it reads them, the rows alone,
+/// or the tokens.
 template <class Case>
 void step(Case& c, const Tokens& tokens) {
-  c.change_args = [&](auto& a) {
+  const auto give_tokens = [&](auto& a) {
     a.x = {};
     a.tokens = tokens.rows.view();
     a.slot_of = tokens.slots.data();
   };
+  c.change_args = give_tokens;
   c.forward();
-  c.change_args = [reads_x = keeps_x(c.plan)](auto& a) {
-    if (!reads_x) a.x = {};
-  };
+  if (!c.plan.problem.gather_dw)
+    c.change_args = [reads_x = keeps_x(c.plan)](auto& a) {
+      if (!reads_x) a.x = {};
+    };
   if (c.learns()) c.backward();
   if (c.defers()) c.wgrad();
 }
 
 template <class Case, class Result, class Problem>
-void expect_equal_bits(const Problem& p) {
-  Case want(p, kCounts, 1), got(gathered(p), kCounts, 1);
+void expect_equal_bits(const Problem& p, bool gather_dw = false) {
+  Problem of_tokens = gathered(p);
+  of_tokens.gather_dw = gather_dw;
+  Case want(p, kCounts, 1), got(of_tokens, kCounts, 1);
   const Tokens tokens(got.x);
   want.x = got.x;
   want.step();
@@ -120,6 +125,24 @@ TEST(Gather, AnMlpHasTheBitsOfRows) {
     change(p);
     expect_equal_bits<MlpCase, MlpResult>(p);
   }
+}
+
+TEST(Gather, DwOfTokensHasTheBitsOfRows) {
+  for (const bool deferred : {false, true}) {
+    GroupedLinearProblem one = linear("bf16,fprop=mxfp8");
+    GroupedMlpProblem two = mlp();
+    one.options.deferred = two.options.deferred = deferred;
+    expect_equal_bits<LinearCase, LinearResult>(one, true);
+    expect_equal_bits<MlpCase, MlpResult>(two, true);
+  }
+  GroupedMlpProblem p = gathered(mlp());
+  p.gather_dw = true;
+  const GroupedMlpPlan made = plan(p, this_cpu());
+  EXPECT_FALSE(keeps_x(made));
+  EXPECT_EQ(kept(made).at(0).name, "tokens");
+  EXPECT_EQ(kept(made).at(0).bytes, kTokens * 12 * 2);
+  EXPECT_EQ(kept(made).at(1).name, "slot_of");
+  EXPECT_EQ(kept(made).at(1).bytes, kCounts.rows * 4);
 }
 
 constexpr const char* kQuantised[] = {
@@ -247,6 +270,14 @@ TEST(Gather, SaysWhatIsWrongWithTheArguments) {
                          }),
             "grouped_linear: slot_of is null, must point to 64 elements; the problem says "
             "gather=yes");
+  GroupedLinearProblem p = gathered(linear());
+  p.gather_dw = true;
+  LinearCase c(p, kCounts, 1);
+  const Tokens tokens(c.x);
+  step(c, tokens);
+  c.change_args = [&](A& a) { a.slot_of = slots.data(); };
+  const std::string what = test::invalid([&] { c.backward(); });
+  EXPECT_EQ(what.find("grouped_linear: tokens is f32[], must be bf16[23, 12]"), 0u) << what;
 }
 
 }  // namespace
