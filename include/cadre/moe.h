@@ -80,7 +80,7 @@ struct MoeArgs {
 /// "shared expert backward", "combine backward", "experts backward", "permute backward", "permute
 /// again" (before "experts backward" where that reads the rows), "route backward", "shared expert
 /// dw", "experts dw". Those that it needs are there. "gathered", where fc1 reads or quantises x in
-/// token order, has no "permute".
+/// token order, has no "permute", nor "permute again" where dw of fc1 reads x too.
 struct MoePlan : LayerPlan {
   MoeProblem problem{};
   GroupedMlpPlan mlp;

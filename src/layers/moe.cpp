@@ -219,7 +219,8 @@ void check_backward(const MoeRun& run) {
                "dgrad, dlogits, wgrad1, wgrad2 and dbias are no, must be yes for one of them; "
                "backward has nothing to compute");
   checks.view("dout", args.dout, p.dtype, {p.tokens, p.hidden});
-  if (run.is_made(kRowsAgain)) checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
+  if (run.is_made(kRowsAgain) || run.plan.mlp.problem.gather_dw)
+    checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
   if (p.dgrad) checks.view("dx", args.dx, p.dtype, {p.tokens, p.hidden});
   check_logits_gradient(checks, args);
   check_routing(checks, args, Phase::kBackward);

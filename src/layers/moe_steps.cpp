@@ -11,16 +11,17 @@ using enum moe::Tensor;
 
 /// Columns of fc1 up to which a product that gathers is taken to be faster than a copy and the
 /// plain product: gathering costs a part of the product's time, which is the longer the more there
-/// are, and the copy's time is the same. On an H200 faster with 512, even with 1024.
+/// are, and the copy's time is the same. On an H200 faster with 512, even with 1024; dw likewise
+/// with 512, slower with 1536.
 constexpr int64_t kMostGatheredColumns = 768;
-
-int64_t columns_of_fc1(const MoeProblem& p) {
-  return info(p.activation).gated ? 2 * p.features : p.features;
-}
 
 /// Rows of an expert, in the mean, from which on it is: it gathers 128 for a tile, however few
 /// there are. Timed with 1536 alone.
 constexpr int64_t kLeastGatheredRows = 512;
+
+int64_t columns_of_fc1(const MoeProblem& p) {
+  return info(p.activation).gated ? 2 * p.features : p.features;
+}
 
 /// A list of fp32 or int32 words.
 QuantizedShape words(int64_t count) { return plain_rows(DType::kF32, count, 1); }
@@ -81,10 +82,11 @@ class Planner {
     m.top_k = p_.top_k;
     return m;
   }
-  /// dw of fc1 gathers too, if a kernel does that.
+  /// dw of fc1 gathers too, if a kernel does that. Not in a run of its own, before which backward
+  /// must know where the rows come from, whatever the type of dw will be.
   GroupedMlpPlan plan_gathering() const {
     GroupedMlpProblem m = gathering_mlp();
-    m.gather_dw = m.wgrad1 && columns_of_fc1(p_) <= kMostGatheredColumns &&
+    m.gather_dw = m.wgrad1 && !p_.options.deferred && columns_of_fc1(p_) <= kMostGatheredColumns &&
                   linear::as_is(m.recipe.wgrad.rhs, m.dtype);
     GroupedMlpPlan made = plan_within(m, plan_.device);
     if (!m.gather_dw || find_step<GroupedGemmPlan>(made.fc1, "dw")->name != "composed") return made;

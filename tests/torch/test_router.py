@@ -54,9 +54,9 @@ def test_logits_of_a_token_do_not_depend_on_the_others(device):
     assert router_logits(x[:0], weight).shape == (0, E)
 
 
-@pytest.mark.parametrize("count", [T, 1024, 2500])
+@pytest.mark.parametrize("count", [T, 1024, 2500, 40000])
 def test_gradients_round_once(device, count):
-    """Of many tokens too, whose sums are made in stretches of 1024."""
+    """Of many tokens too, whose sums are made in 32 stretches at most, of 1024 or more."""
     x, weight = tokens(device, count, grad=True), spread(E, H, device=device).requires_grad_()
     dlogits = spread(count, E, device=device)
     router_logits(x, weight).backward(dlogits)

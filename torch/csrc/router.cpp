@@ -4,6 +4,8 @@
 #include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 
+#include <algorithm>
+
 #include "autograd.h"
 #include "door.h"
 
@@ -26,8 +28,11 @@ Tensor all_rows(const Tensor& x, int64_t each) {
 Tensor all_rows(const Tensor& x) { return all_rows(x, x.size(0)); }
 
 /// Rows that are contracted one after the other. The gradient of a router has few tiles, so that a
-/// GPU adds up several of such stretches side by side.
-constexpr int64_t kStretch = 1024;
+/// GPU adds up some of such stretches side by side, each in memory of its own.
+int64_t stretch_of(const Tensor& x) {
+  constexpr int64_t kLeast = 1024, kMostStretches = 32;
+  return std::max(kLeast, (x.size(0) + kMostStretches - 1) / kMostStretches);
+}
 
 struct Product {
   c10::string_view which;
@@ -80,7 +85,7 @@ std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const T
   if (wants_dx)
     dx = product({"dgrad", at::kBFloat16}, dy, weight.to(at::kBFloat16).unsqueeze(0), offsets);
   if (wants_dweight)
-    dweight = product({"wgrad", at::kFloat}, dy, x, all_rows(x, kStretch))
+    dweight = product({"wgrad", at::kFloat}, dy, x, all_rows(x, stretch_of(x)))
                   .sum(0)
                   .to(weight.scalar_type());
   return {dx, dweight};

@@ -49,8 +49,8 @@ class GatheredContractionLoad : public RaggedContractionLoad<kTile> {
   /// Copies the rows of a stage.
   __device__ void gather(const Stage& stage, Memory& memory, int depth) {
     const auto& places = of_stage(memory, depth);
-    is_whole_&& depth + kTile.depth <= rows_ ? copy<true>(stage, places, depth)
-                                             : copy<false>(stage, places, depth);
+    const bool is_whole = is_whole_ && depth + kTile.depth <= rows_;
+    is_whole ? copy<true>(stage, places, depth) : copy<false>(stage, places, depth);
     copy_places(memory, depth + 2 * kTile.depth);
   }
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
