@@ -50,11 +50,8 @@ class GatheredRowsLoad {
 #pragma unroll
     for (int i = 0; i < kMany; ++i) {
       const int row = tile_.row + kConsumerRows * warp() + kWarp * i + lane();
-      const int slot = params_.slot_of[min(row, tile_.rows_end - 1)];
-      const bool is_there = slot >= 0 && slot < params_.slots;
-      places[i] =
-          is_there ? uint32_t(slot) / uint32_t(params_.top_k) * params_.token_units : kNowhere;
-      lacks = lacks || !is_there;
+      places[i] = params_.order.place_of(params_.slot_of[min(row, tile_.rows_end - 1)]);
+      lacks = lacks || places[i] == kNoPlace;
     }
     lacks_ = __any_sync(~0u, lacks);
 #pragma unroll
@@ -83,8 +80,6 @@ class GatheredRowsLoad {
   }
 
  private:
-  static constexpr uint32_t kNowhere = ~0u;  ///< a row that no token has: zeros
-
   __device__ static int lane() { return int(threadIdx.x) % kWarp; }
   __device__ static int warp() { return int(threadIdx.x) / kWarp % kWarps; }
 
@@ -100,7 +95,7 @@ class GatheredRowsLoad {
     const auto& places = memory.places[warp()][row];
     const bool is_inside = depth + sixteen * (16 / element_bytes(kTile.a.dtype)) < params_.depth;
     const auto copy = [&](uint32_t to, uint32_t at) {  // of nothing: zeros
-      cp_async_line(to, from + uint64_t(at) * 16, kWhole || (is_inside && at != kNowhere) ? 16 : 0);
+      cp_async_line(to, from + uint64_t(at) * 16, kWhole || (is_inside && at != kNoPlace) ? 16 : 0);
     };
 #pragma unroll
     for (int i = 0; i < kConsumerRows / kAtOnce; i += kMany) {

@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/sm90/gated_rows.h"
+#include "cuda/sm90/token_order.h"
 
 namespace cadre::cuda::sm90 {
 
@@ -8,9 +9,8 @@ constexpr int kGatheredPartFeatures = 16;  ///< columns of h and z in one box
 /// What the kernel of gated fprop from tokens is launched with; x is not read by TMA.
 struct GatheredRowsParams : GatedRowsParams {
   const void* tokens = nullptr;      ///< x [T, D]
-  uint32_t token_units = 0;          ///< of sixteen bytes, from a token to the next
-  const int32_t* slot_of = nullptr;  ///< [R], token * top_k + choice
-  int top_k = 1, slots = 0;          ///< of a token, and T * top_k: what slot_of is below
+  TokenOrder order{};                ///< theirs
+  const int32_t* slot_of = nullptr;  ///< [R]
 };
 
 /// One instance, launched; instances/ has them, a file each.

@@ -126,9 +126,10 @@ void set_scales(Fp8RowsParams& params, const GroupedGemmProblem& p, const Groupe
   params.w_scale_depth = w_scales.stride[3 - across];
 }
 
-/// From a token to the next.
-uint32_t units_of(const TensorView& tokens) {
-  return uint32_t(bytes_for(tokens.dtype, tokens.stride[0]) / 16);
+TokenOrder order_of(const TensorView& tokens, const GroupedGemmProblem& p) {
+  return {.top_k = p.top_k,
+          .slots = int(p.tokens * p.top_k),
+          .token_units = uint32_t(bytes_for(tokens.dtype, tokens.stride[0]) / 16)};
 }
 
 /// The rows of tokens lie where 32 bits say, in units of sixteen bytes.
@@ -308,10 +309,8 @@ void run_gathered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
   GatheredRowsParams params;
   set_gated(params, plan, args, experts, {kConsumerRows, kGatheredPartFeatures});
   params.tokens = x.data;
-  params.token_units = units_of(x);
+  params.order = order_of(x, p);
   params.slot_of = args.slot_of;
-  params.top_k = p.top_k;
-  params.slots = int(p.tokens * p.top_k);
   find_gathered_rows(p.out)(params, blocks_of(plan), stream);
 }
 
@@ -340,13 +339,11 @@ void run_gathered_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs
   const TokenPlaces places = places_of(plan, workspace);
   params.places = places.places;
   params.lacks = places.lacks;
-  write_token_places({.slot_of = args.slot_of,
+  write_token_places({.order = order_of(turned ? x : dy, p),
+                      .slot_of = args.slot_of,
                       .offsets = args.offsets.data,
                       .rows = p.rows,
-                      .experts = p.experts,
-                      .top_k = p.top_k,
-                      .slots = int(p.tokens * p.top_k),
-                      .token_units = units_of(turned ? x : dy)},
+                      .experts = p.experts},
                      places, params.taken, stream);
   find_gathered_contraction({p.out, turned})(params, blocks_of(plan), stream);
 }

@@ -121,8 +121,9 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
   auto* taken = counts_tiles(plan.problem, plan.device)
                     ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
                     : nullptr;
+  auto* cleared = has_places(plan.problem) ? nullptr : taken;
   if (v.one_map()) {
-    if (taken != nullptr && !has_places(plan.problem)) clear_count(taken, stream);
+    if (cleared != nullptr) clear_count(cleared, stream);
     return {v.map(v.view), nullptr, taken};
   }
   TensorView one = one_expert(v.view);
@@ -131,7 +132,7 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
   auto* maps = static_cast<CUtensorMap*>(workspace.data);
   const ExpertAddresses from{v.pointers, static_cast<const char*>(v.view.data),
                              bytes_for(v.view.dtype, v.view.stride[0])};
-  write_expert_maps(map, from, plan.problem.experts, {maps, taken}, stream);
+  write_expert_maps(map, from, plan.problem.experts, {maps, cleared}, stream);
   return {map, maps, taken};
 }
 

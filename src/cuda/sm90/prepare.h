@@ -54,12 +54,11 @@ struct Prepared {
   unsigned long long* taken;
 };
 
-/// Writes what a kernel finds in the workspace: E maps of discrete experts, then the count, zero,
-/// if clusters count.
+/// Writes what a kernel finds in the workspace: E maps of discrete experts, and, if clusters count,
+/// the count, zero. Where there are places_of() rows, what writes these zeroes it.
 Prepared prepare(const ExpertViews&, const GroupedGemmPlan&, Workspace, cudaStream_t);
 
-/// Where in the workspace wgrad has the places of rows of tokens, which no call above writes; what
-/// does zeroes the count.
+/// Where in the workspace wgrad has the places of rows of tokens, which are not written yet.
 TokenPlaces places_of(const GroupedGemmPlan&, Workspace);
 
 /// Rows of nobody that become zero.

@@ -23,10 +23,9 @@ __global__ void token_places_kernel(const TokenRows rows, const TokenPlaces to,
   const int64_t all = end_of_rows(rows), end = min(first + each, all);
   bool lacks = false;
   for (int64_t row = first + threadIdx.x; row < end; row += kThreads) {
-    const int slot = rows.slot_of[row];
-    const bool is_there = slot >= 0 && slot < rows.slots;
-    to.places[row] = is_there ? uint32_t(slot) / uint32_t(rows.top_k) * rows.token_units : kNoPlace;
-    lacks = lacks || !is_there;
+    const uint32_t place = rows.order.place_of(rows.slot_of[row]);
+    to.places[row] = place;
+    lacks = lacks || place == kNoPlace;
   }
   lacks = __syncthreads_or(lacks);
   if (threadIdx.x != 0) return;

@@ -3,21 +3,22 @@
 
 #include <cstdint>
 
+#include "cuda/sm90/token_order.h"
+
 namespace cadre::cuda::sm90 {
 
-constexpr uint32_t kNoPlace = ~0u;  ///< of a row that no token has
-constexpr int kPlaceBlocks = 128;   ///< into which the rows are cut
+constexpr int kPlaceBlocks = 128;  ///< into which the rows are cut
 
 /// Which rows of tokens a batch is made of.
 struct TokenRows {
-  const int32_t *slot_of, *offsets;  ///< [R], token * top_k + choice; [E + 1]
+  TokenOrder order;
+  const int32_t *slot_of, *offsets;  ///< [R], [E + 1]
   int64_t rows;                      ///< R
-  int experts, top_k, slots;         ///< slots: T * top_k, what slot_of is below
-  uint32_t token_units;              ///< of sixteen bytes, from a token to the next
+  int experts;
 };
 
-/// Where they begin, in units of sixteen bytes from the first token on, of all rows that an expert
-/// has, whatever its offsets say; and of each block, whether one of its rows has no token.
+/// Where they begin, of all rows that an expert has, whatever its offsets say; and of each block,
+/// whether one of its rows has no token.
 struct TokenPlaces {
   uint32_t *places, *lacks;  ///< [R], [kPlaceBlocks]
 };
