@@ -24,7 +24,7 @@ inline OffsetsArgs row_map_args(const RoutingArgs& args) {
   return {.source = args.experts,
           .offsets = args.offsets,
           .map = args.map,
-          .prob = args.prob,
+          .prob = args.row_prob != nullptr ? args.prob : nullptr,
           .row_prob = args.row_prob};
 }
 

@@ -53,9 +53,11 @@ void check(const OffsetsProblem& p, const OffsetsArgs& args) {
   checks.aligned("map.slot_of", args.map.slot_of, alignof(int32_t));
   checks.aligned("status", args.status, alignof(int32_t));
   checks.aligned("row_prob", args.row_prob, alignof(float));
-  if (routing && args.row_prob != nullptr)
-    checks.present("prob", args.prob, sources, "row_prob is made of it");
-  if (routing) return;
+  if (routing) {
+    if (args.row_prob != nullptr)
+      return checks.present("prob", args.prob, sources, "row_prob is made of it");
+    return checks.absent("prob", args.prob, "row_prob is not wanted");
+  }
   checks.absent("map.row_of", args.map.row_of, "only routing makes a row map");
   checks.absent("map.slot_of", args.map.slot_of, "only routing makes a row map");
   checks.absent("prob", args.prob, "only routing makes a row map");

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "layers/moe.h"
+#include "tests/judge/errors.h"
 #include "tests/judge/on_machine.h"
 #include "tests/layers/expert_layer_copy.h"
 #include "tests/layers/moe_case.h"
@@ -209,22 +210,40 @@ TEST_F(Moe, GatheredHasTheBitsOfPermutedInRecipesThatQuantiseX) {
     }
 }
 
-// The route by its name, which wants a kernel that gathers.
+// The route by its name, which wants a kernel that gathers. One for dw writes 16 bits alone.
 TEST_F(Moe, IsGatheredByAKernel) {
   if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
   unsigned seed = 90;
-  for (const char* recipe : {"bf16", "f16"}) {
-    MoeProblem p = problem(recipe);
-    p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
-    p.features = 32;
-    p.keep_rows = false;
-    MoeCase want(p, ++seed, {machine->device(), kStep, "permuted"});
-    MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
-    EXPECT_EQ(got.plan.mlp.name, "fused");
-    run(want);
-    run(got);
-    EXPECT_EQ(difference(got, want), "") << to_string(p);
-  }
+  for (const char* recipe : {"bf16", "f16"})
+    for (const bool gathers_dw : {false, true}) {
+      MoeProblem p = problem(recipe);
+      p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
+      if (gathers_dw) p.parameters.dw = p.dtype;
+      p.features = 32;
+      p.keep_rows = false;
+      MoeCase want(p, ++seed, {machine->device(), kStep, "permuted"});
+      MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
+      EXPECT_EQ(got.plan.mlp.name, "fused");
+      EXPECT_EQ(got.plan.mlp.problem.gather_dw, gathers_dw);
+      run(want);
+      run(got);
+      EXPECT_EQ(difference(got, want), "") << to_string(p);
+    }
+}
+
+// It would be looked at by the experts, who know it by another name.
+TEST_F(Moe, AGatheredDwReadsX) {
+  if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
+  MoeProblem p = problem();
+  p.parameters.dw = DType::kBf16;
+  p.features = 32;
+  p.keep_rows = false;
+  MoeCase c(p, 1, {machine->device(), kStep, "gathered"});
+  MoeArgs args = c.args();
+  args.x = {};
+  test::OwnedWorkspace workspace(c.plan.memory.backward_workspace_bytes);
+  const std::string what = test::invalid([&] { backward(c.plan, args, workspace.get(), {}); });
+  EXPECT_EQ(what.find("moe: x is f32[], must be bf16[21, 24]"), 0u) << what;
 }
 
 const Variant kVariants[] = {

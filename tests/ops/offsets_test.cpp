@@ -260,6 +260,18 @@ TEST_F(OffsetsArgsErrors, SurplusProbabilities) {
   EXPECT_EQ(error(),
             "offsets: row_prob is given, must be null; only routing makes a row map" + problem);
 }
+TEST_F(OffsetsArgsErrors, ProbabilitiesThatNobodyWants) {
+  p = {.source = OffsetsSource::kRouting,
+       .rows = 4,
+       .experts = 3,
+       .tokens = 2,
+       .top_k = 2,
+       .index = DType::kI64};
+  args.prob = probs;
+  EXPECT_EQ(error(),
+            "offsets: prob is given, must be null; row_prob is not wanted [offsets routing R=4 E=3 "
+            "T=2 top_k=2 index=i64]");
+}
 TEST_F(OffsetsArgsErrors, MissingOrMisalignedProbabilities) {
   p = {.source = OffsetsSource::kRouting,
        .rows = 4,
