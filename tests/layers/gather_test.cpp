@@ -143,6 +143,7 @@ TEST(Gather, DwOfTokensHasTheBitsOfRows) {
   EXPECT_EQ(kept(made).at(0).bytes, kTokens * 12 * 2);
   EXPECT_EQ(kept(made).at(1).name, "slot_of");
   EXPECT_EQ(kept(made).at(1).bytes, kCounts.rows * 4);
+  EXPECT_NE(explain(made).find("dy, tokens, slot_of -> dw\n"), std::string::npos);
 }
 
 constexpr const char* kQuantised[] = {
