@@ -63,7 +63,7 @@ class MoE(nn.Module):
     by products in bf16, for which an fp32 matrix is split in three bf16 parts; `router_logits` in
     router.py has the bound. No token is dropped. A biased expert's second bias is weighted like the
     rest of its result. For backward it keeps x, the routing and what the experts keep, and permutes
-    x again.
+    x again, unless the product of dw gathers it.
 
     num_experts: E. hidden: H. features: F of each expert. top_k: experts of a token.
     score: "softmax" over all experts, "topk_softmax" over the chosen, or "sigmoid".
