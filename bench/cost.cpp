@@ -84,7 +84,7 @@ Cost cost(const GroupedLinearProblem& p) {
   const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
   return with_tokens(
       {3 * rows * n * k, 3 * rows * (n + k) + 2 * p.experts * n * k, routed(rows, p.experts)}, p,
-      k);
+      n + k);
 }
 
 Cost cost(const GroupedMlpProblem& p) {

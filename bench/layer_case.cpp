@@ -144,15 +144,24 @@ LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, See
       seeds, outputs);
 }
 
-/// Tokens for forward, where the layer gathers, and the rows that they are for backward.
+/// Slots, where the layer gathers; tokens for forward, and the rows that they are for backward.
 template <class Problem, class Args>
 void add_tokens(Buffers& buffers, const Problem& p, const Rows& rows, Seeds& seeds, Args& args) {
-  if (!p.gather) return;
+  if (!p.gather && !p.gather_dy) return;
   const Slots slots{p.rows, p.tokens, p.top_k};
-  args.tokens = random_rows(buffers, p.dtype, {p.tokens, args.x[1]}, p.tokens, seeds.next());
+  if (p.gather)
+    args.tokens = random_rows(buffers, p.dtype, {p.tokens, args.x[1]}, p.tokens, seeds.next());
   auto* slot_of = random_slots(buffers, rows, slots, seeds.next());
-  copy_rows(args.x, args.tokens, slot_of, slots, rows.live());
+  if (p.gather) copy_rows(args.x, args.tokens, slot_of, slots, rows.live());
   args.slot_of = slot_of;
+}
+
+/// In the order in which the layer reads it.
+template <class Problem>
+TensorView random_dy(Buffers& buffers, const Problem& p, int64_t columns, const Rows& rows,
+                     Seeds& seeds) {
+  const int64_t all = p.gather_dy ? p.tokens : p.rows, live = p.gather_dy ? all : rows.live();
+  return random_rows(buffers, p.dtype, {all, columns}, live, seeds.next());
 }
 
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
@@ -220,7 +229,7 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
   if (p.activation && p.activation->keep_z) args.z = b.tensor(p.dtype, {p.rows, p.n});
   if (p.activation && p.activation->prob)
     args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
-  args.dy = random_rows(b, p.dtype, {p.rows, p.n}, rows.live(), seeds.next());
+  args.dy = random_dy(b, p, p.n, rows, seeds);
   args.dx = b.tensor(p.dtype, {p.rows, p.k});
   if (p.bias_scale) {
     args.bias_scale = random_floats(b, p.rows, rows.live(), seeds.next());
@@ -242,7 +251,7 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   add_tokens(b, p, rows, seeds, args);
   args.y = b.tensor(p.dtype, {p.rows, p.hidden});
-  args.dy = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
+  args.dy = random_dy(b, p, p.hidden, rows, seeds);
   args.dx = b.tensor(p.dtype, {p.rows, p.hidden});
   if (p.prob) args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
   if (p.prob && p.dprob) args.dprob = row_gradient(b, "dprob", {p.rows, rows.live()}, outputs);

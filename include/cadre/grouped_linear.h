@@ -35,7 +35,8 @@ struct GroupedLinearProblem {
   bool given_x_along_k = false, given_dy_along_k = false;
   bool gather = false;                   ///< forward reads x in token order: `tokens` of the args
   bool gather_dw = false;                ///< and wgrad, which reads it as it is; nobody reads x
-  int64_t tokens = 0;                    ///< T; 0 without gather
+  bool gather_dy = false;                ///< backward and wgrad read dy in token order, as it is
+  int64_t tokens = 0;                    ///< T; 0 where nothing is gathered
   int top_k = 1;                         ///< slots of a token
   TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
@@ -51,14 +52,14 @@ struct GroupedLinearArgs {
   LinearParameters parameters{};
   TensorView x{};                     ///< [R, K]; with gather read in backward only, if at all
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;   ///< [R] with gather, read with `tokens`: as of GroupedGemm
+  const int32_t* slot_of = nullptr;   ///< [R] with gather, gather_dy: as of GroupedGemm
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;
                                       ///< given_x_along_k
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
   TensorView y{};                     ///< [R, N], written by forward; with an activation h
   TensorView z{};                     ///< [R, N], written by forward where the activation keeps it
   const float* prob = nullptr;        ///< [R], of the activation
-  TensorView dy{};                    ///< [R, N]
+  TensorView dy{};                    ///< [R, N]; with gather_dy [T, N]
   QuantizedView dy_along_k{};         ///< given_dy_along_k: for dgrad
   TensorView dx{};                    ///< [R, K], written by backward
   const float* bias_scale = nullptr;  ///< [R]
@@ -95,7 +96,7 @@ struct GroupedLinearPlan : LayerPlan {
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
 ///           With gather row r of x is row slot_of[r] / top_k of `tokens`, whether fprop reads it
 ///           or forward quantises it; x itself is read by a wgrad that reads it as it is, unless
-///           that gathers too, and with save_input.
+///           that gathers too, and with save_input. With gather_dy so are rows of dy.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.

@@ -38,6 +38,7 @@ set(cadre_cuda_sources
   sm90/fp8_rows.cpp
   sm90/gated_rows.cpp
   sm90/gathered_contraction.cpp
+  sm90/gathered_products.cpp
   sm90/gathered_rows.cpp
   sm90/grouped_gemm.cpp
   sm90/packed_rows.cpp
@@ -73,6 +74,10 @@ set(cadre_sm90_sources
   sm90/instances/gathered_contraction_bf16_transposed.cu
   sm90/instances/gathered_contraction_f16.cu
   sm90/instances/gathered_contraction_f16_transposed.cu
+  sm90/instances/gathered_products_k_major_bf16.cu
+  sm90/instances/gathered_products_k_major_f16.cu
+  sm90/instances/gathered_products_mn_major_bf16.cu
+  sm90/instances/gathered_products_mn_major_f16.cu
   sm90/instances/gathered_rows_bf16.cu
   sm90/instances/gathered_rows_f16.cu
   sm90/instances/packed_rows_mxfp4_to_bf16.cu

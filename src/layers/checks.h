@@ -59,12 +59,15 @@ void check_quantized_w(const ops::Checks<Problem>& checks, bool learns) {
       "discrete_weight is yes, must be no; w comes as the codes and scales of all experts");
 }
 
-/// Those of a layer that may read its input in token order.
+/// Those of a layer that may read its input, or its gradient, in token order; whether it makes
+/// gradients of biases of what is gathered.
 template <class Problem>
-void check_gather(const ops::Checks<Problem>& checks) {
+void check_gather(const ops::Checks<Problem>& checks, bool dbias) {
   const Problem& p = checks.problem();
-  if (!p.gather) {
-    checks.holds(!p.gather_dw, "gather_dw is yes, must be no; the problem says gather=no");
+  const auto as_is = [&](const Format& format) { return linear::as_is(format, p.dtype); };
+  checks.holds(p.gather || !p.gather_dw,
+               "gather_dw is yes, must be no; the problem says gather=no");
+  if (!p.gather && !p.gather_dy) {
     checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
     checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; the problem says gather=no");
     return;
@@ -73,10 +76,14 @@ void check_gather(const ops::Checks<Problem>& checks) {
   checks.fits_int32("T", p.tokens);
   checks.at_least("top_k", p.top_k, 1);
   checks.fits_int32("T * top_k", p.tokens * p.top_k);
-  checks.holds(!p.options.quantized_x,
+  checks.holds(!p.gather || !p.options.quantized_x,
                "quantized_x is yes, must be no; tokens are quantised as they are gathered");
-  checks.holds(!p.gather_dw || linear::as_is(p.recipe.wgrad.rhs, p.dtype),
+  checks.holds(!p.gather_dw || as_is(p.recipe.wgrad.rhs),
                "gather_dw is yes, must be no; the recipe quantises x for wgrad");
+  checks.holds(!p.gather_dy || (as_is(p.recipe.dgrad.lhs) && as_is(p.recipe.wgrad.lhs)),
+               "gather_dy is yes, must be no; the recipe quantises dy");
+  checks.holds(!p.gather_dy || !dbias,
+               "gather_dy is yes, must be no; the bias's gradient is of rows in expert order");
 }
 
 /// Those of the layers whose rows come in expert order.

@@ -198,13 +198,21 @@ void check_tokens(const LinearChecks& checks, const GroupedLinearArgs& args) {
   checks.present("slot_of", args.slot_of, p.rows, "the problem says gather=yes");
 }
 
+/// In the order of experts or of tokens.
+void check_dy(const LinearChecks& checks, const GroupedLinearArgs& args, const char* why = "") {
+  const GroupedLinearProblem& p = checks.problem();
+  if (!p.gather_dy) return checks.view("dy", args.dy, p.dtype, {p.rows, p.n}, why);
+  checks.view("dy", args.dy, p.dtype, {p.tokens, p.n}, "the problem says gather_dy=yes");
+  checks.present("slot_of", args.slot_of, p.rows, "the problem says gather_dy=yes");
+}
+
 /// What forward reads as x, in the order of experts or of tokens.
 void check_input(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const GroupedLinearArgs& args = linear.args;
   if (p.gather) return check_tokens(checks, args);
   checks.absent("tokens", args.tokens, "the problem says gather=no");
-  checks.absent("slot_of", args.slot_of, "the problem says gather=no");
+  if (!p.gather_dy) checks.absent("slot_of", args.slot_of, "the problem says gather=no");
   const bool comes_as_codes = p.options.quantized_x || p.given_x_along_k;
   if (!comes_as_codes || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
 }
@@ -235,8 +243,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   const LinearChecks checks(op, p);
   const Needs need = needs(linear, Phase::kBackward);
   checks.offsets(linear.args.offsets, p.experts);
-  if (!p.given_dy_along_k || need.reads(kDy))
-    checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n});
+  if (!p.given_dy_along_k || need.reads(kDy)) check_dy(checks, linear.args);
   check_copies(checks, linear, need);
   if (p.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
   if (need.reads(kW)) check_weights(checks, linear);
@@ -262,8 +269,7 @@ void check_wgrad(std::string_view op, const LinearRun& linear) {
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k}, "wgrad reads it as it is");
   if (need.reads(kTokens)) check_tokens(checks, linear.args);
   check_copies(checks, linear, need);
-  if (need.reads(kDy))
-    checks.view("dy", linear.args.dy, p.dtype, {p.rows, p.n}, "wgrad reads it as it is");
+  if (need.reads(kDy)) check_dy(checks, linear.args, "wgrad reads it as it is");
   check_weight_gradients(checks, linear);
   check_accumulate(checks, {"accumulate", p.options.accumulate, linear.args.parameters.accumulate},
                    p.experts);

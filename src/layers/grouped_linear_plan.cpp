@@ -144,7 +144,9 @@ class Planner {
       const int alpha = factors(Phase::kBackward, "dx scales", dgrad,
                                 {dy_.along_k.id, w_.written_rows(), kDxScales});
       row_.step(Phase::kBackward, "dx", plan(dgrad, plan_.device, decoded_.dgrad_by),
-                {dy_.read_along_k(), w_.read_along_rows(), kNone, kNone, alpha}, {kDx});
+                {dy_.read_along_k(), w_.read_along_rows(), kNone, kNone, alpha, kNone,
+                 p_.gather_dy ? kSlotOf : kNone},
+                {kDx});
     }
     if (adds_bias() && p_.dbias) add_bias_grad();
     quantize(Phase::kInputAgain, "quantize x again", x_, {false, rows_of_x});
@@ -208,10 +210,10 @@ class Planner {
     const GroupedGemmProblem wgrad = layers::linear::product(p_, Pass::kWgrad, decoded_);
     const int alpha =
         factors(kPhase, "dw scales", wgrad, {dy_.written_rows(), x_.written_rows(), kDwScales});
-    const bool gathers = wgrad.gather != Gather::kNo;
+    const bool gathers = wgrad.gather != Gather::kNo, gathers_x = wgrad.gather == Gather::kRhs;
     row_.step(kPhase, "dw", plan(wgrad, plan_.device),
-              {dy_.read_along_rows(), gathers ? kTokens : x_.read_along_rows(), kNone, kNone, alpha,
-               kNone, gathers ? kSlotOf : kNone},
+              {dy_.read_along_rows(), gathers_x ? kTokens : x_.read_along_rows(), kNone, kNone,
+               alpha, kNone, gathers ? kSlotOf : kNone},
               {kDw});
   }
 

@@ -77,7 +77,9 @@ void check_problem(const GroupedLinearProblem& p) {
                "weight_major is column, must be row; the recipe copies the weights");
   const bool x_as_is =
       as_is(p.recipe.fprop.lhs, p.dtype) && (!p.wgrad || as_is(p.recipe.wgrad.rhs, p.dtype));
-  check_gather(checks);
+  check_gather(checks, p.bias && !p.return_bias && p.dbias);
+  checks.holds(!p.gather_dy || !p.gather_dw || !p.wgrad,
+               "gather_dy is yes, must be no; gather_dw is yes, and wgrad gathers one operand");
   check_given(checks, p);
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");

@@ -48,7 +48,7 @@ void check(const GroupedMlpProblem& p) {
   checks.countable("R * H", {p.rows, p.hidden});
   checks.countable("R * F", {p.rows, p.features});
   checks.countable("E * H * F", {p.experts, p.hidden, p.features});
-  layers::check_gather(checks);
+  layers::check_gather(checks, p.bias2 && p.dbias);
   layers::check_quantized_w(checks, p.dgrad || p.wgrad2 || layers::needs_dh(p));
   checks.holds(p.bias2 || !p.bias2_scale,
                "bias2_scale is yes, must be no; the problem says bias2=no");

@@ -95,8 +95,7 @@ class Planner {
     l.given_dy_along_k = dz_codes_.has_value();
     l.gather = p_.gather;
     l.gather_dw = p_.gather_dw;
-    l.tokens = p_.tokens;
-    l.top_k = p_.top_k;
+    if (p_.gather) l.tokens = p_.tokens, l.top_k = p_.top_k;
     if (!fused()) return l;
     GemmActivation& a = l.activation.emplace();
     a.kind = p_.activation;
@@ -115,6 +114,8 @@ class Planner {
     l.dgrad = needs_dh();
     l.wgrad = p_.wgrad2;
     l.options.save_input = needs_h_again();
+    l.gather_dy = p_.gather_dy;
+    if (p_.gather_dy) l.tokens = p_.tokens, l.top_k = p_.top_k;
     l.x_role = TensorRole::kH;
     l.given_x_along_k = h_codes_.has_value();
     return l;
@@ -228,8 +229,8 @@ class Planner {
     const int h_again = needs_h_again() ? kHAgain : kNone;
     const int dz = reads_plain_dz() ? kDz : kNone, dz_codes = dz_codes_ ? kDzAlongK : kNone;
     if (learns(plan_.fc2))
-      row_.step(Phase::kBackward, "fc2 backward", PartPhase{1, Phase::kBackward}, {kDy},
-                {needs_dh() ? kDh : kNone});
+      row_.step(Phase::kBackward, "fc2 backward", PartPhase{1, Phase::kBackward},
+                {kDy, p_.gather_dy ? kSlotOf : kNone}, {needs_dh() ? kDh : kNone});
     if (needs_dh())
       row_.step(Phase::kBackward, "activation backward", activation(true, of(dz_codes_)),
                 {kZ, prob(), kDh}, {h_again, dz, p_.prob && p_.dprob ? kDprob : kNone, dz_codes});
@@ -256,8 +257,9 @@ class Planner {
     const GroupedLinearPlan& own = linear_at(part);
     const bool x = wgrad_input(own).place == Place::kCaller;
     const bool dy = wgrad_gradient(own).place == Place::kCaller;
+    const bool gathers = part == 0 ? p_.gather_dw : p_.gather_dy;
     row_.step(phase, name, PartPhase{part, Phase::kWgrad},
-              {dy ? gradient : kNone, x ? input : kNone, input == kTokens ? kSlotOf : kNone}, {});
+              {dy ? gradient : kNone, x ? input : kNone, gathers ? kSlotOf : kNone}, {});
   }
 
   const GroupedMlpProblem& p_;

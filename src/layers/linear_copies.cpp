@@ -105,9 +105,11 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
     g.out_major = p.parameters.weight_major;
     g.discrete_out = p.parameters.discrete_dw;
     g.accumulate = p.options.accumulate;
+    if (p.gather_dy) return gathered(g, Gather::kLhs, p);
     return p.gather_dw ? gathered(g, Gather::kRhs, p) : g;
   }
-  if (p.gather && pass == Pass::kFprop && as_is(lhs, p.dtype)) g = gathered(g, Gather::kLhs, p);
+  const bool gathers = pass == Pass::kDgrad ? p.gather_dy : p.gather && as_is(lhs, p.dtype);
+  if (gathers) g = gathered(g, Gather::kLhs, p);
   g.discrete_rhs = p.parameters.discrete_weight && as_is(rhs, p.parameters.weight);
   g.rhs_major = p.parameters.weight_major;
   g.out = p.dtype;

@@ -65,14 +65,15 @@ GroupedMlpArgs mlp_args(const MoeRun& run, Phase first) {
   args.fc1 = run.args.fc1;
   args.fc2 = run.args.fc2;
   args.x = run.view(again ? kRowsAgain : kRows);
-  if (run.plan.mlp.problem.gather) {
+  const GroupedMlpProblem& mlp = run.plan.mlp.problem;
+  if (mlp.gather) {
     args.tokens = run.args.x;
     args.slot_of = run.words(kSlotOf);
   }
   args.prob = run.floats(kRowProb);
   if (run.plan.problem.bias2) args.bias2_scale = args.prob;
   args.y = run.view(kY);
-  args.dy = run.view(kDy);
+  args.dy = mlp.gather_dy ? run.args.dout : run.view(kDy);
   args.dx = run.view(kDrows);
   args.dprob = run.written_floats(kDrowProb);
   args.dbias2_scale = run.written_floats(kDrowScale);

@@ -85,18 +85,31 @@ class Planner {
     m.top_k = p_.top_k;
     return m;
   }
-  /// dw of fc1 gathers too, if a kernel does that. Not in a run of its own, before which backward
-  /// must know where the rows come from, whatever the type of dw will be.
+  /// dw of fc1 gathers too, and backward of fc2 dout, if kernels do that. Not dw in a run of its
+  /// own, before which backward must know where the rows come from, whatever the type of dw will
+  /// be.
   GroupedMlpPlan plan_gathering() const {
     GroupedMlpProblem m = gathering_mlp();
-    m.gather_dw = m.wgrad1 && !p_.options.deferred && columns_of_fc1(p_) <= kMostGatheredColumns &&
-                  linear::as_is(m.recipe.wgrad.rhs, m.dtype);
+    const auto as_is = [&](const Format& format) { return linear::as_is(format, m.dtype); };
+    const bool gathers = !p_.options.deferred && columns_of_fc1(p_) <= kMostGatheredColumns;
+    m.gather_dw = gathers && m.wgrad1 && as_is(m.recipe.wgrad.rhs);
+    m.gather_dy = gathers && (needs_dh(m) || m.wgrad2) && !(m.bias2 && m.dbias) &&
+                  as_is(m.recipe.dgrad.lhs) && as_is(m.recipe.wgrad.lhs);
     GroupedMlpPlan made = plan_within(m, plan_.device);
-    if (!m.gather_dw || find_step<GroupedGemmPlan>(made.fc1, "dw")->name != "composed") return made;
-    m.gather_dw = false;
+    const bool dw = m.gather_dw && has_kernel(made.fc1, "dw");
+    const bool dy = m.gather_dy && has_kernel(made.fc2, "dx") && has_kernel(made.fc2, "dw");
+    if (dw == m.gather_dw && dy == m.gather_dy) return made;
+    m.gather_dw = dw;
+    m.gather_dy = dy;
     return plan_within(m, plan_.device);
   }
+  /// Whether the step is one kernel, if there is one.
+  static bool has_kernel(const GroupedLinearPlan& plan, std::string_view step) {
+    const auto* product = find_step<GroupedGemmPlan>(plan, step);
+    return product == nullptr || product->name != "composed";
+  }
   bool gathers_dw() const { return plan_.mlp.problem.gather_dw; }
+  bool gathers_dy() const { return plan_.mlp.problem.gather_dy; }
   /// All tokens are the rows of one expert, weighted by its gate.
   GroupedMlpProblem shared() const {
     GroupedMlpProblem m = mlp();
@@ -198,17 +211,18 @@ class Planner {
 
   void add_backward() {
     if (learns(plan_.shared)) add_shared_backward();
-    row_.step(Phase::kBackward, "combine backward",
-              plan(permute(PermutePass::kCombineBackward, false), plan_.device),
-              {kDout, kOffsets, kRowOf, kSlotOf}, {kDy});
+    if (!gathers_dy())
+      row_.step(Phase::kBackward, "combine backward",
+                plan(permute(PermutePass::kCombineBackward, false), plan_.device),
+                {kDout, kOffsets, kRowOf, kSlotOf}, {kDy});
     const bool rows_late = !p_.options.deferred && wgrad_reads_x(plan_.mlp);
     if (permutes_again() && !rows_late) add_permute_again();
     const bool reads_prob = keeps("prob") || keeps("bias2_scale");
-    row_.step(
-        Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
-        {kDy, kOffsets, reads_prob ? kRowProb : kNone, rows_late ? kNone : rows_in_backward()},
-        {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
-         has_drow_scale() ? kDrowScale : kNone});
+    row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
+              {gathers_dy() ? kDout : kDy, kOffsets, reads_prob ? kRowProb : kNone,
+               rows_late ? kNone : rows_in_backward(), gathers_dy() ? kSlotOf : kNone},
+              {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
+               has_drow_scale() ? kDrowScale : kNone});
     if (p_.dgrad || p_.dlogits) add_permute_backward();
     if (permutes_again() && rows_late) add_permute_again();
     if (p_.dlogits)
@@ -297,10 +311,12 @@ MoePlan plan_gathered(const MoeProblem& problem, const Device& device) {
 MoePlan plan_gathered_by_kernel(const MoeProblem& problem, const Device& device) {
   MoePlan made = plan_gathered(problem, device);
   const GroupedGemmPlan* product = find_step<GroupedGemmPlan>(made.mlp.fc1, "multiply");
-  if (product->problem.gather != Gather::kNo && product->name == "composed")
-    throw Unsupported(
-        text("fc1 would copy the rows; it is not fused: ", made.mlp.refusals.front().why));
-  return made;
+  if (product->problem.gather == Gather::kNo || product->name != "composed") return made;
+  std::string why = "fc1 would copy the rows";
+  for (const Refusal& refusal : product->refusals)
+    if (refusal.name == "sm90_gathered_rows")
+      why.append("; ").append(refusal.name).append(" ").append(refusal.why);
+  throw Unsupported(why);
 }
 
 MoePlan plan_permuted(const MoeProblem& problem, const Device& device) {

@@ -106,6 +106,8 @@ void check(const SequentialProblem& p) {
                  " is yes, must be no; a row passes values");
     checks.holds(linear == nullptr || !linear->gather, "gather of op ", i,
                  " is yes, must be no; a row has its rows in expert order");
+    checks.holds(linear == nullptr || !linear->gather_dy, "gather_dy of op ", i,
+                 " is yes, must be no; a row has its rows in expert order");
     checks.holds(linear == nullptr || !linear->activation, "act of op ", i,
                  " is given, must be absent; an activation is an op of a row");
     before_learns = before_learns || learns(p.ops[i]);

@@ -154,6 +154,9 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=mxfp8 quantized_x=yes given
 cadre explain grouped_linear R=9 N=8 K=16 E=2 given_dy_along_k=yes
 cadre explain grouped_linear R=9 N=8 K=16 E=2 T=4
 cadre explain grouped_linear R=9 N=8 K=16 E=2 gather_dw=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 gather_dy=yes T=4 bias=yes
+cadre explain grouped_linear R=9 N=8 K=16 E=2 gather=yes gather_dw=yes gather_dy=yes T=4
+cadre explain grouped_mlp R=9 H=8 F=16 E=2 gather_dy=yes T=4 recipe=mxfp8
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 gather=yes gather_dw=yes T=4 recipe=mxfp8
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1

@@ -276,7 +276,6 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
             "grouped_mlp");
 }
 
-/// Of the ungated activation no kernel gathers.
 TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
   const struct {
     const char *words, *why;
@@ -289,10 +288,10 @@ TEST(LayerPlan, SaysWhyAnExpertLayerDoesNotGather) {
       {"T=20 F=32 recipe=fp8_block,wgrad=bf16",
        "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
       {"T=20 F=32", "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write"},
-      {"T=999 F=32 act=relu wgrad1=no",
-       "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
-      {"T=999 F=32 act=relu keep_rows=no recipe=bf16,wgrad=mxfp8 wgrad1=no",
-       "fc1 would copy the rows; it is not fused: no product of fc1 computes the activation: "},
+      {"T=999 F=33 act=relu wgrad1=no",
+       "fc1 would copy the rows; sm90_gathered_rows takes N and K that are multiples of 8"},
+      {"T=999 F=33 act=relu keep_rows=no recipe=bf16,wgrad=mxfp8 wgrad1=no",
+       "fc1 would copy the rows; sm90_gathered_rows takes N and K that are multiples of 8"},
   };
   for (const auto& c : cases) {
     const auto p = parse_moe_problem(text("moe top_k=2 H=16 E=3 ", c.words));
@@ -321,6 +320,23 @@ TEST(LayerPlan, AnExpertLayerGathersWhereThatIsFaster) {
   };
   EXPECT_EQ(dw(narrow), "sm90_gathered_contraction");
   EXPECT_EQ(find_step<PermutePlan>(narrow, "permute again"), nullptr);
+  // So is dout, unless a bias's gradient reads its rows; and fc1 where no activation is in it.
+  const auto dy = [](const MoePlan& of, std::string_view step) {
+    return find_step<GroupedGemmPlan>(of.mlp.fc2, step)->name;
+  };
+  EXPECT_EQ(dy(narrow, "dx"), "sm90_gathered_rows");
+  EXPECT_EQ(dy(narrow, "dw"), "sm90_gathered_contraction");
+  EXPECT_EQ(find_step<PermutePlan>(narrow, "combine backward"), nullptr);
+  for (const MoePlan& rows :
+       {made("F=384 bias2=yes"), made("F=384 dw=f32"), made("F=384 deferred=yes"),
+        made("F=384 recipe=bf16,dgrad=mxfp8"), made("F=392", "gathered")}) {
+    EXPECT_EQ(rows.name, "gathered");
+    EXPECT_NE(find_step<PermutePlan>(rows, "combine backward"), nullptr);
+  }
+  EXPECT_EQ(dy(made("F=384 wgrad2=no"), "dx"), "sm90_gathered_rows");
+  const MoePlan relu = made("F=384 act=relu");
+  EXPECT_EQ(relu.mlp.name, "unfused");
+  EXPECT_EQ(find_step<GroupedGemmPlan>(relu.mlp.fc1, "multiply")->name, "sm90_gathered_rows");
   // Deferred, dw may be planned with another type than backward was.
   for (const MoePlan& copies :
        {made("F=384 dw=f32"), made("F=384 deferred=yes"), made("F=392", "gathered")}) {

@@ -65,6 +65,14 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=600 N=528 K=64 E=3 gather=lhs T=300 top_k=2 act=reglu unit_budget=2 "
         "prob=yes",
         "grouped_gemm fprop R=130 N=320 K=136 E=36 gather=lhs T=65 top_k=2 act=swiglu z=yes",
+        // And without an activation, w along the contraction and across it: held output, tiles of
+        // fewer columns than a box of w has, more tiles than blocks.
+        "grouped_gemm dgrad R=700 N=136 K=264 E=2 gather=lhs T=350 top_k=2 tail=zero",
+        "grouped_gemm dgrad R=300 N=328 K=320 E=5 gather=lhs T=100 top_k=3 discrete_rhs=yes "
+        "format=f16 out=f16 unit_budget=2",
+        "grouped_gemm fprop R=90 N=40 K=520 E=12 gather=lhs T=90 discrete_rhs=yes",
+        "grouped_gemm fprop R=600 N=528 K=64 E=3 gather=lhs T=300 top_k=2 unit_budget=2",
+        "grouped_gemm dgrad R=130 N=136 K=72 E=36 gather=lhs T=65 top_k=2 rhs_major=column",
         // Gradients of rows of tokens: experts of no row, of one stage and of many, a consumer and
         // a block without columns, dw as it is summed and turned.
         "grouped_gemm wgrad R=300 N=136 K=328 E=5 gather=rhs T=150 top_k=2 accumulate=yes",

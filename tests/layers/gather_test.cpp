@@ -146,6 +146,52 @@ TEST(Gather, DwOfTokensHasTheBitsOfRows) {
   EXPECT_NE(explain(made).find("dy, tokens, slot_of -> dw\n"), std::string::npos);
 }
 
+/// Tokens of dy, whose rows are those of the layer that reads them in the order of experts.
+template <class Case, class Result, class Problem>
+void expect_equal_bits_of_dy(const Problem& p) {
+  Problem of_tokens = p;
+  of_tokens.gather_dy = true;
+  of_tokens.tokens = kTokens;
+  of_tokens.top_k = kTopK;
+  Case want(p, kCounts, 1), got(of_tokens, kCounts, 1);
+  const Tokens tokens(want.dy);
+  want.step();
+  got.change_args = [&](auto& a) {
+    a.dy = tokens.rows.view();
+    a.slot_of = tokens.slots.data();
+  };
+  got.step();
+  EXPECT_EQ(first_difference(Result(got), Result(want)), "") << to_string(of_tokens);
+  EXPECT_EQ(got.damage() + tokens.rows.damage(), "") << to_string(of_tokens);
+}
+
+TEST(Gather, DyOfTokensHasTheBitsOfRows) {
+  GroupedMlpProblem usual = mlp();
+  usual.bias2 = usual.bias2_scale = false;
+  for (const bool deferred : {false, true}) {
+    GroupedLinearProblem one = linear("bf16,fprop=mxfp8");
+    GroupedMlpProblem two = usual;
+    one.options.deferred = two.options.deferred = deferred;
+    expect_equal_bits_of_dy<LinearCase, LinearResult>(one);
+    expect_equal_bits_of_dy<MlpCase, MlpResult>(two);
+  }
+  for (const auto change :
+       {+[](GroupedMlpProblem& p) { p.wgrad2 = false; },
+        +[](GroupedMlpProblem& p) { p.dgrad = p.wgrad1 = p.bias1 = p.dprob = false; },
+        +[](GroupedMlpProblem& p) { p.bias2 = p.bias2_scale = true, p.dbias = false; }}) {
+    GroupedMlpProblem p = usual;
+    change(p);
+    expect_equal_bits_of_dy<MlpCase, MlpResult>(p);
+  }
+  usual.gather = usual.gather_dw = usual.gather_dy = true;
+  usual.tokens = kTokens;
+  usual.top_k = kTopK;
+  const std::string words = explain(plan(usual, this_cpu()));
+  for (const char* part :
+       {"dy, w, slot_of -> dx\n", "dy, x, slot_of -> dw\n", "dy, tokens, slot_of -> dw\n"})
+    EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+}
+
 constexpr const char* kQuantised[] = {
     "fp8_block", "fp8_block,wgrad=bf16",  "fp8_tensor",       "mxfp8", "mxfp8,wgrad=f32",
     "nvfp4",     "nvfp4,fprop=fp8_block", "bf16,wgrad=mxfp8", "f16"};
@@ -246,6 +292,69 @@ TEST(Gather, SaysWhatIsWrongWithTheProblem) {
   };
   of_all(linear(), "grouped_linear");
   of_all(mlp(), "grouped_mlp");
+}
+
+TEST(Gather, SaysWhyDyIsNotGathered) {
+  const auto gathers_dy = [](auto p) {
+    p.gather_dy = true;
+    p.tokens = kTokens;
+    return p;
+  };
+  GroupedMlpProblem two = mlp();
+  two.bias2 = two.bias2_scale = false;
+  const auto of_all = [&](auto usual, const std::string& layer) {
+    using P = decltype(usual);
+    const std::string must = layer + ": gather_dy is yes, must be no; ";
+    EXPECT_EQ(said(usual, [](P& p) { p.tokens = 0; }), layer + ": T is 0, must be 1 or more");
+    for (const char* recipe : {"mxfp8", "bf16,wgrad=mxfp8", "bf16,dgrad=f16"})
+      EXPECT_EQ(said(usual, [&](P& p) { p.recipe = parse_recipe(recipe); }),
+                must + "the recipe quantises dy");
+    EXPECT_EQ(said(usual,
+                   [](P& p) {
+                     if constexpr (std::is_same_v<P, GroupedMlpProblem>)
+                       p.bias2 = true;
+                     else
+                       p.bias = true;
+                   }),
+              must + "the bias's gradient is of rows in expert order");
+  };
+  of_all(gathers_dy(linear()), "grouped_linear");
+  of_all(gathers_dy(two), "grouped_mlp");
+  EXPECT_EQ(
+      said(gathers_dy(linear()), [](GroupedLinearProblem& p) { p.gather = p.gather_dw = true; }),
+      "grouped_linear: gather_dy is yes, must be no; gather_dw is yes, and wgrad gathers one "
+      "operand");
+}
+
+TEST(Gather, SaysWhatIsWrongWithTokensOfDy) {
+  using A = GroupedLinearArgs;
+  GroupedLinearProblem p = linear();
+  p.gather_dy = true;
+  p.tokens = kTokens;
+  p.top_k = kTopK;
+  const auto says = [&](bool wgrad, auto change) {
+    p.options.deferred = wgrad;
+    LinearCase c(p, kCounts, 1);
+    const Tokens tokens(c.dy);
+    const auto give_tokens = [&](A& a) {
+      a.dy = tokens.rows.view();
+      a.slot_of = tokens.slots.data();
+    };
+    c.change_args = give_tokens;
+    c.forward();
+    if (wgrad) c.backward();
+    c.change_args = [&](A& a) { give_tokens(a), change(a); };
+    const std::string what = test::invalid([&] { wgrad ? c.wgrad() : c.backward(); });
+    return what.substr(0, what.find(" [grouped_"));
+  };
+  for (const bool wgrad : {false, true}) {
+    EXPECT_EQ(says(wgrad, [](A& a) { a.dy.shape[0] = kCounts.rows; }),
+              "grouped_linear: dy is bf16[64, 20] strides (23, 1), must be bf16[23, 20]; the "
+              "problem says gather_dy=yes");
+    EXPECT_EQ(says(wgrad, [](A& a) { a.slot_of = nullptr; }),
+              "grouped_linear: slot_of is null, must point to 64 elements; the problem says "
+              "gather_dy=yes");
+  }
 }
 
 TEST(Gather, SaysWhatIsWrongWithTheArguments) {

@@ -210,13 +210,15 @@ TEST_F(Moe, GatheredHasTheBitsOfPermutedInRecipesThatQuantiseX) {
     }
 }
 
-// The route by its name, which wants a kernel that gathers. One for dw writes 16 bits alone.
+// The route by its name, which wants a kernel that gathers. Those for dw write 16 bits alone, and a
+// bias's gradient is of rows.
 TEST_F(Moe, IsGatheredByAKernel) {
   if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
   unsigned seed = 90;
   for (const char* recipe : {"bf16", "f16"})
     for (const bool gathers_dw : {false, true}) {
       MoeProblem p = problem(recipe);
+      p.bias2 = seed % 2 == 0;
       p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
       if (gathers_dw) p.parameters.dw = p.dtype;
       p.features = 32;
@@ -225,6 +227,7 @@ TEST_F(Moe, IsGatheredByAKernel) {
       MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
       EXPECT_EQ(got.plan.mlp.name, "fused");
       EXPECT_EQ(got.plan.mlp.problem.gather_dw, gathers_dw);
+      EXPECT_EQ(got.plan.mlp.problem.gather_dy, gathers_dw && !p.bias2);
       run(want);
       run(got);
       EXPECT_EQ(difference(got, want), "") << to_string(p);

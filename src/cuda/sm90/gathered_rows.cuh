@@ -1,123 +1,34 @@
 #pragma once
 #include "activations/glu_layout.h"
 #include "activations/list.h"
-#include "cuda/device/copy.h"
 #include "cuda/device/tensor_map.h"
 #include "cuda/sm90/epilogue.cuh"
+#include "cuda/sm90/gathered_load.cuh"
 #include "cuda/sm90/gathered_rows.h"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/paired_rows.cuh"
 
-// As gated_rows.cuh, of rows that lie in the order of tokens: row r is token slot_of[r] / top_k of
-// x [T, D].
-//
-// TMA loads no rows from here and there, so two warps copy them, sixteen bytes a thread (cp.async).
-// Rows are the first operand, since a block then copies 128 of them, and not 256; the rows of w,
-// in turns of eight, are the second, and the blocks of a cluster share them. A thread has gate and
-// up of two features and two rows in eight neighbouring accumulators.
+// As gated_rows.cuh, of rows that lie in the order of tokens, see gathered_load.cuh. The rows of w,
+// in turns of eight, are the second operand: a thread has gate and up of two features and two rows
+// in eight neighbouring accumulators.
 namespace cadre::cuda::sm90 {
 
-/// Two boxes of rows of w, of which a block loads one for both where they share them, and rows of
-/// x, of which each warp copies one consumer's. A warp issues one instruction after the other and
-/// each costs, beside the products, several cycles: addresses come from shared memory four at a
-/// time.
+/// Two boxes of rows of w a stage.
 template <Tile kTile>
-class GatheredRowsLoad {
+class GatheredRowsLoad : public GatheredLoad<kTile, GatheredRowsParams> {
  public:
-  static constexpr int kWarps = kConsumers, kArrivals = 1 + kWarps;
-  static constexpr int kLanes = kAtomBytes / 16;  ///< that copy a row's part of a stage
-  static constexpr int kAtOnce = kWarp / kLanes;  ///< rows
-  static_assert(kTile.depth * element_bytes(kTile.a.dtype) == kAtomBytes && kAtOnce == 4);
+  using GatheredLoad<kTile, GatheredRowsParams>::GatheredLoad;
 
-  /// Where a warp's rows begin, in units of sixteen bytes, those of every fourth one after another.
-  struct Memory {
-    alignas(16) uint32_t places[kWarps][kAtOnce][kConsumerRows / kAtOnce];
-  };
-
-  __device__ GatheredRowsLoad(const GatheredRowsParams& params, const TileRecord& tile)
-      : params_(params), tile_(tile), rank_(int(cluster_ctarank())) {
-    const bool packed = params.experts == nullptr;
-    w_ = packed ? &params.w : params.experts + tile.expert;
-    expert_ = packed ? tile.expert : 0;
-    if (!packed) tensormap_acquire(*w_);
-  }
-
-  /// Finds the rows of the tile. Behind its last there is that one, once more.
-  __device__ void begin(Memory& memory) {
-    constexpr int kMany = kConsumerRows / kWarp;
-    uint32_t places[kMany];
-    bool lacks = false;
-#pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      const int row = tile_.row + kConsumerRows * warp() + kWarp * i + lane();
-      places[i] = params_.order.place_of(params_.slot_of[min(row, tile_.rows_end - 1)]);
-      lacks = lacks || places[i] == kNoPlace;
-    }
-    lacks_ = __any_sync(~0u, lacks);
-#pragma unroll
-    for (int i = 0; i < kMany; ++i)
-      memory.places[warp()][lane() % kAtOnce][kWarp / kAtOnce * i + lane() / kAtOnce] = places[i];
-    __syncwarp();
-  }
-  /// Copies the stage's part of them.
-  __device__ void gather(const Stage& stage, const Memory& memory, int depth) const {
-    const bool is_whole = !lacks_ && depth + kTile.depth <= params_.depth;
-    is_whole ? gather<true>(stage, memory, depth) : gather<false>(stage, memory, depth);
-  }
   __device__ void load(const Stage& stage, Barrier& full, int depth) const {
     arrive_expect_tx(full, uint32_t(kTile.b_bytes()));
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      uint8_t* b = stage.b + half * (kTile.b_bytes() / 2);
-      const int row = tile_.begin + half * (kTile.cols / 2);
-      const bool in_blocks = params_.in_blocks != 0;
-      const Box5 at{depth, 0, 0, in_blocks ? 0 : row / 16, in_blocks ? row / 64 : expert_};
-      if (tile_.same_rows != 0)
-        tma_load(b, *w_, at, full);
-      else if (half == rank_)
-        tma_load(b, *w_, at, full, kAllBlocks);
+      const int row = this->tile_.begin + half * (kTile.cols / 2);
+      const bool in_blocks = this->params_.in_blocks != 0;
+      const Box5 at{depth, 0, 0, in_blocks ? 0 : row / 16, in_blocks ? row / 64 : this->expert_};
+      this->load_box(half, stage.b + half * (kTile.b_bytes() / 2), at, full);
     }
   }
-
- private:
-  __device__ static int lane() { return int(threadIdx.x) % kWarp; }
-  __device__ static int warp() { return int(threadIdx.x) / kWarp % kWarps; }
-
-  template <bool kWhole>
-  __device__ void gather(const Stage& stage, const Memory& memory, int depth) const {
-    constexpr int kMany = 8;
-    const int row = lane() / kLanes, sixteen = lane() % kLanes;
-    const uint32_t even = shared_address(stage.a) + uint32_t(warp() * kTile.consumer_bytes()) +
-                          swizzled(row, sixteen);
-    const uint32_t odd = (even + kAtOnce * kAtomBytes) ^ (kAtOnce << 4);
-    const char* from = in_registers(static_cast<const char*>(params_.tokens) +
-                                    depth * element_bytes(kTile.a.dtype) + sixteen * 16);
-    const auto& places = memory.places[warp()][row];
-    const bool is_inside = depth + sixteen * (16 / element_bytes(kTile.a.dtype)) < params_.depth;
-    const auto copy = [&](uint32_t to, uint32_t at) {  // of nothing: zeros
-      cp_async_line(to, from + uint64_t(at) * 16, kWhole || (is_inside && at != kNoPlace) ? 16 : 0);
-    };
-#pragma unroll
-    for (int i = 0; i < kConsumerRows / kAtOnce; i += kMany) {
-      const uint4 four[2] = {*reinterpret_cast<const uint4*>(places + i),
-                             *reinterpret_cast<const uint4*>(places + i + 4)};
-#pragma unroll
-      for (int j = 0; j < kMany; j += 4) {
-        const uint4& at = four[j / 4];
-        constexpr uint32_t kNext = 2 * kAtOnce * kAtomBytes;
-        const auto to = uint32_t((i + j) * kAtOnce * kAtomBytes);
-        copy(even + to, at.x), copy(odd + to, at.y);
-        copy(even + to + kNext, at.z), copy(odd + to + kNext, at.w);
-      }
-    }
-  }
-
-  const GatheredRowsParams& params_;
-  const TileRecord& tile_;
-  const int rank_;  ///< of this block
-  const CUtensorMap* w_;
-  int expert_;          ///< its coordinate in w_
-  bool lacks_ = false;  ///< a row of the tile
 };
 
 /// The bias of the tile's columns, read by each warp while the tile's last products run, as its

@@ -7,11 +7,7 @@ namespace cadre::cuda::sm90 {
 constexpr int kGatheredPartFeatures = 16;  ///< columns of h and z in one box
 
 /// What the kernel of gated fprop from tokens is launched with; x is not read by TMA.
-struct GatheredRowsParams : GatedRowsParams {
-  const void* tokens = nullptr;      ///< x [T, D]
-  TokenOrder order{};                ///< theirs
-  const int32_t* slot_of = nullptr;  ///< [R]
-};
+struct GatheredRowsParams : GatedRowsParams, TokenBatch {};
 
 /// One instance, launched; instances/ has them, a file each.
 template <DType kType>

@@ -5,6 +5,7 @@
 #include "cadre/error.h"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/gathered_contraction.h"
+#include "cuda/sm90/gathered_products.h"
 #include "cuda/sm90/gathered_rows.h"
 #include "cuda/sm90/prepare.h"
 #include "cuda/sm90/ragged_contraction.h"
@@ -88,6 +89,14 @@ std::string refuses_gated(const GroupedGemmProblem& p, const Device& device) {
   return refuses(p, device);
 }
 
+/// What the family asks for whose output leaves as it is summed.
+std::string refuses_added(const GroupedGemmProblem& p, const Device& device) {
+  if (p.alpha || p.beta || p.bias || p.bias_scale)
+    return "takes no alpha, beta, bias or bias_scale";
+  if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
+  return refuses(p, device);
+}
+
 /// What leaves in boxes of so many rows, and columns of h.
 void set_gated(GatedRowsParams& params, const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
                const Prepared& experts, const Box& box) {
@@ -165,6 +174,17 @@ RaggedContractionParams contraction_params(const GroupedGemmPlan& plan, const Gr
           .flags = args.accumulate};
 }
 
+/// Whether rows of w run along the contraction of fprop or dgrad.
+bool is_k_major(const GroupedGemmProblem& p) {
+  return (p.pass == Pass::kFprop) == (p.rhs_major == Major::kRow);
+}
+
+Prepared prepare_weight(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                        Workspace workspace, cudaStream_t stream) {
+  const int box_rows = is_k_major(plan.problem) ? kWeightRows : kWeightDepth;
+  return prepare({args.rhs.codes, args.rhs.discrete, box_rows}, plan, workspace, stream);
+}
+
 Prepared prepare_gated(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
                        Workspace workspace, cudaStream_t stream) {
   return prepare({args.rhs.codes, args.rhs.discrete, 0, plan.problem.activation->layout}, plan,
@@ -190,7 +210,8 @@ std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device
 
 std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather != Gather::kLhs) return "takes rows that it gathers";
-  return refuses_gated(p, device);
+  if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
+  return p.activation ? refuses_gated(p, device) : refuses_added(p, device);
 }
 
 std::string refuses_gathered_contraction(const GroupedGemmProblem& p, const Device& device) {
@@ -234,16 +255,16 @@ void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) 
   check_view("z", args.z, p);
 }
 
-void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
-  check_gated_rows(p, args);
-  check_tokens("x", args.lhs.codes, p);
-}
-
 void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const bool fprop = p.pass == Pass::kFprop;
   check_view(fprop ? "x" : "dy", args.lhs.codes, p);
   check_view("w", args.rhs.codes, p);
   check_view(fprop ? "y" : "dx", args.out, p);
+}
+
+void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  p.activation ? check_gated_rows(p, args) : check_ragged_rows(p, args);
+  check_tokens(p.pass == Pass::kFprop ? "x" : "dy", args.lhs.codes, p);
 }
 
 void check_ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -264,15 +285,11 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
-  const bool fprop = p.pass == Pass::kFprop;
-  const TensorView &w = args.rhs.codes, &y = args.out;
   if (p.rows == 0) return;
-  const bool k_major = fprop == (p.rhs_major == Major::kRow);
-  const Prepared experts = prepare({w, args.rhs.discrete, k_major ? kWeightRows : kWeightDepth},
-                                   plan, workspace, stream);
+  const Prepared experts = prepare_weight(plan, args, workspace, stream);
   RaggedRowsParams params = rows_params(plan, args, experts);
-  params.y = ragged_map(y, rows_of_part(p.out));
-  find_ragged_rows({k_major, w.dtype, p.out})(params, blocks_of(plan), stream);
+  params.y = ragged_map(args.out, rows_of_part(p.out));
+  find_ragged_rows({is_k_major(p), args.rhs.codes.dtype, p.out})(params, blocks_of(plan), stream);
 }
 
 void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
@@ -304,14 +321,19 @@ void run_gathered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView& x = args.lhs.codes;
+  const TokenBatch batch{x.data, order_of(x, p), args.slot_of};
   if (p.rows == 0) return;
-  const Prepared experts = prepare_gated(plan, args, workspace, stream);
-  GatheredRowsParams params;
-  set_gated(params, plan, args, experts, {kConsumerRows, kGatheredPartFeatures});
-  params.tokens = x.data;
-  params.order = order_of(x, p);
-  params.slot_of = args.slot_of;
-  find_gathered_rows(p.out)(params, blocks_of(plan), stream);
+  if (p.activation) {
+    const Prepared experts = prepare_gated(plan, args, workspace, stream);
+    GatheredRowsParams params;
+    set_gated(params, plan, args, experts, {kConsumerRows, kGatheredPartFeatures});
+    static_cast<TokenBatch&>(params) = batch;
+    return find_gathered_rows(p.out)(params, blocks_of(plan), stream);
+  }
+  const Prepared experts = prepare_weight(plan, args, workspace, stream);
+  GatheredProductsParams params{rows_params(plan, args, experts), batch};
+  params.y = ragged_map(args.out, kConsumerRows);
+  find_gathered_products({is_k_major(p), p.out})(params, blocks_of(plan), stream);
 }
 
 void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,

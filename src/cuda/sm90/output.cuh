@@ -79,14 +79,18 @@ __device__ inline uint32_t swizzled_32(int row, int sixteen) {
   return uint32_t(row * 32 + ((sixteen ^ (row / 4 & 1)) << 4));
 }
 
-/// Writes 64 columns of 16-bit outputs as they lie: 64 rows of 64.
+/// Writes 16 columns of 16-bit outputs as they lie, from column 16 * turn of the box on.
+__device__ inline void write_turn_upright(const Matrices& columns, int turn, uint32_t buffer) {
+  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+  stmatrix(buffer + swizzled(warp * 16 + lane % 16, 2 * turn + lane / 16), columns);
+}
+
+/// The same of 64 columns: 64 rows of 64.
 template <DType kDType>
 __device__ inline void write_halves(const float* accumulators, uint32_t buffer) {
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
 #pragma unroll
-  for (int j = 0; j < 8; j += 2)
-    stmatrix(buffer + swizzled(warp * 16 + lane % 16, j + lane / 16),
-             packed<kDType>(accumulators + 4 * j));
+  for (int turn = 0; turn < 4; ++turn)
+    write_turn_upright(packed<kDType>(accumulators + 8 * turn), turn, buffer);
 }
 
 /// Writes 16 columns of 16-bit outputs, transposed: columns of the accumulators become rows of the

@@ -164,8 +164,8 @@ struct NoBias {
 };
 
 /// A thread's share of a tile's 16-bit y, as it is stored, on its way out part by part: they leave
-/// while the next tile is multiplied.
-template <DType kOut>
+/// while the next tile is multiplied. Transposed: rows of y are columns of the accumulators.
+template <DType kOut, bool kTransposed>
 class HeldRows {
  public:
   static constexpr int kPartRows = rows_of_part(kOut), kAllTurns = kMostCols / kPartRows;
@@ -187,7 +187,9 @@ class HeldRows {
     out.wait_empty(empty);
     parts_.with_present([&](const Part& part) __attribute__((always_inline)) {
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) write_turn_transposed(part.step[i], i, out.buffer());
+      for (int i = 0; i < kSteps; ++i)
+        kTransposed ? write_turn_transposed(part.step[i], i, out.buffer())
+                    : write_turn_upright(part.step[i], i, out.buffer());
     });
     parts_.next();
     out.pass_on();
@@ -207,7 +209,7 @@ class HeldRows {
 template <DType kOut>
 class HeldRowsStore : public RaggedRowsStore<held_output_of_rows(kOut)> {
  public:
-  using Held = HeldRows<kOut>;
+  using Held = HeldRows<kOut, true>;
   using Bias = NoBias;
   using RaggedRowsStore<held_output_of_rows(kOut)>::RaggedRowsStore;
 };

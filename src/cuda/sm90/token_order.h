@@ -19,4 +19,11 @@ struct TokenOrder {
   }
 };
 
+/// A batch in the order of tokens, for kernels that copy its rows themselves.
+struct TokenBatch {
+  const void* tokens = nullptr;      ///< [T, D]
+  TokenOrder order{};                ///< theirs
+  const int32_t* slot_of = nullptr;  ///< [R]
+};
+
 }  // namespace cadre::cuda::sm90
