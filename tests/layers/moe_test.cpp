@@ -218,7 +218,7 @@ TEST_F(Moe, IsGatheredByAKernel) {
   for (const char* recipe : {"bf16", "f16"})
     for (const bool gathers_dw : {false, true}) {
       MoeProblem p = problem(recipe);
-      p.bias2 = seed % 2 == 0;
+      p.bias2 = seed / 2 % 2 == 0;
       p.dtype = p.parameters.weight = p.recipe.fprop.lhs.element;
       if (gathers_dw) p.parameters.dw = p.dtype;
       p.features = 32;
