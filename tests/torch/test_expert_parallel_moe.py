@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -106,6 +107,73 @@ def layer_with_a_shared_expert(rank, device):
         own_grad = own.get_parameter(name).grad
         dist.all_reduce(own_grad)
         torch.testing.assert_close(own_grad, whole.get_parameter(name).grad)
+
+
+class Dispatches:
+    """What became of the rows that each dispatch of a layer gave."""
+
+    def __init__(self, ep):
+        self.rows = []
+        dispatch = ep._dispatch_within
+
+        def recorded(*arguments):
+            made = dispatch(*arguments)
+            self.rows.append(StorageWeakRef(made.rows.untyped_storage()))
+            return made
+
+        ep._dispatch_within = recorded
+
+    def alive(self):
+        return [not rows.expired() for rows in self.rows]
+
+
+def dispatched_again(rank, device, route, recipe, reads_rows, to_one_rank):
+    """Rows that are sent again in backward: the bits of rows that are kept, of which there are
+    none between forward and backward; the same of ranks without rows, and of a second backward."""
+    options = dict(route=route)
+    if route == "window":
+        options |= dict(tokens=max(TOKENS), hidden=H, dtype=torch.bfloat16)
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, **options)
+    dispatches = Dispatches(ep)
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.bfloat16))
+    x = x.abs() if to_one_rank else x
+    results = []
+    for again in (False, True):
+        own = layer(device, torch.bfloat16, ep, bias=True, dispatch_again=again, recipe=recipe)
+        if to_one_rank:
+            own.router.data[E // WORLD:] = -1
+        dispatches.rows.clear()
+        leaf = x.clone().requires_grad_()
+        out, decided = own(leaf)
+        assert not to_one_rank or bool((decided.experts < E // WORLD).all())
+        sent_again = again and reads_rows
+        assert dispatches.alive() == [reads_rows and not again]
+        out.backward(dout, retain_graph=True)
+        first = leaf.grad.clone()
+        leaf.grad = None
+        assert dispatches.alive() == [reads_rows and not again] + [False] * sent_again
+        out.backward(dout)
+        assert len(dispatches.rows) == 1 + 2 * sent_again
+        assert same_bits(first, leaf.grad)
+        results.append([out.detach(), first, *(p.grad for p in own.parameters())])
+    assert all(map(same_bits, *results))
+
+
+def dispatched_again_where_weights_are_frozen_or_changed(rank, device):
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K)
+    dispatches = Dispatches(ep)
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))
+    own = layer(device, ep=ep, dispatch_again=True)
+    out, _ = own(x)
+    with torch.no_grad():
+        own.experts.w2.mul_(2)
+    with pytest.raises(RuntimeError, match=r"reads \[3, 32, 48\] of torch.float32 as it was in forw"):
+        out.backward(dout)
+    own.experts.requires_grad_(False)
+    leaf = x.clone().requires_grad_()
+    dispatches.rows.clear()
+    own(leaf)[0].backward(dout)
+    assert len(dispatches.rows) == 1 and own.experts.w1.grad is None
 
 
 def compiled_layer(rank, device):
@@ -259,6 +327,17 @@ def test_a_layer_of_all_ranks(ranks, dtype, bias):
 
 def test_a_shared_expert_on_all_ranks(ranks):
     ranks.run(layer_with_a_shared_expert)
+
+
+@pytest.mark.parametrize("recipe, reads_rows", [(None, True), ("mxfp8", False)])
+@pytest.mark.parametrize("route", ["collective", "window"])
+@pytest.mark.parametrize("to_one_rank", [False, True])
+def test_rows_that_are_dispatched_again(ranks, route, recipe, reads_rows, to_one_rank):
+    ranks.run(dispatched_again, route, recipe, reads_rows, to_one_rank)
+
+
+def test_rows_are_dispatched_again_for_the_experts_weights_as_they_were(ranks):
+    ranks.run(dispatched_again_where_weights_are_frozen_or_changed)
 
 
 def test_a_compiled_layer_exchanges_as_an_eager_one(ranks):

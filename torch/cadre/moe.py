@@ -16,6 +16,7 @@ from .grouped_mlp import GroupedMLP, TokenChoice, WindowRows
 from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import router_logits
+from .rows_again import RowsAgain
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -84,6 +85,9 @@ class MoE(nn.Module):
         shared_w1 [2F, H] (ungated [F, H]), shared_w2 [H, F].
     shared_gate: weigh its result by sigmoid(x shared_gate^T), a parameter [1, H].
     shared_expert: any other module [..., H] -> [..., H] that every token visits.
+    dispatch_again: with ep, dispatch the tokens again in backward, where dw of the experts reads
+        rows that forward keeps otherwise: [R, H] less is kept, and one exchange more made. Code
+        that is compiled keeps them.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
         experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
         what the router decides of them. docs/layers/expert_parallel.md has training and states.
@@ -94,6 +98,7 @@ class MoE(nn.Module):
     routing: dict[str, Any]
     fp32_router: bool
     keep_rows: bool
+    dispatch_again: bool
     ep: ExpertParallel | None
     experts: GroupedMLP
     router: nn.Parameter
@@ -110,7 +115,7 @@ class MoE(nn.Module):
                  shared_features: int = 0, shared_gate: bool = False,
                  shared_expert: nn.Module | None = None,
                  ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None,
-                 activation: str = "swiglu", layout: str = "concat", bias: bool = False,
+                 dispatch_again: bool = False, activation: str = "swiglu", layout: str = "concat", bias: bool = False,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None,
                  keep_h: bool = False, recipe: Any = None, fuse_wgrad_accumulation: bool = False,
                  delay_wgrad_compute: bool = False) -> None:
@@ -123,6 +128,10 @@ class MoE(nn.Module):
         self.routing = {"top_k": top_k, "score": score, "normalize": normalize, "scale": scale,
                         "groups": groups, "group_top_k": group_top_k}
         self.fp32_router, self.keep_rows = fp32_router, keep_rows
+        self.dispatch_again = dispatch_again
+        if dispatch_again and ep is None:
+            raise ValueError("dispatch_again is True, must be False; without ep nothing is "
+                             "dispatched")
         self._check_routing()
         if not isinstance(shared_expert, nn.Module | None):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
@@ -294,14 +303,20 @@ class MoE(nn.Module):
         """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
         if not torch.compiler.is_compiling():
             expert_state.require_apart(self.experts, ep)
-        rows, row_prob, offsets, handle = ep._dispatch_within(tokens.to(working_dtype(tokens)),
-                                                              experts, prob)
+        tokens = tokens.to(working_dtype(tokens))
+        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
         in_window = handle.window and not torch.compiler.is_compiling()
         counts = WindowRows(offsets, handle.window) if in_window else Offsets(offsets)
-        y = self.experts(rows, counts, row_prob, bias2_scale)
-        return ep.collect(y, handle), handle.tokens_per_expert
+        if not self.dispatch_again or torch.compiler.is_compiling():
+            y = self.experts(rows, counts, row_prob, bias2_scale)
+            return ep.collect(y, handle), handle.tokens_per_expert
+        sent = tokens.detach(), experts, prob.detach()
+        again = RowsAgain(lambda: ep._dispatch_within(*sent).rows)
+        with again.not_kept(rows):
+            y = self.experts(rows, counts, row_prob, bias2_scale)
+        return ep.collect(again.before_backward(y), handle), handle.tokens_per_expert
 
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
         """The shared expert's result where the sums are made of what other ranks send."""
