@@ -115,7 +115,8 @@ class MoE(nn.Module):
                  shared_features: int = 0, shared_gate: bool = False,
                  shared_expert: nn.Module | None = None,
                  ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None,
-                 dispatch_again: bool = False, activation: str = "swiglu", layout: str = "concat", bias: bool = False,
+                 dispatch_again: bool = False,
+                 activation: str = "swiglu", layout: str = "concat", bias: bool = False,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None,
                  keep_h: bool = False, recipe: Any = None, fuse_wgrad_accumulation: bool = False,
                  delay_wgrad_compute: bool = False) -> None:
