@@ -68,6 +68,25 @@ struct EightCodes {
   CADRE_HD void push(uint8_t code) { word = word >> kBits | Word(code) << (7 * kBits); }
 };
 
+/// Turns eight lines: code k of line i becomes code i of line k. In squares of 8, 4 and 2 codes,
+/// those above the diagonal change places with those below.
+template <class Element>
+__device__ inline void turn(EightCodes<Element> (&lines)[8]) {
+  using Word = typename EightCodes<Element>::Word;
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+    const int bits = half * EightCodes<Element>::kBits;
+    const Word first_halves = ~Word(0) / ((Word(1) << bits) + 1);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i & half) continue;
+      Word &above = lines[i].word, &below = lines[i + half].word;
+      const Word differ = (above >> bits ^ below) & first_halves;
+      above ^= differ << bits, below ^= differ;
+    }
+  }
+}
+
 /// Writes the first `count` codes of a line, eight at most; the other half of a last byte is zero.
 template <class Element>
 __device__ inline void store_codes(uint8_t* to, EightCodes<Element> codes, int count) {
