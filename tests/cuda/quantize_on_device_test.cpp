@@ -84,8 +84,8 @@ void expect_same_values(const QuantizedCopy& copy, const std::vector<int32_t>& o
       << to_string(DequantizeProblem{copy.shape, out}) << " gap " << gap;
 }
 
-/// Along K, along rows, or both; in any order that the case takes; then both back again.
-void check(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
+/// Formats along K, along rows, or both, in any order that the case takes.
+void choose(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
   c.formats(seed % 4 == 1 ? "" : pair.along_k, seed % 4 == 2 ? "" : pair.along_rows);
   c.problem.role = TensorRole(seed % 5);
   c.problem.along_k_scales_major = c.problem.along_rows_scales_major = Major::kRow;
@@ -93,6 +93,16 @@ void check(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
   std::mt19937 random(seed);
   for (Major* order : test::orders_of(c))
     if (random() % 2 == 0) *order = Major::kColumn;
+}
+
+/// Both copies back again.
+void check_values(const QuantizeCase& c, const QuantizeCase::Out& copies, DType out, int64_t gap) {
+  for (const QuantizedCopy* copy : {&copies.along_k, &copies.along_rows})
+    if (copy->shape.rows != 0) expect_same_values(*copy, c.offsets, out, gap);
+}
+
+void check(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
+  choose(c, pair, seed);
   const QuantizeCase::Out want = c.run("cpu"), got = on_gpu(c);
   const std::string what = to_string(c.problem) + text(" gap ", c.gap);
   ASSERT_TRUE(got.along_k.codes.bytes() == want.along_k.codes.bytes()) << what;
@@ -100,9 +110,7 @@ void check(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
   ASSERT_TRUE(got.along_rows.codes.bytes() == want.along_rows.codes.bytes()) << what;
   ASSERT_TRUE(got.along_rows.scales.bytes() == want.along_rows.scales.bytes()) << what;
   ASSERT_TRUE(got == want) << what << ", expert scales";
-  for (const QuantizedCopy* copy : {&want.along_k, &want.along_rows})
-    if (copy->shape.rows != 0)
-      expect_same_values(*copy, c.offsets, kTypes[seed / 2 % 3], c.gap % 8 == 0 ? 8 : 3);
+  check_values(c, want, kTypes[seed / 2 % 3], c.gap % 8 == 0 ? 8 : 3);
 }
 
 TEST_F(QuantizeOnDevice, OfRoutedRowsHasTheBitsOfTheCpu) {
@@ -283,6 +291,34 @@ TEST_F(QuantizeOnDevice, ReplaysWithTheSameBits) {
     c.formats(pair.along_k, pair.along_rows);
     EXPECT_TRUE(on_gpu(c, 2) == c.run("cpu"));
   }
+}
+
+/// A warp decodes eight rows and 256 columns at a time, or 64 and 32 where it turns them: full
+/// parts and others, of every format, with whole words of codes and chunks of values or not.
+TEST_F(QuantizeOnDevice, DecodesPartsThatAreNotFull) {
+  std::mt19937 random(15);
+  units_of_gpu = 1;
+  unsigned seed = 0;
+  const auto each = [&](QuantizeCase c, const FormatPair& pair) {
+    fill_values(c, ValuesKind::kNormal, random);
+    choose(c, pair, 4 * seed);
+    for (const int64_t of_codes : {8, 6}) {
+      c.gap = of_codes;
+      const QuantizeCase::Out copies = c.run("cpu");
+      for (const int64_t of_values : {8, 3}) check_values(c, copies, kTypes[seed++ % 3], of_values);
+    }
+  };
+  const Counts counts{.rows = 90, .of = {5, 0, 8, 17, 0, 1, 33}};
+  for (const int64_t cols : {264, 37}) {
+    for (const FormatPair& pair : kPairs) {
+      each(QuantizeCase::rows(counts, cols, DType::kBf16), pair);
+      each(QuantizeCase::weights({3, 72, cols}, DType::kBf16), pair);
+      each(QuantizeCase::weights({2, 67, cols}, DType::kBf16), pair);
+    }
+    for (const FormatPair& pair : kRaggedPairs)
+      each(QuantizeCase::rows(counts, cols, DType::kBf16), pair);
+  }
+  units_of_gpu = 0;
 }
 
 /// Codes that quantising never writes are decoded too.

@@ -68,6 +68,25 @@ struct EightCodes {
   CADRE_HD void push(uint8_t code) { word = word >> kBits | Word(code) << (7 * kBits); }
 };
 
+/// Turns eight lines: code k of line i becomes code i of line k. In squares of 8, 4 and 2 codes,
+/// those above the diagonal change places with those below.
+template <class Element>
+__device__ inline void turn(EightCodes<Element> (&lines)[8]) {
+  using Word = typename EightCodes<Element>::Word;
+#pragma unroll
+  for (int half = 4; half > 0; half /= 2) {
+    const int bits = half * EightCodes<Element>::kBits;
+    const Word first_halves = ~Word(0) / ((Word(1) << bits) + 1);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i & half) continue;
+      Word &above = lines[i].word, &below = lines[i + half].word;
+      const Word differ = (above >> bits ^ below) & first_halves;
+      above ^= differ << bits, below ^= differ;
+    }
+  }
+}
+
 /// Writes the first `count` codes of a line, eight at most; the other half of a last byte is zero.
 template <class Element>
 __device__ inline void store_codes(uint8_t* to, EightCodes<Element> codes, int count) {
@@ -97,6 +116,17 @@ __device__ inline EightCodes<Element> load_codes(const uint8_t* from, int count)
   return codes;
 }
 
+/// A word as two halves.
+CADRE_HD inline __half2 halves_of(uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return reinterpret_cast<const __half2&>(bits);  // as it is, where parts are put together anew
+#else
+  __half2_raw raw;
+  raw.x = uint16_t(bits), raw.y = uint16_t(bits >> 16);
+  return __half2(raw);
+#endif
+}
+
 /// The numbers of two codes, the first in the low half of sixteen bits. A half holds them all.
 template <class Element>
 CADRE_HD inline float2 decode_pair(uint32_t codes) {
@@ -106,9 +136,7 @@ CADRE_HD inline float2 decode_pair(uint32_t codes) {
     asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(codes)));
   else
     asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(halves) : "h"(uint16_t(codes)));
-  __half2_raw raw;
-  raw.x = uint16_t(halves), raw.y = uint16_t(halves >> 16);
-  return __half22float2(__half2(raw));
+  return __half22float2(halves_of(halves));
 #else
   return {Element::decode(uint8_t(codes)), Element::decode(uint8_t(codes >> 8))};
 #endif
@@ -118,11 +146,13 @@ CADRE_HD inline float2 decode_pair(uint32_t codes) {
 template <class Element>
 CADRE_HD inline void decode_codes(const EightCodes<Element>& codes, float (&x)[8]) {
   if constexpr (EightCodes<Element>::kNibbles) {
-    // Sign, exponent and mantissa go where fp32 has them, whose bias is larger by 126.
-    for (int k = 0; k < 8; ++k) {
-      const uint32_t top = codes.word << (28 - 4 * k);
-      const uint32_t bits = (top & 0x8000'0000u) | (top >> 6 & 0x01c0'0000u);
-      x[k] = formats::mul(formats::float_of(bits), 0x1p126f);
+    // Of codes k and k + 4, sign, exponent and mantissa go where halves have them, whose bias is
+    // larger by 14.
+    for (int k = 0; k < 4; ++k) {
+      const uint32_t tops = codes.word << (12 - 4 * k);
+      const uint32_t bits = (tops & 0x8000'8000u) | (tops >> 3 & 0x0e00'0e00u);
+      const float2 pair = __half22float2(__hmul2(halves_of(bits), halves_of(0x7400'7400u)));
+      x[k] = pair.x, x[k + 4] = pair.y;
     }
   } else {
     for (int k = 0; k < 8; k += 2) {

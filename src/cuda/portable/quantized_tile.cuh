@@ -175,9 +175,4 @@ struct QuantizedMatrix {
   }
 };
 
-/// Rare and long, so not inlined eight times.
-__device__ __noinline__ inline void store_narrow(const Chunk& chunk, const Matrix& to, Place at) {
-  store<false>(chunk, to, at);
-}
-
 }  // namespace cadre::cuda::portable
