@@ -192,9 +192,10 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffset
 
     which: "fprop" lhs x [R, K], rhs w, gives y [R, N] = x w^T; "dgrad" lhs dy [R, N], rhs w, gives
     dx [R, K] = dy w; "wgrad" lhs dy [R, N], rhs x [R, K], gives dw [E, N, K] = dy^T x, expert by
-    expert. w is one [E, N, K], transposed views too, or E tensors [N, K]; all are fp32, bf16 or
-    fp16. bias: [E, N], fprop only. bias_scale: fp32 [R], a factor of the bias for each row. alpha:
-    fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by default.
+    expert. w is one [E, N, K], transposed views too, or E tensors [N, K] of the same strides; all
+    are fp32, bf16 or fp16. bias: [E, N], fprop only. bias_scale: fp32 [R], a factor of the bias for
+    each row. alpha: fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by
+    default.
     unit_budget: SMs or threads to use at most, 0 for all.
     Raises TypeError for other dtypes of lhs and rhs, else ValueError."""
     return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs, tensor_of(offsets),
