@@ -123,6 +123,19 @@ def assert_close(got: torch.Tensor, want: torch.Tensor, *, steps: float = 1,
                               f"{want64.flatten()[at]:.8g} within {bound.flatten()[at]:.3g}")
 
 
+def deferred_dw(layer: str, *args, **options) -> list:
+    """What the operator LAYER_wgrad.out writes into tensors like the weights, which hold NaN."""
+    op = getattr(torch.ops.cadre, f"{layer}_wgrad").out
+    names = [a.name for a in op._schema.arguments]
+    given, written = dict(zip(names, args)) | options, {}
+    for name in names:
+        weight = given.get(name[1:]) if name.startswith("d") else None  # dweight1 is of weight1
+        if weight is not None:
+            written[name] = tree_map(lambda t: torch.full_like(t, float("nan")), weight)
+    op(*args, **options, **written)
+    return list(written.values())
+
+
 def assert_versions_grow(op, args, kwargs) -> None:
     """Autograd sees that the operator writes what its schema says."""
     written = [t for a in op._schema.arguments if a.alias_info is not None and a.alias_info.is_write

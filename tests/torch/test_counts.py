@@ -94,6 +94,52 @@ def test_offsets_of_more_rows(layer):
         call(draw(ROWS, K), ready)
 
 
+FUNCTIONS = {
+    "permute": lambda at, where: cadre.permute(draw(3, K), at, where.row_of, where.slot_of),
+    "combine": lambda at, where: cadre.combine(draw(ROWS, K), at, where.row_of, where.slot_of),
+    "activation": lambda at, where: cadre.activation(draw(ROWS, K), at),
+    "bias_grad": lambda at, where: cadre.bias_grad(draw(ROWS, K), at),
+    "grouped_gemm": lambda at, where: cadre.grouped_gemm(draw(ROWS, K), draw(E, N, K), at),
+    "wgrad": lambda at, where: cadre.grouped_gemm(draw(ROWS, N), draw(ROWS, K), at, "wgrad"),
+    "quantize": lambda at, where: cadre.quantize(draw(ROWS, K), at, "fp8_row"),
+    "dequantize": lambda at, where: cadre.dequantize(
+        cadre.quantize(draw(ROWS, K), where, "fp8_row"), at, "fp8_row", shape=(ROWS, K)),
+}
+
+
+@pytest.mark.parametrize("name", list(FUNCTIONS))
+def test_offsets_of_functions_on_the_host(name):
+    """As of layers."""
+    where = cadre.offsets_of_routing(torch.tensor([[0, 1], [2, 0], [1, 2]]), E, ROWS)
+    call = FUNCTIONS[name]
+    for good in (where.offsets, cadre.Offsets(where.offsets), where):
+        if good is not where or name not in ("permute", "combine"):
+            call(good, where)
+    for numbers, text in (([0, 4, 2, 6], "is .*, must ascend from 0 or more to 6 at most"),
+                          ([0, 2, 4, 7], "is .*, must ascend from 0 or more to 6 at most"),
+                          ([-1, 2, 4, 6], "is .*, must ascend from 0 or more to 6 at most"),
+                          ([1, 2, 4, 6], "begins with 1, must begin with 0; the rows before")):
+        bare = torch.tensor(numbers, dtype=torch.int32)
+        for given in (bare, cadre.Offsets(bare)):
+            with pytest.raises(ValueError, match=f"^offsets {text}"):
+                call(given, where)
+    more = cadre.offsets(torch.tensor([1, 2, ROWS]), "counts", ROWS + 3)
+    with pytest.raises(ValueError, match="^offsets ends with 9, must end with 6 at most; the inp"):
+        call(more, where)
+
+
+@pytest.mark.parametrize("missing", ["all", "a byte"])
+def test_numbers_whose_memory_was_freed(layer, missing):
+    """Nobody looks beyond it."""
+    _, call = layer
+    for numbers, within in ((torch.tensor([2, 2, 2]), False),
+                            (torch.tensor([0, 2, 4, 6], dtype=torch.int32), True)):
+        memory = numbers.untyped_storage()
+        memory.resize_(0 if missing == "all" else memory.nbytes() - 1)
+        with pytest.raises(ValueError, match="has a storage of .* bytes, must have"):
+            call(draw(ROWS, K), cadre.Offsets(numbers) if within else numbers)
+
+
 def test_numbers_that_are_right(layer):
     _, call = layer
     x = draw(ROWS, K)
@@ -124,6 +170,17 @@ def test_ends_on_the_host_that_are_refused(form, offs, error, text):
     a, b = (draw(*shape) for shape in FORMS[form])
     with pytest.raises(error, match=f"grouped_mm: {text}"):
         cadre.grouped_mm(a, b, offs=torch.tensor(offs, dtype=torch.int32))
+
+
+def test_offsets_for_ends_that_begin_later():
+    """The rows before would be the first group's."""
+    later = cadre.Offsets(torch.tensor([1, 2, 4, 6], dtype=torch.int32))
+    for form, shapes in FORMS.items():
+        with pytest.raises(ValueError, match="^grouped_mm: offs.offsets begins with 1, must beg"):
+            cadre.grouped_mm(*(draw(*shape) for shape in shapes), offs=later)
+    codes = [draw(*shape).to(torch.float8_e4m3fn) for shape in ((ROWS, K), (E, N, K))]
+    with pytest.raises(ValueError, match="^scaled_grouped_mm: offs.offsets begins with 1, must"):
+        cadre.scaled_grouped_mm(codes[0], codes[1].mT, torch.ones(ROWS), torch.ones(E, N), later)
 
 
 def test_ends_that_are_no_int32(device):

@@ -1,5 +1,7 @@
 """Types that layers do not take: a TypeError that names the caller's argument."""
 
+import inspect
+
 import pytest
 import torch
 
@@ -61,3 +63,54 @@ def test_buffers_of_another_type(name):
     layer = cadre.GroupedLinear(3, 16, 16, device="cpu")
     with pytest.raises(TypeError, match=f"{name} is torch.bfloat16, must be torch.float32"):
         layer(torch.ones(6, 16), COUNTS, **{name: buffer})
+
+
+SWITCHES = [(make, name) for make in (
+    lambda **o: cadre.GroupedLinear(3, 16, 8, device="cpu", **o),
+    lambda **o: cadre.ops.GroupedLinear(3, 16, 8, device="cpu", **o),
+    lambda **o: cadre.GroupedMLP(3, 16, 8, device="cpu", **o),
+    lambda **o: cadre.MoE(3, 16, 8, top_k=2, device="cpu", **o),
+    cadre.ops.SwiGLU, cadre.ops.ClampedSwiGLU, cadre.ops.SReLU, cadre.ops.SiTUGLU,
+) for name, parameter in inspect.signature(type(make()).__init__).parameters.items()
+    if type(parameter.default) is bool]
+
+
+@pytest.mark.parametrize(("make", "name"), SWITCHES)
+def test_switches_that_are_no_bool(make, name):
+    """A word such as "no" would count as True."""
+    own = {"accumulate_into_main_grad": "fuse_wgrad_accumulation"}.get(name, name)
+    for given in ("no", 0, None, torch.ones(3)):
+        kind = type(given).__name__
+        with pytest.raises(TypeError, match=f"^{own} is an? {kind}, must be a bool"):
+            make(**{name: given})
+
+
+def test_switches_of_functions():
+    x, w, ends = torch.ones(6, 16), torch.ones(3, 16, 8), torch.tensor([2, 4, 6], dtype=torch.int32)
+    with pytest.raises(TypeError, match="^accumulate is a str, must be a bool"):
+        cadre.grouped_mm(x, w, offs=ends, out=torch.zeros(6, 8), accumulate="no")
+    for given in (torch.zeros(6, 8), 1):  # such as `out`, one place too early
+        with pytest.raises(TypeError, match="^is_first_microbatch is .*, must be a bool"):
+            LAYERS["inp"]()(x, COUNTS, given)
+    with pytest.raises(TypeError, match="^scale is a bool, must be a number"):
+        cadre.MoE(3, 16, 8, top_k=2, device="cpu", scale=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+def test_biases_of_another_type(dtype):
+    """In each of the four forms."""
+    x, w, ends = torch.ones(6, 16), torch.ones(3, 16, 8), torch.tensor([2, 4, 6], dtype=torch.int32)
+    for a, b, offs, width in ((x, w, ends, 8), (w, torch.ones(8, 6), ends, 16),
+                              (x.t(), torch.ones(6, 8), ends, 8), (w.mT, w, None, 8)):
+        cadre.grouped_mm(a, b, offs=offs, bias=torch.ones(3, width))
+        with pytest.raises(TypeError, match=f"^grouped_mm: bias is {dtype}, must be torch.float32"):
+            cadre.grouped_mm(a, b, offs=offs, bias=torch.ones(3, width, dtype=dtype))
+
+
+def test_losses_of_what_is_no_tensor():
+    scores, counts = torch.rand(4, 3), torch.tensor([2, 1, 1])
+    for given in ((None, counts), (scores, None), (scores, [2, 1, 1])):
+        with pytest.raises(TypeError, match="^(scores|tokens_per_expert) is .*, must be a tensor"):
+            cadre.load_balancing_loss(*given)
+    with pytest.raises(ValueError, match="^tokens_per_expert is on meta, must be on cpu"):
+        cadre.load_balancing_loss(scores, counts.to("meta"))

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from conftest import draw, offsets_of
+from conftest import deferred_dw, draw, offsets_of
 
 import cadre
 
@@ -171,7 +171,7 @@ def test_second_derivatives_of_operations():
 def test_weights_of_one_row_or_column_lie_in_either_order(shape):
     n, k = shape
     dy, x, w = draw(R, n), draw(R, k), draw(E, k, n).transpose(1, 2)
-    dw, = OPS.grouped_linear_wgrad(dy, x, empty(), empty(), OFFSETS, [w])
+    (dw,), = deferred_dw("grouped_linear", dy, x, empty(), empty(), OFFSETS, [w])
     into = torch.full((E, n, k), float("nan"))
     OPS.grouped_linear_wgrad.out(dy, x, empty(), empty(), OFFSETS, [w], dweight=[into])
     assert torch.equal(into, dw) and into.abs().max() > 0
@@ -216,6 +216,47 @@ def test_weights_that_lie_in_any_way(e, n, k):
             torch.testing.assert_close(y, want)
             taken += 1
     assert taken >= 4
+
+
+def forms_of_experts():
+    """What takes a list of experts: a name, and a function of [N, K] tensors of two experts."""
+    x, dy = draw(R, K), draw(R, N)
+    w2, logits = list(draw(E, K, N // 2)), draw(R, E)
+    none = torch.empty(0, dtype=torch.uint8)
+    yield "rhs", lambda w: cadre.grouped_gemm(x, w, OFFSETS)
+    yield "rhs", lambda w: cadre.grouped_gemm(dy, w, OFFSETS, "dgrad")
+    yield "out", lambda w: OPS.grouped_gemm.out(dy, [x], OFFSETS, "wgrad", out=w)
+    yield "weight", lambda w: OPS.grouped_linear(x, OFFSETS, w, [])
+    yield "weight1", lambda w: OPS.grouped_mlp(x, OFFSETS, None, w, [], w2, [])
+    yield "weight1", lambda w: OPS.moe(x, logits, 1, None, w, [], w2, [])
+    yield "dweight", lambda w: OPS.grouped_linear_wgrad.out(
+        dy, x, none, none, OFFSETS, [torch.stack(w)], dweight=w)
+
+
+@pytest.mark.parametrize("at", range(len(list(forms_of_experts()))))
+def test_experts_that_lie_otherwise(at):
+    """Products and layers refuse them in the same words, and copy nothing."""
+    name, call = list(forms_of_experts())[at]
+    w = list(draw(E, N, K))
+    call(w)
+    w[1] = w[1].t().contiguous().t()
+    with pytest.raises(ValueError, match=(
+            rf"^{name} of an expert is torch.float32\[{N}, {K}\] with strides \[1, {N}\] on cpu, "
+            rf"must be as that of the first: torch.float32\[{N}, {K}\] with strides \[{K}, 1\] on "
+            r"cpu; contiguous\(\) makes both lie alike$")):
+        call(w)
+
+
+@pytest.mark.parametrize("shape", [(1, K), (N, 1)])
+def test_strides_of_one_element_mean_nothing(shape):
+    """Experts of one row, or of one column, lie alike whatever its stride is."""
+    n, k = shape
+    x, w = draw(R, k), draw(E, n, k)
+    other = w[1].as_strided(shape, (k + 3, 1) if n == 1 else (1, 5), w[1].storage_offset())
+    assert torch.equal(other, w[1]) and other.stride() != w[0].stride()
+    want = OPS.grouped_linear(x, OFFSETS, [w], [])[0]
+    assert torch.equal(OPS.grouped_linear(x, OFFSETS, [w[0], other], [])[0], want)
+    assert torch.equal(cadre.grouped_gemm(x, [w[0], other], OFFSETS), want)
 
 
 def test_a_single_row_promises_the_step_that_the_library_is_told():

@@ -5,7 +5,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import (assert_close, assert_outputs_lie_apart, assert_seen, assert_types_are_told,
-                      assert_versions_grow, draw, experts_of_rows, offsets_of, poisoned, slices_of)
+                      assert_versions_grow, deferred_dw, draw, experts_of_rows, offsets_of,
+                      poisoned, slices_of)
 from torch._subclasses import FakeTensorMode
 from torch.library import opcheck
 
@@ -151,7 +152,7 @@ class TestLinear:
         now = OPS.grouped_linear_backward(*args, recipe=recipe)
         later = OPS.grouped_linear_backward(*args, recipe=recipe, deferred=True)
         assert torch.equal(now[0], later[0]) and later[1] == []
-        dw, = OPS.grouped_linear_wgrad(dy, x, saved, later[4], offsets, w, recipe=recipe)
+        (dw,), = deferred_dw("grouped_linear", dy, x, saved, later[4], offsets, w, recipe=recipe)
         assert_seen(dw)
         assert torch.equal(dw, now[1][0])
 
@@ -242,7 +243,6 @@ class TestLinear:
             opcheck(OPS.grouped_linear_backward.default,
                     (dy, x.detach(), empty, offsets, plain, [t.detach() for t in b], None))
             late = (dy, x.detach(), empty, empty, offsets, plain)
-            opcheck(OPS.grouped_linear_wgrad.default, late)
             opcheck_out(OPS.grouped_linear_wgrad.out, late,
                     dict(dweight=[torch.zeros_like(t) for t in plain], accumulate="yes"))
             opcheck_out(OPS.grouped_linear.out, (x.detach(), offsets, plain, []),
@@ -314,8 +314,8 @@ class TestMlp:
                 dx, dprob, dw1, db1, dw2, db2, _, _ = OPS.grouped_mlp_backward(*args, **wants)
                 results.append([y, dx, dprob, *dw1, *db1, *dw2, *db2])
                 late = OPS.grouped_mlp_backward(*args, deferred=True, **wants)
-                dw1, dw2 = OPS.grouped_mlp_wgrad(dy, x, saved, late[7], offsets, prob, w1, w2,
-                                                 biases=(True, True), **wants)
+                dw1, dw2 = deferred_dw("grouped_mlp", dy, x, saved, late[7], offsets, prob, w1, w2,
+                                       biases=(True, True), **wants)
                 results.append([y, late[0], late[1], *dw1, *late[3], *dw2, *late[5]])
         for other in results[1:]:
             assert all(torch.equal(a, b) for a, b in zip(results[0], other))
@@ -357,7 +357,6 @@ class TestMlp:
         opcheck(OPS.grouped_mlp_backward.default, args)
         *_, pending = OPS.grouped_mlp_backward(*args, deferred=True)
         late = (dy, x.detach(), saved, pending, offsets, prob.detach(), plain[0], plain[2])
-        opcheck(OPS.grouped_mlp_wgrad.default, late, dict(biases=(True, True)))
         opcheck_out(OPS.grouped_mlp_wgrad.out, late,
                 dict(biases=(True, True), dweight1=[torch.zeros_like(plain[0][0])],
                      dweight2=[torch.zeros_like(plain[2][0])]))

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import draw, offsets_of
+from conftest import deferred_dw, draw, offsets_of
 
 import cadre
 
@@ -102,8 +102,8 @@ def test_wgrad_finds_what_forward_kept(device, biases, keep_h):
         args = dy, x, saved, offsets, prob, *given, None
         want = ops.grouped_mlp_backward(*args, **options)[2:5:2]
         pending = ops.grouped_mlp_backward(*args, deferred=True, **options)[7]
-        got = ops.grouped_mlp_wgrad(dy, x, saved, pending, offsets, prob, w1, w2, biases=biases,
-                                    **options)
+        got = deferred_dw("grouped_mlp", dy, x, saved, pending, offsets, prob, w1, w2,
+                          biases=biases, **options)
         assert all(torch.equal(g[0], w[0])
                    for g, w, wanted in zip(got, want, wants[2:4]) if wanted), wants
 

@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from conftest import STEP, assert_close, assert_seen, draw, poisoned
+from conftest import STEP, assert_close, assert_seen, deferred_dw, draw, poisoned
 from linear_reference import kept_bytes
 from test_layers import opcheck_out
 from torch._subclasses import FakeTensorMode
@@ -229,7 +229,7 @@ def test_deferring_changes_no_bit_of_a_shared_expert(device):
     assert late[7].numel() == 0 and torch.equal(late[9], want[9])
     assert torch.equal(late[0], want[0])
     options |= dict(biases=(False, False), dout=dout)
-    got = OPS.moe_wgrad(*routed, late[6], w1, w2, **options)
+    got = deferred_dw("moe", *routed, late[6], w1, w2, **options)
     got, want = [*got[0], *got[1], *got[2:]], [*want[2], *want[4], *want[7:9]]
     assert all(map(torch.equal, got, want))
     into = [torch.full_like(t, 0.25, dtype=torch.float32) for t in got]
@@ -266,7 +266,6 @@ def test_opcheck_of_a_shared_expert(device):
                 own | dict(dx=torch.zeros_like(x), dlogits=torch.zeros_like(logits), dbias1=[],
                            dbias2=[], pending=pending, dshared_gate=torch.zeros(T, device=device)))
     own |= dict(biases=(False, False), dout=dout)
-    opcheck(OPS.moe_wgrad.default, (*routed, pending, w1, w2), own)
     opcheck_out(OPS.moe_wgrad.out, (*routed, pending, w1, w2),
                 own | dict(dweight1=[torch.zeros_like(w1[0])], dweight2=[torch.zeros_like(w2[0])],
                            dshared_weight1=torch.zeros_like(own["shared_weight1"]),
@@ -312,7 +311,7 @@ def test_deferring_changes_no_bit(device, keep_rows, keep_h):
     assert late[2] == late[4] == []
     pending = late[6], weights[0], weights[2]
     options |= dict(biases=(True, True))
-    later = OPS.moe_wgrad(*routed, *pending, **options)
+    later = deferred_dw("moe", *routed, *pending, **options)
     assert torch.equal(later[0][0], dw1[0]) and torch.equal(later[1][0], dw2[0])
     flags = torch.arange(E, dtype=torch.int32, device=device) % 2
     for mode, adds in (("yes", 1), ("no", 0), ("per_expert", flags.view(E, 1, 1))):
@@ -342,7 +341,7 @@ def test_wgrad_finds_what_forward_kept(device, biases, keep_h):
         args = dout, None, *routed, *weights
         want = OPS.moe_backward(*args, **options)[2:5:2]
         pending = OPS.moe_backward(*args, deferred=True, **options)[6]
-        got = OPS.moe_wgrad(*routed, pending, w1, w2, biases=biases, **options)
+        got = deferred_dw("moe", *routed, pending, w1, w2, biases=biases, **options)
         assert all(torch.equal(g[0], w[0]) for g, w, wanted in zip(got, want, dw) if wanted), wants
 
 
@@ -389,7 +388,6 @@ def test_opcheck(device):
     opcheck(OPS.moe_backward.default, args)
     pending = OPS.moe_backward(*args, deferred=True)[6]
     late = (*routed, pending, weights[0], weights[2])
-    opcheck(OPS.moe_wgrad.default, late, dict(biases=(True, True)))
     opcheck_out(OPS.moe_wgrad.out, late,
                 dict(biases=(True, True), dweight1=[torch.zeros_like(weights[0][0])],
                      dweight2=[torch.zeros_like(weights[2][0])]))

@@ -2,6 +2,7 @@
 documents."""
 
 import importlib
+import inspect
 import os
 import pathlib
 import re
@@ -136,6 +137,20 @@ def test_all_public_names_are_used_by_the_program():
     missing = [f"{module}.{name}" for module, names in documented().items() for name in names
                if not re.search(rf"\b{name}\b", text)]
     assert not missing
+
+
+def test_public_calls_name_their_options():
+    """help() shows every one, and a word that is none of them is an error that says it."""
+    pytest.importorskip("transformers")
+    for module, names in documented().items():
+        for name in names:
+            value = getattr(importlib.import_module(module), name)
+            if not callable(value) or isinstance(value, types.ModuleType):
+                continue
+            kinds = {p.kind for p in inspect.signature(value).parameters.values()}
+            assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{module}.{name}"
+            with pytest.raises(TypeError, match="normalise"):
+                value(normalise=True)
 
 
 def test_public_names_have_docstrings():

@@ -6,11 +6,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DispatchKey, _dispatch_keys, _len_torch_dispatch_stack
-from torch._C._functorch import is_functorch_wrapped_tensor
-from torch.compiler import is_compiling
 
 from .dtypes import kind_of
+from .host_numbers import may_look, require_begin, require_ends, require_offsets, short
 from .operations import Offsets, RoutingOffsets
 
 _offsets = torch.ops.cadre._offsets.default  # of the overloads, without a search
@@ -62,18 +60,15 @@ def counts_or_offsets(counts: Counts, experts: int, x: Tensor, name: str = "m_sp
     return counts, True
 
 
-def may_look(numbers: Tensor) -> bool:
-    """Whether the host has the numbers at hand: nobody waits for a device to look at them."""
-    return (numbers.is_cpu and not is_compiling()
-            and (type(numbers) is Tensor or not _dispatch_keys(numbers).has(DispatchKey.Python))
-            and _len_torch_dispatch_stack() == 0 and not is_functorch_wrapped_tensor(numbers))
-
-
-def require_ends(ends: Sequence[int], rows: int, name: str) -> None:
-    """Errors: ValueError unless the numbers, of the host, ascend from 0 or more to `rows`."""
-    if any(b < a for a, b in zip([0, *ends], ends)) or (ends and ends[-1] > rows):
-        raise ValueError(f"{name} is {_short(ends)}, must ascend from 0 or more to {rows} at most; "
-                         "there are so many rows")
+def ends_of(function: str, offs: Any) -> Any:
+    """Where groups end, of offsets; whatever else is given as it is. Errors: ValueError, of that
+    function, where offsets on the host do not begin at 0."""
+    if not isinstance(offs, (Offsets, RoutingOffsets)):
+        return offs
+    offsets = offs.offsets
+    if isinstance(offsets, Tensor) and may_look(offsets) and offsets.dim() == 1 and len(offsets):
+        require_begin(offsets[:1].tolist(), f"{function}: offs.offsets")
+    return offsets[1:]
 
 
 def require_offs(function: str, offs: Any, groups: int | None, rows: int,
@@ -114,17 +109,7 @@ def _ready(given: Offsets | RoutingOffsets, experts: int, x: Tensor, name: str) 
     if offsets.device != x.device:
         raise ValueError(f"{name}.offsets is on {offsets.device}, must be on {x.device}, where the "
                          "rows are")
-    if not may_look(offsets):
-        return offsets
-    ends = offsets.tolist()
-    if given.status is None:  # else the library made them
-        require_ends(ends, x.shape[0], f"{name}.offsets")
-        if ends[0] != 0:
-            raise ValueError(f"{name}.offsets begins with {ends[0]}, must begin with 0; the rows "
-                             "before it would be nobody's, and their results left unwritten")
-    elif ends[-1] > x.shape[0]:
-        raise ValueError(f"{name}.offsets ends with {ends[-1]}, must end with {x.shape[0]} at "
-                         "most; the input has so many rows")
+    require_offsets(offsets, x.shape[0], f"{name}.offsets", made_here=given.status is not None)
     return offsets
 
 
@@ -156,14 +141,8 @@ def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
     ends = len(counts) > 1 and counts[-1] <= rows and all(
         0 <= a <= b for a, b in zip(counts, counts[1:]))
     hint = "; of ends cadre.offsets(ends, 'ends', rows) makes offsets" if ends else ""
-    raise ValueError(f"{name} is {_short(counts)}, must be 0 or more each, and {rows} at most "
+    raise ValueError(f"{name} is {short(counts)}, must be 0 or more each, and {rows} at most "
                      f"together; the input has so many rows{hint}")
-
-
-def _short(numbers: Sequence[int]) -> str:
-    """As a list, with the middle of a long one left out."""
-    texts = [str(n) for n in numbers]
-    return f"[{', '.join(texts if len(texts) <= 16 else [*texts[:8], '...', *texts[-8:]])}]"
 
 
 def _beside(counts: Tensor, x: Tensor, name: str) -> Tensor:

@@ -42,6 +42,13 @@ def require_sizes(**sizes: Any) -> None:
             raise ValueError(f"{name} is {size}, must be 1 or more")
 
 
+def require_bools(**options: Any) -> None:
+    """Errors: TypeError for what is neither True nor False: "no" would be taken for True."""
+    for name, option in options.items():
+        if not isinstance(option, bool):
+            raise TypeError(f"{name} is {kind_of(option)}, must be a bool")
+
+
 def require_factor(name: str, given: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor or None."""
     if given is not None and not isinstance(given, Tensor):

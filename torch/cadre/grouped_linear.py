@@ -13,7 +13,8 @@ from .counts import Counts, counts_or_offsets
 from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import (
-    kind_of, require_factor, require_float, require_rows, require_sizes, working_dtype)
+    kind_of, require_bools, require_factor, require_float, require_rows, require_sizes,
+    working_dtype)
 from .layouts import EmptyExtraState, Report, relayout
 from .recipe import active_recipe, recipe_text, words_for
 
@@ -94,6 +95,12 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         super().__init__()
         require_sizes(**{self.experts_name: num_gemms}, in_features=in_features,
                       out_features=out_features, tp_size=tp_size)
+        require_bools(
+            sequence_parallel=sequence_parallel, fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+            bias=bias, return_bias=return_bias, ub_overlap_rs=ub_overlap_rs,
+            ub_overlap_ag=ub_overlap_ag, delay_wgrad_compute=delay_wgrad_compute,
+            save_original_input=save_original_input, single_grouped_weight=single_grouped_weight,
+            single_grouped_bias=single_grouped_bias, scale_bias=scale_bias)
         _check_choices(parallel_mode, ub_overlap_rs, ub_overlap_ag, use_grouped_tensor)
         self.num_gemms = num_gemms
         self.tp_group = tp_group
@@ -258,6 +265,8 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                              f"scale_bias={self.scale_bias}")
         if bias_scale is not None:
             require_factor("bias_scale", bias_scale)
+        if is_first_microbatch is not None:
+            require_bools(is_first_microbatch=is_first_microbatch)
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)
         counts = counts_or_offsets(m_splits, self.num_gemms, x, self.counts_name)
         weight, bias = self.operands()

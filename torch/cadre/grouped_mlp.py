@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from .counts import Counts, offsets_of
 from .deferral import DeferredGradients, Memory
 from .devices import default_device
-from .dtypes import kind_of, require_factor, require_float, require_rows, require_sizes
+from .dtypes import (
+    kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
 from .operations import combine, offsets_of_routing, permute, routing
 from .recipe import active_recipe, recipe_text, words_for
 
@@ -157,6 +158,8 @@ class GroupedMLP(DeferredGradients):
                  delay_wgrad_compute: bool = False) -> None:
         super().__init__()
         require_sizes(num_experts=num_experts, hidden=hidden, features=features)
+        require_bools(bias=bias, keep_h=keep_h, fuse_wgrad_accumulation=fuse_wgrad_accumulation,
+                      delay_wgrad_compute=delay_wgrad_compute)
         require_float("dtype", dtype or torch.get_default_dtype())
         self.num_experts, self.hidden, self.features = num_experts, hidden, features
         self.columns = features * (2 if is_gated(activation) else 1)

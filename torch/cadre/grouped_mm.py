@@ -4,9 +4,9 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 import torch
 from torch import Tensor
 
-from .counts import require_offs
-from .dtypes import kind_of, require_float
-from .operations import AnyOffsets, Offsets, RoutingOffsets
+from .counts import ends_of, require_offs
+from .dtypes import kind_of, require_bools, require_float
+from .operations import AnyOffsets
 
 _ops = torch.ops.cadre
 
@@ -40,9 +40,9 @@ def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tenso
 
     Raises TypeError for dtypes, ValueError for shapes, a missing or surplus argument, and `out`
     where a gradient is wanted."""
-    if isinstance(offs, (Offsets, RoutingOffsets)):
-        offs = offs.offsets[1:]
+    offs = ends_of("grouped_mm", offs)
     _check_tensors(a, {"b": b, "bias": bias, "out": out})
+    require_bools(accumulate=accumulate)
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
         _check_out(a, b, bias, out, out_dtype, groups)
@@ -129,7 +129,8 @@ def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
     if a.dim() not in (2, 3) or b.dim() not in (2, 3):
         raise ValueError(f"grouped_mm: a has {a.dim()} and b {b.dim()} dimensions, must have 2 or 3"
                          " each")
-    for name, dtype in (("a", a.dtype), ("out_dtype", out_dtype or a.dtype)):
+    for name, dtype in (("a", a.dtype), ("out_dtype", out_dtype or a.dtype),
+                        ("bias", (a if bias is None else bias).dtype)):
         require_float(f"grouped_mm: {name}", dtype)
     if b.dtype != a.dtype:
         raise TypeError(f"grouped_mm: b is {b.dtype}, must be {a.dtype}, the dtype of a")

@@ -95,12 +95,6 @@ def _fake(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=AL
             _bytes(x, begin + row * rows if deferred else 0))
 
 
-@register_fake("grouped_linear_wgrad")
-def _fake(dy, x, saved, pending, offsets, weight, *, wants=ALL, recipe="", save_input=False,
-      unit_budget=0):
-    return _like(weight)
-
-
 NO_MLP_WANTS = (False,) * 6
 ALL_MLP_WANTS = (True,) * 6
 
@@ -148,12 +142,6 @@ def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_sca
             _like(weight2) if wants[3] and not deferred else [], _like(bias2) if dbias else [],
             row_floats(dbias and bool(bias2) and bias2_scale is not None),
             _bytes(x, begin + row * rows if deferred else 0))
-
-
-@register_fake("grouped_mlp_wgrad")
-def _fake(dy, x, saved, pending, offsets, prob, weight1, weight2, *, biases,
-      wants=ALL_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0):
-    return _like(weight1), _like(weight2)
 
 
 NO_MOE_WANTS = (False,) * 5
@@ -222,14 +210,6 @@ def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, wei
             _like_shared(wants[3] and not deferred, shared_weight2, x),
             x.new_empty((x.shape[0] if shared_gate is not None and wants[1] else 0,),
                         dtype=torch.float32))
-
-
-@register_fake("moe_wgrad")
-def _fake(x, logits, experts, offsets, saved, pending, weight1, weight2, *, biases, dout=None,
-      shared_weight1=None, shared_weight2=None, shared_gate=None, wants=ALL_MOE_WANTS,
-      routing="softmax", activation="swiglu", recipe="", keep_h=False, keep_rows=False):
-    return (_like(weight1), _like(weight2), _like_shared(True, shared_weight1, x),
-            _like_shared(True, shared_weight2, x))
 
 
 def _writes(*_args, **_kwargs) -> None:

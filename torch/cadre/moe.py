@@ -9,7 +9,7 @@ from torch.nn.functional import linear
 
 from . import expert_state
 from .counts import offsets_of_all_rows
-from .dtypes import kind_of, require_factor, require_rows, require_sizes, working_dtype
+from .dtypes import kind_of, require_bools, require_rows, require_sizes, working_dtype
 from .expert_parallel import ExpertParallel, process_group
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP, TokenChoice, WindowRows
@@ -45,8 +45,10 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
     scores: [T, E], 0 or more. tokens_per_expert: [E], any integer type. Nothing waits for the
     device. Errors: ValueError for other shapes.
     """
-    require_factor("scores", scores)
-    require_factor("tokens_per_expert", tokens_per_expert)
+    for name, given in (("scores", scores), ("tokens_per_expert", tokens_per_expert)):
+        if not isinstance(given, Tensor):
+            raise TypeError(f"{name} is {kind_of(given)}, must be a tensor")
+    require_one_device({"scores": scores, "tokens_per_expert": tokens_per_expert})
     if scores.dim() != 2 or tokens_per_expert.shape != scores.shape[1:]:
         raise ValueError(f"scores and tokens_per_expert have shapes {list(scores.shape)} and "
                          f"{list(tokens_per_expert.shape)}, must be [T, E] and [E]")
@@ -123,6 +125,8 @@ class MoE(nn.Module):
         super().__init__()
         require_sizes(num_experts=num_experts, hidden=hidden, features=features, top_k=top_k,
                       groups=groups, group_top_k=group_top_k)
+        require_bools(normalize=normalize, expert_bias=expert_bias, fp32_router=fp32_router,
+                      keep_rows=keep_rows, shared_gate=shared_gate, dispatch_again=dispatch_again)
         if top_k > num_experts:
             raise ValueError(f"top_k is {top_k}, must be 1 to num_experts, {num_experts}")
         self.hidden, self.num_experts = hidden, num_experts
@@ -187,11 +191,10 @@ class MoE(nn.Module):
 
     def _check_routing(self) -> None:
         """Errors: ValueError for words and numbers that do not fit, as from `routing`."""
-        for name, kind in (("score", str), ("normalize", bool), ("scale", (int, float))):
+        for name, kind, words in (("score", str, "a str"), ("scale", (int, float), "a number")):
             given = self.routing[name]
-            if not isinstance(given, kind):
-                raise TypeError(f"{name} is {kind_of(given)}, must be "
-                                f"{'a number' if name == 'scale' else f'a {kind.__name__}'}")
+            if not isinstance(given, kind) or isinstance(given, bool):
+                raise TypeError(f"{name} is {kind_of(given)}, must be {words}")
         routing(torch.empty(0, self.num_experts, dtype=torch.float32, device="cpu"), **self.routing)
 
     def reset_parameters(self) -> None:

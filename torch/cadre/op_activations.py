@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from .counts import offsets_of_all_rows
-from .dtypes import kind_of, require_factor, require_rows
+from .dtypes import kind_of, require_bools, require_factor, require_rows
 from .grouped_mlp import activation_text, is_gated
 from .operation import Operation
 from .operations import Offsets, Quantized, RoutingOffsets, dequantize, quantize
@@ -42,6 +42,8 @@ class Activation(Operation):
                  activation_recompute_in_mlp: bool = False,
                  cache_quantized_input: bool = False) -> None:
         super().__init__()
+        require_bools(activation_recompute_in_mlp=activation_recompute_in_mlp,
+                      cache_quantized_input=cache_quantized_input)
         self.activation = activation_text(activation, self._layout_of(glu_interleave_size))
         self.gated: bool = is_gated(activation)
         self.activation_recompute_in_mlp = activation_recompute_in_mlp
@@ -138,12 +140,13 @@ class _Clamped(Activation):
     """g * sigmoid(alpha * g) * u with g = min(gate, limit) and u = clamp(up, -limit, limit) +
     glu_linear_offset."""
 
-    def __init__(self, constants: dict[str, Any], glu_interleave_size: int | None,
-                 **options: bool) -> None:
+    def __init__(self, constants: dict[str, Any], glu_interleave_size: int | None, *,
+                 activation_recompute_in_mlp: bool, cache_quantized_input: bool = False) -> None:
         constants = {name: _number("glu_linear_offset" if name == "offset" else name, value)
                      for name, value in constants.items()}
         words = " ".join(f"{name}={value!r}" for name, value in constants.items())
-        super().__init__(f"clamped_swiglu {words}", glu_interleave_size, **options)
+        super().__init__(f"clamped_swiglu {words}", glu_interleave_size,
+                         activation_recompute_in_mlp, cache_quantized_input)
         self._constants: dict[str, float] = constants
 
     @property
@@ -202,6 +205,8 @@ class SiTUGLU(Activation):
                  beta2: float = 25.0, activation_recompute_in_mlp: bool = False,
                  cache_quantized_input: bool = False) -> None:
         Operation.__init__(self)
+        require_bools(activation_recompute_in_mlp=activation_recompute_in_mlp,
+                      cache_quantized_input=cache_quantized_input)
         self._constants: dict[str, float] = {"beta1": _number("beta1", beta1),
                                              "beta2": _number("beta2", beta2)}
         for name, value in self._constants.items():

@@ -18,6 +18,9 @@ class Operation(EmptyExtraState):
     num_extra_outputs: int = 0
     op_keys: tuple[str, ...] = ()  # what op_kwargs may give it
 
+    def __init__(self) -> None:
+        super().__init__()
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from .dtypes import with_article
 from .fakes import register_fake
+from .host_numbers import may_look, require_offsets
 
 _ops = torch.ops.cadre
 _P = ParamSpec("_P")
@@ -72,20 +73,33 @@ class RoutingOffsets(NamedTuple):
 AnyOffsets = Tensor | Offsets | RoutingOffsets
 
 
-def tensor_of(offsets: AnyOffsets) -> Tensor:
-    """int32 [E + 1]."""
-    return offsets.offsets if isinstance(offsets, (Offsets, RoutingOffsets)) else offsets
+def tensor_of(offsets: AnyOffsets, shape: Sequence[int]) -> Tensor:
+    """int32 [E + 1], of rows of that shape. Errors: ValueError for numbers on the host that are no
+    offsets of these; tensors of other types and shapes are left to the operator."""
+    made_here = False
+    if isinstance(offsets, (Offsets, RoutingOffsets)):
+        made_here, offsets = offsets.status is not None, offsets.offsets
+    if (isinstance(offsets, Tensor) and may_look(offsets) and offsets.dtype == torch.int32
+            and offsets.dim() == 1 and offsets.shape[0] > 0
+            and isinstance(shape, Sequence) and shape):
+        require_offsets(offsets, shape[0], "offsets", made_here=made_here)
+    return offsets
 
 
-def _row_map(offsets: AnyOffsets, row_of: Tensor | None, slot_of: Tensor | None
-             ) -> tuple[Tensor, Tensor, Tensor]:
+def _shape(x: Tensor) -> Sequence[int]:
+    """None of what is no tensor, which is left to the operator."""
+    return x.shape if isinstance(x, Tensor) else ()
+
+
+def _row_map(offsets: AnyOffsets, row_of: Tensor | None, slot_of: Tensor | None,
+             rows: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Offsets, row_of and slot_of, which come apart, or all in RoutingOffsets."""
     if isinstance(offsets, RoutingOffsets) and row_of is None and slot_of is None:
-        return offsets.offsets, offsets.row_of, offsets.slot_of
+        row_of, slot_of = offsets.row_of, offsets.slot_of
     if row_of is None or slot_of is None:
         raise TypeError(f"{'row_of' if row_of is None else 'slot_of'} is None, must be a tensor; "
                         "only what offsets_of_routing gives has it besides")
-    return tensor_of(offsets), row_of, slot_of
+    return tensor_of(offsets, _shape(slot_of if rows is None else rows)), row_of, slot_of
 
 
 class Routing(NamedTuple):
@@ -156,7 +170,7 @@ def combine(rows: Tensor, offsets: AnyOffsets, row_of: Tensor | None = None,
 
     rows: [R, H] fp32, bf16 or fp16. offsets, row_of, slot_of: as in `permute`. Raises ValueError
     for shapes and dtypes."""
-    return _ops.combine(rows, *_row_map(offsets, row_of, slot_of), prob)
+    return _ops.combine(rows, *_row_map(offsets, row_of, slot_of, rows), prob)
 
 
 @names_types
@@ -167,7 +181,7 @@ def activation(z: Tensor, offsets: AnyOffsets, prob: Tensor | None = None,
     z: [R, 2F] of a gated activation, else [R, F]; fp32, bf16 or fp16. prob: fp32 [R]. activation: a
     name with options, such as "swiglu layout=interleave32" or "clamped_swiglu limit=7 alpha=1.702
     offset=1". Raises ValueError for unknown words, shapes and dtypes."""
-    return _ops.activation(z, tensor_of(offsets), prob, activation)
+    return _ops.activation(z, tensor_of(offsets, _shape(z)), prob, activation)
 
 
 @names_types
@@ -179,7 +193,7 @@ def bias_grad(dy: Tensor, offsets: AnyOffsets, bias_scale: Tensor | None = None,
 
     dy: [R, N]. bias_scale: fp32 [R], with bias [E, N]; both or none. Raises ValueError for shapes
     and dtypes."""
-    return _ops.bias_grad(dy, tensor_of(offsets), bias_scale, bias, dtype)
+    return _ops.bias_grad(dy, tensor_of(offsets, _shape(dy)), bias_scale, bias, dtype)
 
 
 @names_types
@@ -192,14 +206,16 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffset
 
     which: "fprop" lhs x [R, K], rhs w, gives y [R, N] = x w^T; "dgrad" lhs dy [R, N], rhs w, gives
     dx [R, K] = dy w; "wgrad" lhs dy [R, N], rhs x [R, K], gives dw [E, N, K] = dy^T x, expert by
-    expert. w is one [E, N, K], transposed views too, or E tensors [N, K]; all are fp32, bf16 or
-    fp16. bias: [E, N], fprop only. bias_scale: fp32 [R], a factor of the bias for each row. alpha:
-    fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by default.
+    expert. w is one [E, N, K], transposed views too, or E tensors [N, K] of the same strides; all
+    are fp32, bf16 or fp16. bias: [E, N], fprop only. bias_scale: fp32 [R], a factor of the bias for
+    each row. alpha: fp32 [E], a factor for each expert, without a gradient. out_dtype: lhs's by
+    default.
     unit_budget: SMs or threads to use at most, 0 for all.
     Raises TypeError for other dtypes of lhs and rhs, else ValueError."""
-    return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs, tensor_of(offsets),
-                             which, bias=bias, bias_scale=bias_scale, alpha=alpha,
-                             out_dtype=out_dtype, unit_budget=unit_budget)
+    return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs,
+                             tensor_of(offsets, _shape(lhs)), which, bias=bias,
+                             bias_scale=bias_scale, alpha=alpha, out_dtype=out_dtype,
+                             unit_budget=unit_budget)
 
 
 @names_types
@@ -212,7 +228,7 @@ def quantize(source: Tensor, offsets: AnyOffsets | None, format: str, axis: str 
     offset on the device, with option sr. Codes of four bits are uint8, two a byte. Codes of the
     tail are zero. Raises ValueError; NotImplementedError where no implementation takes the format
     on the device."""
-    given = None if offsets is None else tensor_of(offsets)
+    given = None if offsets is None else tensor_of(offsets, _shape(source))
     return Quantized(*_ops.quantize(source, given, format, axis, rng, amax_eps))
 
 
@@ -223,7 +239,7 @@ def dequantize(quantized: Quantized, offsets: AnyOffsets | None, format: str,
     """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what
     was quantised, [R, C] or [E, N, K]; a Hadamard transform is not undone, and its blocks come back
     whole. Raises ValueError or NotImplementedError as `quantize`."""
-    given = None if offsets is None else tensor_of(offsets)
+    given = None if offsets is None else tensor_of(offsets, shape)
     return _ops.dequantize(*quantized, given, format, axis, shape, dtype)
 
 

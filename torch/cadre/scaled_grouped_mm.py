@@ -4,9 +4,9 @@ codes of every group's matrix, with a scale a row and a column."""
 import torch
 from torch import Tensor
 
-from .counts import require_offs
+from .counts import ends_of, require_offs
 from .dtypes import kind_of
-from .operations import AnyOffsets, Offsets, RoutingOffsets, names_types
+from .operations import AnyOffsets, names_types
 
 _ops = torch.ops.cadre
 
@@ -40,8 +40,7 @@ def scaled_grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor, scale_b: Te
     if use_fast_accum:
         raise ValueError("scaled_grouped_mm: use_fast_accum is True, must be False; sums of 128 "
                          "codes are added up in fp32, which is the only way here")
-    if isinstance(offs, (Offsets, RoutingOffsets)):
-        offs = offs.offsets[1:]
+    offs = ends_of("scaled_grouped_mm", offs)
     _check({"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
     if mat_a.dim() != 2 or mat_b.dim() != 3:
         raise ValueError(f"scaled_grouped_mm: mat_a has {mat_a.dim()} and mat_b {mat_b.dim()} "

@@ -19,8 +19,8 @@ class CallMemory {
   void writes(TensorList list, const char* what) { add(list, what, true); }
   void reads_in_place(TensorList list, const char* what) { add(list, what, false, true); }
 
-  /// Errors    ValueError where what is written shares memory with what else the call uses. Of a
-  ///           tensor with gaps only the first element is looked at.
+  /// Errors    ValueError where what is written shares memory with what else the call uses. What
+  ///           lies in another's gaps does not.
   void require_apart();
 
  private:
@@ -30,10 +30,14 @@ class CallMemory {
     int64_t expert;  ///< -1: of all
     bool written;
     bool may_be_written;  ///< read, but may be an output itself
+    bool has_gaps;        ///< to `end` the first element alone
+    Tensor tensor;
   };
   void add(TensorList list, const char* what, bool written, bool may_be_written = false);
   static std::string name(const Block&);
+  [[noreturn]] static void refuse(const Block&, const Block&);
   bool is_an_output(const Block&) const;
+  void require_apart_from_gaps() const;
 
   std::vector<Block> blocks_;
 };

@@ -28,29 +28,11 @@ Matrices matrix(const Tensor& t, const char* what) {
   return m;
 }
 
-void require_alike(at::TensorList list, const char* what) {
-  const Tensor& first = list[0];
-  for (const Tensor& one : list) {
-    require_type(one, first.scalar_type(), what);
-    TORCH_CHECK_VALUE(
-        one.dim() == 2 && one.sizes() == first.sizes() && one.device() == first.device(), what,
-        " of an expert has shape ", one.sizes(), " on ", one.device(), ", must be ", first.sizes(),
-        " on ", first.device(), " as that of the first");
-  }
-}
-
-/// E tensors [N, K]. Where their strides differ, `may_copy` says whether copies are taken.
-Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
+/// E tensors [N, K] that lie alike.
+Matrices discrete(at::TensorList list, const char* what) {
   require_alike(list, what);
   Matrices m{.tensors = list.vec(), .discrete = true};
-  bool alike = order_of(list[0]).has_value();
-  for (const Tensor& one : list) {
-    require_memory(one, what);
-    alike = alike && one.strides() == list[0].strides();
-  }
-  TORCH_CHECK_VALUE(alike || may_copy, what, " has strides that differ or overlap, must be alike; ",
-                    "all experts are written as one");
-  if (!alike)
+  if (!order_of(list[0]))
     for (Tensor& one : m.tensors) one = one.contiguous();
   const TensorView one = view(m.tensors[0], what);
   m.major = *order_of(m.tensors[0]);
@@ -63,17 +45,18 @@ Matrices discrete(at::TensorList list, const char* what, bool may_copy) {
   return m;
 }
 
-/// Experts, packed or discrete.
+/// Experts, packed or discrete. Where they have no order, `may_copy` says whether copies are taken.
 Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
   TORCH_CHECK_VALUE(!list.empty(), what, " has no tensors, must have one [E, N, K] or E of [N, K]");
   float_type(list[0].scalar_type(), what);
-  if (list.size() != 1) return discrete(list, what, may_copy);
-  TORCH_CHECK_VALUE(list[0].dim() == 2 || list[0].dim() == 3, what, " has shape ", list[0].sizes(),
+  const bool packed = list.size() == 1 && list[0].dim() == 3;
+  TORCH_CHECK_VALUE(packed || list[0].dim() == 2, what, " has shape ", list[0].sizes(),
                     ", must be [E, N, K] or E of [N, K]");
-  const Tensor packed = list[0].dim() == 3 ? list[0] : list[0].unsqueeze(0);
-  Matrices m = matrix(packed, what);
+  Matrices m = packed             ? matrix(list[0], what)
+               : list.size() == 1 ? matrix(list[0].unsqueeze(0), what)
+                                  : discrete(list, what);
   TORCH_CHECK_VALUE(may_copy || m.tensors[0].is_alias_of(list[0]), what, " has strides ",
-                    packed.strides(), ", must have stride 1 in one of its last two dimensions");
+                    list[0].strides(), ", must have stride 1 in one of its last two dimensions");
   return m;
 }
 

@@ -33,19 +33,12 @@ const char* const kSchemas[] = {
     "int unit_budget=0, Tensor? weight_cache=None, bool zero_tail=False, Tensor(a!)? dx, "
     "Tensor(b!)[] dbias, Tensor(c!)? dbias_scale, Tensor(d!) pending) -> ()",
 
-    "grouped_linear_wgrad(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
-    "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
-    "bool save_input=False, int unit_budget=0) -> Tensor[] dweight",
-
     "grouped_linear_wgrad.out(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
     "Tensor[] weight, *, bool[4] wants=[True, True, True, True], str recipe=\"\", "
     "bool save_input=False, int unit_budget=0, str accumulate=\"no\", "
     "Tensor? accumulate_flags=None, Tensor(a!)[] dweight) -> ()",
 
     "_memory(Tensor on, int count) -> Tensor",
-
-    "_grouped_linear_memory_bounds(int n, int k, int experts, ScalarType dtype, "
-    "ScalarType weight_dtype, bool[4] wants, str recipe, bool save_input, str device) -> int[]",
 };
 
 /// A call's tensors as the arguments that the library takes, and the stream to run on.
@@ -271,16 +264,6 @@ void grouped_linear_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& s
   });
 }
 
-std::vector<Tensor> grouped_linear_wgrad(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                                         const Tensor& pending, const Tensor& offsets,
-                                         TensorList weight, LinearWants wants, Text recipe,
-                                         bool save_input, int64_t unit_budget) {
-  std::vector<Tensor> dw = empty_like(weight);
-  grouped_linear_wgrad_out(dy, x, saved, pending, offsets, weight, wants, recipe, save_input,
-                           unit_budget, "no", {}, dw);
-  return dw;
-}
-
 /// Bounds of the bytes of saved and of pending, each fixed and per row, and the bytes of the weight
 /// cache.
 std::vector<int64_t> grouped_linear_memory_bounds(int64_t n, int64_t k, int64_t experts,
@@ -340,7 +323,10 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
   for (const char* schema : kSchemas) m.def(schema);
-  m.impl("_grouped_linear_memory_bounds", grouped_linear_memory_bounds);
+  m.def(
+      "_grouped_linear_memory_bounds(int n, int k, int experts, ScalarType dtype, "
+      "ScalarType weight_dtype, bool[4] wants, str recipe, bool save_input, str device) -> int[]",
+      grouped_linear_memory_bounds);
 }
 
 static void implement(torch::Library& m) {
@@ -350,7 +336,6 @@ static void implement(torch::Library& m) {
   implement_out(m, "grouped_linear", grouped_linear_out);
   m.impl("grouped_linear_backward", grouped_linear_backward);
   implement_out(m, "grouped_linear_backward", grouped_linear_backward_out);
-  m.impl("grouped_linear_wgrad", grouped_linear_wgrad);
   implement_out(m, "grouped_linear_wgrad", grouped_linear_wgrad_out);
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }

@@ -123,7 +123,6 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, Tens
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("grouped_linear", differentiable);
   m.impl("grouped_linear_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("grouped_linear_wgrad", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {
   m.impl("grouped_linear", autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);

@@ -44,12 +44,6 @@ const char* const kSchemas[] = {
     "bool zero_tail=False, Tensor(a!)? dx, Tensor(b!)? dprob, Tensor(c!)[] dbias1, "
     "Tensor(d!)[] dbias2, Tensor(e!)? dbias2_scale, Tensor(f!) pending) -> ()",
 
-    "grouped_mlp_wgrad(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
-    "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, "
-    "bool[6] wants=[True, True, True, True, True, True], str activation=\"swiglu\", "
-    "str recipe=\"\", bool keep_h=False, int unit_budget=0) -> "
-    "(Tensor[] dweight1, Tensor[] dweight2)",
-
     "grouped_mlp_wgrad.out(Tensor dy, Tensor x, Tensor saved, Tensor pending, Tensor offsets, "
     "Tensor? prob, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, "
     "bool[6] wants=[True, True, True, True, True, True], str activation=\"swiglu\", "
@@ -260,18 +254,6 @@ void grouped_mlp_wgrad_out(const Tensor& dy, const Tensor& x, const Tensor& save
   });
 }
 
-std::tuple<List, List> grouped_mlp_wgrad(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                                         const Tensor& pending, const Tensor& offsets,
-                                         const Maybe& prob, TensorList weight1, TensorList weight2,
-                                         ExpertBiases biases, MlpWants wants, Text activation,
-                                         Text recipe, bool keep_h, int64_t unit_budget) {
-  std::tuple<List, List> dw{empty_like(weight1), empty_like(weight2)};
-  grouped_mlp_wgrad_out(dy, x, saved, pending, offsets, prob, weight1, weight2, biases, wants,
-                        activation, recipe, keep_h, unit_budget, "no", {}, std::get<0>(dw),
-                        std::get<1>(dw));
-  return dw;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
@@ -285,7 +267,6 @@ static void implement(torch::Library& m) {
   m.impl("grouped_mlp_backward", grouped_mlp_backward<false>);
   m.impl("grouped_mlp_backward.overwrite_saved", grouped_mlp_backward<true>);
   implement_out(m, "grouped_mlp_backward", grouped_mlp_backward_out);
-  m.impl("grouped_mlp_wgrad", grouped_mlp_wgrad);
   implement_out(m, "grouped_mlp_wgrad", grouped_mlp_wgrad_out);
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }

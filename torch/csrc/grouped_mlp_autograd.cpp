@@ -140,7 +140,6 @@ TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("grouped_mlp", differentiable);
   m.impl("grouped_mlp_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("grouped_mlp_backward.overwrite_saved", torch::autograd::autogradNotImplementedFallback());
-  m.impl("grouped_mlp_wgrad", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {
   m.impl("grouped_mlp", autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);

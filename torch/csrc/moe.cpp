@@ -49,13 +49,6 @@ const char* const kSchemas[] = {
     "bool keep_rows=False, Tensor(a!)? dx, Tensor(b!)? dlogits, Tensor(c!)[] dbias1, "
     "Tensor(d!)[] dbias2, Tensor(e!) pending, Tensor(f!)? dshared_gate=None) -> ()",
 
-    "moe_wgrad(Tensor x, Tensor logits, Tensor experts, Tensor offsets, Tensor saved, "
-    "Tensor pending, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, Tensor? dout=None, "
-    "Tensor? shared_weight1=None, Tensor? shared_weight2=None, Tensor? shared_gate=None, "
-    "bool[5] wants=[True, True, True, True, True], str routing=\"softmax\", "
-    "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, bool keep_rows=False) -> "
-    "(Tensor[] dweight1, Tensor[] dweight2, Tensor dshared_weight1, Tensor dshared_weight2)",
-
     "moe_wgrad.out(Tensor x, Tensor logits, Tensor experts, Tensor offsets, Tensor saved, "
     "Tensor pending, Tensor[] weight1, Tensor[] weight2, *, bool[2] biases, Tensor? dout=None, "
     "Tensor? shared_weight1=None, Tensor? shared_weight2=None, Tensor? shared_gate=None, "
@@ -331,22 +324,6 @@ void moe_wgrad_out(const Tensor& x, const Tensor& logits, const Tensor& experts,
   });
 }
 
-std::tuple<List, List, Tensor, Tensor> moe_wgrad(
-    const Tensor& x, const Tensor& logits, const Tensor& experts, const Tensor& offsets,
-    const Tensor& saved, const Tensor& pending, TensorList weight1, TensorList weight2,
-    ExpertBiases biases, const Maybe& dout, const Maybe& shared1, const Maybe& shared2,
-    const Maybe& shared_gate, MoeWants wants, Text routing, Text activation, Text recipe,
-    bool keep_h, bool keep_rows) {
-  std::tuple<List, List, Tensor, Tensor> dw{empty_like(weight1), empty_like(weight2),
-                                            like_shared(true, shared1, x),
-                                            like_shared(true, shared2, x)};
-  const auto& [dweight1, dweight2, dshared1, dshared2] = dw;
-  moe_wgrad_out(x, logits, experts, offsets, saved, pending, weight1, weight2, biases, dout,
-                shared1, shared2, shared_gate, wants, routing, activation, recipe, keep_h,
-                keep_rows, "no", {}, dweight1, dweight2, dshared1, dshared2);
-  return dw;
-}
-
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
@@ -360,7 +337,6 @@ static void implement(torch::Library& m) {
   m.impl("moe_backward", moe_backward<false>);
   m.impl("moe_backward.overwrite_saved", moe_backward<true>);
   implement_out(m, "moe_backward", moe_backward_out);
-  m.impl("moe_wgrad", moe_wgrad);
   implement_out(m, "moe_wgrad", moe_wgrad_out);
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }

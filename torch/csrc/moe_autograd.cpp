@@ -190,7 +190,6 @@ TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("moe", differentiable);
   m.impl("moe_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("moe_backward.overwrite_saved", torch::autograd::autogradNotImplementedFallback());
-  m.impl("moe_wgrad", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, AutocastCUDA, m) {
   m.impl("moe", autocast<c10::DispatchKey::AutocastCUDA, c10::DeviceType::CUDA>);

@@ -13,12 +13,28 @@
 namespace cadre::door {
 
 static bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  return a.sizes() == b.sizes() && a.strides() == b.strides() &&
-         a.scalar_type() == b.scalar_type() && a.device() == b.device();
+  bool same =
+      a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.device() == b.device();
+  for (int64_t d = 0; same && d < a.dim(); ++d)
+    same = a.size(d) == 1 || a.stride(d) == b.stride(d);  // one element has no stride
+  return same;
 }
 
 static bool without_gaps(const at::Tensor& t) {
   return t.is_contiguous() || (t.dim() == 2 && t.t().is_contiguous());
+}
+
+void require_alike(at::TensorList experts, const char* what) {
+  const at::Tensor& first = experts[0];
+  for (const at::Tensor& one : experts) {
+    require_type(one, first.scalar_type(), what);
+    require_memory(one, what);
+    TORCH_CHECK_VALUE(same_layout(one, first), what, " of an expert is ", described(one),
+                      " with strides ", one.strides(), " on ", one.device(),
+                      ", must be as that of the first: ", described(first), " with strides ",
+                      first.strides(), " on ", first.device(),
+                      one.sizes() == first.sizes() ? "; contiguous() makes both lie alike" : "");
+  }
 }
 
 Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& offsets, int dims)
@@ -32,14 +48,7 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                     "; offsets has ", experts + 1, " entries, one more than there are experts");
   TORCH_CHECK_VALUE(discrete || first().size(0) == experts, what, " has shape ", first().sizes(),
                     ", must have ", experts, " experts; offsets has one more entry");
-  for (const at::Tensor& one : list) {
-    require_type(one, first().scalar_type(), what);
-    require_memory(one, what);
-    TORCH_CHECK_VALUE(same_layout(one, first()), what, " of an expert is ", described(one),
-                      " with strides ", one.strides(), " on ", one.device(),
-                      ", must be as that of the first: ", described(first()), " with strides ",
-                      first().strides(), " on ", first().device());
-  }
+  require_alike(list, what);
   TORCH_CHECK_VALUE(!discrete || without_gaps(first()), what, " of an expert has shape ",
                     first().sizes(), " and strides ", first().strides(),
                     ", must lie without gaps; make it contiguous");

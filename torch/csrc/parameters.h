@@ -31,6 +31,10 @@ struct Parameters {
   DType dtype() const { return float_type(first().scalar_type(), what); }
 };
 
+/// Errors    TypeError or ValueError unless all are alike in shape, dtype, layout and device: one
+///           tensor an expert, of which an operation is told one address each and the rest once.
+void require_alike(at::TensorList experts, const char* what);
+
 /// Errors    ValueError unless both lists have as many tensors, alike in shape, dtype, layout and
 ///           device: gradients of parameters, which `what` names.
 void require_like(at::TensorList gradients, at::TensorList parameters, const char* what);
