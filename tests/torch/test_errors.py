@@ -43,7 +43,6 @@ def test_articles_are_chosen_in_one_place():
 # Messages that Python provokes on no machine without a GPU, and the file of the test that does.
 ELSEWHERE = {
     "; a CUDA graph being captured would replay these very counts for ever": "test_graphs.py",
-    " as it was in forward, and it was modified in place since": "test_expert_parallel_moe.py",
     ", must be cpu or a CUDA device; this build of Cadre sees ": "linear_memory_test.cpp",
 } | dict.fromkeys((  # of files on a disk
     " has no backward; run it under torch.no_grad(), or load the model without weight quantization",

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from conftest import draw
 from expert_parallel_cases import WORLD, counted, group_of, same_bits
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -114,14 +115,14 @@ class Dispatches:
 
     def __init__(self, ep):
         self.rows = []
-        dispatch = ep._dispatch_within
+        within, again = ep._dispatch_within, ep._dispatch_again
 
-        def recorded(*arguments):
-            made = dispatch(*arguments)
-            self.rows.append(StorageWeakRef(made.rows.untyped_storage()))
-            return made
+        def recorded(rows):
+            self.rows.append(StorageWeakRef(rows.untyped_storage()))
+            return rows
 
-        ep._dispatch_within = recorded
+        ep._dispatch_within = lambda *given: recorded((made := within(*given)).rows) is None or made
+        ep._dispatch_again = lambda *given: recorded(again(*given))
 
     def alive(self):
         return [not rows.expired() for rows in self.rows]
@@ -159,22 +160,66 @@ def dispatched_again(rank, device, route, recipe, reads_rows, to_one_rank):
     assert all(map(same_bits, *results))
 
 
-def dispatched_again_where_weights_are_frozen_or_changed(rank, device):
+def dispatched_again_where_something_changed(rank, device):
+    """In place since forward: weights, or the tokens, which autograd keeps for nothing else here.
+    Frozen experts want no rows."""
     ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K)
     dispatches = Dispatches(ep)
     x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))
     own = layer(device, ep=ep, dispatch_again=True)
-    out, _ = own(x)
-    with torch.no_grad():
-        own.experts.w2.mul_(2)
-    words = "of torch.float32 as it was in forward, and it was modified in place since"
-    with pytest.raises(RuntimeError, match=words):
-        out.backward(dout)
+    own.router.requires_grad_(False)
+    for change in (lambda h: own.experts.w2.mul_(2), lambda h: h.mul_(2)):
+        h = x * 1
+        out, _ = own(h)
+        with torch.no_grad():
+            change(h)
+        with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+            out.backward(dout)
     own.experts.requires_grad_(False)
     leaf = x.clone().requires_grad_()
     dispatches.rows.clear()
     own(leaf)[0].backward(dout)
     assert len(dispatches.rows) == 1 and own.experts.w1.grad is None
+
+
+def dispatched_again_within(rank, device, around):
+    """Autocast, a checkpoint, a hook on the experts: what is kept, and dispatched, is as without."""
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K)
+    dispatches = Dispatches(ep)
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))
+    results = []
+    for again in (False, True):
+        own = layer(device, ep=ep, dispatch_again=again)
+        seen, kept = [], []
+        own.experts.register_forward_hook(lambda *_: seen.append(1))
+        leaf = x.clone().requires_grad_()
+        dispatches.rows.clear()
+        with saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            if around == "checkpoint":
+                out = checkpoint(lambda t: own(t)[0], leaf, use_reentrant=False)
+            else:
+                with torch.autocast(device.type, torch.bfloat16, enabled=around == "autocast"):
+                    out = own(leaf)[0]
+        if around == "checkpoint":
+            assert len(kept) < 3  # what it needs to run again
+        out.backward(dout.to(out.dtype))
+        assert len(seen) == 1 + (around == "checkpoint")
+        assert len(dispatches.rows) == len(seen) + again
+        results.append([out.detach(), leaf.grad, *(p.grad for p in own.parameters())])
+    assert all(map(same_bits, *results))
+
+
+def dispatched_again_after_an_overflow(rank, device):
+    """Gradients are NaN, and the next dispatch says it once, as without."""
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, rows=2)
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))
+    own = layer(device, ep=ep, dispatch_again=True)
+    out, _ = own(x)
+    out.backward(dout)
+    assert own.experts.w1.grad.isnan().all()
+    with pytest.raises(RuntimeError, match="must be at most"):
+        ep.check()
+    ep.check()
 
 
 def compiled_layer(rank, device):
@@ -337,8 +382,17 @@ def test_rows_that_are_dispatched_again(ranks, route, recipe, reads_rows, to_one
     ranks.run(dispatched_again, route, recipe, reads_rows, to_one_rank)
 
 
-def test_rows_are_dispatched_again_for_the_experts_weights_as_they_were(ranks):
-    ranks.run(dispatched_again_where_weights_are_frozen_or_changed)
+def test_rows_are_dispatched_again_of_what_did_not_change(ranks):
+    ranks.run(dispatched_again_where_something_changed)
+
+
+@pytest.mark.parametrize("around", ["nothing", "autocast", "checkpoint"])
+def test_rows_are_dispatched_again_within(ranks, around):
+    ranks.run(dispatched_again_within, around)
+
+
+def test_rows_are_dispatched_again_after_an_overflow(ranks):
+    ranks.run(dispatched_again_after_an_overflow)
 
 
 def test_a_compiled_layer_exchanges_as_an_eager_one(ranks):

@@ -194,7 +194,7 @@ def layer_of_all(rank, device):
     def look(_, given, y):
         """Of the route window: where rows and their gradients lie, and what nobody may read."""
         rows, counts = given[:2]
-        if isinstance(counts, cadre.grouped_mlp.WindowRows):
+        if isinstance(counts, cadre.grouped_mlp.RankRows) and counts.window:
             places.append(y.data_ptr())
             tails.extend(t.detach()[int(counts.offsets[-1]):] for t in (rows, y))
             rows.register_hook(lambda drows: places.append(drows.data_ptr()))

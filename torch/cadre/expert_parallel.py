@@ -251,6 +251,17 @@ class ExpertParallel:
                                 where=where, window=name)
         return DispatchedRows(rows, row_prob, where.offsets, handle)
 
+    def _dispatch_again(self, handle: DispatchHandle, x: Tensor, experts: Tensor, prob: Tensor
+                        ) -> Tensor:
+        """The rows of that dispatch, for backward, which all ranks call. The route collective needs
+        no counts for it, and looks for no overflow."""
+        if self._window is not None:
+            return self._window.dispatch(handle.window, x, experts, prob)[0]
+        if handle.order is None or handle.exchange is None:
+            return _nan(handle.rows)(x)
+        rows = permute(x, handle.order)[0]
+        return handle.exchange.to_experts(rows) if self.ranks > 1 else rows
+
     @_eager(_HOST_READS)
     def _dispatch_by_collective(self, x: Tensor, experts: Tensor, prob: Tensor | None
                                 ) -> DispatchedRows:

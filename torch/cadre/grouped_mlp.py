@@ -14,7 +14,8 @@ from .devices import default_device
 from .dtypes import (
     kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
 from .operations import combine, offsets_of_routing, permute, routing
-from .recipe import active_recipe, recipe_text, words_for
+from .recipe import active_recipe, is_plain, recipe_text, words_for
+from .rows_again import RowsAgain
 
 GATED = ("swiglu", "geglu", "geglu_tanh", "reglu", "clamped_swiglu")
 UNGATED = ("silu", "gelu", "gelu_tanh", "relu", "relu_squared")
@@ -92,16 +93,18 @@ class TokenChoice:
         self.shared1, self.shared2, self.shared_gate = shared1, shared2, shared_gate
 
 
-class WindowRows:
+class RankRows:
     """Whose rows the experts of `MoE` have where these come from other ranks: what it calls them
-    with in place of counts. Results go into the window from which the exchange sends them back; the
-    tails of rows, results and gradients are neither read nor written. No tuple either."""
+    with in place of counts. By a window, results go into the one from which the exchange sends them
+    back, and the tails of rows, results and gradients are neither read nor written. No tuple
+    either."""
 
     offsets: Tensor  # int32 [E + 1]
-    exchange: str  # its name
+    window: str  # the name of the exchange; empty: results go into no window
+    again: RowsAgain | None  # they are not kept for backward
 
-    def __init__(self, offsets: Tensor, exchange: str) -> None:
-        self.offsets, self.exchange = offsets, exchange
+    def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None) -> None:
+        self.offsets, self.window, self.again = offsets, window, again
 
 
 class MixedTokens(NamedTuple):
@@ -198,13 +201,13 @@ class GroupedMLP(DeferredGradients):
                 bias.zero_()
 
     @overload
-    def forward(self, x: Tensor, counts: Counts | WindowRows, prob: Tensor | None = None,
+    def forward(self, x: Tensor, counts: Counts | RankRows, prob: Tensor | None = None,
                 bias2_scale: Tensor | None = None) -> Tensor: ...
 
     @overload
     def forward(self, x: Tensor, counts: TokenChoice) -> MixedTokens: ...
 
-    def forward(self, x: Tensor, counts: Counts | WindowRows | TokenChoice,
+    def forward(self, x: Tensor, counts: Counts | RankRows | TokenChoice,
                 prob: Tensor | None = None, bias2_scale: Tensor | None = None
                 ) -> Tensor | MixedTokens:
         """y [..., H] for x [..., H], whose leading dimensions are R rows in expert order.
@@ -247,15 +250,20 @@ class GroupedMLP(DeferredGradients):
                 activation=self.activation, recipe=recipe, keep_h=self.keep_h,
                 keep_rows=choice.keep_rows)
             return MixedTokens(*made)
-        if isinstance(counts, WindowRows):
-            offsets, window = counts.offsets, counts.exchange
+        again, window = None, ""
+        if isinstance(counts, RankRows):
+            offsets, window, again = counts.offsets, counts.window, counts.again
         else:
-            offsets, window = offsets_of(counts, self.num_experts, rows, "counts"), ""
+            offsets = offsets_of(counts, self.num_experts, rows, "counts")
         if apart:
             return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
-        y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
-                                           activation=self.activation, keep_h=self.keep_h,
-                                           recipe=recipe, window=window)
+        options = dict(activation=self.activation, keep_h=self.keep_h, recipe=recipe, window=window)
+        if again is not None and is_plain(recipe, rows):
+            y = again.mlp(rows, offsets, prob, [self.w1, self.bias1, self.w2, self.bias2],
+                          bias2_scale, options)
+        else:
+            y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
+                                               **options)
         return y.view(x.shape)
 
     def _mixed(self, tokens: Tensor, choice: TokenChoice, recipe: str) -> MixedTokens:

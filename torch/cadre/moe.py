@@ -1,6 +1,7 @@
 """A whole mixture-of-experts layer: the router, and the experts that tokens choose by it."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_bools, require_rows, require_sizes, working_dtype
 from .expert_parallel import ExpertParallel, process_group
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP, TokenChoice, WindowRows
+from .grouped_mlp import GroupedMLP, RankRows, TokenChoice
 from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import router_logits
@@ -87,9 +88,9 @@ class MoE(nn.Module):
         shared_w1 [2F, H] (ungated [F, H]), shared_w2 [H, F].
     shared_gate: weigh its result by sigmoid(x shared_gate^T), a parameter [1, H].
     shared_expert: any other module [..., H] -> [..., H] that every token visits.
-    dispatch_again: with ep, dispatch the tokens again in backward, where dw of the experts reads
-        rows that forward keeps otherwise: [R, H] less is kept, and one exchange more made. Code
-        that is compiled keeps them.
+    dispatch_again: with ep, keep no rows [R, H] for dw of the experts, but send tokens again in
+        backward: one exchange more. Code that is compiled, and recipes that quantise, keep what
+        they keep otherwise.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
         experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
         what the router decides of them. docs/layers/expert_parallel.md has training and states.
@@ -134,9 +135,9 @@ class MoE(nn.Module):
                         "groups": groups, "group_top_k": group_top_k}
         self.fp32_router, self.keep_rows = fp32_router, keep_rows
         self.dispatch_again = dispatch_again
-        if dispatch_again and ep is None:
-            raise ValueError("dispatch_again is True, must be False; without ep nothing is "
-                             "dispatched")
+        if dispatch_again and (ep is None or fuse_wgrad_accumulation or delay_wgrad_compute):
+            raise ValueError("dispatch_again is True, must be False without ep, and with "
+                             "fuse_wgrad_accumulation or delay_wgrad_compute")
         self._check_routing()
         if not isinstance(shared_expert, nn.Module | None):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
@@ -312,15 +313,14 @@ class MoE(nn.Module):
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
         in_window = handle.window and not torch.compiler.is_compiling()
-        counts = WindowRows(offsets, handle.window) if in_window else Offsets(offsets)
-        if not self.dispatch_again or torch.compiler.is_compiling():
-            y = self.experts(rows, counts, row_prob, bias2_scale)
-            return ep.collect(y, handle), handle.tokens_per_expert
-        sent = tokens.detach(), experts, prob.detach()
-        again = RowsAgain(lambda: ep._dispatch_within(*sent).rows)
-        with again.not_kept(rows):
-            y = self.experts(rows, counts, row_prob, bias2_scale)
-        return ep.collect(again.before_backward(y), handle), handle.tokens_per_expert
+        again = None
+        if self.dispatch_again and not torch.compiler.is_compiling():
+            again = RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
+        counts: Any = Offsets(offsets)
+        if in_window or again is not None:
+            counts = RankRows(offsets, handle.window if in_window else "", again)
+        y = self.experts(rows, counts, row_prob, bias2_scale)
+        return ep.collect(y, handle), handle.tokens_per_expert
 
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
         """The shared expert's result where the sums are made of what other ranks send."""

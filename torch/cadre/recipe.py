@@ -110,6 +110,11 @@ def words_for(recipe: str, x: Tensor) -> str:
     return recipe.replace("=input", f"={_WORDS.get(working_dtype(x), 'f32')}")
 
 
+def is_plain(words: str, x: Tensor) -> bool:
+    """Whether all products of a layer on x read x as it is, by these words for it."""
+    return words in ("", _WORDS.get(working_dtype(x)))
+
+
 # Of the contexts that this thread is in, the innermost last: the words, and the number of the
 # backward pass that it was entered in, -1 for none.
 _active: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("cadre_recipes", default=())

@@ -1,68 +1,67 @@
-"""Rows that ranks send each other a second time in backward, so that forward keeps none."""
+"""Experts whose rows ranks send each other again in backward, so that forward keeps none."""
 
-from typing import Any, Callable, ContextManager
+from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.function import once_differentiable
+
+_ops = torch.ops.cadre
 
 
-class RowsAgain:
-    """The rows of one dispatch, which a layer's backward reads.
+class RowsAgain(NamedTuple):
+    """What the rows of a dispatch are made of. Every rank sends them again where its experts'
+    backward begins, whether it has rows or not, so that exchanges come in one order."""
 
-    dispatch: sends them again. Every rank calls it where its backward begins, whether it has rows
-        or not, so that exchanges come in one order.
-    """
+    send: Callable[[Tensor, Tensor, Tensor], Tensor]
+    x: Tensor
+    experts: Tensor
+    prob: Tensor
 
-    def __init__(self, dispatch: Callable[[], Tensor]) -> None:
-        self._dispatch = dispatch
-        self._kept_of_them = 0  # times that autograd was about to keep them
-        self._rows: Tensor | None = None
-        self._unread = 0
-
-    def not_kept(self, rows: Tensor) -> ContextManager[Any]:
-        """While it lasts, autograd keeps everything but these rows."""
-        address, shape = rows.data_ptr(), rows.shape
-
-        def pack(t: Tensor) -> Any:
-            if t.data_ptr() == address and t.shape == shape:
-                self._kept_of_them += 1
-                return self
-            return t, t._version
-
-        return saved_tensors_hooks(pack, self._unpacked)
-
-    def before_backward(self, y: Tensor) -> Tensor:
-        """y of the layer, whose backward has the rows before that of the layer asks for them."""
-        asked: Tensor = _Ask.apply(y, self)
-        return asked
-
-    def fetch(self) -> None:
-        """Unless the layer reads none: its recipe may keep codes of them, its weights be frozen."""
-        if self._kept_of_them:
-            self._rows, self._unread = self._dispatch(), self._kept_of_them
-
-    def _unpacked(self, kept: Any) -> Tensor:
-        if kept is self:
-            rows = self._rows
-            self._unread -= 1
-            if self._unread == 0:
-                self._rows = None
-            return rows
-        t, version = kept
-        if t._version != version:
-            raise RuntimeError(f"backward reads {list(t.shape)} of {t.dtype} as it was in forward, "
-                               "and it was modified in place since")
-        return t
+    def mlp(self, rows: Tensor, offsets: Tensor, prob: Tensor | None, weights: list[Tensor | None],
+            bias2_scale: Tensor | None, options: dict[str, Any]) -> Tensor:
+        """`GroupedMLP` of the rows in a recipe that reads them as they are. weights: w1, bias1, w2
+        and bias2. options: words of the operator."""
+        sent = self.x.detach(), self.experts, self.prob.detach()
+        if torch.is_autocast_enabled(rows.device.type):
+            dtype = torch.get_autocast_dtype(rows.device.type)
+            rows, *weights = (None if t is None else t.to(dtype) for t in (rows, *weights))
+        y: Tensor = _Experts.apply(self.send, offsets, options, rows, prob, bias2_scale, *weights,
+                                   *sent)
+        return y
 
 
-class _Ask(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, y: Tensor, rows: RowsAgain) -> Tensor:
-        ctx.rows = rows
-        return y.view_as(y)
+class _Experts(torch.autograd.Function):
+    """Autograd keeps what was sent, and says so if it was modified in place since."""
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
-        ctx.rows.fetch()
-        return dy, None
+    def forward(ctx: Any, send: Any, offsets: Tensor, options: dict[str, Any], rows: Tensor,
+                prob: Tensor | None, bias2_scale: Tensor | None, w1: Tensor, bias1: Tensor | None,
+                w2: Tensor, bias2: Tensor | None, *sent: Tensor) -> Tensor:
+        of_rows, of_prob, of_scale, of_w1, of_bias1, of_w2, of_bias2 = ctx.needs_input_grad[3:10]
+        ctx.send, ctx.options = send, options
+        ctx.wants = [of_rows, of_prob, of_w1, of_w2, of_bias1 or of_bias2, of_scale]
+        y, saved = _ops.grouped_mlp(rows, offsets, prob, *_lists(w1, bias1, w2, bias2), bias2_scale,
+                                    wants=ctx.wants, **options)
+        ctx.save_for_backward(offsets, saved, prob, bias2_scale, w1, bias1, w2, bias2, *sent)
+        made: Tensor = y
+        return made
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
+        offsets, saved, prob, bias2_scale, w1, bias1, w2, bias2, *sent = ctx.saved_tensors
+        reads_rows = ctx.wants[2]
+        rows = ctx.send(*sent) if reads_rows else dy.new_empty(dy.shape[0], w1.shape[-1])
+        dx, dprob, *lists, dscale, _ = _ops.grouped_mlp_backward(
+            dy, rows, saved, offsets, prob, *_lists(w1, bias1, w2, bias2), bias2_scale,
+            wants=ctx.wants, **ctx.options)
+        grads = dx, dprob, dscale, *(made[0] if made else None for made in lists)
+        return (None, None, None,
+                *(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad[3:])),
+                None, None, None)
+
+
+def _lists(*weights: Tensor | None) -> list[list[Tensor]]:
+    """As the operators take them."""
+    return [[] if t is None else [t] for t in weights]
