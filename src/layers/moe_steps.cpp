@@ -92,8 +92,10 @@ class Planner {
     GroupedMlpProblem m = gathering_mlp();
     const auto as_is = [&](const Format& format) { return linear::as_is(format, m.dtype); };
     const bool gathers = !p_.options.deferred && columns_of_fc1(p_) <= kMostGatheredColumns;
+    const bool has_many_rows =
+        is_plain(m.recipe.fprop.lhs) || m.rows / m.experts >= kLeastGatheredRows;
     m.gather_dw = gathers && m.wgrad1 && as_is(m.recipe.wgrad.rhs);
-    m.gather_dy = gathers && (needs_dh(m) || m.wgrad2) && !(m.bias2 && m.dbias) &&
+    m.gather_dy = gathers && has_many_rows && (needs_dh(m) || m.wgrad2) && !(m.bias2 && m.dbias) &&
                   as_is(m.recipe.dgrad.lhs) && as_is(m.recipe.wgrad.lhs);
     GroupedMlpPlan made = plan_within(m, plan_.device);
     const bool dw = m.gather_dw && has_kernel(made.fc1, "dw");
@@ -220,7 +222,8 @@ class Planner {
     const bool reads_prob = keeps("prob") || keeps("bias2_scale");
     row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
               {gathers_dy() ? kDout : kDy, kOffsets, reads_prob ? kRowProb : kNone,
-               rows_late ? kNone : rows_in_backward(), gathers_dy() ? kSlotOf : kNone},
+               rows_late ? kNone : rows_in_backward(), gathers_dy() ? kSlotOf : kNone,
+               gathers_dy() ? kRowOf : kNone},
               {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
                has_drow_scale() ? kDrowScale : kNone});
     if (p_.dgrad || p_.dlogits) add_permute_backward();

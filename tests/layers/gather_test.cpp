@@ -190,6 +190,20 @@ TEST(Gather, DyOfTokensHasTheBitsOfRows) {
   for (const char* part :
        {"dy, w, slot_of -> dx\n", "dy, x, slot_of -> dw\n", "dy, tokens, slot_of -> dw\n"})
     EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
+  const auto times_kept = [](const auto& p) {
+    const auto parts = kept(plan(p, this_cpu()));
+    return std::count_if(parts.begin(), parts.end(),
+                         [](const KeptPart& part) { return part.name == "slot_of"; });
+  };
+  EXPECT_EQ(times_kept(usual), 1);
+  usual.gather_dw = false;
+  EXPECT_EQ(times_kept(usual), 1);
+  GroupedLinearProblem one = linear();
+  one.gather_dy = true;
+  one.tokens = kTokens;
+  EXPECT_EQ(times_kept(one), 1);
+  one.dgrad = one.wgrad = false;
+  EXPECT_EQ(times_kept(one), 0);
 }
 
 constexpr const char* kQuantised[] = {

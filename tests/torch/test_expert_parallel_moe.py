@@ -183,7 +183,7 @@ def dispatched_again_where_something_changed(rank, device):
 
 
 def dispatched_again_within(rank, device, around):
-    """Autocast, a checkpoint, a hook on the experts: what is kept, and dispatched, is as without."""
+    """Autocast, a checkpoint, a hook on the experts: what is kept and dispatched is as without."""
     ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K)
     dispatches = Dispatches(ep)
     x, dout = (part(t, rank) for t in tokens_of_all(device, torch.float32))

@@ -167,6 +167,22 @@ def assert_sum(got, one, two):
     assert ((got.detach().double() - one - two).abs() <= bound).all()
 
 
+def test_a_gradient_may_lie_anywhere(device):
+    """Also where products gather it."""
+    tokens, experts = 1100, 2
+    given = (draw(tokens, H, dtype=torch.bfloat16, device=device, grad=True),
+             draw(tokens, experts, device=device, grad=True),
+             [draw(experts, 2 * F, H, dtype=torch.bfloat16, device=device, grad=True)], [],
+             [draw(experts, H, F, dtype=torch.bfloat16, device=device, grad=True)], [])
+    x, logits, *weights = given
+    out = OPS.moe(x, logits, 1, None, *weights)[0]
+    dout = draw(tokens * H + 1, dtype=torch.bfloat16, device=device)
+    apart = dout[1:].view(tokens, H)
+    got, want = (torch.autograd.grad(out, leaves(given), d, retain_graph=True)
+                 for d in (apart, apart.clone()))
+    assert all(map(torch.equal, got, want))
+
+
 @pytest.mark.parametrize("gate", [False, True])
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)

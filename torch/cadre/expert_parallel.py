@@ -251,16 +251,13 @@ class ExpertParallel:
                                 where=where, window=name)
         return DispatchedRows(rows, row_prob, where.offsets, handle)
 
-    def _dispatch_again(self, handle: DispatchHandle, x: Tensor, experts: Tensor, prob: Tensor
-                        ) -> Tensor:
-        """The rows of that dispatch, for backward, which all ranks call. The route collective needs
-        no counts for it, and looks for no overflow."""
+    def _dispatch_again(self, of: DispatchHandle, x: Tensor, *routing: Tensor) -> Tensor:
+        """The rows of that dispatch, for backward. All ranks call it."""
         if self._window is not None:
-            return self._window.dispatch(handle.window, x, experts, prob)[0]
-        if handle.order is None or handle.exchange is None:
-            return _nan(handle.rows)(x)
-        rows = permute(x, handle.order)[0]
-        return handle.exchange.to_experts(rows) if self.ranks > 1 else rows
+            return self._window.dispatch(of.window, x, *routing)[0]
+        if of.order is None or of.exchange is None:
+            return _nan(of.rows)(x)
+        return of.exchange.to_experts(permute(x, of.order)[0])
 
     @_eager(_HOST_READS)
     def _dispatch_by_collective(self, x: Tensor, experts: Tensor, prob: Tensor | None
@@ -492,8 +489,7 @@ def _kept(counts: Tensor, capacity: int) -> Tensor:
     expert, then by the rank of the token."""
     ranks, _, experts = counts.shape
     by_row = counts.permute(1, 2, 0).flatten(1)
-    first = by_row.cumsum(1) - by_row
-    kept = (capacity - first).clamp(min=0).minimum(by_row)
+    kept = (capacity + by_row - by_row.cumsum(1)).clamp(min=0).minimum(by_row)
     return kept.view(ranks, experts, ranks).permute(2, 0, 1)
 
 

@@ -58,7 +58,8 @@ class _Experts(torch.autograd.Function):
             wants=ctx.wants, **ctx.options)
         grads = dx, dprob, dscale, *(made[0] if made else None for made in lists)
         return (None, None, None,
-                *(grad if wanted else None for grad, wanted in zip(grads, ctx.needs_input_grad[3:])),
+                *(grad if wanted else None for grad, wanted in
+                  zip(grads, ctx.needs_input_grad[3:])),
                 None, None, None)
 
 
