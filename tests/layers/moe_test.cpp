@@ -234,6 +234,36 @@ TEST_F(Moe, IsGatheredByAKernel) {
     }
 }
 
+TEST_F(Moe, AGatheredDoutHasTheBitsOfRows) {
+  if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
+  const Variant variants[] = {
+      {"all learns", [](MoeProblem&) {}},
+      {"shared expert", [](MoeProblem& p) { p.shared_features = 40, p.shared_gate = true; }},
+      {"frozen w2", [](MoeProblem& p) { p.wgrad2 = false; }},
+      {"weights alone", [](MoeProblem& p) { p.dgrad = p.dlogits = false; }},
+      {"w2 alone", [](MoeProblem& p) { p.dgrad = p.dlogits = p.wgrad1 = p.dbias = false; }},
+      {"keep_h", [](MoeProblem& p) { p.keep_h = true; }},
+      {"dz over z", [](MoeProblem& p) { p.options.overwrite_saved = true; }},
+      {"relu", [](MoeProblem& p) { p.activation = ActivationKind::kRelu, p.bias1 = false; }},
+      {"discrete",
+       [](MoeProblem& p) { p.parameters.discrete_weight = p.parameters.discrete_dw = true; }}};
+  unsigned seed = 120;
+  for (const Variant& variant : variants) {
+    SCOPED_TRACE(variant.name);
+    MoeProblem p = problem(++seed % 2 == 0 ? "bf16" : "f16");
+    p.dtype = p.parameters.weight = p.parameters.dw = p.recipe.fprop.lhs.element;
+    p.features = 32;
+    p.keep_rows = p.bias2 = false;
+    variant.change(p);
+    MoeCase want(p, seed, {machine->device(), kStep, "permuted"});
+    MoeCase got(p, seed, {machine->device(), kStep, "gathered"});
+    EXPECT_TRUE(got.plan.mlp.problem.gather_dy);
+    run(want);
+    run(got);
+    EXPECT_EQ(difference(got, want), "") << to_string(p);
+  }
+}
+
 // It would be looked at by the experts, who know it by another name.
 TEST_F(Moe, AGatheredDwReadsX) {
   if (machine->device().sm != 90) GTEST_SKIP() << "the kernel is for Hopper";
