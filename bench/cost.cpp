@@ -84,14 +84,14 @@ Cost cost(const GroupedLinearProblem& p) {
   const auto rows = double(p.rows), n = double(p.n), k = double(p.k);
   return with_tokens(
       {3 * rows * n * k, 3 * rows * (n + k) + 2 * p.experts * n * k, routed(rows, p.experts)}, p,
-      n + k);
+      p.gather * k + p.gather_dy * n);
 }
 
 Cost cost(const GroupedMlpProblem& p) {
   const auto rows = double(p.rows), h = double(p.hidden), f = double(p.features);
   return with_tokens(
       {9 * rows * h * f, 6 * rows * (h + f) + 6 * p.experts * h * f, routed(rows, p.experts)}, p,
-      h);
+      (p.gather + p.gather_dy) * h);
 }
 
 // The router's choices, rows to and fro, the experts, and the one that all tokens visit.

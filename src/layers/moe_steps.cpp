@@ -87,7 +87,7 @@ class Planner {
   }
   /// dw of fc1 gathers too, and backward of fc2 dout, if kernels do that. Not dw in a run of its
   /// own, before which backward must know where the rows come from, whatever the type of dw will
-  /// be.
+  /// be. In recipes that quantise x no product of fc1 gathers, so this route may have few rows.
   GroupedMlpPlan plan_gathering() const {
     GroupedMlpProblem m = gathering_mlp();
     const auto as_is = [&](const Format& format) { return linear::as_is(format, m.dtype); };
@@ -220,6 +220,7 @@ class Planner {
     const bool rows_late = !p_.options.deferred && wgrad_reads_x(plan_.mlp);
     if (permutes_again() && !rows_late) add_permute_again();
     const bool reads_prob = keeps("prob") || keeps("bias2_scale");
+    // row_of is read so that it is kept: of one forward, another plan's backward may copy dout.
     row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
               {gathers_dy() ? kDout : kDy, kOffsets, reads_prob ? kRowProb : kNone,
                rows_late ? kNone : rows_in_backward(), gathers_dy() ? kSlotOf : kNone,

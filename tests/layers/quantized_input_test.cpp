@@ -114,14 +114,18 @@ TEST(SequentialErrors, OfALinearWithAnActivation) {
 }
 
 TEST(SequentialErrors, OfALinearThatGathers) {
-  GroupedLinearProblem p = linear("bf16");
-  p.gather = true;
-  p.tokens = 9;
-  const SequentialProblem row{.ops = {p}};
-  const std::string what = test::invalid([&] { plan(row, this_cpu()); });
-  EXPECT_EQ(what.find("sequential: gather of op 0 is yes, must be no; a row has its rows in expert "
-                      "order"),
-            0u);
+  for (const auto gathers : {&GroupedLinearProblem::gather, &GroupedLinearProblem::gather_dy}) {
+    GroupedLinearProblem p = linear("bf16");
+    p.bias = false;
+    p.*gathers = true;
+    p.tokens = 9;
+    const SequentialProblem row{.ops = {p}};
+    const std::string what = test::invalid([&] { plan(row, this_cpu()); });
+    EXPECT_EQ(what.find(text("sequential: gather", p.gather_dy ? "_dy" : "",
+                             " of op 0 is yes, must be no; a row has its rows in expert order")),
+              0u)
+        << what;
+  }
 }
 
 TEST(QuantizedInputErrors, OfCopiesThatDoNotFit) {

@@ -232,6 +232,14 @@ struct OffsetsArgsErrors : testing::Test {
     return test::invalid([&] { run(plan(p, this_cpu()), args, {}, {}); });
   }
   const std::string problem = " [offsets counts R=8 E=3 index=i64]";
+
+  const OffsetsProblem of_routing{.source = OffsetsSource::kRouting,
+                                  .rows = 4,
+                                  .experts = 3,
+                                  .tokens = 2,
+                                  .top_k = 2,
+                                  .index = DType::kI64};
+  const std::string routing = " [offsets routing R=4 E=3 T=2 top_k=2 index=i64]";
 };
 
 TEST_F(OffsetsArgsErrors, NoneWhereNothingIsWrong) { EXPECT_EQ(error(), "nothing was thrown"); }
@@ -261,26 +269,13 @@ TEST_F(OffsetsArgsErrors, SurplusProbabilities) {
             "offsets: row_prob is given, must be null; only routing makes a row map" + problem);
 }
 TEST_F(OffsetsArgsErrors, ProbabilitiesThatNobodyWants) {
-  p = {.source = OffsetsSource::kRouting,
-       .rows = 4,
-       .experts = 3,
-       .tokens = 2,
-       .top_k = 2,
-       .index = DType::kI64};
+  p = of_routing;
   args.prob = probs;
-  EXPECT_EQ(error(),
-            "offsets: prob is given, must be null; row_prob is not wanted [offsets routing R=4 E=3 "
-            "T=2 top_k=2 index=i64]");
+  EXPECT_EQ(error(), "offsets: prob is given, must be null; row_prob is not wanted" + routing);
 }
 TEST_F(OffsetsArgsErrors, MissingOrMisalignedProbabilities) {
-  p = {.source = OffsetsSource::kRouting,
-       .rows = 4,
-       .experts = 3,
-       .tokens = 2,
-       .top_k = 2,
-       .index = DType::kI64};
+  p = of_routing;
   args.row_prob = probs;
-  const std::string routing = " [offsets routing R=4 E=3 T=2 top_k=2 index=i64]";
   EXPECT_EQ(error(),
             "offsets: prob is null, must point to 4 elements; row_prob is made of it" + routing);
   args.prob = reinterpret_cast<float*>(reinterpret_cast<char*>(probs) + 1);

@@ -306,19 +306,18 @@ class MoE(nn.Module):
     def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
                         ) -> tuple[Tensor, Tensor]:
         """(sums over the experts of each token, choices of each expert by this rank's tokens)."""
-        if not torch.compiler.is_compiling():
+        is_eager = not torch.compiler.is_compiling()
+        if is_eager:
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
-        in_window = handle.window and not torch.compiler.is_compiling()
-        again = None
-        if self.dispatch_again and not torch.compiler.is_compiling():
-            again = RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
         counts: Any = Offsets(offsets)
-        if in_window or again is not None:
-            counts = RankRows(offsets, handle.window if in_window else "", again)
+        if is_eager:
+            again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
+                     if self.dispatch_again else None)
+            counts = RankRows(offsets, handle.window, again)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from .devices import default_device
-from .dtypes import kind_of, require_float, require_sizes, with_article
+from .dtypes import kind_of, require_bools, require_float, require_sizes
 from .fakes import register_fake
 
 if TYPE_CHECKING:
@@ -58,10 +58,9 @@ class WindowOptions(NamedTuple):
                                  "is made before any tokens come")
         require_sizes(tokens=found["tokens"], hidden=found["hidden"])
         require_float("dtype", found["dtype"])
-        for name, kind in (("prob", bool), ("layer", int)):
-            if not isinstance(getattr(self, name), kind):
-                raise TypeError(f"{name} is {kind_of(getattr(self, name))}, must be "
-                                f"{with_article(kind.__name__)}")
+        require_bools(prob=self.prob)
+        if not isinstance(self.layer, int):
+            raise TypeError(f"layer is {kind_of(self.layer)}, must be an int")
         if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s < math.inf):
             raise ValueError(f"limit_s is {self.limit_s!r}, must be a number of seconds, 0 for no "
                              "limit")

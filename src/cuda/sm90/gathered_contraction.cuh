@@ -76,7 +76,7 @@ class GatheredContractionLoad : public RaggedContractionLoad<kTile> {
         cp_async_word(shared_address(&to[lane() % kAtOnce][(i + lane()) / kAtOnce]),
                       params_.places + (first_ + depth + i));
   }
-  /// The loop is that of GatheredRowsLoad. In one function for both, the compiler has no registers
+  /// The loop is that of GatheredLoad. In one function for both, the compiler has no registers
   /// left for more than one address, for which each copy then waits.
   template <bool kWhole>
   __device__ void copy(const Stage& stage, const uint32_t (&places)[kAtOnce][kTurns],

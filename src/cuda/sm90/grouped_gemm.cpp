@@ -89,8 +89,8 @@ std::string refuses_gated(const GroupedGemmProblem& p, const Device& device) {
   return refuses(p, device);
 }
 
-/// What the family asks for whose output leaves as it is summed.
-std::string refuses_epilogue(const GroupedGemmProblem& p, const Device& device) {
+/// What the family of gathered_products.cuh asks for, whose output leaves as it is summed.
+std::string refuses_gathered_products(const GroupedGemmProblem& p, const Device& device) {
   if (p.alpha || p.beta || p.bias || p.bias_scale)
     return "takes no alpha, beta, bias or bias_scale";
   if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
@@ -211,7 +211,7 @@ std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device
 std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather != Gather::kLhs) return "takes rows that it gathers";
   if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
-  return p.activation ? refuses_gated(p, device) : refuses_epilogue(p, device);
+  return p.activation ? refuses_gated(p, device) : refuses_gathered_products(p, device);
 }
 
 std::string refuses_gathered_contraction(const GroupedGemmProblem& p, const Device& device) {
