@@ -24,6 +24,8 @@ struct BroughtRows {
   int64_t filled = 0;
   bool to_all = false;
 
+  /// Whether anything is to be done for it.
+  CADRE_HD bool is_written() const { return to != nullptr && (from != to || filled > 0); }
   int64_t all() const { return rows > filled ? rows : filled; }
 };
 

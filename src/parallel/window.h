@@ -63,6 +63,9 @@ struct Control {
   uint32_t epoch = 0;               ///< at home: of the last exchange that is over
   uint32_t blocks = 0;              ///< at home: of a GPU's kernel, that are through
   uint64_t failure = 0;             ///< by anybody, once
+  /// By peers, of a dispatch of few tokens: [P, T, top_k], each word behind its epoch as
+  /// schedule::ReadyTag has it. Nothing else is ever written here.
+  uint64_t experts[kFewChoices] = {}, prob[kFewChoices] = {};
 };
 
 WindowLayout layout_of(const ExpertParallelProblem&);

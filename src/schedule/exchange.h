@@ -17,6 +17,9 @@
 // that is ahead says that its rank went through this one in step. Epochs wrap around; nothing is
 // ever reset. A rank is a peer of its own, by which those that share its work learn of each other.
 //
+// Lists may come without the flag "ready": each word of theirs has its epoch beside it, in memory
+// for nothing else, and who reads awaits each. They are written behind kWrite, as the rest is.
+//
 // Who shares it: peers may be gone through side by side, if all have come to kWrite before anything
 // is written, and to kRead before anything is read. Of several blocks one leads; the others go from
 // kAwaitReady to kRead; and the last one to have read goes on from there.
@@ -26,7 +29,8 @@
 //            write(): fills the windows   read(): reads all windows
 namespace cadre::schedule {
 
-/// An exchange and what it is: ranks that differ in the latter are out of step.
+/// An exchange and what it is: ranks that differ in the latter are out of step. Or a word of a list
+/// and its epoch.
 struct ReadyTag {
   uint32_t epoch = 0, call = 0;
 

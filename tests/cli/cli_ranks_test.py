@@ -43,9 +43,9 @@ class Ranks(cli_test.Cli):
     def test_explain_states_the_window(self):
         text = self.good("explain", self.WORDS)
         self.assertIn("plan       window\n", text)
-        self.assertIn("window     5888 bytes a rank: 1024 of flags, 512 of routing, ", text)
+        self.assertIn("window     71424 bytes a rank: 66560 of flags, 512 of routing, ", text)
         answer = json.loads(self.good("explain", self.WORDS, "--json"))
-        self.assertEqual(answer["window"]["bytes"], 5888)
+        self.assertEqual(answer["window"]["bytes"], 71424)
         self.assertEqual(answer["plan"], "window")
         built = cli_test.has_cuda()
         answer = json.loads(self.good("explain", self.WORDS, "--device", "sm_90", "--json",

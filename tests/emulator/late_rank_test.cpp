@@ -2,9 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 #include <vector>
 
 #include "cuda/parallel/exchange.h"
+#include "schedule/exchange.h"
 
 namespace cadre {
 namespace {
@@ -18,7 +21,8 @@ constexpr char kOld = 7, kNew = 9;
 /// The windows of two ranks, the first of which begins its second exchange. The other has not said
 /// that it has read the first.
 struct Late {
-  static constexpr int64_t kStart = 4096, kEach = kStart + kBytes;
+  static constexpr int64_t kStart = int64_t(sizeof(parallel::Control) + 255) / 256 * 256,
+                           kEach = kStart + kBytes;
   std::vector<char> memory = std::vector<char>(2 * kEach, kOld);
   std::vector<char> source = std::vector<char>(kBytes, kNew);
   cuda::HostNotes notes;
@@ -75,6 +79,106 @@ TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
   cuda::exchange_few(late.window, late.job, {plan, args}, late.lane);
   late.expect_nothing_brought();
   EXPECT_TRUE(std::all_of(sums.begin(), sums.end(), [](float x) { return x != x; }));
+}
+
+/// A dispatch of four tokens, in place, by the first rank. The other one has said that it has read
+/// and that it is ready, and what it chose has come.
+struct FewTokens : Late {
+  static constexpr int kEachChoices = 8, kAll = 2 * kEachChoices, kExperts = 2;
+  static constexpr float kProb = 0.75f;
+  const std::vector<int32_t> experts = {0, 1, 2, 3, 0, 1, 2, 3};
+  const std::vector<float> prob = std::vector<float>(kEachChoices, kProb);
+  std::vector<float> rows = std::vector<float>(kAll * kHidden), row_prob = rows;
+  std::vector<int32_t> row_of = experts, slot_of = std::vector<int32_t>(kAll), row_here = slot_of,
+                       offsets = {0, 0, 0};
+  int32_t has_overflowed = 0;
+
+  FewTokens() {
+    job.name.kind = parallel::ExchangeKind::kDispatch;
+    parallel::Control& home = window.home();
+    home.read[1] = 1;
+    home.ready[1] = schedule::ReadyTag{2, job.name.tag()}.word();
+    for (int i = 0; i < kEachChoices; ++i) {
+      home.experts[kEachChoices + i] = word(2, uint32_t(experts[size_t(i)]));
+      home.prob[kEachChoices + i] = word(2, std::bit_cast<uint32_t>(kProb));
+    }
+    char* x = memory.data() + kStart;
+    job.brought[0].from = x;
+    job.brought[1] = {.from = experts.data(), .to = x, .to_all = true};
+    job.brought[2] = {.from = prob.data(), .to = x, .to_all = true};
+    job.outcomes[0] = {
+        .data = rows.data(), .row_bytes = kHidden * 4, .step = kHidden * 4, .rows = kAll};
+    job.verdict = &has_overflowed;
+  }
+  static uint64_t word(uint32_t epoch, uint32_t value) {
+    return schedule::ReadyTag{epoch, value}.word();
+  }
+  void run() {
+    const PermutePlan plan =
+        cadre::plan(parse_permute_problem(
+                        "permute permute T=4 top_k=2 R=16 H=16 E=2 dtype=f32 prob=yes ranks=2"),
+                    parse_device("sm_90"));
+    PermuteArgs args{.tokens = view(memory.data() + kStart, DType::kF32, {2, 4, kHidden})};
+    args.tokens.stride[0] = kEach / 4;
+    args.rows = view(rows.data(), DType::kF32, {kAll, kHidden});
+    args.row_prob = row_prob.data();
+    args.offsets = {offsets.data(), kExperts};
+    const parallel::MapJob map{
+        .ranks = 2,
+        .experts = kExperts,
+        .bound = kAll,
+        .choices = kEachChoices,
+        .own = kEachChoices,
+        .map = {row_of.data(), slot_of.data(), row_here.data(), offsets.data(), &has_overflowed}};
+    cuda::exchange_few(window, job, {plan, args, &map}, lane);
+  }
+  void expect_late() const {
+    const Failure failure = Failure::of(notes.failure);
+    EXPECT_EQ(failure.why, Failure::Why::kLate);
+    EXPECT_EQ(failure.rank, 1);
+    EXPECT_EQ(failure.epoch, 2u);
+    EXPECT_TRUE(std::all_of(rows.begin(), rows.end(), [](float x) { return x != x; }));
+  }
+};
+
+TEST(Routing, IsTakenWhereAllOfItHasTheEpoch) {
+  FewTokens few;
+  const float first = 42;  // of the other rank's third token, which fills the last row of expert 0
+  std::memcpy(&few.memory[Late::kEach + Late::kStart + 2 * kHidden * 4], &first, sizeof first);
+  few.run();
+  EXPECT_EQ(few.notes.failure, 0u);
+  EXPECT_EQ(few.window.home().epoch, 2u);
+  EXPECT_EQ(few.offsets, (std::vector<int32_t>{0, 4, 8}));
+  EXPECT_EQ(few.slot_of[3], 12);
+  EXPECT_EQ(few.rows[3 * kHidden], first);
+  EXPECT_EQ(few.row_prob[7], FewTokens::kProb);
+  for (int p = 0; p < 2; ++p) {
+    const parallel::Control& at = few.window.control(p);
+    EXPECT_EQ(at.experts[7], FewTokens::word(2, 3));
+    EXPECT_EQ(at.prob[7], FewTokens::word(2, std::bit_cast<uint32_t>(FewTokens::kProb)));
+  }
+}
+
+TEST(Routing, IsAwaitedWhereAChoiceIsOfTheExchangeBefore) {
+  FewTokens few;
+  few.window.home().experts[FewTokens::kAll - 1] = FewTokens::word(1, 3);
+  few.run();
+  few.expect_late();
+}
+
+TEST(Routing, IsAwaitedWhereAProbabilityIsOfTheExchangeBefore) {
+  FewTokens few;
+  few.window.home().prob[FewTokens::kEachChoices] = FewTokens::word(1, 0);
+  few.run();
+  few.expect_late();
+}
+
+TEST(LateRank, KeepsItsRoutingForWhoReadsIt) {
+  FewTokens few;
+  few.window.home().read[1] = 0;
+  few.run();
+  few.expect_late();
+  for (int p = 0; p < 2; ++p) EXPECT_EQ(few.window.control(p).experts[0], 0u);
 }
 
 }  // namespace

@@ -18,7 +18,8 @@ constexpr int kMostRanks = 3, kMostBlocks = 2;
 enum class Fault {
   kNone,
   kNoRelease,
-  kListsAreLate,  // the release is of the own window alone
+  kListsAreLate,        // the release is of the own window alone
+  kListsAreNotAwaited,  // though they come without a release
   kEarlyReuse,
   kOldEpoch,
   kNoAwait,
@@ -29,7 +30,8 @@ enum class Fault {
 /// Who shares the work of a rank.
 struct Sharing {
   int blocks = 1;
-  bool by_peers = false;  ///< each peer is gone past by itself
+  bool by_peers = false;           ///< each peer is gone past by itself
+  bool lists_have_epochs = false;  ///< and come without a release
 };
 
 /// A block's way through an exchange: of one walk past all peers, or one past each.
@@ -100,7 +102,7 @@ struct Memory {
   void store_ready(int peer, uint64_t tag) const {
     for (int p = 0; p < search.ranks && search.fault != Fault::kNoRelease; ++p) {
       show_window();
-      if (search.fault != Fault::kListsAreLate) show_list(p);
+      if (search.fault != Fault::kListsAreLate && !search.sharing.lists_have_epochs) show_list(p);
     }
     world.of[size_t(peer)].ready[rank] = tag;
   }
@@ -114,6 +116,11 @@ struct Memory {
   /// What was written becomes visible.
   void show_window() const { home().data = home().written; }
   void show_list(int p) const { world.of[size_t(p)].lists[rank] = home().sent[p]; }
+  bool awaits_lists() const {
+    bool any = false;
+    for (int p = 0; p < search.ranks; ++p) any |= home().lists[p] != home().epoch + 1;
+    return any && search.sharing.lists_have_epochs && search.fault != Fault::kListsAreNotAwaited;
+  }
   bool hides_window() const { return home().data != home().written; }
   bool hides_list(int p) const { return world.of[size_t(p)].lists[rank] != home().sent[p]; }
 
@@ -192,6 +199,7 @@ bool Search::advance_together(World& world, int rank, int block) {
     return true;
   }
   if (step != Step::kWrite && step != Step::kRead) return false;
+  if (step == Step::kRead && Memory{world, *this, rank, block}.awaits_lists()) return false;
   for (int w = 0; w < walks(); ++w) way.walks[size_t(w)].advance(Memory{world, *this, rank, block});
   if (step != Step::kRead) return true;
   ++r.blocks_over;
@@ -206,13 +214,13 @@ void Search::visit_moves(const World& world, const auto& visit) {
     if (move(next)) visit(next);
   };
   for (int p = 0; p < ranks; ++p) {
-    if (world.of[size_t(p)].done == exchanges()) continue;
-    for (int b = 0; b < sharing.blocks; ++b) {
+    const bool is_done = world.of[size_t(p)].done == exchanges();
+    for (int b = 0; b < sharing.blocks && !is_done; ++b) {
       for (int w = 0; w < walks(); ++w)
         visit_if([&](World& next) { return advance(next, p, b, w); });
       visit_if([&](World& next) { return advance_together(next, p, b); });
     }
-    // What was written becomes visible by itself.
+    // What was written becomes visible by itself, at any later time.
     visit_if([&](World& next) {
       const Memory memory{next, *this, p};
       return memory.hides_window() && (memory.show_window(), true);
@@ -295,6 +303,28 @@ TEST(Exchange, MayBeShared) {
         EXPECT_EQ(search.failure, "") << search.states << " states";
         EXPECT_TRUE(search.ended);
       }
+}
+
+TEST(Exchange, MayHaveListsWithEpochs) {
+  for (const int blocks : {1, 2})
+    for (const int ranks : {1, 2, 3}) {
+      if (ranks == 3 && blocks == 2) continue;
+      Search wanted{.ranks = ranks, .sharing = {.blocks = blocks, .lists_have_epochs = true}};
+      if (ranks == 3) wanted.calls = wanted.last_rank_calls = {1, 2};
+      const Search search = explored(wanted);
+      EXPECT_EQ(search.failure, "") << search.states << " states";
+      EXPECT_TRUE(search.ended);
+    }
+}
+
+TEST(Exchange, WhoseListsHaveEpochsWithAFaultIsFoundWrong) {
+  for (const Fault fault : {Fault::kNoRelease, Fault::kListsAreNotAwaited, Fault::kEarlyReuse,
+                            Fault::kReadBeforeReady, Fault::kFirstToReadSaysSo})
+    EXPECT_NE(
+        explored({.ranks = 2, .fault = fault, .sharing = {.blocks = 2, .lists_have_epochs = true}})
+            .failure,
+        "")
+        << int(fault);
 }
 
 TEST(Exchange, WithAFaultIsFoundWrong) {

@@ -46,7 +46,7 @@ TEST(ExpertParallelPlan, ExplainsItsMemory) {
                              "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072"),
                          this_cpu())),
             "route      window: every rank maps the memory of all\n"
-            "window     1998586880 bytes a rank: 1024 of flags, 1048576 of routing, 117440512 of "
+            "window     1998652416 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
             "tokens, 1048576 of gradients of probabilities, 1879048192 of rows\n"
             "workspace  1052928 bytes, of dispatch and its backward\n"
             "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");

@@ -285,8 +285,8 @@ std::string error_with_files(int more) {
 
 TEST(WindowErrors, OfFilesThatCannotBeOpened) {
   EXPECT_EQ(error_with_files(0),
-            "window: rank 0 failed: window: cannot make 4096 bytes of shared memory: Too many open "
-            "files");
+            "window: rank 0 failed: window: cannot make 69632 bytes of shared memory: Too many "
+            "open files");
   EXPECT_EQ(error_with_files(1),
             "window: rank 0 failed: window: cannot make a socket: Too many open files");
   EXPECT_EQ(error_with_files(2), "");

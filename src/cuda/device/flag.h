@@ -33,6 +33,26 @@ __device__ inline void store_release_system(uint64_t* word, uint64_t value) {
                : "memory");
 }
 
+/// Words that say all by themselves, or whose order a fence sees to.
+__device__ inline uint64_t load_relaxed_system(const uint64_t* word) {
+  uint64_t value = 0;
+  asm volatile("ld.relaxed.sys.global.u64 %0, [%1];"
+               : "=l"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
+__device__ inline void store_relaxed_system(uint64_t* word, uint64_t value) {
+  asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(__cvta_generic_to_global(word)),
+               "l"(value)
+               : "memory");
+}
+
+/// What this thread has seen written comes before whatever it stores behind this, for all GPUs or
+/// for the threads of this one.
+__device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
+__device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+
 /// Writes `value` where there is zero.
 __device__ inline void replace_zero_system(uint64_t* word, uint64_t value) {
   asm volatile("{ .reg .b64 old; atom.acq_rel.sys.global.cas.b64 old, [%0], 0, %1; }" ::"l"(
@@ -41,10 +61,11 @@ __device__ inline void replace_zero_system(uint64_t* word, uint64_t value) {
                : "memory");
 }
 
-/// Adds, for who counts the threads of a GPU that have come somewhere; what was there before.
-__device__ inline uint32_t add_acquire_release(uint32_t* word, uint32_t value) {
+/// Adds, for who counts the threads of a GPU that have come somewhere; what was there before. Who
+/// adds has released by a fence.
+__device__ inline uint32_t add_acquire(uint32_t* word, uint32_t value) {
   uint32_t before = 0;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+  asm volatile("atom.acquire.gpu.global.add.u32 %0, [%1], %2;"
                : "=r"(before)
                : "l"(__cvta_generic_to_global(word)), "r"(value)
                : "memory");

@@ -26,7 +26,7 @@ __global__ void begin_kernel(const WindowTable window, const __grid_constant__ E
   Way way(window, job.name, next_epoch(window));
   way.go_to(Step::kWrite);
   if (!way.any_stopped()) bring_all(window, job, BlockShare::of_grid());
-  if (!arrive(window, false).is_last) return;
+  if (!arrive(window, false, [] { return false; }).is_last) return;
   way.go_to(Step::kAwaitReady);
   way.go_to(Step::kRead);
   launch_dependents();
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(portable::kMostSortWarps* portable::kLanes, 1)
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + sort_bytes);
   const BlockShare share = BlockShare::of_grid();
   const RankMap map{job, firsts, nullptr, true, share.index == 0};
-  sort_choices_of_ranks(map, share);
+  sort_choices_of_ranks(map, job.chosen, share);
   if (share.index == 0) map.finish(window);
 }
 
@@ -84,7 +84,7 @@ Grid grid_of_bytes(const WindowTable& window, const ExchangeName& name, int64_t 
 
 /// Bytes that it copies.
 int64_t bytes_of(const parallel::BroughtRows& b, int ranks) {
-  if (b.to == nullptr || (b.from == b.to && b.filled == 0)) return 0;
+  if (!b.is_written()) return 0;
   return b.all() * b.row_bytes * (b.to_all ? ranks : 1);
 }
 

@@ -18,6 +18,7 @@ using Step = schedule::Exchange::Step;
 /// kernels'.
 struct WindowFlags {
   const WindowTable& window;
+  bool is_fenced = false;  ///< the thread: what it says is ready came before a fence of its own
 
   __device__ uint32_t load_read(int peer) const {
     return load_acquire_system(&window.home().read[peer]);
@@ -26,7 +27,8 @@ struct WindowFlags {
     return load_acquire_system(&window.home().ready[peer]);
   }
   __device__ void store_ready(int peer, uint64_t tag) const {
-    store_release_system(&window.control(peer).ready[window.rank], tag);
+    uint64_t* word = &window.control(peer).ready[window.rank];
+    is_fenced ? store_relaxed_system(word, tag) : store_release_system(word, tag);
   }
   __device__ void store_read(int peer, uint32_t epoch) const {
     store_release_system(&window.control(peer).read[window.rank], epoch);
@@ -51,65 +53,103 @@ __device__ inline void tell_all(const WindowTable& window, const Failure& failur
 /// The epoch of the exchange that comes next, or is under way.
 __device__ inline uint32_t next_epoch(const WindowTable& window) { return window.home().epoch + 1; }
 
-/// The way of a block through an exchange: each thread goes past the peer of its number, one behind
-/// them asks whether a rank had failed before, and all come to a step together. What a block has
-/// read or written before a step is so for all.
+/// Of a thread that asks for something of a rank, again and again.
+class Waiting {
+ public:
+  /// `limits`: how many it has patience for.
+  __device__ Waiting(const WindowTable& window, parallel::ExchangeKind kind, uint32_t epoch,
+                     unsigned limits)
+      : window_(window), kind_(kind), epoch_(epoch), limits_(limits) {}
+
+  __device__ void renew() { since_ = 0; }
+  /// Whether to ask no more, since a rank has failed, or this one is late or out of step, of which
+  /// all are told.
+  __device__ bool gives_up(int rank, bool is_out_of_step) {
+    constexpr unsigned kAsks = 16;  // before it looks at anything else
+    if (!is_out_of_step && ++asks_ % kAsks != 0) return false;
+    if (has_failed(window_)) return true;
+    const uint64_t now = nanoseconds();
+    if (since_ == 0) since_ = now;
+    const bool is_late = window_.limit != 0 && (now - since_) / limits_ >= window_.limit;
+    if (!is_out_of_step && !is_late) {
+      rest();
+      return false;
+    }
+    const auto why = is_out_of_step ? Failure::Why::kOutOfStep : Failure::Why::kLate;
+    tell_all(window_, {why, kind_, uint16_t(rank), epoch_});
+    return true;
+  }
+
+ private:
+  const WindowTable& window_;
+  parallel::ExchangeKind kind_;
+  uint32_t epoch_;
+  unsigned limits_, asks_ = 0;
+  uint64_t since_ = 0;
+};
+
+/// The way of a block through an exchange: some thread goes past each peer, one behind them asks
+/// whether a rank had failed before a wait, and all come to a step together. What a block has read
+/// or written before a step is so for all.
 class Way {
  public:
   /// Of that epoch. Whoever begins it says which rank is late; blocks that come later leave when it
-  /// has said so.
+  /// has said so: that one may take a limit for each of two waits, so others wait for four.
   __device__ Way(const WindowTable& window, const parallel::ExchangeName& name, uint32_t epoch,
-                 Step from = Step::kAwaitReaders)
-      : window_(window),
-        kind_(name.kind),
-        is_first_(from == Step::kAwaitReaders),
-        exchange_({int(threadIdx.x), 1}, {epoch, name.tag()}, from) {}
+                 Step from = Step::kAwaitReaders, int first_thread = 0)
+      : number_(int(threadIdx.x) - first_thread),
+        flags_{window},
+        waiting_(window, name.kind, epoch, from == Step::kAwaitReady ? 4 : 1),
+        exchange_({number_, 1}, {epoch, name.tag()}, from) {}
 
+  /// Where all that is said to be ready was written by kernels before this one: the fence for it
+  /// is over while other threads wait for other things.
+  __device__ void fence() {
+    if (has_peer()) fence_system();
+    flags_.is_fenced = true;
+  }
   /// Goes on up to a step, or until a rank has failed, is late or at another call. All threads of
   /// the block must call it.
   __device__ void go_to(Step end) {
-    __syncthreads();
-    const int number = int(threadIdx.x);
-    if (number < window_.ranks) run_to(end);
-    if (number == window_.ranks) is_stopped_ = has_failed(window_);
-    __syncthreads();
+    go_to(end, [] { return true; });
   }
-  /// Whether this thread did not come to its last step.
-  __device__ bool is_stopped() const { return is_stopped_; }
-  /// Whether one of the block did not. All of its threads must call it.
-  __device__ bool any_stopped() const { return __syncthreads_or(is_stopped_); }
+  /// Warps that have no peers do meanwhile what is given, and say whether it was done.
+  template <class Work>
+  __device__ void go_to(Step end, Work&& meanwhile) {
+    __syncthreads();
+    if (has_peer()) run_to(end);
+    const bool waits = end == Step::kWrite || end == Step::kRead;
+    if (number_ == flags_.window.ranks && waits) is_stopped_ = has_failed(flags_.window);
+    if (number_ >= warps_of_peers(flags_.window) * portable::kLanes) is_stopped_ = !meanwhile();
+    any_stopped_ = __syncthreads_or(is_stopped_);
+  }
+  /// Whether some thread of the block did not come to its last step.
+  __device__ bool any_stopped() const { return any_stopped_; }
+
+  /// Those of the peers, and of who asks for failures.
+  __device__ static int warps_of_peers(const WindowTable& window) {
+    return window.ranks / portable::kLanes + 1;
+  }
 
  private:
-  /// The first block may take a limit for each of two waits, so others wait for four.
-  __device__ bool is_over(uint64_t waited) const {
-    return (is_first_ ? waited : waited / 4) >= window_.limit;
-  }
+  __device__ bool has_peer() const { return number_ >= 0 && number_ < flags_.window.ranks; }
   __device__ void run_to(Step end) {
-    constexpr int kAsks = 16;  // before it looks at anything else
-    uint64_t since = nanoseconds();
     is_stopped_ = true;
-    for (int asks = 1; exchange_.step() != end; ++asks) {
-      if (exchange_.advance(WindowFlags{window_})) {
-        since = nanoseconds();
-        continue;
-      }
-      const bool out_of_step = exchange_.step() == Step::kOutOfStep;
-      if (!out_of_step && asks % kAsks != 0) continue;
-      if (has_failed(window_)) return;
-      if (out_of_step || (window_.limit != 0 && is_over(nanoseconds() - since))) {
-        const auto why = out_of_step ? Failure::Why::kOutOfStep : Failure::Why::kLate;
-        return tell_all(window_, {why, kind_, uint16_t(exchange_.peer()), exchange_.epoch()});
-      }
-      rest();
+    waiting_.renew();
+    while (exchange_.step() != end) {
+      if (exchange_.advance(flags_))
+        waiting_.renew();
+      else if (waiting_.gives_up(exchange_.peer(), exchange_.step() == Step::kOutOfStep))
+        return;
     }
     is_stopped_ = false;
   }
 
-  const WindowTable& window_;
-  parallel::ExchangeKind kind_;
-  bool is_first_;
+  int number_;
+  WindowFlags flags_;
+  Waiting waiting_;
   schedule::Exchange exchange_;
-  bool is_stopped_ = false;
+  bool is_stopped_ = false, any_stopped_ = false;
 };
 
 /// Of the blocks of a grid that have come here, and whether one of them says so.
@@ -117,22 +157,26 @@ struct Arrival {
   bool is_last, any;
 };
 
-/// All threads of each block must call it. The last block to come sees what all have written.
-__device__ inline Arrival arrive(const WindowTable& window, bool says_so) {
+/// All threads of each block must call it. The last block to come sees what all have written, and
+/// `asks()`, of which one thread is asked behind all that the block has read, takes no time of its
+/// own: the fence is another thread's.
+template <class Ask>
+__device__ Arrival arrive(const WindowTable& window, bool says_so, Ask&& asks) {
   constexpr uint32_t kSays = 1 << 16;  // beyond the number of blocks
+  const bool is_alone = gridDim.x == 1;
+  __syncthreads();
+  if (threadIdx.x == portable::kLanes) says_so |= asks();
+  if (threadIdx.x == 0 && !is_alone) fence_device();
   const bool says = __syncthreads_or(says_so);
-  bool is_last = true, any = says;
-  if (gridDim.x > 1) {
-    uint32_t all = 0;
-    if (threadIdx.x == 0) {
-      const uint32_t mine = 1 + (says ? kSays : 0);
-      all = mine + add_acquire_release(&window.home().blocks, mine);
-      if (all % kSays == gridDim.x) window.home().blocks = 0;
-    }
-    is_last = __syncthreads_or(all % kSays == gridDim.x);
-    any = __syncthreads_or(all >= kSays);
+  if (is_alone) return {true, says};
+  uint32_t all = 0;
+  if (threadIdx.x == 0) {
+    const uint32_t mine = 1 + (says ? kSays : 0);
+    all = mine + add_acquire(&window.home().blocks, mine);
+    if (all % kSays == gridDim.x) window.home().blocks = 0;
   }
-  return {is_last, any};
+  if (!__syncthreads_or(all % kSays == gridDim.x)) return {false, says};
+  return {true, bool(__syncthreads_or(all >= kSays))};
 }
 
 /// Some of several threads that share work.
@@ -164,7 +208,7 @@ __device__ void copy_words(const char* from, char* to, int64_t count, const Team
 /// The widest of uint4, uint32_t and uint16_t of which these addresses and lengths are multiples:
 /// calls visit(Word()).
 template <class Visit>
-__device__ void with_words_of(uint64_t bits, Visit&& visit) {
+CADRE_HD void with_words_of(uint64_t bits, Visit&& visit) {
   if (bits % 16 == 0) return visit(uint4());
   if (bits % 4 == 0) return visit(uint32_t());
   visit(uint16_t());
@@ -204,14 +248,33 @@ __device__ inline __noinline__ void bring_rows(const parallel::BroughtRows& b, c
   if (b.filled > used) set_bits(to + used * b.row_bytes, (b.filled - used) * b.row_bytes, team);
 }
 
+/// A list, to all ranks: each word is read once.
+__device__ inline void bring_list(const WindowTable& window, const parallel::BroughtRows& b,
+                                  const BlockShare& share) {
+  constexpr int kInFlight = 4;
+  const int64_t used = b.used == nullptr ? b.rows : schedule::clamp_row(*b.used, 0, b.rows);
+  const auto* from = static_cast<const uint32_t*>(b.from);
+  const Team team = Team::of(share);
+  for (int64_t first = team.first; first < max(used, b.filled); first += kInFlight * team.count) {
+    uint32_t words[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k)
+      words[k] = first + k * team.count < used ? from[first + k * team.count] : ~0u;
+    for (int p = 0; p < window.ranks; ++p) {
+      auto* to = reinterpret_cast<uint32_t*>(b.to + (p - window.rank) * window.bytes_each);
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k)
+        if (const int64_t i = first + k * team.count; i < max(used, b.filled)) to[i] = words[k];
+    }
+  }
+}
+
 /// What a rank brings, by these blocks.
 __device__ inline void bring_all(const WindowTable& window, const parallel::ExchangeJob& job,
                                  const BlockShare& share) {
   for (const parallel::BroughtRows& b : job.brought) {
-    if (b.to == nullptr) continue;
-    if (!b.to_all) bring_rows(b, b.to, share);
-    for (int p = 0; p < window.ranks && b.to_all; ++p)
-      bring_rows(b, b.to + (p - window.rank) * window.bytes_each, share);
+    if (!b.is_written()) continue;
+    b.to_all ? bring_list(window, b, share) : bring_rows(b, b.to, share);
   }
 }
 
@@ -227,10 +290,11 @@ __device__ inline void spoil(const parallel::ExchangeJob& job, const BlockShare&
 /// Of a dispatch, the sorted choices of all ranks as its map; see portable::OffsetsAndMap.
 struct RankMap {
   const parallel::MapJob& job;
-  int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
-  int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
-  bool writes;         ///< places, to the map in global memory
-  bool is_first;       ///< of the blocks: writes the rest of it
+  int32_t* firsts;  ///< shared, [P + 1]: the first row of each rank among all
+  int32_t*
+      rows_here;  ///< shared, [P, T, top_k], as row_here, may be where the choices are; or null
+  bool writes;    ///< places, to the map in global memory
+  bool is_first;  ///< of the blocks: writes the rest of it
 
   __device__ schedule::RankRows rows() const { return {firsts, 1, job.bound}; }
   /// Rows of this rank.
@@ -255,7 +319,7 @@ struct RankMap {
   __device__ bool overflows() const {
     return job.overflow_is_error && rows().routed(rows().fullest(job.ranks)) > job.bound;
   }
-  /// Behind both, by the first block.
+  /// Behind all places, by the first block.
   __device__ void finish(const WindowTable& window) const {
     if (threadIdx.x == 0) job.map.offsets[0] = 0;
     for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
@@ -285,11 +349,12 @@ struct MapShape {
 };
 
 /// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory.
-__device__ inline void sort_choices_of_ranks(const RankMap& map, const BlockShare& share) {
+__device__ inline void sort_choices_of_ranks(const RankMap& map, const int32_t* chosen,
+                                             const BlockShare& share) {
   const parallel::MapJob& job = map.job;
   const int64_t slots = job.ranks * job.choices;
   const int warps = int(blockDim.x) / portable::kLanes * share.count;
-  const portable::OffsetsJob sort{.source = job.chosen,
+  const portable::OffsetsJob sort{.source = chosen,
                                   .offsets = nullptr,
                                   .row_of = nullptr,
                                   .slot_of = nullptr,

@@ -2,11 +2,16 @@
 
 #include "cuda/device/chunk.h"
 #include "cuda/device/launch.h"
-#include "cuda/parallel/exchange.cuh"
+#include "cuda/parallel/delivery.cuh"
+#include "cuda/parallel/routing.cuh"
 
 // Exchanges of few tokens, each in one kernel. The first block brings what the rank has and says
 // so; every block waits for all ranks, then reads its share; the last one to have read says that.
-// Of a dispatch every block sorts all choices for itself, which takes less than to be told.
+// Of a dispatch every block sorts all choices for itself, which takes less than to be told, while
+// the first tokens that it reads are on their way.
+//
+// What takes long is what crosses to another rank or waits for memory, one after another: so what
+// is this rank's own is read before it waits, and a fence is over before its flag is due.
 namespace cadre::cuda {
 namespace {
 
@@ -14,156 +19,122 @@ using parallel::ExchangeJob;
 using parallel::ExchangeRead;
 using portable::kLanes;
 
-constexpr int kThreads = 512, kSumThreads = 320;  // of a block
+constexpr int kThreads = 512, kSumThreads = 448;  // of a block
 
-/// Waits for all ranks; whether one of them failed.
-__device__ bool bring_and_wait(const WindowTable& window, const ExchangeJob& job, uint32_t epoch) {
+/// The exchange that a kernel goes through.
+struct Turn {
+  const WindowTable& window;
+  const ExchangeJob& job;
+  uint32_t epoch;
+
+  __device__ bool writes() const {
+    bool any = false;
+    for (const parallel::BroughtRows& b : job.brought) any |= b.is_written();
+    return any;
+  }
+};
+
+/// Waits for all ranks; whether none of them failed. prepare(leads) is called once this rank has
+/// said what it has, and take() by some warps while others wait; it returns whether they may go on.
+template <class Prepare, class Take>
+__device__ bool bring_and_wait(const Turn& turn, Prepare&& prepare, Take&& take) {
+  const auto& [window, job, epoch] = turn;
   const bool leads = blockIdx.x == 0;
-  Way way(window, job.name, epoch, leads ? Step::kAwaitReaders : Step::kAwaitReady);
+  Way way(window, job.name, epoch, leads ? Step::kSignal : Step::kAwaitReady);
   if (leads) {
-    way.go_to(Step::kWrite);
-    if (!way.any_stopped()) bring_all(window, job, {0, 1});
+    if (!turn.writes()) way.fence();
+    Way readers(window, job.name, epoch, Step::kAwaitReaders, parallel::kMostRanks);
+    readers.go_to(Step::kWrite);
+    if (readers.any_stopped()) return false;
+    bring_all(window, job, {0, 1});
     way.go_to(Step::kAwaitReady);
   }
-  way.go_to(Step::kRead);
-  return way.is_stopped();
+  prepare(leads);
+  way.go_to(Step::kRead, take);
+  return !way.any_stopped();
 }
 
 /// `read` returns whether its numbers are none, in all blocks or in none.
-template <class Read>
-__device__ void go_through(const WindowTable& window, const ExchangeJob& job, Read&& read) {
-  const uint32_t epoch = next_epoch(window);
-  const bool is_stopped = bring_and_wait(window, job, epoch);
+template <class Prepare, class Take, class Read>
+__device__ void go_through(const Turn& turn, Prepare&& prepare, Take&& take, Read&& read) {
+  const auto& [window, job, epoch] = turn;
+  const bool is_stopped = !bring_and_wait(turn, prepare, take);
   launch_dependents();
-  const bool overflows = read();
+  const bool overflows = !is_stopped && read();
   // Who has failed may have written since what was read.
-  const Arrival arrival = arrive(window, is_stopped || (threadIdx.x == 0 && has_failed(window)));
+  const Arrival arrival = arrive(window, is_stopped, [&] { return has_failed(window); });
   if (!arrival.is_last) return;
   if (arrival.any || overflows) spoil(job, {0, 1});
   if (arrival.any) return;
   Way(window, job.name, epoch, Step::kRead).go_to(Step::kDone);
   if (threadIdx.x == 0) window.home().epoch = epoch;
 }
+__device__ inline bool take_nothing() { return true; }
 
-/// Some of all warps of a grid, or of all threads, that share work: calls work(item).
-template <class Work>
-__device__ void for_items(unsigned items, unsigned first, unsigned step, Work&& work) {
-  for (unsigned item = first; item < items; item += step) work(item);
-}
-template <class Work>
-__device__ void for_warps(int64_t items, Work&& work) {
-  const unsigned warps = blockDim.x / kLanes;
-  for_items(unsigned(items), blockIdx.x * warps + threadIdx.x / kLanes, gridDim.x * warps, work);
-}
-template <class Work>
-__device__ void for_threads(int64_t items, Work&& work) {
-  for_items(unsigned(items), blockIdx.x * blockDim.x + threadIdx.x, gridDim.x * blockDim.x, work);
+/// A list into shared memory.
+__device__ const int32_t* kept(const int32_t* list, int64_t count) {
+  auto* to = reinterpret_cast<int32_t*>(dynamic_shared());
+#pragma unroll 4
+  for (int64_t i = threadIdx.x; i < count; i += blockDim.x) to[i] = list[i];
+  return to;
 }
 
-/// Rows of this rank from tokens of all.
-struct RowsJob {
-  const char* tokens;
-  int64_t rank_step, row_bytes;  ///< bytes from one rank's tokens to the next one's; of a token
-  char* rows;
-  int64_t pitch, bound;  ///< bytes from row to row; R
-  int ranks, tokens_each, top_k;
-  bool zero_tail;
-  const int32_t *row_here, *offset_of_tail;  ///< but for dispatch, which finds them
-  const float* prob;
-  float* row_prob;
-
-  __device__ int64_t token_count() const { return int64_t(ranks) * tokens_each; }
-  __device__ const char* token(unsigned number) const {
-    const unsigned each = unsigned(tokens_each);
-    return tokens + number / each * rank_step + number % each * row_bytes;
-  }
-};
-
-/// Words of a warp at a time.
-constexpr int kInFlight = 2, kPart = kInFlight * kLanes;
-
-/// A part of a token, to all of its rows: the words from the one of this lane on.
-template <class Word>
-__device__ void deliver_part(const RowsJob& job, const int32_t* rows, int64_t used,
-                             const Word* token, int64_t first) {
-  const int64_t words = job.row_bytes / int64_t(sizeof(Word));
-  Word part[kInFlight] = {};
-#pragma unroll
-  for (int i = 0; i < kInFlight; ++i)
-    if (token != nullptr && first + i * kLanes < words) part[i] = token[first + i * kLanes];
-  for (int j = 0; j < (token == nullptr ? 1 : job.top_k); ++j) {
-    const int32_t row = rows[j];
-    if (row < 0 || row >= used) continue;
-    auto* to = reinterpret_cast<Word*>(job.rows + row * job.pitch);
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i)
-      if (first + i * kLanes < words) to[first + i * kLanes] = part[i];
-  }
-}
-
-__device__ bool has_row(const int32_t* rows, int top_k) {
-  int32_t any = -1;
-  for (int j = 0; j < top_k; ++j) any = max(any, rows[j]);
-  return any >= 0;
-}
-
-/// A warp takes a part of a token, or of a row of the tail.
-template <class Word>
-__device__ void deliver_words(const RowsJob& job, const int32_t* row_here, int64_t used) {
-  const int64_t words = job.row_bytes / int64_t(sizeof(Word));
-  const unsigned parts = unsigned((words + kPart - 1) / kPart);
-  const int64_t tokens = job.token_count(), tail = job.zero_tail ? job.bound - used : 0;
-  for_warps((tokens + tail) * parts, [&](unsigned item) {
-    const unsigned number = item / parts;
-    const int64_t first = item % parts * kPart + threadIdx.x % kLanes;
-    if (number >= tokens) {
-      const auto row = int32_t(used + number - tokens);
-      return deliver_part<Word>(job, &row, job.bound, nullptr, first);
-    }
-    const int32_t* rows = row_here + int64_t(number) * job.top_k;
-    if (!has_row(rows, job.top_k)) return;
-    deliver_part<Word>(job, rows, used, reinterpret_cast<const Word*>(job.token(number)), first);
-  });
-}
-
-__device__ void deliver(const RowsJob& job, const int32_t* row_here, int64_t used) {
-  const auto bits = reinterpret_cast<uintptr_t>(job.tokens) | uintptr_t(job.rank_step) |
-                    uintptr_t(job.row_bytes) | reinterpret_cast<uintptr_t>(job.rows) |
-                    uintptr_t(job.pitch);
-  with_words_of(bits, [&]<class Word>(Word) { deliver_words<Word>(job, row_here, used); });
-  if (job.row_prob == nullptr) return;
+/// row_prob of the choices that have rows here.
+__device__ void deliver_prob(const RowsJob& job, const SharedRouting& all, int64_t used) {
   for_threads(job.token_count() * job.top_k, [&](unsigned slot) {
-    const int32_t row = row_here[slot];
-    if (row >= 0 && row < used) job.row_prob[row] = job.prob[slot];
+    const int32_t row = all.experts[slot];
+    if (row >= 0 && row < used) job.row_prob[row] = all.prob[slot];
   });
   for_threads(job.zero_tail ? job.bound - used : 0,
               [&](unsigned row) { job.row_prob[used + row] = 0; });
 }
 
+template <class Word>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                    const parallel::MapJob of_map, const RowsJob job, const int sort_bytes) {
+                    const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing) {
   wait_for_predecessors();
-  go_through(window, exchange, [&] {
-    auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + sort_bytes);
+  const Turn turn{window, exchange, next_epoch(window)};
+  OwnRouting own(routing);
+  auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + routing.sort_bytes);
+  int32_t* rows_here = firsts + window.ranks + 1;  // where the choices were
+  auto* prob = reinterpret_cast<float*>(rows_here + window.ranks * routing.each);
+  const SharedRouting all{rows_here, job.row_prob == nullptr ? nullptr : prob};
+  const auto prepare = [&](bool leads) {
+    if (leads) own.write(window, turn.epoch);
+  };
+  const auto take = [&] { return await_routing(window, routing, turn.epoch, all); };
+  go_through(turn, prepare, take, [&] {
     const bool is_first = blockIdx.x == 0;
-    const RankMap map{of_map, firsts, firsts + window.ranks + 1, is_first, is_first};
-    sort_choices_of_ranks(map, {0, 1});
+    const RankMap map{of_map, firsts, rows_here, is_first, is_first};
+    Delivery<Word> delivery(job);
+    const unsigned first = GridWarp().number;
+    const int32_t mine = of_map.rank * of_map.experts;
+    delivery.take(first, all.experts, {mine, mine + of_map.experts});
+    sort_choices_of_ranks(map, all.experts, {0, 1});
     __syncthreads();
+    delivery.run(first, rows_here, map.used());
+    if (all.prob != nullptr) deliver_prob(job, all, map.used());
     if (is_first) map.finish(window);
-    deliver(job, map.rows_here, map.used());
     return map.overflows();
   });
 }
 
+template <class Word>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                 const RowsJob job) {
   wait_for_predecessors();
+  const Turn turn{window, exchange, next_epoch(window)};
   const bool overflows = *exchange.verdict != 0;
   const int64_t used = schedule::clamp_row(*job.offset_of_tail, 0, job.bound);
-  go_through(window, exchange, [&] {
-    deliver(job, job.row_here, used);
+  const int32_t* row_here = nullptr;
+  const auto prepare = [&](bool) { row_here = kept(job.row_here, job.token_count() * job.top_k); };
+  go_through(turn, prepare, take_nothing, [&] {
+    Delivery<Word> delivery(job);
+    const unsigned first = GridWarp().number;
+    delivery.take(first, row_here, {0, INT32_MAX});
+    delivery.run(first, row_here, used);
     return overflows;
   });
 }
@@ -222,12 +193,15 @@ __device__ void sum_chunk(const SumsJob& job, const Place& at) {
 
 /// A thread takes a chunk of a token.
 template <class Chunks>
-__global__ void __launch_bounds__(kSumThreads, 2)
+__global__ void __launch_bounds__(kSumThreads, 1)
     sums_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                const SumsJob job) {
+                const SumsJob given) {
   wait_for_predecessors();
+  const Turn turn{window, exchange, next_epoch(window)};
   const bool overflows = *exchange.verdict != 0;
-  go_through(window, exchange, [&] {
+  SumsJob job = given;
+  const auto prepare = [&](bool) { job.row_of = kept(given.row_of, job.token_count * job.top_k); };
+  go_through(turn, prepare, take_nothing, [&] {
     Chunks::assume(job.rows);
     Chunks::assume(job.tokens);
     const auto chunks = unsigned((job.tokens.columns + kChunk - 1) / kChunk);
@@ -243,10 +217,9 @@ __global__ void __launch_bounds__(kSumThreads, 2)
   });
 }
 
-/// Blocks that wait, for so many items of a thread each.
+/// Blocks that wait, for so many items of a warp each, and the one that brings.
 Grid grid_of(const WindowTable& window, int64_t items, int threads, const Lane& lane) {
-  const int64_t blocks = (items + threads - 1) / threads;
-  return {.blocks = unsigned(std::clamp<int64_t>(blocks, 1, lane.most_waiting(window.ranks))),
+  return {.blocks = unsigned(std::clamp<int64_t>(items + 1, 1, lane.most_waiting(window.ranks))),
           .threads = unsigned(threads),
           .stream = lane.stream,
           .dependent = true};
@@ -257,6 +230,27 @@ int64_t rank_step(const TensorView& v) { return v.rank == 2 ? 0 : bytes_for(v.dt
 TensorView of_first_rank(const TensorView& v) {
   if (v.rank == 2) return v;
   return view(v.data, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
+}
+
+/// The lists that the job brings are written otherwise.
+template <class Word>
+void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& job,
+                     const parallel::MapJob& map, const RowsJob& rows) {
+  constexpr int kManyExperts = 512;  // whose counters would take too much of an SM
+  const int warps = kThreads / kLanes / (map.ranks * map.experts > kManyExperts ? 2 : 1);
+  const MapShape shape(map, warps, true);
+  const auto& [x, experts, prob] = job.brought;
+  const RoutingJob routing{.experts = static_cast<const int32_t*>(experts.from),
+                           .prob = static_cast<const float*>(prob.from),
+                           .has_prob = prob.to != nullptr,
+                           .own = int(map.own),
+                           .each = int(map.choices),
+                           .sort_bytes = shape.sort_bytes};
+  ExchangeJob rest = job;
+  rest.brought = {x};
+  grid.threads = unsigned(warps * kLanes);
+  grid.shared_bytes = shape.bytes + int(sizeof(float) * map.ranks * map.choices);
+  launch(dispatch_kernel<Word>, grid, window, rest, map, rows, routing);
 }
 
 void launch_rows(const WindowTable& window, const ExchangeJob& job, const ExchangeRead& read,
@@ -275,17 +269,14 @@ void launch_rows(const WindowTable& window, const ExchangeJob& job, const Exchan
                      .zero_tail = p.tail == Tail::kZero,
                      .row_here = args.map.row_of,
                      .offset_of_tail = args.offsets.data + p.experts,
-                     .prob = args.prob,
                      .row_prob = args.row_prob};
-  const int64_t items = p.ranks * p.tokens + (rows.zero_tail ? p.rows : 0);
-  Grid grid = grid_of(window, items * (rows.row_bytes / 16 / kInFlight + 1), kThreads, lane);
-  if (read.map == nullptr) return launch(rows_kernel, grid, window, job, rows);
-  constexpr int kManyExperts = 512;  // whose counters would take too much of an SM
-  const int warps = kThreads / kLanes / (p.ranks * p.experts > kManyExperts ? 2 : 1);
-  const MapShape shape(*read.map, warps, true);
-  grid.threads = unsigned(warps * kLanes);
-  grid.shared_bytes = shape.bytes;
-  launch(dispatch_kernel, grid, window, job, *read.map, rows, shape.sort_bytes);
+  const int64_t items = rows.token_count() + (rows.zero_tail ? p.rows : 0);
+  with_words_of(rows.address_bits(), [&]<class Word>(Word) {
+    Grid grid = grid_of(window, items * parts_of<Word>(rows), kThreads, lane);
+    if (read.map != nullptr) return launch_dispatch<Word>(grid, window, job, *read.map, rows);
+    grid.shared_bytes = int(sizeof(int32_t) * rows.token_count()) * p.top_k;
+    launch(rows_kernel<Word>, grid, window, job, rows);
+  });
 }
 
 void launch_sums(const WindowTable& window, const ExchangeJob& job, const ExchangeRead& read,
@@ -303,7 +294,8 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
                      .drow_prob = args.drow_prob,
                      .dprob = args.dprob};
   const int64_t chunks = (p.hidden + kChunk - 1) / kChunk;
-  const Grid grid = grid_of(window, p.tokens * chunks, kSumThreads, lane);
+  Grid grid = grid_of(window, (p.tokens * chunks + kLanes - 1) / kLanes, kSumThreads, lane);
+  grid.shared_bytes = int(sizeof(int32_t) * p.tokens) * p.top_k;
   const bool wide = sums.rows.is_wide() && sums.tokens.is_wide() && sums.rank_step % 16 == 0;
   visit_chunks(wide, {p.dtype},
                [&]<class Chunks>(Chunks) { launch(sums_kernel<Chunks>, grid, window, job, sums); });
