@@ -18,7 +18,7 @@ using Step = schedule::Exchange::Step;
 /// kernels'.
 struct WindowFlags {
   const WindowTable& window;
-  bool is_fenced = false;  ///< the thread: what it says is ready came before a fence of its own
+  bool is_fenced = false;  ///< what the thread says is ready came before a fence of its own
 
   __device__ uint32_t load_read(int peer) const {
     return load_acquire_system(&window.home().read[peer]);
@@ -96,18 +96,11 @@ class Way {
   /// Of that epoch. Whoever begins it says which rank is late; blocks that come later leave when it
   /// has said so: that one may take a limit for each of two waits, so others wait for four.
   __device__ Way(const WindowTable& window, const parallel::ExchangeName& name, uint32_t epoch,
-                 Step from = Step::kAwaitReaders, int first_thread = 0)
-      : number_(int(threadIdx.x) - first_thread),
-        flags_{window},
+                 Step from = Step::kAwaitReaders, bool is_fenced = false)
+      : flags_{window, is_fenced},
         waiting_(window, name.kind, epoch, from == Step::kAwaitReady ? 4 : 1),
-        exchange_({number_, 1}, {epoch, name.tag()}, from) {}
+        exchange_({int(threadIdx.x), 1}, {epoch, name.tag()}, from) {}
 
-  /// Where all that is said to be ready was written by kernels before this one: the fence for it
-  /// is over while other threads wait for other things.
-  __device__ void fence() {
-    if (has_peer()) fence_system();
-    flags_.is_fenced = true;
-  }
   /// Goes on up to a step, or until a rank has failed, is late or at another call. All threads of
   /// the block must call it.
   __device__ void go_to(Step end) {
@@ -116,11 +109,13 @@ class Way {
   /// Warps that have no peers do meanwhile what is given, and say whether it was done.
   template <class Work>
   __device__ void go_to(Step end, Work&& meanwhile) {
-    __syncthreads();
-    if (has_peer()) run_to(end);
+    const WindowTable& window = flags_.window;
+    const int number = int(threadIdx.x);
     const bool waits = end == Step::kWrite || end == Step::kRead;
-    if (number_ == flags_.window.ranks && waits) is_stopped_ = has_failed(flags_.window);
-    if (number_ >= warps_of_peers(flags_.window) * portable::kLanes) is_stopped_ = !meanwhile();
+    __syncthreads();
+    if (number < window.ranks) run_to(end);
+    if (number == window.ranks && waits) is_stopped_ = has_failed(window);
+    if (number >= warps_of_peers(window) * portable::kLanes) is_stopped_ = !meanwhile();
     any_stopped_ = __syncthreads_or(is_stopped_);
   }
   /// Whether some thread of the block did not come to its last step.
@@ -132,7 +127,6 @@ class Way {
   }
 
  private:
-  __device__ bool has_peer() const { return number_ >= 0 && number_ < flags_.window.ranks; }
   __device__ void run_to(Step end) {
     is_stopped_ = true;
     waiting_.renew();
@@ -145,7 +139,6 @@ class Way {
     is_stopped_ = false;
   }
 
-  int number_;
   WindowFlags flags_;
   Waiting waiting_;
   schedule::Exchange exchange_;

@@ -25,8 +25,14 @@ constexpr int kThreads = 512, kSumThreads = 448;  // of a block
 struct Turn {
   const WindowTable& window;
   const ExchangeJob& job;
-  uint32_t epoch;
+  uint32_t last_epoch;  ///< on its way until it is wanted
 
+  __device__ Turn(const WindowTable& table, const ExchangeJob& exchange)
+      : window(table), job(exchange), last_epoch(table.home().epoch) {}
+  __device__ uint32_t epoch() const { return last_epoch + 1; }
+  __device__ Way way(Step from, bool is_fenced = false) const {
+    return Way(window, job.name, epoch(), from, is_fenced);
+  }
   __device__ bool writes() const {
     bool any = false;
     for (const parallel::BroughtRows& b : job.brought) any |= b.is_written();
@@ -34,19 +40,30 @@ struct Turn {
   }
 };
 
+/// Waits until the window may be written; whether no rank failed. Where all that this rank will say
+/// is ready was written by kernels before this one, those who will say so pass the fence for it
+/// while others look; nothing here needs the epoch before both are over.
+__device__ bool await_readers(const Turn& turn, bool fences) {
+  const int ranks = turn.window.ranks, peer = int(threadIdx.x) - parallel::kMostRanks;
+  if (fences && int(threadIdx.x) < ranks) fence_system();
+  bool waits = false;
+  if (peer >= 0 && peer < ranks)
+    waits = !schedule::has_reached(WindowFlags{turn.window}.load_read(peer), turn.last_epoch);
+  if (!__syncthreads_or(waits)) return true;
+  Way way = turn.way(Step::kAwaitReaders);
+  way.go_to(Step::kWrite);
+  return !way.any_stopped();
+}
+
 /// Waits for all ranks; whether none of them failed. prepare(leads) is called once this rank has
 /// said what it has, and take() by some warps while others wait; it returns whether they may go on.
 template <class Prepare, class Take>
 __device__ bool bring_and_wait(const Turn& turn, Prepare&& prepare, Take&& take) {
-  const auto& [window, job, epoch] = turn;
-  const bool leads = blockIdx.x == 0;
-  Way way(window, job.name, epoch, leads ? Step::kSignal : Step::kAwaitReady);
+  const bool leads = blockIdx.x == 0, is_fenced = leads && !turn.writes();
+  if (leads && !await_readers(turn, is_fenced)) return false;
+  Way way = turn.way(leads ? Step::kSignal : Step::kAwaitReady, is_fenced);
   if (leads) {
-    if (!turn.writes()) way.fence();
-    Way readers(window, job.name, epoch, Step::kAwaitReaders, parallel::kMostRanks);
-    readers.go_to(Step::kWrite);
-    if (readers.any_stopped()) return false;
-    bring_all(window, job, {0, 1});
+    bring_all(turn.window, turn.job, {0, 1});
     way.go_to(Step::kAwaitReady);
   }
   prepare(leads);
@@ -57,17 +74,17 @@ __device__ bool bring_and_wait(const Turn& turn, Prepare&& prepare, Take&& take)
 /// `read` returns whether its numbers are none, in all blocks or in none.
 template <class Prepare, class Take, class Read>
 __device__ void go_through(const Turn& turn, Prepare&& prepare, Take&& take, Read&& read) {
-  const auto& [window, job, epoch] = turn;
+  const WindowTable& window = turn.window;
   const bool is_stopped = !bring_and_wait(turn, prepare, take);
   launch_dependents();
   const bool overflows = !is_stopped && read();
   // Who has failed may have written since what was read.
   const Arrival arrival = arrive(window, is_stopped, [&] { return has_failed(window); });
   if (!arrival.is_last) return;
-  if (arrival.any || overflows) spoil(job, {0, 1});
+  if (arrival.any || overflows) spoil(turn.job, {0, 1});
   if (arrival.any) return;
-  Way(window, job.name, epoch, Step::kRead).go_to(Step::kDone);
-  if (threadIdx.x == 0) window.home().epoch = epoch;
+  turn.way(Step::kRead).go_to(Step::kDone);
+  if (threadIdx.x == 0) window.home().epoch = turn.epoch();
 }
 __device__ inline bool take_nothing() { return true; }
 
@@ -94,16 +111,16 @@ __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                     const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing) {
   wait_for_predecessors();
-  const Turn turn{window, exchange, next_epoch(window)};
+  const Turn turn(window, exchange);
   OwnRouting own(routing);
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + routing.sort_bytes);
   int32_t* rows_here = firsts + window.ranks + 1;  // where the choices were
   auto* prob = reinterpret_cast<float*>(rows_here + window.ranks * routing.each);
   const SharedRouting all{rows_here, job.row_prob == nullptr ? nullptr : prob};
   const auto prepare = [&](bool leads) {
-    if (leads) own.write(window, turn.epoch);
+    if (leads) own.write(window, turn.epoch());
   };
-  const auto take = [&] { return await_routing(window, routing, turn.epoch, all); };
+  const auto take = [&] { return await_routing(window, routing, turn.epoch(), all); };
   go_through(turn, prepare, take, [&] {
     const bool is_first = blockIdx.x == 0;
     const RankMap map{of_map, firsts, rows_here, is_first, is_first};
@@ -125,7 +142,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                 const RowsJob job) {
   wait_for_predecessors();
-  const Turn turn{window, exchange, next_epoch(window)};
+  const Turn turn(window, exchange);
   const bool overflows = *exchange.verdict != 0;
   const int64_t used = schedule::clamp_row(*job.offset_of_tail, 0, job.bound);
   const int32_t* row_here = nullptr;
@@ -197,7 +214,7 @@ __global__ void __launch_bounds__(kSumThreads, 1)
     sums_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                 const SumsJob given) {
   wait_for_predecessors();
-  const Turn turn{window, exchange, next_epoch(window)};
+  const Turn turn(window, exchange);
   const bool overflows = *exchange.verdict != 0;
   SumsJob job = given;
   const auto prepare = [&](bool) { job.row_of = kept(given.row_of, job.token_count * job.top_k); };
