@@ -2,8 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "cuda/parallel/exchange.h"
@@ -113,7 +116,8 @@ struct FewTokens : Late {
   static uint64_t word(uint32_t epoch, uint32_t value) {
     return schedule::ReadyTag{epoch, value}.word();
   }
-  void run() {
+  void run() { run_on(lane); }
+  void run_on(const cuda::Lane& some) {
     const PermutePlan plan =
         cadre::plan(parse_permute_problem(
                         "permute permute T=4 top_k=2 R=16 H=16 E=2 dtype=f32 prob=yes ranks=2"),
@@ -130,7 +134,7 @@ struct FewTokens : Late {
         .choices = kEachChoices,
         .own = kEachChoices,
         .map = {row_of.data(), slot_of.data(), row_here.data(), offsets.data(), &has_overflowed}};
-    cuda::exchange_few(window, job, {plan, args, &map}, lane);
+    cuda::exchange_few(window, job, {plan, args, &map}, some);
   }
   void expect_late() const {
     const Failure failure = Failure::of(notes.failure);
@@ -171,6 +175,28 @@ TEST(Routing, IsAwaitedWhereAProbabilityIsOfTheExchangeBefore) {
   few.window.home().prob[FewTokens::kEachChoices] = FewTokens::word(1, 0);
   few.run();
   few.expect_late();
+}
+
+// The rank that fails is ready by then: nothing stops who reads, and that may have read anything.
+// The kernel asks for failures at its beginning too, which is over long before; if it is not, the
+// outcome is the same.
+TEST(FailedRank, MakesWhatWasReadNaN) {
+  FewTokens few;
+  few.window.limit = 0;
+  std::atomic_ref ready(few.window.home().ready[1]);
+  const uint64_t tag = ready.exchange(0);
+  const Failure failure{.why = Failure::Why::kLate, .rank = 1, .epoch = 2};
+  std::thread other([&] {
+    std::atomic_ref of_first(few.window.control(1).ready[0]);
+    while (of_first.load() != tag) std::this_thread::yield();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    std::atomic_ref(few.window.home().failure).store(failure.word());
+    ready.store(tag);
+  });
+  few.run_on({nullptr, 2});  // one block, since those behind it would ask at their beginning
+  other.join();
+  few.expect_late();
+  EXPECT_EQ(few.window.home().epoch, 1u);
 }
 
 TEST(LateRank, KeepsItsRoutingForWhoReadsIt) {
