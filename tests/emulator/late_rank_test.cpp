@@ -87,11 +87,13 @@ TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
 /// A dispatch of four tokens, in place, by the first rank. The other one has said that it has read
 /// and that it is ready, and what it chose has come.
 struct FewTokens : Late {
-  static constexpr int kEachChoices = 8, kAll = 2 * kEachChoices, kExperts = 2;
+  static constexpr int kEachChoices = 8, kAll = 2 * kEachChoices, kExperts = 2, kTopK = 2;
+  static constexpr int64_t kWidth = 4096;  // more parts than a block has warps
+  static_assert(kEachChoices / kTopK * kWidth * 4 <= kBytes);
   static constexpr float kProb = 0.75f;
   const std::vector<int32_t> experts = {0, 1, 2, 3, 0, 1, 2, 3};
   const std::vector<float> prob = std::vector<float>(kEachChoices, kProb);
-  std::vector<float> rows = std::vector<float>(kAll * kHidden), row_prob = rows;
+  std::vector<float> rows = std::vector<float>(kAll * kWidth), row_prob = rows;
   std::vector<int32_t> row_of = experts, slot_of = std::vector<int32_t>(kAll), row_here = slot_of,
                        offsets = {0, 0, 0};
   int32_t has_overflowed = 0;
@@ -110,7 +112,7 @@ struct FewTokens : Late {
     job.brought[1] = {.from = experts.data(), .to = x, .to_all = true};
     job.brought[2] = {.from = prob.data(), .to = x, .to_all = true};
     job.outcomes[0] = {
-        .data = rows.data(), .row_bytes = kHidden * 4, .step = kHidden * 4, .rows = kAll};
+        .data = rows.data(), .row_bytes = kWidth * 4, .step = kWidth * 4, .rows = kAll};
     job.verdict = &has_overflowed;
   }
   static uint64_t word(uint32_t epoch, uint32_t value) {
@@ -120,11 +122,11 @@ struct FewTokens : Late {
   void run_on(const cuda::Lane& some) {
     const PermutePlan plan =
         cadre::plan(parse_permute_problem(
-                        "permute permute T=4 top_k=2 R=16 H=16 E=2 dtype=f32 prob=yes ranks=2"),
+                        "permute permute T=4 top_k=2 R=16 H=4096 E=2 dtype=f32 prob=yes ranks=2"),
                     parse_device("sm_90"));
-    PermuteArgs args{.tokens = view(memory.data() + kStart, DType::kF32, {2, 4, kHidden})};
+    PermuteArgs args{.tokens = view(memory.data() + kStart, DType::kF32, {2, 4, kWidth})};
     args.tokens.stride[0] = kEach / 4;
-    args.rows = view(rows.data(), DType::kF32, {kAll, kHidden});
+    args.rows = view(rows.data(), DType::kF32, {kAll, kWidth});
     args.row_prob = row_prob.data();
     args.offsets = {offsets.data(), kExperts};
     const parallel::MapJob map{
@@ -147,14 +149,26 @@ struct FewTokens : Late {
 
 TEST(Routing, IsTakenWhereAllOfItHasTheEpoch) {
   FewTokens few;
-  const float first = 42;  // of the other rank's third token, which fills the last row of expert 0
-  std::memcpy(&few.memory[Late::kEach + Late::kStart + 2 * kHidden * 4], &first, sizeof first);
-  few.run();
+  const auto token = [&](int number) {  // of both ranks
+    const int64_t here = number % 4 * FewTokens::kWidth * 4;
+    return &few.memory[size_t(number / 4 * Late::kEach + Late::kStart + here)];
+  };
+  for (int i = 0; i < 8; ++i)
+    for (int64_t h = 0; h < FewTokens::kWidth; ++h) {
+      const auto value = float(i * FewTokens::kWidth + h);
+      std::memcpy(token(i) + h * 4, &value, sizeof value);
+    }
+  few.run_on({nullptr, 2});  // one block
   EXPECT_EQ(few.notes.failure, 0u);
   EXPECT_EQ(few.window.home().epoch, 2u);
   EXPECT_EQ(few.offsets, (std::vector<int32_t>{0, 4, 8}));
   EXPECT_EQ(few.slot_of[3], 12);
-  EXPECT_EQ(few.rows[3 * kHidden], first);
+  for (int row = 0; row < 8; ++row)
+    EXPECT_EQ(
+        std::memcmp(&few.rows[size_t(row * FewTokens::kWidth)],
+                    token(few.slot_of[size_t(row)] / FewTokens::kTopK), FewTokens::kWidth * 4),
+        0)
+        << row;
   EXPECT_EQ(few.row_prob[7], FewTokens::kProb);
   for (int p = 0; p < 2; ++p) {
     const parallel::Control& at = few.window.control(p);

@@ -283,11 +283,10 @@ __device__ inline void spoil(const parallel::ExchangeJob& job, const BlockShare&
 /// Of a dispatch, the sorted choices of all ranks as its map; see portable::OffsetsAndMap.
 struct RankMap {
   const parallel::MapJob& job;
-  int32_t* firsts;  ///< shared, [P + 1]: the first row of each rank among all
-  int32_t*
-      rows_here;  ///< shared, [P, T, top_k], as row_here, may be where the choices are; or null
-  bool writes;    ///< places, to the map in global memory
-  bool is_first;  ///< of the blocks: writes the rest of it
+  int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
+  int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
+  bool writes;         ///< places, to the map in global memory
+  bool is_first;       ///< of the blocks: writes the rest of it
 
   __device__ schedule::RankRows rows() const { return {firsts, 1, job.bound}; }
   /// Rows of this rank.
@@ -341,7 +340,8 @@ struct MapShape {
   }
 };
 
-/// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory.
+/// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory; rows
+/// may take the place of choices.
 __device__ inline void sort_choices_of_ranks(const RankMap& map, const int32_t* chosen,
                                              const BlockShare& share) {
   const parallel::MapJob& job = map.job;
