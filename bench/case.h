@@ -40,13 +40,17 @@ bool is_composed(const Problem&) {
   return false;
 }
 
-/// The same product of rows that lie in expert order.
+/// The same product of rows that lie in expert order, to rows that do.
 inline GroupedGemmProblem without_gather(GroupedGemmProblem p) {
   p.gather = Gather::kNo;
+  p.scatter = false;
   p.tokens = 0;
-  p.top_k = 1;
+  p.top_k = p.ranks = 1;
   return p;
 }
+
+/// Copies rows of a product that scatters none to where another case scatters them.
+void scatter_rows(const GroupedGemmCase& from, GroupedGemmCase& to);
 
 /// Copies the rows that a case gathers, if it does, so that its product gathers none.
 void permute_first(GroupedGemmCase&);

@@ -67,9 +67,16 @@ void compare_bits(const AnyCase& first, const AnyCase& second, CheckReport& repo
 }
 
 // What the outputs must be, within their bounds: those of the CPU's reference. What is fused is so
-// bit for bit: as one after the other on the same device.
+// bit for bit: as one after the other on the same device; and what is scattered, as the product.
 template <class Problem>
-void run_reference(Case<Problem>& c, const Device& device, Accelerator* accelerator) {
+void run_reference(Case<Problem>& c, const Draw& draw, const Device& device,
+                   Accelerator* accelerator) {
+  if constexpr (std::is_same_v<Problem, GroupedGemmProblem>)
+    if (c.problem.scatter) {
+      auto rows = make_case(without_gather(c.problem), draw);
+      run_case(plan(rows.problem, device), rows, accelerator, false);
+      return scatter_rows(rows, c);
+    }
   if (!is_composed(c.problem)) return run_case(plan(c.problem, this_cpu(), "cpu_reference"), c);
   run_case(plan(c.problem, device, "composed"), c, accelerator, false);
 }
@@ -87,7 +94,7 @@ void check_draw(const AnyPlan& chosen, const Draw& draw, Accelerator* accelerato
   for (Magnitude& size : sizes) size.roundings += roundings_of_adder(chosen.fraction_bits);
   std::vector<std::vector<std::byte>> before;
   for (const Output& out : want.outputs) before.push_back(snapshot(out));
-  run_reference(want, chosen.device, accelerator);
+  run_reference(want, draw, chosen.device, accelerator);
   auto got = make_case(problem, draw);
   run_case(chosen, got, accelerator, draw.raw_workspace);
   compare_outputs(got, want, sizes, before, report);

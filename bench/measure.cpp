@@ -80,7 +80,7 @@ void add_twin(const Problem& problem, const MeasureOptions& options, Arena<AnyCa
 }
 
 // Beside an activation that quantises what it computes: one after the other. Beside a product that
-// gathers rows or has an activation: likewise, and the product alone.
+// gathers rows or has an activation: likewise, and the product alone, as beside one that scatters.
 template <class Problem, class AnyCase>
 void add_composed(const Problem& problem, const MeasureOptions& options, Arena<AnyCase>& arena,
                   Accelerator* accelerator) {
@@ -92,12 +92,13 @@ void add_composed(const Problem& problem, const MeasureOptions& options, Arena<A
   }
   if constexpr (std::is_same_v<Problem, GroupedGemmProblem>) {
     const bool gathers = problem.gather != Gather::kNo;
-    if (!(is_composed(problem) || gathers) || !accelerator) return;
-    const auto composed = plan(problem, options.device, "composed");
-    arena.contestants.push_back(
-        {"composed",
-         gathers ? "rows copied, then the product" : "product and activation, one by one",
-         run_on(composed, arena.data, accelerator, arena.composed_mirror)});
+    if (!(is_composed(problem) || gathers || problem.scatter) || !accelerator) return;
+    if (!problem.scatter)
+      arena.contestants.push_back(
+          {"composed",
+           gathers ? "rows copied, then the product" : "product and activation, one by one",
+           run_on(plan(problem, options.device, "composed"), arena.data, accelerator,
+                  arena.composed_mirror)});
     Problem plain = without_gather(problem);
     plain.activation.reset();
     const auto product = plan(plain, options.device);

@@ -37,6 +37,7 @@ class RandomGemms {
     activation(p);
     counts(g);
     if (one_in(6)) gather(p);
+    if (can_scatter(p) && one_in(4)) scatter(p);
     g.draw.seed = random_();
     name_kinds(g);
     return g;
@@ -118,6 +119,16 @@ class RandomGemms {
     p.top_k = int(1 + below(8));
     p.tokens = one_in(3) ? 1 + below(300) : p.rows / p.top_k + 1;
   }
+  static bool can_scatter(const GroupedGemmProblem& p) {
+    return p.pass != Pass::kWgrad && p.gather == Gather::kNo && !p.activation && !p.beta &&
+           p.tail == Tail::kKeep && p.out_major == Major::kRow;
+  }
+  void scatter(GroupedGemmProblem& p) {
+    p.scatter = true;
+    p.ranks = one_in(2) ? 1 : int(2 + below(3));
+    p.top_k = int(1 + below(4));
+    p.tokens = one_in(3) ? below(60) : p.rows / (p.top_k * p.ranks) + 1;
+  }
   static void name_kinds(RandomGemm& g) {
     const GroupedGemmProblem& p = g.problem;
     const auto add = [&](bool is, const char* kind) {
@@ -134,6 +145,7 @@ class RandomGemms {
     add(p.bias, "bias");
     add(p.activation.has_value(), "activation");
     add(p.gather != Gather::kNo, "gather");
+    add(p.scatter, "scatter");
     add(p.accumulate != Accumulate::kNo, "accumulate");
     add(p.out == DType::kF32, "f32 out");
     add(p.tail == Tail::kZero, "tail zero");

@@ -111,6 +111,7 @@ ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   one.experts = p.ranks * p.experts;
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
+  one.push = false;
   return one;
 }
 
@@ -173,7 +174,25 @@ void RankCase::move_into(Window& window) {
   };
   window.await_readers(stream());
   x_ = moved(x_, window.tokens(plan_));
-  y_ = moved(y_, window.rows(plan_));
+  if (!plan_.problem.push) y_ = moved(y_, window.rows(plan_));
+}
+
+void RankCase::push(Window& window, const TensorView& rows) const {
+  const ExpertParallelProblem& p = plan_.problem;
+  if (!p.push) return;
+  window.await_readers(stream());
+  const TensorView slots = window.slots(plan_);
+  const int64_t each = p.tokens * p.top_k, bytes = bytes_for(p.dtype, p.hidden);
+  for (int64_t row = 0; row < used(); ++row) {
+    const int64_t slot = map_.slot_of[row];
+    char* to = static_cast<char*>(slots.data) + slot % each * bytes;
+    if (p.ranks > 1) to += bytes_for(p.dtype, slot / each * slots.stride[0]);
+    const auto* from = static_cast<const char*>(rows.data) + row * bytes;
+    if (accelerator_ != nullptr)
+      accelerator_->upload(to, from, bytes);
+    else
+      std::copy_n(from, bytes, to);
+  }
 }
 
 TensorView RankCase::of_tokens(const TensorView& most) const {
@@ -193,7 +212,8 @@ void RankCase::dispatch(Window& window) {
 }
 
 void RankCase::collect(Window& window) {
-  const CollectArgs args{.y = y_, .out = of_tokens(out_), .map = map_};
+  const CollectArgs args{
+      .y = plan_.problem.push ? TensorView() : y_, .out = of_tokens(out_), .map = map_};
   cadre::collect(plan_, window, there(args), stream());
 }
 
@@ -219,6 +239,7 @@ void RankCase::step(Window& window, const std::function<void(std::string_view)>&
   enter("the experts");
   apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
   upload();
+  push(window, y_);
   enter("collect");
   collect(window);
   enter("collect backward");
@@ -230,8 +251,9 @@ void RankCase::step(Window& window, const std::function<void(std::string_view)>&
   for (int64_t row = 0; row < used(); ++row)
     drow_prob_[row] = load(dy_, row * p.hidden) + load(rows_, row * p.hidden);
   upload();
+  push(window, drows_);
   enter("dispatch backward");
-  const DispatchBackwardArgs of_dx{.drows = drows_,
+  const DispatchBackwardArgs of_dx{.drows = p.push ? TensorView() : drows_,
                                    .drow_prob = p.prob ? drow_prob_ : nullptr,
                                    .dx = of_tokens(dx_),
                                    .dprob = p.prob ? dprob_ : nullptr,

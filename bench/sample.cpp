@@ -97,7 +97,7 @@ bool is_kept(const TensorView& v, int64_t i, Tail tail) {
 }  // namespace
 
 bool can_sample(const GroupedGemmProblem& p) {
-  return is_plain(p.lhs) && is_plain(p.rhs) && !is_composed(p);
+  return is_plain(p.lhs) && is_plain(p.rhs) && !is_composed(p) && !p.scatter;
 }
 
 Sample draw_sample(const GroupedGemmCase& c, int64_t count, uint64_t seed) {

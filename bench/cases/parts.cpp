@@ -124,6 +124,23 @@ int32_t* random_slots(Buffers& buffers, const Rows& rows, const Slots& of, uint6
   return slots;
 }
 
+int32_t* scattered_slots(Buffers& buffers, const Rows& rows, int64_t bound, int64_t slots,
+                         uint64_t seed) {
+  constexpr int64_t kNone[] = {-1, 1 << 30};  // once in so many rows
+  constexpr int64_t kOften = 31;
+  const int64_t live = rows.live();
+  std::vector<int32_t> order(size_t(std::max(slots, live)));
+  std::iota(order.begin(), order.end(), 0);  // those that are none lie behind all slots
+  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
+  for (size_t e = 0; e + 1 < rows.host.size(); ++e)
+    std::sort(order.begin() + rows.host[e], order.begin() + rows.host[e + 1]);
+  for (int64_t r = kOften / 2; r < live; r += kOften)
+    order[size_t(r)] = int32_t(kNone[size_t(r) % std::size(kNone)]);
+  auto* of_rows = buffers.array<int32_t>(bound);
+  std::copy_n(order.begin(), live, of_rows);
+  return of_rows;
+}
+
 void copy_rows(const TensorView& to, const TensorView& tokens, const int32_t* token_slots,
                const Slots& of, int64_t live) {
   for (int64_t r = 0; r < live; ++r)

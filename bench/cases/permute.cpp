@@ -21,8 +21,8 @@ int64_t rows_of(const PermuteProblem& p) { return (writes_rows(p.pass) ? 1 : p.r
 
 /// [count, H], or that of every rank.
 TensorView matrix(const PermuteProblem& p, int64_t count, bool is_read, Buffers& buffers) {
-  return is_read && p.ranks > 1 ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
-                                : buffers.tensor(p.dtype, {count, p.hidden});
+  return is_read && p.ranks > 1 && !p.slots ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
+                                            : buffers.tensor(p.dtype, {count, p.hidden});
 }
 
 void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
@@ -65,12 +65,13 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   if (p.ranks == 1 || by_row) c.args.offsets = random.rows.offsets;
   c.args.map = random.map;
   c.args.tokens = matrix(p, p.tokens, by_row, buffers);
-  c.args.rows = matrix(p, p.rows, !by_row, buffers);
+  c.args.rows = matrix(p, p.slots ? p.tokens * p.top_k : p.rows, !by_row, buffers);
   if (by_row) {
     fill_normal(c.args.tokens, c.args.tokens[0], seeds.next());
     c.outputs.push_back({"rows", c.args.rows, live, p.tail, p.pass == PermutePass::kPermute});
   } else {
-    fill_normal(c.args.rows, p.ranks > 1 ? p.ranks : live, seeds.next());
+    const bool is_full = p.ranks > 1 || p.slots;
+    fill_normal(c.args.rows, is_full ? c.args.rows[0] : live, seeds.next());
     c.outputs.push_back({"tokens", c.args.tokens, p.tokens});
   }
   if (p.addend)
@@ -117,7 +118,8 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
 
 template <>
 Work work(const PermuteCase& c) {
-  const double rows = live_bytes(c.args.rows, c.offsets.back());
+  const int64_t live = std::min<int64_t>(c.offsets.back(), c.args.rows[0]);
+  const double rows = live_bytes(c.args.rows, live);
   const double tokens = bytes_of(c.args.tokens);
   return {.flops = 0,
           .bytes = rows + tokens + (c.args.y ? rows : 0) + (c.args.addend ? tokens : 0)};

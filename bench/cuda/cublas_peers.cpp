@@ -53,6 +53,7 @@ std::string why_not(const GroupedGemmProblem& p) {
   if (!is_plain(p.lhs) || !is_plain(p.rhs)) return "cuBLAS multiplies plain formats only";
   if (p.activation) return "cuBLAS computes no activation";
   if (p.gather != Gather::kNo) return "cuBLAS gathers no rows";
+  if (p.scatter) return "cuBLAS scatters no rows";
   const bool row =
       p.lhs_major == Major::kRow && p.rhs_major == Major::kRow && p.out_major == Major::kRow;
   return row ? "" : "these peers take row-major operands only";

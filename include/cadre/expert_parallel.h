@@ -36,7 +36,8 @@ struct ExpertParallelProblem {
   bool prob = true;            ///< probabilities travel with the rows, their gradients back
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
-  int layer = 0;  ///< the caller's number; ranks at layers of other numbers are out of step
+  bool push = false;  ///< who makes rows of y and drows writes them into Window::slots() of a plan
+  int layer = 0;      ///< the caller's number; ranks at layers of other numbers are out of step
 
   bool operator==(const ExpertParallelProblem&) const = default;
 };
@@ -47,7 +48,7 @@ struct WindowLayout {
   int64_t prob = 0;       ///< [P, T, top_k] fp32, likewise
   int64_t tokens = 0;     ///< [T, H]: x or dout
   int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks
-  int64_t rows = 0;       ///< [R, H]: y or dx of rows
+  int64_t rows = 0;       ///< [R, H]: y or dx of rows; with push [T * top_k, H], by all ranks
   int64_t bytes = 0;      ///< of the whole window
 
   bool operator==(const WindowLayout&) const = default;
@@ -112,6 +113,12 @@ class Window {
   TensorView tokens(const ExpertParallelPlan&) const;
   TensorView rows(const ExpertParallelPlan&) const;
 
+  /// All ranks' [T * top_k, H] of a plan with push, [P, T * top_k, H] of several: row r of y and of
+  /// drows belongs at slot_of[r], numbered through the ranks. A product with scatter writes there,
+  /// behind await_readers(); collect and dispatch backward, which are not given these rows, see to
+  /// the rest.
+  TensorView slots(const ExpertParallelPlan&) const;
+
   /// Throws what has gone wrong: DeviceError if a rank failed, or if rows overflowed since it was
   /// last asked. All ranks ask, or none, as all would throw in the next dispatch.
   void check();
@@ -144,7 +151,7 @@ struct DispatchArgs {
 };
 
 struct CollectArgs {
-  TensorView y{};    ///< [R, H]
+  TensorView y{};    ///< [R, H]; with push none
   TensorView out{};  ///< [t, H], written
   ExchangeMap map{};
 };
@@ -156,7 +163,7 @@ struct CollectBackwardArgs {
 };
 
 struct DispatchBackwardArgs {
-  TensorView drows{};                ///< [R, H]
+  TensorView drows{};                ///< [R, H]; with push none
   const float* drow_prob = nullptr;  ///< [R], with prob
   TensorView dx{};                   ///< [t, H], written
   float* dprob = nullptr;            ///< [t, top_k], written, with prob
@@ -172,6 +179,7 @@ struct DispatchBackwardArgs {
 ///   dispatch backward    dx[t] = sum_j drows[row_of[t, j]]
 ///                        dprob[t, j] = drow_prob[row_of[t, j]]
 ///
+/// With push, rows of y and drows travel while they are computed, and what is left are the sums.
 /// Every rank calls the same exchanges in the same order, each on one stream. A rank's rows of an
 /// expert stand in (rank, token, choice) order, as in one process that has all tokens.
 ///

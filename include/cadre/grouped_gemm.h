@@ -88,8 +88,10 @@ struct GroupedGemmProblem {
   Major lhs_scales_major = Major::kRow, rhs_scales_major = Major::kRow;
 
   Gather gather = Gather::kNo;  ///< of an operand of a plain format, row-major
-  int64_t tokens = 0;           ///< T: rows of the gathered operand; 0 without one
-  int top_k = 1;                ///< slots of a token, see slot_of
+  bool scatter = false;         ///< fprop, dgrad: the output's rows lie in the order of slots
+  int64_t tokens = 0;  ///< T: rows of the gathered operand, or tokens of a rank; 0 without either
+  int top_k = 1;       ///< slots of a token, see slot_of
+  int ranks = 1;       ///< P: memories that what is scattered lies in
 
   bool operator==(const GroupedGemmProblem&) const = default;
 };
@@ -117,7 +119,8 @@ struct Operand {
 struct GroupedGemmArgs {
   Operand lhs{}, rhs{};
   Offsets offsets{};
-  TensorView out{};                     ///< y [R, N] or h [R, F], dx [R, K], dw [E, N, K]; written
+  TensorView out{};                     ///< y [R, N] or h [R, F], dx [R, K], dw [E, N, K]; written.
+                                        ///< With scatter [T * top_k, .], of ranks [P, T * top_k, .]
   void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides
   const float* alpha = nullptr;         ///< [E]
   const float* beta = nullptr;          ///< [E]; where it is 0 that expert's c is not read
@@ -128,7 +131,7 @@ struct GroupedGemmArgs {
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
   TensorView z{};                              ///< [R, N], dtype of out; written if it is kept
   const float* prob = nullptr;                 ///< [R]
-  const int32_t* slot_of = nullptr;            ///< [R] with gather: as in RowMap
+  const int32_t* slot_of = nullptr;            ///< [R] with gather or scatter: as in RowMap
 };
 
 using GroupedGemmPlan = Plan<GroupedGemmProblem>;
@@ -145,7 +148,9 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 /// Types     any pair of formats; sums in fp32 (f32 operands too), rounded once at the store.
 /// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
 ///           legal. With gather row r of that operand is row slot_of[r] / top_k of what is given,
-///           and zero where slot_of[r] is no slot, as permute makes it.
+///           and zero where slot_of[r] is no slot, as permute makes it. With scatter row r of the
+///           output is written to row slot_of[r] of what is given, numbered through its ranks, or
+///           nowhere; no two rows have the same slot, and slots without a row are not written.
 /// Stream    no allocation, no synchronisation, no read of device data by the host.
 /// Errors    InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments.
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.

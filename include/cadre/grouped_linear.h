@@ -33,13 +33,15 @@ struct GroupedLinearProblem {
   /// The codes along K of x, or of dy, come as `x_along_k` or `dy_along_k`, in the order that the
   /// plan's tensor of that name has; x and dy themselves for what else reads them.
   bool given_x_along_k = false, given_dy_along_k = false;
-  bool gather = false;                   ///< forward reads x in token order: `tokens` of the args
-  bool gather_dw = false;                ///< and wgrad, which reads it as it is; nobody reads x
-  bool gather_dy = false;                ///< backward and wgrad read dy in token order, as it is
-  int64_t tokens = 0;                    ///< T; 0 where nothing is gathered
-  int top_k = 1;                         ///< slots of a token
-  TensorRole x_role = TensorRole::kX;    ///< for stochastic rounding
-  TensorRole dy_role = TensorRole::kDy;  ///< for stochastic rounding
+  bool gather = false;     ///< forward reads x in token order: `tokens` of the args
+  bool gather_dw = false;  ///< and wgrad, which reads it as it is; nobody reads x
+  bool gather_dy = false;  ///< backward and wgrad read dy in token order, as it is
+  bool scatter = false, scatter_dx = false;  ///< rows of y, or of dx, go to the slots of tokens
+  int64_t tokens = 0;                        ///< T; 0 where nothing is gathered or scattered
+  int top_k = 1;                             ///< slots of a token
+  int ranks = 1;                             ///< P, of slots: see GroupedGemm
+  TensorRole x_role = TensorRole::kX;        ///< for stochastic rounding
+  TensorRole dy_role = TensorRole::kDy;      ///< for stochastic rounding
   LayerOptions options{};
 
   bool operator==(const GroupedLinearProblem&) const = default;
@@ -52,16 +54,17 @@ struct GroupedLinearArgs {
   LinearParameters parameters{};
   TensorView x{};                     ///< [R, K]; with gather read in backward only, if at all
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;   ///< [R] with gather, gather_dy: as of GroupedGemm
+  const int32_t* slot_of = nullptr;   ///< [R] with any of these: as of GroupedGemm
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;
                                       ///< given_x_along_k
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K
-  TensorView y{};                     ///< [R, N], written by forward; with an activation h
+  TensorView y{};                     ///< [R, N], written by forward; with an activation h; with
+                                      ///< scatter as GroupedGemm's out
   TensorView z{};                     ///< [R, N], written by forward where the activation keeps it
   const float* prob = nullptr;        ///< [R], of the activation
   TensorView dy{};                    ///< [R, N]; with gather_dy [T, N]
   QuantizedView dy_along_k{};         ///< given_dy_along_k: for dgrad
-  TensorView dx{};                    ///< [R, K], written by backward
+  TensorView dx{};                    ///< [R, K], written by backward; scatter_dx: likewise
   const float* bias_scale = nullptr;  ///< [R]
   float* dbias_scale = nullptr;       ///< [R], written by backward
   const uint64_t* rng = nullptr;      ///< [2] seed and offset in device memory; option sr only

@@ -35,8 +35,10 @@ struct GroupedMlpProblem {
   bool gather = false;       ///< forward reads x in token order: `tokens` of the args
   bool gather_dw = false;    ///< and fc1's wgrad, which reads it as it is; nobody reads x
   bool gather_dy = false;    ///< backward reads dy in token order, as it is
-  int64_t tokens = 0;        ///< T; 0 where nothing is gathered
+  bool scatter = false;      ///< rows of y, and of dx, go to the slots of tokens
+  int64_t tokens = 0;        ///< T; 0 where nothing is gathered or scattered
   int top_k = 1;             ///< slots of a token
+  int ranks = 1;             ///< P, of slots: see GroupedGemm
   LayerOptions options{};
 
   bool operator==(const GroupedMlpProblem&) const = default;
@@ -49,14 +51,15 @@ struct GroupedMlpArgs {
   LinearParameters fc2{};              ///< w [E, H, F]
   TensorView x{};                      ///< [R, H]; with gather read in backward only, if at all
   TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;    ///< [R] with gather, gather_dy: as of GroupedGemm
+  const int32_t* slot_of = nullptr;    ///< [R] with any of these: as of GroupedGemm
   QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
   QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]
   const float* bias2_scale = nullptr;  ///< [R]
-  TensorView y{};                      ///< [R, H], written by forward
+  TensorView y{};                      ///< [R, H], written by forward; with scatter as
+                                       ///< GroupedGemm's out
   TensorView dy{};                     ///< [R, H]; with gather_dy [T, H]
-  TensorView dx{};                     ///< [R, H], written by backward
+  TensorView dx{};                     ///< the same, written by backward
   float* dprob = nullptr;              ///< [R], written by backward
   float* dbias2_scale = nullptr;       ///< [R], written by backward
   TensorView z{};                      ///< fc1's output; empty: it lies in `saved`, if it is made

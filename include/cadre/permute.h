@@ -33,6 +33,7 @@ struct PermuteProblem {
   int ranks = 1;               ///< P: see Ranks
   bool prob = false;           ///< see the formulas
   bool addend = false;         ///< of tokens that are sums of rows
+  bool slots = false;          ///< the rows of such sums lie in the order of slots
   Tail tail = Tail::kKeep;     ///< of a row-shaped output
 
   bool operator==(const PermuteProblem&) const = default;
@@ -40,7 +41,8 @@ struct PermuteProblem {
 
 struct PermuteArgs {
   TensorView tokens{};  ///< [T, H]: x or dout, read; out or dx, written
-  TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written
+  TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written; with
+                        ///< slots [T * top_k, H]
   TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
   RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
   TensorView addend{};  ///< [T, H]: added to the sums, read; may be tokens itself
@@ -70,6 +72,8 @@ using PermutePlan = Plan<PermuteProblem>;
 ///           offsets; slots, rows, and arrays of one element each, are numbered through. Where
 ///           tokens are read, row_of, if given, says which row here each slot of all ranks has, so
 ///           that a token is read once. Combine backward takes no prob then.
+/// Slots     the row of token t and choice j is row t * top_k + j of `rows`, which is this rank's,
+///           wherever row_of says that there is one; all else goes by row_of, as without.
 /// Types     sums in fp32, over j in its order, then the addend, one rounding; probabilities are
 ///           fp32.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row

@@ -19,6 +19,7 @@ void composed_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, St
 template <std::string (*refuses)(const GroupedGemmProblem&, const Device&)>
 std::string plain_gemm(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather != Gather::kNo) return "gathers no rows";
+  if (p.scatter) return "scatters no rows";
   return p.activation ? "computes no activation" : refuses(p, device);
 }
 

@@ -19,6 +19,7 @@
 #include "cpu/reference/quantize.h"
 #include "cpu/reference/routing.h"
 #include "cpu/routing.h"
+#include "cpu/scattered_gemm.h"
 
 namespace cadre::cpu {
 
@@ -80,6 +81,11 @@ struct List<GroupedGemmProblem> {
        .workspace_bytes = backend::composed_gemm_workspace_bytes,
        .run = backend::composed_gemm,
        .inner = backend::composed_gemm_plans},
+      {.name = "cpu_scattered",
+       .refuses = refuses_scattered_gemm,
+       .workspace_bytes = scattered_gemm_workspace_bytes,
+       .run = scattered_gemm,
+       .inner = scattered_gemm_plans},
       {"cpu_reference", plain_gemm<takes_all>, no_workspace, reference::grouped_gemm},
   };
 };

@@ -68,7 +68,8 @@ void token_from_rows(const Work& work, int64_t token) {
     for (int64_t slot = token * work.p.top_k; slot < (token + 1) * work.p.top_k; ++slot) {
       if (!work.has_row(slot)) continue;
       const float factor = weighted ? work.args.prob[slot] : 1.0f;
-      work.load(rank_row_address(work.args.rows, work.args.map.row_of[slot]), columns, x.at);
+      const int64_t row = work.p.slots ? slot : work.args.map.row_of[slot];
+      work.load(rank_row_address(work.args.rows, row), columns, x.at);
       add_scaled(sum.at, x.at, factor, columns.count);
     }
     if (work.p.addend) {

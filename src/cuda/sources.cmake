@@ -45,6 +45,7 @@ set(cadre_cuda_sources
   sm90/prepare.cpp
   sm90/ragged_contraction.cpp
   sm90/ragged_rows.cpp
+  sm90/scattered_rows.cpp
 )
 
 # Kernels for Hopper use what no other architecture has. One instance a file, so that they compile
@@ -94,5 +95,9 @@ set(cadre_sm90_sources
   sm90/instances/rows_mn_major_bf16_to_f32.cu
   sm90/instances/rows_mn_major_f16_to_f16.cu
   sm90/instances/rows_mn_major_f16_to_f32.cu
+  sm90/instances/scattered_rows_k_major_bf16.cu
+  sm90/instances/scattered_rows_k_major_f16.cu
+  sm90/instances/scattered_rows_mn_major_bf16.cu
+  sm90/instances/scattered_rows_mn_major_f16.cu
   sm90/token_places.cu
 )

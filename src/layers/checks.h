@@ -59,6 +59,25 @@ void check_quantized_w(const ops::Checks<Problem>& checks, bool learns) {
       "discrete_weight is yes, must be no; w comes as the codes and scales of all experts");
 }
 
+template <class Problem>
+bool scatters(const Problem& p) {
+  if constexpr (requires { p.scatter_dx; }) return p.scatter || p.scatter_dx;
+  return p.scatter;
+}
+
+/// Those of a layer that may write its output, or the gradient of its input, to slots.
+template <class Problem>
+void check_scatter(const ops::Checks<Problem>& checks) {
+  const Problem& p = checks.problem();
+  checks.at_least("ranks", p.ranks, 1);
+  if (!scatters(p))
+    return checks.holds(p.ranks == 1, "ranks is ", p.ranks, ", must be 1; nothing is scattered");
+  checks.holds(!p.gather && !p.gather_dy,
+               "gather is yes, must be no; T is of what is gathered or of what is scattered");
+  checks.at_least("T", p.tokens, 0);
+  checks.at_least("top_k", p.top_k, 1);
+}
+
 /// Those of a layer that may read its input, or its gradient, in token order; whether it makes
 /// gradients of biases of what is gathered.
 template <class Problem>
@@ -67,6 +86,8 @@ void check_gather(const ops::Checks<Problem>& checks, bool dbias) {
   const auto as_is = [&](const Format& format) { return linear::as_is(format, p.dtype); };
   checks.holds(p.gather || !p.gather_dw,
                "gather_dw is yes, must be no; the problem says gather=no");
+  check_scatter(checks);
+  if (scatters(p)) return;
   if (!p.gather && !p.gather_dy) {
     checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; the problem says gather=no");
     checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; the problem says gather=no");

@@ -206,13 +206,30 @@ void check_dy(const LinearChecks& checks, const GroupedLinearArgs& args, const c
   checks.present("slot_of", args.slot_of, p.rows, "the problem says gather_dy=yes");
 }
 
+/// Rows of y or dx, in the order of experts or of slots.
+void check_rows(const LinearChecks& checks, const char* what, const TensorView& rows,
+                const GroupedLinearArgs& args, bool scatters) {
+  const GroupedLinearProblem& p = checks.problem();
+  const bool is_y = &rows == &args.y;
+  const int64_t cols = is_y ? activated_columns(p.n, p.activation) : p.k;
+  if (!scatters) return checks.view(what, rows, p.dtype, {p.rows, cols});
+  const char* why = is_y ? "the problem says scatter=yes" : "the problem says scatter_dx=yes";
+  const int64_t slots = p.tokens * p.top_k;
+  if (p.ranks == 1)
+    checks.view(what, rows, p.dtype, {slots, cols}, why);
+  else
+    checks.view(what, rows, p.dtype, {p.ranks, slots, cols}, why);
+  checks.present("slot_of", args.slot_of, p.rows, why);
+}
+
 /// What forward reads as x, in the order of experts or of tokens.
 void check_input(const LinearChecks& checks, const LinearRun& linear, const Needs& need) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const GroupedLinearArgs& args = linear.args;
   if (p.gather) return check_tokens(checks, args);
   checks.absent("tokens", args.tokens, "the problem says gather=no");
-  if (!p.gather_dy) checks.absent("slot_of", args.slot_of, "the problem says gather=no");
+  if (!p.gather_dy && !scatters(p))
+    checks.absent("slot_of", args.slot_of, "the problem says gather=no");
   const bool comes_as_codes = p.options.quantized_x || p.given_x_along_k;
   if (!comes_as_codes || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
 }
@@ -227,7 +244,7 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   check_input(checks, linear, need);
   check_copies(checks, linear, need);
-  checks.view("y", linear.args.y, p.dtype, {p.rows, activated_columns(p.n, p.activation)});
+  check_rows(checks, "y", linear.args.y, linear.args, p.scatter);
   if (need.reads(kW)) check_weights(checks, linear);
   if (p.bias && !p.return_bias) check_biases(checks, linear);
   if (p.bias_scale) checks.present("bias_scale", linear.args.bias_scale, p.rows);
@@ -245,7 +262,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   if (!p.given_dy_along_k || need.reads(kDy)) check_dy(checks, linear.args);
   check_copies(checks, linear, need);
-  if (p.dgrad) checks.view("dx", linear.args.dx, p.dtype, {p.rows, p.k});
+  if (p.dgrad) check_rows(checks, "dx", linear.args.dx, linear.args, p.scatter_dx);
   if (need.reads(kW)) check_weights(checks, linear);
   if (needs(linear, Phase::kInputAgain).reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});

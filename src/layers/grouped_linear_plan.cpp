@@ -130,7 +130,7 @@ class Planner {
     row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device, decoded_.fprop_by),
               {gathers ? kTokens : x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
                fprop.bias_scale ? kBiasScale : kNone, alpha, prob ? kProb : kNone,
-               gathers ? kSlotOf : kNone},
+               gathers || p_.scatter ? kSlotOf : kNone},
               {kY, z ? kZ : kNone});
   }
 
@@ -145,7 +145,7 @@ class Planner {
                                 {dy_.along_k.id, w_.written_rows(), kDxScales});
       row_.step(Phase::kBackward, "dx", plan(dgrad, plan_.device, decoded_.dgrad_by),
                 {dy_.read_along_k(), w_.read_along_rows(), kNone, kNone, alpha, kNone,
-                 p_.gather_dy ? kSlotOf : kNone},
+                 p_.gather_dy || p_.scatter_dx ? kSlotOf : kNone},
                 {kDx});
     }
     if (adds_bias() && p_.dbias) add_bias_grad();

@@ -94,8 +94,8 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
     if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
   const int64_t row_words = p.rows * int64_t(sizeof(float));
-  if (p.gather_dy && !p.gather_dw && learns(plan.fc2))
-    parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
+  const bool by_slot = (p.gather_dy && !p.gather_dw && learns(plan.fc2)) || (p.scatter && p.dgrad);
+  if (by_slot) parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
   saved("z", plan.tensors[kZ]);
   if (p.prob && plan.tensors[kZ].place == Place::kSaved)
     parts.push_back({"prob", Place::kCaller, row_words});

@@ -82,6 +82,11 @@ class Planner {
   GroupedLinearPlan planned(const GroupedLinearProblem& linear) const {
     return p_.options.deferred ? plan(linear, plan_.device) : plan_within(linear, plan_.device);
   }
+  void to_slots(GroupedLinearProblem& l) const {
+    l.tokens = p_.tokens;
+    l.top_k = p_.top_k;
+    l.ranks = p_.ranks;
+  }
   GroupedLinearProblem fc1() const {
     GroupedLinearProblem l = linear();
     l.n = z_columns_;
@@ -95,7 +100,9 @@ class Planner {
     l.given_dy_along_k = dz_codes_.has_value();
     l.gather = p_.gather;
     l.gather_dw = p_.gather_dw;
+    l.scatter_dx = p_.scatter && p_.dgrad;
     if (p_.gather) l.tokens = p_.tokens, l.top_k = p_.top_k;
+    if (l.scatter_dx) to_slots(l);
     if (!fused()) return l;
     GemmActivation& a = l.activation.emplace();
     a.kind = p_.activation;
@@ -115,7 +122,9 @@ class Planner {
     l.wgrad = p_.wgrad2;
     l.options.save_input = needs_h_again();
     l.gather_dy = p_.gather_dy;
+    l.scatter = p_.scatter;
     if (p_.gather_dy) l.tokens = p_.tokens, l.top_k = p_.top_k;
+    if (l.scatter) to_slots(l);
     l.x_role = TensorRole::kH;
     l.given_x_along_k = h_codes_.has_value();
     return l;
@@ -222,7 +231,7 @@ class Planner {
                 {h, kNone, kNone, h_codes});
     }
     row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward},
-              {h_codes_ ? kNone : h, h_codes}, {kY});
+              {h_codes_ ? kNone : h, h_codes, p_.scatter ? kSlotOf : kNone}, {kY});
   }
 
   void add_backward() {
@@ -240,8 +249,8 @@ class Planner {
     const bool later = runs_ == WgradRuns::kLater;
     if (p_.wgrad2 && !later) add_wgrad(Phase::kBackward, 1, "fc2 dw", h_in_backward(), kDy);
     if (learns(plan_.fc1))
-      row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward}, {dz, dz_codes},
-                {p_.dgrad ? kDx : kNone});
+      row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward},
+                {dz, dz_codes, p_.scatter && p_.dgrad ? kSlotOf : kNone}, {p_.dgrad ? kDx : kNone});
     add_input_again(0, "fc1 input again", kX);
     if (p_.wgrad2 && later) add_wgrad(Phase::kWgrad, 1, "fc2 dw", h_in_backward(), kDy);
     if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", p_.gather_dw ? kTokens : kX, kDz);

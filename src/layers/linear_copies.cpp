@@ -86,6 +86,16 @@ static GroupedGemmProblem gathered(GroupedGemmProblem g, Gather operand,
   return g;
 }
 
+/// It has no tail.
+static GroupedGemmProblem scattered(GroupedGemmProblem g, const GroupedLinearProblem& p) {
+  g.scatter = true;
+  g.tokens = p.tokens;
+  g.top_k = p.top_k;
+  g.ranks = p.ranks;
+  g.tail = Tail::kKeep;
+  return g;
+}
+
 GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const DecodedPasses& decoded) {
   const auto [lhs, rhs] = formats_of(p.recipe, pass);
   GroupedGemmProblem g{.pass = pass, .rows = p.rows, .n = p.n, .k = p.k};
@@ -114,6 +124,7 @@ GroupedGemmProblem product(const GroupedLinearProblem& p, Pass pass, const Decod
   g.rhs_major = p.parameters.weight_major;
   g.out = p.dtype;
   g.tail = p.options.tail;
+  if (pass == Pass::kDgrad ? p.scatter_dx : p.scatter) g = scattered(g, p);
   if (!decoded.by(pass).empty()) {
     g.lhs_scales_major = order_of_scales(lhs);
     if (pass == Pass::kDgrad) g.rhs_major = Major::kColumn;

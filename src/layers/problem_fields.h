@@ -35,14 +35,17 @@ void expert_fields(Io& io, Problem& p) {
   parameter_fields(io, p);
 }
 
-/// Of a layer that may read its input, or its gradient, in token order.
+/// Of a layer that may read its input, or its gradient, in token order, or write to slots.
 template <class Io, class Problem>
 void gather_fields(Io& io, Problem& p) {
   io.unless("gather", p.gather, false);
   io.unless("gather_dw", p.gather_dw, false);
   io.unless("gather_dy", p.gather_dy, false);
+  io.unless("scatter", p.scatter, false);
+  if constexpr (requires { p.scatter_dx; }) io.unless("scatter_dx", p.scatter_dx, false);
   io.unless("T", p.tokens, int64_t{0});
   io.unless("top_k", p.top_k, 1);
+  io.unless("ranks", p.ranks, 1);
 }
 
 template <class Io, class Problem>

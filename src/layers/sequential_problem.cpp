@@ -108,6 +108,8 @@ void check(const SequentialProblem& p) {
                  " is yes, must be no; a row has its rows in expert order");
     checks.holds(linear == nullptr || !linear->gather_dy, "gather_dy of op ", i,
                  " is yes, must be no; a row has its rows in expert order");
+    checks.holds(linear == nullptr || !(linear->scatter || linear->scatter_dx), "scatter of op ", i,
+                 " is yes, must be no; a row has its rows in expert order");
     checks.holds(linear == nullptr || !linear->activation, "act of op ", i,
                  " is given, must be absent; an activation is an op of a row");
     before_learns = before_learns || learns(p.ops[i]);

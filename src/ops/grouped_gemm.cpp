@@ -96,8 +96,10 @@ static void fields(Io& io, Problem& p) {
   io.unless("accumulate", p.accumulate, usual.accumulate);
   io.unless("tail", p.tail, usual.tail);
   io.unless("gather", p.gather, usual.gather);
+  io.unless("scatter", p.scatter, usual.scatter);
   io.unless("T", p.tokens, usual.tokens);
   io.unless("top_k", p.top_k, usual.top_k);
+  io.unless("ranks", p.ranks, usual.ranks);
   ops::activation_fields(io, p.activation);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
   io.unless("align", p.align, usual.align);
@@ -162,6 +164,7 @@ void check(const GroupedGemmProblem& p) {
   checks.plain_float("bias_dtype", p.bias_dtype);
   check_flags(p, checks);
   ops::check_gather(p, checks);
+  ops::check_scatter(p, checks);
   ops::check_activation(p, checks);
   checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
                ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
@@ -276,8 +279,10 @@ void check_array(std::string_view what, const Element* given, int64_t count,
 
 void check_out(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
                const ProblemChecks& checks) {
-  const Layout layout = is_wgrad(p) ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
-                                    : Layout{p.out, {p.rows, out_columns(p)}, 2, p.out_major};
+  const int64_t slots = p.tokens * p.top_k, rows = p.scatter ? slots : p.rows;
+  const Layout layout = is_wgrad(p)   ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
+                        : p.ranks > 1 ? Layout{p.out, {p.ranks, rows, out_columns(p)}, 3}
+                                      : Layout{p.out, {rows, out_columns(p)}, 2, p.out_major};
   const TensorNames& names = names_of(p.pass).out;
   const Storage out{args.out, args.discrete_out};
   check_discrete(names, out, p.discrete_out, checks);
@@ -321,7 +326,8 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
   check_array("beta", args.beta, p.beta ? p.experts : -1, checks);
   check_array("accumulate", args.accumulate, accumulate_words(p), checks);
-  check_array("slot_of", args.slot_of, p.gather != Gather::kNo ? p.rows : -1, checks);
+  const bool has_slots = p.scatter || p.gather != Gather::kNo;
+  check_array("slot_of", args.slot_of, has_slots ? p.rows : -1, checks);
   check_array("prob", args.prob, p.activation && p.activation->prob ? p.rows : -1, checks);
   if (p.activation && p.activation->keep_z)
     checks.view("z", args.z, p.out, {p.rows, p.n});

@@ -30,6 +30,10 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
     view(what, v, p.dtype, {t, p.hidden});
     in_place(what, v, window_.tokens(plan_));
   }
+  /// Rows that are summed: [R, H], unless who made them has pushed them.
+  void results(std::string_view what, const TensorView& v) const {
+    problem().push ? absent(what, v, "the problem says push=yes") : rows(what, v);
+  }
   /// [R, H]
   void rows(std::string_view what, const TensorView& v) const {
     view(what, v, problem().dtype, {problem().rows, problem().hidden});

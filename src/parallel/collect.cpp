@@ -11,25 +11,25 @@ using parallel::ExchangeKind;
 using parallel::of_ranks;
 using parallel::offsets_of_sums;
 using parallel::outcome;
+using parallel::results;
 using parallel::run_exchange;
+using parallel::summed_rows;
 using parallel::with_tokens;
 
 void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& args,
              Stream stream) {
   const ExpertParallelProblem& p = plan.problem;
   const ArgsChecks checks(ExchangeKind::kCollect, plan, window);
-  checks.rows("y", args.y);
+  checks.results("y", args.y);
   checks.tokens("out", args.out);
   checks.map(args.map, args.out[0]);
   const Window::State& state = window.state();
-  char* home = state.of(state.rank);
-  const ExchangeJob job{
-      .name = {ExchangeKind::kCollect, plan.tag},
-      .brought = {brought(args.y, home + plan.window.rows, args.map.offsets + p.experts)},
-      .outcomes = {outcome(args.out)},
-      .verdict = args.map.verdict};
+  const ExchangeJob job{.name = {ExchangeKind::kCollect, plan.tag},
+                        .brought = {results(plan, state, args.y, args.map.offsets + p.experts)},
+                        .outcomes = {outcome(args.out)},
+                        .verdict = args.map.verdict};
   const PermuteArgs read{.tokens = args.out,
-                         .rows = of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
+                         .rows = summed_rows(plan, state, args.out[0]),
                          .map = {.row_of = args.map.row_of},
                          .offsets = offsets_of_sums(p, args.map)};
   run_exchange(plan, state, job, {with_tokens(plan.collect, args.out[0]), read}, stream);

@@ -60,7 +60,9 @@ using parallel::list_of_rank;
 using parallel::of_ranks;
 using parallel::offsets_of_sums;
 using parallel::outcome;
+using parallel::results;
 using parallel::run_exchange;
+using parallel::summed_rows;
 using parallel::with_tokens;
 
 void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs& args,
@@ -104,7 +106,7 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
                        const DispatchBackwardArgs& args, Workspace workspace, Stream stream) {
   const ExpertParallelProblem& p = plan.problem;
   const ArgsChecks checks(ExchangeKind::kDispatchBackward, plan, window);
-  checks.rows("drows", args.drows);
+  checks.results("drows", args.drows);
   checks.probabilities("drow_prob", args.drow_prob, p.rows);
   checks.tokens("dx", args.dx);
   checks.probabilities("dprob", args.dprob, args.dx[0] * p.top_k);
@@ -117,14 +119,13 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
     of_prob =
         brought_list(args.drow_prob, p.rows, list_of_rank(state, plan.window.drow_prob, p.rows));
   of_prob.used = used;
-  const ExchangeJob job{
-      .name = {ExchangeKind::kDispatchBackward, plan.tag},
-      .brought = {brought(args.drows, state.of(state.rank) + plan.window.rows, used), of_prob},
-      .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
-      .verdict = args.map.verdict};
+  const ExchangeJob job{.name = {ExchangeKind::kDispatchBackward, plan.tag},
+                        .brought = {results(plan, state, args.drows, used), of_prob},
+                        .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
+                        .verdict = args.map.verdict};
   const PermuteArgs read{
       .tokens = args.dx,
-      .rows = of_ranks(state, plan.window.rows, p.dtype, p.rows, p.hidden),
+      .rows = summed_rows(plan, state, args.dx[0]),
       .map = {.row_of = args.map.row_of},
       .offsets = offsets_of_sums(p, args.map),
       .drow_prob = p.prob ? list_at<float>(state, plan.window.drow_prob) : nullptr,

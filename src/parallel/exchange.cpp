@@ -49,6 +49,19 @@ TensorView of_ranks(const Window::State& window, int64_t part, DType dtype, int6
   return view(first, dtype, {window.ranks, rows, columns}, {step, columns, 1});
 }
 
+BroughtRows results(const ExpertParallelPlan& plan, const Window::State& window,
+                    const TensorView& from, const int32_t* used) {
+  if (plan.problem.push) return {};
+  return brought(from, window.of(window.rank) + plan.window.rows, used);
+}
+
+TensorView summed_rows(const ExpertParallelPlan& plan, const Window::State& window,
+                       int64_t tokens) {
+  const ExpertParallelProblem& p = plan.problem;
+  if (!p.push) return of_ranks(window, plan.window.rows, p.dtype, p.rows, p.hidden);
+  return view(window.of(window.rank) + plan.window.rows, p.dtype, {tokens * p.top_k, p.hidden});
+}
+
 Offsets offsets_of_sums(const ExpertParallelProblem& p, const ExchangeMap& map) {
   return p.ranks == 1 ? Offsets{map.offsets, p.experts} : Offsets{};
 }

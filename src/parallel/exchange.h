@@ -37,6 +37,12 @@ Outcome outcome(float* data, int64_t count);
 /// The same matrix of every rank as one tensor: [P, rows, columns].
 TensorView of_ranks(const Window::State&, int64_t part, DType, int64_t rows, int64_t columns);
 
+/// Rows that a rank brings to a sum, unless who made them has pushed them.
+BroughtRows results(const ExpertParallelPlan&, const Window::State&, const TensorView& from,
+                    const int32_t* used);
+/// Where rows lie that are summed for so many tokens.
+TensorView summed_rows(const ExpertParallelPlan&, const Window::State&, int64_t tokens);
+
 /// Of a map where rows are summed: one rank's rows end at the tail, those of several have no end.
 Offsets offsets_of_sums(const ExpertParallelProblem&, const ExchangeMap&);
 

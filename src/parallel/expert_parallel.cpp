@@ -41,6 +41,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("prob", p.prob, usual.prob);
   io.unless("overflow", p.overflow, usual.overflow);
   io.unless("tail", p.tail, usual.tail);
+  io.unless("push", p.push, usual.push);
   io.unless("layer", p.layer, usual.layer);
 }
 
@@ -73,6 +74,7 @@ void check(const ExpertParallelProblem& p) {
   checks.plain_float("dtype", p.dtype);
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
+  if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
 }
 
 PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Device& device) {
@@ -83,6 +85,7 @@ PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Devi
   m.ranks = p.ranks;
   m.prob = p.prob && (pass == PermutePass::kPermute || pass == PermutePass::kPermuteBackward);
   m.tail = p.tail;
+  m.slots = p.push && (pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward);
   return plan(m, device);
 }
 
@@ -115,6 +118,7 @@ std::string refuses_window(const ExpertParallelProblem&, const Device& device) {
 std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& device) {
   const int64_t choices = p.ranks * p.tokens * p.top_k, experts = int64_t(p.ranks) * p.experts;
   if (device.kind != DeviceKind::kCuda) return "is for GPUs";
+  if (p.push) return "fetches its rows";
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
                 choices);
@@ -176,6 +180,7 @@ std::string explain(const ExpertParallelPlan& plan) {
                 w.tokens - w.experts, " of routing, ", w.drow_prob - w.tokens, " of tokens, ",
                 w.rows - w.drow_prob, " of gradients of probabilities, ", w.bytes - w.rows,
                 " of rows\n");
+  if (p.push) lines += "results    come row by row, from who makes them, to the slots of tokens\n";
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
   lines += text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
                 " are always enough, beyond them ",
@@ -196,7 +201,7 @@ WindowLayout layout_of(const ExpertParallelProblem& p) {
   w.prob = take(p.prob ? choices * int64_t(sizeof(float)) : 0);
   w.tokens = take(bytes_for(p.dtype, p.tokens * p.hidden));
   w.drow_prob = take(p.prob ? p.ranks * p.rows * int64_t(sizeof(float)) : 0);
-  w.rows = take(bytes_for(p.dtype, p.rows * p.hidden));
+  w.rows = take(bytes_for(p.dtype, (p.push ? p.tokens * p.top_k : p.rows) * p.hidden));
   return w;
 }
 

@@ -6,6 +6,8 @@
 #include <utility>
 
 #include "cadre/error.h"
+#include "ops/checks.h"
+#include "parallel/exchange.h"
 #include "parallel/rank_device.h"
 #include "parallel/shared_memory.h"
 
@@ -139,6 +141,12 @@ TensorView Window::tokens(const ExpertParallelPlan& plan) const {
 TensorView Window::rows(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
+}
+
+TensorView Window::slots(const ExpertParallelPlan& plan) const {
+  const ExpertParallelProblem& p = plan.problem;
+  ops::Checks("slots", p).holds(p.push, "push is no, must be yes; rows lie at home");
+  return parallel::of_ranks(*state_, plan.window.rows, p.dtype, p.tokens * p.top_k, p.hidden);
 }
 
 void Window::await_readers(Stream stream) {

@@ -38,7 +38,8 @@ void tokens_from_rows(const PermuteProblem& p, const PermuteArgs& args, int64_t 
       for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot) {
         const int64_t row = args.map.row_of[slot];
         if (row < 0 || row >= used) continue;
-        sum += (weighted ? args.prob[slot] : 1.0) * read_of_ranks(args.rows, row, h);
+        sum +=
+            (weighted ? args.prob[slot] : 1.0) * read_of_ranks(args.rows, p.slots ? slot : row, h);
       }
       if (p.addend) sum += read(args.addend, t, h);
       write(args.tokens, {t, h}, sum);

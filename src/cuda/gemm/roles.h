@@ -9,10 +9,11 @@ constexpr int kWarp = 32, kWarpgroup = 128;  // threads
 struct Roles {
   int consumers;           ///< warpgroups
   int load_warps;          ///< they start the loads of operands
-  int store_warps;         ///< one thread each starts stores of output, and loads of old output
+  int store_warps;         ///< they start stores of output, and loads of old output
   int consumer_registers;  ///< of a thread (setmaxnreg)
   int producer_registers;  ///< of a thread of the other warpgroups
   int blocks = 1;          ///< of an SM
+  int store_lanes = 1;     ///< of a store warp that have work
 
   constexpr int producer_warpgroups() const { return (load_warps + store_warps + 1 + 3) / 4; }
   constexpr int warpgroups() const { return consumers + producer_warpgroups(); }
@@ -23,7 +24,7 @@ struct Roles {
 
   /// Threads that read the records of tiles, one by one.
   constexpr int readers() const {
-    return consumers * kWarpgroup + load_warps * kWarp + store_warps;
+    return consumers * kWarpgroup + load_warps * kWarp + store_warps * store_lanes;
   }
   /// Of a thread when the block begins: what an SM has for so many threads, in steps of eight.
   constexpr int first_registers() const { return 65536 / blocks / threads() / 8 * 8; }

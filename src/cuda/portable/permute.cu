@@ -99,7 +99,7 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
 /// side by side.
 template <class Config>
 __device__ int64_t token_of(const Job& job, int64_t number) {
-  if constexpr (!Config::kRanks) return number;
+  if constexpr (Config::kPlaces != Places::kRanks) return number;
   const auto each = uint32_t(job.rank_rows), ranks = uint32_t(job.token_count) / each;
   return int64_t(uint32_t(number) % ranks) * each + uint32_t(number) / ranks;
 }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
       return for_unpaired_rows(job, (item - tokens) * kLanes, used,
                                [&](int64_t row) { make_row<Config>(job, row, used); });
     const int64_t token = token_of<Config>(job, item);
-    if (Config::kRanks && !is_needed(job, token)) return;
+    if (Config::kPlaces == Places::kRanks && !is_needed(job, token)) return;
     const Segment chunks = read_token<Config>(job, token);
     for (int first = 0; first < job.top_k; first += kLanes) {
       const int choice = first + int(threadIdx.x);
@@ -271,7 +271,7 @@ __device__ void sum_token(const Job& job, int64_t token, int64_t used) {
     const int row_there = known ? job.row_of[slot] : -1;
     const float p = known && job.weighted ? job.prob[slot] : 1.0f;
     const int row = row_there < used ? row_there : -1;
-    add_choices(job, row, p, sum);
+    add_choices(job, Sum::kPlaces == Places::kSlots && row >= 0 ? int(slot) : row, p, sum);
     if (known && job.dprob != nullptr && segment_index() == 0)
       job.dprob[slot] = row >= 0 ? job.row_gradient(row) : 0.0f;
   }
@@ -293,10 +293,10 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kerne
 
 /// Chunks of tokens and rows, whether those that are read lie in the memories of several ranks, and
 /// the least blocks an SM, for __launch_bounds__.
-template <class OfRows, bool kOfRanks>
+template <class OfRows, Places kOfRows>
 struct Config : OfRows {
-  static constexpr bool kRanks = kOfRanks;
-  static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kRanks ? 2 : 4;
+  static constexpr Places kPlaces = kOfRows;
+  static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kPlaces == Places::kHere ? 4 : 2;
 };
 
 template <class Sum>
@@ -305,22 +305,28 @@ void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   cuda::launch(tokens_kernel<Sum>, grid.on(stream), job);
 }
 
+/// The passes that sum.
+template <class Config>
+void launch_all_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
+  constexpr int kMost = Config::kOneDType ? 8 : 4;
+  if (p.top_k <= 2)
+    launch_sums<Sum<Config, 2>>(p, job, stream);
+  else if (p.top_k <= 4)
+    launch_sums<Sum<Config, 4>>(p, job, stream);
+  else
+    launch_sums<Sum<Config, kMost>>(p, job, stream);
+}
+
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   const int64_t groups = (p.rows + kLanes - 1) / kLanes;
-  if constexpr (!Config::kRanks)  // of several ranks it takes no prob
+  if constexpr (Config::kPlaces != Places::kRanks)  // of several ranks it takes no prob
     if (job.dprob != nullptr && p.pass == PermutePass::kCombineBackward) {
       const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
       return cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
     }
   if (p.pass == PermutePass::kPermuteBackward || p.pass == PermutePass::kCombine) {
-    constexpr int kMost = Config::kOneDType ? 8 : 4;
-    if (p.top_k <= 2)
-      launch_sums<Sum<Config, 2>>(p, job, stream);
-    else if (p.top_k <= 4)
-      launch_sums<Sum<Config, 4>>(p, job, stream);
-    else
-      launch_sums<Sum<Config, kMost>>(p, job, stream);
+    launch_all_sums<Config>(p, job, stream);
   } else if (p.hidden <= kNarrow) {
     cuda::launch(narrow_rows_kernel<Config>, narrow_grid(p.rows, stream), job);
   } else if (job.row_of != nullptr) {
@@ -349,7 +355,8 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
   const bool by_row = reads_tokens(p.pass);
   const TensorView& read = by_row ? args.tokens : args.rows;
-  const int64_t rank_rows = p.ranks == 1 ? 0 : read.shape[1];
+  const bool spread = p.ranks > 1 && !p.slots;  // over the memories of the ranks
+  const int64_t rank_rows = spread ? read.shape[1] : 0;
   Job job{.tokens = Matrix(by_row ? one_rank(args.tokens) : args.tokens, p.dtype),
           .rows = Matrix(by_row ? args.rows : one_rank(args.rows), p.dtype),
           .y = Matrix(args.y, p.dtype),
@@ -370,14 +377,15 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
           .top_k = p.top_k,
           .zero_tail = p.tail == Tail::kZero,
           .weighted = p.prob && combines};
-  const int64_t rank_step = p.ranks == 1 ? 0 : bytes_for(read.dtype, read.stride[0]);
+  const int64_t rank_step = spread ? bytes_for(read.dtype, read.stride[0]) : 0;
   job.rank_rows = rank_rows;
   job.rank_gap = rank_step - rank_rows * (by_row ? job.tokens : job.rows).pitch;
   const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() &&
                     job.addend.is_wide() && rank_step % 16 == 0;
   visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {
-    p.ranks == 1 ? launch<Config<OfRows, false>>(p, job, stream_of(stream))
-                 : launch<Config<OfRows, true>>(p, job, stream_of(stream));
+    p.slots  ? launch_all_sums<Config<OfRows, Places::kSlots>>(p, job, stream_of(stream))
+    : spread ? launch<Config<OfRows, Places::kRanks>>(p, job, stream_of(stream))
+             : launch<Config<OfRows, Places::kHere>>(p, job, stream_of(stream));
   });
 }
 

@@ -5,6 +5,10 @@
 // What the kernels of permute.cu have in common.
 namespace cadre::cuda::portable {
 
+/// Where what is read lies: in memory of one rank, in that of several, or, rows that are summed, in
+/// the order of slots.
+enum class Places : uint8_t { kHere, kRanks, kSlots };
+
 /// The parameters of the kernels.
 struct Job {
   Matrix tokens, rows, y, addend;
@@ -20,13 +24,13 @@ struct Job {
   /// Sums of rows of several ranks have no offsets.
   template <class Config>
   __device__ int64_t used() const {
-    if (Config::kRanks && offsets == nullptr) return bound;
+    if (Config::kPlaces != Places::kHere && offsets == nullptr) return bound;
     return schedule::rows_used(offsets, experts, bound);
   }
   /// Such a matrix, moved so that this row of all ranks lies where its number says.
   template <class Config>
   __device__ decltype(auto) with_row(const Matrix& m, int64_t row) const {
-    if constexpr (Config::kRanks) {
+    if constexpr (Config::kPlaces == Places::kRanks) {
       Matrix moved = m;
       moved.data += uint32_t(row) / uint32_t(rank_rows) * rank_gap;
       return moved;

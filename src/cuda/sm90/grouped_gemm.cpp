@@ -9,6 +9,7 @@
 #include "cuda/sm90/gathered_rows.h"
 #include "cuda/sm90/prepare.h"
 #include "cuda/sm90/ragged_contraction.h"
+#include "cuda/sm90/scattered_rows.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
@@ -89,8 +90,8 @@ std::string refuses_gated(const GroupedGemmProblem& p, const Device& device) {
   return refuses(p, device);
 }
 
-/// What the family of gathered_products.cuh asks for, whose output leaves as it is summed.
-std::string refuses_gathered_products(const GroupedGemmProblem& p, const Device& device) {
+/// What the families ask for whose output leaves as it is summed.
+std::string refuses_summed(const GroupedGemmProblem& p, const Device& device) {
   if (p.alpha || p.beta || p.bias || p.bias_scale)
     return "takes no alpha, beta, bias or bias_scale";
   if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
@@ -211,13 +212,17 @@ std::string refuses_gated_rows(const GroupedGemmProblem& p, const Device& device
 std::string refuses_gathered_rows(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather != Gather::kLhs) return "takes rows that it gathers";
   if (p.pass == Pass::kWgrad) return "takes fprop and dgrad";
-  return p.activation ? refuses_gated(p, device) : refuses_gathered_products(p, device);
+  return p.activation ? refuses_gated(p, device) : refuses_summed(p, device);
 }
 
 std::string refuses_gathered_contraction(const GroupedGemmProblem& p, const Device& device) {
   if (p.gather == Gather::kNo) return "takes rows that it gathers";
   if (p.out != dtype_of(p.lhs)) return "writes the type of its operands";
   return refuses_ragged_contraction(p, device);
+}
+
+std::string refuses_scattered_rows(const GroupedGemmProblem& p, const Device& device) {
+  return p.scatter ? refuses_summed(p, device) : "takes rows that it scatters";
 }
 
 std::string refuses_fp8_rows(const GroupedGemmProblem& p, const Device& device) {
@@ -334,6 +339,25 @@ void run_gathered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
   GatheredProductsParams params{rows_params(plan, args, experts), batch};
   params.y = ragged_map(args.out, kConsumerRows);
   find_gathered_products({is_k_major(p), p.out})(params, blocks_of(plan), stream);
+}
+
+void run_scattered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
+                        Workspace workspace, Stream on) {
+  const GroupedGemmProblem& p = plan.problem;
+  const auto stream = static_cast<cudaStream_t>(on.handle);
+  if (p.rows == 0) return;
+  const Prepared experts = prepare_weight(plan, args, workspace, stream);
+  const TensorView& y = args.out;
+  const int slots = int(p.tokens * p.top_k);
+  const int64_t rank_bytes = p.ranks > 1 ? bytes_for(y.dtype, y.stride[0]) : 0;
+  ScatteredRowsParams params{rows_params(plan, args, experts),
+                             {.first = static_cast<char*>(y.data),
+                              .row_bytes = bytes_for(y.dtype, y.stride[size_t(y.rank) - 2]),
+                              .rank_bytes = rank_bytes,
+                              .slots = slots,
+                              .all_slots = p.ranks * slots},
+                             args.slot_of};
+  find_scattered_rows({is_k_major(p), p.out})(params, blocks_of(plan), stream);
 }
 
 void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,

@@ -5,8 +5,9 @@
 
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
 // gated_rows.cuh, both from tokens by gathered_products.cuh and gathered_rows.cuh, fprop and dgrad
-// of fp8_block and fp8_tensor by fp8_rows.cuh, fprop of packed weights by packed_rows.cuh, wgrad by
-// ragged_contraction.cuh and, from tokens, by gathered_contraction.cuh.
+// to slots by scattered_rows.cuh, those of fp8_block and fp8_tensor by fp8_rows.cuh, fprop of packed
+// weights by packed_rows.cuh, wgrad by ragged_contraction.cuh and, from tokens, by
+// gathered_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
 std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);
@@ -14,6 +15,7 @@ std::string refuses_ragged_contraction(const GroupedGemmProblem&, const Device&)
 std::string refuses_gated_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_gathered_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_gathered_contraction(const GroupedGemmProblem&, const Device&);
+std::string refuses_scattered_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_fp8_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_packed_rows(const GroupedGemmProblem&, const Device&);
 
@@ -35,6 +37,7 @@ void run_ragged_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Work
 void run_gated_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_gathered_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_gathered_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+void run_scattered_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_fp8_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_packed_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 

@@ -20,7 +20,8 @@
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
 //              What leaves beside the next tile's products has Held instead, see
 //              consume_and_hold_tiles(), and the Bias that goes into it; Memory is their room in
-//              shared memory.
+//              shared memory. What leaves row by row has find_rows() and scatter() instead of
+//              store(), by whole warps.
 //
 // It is persistent: a block an SM, two blocks a cluster, which work on neighbouring tiles with one
 // operand in common, mostly the second; each loads half of that for both. The life of a tile is
@@ -29,7 +30,8 @@
 //   role        warps      work
 //   consumers   4 each     products of 64 rows of a tile, then its output
 //   load        kWarps     starts the loads of a stage, and gathers rows
-//   store       a ring     one thread: loads of old output, stores of new; or one for both rings
+//   store       a ring     one thread: loads of old output, stores of new; or one for both rings;
+//                          all where rows are scattered
 //   schedule    1          takes tiles and publishes their records
 //
 //   barrier             arrivals    who arrives                    who waits    guards
@@ -49,6 +51,11 @@ struct LoadMemory {};
 template <class Load>
 requires kGathers<Load>
 struct LoadMemory<Load> : Load::Memory {
+};
+
+template <class Store>
+constexpr bool kScatters = requires(Store& store) {
+  store.find_rows();
 };
 
 template <class Kernel>
@@ -75,7 +82,8 @@ constexpr gemm::Roles kRoles = {.consumers = kConsumers,
                                 .store_warps = Kernel::Store::kShape.store_warps(),
                                 .consumer_registers = Kernel::Multiply::kRegisters,
                                 .producer_registers = Kernel::kTile.producer_registers(),
-                                .blocks = Kernel::kTile.blocks};
+                                .blocks = Kernel::kTile.blocks,
+                                .store_lanes = kScatters<typename Kernel::Store> ? kWarp : 1};
 
 template <class Kernel>
 __device__ inline void init_barriers(Shared<Kernel>& shared) {
@@ -308,6 +316,34 @@ __device__ inline void store_tiles_of_both(Shared<Kernel>& shared, const auto& p
   tma_wait();
 }
 
+/// A store warp of a consumer whose rows go here and there.
+template <class Kernel>
+__device__ inline void scatter_tiles(Shared<Kernel>& shared, const auto& params, int consumer) {
+  using Store = typename Kernel::Store;
+  constexpr OutputShape kShape = Store::kShape;
+  static_assert(kShape.store_warps() == kConsumers);
+  const bool leads = threadIdx.x % kWarp == 0;
+  OutputRing<kShape> out = shared.output_ring(consumer);
+  auto& empty = shared.output_empty[consumer];
+  gemm::TileReader tiles(shared.tiles);
+  for (TileRecord tile = tiles.next_in_warp(); !tile.is_last(); tile = tiles.next_in_warp()) {
+    if (!has_rows(tile, consumer)) continue;
+    Store store(params, tile);
+    const int parts = store.parts().count, column = tile.row + kConsumerRows * consumer;
+    Cursor<kShape.buffers> at = out.at;
+    for (int i = 0; leads && i < kShape.buffers && i < parts; ++i, at.next()) arrive(empty[at.at]);
+    store.find_rows();
+#pragma unroll
+    for (int part = 0; part < Store::Held::kAllTurns; ++part, out.at.next()) {
+      if (part >= parts) break;
+      wait_asleep(out.full[out.at.at], out.at.parity);
+      store.scatter(column, part, out.buffers[out.at.at]);
+      __syncwarp();
+      if (leads && part + kShape.buffers < parts) arrive(empty[out.at.at]);
+    }
+  }
+}
+
 template <class Kernel>
 __global__ void __cluster_dims__(kCluster)
     __launch_bounds__(kRoles<Kernel>.threads(), Kernel::kTile.blocks)
@@ -329,8 +365,11 @@ __global__ void __cluster_dims__(kCluster)
         load_tiles(shared, params);
     }
     if (warp == kRole.schedule_warp()) schedule_tiles(shared, params);
-    if (threadIdx.x % kWarp == 0 && ring >= 0 && ring < kRole.store_warps) {
-      if constexpr (Kernel::Store::kShape.one_warp)
+    const bool stores = ring >= 0 && ring < kRole.store_warps;
+    if (stores && int(threadIdx.x) % kWarp < kRole.store_lanes) {
+      if constexpr (kScatters<typename Kernel::Store>)
+        scatter_tiles(shared, params, ring);
+      else if constexpr (Kernel::Store::kShape.one_warp)
         store_tiles_of_both(shared, params);
       else
         store_tiles(shared, params, ring);

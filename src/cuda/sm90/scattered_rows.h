@@ -1,0 +1,42 @@
+#pragma once
+#include "cuda/sm90/ragged_rows.h"
+
+namespace cadre::cuda::sm90 {
+
+/// Rows in the order of slots, in the memories of several ranks.
+struct SlotMemory {
+  char* first = nullptr;                  ///< row of the first slot
+  int64_t row_bytes = 0, rank_bytes = 0;  ///< from a row to the next; from a rank to the next
+  int slots = 0, all_slots = 0;           ///< of a rank; of all
+
+  /// Null: it is no slot.
+  CADRE_HD char* row_of(int slot) const {
+    if (slot < 0 || slot >= all_slots) return nullptr;
+    const auto rank = unsigned(slot) / unsigned(slots), rest = unsigned(slot) % unsigned(slots);
+    return first + rank * rank_bytes + rest * row_bytes;
+  }
+};
+
+/// What the kernel of fprop and dgrad to slots is launched with; TMA does not write y.
+struct ScatteredRowsParams : RaggedRowsParams {
+  SlotMemory to{};
+  const int32_t* slot_of = nullptr;  ///< [R]
+};
+
+/// Which instance: how the weight lies, and the type of all tensors.
+struct ScatteredRowsKind {
+  bool k_major = true;  ///< rows of w run along the contraction, else across it
+  DType type = DType::kBf16;
+
+  bool operator==(const ScatteredRowsKind&) const = default;
+};
+
+/// One instance, launched; instances/ has them, a file each.
+template <ScatteredRowsKind kKind>
+void launch_scattered_rows(const ScatteredRowsParams&, int blocks, cudaStream_t);
+
+/// The instance of that kind, of bf16 or f16.
+using LaunchScatteredRows = void (*)(const ScatteredRowsParams&, int blocks, cudaStream_t);
+LaunchScatteredRows find_scattered_rows(const ScatteredRowsKind&);
+
+}  // namespace cadre::cuda::sm90
