@@ -144,9 +144,33 @@ LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, See
       seeds, outputs);
 }
 
-/// Slots, where the layer gathers; tokens for forward, and the rows that they are for backward.
+/// Whether rows of y, or of dx, go to slots.
+template <class Problem>
+bool scatters_y(const Problem& p) {
+  if constexpr (requires { p.scatter; }) return p.scatter;
+  return false;
+}
+template <class Problem>
+bool scatters_dx(const Problem& p) {
+  if constexpr (requires { p.scatter_dx; }) return p.scatter_dx;
+  return scatters_y(p);
+}
+
+/// [R, columns], or that of slots.
+template <class Problem>
+TensorView written_rows(Buffers& buffers, const Problem& p, int64_t columns, bool scatters) {
+  const int64_t rows = scatters ? p.tokens * p.top_k : p.rows;
+  return scatters && p.ranks > 1 ? buffers.tensor(p.dtype, {p.ranks, rows, columns})
+                                 : buffers.tensor(p.dtype, {rows, columns});
+}
+
+/// Slots, where the layer gathers or scatters; tokens for forward, and the rows that they are for
+/// backward.
 template <class Problem, class Args>
 void add_tokens(Buffers& buffers, const Problem& p, const Rows& rows, Seeds& seeds, Args& args) {
+  if (scatters_y(p) || scatters_dx(p))
+    args.slot_of =
+        scattered_slots(buffers, rows, p.rows, p.ranks * p.tokens * p.top_k, seeds.next());
   if (!p.gather && !p.gather_dy) return;
   const Slots slots{p.rows, p.tokens, p.top_k};
   if (p.gather)
@@ -185,8 +209,13 @@ LayerCase<Plan, Args> layer_case(const Plan& plan, std::unique_ptr<Buffers> buff
   args.weight_cache = memory(*buffers, m.weight_cache_bytes);
   const Workspace workspace = buffers->workspace(
       std::max({m.forward_workspace_bytes, m.backward_workspace_bytes, m.wgrad_workspace_bytes}));
-  outputs.push_back(output("y", result(args), live));
-  outputs.push_back(output("dx", args.dx, live, find_tensor(plan, "dx") != nullptr));
+  const auto live_of = [live](const TensorView& v, bool scatters) {
+    return scatters ? v.shape[0] : live;
+  };
+  const TensorView& y = result(args);
+  outputs.push_back(output("y", y, live_of(y, scatters_y(plan.problem))));
+  outputs.push_back(output("dx", args.dx, live_of(args.dx, scatters_dx(plan.problem)),
+                           find_tensor(plan, "dx") != nullptr));
   return {plan, args, workspace, std::move(outputs), std::move(buffers)};
 }
 
@@ -225,12 +254,12 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
   args.parameters = parameters(b, p, seeds, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.k}, rows.live(), seeds.next());
   add_tokens(b, p, rows, seeds, args);
-  args.y = b.tensor(p.dtype, {p.rows, activated_columns(p.n, p.activation)});
+  args.y = written_rows(b, p, activated_columns(p.n, p.activation), p.scatter);
   if (p.activation && p.activation->keep_z) args.z = b.tensor(p.dtype, {p.rows, p.n});
   if (p.activation && p.activation->prob)
     args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
   args.dy = random_dy(b, p, p.n, rows, seeds);
-  args.dx = b.tensor(p.dtype, {p.rows, p.k});
+  args.dx = written_rows(b, p, p.k, p.scatter_dx);
   if (p.bias_scale) {
     args.bias_scale = random_floats(b, p.rows, rows.live(), seeds.next());
     args.dbias_scale = row_gradient(b, "dbias_scale", {p.rows, rows.live()}, outputs);
@@ -250,9 +279,9 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
   add_parameters(b, p, seeds, args, outputs);
   args.x = random_rows(b, p.dtype, {p.rows, p.hidden}, rows.live(), seeds.next());
   add_tokens(b, p, rows, seeds, args);
-  args.y = b.tensor(p.dtype, {p.rows, p.hidden});
+  args.y = written_rows(b, p, p.hidden, p.scatter);
   args.dy = random_dy(b, p, p.hidden, rows, seeds);
-  args.dx = b.tensor(p.dtype, {p.rows, p.hidden});
+  args.dx = written_rows(b, p, p.hidden, p.scatter);
   if (p.prob) args.prob = random_floats(b, p.rows, rows.live(), seeds.next());
   if (p.prob && p.dprob) args.dprob = row_gradient(b, "dprob", {p.rows, rows.live()}, outputs);
   if (p.bias2_scale) {

@@ -234,12 +234,21 @@ class ExpertParallel:
             return self._dispatch_by_window(self._window, self._window.name, x, experts, prob)
         return self._dispatch_by_collective(x, experts, prob)
 
-    def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> DispatchedRows:
+    def _rows_to_push(self) -> int:
+        """R, where experts of a layer may push their results into the windows of all ranks; else 0.
+        """
+        window = self._window
+        return window.rows if window is not None and window.pushed_name else 0
+
+    def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None, pushes: bool = False
+                         ) -> DispatchedRows:
         """As dispatch, for a layer that keeps the rows to itself: of the route window they have a
-        tail that nobody may read, and experts put their results into the window of the handle."""
+        tail that nobody may read, and experts put their results into the window of the handle, or
+        push them into those of all ranks."""
         if self._window is None:
             return self.dispatch(x, experts, prob)
-        return self._dispatch_by_window(self._window, self._window.inner_name, x, experts, prob)
+        name = self._window.pushed_name if pushes else self._window.inner_name
+        return self._dispatch_by_window(self._window, name, x, experts, prob)
 
     def _dispatch_by_window(self, window: WindowRoute, name: str, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:

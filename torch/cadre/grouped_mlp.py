@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from .counts import Counts, offsets_of
 from .deferral import DeferredGradients, Memory
@@ -102,9 +103,17 @@ class RankRows:
     offsets: Tensor  # int32 [E + 1]
     window: str  # the name of the exchange; empty: results go into no window
     again: RowsAgain | None  # they are not kept for backward
+    slot_of: Tensor | None  # int32 [R], of a window to whose slots results are pushed
 
-    def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None) -> None:
-        self.offsets, self.window, self.again = offsets, window, again
+    def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None,
+                 slot_of: Tensor | None) -> None:
+        self.offsets, self.window, self.again, self.slot_of = offsets, window, again, slot_of
+
+
+@functools.lru_cache(maxsize=256)
+def _can_push(*of_mlp: Any) -> bool:
+    can: bool = torch.ops.cadre._grouped_mlp_scatters(*of_mlp)
+    return can
 
 
 class MixedTokens(NamedTuple):
@@ -250,14 +259,16 @@ class GroupedMLP(DeferredGradients):
                 activation=self.activation, recipe=recipe, keep_h=self.keep_h,
                 keep_rows=choice.keep_rows)
             return MixedTokens(*made)
-        again, window = None, ""
+        again, window, slot_of = None, "", None
         if isinstance(counts, RankRows):
             offsets, window, again = counts.offsets, counts.window, counts.again
+            slot_of = counts.slot_of
         else:
             offsets = offsets_of(counts, self.num_experts, rows, "counts")
         if apart:
             return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
-        options = dict(activation=self.activation, keep_h=self.keep_h, recipe=recipe, window=window)
+        options = dict(activation=self.activation, keep_h=self.keep_h, recipe=recipe, window=window,
+                       slot_of=slot_of)
         if again is not None and is_plain(recipe, rows):
             y = again.mlp(rows, offsets, prob, [self.w1, self.bias1, self.w2, self.bias2],
                           bias2_scale, options)
@@ -265,6 +276,20 @@ class GroupedMLP(DeferredGradients):
             y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
                                                **options)
         return y.view(x.shape)
+
+    def _can_push(self, rows: int, like: Tensor, ranks: int) -> bool:
+        """Whether results can leave for the ranks of their tokens while they are computed: nobody
+        else may want to see them."""
+        watched = (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
+                   or self._backward_pre_hooks or module._has_any_global_hook())
+        if watched or self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
+            return False
+        recipe = words_for(active_recipe() if self.recipe is None else self.recipe, like)
+        casts = torch.is_autocast_enabled(like.device.type)
+        weight_dtype = torch.get_autocast_dtype(like.device.type) if casts else self.w1.dtype
+        return _can_push(rows, self.hidden, self.features, self.num_experts, ranks, like.dtype,
+                         weight_dtype, (self.bias1 is not None, self.bias2 is not None),
+                         self.activation, recipe, str(like.device))
 
     def _mixed(self, tokens: Tensor, choice: TokenChoice, recipe: str) -> MixedTokens:
         score, *words = choice.routing.split()

@@ -310,14 +310,17 @@ class MoE(nn.Module):
         if is_eager:
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
-        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob)
+        room = ep._rows_to_push() if is_eager else 0
+        pushes = room > 0 and self.experts._can_push(room, tokens, ep.ranks)
+        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, pushes)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
         counts: Any = Offsets(offsets)
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
-            counts = RankRows(offsets, handle.window, again)
+            slot_of = None if handle.where is None else handle.where.slot_of
+            counts = RankRows(offsets, handle.window, again, slot_of)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

@@ -113,8 +113,10 @@ class WindowRoute:
     group: "ProcessGroup"
     options: WindowOptions
     exchange: Any
+    rows: int  # R
     name: str
     inner_name: str  # of the same exchange within a layer
+    pushed_name: str  # and where experts push their results; empty: the window is not for that
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
                  options: WindowOptions) -> None:
@@ -123,6 +125,13 @@ class WindowRoute:
         self.name = self.exchange.name()
         self._inner = _classes.Exchange(window, problem.replace("tail=zero", "tail=keep"), on)
         self.inner_name = self._inner.name()
+        self.pushed_name = ""
+        size = _sizes(self.name)
+        self.rows = size["R"]
+        if self.exchange.route() == "window" and size["T"] * size["top_k"] <= self.rows:
+            self._pushed = _classes.Exchange(
+                window, problem.replace("tail=zero", "tail=keep push=yes"), on)
+            self.pushed_name = self._pushed.name()
 
     @staticmethod
     def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions

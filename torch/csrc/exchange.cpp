@@ -2,6 +2,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/zeros.h>
 
 #include <chrono>
 #include <map>
@@ -92,6 +93,8 @@ c10::intrusive_ptr<RankWindow> WindowMaker::window() {
 Exchange::Exchange(const c10::intrusive_ptr<RankWindow>& window, const std::string& problem,
                    const at::Tensor& on)
     : window_(window), plan_(plan_of(problem, on)), on_(on) {
+  const ExpertParallelProblem& p = plan_.problem;
+  if (p.push) nobodys_ = at::zeros({1}, on_.options().dtype(scalar_type(p.dtype)));
   const int64_t bytes = window->window.bytes(), needed = plan_.window.bytes;
   TORCH_CHECK_VALUE(bytes >= needed, "window has ", bytes, " bytes a rank, must have ", needed,
                     "; share that of the largest layer [", problem, "]");
@@ -128,6 +131,10 @@ void Exchange::await_readers() {
 at::Tensor Exchange::tokens() { return tensor_at(rank_window().tokens(plan_)); }
 at::Tensor Exchange::rows() { return tensor_at(rank_window().rows(plan_)); }
 
+at::Tensor Exchange::pushed() const {
+  return nobodys_.expand({plan_.problem.rows, plan_.problem.hidden});
+}
+
 at::Tensor Exchange::tensor_at(const TensorView& v) const {
   const auto options = on_.options().dtype(scalar_type(v.dtype)).requires_grad(false);
   return at::from_blob(
@@ -137,6 +144,16 @@ at::Tensor Exchange::tensor_at(const TensorView& v) const {
 at::Tensor new_rows(std::string_view exchange, const at::Tensor& like) {
   if (exchange.empty()) return at::empty(like.sizes(), like.options());
   const auto found = Exchange::of(exchange);
+  const ExpertParallelProblem& p = found->plan().problem;
+  if (p.push) {
+    TORCH_CHECK_VALUE(like.sizes() == at::IntArrayRef({p.rows, p.hidden}) &&
+                          like.scalar_type() == scalar_type(p.dtype),
+                      "x is ", like.scalar_type(), like.sizes(), ", must be ", scalar_type(p.dtype),
+                      "[", p.rows, ", ", p.hidden, "], whose results are ", "pushed [", exchange,
+                      "]");
+    found->await_readers();
+    return found->pushed();
+  }
   const at::Tensor rows = found->rows();
   if (rows.sizes() != like.sizes() || rows.scalar_type() != like.scalar_type())
     return at::empty(like.sizes(), like.options());
@@ -164,6 +181,7 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       .def("window", &Exchange::window)
       .def("check", &Exchange::check)
       .def("await_readers", &Exchange::await_readers)
+      .def("route", &Exchange::route)
       .def("tokens", &Exchange::tokens)
       .def("rows", &Exchange::rows);
 }

@@ -67,6 +67,10 @@ class Exchange : public torch::CustomClassHolder {
   void await_readers();
   at::Tensor tokens();  ///< [T, H] in the window
   at::Tensor rows();    ///< [R, H] in the window
+  /// What stands for rows that were pushed into the windows of all ranks: [R, H], which nobody reads.
+  at::Tensor pushed() const;
+  bool is_pushed(const at::Tensor& rows) const { return rows.is_alias_of(nobodys_); }
+  std::string route() const { return std::string(plan_.name); }
 
   const ExpertParallelPlan& plan() const { return plan_; }
   Window& rank_window() const { return window_->window; }
@@ -76,13 +80,14 @@ class Exchange : public torch::CustomClassHolder {
 
   c10::intrusive_ptr<RankWindow> window_;
   ExpertParallelPlan plan_;
-  at::Tensor on_;
+  at::Tensor on_, nobodys_;
   std::string name_;
 };
 
 /// Memory for rows that this exchange moves next: in its window, once other ranks have read what
-/// lies there, if they have the shape and the type of those; else new. No name: new.
-/// Errors    as those of Exchange::of() and check().
+/// lies there, if they have the shape and the type of those; else new. No name: new. Of one whose
+/// rows are pushed it is Exchange::pushed().
+/// Errors    as those of Exchange::of() and check(); ValueError for rows that cannot be pushed.
 at::Tensor new_rows(std::string_view exchange, const at::Tensor& like);
 
 }  // namespace cadre::door

@@ -88,22 +88,31 @@ Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const 
   return {rows, row_prob, routed, to.offsets, to.row_of, to.slot_of, to.row_here, to.verdict};
 }
 
+/// Rows that are summed: where they are pushed, what stands for them.
+Tensor results(const Exchange& exchange, const Tensor& rows, const char* what) {
+  if (!exchange.plan().problem.push) return matrix(rows, what);
+  TORCH_CHECK_VALUE(exchange.is_pushed(rows), what, " is a tensor of its own, must be what the ",
+                    "experts returned, whose rows are pushed while they are computed [",
+                    exchange.name(), "]");
+  return rows;
+}
+
 TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& drow_prob,
                                 const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
                                 const Tensor& row_here, const Tensor& verdict) {
   const auto exchange = Exchange::of(name);
   const ExpertParallelPlan& plan = exchange->plan();
   const ExpertParallelProblem& p = plan.problem;
-  const Tensor given = matrix(drows, "drows");
+  const Tensor given = results(*exchange, drows, "drows");
   const Tensor factors = read_floats(drow_prob, {"drow_prob", {p.rows}, given});
   const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict};
-  const Tensor dx = at::empty({row_of.size(0), given.size(1)}, given.options());
+  const Tensor dx = at::empty({row_of.size(0), drows.size(1)}, drows.options());
   const Tensor dprob = new_floats(p.prob, row_of.sizes(), given);
   translate_errors([&] {
     const CurrentStream current(given);
     const Scratch scratch(plan.workspace_bytes, given);
     cadre::dispatch_backward(plan, exchange->rank_window(),
-                             {.drows = view(given, "drows"),
+                             {.drows = p.push ? TensorView() : view(given, "drows"),
                               .drow_prob = floats(factors, "drow_prob"),
                               .dx = view(dx, "dx"),
                               .dprob = p.prob ? floats(dprob, "dprob") : nullptr,
@@ -116,14 +125,16 @@ TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& dro
 Tensor collect_op(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
                   const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict) {
   const auto exchange = Exchange::of(name);
-  const Tensor given = matrix(y, "y");
+  const Tensor given = results(*exchange, y, "y");
+  const bool pushes = exchange->plan().problem.push;
   const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict};
   const Tensor out = at::empty({row_of.size(0), given.size(1)}, given.options());
   translate_errors([&] {
     const CurrentStream current(given);
-    cadre::collect(exchange->plan(), exchange->rank_window(),
-                   {.y = view(given, "y"), .out = view(out, "out"), .map = from.map()},
-                   current.stream());
+    cadre::collect(
+        exchange->plan(), exchange->rank_window(),
+        {.y = pushes ? TensorView() : view(given, "y"), .out = view(out, "out"), .map = from.map()},
+        current.stream());
   });
   return out;
 }
@@ -180,9 +191,11 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
     const variable_list map = ctx->get_saved_variables();
     const c10::SymInt rows = map[2].sym_size(0);
     const auto type = at::ScalarType(data["type"].toInt());
-    const Tensor drows = grads[0].defined()
-                             ? grads[0]
-                             : map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
+    const auto exchange = Exchange::of(data["name"].toStringRef());
+    const Tensor none = exchange->plan().problem.push
+                            ? exchange->pushed()
+                            : map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
+    const Tensor drows = grads[0].defined() ? grads[0] : none;
     Maybe drow_prob;
     if (data["prob"].toBool())
       drow_prob = grads[1].defined() ? grads[1] : map[2].new_zeros_symint({rows}, at::kFloat);

@@ -18,7 +18,7 @@ const char* const kBackwardSchema =
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
     "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
     "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0, "
-    "str window=\"\") -> "
+    "str window=\"\", Tensor? slot_of=None) -> "
     "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
     "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
@@ -26,8 +26,8 @@ const char* const kSchemas[] = {
     "grouped_mlp(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
     "bool[6] wants=[False, False, False, False, False, False], str activation=\"swiglu\", "
-    "str recipe=\"\", bool keep_h=False, int unit_budget=0, str window=\"\") -> "
-    " (Tensor y, Tensor saved)",
+    "str recipe=\"\", bool keep_h=False, int unit_budget=0, str window=\"\", "
+    "Tensor? slot_of=None) -> (Tensor y, Tensor saved)",
 
     "grouped_mlp.out(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
@@ -63,14 +63,50 @@ struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
   }
 };
 
-/// Rows in a window are the layer's own: nobody reads the tail.
-Tail tail_of(Text window) { return window.empty() ? Tail::kZero : Tail::kKeep; }
+/// Where results go that an exchange moves next: into new memory, its window, or those of all
+/// ranks, row by row.
+class Results {
+ public:
+  Results(Text window, const Maybe& slot_of, const Tensor& rows) : window_(window), rows_(rows) {
+    if (window.empty()) return;
+    exchange_ = Exchange::of(window);
+    if (!pushes()) return;
+    TORCH_CHECK_VALUE(slot_of, "slot_of is None, must be a tensor; results are pushed to slots");
+    slot_of_ = read_ints(*slot_of, {"slot_of", {rows.size(0)}, rows});
+  }
+
+  bool pushes() const { return exchange_ && exchange_->plan().problem.push; }
+  /// Rows in a window are the layer's own: nobody reads the tail.
+  void add_to(GroupedMlpProblem& p) const {
+    p.options.tail = window_.empty() ? Tail::kZero : Tail::kKeep;
+    if (!pushes()) return;
+    const ExpertParallelProblem& of = exchange_->plan().problem;
+    p.scatter = true;
+    p.tokens = of.tokens;
+    p.top_k = of.top_k;
+    p.ranks = of.ranks;
+  }
+  /// y, or dx.
+  Tensor make() const { return new_rows(window_, rows_); }
+  TensorView view_of(const Tensor& made, const char* what) const {
+    if (pushes()) return exchange_->rank_window().slots(exchange_->plan());
+    require_type(made, rows_.scalar_type(), what);
+    return view(made, rows_, what);
+  }
+  const int32_t* slots() const { return pushes() ? ints(slot_of_, "slot_of") : nullptr; }
+
+ private:
+  Text window_;
+  const Tensor& rows_;
+  c10::intrusive_ptr<Exchange> exchange_{};
+  Tensor slot_of_{};
+};
 
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
-                 const Tensor& saved) {
+                 const Tensor& saved, const Results& results) {
   MlpLaunch mlp(call, problem);
-  require_type(y, call.x.scalar_type(), "y");
-  mlp.args.y = view(y, call.x, "y");
+  mlp.args.y = results.view_of(y, "y");
+  mlp.args.slot_of = results.slots();
   require_same_device(call.x, saved, "saved");
   const AlignedOutput saved_memory(saved, "saved");
   mlp.args.saved = saved_memory.memory();
@@ -81,17 +117,18 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, c
                                        TensorList weight1, TensorList bias1, TensorList weight2,
                                        TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                        MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                       int64_t unit_budget, Text window) {
+                                       int64_t unit_budget, Text window, const Maybe& slot_of) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.options.tail = tail_of(window);
-    const Tensor y = new_rows(window, rows);
-    p.options.align = std::min(p.options.align, alignment({y}));
+    const Results results(window, slot_of, rows);
+    results.add_to(p);
+    const Tensor y = results.make();
+    if (!p.scatter) p.options.align = std::min(p.options.align, alignment({y}));
     const Tensor saved = bytes(memory_bounds(p, device(rows)).saved.bytes(p.rows), rows);
-    run_forward(call, p, y, saved);
+    run_forward(call, p, y, saved, results);
     return std::tuple(y, saved);
   });
 }
@@ -108,7 +145,7 @@ void grouped_mlp_out(const Tensor& x, const Tensor& offsets, const Maybe& prob, 
     GroupedMlpProblem p = problem_of(call);
     p.options.tail = zero_tail ? Tail::kZero : Tail::kKeep;
     p.options.align = std::min(p.options.align, alignment({y}));
-    run_forward(call, p, y, saved);
+    run_forward(call, p, y, saved, Results({}, {}, rows));
     bump_versions({y, saved});
   });
 }
@@ -125,7 +162,8 @@ bool computes(const GroupedMlpProblem& p) {
 }
 
 void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
-                  const std::pair<Tensor, Tensor>& dy_and_saved, const MlpGradients& out) {
+                  const std::pair<Tensor, Tensor>& dy_and_saved, const MlpGradients& out,
+                  const Results& results) {
   if (!computes(p)) return;
   MlpLaunch mlp(call, p);
   const auto& [dy, saved] = dy_and_saved;
@@ -134,8 +172,8 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   require_same_device(call.x, out.pending, "pending");
   mlp.args.saved = memory_of(saved, "saved");
   if (p.dgrad) {
-    require_type(out.dx, call.x.scalar_type(), "dx");
-    mlp.args.dx = view(out.dx, call.x, "dx");
+    mlp.args.dx = results.view_of(out.dx, "dx");
+    mlp.args.slot_of = results.slots();
   }
   if (p.prob && p.dprob) mlp.args.dprob = written_floats(out.dprob, {"dprob", {p.rows}, call.x});
   if (p.bias2 && p.dbias && p.bias2_scale)
@@ -162,13 +200,14 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                                TensorList bias1, TensorList weight2, TensorList bias2,
                                const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
                                bool deferred, Text activation, Text recipe, bool keep_h,
-                               int64_t unit_budget, Text window) {
+                               int64_t unit_budget, Text window, const Maybe& slot_of) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    p.options.tail = tail_of(window);
+    const Results results(window, slot_of, rows);
+    results.add_to(p);
     p.options.deferred = deferred;
     p.options.overwrite_saved = kOverwrite;
     p.options.align = std::min(p.options.align, alignment({drows}));
@@ -178,7 +217,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     const auto like = [](bool wanted, TensorList list) {
       return wanted ? empty_like(list) : List();
     };
-    Gradients out{p.dgrad ? new_rows(window, rows) : at::empty({0}, rows.options()),
+    Gradients out{p.dgrad ? results.make() : at::empty({0}, rows.options()),
                   row_floats(p.prob && p.dprob),
                   like(p.wgrad1 && !deferred, weight1),
                   like(p.dbias, bias1),
@@ -188,7 +227,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                   bytes(deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0, rows)};
     const auto& [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] = out;
     run_backward(call, p, {drows, aligned(saved, "saved")},
-                 {dx, dprob, dscale, pending, dw1, dbias1, dw2, dbias2});
+                 {dx, dprob, dscale, pending, dw1, dbias1, dw2, dbias2}, results);
     if (kOverwrite) bump_versions({saved});
     return out;
   });
@@ -213,7 +252,8 @@ void grouped_mlp_backward_out(const Tensor& dy, const Tensor& x, const Tensor& s
     p.options.align = std::min(p.options.align, alignment({drows, or_none(dx)}));
     run_backward(
         call, p, {drows, aligned(saved, "saved")},
-        {or_none(dx), or_none(dprob), or_none(dbias2_scale), pending, {}, dbias1, {}, dbias2});
+        {or_none(dx), or_none(dprob), or_none(dbias2_scale), pending, {}, dbias1, {}, dbias2},
+        Results({}, {}, rows));
     bump_versions({or_none(dx), or_none(dprob), or_none(dbias2_scale), pending});
     bump_versions(dbias1);
     bump_versions(dbias2);

@@ -41,6 +41,33 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
   });
 }
 
+/// Whether a step of such an MLP can push its results to slots of several ranks.
+bool grouped_mlp_scatters(int64_t rows, int64_t hidden, int64_t features, int64_t experts,
+                          int64_t ranks, at::ScalarType dtype, at::ScalarType weight_dtype,
+                          std::array<bool, 2> biases, Text activation, Text recipe, Text device) {
+  return translate_errors([&] {
+    GroupedMlpProblem p = problem_with_activation(activation);
+    p.rows = rows;
+    p.hidden = hidden;
+    p.features = features;
+    p.experts = int(experts);
+    p.dtype = float_type(dtype, "x");
+    p.recipe = parse_recipe(recipe.empty() ? name(p.dtype) : recipe);
+    p.parameters.weight = p.parameters.dw = float_type(weight_dtype, "weight1");
+    p.bias1 = biases[0];
+    p.bias2 = p.bias2_scale = biases[1];
+    p.prob = p.scatter = true;
+    p.tokens = 1;
+    p.ranks = int(ranks);
+    try {
+      plan(p, parse_device(device));
+      return true;
+    } catch (const Unsupported&) {
+      return false;
+    }
+  });
+}
+
 void require_alike(const Parameters& one, const Parameters& two, bool majors) {
   require_type(two.first(), one.first().scalar_type(), two.what);
   TORCH_CHECK_VALUE(one.discrete == two.discrete, two.what, " is ",
@@ -128,6 +155,11 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       "recipe, bool keep_h, "
       "str device) -> int[]",
       grouped_mlp_memory_bounds);
+  m.def(
+      "_grouped_mlp_scatters(int rows, int hidden, int features, int experts, int ranks, "
+      "ScalarType dtype, ScalarType weight_dtype, bool[2] biases, str activation, str recipe, "
+      "str device) -> bool",
+      grouped_mlp_scatters);
 }
 
 }  // namespace cadre::door
