@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-#include "backend/composed.h"
+#include "cadre/error.h"
 #include "cpu/load_store.h"
 #include "cpu/threads.h"
 #include "schedule/expert_rows.h"
@@ -11,12 +11,17 @@
 namespace cadre::cpu {
 namespace {
 
+constexpr int64_t kAlignment = 256;
+
 int64_t row_bytes(const GroupedGemmProblem& p) { return bytes_for(p.out, out_columns(p)); }
-int64_t rows_bytes(const GroupedGemmProblem& p) { return backend::aligned(p.rows * row_bytes(p)); }
+/// Of the workspace, which begins with them.
+int64_t rows_bytes(const GroupedGemmProblem& p) {
+  return (p.rows * row_bytes(p) + kAlignment - 1) / kAlignment * kAlignment;
+}
 
 /// Its rows lie without gaps, which may be less than the caller promises of its own.
 GroupedGemmProblem product_of(const GroupedGemmProblem& p) {
-  const int64_t pitch = row_bytes(p) | backend::kAlignment;
+  const int64_t pitch = row_bytes(p) | kAlignment;
   GroupedGemmProblem product = p;
   product.scatter = false;
   product.tokens = 0;
@@ -29,7 +34,12 @@ GroupedGemmProblem product_of(const GroupedGemmProblem& p) {
 
 std::string refuses_scattered_gemm(const GroupedGemmProblem& p, const Device& device) {
   if (!p.scatter) return "is for rows that are scattered";
-  return backend::refusal_of([&] { plan(product_of(p), device); });
+  try {
+    plan(product_of(p), device);
+  } catch (const Unsupported& error) {
+    return error.what();
+  }
+  return {};
 }
 
 int64_t scattered_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
@@ -49,7 +59,8 @@ void scattered_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args, Work
   to_rows.out = view(workspace.data, p.out, {p.rows, out_columns(p)});
   to_rows.slot_of = nullptr;
   run(*static_cast<const GroupedGemmPlan*>(of.inner.get()), to_rows,
-      backend::behind(workspace, rows_bytes(p)), stream);
+      {static_cast<char*>(workspace.data) + rows_bytes(p), workspace.bytes - rows_bytes(p)},
+      stream);
   const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
   const int64_t slots = p.ranks * p.tokens * p.top_k;
 #pragma omp parallel for schedule(static) if (worth_threads(used * out_columns(p)))

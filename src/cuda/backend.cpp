@@ -75,7 +75,7 @@ struct List<GroupedGemmProblem> {
        sm90::grouped_gemm_workspace_bytes, sm90::run_gathered_contraction, true,
        sm90::check_gathered_contraction},
       {"sm90_scattered_rows", sm90::refuses_scattered_rows, sm90::grouped_gemm_workspace_bytes,
-       sm90::run_scattered_rows, true, sm90::check_ragged_rows},
+       sm90::run_scattered_rows, true, sm90::check_scattered_rows},
       {.name = "sm90_fp8_rows",
        .refuses = plain_gemm<sm90::refuses_fp8_rows>,
        .workspace_bytes = sm90::grouped_gemm_workspace_bytes,

@@ -1,5 +1,5 @@
-// fprop and dgrad whose rows Hopper's kernel writes to slots: the bits of the kernel that writes them
-// one after another, whatever slots and offsets say; what it refuses.
+// fprop and dgrad whose rows Hopper's kernel writes to slots: the bits of the kernel that writes
+// them one after another, whatever slots and offsets say; what it refuses.
 #include "tests/cuda/gathered_case.h"
 
 namespace cadre {
@@ -80,8 +80,7 @@ TEST(ScatteredRowsPlan, SaysWhyTheKernelDoesNotTakeIt) {
   EXPECT_EQ(why("N=64 K=16 scatter=yes T=5 alpha=yes"), "takes no alpha, beta, bias or bias_scale");
   EXPECT_EQ(why("N=64 K=16 scatter=yes T=5 bias=yes"), "takes no alpha, beta, bias or bias_scale");
   EXPECT_EQ(why("N=64 K=16 scatter=yes T=5 out=f32"), "writes the type of its operands");
-  EXPECT_EQ(why("N=12 K=16 scatter=yes T=5"),
-            "takes N and K that are multiples of 8, as TMA does");
+  EXPECT_EQ(why("N=12 K=16 scatter=yes T=5"), "takes N and K that are multiples of 8, as TMA does");
   EXPECT_EQ(test::refusal("grouped_gemm fprop R=9 N=64 K=16 E=3 format=bf16 scatter=yes T=5",
                           "sm_100", kName),
             "is for sm_90, not sm_100");

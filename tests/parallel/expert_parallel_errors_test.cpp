@@ -27,6 +27,11 @@ TEST(ExpertParallelProblem, PrintsAndParsesBack) {
             "expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16 prob=no "
             "overflow=drop tail=zero layer=3");
   EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
+  p.push = true;
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16 prob=no "
+            "overflow=drop tail=zero push=yes layer=3");
+  EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
 }
 
 TEST(ExpertParallelProblem, HasRoomForTwoRanksWhereRIsLeftOut) {
@@ -50,6 +55,15 @@ TEST(ExpertParallelPlan, ExplainsItsMemory) {
             "tokens, 1048576 of gradients of probabilities, 1879048192 of rows\n"
             "workspace  1052928 bytes, of dispatch and its backward\n"
             "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");
+  EXPECT_EQ(explain(plan(parse_expert_parallel_problem(
+                             "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=70000 push=yes"),
+                         this_cpu())),
+            "route      window: every rank maps the memory of all\n"
+            "window     1058639872 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
+            "tokens, 560128 of gradients of probabilities, 939524096 of rows\n"
+            "results    come row by row, from who makes them, to the slots of tokens\n"
+            "workspace  1052928 bytes, of dispatch and its backward\n"
+            "rows       70000 a rank; 131072 are always enough, beyond them a step is NaN\n");
 }
 
 /// Without the problem behind it.
@@ -167,6 +181,25 @@ TEST_F(ArgumentErrors, OfTheOthers) {
             }),
             "dispatch backward: drow_prob is null, must point to 6 elements; the problem says "
             "prob=yes");
+}
+
+TEST_F(ArgumentErrors, OfWhatIsPushed) {
+  ExpertParallelProblem pushed = p;
+  pushed.push = true;
+  const ExpertParallelPlan to_slots = plan(pushed, this_cpu());
+  EXPECT_EQ(error([&] {
+              collect(to_slots, windows[0], {.y = r.y.view(), .out = r.out.view(), .map = r.map()},
+                      {});
+            }),
+            "collect: y is given, must be null; the problem says push=yes");
+  EXPECT_EQ(error([&] {
+              dispatch_backward(to_slots, windows[0], r.dispatch_backward_args(true),
+                                workspace.get(), {});
+            }),
+            "dispatch backward: drows is given, must be null; the problem says push=yes");
+  EXPECT_EQ(error([&] { windows[0].slots(made); }),
+            "slots: push is no, must be yes; rows lie at home");
+  EXPECT_EQ(to_string(windows[0].slots(to_slots)), "bf16[6, 4]");
 }
 
 TEST_F(ArgumentErrors, OfWhatLiesInTheWindow) {

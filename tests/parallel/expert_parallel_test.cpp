@@ -25,6 +25,21 @@ void make(const Tensor& from, Tensor& to, int64_t row, int expert, float factor)
     to.set({row, h}, from.at(row, h) * factor + expert + double(h) / 64);
 }
 
+/// Rows into the windows of their tokens' ranks, as a product with scatter writes them.
+void push(const ExpertParallelPlan& plan, Window& window, const Rank& r, const Tensor& rows) {
+  const ExpertParallelProblem& p = plan.problem;
+  window.await_readers();
+  const TensorView slots = window.slots(plan), from = rows.view();
+  const int64_t each = p.tokens * p.top_k;
+  for (int64_t row = 0; row < r.used(); ++row) {
+    const int64_t slot = r.slot_of[size_t(row)], rank = slot / each;
+    const int64_t at = slot % each * p.hidden + (p.ranks > 1 ? rank * slots.stride[0] : 0);
+    std::memcpy(static_cast<char*>(slots.data) + bytes_for(p.dtype, at),
+                static_cast<const char*>(from.data) + bytes_for(p.dtype, row * from.stride[0]),
+                size_t(bytes_for(p.dtype, p.hidden)));
+  }
+}
+
 /// One rank, all four exchanges. `first` is the first of its experts among all.
 void step(const ExpertParallelPlan& plan, Window& window, Rank& r, int first) {
   const ExpertParallelProblem& p = plan.problem;
@@ -33,14 +48,19 @@ void step(const ExpertParallelPlan& plan, Window& window, Rank& r, int first) {
   for (int e = 0; e < p.experts; ++e)
     for (int64_t row = r.offsets[size_t(e)]; row < r.offsets[size_t(e) + 1]; ++row)
       make(r.rows, r.y, row, first + e, p.prob ? float(r.row_prob.at(row)) : 1.0f);
-  collect(plan, window, {.y = r.y.view(), .out = r.out.view(), .map = r.map()}, {});
+  if (p.push) push(plan, window, r, r.y);
+  collect(plan, window,
+          {.y = p.push ? TensorView() : r.y.view(), .out = r.out.view(), .map = r.map()}, {});
   collect_backward(plan, window, {.dout = r.dout.view(), .dy = r.dy.view(), .map = r.map()}, {});
   for (int e = 0; e < p.experts; ++e)
     for (int64_t row = r.offsets[size_t(e)]; row < r.offsets[size_t(e) + 1]; ++row) {
       make(r.dy, r.drows, row, first + e, 0.5f);
       r.drow_prob.set({row}, r.dy.at(row, 0) + r.rows.at(row, 0));
     }
-  dispatch_backward(plan, window, r.dispatch_backward_args(p.prob), workspace.get(), {});
+  if (p.push) push(plan, window, r, r.drows);
+  DispatchBackwardArgs args = r.dispatch_backward_args(p.prob);
+  if (p.push) args.drows = {};
+  dispatch_backward(plan, window, args, workspace.get(), {});
 }
 
 /// The same by one rank, whose tokens are those of all ranks and whose experts are all.
@@ -50,6 +70,7 @@ Rank on_one(const ExpertParallelProblem& p, const std::vector<Rank>& ranks) {
   one.experts = p.ranks * p.experts;
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
+  one.push = false;
   Rank all(one, one.tokens);
   std::fill(all.experts.begin(), all.experts.end(), -1);
   for (int q = 0; q < p.ranks; ++q) {
@@ -143,6 +164,7 @@ ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   p.rows = p.ranks * p.tokens * p.top_k;
   p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
   p.prob = random() % 4 != 0;
+  p.push = random() % 3 == 0;
   return p;
 }
 
@@ -180,6 +202,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
     ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
+    p.push = i % 2 != 0;
     const ExpertParallelPlan made = plan(p, test::rank_device());
     std::vector<Window> windows = test::windows_of(made);
     std::vector<Rank> ranks = random_ranks(p, random);

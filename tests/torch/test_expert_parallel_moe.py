@@ -128,6 +128,45 @@ class Dispatches:
         return [not rows.expired() for rows in self.rows]
 
 
+def pushed_results(rank, device):
+    """Experts push their results where nobody else sees them, and then only; every way the bits are
+    those of results that are fetched. No other tensor may stand for what is pushed."""
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window",
+                              tokens=max(TOKENS), hidden=H, dtype=torch.bfloat16)
+    said, within = [], ep._window.name_within
+    ep._window.name_within = lambda can: said.append((name := within(can)).count("push")) or name
+    x, dout = (part(t, rank) for t in tokens_of_all(device, torch.bfloat16))
+    bias_is_pushed = device.type == "cpu"  # no kernel of Hopper adds one to rows that it scatters
+
+    def step(change=lambda own: None, **options):
+        own = layer(device, torch.bfloat16, ep, **options)
+        change(own)
+        leaf = x.clone().requires_grad_()
+        out, _ = own(leaf)
+        out.backward(dout)
+        return [out.detach(), leaf.grad, *(p.grad for p in own.parameters() if p.grad is not None)]
+
+    def fetched(own):
+        own.experts._can_push = lambda *given: False
+
+    def watched(own):
+        own.experts.register_forward_hook(lambda module, given, made: made * 1)
+
+    for options in ({}, dict(bias=True), dict(dispatch_again=True), dict(activation="silu")):
+        results = [step(change, **options) for change in (lambda own: None, fetched, watched)]
+        assert all(same_bits(a, b) for made in results[1:] for a, b in zip(results[0], made))
+        assert said == ["bias" not in options or bias_is_pushed, 0, 0]
+        said.clear()
+    mxfp8 = [step(change, recipe="mxfp8") for change in (lambda own: None, fetched)]
+    assert all(map(same_bits, *mxfp8))
+    own = layer(device, torch.bfloat16, ep)
+    own.experts._can_push = lambda *given: True
+    own.experts.register_forward_hook(lambda module, given, made: made * 1)
+    with pytest.raises(ValueError, match="y is a tensor of its own, must be what the experts"):
+        own(x)
+    ep.check()
+
+
 def dispatched_again(rank, device, route, recipe, reads_rows, to_one_rank):
     """Rows that are sent again in backward: the bits of rows that are kept, of which there are
     none between forward and backward; the same of ranks without rows, and of a second backward."""
@@ -373,6 +412,10 @@ def test_a_layer_of_all_ranks(ranks, dtype, bias):
 
 def test_a_shared_expert_on_all_ranks(ranks):
     ranks.run(layer_with_a_shared_expert)
+
+
+def test_results_are_pushed(ranks):
+    ranks.run(pushed_results)
 
 
 @pytest.mark.parametrize("recipe, reads_rows", [(None, True), ("mxfp8", False)])

@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import RoutingOffsets, combine, offsets_of_routing, permute
-from .windows import ExchangeMap, WindowOptions, WindowRoute
+from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -35,7 +35,6 @@ def _eager(reason: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
     """A decorator, with types: torch.compile breaks its graph there."""
     def decorate(function: Callable[_P, _T]) -> Callable[_P, _T]:
         return torch.compiler.disable(function, reason=reason)
-
     return decorate
 
 
@@ -234,21 +233,13 @@ class ExpertParallel:
             return self._dispatch_by_window(self._window, self._window.name, x, experts, prob)
         return self._dispatch_by_collective(x, experts, prob)
 
-    def _rows_to_push(self) -> int:
-        """R, where experts of a layer may push their results into the windows of all ranks; else 0.
-        """
-        window = self._window
-        return window.rows if window is not None and window.pushed_name else 0
-
-    def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None, pushes: bool = False
-                         ) -> DispatchedRows:
-        """As dispatch, for a layer that keeps the rows to itself: of the route window they have a
-        tail that nobody may read, and experts put their results into the window of the handle, or
-        push them into those of all ranks."""
-        if self._window is None:
+    def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None,
+                         can_push: CanPush = None) -> DispatchedRows:
+        """As dispatch, for a layer that keeps the rows to itself: by a window nobody may read their
+        tail, and experts put their results into that of the handle."""
+        if (own := self._window) is None:
             return self.dispatch(x, experts, prob)
-        name = self._window.pushed_name if pushes else self._window.inner_name
-        return self._dispatch_by_window(self._window, name, x, experts, prob)
+        return self._dispatch_by_window(own, own.name_within(can_push), x, experts, prob)
 
     def _dispatch_by_window(self, window: WindowRoute, name: str, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:

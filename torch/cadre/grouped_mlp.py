@@ -277,7 +277,7 @@ class GroupedMLP(DeferredGradients):
                                                **options)
         return y.view(x.shape)
 
-    def _can_push(self, rows: int, like: Tensor, ranks: int) -> bool:
+    def _can_push(self, like: Tensor, ranks: int, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody
         else may want to see them."""
         watched = (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks

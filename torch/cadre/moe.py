@@ -311,9 +311,8 @@ class MoE(nn.Module):
         if is_eager:
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
-        room = ep._rows_to_push() if is_eager else 0
-        pushes = room > 0 and self.experts._can_push(room, tokens, ep.ranks)
-        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, pushes)
+        can_push = partial(self.experts._can_push, tokens, ep.ranks) if is_eager else None
+        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
         counts: Any = Offsets(offsets)

@@ -6,6 +6,7 @@ once, in its order. docs/windows.md says how a window works.
 """
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
 
 import torch
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 _ops = torch.ops.cadre
 _classes = torch.classes.cadre
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+CanPush = Callable[[int], bool] | None  # whether experts can push results of so many rows
 
 
 class WindowOptions(NamedTuple):
@@ -144,6 +148,12 @@ class WindowRoute:
             dist.all_gather_object(said, words, group=group)
             maker.answer(said)
         return WindowRoute(problem, on, maker.window(), group, options)
+
+    def name_within(self, can_push: CanPush) -> str:
+        """Of the exchange of a layer that keeps its rows to itself: experts that can push their
+        results, of so many rows, push them into the windows of all ranks."""
+        pushes = self.pushed_name and can_push is not None and can_push(self.rows)
+        return self.pushed_name if pushes else self.inner_name
 
     def dispatch(self, name: str, x: Tensor, experts: Tensor, prob: Tensor | None
                  ) -> tuple[Tensor, Tensor, Tensor, ExchangeMap]:

@@ -67,7 +67,7 @@ class Exchange : public torch::CustomClassHolder {
   void await_readers();
   at::Tensor tokens();  ///< [T, H] in the window
   at::Tensor rows();    ///< [R, H] in the window
-  /// What stands for rows that were pushed into the windows of all ranks: [R, H], which nobody reads.
+  /// What stands for rows that were pushed into the windows of all ranks: [R, H], read by nobody.
   at::Tensor pushed() const;
   bool is_pushed(const at::Tensor& rows) const { return rows.is_alias_of(nobodys_); }
   std::string route() const { return std::string(plan_.name); }

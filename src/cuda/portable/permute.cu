@@ -232,17 +232,21 @@ __device__ void load_row(const Job& job, int row, Chunk (&chunks)[Sum::kRounds])
       chunks[round] = load<Sum::kWide>(rows, {row, first + round * kRound});
 }
 
-/// Adds 32 choices of a token in a segment, in their order. Each lane has the row of one, negative
-/// for none, and its p.
+/// Adds 32 choices of a token in a segment, in their order, from slot `first` on. Each lane has the
+/// row of one, negative for none, and its p.
 template <class Sum>
-__device__ void add_choices(const Job& job, int row, float p, Sum& sum) {
+__device__ void add_choices(const Job& job, int first, int row, float p, Sum& sum) {
   for (unsigned rest = __ballot_sync(~0u, row >= 0); rest != 0;) {
     Chunk chunks[Sum::kAtOnce][Sum::kRounds] = {};
     int lanes[Sum::kAtOnce];
 #pragma unroll
     for (int i = 0; i < Sum::kAtOnce; ++i, rest &= rest - 1) {
       lanes[i] = __ffs(int(rest)) - 1;
-      if (lanes[i] >= 0) load_row<Sum>(job, __shfl_sync(~0u, row, lanes[i]), chunks[i]);
+      if (lanes[i] < 0) continue;
+      if constexpr (Sum::kPlaces == Places::kSlots)
+        load_row<Sum>(job, first + lanes[i], chunks[i]);
+      else
+        load_row<Sum>(job, __shfl_sync(~0u, row, lanes[i]), chunks[i]);
     }
 #pragma unroll
     for (int i = 0; i < Sum::kAtOnce; ++i)
@@ -271,7 +275,7 @@ __device__ void sum_token(const Job& job, int64_t token, int64_t used) {
     const int row_there = known ? job.row_of[slot] : -1;
     const float p = known && job.weighted ? job.prob[slot] : 1.0f;
     const int row = row_there < used ? row_there : -1;
-    add_choices(job, Sum::kPlaces == Places::kSlots && row >= 0 ? int(slot) : row, p, sum);
+    add_choices(job, int(token) * job.top_k + first, row, p, sum);
     if (known && job.dprob != nullptr && segment_index() == 0)
       job.dprob[slot] = row >= 0 ? job.row_gradient(row) : 0.0f;
   }
@@ -296,7 +300,10 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kerne
 template <class OfRows, Places kOfRows>
 struct Config : OfRows {
   static constexpr Places kPlaces = kOfRows;
-  static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kPlaces == Places::kHere ? 4 : 2;
+  static constexpr int kBlocks = !OfRows::kOneDType          ? 1
+                                 : kPlaces == Places::kRanks ? 2
+                                 : kPlaces == Places::kSlots ? 3
+                                                             : 4;
 };
 
 template <class Sum>
@@ -308,7 +315,7 @@ void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
 /// The passes that sum.
 template <class Config>
 void launch_all_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
-  constexpr int kMost = Config::kOneDType ? 8 : 4;
+  constexpr int kMost = Config::kOneDType && Config::kPlaces != Places::kSlots ? 8 : 4;
   if (p.top_k <= 2)
     launch_sums<Sum<Config, 2>>(p, job, stream);
   else if (p.top_k <= 4)

@@ -1,5 +1,6 @@
 #include "cuda/sm90/grouped_gemm.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "cadre/error.h"
@@ -42,16 +43,6 @@ bool are_codes(const Format& batch, const Format& w) {
   if (batch.kind != w.kind || w.element != DType::kE4m3) return false;
   return batch.kind == FormatKind::kFp8Tensor || batch.kind == FormatKind::kFp8Row ||
          (batch.kind == FormatKind::kFp8Block && !batch.square && w.square);
-}
-
-/// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address
-/// is one of the device; that of the offsets will do.
-TensorView somewhere(const TensorView& v, const GroupedGemmArgs& args) {
-  TensorView moved = v;
-  const auto* offsets = reinterpret_cast<const char*>(args.offsets.data);
-  const char* aligned = offsets - reinterpret_cast<uintptr_t>(offsets) % 16;
-  if (v.shape[0] == 0) moved.data = const_cast<char*>(aligned);
-  return moved;
 }
 
 struct Box {
@@ -142,11 +133,12 @@ TokenOrder order_of(const TensorView& tokens, const GroupedGemmProblem& p) {
           .token_units = uint32_t(bytes_for(tokens.dtype, tokens.stride[0]) / 16)};
 }
 
-/// The rows of tokens lie where 32 bits say, in units of sixteen bytes.
+/// Rows of tokens, or of slots, lie where 32 bits say, in units of sixteen bytes.
 void check_tokens(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
   constexpr int64_t kMostBytes = int64_t(1) << 36;
-  require(bytes_for(v.dtype, v.stride[0]) <= kMostBytes / p.tokens, "grouped_gemm: ", what, " is ",
-          v, ", must lie in ", kMostBytes, " bytes or fewer; copy it [", p, "]");
+  require(bytes_for(v.dtype, v.stride[0]) <= kMostBytes / std::max<int64_t>(v.shape[0], 1),
+          "grouped_gemm: ", what, " is ", v, ", must lie in ", kMostBytes,
+          " bytes or fewer; copy it [", p, "]");
 }
 
 /// All but the operands of wgrad.
@@ -272,6 +264,11 @@ void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& arg
   check_tokens(p.pass == Pass::kFprop ? "x" : "dy", args.lhs.codes, p);
 }
 
+void check_scattered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
+  check_ragged_rows(p, args);
+  check_tokens(p.pass == Pass::kFprop ? "y" : "dx", args.out, p);
+}
+
 void check_ragged_contraction(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   check_view("dy", args.lhs.codes, p);
   check_view("x", args.rhs.codes, p);
@@ -346,17 +343,16 @@ void run_scattered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const Prepared experts = prepare_weight(plan, args, workspace, stream);
   const TensorView& y = args.out;
   const int slots = int(p.tokens * p.top_k);
-  const int64_t rank_bytes = p.ranks > 1 ? bytes_for(y.dtype, y.stride[0]) : 0;
-  ScatteredRowsParams params{rows_params(plan, args, experts),
-                             {.first = static_cast<char*>(y.data),
-                              .row_bytes = bytes_for(y.dtype, y.stride[size_t(y.rank) - 2]),
-                              .rank_bytes = rank_bytes,
-                              .slots = slots,
-                              .all_slots = p.ranks * slots},
-                             args.slot_of};
+  const auto units = [&](int64_t elements) { return uint32_t(bytes_for(y.dtype, elements) / 16); };
+  const SlotMemory to{.first = static_cast<char*>(y.data),
+                      .row_units = units(y.stride[size_t(y.rank) - 2]),
+                      .rank_units = p.ranks > 1 ? units(y.stride[0]) : 0,
+                      .slots = slots,
+                      .all_slots = p.ranks * slots};
+  const Prepared experts = prepare_weight(plan, args, workspace, stream);
+  const ScatteredRowsParams params{rows_params(plan, args, experts), to, args.slot_of};
   find_scattered_rows({is_k_major(p), p.out})(params, blocks_of(plan), stream);
 }
 

@@ -55,7 +55,7 @@ struct LoadMemory<Load> : Load::Memory {
 
 template <class Store>
 constexpr bool kScatters = requires(Store& store) {
-  store.find_rows();
+  store.find_rows(0);
 };
 
 template <class Kernel>
@@ -332,12 +332,10 @@ __device__ inline void scatter_tiles(Shared<Kernel>& shared, const auto& params,
     const int parts = store.parts().count, column = tile.row + kConsumerRows * consumer;
     Cursor<kShape.buffers> at = out.at;
     for (int i = 0; leads && i < kShape.buffers && i < parts; ++i, at.next()) arrive(empty[at.at]);
-    store.find_rows();
-#pragma unroll
-    for (int part = 0; part < Store::Held::kAllTurns; ++part, out.at.next()) {
-      if (part >= parts) break;
+    for (int part = 0; part < parts; ++part, out.at.next()) {
+      store.find_rows(part);
       wait_asleep(out.full[out.at.at], out.at.parity);
-      store.scatter(column, part, out.buffers[out.at.at]);
+      store.scatter(column, out.buffers[out.at.at]);
       __syncwarp();
       if (leads && part + kShape.buffers < parts) arrive(empty[out.at.at]);
     }

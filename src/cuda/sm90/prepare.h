@@ -31,6 +31,10 @@ int blocks_of(const GroupedGemmPlan&);
 
 Plain plain(const TensorView&, const void* const* discrete);
 
+/// A batch without rows may be nowhere. Its boxes are all zeros, but TMA faults unless the address
+/// is one of the device; that of the offsets will do.
+TensorView somewhere(const TensorView&, const GroupedGemmArgs&);
+
 /// The tensor that has a matrix for each expert, and its boxes.
 struct ExpertViews {
   const TensorView& view;

@@ -25,39 +25,48 @@ class ScatteredRowsStore {
   __device__ Parts parts() const {
     return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
   }
-  /// Where the rows of the tile belong, those of a lane a warp's width apart.
-  __device__ __forceinline__ void find_rows() {
+  /// Where the rows of a part belong, those of a lane a warp's width apart.
+  __device__ void find_rows(int part) {
 #pragma unroll
-    for (int i = 0; i < kMostCols / kWarp; ++i) {
-      const int row = tile_.begin + kWarp * i + lane();
-      const char* to = row < tile_.end ? params_.to.row_of(params_.slot_of[row]) : nullptr;
-      rows_[i] = reinterpret_cast<uintptr_t>(to);
+    for (int turn = 0; turn < kTurns; ++turn) {
+      const int row = tile_.begin + part * kShape.part_cols + kWarp * turn + lane();
+      places_[turn] = row < tile_.end ? params_.to.place_of(params_.slot_of[row]) : kNoPlace;
     }
   }
-  /// That part, which must be known when this is compiled, from column `column` of y on.
-  __device__ __forceinline__ void scatter(int column, int part, const uint8_t* from) const {
-    constexpr int kLanes = kAtomBytes / 16, kAtOnce = kWarp / kLanes;
+  /// These rows, from column `column` of y on. Several are on their way at once: a store that waits
+  /// for memory keeps its registers.
+  __device__ void scatter(int column, const uint8_t* from) const {
+    constexpr int kLanes = kAtomBytes / 16, kAtOnce = kWarp / kLanes, kMany = 4;
     const int down = lane() / kLanes, sixteen = lane() % kLanes;
     column += sixteen * (16 / element_bytes(kOut));
-    constexpr int kTurns = kShape.part_cols / kWarp;
+    const bool is_inside = column < params_.cols;
+    auto* first =
+        reinterpret_cast<uint4*>(params_.to.first + int64_t(column) * element_bytes(kOut));
+    static_assert(kTurns == 2);
+#pragma unroll 1
+    for (int i = down; i < kShape.part_cols; i += kMany * kAtOnce) {
+      const uint32_t places = i < kWarp ? places_[0] : places_[1];
+      uint4 words[kMany];
 #pragma unroll
-    for (int turn = 0; turn < kTurns; ++turn)
-#pragma unroll 2
-      for (int i = down; i < kWarp; i += kAtOnce) {
-        const uint64_t row = __shfl_sync(~0u, rows_[kTurns * part + turn], i);
-        if (row == 0 || column >= params_.cols) continue;
-        auto* to = reinterpret_cast<uint4*>(row + uint64_t(column) * element_bytes(kOut));
-        *to = *reinterpret_cast<const uint4*>(from + swizzled(kWarp * turn + i, sixteen));
+      for (int k = 0; k < kMany; ++k)
+        words[k] = *reinterpret_cast<const uint4*>(from + swizzled(i + k * kAtOnce, sixteen));
+#pragma unroll
+      for (int k = 0; k < kMany; ++k) {
+        const uint32_t place = __shfl_sync(~0u, places, (i + k * kAtOnce) % kWarp);
+        if (place != kNoPlace && is_inside) first[place] = words[k];
       }
+    }
   }
   __device__ static void finish(const ScatteredRowsParams&) {}
 
  private:
+  static constexpr int kTurns = kShape.part_cols / kWarp;
+
   __device__ static int lane() { return int(threadIdx.x) % kWarp; }
 
   const ScatteredRowsParams& params_;
   const TileRecord& tile_;
-  uint64_t rows_[kMostCols / kWarp];
+  uint32_t places_[kTurns];
 };
 
 /// The kernel of fprop and dgrad, to slots.

@@ -1,19 +1,20 @@
 #pragma once
 #include "cuda/sm90/ragged_rows.h"
+#include "cuda/sm90/token_order.h"
 
 namespace cadre::cuda::sm90 {
 
 /// Rows in the order of slots, in the memories of several ranks.
 struct SlotMemory {
-  char* first = nullptr;                  ///< row of the first slot
-  int64_t row_bytes = 0, rank_bytes = 0;  ///< from a row to the next; from a rank to the next
-  int slots = 0, all_slots = 0;           ///< of a rank; of all
+  char* first = nullptr;                   ///< row of the first slot
+  uint32_t row_units = 0, rank_units = 0;  ///< of sixteen bytes, from one to the next
+  int slots = 0, all_slots = 0;            ///< of a rank; of all
 
-  /// Null: it is no slot.
-  CADRE_HD char* row_of(int slot) const {
-    if (slot < 0 || slot >= all_slots) return nullptr;
+  /// Where the row of a slot begins, in units of sixteen bytes from the first one on.
+  CADRE_HD uint32_t place_of(int slot) const {
+    if (slot < 0 || slot >= all_slots) return kNoPlace;
     const auto rank = unsigned(slot) / unsigned(slots), rest = unsigned(slot) % unsigned(slots);
-    return first + rank * rank_bytes + rest * row_bytes;
+    return rank * rank_units + rest * row_units;
   }
 };
 
