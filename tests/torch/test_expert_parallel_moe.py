@@ -131,8 +131,9 @@ class Dispatches:
 def pushed_results(rank, device):
     """Experts push their results where nobody else sees them, and then only; every way the bits are
     those of results that are fetched. No other tensor may stand for what is pushed."""
-    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window",
-                              tokens=max(TOKENS), hidden=H, dtype=torch.bfloat16)
+    many = 4096  # tokens, since exchanges of few fetch their rows
+    ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=many,
+                              hidden=H, dtype=torch.bfloat16)
     said, within = [], ep._window.name_within
     ep._window.name_within = lambda can: said.append((name := within(can)).count("push")) or name
     x, dout = (part(t, rank) for t in tokens_of_all(device, torch.bfloat16))
