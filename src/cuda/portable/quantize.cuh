@@ -61,7 +61,8 @@ constexpr int quantize_blocks() {
   constexpr bool nibbles = EightCodes<typename Codes::Element>::kNibbles;
   constexpr bool both_types = Codes::Row::kInfo.takes_hadamard && kSource != DType::kBf16;
   const bool many = Codes::kDecoded || nibbles || Codes::Row::kInfo.block == kTileSide;
-  return Codes::kStochastic || both_types || (wide && many) ? 1 : 2;
+  constexpr bool random = Codes::kStochastic && (Codes::kDecoded || kSource != DType::kBf16);
+  return random || both_types || (wide && many) ? 1 : 2;
 }
 
 template <DType kSource, class Codes>
