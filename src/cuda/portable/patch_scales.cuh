@@ -153,9 +153,10 @@ struct ScalesOfPatch {
     const int col = of.at.col / kBlock * kBlock;
     const int rows = col < of.cols ? of.rows - of.at.row : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    const int64_t row = of.tile.row + of.at.row, column = (of.tile.col + col) / kBlock;
+    uint8_t* first = scales.at(of.tile.row + of.at.row, (of.tile.col + col) / kBlock);
+    const int64_t step = scales.columns ? int64_t(sizeof(Code)) : scales.pitch;
     return maker().template of_lines<kLanesOfBlock, 1>(amax, [&](int i, Code code) {
-      if (i < rows) store(scales, {row + i, column}, code);
+      if (i < rows) *reinterpret_cast<Code*>(first + i * step) = code;
     });
   }
 
@@ -169,9 +170,10 @@ struct ScalesOfPatch {
     const int row = of.at.row / kBlock * kBlock;
     const int cols = row < of.rows ? of.cols - of.at.col : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    const Place first{(of.tile.row + row) / kBlock, of.tile.col + of.at.col};
+    uint8_t* first = scales.at((of.tile.row + row) / kBlock, of.tile.col + of.at.col);
+    const int64_t step = scales.columns ? scales.pitch : int64_t(sizeof(Code));
     return maker().template of_lines<kLanesOfBlock, kAcrossIt>(amax, [&](int k, Code code) {
-      if (k < cols) store(scales, {first.row, first.column + k}, code);
+      if (k < cols) *reinterpret_cast<Code*>(first + k * step) = code;
     });
   }
 
