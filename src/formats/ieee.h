@@ -66,8 +66,8 @@ CADRE_HD constexpr float div(float a, float b) {
   return a / b;
 }
 
-/// 1 / x, rounded once, for 1 <= x <= 2^100 and NaN. A division of the device would branch for all
-/// other x; here one step of Newton's from an approximation within one unit in the last place does.
+/// 1 / x, rounded once, for 2^-100 <= x <= 2^100 and NaN. A division of the device would branch for
+/// others; here one step of Newton's from an approximation within one unit in the last place does.
 CADRE_HD constexpr float reciprocal(float x) {
 #ifdef __CUDA_ARCH__
   if (!std::is_constant_evaluated()) {

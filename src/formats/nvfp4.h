@@ -45,13 +45,27 @@ struct Nvfp4 {
   CADRE_HD static constexpr BlockScale<Scale::Code> block_scale(float amax,
                                                                 const ExpertScale& expert,
                                                                 const ScaleOptions&) {
+    const Scale::Code d = E4m3::encode(number_of_scale<Element>(amax, expert));
+    return {.code = d, .multiplier = multiplier(E4m3::decode(d), expert)};
+  }
+
+  /// What becomes d, and what becomes of it, for who encodes it by an instruction.
+  template <class Element>
+  CADRE_HD static constexpr float number_of_scale(float amax, const ExpertScale& expert) {
     constexpr float kSixth = 1.0f / Element::kLargest;
-    const Scale::Code d = E4m3::encode(mul(amax, mul(expert.encode, kSixth)));
-    const float step = mul(E4m3::decode(d), expert.scale);
-    return {.code = d, .multiplier = step == 0 ? kLargestFloat : at_most_largest(div(1, step))};
+    return mul(amax, mul(expert.encode, kSixth));
+  }
+  CADRE_HD static constexpr float multiplier(float d, const ExpertScale& expert) {
+    const float step = mul(d, expert.scale);
+    return step == 0 ? kLargestFloat : inverse(step);
   }
 
  private:
+  /// 1 / x, for which most x need no division.
+  CADRE_HD static constexpr float inverse(float x) {
+    if (x >= pow2(-100) && x <= pow2(100)) return reciprocal(x);
+    return at_most_largest(div(1, x));
+  }
   CADRE_HD static constexpr float at_most_largest(float x) {
     return x > kLargestFloat ? kLargestFloat : x;
   }

@@ -82,6 +82,37 @@ struct EncodeEight {
   }
 };
 
+// Numbers that are close to what random bits decide, and the bits, every second time in the upper
+// half of a word.
+struct RandomEight {
+  float numbers[8];
+  cuda::RandomHalf random[8];
+
+  CADRE_HD explicit RandomEight(uint32_t x) : numbers{} {
+    eight_numbers(x, numbers);
+    for (uint32_t k = 0; k < 8; ++k) {
+      random[k] = {input(x ^ k << 28), int((x + k) % 2)};
+      if (k >= 4) continue;
+      const uint32_t code = (x >> 3 * k) % 7;
+      const float low = formats::E2m1::decode(uint8_t(code));
+      const float step = formats::add(formats::E2m1::decode(uint8_t(code + 1)), -low);
+      const float threshold = formats::mul(formats::add(float(bits(k)), 0.5f), 0x1p-16f);
+      const float near = formats::fma(threshold, step, low);
+      numbers[k] = float_of((bits_of(near) + (x >> 20) % 3 - 1) | (x & 0x8000'0000u));
+    }
+  }
+  CADRE_HD uint32_t bits(uint32_t k) const {
+    return random[k].word >> 16 * random[k].upper & 0xffffu;
+  }
+};
+
+struct EncodeEightStochastic {
+  CADRE_HD static uint32_t of(uint32_t x) {
+    const RandomEight eight(x);
+    return cuda::EightCodes<formats::E2m1>::of(eight.numbers, eight.random).word;
+  }
+};
+
 template <class Element>
 struct DecodeEight {
   CADRE_HD static uint32_t of(uint32_t x) {
@@ -139,6 +170,17 @@ TEST(EightCodes, AreThoseOfTheFormats) {
   });
 }
 
+TEST(EightCodes, AreThoseOfTheFormatsWithTheSameRandomBits) {
+  for (uint32_t i = 0; i < 1u << 20; ++i) {
+    const RandomEight eight(input(i));
+    const auto codes = cuda::EightCodes<formats::E2m1>::of(eight.numbers, eight.random);
+    for (uint32_t k = 0; k < 8; ++k)
+      ASSERT_EQ(codes.get(int(k)),
+                formats::E2m1::encode_stochastic(eight.numbers[k], eight.bits(k)))
+          << eight.numbers[k] << " " << eight.bits(k);
+  }
+}
+
 class FormatsOnDevice : public testing::Test {
  protected:
   void SetUp() override {
@@ -178,6 +220,7 @@ TEST_F(FormatsOnDevice, ElementsDecodeEncodeAndRoundStochastically) {
     agrees<EncodeEight<Element>>((what + " encode eight").c_str());
     agrees<DecodeEight<Element>>((what + " decode eight").c_str());
   });
+  agrees<EncodeEightStochastic>("e2m1 encode eight stochastic");
   agrees<Decode<formats::E8m0>>("e8m0 decode");
 }
 
@@ -202,6 +245,10 @@ TEST_F(FormatsOnDevice, Reciprocals) {
   agrees<Reciprocal<0, 3>>("reciprocal");
   agrees<Reciprocal<1, 3>>("reciprocal");
   agrees<Reciprocal<1, 99>>("reciprocal");
+  agrees<Reciprocal<0, -1u>>("reciprocal");
+  agrees<Reciprocal<1, -1u>>("reciprocal");
+  agrees<Reciprocal<0, -100u>>("reciprocal");
+  agrees<Reciprocal<1, -100u>>("reciprocal");
 }
 
 TEST_F(FormatsOnDevice, HadamardAndPhilox) {

@@ -26,17 +26,108 @@ CADRE_HD inline uint32_t encode_pair(float first, float second) {
 #endif
 }
 
-/// E2m1's code of a number, in about half the instructions. As a function of the magnitude, with
-/// six and beyond as six, codes are the least of three lines, 2 x, x + 2 and x / 2 + 4, rounded to
-/// nearest even; which adding 1.5 * 2^23 does.
-CADRE_HD inline uint32_t encode_e2m1(float x) {
-  constexpr float kInteger = 0x1.8p23f;
-  const float m = fminf(fabsf(x), formats::E2m1::kLargest);  // six for a NaN
-  const float low = formats::fma(m, 2.0f, kInteger), middle = formats::add(m, kInteger + 2);
-  const float high = formats::fma(m, 0.5f, kInteger + 4);
-  const uint32_t sign = formats::is_nan(x) ? 0 : formats::bits_of(x) >> 28 & 8;
-  return (formats::bits_of(fminf(fminf(low, middle), high)) & 7) | sign;
+/// Sixteen random bits: a half of a word, the lower or the upper one.
+struct RandomHalf {
+  uint32_t word;
+  int upper;
+};
+
+/// Bytes of two words, of which a nibble of the selector names each, the second's from four on.
+CADRE_HD inline uint32_t pick_bytes(uint32_t first, uint32_t second, uint32_t selector) {
+#ifdef __CUDA_ARCH__
+  return __byte_perm(first, second, selector);
+#else
+  const uint64_t bytes = first | uint64_t(second) << 32;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; ++i)
+    picked |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+#endif
 }
+
+/// a * b + c rounded up, for an exact a * b.
+CADRE_HD inline float fma_up(float a, float b, float c) {
+#ifdef __CUDA_ARCH__
+  return __fmaf_ru(a, b, c);
+#else
+  const float product = a * b, sum = product + c, added = sum - product;
+  const float lost = (product - (sum - added)) + (c - added);
+  return lost > 0 ? nextafterf(sum, INFINITY) : sum;
+#endif
+}
+
+/// The least of three numbers, of which the last two are positive.
+CADRE_HD inline float least(float a, float b, float c) {
+  using formats::bits_of;
+  return formats::float_of(
+      uint32_t(__vimin3_s32(int(bits_of(a)), int(bits_of(b)), int(bits_of(c)))));
+}
+
+/// E2m1's codes of numbers that are products, so that a GPU's NaN has no sign. As a function of the
+/// magnitude, with six and beyond as six, codes are the least of three lines, 2 x, x + 2 and
+/// x / 2 + 4, rounded. Words of codes are sums in which each has a constant beside it, and the sum
+/// of the constants is subtracted at the end.
+struct E2m1Codes {
+  CADRE_HD static float magnitude(float x) { return fminf(fabsf(x), formats::E2m1::kLargest); }
+  CADRE_HD static float of_product(float x) {
+#ifndef __CUDA_ARCH__
+    if (formats::is_nan(x)) return formats::kNan;
+#endif
+    return x;
+  }
+
+  /// Rounded to nearest even, which adding 1.5 * 2^23 does: the code stands in the last bits.
+  CADRE_HD static uint32_t nearest(const float (&x)[8]) {
+    constexpr float kInteger = 0x1.8p23f;
+    uint32_t sum = 0;
+    for (int k = 7; k >= 0; --k) {
+      const float m = magnitude(x[k]);
+      const float code = least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
+                               formats::fma(m, 0.5f, kInteger + 4));
+      sum = sum * 16 + formats::bits_of(code);
+    }
+    return (sum - formats::bits_of(kInteger) * 0x1111'1111u) | signs(x);
+  }
+
+ private:
+  /// Where the codes have them.
+  CADRE_HD static uint32_t signs(const float (&x)[8]) {
+    uint32_t tops[8];
+    for (int k = 0; k < 8; ++k) tops[k] = formats::bits_of(of_product(x[k]));
+    const auto of_four = [&](int k) {
+      return pick_bytes(pick_bytes(tops[k], tops[k + 2], 0x73),
+                        pick_bytes(tops[k + 4], tops[k + 6], 0x73), 0x5410);
+    };
+    return ((of_four(0) >> 4 & 0x0f0f'0f0fu) | (of_four(1) & 0xf0f0'f0f0u)) & 0x8888'8888u;
+  }
+};
+
+/// Eight codes of e2m1, rounded away from zero if the fraction is more than (random + 1/2) / 2^16.
+/// All sums are rounded up, which the last one does to a whole number of 2^-16: the fraction, less
+/// 2^-17 and random / 2^16, is then above zero or not. That sum is 192 less, so that its upper half
+/// is what -192 has there, less the code; of a negative number, less eight more.
+class RandomE2m1Codes {
+ public:
+  /// Codes k and k + 4, first those of k = 3 and last of 0.
+  CADRE_HD void add(float x, RandomHalf random, float fourth_next, RandomHalf of_it) {
+    sum_ = sum_ * 16 + pick_bytes(difference(x, random), difference(fourth_next, of_it), 0x7632);
+  }
+  CADRE_HD uint32_t word() const { return 0xc340'c340u * 0x1111u - sum_; }
+
+ private:
+  CADRE_HD static uint32_t difference(float product, RandomHalf random) {
+    constexpr float kHalf = 0x1p-17f;
+    const float x = E2m1Codes::of_product(product), m = E2m1Codes::magnitude(x);
+    const float code =
+        least(fma_up(m, 2.0f, -kHalf), fma_up(m, 1.0f, 2 - kHalf), fma_up(m, 0.5f, 4 - kHalf));
+    constexpr uint32_t kBase = 0x433c;  // 188
+    const uint32_t bits = pick_bytes(random.word, kBase, random.upper ? 0x5432 : 0x5410);
+    const float subtrahend = formats::add(formats::float_of(bits), copysignf(4.0f, x));
+    return formats::bits_of(fma_up(code, 1.0f, -subtrahend));
+  }
+
+  uint32_t sum_ = 0;
+};
 
 /// Eight neighbouring codes of a line, the first in the lowest bits.
 template <class Element>
@@ -50,7 +141,7 @@ struct EightCodes {
   CADRE_HD static EightCodes of(const float (&x)[8]) {
     EightCodes codes;
     if constexpr (kNibbles) {
-      for (int k = 0; k < 8; ++k) codes.put(k, encode_e2m1(x[k]));
+      codes.word = E2m1Codes::nearest(x);
     } else {
       uint32_t halves[2];
       for (int i = 0; i < 2; ++i)
@@ -60,7 +151,12 @@ struct EightCodes {
     }
     return codes;
   }
-  CADRE_HD void put(int i, uint32_t code) { word |= Word(code) << (kBits * i); }
+  CADRE_HD static EightCodes of(const float (&x)[8], const RandomHalf (&random)[8]) {
+    static_assert(kNibbles);
+    RandomE2m1Codes codes;
+    for (int k = 3; k >= 0; --k) codes.add(x[k], random[k], x[k + 4], random[k + 4]);
+    return {codes.word()};
+  }
   CADRE_HD uint8_t get(int i) const {
     return uint8_t(uint32_t(word >> (kBits * i)) & ((1u << kBits) - 1));
   }

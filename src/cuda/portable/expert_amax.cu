@@ -5,7 +5,11 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kAmaxBlocks = 1;  // of an SM at once, as many as registers allow
+/// Blocks of an SM at once, as many as registers allow.
+template <DType kSource, bool kTransforms>
+constexpr int kAmaxBlocks = kTransforms              ? 1
+                            : kSource == DType::kF32 ? 2
+                                                     : 3;
 constexpr int kAmaxAcross = kAcross / 2;
 
 __global__ void clear_amax_kernel(const __grid_constant__ QuantizeJob job) {
@@ -32,22 +36,23 @@ struct ThreadAmax {
     expert = of_expert;
   }
   /// The last copy may be transformed.
-  template <DType kSource>
+  template <DType kSource, bool kTransforms>
   __device__ void add(const QuantizeJob& job, SourcePatch& patch) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const QuantizeCopy& copy = job.copies[i];
       if (i >= job.count || copy.amax == nullptr) continue;
-      if (copy.to.transformed) transform<kSource, kAmaxAcross>(patch);
+      const bool transformed = kTransforms && copy.to.transformed;
+      if (transformed) transform<kSource, kAmaxAcross>(patch);
       const uint32_t largest =
-          copy.to.transformed ? largest_of<DType::kBf16>(patch) : largest_of<kSource>(patch);
+          transformed ? largest_of<DType::kBf16>(patch) : largest_of<kSource>(patch);
       of_copy[i] = max(of_copy[i], largest);
     }
   }
 };
 
-template <DType kSource>
-__global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
+template <DType kSource, bool kTransforms>
+__global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks<kSource, kTransforms>)
     expert_amax_kernel(const __grid_constant__ QuantizeJob job) {
   auto& queue = *reinterpret_cast<TileQueue*>(dynamic_shared());
   ThreadAmax amax;
@@ -55,7 +60,7 @@ __global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
     const PatchPlace at(Patch<kAmaxAcross>::of_thread(column), tile.rows, tile.cols);
     SourcePatch patch = load_patch<kSource>(job, tile, at);
     amax.start(job, tile.expert);
-    amax.add<kSource>(job, patch);
+    amax.add<kSource, kTransforms>(job, patch);
   });
   amax.start(job, -1);
 }
@@ -65,8 +70,14 @@ __global__ void __launch_bounds__(kQuantizeThreads, kAmaxBlocks)
 void launch_expert_amax(const QuantizeJob& job, const QuantizeStream& on) {
   const int64_t blocks = (job.of.experts + kQuantizeThreads - 1) / kQuantizeThreads;
   launch(clear_amax_kernel, {unsigned(blocks), kQuantizeThreads, 0, on.stream}, job);
+  const auto find = [&]<DType kSource, bool kTransforms>() {
+    on.launch_strips(expert_amax_kernel<kSource, kTransforms>,
+                     {kAmaxBlocks<kSource, kTransforms>, sizeof(TileQueue)}, job);
+  };
+  const bool transforms = job.copies[job.count - 1].to.transformed;
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {
-    on.launch_strips(expert_amax_kernel<kSource>, {kAmaxBlocks, sizeof(TileQueue)}, job);
+    transforms ? find.template operator()<kSource, true>()
+               : find.template operator()<kSource, false>();
   });
 }
 

@@ -47,6 +47,21 @@ struct LineScales<false> {
   Factors multipliers;
 };
 
+/// Row::block_scale, in which an instruction makes codes of e4m3.
+template <class Row, class Element>
+__device__ formats::BlockScale<typename Row::Scale::Code> block_scale(
+    uint32_t amax, const formats::ExpertScale& expert, const formats::ScaleOptions& options) {
+  const float largest = __uint_as_float(amax);
+  if constexpr (Row::Scale::kDType == DType::kE4m3) {
+    using Scale = typename Row::Scale;
+    const uint32_t code =
+        encode_pair<Scale>(Row::template number_of_scale<Element>(largest, expert), 0.0f);
+    return {uint8_t(code), Row::multiplier(decode_pair<Scale>(code).x, expert)};
+  } else {
+    return Row::template block_scale<Element>(largest, expert, options);
+  }
+}
+
 /// Scales of eight lines, each made by one of `kSharing` lanes, which lie kStride apart and all
 /// have the amaxes. `store(line, code)` takes them, unless they are of a decoded copy.
 template <class Row, class Element, bool kDecoded>
@@ -67,8 +82,7 @@ class ScaleMaker {
 #pragma unroll
       for (int i = 0; i < kChunk; ++i)
         if (i / kSharing == s && i % kSharing == mine) of_line = amax[i];
-      const auto scale =
-          Row::template block_scale<Element>(__uint_as_float(of_line), expert, options);
+      const auto scale = block_scale<Row, Element>(of_line, expert, options);
       const int line = s * kSharing + mine;
       if (!kDecoded && line < kChunk) store(line, scale.code);
       const float number = kDecoded ? Row::Scale::decode(scale.code) : 1.0f;
@@ -139,9 +153,10 @@ struct ScalesOfPatch {
     const int col = of.at.col / kBlock * kBlock;
     const int rows = col < of.cols ? of.rows - of.at.row : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    const int64_t row = of.tile.row + of.at.row, column = (of.tile.col + col) / kBlock;
+    uint8_t* first = scales.at(of.tile.row + of.at.row, (of.tile.col + col) / kBlock);
+    const int64_t step = scales.columns ? int64_t(sizeof(Code)) : scales.pitch;
     return maker().template of_lines<kLanesOfBlock, 1>(amax, [&](int i, Code code) {
-      if (i < rows) store(scales, {row + i, column}, code);
+      if (i < rows) *reinterpret_cast<Code*>(first + i * step) = code;
     });
   }
 
@@ -155,9 +170,10 @@ struct ScalesOfPatch {
     const int row = of.at.row / kBlock * kBlock;
     const int cols = row < of.rows ? of.cols - of.at.col : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    const Place first{(of.tile.row + row) / kBlock, of.tile.col + of.at.col};
+    uint8_t* first = scales.at((of.tile.row + row) / kBlock, of.tile.col + of.at.col);
+    const int64_t step = scales.columns ? scales.pitch : int64_t(sizeof(Code));
     return maker().template of_lines<kLanesOfBlock, kAcrossIt>(amax, [&](int k, Code code) {
-      if (k < cols) store(scales, {first.row, first.column + k}, code);
+      if (k < cols) *reinterpret_cast<Code*>(first + k * step) = code;
     });
   }
 
@@ -247,7 +263,7 @@ struct ScalesOfPatch {
 
  private:
   __device__ auto maker_scale(uint32_t amax) const {
-    return Row::template block_scale<Element>(__uint_as_float(amax), of.expert, of.copy.options);
+    return block_scale<Row, Element>(amax, of.expert, of.copy.options);
   }
   __device__ static Scales all(float multiplier, float number) {
     Scales scales;

@@ -3,7 +3,8 @@
 #include "cuda/portable/row_codes.cuh"
 #include "cuda/portable/source_patch.cuh"
 
-// Codes and scales of routed rows along K alone, in formats whose scales belong to blocks of a row.
+// Codes and scales along K alone, in formats whose scales belong to blocks of a row: of routed
+// rows, or of weights whose experts lie one after the other, as rows of one matrix.
 // A warp takes 256 columns of four rows at a time, in registers: nothing waits for a block.
 namespace cadre::cuda::portable {
 
@@ -46,21 +47,32 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, 4)
   }
 }
 
+/// Whether there are offsets, or the rows of the next expert follow those of one.
+inline bool are_rows_of_one(const QuantizeJob& job) {
+  const auto follow = [&](int64_t pitch, int64_t expert) { return expert == job.of.rows * pitch; };
+  const QuantizedMatrix& to = job.copies[0].to;
+  return job.of.offsets != nullptr ||
+         (job.source.discrete == nullptr && follow(job.source.first.pitch, job.source.pitch) &&
+          follow(to.codes.pitch, to.codes.expert) && !to.scales.columns &&
+          follow(to.scales.pitch, to.scales.expert));
+}
+
 /// Whether the kernel takes the copy: of wide chunks, in which numbers are written too.
 template <class Row>
 bool takes_row_codes(const QuantizeJob& job) {
   const QuantizeCopy& copy = job.copies[0];
   const Lines& to = copy.to.codes;
   const bool wide = (reinterpret_cast<uintptr_t>(to.data) | uint64_t(to.pitch)) % 16 == 0;
-  return kHasRowCodes<Row> && job.count == 1 && job.of.offsets != nullptr &&
+  return kHasRowCodes<Row> && job.count == 1 && are_rows_of_one(job) &&
          job.source.first.is_wide() && copy.to.across && !copy.to.down && !copy.stochastic &&
          (wide || !copy.to.decoded);
 }
 
 template <class Codes>
 void launch_row_codes(const QuantizeJob& job, const QuantizeStream& on) {
-  const RowsJob<Codes> rows{job.source.first, job.tokens, Codes(job.copies[0]), job.of};
-  RowGrid grid = RowGrid::of((job.of.rows + kRowsAtOnce - 1) / kRowsAtOnce, job.of.cols, 1);
+  RowsJob<Codes> rows{job.source.first, job.tokens, Codes(job.copies[0]), job.of};
+  if (job.of.offsets == nullptr) rows.of.rows *= job.of.experts;
+  RowGrid grid = RowGrid::of((rows.of.rows + kRowsAtOnce - 1) / kRowsAtOnce, job.of.cols, 1);
   const unsigned most = unsigned(std::max(on.units, 1)) * kStreamBlocks;
   grid.blocks.y = std::clamp(most / grid.blocks.x, 1u, grid.blocks.y);
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {

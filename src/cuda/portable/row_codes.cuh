@@ -73,7 +73,8 @@ struct RowCodes {
       for (float& value : x) value = formats::mul(value, multiplier);
       const auto eight = EightCodes<Element>::of(x);
       const Place place = at.place(i);
-      uint8_t* to = codes.at(place.row, place.column);
+      const int bits = kDecoded ? codes.bits : EightCodes<Element>::kBits;
+      uint8_t* to = codes.data + place.row * codes.pitch + place.column * bits / 8;
       if constexpr (kDecoded)
         store_numbers(to, eight, factor);
       else

@@ -1,0 +1,205 @@
+#pragma once
+#include "cuda/device/small_float.h"
+#include "cuda/portable/patch_scales.cuh"
+
+// Codes of a patch of eight rows and eight columns, and where they go.
+namespace cadre::cuda::portable {
+
+/// The random bits of a patch.
+struct PatchBits {
+  formats::StochasticBits bits;
+  uint32_t expert, row, col;
+  uint32_t zero;  ///< of which the compiler does not know it
+
+  __device__ PatchBits(const TileCopy& of, const uint64_t* rng)
+      : bits(of.copy.random),
+        expert(uint32_t(of.tile.expert)),
+        row(uint32_t(of.tile.row + of.at.row)),
+        col(uint32_t(of.tile.col + of.at.col)),
+        zero(uint32_t(of.copy.to.codes.bits) >> 31) {
+    bits.seed = rng[0], bits.offset = rng[1];
+  }
+  /// The multiplier of the line of a draw; so that neither its numbers are computed nor the next
+  /// draw is begun before this one is made: all at once take too many registers.
+  __device__ float follows(const formats::PhiloxWords& draw, float multiplier) {
+    const uint32_t none = draw.word[3] & zero;
+    col += none, row += none, expert += none;
+    return __uint_as_float(__float_as_uint(multiplier) | none);
+  }
+  /// Of one of its eight lines: rows along K, columns along rows.
+  __device__ formats::PhiloxWords of_line(uint32_t line) const {
+    return bits.axis == Axis::kAlongK ? bits.draw(expert, row + line, col)
+                                      : bits.draw(expert, col + line, row);
+  }
+};
+
+/// As StochasticBits::pick.
+__device__ inline RandomHalf half_of(const formats::PhiloxWords& draw, int position) {
+  return {draw.word[position / 2], position % 2};
+}
+
+/// Eight numbers of a row before they become codes.
+template <DType kSource>
+__device__ void scaled_row(const SourcePatch& patch, const Factors& multipliers, bool by_row, int i,
+                           float (&x)[kChunk]) {
+  decode(patch.rows[i], kSource, x);
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k)
+    x[k] = formats::mul(x[k], by_row ? multipliers.of_line[i] : multipliers.of_line[k]);
+}
+
+/// Calls put(row, codes) for the rows of a patch.
+template <DType kSource, class Element>
+__device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
+                            auto&& put) {
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i) {
+    float x[kChunk];
+    scaled_row<kSource>(patch, multipliers, by_row, i, x);
+    put(i, EightCodes<Element>::of(x));
+  }
+}
+
+/// The same with random bits, which eight of a line draw at once: of a row if scales are by row.
+template <DType kSource, class Element>
+__device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
+                            PatchBits random, auto&& put) {
+  if (!by_row) {
+    RandomE2m1Codes rows[kPatchRows];
+#pragma unroll
+    for (int k = kChunk / 2 - 1; k >= 0; --k) {
+      const int next = k + kChunk / 2;
+      const formats::PhiloxWords draw = random.of_line(uint32_t(k));
+      const float multiplier = random.follows(draw, multipliers.of_line[k]);
+      const formats::PhiloxWords draw_of_next = random.of_line(uint32_t(next));
+      const float multiplier_of_next = random.follows(draw_of_next, multipliers.of_line[next]);
+      const auto number = [&](int i, int at) {
+        return formats::mul(element_of(patch.rows[i], kSource, at),
+                            at == k ? multiplier : multiplier_of_next);
+      };
+#pragma unroll
+      for (int i = 0; i < kPatchRows; ++i)
+        rows[i].add(number(i, k), half_of(draw, i), number(i, next), half_of(draw_of_next, i));
+    }
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i) put(i, EightCodes<Element>{rows[i].word()});
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i) {
+    const formats::PhiloxWords draw = random.of_line(uint32_t(i));
+    Factors factors = multipliers;
+    factors.of_line[i] = random.follows(draw, factors.of_line[i]);
+    float x[kChunk];
+    scaled_row<kSource>(patch, factors, by_row, i, x);
+    RandomHalf halves[kChunk];
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) halves[k] = half_of(draw, k);
+    put(i, EightCodes<Element>::of(x, halves));
+  }
+}
+
+/// Where the codes of a patch go, or its numbers.
+struct PatchOut {
+  uint8_t* first;
+  int64_t pitch;
+  bool columns;
+  PatchPlace at;
+  DType numbers;
+
+  __device__ explicit PatchOut(const TileCopy& of) : at(of.at) {
+    const Lines lines = of.copy.to.codes_of(of.tile);
+    first = lines.at(of.tile.row + at.row, of.tile.col + at.col);
+    pitch = lines.pitch;
+    columns = lines.columns;
+    numbers = lines.bits == 32 ? DType::kF32 : DType::kBf16;
+  }
+  /// Codes, line by line.
+  template <class Element>
+  __device__ void store_line(int i, const EightCodes<Element>& codes) const {
+    if (i < (columns ? at.cols : at.rows))
+      store_codes(first + i * pitch, codes, columns ? at.rows : at.cols);
+  }
+  /// Codes times scales, row by row.
+  template <class Element>
+  __device__ void store_row(int i, const EightCodes<Element>& codes, const Factors& scales,
+                            bool by_row) const {
+    if (i >= at.rows) return;
+    float x[kChunk];
+    decode_codes(codes, x);
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k)
+      x[k] = formats::mul(x[k], by_row ? scales.of_line[i] : scales.of_line[k]);
+    const Chunk chunk = encode(x, numbers);
+    Matrix out;
+    out.data = reinterpret_cast<char*>(first);
+    out.pitch = pitch;
+    out.columns = at.cols;
+    out.dtype = numbers;
+    out.is_wide() ? store<true>(chunk, out, {i, 0}) : store<false>(chunk, out, {i, 0});
+  }
+};
+
+/// What copies of one launch have in common, beside their format.
+struct CodesKind {
+  bool decoded, stochastic;
+};
+template <class OfRow, class OfElement, CodesKind kKind>
+struct CodesOf {
+  using Row = OfRow;
+  using Element = OfElement;
+  static constexpr bool kDecoded = kKind.decoded, kStochastic = kKind.stochastic;
+};
+
+template <class Row, class Element>
+__device__ formats::ExpertScale expert_scale(const QuantizeCopy& copy, int expert) {
+  const float amax = copy.amax == nullptr ? 0 : __uint_as_float(copy.amax[expert]);
+  return Row::template expert_scale<Element>(amax, copy.options);
+}
+
+/// The codes of a patch, or its numbers, with scales of rows or of columns.
+template <DType kSource, class Codes>
+__device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const SourcePatch& patch,
+                             const LineScales<Codes::kDecoded>& scales, bool by_row) {
+  using Element = typename Codes::Element;
+  const auto encode_all = [&](auto&& put) {
+    if constexpr (Codes::kStochastic)
+      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, PatchBits(of, job.rng), put);
+    else
+      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, put);
+  };
+  if constexpr (Codes::kDecoded) {
+    const PatchOut out(of);
+    encode_all([&](int i, const EightCodes<Element>& codes) {
+      out.store_row(i, codes, scales.numbers, by_row);
+    });
+  } else if constexpr (EightCodes<Element>::kNibbles) {
+    EightCodes<Element> lines[kChunk];
+    encode_all([&](int i, const EightCodes<Element>& codes) { lines[i] = codes; });
+    const PatchOut out(of);
+    if (out.columns) turn(lines);
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) out.store_line(i, lines[i]);
+  } else if (const PatchOut out(of); !out.columns) {
+    encode_all([&](int i, const EightCodes<Element>& codes) { out.store_line(i, codes); });
+  } else {
+    EightCodes<Element> columns[kChunk];
+    encode_all([&](int, const EightCodes<Element>& codes) {
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) columns[k].push(codes.get(k));
+    });
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) out.store_line(k, columns[k]);
+  }
+}
+
+/// By a grid-stride loop of blocks, whose threads have a number each.
+template <class Row, class Element>
+__device__ void store_expert_scales(const QuantizeJob& job, int64_t first, int64_t step) {
+  for (int i = 0; i < job.count; ++i)
+#pragma unroll 1
+    for (int64_t e = first; e < job.of.experts; e += step)
+      job.copies[i].to.expert_scale[e] = expert_scale<Row, Element>(job.copies[i], int(e)).scale;
+}
+
+}  // namespace cadre::cuda::portable
