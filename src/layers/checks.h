@@ -72,8 +72,8 @@ void check_scatter(const ops::Checks<Problem>& checks) {
   checks.at_least("ranks", p.ranks, 1);
   if (!scatters(p))
     return checks.holds(p.ranks == 1, "ranks is ", p.ranks, ", must be 1; nothing is scattered");
-  checks.holds(!p.gather && !p.gather_dy,
-               "gather is yes, must be no; T is of what is gathered or of what is scattered");
+  checks.holds(!p.gather && !p.gather_dy, p.gather ? "gather" : "gather_dy",
+               " is yes, must be no; T is of what is gathered or of what is scattered");
   checks.at_least("T", p.tokens, 0);
   checks.at_least("top_k", p.top_k, 1);
 }

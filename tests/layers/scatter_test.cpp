@@ -106,9 +106,9 @@ TEST(Scatter, SaysWhatDoesNotFit) {
     });
   };
   constexpr const char* kBoth =
-      "gather is yes, must be no; T is of what is gathered or of what is scattered";
-  EXPECT_EQ(of_linear("scatter_dx=yes gather=yes T=4"), text("grouped_linear: ", kBoth));
-  EXPECT_EQ(of_mlp("scatter=yes gather_dy=yes T=4"), text("grouped_mlp: ", kBoth));
+      " is yes, must be no; T is of what is gathered or of what is scattered";
+  EXPECT_EQ(of_linear("scatter_dx=yes gather=yes T=4"), text("grouped_linear: gather", kBoth));
+  EXPECT_EQ(of_mlp("scatter=yes gather_dy=yes T=4"), text("grouped_mlp: gather_dy", kBoth));
   EXPECT_EQ(of_linear("ranks=2"), "grouped_linear: ranks is 2, must be 1; nothing is scattered");
   EXPECT_EQ(of_mlp("scatter=yes T=4 top_k=0"), "grouped_mlp: top_k is 0, must be 1 or more");
   EXPECT_EQ(

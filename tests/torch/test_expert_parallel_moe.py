@@ -158,6 +158,30 @@ def pushed_results(rank, device):
         assert all(same_bits(a, b) for made in results[1:] for a, b in zip(results[0], made))
         assert said == ["bias" not in options or bias_is_pushed, 0, 0]
         said.clear()
+    def replaced(own):
+        forward = own.experts.forward
+        own.experts.forward = lambda *given: forward(*given) * 1
+
+    def at_an_odd_place(own):
+        w = own.experts.w1
+        w.data = torch.empty(w.numel() + 1, dtype=w.dtype, device=device)[1:].copy_(
+            w.data.flatten()).view(w.shape)
+
+    want = step()
+    for change in (replaced, at_an_odd_place):
+        assert all(map(same_bits, want, step(change)))
+    assert said == [1, 0, 0]
+    own, kept = layer(device, torch.bfloat16, ep), x.clone().requires_grad_()
+    out = checkpoint(lambda t: own(t)[0], kept, use_reentrant=False,
+                     context_fn=cadre.saved_exchanges)
+    out.backward(dout)
+    assert said[3:] == [0, 0] and all(map(same_bits, want, [out.detach(), kept.grad]))
+    with torch.inference_mode():
+        fresh = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window",
+                                     share=ep)
+    own = layer(device, torch.bfloat16, fresh)
+    own(x)[0].backward(dout)
+    assert same_bits(own.router.grad, want[2])
     mxfp8 = [step(change, recipe="mxfp8") for change in (lambda own: None, fetched)]
     assert all(map(same_bits, *mxfp8))
     own = layer(device, torch.bfloat16, ep)

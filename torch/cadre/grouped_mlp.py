@@ -279,10 +279,17 @@ class GroupedMLP(DeferredGradients):
 
     def _can_push(self, like: Tensor, ranks: int, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody
-        else may want to see them."""
+        else may want to see them, and what they go to must come behind them, which a checkpoint may
+        have kept."""
+        is_changed = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
+                      or self._compiled_call_impl is not None)
         watched = (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
-                   or self._backward_pre_hooks or module._has_any_global_hook())
-        if watched or self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
+                   or self._backward_pre_hooks or module._has_any_global_hook()
+                   or torch._C._len_torch_dispatch_stack() > 0)
+        apart = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
+        if is_changed or watched or apart:
+            return False
+        if any(w.data_ptr() % 16 for w in (self.w1, self.w2)):
             return False
         recipe = words_for(active_recipe() if self.recipe is None else self.recipe, like)
         casts = torch.is_autocast_enabled(like.device.type)

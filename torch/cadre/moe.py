@@ -18,6 +18,7 @@ from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
+from .windows import slots_to_push_to
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -311,7 +312,8 @@ class MoE(nn.Module):
         if is_eager:
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
-        can_push = partial(self.experts._can_push, tokens, ep.ranks) if is_eager else None
+        can_push = (partial(self.experts._can_push, tokens, ep.ranks)
+                    if is_eager and isinstance(self.experts, GroupedMLP) else None)
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
@@ -319,8 +321,7 @@ class MoE(nn.Module):
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
-            slot_of = None if handle.where is None else handle.where.slot_of
-            counts = RankRows(offsets, handle.window, again, slot_of)
+            counts = RankRows(offsets, handle.window, again, slots_to_push_to(handle.window, handle.where))
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

@@ -28,6 +28,7 @@ _classes = torch.classes.cadre
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
+_MOST_REACH = 2**36  # bytes of all windows in which products find the slots of rows
 CanPush = Callable[[int], bool] | None  # whether experts can push results of so many rows
 
 
@@ -110,6 +111,11 @@ class ExchangeMap(NamedTuple):
     verdict: Tensor  # int32 [1]: 1 if rows overflowed and that is an error
 
 
+def slots_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
+    """int32 [R], if the experts of that exchange push their results."""
+    return where.slot_of if where is not None and "push=yes" in name else None
+
+
 class WindowRoute:
     """The exchanges of one layer through a window, which layers may share."""
 
@@ -132,7 +138,9 @@ class WindowRoute:
         self.pushed_name = ""
         size = _sizes(self.name)
         self.rows = size["R"]
-        if self.exchange.route() == "window" and size["T"] * size["top_k"] <= self.rows:
+        fits = size["T"] * size["top_k"] <= self.rows
+        reach = _ops._window_bytes(problem, on) * size["ranks"]
+        if self.exchange.route() == "window" and fits and reach <= _MOST_REACH:
             self._pushed = _classes.Exchange(
                 window, problem.replace("tail=zero", "tail=keep push=yes"), on)
             self.pushed_name = self._pushed.name()

@@ -3,6 +3,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
 
 #include <chrono>
 #include <map>
@@ -94,6 +95,7 @@ Exchange::Exchange(const c10::intrusive_ptr<RankWindow>& window, const std::stri
                    const at::Tensor& on)
     : window_(window), plan_(plan_of(problem, on)), on_(on) {
   const ExpertParallelProblem& p = plan_.problem;
+  const c10::InferenceMode no_inference(false);  // it is part of graphs
   if (p.push) nobodys_ = at::zeros({1}, on_.options().dtype(scalar_type(p.dtype)));
   const int64_t bytes = window->window.bytes(), needed = plan_.window.bytes;
   TORCH_CHECK_VALUE(bytes >= needed, "window has ", bytes, " bytes a rank, must have ", needed,
@@ -149,8 +151,7 @@ at::Tensor new_rows(std::string_view exchange, const at::Tensor& like) {
     TORCH_CHECK_VALUE(like.sizes() == at::IntArrayRef({p.rows, p.hidden}) &&
                           like.scalar_type() == scalar_type(p.dtype),
                       "x is ", like.scalar_type(), like.sizes(), ", must be ", scalar_type(p.dtype),
-                      "[", p.rows, ", ", p.hidden, "], whose results are ", "pushed [", exchange,
-                      "]");
+                      "[", p.rows, ", ", p.hidden, "], whose results are pushed [", exchange, "]");
     found->await_readers();
     return found->pushed();
   }

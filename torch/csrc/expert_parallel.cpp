@@ -191,16 +191,20 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
     const variable_list map = ctx->get_saved_variables();
     const c10::SymInt rows = map[2].sym_size(0);
     const auto type = at::ScalarType(data["type"].toInt());
-    const auto exchange = Exchange::of(data["name"].toStringRef());
-    const Tensor none = exchange->plan().problem.push
-                            ? exchange->pushed()
-                            : map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
-    const Tensor drows = grads[0].defined() ? grads[0] : none;
+    std::array<bool, 2> wants{};
+    read_bits(data["wants"].toInt(), wants);
+    const auto no_rows = [&] {
+      const auto exchange = Exchange::of(data["name"].toStringRef());
+      if (!exchange->plan().problem.push)
+        return map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
+      TORCH_CHECK(!wants[0], "the experts made no gradient of their rows, must push one [",
+                  exchange->name(), "]");
+      return exchange->pushed();
+    };
+    const Tensor drows = grads[0].defined() ? grads[0] : no_rows();
     Maybe drow_prob;
     if (data["prob"].toBool())
       drow_prob = grads[1].defined() ? grads[1] : map[2].new_zeros_symint({rows}, at::kFloat);
-    std::array<bool, 2> wants{};
-    read_bits(data["wants"].toInt(), wants);
     const auto [dx, dprob] = call.call(data["name"].toStringRef(), drows, drow_prob, map[0], map[1],
                                        map[2], map[3], map[4]);
     return without_second_derivatives(

@@ -68,8 +68,9 @@ struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
 class Results {
  public:
   Results(Text window, const Maybe& slot_of, const Tensor& rows) : window_(window), rows_(rows) {
-    if (window.empty()) return;
-    exchange_ = Exchange::of(window);
+    if (!window.empty()) exchange_ = Exchange::of(window);
+    TORCH_CHECK_VALUE(pushes() || !slot_of,
+                      "slot_of is a tensor, must be None; results are not pushed");
     if (!pushes()) return;
     TORCH_CHECK_VALUE(slot_of, "slot_of is None, must be a tensor; results are pushed to slots");
     slot_of_ = read_ints(*slot_of, {"slot_of", {rows.size(0)}, rows});
