@@ -320,7 +320,8 @@ class MoE(nn.Module):
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
-            counts = RankRows(offsets, handle.window, again, slots_to_push_to(handle.window, handle.where))
+            slot_of = slots_to_push_to(handle.window, handle.where)
+            counts = RankRows(offsets, handle.window, again, slot_of)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 
