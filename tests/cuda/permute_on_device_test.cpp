@@ -1,6 +1,7 @@
 // All four passes on the GPU have the bits of the CPU's, and are the reference's within the bound.
 #include "cadre/permute.h"
 
+#include "bench/check.h"
 #include "tests/cuda/mirror.h"
 #include "tests/judge/close.h"
 
@@ -237,6 +238,18 @@ TEST_P(PermuteOnDevice, OfBrokenMapsAndOffsetsIsTheReferences) {
       EXPECT_FALSE(want.wrote_nan()) << to_string(p) << " end=" << end;
       EXPECT_EQ(got.outputs(), want.outputs()) << to_string(p) << " end=" << end;
     }
+}
+
+// Of one rank, whose rows end at the tail, and of several; of choices without a row.
+TEST(SlotsOnDevice, AreSummedAsTheReferenceSumsThem) {
+  if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+  for (const char* words :
+       {"permute combine T=70 top_k=9 R=500 H=136 E=4 slots=yes prob=yes addend=yes",
+        "permute combine T=33 top_k=2 R=40 H=72 E=4 ranks=3 slots=yes dtype=f32",
+        "permute permute_backward T=70 top_k=4 R=150 H=77 E=4 ranks=2 slots=yes prob=yes"}) {
+    const bench::CheckReport report = bench::check(words, {}, {}, cuda_devices()[0]);
+    EXPECT_TRUE(report.good()) << report.fault << ' ' << words;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Permute, PermuteOnDevice,
