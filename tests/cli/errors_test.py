@@ -112,6 +112,18 @@ cadre explain grouped_gemm dgrad R=9 N=8 K=16 E=2 gather=rhs T=4
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs T=4 format=mxfp8
 cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 gather=lhs T=4 lhs_major=column
+cadre explain grouped_gemm wgrad R=9 N=8 K=16 E=2 scatter=yes T=4
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 ranks=2
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 gather=lhs
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 act=relu
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 beta=yes
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 tail=zero
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 out_major=column
+cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 ranks=32768
+cadre explain grouped_linear R=9 N=8 K=16 E=2 scatter_dx=yes gather=yes T=4
+cadre explain grouped_linear R=9 N=8 K=16 E=2 ranks=2
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 scatter=yes T=4
+cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 slots=yes
 cadre explain offsets counts R=9 E=2 T=4
 cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
 cadre explain quantize rows R=9 C=16 E=2
