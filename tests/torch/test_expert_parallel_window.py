@@ -389,6 +389,11 @@ cadre.ExpertParallel(alone, 2, 2, route="window", share=by_window)
 few.empty_rows()
 by_window.dispatch(x, experts, None)
 torch.ops.cadre._window_collect("7 of nobody", x, *[experts] * 5)
+torch.ops.cadre._window_collect(pushed, x, *[experts] * 5)
+mlp(16, pushed)
+mlp(3, pushed, torch.zeros(3, dtype=torch.int32))
+mlp(16, fetched, torch.zeros(16, dtype=torch.int32))
+torch.ops.cadre._window_dispatch(pushed, leaf, experts, leaf_prob)[1].sum().backward()
 """
 
 
@@ -406,8 +411,17 @@ def answers(rank, device, path):
             None if "share" in options else "cpu")), **{**sizes, **options})
 
     few, by_window = cadre.ExpertParallel(group, 2, 2), window()
+    fetched, pushed = by_window._window.inner_name, by_window._window.pushed_name
+
+    def mlp(rows, exchange, slot_of=None):
+        w1, w2 = torch.ones(2, 8, 6), torch.ones(2, 6, 4)
+        return torch.ops.cadre.grouped_mlp(
+            torch.ones(rows, 6), torch.zeros(3, dtype=torch.int32), None, [w1], [], [w2], [],
+            window=exchange, slot_of=slot_of)
+
     given = []
     x, prob = draw(4, 6, device="cpu"), torch.rand(4, 2)
+    leaf, leaf_prob = (t.clone().requires_grad_() for t in (x, prob))
     experts = torch.tensor([[0, 1], [1, 2], [0, 3], [1, -1]], dtype=torch.int32)
     for use in USES.strip().splitlines():
         with pytest.raises(Exception) as error:

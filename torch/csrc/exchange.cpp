@@ -151,7 +151,8 @@ at::Tensor new_rows(std::string_view exchange, const at::Tensor& like) {
     TORCH_CHECK_VALUE(like.sizes() == at::IntArrayRef({p.rows, p.hidden}) &&
                           like.scalar_type() == scalar_type(p.dtype),
                       "x is ", like.scalar_type(), like.sizes(), ", must be ", scalar_type(p.dtype),
-                      "[", p.rows, ", ", p.hidden, "], whose results are pushed [", exchange, "]");
+                      "[", p.rows, ", ", p.hidden, "], whose results are pushed [", to_string(p),
+                      "]");
     found->await_readers();
     return found->pushed();
   }

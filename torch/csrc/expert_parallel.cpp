@@ -93,7 +93,7 @@ Tensor results(const Exchange& exchange, const Tensor& rows, const char* what) {
   if (!exchange.plan().problem.push) return matrix(rows, what);
   TORCH_CHECK_VALUE(exchange.is_pushed(rows), what, " is a tensor of its own, must be what the ",
                     "experts returned, whose rows are pushed while they are computed [",
-                    exchange.name(), "]");
+                    to_string(exchange.plan().problem), "]");
   return rows;
 }
 
@@ -198,7 +198,7 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
       if (!exchange->plan().problem.push)
         return map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
       TORCH_CHECK(!wants[0], "the experts made no gradient of their rows, must push one [",
-                  exchange->name(), "]");
+                  to_string(exchange->plan().problem), "]");
       return exchange->pushed();
     };
     const Tensor drows = grads[0].defined() ? grads[0] : no_rows();
