@@ -13,7 +13,7 @@ TEST(RandomGemms, EveryKindIsDrawnOften) {
       "fprop",         "dgrad",        "wgrad",     "discrete",   "alpha",       "beta",
       "bias",          "accumulate",   "budget",    "f32 out",    "tail zero",   "all in one",
       "empty experts", "ragged width", "R = 0",     "all tail",   "sum below R", "misaligned",
-      "column major",  "f32 operand",  "two types", "activation", "gather"};
+      "column major",  "f32 operand",  "two types", "activation", "gather",      "scatter"};
   bench::RandomGemms gemms(1);
   bench::Tally tally;
   for (int i = 0; i < 3000; ++i) bench::count(tally, gemms.next());
