@@ -127,7 +127,7 @@ class RandomGemms {
     p.scatter = true;
     p.ranks = one_in(2) ? 1 : int(2 + below(3));
     p.top_k = int(1 + below(4));
-    p.tokens = one_in(3) ? below(60) : p.rows / (p.top_k * p.ranks) + 1;
+    p.tokens = one_in(3) ? below(60) : p.rows / (int64_t(p.top_k) * p.ranks) + 1;
   }
   static void name_kinds(RandomGemm& g) {
     const GroupedGemmProblem& p = g.problem;
