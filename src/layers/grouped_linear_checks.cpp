@@ -206,20 +206,36 @@ void check_dy(const LinearChecks& checks, const GroupedLinearArgs& args, const c
   checks.present("slot_of", args.slot_of, p.rows, "the problem says gather_dy=yes");
 }
 
-/// Rows of y or dx, in the order of experts or of slots.
-void check_rows(const LinearChecks& checks, const char* what, const TensorView& rows,
-                const GroupedLinearArgs& args, bool scatters) {
+/// y or dx, and why its rows are in the order of slots; null if they are in that of experts.
+struct Result {
+  const char* name;
+  const TensorView& rows;
+  int64_t cols;
+  const char* why_scattered;
+};
+
+void check_result(const LinearChecks& checks, const Result& result, const int32_t* slot_of) {
   const GroupedLinearProblem& p = checks.problem();
-  const bool is_y = &rows == &args.y;
-  const int64_t cols = is_y ? activated_columns(p.n, p.activation) : p.k;
-  if (!scatters) return checks.view(what, rows, p.dtype, {p.rows, cols});
-  const char* why = is_y ? "the problem says scatter=yes" : "the problem says scatter_dx=yes";
+  const auto& [name, rows, cols, why] = result;
+  if (why == nullptr) return checks.view(name, rows, p.dtype, {p.rows, cols});
   const int64_t slots = p.tokens * p.top_k;
   if (p.ranks == 1)
-    checks.view(what, rows, p.dtype, {slots, cols}, why);
+    checks.view(name, rows, p.dtype, {slots, cols}, why);
   else
-    checks.view(what, rows, p.dtype, {p.ranks, slots, cols}, why);
-  checks.present("slot_of", args.slot_of, p.rows, why);
+    checks.view(name, rows, p.dtype, {p.ranks, slots, cols}, why);
+  checks.present("slot_of", slot_of, p.rows, why);
+}
+
+void check_y(const LinearChecks& checks, const GroupedLinearArgs& args) {
+  const GroupedLinearProblem& p = checks.problem();
+  const char* why = p.scatter ? "the problem says scatter=yes" : nullptr;
+  check_result(checks, {"y", args.y, activated_columns(p.n, p.activation), why}, args.slot_of);
+}
+
+void check_dx(const LinearChecks& checks, const GroupedLinearArgs& args) {
+  const GroupedLinearProblem& p = checks.problem();
+  const char* why = p.scatter_dx ? "the problem says scatter_dx=yes" : nullptr;
+  check_result(checks, {"dx", args.dx, p.k, why}, args.slot_of);
 }
 
 /// What forward reads as x, in the order of experts or of tokens.
@@ -244,7 +260,7 @@ void check_forward(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   check_input(checks, linear, need);
   check_copies(checks, linear, need);
-  check_rows(checks, "y", linear.args.y, linear.args, p.scatter);
+  check_y(checks, linear.args);
   if (need.reads(kW)) check_weights(checks, linear);
   if (p.bias && !p.return_bias) check_biases(checks, linear);
   if (p.bias_scale) checks.present("bias_scale", linear.args.bias_scale, p.rows);
@@ -262,7 +278,7 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   checks.offsets(linear.args.offsets, p.experts);
   if (!p.given_dy_along_k || need.reads(kDy)) check_dy(checks, linear.args);
   check_copies(checks, linear, need);
-  if (p.dgrad) check_rows(checks, "dx", linear.args.dx, linear.args, p.scatter_dx);
+  if (p.dgrad) check_dx(checks, linear.args);
   if (need.reads(kW)) check_weights(checks, linear);
   if (needs(linear, Phase::kInputAgain).reads(kX))
     checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});

@@ -295,8 +295,8 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kerne
   for_rows(job.token_count, [&](int64_t token) { sum_token<Sum>(job, token, used); });
 }
 
-/// Chunks of tokens and rows, whether those that are read lie in the memories of several ranks, and
-/// the least blocks an SM, for __launch_bounds__.
+/// Chunks of tokens and rows, where those that are read lie, and the least blocks an SM, for
+/// __launch_bounds__.
 template <class OfRows, Places kOfRows>
 struct Config : OfRows {
   static constexpr Places kPlaces = kOfRows;
