@@ -106,6 +106,19 @@ def test_alignment(device, widths, shift):
         assert_close(out[:end], want[:end], terms=20)
 
 
+def test_an_addend_at_any_address(device):
+    """A fast kernel takes the product, but for what is added to it."""
+    counts, rows, n, k = [5, 0, 9], 16, 64, 32
+    offsets = offsets_of(counts, device)
+    x, w = (draw(*s, dtype=torch.bfloat16, device=device) for s in ((rows, k), (3, n, k)))
+    memory = draw(1 + rows * n, dtype=torch.bfloat16, device=device)
+    c, beta = memory[1:].view(rows, n), torch.full((3,), 2.0, device=device)
+    out = draw(rows, n, dtype=torch.bfloat16, device=device)
+    ops.grouped_gemm.out(x, [w], offsets, "fprop", beta=beta, c=c, out=[out])
+    want = reference(without_tail(x, counts), w.double(), counts, "fprop")
+    assert_close(out[:14], want[:14] + 2 * c[:14].double(), terms=20)
+
+
 def test_one_expert_in_a_list(device):
     x, w = draw(4, K, device=device), draw(N, K, device=device)
     got = cadre.grouped_gemm(x, [w], offsets_of([3], device))

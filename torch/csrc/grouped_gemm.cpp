@@ -123,6 +123,7 @@ void set_addends(const GroupedGemmInputs& in, GroupedGemmProblem& p, GroupedGemm
   p.beta = true;
   require_type(*in.c, scalar_type(p.out), "c");
   c = matrix(*in.c, "c");
+  p.align = std::min(p.align, alignment(c.tensors));
   args.c = c.view;
 }
 

@@ -82,6 +82,27 @@ __device__ inline void stmatrix_trans(uint32_t to, uint32_t a, uint32_t b) {
                : "memory");
 }
 
+/// Reads four 8 x 8 matrices row by row, sixteen bytes each: thread t names the place of row t % 8
+/// of matrix t / 8.
+__device__ inline Matrices ldmatrix(uint32_t from) {
+  Matrices m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
+               : "r"(from)
+               : "memory");
+  return m;
+}
+
+/// Reads them column by column.
+__device__ inline Matrices ldmatrix_trans(uint32_t from) {
+  Matrices m;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
+               : "r"(from)
+               : "memory");
+  return m;
+}
+
 __device__ inline void st_shared_pair(uint32_t to, float first, float second) {
   asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(first), "f"(second) : "memory");
 }
@@ -98,6 +119,11 @@ __device__ inline void st_shared(uint32_t to, uint32_t word) {
 }
 __device__ inline void st_shared(uint32_t to, float value) {
   asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+__device__ inline float ld_shared_float(uint32_t from) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(from) : "memory");
+  return value;
 }
 
 }  // namespace cadre::cuda

@@ -9,27 +9,6 @@
 // Source    the matrix fragments of the PTX manual, sections ldmatrix and mma.
 namespace cadre::cuda {
 
-/// Reads four 8 x 8 matrices row by row, sixteen bytes each: thread t names the place of row t % 8
-/// of matrix t / 8.
-__device__ inline Matrices ldmatrix(uint32_t from) {
-  Matrices m;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
-               : "r"(from)
-               : "memory");
-  return m;
-}
-
-/// Reads them column by column.
-__device__ inline Matrices ldmatrix_trans(uint32_t from) {
-  Matrices m;
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(m.a), "=r"(m.b), "=r"(m.c), "=r"(m.d)
-               : "r"(from)
-               : "memory");
-  return m;
-}
-
 /// The second operand of a product: eight columns, sixteen deep.
 struct Columns8 {
   uint32_t low, high;  ///< elements 0 to 7 of the contraction, and 8 to 15

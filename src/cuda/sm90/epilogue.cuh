@@ -74,38 +74,30 @@ class PartBias {
   Pair scales_{1, 1};
 };
 
-/// Which row and column of y an accumulator is, if rows of y are those of the accumulators or their
-/// columns, and where the tile's rows end.
-template <bool kTransposed>
-class OutputPlace {
+/// Which row and column of y an accumulator is, where rows of y are those of the accumulators.
+class UprightPlace {
  public:
-  __device__ OutputPlace(const TileRecord& tile, const TilePart& part)
-      : row_limit(kTransposed ? tile.end : tile.row_limit),
-        down_(part.row + ThreadPlace::mine().row),
-        across_(part.col + ThreadPlace::mine().col) {}
+  __device__ explicit UprightPlace(const TilePart& part)
+      : row_(part.row + ThreadPlace::mine().row), col_(part.col + ThreadPlace::mine().col) {}
 
-  const int row_limit;
-  __device__ int row(int i) const { return kTransposed ? across(i) : down(i); }
-  __device__ int col(int i) const { return kTransposed ? down(i) : across(i); }
+  __device__ int row(int i) const { return row_ + ThreadPlace::row_of(i); }
+  __device__ int col(int i) const { return col_ + ThreadPlace::col_of(i); }
 
  private:
-  __device__ int down(int i) const { return down_ + ThreadPlace::row_of(i); }
-  __device__ int across(int i) const { return across_ + ThreadPlace::col_of(i); }
-
-  int down_, across_;
+  int row_, col_;
 };
 
 /// Adds bias_e[c] * bias_scale[r], as PartBias, where rows of y are rows of the accumulators.
 template <int kCount>
 __device__ inline void add_upright_bias(const RaggedRowsParams& params, const TileRecord& tile,
-                                        const OutputPlace<false>& place, float (&to)[kCount]) {
+                                        const TilePart& part, float (&to)[kCount]) {
+  const UprightPlace place(part);
   const void* bias = of_expert(params.bias, tile.expert);
   float scales[2] = {1, 1};
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = place.row(2 * half);
-    if (params.bias_scale != nullptr && row < place.row_limit)
-      scales[half] = params.bias_scale[row];
+    if (params.bias_scale != nullptr && row < tile.row_limit) scales[half] = params.bias_scale[row];
   }
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
@@ -115,30 +107,26 @@ __device__ inline void add_upright_bias(const RaggedRowsParams& params, const Ti
   }
 }
 
-/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale. Transposed: rows of y are columns of the
-/// accumulators.
+/// The factor of an expert's addend, which is not read where it is 0.
+__device__ inline float beta_of(const RaggedRowsParams& params, int expert) {
+  return params.beta == nullptr ? 0.0f : params.beta[expert];
+}
+
+/// y = alpha_e * sum + beta_e * c + bias_e * bias_scale; `add_c(to)` adds the second. Transposed:
+/// rows of y are columns of the accumulators.
 template <bool kTransposed, int kCount>
 __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRecord& tile,
-                                   const TilePart& part, float (&to)[kCount]) {
-  const OutputPlace<kTransposed> place(tile, part);
+                                   const TilePart& part, float (&to)[kCount], auto&& add_c) {
   const float of_w = params.w_scale == nullptr ? 1.0f : params.w_scale[tile.expert];
   const float alpha = params.alpha == nullptr ? of_w : params.alpha[tile.expert] * of_w;
-  const float beta = params.beta == nullptr ? 0.0f : params.beta[tile.expert];
-  const DType c_dtype = params.c.dtype;
 #pragma unroll
   for (int i = 0; i < kCount; ++i) to[i] = part.accumulators[i] * alpha;
-  if (beta != 0) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (place.row(i) < place.row_limit && place.col(i) < params.cols)
-        to[i] += beta * read(params.c.data, c_dtype, place.row(i) * params.c.step + place.col(i));
-    }
-  }
+  add_c(to);
   if (!params.bias.is_there()) return;
   if constexpr (kTransposed)
     PartBias(params, tile, part).add(to);
   else
-    add_upright_bias(params, tile, place, to);
+    add_upright_bias(params, tile, part, to);
 }
 
 /// Zeros in rows that belong to nobody, by the consumers of all blocks.

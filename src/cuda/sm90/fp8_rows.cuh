@@ -79,29 +79,43 @@ class Fp8RowsStore {
   static constexpr OutputShape kShape = kOutput;
 
   __device__ Fp8RowsStore(const Fp8RowsParams& params, const TileRecord& tile)
-      : params_(params), tile_(tile), has_epilogue_(params.has_epilogue()) {}
+      : params_(params),
+        tile_(tile),
+        has_epilogue_(params.has_epilogue()),
+        beta_(beta_of(params, tile.expert)) {}
 
   __device__ Parts parts() const {
-    return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
+    const int count = (tile_.cols() + kShape.part_cols - 1) / kShape.part_cols;
+    return {count, beta_ == 0 ? 0 : count};
   }
   __device__ void write(const TilePart& part, uint32_t to) const {
     if (!has_epilogue_) return write_upright<kShape.dtype>(part.accumulators, to);
     float finished[kShape.part_cols / 2];
-    finish_rows<false>(params_, tile_, part, finished);
+    finish_rows<false>(params_, tile_, part, finished, [&](auto& sums) {
+      if (beta_ != 0) add_upright<kShape.dtype>(beta_, to, sums);
+    });
     write_upright<kShape.dtype>(finished, to);
   }
   __device__ void open() const {}
-  __device__ void load(int, int, uint8_t*, Barrier&) const {}
+  /// A part of c.
+  __device__ void load(int row, int part, uint8_t* to, Barrier& loaded) const {
+    tma_load(to, params_.c, box(row, part), loaded);
+  }
   __device__ void store(int row, int part, const uint8_t* from) const {
-    const int end = tile_.row_limit, col = tile_.begin + kShape.part_cols * part;
-    tma_store(params_.y, Box4{col, kRaggedOrigin - (end - row), end, kRaggedOrigin}, from);
+    tma_store(params_.y, box(row, part), from);
   }
   __device__ static void finish(const Fp8RowsParams& params) { zero_tail(params, params.tail); }
 
  private:
+  __device__ Box4 box(int row, int part) const {
+    const int end = tile_.row_limit, col = tile_.begin + kShape.part_cols * part;
+    return {col, kRaggedOrigin - (end - row), end, kRaggedOrigin};
+  }
+
   const Fp8RowsParams& params_;
   const TileRecord& tile_;
-  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
+  const bool has_epilogue_;  ///< looked up once a tile, as beta: no part waits for it
+  const float beta_;
 };
 
 /// The kernel of fprop and dgrad of fp8_block, of fp8_tensor, and of fp8_row.

@@ -243,6 +243,7 @@ void check_fp8_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
     check_scales(fprop ? "x.scales" : "dy.scales", args.lhs.scales, p);
   check_view("w", args.rhs.codes, p);
   check_view(fprop ? "y" : "dx", args.out, p);
+  check_view("c", args.c, p);
 }
 
 void check_gated_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -257,6 +258,7 @@ void check_ragged_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
   check_view(fprop ? "x" : "dy", args.lhs.codes, p);
   check_view("w", args.rhs.codes, p);
   check_view(fprop ? "y" : "dx", args.out, p);
+  check_view("c", args.c, p);
 }
 
 void check_gathered_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
@@ -290,7 +292,7 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   if (p.rows == 0) return;
   const Prepared experts = prepare_weight(plan, args, workspace, stream);
   RaggedRowsParams params = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, rows_of_part(p.out));
+  set_output(params, args, rows_of_part(p.out));
   find_ragged_rows({is_k_major(p), args.rhs.codes.dtype, p.out})(params, blocks_of(plan), stream);
 }
 
@@ -303,7 +305,7 @@ void run_fp8_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Work
                                    plan, workspace, stream);
   Fp8RowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, kConsumerRows);
+  set_output(params, args, kConsumerRows);
   set_scales(params, p, args);
   find_fp8_rows({p.lhs.element, p.out, scales_of(p.lhs)})(params, blocks_of(plan), stream);
 }

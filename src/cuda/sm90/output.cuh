@@ -4,6 +4,7 @@
 #include "cuda/device/matrices.h"
 #include "cuda/device/tma.h"
 #include "cuda/sm90/tile.h"
+#include "formats/ieee.h"
 
 // What every Store is made of: parts of accumulators written into buffers as TMA stores them, and
 // the ring of these buffers between the consumers and the store warps.
@@ -79,10 +80,15 @@ __device__ inline uint32_t swizzled_32(int row, int sixteen) {
   return uint32_t(row * 32 + ((sixteen ^ (row / 4 & 1)) << 4));
 }
 
-/// Writes 16 columns of 16-bit outputs as they lie, from column 16 * turn of the box on.
-__device__ inline void write_turn_upright(const Matrices& columns, int turn, uint32_t buffer) {
+/// The row of 16 columns, from column 16 * turn of a box on, that a thread names for its warp.
+__device__ inline uint32_t place_upright(int turn) {
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-  stmatrix(buffer + swizzled(warp * 16 + lane % 16, 2 * turn + lane / 16), columns);
+  return swizzled(warp * 16 + lane % 16, 2 * turn + lane / 16);
+}
+
+/// Writes these columns of 16-bit outputs as they lie.
+__device__ inline void write_turn_upright(const Matrices& columns, int turn, uint32_t buffer) {
+  stmatrix(buffer + place_upright(turn), columns);
 }
 
 /// The same of 64 columns: 64 rows of 64.
@@ -93,12 +99,16 @@ __device__ inline void write_halves(const float* accumulators, uint32_t buffer) 
     write_turn_upright(packed<kDType>(accumulators + 8 * turn), turn, buffer);
 }
 
-/// Writes 16 columns of 16-bit outputs, transposed: columns of the accumulators become rows of the
-/// box, from row 16 * turn on.
-__device__ inline void write_turn_transposed(const Matrices& columns, int turn, uint32_t buffer) {
+/// The row that a thread names where columns of the accumulators are rows of the box, from row
+/// 16 * turn on.
+__device__ inline uint32_t place_transposed(int turn) {
   const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-  stmatrix_trans(buffer + swizzled(8 * (2 * turn + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2),
-                 columns);
+  return swizzled(8 * (2 * turn + lane / 16) + lane % 8, 2 * warp + lane / 8 % 2);
+}
+
+/// Writes 16 columns of 16-bit outputs, transposed.
+__device__ inline void write_turn_transposed(const Matrices& columns, int turn, uint32_t buffer) {
+  stmatrix_trans(buffer + place_transposed(turn), columns);
 }
 
 /// The same of kCols columns.
@@ -107,6 +117,34 @@ __device__ inline void write_halves_transposed(const float* accumulators, uint32
 #pragma unroll
   for (int turn = 0; turn < kCols / 16; ++turn)
     write_turn_transposed(packed<kDType>(accumulators + 8 * turn), turn, buffer);
+}
+
+/// Adds `factor` times sixteen columns of a box, which a thread holds as packed() does.
+template <DType kDType>
+__device__ inline void add_scaled(float factor, const Matrices& columns, float* to) {
+  const Pair pairs[] = {unpack<kDType>(columns.a), unpack<kDType>(columns.b),
+                        unpack<kDType>(columns.c), unpack<kDType>(columns.d)};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    to[2 * i] = formats::fma(factor, pairs[i].first, to[2 * i]);
+    to[2 * i + 1] = formats::fma(factor, pairs[i].second, to[2 * i + 1]);
+  }
+}
+
+/// Adds `factor` times the 64 columns that lie where write_halves() writes.
+template <DType kDType>
+__device__ inline void add_halves(float factor, uint32_t buffer, float* to) {
+#pragma unroll
+  for (int turn = 0; turn < 4; ++turn)
+    add_scaled<kDType>(factor, ldmatrix(buffer + place_upright(turn)), to + 8 * turn);
+}
+
+/// The same of what lies where write_halves_transposed() writes.
+template <DType kDType, int kCols>
+__device__ inline void add_halves_transposed(float factor, uint32_t buffer, float* to) {
+#pragma unroll
+  for (int turn = 0; turn < kCols / 16; ++turn)
+    add_scaled<kDType>(factor, ldmatrix_trans(buffer + place_transposed(turn)), to + 8 * turn);
 }
 
 /// Where a thread's pairs of 32 columns of floats lie, and in which order it reads and writes them:
@@ -139,8 +177,8 @@ __device__ inline void write_floats(const float* accumulators, uint32_t buffer) 
   }
 }
 
-/// Accumulators plus the 32 columns of floats that lie there.
-__device__ inline void add_floats(const float* accumulators, uint32_t buffer, float (&to)[16]) {
+/// Reads the 32 columns of floats that lie there.
+__device__ inline void read_floats(uint32_t buffer, float (&to)[16]) {
   const Pairs pairs(buffer);
   Pair old[8];
 #pragma unroll
@@ -148,22 +186,45 @@ __device__ inline void add_floats(const float* accumulators, uint32_t buffer, fl
 #pragma unroll
   for (int i = 0; i < 8; ++i) {
     const Pair &even = old[i], &odd = old[i ^ 4];  // both known now: an array in registers
-    to[2 * i] = add_rounded(accumulators[2 * i], pairs.odd ? odd.first : even.first);
-    to[2 * i + 1] = add_rounded(accumulators[2 * i + 1], pairs.odd ? odd.second : even.second);
+    to[2 * i] = pairs.odd ? odd.first : even.first;
+    to[2 * i + 1] = pairs.odd ? odd.second : even.second;
   }
 }
 
-/// Writes kCols columns of floats, transposed, as two boxes of kCols rows and 32 columns.
+/// Where a thread's floats of a part lie that is transposed: as two boxes of kCols rows and 32
+/// columns.
+template <int kCols>
+struct TransposedFloats {
+  uint32_t buffer;
+  int lane, col;
+
+  __device__ explicit TransposedFloats(uint32_t to) : buffer(to) {
+    const int warp = int(threadIdx.x) % kWarpgroup / kWarp;
+    lane = int(threadIdx.x) % kWarp, col = warp % 2 * 16 + lane / 4;
+    buffer += uint32_t(warp / 2 * (kCols * kAtomBytes));
+  }
+  /// Accumulator i.
+  __device__ uint32_t at(int i) const {
+    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
+    return buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4);
+  }
+};
+
+/// Writes kCols columns of floats, transposed.
 template <int kCols>
 __device__ inline void write_floats_transposed(const float* accumulators, uint32_t buffer) {
-  const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-  const int col = warp % 2 * 16 + lane / 4;
-  buffer += uint32_t(warp / 2 * (kCols * kAtomBytes));
+  const TransposedFloats<kCols> floats(buffer);
 #pragma unroll
-  for (int i = 0; i < kCols / 2; ++i) {
-    const int row = 8 * (i / 4) + 2 * (lane % 4) + i % 2, at = col + 8 * (i / 2 % 2);
-    st_shared(buffer + swizzled(row, at / 4) + uint32_t(at % 4 * 4), accumulators[i]);
-  }
+  for (int i = 0; i < kCols / 2; ++i) st_shared(floats.at(i), accumulators[i]);
+}
+
+/// Adds `factor` times what lies there.
+template <int kCols>
+__device__ inline void add_floats_transposed(float factor, uint32_t buffer, float* to) {
+  const TransposedFloats<kCols> floats(buffer);
+#pragma unroll
+  for (int i = 0; i < kCols / 2; ++i)
+    to[i] = formats::fma(factor, ld_shared_float(floats.at(i)), to[i]);
 }
 
 /// Writes accumulators as they lie: 64 columns of 16-bit outputs, 32 of floats.
@@ -174,6 +235,19 @@ __device__ inline void write_upright(const float* accumulators, uint32_t buffer)
   else
     write_halves<kDType>(accumulators, buffer);
 }
+/// Adds `factor` times what lies where write_upright() writes.
+template <DType kDType, int kCount>
+__device__ inline void add_upright(float factor, uint32_t buffer, float (&to)[kCount]) {
+  if constexpr (kDType == DType::kF32) {
+    float old[kCount];
+    read_floats(buffer, old);
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) to[i] = formats::fma(factor, old[i], to[i]);
+  } else {
+    add_halves<kDType>(factor, buffer, to);
+  }
+}
+
 constexpr int cols_of_upright_part(DType out) { return out == DType::kF32 ? 32 : 64; }
 
 /// A ring of buffers on their way out, as a consumer or a store warp sees it.
@@ -219,7 +293,7 @@ __device__ inline void write_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
 template <OutputShape kShape>
 __device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers],
                                    const Parts& parts, auto&& load, auto&& store) {
-  Cursor<kShape.buffers> at = out.at, emptied = out.at;
+  Cursor<kShape.buffers> at = out.at;
   const auto free_next = [&](int part) {
     if (part >= parts.count) return;
     if (part < parts.loaded) {
@@ -240,8 +314,7 @@ __device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
     tma_commit();
     if (i == 0 || i - 1 + kShape.buffers >= parts.count) continue;
     tma_wait_read<1>();
-    arrive(empty[emptied.at]);
-    emptied.next();
+    free_next(i - 1 + kShape.buffers);
   }
 }
 

@@ -72,6 +72,7 @@ void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
   check_view("x", args.lhs.codes, p);
   check_view("w", args.rhs.codes, p);
   check_view("y", args.out, p);
+  check_view("c", args.c, p);
 }
 
 void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
@@ -85,7 +86,7 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
       prepare({args.rhs.codes, args.rhs.discrete, kWeightRows, {}, depth}, plan, workspace, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  params.y = ragged_map(args.out, packed_part(p.out, few));
+  set_output(params, args, packed_part(p.out, few));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
   // A budget is of SMs: blocks of a half of them could lie on all.

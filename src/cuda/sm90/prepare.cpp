@@ -149,6 +149,11 @@ TailRows tail_rows(const TensorView& v, Tail tail) {
   return {v.data, bytes_for(v.dtype, v.stride[0]), bytes_for(v.dtype, v.shape[1])};
 }
 
+void set_output(RaggedRowsParams& params, const GroupedGemmArgs& args, int box_rows) {
+  params.y = ragged_map(args.out, box_rows);
+  if (args.beta != nullptr) params.c = ragged_map(args.c, box_rows);
+}
+
 RaggedRowsParams rows_params(const GroupedGemmPlan& plan, const GroupedGemmArgs& args,
                              const Prepared& experts) {
   const GroupedGemmProblem& p = plan.problem;
@@ -156,6 +161,7 @@ RaggedRowsParams rows_params(const GroupedGemmPlan& plan, const GroupedGemmArgs&
   RaggedRowsParams params{.x = {},
                           .w = experts.map,
                           .y = {},
+                          .c = {},
                           .experts = experts.maps,
                           .offsets = args.offsets.data,
                           .taken = experts.taken,
@@ -165,7 +171,6 @@ RaggedRowsParams rows_params(const GroupedGemmPlan& plan, const GroupedGemmArgs&
                           .depth = int(fprop ? p.k : p.n),
                           .alpha = args.alpha,
                           .beta = args.beta,
-                          .c = {args.c.data, nullptr, args.c.dtype, args.c.stride[0]},
                           .bias = plain(args.bias, args.discrete_bias),
                           .bias_scale = args.bias_scale,
                           .tail = tail_rows(args.out, p.tail)};

@@ -71,4 +71,7 @@ TailRows tail_rows(const TensorView&, Tail);
 /// What the kernels of ragged rows have in common; the output's map is left to the caller.
 RaggedRowsParams rows_params(const GroupedGemmPlan&, const GroupedGemmArgs&, const Prepared&);
 
+/// Maps of the output, and of an addend, that leaves, and comes, in boxes of so many rows.
+void set_output(RaggedRowsParams&, const GroupedGemmArgs&, int box_rows);
+
 }  // namespace cadre::cuda::sm90

@@ -123,7 +123,7 @@ class RaggedContractionStore {
     float finished[kShape.part_cols / 2];
     finish_contraction<kOut, kTransposed>(params_, tile_, part, finished);
     if constexpr (kFloats)
-      if (is_loaded) add_floats(finished, to, finished);
+      if (is_loaded) add_old(to, finished);
     write_accumulators(finished, to);
   }
   /// Finds the map of the expert's dw.
@@ -151,6 +151,13 @@ class RaggedContractionStore {
       write_halves_transposed<kOut, kShape.part_cols>(accumulators, to);
     else
       write_upright<kOut>(accumulators, to);
+  }
+  /// Of what has been loaded there.
+  __device__ static void add_old(uint32_t from, float (&to)[kShape.part_cols / 2]) {
+    float old[kShape.part_cols / 2];
+    read_floats(from, old);
+#pragma unroll
+    for (int i = 0; i < kShape.part_cols / 2; ++i) to[i] = add_rounded(to[i], old[i]);
   }
   __device__ static Parts parts_of(const RaggedContractionParams& params, const TileRecord& tile) {
     const int end = tile.end < params.cols ? tile.end : params.cols;

@@ -123,25 +123,34 @@ class RaggedRowsStore {
   static constexpr DType kOut = kShape.dtype;
 
   __device__ RaggedRowsStore(const RaggedRowsParams& params, const TileRecord& tile)
-      : params_(params), tile_(tile), has_epilogue_(params.has_epilogue()) {}
+      : params_(params),
+        tile_(tile),
+        has_epilogue_(params.has_epilogue()),
+        beta_(beta_of(params, tile.expert)) {}
 
   __device__ Parts parts() const {
-    return {(tile_.cols() + kShape.part_cols - 1) / kShape.part_cols, 0};
+    const int count = (tile_.cols() + kShape.part_cols - 1) / kShape.part_cols;
+    return {count, beta_ == 0 ? 0 : count};
   }
   __device__ void write(const TilePart& part, uint32_t to) const {
     if (!has_epilogue_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
-    finish_rows<true>(params_, tile_, part, finished);
+    finish_rows<true>(params_, tile_, part, finished, [&](float* sums) {
+      if (beta_ != 0) add_c(to, sums);
+    });
     write_accumulators(finished, to);
   }
   __device__ void open() const {}
-  __device__ void load(int, int, uint8_t*, Barrier&) const {}
-  __device__ void store(int col, int part, const uint8_t* from) const {
-    const int row = kRaggedOrigin - tile_.cols() + kShape.part_cols * part;
-    tma_store(params_.y, Box4{col, row, tile_.end, kRaggedOrigin}, from);
+  /// A part of c.
+  __device__ void load(int col, int part, uint8_t* to, Barrier& loaded) const {
+    tma_load(to, params_.c, box(col, part), loaded);
     if constexpr (kOut == DType::kF32)
-      tma_store(params_.y, Box4{col + kConsumerRows / 2, row, tile_.end, kRaggedOrigin},
-                from + kShape.part_bytes() / 2);
+      tma_load(to + kShape.part_bytes() / 2, params_.c, box(col + kConsumerRows / 2, part), loaded);
+  }
+  __device__ void store(int col, int part, const uint8_t* from) const {
+    tma_store(params_.y, box(col, part), from);
+    if constexpr (kOut == DType::kF32)
+      tma_store(params_.y, box(col + kConsumerRows / 2, part), from + kShape.part_bytes() / 2);
   }
   __device__ static void finish(const RaggedRowsParams& params) { zero_tail(params, params.tail); }
 
@@ -152,10 +161,21 @@ class RaggedRowsStore {
     else
       write_halves_transposed<kOut, kShape.part_cols>(accumulators, to);
   }
+  /// Of what has been loaded there.
+  __device__ void add_c(uint32_t from, float* to) const {
+    if constexpr (kOut == DType::kF32)
+      add_floats_transposed<kShape.part_cols>(beta_, from, to);
+    else
+      add_halves_transposed<kOut, kShape.part_cols>(beta_, from, to);
+  }
+  __device__ Box4 box(int col, int part) const {
+    return {col, kRaggedOrigin - tile_.cols() + kShape.part_cols * part, tile_.end, kRaggedOrigin};
+  }
 
   const RaggedRowsParams& params_;
   const TileRecord& tile_;
-  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
+  const bool has_epilogue_;  ///< looked up once a tile, as beta: no part waits for it
+  const float beta_;
 };
 
 /// Nothing is added to what is held.

@@ -28,6 +28,7 @@ struct TailRows {
 /// What the kernel of fprop and dgrad is launched with.
 struct RaggedRowsParams {
   CUtensorMap x[kBoxes], w, y;
+  CUtensorMap c;                         ///< as y's, if there is beta
   const CUtensorMap* experts = nullptr;  ///< [E] maps of w in device memory; null: all in w
   const int32_t* offsets = nullptr;
   unsigned long long* taken = nullptr;  ///< tiles, zero at first; null: tiles are dealt out
@@ -37,7 +38,6 @@ struct RaggedRowsParams {
   const float* alpha = nullptr;       ///< [E]
   const float* w_scale = nullptr;     ///< [E], a factor like alpha: of w's expert scales
   const float* beta = nullptr;        ///< [E]
-  Plain c{};                          ///< [R, C], rows `step` apart
   Plain bias{};                       ///< [E, C], experts `step` apart
   const float* bias_scale = nullptr;  ///< [R]
   TailRows tail{};                    ///< of y, if rows of nobody become zero

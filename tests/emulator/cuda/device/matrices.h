@@ -62,6 +62,30 @@ inline void stmatrix_trans(uint32_t to, uint32_t a, uint32_t b) {
   put_rows(to, {a, b, 0, 0}, true, 2);
 }
 
+/// The word that this lane gets of each matrix: elements 2 (t % 4) and the next of row t / 4, or of
+/// that column.
+inline Matrices get_rows(uint32_t from, bool transposed) {
+  emulator::expect(from % 16 == 0, "a row of a matrix is not aligned");
+  const auto& rows = emulator::show(from);
+  const int lane = emulator::self().number % emulator::kWarp;
+  uint32_t words[4] = {};
+  for (int which = 0; which < 4; ++which)
+    for (int i = 0; i < 2; ++i) {
+      const int inner = 2 * (lane % 4) + i, outer = lane / 4;
+      const int row = transposed ? inner : outer, column = transposed ? outer : inner;
+      uint16_t element = 0;
+      std::memcpy(&element,
+                  static_cast<const uint16_t*>(
+                      emulator::from_shared(uint32_t(rows[size_t(8 * which + row)]), 16)) +
+                      column,
+                  2);
+      words[which] |= uint32_t(element) << (16 * i);
+    }
+  return {words[0], words[1], words[2], words[3]};
+}
+inline Matrices ldmatrix(uint32_t from) { return get_rows(from, false); }
+inline Matrices ldmatrix_trans(uint32_t from) { return get_rows(from, true); }
+
 inline void st_shared_pair(uint32_t to, float first, float second) {
   const float pair[2] = {first, second};
   std::memcpy(emulator::from_shared(to, 8), pair, 8);
@@ -76,6 +100,11 @@ inline void st_shared(uint32_t to, uint32_t word) {
 }
 inline void st_shared(uint32_t to, float value) {
   std::memcpy(emulator::from_shared(to, 4), &value, 4);
+}
+inline float ld_shared_float(uint32_t from) {
+  float value;
+  std::memcpy(&value, emulator::from_shared(from, 4), 4);
+  return value;
 }
 
 }  // namespace cadre::cuda

@@ -7,30 +7,6 @@
 // The words of src/cuda/device/mma.h in plain C++.
 namespace cadre::cuda {
 
-/// The word that this lane gets of each matrix: elements 2 (t % 4) and the next of row t / 4, or of
-/// that column.
-inline Matrices get_rows(uint32_t from, bool transposed) {
-  emulator::expect(from % 16 == 0, "a row of a matrix is not aligned");
-  const auto& rows = emulator::show(from);
-  const int lane = emulator::self().number % emulator::kWarp;
-  uint32_t words[4] = {};
-  for (int which = 0; which < 4; ++which)
-    for (int i = 0; i < 2; ++i) {
-      const int inner = 2 * (lane % 4) + i, outer = lane / 4;
-      const int row = transposed ? inner : outer, column = transposed ? outer : inner;
-      uint16_t element = 0;
-      std::memcpy(&element,
-                  static_cast<const uint16_t*>(
-                      emulator::from_shared(uint32_t(rows[size_t(8 * which + row)]), 16)) +
-                      column,
-                  2);
-      words[which] |= uint32_t(element) << (16 * i);
-    }
-  return {words[0], words[1], words[2], words[3]};
-}
-inline Matrices ldmatrix(uint32_t from) { return get_rows(from, false); }
-inline Matrices ldmatrix_trans(uint32_t from) { return get_rows(from, true); }
-
 struct Columns8 {
   uint32_t low, high;
 };
