@@ -88,7 +88,7 @@ class Cadre:
                                    routing="topk_softmax")[0]
 
     def route_and_mix(self, x, router):
-        return self.mix(x, torch.ops.cadre._router_logits(x, router))
+        return self.mix(*torch.ops.cadre._router(x, router))
 
     def gates_first(self, dw1):
         """The gradient of one expert, in the order of `Layer.w1`."""

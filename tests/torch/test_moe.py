@@ -379,7 +379,7 @@ def test_router_works_in_fp32(device):
 def test_a_choice_has_its_own_probabilities(device, name):
     layer, x = cadre.MoE(E, H, F, top_k=2, bias=True, device=device), draw(7, H, device=device)
     with pytest.raises(ValueError, match=f"^{name} is given, must be left out; the probabilities"):
-        layer.experts(x, layer._choice(x), **{name: torch.rand(7, device=device)})
+        layer.experts(*layer._choice(x), **{name: torch.rand(7, device=device)})
 
 
 def test_options_of_the_routing_are_read_at_every_call(device):

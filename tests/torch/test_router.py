@@ -5,8 +5,11 @@ import torch
 from conftest import assert_seen, draw
 from torch.library import opcheck
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from cadre.router import router_logits
+import cadre
+from cadre.router import router_logits, tokens_and_logits
 
 T, H, E = 50, 96, 16
 U = 2.0**-23  # one step of fp32; sums in tensor cores are cut off, not rounded
@@ -74,6 +77,113 @@ def test_gradients_round_once(device, count):
         assert torch.equal(got, learns.grad)
 
 
+def whole(*shape, most=16, device="cpu", grad=False):
+    """Whole numbers, of which sums and products are exact in fp32."""
+    made = torch.randint(-most, most + 1, shape).to(device)
+    return made.bfloat16().requires_grad_(grad)
+
+
+def laid_out(how, given):
+    """The same numbers, elsewhere in memory."""
+    if how == "column by column":
+        return given.t().contiguous().t()
+    return torch.cat([given, given], 1)[:, :H] if how == "with gaps" else given
+
+
+@pytest.mark.parametrize("count", [0, T, 2500])
+@pytest.mark.parametrize("how", ["as it is", "column by column", "with gaps", "one row"])
+def test_gradients_of_x_meet_in_fp32(device, count, how):
+    """What other readers of x make of it is added to the product, and the sum is rounded once. What
+    they gave stays as it is."""
+    x, weight = whole(count, H, device=device, grad=True), whole(E, H, device=device)
+    dlogits = whole(count, E, device=device).float()
+    other = laid_out(how, whole(count, H, most=255, device=device))
+    if how == "one row" and count:
+        other = other[:1].expand(count, H)
+    before = other.clone()
+    torch.autograd.backward(tokens_and_logits(x, weight), (other, dlogits))
+    product = dlogits @ weight.float()
+    assert torch.equal(x.grad, (product + before.float()).bfloat16())
+    assert count == 0 or not torch.equal(x.grad, product.bfloat16() + before)
+    assert torch.equal(other, before)
+
+
+def test_gradients_of_x_alone(device):
+    """Of either reader, where the other is not asked; and none is made for who wants none."""
+    x, weight = tokens(device, grad=True), spread(E, H, device=device).requires_grad_()
+    other, dlogits = tokens(device), draw(T, E, device=device)
+    for given in (x, weight), (x, weight.detach()):
+        same, logits = tokens_and_logits(*given)
+        got = torch.autograd.grad(same, given[:1], other, retain_graph=True)
+        assert torch.equal(got[0], other)
+        alone, = torch.autograd.grad(logits, x, dlogits, retain_graph=True)
+        assert torch.equal(alone, torch.autograd.grad(router_logits(*given), x, dlogits)[0])
+        both, = torch.autograd.grad((same, logits), x, (other, dlogits))
+        assert not torch.equal(both, alone) and not torch.equal(both, other)
+    same, _ = tokens_and_logits(x, weight)
+    assert torch.autograd.grad(same, weight, other, allow_unused=True) == (None,)
+    same, logits = tokens_and_logits(x.detach(), weight)
+    assert not same.requires_grad and logits.requires_grad
+    want, = torch.autograd.grad(router_logits(x, weight), weight, dlogits)
+    assert torch.equal(torch.autograd.grad(logits, weight, dlogits)[0], want)
+    for mode in torch.no_grad, torch.inference_mode:
+        with mode():
+            same, logits = tokens_and_logits(x, weight)
+            assert torch.equal(same, x) and torch.equal(logits, router_logits(x, weight))
+            assert not same.requires_grad and not logits.requires_grad
+
+
+class Operations(TorchDispatchMode):
+    """The names of those that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize("options", [{}, {"shared_features": 24}, {"fuse_wgrad_accumulation": True},
+                                     {"fp32_router": True}])
+def test_backward_of_a_layer_adds_no_gradients_of_x(device, options):
+    """And a hook of x sees one."""
+    layer = cadre.MoE(E, H, 32, top_k=2, device=device, dtype=torch.bfloat16, **options)
+    for p in (layer.experts.w1, layer.experts.w2):
+        p.main_grad = torch.zeros_like(p, dtype=torch.float32)
+    x, seen = tokens(device, grad=True), []
+    x.register_hook(seen.append)
+    out, _ = layer(x)
+    with Operations() as ran:
+        out.backward(tokens(device))
+    adds = sum("aten.add" in name for name in ran.names)
+    assert adds == (1 if options.get("fp32_router") else 0)
+    assert len(seen) == 1 and torch.equal(seen[0], x.grad)
+    assert_seen(x.grad)
+
+
+def test_checkpoints_change_no_bit(device):
+    layer = cadre.MoE(E, H, 32, top_k=2, shared_features=24, shared_gate=True, device=device,
+                      dtype=torch.bfloat16)
+    x, dout = tokens(device, grad=True), tokens(device)
+    results = [torch.autograd.grad(run(x)[0], [x, *layer.parameters()], dout)
+               for run in (layer, lambda x: checkpoint(layer, x, use_reentrant=False))]
+    assert all(map(torch.equal, *results))
+
+
+def test_offsets_take_one_kernel(device):
+    """Whose last number is cut off where the last of equal stretches is shorter, alone."""
+    weight = spread(E, H, device=device).bfloat16().requires_grad_()
+    for count, cuts in ((2048, 0), (2500, 1)):
+        x = tokens(device, count, grad=True)
+        with torch.autograd.profiler.profile() as profiled:
+            router_logits(x, weight).sum().backward()
+        names = [event.name for event in profiled.function_events]
+        assert names.count("aten::clamp_max_") == cuts
+        assert names.count("cadre::grouped_gemm") == 3
+
+
 def test_in_fp32_the_product_is_that_of_torch(device):
     x, weight = tokens(device), spread(E, H, device=device)
     want = functional.linear(x.float(), weight)
@@ -85,15 +195,15 @@ def test_in_fp32_the_product_is_that_of_torch(device):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_autocast_changes_nothing(device, dtype):
-    dlogits, results = draw(T, E, device=device), []
+    other, dlogits, results = tokens(device), draw(T, E, device=device), []
     x, weight = tokens(device, grad=True), spread(E, H, device=device).requires_grad_()
     for in_fp32 in (False, True):
         for on in (False, True):
             with torch.autocast(device.type, dtype=dtype, enabled=on):
-                logits = router_logits(x, weight, in_fp32)
+                same, logits = tokens_and_logits(x, weight, in_fp32)
                 # torch's own products take part in an autocast around their backward, too
                 with torch.autocast(device.type, enabled=on and not in_fp32):
-                    gradients = torch.autograd.grad(logits, [x, weight], dlogits)
+                    gradients = torch.autograd.grad((same, logits), [x, weight], (other, dlogits))
             results.append((logits, *gradients))
     assert all(map(torch.equal, results[0], results[1]))
     assert all(map(torch.equal, results[2], results[3]))
@@ -110,23 +220,31 @@ def test_tokens_are_kept_as_they_are(device):
 
 
 def test_compiled(device):
-    torch.compiler.reset()
-    compiled = torch.compile(router_logits, backend="aot_eager", fullgraph=True, dynamic=True)
+    def reads_x_twice(x, weight):
+        same, logits = tokens_and_logits(x, weight)
+        return same.neg(), logits
+
     weight = spread(E, H, device=device).requires_grad_()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        for count in (20, 7, 33):
-            x = tokens(device, count, grad=True)
-            dlogits = draw(count, E, device=device)
-            results = [(y := run(x, weight), *torch.autograd.grad(y, [x, weight], dlogits))
-                       for run in (router_logits, compiled)]
-            assert all(map(torch.equal, *results))
+    for reads in (reads_x_twice, lambda x, weight: (router_logits(x, weight),)):
+        torch.compiler.reset()
+        compiled = torch.compile(reads, backend="aot_eager", fullgraph=True, dynamic=True)
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            for count in (20, 7, 33):
+                x = tokens(device, count, grad=True)
+                douts = (tokens(device, count), draw(count, E, device=device))
+                results = [(*(y := run(x, weight)), *torch.autograd.grad(
+                    y, [x, weight], douts[-len(y):])) for run in (reads, compiled)]
+                assert all(map(torch.equal, *results))
 
 
 def test_opcheck(device):
     weight, dlogits = draw(E, H, device=device, grad=True), draw(T, E, device=device)
     x = tokens(device)
     for w in (weight, weight.detach().bfloat16()):
-        opcheck(torch.ops.cadre._router_logits.default, (x.clone().requires_grad_(), w))
+        opcheck(torch.ops.cadre._router_logits.default, (x, w.detach()))
+        opcheck(torch.ops.cadre._router.default, (x.clone().requires_grad_(), w),
+                test_utils=["test_schema", "test_autograd_registration", "test_faketensor"])
         for wants in ([True, True], [True, False], [False, True]):
-            opcheck(torch.ops.cadre._router_logits_backward.default,
-                    (dlogits, x, w.detach(), wants))
+            for other in (None, tokens(device)):
+                opcheck(torch.ops.cadre._router_logits_backward.default,
+                        (dlogits, x, w.detach(), other, wants))

@@ -16,7 +16,7 @@ from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP, RankRows, TokenChoice
 from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
-from .router import router_logits
+from .router import tokens_and_logits
 from .rows_again import RowsAgain
 from .windows import slots_to_push_to
 
@@ -253,7 +253,9 @@ class MoE(nn.Module):
         if self.expert_bias is not None:
             self.expert_bias = self.expert_bias.float()  # with assign=True it is what was loaded
 
-    def _choice(self, tokens: Tensor) -> TokenChoice:
+    def _choice(self, tokens: Tensor) -> tuple[Tensor, TokenChoice]:
+        """The tokens, as whatever reads them beside the router is to be given them, and what they
+        choose their experts by."""
         require_one_device({"x": tokens, "router": self.router})
         if tuple(self.router.shape) != (self.num_experts, self.hidden):
             raise ValueError(f"router has shape {list(self.router.shape)}, must be "
@@ -262,9 +264,9 @@ class MoE(nn.Module):
         words = (f"{options['score']} normalize={'yes' if options['normalize'] else 'no'} "
                  f"scale={float(options['scale'])} groups={options['groups']} "
                  f"group_top_k={options['group_top_k']}")
-        return TokenChoice(router_logits(tokens, self.router, self.fp32_router), self.expert_bias,
-                           self.top_k, words, self.keep_rows, self.shared_w1, self.shared_w2,
-                           self._gate(tokens))
+        tokens, logits = tokens_and_logits(tokens, self.router, self.fp32_router)
+        return tokens, TokenChoice(logits, self.expert_bias, self.top_k, words, self.keep_rows,
+                                   self.shared_w1, self.shared_w2, self._gate(tokens))
 
     def _gate(self, tokens: Tensor) -> Tensor | None:
         """The factor fp32 [T] of the shared expert's result."""
@@ -282,8 +284,7 @@ class MoE(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
-        tokens = x.reshape(-1, self.hidden)
-        choice = self._choice(tokens)
+        tokens, choice = self._choice(x.reshape(-1, self.hidden))
         if self.ep is None:
             mixed, experts, prob, scores, offsets = self.experts(tokens, choice)
             counts = offsets.diff()

@@ -22,10 +22,21 @@ def router_logits(x: Tensor, weight: Tensor, in_fp32: bool = False) -> Tensor:
     for weights of 2^-100 or more. An infinite fp32 weight makes logits that are NaN. Backward then
     rounds the weight and dlogits to bf16, once. Else torch multiplies in fp32.
     """
+    return tokens_and_logits(x, weight, in_fp32)[1]
+
+
+def tokens_and_logits(x: Tensor, weight: Tensor, in_fp32: bool = False) -> tuple[Tensor, Tensor]:
+    """x, for its other readers, and its `router_logits`.
+
+    Where the grouped GEMM makes these, backward adds the gradient of x that the readers make to the
+    product dlogits weight in fp32, and rounds the sum once. Else x has two gradients, which
+    autograd adds.
+    """
     if x.dtype == torch.bfloat16 and weight.dtype in FLOATS and not in_fp32:
-        return torch.ops.cadre._router_logits(x, weight)
+        tokens, logits = torch.ops.cadre._router(x, weight)
+        return tokens, logits
     with nullcontext() if x.is_meta else torch.autocast(x.device.type, enabled=False):
-        return functional.linear(x.float(), weight.float())
+        return x, functional.linear(x.float(), weight.float())
 
 
 @register_fake("_router_logits")
@@ -34,6 +45,6 @@ def _fake(x, weight):
 
 
 @register_fake("_router_logits_backward")
-def _fake(dlogits, x, weight, wants):
+def _fake(dlogits, x, weight, other_dx, wants):
     return tuple(t.new_empty(tuple(t.shape) if wanted else (0,))
                  for t, wanted in zip((x, weight), wants))

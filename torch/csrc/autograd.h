@@ -86,6 +86,9 @@ inline variable_list without_second_derivatives(const char* what, const variable
   return gradients;
 }
 
+/// The gradient, if there is one.
+inline Maybe maybe(const at::Tensor& t) { return t.defined() ? Maybe(t) : std::nullopt; }
+
 /// Reads what joined() put into the one list of tensors that autograd saves, in the same order.
 class SavedTensors {
  public:
@@ -163,13 +166,17 @@ inline at::Tensor x_or_its_shape(const at::Tensor& x, const at::Tensor& dy,
   return x.defined() ? x : dy.new_empty_symint({dy.sym_size(0), weight.sym_size(-1)});
 }
 
-/// What forward saved, for autograd to keep: a tensor of its own over the same memory, so that
-/// backward sees whether anybody else has that. The same one for tracers.
-inline at::Tensor kept_alone(const at::Tensor& saved) {
-  if (needs_dispatcher(saved)) return saved;
-  return at::Tensor(saved.unsafeGetTensorImpl()->shallow_copy_and_detach(
-      torch::autograd::impl::version_counter(saved), true));
+/// A tensor of its own over the same memory, of which it is no view: where either is written in
+/// place, autograd sees it of both. The same one for tracers.
+inline at::Tensor alias_of(const at::Tensor& t) {
+  if (needs_dispatcher(t)) return t;
+  return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(
+      torch::autograd::impl::version_counter(t), true));
 }
+
+/// What forward saved, for autograd to keep, so that backward sees whether anybody else has that
+/// memory.
+inline at::Tensor kept_alone(const at::Tensor& saved) { return alias_of(saved); }
 
 /// What must be in backward as it is in forward, if backward is to write into what forward saved:
 /// the graph that work is recorded into, since a graph of backward alone may be replayed twice. -1

@@ -42,8 +42,6 @@ Outputs forward_op(const Inputs& in, const Options& o) {
                    o.activation, o.recipe, o.keep_h, o.keep_rows);
 }
 
-Maybe maybe(const Tensor& t) { return t.defined() ? Maybe(t) : std::nullopt; }
-
 /// The gradient of the logits through prob and scores alone.
 Tensor routing_backward(const Tensor& logits, const Tensor& experts, const Maybe& dprob,
                         const Maybe& dscores, Text words) {

@@ -1,6 +1,7 @@
-// torch.ops.cadre._router_logits and its gradient: bf16 tokens times the matrix of a router.
+// torch.ops.cadre._router and its gradient: bf16 tokens times the matrix of a router.
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/sub.h>
 #include <ATen/ops/zeros.h>
 
@@ -14,16 +15,21 @@ namespace {
 
 using GroupedGemm = Tensor(const Tensor&, TensorList, const Tensor&, c10::string_view, const Maybe&,
                            const Maybe&, const Maybe&, std::optional<at::ScalarType>, int64_t);
+using GroupedGemmOut = void(const Tensor&, TensorList, const Tensor&, c10::string_view,
+                            const Maybe&, const Maybe&, const Maybe&, int64_t, c10::string_view,
+                            const Maybe&, const Maybe&, const Maybe&, TensorList);
 using Wants = std::array<bool, 2>;  ///< dx, dweight
 using Forward = Tensor(const Tensor&, const Tensor&);
-using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&, Wants);
+using Backward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Tensor&,
+                                            const Maybe&, Wants);
 
 /// Offsets of experts that have all rows, so many each, the last one what is left.
 Tensor all_rows(const Tensor& x, int64_t each) {
   const auto ints = x.options().dtype(at::kInt);
   const int64_t rows = x.size(0);
   if (rows == 0) return at::zeros({2}, ints);
-  return at::arange(0, rows + each, each, ints).clamp_max_(rows);
+  const Tensor offsets = at::arange(0, rows + each, each, ints);
+  return rows % each == 0 ? offsets : offsets.clamp_max_(rows);
 }
 Tensor all_rows(const Tensor& x) { return all_rows(x, x.size(0)); }
 
@@ -43,6 +49,17 @@ Tensor product(const Product& p, const Tensor& lhs, const Tensor& rhs, const Ten
   static const auto call = op<GroupedGemm>("cadre::grouped_gemm");
   const c10::impl::ExcludeDispatchKeyGuard exact(c10::autocast_dispatch_keyset);
   return call.call(lhs, rhs, offsets, p.which, {}, {}, {}, p.out, 0);
+}
+
+/// dlogits weight + addend, in fp32, rounded once. The addend stays as it is: others may have it.
+Tensor dgrad(const Tensor& dy, const Tensor& weight, const Maybe& addend, const Tensor& offsets) {
+  const Tensor w = weight.to(at::kBFloat16).unsqueeze(0);
+  if (!addend) return product({"dgrad", at::kBFloat16}, dy, w, offsets);
+  static const auto call = op<GroupedGemmOut>("cadre::grouped_gemm", "out");
+  const Tensor dx = at::empty(addend->sizes(), dy.options());
+  const Tensor one = at::ones({1}, dy.options().dtype(at::kFloat));
+  call.call(dy, w, offsets, "dgrad", {}, {}, {}, 0, "no", {}, one, addend->contiguous(), dx);
+  return dx;
 }
 
 /// bf16 [1 or 3, E, H]: numbers that add up to the weight, the small ones first.
@@ -75,15 +92,15 @@ Tensor router_logits(const Tensor& x, const Tensor& weight) {
 }
 
 std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const Tensor& x,
-                                                  const Tensor& weight, Wants wants) {
+                                                  const Tensor& weight, const Maybe& other_dx,
+                                                  Wants wants) {
   check(x, weight);
   require_same_device(x, dlogits, "dlogits");
   require_memory(dlogits, "dlogits");
   const auto [wants_dx, wants_dweight] = wants;
   const Tensor dy = dlogits.to(at::kBFloat16), offsets = all_rows(x);
   Tensor dx = at::empty({0}, x.options()), dweight = at::empty({0}, weight.options());
-  if (wants_dx)
-    dx = product({"dgrad", at::kBFloat16}, dy, weight.to(at::kBFloat16).unsqueeze(0), offsets);
+  if (wants_dx) dx = dgrad(dy, weight, other_dx, offsets);
   if (wants_dweight)
     dweight = product({"wgrad", at::kFloat}, dy, x, all_rows(x, stretch_of(x)))
                   .sum(0)
@@ -91,22 +108,34 @@ std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const T
   return {dx, dweight};
 }
 
-struct RouterLogits : torch::autograd::Function<RouterLogits> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
+/// x itself is an output too, for whoever else reads it: what they make of its gradient comes back
+/// here, and is an addend of the product.
+struct Router : torch::autograd::Function<Router> {
+  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& weight) {
     static const auto call = op<Forward>("cadre::_router_logits");
     const at::AutoDispatchBelowADInplaceOrView below;
+    ctx->set_materialize_grads(false);
     ctx->save_for_backward({x, weight});
-    return call.call(x, weight);
+    const Tensor same_x = alias_of(x);
+    if (!x.requires_grad()) ctx->mark_non_differentiable({same_x});
+    return {same_x, call.call(x, weight)};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto call = op<Backward>("cadre::_router_logits_backward");
+    const Tensor &other_dx = grads[0], &dlogits = grads[1];
+    if (!dlogits.defined()) return {other_dx, Tensor()};
     const variable_list saved = ctx->get_saved_variables();
     const Wants wants{ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
-    const auto [dx, dweight] = call.call(grads[0], saved[0], saved[1], wants);
+    const auto [dx, dweight] = call.call(dlogits, saved[0], saved[1], maybe(other_dx), wants);
     return without_second_derivatives("cadre.MoE", grads,
                                       {if_wanted(wants[0], dx), if_wanted(wants[1], dweight)});
   }
 };
+
+std::tuple<Tensor, Tensor> router(const Tensor& x, const Tensor& weight) {
+  const variable_list out = Router::apply(x, weight);
+  return {out[0], out[1]};
+}
 
 void implement(torch::Library& m) {
   m.impl("_router_logits", router_logits);
@@ -116,16 +145,16 @@ void implement(torch::Library& m) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def("_router(Tensor(a) x, Tensor weight) -> (Tensor(a) same_x, Tensor logits)", router);
   m.def("_router_logits(Tensor x, Tensor weight) -> Tensor");
   m.def(
-      "_router_logits_backward(Tensor dlogits, Tensor x, Tensor weight, bool[2] wants) -> "
-      "(Tensor dx, Tensor dweight)");
+      "_router_logits_backward(Tensor dlogits, Tensor x, Tensor weight, Tensor? other_dx, "
+      "bool[2] wants) -> (Tensor dx, Tensor dweight)");
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
-  m.impl("_router_logits",
-         [](const Tensor& x, const Tensor& weight) { return RouterLogits::apply(x, weight); });
+  m.impl("_router_logits", torch::autograd::autogradNotImplementedFallback());
   m.impl("_router_logits_backward", torch::autograd::autogradNotImplementedFallback());
 }
 
