@@ -225,12 +225,13 @@ def recipe_speed(topic):
 
 def moe_memory(info):
     """MiB of a step that live from forward to backward, and at most; peers as in their record."""
-    peers = {(case["layer"], case["from"]): case for _, record in records("moe-torch")
+    peers = {(record["machine"], case["layer"], case["from"]): case
+             for _, record in records("moe-torch")
              for case in record["cases"] if (case["call"], case["routing"]) == ("step", "uniform")}
     names, rows = ["cadre", "torch", "sonicmoe"], []
     for where, record in records("moe-memory"):
         for case in record["cases"]:
-            others = peers.get((case["layer"], case["from"]), {})
+            others = peers.get((record["machine"], case["layer"], case["from"]), {})
             rows.append([where, case["layer"], case["from"],
                          *(" / ".join(shown(others.get(what, {}) | case[what], names, ".0f", 2**20))
                            for what in ("kept_bytes", "peak_bytes"))])

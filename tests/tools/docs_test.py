@@ -118,9 +118,9 @@ class Docs(unittest.TestCase):
         results.mkdir(parents=True)
         case = {"layer": "small", "routing": "uniform", "from": "logits"}
 
-        def record(topic, *cases):
-            (results / f"chip-{topic}.json").write_text(json.dumps(
-                {"machine": "chip", "date": "2030-01-02T03:04:05Z",
+        def record(topic, *cases, machine="chip", day=2):
+            (results / f"{machine}-{topic}.json").write_text(json.dumps(
+                {"machine": machine, "date": f"2030-01-0{day}T03:04:05Z",
                  "cases": [case | more for more in cases]}))
 
         record("moe-torch",
@@ -130,12 +130,15 @@ class Docs(unittest.TestCase):
                 "speed_of_peer": {"sonicmoe": 0.75},
                 "kept_bytes": {"cadre": 2**20, "sonicmoe": 2**22},
                 "peak_bytes": {"cadre": 2**22, "sonicmoe": 2**24}})
+        record("moe-torch", {"call": "step", "us": {}, "speed_of_peer": {},
+                             "kept_bytes": {"sonicmoe": 1}, "peak_bytes": {"sonicmoe": 1}},
+               machine="other")
         record("moe-memory", {"call": "step", "kept_bytes": {"cadre": 2**21},
-                              "peak_bytes": {"cadre": 2**23}})
+                              "peak_bytes": {"cadre": 2**23}}, day=5)
         for name, rows in (
                 ("moe_layers", "| chip, 2030-01-02 | small | uniform | forward | logits | 1.50 "
                  "| 2.00 | - |\n|  | small | uniform | step | logits | 4.00 | - | 0.75 |\n"),
-                ("moe_memory", "| chip, 2030-01-02 | small | logits | 2 / - / 4 | 8 / - / 16 |\n")):
+                ("moe_memory", "| chip, 2030-01-05 | small | logits | 2 / - / 4 | 8 / - / 16 |\n")):
             with self.subTest(name):
                 self.page.write_text(PAGE.format(name=name, table=""))
                 self.assertEqual(self.run_tool().returncode, 0)
