@@ -19,6 +19,11 @@ struct Fact {
 /// Errors    DeviceError.
 std::vector<Fact> measure_facts(const Device&);
 
+/// Measures what exchanges between two GPUs of a host are designed by: DMA engines, kernels that
+/// read and write memory of the other, by SMs and by bytes of a row, and how long a word takes.
+/// Errors    DeviceError, also where one cannot read memory of the other.
+std::vector<Fact> measure_link_facts(const Device&, const Device&);
+
 /// Those that need cuBLAS; none where it is missing.
 void add_product_facts(Accelerator&, std::vector<Fact>&);
 

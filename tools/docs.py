@@ -360,15 +360,17 @@ def renamed(words):
     return words
 
 
-def facts(info):
-    """What was measured of every recorded GPU."""
-    tables = []
-    for where, record in records("facts"):
-        rows = [[renamed(f["name"]),
-                 f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
-                 f.get("unit", ""), renamed(f["how"])] for f in record["facts"]]
-        tables.append(markdown([where, "", "", ""], rows))
-    return "\n".join(tables) or "No GPU is recorded yet, so there are no numbers here.\n"
+def facts(topic):
+    """What was measured of every recorded GPU, or pair of them."""
+    def tables(info):
+        all_tables = []
+        for where, record in records(topic):
+            rows = [[renamed(f["name"]),
+                     f"{f['value']:.4g}" if f["value"] < 1e4 else f"{f['value']:.0f}",
+                     f.get("unit", ""), renamed(f["how"])] for f in record["facts"]]
+            all_tables.append(markdown([where, "", "", ""], rows))
+        return "\n".join(all_tables) or "No GPU is recorded yet, so there are no numbers here.\n"
+    return tables
 
 
 def link(path, text):
@@ -424,7 +426,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           gpu_accumulate, "gpu_fine_grained": gpu_fine_grained, "few_tokens": few_tokens,
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
-          "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
+          "facts": facts("facts"), "link_facts": facts("link"),
+          "moe_layers": moe_layers, "moe_memory": moe_memory,
           "expert_parallel": expert_parallel,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "gpu_fp8_tensor": gpu_fp8_tensor,

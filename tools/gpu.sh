@@ -28,6 +28,7 @@
 #   quantized_weights    forward of those whose weights come quantised, likewise
 #   host       what the host needs for a call
 #   facts      `cadre facts`
+#   links      what two GPUs do with each other
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
 #   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
@@ -282,6 +283,7 @@ take() {
         --layers mixtral8x7b,dsv3_ep8,qwen3_30b,olmoe,gptoss120b --offsets $routings --seconds 480
       ;;
     facts) record facts 60 facts "$cadre" facts --device "$device" ;;
+    links) record links 60 link "$cadre" facts --ranks 2 ;;
     door) run_door ;;
     lost_ranks)
       run lost_ranks 300 env NCCL_NVLS_ENABLE=0 python3 -m pytest -q -p no:cacheprovider \

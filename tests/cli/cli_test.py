@@ -382,6 +382,7 @@ class Facts(Cli):
     def test_facts_are_of_a_gpu(self):
         self.wrong("facts", "--device", "cpu", says=["device is 'cpu', must be cuda"])
         no_gpu_here(self, "facts")
+        self.wrong("facts", "--ranks", "3", says=["--ranks: 3 not in {1,2}"])
 
 
 class Page(Cli):

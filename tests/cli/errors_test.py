@@ -311,6 +311,7 @@ ELSEWHERE = {
     "; check the file and its disk": "a broken disk",
     " MB for a checkpoint; free space there or choose another folder with --out": "a full disk",
     "; give --device cpu, or another recipe: ": "a GPU",
+    "facts: ranks is 2, must be 1; this machine has ": "one GPU: facts_command_test.py",
 }
 
 

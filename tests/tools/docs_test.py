@@ -59,6 +59,19 @@ class Docs(unittest.TestCase):
             "| chip, 3 SMs, 2030-01-02 |  |  |  |\n|---|---|---|---|\n"
             "| copy | 4180 | GB/s | by hand |\n| read of L2 | 65536 |  | an SM |\n")))
 
+    def test_facts_of_two_gpus_are_a_table_of_their_own(self):
+        results = self.top / "bench/results"
+        results.mkdir(parents=True)
+        (results / "chip-link.json").write_text(json.dumps(
+            {"machine": "chip", "date": "2030-01-02T03:04:05Z", "facts": [
+                {"name": "word", "value": 1.5, "unit": "us", "how": "there and back"}]}))
+        for name, row in (("facts", "No GPU is recorded yet"),
+                          ("link_facts", "| word | 1.5 | us | there and back |")):
+            with self.subTest(name):
+                self.page.write_text(PAGE.format(name=name, table=""))
+                self.assertEqual(self.run_tool().returncode, 0)
+                self.assertIn(row, self.page.read_text())
+
     def test_the_readme_has_what_is_recorded_of_its_commands(self):
         readme = self.top / "README.md"
         readme.write_text(PAGE.format(name="commands", table=""))
