@@ -150,14 +150,15 @@ def shown(numbers, names, form, unit=1):
     return [format(numbers[name] / unit, form) if name in numbers else "-" for name in names]
 
 
-def moe_layers(info):
-    """Whole layers beside peers of Python: their speed is 1."""
-    peers = ["torch", "sonicmoe"]
-    rows = [[where, case["layer"], case["routing"], case["call"], case["from"],
-             *shown(case["us"], ["cadre"], ".2f", 1e3),
-             *shown(case["speed_of_peer"], peers, ".2f")]
-            for where, record in records("moe-torch") for case in record["cases"]]
-    return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
+def layers_beside(topic, peers):
+    """Whole layers, or their experts alone, beside peers of Python: their speed is 1."""
+    def table(info):
+        rows = [[where, case["layer"], case["routing"], case["call"], case["from"],
+                 *shown(case["us"], ["cadre"], ".2f", 1e3),
+                 *shown(case["speed_of_peer"], peers, ".2f")]
+                for where, record in records(topic) for case in record["cases"]]
+        return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
+    return table
 
 
 def expert_parallel(info):
@@ -427,7 +428,10 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts("facts"), "link_facts": facts("link"),
-          "moe_layers": moe_layers, "moe_memory": moe_memory,
+          "moe_layers": layers_beside("moe-torch", ["torch", "sonicmoe"]),
+          "few_tokens_layers": layers_beside("moe-few-tokens-torch",
+                                             ["torch", "sonicmoe", "triton_kernels"]),
+          "mlp_layers": layers_beside("mlp-torch", ["torch"]), "moe_memory": moe_memory,
           "expert_parallel": expert_parallel,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "gpu_fp8_tensor": gpu_fp8_tensor,

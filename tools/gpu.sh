@@ -35,6 +35,7 @@
 #   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
+#   torch_mlp    their experts alone beside torch
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check layers memcheck racecheck synccheck initcheck
@@ -299,6 +300,7 @@ take() {
       ;;
     torch_door_host) beside_torch_in_python torch-door-host --host ;;
     torch_moe) beside_moe_peers 500 moe-torch h200_moe --offsets $routings ;;
+    torch_mlp) beside_moe_peers 300 mlp-torch h200_moe --from rows --peers torch ;;
     torch_moe_few) beside_moe_peers 300 moe-few-tokens-torch h200_moe_few --calls forward ;;
     gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;

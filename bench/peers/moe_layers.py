@@ -3,10 +3,12 @@ triton_kernels compute it, and as plain fp32 does. torch_moe.py times them.
 
 A contestant is made for a `Layer`; of a peer that is not there that raises. It has `weights`, its
 own leaves for w1 and w2, or none where it cannot learn; `mix(x, logits)`, which is [T, H];
-`route_and_mix(x, router)`, the same by its own product of tokens and router; and
-`gates_first(dw1)`. It keeps nothing for backward where gradients are off.
+`route_and_mix(x, router)`, the same by its own product of tokens and router; perhaps
+`mlp(rows, prob)`, the experts alone, which is [R, H]; and `gates_first(dw1)`. It keeps nothing for
+backward where gradients are off.
 """
 import functools
+import typing
 
 import torch
 from torch.nn import functional
@@ -37,6 +39,18 @@ class Layer:
         self.x[:, 0] = 1
         self.router[:, 0] = torch.tensor(weights, device=device).log().to(BF16)
         self.logits = self.x.float() @ self.router.float().T
+
+    @functools.cached_property
+    def in_order(self):
+        """order_of() the layer's choices."""
+        return order_of(self.logits, self.top_k, self.experts)
+
+    @functools.cached_property
+    def rows(self):
+        """x [R, H], prob [R] and dout [R, H] in the order of experts."""
+        order = self.in_order
+        return (self.x[order.token_of_row], order.prob[order.choice_of_row],
+                self.dout[order.token_of_row])
 
     def clear_tokens(self, most):
         """Some that choose the same experts where logits are rounded to bf16."""
@@ -81,6 +95,11 @@ class Cadre:
     def __init__(self, layer):
         import cadre  # noqa: F401, registers the operators
         self.top_k, self.weights = layer.top_k, [leaf(layer.w1), leaf(layer.w2)]
+        self.offsets = functional.pad(layer.in_order.ends, (1, 0))
+
+    def mlp(self, rows, prob):
+        w1, w2 = self.weights
+        return torch.ops.cadre.grouped_mlp(rows, self.offsets, prob, [w1], [], [w2], [])[0]
 
     def mix(self, x, logits):
         w1, w2 = self.weights
@@ -122,21 +141,38 @@ class Sums(torch.autograd.Function):
         return dout[ctx.saved_tensors[0]], None, None
 
 
-def torch_layer(x, logits, w1, w2, top_k):
-    best, experts = logits.topk(top_k)
+class Order(typing.NamedTuple):
+    """Choices in the order of their experts."""
+
+    token_of_row: torch.Tensor
+    choice_of_row: torch.Tensor
+    row_of_choice: torch.Tensor  # [T, top_k]
+    ends: torch.Tensor  # of each expert's rows
+    prob: torch.Tensor  # of each choice
+
+
+def order_of(logits, top_k, experts):
+    best, chosen = logits.topk(top_k)
     prob = best.float().softmax(-1).flatten()
-    in_order, choice_of_row = experts.flatten().to(torch.int32).sort()
-    ends = torch.searchsorted(in_order, torch.arange(w1.shape[0], device=x.device,
-                                                     dtype=torch.int32),
-                              right=True, out_int32=True)
-    places = torch.arange(choice_of_row.numel(), device=x.device)
+    in_order, choice_of_row = chosen.flatten().to(torch.int32).sort()
+    numbers = torch.arange(experts, device=logits.device, dtype=torch.int32)
+    ends = torch.searchsorted(in_order, numbers, right=True, out_int32=True)
+    places = torch.arange(choice_of_row.numel(), device=logits.device)
     row_of_choice = torch.empty_like(places).scatter(0, choice_of_row, places).view(-1, top_k)
-    token_of_row = choice_of_row // top_k
-    rows = Rows.apply(x, token_of_row, row_of_choice)
+    return Order(choice_of_row // top_k, choice_of_row, row_of_choice, ends, prob)
+
+
+def torch_mlp(rows, prob, w1, w2, ends):
     gate, up = functional.grouped_mm(rows, w1.transpose(1, 2), offs=ends).float().chunk(2, -1)
-    h = (functional.silu(gate) * up * prob[choice_of_row, None]).to(x.dtype)
-    y = functional.grouped_mm(h, w2.transpose(1, 2), offs=ends)
-    return Sums.apply(y, token_of_row, row_of_choice)
+    h = (functional.silu(gate) * up * prob[:, None]).to(rows.dtype)
+    return functional.grouped_mm(h, w2.transpose(1, 2), offs=ends)
+
+
+def torch_layer(x, logits, w1, w2, top_k):
+    order = order_of(logits, top_k, w1.shape[0])
+    rows = Rows.apply(x, order.token_of_row, order.row_of_choice)
+    y = torch_mlp(rows, order.prob[order.choice_of_row], w1, w2, order.ends)
+    return Sums.apply(y, order.token_of_row, order.row_of_choice)
 
 
 def torch_router(x, router):
@@ -145,8 +181,8 @@ def torch_router(x, router):
 
 @functools.lru_cache(maxsize=1)
 def compiled(sizes, backend_name):
-    """torch_layer and torch_router for one layer's sizes, and a list that grows by what was
-    compiled of them."""
+    """torch_layer, torch_router and torch_mlp for one layer's sizes, and a list that grows by what
+    was compiled of them."""
     torch._dynamo.reset()  # for every layer's sizes one function would be compiled too often
     graphs = []
 
@@ -155,7 +191,9 @@ def compiled(sizes, backend_name):
         return torch._dynamo.lookup_backend(backend_name)(graph, inputs)
 
     options = {"backend": backend, "fullgraph": True, "dynamic": False}
-    return torch.compile(torch_layer, **options), torch.compile(torch_router, **options), graphs
+    functions = (torch.compile(function, **options)
+                 for function in (torch_layer, torch_router, torch_mlp))
+    return *functions, graphs
 
 
 class Torch:
@@ -164,11 +202,17 @@ class Torch:
 
     def __init__(self, layer):
         self.top_k, self.weights = layer.top_k, [leaf(layer.w1), leaf(layer.w2)]
-        self.layer, self.router, self.graphs = compiled(
+        self.layer, self.router, self.experts, self.graphs = compiled(
             layer.sizes, "inductor" if layer.x.is_cuda else "aot_eager")
+        self.ends = layer.in_order.ends
 
     def mix(self, x, logits):
-        out = self.layer(x, logits, *self.weights, self.top_k)
+        return self.if_compiled(self.layer(x, logits, *self.weights, self.top_k))
+
+    def mlp(self, rows, prob):
+        return self.if_compiled(self.experts(rows, prob, *self.weights, self.ends))
+
+    def if_compiled(self, out):
         if not self.graphs:
             raise SystemExit("torch ran eager, must be compiled; is TORCH_COMPILE_DISABLE set?")
         return out

@@ -8,7 +8,8 @@ same numbers, launches in turns, device time. Writes a record like that of `cadr
   torch_moe.py --file bench/shapes/h200_moe_few.txt --calls forward --json few.json
 
 `forward` has nothing to learn; `step` is forward and backward, with the gradients of weights. Both
-start once from logits and once from the product of tokens and router, each contestant's own. What
+start once from logits and once from the product of tokens and router, each contestant's own; with
+--from rows they are of the experts alone, whose rows are in order already, of Cadre and torch. What
 all of them compute is compared with plain fp32 first. PYTHONPATH names the folder of the package
 cadre. On the CPU it only shows that it runs.
 """
@@ -35,7 +36,7 @@ CHECKED_TOKENS = 64
 MOST_DIFFERENCE = 0.02  # ||got - want|| / ||want||, some roundings to bf16 behind each other
 AHEAD, MOST_AHEAD = 2, 64  # products of AHEAD_SIDE cubed, while which the host queues one call
 AHEAD_SIDE = 8192
-CALLS, SOURCES = ("forward", "step"), ("logits", "router")
+CALLS, SOURCES, LAYERS = ("forward", "step"), ("logits", "router", "rows"), ("logits", "router")
 SIZES = ("T", "top_k", "H", "F", "E")
 
 
@@ -70,30 +71,39 @@ class Contestant:
     """Calls of one contestant by (call, source)."""
 
     def __init__(self, make, layer):
-        self.made = make(layer)
-        self.starts = {"logits": (self.made.mix, layer.x, layer.logits),
-                       "router": (self.made.route_and_mix, layer.x, layer.router)}
-        self.dout = layer.dout
+        self.made, self.layer = make(layer), layer
+
+    def start(self, source):
+        """What computes, its inputs, and the gradient of its output."""
+        layer = self.layer
+        if source == "rows":
+            rows, prob, dout = layer.rows
+            return self.made.mlp, (rows, prob), dout
+        if source == "router":
+            return self.made.route_and_mix, (layer.x, layer.router), layer.dout
+        return self.made.mix, (layer.x, layer.logits), layer.dout
 
     @property
     def learns(self):
         return bool(self.made.weights)
 
     def forward(self, source):
-        mix, *inputs = self.starts[source]
+        mix, inputs, _ = self.start(source)
         with torch.no_grad():
             return mix(*inputs)
 
     def step(self, source, between=lambda: None):
-        """out, dx, dlogits or drouter, dw1, dw2."""
-        mix, *inputs = self.starts[source]
+        """out, dx, dlogits, drouter or dprob, dw1, dw2."""
+        mix, inputs, dout = self.start(source)
         inputs = [moe_layers.leaf(tensor) for tensor in inputs]
         out = mix(*inputs)
         between()
-        return out.detach(), *torch.autograd.grad(out, [*inputs, *self.made.weights], self.dout)
+        return out.detach(), *torch.autograd.grad(out, [*inputs, *self.made.weights], dout)
 
-    def among(self, calls):
+    def among(self, calls, source):
         """Those that it has."""
+        if source == "rows" and not hasattr(self.made, "mlp"):
+            return []
         return [call for call in calls if call == "forward" or self.learns]
 
     def call(self, what, source):
@@ -115,16 +125,26 @@ class Check:
         self.wanted = {
             "logits": {"out": out, "dx": dx, "dlogits": dlogits, "dw1": dw1, "dw2": dw2},
             # Of a rounded router other tokens may come to this expert.
-            "router": {"out": out, "dx": dx + dlogits @ layer.router.float()}}
+            "router": {"out": out, "dx": dx + dlogits @ layer.router.float()},
+            "rows": {"out": out, "dx": dx, "dw1": dw1, "dw2": dw2}}
+        self.rows = layer.in_order.row_of_choice[self.tokens]
+
+    def of_tokens(self, tensor, source):
+        """What it has of the tokens: of rows, the sums."""
+        return tensor[self.rows].float().sum(1) if source == "rows" else tensor[self.tokens]
 
     def results(self, contestant, source, calls):
         """[(name in `wanted`, the part of what it computes)]."""
-        found = [("out", contestant.forward(source)[self.tokens])]
-        if "step" in calls and contestant.learns:
+        found = []
+        if calls:
+            found.append(("out", self.of_tokens(contestant.forward(source), source)))
+        if "step" in calls:
             out, dx, dstart, dw1, dw2 = contestant.step(source)
-            found += [("out", out[self.tokens]), ("dx", dx[self.tokens])]
+            found += [("out", self.of_tokens(out, source)), ("dx", self.of_tokens(dx, source))]
             if source == "logits":
-                found += [("dlogits", dstart[self.tokens]), ("dw2", dw2[self.expert]),
+                found.append(("dlogits", dstart[self.tokens]))
+            if source != "router":
+                found += [("dw2", dw2[self.expert]),
                           ("dw1", contestant.made.gates_first(dw1[self.expert]))]
         return found
 
@@ -208,8 +228,9 @@ def contestants_of(layer, options, timer, left_out):
         try:
             contestant = Contestant(moe_layers.CONTESTANTS[name], layer)
             for source in options.sources:
-                check.require(contestant, source, options.calls)
-                for call in contestant.among(options.calls):
+                mine = contestant.among(options.calls, source)
+                check.require(contestant, source, mine)
+                for call in mine:
                     timer.us(name, contestant.call(call, source))
         except Exception as error:
             if name == "cadre":
@@ -268,7 +289,8 @@ def rows_of(line, routing, options, timer):
     for source in options.sources:
         for call in options.calls:
             calls = {peer: contestant.call(call, source)
-                     for peer, contestant in contestants.items() if contestant.among([call])}
+                     for peer, contestant in contestants.items()
+                     if contestant.among([call], source)}
             samples = time_calls(calls, options.repeat, timer)
             yield ({"problem": problem, "routing": routing} | ({"layer": name} if name else {})
                    | row_of(samples, contestants, call, source, timer)
@@ -308,8 +330,8 @@ def options_of(arguments):
                         help="of the file, by commas, in this order; all if left out")
     parser.add_argument("--offsets", default="uniform", help="uniform, zipf:S, gamma:S, by commas")
     parser.add_argument("--calls", type=words(CALLS), default=CALLS, help="forward,step")
-    parser.add_argument("--from", dest="sources", type=words(SOURCES), default=SOURCES,
-                        help="logits,router")
+    parser.add_argument("--from", dest="sources", type=words(SOURCES), default=LAYERS,
+                        help="logits,router; or rows")
     parser.add_argument("--peers", type=words(peers), default=peers, help=",".join(peers))
     parser.add_argument("--repeat", type=int, default=15, help="calls of each contestant")
     parser.add_argument("--seconds", type=float, default=float("inf"),

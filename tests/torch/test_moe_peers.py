@@ -44,6 +44,24 @@ def test_every_call_from_every_start_is_timed_beside_torch(run, capsys):
     assert "sonicmoe left out: " in said and "moe step from router" in said
 
 
+def test_the_experts_alone_are_timed_from_their_rows(run):
+    record = run("--from", "rows", "--peers", "torch")
+    assert [(case["from"], case["call"]) for case in record["cases"]] == [
+        ("rows", "forward"), ("rows", "step")]
+    for case in record["cases"]:
+        assert set(case["us"]) == {"cadre", "torch"}
+
+
+def test_experts_that_are_wrong_are_left_out(run, monkeypatch):
+    class Peer(moe_layers.Cadre):
+        def mlp(self, rows, prob):
+            return super().mlp(rows, 1.05 * prob)
+
+    monkeypatch.setitem(moe_layers.CONTESTANTS, "torch", Peer)
+    case = run("--from", "rows", "--peers", "torch")["cases"][0]
+    assert case["left_out"]["torch"].startswith("out from rows differs from plain fp32 by ")
+
+
 def test_layers_come_in_the_order_that_is_asked_for(run):
     cases = run("--calls", "forward", "--from", "router", "--peers", "torch", layers="odd,tiny")
     assert [case["layer"] for case in cases["cases"]] == ["odd", "tiny"]
