@@ -377,6 +377,7 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
                           {1, 1, 1, 1},
                           {16, 64, 8, 1},
                           {17, 64, 8, 1},
+                          {61, 128, 8, 1},  // one block of all warps
                           {95, 128, 8, 1},
                           {48, 130, 8, 1},
                           {24, 501, 10, 1},

@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes, Way::kBlocks)
 
 /// Tokens once a warp. The counters of the map lie where the tokens' arrays were.
 template <class Way>
-__global__ void __launch_bounds__(kMostWarps* kLanes, 1)
+__global__ void __launch_bounds__(Way::kMapWarps* kLanes, 1)
     forward_and_map_kernel(const __grid_constant__ RoutingJob job, const OffsetsJob map) {
   forward_all<Way>(job);
   __syncthreads();
@@ -83,19 +83,28 @@ auto with_way(const RoutingProblem& p, Visit&& visit) {
   return with_part.template operator()<32, 16>();
 }
 
-/// How a grid is cut into warps, each with its shared memory.
+/// How a grid is cut into warps, each with its shared memory. With map one block takes all tokens
+/// if it can: it has no other to wait for.
 struct Blocks {
   int bytes, tokens;  ///< of a warp
   int warps;          ///< of a block
   int64_t count;
 
   explicit Blocks(const RoutingProblem& p) {
+    int most = 0;
     with_way(p, [&]<class Way>() {
       bytes = Way::shared_bytes_of_warp(p);
       tokens = Way::kTokens;
+      most = Way::kMapWarps;
     });
-    warps = kMostWarps * bytes <= kFreeSharedBytes ? kMostWarps : 1;
-    count = std::max<int64_t>(1, (p.tokens + warps * tokens - 1) / (warps * tokens));
+    const auto all = std::max<int64_t>(1, (p.tokens + tokens - 1) / tokens);
+    const auto fit = [&](int64_t some) {
+      return some * bytes <= kFreeSharedBytes &&
+             (!p.map || row_map_bytes(int(some), p.experts) <= kFreeSharedBytes);
+    };
+    const bool in_one = p.map && all <= most && fit(all);
+    warps = in_one ? int(all) : fit(kMostWarps) ? kMostWarps : 1;
+    count = (all + warps - 1) / warps;
   }
   /// Whether all of them are resident at once.
   bool are_few(const Device& device) const { return count <= most_row_map_blocks(device); }

@@ -9,6 +9,7 @@ template <class P>
 struct RoutingInRegisters {
   static constexpr int kTokens = P::kTokens;                             ///< of a warp
   static constexpr int kBlocks = P::kSlots <= 8 ? 8 : P::kFull ? 6 : 5;  ///< of an SM, at least
+  static constexpr int kMapWarps = 16;  ///< of a block that makes the map, at most
   using Numbers = typename P::Numbers;
 
   /// Gradients of a token's experts, in shared memory; parts of a warp are in different banks.
