@@ -3,6 +3,7 @@
 #include "cadre/error.h"
 #include "cuda/sm90/grouped_gemm.h"
 #include "cuda/sm90/prepare.h"
+#include "cuda/sm90/split_columns.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
@@ -53,6 +54,22 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
           .cols = int(v.shape[2])};
 }
 
+/// Whether tiles are those of few rows, for which the columns of x are split.
+bool has_few_rows(const GroupedGemmProblem& p) {
+  return p.rows <= kFewRows * p.experts && p.out != DType::kF32;
+}
+
+/// x with its columns split, in the workspace.
+TensorView split_x(const GroupedGemmPlan& plan, const TensorView& x, Workspace workspace,
+                   unsigned long long* taken, cudaStream_t stream) {
+  const GroupedGemmProblem& p = plan.problem;
+  void* copy = behind_maps(plan, workspace);
+  const int64_t step = bytes_for(x.dtype, x.stride[0]);
+  const int64_t blocks = p.unit_budget == 0 ? kSplitBlocks : 1;
+  split_columns({x.data, step, copy, p.rows, int(p.k)}, blocks * blocks_of(plan), taken, stream);
+  return view(copy, x.dtype, {p.rows, p.k});
+}
+
 }  // namespace
 
 std::string refuses_packed_rows(const GroupedGemmProblem& p, const Device& device) {
@@ -74,17 +91,28 @@ void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
   check_view("y", args.out, p);
 }
 
+int64_t packed_rows_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
+  constexpr int64_t kUnit = 128;  // the count stays aligned
+  const int64_t copy = has_few_rows(p) ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
+  return grouped_gemm_workspace_bytes(p, device) + (copy + kUnit - 1) / kUnit * kUnit;
+}
+
 void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
-  const int depth = packed_depth(p.rhs.element, few);
-  const Prepared experts =
-      prepare({args.rhs.codes, args.rhs.discrete, kWeightRows, {}, depth}, plan, workspace, stream);
+  const bool few = has_few_rows(p);
+  const Prepared experts = prepare({.view = args.rhs.codes,
+                                    .pointers = args.rhs.discrete,
+                                    .box_rows = kWeightRows,
+                                    .box_columns = packed_depth(p.rhs.element, few),
+                                    .clears = !few},
+                                   plan, workspace, stream);
+  GroupedGemmArgs split = args;
+  if (few) split.lhs.codes = split_x(plan, args.lhs.codes, workspace, experts.taken, stream);
   PackedRowsParams params;
-  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
   params.y = ragged_map(args.out, packed_part(p.out, few));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);

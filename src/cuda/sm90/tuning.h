@@ -65,7 +65,8 @@ constexpr int kColsOfPacked = 192, kPackedColStep = 32, kStagesOfPacked = 6;
 constexpr int kColsOfFewRows = 64, kBlocksOfFewRows = 2;
 constexpr int kDepthOfFewNibbles = 128, kStagesOfFewNibbles = 4;
 constexpr int kDepthOfFewBytes = 64, kStagesOfFewBytes = 6;
-constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
+constexpr int64_t kFewRows = 48;     ///< of an expert, in the mean
+constexpr int64_t kSplitBlocks = 8;  ///< of an SM, which copy x with its columns split
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
 /// which the old output is loaded while the tile is multiplied, and a fifth stage beside them. With
