@@ -107,7 +107,7 @@ Outputs outputs_of(GroupedGemmCase& c) {
 }
 
 // More stages than a round of scales has, last ones that are half full, rows and experts at every
-// edge, tiles of few rows and of many, dealt out or counted.
+// edge, tiles of few rows and of many, with x as it is and split, dealt out or counted.
 TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
   const struct {
     const char* words;
@@ -118,6 +118,8 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
       {"fprop R=60 N=136 K=400 E=3 x=bf16 w=mxfp8 bias=yes bias_scale=yes tail=zero", {33, 0, 22}},
       {"fprop R=60 N=264 K=992 E=3 x=bf16 w=mxfp4 unit_budget=2", {7, 20, 33}},
       {"fprop R=450 N=264 K=96 E=3 x=bf16 w=nvfp4:2d", {201, 7, 203}},
+      {"fprop R=150 N=4096 K=96 E=2 x=bf16 w=mxfp4", {100, 49}},
+      {"fprop R=150 N=4096 K=80 E=2 x=bf16 w=mxfp8", {41, 108}},
       {"fprop R=450 N=72 K=352 E=3 x=bf16 w=mxfp4 alpha=yes out=f32", {201, 7, 240}},
       {"fprop R=450 N=136 K=144 E=3 x=bf16 w=mxfp8:2d unit_budget=2", {0, 450, 0}},
   };

@@ -21,12 +21,15 @@ constexpr Instance instance() {
 
 constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
 };
@@ -54,9 +57,10 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
           .cols = int(v.shape[2])};
 }
 
-/// Whether tiles are those of few rows, for which the columns of x are split.
-bool has_few_rows(const GroupedGemmProblem& p) {
-  return p.rows <= kFewRows * p.experts && p.out != DType::kF32;
+PackedRowsKind kind_of(const GroupedGemmProblem& p) {
+  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
+  const bool split = few || (p.n >= kSplitCols && p.out != DType::kF32);
+  return {p.rhs.kind, p.out, few, split};
 }
 
 /// x with its columns split, in the workspace.
@@ -93,7 +97,7 @@ void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
 
 int64_t packed_rows_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
   constexpr int64_t kUnit = 128;  // the count stays aligned
-  const int64_t copy = has_few_rows(p) ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
+  const int64_t copy = kind_of(p).split ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
   return grouped_gemm_workspace_bytes(p, device) + (copy + kUnit - 1) / kUnit * kUnit;
 }
 
@@ -102,23 +106,23 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const bool few = has_few_rows(p);
+  const PackedRowsKind kind = kind_of(p);
   const Prepared experts = prepare({.view = args.rhs.codes,
                                     .pointers = args.rhs.discrete,
                                     .box_rows = kWeightRows,
-                                    .box_columns = packed_depth(p.rhs.element, few),
-                                    .clears = !few},
+                                    .box_columns = packed_depth(p.rhs.element, kind.few),
+                                    .clears = !kind.split},
                                    plan, workspace, stream);
   GroupedGemmArgs split = args;
-  if (few) split.lhs.codes = split_x(plan, args.lhs.codes, workspace, experts.taken, stream);
+  if (kind.split) split.lhs.codes = split_x(plan, args.lhs.codes, workspace, experts.taken, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
-  params.y = ragged_map(args.out, packed_part(p.out, few));
+  params.y = ragged_map(args.out, packed_part(p.out, kind.few));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
   // A budget is of SMs: blocks of a half of them could lie on all.
-  const int blocks = few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
-  find({p.rhs.kind, p.out, few})(params, blocks * blocks_of(plan), stream);
+  const int blocks = kind.few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
+  find(kind)(params, blocks * blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90
