@@ -84,7 +84,7 @@ struct List<GroupedGemmProblem> {
        .fraction_bits = 13},
       {.name = "sm90_packed_rows",
        .refuses = plain_gemm<sm90::refuses_packed_rows>,
-       .workspace_bytes = sm90::grouped_gemm_workspace_bytes,
+       .workspace_bytes = sm90::packed_rows_workspace_bytes,
        .run = sm90::run_packed_rows,
        .check = sm90::check_packed_rows,
        .by_name = true},

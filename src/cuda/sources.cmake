@@ -99,5 +99,6 @@ set(cadre_sm90_sources
   sm90/instances/scattered_rows_k_major_f16.cu
   sm90/instances/scattered_rows_mn_major_bf16.cu
   sm90/instances/scattered_rows_mn_major_f16.cu
+  sm90/split_columns.cu
   sm90/token_places.cu
 )

@@ -107,7 +107,7 @@ Outputs outputs_of(GroupedGemmCase& c) {
 }
 
 // More stages than a round of scales has, last ones that are half full, rows and experts at every
-// edge, tiles of few rows and of many.
+// edge, tiles of few rows and of many, with x as it is and split, dealt out or counted.
 TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
   const struct {
     const char* words;
@@ -116,7 +116,10 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
       {"fprop R=60 N=136 K=416 E=3 x=bf16 w=mxfp4", {33, 0, 22}},
       {"fprop R=60 N=264 K=992 E=3 x=bf16 w=nvfp4 alpha=yes beta=yes out=f32", {0, 41, 19}},
       {"fprop R=60 N=136 K=400 E=3 x=bf16 w=mxfp8 bias=yes bias_scale=yes tail=zero", {33, 0, 22}},
+      {"fprop R=60 N=264 K=992 E=3 x=bf16 w=mxfp4 unit_budget=2", {7, 20, 33}},
       {"fprop R=450 N=264 K=96 E=3 x=bf16 w=nvfp4:2d", {201, 7, 203}},
+      {"fprop R=150 N=4096 K=96 E=2 x=bf16 w=mxfp4", {100, 49}},
+      {"fprop R=150 N=4096 K=80 E=2 x=bf16 w=mxfp8", {41, 108}},
       {"fprop R=450 N=72 K=352 E=3 x=bf16 w=mxfp4 alpha=yes out=f32", {201, 7, 240}},
       {"fprop R=450 N=136 K=144 E=3 x=bf16 w=mxfp8:2d unit_budget=2", {0, 450, 0}},
   };
@@ -124,6 +127,43 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
     GroupedGemmCase c = make(one.words, one.counts);
     const Outputs outputs = outputs_of(c);
     EXPECT_EQ(outputs.want == outputs.got, true) << one.words;
+  }
+}
+
+/// Neighbouring columns of x, of all sizes, cancel each other but for some small ones, with weights
+/// that are the same.
+void draw_differences(GroupedGemmCase& c) {
+  std::mt19937 random(8);
+  const TensorView &x = c.args.lhs.codes, &codes = c.args.rhs.codes;
+  const auto number = [&](uint32_t exponent) {
+    return uint16_t((random() & 0x807f) | exponent << 7);
+  };
+  for (int64_t r = 0; r < x.shape[0]; ++r)
+    for (int64_t k = 0; k < x.shape[1]; k += 2) {
+      auto* pair = static_cast<uint16_t*>(x.data) + r * x.stride[0] + k;
+      pair[0] = number(uint32_t(112 + random() % 30));
+      pair[1] = k % 6 == 0 ? number(112) : uint16_t(pair[0] ^ 0x8000u);
+      if (k % 6 == 0) pair[0] = number(112);
+    }
+  for (int64_t e = 0; e < codes.shape[0]; ++e)
+    for (int64_t n = 0; n < codes.shape[1]; ++n)
+      for (int64_t k = 0; k < codes.shape[2]; k += 2) {
+        uint8_t* pair = place(codes, e, n, k);
+        if (bits(codes.dtype) == 8)
+          pair[1] = pair[0];
+        else
+          *pair = uint8_t(*pair % 16 * 17);
+      }
+}
+
+// What is left of large products shows in which order they were added.
+TEST_F(PackedRows, HaveTheBitsOfDecodedWeightsWhereProductsCancel) {
+  for (const char* words :
+       {"fprop R=60 N=136 K=416 E=3 x=bf16 w=mxfp4", "fprop R=60 N=136 K=416 E=3 x=bf16 w=mxfp8"}) {
+    GroupedGemmCase c = make(words, {33, 0, 22});
+    draw_differences(c);
+    const Outputs outputs = outputs_of(c);
+    EXPECT_EQ(outputs.want == outputs.got, true) << words;
   }
 }
 

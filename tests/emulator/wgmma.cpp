@@ -17,11 +17,12 @@ float decode(DType dtype, uint16_t code) {
   return dtype == DType::kBf16 ? formats::Bf16::decode(code) : formats::Fp16::decode(code);
 }
 
-/// row += a b. It looks at locals of multiply() alone, and takes most of its time.
-[[gnu::no_sanitize("address", "undefined")]] void add_scaled(float* __restrict__ row,
+/// row += a b, of a few products whose sum in double has no order that shows, as that of hardware
+/// has none. It looks at locals of multiply() alone, and takes most of its time.
+[[gnu::no_sanitize("address", "undefined")]] void add_scaled(double* __restrict__ row,
                                                              const float* __restrict__ b, float a,
                                                              int width) {
-  for (int n = 0; n < width; ++n) row[n] += a * b[n];
+  for (int n = 0; n < width; ++n) row[n] += double(a * b[n]);
 }
 
 /// The accumulator of row m and column n, in the threads' order: see Wgmma in
@@ -57,15 +58,16 @@ void multiply(const emulator::WarpgroupProduct& p, const ProductShape& shape, bo
   std::vector<float> columns(size_t(shape.width * depth));  // b, rows of `width`
   for (int n = 0; n < shape.width; ++n)
     for (int k = 0; k < depth; ++k) columns[size_t(k * shape.width + n)] = b[size_t(n * depth + k)];
-  std::vector<float> row(size_t(shape.width));
+  std::vector<double> row(size_t(shape.width));
   for (int m = 0; m < kRows; ++m) {
-    std::fill(row.begin(), row.end(), 0.0f);
+    std::fill(row.begin(), row.end(), 0.0);
     for (int k = 0; k < depth; ++k)
       add_scaled(row.data(), columns.data() + k * shape.width, a[size_t(m * depth + k)],
                  shape.width);
     for (int n = 0; n < shape.width; ++n) {
       float& sum = accumulator(p, m, n);
-      sum = adds ? sum + row[size_t(n)] : row[size_t(n)];
+      const auto of_step = float(row[size_t(n)]);
+      sum = adds ? sum + of_step : of_step;
     }
   }
 }

@@ -43,6 +43,13 @@ __device__ inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
   return both;
 }
 
+/// a - b by the units that multiply, where those of sums and masks are busy.
+__device__ inline uint32_t subtract(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("mad.lo.u32 %0, %1, 0xffffffff, %2;" : "=r"(difference) : "r"(b), "r"(a));
+  return difference;
+}
+
 /// a + b rounded, although a may be a product that the compiler would rather not round before.
 __device__ inline float add_rounded(float a, float b) {
   float sum;

@@ -23,6 +23,9 @@ std::string refuses_packed_rows(const GroupedGemmProblem&, const Device&);
 /// tiles, where clusters take tiles as they go.
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 
+/// The same, and a copy of x where its columns are split.
+int64_t packed_rows_workspace_bytes(const GroupedGemmProblem&, const Device&);
+
 // Addresses and strides that TMA takes.
 void check_ragged_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_ragged_contraction(const GroupedGemmProblem&, const GroupedGemmArgs&);

@@ -1,6 +1,7 @@
 #pragma once
 #include "cuda/sm90/multiply.cuh"
 #include "cuda/sm90/packed_codes.cuh"
+#include "cuda/sm90/packed_scales.cuh"
 
 namespace cadre::cuda::sm90 {
 
@@ -8,7 +9,7 @@ namespace cadre::cuda::sm90 {
 /// stage is one part of 64 codes of each row or several. A consumer decodes half a part into
 /// registers, wgmma's first operand, while its products of the half before run; where an SM has two
 /// blocks, while the other one's do.
-template <Tile kTile, class Format>
+template <Tile kTile, class Format, bool kSplit>
 class MultiplyPacked {
  public:
   static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major &&
@@ -29,19 +30,20 @@ class MultiplyPacked {
 
  private:
   static constexpr int kSets = kTile.blocks == 1 ? 2 : 1;    // of codes, in registers
+  static constexpr int kHalves = 3 - kSets;                  // of a part, in a set
   static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
   static constexpr int kSteps = kPackedDepth / 16 / 2;       // of half a part
   static constexpr int kWords = 4 * kSteps;                  // of their first operand
+  static constexpr int kSize = kHalves * kWords;             // of a set
   static constexpr int kRowBytes = kTile.consumer_bytes() / kConsumerRows;  // of codes
-  using Codes = PackedCodes<kTile.a.dtype>;
+  using Codes = PackedCodes<kTile.a.dtype, kSplit>;
   using Factors = PackedFactors<Format>;
 
   template <int kWidth>
   __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
                                                  int consumer, auto&& meanwhile, auto&& beside) {
-    constexpr int kHalves = kSets == 1 && kWidth <= 16 ? 2 : 1;  // of a set, as registers allow
     Factors factors(params_.w_scales, tile, consumer);
-    uint32_t codes[kSets][kHalves * kWords];
+    uint32_t codes[kSets][kSize];
     int before = 0;
     for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
       ring.wait_full();
@@ -51,11 +53,11 @@ class MultiplyPacked {
         if (part != 0 && depth + part * kPackedDepth >= tile.depth) break;
         const bool adds = part != 0 || depth != 0;
         factors.next_part(depth / kPackedDepth + part);
-        decode<0, kHalves>(stage, part, consumer, factors, codes[0]);
+        decode<0>(stage, part, consumer, factors, codes[0]);
         multiply_set<kWidth, 0>(stage, part, codes, adds);
         if (part == 0 && adds) ring.release(before);
         if constexpr (kHalves == 1) {
-          decode<1, kHalves>(stage, part, consumer, factors, codes[kSets - 1]);
+          decode<1>(stage, part, consumer, factors, codes[kSets - 1]);
           multiply_set<kWidth, 1>(stage, part, codes, true);
         }
       }
@@ -65,12 +67,12 @@ class MultiplyPacked {
     meanwhile();
     wgmma_wait<0>();
     pin<kWidth / 2>(accumulators_);
-    pin<kHalves * kWords>(codes[kSets - 1]);
+    pin<kSize>(codes[kSets - 1]);
     ring.release(before);
   }
 
   /// Starts the products of a set, from that half of the part on, and waits until one is free.
-  template <int kWidth, int kHalf, int kSize>
+  template <int kWidth, int kHalf>
   __device__ __forceinline__ void multiply_set(const Stage& stage, int part,
                                                uint32_t (&codes)[kSets][kSize], bool adds) {
     uint32_t(&a)[kSize] = codes[kHalf % kSets];
@@ -89,36 +91,29 @@ class MultiplyPacked {
     pin<kSize>(codes[(kHalf + 1) % kSets]);
   }
 
-  /// Of the consumer's 64 rows of a part, halves of the codes from the first of these on.
-  template <int kHalf, int kHalves>
-  __device__ static void decode(const Stage& stage, int part, int consumer, const Factors& all,
-                                uint32_t (&to)[kHalves * kWords]) {
-    decode_half<kHalf>(stage, part, consumer, all, to);
-    if constexpr (kHalves == 2) decode_half<1>(stage, part, consumer, all, to + kWords);
-  }
+  /// A set: the codes of the consumer's 64 rows of a part from that half on.
   template <int kHalf>
-  __device__ static void decode_half(const Stage& stage, int part, int consumer, const Factors& all,
-                                     uint32_t* to) {
-    uint32_t factors[2][Factors::kOfHalf];
-    all.template of_half<kHalf>(factors);
+  __device__ static void decode(const Stage& stage, int part, int consumer, const Factors& all,
+                                uint32_t (&to)[kSize]) {
     const uint8_t* rows = stage.a + consumer * kTile.consumer_bytes();
+    uint32_t largest = 0;
 #pragma unroll
-    for (int below = 0; below < 2; ++below) {
-      uint32_t pairs[kWords / 2];
-      // Rows eight apart are swizzled alike.
-      Codes::template read<kRowBytes>(rows + 8 * below * kRowBytes, ThreadPlace::mine().row,
-                                      2 * part + kHalf, pairs);
+    for (int i = 0; i < kHalves; ++i)
+      Codes::template read<kRowBytes>(rows, 2 * part + kHalf + i, to + i * kWords, largest);
+    if (Codes::has_nan(largest)) {
+      pin<kSize>(to);  // so that nothing is kept for what is rare
 #pragma unroll
-      for (int i = 0; i < kWords / 2; ++i) to[2 * i + below] = pairs[i];
+      for (uint32_t& pair : to) Codes::put_nan(pair);
     }
     if (all.in_two_steps()) {
-      constexpr uint32_t kUnit = (Codes::kUnitExponent + 127) << 7;
 #pragma unroll
-      for (int i = 0; i < kWords; ++i) to[i] = mul_bf16(to[i], kUnit | kUnit << 16);
+      for (uint32_t& pair : to) pair = mul_bf16(pair, Codes::unit());
     }
+    uint32_t factors[2][Factors::kMany];
+    all.of_part(factors);
 #pragma unroll
-    for (int i = 0; i < kWords; ++i)
-      to[i] = mul_bf16(to[i], factors[i % 2][i * Factors::kOfHalf / kWords]);
+    for (int i = 0; i < kSize; ++i)
+      to[i] = mul_bf16(to[i], factors[i % 2][(kHalf * kWords + i) * Factors::kMany / (2 * kWords)]);
   }
 
   const PackedRowsParams& params_;

@@ -1,12 +1,8 @@
 #pragma once
-#include <type_traits>
-
 #include "cuda/device/matrices.h"
+#include "cuda/device/mma.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/output.cuh"
-#include "cuda/sm90/packed_rows.h"
-#include "formats/e8m0.h"
-#include "formats/small_float.h"
 
 // From packed codes in shared memory to pairs of bf16 numbers in registers. The bits of a code are
 // put where bf16 has sign, exponent and mantissa. That is its number over a power of two, the unit,
@@ -23,23 +19,68 @@ __device__ inline uint32_t swizzled_rows(int row, int sixteen) {
     return kRowBytes == 64 ? swizzled_64(row, sixteen) : swizzled_32(row, sixteen);
 }
 
+/// Two powers of two, as bf16.
+template <int kExponent>
+__device__ inline uint32_t pair_of_units() {
+  constexpr uint32_t kUnit = (kExponent + 127) << 7;
+  return kUnit | kUnit << 16;
+}
+
 template <DType kCode>
+struct CodeBits;
+
+template <>
+struct CodeBits<DType::kE2m1> {
+  static constexpr int kUnitExponent = 126;
+  __device__ static uint32_t unit() { return pair_of_units<kUnitExponent>(); }
+
+  __device__ static bool has_nan(uint32_t) { return false; }
+  __device__ static void put_nan(uint32_t&) {}
+};
+
+template <>
+struct CodeBits<DType::kE4m3> {
+  static constexpr int kUnitExponent = 120;
+  __device__ static uint32_t unit() { return pair_of_units<kUnitExponent>(); }
+
+  /// The codes that are the high bytes of the halves.
+  __device__ static uint32_t placed(uint32_t both) {
+    return (both & 0x8000'8000u) | (both >> 4 & kMagnitudes);
+  }
+  /// `largest` becomes the largest magnitudes of the two numbers so far.
+  __device__ static void note(uint32_t pair, uint32_t& largest) {
+    largest = __vmaxu2(largest, pair & kMagnitudes);
+  }
+  __device__ static bool has_nan(uint32_t largest) { return ((largest + kLast) & kBehind) != 0; }
+  __device__ static void put_nan(uint32_t& pair) {
+    pair |= (((pair & kMagnitudes) + kLast) & kBehind) / 0x0800 * 0x7fc0;
+  }
+
+ private:
+  static constexpr uint32_t kMagnitudes = 0x07f0'07f0u;  // of a NaN: all ones
+  static constexpr uint32_t kLast = 0x0010'0010u, kBehind = 0x0800'0800u;
+};
+
+/// read() puts the bits of half a part, 32 codes of each row, into the fragments of two steps of
+/// wgmma: eight registers. With kSplit the columns of x are as split_columns.h says, and what a
+/// thread has of a row and a step are four neighbouring codes: the first and the third, and the
+/// other two, are its pairs.
+template <DType kCode, bool kSplit>
 struct PackedCodes;
 
 template <>
-struct PackedCodes<DType::kE2m1> {
-  static constexpr int kUnitExponent = 126;
-  __device__ static float unit() { return 0x1p126f; }
-
-  /// Of 32 codes of a row, the half-th such: of every eight the two that are a thread's in a
-  /// fragment.
+struct PackedCodes<DType::kE2m1, false> : CodeBits<DType::kE2m1> {
   template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int row, int half, uint32_t (&pairs)[4]) {
-    const uint4 words = *reinterpret_cast<const uint4*>(rows + swizzled_rows<kRowBytes>(row, half));
-    const uint32_t eights[4] = {words.x, words.y, words.z, words.w};
+  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& /*largest*/) {
+    const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
     const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
 #pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = placed(__byte_perm(eights[i], 0, mine));
+    for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
+      const uint4 words = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
+      const uint32_t eights[4] = {words.x, words.y, words.z, words.w};
+#pragma unroll
+      for (int i = 0; i < 4; ++i) to[2 * i + below] = placed(__byte_perm(eights[i], 0, mine));
+    }
   }
 
  private:
@@ -50,146 +91,71 @@ struct PackedCodes<DType::kE2m1> {
 };
 
 template <>
-struct PackedCodes<DType::kE4m3> {
-  static constexpr int kUnitExponent = 120;
-  __device__ static float unit() { return 0x1p120f; }
-
-  /// As above, of codes of a byte.
+struct PackedCodes<DType::kE2m1, true> : CodeBits<DType::kE2m1> {
   template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int row, int half, uint32_t (&pairs)[4]) {
-    const uint32_t lane = threadIdx.x % 4;
-    const uint32_t mine =
-        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
-    uint32_t largest = 0;
+  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& /*largest*/) {
+    const int lane = int(threadIdx.x) % 4;
+    const uint32_t mine = lane % 2 == 0 ? 0x4140 : 0x4342;  // two bytes of a word, and zeros
+    const uint8_t* from =
+        rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + lane / 2 * 4;
 #pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const uint4 words =
-          *reinterpret_cast<const uint4*>(rows + swizzled_rows<kRowBytes>(row, 2 * half + i));
-      const uint32_t both[2] = {__byte_perm(words.x, words.y, mine),
-                                __byte_perm(words.z, words.w, mine)};
+    for (int step = 0; step < 2; ++step)
 #pragma unroll
-      for (int eight = 0; eight < 2; ++eight) {
-        const uint32_t magnitudes = both[eight] >> 4 & kMagnitudes;
-        pairs[2 * i + eight] = (both[eight] & 0x8000'8000u) | magnitudes;
-        largest = __vmaxu2(largest, magnitudes);
+      for (int below = 0; below < 2; ++below) {
+        const uint32_t eight =
+            *reinterpret_cast<const uint32_t*>(from + 8 * below * kRowBytes + 8 * step);
+        place(__byte_perm(eight, 0, mine), to + 4 * step + below);
       }
-    }
-    if (((largest + kLast) & kBehind) != 0) put_nans(pairs);
   }
 
  private:
-  static constexpr uint32_t kMagnitudes = 0x07f0'07f0u;  // of a NaN: all ones
-  static constexpr uint32_t kLast = 0x0010'0010u, kBehind = 0x0800'0800u;
-
-  __device__ static void put_nans(uint32_t (&pairs)[4]) {
-#pragma unroll
-    for (uint32_t& pair : pairs)
-      pair |= (((pair & kMagnitudes) + kLast) & kBehind) / 0x0800 * 0x7fc0;
+  /// Of two codes in each half. One product brings sign and magnitude of two codes to their places.
+  __device__ static void place(uint32_t four, uint32_t* to) {
+    constexpr uint32_t kPlaces = 0x81c0'81c0u;
+    const uint32_t odd = four & 0x00f0'00f0u, even = subtract(four, odd);
+    to[0] = even * 0x1040u & kPlaces;
+    to[2] = odd * 0x0104u & kPlaces;
   }
 };
 
-/// The scales of the two rows of w that a thread decodes. In rounds of some parts of 64 codes four
-/// lanes read two of each row each, a round before they are needed, and show them to each other.
-template <class Format>
-class PackedFactors {
- public:
-  static constexpr int kBlock = Format::kInfo.block;
-  static constexpr int kMany = kBlock < kPackedDepth ? kPackedDepth / kBlock : 1;  ///< of a part
-  static constexpr int kOfHalf = kMany > 2 ? kMany / 2 : 1;
+template <>
+struct PackedCodes<DType::kE4m3, false> : CodeBits<DType::kE4m3> {
+  template <int kRowBytes>
+  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& largest) {
+    const uint32_t lane = threadIdx.x % 4;
+    const uint32_t mine =
+        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {  // steps, and rows eight apart
+      const uint8_t* from =
+          rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, 2 * half + i / 2);
+      const uint4 words = *reinterpret_cast<const uint4*>(from + 8 * (i % 2) * kRowBytes);
+      uint32_t* at = to + 4 * (i / 2) + i % 2;
+      at[0] = placed(__byte_perm(words.x, words.y, mine));
+      at[2] = placed(__byte_perm(words.z, words.w, mine));
+      note(at[0], largest), note(at[2], largest);
+    }
+  }
+};
 
-  __device__ PackedFactors(const PackedScales& scales, const TileRecord& tile, int consumer)
-      : col_step_(int(scales.col_step)),
-        next_(int(threadIdx.x) % 4 * kOfLane),
-        last_(scales.cols - 1) {
-    const char* of_expert = scales.discrete != nullptr
-                                ? static_cast<const char*>(scales.discrete[tile.expert])
-                                : static_cast<const char*>(scales.data) + tile.expert * scales.step;
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
-      const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
-      const int last = tile.row_limit - 1;
-      rows_[i] = of_expert + (row < last ? row : last) / scales.rows * scales.row_step;
-    }
-    read();
+template <>
+struct PackedCodes<DType::kE4m3, true> : CodeBits<DType::kE4m3> {
+  template <int kRowBytes>
+  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& largest) {
+    const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+    const Matrices words = ldmatrix(shared_address(
+        rows + swizzled_rows<kRowBytes>(warp * 16 + lane % 16, 2 * half + lane / 16)));
+    place(words.a, to, largest);
+    place(words.b, to + 1, largest);
+    place(words.c, to + 4, largest);
+    place(words.d, to + 5, largest);
   }
-
-  /// Before a part is decoded, by a whole warp.
-  __device__ void next_part(int part) {
-    if (part % kRound == 0) {
-      take();
-      read();
-    }
-    const int lane = int(threadIdx.x) % kWarp / 4 * 4 + part % kRound * kLanes;
-#pragma unroll
-    for (int i = 0; i < 2 * kLanes; ++i)
-      shown_[i / kLanes][i % kLanes] =
-          __shfl_sync(0xffffffff, mine_[i / kLanes], lane + i % kLanes);
-  }
-  /// Of half a part, of both rows: times the unit, unless that is no number for one of the warp's.
-  template <int kHalf>
-  __device__ void of_half(uint32_t (&factors)[2][kOfHalf]) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kOfHalf; ++i) {
-      const int at = kMany < 2 ? 0 : kHalf * kOfHalf + i % kOfHalf;
-      const uint32_t both = shown_[i / kOfHalf][at / kOfLane];
-      factors[i / kOfHalf][i % kOfHalf] = __byte_perm(both, 0, at % kOfLane == 0 ? 0x1010 : 0x3232);
-    }
-  }
-  /// Whether codes take the unit and then the factor.
-  __device__ bool in_two_steps() const { return in_two_steps_; }
 
  private:
-  using Scale = typename Format::Scale;
-  using Codes = PackedCodes<Format::kInfo.element>;
-  static constexpr int kOfLane = kMany < 2 ? 1 : 2, kLanes = kMany / kOfLane;
-  static constexpr int kRound = 4 / kLanes;  ///< parts
-
-  /// This lane's scales of the next round. Behind a row's last one is that again: there, codes are
-  /// zero.
-  __device__ void read() {
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int at = (next_ + i < last_ ? next_ + i : last_) * col_step_;
-#pragma unroll
-      for (int row = 0; row < 2; ++row)
-        read_[row][i] = *reinterpret_cast<const typename Scale::Code*>(rows_[row] + at);
-    }
-    next_ += 4 * kOfLane;
+  __device__ static void place(uint32_t four, uint32_t* to, uint32_t& largest) {
+    to[0] = placed(four << 8), to[2] = placed(four);
+    note(to[0], largest), note(to[2], largest);
   }
-  __device__ void take() {
-    bool too_large = false;
-#pragma unroll
-    for (int i = 0; i < 2 * kOfLane; ++i)
-      too_large |= !is_finite_with_unit(read_[i / kOfLane][i % kOfLane]);
-    in_two_steps_ = __any_sync(0xffffffff, too_large) != 0;
-#pragma unroll
-    for (int row = 0; row < 2; ++row)
-      mine_[row] = bits(read_[row][0]) | bits(read_[row][kOfLane - 1]) << 16;
-  }
-  __device__ static bool is_finite_with_unit(uint32_t code) {
-    if constexpr (std::is_same_v<Scale, formats::E8m0>)
-      return code < 255 - Codes::kUnitExponent;
-    else
-      return formats::magnitude(formats::mul(decode(code), Codes::unit())) !=
-             formats::kInfinityBits;
-  }
-  /// The factor of a scale, as bf16.
-  __device__ uint32_t bits(uint32_t code) const {
-    if constexpr (std::is_same_v<Scale, formats::E8m0>)
-      if (!in_two_steps_) return (code + Codes::kUnitExponent) << 7;
-    return formats::bits_of(formats::mul(decode(code), in_two_steps_ ? 1.0f : Codes::unit())) >> 16;
-  }
-  __device__ static float decode(uint32_t code) {
-    return Scale::decode(typename Scale::Code(code));
-  }
-
-  const char* rows_[2];
-  int col_step_;                    ///< a row of them takes less than 2 GiB
-  int next_, last_;                 ///< columns of scales
-  uint32_t read_[2][kOfLane];       ///< codes of this lane for the next round
-  uint32_t mine_[2];                ///< this lane's factors for this round, as bf16
-  uint32_t shown_[2][kLanes] = {};  ///< those of this part
-  bool in_two_steps_ = false;
 };
 
 }  // namespace cadre::cuda::sm90

@@ -3,6 +3,7 @@
 #include "cadre/error.h"
 #include "cuda/sm90/grouped_gemm.h"
 #include "cuda/sm90/prepare.h"
+#include "cuda/sm90/split_columns.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
@@ -20,12 +21,15 @@ constexpr Instance instance() {
 
 constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
 };
@@ -53,6 +57,23 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
           .cols = int(v.shape[2])};
 }
 
+PackedRowsKind kind_of(const GroupedGemmProblem& p) {
+  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
+  const bool split = few || (p.n >= kSplitCols && p.out != DType::kF32);
+  return {p.rhs.kind, p.out, few, split};
+}
+
+/// x with its columns split, in the workspace.
+TensorView split_x(const GroupedGemmPlan& plan, const TensorView& x, Workspace workspace,
+                   unsigned long long* taken, cudaStream_t stream) {
+  const GroupedGemmProblem& p = plan.problem;
+  void* copy = behind_maps(plan, workspace);
+  const int64_t step = bytes_for(x.dtype, x.stride[0]);
+  const int64_t blocks = p.unit_budget == 0 ? kSplitBlocks : 1;
+  split_columns({x.data, step, copy, p.rows, int(p.k)}, blocks * blocks_of(plan), taken, stream);
+  return view(copy, x.dtype, {p.rows, p.k});
+}
+
 }  // namespace
 
 std::string refuses_packed_rows(const GroupedGemmProblem& p, const Device& device) {
@@ -75,23 +96,34 @@ void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
   check_view("c", args.c, p);
 }
 
+int64_t packed_rows_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
+  constexpr int64_t kUnit = 128;  // the count stays aligned
+  const int64_t copy = kind_of(p).split ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
+  return grouped_gemm_workspace_bytes(p, device) + (copy + kUnit - 1) / kUnit * kUnit;
+}
+
 void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                      Stream on) {
   const GroupedGemmProblem& p = plan.problem;
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
-  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
-  const int depth = packed_depth(p.rhs.element, few);
-  const Prepared experts =
-      prepare({args.rhs.codes, args.rhs.discrete, kWeightRows, {}, depth}, plan, workspace, stream);
+  const PackedRowsKind kind = kind_of(p);
+  const Prepared experts = prepare({.view = args.rhs.codes,
+                                    .pointers = args.rhs.discrete,
+                                    .box_rows = kWeightRows,
+                                    .box_columns = packed_depth(p.rhs.element, kind.few),
+                                    .clears = !kind.split},
+                                   plan, workspace, stream);
+  GroupedGemmArgs split = args;
+  if (kind.split) split.lhs.codes = split_x(plan, args.lhs.codes, workspace, experts.taken, stream);
   PackedRowsParams params;
-  static_cast<RaggedRowsParams&>(params) = rows_params(plan, args, experts);
-  set_output(params, args, packed_part(p.out, few));
+  static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
+  set_output(params, args, packed_part(p.out, kind.few));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
   // A budget is of SMs: blocks of a half of them could lie on all.
-  const int blocks = few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
-  find({p.rhs.kind, p.out, few})(params, blocks * blocks_of(plan), stream);
+  const int blocks = kind.few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
+  find(kind)(params, blocks * blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -68,7 +68,7 @@ struct PackedRows {
   using Params = PackedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;
-  using Multiply = MultiplyPacked<kTile, Format>;
+  using Multiply = MultiplyPacked<kTile, Format, kKind.split>;
   using Store = RaggedRowsStore<packed_output(kKind.out, kKind.few)>;
 };
 

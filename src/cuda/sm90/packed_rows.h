@@ -8,7 +8,7 @@ constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
 /// Of w in one load.
 constexpr int packed_depth(DType codes, bool few) {
-  return !few ? kPackedDepth : codes == DType::kE2m1 ? kDepthOfFewNibbles : kDepthOfFewBytes;
+  return !few ? kDepthOfPacked : codes == DType::kE2m1 ? kDepthOfFewNibbles : kDepthOfFewBytes;
 }
 
 /// Rows of y in one box.
@@ -28,17 +28,18 @@ struct PackedRowsParams : RaggedRowsParams {
   PackedScales w_scales{};
 };
 
-/// Which instance: the format of w, the type of the output, and whether experts have few rows, for
-/// which there is none that writes floats.
+/// Which instance: the format of w, the type of the output, whether experts have few rows, and
+/// whether the columns of x are split, see split_columns.h. Where rows are few they are; there is
+/// none of either that writes floats.
 struct PackedRowsKind {
   FormatKind weights = FormatKind::kMxfp4;
   DType out = DType::kBf16;
-  bool few = false;
+  bool few = false, split = few;
 
   bool operator==(const PackedRowsKind&) const = default;
 };
 
-/// One instance, launched; instances/ has them, two a file.
+/// One instance, launched; instances/ has them, by format and output.
 template <PackedRowsKind kKind>
 void launch_packed_rows(const PackedRowsParams&, int blocks, cudaStream_t);
 

@@ -105,9 +105,12 @@ int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem& p, const Device& 
   return bytes_of_maps(p) + places + (counts_tiles(p, device) ? kCountBytes : 0);
 }
 
+char* behind_maps(const GroupedGemmPlan& plan, Workspace workspace) {
+  return static_cast<char*>(workspace.data) + bytes_of_maps(plan.problem);
+}
+
 TokenPlaces places_of(const GroupedGemmPlan& plan, Workspace workspace) {
-  auto* begin = static_cast<char*>(workspace.data) + bytes_of_maps(plan.problem);
-  auto* lacks = reinterpret_cast<uint32_t*>(begin);
+  auto* lacks = reinterpret_cast<uint32_t*>(behind_maps(plan, workspace));
   return {.places = lacks + kPlaceBlocks, .lacks = lacks};
 }
 
@@ -129,7 +132,7 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
   auto* taken = counts_tiles(plan.problem, plan.device)
                     ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
                     : nullptr;
-  auto* cleared = has_places(plan.problem) ? nullptr : taken;
+  auto* cleared = has_places(plan.problem) || !v.clears ? nullptr : taken;
   if (v.one_map()) {
     if (cleared != nullptr) clear_count(cleared, stream);
     return {v.map(v.view), nullptr, taken};

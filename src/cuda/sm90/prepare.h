@@ -42,6 +42,7 @@ struct ExpertViews {
   int box_rows;
   std::optional<GluLayout> glu{};  ///< rows of gate and up, in this layout
   int box_columns = 0;             ///< as of expert_map()
+  bool clears = true;              ///< the count of tiles; else what writes the workspace next does
 
   /// A map of them all, unless they are discrete, or their rows lie in blocks, which take the
   /// dimension of experts.
@@ -61,6 +62,9 @@ struct Prepared {
 /// Writes what a kernel finds in the workspace: E maps of discrete experts, and, if clusters count,
 /// the count, zero. Where there are places_of() rows, what writes these zeroes it.
 Prepared prepare(const ExpertViews&, const GroupedGemmPlan&, Workspace, cudaStream_t);
+
+/// What lies behind the maps in the workspace.
+char* behind_maps(const GroupedGemmPlan&, Workspace);
 
 /// Where in the workspace wgrad has the places of rows of tokens, which are not written yet.
 TokenPlaces places_of(const GroupedGemmPlan&, Workspace);

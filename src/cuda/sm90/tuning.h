@@ -61,11 +61,16 @@ constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 /// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
 /// since with many the compiler serialises the products. Where experts have few rows, tiles are
 /// so narrow that an SM has two blocks: decoding waits for its own instructions.
-constexpr int kColsOfPacked = 192, kPackedColStep = 32, kStagesOfPacked = 6;
+constexpr int kColsOfPacked = 192, kPackedColStep = 32;
+constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
 constexpr int kColsOfFewRows = 64, kBlocksOfFewRows = 2;
 constexpr int kDepthOfFewNibbles = 128, kStagesOfFewNibbles = 4;
 constexpr int kDepthOfFewBytes = 64, kStagesOfFewBytes = 6;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
+
+/// x is copied with its columns split where rows are few, and for products with so many columns:
+/// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.
+constexpr int64_t kSplitCols = 4096, kSplitBlocks = 8;
 
 /// fp32 outputs of wgrad: narrower tiles, so that every 32 columns of a consumer have a buffer into
 /// which the old output is loaded while the tile is multiplied, and a fifth stage beside them. With

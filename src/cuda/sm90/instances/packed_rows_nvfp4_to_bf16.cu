@@ -4,6 +4,8 @@ namespace cadre::cuda::sm90 {
 
 template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(
     const PackedRowsParams&, int, cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false, true}>(
+    const PackedRowsParams&, int, cudaStream_t);
 template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(
     const PackedRowsParams&, int, cudaStream_t);
 

@@ -33,6 +33,8 @@ inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
   return pack_bf16(x.first * y.first, x.second * y.second);
 }
 
+inline uint32_t subtract(uint32_t a, uint32_t b) { return a - b; }
+
 inline float add_rounded(float a, float b) { return a + b; }
 
 /// Each lane writes the row whose place it names; element j of row i of a matrix is in half j % 2

@@ -1,0 +1,25 @@
+#pragma once
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+namespace cadre::cuda::sm90 {
+
+/// Columns that change places with each other alone: those of one step of wgmma, which adds their
+/// products at once.
+constexpr int kSplitColumns = 16;
+
+/// Rows of 16-bit elements, and where they are copied to without gaps. Of every sixteen columns the
+/// even ones come first, then the odd ones, so that a thread of wgmma has four neighbours.
+struct SplitRows {
+  const void* from;
+  int64_t step;  ///< bytes, of `from`
+  void* to;
+  int64_t rows;
+  int cols;
+};
+
+/// By so many blocks at most. Zeroes `taken` too, if it is there.
+void split_columns(const SplitRows&, int64_t most_blocks, unsigned long long* taken, cudaStream_t);
+
+}  // namespace cadre::cuda::sm90
