@@ -158,6 +158,12 @@ def pushed_results(rank, device):
         assert all(same_bits(a, b) for made in results[1:] for a, b in zip(results[0], made))
         assert said == ["bias" not in options or bias_is_pushed, 0, 0]
         said.clear()
+    assert all(map(same_bits, step(push=False), step(push=True))) and said == [0, 1]
+    said.clear()
+    with pytest.raises(RuntimeError, match="push is True, must be None or False; these experts"):
+        step(watched, push=True)
+    assert not said
+
     def replaced(own):
         forward = own.experts.forward
         own.experts.forward = lambda *given: forward(*given) * 1

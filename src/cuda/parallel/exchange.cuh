@@ -262,12 +262,41 @@ __device__ inline void bring_list(const WindowTable& window, const parallel::Bro
   }
 }
 
+/// Words, each to its place.
+__device__ inline void bring_to_places(const WindowTable& window, const parallel::BroughtRows& b,
+                                       const BlockShare& share) {
+  constexpr int kInFlight = 4;
+  const auto* from = static_cast<const uint32_t*>(b.from);
+  const int64_t used = schedule::clamp_row(*b.used, 0, b.rows), all = window.ranks * b.places;
+  const Team team = Team::of(share);
+  for (int64_t first = team.first; first < used; first += kInFlight * team.count) {
+    uint32_t words[kInFlight] = {};
+    int32_t places[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = first + k * team.count;
+      places[k] = i < used ? b.place_of[i] : -1;
+      if (i < used) words[k] = from[i];
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      if (places[k] < 0 || places[k] >= all) continue;
+      const auto each = unsigned(b.places), rank = unsigned(places[k]) / each;
+      char* to = b.to + (int(rank) - window.rank) * window.bytes_each;
+      reinterpret_cast<uint32_t*>(to)[unsigned(places[k]) % each] = words[k];
+    }
+  }
+}
+
 /// What a rank brings, by these blocks.
 __device__ inline void bring_all(const WindowTable& window, const parallel::ExchangeJob& job,
                                  const BlockShare& share) {
   for (const parallel::BroughtRows& b : job.brought) {
     if (!b.is_written()) continue;
-    b.to_all ? bring_list(window, b, share) : bring_rows(b, b.to, share);
+    if (b.place_of != nullptr)
+      bring_to_places(window, b, share);
+    else
+      b.to_all ? bring_list(window, b, share) : bring_rows(b, b.to, share);
   }
 }
 
@@ -282,6 +311,7 @@ __device__ inline void spoil(const parallel::ExchangeJob& job, const BlockShare&
 
 /// Of a dispatch, the sorted choices of all ranks as its map; see portable::OffsetsAndMap.
 struct RankMap {
+  static constexpr bool kBySection = false;
   const parallel::MapJob& job;
   int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
   int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
@@ -299,14 +329,23 @@ struct RankMap {
     if (is_first && mine >= 0 && mine < job.experts) job.map.offsets[mine + 1] = int32_t(end);
   }
   __device__ void place(int64_t slot, int e, int64_t row, float) const {
+    place_here(slot, row);
+    if (const int64_t mine = own_choice(slot); writes && mine >= 0)
+      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts);
+  }
+  /// Which row here a choice has, or -1.
+  __device__ int32_t place_here(int64_t slot, int64_t row) const {
     const int32_t here = rows().row_of_rank(row, job.rank);
     if (rows_here != nullptr) rows_here[slot] = here;
-    if (!writes) return;
+    if (!writes) return here;
     job.map.row_here[slot] = here;
     if (here >= 0) job.map.slot_of[here] = int32_t(slot);
+    return here;
+  }
+  /// Which of this rank's choices it is; negative: none.
+  __device__ int64_t own_choice(int64_t slot) const {
     const int64_t mine = slot - job.rank * job.choices;
-    if (mine >= 0 && mine < job.own)
-      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts);
+    return mine < job.own ? mine : -1;
   }
   __device__ bool overflows() const {
     return job.overflow_is_error && rows().routed(rows().fullest(job.ranks)) > job.bound;
@@ -328,6 +367,24 @@ struct RankMap {
   }
 };
 
+/// The same where results are pushed. Its blocks have choices of one rank each: a section of the
+/// sort.
+struct MapWithPlaces : RankMap {
+  static constexpr bool kBySection = true;
+  int rank;         ///< of the choices
+  int32_t* shifts;  ///< shared, [P * E]: from a row of all to its place at that rank
+
+  __device__ void begin_section(int e, int64_t row, int64_t place) const {
+    shifts[e] = int32_t(place - row);
+  }
+  __device__ void place(int64_t slot, int e, int64_t row, float) const {
+    const int32_t here = place_here(slot, row), place = e < 0 ? -1 : int32_t(row) + shifts[e];
+    if (here >= 0) job.map.place_of[here] = int32_t(rank * job.choices) + place;
+    if (const int64_t mine = own_choice(slot); mine >= 0)
+      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts) < 0 ? -1 : place;
+  }
+};
+
 /// How a block sorts, in so much shared memory: that of the sort, then RankMap's.
 struct MapShape {
   int warps, sort_bytes, bytes;
@@ -337,16 +394,19 @@ struct MapShape {
         sort_bytes(portable::row_map_bytes(warps, job.ranks * job.experts)),
         bytes(sort_bytes + int(sizeof(int32_t)) * (job.ranks + 1)) {
     if (keeps_rows) bytes += int(sizeof(int32_t) * job.ranks * job.choices);
+    if (job.map.place_of != nullptr) bytes += int(sizeof(int32_t)) * job.ranks * job.experts;
   }
 };
 
 /// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory; rows
 /// may take the place of choices.
-__device__ inline void sort_choices_of_ranks(const RankMap& map, const int32_t* chosen,
-                                             const BlockShare& share) {
+template <class Map>
+__device__ void sort_choices_of_ranks(const Map& map, const int32_t* chosen,
+                                      const BlockShare& share) {
   const parallel::MapJob& job = map.job;
   const int64_t slots = job.ranks * job.choices;
-  const int warps = int(blockDim.x) / portable::kLanes * share.count;
+  const int sections = Map::kBySection ? job.ranks : 1;
+  const int warps = int(blockDim.x) / portable::kLanes * share.count / sections;
   const portable::OffsetsJob sort{.source = chosen,
                                   .offsets = nullptr,
                                   .row_of = nullptr,
@@ -357,8 +417,9 @@ __device__ inline void sort_choices_of_ranks(const RankMap& map, const int32_t* 
                                   .counts = static_cast<int32_t*>(job.scratch.data),
                                   .rows = slots,
                                   .slots = slots,
-                                  .run = portable::run_length(slots, warps),
-                                  .experts = job.ranks * job.experts};
+                                  .run = portable::run_length(slots / sections, warps),
+                                  .experts = job.ranks * job.experts,
+                                  .sections = sections};
   portable::sort_choices<int32_t>(sort, share, dynamic_shared(), map);
 }
 
