@@ -164,8 +164,8 @@ TensorView written_rows(Buffers& buffers, const Problem& p, int64_t columns, boo
                                  : buffers.tensor(p.dtype, {rows, columns});
 }
 
-/// Slots or places, where the layer gathers or scatters; tokens for forward, and the rows that they are for
-/// backward.
+/// Slots or places, where the layer gathers or scatters; tokens for forward, and the rows that they
+/// are for backward.
 template <class Problem, class Args>
 void add_tokens(Buffers& buffers, const Problem& p, const Rows& rows, Seeds& seeds, Args& args) {
   if (scatters_y(p) || scatters_dx(p))

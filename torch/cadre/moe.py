@@ -331,9 +331,7 @@ class MoE(nn.Module):
                     else None)
         if self.push and ep._window is not None and (can_push is None
                                                      or not can_push(ep._window.rows)):
-            raise RuntimeError("push is True, must be None or False; these experts cannot push "
-                               "their results: they are watched, compiled or of other kinds, or no "
-                               "product pushes them")
+            raise RuntimeError("push is True, must be None or False; these experts cannot push")
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.

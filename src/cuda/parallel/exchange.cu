@@ -1,8 +1,7 @@
-#include "cuda/parallel/exchange.cuh"
-
 #include <algorithm>
 
 #include "cuda/device/launch.h"
+#include "cuda/parallel/rank_map.cuh"
 
 namespace cadre::cuda {
 namespace {

@@ -3,8 +3,8 @@
 #include "cuda/sm90/ragged_rows.cuh"
 #include "cuda/sm90/scattered_rows.h"
 
-// y[place of r, c] = sum_d x[r, d] * w_e[c, d] for the rows r of every expert: fprop and dgrad whose
-// rows leave for the tokens that they belong to, in memory of this GPU or of another one.
+// y[place of r, c] = sum_d x[r, d] * w_e[c, d] for the rows r of every expert: fprop and dgrad
+// whose rows leave for where they belong, in memory of this GPU or of another one.
 //
 // All but the stores is ragged_rows.cuh. TMA stores no rows here and there, so the store warps
 // write them, sixteen bytes a thread, beside the products of the next tile.
