@@ -144,7 +144,7 @@ LinearParameters parameters(Buffers& buffers, const GroupedLinearProblem& p, See
       seeds, outputs);
 }
 
-/// Whether rows of y, or of dx, go to slots.
+/// Whether rows of y, or of dx, go to places.
 template <class Problem>
 bool scatters_y(const Problem& p) {
   if constexpr (requires { p.scatter; }) return p.scatter;
@@ -156,7 +156,7 @@ bool scatters_dx(const Problem& p) {
   return scatters_y(p);
 }
 
-/// [R, columns], or that of slots.
+/// [R, columns], or that of places.
 template <class Problem>
 TensorView written_rows(Buffers& buffers, const Problem& p, int64_t columns, bool scatters) {
   const int64_t rows = scatters ? p.tokens * p.top_k : p.rows;
@@ -164,13 +164,13 @@ TensorView written_rows(Buffers& buffers, const Problem& p, int64_t columns, boo
                                  : buffers.tensor(p.dtype, {rows, columns});
 }
 
-/// Slots, where the layer gathers or scatters; tokens for forward, and the rows that they are for
-/// backward.
+/// Slots or places, where the layer gathers or scatters; tokens for forward, and the rows that they
+/// are for backward.
 template <class Problem, class Args>
 void add_tokens(Buffers& buffers, const Problem& p, const Rows& rows, Seeds& seeds, Args& args) {
   if (scatters_y(p) || scatters_dx(p))
-    args.slot_of =
-        scattered_slots(buffers, rows, p.rows, p.ranks * p.tokens * p.top_k, seeds.next());
+    args.place_of =
+        random_places(buffers, rows, {p.rows, p.ranks, p.tokens * p.top_k}, seeds.next());
   if (!p.gather && !p.gather_dy) return;
   const Slots slots{p.rows, p.tokens, p.top_k};
   if (p.gather)

@@ -145,6 +145,7 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   map_ = {buffers.array<int32_t>(p.tokens * p.top_k), buffers.array<int32_t>(p.rows),
           buffers.array<int32_t>(p.ranks * p.tokens * p.top_k),
           buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
+  if (p.push) map_.place_of = buffers.array<int32_t>(p.rows);
   workspace_ = buffers.workspace(plan.workspace_bytes);
   if (accelerator != nullptr) mirror_ = std::make_unique<Mirror>(buffers, *accelerator);
 }
@@ -181,12 +182,12 @@ void RankCase::push(Window& window, const TensorView& rows) const {
   const ExpertParallelProblem& p = plan_.problem;
   if (!p.push) return;
   window.await_readers(stream());
-  const TensorView slots = window.slots(plan_);
+  const TensorView places = window.places(plan_);
   const int64_t each = p.tokens * p.top_k, bytes = bytes_for(p.dtype, p.hidden);
   for (int64_t row = 0; row < used(); ++row) {
-    const int64_t slot = map_.slot_of[row];
-    char* to = static_cast<char*>(slots.data) + slot % each * bytes;
-    if (p.ranks > 1) to += bytes_for(p.dtype, slot / each * slots.stride[0]);
+    const int64_t place = map_.place_of[row];
+    char* to = static_cast<char*>(places.data) + place % each * bytes;
+    if (p.ranks > 1) to += bytes_for(p.dtype, place / each * places.stride[0]);
     const auto* from = static_cast<const char*>(rows.data) + row * bytes;
     if (accelerator_ != nullptr)
       accelerator_->upload(to, from, bytes);

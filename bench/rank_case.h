@@ -60,7 +60,7 @@ class RankCase {
   void step(Window&, const std::function<void(std::string_view)>& enter);
   /// From now on tokens and rows are taken from the window, where those of forward are copied to.
   void move_into(Window&);
-  /// Writes rows to their slots, if the problem pushes them.
+  /// Writes rows to their places, if the problem pushes them.
   void push(Window&, const TensorView& rows) const;
   /// On an accelerator they are enqueued.
   void dispatch(Window&);

@@ -60,10 +60,10 @@ void make_output(GroupedGemmCase& c, const Rows& rows, uint64_t seed) {
   const Problem& p = c.problem;
   Buffers& buffers = *c.buffers;
   const bool weights = p.pass == Pass::kWgrad;
-  const int64_t ranks = p.ranks > 1 ? p.ranks : 0, slots = p.tokens * p.top_k;
+  const int64_t ranks = p.ranks > 1 ? p.ranks : 0, places = p.tokens * p.top_k;
   const TensorView out =
       weights ? matrix(buffers, p.out, {p.experts, p.n, p.k}, p.out_major)
-              : matrix(buffers, p.out, {ranks, p.scatter ? slots : p.rows, out_columns(p)},
+              : matrix(buffers, p.out, {ranks, p.scatter ? places : p.rows, out_columns(p)},
                        p.out_major);
   const int64_t live = weights ? p.experts : rows.live();
   const char* fprop = p.activation ? "h" : "y";
@@ -145,21 +145,21 @@ GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   if (p.gather != Gather::kNo)
     c.args.slot_of = random_slots(*c.buffers, rows, slots_of(p), seeds.next());
   if (p.scatter)
-    c.args.slot_of =
-        scattered_slots(*c.buffers, rows, p.rows, p.ranks * p.tokens * p.top_k, seeds.next());
+    c.args.place_of =
+        random_places(*c.buffers, rows, {p.rows, p.ranks, p.tokens * p.top_k}, seeds.next());
   return c;
 }
 
 void scatter_rows(const GroupedGemmCase& from, GroupedGemmCase& to) {
   const GroupedGemmProblem& p = to.problem;
-  const int64_t slots = p.tokens * p.top_k, bytes = bytes_for(p.out, out_columns(p));
+  const int64_t places = p.tokens * p.top_k, bytes = bytes_for(p.out, out_columns(p));
   const auto at = [&](const TensorView& v, int64_t rank, int64_t row) {
     const int64_t step = v.stride[size_t(v.rank) - 2];
     return static_cast<char*>(v.data) + bytes_for(p.out, rank * v.stride[0] + row * step);
   };
   for (int64_t r = 0; r < to.offsets.back(); ++r)
-    if (const int64_t slot = to.args.slot_of[r]; slot >= 0 && slot < p.ranks * slots)
-      std::memcpy(at(to.args.out, slot / slots, slot % slots), at(from.args.out, 0, r),
+    if (const int64_t place = to.args.place_of[r]; place >= 0 && place < p.ranks * places)
+      std::memcpy(at(to.args.out, place / places, place % places), at(from.args.out, 0, r),
                   size_t(bytes));
 }
 

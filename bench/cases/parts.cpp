@@ -124,21 +124,30 @@ int32_t* random_slots(Buffers& buffers, const Rows& rows, const Slots& of, uint6
   return slots;
 }
 
-int32_t* scattered_slots(Buffers& buffers, const Rows& rows, int64_t bound, int64_t slots,
-                         uint64_t seed) {
-  constexpr int64_t kNone[] = {-1, 1 << 30};  // once in so many rows
+int32_t* random_places(Buffers& buffers, const Rows& rows, const Places& of, uint64_t seed) {
+  constexpr int32_t kNone[] = {-1, 1 << 30};  // once in so many rows, and where no place is left
   constexpr int64_t kOften = 31;
-  const int64_t live = rows.live();
-  std::vector<int32_t> order(size_t(std::max(slots, live)));
-  std::iota(order.begin(), order.end(), 0);  // those that are none lie behind all slots
-  std::shuffle(order.begin(), order.end(), std::mt19937_64(seed));
-  for (size_t e = 0; e + 1 < rows.host.size(); ++e)
-    std::sort(order.begin() + rows.host[e], order.begin() + rows.host[e + 1]);
-  for (int64_t r = kOften / 2; r < live; r += kOften)
-    order[size_t(r)] = int32_t(kNone[size_t(r) % std::size(kNone)]);
-  auto* of_rows = buffers.array<int32_t>(bound);
-  std::copy_n(order.begin(), live, of_rows);
-  return of_rows;
+  auto* places = buffers.array<int32_t>(of.rows);
+  std::vector<int64_t> next(size_t(of.ranks), 0), left(size_t(of.ranks), of.each);
+  std::mt19937_64 bits(seed);
+  for (size_t e = 0; e + 1 < rows.host.size(); ++e) {
+    const int64_t first = rows.host[e], count = rows.host[e + 1] - first;
+    std::vector<int> owners(size_t(count), of.ranks);  // of each row; behind the last: none
+    for (int& owner : owners) {
+      std::discrete_distribution<int> any(left.begin(), left.end());
+      if (std::any_of(left.begin(), left.end(), [](int64_t n) { return n > 0; }))
+        --left[size_t(owner = any(bits))];
+    }
+    std::sort(owners.begin(), owners.end());
+    for (int64_t i = 0; i < count; ++i) {
+      const int owner = owners[size_t(i)];
+      const int64_t r = first + i;
+      places[r] = owner < of.ranks ? int32_t(owner * of.each + next[size_t(owner)]++)
+                                   : kNone[size_t(r) % std::size(kNone)];
+      if (r % kOften == kOften / 2) places[r] = kNone[size_t(r) % std::size(kNone)];
+    }
+  }
+  return places;
 }
 
 void copy_rows(const TensorView& to, const TensorView& tokens, const int32_t* token_slots,

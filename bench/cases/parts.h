@@ -81,8 +81,14 @@ struct Slots {
 };
 int32_t* random_slots(Buffers&, const Rows&, const Slots&, uint64_t seed);
 
-/// [R], the bound: a slot for each row, or none. Those of every expert come in their order.
-int32_t* scattered_slots(Buffers&, const Rows&, int64_t bound, int64_t slots, uint64_t seed);
+/// [R]: where each row goes, or nowhere, as where ranks push results: of every expert the rows of a
+/// rank come together, and lie together there.
+struct Places {
+  int64_t rows;
+  int ranks;
+  int64_t each;  ///< of a rank
+};
+int32_t* random_places(Buffers&, const Rows&, const Places&, uint64_t seed);
 
 /// The rows of experts, copied from tokens as slots say.
 void copy_rows(const TensorView& to, const TensorView& tokens, const int32_t* token_slots,

@@ -21,8 +21,8 @@ int64_t rows_of(const PermuteProblem& p) { return (writes_rows(p.pass) ? 1 : p.r
 
 /// [count, H], or that of every rank.
 TensorView matrix(const PermuteProblem& p, int64_t count, bool is_read, Buffers& buffers) {
-  return is_read && p.ranks > 1 && !p.slots ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
-                                            : buffers.tensor(p.dtype, {count, p.hidden});
+  return is_read && p.ranks > 1 ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
+                                : buffers.tensor(p.dtype, {count, p.hidden});
 }
 
 void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
@@ -55,23 +55,22 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   const RandomMap random = random_map(buffers, draw,
                                       {.source = OffsetsSource::kRouting,
                                        .rows = rows_of(p),
-                                       .experts = p.experts,
+                                       .experts = p.experts > 0 ? p.experts : 2 * p.top_k,
                                        .tokens = tokens_of(p),
                                        .top_k = p.top_k,
                                        .index = DType::kI64});
   const bool by_row = writes_rows(p.pass);
   const int64_t live = random.rows.live();
   c.offsets = random.rows.host;
-  if (p.ranks == 1 || by_row) c.args.offsets = random.rows.offsets;
+  if (p.experts > 0 && (p.ranks == 1 || by_row)) c.args.offsets = random.rows.offsets;
   c.args.map = random.map;
   c.args.tokens = matrix(p, p.tokens, by_row, buffers);
-  c.args.rows = matrix(p, p.slots ? p.tokens * p.top_k : p.rows, !by_row, buffers);
+  c.args.rows = matrix(p, p.rows, !by_row, buffers);
   if (by_row) {
     fill_normal(c.args.tokens, c.args.tokens[0], seeds.next());
     c.outputs.push_back({"rows", c.args.rows, live, p.tail, p.pass == PermutePass::kPermute});
   } else {
-    const bool is_full = p.ranks > 1 || p.slots;
-    fill_normal(c.args.rows, is_full ? c.args.rows[0] : live, seeds.next());
+    fill_normal(c.args.rows, p.ranks > 1 ? c.args.rows[0] : live, seeds.next());
     c.outputs.push_back({"tokens", c.args.tokens, p.tokens});
   }
   if (p.addend)

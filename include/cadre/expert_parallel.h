@@ -36,7 +36,7 @@ struct ExpertParallelProblem {
   bool prob = true;            ///< probabilities travel with the rows, their gradients back
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
-  bool push = false;  ///< who makes rows of y and drows writes them into Window::slots() of a plan
+  bool push = false;  ///< who makes rows of y and drows writes them into Window::places() of a plan
   int layer = 0;      ///< the caller's number; ranks at layers of other numbers are out of step
 
   bool operator==(const ExpertParallelProblem&) const = default;
@@ -47,7 +47,7 @@ struct WindowLayout {
   int64_t experts = 0;    ///< [P, T, top_k] int32, written by all ranks
   int64_t prob = 0;       ///< [P, T, top_k] fp32, likewise
   int64_t tokens = 0;     ///< [T, H]: x or dout
-  int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks
+  int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks; with push [T * top_k]
   int64_t rows = 0;       ///< [R, H]: y or dx of rows; with push [T * top_k, H], by all ranks
   int64_t bytes = 0;      ///< of the whole window
 
@@ -114,10 +114,10 @@ class Window {
   TensorView rows(const ExpertParallelPlan&) const;
 
   /// All ranks' [T * top_k, H] of a plan with push, [P, T * top_k, H] of several: row r of y and of
-  /// drows belongs at slot_of[r], numbered through the ranks. A product with scatter writes there,
+  /// drows belongs at place_of[r], numbered through the ranks. A product with scatter writes there,
   /// behind await_readers(); collect and dispatch backward, which are not given these rows, see to
   /// the rest.
-  TensorView slots(const ExpertParallelPlan&) const;
+  TensorView places(const ExpertParallelPlan&) const;
 
   /// Throws what has gone wrong: DeviceError if a rank failed, or if rows overflowed since it was
   /// last asked. All ranks ask, or none, as all would throw in the next dispatch.
@@ -132,12 +132,15 @@ class Window {
 };
 
 /// Where routed rows come from and go to among the ranks: dispatch writes it, the others read it.
+/// The place of a choice is its number among those of its rank's tokens that are of some expert, in
+/// the order of (expert, token, choice): rows of an expert that are of one rank lie together there.
 struct ExchangeMap {
-  int32_t* row_of = nullptr;    ///< [t, top_k]: rank * R + row, -1 where the choice was dropped
+  int32_t* row_of = nullptr;    ///< [t, top_k]: rank * R + row, with push the place; -1: dropped
   int32_t* slot_of = nullptr;   ///< [R]: (rank * T + token) * top_k + choice; tail not written
   int32_t* row_here = nullptr;  ///< [P, T, top_k]: this rank's row of a choice of any, or -1
   int32_t* offsets = nullptr;   ///< [E + 1]: rows of this rank's experts
   int32_t* verdict = nullptr;   ///< one word: 0, or 1 if rows overflowed and that is an error
+  int32_t* place_of = nullptr;  ///< [R] with push: rank * T * top_k + place there; tail not written
 };
 
 struct DispatchArgs {

@@ -88,9 +88,9 @@ struct GroupedGemmProblem {
   Major lhs_scales_major = Major::kRow, rhs_scales_major = Major::kRow;
 
   Gather gather = Gather::kNo;  ///< of an operand of a plain format, row-major
-  bool scatter = false;         ///< fprop, dgrad: the output's rows lie in the order of slots
+  bool scatter = false;         ///< fprop, dgrad: the output's rows lie where place_of says
   int64_t tokens = 0;  ///< T: rows of the gathered operand, or tokens of a rank; 0 without either
-  int top_k = 1;       ///< slots of a token, see slot_of
+  int top_k = 1;       ///< slots of a token, see slot_of; places, see place_of
   int ranks = 1;       ///< P: memories that what is scattered lies in
 
   bool operator==(const GroupedGemmProblem&) const = default;
@@ -131,7 +131,8 @@ struct GroupedGemmArgs {
   const int32_t* accumulate = nullptr;         ///< one word (kDevice) or [E] (kPerExpert)
   TensorView z{};                              ///< [R, N], dtype of out; written if it is kept
   const float* prob = nullptr;                 ///< [R]
-  const int32_t* slot_of = nullptr;            ///< [R] with gather or scatter: as in RowMap
+  const int32_t* slot_of = nullptr;            ///< [R] with gather: as in RowMap
+  const int32_t* place_of = nullptr;           ///< [R] with scatter: rows of out
 };
 
 using GroupedGemmPlan = Plan<GroupedGemmProblem>;
@@ -149,8 +150,9 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 /// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
 ///           legal. With gather row r of that operand is row slot_of[r] / top_k of what is given,
 ///           and zero where slot_of[r] is no slot, as permute makes it. With scatter row r of the
-///           output is written to row slot_of[r] of what is given, numbered through its ranks, or
-///           nowhere; no two rows have the same slot, and slots without a row are not written.
+///           output is written to row place_of[r] of what is given, numbered through its ranks, or
+///           nowhere where that is none; no two rows have the same place, and places without a row
+///           are not written.
 /// Stream    no allocation, no synchronisation, no read of device data by the host.
 /// Errors    InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments.
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.

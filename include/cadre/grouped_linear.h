@@ -36,10 +36,10 @@ struct GroupedLinearProblem {
   bool gather = false;     ///< forward reads x in token order: `tokens` of the args
   bool gather_dw = false;  ///< and wgrad, which reads it as it is; nobody reads x
   bool gather_dy = false;  ///< backward and wgrad read dy in token order, as it is
-  bool scatter = false, scatter_dx = false;  ///< rows of y, or of dx, go to the slots of tokens
+  bool scatter = false, scatter_dx = false;  ///< rows of y, or of dx, go to places
   int64_t tokens = 0;                        ///< T; 0 where nothing is gathered or scattered
-  int top_k = 1;                             ///< slots of a token
-  int ranks = 1;                             ///< P, of slots: see GroupedGemm
+  int top_k = 1;                             ///< slots, or places, of a token
+  int ranks = 1;                             ///< P, of places: see GroupedGemm
   TensorRole x_role = TensorRole::kX;        ///< for stochastic rounding
   TensorRole dy_role = TensorRole::kDy;      ///< for stochastic rounding
   LayerOptions options{};
@@ -54,7 +54,8 @@ struct GroupedLinearArgs {
   LinearParameters parameters{};
   TensorView x{};                     ///< [R, K]; with gather read in backward only, if at all
   TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;   ///< [R] with any of these: as of GroupedGemm
+  const int32_t* slot_of = nullptr;   ///< [R] with gather or gather_dy: as of GroupedGemm
+  const int32_t* place_of = nullptr;  ///< [R] with scatter or scatter_dx: likewise
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;
                                       ///< given_x_along_k
   QuantizedView x_along_rows{};       ///< quantized_x: for wgrad, likewise; equal copies: along K

@@ -35,10 +35,10 @@ struct GroupedMlpProblem {
   bool gather = false;       ///< forward reads x in token order: `tokens` of the args
   bool gather_dw = false;    ///< and fc1's wgrad, which reads it as it is; nobody reads x
   bool gather_dy = false;    ///< backward reads dy in token order, as it is
-  bool scatter = false;      ///< rows of y, and of dx, go to the slots of tokens
+  bool scatter = false;      ///< rows of y, and of dx, go to places
   int64_t tokens = 0;        ///< T; 0 where nothing is gathered or scattered
-  int top_k = 1;             ///< slots of a token
-  int ranks = 1;             ///< P, of slots: see GroupedGemm
+  int top_k = 1;             ///< slots, or places, of a token
+  int ranks = 1;             ///< P, of places: see GroupedGemm
   LayerOptions options{};
 
   bool operator==(const GroupedMlpProblem&) const = default;
@@ -51,7 +51,8 @@ struct GroupedMlpArgs {
   LinearParameters fc2{};              ///< w [E, H, F]
   TensorView x{};                      ///< [R, H]; with gather read in backward only, if at all
   TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
-  const int32_t* slot_of = nullptr;    ///< [R] with any of these: as of GroupedGemm
+  const int32_t* slot_of = nullptr;    ///< [R] with gather or gather_dy: as of GroupedGemm
+  const int32_t* place_of = nullptr;   ///< [R] with scatter: likewise
   QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
   QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]

@@ -28,12 +28,11 @@ struct PermuteProblem {
   int top_k = 1;
   int64_t rows = 0;            ///< R
   int64_t hidden = 0;          ///< H
-  int experts = 1;             ///< E, of the offsets
+  int experts = 1;             ///< E, of the offsets; 0: there are none, see Rows
   DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
   int ranks = 1;               ///< P: see Ranks
   bool prob = false;           ///< see the formulas
   bool addend = false;         ///< of tokens that are sums of rows
-  bool slots = false;          ///< the rows of such sums lie in the order of slots
   Tail tail = Tail::kKeep;     ///< of a row-shaped output
 
   bool operator==(const PermuteProblem&) const = default;
@@ -41,8 +40,7 @@ struct PermuteProblem {
 
 struct PermuteArgs {
   TensorView tokens{};  ///< [T, H]: x or dout, read; out or dx, written
-  TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written; with
-                        ///< slots [T * top_k, H]
+  TensorView rows{};    ///< [R, H]: read by combine and permute backward, else written
   TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
   RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
   TensorView addend{};  ///< [T, H]: added to the sums, read; may be tokens itself
@@ -72,13 +70,12 @@ using PermutePlan = Plan<PermuteProblem>;
 ///           offsets; slots, rows, and arrays of one element each, are numbered through. Where
 ///           tokens are read, row_of, if given, says which row here each slot of all ranks has, so
 ///           that a token is read once. Combine backward takes no prob then.
-/// Slots     the row of token t and choice j is row t * top_k + j of `rows`, which is this rank's,
-///           wherever row_of says that there is one; all else goes by row_of, as without.
 /// Types     sums in fp32, over j in its order, then the addend, one rounding; probabilities are
 ///           fp32.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
 ///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
-///           the tail of rows and row_prob where they are written.
+///           the tail of rows and row_prob where they are written. With E = 0, which is for sums,
+///           there are no offsets, and all R rows may be read.
 /// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments.
 /// Exact     fixed order, no atomics.
 PermutePlan plan(const PermuteProblem&, const Device&, std::string_view only = {});

@@ -68,7 +68,7 @@ void token_from_rows(const Work& work, int64_t token) {
     for (int64_t slot = token * work.p.top_k; slot < (token + 1) * work.p.top_k; ++slot) {
       if (!work.has_row(slot)) continue;
       const float factor = weighted ? work.args.prob[slot] : 1.0f;
-      const int64_t row = work.p.slots ? slot : work.args.map.row_of[slot];
+      const int64_t row = work.args.map.row_of[slot];
       work.load(rank_row_address(work.args.rows, row), columns, x.at);
       add_scaled(sum.at, x.at, factor, columns.count);
     }
@@ -115,7 +115,7 @@ void gradients_of_prob(const Work& work, int64_t token) {
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
   const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
-  const int64_t used = by_row || p.ranks == 1
+  const int64_t used = args.offsets.data != nullptr
                            ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
                            : p.ranks * p.rows;
   const int64_t choices = p.tokens * p.top_k;

@@ -57,17 +57,17 @@ void scattered_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args, Work
   const GroupedGemmProblem& p = of.problem;
   GroupedGemmArgs to_rows = args;
   to_rows.out = view(workspace.data, p.out, {p.rows, out_columns(p)});
-  to_rows.slot_of = nullptr;
+  to_rows.place_of = nullptr;
   run(*static_cast<const GroupedGemmPlan*>(of.inner.get()), to_rows,
       {static_cast<char*>(workspace.data) + rows_bytes(p), workspace.bytes - rows_bytes(p)},
       stream);
   const int64_t used = schedule::rows_used(args.offsets.data, p.experts, p.rows);
-  const int64_t slots = p.ranks * p.tokens * p.top_k;
+  const int64_t places = p.ranks * p.tokens * p.top_k;
 #pragma omp parallel for schedule(static) if (worth_threads(used * out_columns(p)))
   for (int64_t row = 0; row < used; ++row) {
-    const int64_t slot = args.slot_of[row];
-    if (slot < 0 || slot >= slots) continue;
-    std::memcpy(rank_row_address(args.out, slot), row_address(to_rows.out, row),
+    const int64_t place = args.place_of[row];
+    if (place < 0 || place >= places) continue;
+    std::memcpy(rank_row_address(args.out, place), row_address(to_rows.out, row),
                 size_t(row_bytes(p)));
   }
 }

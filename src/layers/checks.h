@@ -65,7 +65,7 @@ bool scatters(const Problem& p) {
   return p.scatter;
 }
 
-/// Those of a layer that may write its output, or the gradient of its input, to slots.
+/// Those of a layer that may write its output, or the gradient of its input, to places.
 template <class Problem>
 void check_scatter(const ops::Checks<Problem>& checks) {
   const Problem& p = checks.problem();

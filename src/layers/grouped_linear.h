@@ -27,6 +27,7 @@ enum Tensor : int {
   kProb,
   kTokens,
   kSlotOf,
+  kPlaceOf,
   kXAlongK,
   kXAlongRows,
   kWAlongK,
@@ -54,8 +55,10 @@ struct LinearRun : LayerRun {
   float* written_floats(int) const { return args.dbias_scale; }
   const Offsets& offsets() const { return args.offsets; }
   const uint64_t* rng() const { return args.rng; }
-  /// Those of the map, the only one; nobody writes it.
-  int32_t* words(int) const { return const_cast<int32_t*>(args.slot_of); }
+  /// Those of the map; nobody writes it.
+  int32_t* words(int id) const {
+    return const_cast<int32_t*>(id == linear::kPlaceOf ? args.place_of : args.slot_of);
+  }
   /// A weight cache that is not to be refreshed is valid as it is.
   bool skips(const LayerStep& step) const { return step.writes_cache && !args.refresh_weights; }
   void launch_part(const PartPhase&) const {}

@@ -206,7 +206,7 @@ void check_dy(const LinearChecks& checks, const GroupedLinearArgs& args, const c
   checks.present("slot_of", args.slot_of, p.rows, "the problem says gather_dy=yes");
 }
 
-/// y or dx, and why its rows are in the order of slots; null if they are in that of experts.
+/// y or dx, and why its rows go to places; null if they lie in the order of experts.
 struct Result {
   const char* name;
   const TensorView& rows;
@@ -214,28 +214,28 @@ struct Result {
   const char* why_scattered;
 };
 
-void check_result(const LinearChecks& checks, const Result& result, const int32_t* slot_of) {
+void check_result(const LinearChecks& checks, const Result& result, const int32_t* place_of) {
   const GroupedLinearProblem& p = checks.problem();
   const auto& [name, rows, cols, why] = result;
   if (why == nullptr) return checks.view(name, rows, p.dtype, {p.rows, cols});
-  const int64_t slots = p.tokens * p.top_k;
+  const int64_t places = p.tokens * p.top_k;
   if (p.ranks == 1)
-    checks.view(name, rows, p.dtype, {slots, cols}, why);
+    checks.view(name, rows, p.dtype, {places, cols}, why);
   else
-    checks.view(name, rows, p.dtype, {p.ranks, slots, cols}, why);
-  checks.present("slot_of", slot_of, p.rows, why);
+    checks.view(name, rows, p.dtype, {p.ranks, places, cols}, why);
+  checks.present("place_of", place_of, p.rows, why);
 }
 
 void check_y(const LinearChecks& checks, const GroupedLinearArgs& args) {
   const GroupedLinearProblem& p = checks.problem();
   const char* why = p.scatter ? "the problem says scatter=yes" : nullptr;
-  check_result(checks, {"y", args.y, activated_columns(p.n, p.activation), why}, args.slot_of);
+  check_result(checks, {"y", args.y, activated_columns(p.n, p.activation), why}, args.place_of);
 }
 
 void check_dx(const LinearChecks& checks, const GroupedLinearArgs& args) {
   const GroupedLinearProblem& p = checks.problem();
   const char* why = p.scatter_dx ? "the problem says scatter_dx=yes" : nullptr;
-  check_result(checks, {"dx", args.dx, p.k, why}, args.slot_of);
+  check_result(checks, {"dx", args.dx, p.k, why}, args.place_of);
 }
 
 /// What forward reads as x, in the order of experts or of tokens.
@@ -244,8 +244,8 @@ void check_input(const LinearChecks& checks, const LinearRun& linear, const Need
   const GroupedLinearArgs& args = linear.args;
   if (p.gather) return check_tokens(checks, args);
   checks.absent("tokens", args.tokens, "the problem says gather=no");
-  if (!p.gather_dy && !scatters(p))
-    checks.absent("slot_of", args.slot_of, "the problem says gather=no");
+  if (!scatters(p)) checks.absent("place_of", args.place_of, "the problem says scatter=no");
+  if (!p.gather_dy) checks.absent("slot_of", args.slot_of, "the problem says gather=no");
   const bool comes_as_codes = p.options.quantized_x || p.given_x_along_k;
   if (!comes_as_codes || need.reads(kX)) checks.view("x", args.x, p.dtype, {p.rows, p.k});
 }

@@ -60,7 +60,7 @@ class Planner {
   /// In the order of linear::Tensor.
   void name_tensors() {
     for (const char* own : {"x", "y", "dy", "dx", "w", "dw", "bias", "dbias", "bias_scale",
-                            "dbias_scale", "z", "prob", "tokens", "slot_of"})
+                            "dbias_scale", "z", "prob", "tokens", "slot_of", "place_of"})
       row_.own(own);
     const Recipe& r = p_.recipe;
     const bool cache = p_.options.cache_weights;
@@ -130,7 +130,9 @@ class Planner {
     row_.step(Phase::kForward, "multiply", plan(fprop, plan_.device, decoded_.fprop_by),
               {gathers ? kTokens : x_.read_along_k(), w_.read_along_k(), fprop.bias ? kBias : kNone,
                fprop.bias_scale ? kBiasScale : kNone, alpha, prob ? kProb : kNone,
-               gathers || p_.scatter ? kSlotOf : kNone},
+               gathers      ? kSlotOf
+               : p_.scatter ? kPlaceOf
+                            : kNone},
               {kY, z ? kZ : kNone});
   }
 
@@ -145,7 +147,9 @@ class Planner {
                                 {dy_.along_k.id, w_.written_rows(), kDxScales});
       row_.step(Phase::kBackward, "dx", plan(dgrad, plan_.device, decoded_.dgrad_by),
                 {dy_.read_along_k(), w_.read_along_rows(), kNone, kNone, alpha, kNone,
-                 p_.gather_dy || p_.scatter_dx ? kSlotOf : kNone},
+                 p_.gather_dy    ? kSlotOf
+                 : p_.scatter_dx ? kPlaceOf
+                                 : kNone},
                 {kDx});
     }
     if (adds_bias() && p_.dbias) add_bias_grad();

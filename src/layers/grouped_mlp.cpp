@@ -34,7 +34,8 @@ GroupedLinearArgs fc1_args(const MlpRun& mlp) {
   GroupedLinearArgs args = linear_args(mlp, 0, mlp.args.fc1);
   args.x = mlp.args.x;
   args.tokens = mlp.args.tokens;
-  if (p.scatter ? p.dgrad : p.gather || !p.gather_dy) args.slot_of = mlp.args.slot_of;
+  if (p.gather || !p.gather_dy) args.slot_of = mlp.args.slot_of;
+  if (p.dgrad || !p.scatter) args.place_of = mlp.args.place_of;
   args.x_along_k = mlp.args.x_along_k;
   args.x_along_rows = mlp.args.x_along_rows;
   const bool fused = mlp.plan.fc1.problem.activation.has_value();
@@ -52,7 +53,8 @@ GroupedLinearArgs fc2_args(const MlpRun& mlp, int h) {
   if (mlp.is_made(kHAlongK)) args.x_along_k = mlp.copy(kHAlongK);
   args.y = mlp.args.y;
   args.dy = mlp.args.dy;
-  if (mlp.plan.problem.gather_dy || mlp.plan.problem.scatter) args.slot_of = mlp.args.slot_of;
+  if (mlp.plan.problem.gather_dy) args.slot_of = mlp.args.slot_of;
+  if (mlp.plan.problem.scatter) args.place_of = mlp.args.place_of;
   args.dx = mlp.between(kDh);
   args.bias_scale = mlp.args.bias2_scale;
   args.dbias_scale = mlp.args.dbias2_scale;

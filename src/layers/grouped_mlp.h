@@ -16,6 +16,7 @@ enum Tensor : int {
   kDprob,
   kTokens,
   kSlotOf,
+  kPlaceOf,
   kZ,
   kH,
   kHAgain,

@@ -94,8 +94,9 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
     if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
   const int64_t row_words = p.rows * int64_t(sizeof(float));
-  const bool by_slot = (p.gather_dy && !p.gather_dw && learns(plan.fc2)) || (p.scatter && p.dgrad);
-  if (by_slot) parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
+  if (p.gather_dy && !p.gather_dw && learns(plan.fc2))
+    parts.push_back({"slot_of", Place::kCaller, row_words});
+  if (p.scatter && p.dgrad) parts.push_back({"place_of", Place::kCaller, row_words});
   saved("z", plan.tensors[kZ]);
   if (p.prob && plan.tensors[kZ].place == Place::kSaved)
     parts.push_back({"prob", Place::kCaller, row_words});

@@ -82,7 +82,7 @@ class Planner {
   GroupedLinearPlan planned(const GroupedLinearProblem& linear) const {
     return p_.options.deferred ? plan(linear, plan_.device) : plan_within(linear, plan_.device);
   }
-  void to_slots(GroupedLinearProblem& l) const {
+  void to_places(GroupedLinearProblem& l) const {
     l.tokens = p_.tokens;
     l.top_k = p_.top_k;
     l.ranks = p_.ranks;
@@ -102,7 +102,7 @@ class Planner {
     l.gather_dw = p_.gather_dw;
     l.scatter_dx = p_.scatter && p_.dgrad;
     if (p_.gather) l.tokens = p_.tokens, l.top_k = p_.top_k;
-    if (l.scatter_dx) to_slots(l);
+    if (l.scatter_dx) to_places(l);
     if (!fused()) return l;
     GemmActivation& a = l.activation.emplace();
     a.kind = p_.activation;
@@ -124,7 +124,7 @@ class Planner {
     l.gather_dy = p_.gather_dy;
     l.scatter = p_.scatter;
     if (p_.gather_dy) l.tokens = p_.tokens, l.top_k = p_.top_k;
-    if (l.scatter) to_slots(l);
+    if (l.scatter) to_places(l);
     l.x_role = TensorRole::kH;
     l.given_x_along_k = h_codes_.has_value();
     return l;
@@ -186,7 +186,7 @@ class Planner {
   /// In the order of mlp::Tensor. The linears' shares come first in every memory.
   void name_tensors() {
     for (const GroupedLinearPlan* part : {&plan_.fc1, &plan_.fc2}) row_.part(part->memory);
-    for (const char* own : {"x", "y", "dy", "dx", "prob", "dprob", "tokens", "slot_of"})
+    for (const char* own : {"x", "y", "dy", "dx", "prob", "dprob", "tokens", "slot_of", "place_of"})
       row_.own(own);
     const QuantizedShape wide = plain_rows(p_.dtype, p_.rows, z_columns_);
     const QuantizedShape narrow = plain_rows(p_.dtype, p_.rows, p_.features);
@@ -231,7 +231,7 @@ class Planner {
                 {h, kNone, kNone, h_codes});
     }
     row_.step(Phase::kForward, "fc2", PartPhase{1, Phase::kForward},
-              {h_codes_ ? kNone : h, h_codes, p_.scatter ? kSlotOf : kNone}, {kY});
+              {h_codes_ ? kNone : h, h_codes, p_.scatter ? kPlaceOf : kNone}, {kY});
   }
 
   void add_backward() {
@@ -250,7 +250,8 @@ class Planner {
     if (p_.wgrad2 && !later) add_wgrad(Phase::kBackward, 1, "fc2 dw", h_in_backward(), kDy);
     if (learns(plan_.fc1))
       row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward},
-                {dz, dz_codes, p_.scatter && p_.dgrad ? kSlotOf : kNone}, {p_.dgrad ? kDx : kNone});
+                {dz, dz_codes, p_.scatter && p_.dgrad ? kPlaceOf : kNone},
+                {p_.dgrad ? kDx : kNone});
     add_input_again(0, "fc1 input again", kX);
     if (p_.wgrad2 && later) add_wgrad(Phase::kWgrad, 1, "fc2 dw", h_in_backward(), kDy);
     if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", p_.gather_dw ? kTokens : kX, kDz);

@@ -114,7 +114,8 @@ GroupedGemmArgs arguments(const Run& run, const LayerStep& step, const GroupedGe
   }
   if (g.bias_scale) args.bias_scale = run.floats(step.reads[3]);
   if (g.alpha) take_factors(run, step, args);
-  if (g.gather != Gather::kNo || g.scatter) args.slot_of = run.words(step.reads[6]);
+  if (g.gather != Gather::kNo) args.slot_of = run.words(step.reads[6]);
+  if (g.scatter) args.place_of = run.words(step.reads[6]);
   if (!g.activation) return args;
   if (g.activation->prob) args.prob = run.floats(step.reads[5]);
   if (g.activation->keep_z) args.z = run.target(step.writes[1]).view;

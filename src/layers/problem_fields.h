@@ -35,7 +35,7 @@ void expert_fields(Io& io, Problem& p) {
   parameter_fields(io, p);
 }
 
-/// Of a layer that may read its input, or its gradient, in token order, or write to slots.
+/// Of a layer that may read its input, or its gradient, in token order, or write to places.
 template <class Io, class Problem>
 void gather_fields(Io& io, Problem& p) {
   io.unless("gather", p.gather, false);

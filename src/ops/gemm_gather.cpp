@@ -31,8 +31,9 @@ constexpr const char* kNotScattered = ", must be 1; nothing is scattered";
 
 void check_gather(const GroupedGemmProblem& p, const Checks<GroupedGemmProblem>& checks) {
   if (p.gather == Gather::kNo && !p.scatter) {
-    checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; nothing is gathered");
-    checks.holds(p.top_k == 1, "top_k is ", p.top_k, ", must be 1; nothing is gathered");
+    checks.holds(p.tokens == 0, "T is ", p.tokens, ", must be 0; nothing is gathered or scattered");
+    checks.holds(p.top_k == 1, "top_k is ", p.top_k,
+                 ", must be 1; nothing is gathered or scattered");
   }
   if (p.gather == Gather::kNo) return;
   checks.holds(p.gather == Gather::kLhs || p.pass == Pass::kWgrad,
@@ -58,8 +59,8 @@ void check_scatter(const GroupedGemmProblem& p, const Checks<GroupedGemmProblem>
   checks.holds(p.pass != Pass::kWgrad, "scatter is yes, must be no; dw has no rows of tokens");
   lacks(p.gather != Gather::kNo, "gather", "what is gathered is not scattered too");
   lacks(p.activation.has_value(), "act", "what is scattered leaves as it is multiplied");
-  lacks(p.beta, "beta", "c has no order of slots");
-  checks.holds(p.tail == Tail::kKeep, "tail is zero, must be keep; slots without a row stay");
+  lacks(p.beta, "beta", "c has no places");
+  checks.holds(p.tail == Tail::kKeep, "tail is zero, must be keep; places without a row stay");
   checks.holds(p.out_major == Major::kRow, "out_major is column, must be row; rows are scattered");
   checks.at_least("T", p.tokens, 0);
   checks.fits_int32("T", p.tokens);

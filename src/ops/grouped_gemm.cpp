@@ -279,7 +279,7 @@ void check_array(std::string_view what, const Element* given, int64_t count,
 
 void check_out(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
                const ProblemChecks& checks) {
-  const int64_t slots = p.tokens * p.top_k, rows = p.scatter ? slots : p.rows;
+  const int64_t rows = p.scatter ? p.tokens * p.top_k : p.rows;
   const Layout layout = is_wgrad(p)   ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
                         : p.ranks > 1 ? Layout{p.out, {p.ranks, rows, out_columns(p)}, 3}
                                       : Layout{p.out, {rows, out_columns(p)}, 2, p.out_major};
@@ -326,8 +326,8 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
   check_array("beta", args.beta, p.beta ? p.experts : -1, checks);
   check_array("accumulate", args.accumulate, accumulate_words(p), checks);
-  const bool has_slots = p.scatter || p.gather != Gather::kNo;
-  check_array("slot_of", args.slot_of, has_slots ? p.rows : -1, checks);
+  check_array("slot_of", args.slot_of, p.gather != Gather::kNo ? p.rows : -1, checks);
+  check_array("place_of", args.place_of, p.scatter ? p.rows : -1, checks);
   check_array("prob", args.prob, p.activation && p.activation->prob ? p.rows : -1, checks);
   if (p.activation && p.activation->keep_z)
     checks.view("z", args.z, p.out, {p.rows, p.n});

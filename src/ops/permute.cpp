@@ -19,7 +19,6 @@ static void fields(Io& io, Problem& p) {
   io.unless("ranks", p.ranks, usual.ranks);
   io.unless("prob", p.prob, usual.prob);
   io.unless("addend", p.addend, usual.addend);
-  io.unless("slots", p.slots, usual.slots);
   io.unless("tail", p.tail, usual.tail);
 }
 
@@ -59,14 +58,11 @@ void check(const PermuteProblem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
   checks.at_least("H", p.hidden, 1);
-  checks.experts(p.experts);
+  if (p.experts != 0 || reads_tokens(p)) checks.experts(p.experts);
   checks.holds(!p.addend || !reads_tokens(p),
                "addend is yes, must be no; only combine and permute_backward write sums");
-  checks.holds(!p.slots || !reads_tokens(p),
-               "slots is yes, must be no; only combine and permute_backward read rows");
   check_ranks(p, checks);
   checks.countable("T * H", {p.tokens, p.hidden});
-  if (p.slots) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
   checks.plain_float("dtype", p.dtype);
 }
@@ -98,21 +94,21 @@ void check(const PermuteProblem& p, const PermuteArgs& args) {
   const ops::Checks checks("permute", p);
   const bool by_row = reads_tokens(p);
   const auto matrix = [&](const char* what, const TensorView& v, int64_t count, bool is_read) {
-    if (p.ranks == 1 || !is_read || p.slots)
-      return checks.view(what, v, p.dtype, {count, p.hidden});
+    if (p.ranks == 1 || !is_read) return checks.view(what, v, p.dtype, {count, p.hidden});
     checks.view(what, v, p.dtype, {p.ranks, count, p.hidden});
   };
   matrix("tokens", args.tokens, p.tokens, by_row);
-  matrix("rows", args.rows, p.slots ? p.tokens * p.top_k : p.rows, !by_row);
+  matrix("rows", args.rows, p.rows, !by_row);
   if (p.addend)
     checks.view("addend", args.addend, p.dtype, {p.tokens, p.hidden},
                 "the problem says addend=yes");
   else
     checks.absent("addend", args.addend, "the problem says addend=no");
-  if (p.ranks == 1 || by_row)
+  if (p.experts > 0 && (p.ranks == 1 || by_row))
     checks.offsets(args.offsets, p.experts);
   else
-    checks.absent("offsets.data", args.offsets.data, "the rows of several ranks have no tail");
+    checks.absent("offsets.data", args.offsets.data,
+                  "rows of several ranks, or of E=0, have no tail");
   check_probabilities(p, args);
   if (by_row) checks.present("map.slot_of", args.map.slot_of, p.rows, "offsets of routing make it");
   if (!by_row || args.dprob != nullptr)

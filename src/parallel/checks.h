@@ -51,6 +51,10 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
             "dispatch writes it");
     present("map.offsets", map.offsets, int64_t(problem().experts) + 1, "dispatch writes it");
     present("map.verdict", map.verdict, 1, "dispatch writes it");
+    if (problem().push)
+      present("map.place_of", map.place_of, problem().rows, "the problem says push=yes");
+    else
+      absent("map.place_of", map.place_of, "the problem says push=no");
   }
   void workspace(const Workspace& workspace, int64_t bytes) const {
     holds(workspace.bytes >= bytes, "the workspace has ", workspace.bytes, " bytes, must have ",

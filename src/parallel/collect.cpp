@@ -29,7 +29,7 @@ void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& 
                         .outcomes = {outcome(args.out)},
                         .verdict = args.map.verdict};
   const PermuteArgs read{.tokens = args.out,
-                         .rows = summed_rows(plan, state, args.out[0]),
+                         .rows = summed_rows(plan, state),
                          .map = {.row_of = args.map.row_of},
                          .offsets = offsets_of_sums(p, args.map)};
   run_exchange(plan, state, job, {with_tokens(plan.collect, args.out[0]), read}, stream);

@@ -1,6 +1,7 @@
 // Ranks that are processes, or threads, of the CPU: memory as files, flags as atomic words, and
 // everything done when a call returns.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -116,10 +117,36 @@ void bring(const BroughtRows& b, char* to) {
     std::memset(to + used * b.row_bytes, 0xff, size_t((b.filled - used) * b.row_bytes));
 }
 
+void bring_to_places(const BroughtRows& b, const Window::State& window) {
+  const int64_t used = schedule::clamp_row(*b.used, 0, b.rows);
+  for (int64_t r = 0; r < used; ++r) {
+    const int64_t place = b.place_of[r];
+    if (place < 0 || place >= window.ranks * b.places) continue;
+    const auto rank = int(place / b.places);
+    std::memcpy(b.to + (rank - window.rank) * window.bytes_each + place % b.places * b.row_bytes,
+                static_cast<const char*>(b.from) + r * b.step, size_t(b.row_bytes));
+  }
+}
+
 void bring(const BroughtRows& b, const Window::State& window) {
   if (b.to == nullptr) return;
+  if (b.place_of != nullptr) return bring_to_places(b, window);
   if (!b.to_all) return bring(b, b.to);
   for (int p = 0; p < window.ranks; ++p) bring(b, b.to + (p - window.rank) * window.bytes_each);
+}
+
+/// A rank's rows, in the order of all, stand as its places do: with each row the place is known.
+void find_places(const MapJob& job, const schedule::RankRows& rows) {
+  std::array<int64_t, kMostRanks> next{};
+  for (int64_t row = 0; row < rows.first(job.ranks); ++row) {
+    const int64_t slot = job.slot_sorted[row], rank = slot / job.choices;
+    const int64_t place = next[size_t(rank)]++;
+    const int32_t here = rows.row_of_rank(row, job.rank);
+    if (here >= 0) job.map.place_of[here] = int32_t(rank * job.choices + place);
+    if (rank != job.rank) continue;
+    int32_t& own = job.map.row_of[slot % job.choices];
+    if (own >= 0) own = int32_t(place);
+  }
 }
 
 /// The exchange that comes next, past all ranks.
@@ -181,6 +208,7 @@ class CpuRankDevice final : public RankDevice {
       map.row_of[i] = rows.row_at_rank_of(job.row_sorted[first + i], job.chosen[first + i]);
     for (int64_t i = 0; i < job.ranks * job.choices; ++i)
       map.row_here[i] = rows.row_of_rank(job.row_sorted[i], job.rank);
+    if (map.place_of != nullptr) find_places(job, rows);
     for (int q = 0; q < job.ranks && job.routed != nullptr; ++q)
       job.routed[q] = int32_t(rows.routed(q));
     const int worst = rows.fullest(job.ranks);

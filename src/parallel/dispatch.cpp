@@ -1,10 +1,12 @@
 // Tokens to the ranks of their experts, and their gradients back.
 #include "parallel/dispatch.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "parallel/checks.h"
 #include "parallel/exchange.h"
+#include "parallel/rank_device.h"
 
 namespace cadre {
 namespace parallel {
@@ -17,7 +19,11 @@ DispatchMemory::DispatchMemory(const ExpertParallelProblem& p, const OffsetsPlan
   offsets = take(int64_t(p.ranks) * p.experts + 1);
   row_of = take(slots);
   slot_of = take(slots);
-  scratch = std::exchange(bytes, bytes + aligned(offsets_plan.workspace_bytes));
+  scratch_bytes = offsets_plan.workspace_bytes;
+  if (p.push)
+    scratch_bytes =
+        std::max(scratch_bytes, int64_t(sizeof(int32_t)) * kMostSortBlocks * p.ranks * p.experts);
+  scratch = std::exchange(bytes, bytes + aligned(scratch_bytes));
 }
 
 namespace {
@@ -41,9 +47,22 @@ MapJob map_job(const ExpertParallelPlan& plan, const Window::State& window,
           .sorted = list(at.offsets),
           .slot_sorted = list(at.slot_of),
           .row_sorted = list(at.row_of),
-          .scratch = {memory + at.scratch, plan.offsets.workspace_bytes},
+          .scratch = {memory + at.scratch, at.scratch_bytes},
           .map = args.map,
           .routed = args.routed};
+}
+
+/// Gradients of the probabilities of rows: to all ranks, or, as rows are pushed, to their places.
+BroughtRows brought_gradients(const ExpertParallelPlan& plan, const Window::State& window,
+                              const DispatchBackwardArgs& args) {
+  const ExpertParallelProblem& p = plan.problem;
+  const int64_t part = plan.window.drow_prob;
+  if (!p.push) return brought_list(args.drow_prob, p.rows, list_of_rank(window, part, p.rows));
+  BroughtRows words = brought_list(args.drow_prob, p.rows, window.of(window.rank) + part);
+  words.to_all = false;
+  words.place_of = args.map.place_of;
+  words.places = p.tokens * p.top_k;
+  return words;
 }
 
 }  // namespace
@@ -51,6 +70,7 @@ MapJob map_job(const ExpertParallelPlan& plan, const Window::State& window,
 
 using parallel::ArgsChecks;
 using parallel::brought;
+using parallel::brought_gradients;
 using parallel::brought_list;
 using parallel::BroughtRows;
 using parallel::ExchangeJob;
@@ -115,9 +135,7 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
   const Window::State& state = window.state();
   const int32_t* used = args.map.offsets + p.experts;
   BroughtRows of_prob;
-  if (p.prob)
-    of_prob =
-        brought_list(args.drow_prob, p.rows, list_of_rank(state, plan.window.drow_prob, p.rows));
+  if (p.prob) of_prob = brought_gradients(plan, state, args);
   of_prob.used = used;
   const ExchangeJob job{.name = {ExchangeKind::kDispatchBackward, plan.tag},
                         .brought = {results(plan, state, args.drows, used), of_prob},
@@ -125,7 +143,7 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
                         .verdict = args.map.verdict};
   const PermuteArgs read{
       .tokens = args.dx,
-      .rows = summed_rows(plan, state, args.dx[0]),
+      .rows = summed_rows(plan, state),
       .map = {.row_of = args.map.row_of},
       .offsets = offsets_of_sums(p, args.map),
       .drow_prob = p.prob ? list_at<float>(state, plan.window.drow_prob) : nullptr,

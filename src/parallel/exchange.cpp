@@ -55,15 +55,14 @@ BroughtRows results(const ExpertParallelPlan& plan, const Window::State& window,
   return brought(from, window.of(window.rank) + plan.window.rows, used);
 }
 
-TensorView summed_rows(const ExpertParallelPlan& plan, const Window::State& window,
-                       int64_t tokens) {
+TensorView summed_rows(const ExpertParallelPlan& plan, const Window::State& window) {
   const ExpertParallelProblem& p = plan.problem;
   if (!p.push) return of_ranks(window, plan.window.rows, p.dtype, p.rows, p.hidden);
-  return view(window.of(window.rank) + plan.window.rows, p.dtype, {tokens * p.top_k, p.hidden});
+  return view(window.of(window.rank) + plan.window.rows, p.dtype, {p.tokens * p.top_k, p.hidden});
 }
 
 Offsets offsets_of_sums(const ExpertParallelProblem& p, const ExchangeMap& map) {
-  return p.ranks == 1 ? Offsets{map.offsets, p.experts} : Offsets{};
+  return p.ranks == 1 && !p.push ? Offsets{map.offsets, p.experts} : Offsets{};
 }
 
 PermutePlan with_tokens(const PermutePlan& plan, int64_t tokens) {

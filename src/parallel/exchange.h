@@ -40,10 +40,11 @@ TensorView of_ranks(const Window::State&, int64_t part, DType, int64_t rows, int
 /// Rows that a rank brings to a sum, unless who made them has pushed them.
 BroughtRows results(const ExpertParallelPlan&, const Window::State&, const TensorView& from,
                     const int32_t* used);
-/// Where rows lie that are summed for so many tokens.
-TensorView summed_rows(const ExpertParallelPlan&, const Window::State&, int64_t tokens);
+/// Where rows lie that are summed.
+TensorView summed_rows(const ExpertParallelPlan&, const Window::State&);
 
-/// Of a map where rows are summed: one rank's rows end at the tail, those of several have no end.
+/// Of a map where rows are summed: one rank's rows end at the tail; those of several, and places,
+/// have no end.
 Offsets offsets_of_sums(const ExpertParallelProblem&, const ExchangeMap&);
 
 /// A plan for fewer tokens than its own.

@@ -85,7 +85,11 @@ PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Devi
   m.ranks = p.ranks;
   m.prob = p.prob && (pass == PermutePass::kPermute || pass == PermutePass::kPermuteBackward);
   m.tail = p.tail;
-  m.slots = p.push && (pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward);
+  if (p.push && (pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward)) {
+    m.rows = p.tokens * p.top_k;  // places
+    m.ranks = 1;
+    m.experts = 0;
+  }
   return plan(m, device);
 }
 
@@ -180,7 +184,8 @@ std::string explain(const ExpertParallelPlan& plan) {
                 w.tokens - w.experts, " of routing, ", w.drow_prob - w.tokens, " of tokens, ",
                 w.rows - w.drow_prob, " of gradients of probabilities, ", w.bytes - w.rows,
                 " of rows\n");
-  if (p.push) lines += "results    come row by row, from who makes them, to the slots of tokens\n";
+  if (p.push)
+    lines += "results    come row by row, from who makes them, to the places of choices\n";
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
   lines += text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
                 " are always enough, beyond them ",
@@ -200,8 +205,9 @@ WindowLayout layout_of(const ExpertParallelProblem& p) {
   w.experts = take(choices * int64_t(sizeof(int32_t)));
   w.prob = take(p.prob ? choices * int64_t(sizeof(float)) : 0);
   w.tokens = take(bytes_for(p.dtype, p.tokens * p.hidden));
-  w.drow_prob = take(p.prob ? p.ranks * p.rows * int64_t(sizeof(float)) : 0);
-  w.rows = take(bytes_for(p.dtype, (p.push ? p.tokens * p.top_k : p.rows) * p.hidden));
+  const int64_t places = p.tokens * p.top_k;
+  w.drow_prob = take(p.prob ? (p.push ? places : p.ranks * p.rows) * int64_t(sizeof(float)) : 0);
+  w.rows = take(bytes_for(p.dtype, (p.push ? places : p.rows) * p.hidden));
   return w;
 }
 

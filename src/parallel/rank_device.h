@@ -23,6 +23,10 @@ struct BroughtRows {
   const int32_t* used = nullptr;    ///< how many there are, where the device has it; null: all
   int64_t filled = 0;
   bool to_all = false;
+  /// Words to as many places as each rank has: where each goes, numbered through the ranks. `to` is
+  /// this rank's first.
+  const int32_t* place_of = nullptr;
+  int64_t places = 0;
 
   /// Whether anything is to be done for it.
   CADRE_HD bool is_written() const { return to != nullptr && (from != to || filled > 0); }
@@ -43,6 +47,9 @@ struct ExchangeJob {
   std::array<Outcome, 2> outcomes{};
   const int32_t* verdict = nullptr;  ///< one word on the device; not 0: the outcomes become NaN
 };
+
+/// Blocks of a GPU that sort choices by rank, at most: each counts those of every expert.
+constexpr int kMostSortBlocks = 64;
 
 /// The choices of all ranks, to be sorted, and what a rank makes of them.
 struct MapJob {

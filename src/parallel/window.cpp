@@ -143,9 +143,9 @@ TensorView Window::rows(const ExpertParallelPlan& plan) const {
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
 }
 
-TensorView Window::slots(const ExpertParallelPlan& plan) const {
+TensorView Window::places(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
-  ops::Checks("slots", p).holds(p.push, "push is no, must be yes; rows lie at home");
+  ops::Checks("places", p).holds(p.push, "push is no, must be yes; rows lie at home");
   return parallel::of_ranks(*state_, plan.window.rows, p.dtype, p.tokens * p.top_k, p.hidden);
 }
 

@@ -123,7 +123,6 @@ cadre explain grouped_gemm fprop R=9 N=8 K=16 E=2 scatter=yes T=4 ranks=32768
 cadre explain grouped_linear R=9 N=8 K=16 E=2 scatter_dx=yes gather=yes T=4
 cadre explain grouped_linear R=9 N=8 K=16 E=2 ranks=2
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 scatter=yes T=4
-cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 slots=yes
 cadre explain offsets counts R=9 E=2 T=4
 cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
 cadre explain quantize rows R=9 C=16 E=2

@@ -54,6 +54,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=37 top_k=3 H=37 E=2 ranks=2 dtype=f32 tail=zero",
                     "expert_parallel T=40 top_k=4 H=4 E=5 ranks=2 dtype=f16 prob=no",
                     "expert_parallel T=64 top_k=2 H=256 E=4 ranks=2 R=90 overflow=drop",
-                    "expert_parallel T=64 top_k=2 H=40 E=3 ranks=2 R=50"));
+                    "expert_parallel T=64 top_k=2 H=40 E=3 ranks=2 R=50",
+                    "expert_parallel T=1100 top_k=2 H=8 E=3 ranks=2 push=yes",
+                    "expert_parallel T=300 top_k=4 H=8 E=600 ranks=3 R=1500 overflow=drop push=yes",
+                    "expert_parallel T=9 top_k=2 H=8 E=3 ranks=1 dtype=f32 push=yes"));
 
 }  // namespace

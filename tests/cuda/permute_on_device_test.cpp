@@ -240,13 +240,12 @@ TEST_P(PermuteOnDevice, OfBrokenMapsAndOffsetsIsTheReferences) {
     }
 }
 
-// Of one rank, whose rows end at the tail, and of several; of choices without a row.
-TEST(SlotsOnDevice, AreSummedAsTheReferenceSumsThem) {
+// Rows that no offsets end; choices without a row.
+TEST(RowsWithoutOffsetsOnDevice, AreSummedAsTheReferenceSumsThem) {
   if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
-  for (const char* words :
-       {"permute combine T=70 top_k=9 R=500 H=136 E=4 slots=yes prob=yes addend=yes",
-        "permute combine T=33 top_k=2 R=40 H=72 E=4 ranks=3 slots=yes dtype=f32",
-        "permute permute_backward T=70 top_k=4 R=150 H=77 E=4 ranks=2 slots=yes prob=yes"}) {
+  for (const char* words : {"permute combine T=70 top_k=9 R=500 H=136 E=0 prob=yes addend=yes",
+                            "permute combine T=33 top_k=2 R=40 H=72 E=0 dtype=f32",
+                            "permute permute_backward T=70 top_k=4 R=150 H=77 E=0 prob=yes"}) {
     const bench::CheckReport report = bench::check(words, {}, {}, cuda_devices()[0]);
     EXPECT_TRUE(report.good()) << report.fault << ' ' << words;
   }

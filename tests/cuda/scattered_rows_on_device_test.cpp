@@ -1,5 +1,5 @@
-// fprop and dgrad whose rows Hopper's kernel writes to slots: the bits of the kernel that writes
-// them one after another, whatever slots and offsets say; what it refuses.
+// fprop and dgrad whose rows Hopper's kernel writes to places: the bits of the kernel that writes
+// them one after another, whatever places and offsets say; what it refuses.
 #include "tests/cuda/gathered_case.h"
 
 namespace cadre {
@@ -18,7 +18,7 @@ GroupedGemmCase make(const Shape& shape) {
   return bench::make_case(parse_grouped_gemm_problem(text("grouped_gemm ", shape.words)), draw);
 }
 
-/// The bytes of all slots and of what lies between them.
+/// The bytes of all places and of what lies between them.
 std::vector<uint8_t> written(GroupedGemmCase& c) {
   test::outputs_of(c, kName);
   const TensorView& out = c.args.out;
@@ -39,7 +39,7 @@ std::vector<uint8_t> wanted(const Shape& shape, GroupedGemmCase c) {
 }
 
 // Experts of a few rows, of just over a tile, without any; columns that end within a box; ranks
-// whose slots are many or none.
+// whose places are many or none.
 TEST_F(ScatteredRows, AreTheRowsOfTheProductWhereTheirSlotsAre) {
   for (const Shape& shape :
        {Shape{"fprop R=450 N=136 K=272 E=6 scatter=yes T=150 top_k=3", {0, 201, 1, 0, 203, 0}},

@@ -1,4 +1,4 @@
-// Layers whose results go to the slots of tokens: the rows of the layer whose results lie in expert
+// Layers whose results go to places: the rows of the layer whose results lie in expert
 // order, and all else that it computes; what does not fit.
 #include <gtest/gtest.h>
 
@@ -30,15 +30,15 @@ const char* row_at(const TensorView& v, int64_t rank, int64_t row) {
 
 /// Slots that do not have their rows.
 template <class Problem>
-int wrong_slots(const Problem& p, const int32_t* slot_of, int64_t live, const TensorView& got,
-                const TensorView& want) {
+int wrong_places(const Problem& p, const int32_t* place_of, int64_t live, const TensorView& got,
+                 const TensorView& want) {
   const int64_t each = p.tokens * p.top_k, columns = want[1];
   int wrong = 0;
   for (int64_t r = 0; r < live; ++r)
-    if (const int64_t slot = slot_of[r]; slot >= 0 && slot < p.ranks * each)
-      wrong +=
-          std::memcmp(row_at(got, p.ranks > 1 ? slot / each : 0, p.ranks > 1 ? slot % each : slot),
-                      row_at(want, 0, r), size_t(bytes_for(want.dtype, columns))) != 0;
+    if (const int64_t place = place_of[r]; place >= 0 && place < p.ranks * each)
+      wrong += std::memcmp(
+                   row_at(got, p.ranks > 1 ? place / each : 0, p.ranks > 1 ? place % each : place),
+                   row_at(want, 0, r), size_t(bytes_for(want.dtype, columns))) != 0;
   return wrong;
 }
 
@@ -52,7 +52,7 @@ void has_the_rows_of(std::string_view words, const Problem& p) {
   bool is_y = true, is_dx = true;
   if constexpr (requires { p.scatter_dx; }) is_y = p.scatter, is_dx = p.scatter_dx;
   auto args = c.args;
-  args.y = y, args.dx = dx, args.slot_of = nullptr;
+  args.y = y, args.dx = dx, args.place_of = nullptr;
   const int64_t live = args.offsets.data[p.experts];
   ASSERT_GT(live, p.rows / 2);
   EXPECT_EQ(plain.memory.saved_bytes, c.plan.memory.saved_bytes);
@@ -65,8 +65,8 @@ void has_the_rows_of(std::string_view words, const Problem& p) {
     if (out.name != "y" && out.name != "dx") made.push_back(bench::snapshot(out));
   forward(plain, args, c.workspace, {});
   backward(plain, args, c.workspace, {});
-  EXPECT_EQ(is_y ? wrong_slots(p, c.args.slot_of, live, c.args.y, y) : 0, 0) << words;
-  EXPECT_EQ(is_dx ? wrong_slots(p, c.args.slot_of, live, c.args.dx, dx) : 0, 0) << words;
+  EXPECT_EQ(is_y ? wrong_places(p, c.args.place_of, live, c.args.y, y) : 0, 0) << words;
+  EXPECT_EQ(is_dx ? wrong_places(p, c.args.place_of, live, c.args.dx, dx) : 0, 0) << words;
   size_t i = 0;
   for (const bench::Output& out : c.outputs) {
     if (out.name == "y" || out.name == "dx") continue;
@@ -138,9 +138,9 @@ TEST(Scatter, SaysWhichArgumentsDoNotFit) {
   EXPECT_EQ(
       error([&] { backward(c.plan, c.args, c.workspace, {}); }),
       "grouped_linear: dx is bf16[8, 6], must be bf16[2, 8, 6]; the problem says scatter_dx=yes");
-  c.args.slot_of = nullptr;
+  c.args.place_of = nullptr;
   EXPECT_EQ(error([&] { forward(c.plan, c.args, c.workspace, {}); }),
-            "grouped_linear: slot_of is null, must point to 8 elements; the problem says "
+            "grouped_linear: place_of is null, must point to 8 elements; the problem says "
             "scatter=yes");
 }
 

@@ -114,8 +114,8 @@ TEST(GroupedGemmChecks, Gather) {
   const struct {
     const char *words, *said;
   } kRows[] = {
-      {"fprop N=1 K=1 T=3", "T is 3, must be 0; nothing is gathered"},
-      {"fprop N=1 K=1 top_k=2", "top_k is 2, must be 1; nothing is gathered"},
+      {"fprop N=1 K=1 T=3", "T is 3, must be 0; nothing is gathered or scattered"},
+      {"fprop N=1 K=1 top_k=2", "top_k is 2, must be 1; nothing is gathered or scattered"},
       {"fprop N=1 K=1 gather=rhs T=3",
        "gather is rhs, must be no or lhs; only wgrad has rows on that side"},
       {"dgrad N=1 K=1 gather=rhs T=3",

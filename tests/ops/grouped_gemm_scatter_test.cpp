@@ -1,4 +1,4 @@
-// Products whose rows are scattered: those of the product, each at its slot, and nothing else.
+// Products whose rows are scattered: those of the product, each at its place, and nothing else.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -71,15 +71,14 @@ TEST(GroupedGemmScatter, SaysWhatDoesNotFit) {
   } cases[] = {
       {"wgrad R=8 N=4 K=4 scatter=yes T=4", "scatter is yes, must be no; dw has no rows of tokens"},
       {"fprop R=8 N=4 K=4 ranks=2", "ranks is 2, must be 1; nothing is scattered"},
-      {"fprop R=8 N=4 K=4 T=2", "T is 2, must be 0; nothing is gathered"},
+      {"fprop R=8 N=4 K=4 T=2", "T is 2, must be 0; nothing is gathered or scattered"},
       {"fprop R=8 N=4 K=4 scatter=yes T=4 gather=lhs",
        "gather is given, must not be; what is gathered is not scattered too"},
       {"fprop R=8 N=4 K=4 scatter=yes T=4 act=relu",
        "act is given, must not be; what is scattered leaves as it is multiplied"},
-      {"fprop R=8 N=4 K=4 scatter=yes T=4 beta=yes",
-       "beta is given, must not be; c has no order of slots"},
+      {"fprop R=8 N=4 K=4 scatter=yes T=4 beta=yes", "beta is given, must not be; c has no places"},
       {"fprop R=8 N=4 K=4 scatter=yes T=4 tail=zero",
-       "tail is zero, must be keep; slots without a row stay"},
+       "tail is zero, must be keep; places without a row stay"},
       {"fprop R=8 N=4 K=4 scatter=yes T=4 out_major=column",
        "out_major is column, must be row; rows are scattered"},
       {"fprop R=8 N=4 K=4 scatter=yes T=4 ranks=0", "ranks is 0, must be 1 or more"},
@@ -103,11 +102,11 @@ TEST(GroupedGemmScatter, SaysWhichArgumentsDoNotFit) {
     return message.substr(0, message.rfind(" ["));
   };
   check(made, c.args);
-  const int32_t* slots = std::exchange(c.args.slot_of, nullptr);
+  const int32_t* places = std::exchange(c.args.place_of, nullptr);
   EXPECT_EQ(error(),
-            "grouped_gemm: slot_of is null, must point to 8 elements; the problem asks "
+            "grouped_gemm: place_of is null, must point to 8 elements; the problem asks "
             "for it");
-  c.args.slot_of = slots;
+  c.args.place_of = places;
   c.args.out = view(c.args.out.data, DType::kBf16, {6, 4});
   EXPECT_EQ(error(), "grouped_gemm: y is bf16[6, 4], must be bf16[2, 6, 4]");
 }

@@ -336,7 +336,9 @@ std::string plan_error(std::string_view words) {
 
 TEST(PermuteErrors, OfProblems) {
   EXPECT_EQ(plan_error("permute combine T=4 H=0"), "permute: H is 0, must be 1 or more");
-  EXPECT_EQ(plan_error("permute combine T=4 H=1 E=0"), "permute: E is 0, must be 1 or more");
+  for (const char* pass : {"permute", "combine_backward"})
+    EXPECT_EQ(plan_error(text("permute ", pass, " T=4 H=1 E=0")),
+              "permute: E is 0, must be 1 or more");
   EXPECT_EQ(plan_error("permute combine T=4 H=1 top_k=0"),
             "permute: top_k is 0, must be 1 or more");
   EXPECT_EQ(plan_error("permute combine T=2147483648 H=1"),
@@ -427,6 +429,39 @@ TEST(PermuteErrors, OfMapsAndOffsets) {
   EXPECT_EQ(
       error(PermutePass::kCombine, false, [](PermuteArgs& a, Case&) { a.offsets.experts = 9; }),
       "permute: offsets.experts is 9, must be 3; the experts of the problem");
+  PermuteProblem p = kSmall;
+  p.pass = PermutePass::kCombine;
+  Case c(p, 1);
+  p.experts = 0;
+  const std::string message = test::invalid([&] { run(plan(p, this_cpu()), c.args(), {}, {}); });
+  EXPECT_EQ(message.substr(0, message.rfind(" [")),
+            "permute: offsets.data is given, must be null; rows of several ranks, or of E=0, have "
+            "no tail");
+}
+
+// Sums without offsets are those with offsets that have all rows.
+TEST(PermuteWithoutOffsets, SumsAllRows) {
+  std::mt19937 random(3);
+  for (const PermutePass pass : {PermutePass::kCombine, PermutePass::kPermuteBackward})
+    for (const std::string_view only : {"cpu", "cpu_reference"}) {
+      PermuteProblem p{.pass = pass, .tokens = 9, .top_k = 3, .rows = 31, .hidden = 20};
+      p.prob = true;
+      Case want(p, 2), got(p, 2);
+      for (Case* c : {&want, &got}) {
+        std::mt19937 same(4);
+        c->rows.fill(same, -2, 2);
+        c->drow_prob.fill(same, -2, 2);
+        c->drow_scale.fill(same, -2, 2);
+        c->routed.offsets = {0, int32_t(p.rows)};
+        for (int32_t& row : c->routed.row_of) row = int32_t(same() % 33) - 1;  // 31 is none
+      }
+      want.launch(only);
+      got.p.experts = 0;
+      PermuteArgs args = got.args();
+      args.offsets = {};
+      run(plan(got.p, this_cpu(), only), args, {}, {});
+      EXPECT_EQ(got.outputs(), want.outputs()) << only;
+    }
 }
 
 TEST(PermuteErrors, OfProbabilities) {

@@ -59,10 +59,10 @@ TEST(ExpertParallelPlan, ExplainsItsMemory) {
                              "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=70000 push=yes"),
                          this_cpu())),
             "route      window: every rank maps the memory of all\n"
-            "window     1058639872 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
-            "tokens, 560128 of gradients of probabilities, 939524096 of rows\n"
-            "results    come row by row, from who makes them, to the slots of tokens\n"
-            "workspace  1052928 bytes, of dispatch and its backward\n"
+            "window     1058341888 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
+            "tokens, 262144 of gradients of probabilities, 939524096 of rows\n"
+            "results    come row by row, from who makes them, to the places of choices\n"
+            "workspace  1057024 bytes, of dispatch and its backward\n"
             "rows       70000 a rank; 131072 are always enough, beyond them a step is NaN\n");
 }
 
@@ -186,20 +186,28 @@ TEST_F(ArgumentErrors, OfTheOthers) {
 TEST_F(ArgumentErrors, OfWhatIsPushed) {
   ExpertParallelProblem pushed = p;
   pushed.push = true;
-  const ExpertParallelPlan to_slots = plan(pushed, this_cpu());
+  const ExpertParallelPlan to_places = plan(pushed, this_cpu());
+  EXPECT_EQ(
+      error([&] { collect(to_places, windows[0], {.out = r.out.view(), .map = r.map()}, {}); }),
+      "collect: map.place_of is null, must point to 6 elements; the problem says push=yes");
+  r.place_of.resize(6);
   EXPECT_EQ(error([&] {
-              collect(to_slots, windows[0], {.y = r.y.view(), .out = r.out.view(), .map = r.map()},
+              collect(made, windows[0], {.y = r.y.view(), .out = r.out.view(), .map = r.map()}, {});
+            }),
+            "collect: map.place_of is given, must be null; the problem says push=no");
+  EXPECT_EQ(error([&] {
+              collect(to_places, windows[0], {.y = r.y.view(), .out = r.out.view(), .map = r.map()},
                       {});
             }),
             "collect: y is given, must be null; the problem says push=yes");
   EXPECT_EQ(error([&] {
-              dispatch_backward(to_slots, windows[0], r.dispatch_backward_args(true),
+              dispatch_backward(to_places, windows[0], r.dispatch_backward_args(true),
                                 workspace.get(), {});
             }),
             "dispatch backward: drows is given, must be null; the problem says push=yes");
-  EXPECT_EQ(error([&] { windows[0].slots(made); }),
-            "slots: push is no, must be yes; rows lie at home");
-  EXPECT_EQ(to_string(windows[0].slots(to_slots)), "bf16[6, 4]");
+  EXPECT_EQ(error([&] { windows[0].places(made); }),
+            "places: push is no, must be yes; rows lie at home");
+  EXPECT_EQ(to_string(windows[0].places(to_places)), "bf16[6, 4]");
 }
 
 TEST_F(ArgumentErrors, OfWhatLiesInTheWindow) {

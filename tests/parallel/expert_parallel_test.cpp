@@ -29,12 +29,12 @@ void make(const Tensor& from, Tensor& to, int64_t row, int expert, float factor)
 void push(const ExpertParallelPlan& plan, Window& window, const Rank& r, const Tensor& rows) {
   const ExpertParallelProblem& p = plan.problem;
   window.await_readers();
-  const TensorView slots = window.slots(plan), from = rows.view();
+  const TensorView places = window.places(plan), from = rows.view();
   const int64_t each = p.tokens * p.top_k;
   for (int64_t row = 0; row < r.used(); ++row) {
-    const int64_t slot = r.slot_of[size_t(row)], rank = slot / each;
-    const int64_t at = slot % each * p.hidden + (p.ranks > 1 ? rank * slots.stride[0] : 0);
-    std::memcpy(static_cast<char*>(slots.data) + bytes_for(p.dtype, at),
+    const int64_t place = r.place_of[size_t(row)], rank = place / each;
+    const int64_t at = place % each * p.hidden + (p.ranks > 1 ? rank * places.stride[0] : 0);
+    std::memcpy(static_cast<char*>(places.data) + bytes_for(p.dtype, at),
                 static_cast<const char*>(from.data) + bytes_for(p.dtype, row * from.stride[0]),
                 size_t(bytes_for(p.dtype, p.hidden)));
   }
@@ -156,6 +156,21 @@ int64_t drop(const ExpertParallelProblem& p, std::vector<Rank>& ranks) {
   return dropped;
 }
 
+/// Where the places of a rank's choices are not the rows that they would have on it alone, or, of
+/// those that were dropped, none; empty if nowhere.
+std::string difference_of_places(const ExpertParallelProblem& p, const Rank& r) {
+  int32_t place = 0;
+  for (int e = 0; e < p.ranks * p.experts; ++e)
+    for (size_t i = 0; i < r.experts.size(); ++i) {
+      if (r.experts[i] != e) continue;
+      const bool is_dropped = r.row_of[i] == -1 && p.overflow == Overflow::kDrop;
+      if (!is_dropped && r.row_of[i] != place)
+        return text("the place of choice ", i, " is ", r.row_of[i], ", must be ", place);
+      ++place;
+    }
+  return {};
+}
+
 ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
   p.hidden = int64_t(1 + random() % 40);
@@ -185,7 +200,9 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
              std::vector<Rank> ranks = random_ranks(p, random);
              const Rank all = on_one(p, ranks);
              step(made, window, ranks[size_t(rank)], rank * p.experts);
-             const std::string found = difference(p, rank, ranks[size_t(rank)], all);
+             const Rank& own = ranks[size_t(rank)];
+             std::string found = difference(p, rank, own, all);
+             if (p.push) found += difference_of_places(p, own);
              if (!found.empty()) throw DeviceError(text(found, " ", to_string(p)));
            }
          }
@@ -211,6 +228,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
            windows[size_t(q)].check();
          }))
       ASSERT_EQ(error, "");
+    for (const Rank& r : ranks) EXPECT_EQ(p.push ? difference_of_places(p, r) : "", "");
     const std::vector<int32_t> routed = ranks[0].routed;
     const int64_t now = drop(p, ranks);
     int64_t beyond = 0;

@@ -12,7 +12,7 @@ namespace cadre::test {
 /// make of the rows.
 struct RankCase {
   Tensor x, prob, rows, row_prob, y, out, dout, dy, drows, drow_prob, dx, dprob;
-  std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict;
+  std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict, place_of;
 
   RankCase(const ExpertParallelProblem& p, int64_t tokens)
       : x(p.dtype, {tokens, p.hidden}, {.row_gap = 3}),
@@ -33,12 +33,14 @@ struct RankCase {
         slot_of(size_t(p.rows), -7),
         row_here(size_t(p.ranks * p.tokens * p.top_k), -7),
         routed(size_t(p.ranks), -7),
-        verdict(1, -7) {}
+        verdict(1, -7),
+        place_of(p.push ? slot_of : std::vector<int32_t>()) {}
 
   int64_t tokens() const { return x.rows(); }
   int64_t used() const { return offsets.back(); }
   ExchangeMap map() {
-    return {row_of.data(), slot_of.data(), row_here.data(), offsets.data(), verdict.data()};
+    return {row_of.data(),  slot_of.data(), row_here.data(),
+            offsets.data(), verdict.data(), place_of.data()};
   }
   DispatchArgs dispatch_args(bool with_prob) {
     return {.x = x.view(),

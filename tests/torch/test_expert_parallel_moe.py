@@ -158,6 +158,10 @@ def pushed_results(rank, device):
         assert all(same_bits(a, b) for made in results[1:] for a, b in zip(results[0], made))
         assert said == ["bias" not in options or bias_is_pushed, 0, 0]
         said.clear()
+    with pytest.raises(
+            RuntimeError, match="push is True, must be None or False; these experts cannot push"):
+        step(watched, push=True)
+
     def replaced(own):
         forward = own.experts.forward
         own.experts.forward = lambda *given: forward(*given) * 1
@@ -167,15 +171,16 @@ def pushed_results(rank, device):
         w.data = torch.empty(w.numel() + 1, dtype=w.dtype, device=device)[1:].copy_(
             w.data.flatten()).view(w.shape)
 
-    want = step()
+    want = step(push=True)
+    assert all(map(same_bits, want, step(push=False)))
     for change in (replaced, at_an_odd_place):
         assert all(map(same_bits, want, step(change)))
-    assert said == [1, 0, 0]
+    assert said == [1, 0, 0, 0]
     own, kept = layer(device, torch.bfloat16, ep), x.clone().requires_grad_()
     out = checkpoint(lambda t: own(t)[0], kept, use_reentrant=False,
                      context_fn=cadre.saved_exchanges)
     out.backward(dout)
-    assert said[3:] == [0, 0] and all(map(same_bits, want, [out.detach(), kept.grad]))
+    assert said[4:] == [0, 0] and all(map(same_bits, want, [out.detach(), kept.grad]))
     with torch.inference_mode():
         fresh = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window",
                                      share=ep)

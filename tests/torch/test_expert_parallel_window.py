@@ -387,9 +387,10 @@ window(share=few)
 window(share=by_window, tokens=4096)
 cadre.ExpertParallel(alone, 2, 2, route="window", share=by_window)
 few.empty_rows()
+cadre.MoE(4, 6, 4, top_k=2, ep=window(rows=7), push=True)
 by_window.dispatch(x, experts, None)
-torch.ops.cadre._window_collect("7 of nobody", x, *[experts] * 5)
-torch.ops.cadre._window_collect(pushed, x, *[experts] * 5)
+torch.ops.cadre._window_collect("7 of nobody", x, *[experts] * 6)
+torch.ops.cadre._window_collect(pushed, x, *[experts] * 6)
 mlp(16, pushed)
 mlp(3, pushed, torch.zeros(3, dtype=torch.int32))
 mlp(16, fetched, torch.zeros(16, dtype=torch.int32))
@@ -413,11 +414,11 @@ def answers(rank, device, path):
     few, by_window = cadre.ExpertParallel(group, 2, 2), window()
     fetched, pushed = by_window._window.inner_name, by_window._window.pushed_name
 
-    def mlp(rows, exchange, slot_of=None):
+    def mlp(rows, exchange, place_of=None):
         w1, w2 = torch.ones(2, 8, 6), torch.ones(2, 6, 4)
         return torch.ops.cadre.grouped_mlp(
             torch.ones(rows, 6), torch.zeros(3, dtype=torch.int32), None, [w1], [], [w2], [],
-            window=exchange, slot_of=slot_of)
+            window=exchange, place_of=place_of)
 
     given = []
     x, prob = draw(4, 6, device="cpu"), torch.rand(4, 2)

@@ -103,11 +103,11 @@ class RankRows:
     offsets: Tensor  # int32 [E + 1]
     window: str  # the name of the exchange; empty: results go into no window
     again: RowsAgain | None  # they are not kept for backward
-    slot_of: Tensor | None  # int32 [R], of a window to whose slots results are pushed
+    place_of: Tensor | None  # int32 [R], of a window to whose places results are pushed
 
     def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None,
-                 slot_of: Tensor | None) -> None:
-        self.offsets, self.window, self.again, self.slot_of = offsets, window, again, slot_of
+                 place_of: Tensor | None) -> None:
+        self.offsets, self.window, self.again, self.place_of = offsets, window, again, place_of
 
 
 @functools.lru_cache(maxsize=256)
@@ -259,16 +259,16 @@ class GroupedMLP(DeferredGradients):
                 activation=self.activation, recipe=recipe, keep_h=self.keep_h,
                 keep_rows=choice.keep_rows)
             return MixedTokens(*made)
-        again, window, slot_of = None, "", None
+        again, window, place_of = None, "", None
         if isinstance(counts, RankRows):
             offsets, window, again = counts.offsets, counts.window, counts.again
-            slot_of = counts.slot_of
+            place_of = counts.place_of
         else:
             offsets = offsets_of(counts, self.num_experts, rows, "counts")
         if apart:
             return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
         options = dict(activation=self.activation, keep_h=self.keep_h, recipe=recipe, window=window,
-                       slot_of=slot_of)
+                       place_of=place_of)
         if again is not None and is_plain(recipe, rows):
             y = again.mlp(rows, offsets, prob, [self.w1, self.bias1, self.w2, self.bias2],
                           bias2_scale, options)

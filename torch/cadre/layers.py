@@ -118,7 +118,7 @@ def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequenc
 @register_fake("grouped_mlp")
 def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0, window="",
-      slot_of=None):
+      place_of=None):
     begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
                                   activation=activation, recipe=recipe, keep_h=keep_h)
     return x.new_empty(tuple(x.shape)), _bytes(x, begin + row * x.shape[0])
@@ -128,7 +128,7 @@ def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *,
 @register_fake("grouped_mlp_backward")
 def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
-      unit_budget=0, window="", slot_of=None):
+      unit_budget=0, window="", place_of=None):
     rows = x.shape[0]
     _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
                                   activation=activation, recipe=recipe, keep_h=keep_h)

@@ -18,7 +18,7 @@ from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
-from .windows import slots_to_push_to
+from .windows import places_to_push_to
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -92,6 +92,9 @@ class MoE(nn.Module):
     dispatch_again: with ep, keep no rows [R, H] for dw of the experts, but send tokens again in
         backward: one exchange more. Code that is compiled, and recipes that quantise, keep what
         they keep otherwise.
+    push: with ep by the route window, whether the experts write their results into the windows of
+        all ranks while they compute them. None: where they can. True: a forward raises RuntimeError
+        where they cannot. The same on all ranks.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
         experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
         what the router decides of them. docs/layers/expert_parallel.md has training and states.
@@ -103,6 +106,7 @@ class MoE(nn.Module):
     fp32_router: bool
     keep_rows: bool
     dispatch_again: bool
+    push: bool | None
     ep: ExpertParallel | None
     experts: GroupedMLP
     router: nn.Parameter
@@ -119,7 +123,7 @@ class MoE(nn.Module):
                  shared_features: int = 0, shared_gate: bool = False,
                  shared_expert: nn.Module | None = None,
                  ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None,
-                 dispatch_again: bool = False,
+                 dispatch_again: bool = False, push: bool | None = None,
                  activation: str = "swiglu", layout: str = "concat", bias: bool = False,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None,
                  keep_h: bool = False, recipe: Any = None, fuse_wgrad_accumulation: bool = False,
@@ -144,6 +148,8 @@ class MoE(nn.Module):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
         self.ep = parallel_of(ep, num_experts, top_k)
+        self.push = push
+        self._check_push()
         own_experts = num_experts if self.ep is None else self.ep.experts
         self.experts = GroupedMLP(
             own_experts, hidden, features, activation=activation, layout=layout, bias=bias,
@@ -165,6 +171,15 @@ class MoE(nn.Module):
             self._reset_shared()
             if self.ep is not None:
                 self._reset_own_experts(self.ep.rank)
+
+    def _check_push(self) -> None:
+        if not isinstance(self.push, bool | None):
+            raise TypeError(f"push is {kind_of(self.push)}, must be a bool or None")
+        window = None if self.ep is None else self.ep._window
+        if self.push is not None and window is None:
+            raise ValueError(f"push is {self.push}, must be None without ep by the route window")
+        if self.push and window is not None and window.fetches_since:
+            raise ValueError(f"push is True, must be None or False; {window.fetches_since}")
 
     def _make_shared(self, features: int, gate: bool) -> None:
         """The parameters of the shared expert, or None where there is none."""
@@ -313,7 +328,11 @@ class MoE(nn.Module):
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
         can_push = (partial(self.experts._can_push, tokens, ep.ranks)
-                    if is_eager and isinstance(self.experts, GroupedMLP) else None)
+                    if is_eager and isinstance(self.experts, GroupedMLP) and self.push is not False
+                    else None)
+        if self.push and ep._window is not None and (can_push is None
+                                                     or not can_push(ep._window.rows)):
+            raise RuntimeError("push is True, must be None or False; these experts cannot push")
         rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
@@ -321,8 +340,8 @@ class MoE(nn.Module):
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
-            slot_of = slots_to_push_to(handle.window, handle.where)
-            counts = RankRows(offsets, handle.window, again, slot_of)
+            place_of = places_to_push_to(handle.window, handle.where)
+            counts = RankRows(offsets, handle.window, again, place_of)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

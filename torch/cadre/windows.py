@@ -28,7 +28,7 @@ _classes = torch.classes.cadre
 _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
-_MOST_REACH = 2**36  # bytes of all windows in which products find the slots of rows
+_MOST_REACH = 2**36  # bytes of all windows in which products find the places of rows
 CanPush = Callable[[int], bool] | None  # whether experts can push results of so many rows
 
 
@@ -105,15 +105,16 @@ class ExchangeMap(NamedTuple):
     """Where the rows of a dispatch came from, and where their results go."""
 
     offsets: Tensor  # int32 [E + 1]
-    row_of: Tensor  # int32 [t, top_k]: rank * R + row, -1 where the choice was dropped
+    row_of: Tensor  # int32 [t, top_k]: rank * R + row, pushed: the place; -1: dropped
     slot_of: Tensor  # int32 [R]
     row_here: Tensor  # int32 [P, T, top_k]
     verdict: Tensor  # int32 [1]: 1 if rows overflowed and that is an error
+    place_of: Tensor  # int32 [R], or [0] where results are not pushed: where they go
 
 
-def slots_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
+def places_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
     """int32 [R], if the experts of that exchange push their results."""
-    return where.slot_of if where is not None and "push=yes" in name else None
+    return where.place_of if where is not None and "push=yes" in name else None
 
 
 class WindowRoute:
@@ -126,7 +127,8 @@ class WindowRoute:
     rows: int  # R
     name: str
     inner_name: str  # of the same exchange within a layer
-    pushed_name: str  # and where experts push their results; empty: the window is not for that
+    pushed_name: str  # and where experts push their results; empty: they cannot
+    fetches_since: str  # why they cannot; empty: they can
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
                  options: WindowOptions) -> None:
@@ -136,14 +138,22 @@ class WindowRoute:
         self._inner = _classes.Exchange(window, problem.replace("tail=zero", "tail=keep"), on)
         self.inner_name = self._inner.name()
         self.pushed_name = ""
-        size = _sizes(self.name)
-        self.rows = size["R"]
-        fits = size["T"] * size["top_k"] <= self.rows
-        reach = _ops._window_bytes(problem, on) * size["ranks"]
-        if self.exchange.route() == "window" and fits and reach <= _MOST_REACH:
+        self.rows = _sizes(self.name)["R"]
+        self.fetches_since = self._why_fetched(problem)
+        if not self.fetches_since:
             self._pushed = _classes.Exchange(
                 window, problem.replace("tail=zero", "tail=keep push=yes"), on)
             self.pushed_name = self._pushed.name()
+
+    def _why_fetched(self, problem: str) -> str:
+        size = _sizes(self.name)
+        choices = size["T"] * size["top_k"]
+        reach = _ops._window_bytes(problem, self.on) * size["ranks"]
+        if self.exchange.route() != "window":
+            return "exchanges of few tokens fetch their rows"
+        if choices > self.rows:
+            return f"R is {self.rows}, fewer than tokens * top_k, {choices}"
+        return f"the windows have {reach} bytes, more than 2^36" if reach > _MOST_REACH else ""
 
     @staticmethod
     def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions
@@ -225,21 +235,23 @@ def _fake_dispatch(name, x, experts, prob):
     rows, top_k = size["R"], size["top_k"]
     return (x.new_empty((rows, size["H"])), _floats(x, 0 if prob is None else rows),
             _ints(x, size["ranks"]), _ints(x, size["E"] + 1), _ints(x, x.shape[0], top_k),
-            _ints(x, rows), _ints(x, size["ranks"], size["T"], top_k), _ints(x, 1))
+            _ints(x, rows), _ints(x, size["ranks"], size["T"], top_k), _ints(x, 1),
+            _ints(x, rows if "push=yes" in name else 0))
 
 
 @register_fake("_window_dispatch_backward")
 def _fake_dispatch_backward(name, drows, drow_prob, offsets, row_of, slot_of, row_here,
-                            verdict):
+                            verdict, place_of):
     dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
     return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
 
 
 @register_fake("_window_collect")
-def _fake_collect(name, y, offsets, row_of, slot_of, row_here, verdict):
+def _fake_collect(name, y, offsets, row_of, slot_of, row_here, verdict, place_of):
     return y.new_empty((row_of.shape[0], y.shape[1]))
 
 
 @register_fake("_window_collect_backward")
-def _fake_collect_backward(name, dout, offsets, row_of, slot_of, row_here, verdict):
+def _fake_collect_backward(name, dout, offsets, row_of, slot_of, row_here, verdict,
+                           place_of):
     return dout.new_empty((slot_of.shape[0], dout.shape[1]))

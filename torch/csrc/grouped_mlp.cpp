@@ -18,7 +18,7 @@ const char* const kBackwardSchema =
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
     "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
     "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0, "
-    "str window=\"\", Tensor? slot_of=None) -> "
+    "str window=\"\", Tensor? place_of=None) -> "
     "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
     "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
@@ -27,7 +27,7 @@ const char* const kSchemas[] = {
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
     "bool[6] wants=[False, False, False, False, False, False], str activation=\"swiglu\", "
     "str recipe=\"\", bool keep_h=False, int unit_budget=0, str window=\"\", "
-    "Tensor? slot_of=None) -> (Tensor y, Tensor saved)",
+    "Tensor? place_of=None) -> (Tensor y, Tensor saved)",
 
     "grouped_mlp.out(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
@@ -67,13 +67,13 @@ struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
 /// ranks, row by row.
 class Results {
  public:
-  Results(Text window, const Maybe& slot_of, const Tensor& rows) : window_(window), rows_(rows) {
+  Results(Text window, const Maybe& place_of, const Tensor& rows) : window_(window), rows_(rows) {
     if (!window.empty()) exchange_ = Exchange::of(window);
-    TORCH_CHECK_VALUE(pushes() || !slot_of,
-                      "slot_of is a tensor, must be None; results are not pushed");
+    TORCH_CHECK_VALUE(pushes() || !place_of,
+                      "place_of is a tensor, must be None; results are not pushed");
     if (!pushes()) return;
-    TORCH_CHECK_VALUE(slot_of, "slot_of is None, must be a tensor; results are pushed to slots");
-    slot_of_ = read_ints(*slot_of, {"slot_of", {rows.size(0)}, rows});
+    TORCH_CHECK_VALUE(place_of, "place_of is None, must be a tensor; results are pushed to places");
+    place_of_ = read_ints(*place_of, {"place_of", {rows.size(0)}, rows});
   }
 
   bool pushes() const { return exchange_ && exchange_->plan().problem.push; }
@@ -90,24 +90,24 @@ class Results {
   /// y, or dx.
   Tensor make() const { return new_rows(window_, rows_); }
   TensorView view_of(const Tensor& made, const char* what) const {
-    if (pushes()) return exchange_->rank_window().slots(exchange_->plan());
+    if (pushes()) return exchange_->rank_window().places(exchange_->plan());
     require_type(made, rows_.scalar_type(), what);
     return view(made, rows_, what);
   }
-  const int32_t* slots() const { return pushes() ? ints(slot_of_, "slot_of") : nullptr; }
+  const int32_t* places() const { return pushes() ? ints(place_of_, "place_of") : nullptr; }
 
  private:
   Text window_;
   const Tensor& rows_;
   c10::intrusive_ptr<Exchange> exchange_{};
-  Tensor slot_of_{};
+  Tensor place_of_{};
 };
 
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved, const Results& results) {
   MlpLaunch mlp(call, problem);
   mlp.args.y = results.view_of(y, "y");
-  mlp.args.slot_of = results.slots();
+  mlp.args.place_of = results.places();
   require_same_device(call.x, saved, "saved");
   const AlignedOutput saved_memory(saved, "saved");
   mlp.args.saved = saved_memory.memory();
@@ -118,13 +118,13 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, c
                                        TensorList weight1, TensorList bias1, TensorList weight2,
                                        TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                        MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                       int64_t unit_budget, Text window, const Maybe& slot_of) {
+                                       int64_t unit_budget, Text window, const Maybe& place_of) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    const Results results(window, slot_of, rows);
+    const Results results(window, place_of, rows);
     results.add_to(p);
     const Tensor y = results.make();
     if (!p.scatter) p.options.align = std::min(p.options.align, alignment({y}));
@@ -174,7 +174,7 @@ void run_backward(const MlpCall& call, const GroupedMlpProblem& p,
   mlp.args.saved = memory_of(saved, "saved");
   if (p.dgrad) {
     mlp.args.dx = results.view_of(out.dx, "dx");
-    mlp.args.slot_of = results.slots();
+    mlp.args.place_of = results.places();
   }
   if (p.prob && p.dprob) mlp.args.dprob = written_floats(out.dprob, {"dprob", {p.rows}, call.x});
   if (p.bias2 && p.dbias && p.bias2_scale)
@@ -201,13 +201,13 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                                TensorList bias1, TensorList weight2, TensorList bias2,
                                const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
                                bool deferred, Text activation, Text recipe, bool keep_h,
-                               int64_t unit_budget, Text window, const Maybe& slot_of) {
+                               int64_t unit_budget, Text window, const Maybe& place_of) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
                        bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
     GroupedMlpProblem p = problem_of(call);
-    const Results results(window, slot_of, rows);
+    const Results results(window, place_of, rows);
     results.add_to(p);
     p.options.deferred = deferred;
     p.options.overwrite_saved = kOverwrite;

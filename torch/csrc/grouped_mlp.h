@@ -28,7 +28,7 @@ struct MlpCall {
   bool keep_h = false;
   int64_t unit_budget = 0;
   std::string_view window{};  ///< the exchange that moves y, and dx, next; none: new memory
-  std::optional<at::Tensor> slot_of{};  ///< [R] int32: of its rows, where results are pushed
+  std::optional<at::Tensor> place_of{};  ///< [R] int32: of its rows, where results are pushed
 };
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.

@@ -20,7 +20,7 @@ std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
   return call.call(c.x, c.offsets, c.prob, c.weight1, c.bias1, c.weight2, c.bias2, c.bias2_scale,
                    c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget, c.window,
-                   c.slot_of);
+                   c.place_of);
 }
 
 /// What is no tensor, from forward to backward.
@@ -37,15 +37,15 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
                                const Maybe& prob, TensorList weight1, TensorList bias1,
                                TensorList weight2, TensorList bias2, const Maybe& bias2_scale,
-                               const Maybe& rng, const Maybe& slot_of, const Options& o) {
+                               const Maybe& rng, const Maybe& place_of, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
     auto [y, saved] =
         forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, o.wants,
-                    o.activation, o.recipe, o.keep_h, o.unit_budget, o.window, slot_of});
+                    o.activation, o.recipe, o.keep_h, o.unit_budget, o.window, place_of});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, kept_alone(saved), prob,
-                                  bias2_scale, rng, slot_of, weight1, bias1, weight2, bias2));
+                                  bias2_scale, rng, place_of, weight1, bias1, weight2, bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);
     ctx->saved_data["activation"] = std::string(o.activation);
@@ -64,7 +64,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     SavedTensors in(ctx->get_saved_variables());
     const Tensor kept = in.next(), offsets = in.next(), saved = in.next();
     const Maybe prob = in.next_optional(), bias2_scale = in.next_optional(),
-                rng = in.next_optional(), slot_of = in.next_optional();
+                rng = in.next_optional(), place_of = in.next_optional();
     const c10::List<int64_t> counts = data["counts"].toIntList();
     const List weight1 = in.next_list(counts[0]), bias1 = in.next_list(counts[1]);
     const List weight2 = in.next_list(counts[2]), bias2 = in.next_list(counts[3]);
@@ -78,7 +78,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                   rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
                   data["keep_h"].toBool(), data["unit_budget"].toInt(),
-                  data["window"].toStringRef(), slot_of);
+                  data["window"].toStringRef(), place_of);
     return without_second_derivatives(
         "cadre.GroupedMLP", dout,
         joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
@@ -94,7 +94,7 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           TensorList bias2, const Maybe& bias2_scale,
                                           const Maybe& rng, MlpWants wants, Text activation,
                                           Text recipe, bool keep_h, int64_t unit_budget,
-                                          Text window, const Maybe& slot_of) {
+                                          Text window, const Maybe& place_of) {
   const MlpWants required{requires_grad(x),
                           requires_grad(prob),
                           requires_grad(weight1),
@@ -113,12 +113,12 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                      {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
-                       activation, recipe, keep_h, unit_budget, window, slot_of});
+                       activation, recipe, keep_h, unit_budget, window, place_of});
   }
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
   const Options options{wants, activation, recipe, keep_h, unit_budget, window};
   const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
-                                               bias2_scale, state, slot_of, options);
+                                               bias2_scale, state, place_of, options);
   return {out[0], out[1]};
 }
 
@@ -128,14 +128,14 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
                                     TensorList weight1, TensorList bias1, TensorList weight2,
                                     TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                     MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                    int64_t unit_budget, Text window, const Maybe& slot_of) {
+                                    int64_t unit_budget, Text window, const Maybe& place_of) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
   const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
   return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
-                     recipe, keep_h, unit_budget, window, slot_of});
+                     recipe, keep_h, unit_budget, window, place_of});
 }
 
 }  // namespace

@@ -41,7 +41,7 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
   });
 }
 
-/// Whether a step of such an MLP can push its results to slots of several ranks.
+/// Whether a step of such an MLP can push its results to places of several ranks.
 bool grouped_mlp_scatters(int64_t rows, int64_t hidden, int64_t features, int64_t experts,
                           int64_t ranks, at::ScalarType dtype, at::ScalarType weight_dtype,
                           std::array<bool, 2> biases, Text activation, Text recipe, Text device) {

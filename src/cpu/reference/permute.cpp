@@ -38,8 +38,7 @@ void tokens_from_rows(const PermuteProblem& p, const PermuteArgs& args, int64_t 
       for (int64_t slot = t * p.top_k; slot < (t + 1) * p.top_k; ++slot) {
         const int64_t row = args.map.row_of[slot];
         if (row < 0 || row >= used) continue;
-        sum +=
-            (weighted ? args.prob[slot] : 1.0) * read_of_ranks(args.rows, p.slots ? slot : row, h);
+        sum += (weighted ? args.prob[slot] : 1.0) * read_of_ranks(args.rows, row, h);
       }
       if (p.addend) sum += read(args.addend, t, h);
       write(args.tokens, {t, h}, sum);
@@ -64,7 +63,7 @@ void gradients_of_prob(const PermuteProblem& p, const PermuteArgs& args, int64_t
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
   const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
-  const int64_t used = by_row || p.ranks == 1
+  const int64_t used = args.offsets.data != nullptr
                            ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
                            : p.ranks * p.rows;
   if (by_row)

@@ -1,8 +1,7 @@
-#include "cuda/parallel/exchange.cuh"
-
 #include <algorithm>
 
 #include "cuda/device/launch.h"
+#include "cuda/parallel/rank_map.cuh"
 
 namespace cadre::cuda {
 namespace {
@@ -12,6 +11,8 @@ using parallel::ExchangeName;
 
 constexpr int kThreads = 256, kBlocksOfUnit = 4;
 static_assert(kThreads > parallel::kMostRanks);
+static_assert(parallel::kMostSortBlocks >= portable::kMostRowMapBlocks &&
+              parallel::kMostSortBlocks >= parallel::kMostRanks);
 
 /// The kernel behind one that waits is let go when that is over.
 __global__ void await_kernel(const WindowTable window, const ExchangeName name) {
@@ -53,13 +54,19 @@ __global__ void end_kernel(const WindowTable window, const __grid_constant__ Exc
   if (threadIdx.x == 0) window.home().epoch = epoch;
 }
 
+template <bool kPushes>
 __global__ void __launch_bounds__(portable::kMostSortWarps* portable::kLanes, 1)
     map_kernel(const WindowTable window, const parallel::MapJob job, const int sort_bytes) {
   begin_dependent();
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + sort_bytes);
   const BlockShare share = BlockShare::of_grid();
   const RankMap map{job, firsts, nullptr, true, share.index == 0};
-  sort_choices_of_ranks(map, job.chosen, share);
+  if constexpr (kPushes)
+    sort_choices_of_ranks(
+        MapWithPlaces{map, share.index / (share.count / job.ranks), firsts + job.ranks + 1},
+        job.chosen, share);
+  else
+    sort_choices_of_ranks(map, job.chosen, share);
   if (share.index == 0) map.finish(window);
 }
 
@@ -123,9 +130,11 @@ void end_exchange(const WindowTable& window, const ExchangeJob& job, const Lane&
 }
 
 void make_map(const WindowTable& window, const parallel::MapJob& job, const Lane& lane) {
-  const portable::Pieces pieces(job.ranks * job.choices, job.ranks * job.experts, job.sort->device);
+  const bool pushes = job.map.place_of != nullptr;
+  const portable::Pieces pieces(job.ranks * job.choices, job.ranks * job.experts, job.sort->device,
+                                pushes ? job.ranks : 1);
   const MapShape shape(job, pieces.warps, false);
-  launch(map_kernel,
+  launch(pushes ? map_kernel<true> : map_kernel<false>,
          {.blocks = unsigned(pieces.count),
           .threads = unsigned(pieces.warps * portable::kLanes),
           .shared_bytes = shape.bytes,

@@ -4,10 +4,8 @@
 #include "cuda/portable/row_map.cuh"
 #include "schedule/exchange.h"
 #include "schedule/expert_rows.h"
-#include "schedule/rank_rows.h"
 
-// What the kernels of exchanges are made of: a way past the flags, copies into windows, and the map
-// of a dispatch.
+// What the kernels of exchanges are made of: a way past the flags, and copies into windows.
 namespace cadre::cuda {
 
 using parallel::Failure;
@@ -262,12 +260,41 @@ __device__ inline void bring_list(const WindowTable& window, const parallel::Bro
   }
 }
 
+/// Words, each to its place.
+__device__ inline void bring_to_places(const WindowTable& window, const parallel::BroughtRows& b,
+                                       const BlockShare& share) {
+  constexpr int kInFlight = 4;
+  const auto* from = static_cast<const uint32_t*>(b.from);
+  const int64_t used = schedule::clamp_row(*b.used, 0, b.rows), all = window.ranks * b.places;
+  const Team team = Team::of(share);
+  for (int64_t first = team.first; first < used; first += kInFlight * team.count) {
+    uint32_t words[kInFlight] = {};
+    int32_t places[kInFlight];
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      const int64_t i = first + k * team.count;
+      places[k] = i < used ? b.place_of[i] : -1;
+      if (i < used) words[k] = from[i];
+    }
+#pragma unroll
+    for (int k = 0; k < kInFlight; ++k) {
+      if (places[k] < 0 || places[k] >= all) continue;
+      const auto each = unsigned(b.places), rank = unsigned(places[k]) / each;
+      char* to = b.to + (int(rank) - window.rank) * window.bytes_each;
+      reinterpret_cast<uint32_t*>(to)[unsigned(places[k]) % each] = words[k];
+    }
+  }
+}
+
 /// What a rank brings, by these blocks.
 __device__ inline void bring_all(const WindowTable& window, const parallel::ExchangeJob& job,
                                  const BlockShare& share) {
   for (const parallel::BroughtRows& b : job.brought) {
     if (!b.is_written()) continue;
-    b.to_all ? bring_list(window, b, share) : bring_rows(b, b.to, share);
+    if (b.place_of != nullptr)
+      bring_to_places(window, b, share);
+    else
+      b.to_all ? bring_list(window, b, share) : bring_rows(b, b.to, share);
   }
 }
 
@@ -278,88 +305,6 @@ __device__ inline void spoil(const parallel::ExchangeJob& job, const BlockShare&
       for_rows_by_blocks(o.rows, share, [&](int64_t row) {
         set_bits(static_cast<char*>(o.data) + row * o.step, o.row_bytes, Team::block());
       });
-}
-
-/// Of a dispatch, the sorted choices of all ranks as its map; see portable::OffsetsAndMap.
-struct RankMap {
-  const parallel::MapJob& job;
-  int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
-  int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
-  bool writes;         ///< places, to the map in global memory
-  bool is_first;       ///< of the blocks: writes the rest of it
-
-  __device__ schedule::RankRows rows() const { return {firsts, 1, job.bound}; }
-  /// Rows of this rank.
-  __device__ int64_t used() const { return min(rows().routed(job.rank), job.bound); }
-
-  __device__ void end_expert(int e, int64_t end) const {
-    if (e == 0) firsts[0] = 0;
-    if ((e + 1) % job.experts == 0) firsts[(e + 1) / job.experts] = int32_t(end);
-    const int mine = e - job.rank * job.experts;
-    if (is_first && mine >= 0 && mine < job.experts) job.map.offsets[mine + 1] = int32_t(end);
-  }
-  __device__ void place(int64_t slot, int e, int64_t row, float) const {
-    const int32_t here = rows().row_of_rank(row, job.rank);
-    if (rows_here != nullptr) rows_here[slot] = here;
-    if (!writes) return;
-    job.map.row_here[slot] = here;
-    if (here >= 0) job.map.slot_of[here] = int32_t(slot);
-    const int64_t mine = slot - job.rank * job.choices;
-    if (mine >= 0 && mine < job.own)
-      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts);
-  }
-  __device__ bool overflows() const {
-    return job.overflow_is_error && rows().routed(rows().fullest(job.ranks)) > job.bound;
-  }
-  /// Behind all places, by the first block.
-  __device__ void finish(const WindowTable& window) const {
-    if (threadIdx.x == 0) job.map.offsets[0] = 0;
-    for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
-      job.map.offsets[e + 1] =
-          int32_t(min(int64_t(job.map.offsets[e + 1] - firsts[job.rank]), job.bound));
-    for (int q = int(threadIdx.x); q < job.ranks && job.routed != nullptr; q += int(blockDim.x))
-      job.routed[q] = int32_t(rows().routed(q));
-    if (threadIdx.x != 0) return;
-    *job.map.verdict = overflows();
-    const int worst = rows().fullest(job.ranks);
-    if (overflows())
-      store_release_system(&window.notes->overflow,
-                           overflow_word({job.problem, worst, int32_t(rows().routed(worst))}));
-  }
-};
-
-/// How a block sorts, in so much shared memory: that of the sort, then RankMap's.
-struct MapShape {
-  int warps, sort_bytes, bytes;
-
-  MapShape(const parallel::MapJob& job, int warps_of_block, bool keeps_rows)
-      : warps(warps_of_block),
-        sort_bytes(portable::row_map_bytes(warps, job.ranks * job.experts)),
-        bytes(sort_bytes + int(sizeof(int32_t)) * (job.ranks + 1)) {
-    if (keeps_rows) bytes += int(sizeof(int32_t) * job.ranks * job.choices);
-  }
-};
-
-/// Sorts the choices of all ranks by these blocks. `firsts` lie behind the sort's own memory; rows
-/// may take the place of choices.
-__device__ inline void sort_choices_of_ranks(const RankMap& map, const int32_t* chosen,
-                                             const BlockShare& share) {
-  const parallel::MapJob& job = map.job;
-  const int64_t slots = job.ranks * job.choices;
-  const int warps = int(blockDim.x) / portable::kLanes * share.count;
-  const portable::OffsetsJob sort{.source = chosen,
-                                  .offsets = nullptr,
-                                  .row_of = nullptr,
-                                  .slot_of = nullptr,
-                                  .status = nullptr,
-                                  .prob = nullptr,
-                                  .row_prob = nullptr,
-                                  .counts = static_cast<int32_t*>(job.scratch.data),
-                                  .rows = slots,
-                                  .slots = slots,
-                                  .run = portable::run_length(slots, warps),
-                                  .experts = job.ranks * job.experts};
-  portable::sort_choices<int32_t>(sort, share, dynamic_shared(), map);
 }
 
 }  // namespace cadre::cuda

@@ -3,6 +3,7 @@
 #include "cuda/device/chunk.h"
 #include "cuda/device/launch.h"
 #include "cuda/parallel/delivery.cuh"
+#include "cuda/parallel/rank_map.cuh"
 #include "cuda/parallel/routing.cuh"
 
 // Exchanges of few tokens, each in one kernel. The first block brings what the rank has and says

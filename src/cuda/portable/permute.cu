@@ -99,7 +99,7 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
 /// side by side.
 template <class Config>
 __device__ int64_t token_of(const Job& job, int64_t number) {
-  if constexpr (Config::kPlaces != Places::kRanks) return number;
+  if constexpr (Config::kMemory != Memory::kRanks) return number;
   const auto each = uint32_t(job.rank_rows), ranks = uint32_t(job.token_count) / each;
   return int64_t(uint32_t(number) % ranks) * each + uint32_t(number) / ranks;
 }
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
       return for_unpaired_rows(job, (item - tokens) * kLanes, used,
                                [&](int64_t row) { make_row<Config>(job, row, used); });
     const int64_t token = token_of<Config>(job, item);
-    if (Config::kPlaces == Places::kRanks && !is_needed(job, token)) return;
+    if (Config::kMemory == Memory::kRanks && !is_needed(job, token)) return;
     const Segment chunks = read_token<Config>(job, token);
     for (int first = 0; first < job.top_k; first += kLanes) {
       const int choice = first + int(threadIdx.x);
@@ -232,21 +232,17 @@ __device__ void load_row(const Job& job, int row, Chunk (&chunks)[Sum::kRounds])
       chunks[round] = load<Sum::kWide>(rows, {row, first + round * kRound});
 }
 
-/// Adds 32 choices of a token in a segment, in their order, from slot `first` on. Each lane has the
-/// row of one, negative for none, and its p.
+/// Adds 32 choices of a token in a segment, in their order. Each lane has the row of one, negative
+/// for none, and its p.
 template <class Sum>
-__device__ void add_choices(const Job& job, int first, int row, float p, Sum& sum) {
+__device__ void add_choices(const Job& job, int row, float p, Sum& sum) {
   for (unsigned rest = __ballot_sync(~0u, row >= 0); rest != 0;) {
     Chunk chunks[Sum::kAtOnce][Sum::kRounds] = {};
     int lanes[Sum::kAtOnce];
 #pragma unroll
     for (int i = 0; i < Sum::kAtOnce; ++i, rest &= rest - 1) {
       lanes[i] = __ffs(int(rest)) - 1;
-      if (lanes[i] < 0) continue;
-      if constexpr (Sum::kPlaces == Places::kSlots)
-        load_row<Sum>(job, first + lanes[i], chunks[i]);
-      else
-        load_row<Sum>(job, __shfl_sync(~0u, row, lanes[i]), chunks[i]);
+      if (lanes[i] >= 0) load_row<Sum>(job, __shfl_sync(~0u, row, lanes[i]), chunks[i]);
     }
 #pragma unroll
     for (int i = 0; i < Sum::kAtOnce; ++i)
@@ -275,7 +271,7 @@ __device__ void sum_token(const Job& job, int64_t token, int64_t used) {
     const int row_there = known ? job.row_of[slot] : -1;
     const float p = known && job.weighted ? job.prob[slot] : 1.0f;
     const int row = row_there < used ? row_there : -1;
-    add_choices(job, int(token) * job.top_k + first, row, p, sum);
+    add_choices(job, row, p, sum);
     if (known && job.dprob != nullptr && segment_index() == 0)
       job.dprob[slot] = row >= 0 ? job.row_gradient(row) : 0.0f;
   }
@@ -297,13 +293,10 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, Sum::kBlocks) tokens_kerne
 
 /// Chunks of tokens and rows, where those that are read lie, and the least blocks an SM, for
 /// __launch_bounds__.
-template <class OfRows, Places kOfRows>
+template <class OfRows, Memory kOfRows>
 struct Config : OfRows {
-  static constexpr Places kPlaces = kOfRows;
-  static constexpr int kBlocks = !OfRows::kOneDType          ? 1
-                                 : kPlaces == Places::kRanks ? 2
-                                 : kPlaces == Places::kSlots ? 3
-                                                             : 4;
+  static constexpr Memory kMemory = kOfRows;
+  static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kMemory == Memory::kRanks ? 2 : 4;
 };
 
 template <class Sum>
@@ -315,7 +308,7 @@ void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
 /// The passes that sum.
 template <class Config>
 void launch_all_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
-  constexpr int kMost = Config::kOneDType && Config::kPlaces != Places::kSlots ? 8 : 4;
+  constexpr int kMost = Config::kOneDType ? 8 : 4;
   if (p.top_k <= 2)
     launch_sums<Sum<Config, 2>>(p, job, stream);
   else if (p.top_k <= 4)
@@ -327,7 +320,7 @@ void launch_all_sums(const PermuteProblem& p, const Job& job, cudaStream_t strea
 template <class Config>
 void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   const int64_t groups = (p.rows + kLanes - 1) / kLanes;
-  if constexpr (Config::kPlaces != Places::kRanks)  // of several ranks it takes no prob
+  if constexpr (Config::kMemory != Memory::kRanks)  // of several ranks it takes no prob
     if (job.dprob != nullptr && p.pass == PermutePass::kCombineBackward) {
       const RowGrid grid = RowGrid::of(job.slots + groups, p.hidden, kWholeRows);
       return cuda::launch(rows_and_products_kernel<Config>, grid.on(stream), job);
@@ -362,7 +355,7 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
   const bool by_row = reads_tokens(p.pass);
   const TensorView& read = by_row ? args.tokens : args.rows;
-  const bool spread = p.ranks > 1 && !p.slots;  // over the memories of the ranks
+  const bool spread = p.ranks > 1;  // over the memories of the ranks
   const int64_t rank_rows = spread ? read.shape[1] : 0;
   Job job{.tokens = Matrix(by_row ? one_rank(args.tokens) : args.tokens, p.dtype),
           .rows = Matrix(by_row ? args.rows : one_rank(args.rows), p.dtype),
@@ -390,9 +383,9 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
   const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() &&
                     job.addend.is_wide() && rank_step % 16 == 0;
   visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {
-    p.slots  ? launch_all_sums<Config<OfRows, Places::kSlots>>(p, job, stream_of(stream))
-    : spread ? launch<Config<OfRows, Places::kRanks>>(p, job, stream_of(stream))
-             : launch<Config<OfRows, Places::kHere>>(p, job, stream_of(stream));
+    spread           ? launch<Config<OfRows, Memory::kRanks>>(p, job, stream_of(stream))
+    : p.experts == 0 ? launch_all_sums<Config<OfRows, Memory::kWhole>>(p, job, stream_of(stream))
+                     : launch<Config<OfRows, Memory::kHere>>(p, job, stream_of(stream));
   });
 }
 

@@ -5,9 +5,8 @@
 // What the kernels of permute.cu have in common.
 namespace cadre::cuda::portable {
 
-/// Where what is read lies: in memory of one rank, in that of several, or, rows that are summed, in
-/// the order of slots.
-enum class Places : uint8_t { kHere, kRanks, kSlots };
+/// What is read: of one rank, with offsets that say where rows end, or without; or of several.
+enum class Memory : uint8_t { kHere, kWhole, kRanks };
 
 /// The parameters of the kernels.
 struct Job {
@@ -21,16 +20,17 @@ struct Job {
   int64_t rank_rows = 0;  ///< of what lies in the memories of several ranks: rows of each
   int64_t rank_gap = 0;   ///< and bytes between one's last and the next one's first
 
-  /// Sums of rows of several ranks have no offsets.
+  /// Rows before the tail. Sums of rows of several ranks have none.
   template <class Config>
   __device__ int64_t used() const {
-    if (Config::kPlaces != Places::kHere && offsets == nullptr) return bound;
+    if constexpr (Config::kMemory == Memory::kWhole) return bound;
+    if (Config::kMemory == Memory::kRanks && offsets == nullptr) return bound;
     return schedule::rows_used(offsets, experts, bound);
   }
   /// Such a matrix, moved so that this row of all ranks lies where its number says.
   template <class Config>
   __device__ decltype(auto) with_row(const Matrix& m, int64_t row) const {
-    if constexpr (Config::kPlaces == Places::kRanks) {
+    if constexpr (Config::kMemory == Memory::kRanks) {
       Matrix moved = m;
       moved.data += uint32_t(row) / uint32_t(rank_rows) * rank_gap;
       return moved;

@@ -22,7 +22,10 @@ constexpr int kFreeSharedBytes = 47 * 1024;  // 48 KiB need no opt-in; RowMapSha
 
 /// No more blocks than are resident at once, since they meet in a barrier, and few, since each
 /// reads the counts of all.
-inline int most_row_map_blocks(const Device& device) { return std::clamp(device.units, 1, 64); }
+constexpr int kMostRowMapBlocks = 64;
+inline int most_row_map_blocks(const Device& device) {
+  return std::clamp(device.units, 1, kMostRowMapBlocks);
+}
 
 constexpr int kMostSortWarps = 16;
 constexpr int64_t kSlotsOfWarp = 64;  // at least; for fewer a block costs more than it saves
@@ -32,11 +35,13 @@ struct Pieces {
   int warps = 1;  ///< of a block, each with E counters
   int count = 1;
 
-  Pieces(int64_t slots, int experts, const Device& device) {
+  /// Of each of so many equal sections of the choices, whose blocks have no other.
+  Pieces(int64_t slots, int experts, const Device& device, int sections = 1) {
     while (warps < kMostSortWarps && 2 * warps * int64_t(experts) * 4 <= kFreeSharedBytes)
       warps *= 2;
-    const int64_t piece = warps * kSlotsOfWarp;
-    count = int(std::clamp<int64_t>((slots + piece - 1) / piece, 1, most_row_map_blocks(device)));
+    const int64_t piece = warps * kSlotsOfWarp, each = slots / sections;
+    const int most = std::max(most_row_map_blocks(device) / sections, 1);
+    count = sections * int(std::clamp<int64_t>((each + piece - 1) / piece, 1, most));
   }
 };
 
@@ -61,6 +66,21 @@ struct OffsetsJob {
   int32_t* counts;           ///< [blocks, E] of routing
   int64_t rows, slots, run;  ///< run: choices of a warp
   int experts;
+  int sections = 1;  ///< equal parts of the choices, each with as many blocks
+};
+
+/// The section of a block's choices, and the blocks that it has.
+struct Section {
+  int index, first_block, blocks;
+
+  __device__ Section(const OffsetsJob& job, const BlockShare& all)
+      : blocks(all.count / job.sections) {
+    index = all.index / blocks;
+    first_block = index * blocks;
+  }
+  __device__ bool has(int block) const {
+    return block >= first_block && block < first_block + blocks;
+  }
 };
 
 __device__ inline void write_status(const OffsetsJob& job, bool decreasing, bool beyond) {
@@ -74,9 +94,12 @@ struct Run {
   int64_t first, last;
 
   __device__ Run(const OffsetsJob& job, const BlockShare& all) {
-    const int64_t number = int64_t(all.index) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
-    first = min(number * job.run, job.slots);
-    last = min((number + 1) * job.run, job.slots);
+    const Section section(job, all);
+    const int64_t each = job.slots / job.sections, begin = section.index * each;
+    const int64_t number =
+        int64_t(all.index - section.first_block) * (blockDim.x / kLanes) + threadIdx.x / kLanes;
+    first = begin + min(number * job.run, each);
+    last = begin + min((number + 1) * job.run, each);
   }
 };
 
@@ -125,15 +148,20 @@ __device__ inline void publish_counts(const OffsetsJob& job, const BlockShare& a
   grid_barrier();
 }
 
-/// Choices of one expert in the blocks before this one, and in all.
+/// Choices of one expert in the blocks before this one, and in all; those before its section, and
+/// in that.
 struct Count {
-  int before, all;
+  int before, all, before_section, in_section;
 };
 
 __device__ inline Count count_of(const OffsetsJob& job, const BlockShare& all,
                                  const int32_t* counters, int e) {
-  if (all.count == 1) return {0, count_of_block(job, counters, e)};
-  Count count{0, 0};
+  Count count{0, 0, 0, 0};
+  if (all.count == 1) {
+    count.all = count.in_section = count_of_block(job, counters, e);
+    return count;
+  }
+  const Section section(job, all);
   constexpr int kAtOnce = 32;  // counts in flight
   for (int first = 0; first < all.count; first += kAtOnce) {
     int here[kAtOnce];
@@ -144,6 +172,8 @@ __device__ inline Count count_of(const OffsetsJob& job, const BlockShare& all,
     for (int i = 0; i < kAtOnce; ++i) {
       count.before += first + i < all.index ? here[i] : 0;
       count.all += here[i];
+      count.before_section += first + i < section.first_block ? here[i] : 0;
+      count.in_section += section.has(first + i) ? here[i] : 0;
     }
   }
   return count;
@@ -158,6 +188,7 @@ struct RowMapShared {
 
 /// What becomes of the sorted choices: offsets and a map in global memory.
 struct OffsetsAndMap {
+  static constexpr bool kBySection = false;
   const OffsetsJob& job;
   bool is_first;  ///< of the blocks
 
@@ -180,13 +211,19 @@ template <class Sorted>
 __device__ void find_rows(const OffsetsJob& job, const BlockShare& all, RowMapShared& shared,
                           const Sorted& sorted) {
   int32_t* const counters = shared.counters();
-  int64_t carry = 0;
+  int64_t carry = 0, carry_of_section = 0;
   for (int first = 0; first < job.experts; first += int(blockDim.x)) {
     const int e = first + int(threadIdx.x);
-    const Count count = e < job.experts ? count_of(job, all, counters, e) : Count{0, 0};
+    const Count count = e < job.experts ? count_of(job, all, counters, e) : Count{0, 0, 0, 0};
     const Scanned scanned = block_scan(count.all, shared.partial, Sum{});
     const int64_t end = carry + scanned.upto;
     carry += scanned.all;
+    if constexpr (Sorted::kBySection) {
+      const Scanned own = block_scan(count.in_section, shared.partial, Sum{});
+      const int64_t begin = carry_of_section + own.upto - count.in_section;
+      carry_of_section += own.all;
+      if (e < job.experts) sorted.begin_section(e, end - count.all + count.before_section, begin);
+    }
     if (e >= job.experts) continue;
     sorted.end_expert(e, end);
     int next = int(end) - count.all + count.before;

@@ -133,7 +133,7 @@ TokenOrder order_of(const TensorView& tokens, const GroupedGemmProblem& p) {
           .token_units = uint32_t(bytes_for(tokens.dtype, tokens.stride[0]) / 16)};
 }
 
-/// Rows of tokens, or of slots, lie where 32 bits say, in units of sixteen bytes.
+/// Rows of tokens, or places, lie where 32 bits say, in units of sixteen bytes.
 void check_tokens(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
   constexpr int64_t kMostBytes = int64_t(1) << 36;
   require(bytes_for(v.dtype, v.stride[0]) <= kMostBytes / std::max<int64_t>(v.shape[0], 1),
@@ -346,15 +346,15 @@ void run_scattered_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
   const TensorView& y = args.out;
-  const int slots = int(p.tokens * p.top_k);
+  const int places = int(p.tokens * p.top_k);
   const auto units = [&](int64_t elements) { return uint32_t(bytes_for(y.dtype, elements) / 16); };
-  const SlotMemory to{.first = static_cast<char*>(y.data),
-                      .row_units = units(y.stride[size_t(y.rank) - 2]),
-                      .rank_units = p.ranks > 1 ? units(y.stride[0]) : 0,
-                      .slots = slots,
-                      .all_slots = p.ranks * slots};
+  const PlaceMemory to{.first = static_cast<char*>(y.data),
+                       .row_units = units(y.stride[size_t(y.rank) - 2]),
+                       .rank_units = p.ranks > 1 ? units(y.stride[0]) : 0,
+                       .places = places,
+                       .all_places = p.ranks * places};
   const Prepared experts = prepare_weight(plan, args, workspace, stream);
-  const ScatteredRowsParams params{rows_params(plan, args, experts), to, args.slot_of};
+  const ScatteredRowsParams params{rows_params(plan, args, experts), to, args.place_of};
   find_scattered_rows({is_k_major(p), p.out})(params, blocks_of(plan), stream);
 }
 

@@ -3,8 +3,8 @@
 #include "cuda/sm90/ragged_rows.cuh"
 #include "cuda/sm90/scattered_rows.h"
 
-// y[slot of r, c] = sum_d x[r, d] * w_e[c, d] for the rows r of every expert: fprop and dgrad whose
-// rows leave for the tokens that they belong to, in memory of this GPU or of another one.
+// y[place of r, c] = sum_d x[r, d] * w_e[c, d] for the rows r of every expert: fprop and dgrad
+// whose rows leave for where they belong, in memory of this GPU or of another one.
 //
 // All but the stores is ragged_rows.cuh. TMA stores no rows here and there, so the store warps
 // write them, sixteen bytes a thread, beside the products of the next tile.
@@ -30,7 +30,7 @@ class ScatteredRowsStore {
 #pragma unroll
     for (int turn = 0; turn < kTurns; ++turn) {
       const int row = tile_.begin + part * kShape.part_cols + kWarp * turn + lane();
-      places_[turn] = row < tile_.end ? params_.to.place_of(params_.slot_of[row]) : kNoPlace;
+      begins_[turn] = row < tile_.end ? params_.to.begin_of(params_.place_of[row]) : kNoPlace;
     }
   }
   /// These rows, from column `column` of y on. Several are on their way at once: a store that waits
@@ -45,15 +45,15 @@ class ScatteredRowsStore {
     static_assert(kTurns == 2);
 #pragma unroll 1
     for (int i = down; i < kShape.part_cols; i += kMany * kAtOnce) {
-      const uint32_t places = i < kWarp ? places_[0] : places_[1];
+      const uint32_t begins = i < kWarp ? begins_[0] : begins_[1];
       uint4 words[kMany];
 #pragma unroll
       for (int k = 0; k < kMany; ++k)
         words[k] = *reinterpret_cast<const uint4*>(from + swizzled(i + k * kAtOnce, sixteen));
 #pragma unroll
       for (int k = 0; k < kMany; ++k) {
-        const uint32_t place = __shfl_sync(~0u, places, (i + k * kAtOnce) % kWarp);
-        if (place != kNoPlace && is_inside) first[place] = words[k];
+        const uint32_t begin = __shfl_sync(~0u, begins, (i + k * kAtOnce) % kWarp);
+        if (begin != kNoPlace && is_inside) first[begin] = words[k];
       }
     }
   }
@@ -66,10 +66,10 @@ class ScatteredRowsStore {
 
   const ScatteredRowsParams& params_;
   const TileRecord& tile_;
-  uint32_t places_[kTurns];
+  uint32_t begins_[kTurns];
 };
 
-/// The kernel of fprop and dgrad, to slots.
+/// The kernel of fprop and dgrad, to places.
 template <ScatteredRowsKind kKind>
 struct ScatteredRows {
   static constexpr Tile kTile{

@@ -4,24 +4,24 @@
 
 namespace cadre::cuda::sm90 {
 
-/// Rows in the order of slots, in the memories of several ranks.
-struct SlotMemory {
-  char* first = nullptr;                   ///< row of the first slot
+/// Places of rows, in the memories of several ranks.
+struct PlaceMemory {
+  char* first = nullptr;                   ///< row of the first place
   uint32_t row_units = 0, rank_units = 0;  ///< of sixteen bytes, from one to the next
-  int slots = 0, all_slots = 0;            ///< of a rank; of all
+  int places = 0, all_places = 0;          ///< of a rank; of all
 
-  /// Where the row of a slot begins, in units of sixteen bytes from the first one on.
-  CADRE_HD uint32_t place_of(int slot) const {
-    if (slot < 0 || slot >= all_slots) return kNoPlace;
-    const auto rank = unsigned(slot) / unsigned(slots), rest = unsigned(slot) % unsigned(slots);
+  /// Where a place begins, in units of sixteen bytes from the first one on.
+  CADRE_HD uint32_t begin_of(int place) const {
+    if (place < 0 || place >= all_places) return kNoPlace;
+    const auto rank = unsigned(place) / unsigned(places), rest = unsigned(place) % unsigned(places);
     return rank * rank_units + rest * row_units;
   }
 };
 
-/// What the kernel of fprop and dgrad to slots is launched with; TMA does not write y.
+/// What the kernel of fprop and dgrad to places is launched with; TMA does not write y.
 struct ScatteredRowsParams : RaggedRowsParams {
-  SlotMemory to{};
-  const int32_t* slot_of = nullptr;  ///< [R]
+  PlaceMemory to{};
+  const int32_t* place_of = nullptr;  ///< [R]
 };
 
 /// Which instance: how the weight lies, and the type of all tensors.
