@@ -33,12 +33,15 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=700 N=264 K=136 E=2 alpha=yes bias=yes bias_scale=yes tail=zero",
         // A consumer without rows, which lets all stages pass; tiles of one stage.
         "grouped_gemm dgrad R=122 N=56 K=280 E=12 discrete_rhs=yes",
-        "grouped_gemm fprop R=90 N=40 K=520 E=3 format=f16 out=f32 beta=yes",
+        "grouped_gemm fprop R=160 N=40 K=520 E=3 format=f16 out=f32 beta=yes",
+        // Few rows an expert, narrow tiles: several of an expert that has more, all types and orders.
+        "grouped_gemm fprop R=300 N=264 K=712 E=7 beta=yes bias=yes unit_budget=2",
+        "grouped_gemm dgrad R=90 N=200 K=72 E=3 format=f16 out=f32 tail=zero",
         // Output that consumers hold: more tiles than blocks, a consumer without rows, tiles of few
         // stages, narrow ones of many, an end within a tile.
         "grouped_gemm fprop R=700 N=264 K=136 E=2 tail=zero",
         "grouped_gemm fprop R=300 N=320 K=520 E=4 unit_budget=2",
-        "grouped_gemm fprop R=90 N=40 K=1160 E=3 format=f16 out=f16",
+        "grouped_gemm fprop R=160 N=40 K=1160 E=3 format=f16 out=f16",
         "grouped_gemm dgrad R=600 N=264 K=328 E=3 discrete_rhs=yes unit_budget=2",
         "grouped_gemm wgrad R=300 N=136 K=328 E=5 accumulate=yes",
         "grouped_gemm wgrad R=260 N=264 K=136 E=4 out=f32 accumulate=device alpha=yes "

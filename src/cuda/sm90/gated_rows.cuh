@@ -56,15 +56,15 @@ struct GluBias {
 
 /// A thread's share of a tile's z, as it is stored, on its way out in turns of eight rows of the
 /// batch: h is computed turn by turn, while the next tile is multiplied.
-template <DType kType, class Activation>
+template <DType kType, class Activation, int kCols>
 class GatedRowsHeld {
  public:
   static constexpr int kBoxBytes = kGatedPartCols * 64;
-  static constexpr int kAllTurns = kMostCols / 8;  ///< of a tile, at most
+  static constexpr int kAllTurns = kCols / 8;  ///< of a tile, at most
 
   /// Probabilities of a tile's rows, for each warp.
   struct Memory {
-    alignas(16) float probs[kConsumers * kWarpgroup / kWarp][kMostCols];
+    alignas(16) float probs[kConsumers * kWarpgroup / kWarp][kCols];
   };
 
   __device__ GatedRowsHeld(const GatedRowsParams& params, Memory& memory)
@@ -73,7 +73,7 @@ class GatedRowsHeld {
   __device__ bool is_empty() const { return turns_.is_empty(); }
 
   __device__ void take(const float* s, const TileRecord& tile, const GluBias& bias) {
-    constexpr int kProbs = kMostCols / kWarp;
+    constexpr int kProbs = kCols / kWarp;
     const int lane = int(threadIdx.x) % kWarp;
     float prob[kProbs];
 #pragma unroll
@@ -141,8 +141,8 @@ class GatedRowsHeld {
   Turns<StoredGlu, kAllTurns> turns_;
 };
 
-/// Parts of h, gate and up of 32 features, three boxes in a buffer.
-template <DType kType, class Activation>
+/// Parts of h, gate and up of 32 features, three boxes in a buffer; of tiles of so many columns.
+template <DType kType, class Activation, int kCols>
 class GatedRowsStore {
  public:
   static constexpr OutputShape kShape{.dtype = kType,
@@ -150,7 +150,7 @@ class GatedRowsStore {
                                       .part_cols = kGatedPartCols,
                                       .buffers = kBuffersOfGatedRows,
                                       .one_ring = false};
-  using Held = GatedRowsHeld<kType, Activation>;
+  using Held = GatedRowsHeld<kType, Activation, kCols>;
   using Memory = typename Held::Memory;
   using Bias = GluBias;
 
@@ -181,22 +181,30 @@ class GatedRowsStore {
   const TileRecord& tile_;
 };
 
-/// The kernel of fprop with that activation.
-template <DType kType, class Activation>
+/// The kernel of fprop with that activation. Of few rows as RaggedRows.
+template <DType kType, class Activation, bool kFew>
 struct GatedRows {
-  static constexpr Tile kTile{.col_step = kGatedColStep, .a = {kType, true}, .b = {kType, true}};
+  static constexpr Tile kTile{.cols = kFew ? kColsOfFewRows : kMostCols,
+                              .col_step = kGatedColStep,
+                              .stages = kFew ? kStagesOfFewRows : kStages,
+                              .a = {kType, true},
+                              .b = {kType, true}};
   using Params = GatedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = GatedRowsLoad<kTile>;
   using Multiply = Multiply16<kTile>;
-  using Store = GatedRowsStore<kType, Activation>;
+  using Store = GatedRowsStore<kType, Activation, kTile.cols>;
 };
 
 template <DType kType>
 void launch_gated_rows(const GatedRowsParams& params, int blocks, cudaStream_t stream) {
   activations::All::visit(params.kind, [&]<class Activation>(Activation) {
-    if constexpr (Activation::kInfo.gated)
-      launch_kernel<GatedRows<kType, Activation>>(params, blocks, stream);
+    if constexpr (Activation::kInfo.gated) {
+      if (params.has_few_rows())
+        launch_kernel<GatedRows<kType, Activation, true>>(params, blocks, stream);
+      else
+        launch_kernel<GatedRows<kType, Activation, false>>(params, blocks, stream);
+    }
   });
 }
 

@@ -234,10 +234,13 @@ class HeldRowsStore : public RaggedRowsStore<held_output_of_rows(kOut)> {
   using RaggedRowsStore<held_output_of_rows(kOut)>::RaggedRowsStore;
 };
 
-/// The kernel of fprop and dgrad. Holding, consumers hold 16-bit output, as it is summed.
-template <RaggedRowsKind kKind, bool kHolds>
+/// The kernel of fprop and dgrad. Holding, consumers hold 16-bit output, as it is summed. Of few
+/// rows tiles are narrow, which leaves room for more stages.
+template <RaggedRowsKind kKind, bool kHolds, bool kFew = false>
 struct RaggedRows {
-  static constexpr Tile kTile{.records = kHolds ? kRecordsOfHeldRows : kRecords,
+  static constexpr Tile kTile{.cols = kFew ? kColsOfFewRows : kMostCols,
+                              .stages = kFew ? kStagesOfFewRows : kStages,
+                              .records = kHolds ? kRecordsOfHeldRows : kRecords,
                               .a = {kKind.in, kKind.k_major},
                               .b = {kKind.in, true}};
   using Params = RaggedRowsParams;
@@ -250,6 +253,8 @@ struct RaggedRows {
 
 template <RaggedRowsKind kKind>
 void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
+  if (params.has_few_rows())
+    return launch_kernel<RaggedRows<kKind, false, true>>(params, blocks, stream);
   if constexpr (kKind.out != DType::kF32)
     if (params.holds_output())
       return launch_kernel<RaggedRows<kKind, true>>(params, blocks, stream);

@@ -27,6 +27,11 @@ constexpr int kMostCols = 256;
 /// and not from L2: +6 %, gpt-oss +17 %. Five do not fit.
 constexpr int kDepth = 64, kStages = 4;
 
+/// Where experts have few rows (kFewRows), tiles of 16-bit operands have kColsOfFewRows columns, and
+/// so more stages: with four of any width products took up to 5 % longer (64 tokens; H100,
+/// 2026-11-26).
+constexpr int kStagesOfFewRows = 8;
+
 /// Buffers for the output, with which consumers take turns: one stores while the other multiplies.
 /// With two: +1.5 % (fprop, dgrad), +5.5 % (wgrad). Of fp32 rows each consumer has its own.
 constexpr int kBuffers = 4, kBuffersOfFloatRows = 2;
