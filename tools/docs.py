@@ -160,6 +160,17 @@ def moe_layers(info):
     return markdown(["GPU", "layer", "routing", "call", "from", "ms", *peers], rows)
 
 
+def huggingface(info):
+    """Models of transformers beside their own experts, whose speed is 1."""
+    peers = ["grouped_mm", "batched_mm", "eager"]
+    rows = [[where, case["layer"], case["call"], case.get("sequences", "-"),
+             *shown(case["us"], ["cadre"], ".2f", 1e3), *shown(case["layer_us"], ["cadre"], ".0f"),
+             *shown(case["speed_of_peer"], peers, ".2f")]
+            for topic in ("huggingface", "huggingface-compiled")
+            for where, record in records(topic) for case in record["cases"]]
+    return markdown(["GPU", "model", "call", "sequences", "ms", "us a layer", *peers], rows)
+
+
 def expert_parallel(info):
     """What crosses between GPUs, beside their DMA engines, and a copy of what is delivered."""
     rows = [[where, case["layer"], case["routing"], case["call"],
@@ -425,7 +436,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts, "moe_layers": moe_layers, "moe_memory": moe_memory,
-          "expert_parallel": expert_parallel,
+          "expert_parallel": expert_parallel, "huggingface": huggingface,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),

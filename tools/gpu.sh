@@ -34,6 +34,8 @@
 #   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
+#   huggingface, huggingface_compiled    models of transformers beside their own experts; the latter
+#              decodes with Qwen3-MoE as inductor compiles it, which needs a C compiler
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check layers memcheck racecheck synccheck initcheck
@@ -298,6 +300,15 @@ take() {
     torch_door_host) beside_torch_in_python torch-door-host --host ;;
     torch_moe) beside_moe_peers 500 moe-torch h200_moe --offsets $routings ;;
     torch_moe_few) beside_moe_peers 300 moe-few-tokens-torch h200_moe_few --calls forward ;;
+    huggingface)
+      record huggingface 540 huggingface env HF_HUB_OFFLINE=1 python3 bench/peers/huggingface.py \
+        --commit "$commit" --seconds 480
+      ;;
+    huggingface_compiled)
+      record huggingface_compiled 540 huggingface-compiled env HF_HUB_OFFLINE=1 python3 \
+        bench/peers/huggingface.py --commit "$commit" --models qwen3_moe --calls compiled \
+        --seconds 420
+      ;;
     gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
   esac

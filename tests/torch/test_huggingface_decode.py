@@ -1,13 +1,16 @@
 """Tiny random models that generate through "cadre" with a cache of fixed size: compiled once, in a
 CUDA graph, and with the tokens of the eager experts."""
 
+import pathlib
+import sys
+
 import pytest
 import torch
-from conftest import captured
-from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 import cadre.huggingface as huggingface  # noqa: E402
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench/peers"))
+from huggingface_models import Decoder, HostReads  # noqa: E402
 from test_huggingface import CONFIGS, SIZES, model_of  # noqa: E402
 from transformers.cache_utils import Cache, StaticLayer  # noqa: E402
 
@@ -84,41 +87,9 @@ def test_a_cache_that_counts_on_the_host_compiles_again(device):
         compiled(model, ids, cache)
 
 
-class HostReads(TorchDispatchMode):
-    """Which operations read numbers of the device, in `names`: no graph can hold them."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = set()
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names |= {"aten::nonzero", "aten::_local_scalar_dense"} & {function.name()}
-        return function(*args, **(kwargs or {}))
-
-
-class Decoder:
-    """Steps of one token a sequence behind a prompt, each from the token before."""
-
-    @torch.no_grad()
-    def __init__(self, model, ids):
-        self.model, self.cache = model, cache_of(model)
-        logits = model(ids, past_key_values=self.cache, use_cache=True).logits
-        self.token = logits[:, -1:].argmax(-1)
-
-    @torch.no_grad()
-    def step(self):
-        logits = self.model(self.token, past_key_values=self.cache, use_cache=True).logits
-        self.token.copy_(logits.argmax(-1))
-
-    def rewind(self, token, length):
-        self.token.copy_(token)
-        for layer in self.cache.layers:
-            layer.cumulative_length.fill_(length)
-
-
 @pytest.mark.parametrize("implementation", ["cadre", "eager"])
 def test_a_decode_step_reads_nothing_on_the_host(family, device, implementation):
-    decoder = Decoder(make(family, device, implementation), prompts(2, device))
+    decoder = Decoder(make(family, device, implementation), prompts(2, device), NEW)
     with HostReads() as seen:
         decoder.step()
     assert ("aten::nonzero" in seen.names) == bool(seen.names) == (implementation == "eager")
@@ -127,17 +98,16 @@ def test_a_decode_step_reads_nothing_on_the_host(family, device, implementation)
 @gpu
 @pytest.mark.parametrize("batch", [1, 16])
 def test_a_captured_step_generates_the_same_tokens(family, batch):
-    model, ids = make(family, "cuda", "cadre"), prompts(batch, "cuda")
-    decoder = Decoder(model, ids)
-    first, tokens = decoder.token.clone(), []
-    for _ in range(NEW - 1):
+    decoder = Decoder(make(family, "cuda", "cadre"), prompts(batch, "cuda"), NEW)
+    tokens = []
+    for _ in range(NEW):
         decoder.step()
         tokens.append(decoder.token.clone())
-    decoder.rewind(first, PROMPT)
-    graph = captured(decoder.step)
-    decoder.rewind(first, PROMPT)
+    decoder.rewind()
+    replay = decoder.captured()
+    decoder.rewind()
     for want in tokens:
-        graph.replay()
+        replay()
         assert torch.equal(decoder.token, want)
 
 
