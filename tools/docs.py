@@ -161,6 +161,17 @@ def layers_beside(topic, peers):
     return table
 
 
+def huggingface(info):
+    """Models of transformers beside their own experts, whose speed is 1."""
+    peers = ["grouped_mm", "batched_mm", "eager"]
+    rows = [[where, case["layer"], case["call"], case.get("sequences", "-"),
+             *shown(case["us"], ["cadre"], ".2f", 1e3), *shown(case["layer_us"], ["cadre"], ".0f"),
+             *shown(case["speed_of_peer"], peers, ".2f")]
+            for topic in ("huggingface", "huggingface-compiled")
+            for where, record in records(topic) for case in record["cases"]]
+    return markdown(["GPU", "model", "call", "sequences", "ms", "us a layer", *peers], rows)
+
+
 def expert_parallel(info):
     """What crosses between GPUs, beside their DMA engines, and a copy of what is delivered."""
     rows = [[where, case["layer"], case["routing"], case["call"],
@@ -432,7 +443,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "few_tokens_layers": layers_beside("moe-few-tokens-torch",
                                              ["torch", "sonicmoe", "triton_kernels"]),
           "mlp_layers": layers_beside("mlp-torch", ["torch"]), "moe_memory": moe_memory,
-          "expert_parallel": expert_parallel,
+          "expert_parallel": expert_parallel, "huggingface": huggingface,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),

@@ -36,6 +36,8 @@
 #   torch_door, torch_door_host    the door beside torch, and what it costs the host
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
 #   torch_mlp    their experts alone beside torch
+#   huggingface, huggingface_compiled    models of transformers beside their own experts; the latter
+#              decodes with Qwen3-MoE as inductor compiles it, which needs a C compiler
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check layers memcheck racecheck synccheck initcheck
@@ -302,6 +304,15 @@ take() {
     torch_moe) beside_moe_peers 500 moe-torch h200_moe --offsets $routings ;;
     torch_mlp) beside_moe_peers 300 mlp-torch h200_moe --from rows --peers torch ;;
     torch_moe_few) beside_moe_peers 300 moe-few-tokens-torch h200_moe_few --calls forward ;;
+    huggingface)
+      record huggingface 540 huggingface env HF_HUB_OFFLINE=1 python3 bench/peers/huggingface.py \
+        --commit "$commit" --seconds 480
+      ;;
+    huggingface_compiled)
+      record huggingface_compiled 540 huggingface-compiled env HF_HUB_OFFLINE=1 python3 \
+        bench/peers/huggingface.py --commit "$commit" --models qwen3_moe --calls compiled \
+        --seconds 420
+      ;;
     gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;
   esac

@@ -34,7 +34,7 @@ INSTANTIATE_TEST_SUITE_P(
         // A consumer without rows, which lets all stages pass; tiles of one stage.
         "grouped_gemm dgrad R=122 N=56 K=280 E=12 discrete_rhs=yes",
         "grouped_gemm fprop R=160 N=40 K=520 E=3 format=f16 out=f32 beta=yes",
-        // Few rows an expert, narrow tiles: several of an expert that has more, all types and orders.
+        // Few rows an expert, narrow tiles: several of an expert that has more, all orders of w.
         "grouped_gemm fprop R=300 N=264 K=712 E=7 beta=yes bias=yes unit_budget=2",
         "grouped_gemm dgrad R=90 N=200 K=72 E=3 format=f16 out=f32 tail=zero",
         // Output that consumers hold: more tiles than blocks, a consumer without rows, tiles of few

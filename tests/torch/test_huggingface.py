@@ -45,9 +45,13 @@ ACTIVATIONS = dict.fromkeys(CONFIGS, "swiglu") | {
 
 
 def make(family: str, device, implementation: str = "eager"):
+    return model_of(CONFIGS[family](), device, implementation)
+
+
+def model_of(config, device, implementation: str):
     """A model whose weights are large enough that every part of it is seen in the logits."""
     model = transformers.AutoModelForCausalLM.from_config(
-        CONFIGS[family](), experts_implementation=implementation)
+        config, experts_implementation=implementation)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
             if "norm" not in name:
