@@ -27,8 +27,8 @@ constexpr int kMostCols = 256;
 /// and not from L2: +6 %, gpt-oss +17 %. Five do not fit.
 constexpr int kDepth = 64, kStages = 4;
 
-/// Where experts have few rows (kFewRows), tiles of 16-bit operands have kColsOfFewRows columns, and
-/// so more stages: with four of any width products took up to 5 % longer (64 tokens; H100,
+/// Where experts have few rows (kFewRows), tiles of 16-bit operands have kColsOfFewRows columns,
+/// and so more stages: with four of any width products took up to 5 % longer (64 tokens; H100,
 /// 2026-11-26).
 constexpr int kStagesOfFewRows = 8;
 
