@@ -39,7 +39,8 @@ int tell_facts(const Options& options) {
   Table table({"fact", "value", "unit", ""});
   for (const bench::Fact& f : facts) table.add({f.name, text(f.value), f.unit, f.how});
   table.print(std::cout);
-  if (file.is_open()) write_record("facts", options.json, file, record(facts, machine(device)));
+  const std::string where = (options.ranks == 2 ? "2 x " : "") + machine(device);
+  if (file.is_open()) write_record("facts", options.json, file, record(facts, where));
   return 0;
 }
 
