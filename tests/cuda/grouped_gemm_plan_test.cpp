@@ -318,6 +318,8 @@ TEST(GroupedGemmPlan, AsksForRoomWhereExpertsAreDiscreteOrTilesAreMany) {
   EXPECT_EQ(bytes("grouped_gemm dgrad R=9 N=4096 K=4096 E=64 format=bf16 discrete_rhs=yes"),
             65 * 128);
   EXPECT_EQ(bytes("grouped_gemm wgrad R=9 N=4096 K=4096 E=64 format=bf16"), 128);
+  EXPECT_EQ(bytes("grouped_gemm fprop R=8 N=1536 K=2048 E=128 format=bf16"), 0);
+  EXPECT_EQ(bytes("grouped_gemm fprop R=64 N=1536 K=2048 E=128 format=bf16"), 128);
   EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=256 K=1024 E=3 format=bf16 unit_budget=2"), 0);
   EXPECT_EQ(bytes("grouped_gemm fprop R=9 N=512 K=1024 E=3 format=bf16 unit_budget=2"), 128);
   const std::string_view codes = " E=3 format=fp8_block lhs_scales_major=column unit_budget=2";

@@ -27,10 +27,12 @@ int64_t most_stages(const GroupedGemmProblem& p) {
   const int64_t cols = fprop ? p.n : p.k, depth = fprop ? p.k : p.n;
   if (p.pass == Pass::kWgrad)
     return parts_of(p.n, kClusterRows) * parts_of(p.k, kMostCols) * (p.rows / kDepth + p.experts);
+  const int64_t experts = std::min<int64_t>(p.experts, p.rows);  // that have rows
   if (!is_plain(p.lhs))
-    return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + p.experts) *
+    return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + experts) *
            parts_of(depth, kDepthOfCodes);
-  return parts_of(cols, kClusterRows) * (p.rows / kMostCols + p.experts) * parts_of(depth, kDepth);
+  const int64_t width = p.rows <= kFewRows * p.experts ? kColsOfFewRows : kMostCols;
+  return parts_of(cols, kClusterRows) * (p.rows / width + experts) * parts_of(depth, kDepth);
 }
 
 /// Whether clusters take tiles as they go: if there can be many stages for each.
