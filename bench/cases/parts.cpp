@@ -134,9 +134,9 @@ int32_t* random_places(Buffers& buffers, const Rows& rows, const Places& of, uin
     const int64_t first = rows.host[e], count = rows.host[e + 1] - first;
     std::vector<int> owners(size_t(count), of.ranks);  // of each row; behind the last: none
     for (int& owner : owners) {
+      if (std::all_of(left.begin(), left.end(), [](int64_t n) { return n == 0; })) break;
       std::discrete_distribution<int> any(left.begin(), left.end());
-      if (std::any_of(left.begin(), left.end(), [](int64_t n) { return n > 0; }))
-        --left[size_t(owner = any(bits))];
+      --left[size_t(owner = any(bits))];
     }
     std::sort(owners.begin(), owners.end());
     for (int64_t i = 0; i < count; ++i) {

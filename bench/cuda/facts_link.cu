@@ -4,6 +4,7 @@
 
 #include "bench/cuda/check.h"
 #include "bench/cuda/facts.h"
+#include "cadre/host_device.h"
 #include "cuda/device/flag.h"
 #include "cuda/device/launch.h"
 #include "cuda/device/tma.h"
@@ -26,8 +27,8 @@ struct Rows {
   int64_t count;
   int words;  ///< of 16 bytes, of a row
 
-  __device__ const uint4* source(int64_t row) const {
-    constexpr int64_t kStride = 9973;  // a prime, above all factors of the counts
+  CADRE_HD const uint4* source(int64_t row) const {
+    constexpr int64_t kStride = 9973;  // a prime that divides none of the counts
     return from + row * kStride % count * words;
   }
 };
@@ -190,7 +191,7 @@ class Link {
 
   /// Whether some rows of `to`, in memory of one side, are those of `from`, in that of the other.
   void check_rows(const Rows& rows, int to, int from) {
-    constexpr int64_t kLooks = 64, kStride = 9973;
+    constexpr int64_t kLooks = 64;
     const auto bytes = int64_t(rows.words) * 16;
     std::vector<char> want(static_cast<size_t>(bytes)), got(static_cast<size_t>(bytes));
     for (int64_t i = 0; i < kLooks; ++i) {
@@ -198,8 +199,7 @@ class Link {
       sides_[to].choose();
       sides_[to].accelerator->download(got.data(), rows.to + row * rows.words, bytes);
       sides_[from].choose();
-      sides_[from].accelerator->download(
-          want.data(), rows.from + row * kStride % rows.count * rows.words, bytes);
+      sides_[from].accelerator->download(want.data(), rows.source(row), bytes);
       if (got != want) throw DeviceError(text("bench: row ", row, " did not cross as it was"));
     }
   }

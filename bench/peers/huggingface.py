@@ -9,8 +9,9 @@ the same weights, calls in turns. Writes a record like that of `cadre bench --js
 step: forward, loss and backward of 4 x 1024 tokens. prefill: forward of as many, with a cache.
 decode: one token of 1, 16 or 64 sequences behind prompts; graph: the same as a CUDA graph;
 compiled: by torch.compile(mode="reduce-overhead"). Steps and decode are timed as the host starts
-them, all else on the GPU. Each is timed at two depths of one
-model, and the difference is that of whole decoder layers. Results are compared with eager's first.
+them, all else on the GPU, but where a model's own code waits for it: `timed_by_host` says which.
+Each is timed at two depths of one model, and the difference is that of whole decoder layers.
+Results are compared with eager's first.
 PYTHONPATH names the folder of the package cadre. On the CPU models are tiny: it only shows that it
 runs.
 """
@@ -192,10 +193,9 @@ def right_of(check, peers, absent, left_out):
         begun = time.monotonic()
         try:
             check.require(name)
-        except ImportError as error:
-            leave_out(name, error, absent)
         except Exception as error:
-            leave_out(name, error, left_out)
+            is_absent = isinstance(error, ImportError) and name != "cadre"
+            leave_out(name, error, absent if is_absent else left_out)
         else:
             names.append(name)
             print(f"  {name} compared in {time.monotonic() - begun:.1f} s", flush=True)

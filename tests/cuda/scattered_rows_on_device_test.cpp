@@ -40,7 +40,7 @@ std::vector<uint8_t> wanted(const Shape& shape, GroupedGemmCase c) {
 
 // Experts of a few rows, of just over a tile, without any; columns that end within a box; ranks
 // whose places are many or none.
-TEST_F(ScatteredRows, AreTheRowsOfTheProductWhereTheirSlotsAre) {
+TEST_F(ScatteredRows, AreTheRowsOfTheProductWhereTheirPlacesAre) {
   for (const Shape& shape :
        {Shape{"fprop R=450 N=136 K=272 E=6 scatter=yes T=150 top_k=3", {0, 201, 1, 0, 203, 0}},
         Shape{"fprop R=900 N=264 K=72 E=4 scatter=yes T=120 top_k=4 ranks=2", {257, 0, 300, 16}},

@@ -56,6 +56,10 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=90 N=112 K=520 E=12 discrete_rhs=yes act=geglu format=f16 out=f16 "
         "layout=interleave1 z=yes",
         "grouped_gemm fprop R=300 N=320 K=72 E=5 act=clamped_swiglu layout=interleave32 z=yes",
+        // Few rows an expert: two parts of a narrow tile, two tiles of an expert that has more.
+        "grouped_gemm fprop R=190 N=272 K=136 E=4 act=swiglu prob=yes z=yes bias=yes tail=zero",
+        "grouped_gemm fprop R=190 N=320 K=72 E=4 act=clamped_swiglu layout=interleave32 z=yes "
+        "unit_budget=2",
         "grouped_gemm fprop R=600 N=528 K=72 E=3 act=reglu unit_budget=2 prob=yes",
         // Rows of tokens: tiles of one consumer, of one stage and of many, one tile beside another
         // and above it, a contraction that ends within a stage, every layout, bias, probabilities.

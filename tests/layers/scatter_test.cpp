@@ -28,7 +28,7 @@ const char* row_at(const TensorView& v, int64_t rank, int64_t row) {
   return static_cast<const char*>(v.data) + bytes_for(v.dtype, at);
 }
 
-/// Slots that do not have their rows.
+/// Places that do not have their rows.
 template <class Problem>
 int wrong_places(const Problem& p, const int32_t* place_of, int64_t live, const TensorView& got,
                  const TensorView& want) {

@@ -25,7 +25,7 @@ std::vector<uint8_t> outputs_of(bench::GroupedGemmCase& c, std::string_view name
   return {first, first + bytes_for(out.dtype, out[0] * out.stride[0])};
 }
 
-TEST(GroupedGemmScatter, HasTheRowsOfTheProductAtTheirSlots) {
+TEST(GroupedGemmScatter, HasTheRowsOfTheProductAtTheirPlaces) {
   for (const char* words :
        {"fprop R=64 N=24 K=40 E=4 format=bf16 bias=yes alpha=yes scatter=yes T=16 top_k=4",
         "dgrad R=64 N=24 K=40 E=4 format=f32 out=f16 scatter=yes T=20 top_k=2 ranks=3",

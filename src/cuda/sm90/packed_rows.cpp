@@ -64,13 +64,15 @@ PackedRowsKind kind_of(const GroupedGemmProblem& p) {
 }
 
 /// x with its columns split, in the workspace.
-TensorView split_x(const GroupedGemmPlan& plan, const TensorView& x, Workspace workspace,
+TensorView split_x(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                    unsigned long long* taken, cudaStream_t stream) {
   const GroupedGemmProblem& p = plan.problem;
+  const TensorView& x = args.lhs.codes;
   void* copy = behind_maps(plan, workspace);
   const int64_t step = bytes_for(x.dtype, x.stride[0]);
   const int64_t blocks = p.unit_budget == 0 ? kSplitBlocks : 1;
-  split_columns({x.data, step, copy, p.rows, int(p.k)}, blocks * blocks_of(plan), taken, stream);
+  split_columns({x.data, step, copy, args.offsets.data, p.experts, p.rows, int(p.k)},
+                blocks * blocks_of(plan), taken, stream);
   return view(copy, x.dtype, {p.rows, p.k});
 }
 
@@ -115,7 +117,7 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
                                     .clears = !kind.split},
                                    plan, workspace, stream);
   GroupedGemmArgs split = args;
-  if (kind.split) split.lhs.codes = split_x(plan, args.lhs.codes, workspace, experts.taken, stream);
+  if (kind.split) split.lhs.codes = split_x(plan, args, workspace, experts.taken, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
   set_output(params, args, packed_part(p.out, kind.few));

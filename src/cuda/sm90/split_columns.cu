@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "cuda/device/launch.h"
+#include "schedule/expert_rows.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
@@ -23,7 +24,8 @@ __device__ Halves halves_of(const uint4& pairs) {
 __global__ void split_columns_kernel(const SplitRows rows, unsigned long long* taken) {
   begin_dependent();
   if (blockIdx.x == 0 && threadIdx.x == 0 && taken != nullptr) *taken = 0;
-  const int64_t of_row = rows.cols / kSplitColumns, all = rows.rows * of_row;
+  const int64_t of_row = rows.cols / kSplitColumns;
+  const int64_t all = schedule::rows_used(rows.offsets, rows.experts, rows.rows) * of_row;
   for (int64_t i = int64_t(blockIdx.x) * kThreads + threadIdx.x; i < all;
        i += int64_t(gridDim.x) * kThreads) {
     const auto* from = reinterpret_cast<const uint4*>(

@@ -15,6 +15,8 @@ struct SplitRows {
   const void* from;
   int64_t step;  ///< bytes, of `from`
   void* to;
+  const int32_t* offsets;  ///< [experts + 1]: what is behind their rows is not read
+  int experts;
   int64_t rows;
   int cols;
 };
