@@ -26,7 +26,7 @@ import time
 import tomllib
 
 SECONDS_OF_A_TEST = 900  # a fault may make it run for ever
-RECENT_COMMITS = 10
+RECENT_COMMITS = 5
 LEFT_OUT = {"build", ".git", ".venv", ".cache", "__pycache__"}
 
 
@@ -124,7 +124,8 @@ class GoogleTests:
     def run(self, test, pattern):
         """The exit code, the number of red tests, and whether any ran at all."""
         program = next(p for p in self.build.rglob(test) if os.access(p, os.X_OK) and p.is_file())
-        done = call("timeout", SECONDS_OF_A_TEST, program, f"--gtest_filter={pattern}")
+        done = call("timeout", SECONDS_OF_A_TEST, program, f"--gtest_filter={pattern}",
+                    "--gtest_fail_fast")  # one red test is enough
         failures = re.search(r"(\d+) FAILED TEST", done.stdout)
         ran = re.search(r"Running (\d+) tests?", done.stdout)
         return done.returncode, int(failures.group(1)) if failures else 0, not ran or ran[1] != "0"
@@ -167,7 +168,7 @@ class Pytests:
 
     def pytest(self, *words):
         return call("timeout", SECONDS_OF_A_TEST, self.tree / "tools/python.sh", "torch,pytest",
-                    "-m", "pytest", "-q", "-p", "no:cacheprovider", *words, **self.environment)
+                    "-m", "pytest", "-qx", "-p", "no:cacheprovider", *words, **self.environment)
 
 
 class Yard:
