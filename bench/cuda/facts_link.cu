@@ -57,13 +57,6 @@ struct Stages {
   Barrier full[kStages];
 };
 
-__device__ void bulk_store(void* to, const void* from, uint32_t bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
-                   __cvta_generic_to_global(to)),
-               "r"(cuda::shared_address(from)), "r"(bytes)
-               : "memory");
-}
-
 /// One thread a block: a row is loaded while those before it are stored.
 __global__ void tma_kernel(const __grid_constant__ Rows rows) {
   auto& shared = *reinterpret_cast<Stages*>(cuda::dynamic_shared());
@@ -81,7 +74,7 @@ __global__ void tma_kernel(const __grid_constant__ Rows rows) {
   for (int64_t i = 0; i < mine; ++i) {
     const int stage = int(i % kStages);
     cuda::wait(shared.full[stage], uint32_t(i / kStages) & 1);
-    bulk_store(rows.to + row_of(i) * rows.words, shared.row[stage], bytes);
+    cuda::bulk_store(rows.to + row_of(i) * rows.words, shared.row[stage], bytes);
     cuda::tma_commit();
     cuda::tma_wait_read<1>();  // so the stage before this one is free
     if (i > 0 && i - 1 + kStages < mine) load(i - 1 + kStages);

@@ -29,7 +29,7 @@ import cadre.huggingface  # noqa: F401  it registers "cadre"
 import torch_grouped_gemm as beside
 from huggingface_check import DecodedCheck, LearnedCheck, learned, require_same_steps
 from huggingface_models import PEERS, RELEASED, Decoder, Models
-from torch_moe import Timer, record, words
+from torch_moe import Timer, add_run_options, record, words
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import digest  # noqa: E402
@@ -224,7 +224,7 @@ def rows_of_calls(models, calls, names, options, clock, wrong):
         for sequences in options.sequences if call in CALLS[2:] else [0]:
             torch._dynamo.reset()
             left_out, shape = dict(wrong), Shape(models, sizes, call, sequences)
-            runs = runs_of(shape, names, clock, left_out)
+            runs = runs_of(shape, names, clock, left_out) if "cadre" in names else {}
             if "cadre" in left_out:
                 options.failures.append(f"{models.family} {call}: {left_out['cadre']}")
                 continue
@@ -257,13 +257,7 @@ def options_of(arguments):
                         default=[1, 16, 64], help="of decode, graph and compiled, by commas")
     parser.add_argument("--peers", type=words(PEERS), default=PEERS, help=",".join(PEERS))
     parser.add_argument("--depths", type=depths_of, default=(4, 2), help="layers of the two models")
-    parser.add_argument("--repeat", type=int, default=15, help="calls of each contestant")
-    parser.add_argument("--seconds", type=float, default=float("inf"),
-                        help="no model is begun, and no row measured, after so many")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="that the package was built from; else this file's")
-    parser.add_argument("--json", help="write a record to this file, after each row")
+    add_run_options(parser, "model")
     return parser.parse_args(arguments)
 
 

@@ -234,13 +234,7 @@ def options_of(arguments):
     parser.add_argument("--calls", type=torch_moe.words(CALLS), default=CALLS, help="forward,step")
     parser.add_argument("--contestants", type=torch_moe.words(NAMES), default=NAMES,
                         help=",".join(NAMES))
-    parser.add_argument("--repeat", type=int, default=15, help="calls of each contestant")
-    parser.add_argument("--seconds", type=float, default=float("inf"),
-                        help="no layer is begun, and no row measured, after so many")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="that the package was built from; else this file's")
-    parser.add_argument("--json", help="write a record to this file, after each row")
+    torch_moe.add_run_options(parser, "layer")
     return parser.parse_args(arguments)
 
 

@@ -36,7 +36,8 @@ CHECKED_TOKENS = 64
 MOST_DIFFERENCE = 0.02  # ||got - want|| / ||want||, some roundings to bf16 behind each other
 AHEAD, MOST_AHEAD = 2, 64  # products of AHEAD_SIDE cubed, while which the host queues one call
 AHEAD_SIDE = 8192
-CALLS, SOURCES, LAYERS = ("forward", "step"), ("logits", "router", "rows"), ("logits", "router")
+CALLS, SOURCES_OF_LAYERS = ("forward", "step"), ("logits", "router")
+SOURCES = (*SOURCES_OF_LAYERS, "rows")
 SIZES = ("T", "top_k", "H", "F", "E")
 
 
@@ -321,6 +322,17 @@ def words(known):
     return parse
 
 
+def add_run_options(parser, what):
+    """How long it is timed, where, and what becomes of it; in rows of a `what` each."""
+    parser.add_argument("--repeat", type=int, default=15, help="calls of each contestant")
+    parser.add_argument("--seconds", type=float, default=float("inf"),
+                        help=f"no {what} is begun, and no row measured, after so many")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--commit", help="that the package was built from; else this file's")
+    parser.add_argument("--json", help="write a record to this file, after each row")
+
+
 def options_of(arguments):
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -330,16 +342,10 @@ def options_of(arguments):
                         help="of the file, by commas, in this order; all if left out")
     parser.add_argument("--offsets", default="uniform", help="uniform, zipf:S, gamma:S, by commas")
     parser.add_argument("--calls", type=words(CALLS), default=CALLS, help="forward,step")
-    parser.add_argument("--from", dest="sources", type=words(SOURCES), default=LAYERS,
+    parser.add_argument("--from", dest="sources", type=words(SOURCES), default=SOURCES_OF_LAYERS,
                         help="logits,router; or rows")
     parser.add_argument("--peers", type=words(peers), default=peers, help=",".join(peers))
-    parser.add_argument("--repeat", type=int, default=15, help="calls of each contestant")
-    parser.add_argument("--seconds", type=float, default=float("inf"),
-                        help="no layer is begun, and no row measured, after so many")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--commit", help="that the package was built from; else this file's")
-    parser.add_argument("--json", help="write a record to this file, after each row")
+    add_run_options(parser, "layer")
     return parser.parse_args(arguments)
 
 

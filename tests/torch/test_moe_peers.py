@@ -10,6 +10,7 @@ import torch
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[2] / "bench/peers"))
 import moe_layers  # noqa: E402
 import torch_moe  # noqa: E402
+from wrong_gradients import GradientTimes  # noqa: E402
 
 LAYERS = "moe T=96 top_k=2 H=64 F=48 E=8  # tiny\nmoe T=40 top_k=3 H=32 F=16 E=5  # odd\n"
 
@@ -69,21 +70,10 @@ def test_layers_come_in_the_order_that_is_asked_for(run):
 
 @pytest.mark.parametrize("fault", ["out", "dx", "dlogits", "dw1", "dw2"])
 def test_a_peer_that_is_wrong_is_left_out(run, monkeypatch, fault):
-    class Wrong(torch.autograd.Function):
-        """Its gradient is 5 % too large."""
-
-        @staticmethod
-        def forward(ctx, value):
-            return value.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            return 1.05 * gradient
-
     class Peer(moe_layers.Cadre):
         def mix(self, x, logits):
             places = {"dx": x, "dlogits": logits, "dw1": self.weights[0], "dw2": self.weights[1]}
-            x, logits, w1, w2 = (Wrong.apply(t) if name == fault else t
+            x, logits, w1, w2 = (GradientTimes.apply(t, 1.05) if name == fault else t
                                  for name, t in places.items())
             own, self.weights = self.weights, [w1, w2]
             out = super().mix(x, logits)

@@ -94,7 +94,7 @@ class MoE(nn.Module):
         they keep otherwise.
     push: with ep by the route window, whether the experts write their results into the windows of
         all ranks while they compute them. None: where they can. True: a forward raises RuntimeError
-        where they cannot. The same on all ranks.
+        where they cannot, as compiled code cannot. The same on all ranks.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
         experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
         what the router decides of them. docs/layers/expert_parallel.md has training and states.

@@ -167,16 +167,13 @@ inline at::Tensor x_or_its_shape(const at::Tensor& x, const at::Tensor& dy,
 }
 
 /// A tensor of its own over the same memory, of which it is no view: where either is written in
-/// place, autograd sees it of both. The same one for tracers.
+/// place, autograd sees it of both; kept of what forward saved, backward sees whether anybody else
+/// has that. The same one for tracers.
 inline at::Tensor alias_of(const at::Tensor& t) {
   if (needs_dispatcher(t)) return t;
   return at::Tensor(t.unsafeGetTensorImpl()->shallow_copy_and_detach(
       torch::autograd::impl::version_counter(t), true));
 }
-
-/// What forward saved, for autograd to keep, so that backward sees whether anybody else has that
-/// memory.
-inline at::Tensor kept_alone(const at::Tensor& saved) { return alias_of(saved); }
 
 /// What must be in backward as it is in forward, if backward is to write into what forward saved:
 /// the graph that work is recorded into, since a graph of backward alone may be replayed twice. -1
@@ -188,7 +185,7 @@ inline int64_t kept_in(const at::Tensor& saved) {
   return int64_t(recorded_graph(device(saved), CurrentStream(saved).stream()));
 }
 
-/// Whether backward may write into what kept_alone() gave in forward: nobody else has it, autograd
+/// Whether backward may write into what alias_of() gave in forward: nobody else has it, autograd
 /// lets go of it after this backward, and no tracer looks on.
 inline bool may_overwrite(const at::Tensor& saved, int64_t kept_in_forward) {
   return kept_in_forward >= 0 && !torch::autograd::get_current_graph_task_keep_graph() &&

@@ -44,7 +44,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                     o.activation, o.recipe, o.keep_h, o.unit_budget, o.window, place_of});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
-    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, kept_alone(saved), prob,
+    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), prob,
                                   bias2_scale, rng, place_of, weight1, bias1, weight2, bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);

@@ -66,9 +66,9 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
     ctx->mark_non_differentiable({experts, offsets, saved});
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && (!o.keep_rows || shared1) && wgrad_reads_x(x, o.recipe);
-    ctx->save_for_backward(joined(if_wanted(reads_x, x), logits, experts, offsets,
-                                  kept_alone(saved), rng, shared1, shared2, shared_gate, weight1,
-                                  bias1, weight2, bias2));
+    ctx->save_for_backward(joined(if_wanted(reads_x, x), logits, experts, offsets, alias_of(saved),
+                                  rng, shared1, shared2, shared_gate, weight1, bias1, weight2,
+                                  bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["routing"] = std::string(o.routing);
     ctx->saved_data["kept_in"] = kept_in(saved);

@@ -102,6 +102,14 @@ __device__ inline void bulk_load(void* to, const void* from, uint32_t bytes, Bar
       : "memory");
 }
 
+/// The other way, as part of this thread's uncommitted bulk group.
+__device__ inline void bulk_store(void* to, const void* from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+}
+
 /// Stores a box, as part of this thread's uncommitted bulk group.
 __device__ inline void tma_store(const CUtensorMap& map, const Box3& at, const void* from) {
   asm volatile(

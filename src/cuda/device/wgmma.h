@@ -52,9 +52,6 @@ __device__ inline void pin(uint32_t* operand) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(operand[i])::"memory");
 }
 
-/// Keeps the compiler from working an address out anew wherever it is used.
-__device__ inline void pin(const char*& address) { asm volatile("" : "+l"(address)); }
-
 template <int kIncrease>
 __device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kIncrease));

@@ -147,7 +147,11 @@ RaggedContractionParams contraction_params(const GroupedGemmPlan& plan, const Gr
   const GroupedGemmProblem& p = plan.problem;
   const TensorView& dw = args.out;
   const auto* pointers = const_cast<const void* const*>(args.discrete_out);
-  const Prepared experts = prepare({dw, pointers, kGradientRows}, plan, workspace, stream);
+  const Prepared experts = prepare({.view = dw,
+                                    .pointers = pointers,
+                                    .box_rows = kGradientRows,
+                                    .clears = p.gather == Gather::kNo},
+                                   plan, workspace, stream);
   const bool adds = p.out != DType::kF32 && p.accumulate != Accumulate::kNo;  // floats by TMA
   return {.a = {},
           .b = {},

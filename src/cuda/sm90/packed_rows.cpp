@@ -21,15 +21,15 @@ constexpr Instance instance() {
 
 constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false, true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kMxfp4, .split = true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false, true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kMxfp8, .split = true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
-    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false, true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kNvfp4, .split = true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
 };
@@ -58,9 +58,9 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
 }
 
 PackedRowsKind kind_of(const GroupedGemmProblem& p) {
-  const bool few = p.rows <= kFewRows * p.experts && p.out != DType::kF32;
-  const bool split = few || (p.n >= kSplitCols && p.out != DType::kF32);
-  return {p.rhs.kind, p.out, few, split};
+  if (p.out == DType::kF32) return {p.rhs.kind, p.out};
+  const bool few = are_few_rows(p.rows, p.experts);
+  return {p.rhs.kind, p.out, few, few || p.n >= kSplitCols};
 }
 
 /// x with its columns split, in the workspace.

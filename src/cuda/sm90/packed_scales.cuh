@@ -1,6 +1,6 @@
 #pragma once
+#include "cuda/device/copy.h"
 #include "cuda/device/matrices.h"
-#include "cuda/device/wgmma.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/packed_codes.cuh"
 #include "cuda/sm90/packed_rows.h"
@@ -70,8 +70,8 @@ class PackedFactors {
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] = of_expert + (row < last ? row : last) / scales.rows * scales.row_step;
-      pin(rows_[i]);
+      rows_[i] =
+          in_registers(of_expert + (row < last ? row : last) / scales.rows * scales.row_step);
     }
     read();
   }

@@ -31,7 +31,8 @@ int64_t most_stages(const GroupedGemmProblem& p) {
   if (!is_plain(p.lhs))
     return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + experts) *
            parts_of(depth, kDepthOfCodes);
-  const int64_t width = p.rows <= kFewRows * p.experts ? kColsOfFewRows : kMostCols;
+  const bool narrow = are_few_rows(p.rows, p.experts) && p.gather == Gather::kNo && !p.scatter;
+  const int64_t width = narrow ? kColsOfFewRows : kMostCols;
   return parts_of(cols, kClusterRows) * (p.rows / width + experts) * parts_of(depth, kDepth);
 }
 
@@ -134,7 +135,7 @@ Prepared prepare(const ExpertViews& v, const GroupedGemmPlan& plan, Workspace wo
   auto* taken = counts_tiles(plan.problem, plan.device)
                     ? reinterpret_cast<unsigned long long*>(end - kCountBytes)
                     : nullptr;
-  auto* cleared = has_places(plan.problem) || !v.clears ? nullptr : taken;
+  auto* cleared = v.clears ? taken : nullptr;
   if (v.one_map()) {
     if (cleared != nullptr) clear_count(cleared, stream);
     return {v.map(v.view), nullptr, taken};

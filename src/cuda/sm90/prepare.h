@@ -42,7 +42,7 @@ struct ExpertViews {
   int box_rows;
   std::optional<GluLayout> glu{};  ///< rows of gate and up, in this layout
   int box_columns = 0;             ///< as of expert_map()
-  bool clears = true;              ///< the count of tiles; else what writes the workspace next does
+  bool clears = true;              ///< the count of tiles; else what else writes there zeroes it
 
   /// A map of them all, unless they are discrete, or their rows lie in blocks, which take the
   /// dimension of experts.
@@ -60,7 +60,7 @@ struct Prepared {
 };
 
 /// Writes what a kernel finds in the workspace: E maps of discrete experts, and, if clusters count,
-/// the count, zero. Where there are places_of() rows, what writes these zeroes it.
+/// the count, zero if the views clear it.
 Prepared prepare(const ExpertViews&, const GroupedGemmPlan&, Workspace, cudaStream_t);
 
 /// What lies behind the maps in the workspace.

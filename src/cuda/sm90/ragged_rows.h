@@ -46,7 +46,7 @@ struct RaggedRowsParams {
     return alpha != nullptr || w_scale != nullptr || beta != nullptr || bias.is_there();
   }
   /// Whether experts have so few rows that tiles are narrow.
-  bool has_few_rows() const { return rows <= kFewRows * expert_count; }
+  bool has_few_rows() const { return are_few_rows(rows, expert_count); }
   /// Whether consumers hold a tile's 16-bit output and write it beside the next tile's products.
   bool holds_output() const {
     const int64_t each = std::min<int64_t>(rows / std::max(expert_count, 1), kMostCols);

@@ -27,9 +27,8 @@ constexpr int kMostCols = 256;
 /// and not from L2: +6 %, gpt-oss +17 %. Five do not fit.
 constexpr int kDepth = 64, kStages = 4;
 
-/// Where experts have few rows (kFewRows), tiles of 16-bit operands have kColsOfFewRows columns,
-/// and so more stages: with four of any width products took up to 5 % longer (64 tokens; H100,
-/// 2026-11-26).
+/// Where experts have few rows, tiles of 16-bit operands that are neither gathered nor scattered
+/// have kColsOfFewRows columns, and so more stages: with four of any width products took longer.
 constexpr int kStagesOfFewRows = 8;
 
 /// Buffers for the output, with which consumers take turns: one stores while the other multiplies.
@@ -72,6 +71,7 @@ constexpr int kColsOfFewRows = 64, kBlocksOfFewRows = 2;
 constexpr int kDepthOfFewNibbles = 128, kStagesOfFewNibbles = 4;
 constexpr int kDepthOfFewBytes = 64, kStagesOfFewBytes = 6;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
+constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows * experts; }
 
 /// x is copied with its columns split where rows are few, and for products with so many columns:
 /// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.

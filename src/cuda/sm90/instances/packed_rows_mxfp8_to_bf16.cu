@@ -4,7 +4,7 @@ namespace cadre::cuda::sm90 {
 
 template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false, true}>(
+template void launch_packed_rows<PackedRowsKind{.weights = FormatKind::kMxfp8, .split = true}>(
     const PackedRowsParams&, int, cudaStream_t);
 template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(
     const PackedRowsParams&, int, cudaStream_t);

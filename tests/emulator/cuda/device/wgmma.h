@@ -53,8 +53,6 @@ inline void pin(uint32_t* operand) {
   asm volatile("" ::"r"(operand) : "memory");
 }
 
-inline void pin(const char*& address) { asm volatile("" : "+r"(address)); }
-
 template <int kIncrease>
 inline void setmaxnreg_inc() {}
 template <int kDecrease>
