@@ -5,6 +5,7 @@ from huggingface_models import Decoder, Routing
 
 MOST_DIFFERENCE = 0.03  # ||got - want|| / ||want||, of some layers of roundings to bf16
 MOST_GRADIENT_DIFFERENCE = 0.04  # twice as many roundings
+MOST_COMPILED_DIFFERENCE = 0.06  # inductor leaves out the roundings between what it fuses
 MOST_LOSS_DIFFERENCE = 2.0 ** -9  # of the loss: half a rounding to bf16
 CLEAR = 0.1  # a token is clear that leads the next one by this much of all logits' deviation
 SEQUENCES, STEPS = 16, 8
@@ -36,12 +37,12 @@ def stepped(decoder, step, forced=None):
     return torch.stack(rows), tokens
 
 
-def require_same_steps(decoder, run):
+def require_same_steps(decoder, run, most=MOST_DIFFERENCE):
     """A graph's steps are those of the model called plainly. Fused roundings may move a token to
     another expert, so most rows count."""
     want, tokens = stepped(decoder, decoder.step)
     difference = float(apart(stepped(decoder, run, tokens)[0], want).median())
-    if not difference <= MOST_DIFFERENCE:
+    if not difference <= most:
         raise RuntimeError(f"logits differ by {difference:.3g} of their norm from those of the "
                            "same model outside of a graph")
 

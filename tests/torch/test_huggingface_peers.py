@@ -103,11 +103,11 @@ def test_cadre_must_be_right(run, monkeypatch):
         run("--calls", "prefill,decode", "--sequences", "1", "--peers", "eager")
 
 
-def test_a_graph_must_do_what_the_model_does(run, monkeypatch):
-    monkeypatch.setattr(models_of.Decoder, "captured",
-                        lambda self: lambda: self.step().roll(1, -1))
+@pytest.mark.parametrize("call, made", [("graph", "captured"), ("compiled", "compiled")])
+def test_a_graph_must_do_what_the_model_does(run, monkeypatch, call, made):
+    monkeypatch.setattr(models_of.Decoder, made, lambda self: lambda: self.step().roll(1, -1))
     with pytest.raises(SystemExit, match="from those of the same model outside of a graph$"):
-        run("--calls", "graph", "--sequences", "2", "--peers", "grouped_mm")
+        run("--calls", call, "--sequences", "2", "--peers", "grouped_mm")
 
 
 def test_the_difference_of_two_depths_is_that_of_layers():
