@@ -94,6 +94,7 @@ inline constexpr std::string_view kPermuteOfCodes[] = {
     "permute permute T=7 top_k=3 R=70 H=4096 E=5 ranks=3 format=mxfp8 prob=yes tail=zero",
     "permute permute T=7 top_k=3 R=50 H=1056 E=5 ranks=3 format=fp8_block scales_major=column",
     "permute permute T=1 top_k=3 R=7 H=128 E=5 ranks=2 format=fp8_row:e5m2",
+    "permute permute T=3 top_k=2 R=8 H=8256 E=2 format=mxfp8",
     "permute permute T=0 top_k=3 R=7 H=128 E=5 format=mxfp8 tail=zero",
     "permute permute T=5 top_k=3 R=0 H=128 E=5 format=mxfp8"};
 

@@ -77,7 +77,8 @@ struct RankCase {
   void quantize_rows() const {
     quantize(rows, codes_of_rows(), {offsets.data(), p.experts}, p.scales_major);
   }
-  /// Rows as the numbers that their codes say. On one thread: a process that was forked has no other.
+  /// Rows as the numbers that their codes say. By one thread, since a process that was forked has
+  /// no other.
   void decode_rows() const {
     const Threads one(1);
     const DequantizePlan made = plan({.source = shape(p.rows), .out = p.dtype}, this_cpu());
