@@ -196,9 +196,10 @@ struct DispatchBackwardArgs {
 /// expert stand in (rank, token, choice) order, as in one process that has all tokens.
 ///
 /// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32. x of a format
-///           is its codes and scales along K, as quantise of x [t, H] makes them: fp8_row, fp8_block
-///           or mxfp8, whose scales are of one row each (permute.h). rows and row_scales are then
-///           what quantise of rows would have made, and x of grouped_gemm. All else is of dtype.
+///           is its codes and scales along K, as quantise of x [t, H] makes them: fp8_row,
+///           fp8_block or mxfp8, whose scales are of one row each (permute.h). rows and row_scales
+///           are then what quantise of rows would have made, and x of grouped_gemm. All else is of
+///           dtype.
 /// Rows      t may differ between ranks and calls. Dropped choices add nothing and have dprob 0.
 /// Errors    InvalidArgument before anything is moved. DeviceError where a rank is out of step, or
 ///           has not come within the window's limit: it names rank, exchange and epoch, outputs are

@@ -335,10 +335,6 @@ void launch_codes(const Job& job, cudaStream_t stream) {
                RowGrid::of(items, columns, kRounds).on(stream), job);
 }
 
-bool reads_tokens(PermutePass pass) {
-  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
-}
-
 void permute_codes(const Job& job, bool spread, bool wide, cudaStream_t stream) {
   const auto visit = [&]<class OfRows>(OfRows) {
     spread ? launch_codes<CodesConfig<OfRows, Memory::kRanks>>(job, stream)
@@ -347,15 +343,7 @@ void permute_codes(const Job& job, bool spread, bool wide, cudaStream_t stream) 
   wide ? visit(WideChunksOf<DType::kBf16>()) : visit(AnyChunks());
 }
 
-}  // namespace
-
-void permute(const PermutePlan& plan, const PermuteArgs& given, Workspace, Stream stream) {
-  PermuteProblem p = plan.problem;
-  PermuteArgs args = given;
-  if (p.format) {
-    p.dtype = DType::kBf16, p.hidden /= 2;
-    args.tokens = in_pairs(args.tokens), args.rows = in_pairs(args.rows);
-  }
+void launch_pass(const PermuteProblem& p, const PermuteArgs& args, cudaStream_t stream) {
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
   const bool by_row = reads_tokens(p.pass);
   const TensorView& read = by_row ? args.tokens : args.rows;
@@ -388,13 +376,24 @@ void permute(const PermutePlan& plan, const PermuteArgs& given, Workspace, Strea
                     job.addend.is_wide() && rank_step % 16 == 0;
   if (p.format) {
     job.scales = scales_job(args, job.hidden);
-    return permute_codes(job, spread, wide, stream_of(stream));
+    return permute_codes(job, spread, wide, stream);
   }
   visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {
-    spread           ? launch<Config<OfRows, Memory::kRanks>>(p, job, stream_of(stream))
-    : p.experts == 0 ? launch_all_sums<Config<OfRows, Memory::kWhole>>(p, job, stream_of(stream))
-                     : launch<Config<OfRows, Memory::kHere>>(p, job, stream_of(stream));
+    spread           ? launch<Config<OfRows, Memory::kRanks>>(p, job, stream)
+    : p.experts == 0 ? launch_all_sums<Config<OfRows, Memory::kWhole>>(p, job, stream)
+                     : launch<Config<OfRows, Memory::kHere>>(p, job, stream);
   });
+}
+
+}  // namespace
+
+void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
+  PermuteProblem p = plan.problem;
+  if (!p.format) return launch_pass(p, args, stream_of(stream));
+  p.dtype = DType::kBf16, p.hidden /= 2;
+  PermuteArgs pairs = args;
+  pairs.tokens = in_pairs(args.tokens), pairs.rows = in_pairs(args.rows);
+  launch_pass(p, pairs, stream_of(stream));
 }
 
 }  // namespace cadre::cuda::portable

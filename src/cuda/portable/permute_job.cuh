@@ -22,6 +22,10 @@ struct ScalesJob {
   int first_segment = 0;
 };
 
+inline bool reads_tokens(PermutePass pass) {
+  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+}
+
 /// The parameters of the kernels.
 struct Job {
   Matrix tokens, rows, y, addend;
