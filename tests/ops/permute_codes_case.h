@@ -21,14 +21,14 @@ struct PermuteCodesCase {
       : p(parse_permute_problem(words)), routed(of_all_tokens(p), seed) {
     const QuantizedShape shape{.rows = p.rows, .cols = p.hidden, .format = *p.format};
     const TensorView scales = quantized_view(shape, nullptr).scales;
-    const int64_t all = p.ranks * p.tokens, gap = 2 * (seed % 2);
+    const int64_t all = p.ranks * apart(), gap = 2 * (seed % 2);
     tokens = Tensor(p.format->element, {all, p.hidden}, {.row_gap = 8 * gap});
     token_scales = Tensor(scales.dtype, {all, scales[1]}, {.row_gap = gap});
     rows = Tensor(p.format->element, {p.rows, p.hidden}, {.row_gap = gap});
     row_scales = p.scales_major == Major::kRow
                      ? Tensor(scales.dtype, {p.rows, scales[1]}, {.row_gap = gap})
                      : Tensor(scales.dtype, {scales[1], p.rows}, {.row_gap = 3});
-    prob = Tensor(DType::kF32, {all, p.top_k});
+    prob = Tensor(DType::kF32, {p.ranks * p.tokens, p.top_k});
     row_prob = Tensor(DType::kF32, {p.rows});
     std::mt19937 random(seed);
     prob.fill(random, 0, 1);
@@ -64,6 +64,8 @@ struct PermuteCodesCase {
   }
 
  private:
+  /// Rows from one rank's first to the next one's.
+  int64_t apart() const { return p.ranks == 1 ? p.tokens : p.tokens + 3; }
   static PermuteProblem of_all_tokens(PermuteProblem p) {
     p.tokens *= p.ranks;
     return p;
@@ -71,7 +73,7 @@ struct PermuteCodesCase {
   TensorView of_ranks(const TensorView& v) const {
     if (p.ranks == 1) return v;
     const int64_t step = v.stride[0];
-    return view(v.data, v.dtype, {p.ranks, p.tokens, v[1]}, {p.tokens * step, step, 1});
+    return view(v.data, v.dtype, {p.ranks, p.tokens, v[1]}, {apart() * step, step, 1});
   }
   static void fill_bits(const Tensor& t, std::mt19937& random) {
     const TensorView v = t.view();

@@ -20,8 +20,8 @@ constexpr int kPair = 2;  // chunks of a token, and of a row, that are multiplie
 
 template <class Config>
 __device__ Segment read_token(const Job& job, int64_t token) {
-  if (has_scales<Config>(job)) return read_scales<Config>(job, token);
   Segment chunks{};
+  chunks.scale = read_scale<Config>(job, token);
   const auto& tokens = job.with_row<Config>(job.tokens, token);
   const int64_t first = first_column(kRounds);
 #pragma unroll
@@ -33,8 +33,8 @@ __device__ Segment read_token(const Job& job, int64_t token) {
 
 template <class Config>
 __device__ void write_row(const Job& job, int64_t row, const Segment& chunks, float p) {
-  if (has_scales<Config>(job)) return write_scales(job.scales, row, chunks);
   const int64_t first = first_column(kRounds);
+  write_scale<Config>(job, row, chunks.scale);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const Chunk chunk = job.weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
@@ -323,16 +323,14 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   }
 }
 
-/// Rows of codes, whose scales are segments behind theirs.
+/// Rows of codes and their scales, in one launch.
 template <class Config>
 void launch_codes(const Job& job, cudaStream_t stream) {
-  const int64_t of_scales = (job.scales.words + kRounds * kLanes - 1) / (kRounds * kLanes);
-  const int64_t columns = (job.scales.first_segment + of_scales) * kRounds * kRound;
   const bool by_token = job.row_of != nullptr;
   const int64_t groups = (job.bound + kLanes - 1) / kLanes;
   const int64_t items = by_token ? job.token_count + groups : job.bound;
   cuda::launch(by_token ? scatter_kernel<Config> : rows_kernel<Config>,
-               RowGrid::of(items, columns, kRounds).on(stream), job);
+               RowGrid::of(items, job.hidden, kRounds).on(stream), job);
 }
 
 void permute_codes(const Job& job, bool spread, bool wide, cudaStream_t stream) {
@@ -375,7 +373,7 @@ void launch_pass(const PermuteProblem& p, const PermuteArgs& args, cudaStream_t 
   const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() &&
                     job.addend.is_wide() && rank_step % 16 == 0;
   if (p.format) {
-    job.scales = scales_job(args, job.hidden);
+    job.scales = scales_job(args, info(p.format->kind).block);
     return permute_codes(job, spread, wide, stream);
   }
   visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {

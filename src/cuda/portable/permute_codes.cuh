@@ -1,61 +1,51 @@
 #pragma once
+#include <algorithm>
+
 #include "cadre/permute.h"
 #include "cuda/portable/permute_job.cuh"
 
 // Rows of codes and their scales, moved by the kernels of permute.cu: codes two by two, as if they
-// were bf16, scales as segments behind those of the codes.
+// were bf16.
 namespace cadre::cuda::portable {
 
-/// The chunks of a thread in its segment of one token, or a word in place of each.
+/// The chunks of a thread in its segment of one token, and a word of the scales.
 struct Segment {
   Chunk of[kRounds];
-
-  __device__ uint32_t& word(int i) { return of[i].low.x; }
-  __device__ uint32_t word(int i) const { return of[i].low.x; }
+  uint32_t scale;
 };
 
-/// Whether this warp has scales, and the first word of a thread, of which the next is a warp away.
+/// Which word of the scales this thread has; negative: none.
 template <class Config>
-__device__ bool has_scales(const Job& job) {
-  if constexpr (requires { typename Config::Beside; })
-    return segment_index() >= job.scales.first_segment;
-  else
-    return false;
-}
-__device__ inline int first_scale(const ScalesJob& scales) {
-  return (int(segment_index()) - scales.first_segment) * kRounds * kLanes + int(threadIdx.x);
+__device__ int scale_word(const Job& job) {
+  if constexpr (requires { typename Config::Beside; }) {
+    const int here = int(threadIdx.x);
+    const int word = int(segment_index()) * job.scales.words_of_segment + here;
+    if (here < job.scales.words_of_segment && word < job.scales.words) return word;
+  }
+  return -1;
 }
 
 template <class Config>
-__device__ Segment read_scales(const Job& job, int64_t token) {
+__device__ uint32_t read_scale(const Job& job, int64_t token) {
+  const int word = scale_word<Config>(job);
+  if (word < 0) return 0;
   const ScalesJob& s = job.scales;
-  Segment words{};
   const char* from = s.from + token * s.token_pitch;
   if constexpr (Config::kMemory == Memory::kRanks)
     from += uint32_t(token) / uint32_t(job.rank_rows) * s.rank_gap;
-  const int first = first_scale(s);
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    const int at = first + i * kLanes;
-    if (at >= s.words) continue;
-    words.word(i) = s.word_bytes == 4 ? reinterpret_cast<const uint32_t*>(from)[at]
-                                      : reinterpret_cast<const uint16_t*>(from)[at];
-  }
-  return words;
+  return s.word_bytes == 4 ? reinterpret_cast<const uint32_t*>(from)[word]
+                           : reinterpret_cast<const uint16_t*>(from)[word];
 }
 
-__device__ inline void write_scales(const ScalesJob& s, int64_t row, const Segment& words) {
-  char* to = s.to + row * s.row_pitch;
-  const int first = first_scale(s);
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i) {
-    const int at = first + i * kLanes;
-    if (at >= s.words) continue;
-    if (s.word_bytes == 4)
-      *reinterpret_cast<uint32_t*>(to + at * s.row_step) = words.word(i);
-    else
-      *reinterpret_cast<uint16_t*>(to + at * s.row_step) = uint16_t(words.word(i));
-  }
+template <class Config>
+__device__ void write_scale(const Job& job, int64_t row, uint32_t scale) {
+  const int word = scale_word<Config>(job);
+  if (word < 0) return;
+  char* to = job.scales.to + row * job.scales.row_pitch + word * job.scales.row_step;
+  if (job.scales.word_bytes == 4)
+    *reinterpret_cast<uint32_t*>(to) = scale;
+  else
+    *reinterpret_cast<uint16_t*>(to) = uint16_t(scale);
 }
 
 /// The first rank's part of what several have; all of what one has.
@@ -72,8 +62,7 @@ inline TensorView in_pairs(TensorView codes) {
   return codes;
 }
 
-inline ScalesJob scales_job(const PermuteArgs& args, int64_t columns) {
-  constexpr int64_t kSegment = kRounds * kRound;
+inline ScalesJob scales_job(const PermuteArgs& args, int64_t block) {
   const TensorView from = one_rank(args.token_scales), &to = args.row_scales;
   ScalesJob s{.from = static_cast<const char*>(from.data), .to = static_cast<char*>(to.data)};
   s.token_pitch = bytes_for(from.dtype, from.stride[0]);
@@ -86,7 +75,8 @@ inline ScalesJob scales_job(const PermuteArgs& args, int64_t columns) {
   s.word_bytes = all % 4 == 0 ? 4 : 2;
   s.words = int(bytes / s.word_bytes);
   s.row_step = to.dtype == DType::kF32 ? bytes_for(to.dtype, to.stride[1]) : s.word_bytes;
-  s.first_segment = int((columns + kSegment - 1) / kSegment);
+  const int64_t of_segment = 2 * kRounds * kRound / block * bits(to.dtype) / 8;
+  s.words_of_segment = std::max(1, int(of_segment / s.word_bytes));
   return s;
 }
 

@@ -10,16 +10,16 @@ constexpr int kRounds = 4;  // chunks that a thread has in flight
 /// What is read: of one rank, with offsets that say where rows end, or without; or of several.
 enum class Memory : uint8_t { kHere, kWhole, kRanks };
 
-/// Scales that move beside rows of codes, in words of two or four bytes. They are segments of a row
-/// behind those of its codes.
+/// Scales that move beside rows of codes, in words of two or four bytes: each segment of codes with
+/// its own, a word a thread.
 struct ScalesJob {
   const char* from = nullptr;  ///< of tokens
   char* to = nullptr;
   int64_t token_pitch = 0, row_pitch = 0;  ///< bytes from row to row
   int64_t row_step = 0;                    ///< of rows: bytes from word to word
   int64_t rank_gap = 0;                    ///< as Job has it
-  int words = 0, word_bytes = 4;           ///< of a row; of a word
-  int first_segment = 0;
+  int words = 0, words_of_segment = 1;     ///< of a row
+  int word_bytes = 4;
 };
 
 inline bool reads_tokens(PermutePass pass) {
