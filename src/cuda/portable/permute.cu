@@ -37,7 +37,8 @@ __device__ void write_row(const Job& job, int64_t row, const Segment& chunks, fl
   write_scale<Config>(job, row, chunks.scale);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
-    const Chunk chunk = job.weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
+    const bool weighted = are_weighted<Config>(job);
+    const Chunk chunk = weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
     if (first + i * kRound < job.hidden)
       store<Config::kWide>(chunk, job.rows, {row, first + i * kRound});
   }

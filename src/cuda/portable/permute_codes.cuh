@@ -14,6 +14,13 @@ struct Segment {
   uint32_t scale;
 };
 
+/// Whether rows are tokens times a probability, which codes never are.
+template <class Config>
+__device__ bool are_weighted(const Job& job) {
+  if constexpr (requires { typename Config::Beside; }) return false;
+  return job.weighted;
+}
+
 /// Which word of the scales this thread has; negative: none.
 template <class Config>
 __device__ int scale_word(const Job& job) {
