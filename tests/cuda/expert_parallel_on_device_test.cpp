@@ -19,6 +19,7 @@ TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
   EXPECT_EQ(route(kFew, "window"), "window");
   EXPECT_EQ(route("expert_parallel T=257 top_k=8 H=64 E=512 ranks=2"), "window");
   EXPECT_EQ(route("expert_parallel T=256 top_k=8 H=64 E=513 ranks=2"), "window");
+  EXPECT_EQ(route("expert_parallel T=1 top_k=8 H=64 E=2 ranks=2 x=mxfp8"), "window");
   EXPECT_NE(explain(plan(parse_expert_parallel_problem(kFew), gpu)).find("is one kernel"),
             std::string::npos);
 }
