@@ -40,10 +40,20 @@ CheckReport check_small(const ExpertParallelPlan& plan, const MeasureOptions& op
   return check_ranks(to_string(small), options.draw, options.device, plan.name).check;
 }
 
+/// Of a row as a call moves it.
+int64_t row_bytes(size_t call, const ExpertParallelProblem& p) {
+  return call == 0 ? dispatched_bytes(p) : bytes_for(p.dtype, p.hidden);
+}
+
+/// Rows where they belong, of all ranks.
+double delivered(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
+  return double(routing.rows(p, false)) * double(row_bytes(call, p));
+}
+
 /// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums.
-double bytes_of(size_t call, const Measurement& m, const ExpertParallelProblem& p) {
-  const auto sums = double(bytes_for(p.dtype, p.ranks * p.tokens * p.hidden));
-  return m.delivered_bytes + (call == 0 ? m.delivered_bytes : sums);
+double bytes_of(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
+  const double rows = delivered(call, p, routing);
+  return rows + (call == 0 ? rows : double(bytes_for(p.dtype, p.ranks * p.tokens * p.hidden)));
 }
 
 /// One rank, as it is timed.
@@ -57,8 +67,7 @@ class TimedRank {
     mine_.choose(routing.experts.data(), routing.tokens[size_t(rank.number())]);
   }
 
-  void run(const Measurement& m, const RankRouting& routing, const MeasureOptions& options,
-           Times& times) {
+  void run(const RankRouting& routing, const MeasureOptions& options, Times& times) {
     const ExpertParallelProblem& p = mine_.plan().problem;
     rank_.enter("making the window");
     Window window = Window::create(mine_.plan(), rank_.number(), rank_.all_gather());
@@ -73,7 +82,7 @@ class TimedRank {
         call == 0 ? mine_.dispatch(window) : mine_.collect(window);
       };
       contestants.push_back({"cadre", std::string(mine_.plan().name), exchange});
-      add_copy(bytes_of(call, m, p) / p.ranks, contestants);
+      add_copy(bytes_of(call, p, routing) / p.ranks, contestants);
       if (accelerator_) {
         add_dma_engine(window, crossing(call, p, routing), contestants);
         add_graph(exchange, contestants);
@@ -89,7 +98,7 @@ class TimedRank {
   /// Bytes that a rank takes from another, on average.
   static int64_t crossing(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
     const int64_t rows = call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true);
-    return bytes_for(p.dtype, rows * p.hidden) / p.ranks;
+    return rows * row_bytes(call, p) / p.ranks;
   }
 
   void add_copy(double bytes, std::vector<Peer>& contestants) {
@@ -148,7 +157,7 @@ class TimedRank {
   RankCase mine_;
 };
 
-Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing, const Measurement& m,
+Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing,
                 const MeasureOptions& options) {
   const ExpertParallelProblem& p = plan.problem;
   Buffers inputs_of_all, shared{Buffers::ForProcesses{}};
@@ -158,7 +167,7 @@ Times run_timed(const ExpertParallelPlan& plan, const RankRouting& routing, cons
     const int q = rank.number();
     const ExpertParallelPlan mine =
         cadre::plan(p, device_of_rank(plan.device, q, p.ranks), plan.name);
-    TimedRank(rank, mine, routing, inputs).run(m, routing, options, times[q]);
+    TimedRank(rank, mine, routing, inputs).run(routing, options, times[q]);
     return std::string();
   });
   return times[0];
@@ -177,20 +186,19 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
   m.checked_rows = std::min(p.tokens, kCheckedTokens);
   if (!m.check.good()) return {m};
   const RankRouting routing = drawn_routing(p, options.draw);
-  const auto row = double(bytes_for(p.dtype, p.hidden));
-  m.delivered_bytes = double(routing.rows(p, false)) * row;
-  m.crossed_bytes = double(routing.rows(p, true)) * row;
-  const Times times = run_timed(chosen, routing, m, options);
+  const Times times = run_timed(chosen, routing, options);
   std::vector<Measurement> all;
   for (size_t call = 0; call < kCalls.size(); ++call) {
     Measurement& one = all.emplace_back(m);
     one.call = kCalls[call];
-    one.bytes = bytes_of(call, m, p);
+    one.bytes = bytes_of(call, p, routing);
+    one.delivered_bytes = delivered(call, p, routing);
+    const int64_t crossing_rows = call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true);
+    one.crossed_bytes = double(crossing_rows) * double(row_bytes(call, p));
     const auto& [ours, copy, engine, graph] = times.of[call];
     one.timings = {{"cadre", m.plan, ours.us, ours.speed},
                    {"copy", text("a copy of ", int64_t(one.bytes / 2), " bytes by all ranks"),
                     copy.us, copy.speed}};
-    if (call == 0) one.crossed_bytes = double(routing.crossing_tokens(p)) * row;
     if (chosen.device.kind == DeviceKind::kCpu) continue;
     const auto crossing = int64_t(one.crossed_bytes) / p.ranks;
     one.timings.push_back({"dma_engine", text(crossing, " bytes to each rank from another"),

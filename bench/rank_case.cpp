@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "bench/cases/parts.h"
 #include "bench/element.h"
+#include "cadre/dequantize.h"
 
 namespace cadre::bench {
 namespace {
@@ -41,6 +43,21 @@ TensorView copy_of(const TensorView& v, int64_t first, int64_t rows, Buffers& bu
   std::copy_n(static_cast<const char*>(v.data) + first * bytes, rows * bytes,
               static_cast<char*>(copy.data));
   return copy;
+}
+
+/// Codes of so many rows, and how their scales lie.
+QuantizedShape shape_of(const ExpertParallelProblem& p, int64_t rows) {
+  return {.rows = rows, .cols = p.hidden, .format = *p.x};
+}
+
+/// Numbers as codes of a format, in other buffers.
+QuantizedView codes_of(const ExpertParallelProblem& p, const TensorView& x, Buffers& buffers) {
+  const QuantizedShape shape = shape_of(p, x[0]);
+  const QuantizedView codes = quantized_view(shape, buffers.take(quantized_bytes(shape)));
+  const int32_t ends[] = {0, int32_t(x[0])};
+  run_on_cpu(QuantizeProblem{.rows = x[0], .cols = p.hidden, .source = p.dtype, .along_k = p.x},
+             QuantizeArgs{.source = x, .offsets = {ends, 1}, .along_k = codes});
+  return codes;
 }
 
 }  // namespace
@@ -122,6 +139,15 @@ RankInputs::RankInputs(const ExpertParallelProblem& p, uint64_t seed, Buffers& b
   fill_normal(x, x[0], seed);
   fill_normal(dout, dout[0], seed + 1);
   fill_normal(view(prob, DType::kF32, {x[0], p.top_k}), x[0], seed + 2);
+  if (!p.x) return;
+  const QuantizedView codes = codes_of(p, x, buffers);
+  x = codes.codes, x_scales = codes.scales;
+}
+
+int64_t dispatched_bytes(const ExpertParallelProblem& p) {
+  if (!p.x) return bytes_for(p.dtype, p.hidden);
+  const TensorView scales = quantized_view(shape_of(p, 1), nullptr).scales;
+  return bytes_for(p.x->element, p.hidden) + bytes_for(scales.dtype, scales[1]);
 }
 
 RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int64_t first_token,
@@ -138,6 +164,14 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   first_expert_ = p.tokens > 0 ? first_token / p.tokens * p.experts : 0;
   for (TensorView* rows : {&rows_, &y_, &dy_, &drows_})
     *rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
+  if (p.x) {
+    QuantizedShape shape = shape_of(p, p.rows);
+    shape.scales_major = p.scales_major;
+    const QuantizedView codes = quantized_view(shape, buffers.take(quantized_bytes(shape)));
+    x_scales_ = copy_of(inputs.x_scales, first_token, p.tokens, buffers);
+    row_codes_ = codes.codes, row_scales_ = codes.scales;
+    scales_seen_ = buffers.tensor(row_scales_.dtype, {p.rows, row_scales_[1]});
+  }
   for (TensorView* sums : {&out_, &dx_}) *sums = buffers.tensor(p.dtype, {p.tokens, p.hidden});
   for (float** of_rows : {&row_prob_, &drow_prob_}) *of_rows = buffers.array<float>(p.rows);
   dprob_ = buffers.array<float>(p.tokens * p.top_k);
@@ -174,7 +208,12 @@ void RankCase::move_into(Window& window) {
     return to;
   };
   window.await_readers(stream());
-  x_ = moved(x_, window.tokens(plan_));
+  if (plan_.problem.x) {
+    const QuantizedView codes = window.codes(plan_);
+    x_ = moved(x_, codes.codes), x_scales_ = moved(x_scales_, codes.scales);
+  } else {
+    x_ = moved(x_, window.tokens(plan_));
+  }
   if (!plan_.problem.push) y_ = moved(y_, window.rows(plan_));
 }
 
@@ -202,13 +241,15 @@ TensorView RankCase::of_tokens(const TensorView& most) const {
 
 void RankCase::dispatch(Window& window) {
   const ExpertParallelProblem& p = plan_.problem;
-  const DispatchArgs args{.x = of_tokens(x_),
-                          .experts = experts_,
-                          .prob = p.prob ? prob_ : nullptr,
-                          .rows = rows_,
-                          .row_prob = p.prob ? row_prob_ : nullptr,
-                          .routed = routed_,
-                          .map = map_};
+  DispatchArgs args{.x = of_tokens(x_),
+                    .experts = experts_,
+                    .prob = p.prob ? prob_ : nullptr,
+                    .rows = p.x ? row_codes_ : rows_,
+                    .row_scales = row_scales_,
+                    .row_prob = p.prob ? row_prob_ : nullptr,
+                    .routed = routed_,
+                    .map = map_};
+  if (p.x) args.x_scales = of_tokens(x_scales_);
   cadre::dispatch(plan_, window, there(args), there(workspace_), stream());
 }
 
@@ -216,6 +257,24 @@ void RankCase::collect(Window& window) {
   const CollectArgs args{
       .y = plan_.problem.push ? TensorView() : y_, .out = of_tokens(out_), .map = map_};
   cadre::collect(plan_, window, there(args), stream());
+}
+
+/// Experts here read numbers.
+void RankCase::decode_rows() const {
+  const ExpertParallelProblem& p = plan_.problem;
+  if (!p.x) return;
+  QuantizedShape shape = shape_of(p, p.rows);
+  shape.scales_major = p.scales_major;
+  shape.experts = p.experts;
+  run_on_cpu(DequantizeProblem{.source = shape, .out = p.dtype},
+             DequantizeArgs{.source = {.codes = row_codes_, .scales = row_scales_},
+                            .offsets = {map_.offsets, p.experts},
+                            .out = rows_});
+  const auto* from = static_cast<const char*>(row_scales_.data);
+  auto* to = static_cast<char*>(scales_seen_.data);
+  const int64_t element = bits(row_scales_.dtype) / 8;
+  for (int64_t i = 0; i < used() * row_scales_[1]; ++i, to += element)
+    std::copy_n(from + offset_of(row_scales_, i) * element, element, to);
 }
 
 void RankCase::apply_experts(const TensorView& from, const TensorView& to,
@@ -238,6 +297,7 @@ void RankCase::step(Window& window, const std::function<void(std::string_view)>&
   dispatch(window);
   fetch();
   enter("the experts");
+  decode_rows();
   apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
   upload();
   push(window, y_);
@@ -267,6 +327,10 @@ std::vector<RankCase::Result> RankCase::results() const {
   const ExpertParallelProblem& p = plan_.problem;
   std::vector<Result> all = {
       {"rows", rows_, false}, {"out", out_, true}, {"dy", dy_, false}, {"dx", dx_, true}};
+  if (p.x) {
+    all.push_back({"codes of rows", row_codes_, false});
+    all.push_back({"scales of rows", scales_seen_, false});
+  }
   if (!p.prob) return all;
   all.push_back({"row_prob", view(row_prob_, DType::kF32, {p.rows, 1}), false});
   all.push_back({"dprob", view(dprob_, DType::kF32, {p.tokens, p.top_k}), true});

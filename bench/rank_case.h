@@ -38,11 +38,15 @@ std::vector<RankRouting> rank_routings(const ExpertParallelProblem&, const Draw&
 /// The same experts and tokens on one rank.
 ExpertParallelProblem as_one_rank(const ExpertParallelProblem&);
 
+/// Bytes of a token or a row as dispatch moves it.
+int64_t dispatched_bytes(const ExpertParallelProblem&);
+
 /// What the tokens of all ranks bring, random; the same on every rank.
 struct RankInputs {
   RankInputs(const ExpertParallelProblem&, uint64_t seed, Buffers&);
-  TensorView x, dout;  ///< [P * T, H]
-  float* prob;         ///< [P * T, top_k]
+  TensorView x, dout;     ///< [P * T, H]
+  TensorView x_scales{};  ///< [P * T, H / block], where x is codes
+  float* prob;            ///< [P * T, top_k]
 };
 
 /// The tensors of a rank's four exchanges. What experts make of a row differs by expert and column,
@@ -86,6 +90,7 @@ class RankCase {
 
  private:
   TensorView of_tokens(const TensorView& most) const;
+  void decode_rows() const;
   void apply_experts(const TensorView& from, const TensorView& to, const float* factors) const;
 
   template <class Args>
@@ -100,6 +105,9 @@ class RankCase {
   int64_t first_choice_, first_expert_, tokens_ = 0;
   int32_t* experts_ = nullptr;
   TensorView x_, dout_, rows_, y_, out_, dy_, drows_, dx_;
+  /// Where x is codes: its scales, what dispatch writes, of which rows are made, and the scales of
+  /// rows once more, row-major.
+  TensorView x_scales_, row_codes_, row_scales_, scales_seen_;
   float *prob_, *row_prob_, *drow_prob_, *dprob_;
   int32_t* routed_;
   ExchangeMap map_;

@@ -80,7 +80,7 @@ void print_json(const LayerExplanation& e, const Device& device) {
 }
 
 Json window(const WindowLayout& w) {
-  return {{"experts", w.experts},     {"prob", w.prob}, {"tokens", w.tokens},
+  return {{"experts", w.experts},     {"prob", w.prob}, {"tokens", w.tokens}, {"scales", w.scales},
           {"drow_prob", w.drow_prob}, {"rows", w.rows}, {"bytes", w.bytes}};
 }
 

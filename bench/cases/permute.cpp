@@ -1,3 +1,5 @@
+#include <bit>
+
 #include "bench/cases/parts.h"
 
 namespace cadre::bench {
@@ -23,6 +25,29 @@ int64_t rows_of(const PermuteProblem& p) { return (writes_rows(p.pass) ? 1 : p.r
 TensorView matrix(const PermuteProblem& p, int64_t count, bool is_read, Buffers& buffers) {
   return is_read && p.ranks > 1 ? buffers.tensor(p.dtype, {p.ranks, count, p.hidden})
                                 : buffers.tensor(p.dtype, {count, p.hidden});
+}
+
+TensorView of_ranks(const TensorView& v, int ranks) {
+  return ranks == 1 ? v : view(v.data, v.dtype, {ranks, v[0] / ranks, v[1]});
+}
+
+/// What moves as it is stored: any bits.
+void make_codes(PermuteCase& c, int64_t live, Seeds& seeds) {
+  const PermuteProblem& p = c.problem;
+  QuantizedShape shape{.rows = p.ranks * p.tokens, .cols = p.hidden, .format = *p.format};
+  int64_t bytes = quantized_bytes(shape);
+  auto* tokens = static_cast<std::byte*>(c.buffers->take(bytes));
+  for (int64_t i = 0, seed = int64_t(seeds.next()); i < bytes; ++i)
+    tokens[i] = std::byte(std::bit_cast<uint32_t>(normal(uint64_t(seed), uint64_t(i))));
+  const QuantizedView from = quantized_view(shape, tokens);
+  c.args.tokens = of_ranks(from.codes, p.ranks);
+  c.args.token_scales = of_ranks(from.scales, p.ranks);
+  shape.rows = p.rows, shape.scales_major = p.scales_major;
+  bytes = quantized_bytes(shape);
+  const QuantizedView to = quantized_view(shape, c.buffers->take(bytes));
+  c.args.rows = to.codes, c.args.row_scales = to.scales;
+  c.outputs.push_back({"rows", to.codes, live, p.tail, true});
+  c.outputs.push_back({"row_scales", to.scales, live, p.tail, true});
 }
 
 void make_probabilities(PermuteCase& c, int64_t live, Seeds& seeds) {
@@ -64,6 +89,11 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
   c.offsets = random.rows.host;
   if (p.experts > 0 && (p.ranks == 1 || by_row)) c.args.offsets = random.rows.offsets;
   c.args.map = random.map;
+  if (p.format) {
+    make_codes(c, live, seeds);
+    if (p.prob) make_probabilities(c, live, seeds);
+    return c;
+  }
   c.args.tokens = matrix(p, p.tokens, by_row, buffers);
   c.args.rows = matrix(p, p.rows, !by_row, buffers);
   if (by_row) {
@@ -91,6 +121,7 @@ int64_t shrink(PermuteProblem& p) {
 
 template <>
 std::vector<Magnitude> magnitudes(const PermuteCase& c) {
+  if (c.problem.format) return std::vector<Magnitude>(c.outputs.size());
   Buffers buffers;
   PermuteProblem sizes = c.problem;
   sizes.dtype = DType::kF32;
@@ -118,8 +149,8 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
 template <>
 Work work(const PermuteCase& c) {
   const int64_t live = std::min<int64_t>(c.offsets.back(), c.args.rows[0]);
-  const double rows = live_bytes(c.args.rows, live);
-  const double tokens = bytes_of(c.args.tokens);
+  const double rows = live_bytes(c.args.rows, live) + live_bytes(c.args.row_scales, live);
+  const double tokens = bytes_of(c.args.tokens) + bytes_of(c.args.token_scales);
   return {.flops = 0,
           .bytes = rows + tokens + (c.args.y ? rows : 0) + (c.args.addend ? tokens : 0)};
 }

@@ -3,10 +3,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "cadre/format.h"
 #include "cadre/offsets.h"
 #include "cadre/permute.h"
 
@@ -33,7 +35,9 @@ struct ExpertParallelProblem {
   int64_t rows =
       0;  ///< R: routed rows for which each rank has room; P * T * top_k is always enough
   DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
-  bool prob = true;            ///< probabilities travel with the rows, their gradients back
+  std::optional<Format> x{};   ///< dispatch moves codes of x and scales, which the owner has made
+  Major scales_major = Major::kRow;  ///< of row_scales; column: only fp32 scales
+  bool prob = true;                  ///< probabilities travel with the rows, their gradients back
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
   bool push = false;  ///< who makes rows of y and drows writes them into Window::places() of a plan
@@ -47,6 +51,7 @@ struct WindowLayout {
   int64_t experts = 0;    ///< [P, T, top_k] int32, written by all ranks
   int64_t prob = 0;       ///< [P, T, top_k] fp32, likewise
   int64_t tokens = 0;     ///< [T, H]: x or dout
+  int64_t scales = 0;     ///< [T, H / block]: of x in codes, which lie where tokens do
   int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks; with push [T * top_k]
   int64_t rows = 0;       ///< [R, H]: y or dx of rows; with push [T * top_k, H], by all ranks
   int64_t bytes = 0;      ///< of the whole window
@@ -112,6 +117,8 @@ class Window {
   /// an exchange from there is not copied again.
   TensorView tokens(const ExpertParallelPlan&) const;
   TensorView rows(const ExpertParallelPlan&) const;
+  /// The same of x that is codes [T, H], beside scales [T, H / block].
+  QuantizedView codes(const ExpertParallelPlan&) const;
 
   /// All ranks' [T * top_k, H] of a plan with push, [P, T * top_k, H] of several: row r of y and of
   /// drows belongs at place_of[r], numbered through the ranks. A product with scatter writes there,
@@ -144,10 +151,12 @@ struct ExchangeMap {
 };
 
 struct DispatchArgs {
-  TensorView x{};                    ///< [t, H], 0 <= t <= T
+  TensorView x{};                    ///< [t, H], 0 <= t <= T; codes where the problem says so
+  TensorView x_scales{};             ///< [t, H / block] of codes, row-major
   const int32_t* experts = nullptr;  ///< [t, top_k] in [0, P * E); a choice of any other is dropped
   const float* prob = nullptr;       ///< [t, top_k], with prob
   TensorView rows{};                 ///< [R, H], written
+  TensorView row_scales{};           ///< [R, H / block] of codes, written
   float* row_prob = nullptr;         ///< [R], written, with prob
   int32_t* routed = nullptr;  ///< [P], optional: rows routed to each rank, those beyond R too
   ExchangeMap map{};          ///< written
@@ -186,12 +195,16 @@ struct DispatchBackwardArgs {
 /// Every rank calls the same exchanges in the same order, each on one stream. A rank's rows of an
 /// expert stand in (rank, token, choice) order, as in one process that has all tokens.
 ///
-/// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32.
+/// Types     sums in fp32, over j in its order, one rounding; probabilities are fp32. x of a format
+///           is its codes and scales along K, as quantise of x [t, H] makes them: fp8_row,
+///           fp8_block or mxfp8, whose scales are of one row each (permute.h). rows and row_scales
+///           are then what quantise of rows would have made, and x of grouped_gemm. All else is of
+///           dtype.
 /// Rows      t may differ between ranks and calls. Dropped choices add nothing and have dprob 0.
 /// Errors    InvalidArgument before anything is moved. DeviceError where a rank is out of step, or
 ///           has not come within the window's limit: it names rank, exchange and epoch, outputs are
 ///           NaN, and the window is of no more use; a rank that was through throws at its next
-///           exchange. Overflow: see there.
+///           exchange. Overflow: see there; codes and scales are 0xff in all bytes, which is NaN.
 /// Exact     the bits of permute and combine in one process that has the tokens of all ranks.
 ExpertParallelPlan plan(const ExpertParallelProblem&, const Device&, std::string_view only = {});
 void dispatch(const ExpertParallelPlan&, Window&, const DispatchArgs&, Workspace, Stream);

@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -16,7 +17,8 @@ enum class PermutePass : uint8_t {
   kCombineBackward,  ///< row gradients from token gradients
 };
 
-/// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 dtype=bf16`.
+/// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 dtype=bf16`,
+/// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 format=mxfp8`.
 struct PermuteProblem {
   using Args = struct PermuteArgs;
   static constexpr OperationText kOperation = {
@@ -26,14 +28,16 @@ struct PermuteProblem {
   PermutePass pass = PermutePass::kPermute;
   int64_t tokens = 0;  ///< T
   int top_k = 1;
-  int64_t rows = 0;            ///< R
-  int64_t hidden = 0;          ///< H
-  int experts = 1;             ///< E, of the offsets; 0: there are none, see Rows
-  DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
-  int ranks = 1;               ///< P: see Ranks
-  bool prob = false;           ///< see the formulas
-  bool addend = false;         ///< of tokens that are sums of rows
-  Tail tail = Tail::kKeep;     ///< of a row-shaped output
+  int64_t rows = 0;                  ///< R
+  int64_t hidden = 0;                ///< H
+  int experts = 1;                   ///< E, of the offsets; 0: there are none, see Rows
+  DType dtype = DType::kBf16;        ///< of tokens and rows: f32, bf16 or f16
+  int ranks = 1;                     ///< P: see Ranks
+  bool prob = false;                 ///< see the formulas
+  bool addend = false;               ///< of tokens that are sums of rows
+  Tail tail = Tail::kKeep;           ///< of a row-shaped output
+  std::optional<Format> format{};    ///< permute only: what moves are codes and scales, see Types
+  Major scales_major = Major::kRow;  ///< of row_scales; column: only fp32 scales
 
   bool operator==(const PermuteProblem&) const = default;
 };
@@ -44,9 +48,11 @@ struct PermuteArgs {
   TensorView y{};       ///< [R, H]: the rows that combine read; combine backward with dprob
   RowMap map{};         ///< read: slot_of by permute and combine backward, row_of where it sums
   TensorView addend{};  ///< [T, H]: added to the sums, read; may be tokens itself
-  Offsets offsets{};    ///< offsets[E] is the number of rows
-  const float* prob = nullptr;        ///< [T, top_k]: permute, combine, combine backward
-  float* row_prob = nullptr;          ///< [R]: permute, written
+  TensorView token_scales{};    ///< [T, H / block] of a format, read; of ranks [P, T, H / block]
+  TensorView row_scales{};      ///< [R, H / block], written
+  Offsets offsets{};            ///< offsets[E] is the number of rows
+  const float* prob = nullptr;  ///< [T, top_k]: permute, combine, combine backward
+  float* row_prob = nullptr;    ///< [R]: permute, written
   const float* drow_prob = nullptr;   ///< [R]: permute backward, read
   const float* drow_scale = nullptr;  ///< [R]: permute backward, added to drow_prob, if given
   float* dprob = nullptr;  ///< [T, top_k]: permute backward; combine backward, if given; written
@@ -71,7 +77,9 @@ using PermutePlan = Plan<PermuteProblem>;
 ///           tokens are read, row_of, if given, says which row here each slot of all ranks has, so
 ///           that a token is read once. Combine backward takes no prob then.
 /// Types     sums in fp32, over j in its order, then the addend, one rounding; probabilities are
-///           fp32.
+///           fp32. With a format, tokens and rows are its codes along K (quantize.h), beside scales
+///           that are of one row each: those of fp8_row, fp8_block and mxfp8, without `2d`. dtype
+///           says nothing then. Rows of codes, and of scales, are of an even number of bytes.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
 ///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
 ///           the tail of rows and row_prob where they are written. With E = 0, which is for sums,

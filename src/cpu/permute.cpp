@@ -34,7 +34,21 @@ struct Work {
 
 void copy_row(const Work& work, int64_t row, int64_t token) {
   std::memcpy(row_address(work.args.rows, row), rank_row_address(work.args.tokens, token),
-              size_t(bytes_for(work.p.dtype, work.p.hidden)));
+              size_t(bytes_for(work.args.rows.dtype, work.p.hidden)));
+}
+
+/// The scales of a row of codes: those of a token, or zeros where there is none.
+void write_scales(const TensorView& to, int64_t row, const void* from) {
+  const int64_t bytes = bits(to.dtype) / 8;
+  const bool in_a_row = to.stride[1] == 1;
+  const int64_t count = in_a_row ? 1 : to[1], length = in_a_row ? to[1] * bytes : bytes;
+  for (int64_t i = 0; i < count; ++i) {
+    char* at = static_cast<char*>(to.data) + (row * to.stride[0] + i * to.stride[1]) * bytes;
+    if (from == nullptr)
+      std::memset(at, 0, size_t(length));
+    else
+      std::memcpy(at, static_cast<const char*>(from) + i * length, size_t(length));
+  }
 }
 
 void scale_row(const Work& work, int64_t row, int64_t token, float factor) {
@@ -52,6 +66,9 @@ void row_from_token(const Work& work, int64_t row) {
   const bool known = slot >= 0 && slot < work.slots;
   if (work.args.row_prob != nullptr) work.args.row_prob[row] = known ? work.args.prob[slot] : 0;
   const int64_t token = slot / work.p.top_k;
+  if (work.p.format)
+    write_scales(work.args.row_scales, row,
+                 known ? rank_row_address(work.args.token_scales, token) : nullptr);
   if (!known)
     zero_row(work.args.rows, row);
   else if (work.p.prob && work.p.pass == PermutePass::kCombineBackward)
@@ -125,6 +142,7 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
     for (int64_t r = 0; r < used; ++r) row_from_token(work, r);
     if (p.tail == Tail::kZero) {
       zero_rows(args.rows, used, p.rows);
+      for (int64_t r = used; r < p.rows && p.format; ++r) write_scales(args.row_scales, r, nullptr);
       if (args.row_prob != nullptr) std::fill(args.row_prob + used, args.row_prob + p.rows, 0.0f);
     }
   } else {

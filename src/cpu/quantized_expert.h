@@ -68,8 +68,8 @@ inline QuantizedExpert expert_of(const QuantizedShape& shape, const QuantizedVie
   CodeRows stored = code_rows(shape.format, shape.axis, own, expert);
   if (q.block_offsets != nullptr) stored.first = q.block_offsets[expert];
   part.codes = rows_of_matrix(q.codes, stored);
-  if (q.scales.rank == 0) return part;
   const int64_t block = info(shape.format.kind).block;
+  if (block == 0 || q.scales.rank == 0) return part;
   const bool down = shape.format.square || shape.axis == Axis::kAlongRows;
   const CodeRows blocks{first_block(own.first, expert, block), ceil_div(own.count, block)};
   part.scales = rows_of_matrix(q.scales, down ? blocks : own);

@@ -2,6 +2,7 @@
 
 #include "backend/walk.h"
 #include "ops/checks.h"
+#include "ops/moved_codes.h"
 #include "ops/problem_text.h"
 
 namespace cadre {
@@ -20,6 +21,8 @@ static void fields(Io& io, Problem& p) {
   io.unless("prob", p.prob, usual.prob);
   io.unless("addend", p.addend, usual.addend);
   io.unless("tail", p.tail, usual.tail);
+  io.unless("format", p.format, usual.format);
+  io.unless("scales_major", p.scales_major, usual.scales_major);
 }
 
 std::string to_string(const PermuteProblem& p) { return ops::write_problem("permute", p); }
@@ -62,6 +65,9 @@ void check(const PermuteProblem& p) {
   checks.holds(!p.addend || !reads_tokens(p),
                "addend is yes, must be no; only combine and permute_backward write sums");
   check_ranks(p, checks);
+  ops::check_moved_format(checks, "format", p.format, p.scales_major, p.hidden);
+  checks.holds(!p.format || p.pass == PermutePass::kPermute, "format is given, must be left out; ",
+               "only permute moves rows as they are stored");
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
   checks.plain_float("dtype", p.dtype);
@@ -90,12 +96,35 @@ void check_probabilities(const PermuteProblem& p, const PermuteArgs& args) {
     checks.absent("y", args.y, "dprob is null, and nothing else is made from it");
 }
 
+void check_scales(const PermuteProblem& p, const PermuteArgs& args) {
+  const ops::Checks checks("permute", p);
+  if (!p.format) {
+    checks.absent("token_scales", args.token_scales, "the problem has no format");
+    return checks.absent("row_scales", args.row_scales, "the problem has no format");
+  }
+  const DType dtype = info(p.format->kind).scale;
+  const int64_t columns = ops::scales_of_row(*p.format, p.hidden);
+  if (p.ranks == 1)
+    checks.view("token_scales", args.token_scales, dtype, {p.tokens, columns});
+  else
+    checks.view("token_scales", args.token_scales, dtype, {p.ranks, p.tokens, columns});
+  if (p.scales_major == Major::kRow)
+    checks.view("row_scales", args.row_scales, dtype, {p.rows, columns});
+  else
+    checks.column_view("row_scales", args.row_scales, dtype, {p.rows, columns});
+  ops::check_even(checks, "tokens", args.tokens);
+  ops::check_even(checks, "rows", args.rows);
+  ops::check_even(checks, "token_scales", args.token_scales);
+  ops::check_even(checks, "row_scales", args.row_scales);
+}
+
 void check(const PermuteProblem& p, const PermuteArgs& args) {
   const ops::Checks checks("permute", p);
   const bool by_row = reads_tokens(p);
+  const DType dtype = ops::moved_dtype(p.format, p.dtype);
   const auto matrix = [&](const char* what, const TensorView& v, int64_t count, bool is_read) {
-    if (p.ranks == 1 || !is_read) return checks.view(what, v, p.dtype, {count, p.hidden});
-    checks.view(what, v, p.dtype, {p.ranks, count, p.hidden});
+    if (p.ranks == 1 || !is_read) return checks.view(what, v, dtype, {count, p.hidden});
+    checks.view(what, v, dtype, {p.ranks, count, p.hidden});
   };
   matrix("tokens", args.tokens, p.tokens, by_row);
   matrix("rows", args.rows, p.rows, !by_row);
@@ -110,6 +139,7 @@ void check(const PermuteProblem& p, const PermuteArgs& args) {
     checks.absent("offsets.data", args.offsets.data,
                   "rows of several ranks, or of E=0, have no tail");
   check_probabilities(p, args);
+  check_scales(p, args);
   if (by_row) checks.present("map.slot_of", args.map.slot_of, p.rows, "offsets of routing make it");
   if (!by_row || args.dprob != nullptr)
     checks.present("map.row_of", args.map.row_of, slots(p), "offsets of routing make it");

@@ -1,5 +1,6 @@
 #pragma once
 #include "ops/checks.h"
+#include "ops/moved_codes.h"
 #include "parallel/window.h"
 
 namespace cadre::parallel {
@@ -24,11 +25,17 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
 
   /// [t, H]
   void tokens(std::string_view what, const TensorView& v) const {
-    const ExpertParallelProblem& p = problem();
-    const int64_t t = v.rank == 2 ? v[0] : 0;
-    holds(t >= 0 && t <= p.tokens, what, " has ", t, " rows, must have 0 to T, ", p.tokens);
-    view(what, v, p.dtype, {t, p.hidden});
+    view(what, v, problem().dtype, {token_count(what, v), problem().hidden});
     in_place(what, v, window_.tokens(plan_));
+  }
+  /// x and rows of dispatch: numbers, or codes and scales.
+  void dispatched(const DispatchArgs& args) const {
+    const ExpertParallelProblem& p = problem();
+    if (p.x) return codes(args);
+    tokens("x", args.x);
+    absent("x_scales", args.x_scales, "x is no format");
+    rows("rows", args.rows);
+    absent("row_scales", args.row_scales, "x is no format");
   }
   /// Rows that are summed: [R, H], unless who made them has pushed them.
   void results(std::string_view what, const TensorView& v) const {
@@ -64,15 +71,51 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
   }
 
  private:
+  int64_t token_count(std::string_view what, const TensorView& v) const {
+    const int64_t t = v.rank == 2 ? v[0] : 0, most = problem().tokens;
+    holds(t >= 0 && t <= most, what, " has ", t, " rows, must have 0 to T, ", most);
+    return t;
+  }
+  void codes(const DispatchArgs& args) const {
+    const ExpertParallelProblem& p = problem();
+    const QuantizedView place = window_.codes(plan_);
+    const int64_t t = token_count("x", args.x), scales = place.scales[1];
+    view("x", args.x, p.x->element, {t, p.hidden});
+    view("x_scales", args.x_scales, place.scales.dtype, {t, scales});
+    in_place("x", args.x, place.codes);
+    in_place("x_scales", args.x_scales, place.scales);
+    view("rows", args.rows, p.x->element, {p.rows, p.hidden});
+    if (p.scales_major == Major::kRow)
+      view("row_scales", args.row_scales, place.scales.dtype, {p.rows, scales});
+    else
+      column_view("row_scales", args.row_scales, place.scales.dtype, {p.rows, scales});
+    elsewhere("rows", args.rows);
+    elsewhere("row_scales", args.row_scales);
+    ops::check_even(*this, "x", args.x);
+    ops::check_even(*this, "x_scales", args.x_scales);
+    ops::check_even(*this, "rows", args.rows);
+    ops::check_even(*this, "row_scales", args.row_scales);
+  }
   /// What lies in the window lies where this plan has it.
   void in_place(std::string_view what, const TensorView& v, const TensorView& place) const {
+    const int64_t at = bytes_into_window(v);
+    if (at < 0) return;
+    const Window::State& state = window_.state();
+    holds(static_cast<const char*>(v.data) == place.data && is_contiguous(v), what, " is ",
+          to_string(v), ", ", at, " bytes into the window, must be contiguous, at ",
+          static_cast<const char*>(place.data) - state.of(state.rank), "; or lie elsewhere");
+  }
+  void elsewhere(std::string_view what, const TensorView& v) const {
+    const int64_t at = bytes_into_window(v);
+    holds(at < 0, what, " is ", at, " bytes into the window, must lie elsewhere; y lies there");
+  }
+  /// Where a tensor begins; negative where that is not in the own window.
+  int64_t bytes_into_window(const TensorView& v) const {
     const Window::State& state = window_.state();
     const auto* data = static_cast<const char*>(v.data);
     const char* window = state.of(state.rank);
-    if (elements(v) == 0 || data < window || data >= window + window_.bytes()) return;
-    holds(data == place.data && is_contiguous(v), what, " is ", to_string(v), ", ", data - window,
-          " bytes into the window, must be contiguous, at ",
-          static_cast<const char*>(place.data) - window, "; or lie elsewhere");
+    const bool is_there = elements(v) > 0 && data >= window && data < window + window_.bytes();
+    return is_there ? data - window : -1;
   }
 
   const ExpertParallelPlan& plan_;

@@ -52,6 +52,18 @@ MapJob map_job(const ExpertParallelPlan& plan, const Window::State& window,
           .routed = args.routed};
 }
 
+/// What travels beside codes.
+void add_scales(const ExpertParallelPlan& plan, const Window::State& window,
+                const DispatchArgs& args, ExchangeJob& job, PermuteArgs& read) {
+  const ExpertParallelProblem& p = plan.problem;
+  const TensorView &from = args.x_scales, &to = args.row_scales;
+  const int64_t part = plan.window.scales;
+  job.brought[3] = brought(from, window.of(window.rank) + part);
+  job.outcomes[2] = outcome(p.scales_major == Major::kRow ? to : transposed(to));
+  read.token_scales = of_ranks(window, part, from.dtype, p.tokens, from[1]);
+  read.row_scales = to;
+}
+
 /// Gradients of the probabilities of rows: to all ranks, or, as rows are pushed, to their places.
 BroughtRows brought_gradients(const ExpertParallelPlan& plan, const Window::State& window,
                               const DispatchBackwardArgs& args) {
@@ -68,6 +80,7 @@ BroughtRows brought_gradients(const ExpertParallelPlan& plan, const Window::Stat
 }  // namespace
 }  // namespace parallel
 
+using parallel::add_scales;
 using parallel::ArgsChecks;
 using parallel::brought;
 using parallel::brought_gradients;
@@ -89,11 +102,10 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
               Workspace workspace, Stream stream) {
   const ExpertParallelProblem& p = plan.problem;
   const ArgsChecks checks(ExchangeKind::kDispatch, plan, window);
-  checks.tokens("x", args.x);
+  checks.dispatched(args);
   const int64_t slots = args.x[0] * p.top_k;
   checks.present("experts", args.experts, slots);
   checks.probabilities("prob", args.prob, slots);
-  checks.rows("rows", args.rows);
   checks.probabilities("row_prob", args.row_prob, p.rows);
   checks.aligned("routed", args.routed, alignof(int32_t));
   checks.map(args.map, args.x[0]);
@@ -107,18 +119,19 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
   experts.filled = most;  // absent tokens choose nobody
   BroughtRows prob;
   if (p.prob) prob = brought_list(args.prob, slots, list_of_rank(state, plan.window.prob, most));
-  const ExchangeJob job{
-      .name = {ExchangeKind::kDispatch, plan.tag},
-      .brought = {brought(args.x, state.of(state.rank) + plan.window.tokens), experts, prob},
-      .outcomes = {outcome(args.rows), outcome(args.row_prob, p.rows)},
-      .verdict = args.map.verdict};
+  char* home = state.of(state.rank);
+  ExchangeJob job{.name = {ExchangeKind::kDispatch, plan.tag},
+                  .brought = {brought(args.x, home + plan.window.tokens), experts, prob},
+                  .outcomes = {outcome(args.rows), outcome(args.row_prob, p.rows)},
+                  .verdict = args.map.verdict};
   const parallel::MapJob map = parallel::map_job(plan, state, args, workspace);
-  const PermuteArgs read{.tokens = of_ranks(state, plan.window.tokens, p.dtype, p.tokens, p.hidden),
-                         .rows = args.rows,
-                         .map = {.row_of = args.map.row_here, .slot_of = args.map.slot_of},
-                         .offsets = {args.map.offsets, p.experts},
-                         .prob = p.prob ? list_at<float>(state, plan.window.prob) : nullptr,
-                         .row_prob = args.row_prob};
+  PermuteArgs read{.tokens = of_ranks(state, plan.window.tokens, args.x.dtype, p.tokens, p.hidden),
+                   .rows = args.rows,
+                   .map = {.row_of = args.map.row_here, .slot_of = args.map.slot_of},
+                   .offsets = {args.map.offsets, p.experts},
+                   .prob = p.prob ? list_at<float>(state, plan.window.prob) : nullptr,
+                   .row_prob = args.row_prob};
+  if (p.x) add_scales(plan, state, args, job, read);
   run_exchange(plan, state, job, {plan.dispatch, read, &map}, stream);
 }
 

@@ -6,6 +6,7 @@
 
 #include "cadre/error.h"
 #include "ops/checks.h"
+#include "ops/moved_codes.h"
 #include "ops/problem_text.h"
 #include "parallel/checks.h"
 #include "parallel/dispatch.h"
@@ -38,6 +39,8 @@ static void fields(Io& io, Problem& p) {
   if constexpr (!std::is_const_v<Problem>) p.rows = usual_rows(p);
   io.always("R", p.rows);
   io.always("dtype", p.dtype);
+  io.unless("x", p.x, usual.x);
+  io.unless("scales_major", p.scales_major, usual.scales_major);
   io.unless("prob", p.prob, usual.prob);
   io.unless("overflow", p.overflow, usual.overflow);
   io.unless("tail", p.tail, usual.tail);
@@ -72,6 +75,7 @@ void check(const ExpertParallelProblem& p) {
   checks.fits_int32("ranks * R", p.ranks * p.rows);
   checks.experts(int64_t(p.ranks) * p.experts);
   checks.plain_float("dtype", p.dtype);
+  ops::check_moved_format(checks, "x", p.x, p.scales_major, p.hidden);
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
@@ -85,6 +89,7 @@ PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Devi
   m.ranks = p.ranks;
   m.prob = p.prob && (pass == PermutePass::kPermute || pass == PermutePass::kPermuteBackward);
   m.tail = p.tail;
+  if (pass == PermutePass::kPermute) m.format = p.x, m.scales_major = p.scales_major;
   if (p.push && (pass == PermutePass::kCombine || pass == PermutePass::kPermuteBackward)) {
     m.rows = p.tokens * p.top_k;  // places
     m.ranks = 1;
@@ -123,6 +128,7 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   const int64_t choices = p.ranks * p.tokens * p.top_k, experts = int64_t(p.ranks) * p.experts;
   if (device.kind != DeviceKind::kCuda) return "is for GPUs";
   if (p.push) return "fetches its rows";
+  if (p.x) return "moves no codes";
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
                 choices);
@@ -174,6 +180,11 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   return plan;
 }
 
+/// Of a token.
+static int64_t scale_bytes(const ExpertParallelProblem& p) {
+  return p.x ? bytes_for(info(p.x->kind).scale, ops::scales_of_row(*p.x, p.hidden)) : 0;
+}
+
 std::string explain(const ExpertParallelPlan& plan) {
   const ExpertParallelProblem& p = plan.problem;
   const WindowLayout& w = plan.window;
@@ -184,6 +195,11 @@ std::string explain(const ExpertParallelPlan& plan) {
                 w.tokens - w.experts, " of routing, ", w.drow_prob - w.tokens, " of tokens, ",
                 w.rows - w.drow_prob, " of gradients of probabilities, ", w.bytes - w.rows,
                 " of rows\n");
+  if (p.x)
+    lines += text("x          codes of ", to_string(*p.x), ", made by the owner: ", p.hidden,
+                  " bytes a token, and ", scale_bytes(p),
+                  " of scales, cross once to each rank that needs it\n"
+                  "wgrad      has what these codes say of x, or x by a dispatch of numbers\n");
   if (p.push)
     lines += "results    come row by row, from who makes them, to the places of choices\n";
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
@@ -204,7 +220,10 @@ WindowLayout layout_of(const ExpertParallelProblem& p) {
   const int64_t choices = p.ranks * p.tokens * p.top_k;
   w.experts = take(choices * int64_t(sizeof(int32_t)));
   w.prob = take(p.prob ? choices * int64_t(sizeof(float)) : 0);
-  w.tokens = take(bytes_for(p.dtype, p.tokens * p.hidden));
+  const int64_t numbers = bytes_for(p.dtype, p.tokens * p.hidden);
+  const int64_t codes = p.x ? aligned(p.tokens * p.hidden) : 0;
+  w.tokens = take(std::max(numbers, codes + p.tokens * scale_bytes(p)));
+  w.scales = w.tokens + codes;
   const int64_t places = p.tokens * p.top_k;
   w.drow_prob = take(p.prob ? (p.push ? places : p.ranks * p.rows) * int64_t(sizeof(float)) : 0);
   w.rows = take(bytes_for(p.dtype, (p.push ? places : p.rows) * p.hidden));

@@ -33,8 +33,8 @@ struct BroughtRows {
   int64_t all() const { return rows > filled ? rows : filled; }
 };
 
-/// What an exchange writes: NaN in all of it where the exchange fails. A number all of whose bits
-/// are set is NaN in each of our types.
+/// What an exchange writes: NaN in all of it where the exchange fails. A number, an 8-bit code or a
+/// scale all of whose bits are set is NaN in each of our types.
 struct Outcome {
   void* data = nullptr;  ///< null: nothing is written
   int64_t row_bytes = 0, step = 0, rows = 0;
@@ -43,8 +43,8 @@ struct Outcome {
 /// An exchange, but for what it reads.
 struct ExchangeJob {
   ExchangeName name{};
-  std::array<BroughtRows, 3> brought{};
-  std::array<Outcome, 2> outcomes{};
+  std::array<BroughtRows, 4> brought{};
+  std::array<Outcome, 3> outcomes{};
   const int32_t* verdict = nullptr;  ///< one word on the device; not 0: the outcomes become NaN
 };
 

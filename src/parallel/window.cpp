@@ -7,6 +7,7 @@
 
 #include "cadre/error.h"
 #include "ops/checks.h"
+#include "ops/moved_codes.h"
 #include "parallel/exchange.h"
 #include "parallel/rank_device.h"
 #include "parallel/shared_memory.h"
@@ -141,6 +142,15 @@ TensorView Window::tokens(const ExpertParallelPlan& plan) const {
 TensorView Window::rows(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
+}
+
+QuantizedView Window::codes(const ExpertParallelPlan& plan) const {
+  const ExpertParallelProblem& p = plan.problem;
+  ops::Checks("codes", p).holds(p.x.has_value(), "x is no format, must be one; tokens are numbers");
+  char* home = state_->of(state_->rank);
+  const int64_t scales = ops::scales_of_row(*p.x, p.hidden);
+  return {.codes = view(home + plan.window.tokens, p.x->element, {p.tokens, p.hidden}),
+          .scales = view(home + plan.window.scales, info(p.x->kind).scale, {p.tokens, scales})};
 }
 
 TensorView Window::places(const ExpertParallelPlan& plan) const {

@@ -14,6 +14,7 @@ inline constexpr const char* kProblems[] = {
     "grouped_gemm wgrad R=64 N=24 K=40 E=4 gather=rhs T=33 top_k=2",
     "offsets routing R=64 E=4 T=32 top_k=2",
     "permute combine_backward T=32 top_k=2 R=64 H=24 E=4 prob=yes",
+    "permute permute T=32 top_k=2 R=64 H=64 E=4 prob=yes format=mxfp8",
     "quantize rows R=64 C=40 E=4 along_k=nvfp4:sr along_rows=nvfp4:rht+sr role=dy",
     "quantize rows R=64 C=40 E=4 along_k=mxfp8 along_rows=fp8_tensor gather=yes T=33 top_k=2",
     "quantize weights N=64 K=40 E=4 source=bf16 along_k=nvfp4 role=w discrete=yes",

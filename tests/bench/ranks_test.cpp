@@ -144,7 +144,11 @@ TEST(CheckRanks, HasTheBitsOfOneRankInEveryRouting) {
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 R=78 dtype=bf16",
         "expert_parallel T=5 top_k=2 H=17 E=2 ranks=4 R=40 dtype=f16 prob=no",
         "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4",
-        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop"}) {
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop",
+        "expert_parallel T=13 top_k=3 H=192 E=3 ranks=2 R=78 x=mxfp8 push=yes",
+        "expert_parallel T=13 top_k=3 H=130 E=3 ranks=3 R=117 dtype=f32 x=fp8_block "
+        "scales_major=column",
+        "expert_parallel T=13 top_k=3 H=64 E=3 ranks=3 R=20 overflow=drop prob=no x=fp8_row"}) {
     const bench::RanksReport report = bench::check_ranks(words, {});
     EXPECT_EQ(report.check.fault, "") << words;
     EXPECT_EQ(report.routings, 6);
@@ -157,6 +161,10 @@ TEST(CheckRanks, SeesThatRowsBeyondRAreAnErrorOnEveryRank) {
       bench::check_ranks("expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 R=20", {});
   EXPECT_EQ(report.check.fault, "");
   EXPECT_EQ(report.overflows, 2);  // all on one rank, all to one expert
+  const bench::RanksReport codes =
+      bench::check_ranks("expert_parallel T=8 top_k=2 H=64 E=2 ranks=2 R=20 x=mxfp8", {});
+  EXPECT_EQ(codes.check.fault, "");
+  EXPECT_EQ(codes.overflows, 2);
 }
 
 TEST(MeasureRanks, StatesWhatIsDeliveredAndWhatCrosses) {
@@ -184,6 +192,25 @@ TEST(MeasureRanks, StatesWhatIsDeliveredAndWhatCrosses) {
   EXPECT_EQ(all[0].call + all[1].call, "dispatchcollect");
   EXPECT_EQ(all[0].bytes, 2 * rows * 32);
   EXPECT_EQ(all[1].bytes, rows * 32 + 128 * 32);
+}
+
+// Of codes a token is a byte a number, and its scales.
+TEST(MeasureRanks, StatesWhatCrossesOfCodes) {
+  bench::MeasureOptions options;
+  options.contest.repeat = 2;
+  const auto of = [&](std::string_view x) {
+    return bench::measure_ranks(
+        text("expert_parallel T=64 top_k=2 H=256 E=2 ranks=2 R=256 dtype=f32", x), options);
+  };
+  const auto numbers = of(""), codes = of(" x=mxfp8"), blocks = of(" x=fp8_block");
+  EXPECT_TRUE(codes[0].check.good()) << codes[0].check.fault;
+  EXPECT_EQ(codes[0].crossed_bytes, numbers[0].crossed_bytes / 1024 * (256 + 8));
+  EXPECT_EQ(blocks[0].delivered_bytes, numbers[0].delivered_bytes / 1024 * (256 + 8));
+  EXPECT_EQ(codes[0].bytes, 2 * codes[0].delivered_bytes);
+  for (const auto& measured : {codes, blocks}) {
+    EXPECT_EQ(measured[1].crossed_bytes, numbers[1].crossed_bytes);
+    EXPECT_EQ(measured[1].bytes, numbers[1].bytes);
+  }
 }
 
 }  // namespace

@@ -62,6 +62,20 @@ class Ranks(cli_test.Cli):
         self.assertIn("3 checked, 0 failed", text)
         self.good("check", self.WORDS, "--only", "window")
 
+    def test_check_and_bench_take_codes(self):
+        words = self.WORDS.replace("H=24", "H=128") + " x=fp8_block scales_major=column"
+        self.assertIn(f"same  bits as one rank, 6 routings  window  "
+                      f"{words.replace(' x=', ' dtype=bf16 x=')}", self.good("check", words))
+        self.assertIn("128 bytes a token, and 4 of scales", self.good("explain", words))
+        answer = json.loads(self.good("explain", words, "--json"))
+        window = answer["window"]
+        self.assertEqual(window["scales"] - window["tokens"], 16 * 128)
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            self.good("bench", words, "--repeat", "3", "--json", str(record))
+            dispatch, collect = json.loads(record.read_text())["cases"]
+        self.assertEqual(dispatch["delivered_bytes"] / collect["delivered_bytes"], 132 / 256)
+
     def test_bench_times_both_exchanges(self):
         with tempfile.TemporaryDirectory() as folder:
             record = pathlib.Path(folder) / "record.json"

@@ -125,6 +125,11 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 ranks=2
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 scatter=yes T=4
 cadre explain offsets counts R=9 E=2 T=4
 cadre explain permute permute T=9 top_k=2 R=18 H=4 E=2 dtype=i32
+cadre explain permute combine T=9 R=9 H=64 E=2 format=mxfp8
+cadre explain permute permute T=9 R=9 H=64 E=2 format=nvfp4
+cadre explain permute permute T=9 R=9 H=96 E=2 format=mxfp8
+cadre explain permute permute T=9 R=9 H=64 E=2 scales_major=column
+cadre explain permute permute T=9 R=9 H=64 E=2 format=mxfp8 scales_major=column
 cadre explain quantize rows R=9 C=16 E=2
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_codes_major=column
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_decoded=yes

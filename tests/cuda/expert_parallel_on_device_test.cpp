@@ -19,6 +19,7 @@ TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
   EXPECT_EQ(route(kFew, "window"), "window");
   EXPECT_EQ(route("expert_parallel T=257 top_k=8 H=64 E=512 ranks=2"), "window");
   EXPECT_EQ(route("expert_parallel T=256 top_k=8 H=64 E=513 ranks=2"), "window");
+  EXPECT_EQ(route("expert_parallel T=1 top_k=8 H=64 E=2 ranks=2 x=mxfp8"), "window");
   EXPECT_NE(explain(plan(parse_expert_parallel_problem(kFew), gpu)).find("is one kernel"),
             std::string::npos);
 }
@@ -57,6 +58,11 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=64 top_k=2 H=40 E=3 ranks=2 R=50",
                     "expert_parallel T=1100 top_k=2 H=8 E=3 ranks=2 push=yes",
                     "expert_parallel T=300 top_k=4 H=8 E=600 ranks=3 R=1500 overflow=drop push=yes",
-                    "expert_parallel T=9 top_k=2 H=8 E=3 ranks=1 dtype=f32 push=yes"));
+                    "expert_parallel T=9 top_k=2 H=8 E=3 ranks=1 dtype=f32 push=yes",
+                    "expert_parallel T=64 top_k=2 H=256 E=4 ranks=2 R=50 x=mxfp8",
+                    "expert_parallel T=1100 top_k=2 H=32 E=3 ranks=2 x=fp8_block "
+                    "scales_major=column",
+                    "expert_parallel T=64 top_k=3 H=130 E=3 ranks=3 R=70 overflow=drop x=fp8_row "
+                    "tail=zero push=yes"));
 
 }  // namespace

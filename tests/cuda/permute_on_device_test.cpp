@@ -4,6 +4,7 @@
 #include "bench/check.h"
 #include "tests/cuda/mirror.h"
 #include "tests/judge/close.h"
+#include "tests/ops/permute_codes_case.h"
 
 namespace cadre {
 namespace {
@@ -249,6 +250,24 @@ TEST(RowsWithoutOffsetsOnDevice, AreSummedAsTheReferenceSumsThem) {
     const bench::CheckReport report = bench::check(words, {}, {}, cuda_devices()[0]);
     EXPECT_TRUE(report.good()) << report.fault << ' ' << words;
   }
+}
+
+// Codes and scales, with row_of and without.
+TEST(CodesOnDevice, MoveAsOnTheCpu) {
+  if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+  for (const std::string_view words : test::kPermuteOfCodes)
+    for (unsigned seed = 0; seed < 4; ++seed) {
+      test::PermuteCodesCase got(words, seed / 2), want(words, seed / 2);
+      got.has_row_of = seed % 2 == 0;
+      run(plan(want.p, this_cpu()), want.args(), {}, {});
+      test::Mirror mirror;
+      const PermutePlan made = plan(got.p, test::first_gpu());
+      const PermuteArgs given =
+          got.args([&](const Tensor& t) { return mirror.view(t); },
+                   [&](std::vector<int32_t>& list) { return mirror.data(list); });
+      EXPECT_EQ(mirror.replay(2, [&](Stream stream) { run(made, given, {}, stream); }), 1u);
+      EXPECT_EQ(got.outputs(), want.outputs()) << words << (got.has_row_of ? " row_of" : "");
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Permute, PermuteOnDevice,

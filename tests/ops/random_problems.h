@@ -105,6 +105,7 @@ inline void draw(Dice& dice, PermuteProblem& p) {
        .prob = dice.coin(),
        .addend = dice.coin(),
        .tail = dice.word<Tail>()};
+  if (dice.coin()) p.format = dice.format(), p.scales_major = dice.word<Major>();
 }
 
 inline void draw(Dice& dice, QuantizeProblem& p) {

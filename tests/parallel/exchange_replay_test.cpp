@@ -26,11 +26,18 @@ struct Case : test::RankCase {
     std::mt19937 random(seed);
     for (test::Tensor* t : {&x, &dout}) t->fill(random, -2, 2);
     prob.fill(random, 0, 1);
+    if (p.x) quantize_x();
     const auto choices = unsigned(plan.problem.ranks * plan.problem.experts + 1);
     for (int32_t& e : experts) e = int32_t(random() % choices) - 1;
   }
   void for_pieces(auto&& visit) const {
     for (const test::Tensor* t : {&x, &prob, &dout}) visit(test::piece("input", *t, Holds::kInput));
+    if (p.x) {
+      for (const test::Tensor* t : {&x_codes, &x_scales})
+        visit(test::piece("codes", *t, Holds::kInput));
+      for (const test::Tensor* t : {&row_codes, &row_scales})
+        visit(test::piece("codes of rows", *t, Holds::kOutput));
+    }
     visit(test::list_piece("experts", experts));
     for (const test::Tensor* t : {&rows, &row_prob, &out, &dy, &dx, &dprob})
       visit(test::piece("output", *t, Holds::kOutput));
@@ -50,7 +57,8 @@ struct Case : test::RankCase {
                                          .dx = dx.view(),
                                          .dprob = dprob.data<float>(),
                                          .map = map()};
-    dispatch(plan, window, on.moved(dispatch_args(true)), memory, stream);
+    const DispatchArgs from = p.x ? code_args(true) : dispatch_args(true);
+    dispatch(plan, window, on.moved(from), memory, stream);
     collect(plan, window, on.moved(sums), stream);
     collect_backward(plan, window, on.moved(to_rows), stream);
     dispatch_backward(plan, window, on.moved(to_tokens), memory, stream);
@@ -72,18 +80,20 @@ struct Both {
   }
 };
 
-/// Which exchanges: by the route that is planned or another, and tokens of the second rank.
+/// Which exchanges: by the route that is planned or another, tokens of the second rank, and what
+/// more the problem says.
 struct Kind {
   std::string_view route;
   int64_t tokens;
+  std::string_view words = "";
 };
 
 /// One rank: exchanges are recorded once, and replayed with other tensors.
 void replay(const Kind& kind, int rank, const AllGather& gather, std::barrier<>& barrier) {
   const auto machine = test::open_machine(rank);
   const ExpertParallelPlan made =
-      plan(parse_expert_parallel_problem(
-               "expert_parallel T=24 top_k=3 H=320 E=3 ranks=2 R=40 overflow=drop"),
+      plan(parse_expert_parallel_problem(text(
+               "expert_parallel T=24 top_k=3 H=320 E=3 ranks=2 R=40 overflow=drop", kind.words)),
            machine->device(), kind.route);
   const int64_t tokens = rank == 0 ? made.problem.tokens : kind.tokens;
   Window window = Window::create(made, rank, gather, {.limit = std::chrono::seconds(20)});
@@ -122,7 +132,8 @@ TEST(ExchangeReplay, HasTheBitsOfARun) {
   const auto machine = test::open_machine();
   if (machine == nullptr) GTEST_SKIP() << test::why_no_machine();
   if (machine->ranks() < int(kRanks)) GTEST_SKIP() << "fewer than two GPUs here";
-  for (const Kind& kind : {Kind{"", 24}, Kind{"", 17}, Kind{"", 0}, Kind{"window", 24}}) {
+  for (const Kind& kind : {Kind{"", 24}, Kind{"", 17}, Kind{"", 0}, Kind{"window", 24},
+                           Kind{"", 17, " x=fp8_block scales_major=column"}}) {
     test::ThreadGroup group(kRanks);
     std::barrier<> barrier(kRanks);
     for (const std::string& error : test::on_ranks(kRanks, [&](int rank) {

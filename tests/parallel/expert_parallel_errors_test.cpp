@@ -34,6 +34,17 @@ TEST(ExpertParallelProblem, PrintsAndParsesBack) {
   EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
 }
 
+TEST(ExpertParallelProblem, SaysTheFormatOfX) {
+  ExpertParallelProblem p{.tokens = 4, .top_k = 2, .hidden = 256, .experts = 8, .ranks = 2};
+  p.rows = 16;
+  p.x = parse_format("fp8_block:e5m2");
+  p.scales_major = Major::kColumn;
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=4 top_k=2 H=256 E=8 ranks=2 R=16 dtype=bf16 x=fp8_block:e5m2 "
+            "scales_major=column");
+  EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
+}
+
 TEST(ExpertParallelProblem, HasRoomForTwoRanksWhereRIsLeftOut) {
   const auto rows = [](std::string_view words) {
     return parse_expert_parallel_problem(words).rows;
@@ -66,6 +77,27 @@ TEST(ExpertParallelPlan, ExplainsItsMemory) {
             "rows       70000 a rank; 131072 are always enough, beyond them a step is NaN\n");
 }
 
+TEST(ExpertParallelPlan, ExplainsWhatCrossesOfCodes) {
+  const ExpertParallelPlan made =
+      plan(parse_expert_parallel_problem(
+               "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072 x=fp8_block"),
+           this_cpu());
+  EXPECT_EQ(explain(made),
+            "route      window: every rank maps the memory of all\n"
+            "window     1998652416 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
+            "tokens, 1048576 of gradients of probabilities, 1879048192 of rows\n"
+            "x          codes of fp8_block, made by the owner: 7168 bytes a token, and 224 of "
+            "scales, cross once to each rank that needs it\n"
+            "wgrad      has what these codes say of x, or x by a dispatch of numbers\n"
+            "workspace  1052928 bytes, of dispatch and its backward\n"
+            "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");
+  EXPECT_EQ(made.window.scales, made.window.tokens + 8192 * 7168);
+  // A window has room for codes and scales where these are more than numbers.
+  const ExpertParallelPlan tiny = plan(
+      parse_expert_parallel_problem("expert_parallel T=1 H=2 R=1 x=fp8_block prob=no"), this_cpu());
+  EXPECT_EQ(tiny.window.drow_prob - tiny.window.tokens, 512);
+}
+
 /// Without the problem behind it.
 template <class Work>
 std::string error(Work&& work) {
@@ -94,6 +126,18 @@ TEST(ExpertParallelErrors, OfProblems) {
             "int32");
   EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 dtype=u8"),
             "expert_parallel: dtype is u8, must be f32, bf16 or f16");
+  EXPECT_EQ(
+      plan_error("expert_parallel T=1 H=64 R=1 x=nvfp4"),
+      "expert_parallel: x is nvfp4, must be fp8_row, fp8_block or mxfp8, without 2d; codes of "
+      "a byte whose scales are of one row");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=96 R=1 x=mxfp8"),
+            "expert_parallel: H is 96, must be a multiple of 64 for mxfp8; codes and scales move "
+            "two bytes at a time");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=64 R=1 x=mxfp8 scales_major=column"),
+            "expert_parallel: scales_major is column, must be row for mxfp8; only fp32 scales lie "
+            "in columns");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=64 R=1 scales_major=column"),
+            "expert_parallel: scales_major is column, must be row; there is no x");
   const ExpertParallelProblem p = parse_expert_parallel_problem("expert_parallel T=1 H=1 R=1");
   Device old = parse_device("sm_80");
   old.sm = 75;
@@ -120,6 +164,11 @@ TEST(ExpertParallelErrors, OfFewTokens) {
             text("expert_parallel: no route takes it on ", to_string(gpu),
                  "\n  few_tokens: takes at most 1024 experts of all ranks, there are 1026 [",
                  to_string(wide), "]"));
+  const ExpertParallelProblem codes =
+      parse_expert_parallel_problem("expert_parallel T=1 H=64 ranks=2 x=mxfp8");
+  EXPECT_EQ(test::unsupported([&] { plan(codes, gpu, "few_tokens"); }),
+            text("expert_parallel: no route takes it on ", to_string(gpu),
+                 "\n  few_tokens: moves no codes [", to_string(codes), "]"));
   EXPECT_EQ(test::unsupported([&] { plan(wide, this_cpu(), "few_tokens"); }),
             text("expert_parallel: no route takes it on ", to_string(this_cpu()),
                  "\n  few_tokens: is for GPUs [", to_string(wide), "]"));
@@ -164,6 +213,52 @@ TEST_F(ArgumentErrors, OfDispatch) {
                        {});
             }),
             "dispatch: prob is given, must be null; the problem says prob=no");
+}
+
+TEST_F(ArgumentErrors, OfCodes) {
+  EXPECT_EQ(error([&] { windows[0].codes(made); }),
+            "codes: x is no format, must be one; tokens are numbers");
+  ExpertParallelProblem coded = p;
+  coded.hidden = 6;
+  coded.x = parse_format("fp8_block");
+  const ExpertParallelPlan of_codes = plan(coded, this_cpu());
+  std::vector<Window> there = test::windows_of(of_codes);
+  const test::OwnedWorkspace memory(of_codes.workspace_bytes);
+  Rank c(coded, 3);
+  const auto dispatching = [&](auto&& spoil) {
+    DispatchArgs args = c.code_args(true);
+    spoil(args);
+    return error([&] { dispatch(of_codes, there[0], args, memory.get(), {}); });
+  };
+  EXPECT_EQ(dispatching([](DispatchArgs& a) { a.x.shape[0] = 4; }),
+            "dispatch: x has 4 rows, must have 0 to T, 3");
+  EXPECT_EQ(dispatching([&](DispatchArgs& a) { a.x = c.x.view(); }),
+            "dispatch: x is bf16[3, 6] strides (9, 1), must be e4m3[3, 6]");
+  EXPECT_EQ(dispatching([](DispatchArgs& a) { a.x_scales = {}; }),
+            "dispatch: x_scales is f32[], must be f32[3, 1]");
+  EXPECT_EQ(dispatching([](DispatchArgs& a) { a.row_scales.shape[0] = 5; }),
+            "dispatch: row_scales is f32[5, 1] strides (5, 1), must be f32[6, 1]");
+  const std::string odd = dispatching([](DispatchArgs& a) { a.rows.stride[0] = 7; });
+  EXPECT_EQ(odd.substr(0, odd.find(" at ")), "dispatch: rows is e4m3[6, 6] strides (7, 1)");
+  EXPECT_EQ(odd.substr(odd.find(", must")),
+            ", must have rows at even addresses; they move two bytes at a time");
+  EXPECT_EQ(
+      dispatching([&](DispatchArgs& a) { a.x_scales.data = there[0].codes(of_codes).codes.data; }),
+      text("dispatch: x_scales is f32[3, 1] strides (3, 1), ", of_codes.window.tokens,
+           " bytes into the window, must be contiguous, at ", of_codes.window.scales,
+           "; or lie elsewhere"));
+  EXPECT_EQ(dispatching([&](DispatchArgs& a) { a.rows.data = there[0].rows(of_codes).data; }),
+            text("dispatch: rows is ", of_codes.window.rows,
+                 " bytes into the window, must lie elsewhere; y lies there"));
+  const auto of_numbers = [&](auto&& spoil) {
+    DispatchArgs args = r.dispatch_args(true);
+    spoil(args);
+    return error([&] { dispatch(made, windows[0], args, workspace.get(), {}); });
+  };
+  EXPECT_EQ(of_numbers([&](DispatchArgs& a) { a.x_scales = c.x_scales.view(); }),
+            "dispatch: x_scales is given, must be null; x is no format");
+  EXPECT_EQ(of_numbers([&](DispatchArgs& a) { a.row_scales = c.row_scales.view(); }),
+            "dispatch: row_scales is given, must be null; x is no format");
 }
 
 TEST_F(ArgumentErrors, OfTheOthers) {

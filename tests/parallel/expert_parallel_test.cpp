@@ -40,11 +40,23 @@ void push(const ExpertParallelPlan& plan, Window& window, const Rank& r, const T
   }
 }
 
+/// Codes of x if the problem says so. One rank that is to know what these must become dispatches
+/// numbers, and makes codes of the rows.
+void dispatch_numbers_or_codes(const ExpertParallelPlan& plan, Window& window, Rank& r,
+                               const Workspace& workspace) {
+  const ExpertParallelProblem& p = plan.problem;
+  if (p.x) r.quantize_x();
+  dispatch(plan, window, p.x ? r.code_args(p.prob) : r.dispatch_args(p.prob), workspace, {});
+  if (!r.p.x) return;
+  if (!p.x) r.quantize_rows();
+  r.decode_rows();
+}
+
 /// One rank, all four exchanges. `first` is the first of its experts among all.
 void step(const ExpertParallelPlan& plan, Window& window, Rank& r, int first) {
   const ExpertParallelProblem& p = plan.problem;
   const test::OwnedWorkspace workspace(plan.workspace_bytes);
-  dispatch(plan, window, r.dispatch_args(p.prob), workspace.get(), {});
+  dispatch_numbers_or_codes(plan, window, r, workspace.get());
   for (int e = 0; e < p.experts; ++e)
     for (int64_t row = r.offsets[size_t(e)]; row < r.offsets[size_t(e) + 1]; ++row)
       make(r.rows, r.y, row, first + e, p.prob ? float(r.row_prob.at(row)) : 1.0f);
@@ -85,6 +97,8 @@ Rank on_one(const ExpertParallelProblem& p, const std::vector<Rank>& ranks) {
       for (int64_t j = 0; j < p.top_k; ++j) all.prob.set({first + t, j}, r.prob.at(t, j));
     }
   }
+  one.x = {};
+  one.scales_major = Major::kRow;
   const ExpertParallelPlan made = plan(one, test::rank_device());
   std::vector<Window> windows = test::windows_of(made);
   step(made, windows[0], all, 0);
@@ -123,6 +137,28 @@ std::string difference(const Tensor& part, const Tensor& whole, int64_t first, i
   return {};
 }
 
+/// The same of codes and scales, as they are stored.
+std::string difference_of_codes(const Rank& r, const Rank& all, int64_t first) {
+  const auto differs = [&](const TensorView& part, const TensorView& whole) {
+    const int64_t bytes = bits(part.dtype) / 8;
+    const auto at = [&](const TensorView& v, int64_t row, int64_t c) {
+      return static_cast<const char*>(v.data) + (row * v.stride[0] + c * v.stride[1]) * bytes;
+    };
+    for (int64_t row = 0; row < r.used(); ++row)
+      for (int64_t c = 0; c < part[1]; ++c)
+        if (std::memcmp(at(part, row, c), at(whole, first + row, c), size_t(bytes)) != 0)
+          return text(" differ in [", row, ", ", c, "]\n");
+    return std::string();
+  };
+  const QuantizedView got = r.codes_of_rows(), want = all.codes_of_rows();
+  const std::string codes = differs(got.codes, want.codes),
+                    scales = differs(got.scales, want.scales);
+  std::string found =
+      (codes.empty() ? "" : "codes" + codes) + (scales.empty() ? "" : "scales" + scales);
+  if (!r.row_codes.untouched(r.used(), r.p.rows)) found += "the tail of codes was written";
+  return found;
+}
+
 /// Where what a rank has differs from what one rank has that has all.
 std::string difference(const ExpertParallelProblem& p, int rank, const Rank& r, const Rank& all) {
   std::string found = r.damage();
@@ -137,6 +173,7 @@ std::string difference(const ExpertParallelProblem& p, int rank, const Rank& r, 
   if (p.prob) found += difference(r.row_prob, all.row_prob, row, r.used(), "row_prob");
   if (p.prob) found += difference(r.dprob, all.dprob, token, r.tokens(), "dprob");
   if (r.verdict[0] != 0) found += "the verdict is not 0";
+  if (p.x) found += difference_of_codes(r, all, row);
   if (!r.rows.untouched(r.used(), p.rows)) found += "the tail was written";
   return found;
 }
@@ -171,6 +208,16 @@ std::string difference_of_places(const ExpertParallelProblem& p, const Rank& r) 
   return {};
 }
 
+/// Moves codes, of a format that is drawn.
+void move_codes(ExpertParallelProblem& p, std::mt19937& random) {
+  constexpr std::array<std::string_view, 5> kFormats = {"mxfp8", "mxfp8:e5m2", "fp8_block",
+                                                        "fp8_block:fp32", "fp8_row:e5m2"};
+  p.x = parse_format(kFormats[random() % kFormats.size()]);
+  const bool is_mxfp8 = p.x->kind == FormatKind::kMxfp8;
+  p.hidden = is_mxfp8 ? int64_t(64 * (1 + random() % 2)) : int64_t(2 * (1 + random() % 70));
+  p.scales_major = !is_mxfp8 && random() % 2 == 0 ? Major::kColumn : Major::kRow;
+}
+
 ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
   p.hidden = int64_t(1 + random() % 40);
@@ -180,6 +227,7 @@ ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
   p.prob = random() % 4 != 0;
   p.push = random() % 3 == 0;
+  if (random() % 3 == 0) move_codes(p, random);
   return p;
 }
 
@@ -213,6 +261,7 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
 
 TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
+  const test::Threads one(1);  // since processes are forked later
   std::mt19937 random(7);
   int64_t dropped = 0;
   for (int i = 0; i < 60; ++i) {
@@ -220,6 +269,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
     p.push = i % 2 != 0;
+    if (i % 3 == 0) move_codes(p, random);
     const ExpertParallelPlan made = plan(p, test::rank_device());
     std::vector<Window> windows = test::windows_of(made);
     std::vector<Rank> ranks = random_ranks(p, random);
@@ -279,6 +329,76 @@ TEST(ExpertParallel, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   for (const std::string& error : test::on_ranks(2, [&](int q) { windows[size_t(q)].check(); }))
     EXPECT_NE(error, "");
   for (Window& window : windows) EXPECT_NO_THROW(window.check());
+}
+
+TEST(ExpertParallel, OverflowIsNaNInCodesAndScales) {
+  for (const std::string_view words : {"x=mxfp8", "x=fp8_block scales_major=column"}) {
+    const ExpertParallelProblem p = parse_expert_parallel_problem(
+        text("expert_parallel T=4 top_k=2 H=256 E=2 ranks=2 R=9 prob=no ", words));
+    const ExpertParallelPlan made = plan(p, test::rank_device());
+    std::vector<Window> windows = test::windows_of(made);
+    std::mt19937 random(1);
+    std::vector<Rank> ranks;
+    for (int q = 0; q < 2; ++q) {
+      ranks.emplace_back(p, 4).x.fill(random, -2, 2);
+      ranks[size_t(q)].dout.fill(random, -2, 2);
+    }
+    for (const bool overflows : {false, true}) {
+      for (Rank& r : ranks) r.experts = {2, 3, 2, 3, 2 * overflows, 1 + 2 * overflows, 1, 0};
+      for (const std::string& error : test::on_ranks(
+               2, [&](int q) { step(made, windows[size_t(q)], ranks[size_t(q)], 2 * q); }))
+        EXPECT_EQ(error, "");
+      for (const Rank& r : ranks) {
+        EXPECT_EQ(r.verdict[0], int(overflows));
+        EXPECT_EQ(r.row_codes.untouched(0, p.rows), overflows);
+        EXPECT_EQ(r.row_scales.untouched(0, r.row_scales.rows()), overflows);
+        EXPECT_EQ(std::isnan(r.rows.at(0, 0)), overflows);
+        EXPECT_EQ(r.damage(), "");
+      }
+    }
+  }
+}
+
+TEST(ExpertParallel, TakesCodesThatLieInTheWindow) {
+  const ExpertParallelProblem p = parse_expert_parallel_problem(
+      "expert_parallel T=8 top_k=2 H=130 E=2 ranks=2 x=fp8_block prob=no");
+  const ExpertParallelPlan made = plan(p, test::rank_device());
+  std::vector<Window> windows = test::windows_of(made);
+  std::mt19937 random(3);
+  std::vector<Rank> ranks;
+  for (int q = 0; q < 2; ++q) {
+    ranks.emplace_back(p, 7 + q).x.fill(random, -2, 2);
+    for (int32_t& e : ranks[size_t(q)].experts) e = int32_t(random() % 5) - 1;
+  }
+  std::vector<test::Bytes> rows;
+  for (const bool in_place : {false, true}) {
+    const auto errors = test::on_ranks(2, [&](int q) {
+      Rank& r = ranks[size_t(q)];
+      r.quantize_x();
+      DispatchArgs args = r.code_args(false);
+      const QuantizedView place = windows[size_t(q)].codes(made);
+      const auto move = [&](TensorView& v, TensorView to) {
+        to.shape[0] = v[0];
+        for (int64_t t = 0; t < v[0]; ++t)
+          std::memcpy(static_cast<char*>(to.data) + bytes_for(v.dtype, t * to.stride[0]),
+                      static_cast<char*>(v.data) + bytes_for(v.dtype, t * v.stride[0]),
+                      size_t(bytes_for(v.dtype, v[1])));
+        v = to;
+      };
+      if (in_place) move(args.x, place.codes), move(args.x_scales, place.scales);
+      r.row_codes.poison(), r.row_scales.poison();
+      const test::OwnedWorkspace workspace(made.workspace_bytes);
+      windows[size_t(q)].await_readers();
+      dispatch(made, windows[size_t(q)], args, workspace.get(), {});
+    });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    for (const Rank& r : ranks) {
+      rows.push_back(r.row_codes.bytes());
+      rows.push_back(r.row_scales.bytes());
+      EXPECT_GT(r.used(), 0);
+    }
+  }
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(rows[i], rows[i + 4]);
 }
 
 /// One of two ranks of a layer. Its tokens lie in its window, and choose the other rank's expert.

@@ -3,19 +3,25 @@
 #include <string>
 #include <vector>
 
+#include "cadre/dequantize.h"
 #include "cadre/expert_parallel.h"
 #include "tests/judge/tensor.h"
+#include "tests/judge/threads.h"
+#include "tests/judge/workspace.h"
 
 namespace cadre::test {
 
 /// The tensors of one rank, or of one that has all tokens: forward, and backward of what experts
 /// make of the rows.
 struct RankCase {
+  ExpertParallelProblem p;
   Tensor x, prob, rows, row_prob, y, out, dout, dy, drows, drow_prob, dx, dprob;
+  Tensor x_codes, x_scales, row_codes, row_scales;  ///< where x is codes
   std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict, place_of;
 
-  RankCase(const ExpertParallelProblem& p, int64_t tokens)
-      : x(p.dtype, {tokens, p.hidden}, {.row_gap = 3}),
+  RankCase(const ExpertParallelProblem& problem, int64_t tokens)
+      : p(problem),
+        x(p.dtype, {tokens, p.hidden}, {.row_gap = 3}),
         prob(DType::kF32, {tokens, p.top_k}),
         rows(p.dtype, {p.rows, p.hidden}, {.row_gap = 1}),
         row_prob(DType::kF32, {p.rows}),
@@ -34,13 +40,51 @@ struct RankCase {
         row_here(size_t(p.ranks * p.tokens * p.top_k), -7),
         routed(size_t(p.ranks), -7),
         verdict(1, -7),
-        place_of(p.push ? slot_of : std::vector<int32_t>()) {}
+        place_of(p.push ? slot_of : std::vector<int32_t>()) {
+    if (!p.x) return;
+    const TensorView scales = quantized_view(shape(tokens), nullptr).scales;
+    x_codes = Tensor(p.x->element, {tokens, p.hidden}, {.row_gap = 6});
+    x_scales = Tensor(scales.dtype, {tokens, scales[1]}, {.row_gap = 2});
+    row_codes = Tensor(p.x->element, {p.rows, p.hidden}, {.row_gap = 10});
+    row_scales = p.scales_major == Major::kRow
+                     ? Tensor(scales.dtype, {p.rows, scales[1]}, {.row_gap = 4})
+                     : Tensor(scales.dtype, {scales[1], p.rows}, {.row_gap = 4 - p.rows % 4});
+  }
 
   int64_t tokens() const { return x.rows(); }
   int64_t used() const { return offsets.back(); }
   ExchangeMap map() {
     return {row_of.data(),  slot_of.data(), row_here.data(),
             offsets.data(), verdict.data(), place_of.data()};
+  }
+  QuantizedView codes_of_rows() const {
+    const TensorView scales = row_scales.view();
+    return {.codes = row_codes.view(),
+            .scales = p.scales_major == Major::kRow ? scales : transposed(scales)};
+  }
+  QuantizedShape shape(int64_t of_rows) const {
+    return {.rows = of_rows,
+            .cols = p.hidden,
+            .experts = p.experts,
+            .format = *p.x,
+            .scales_major = p.scales_major};
+  }
+  /// Of numbers: codes of x, or of the rows that one rank has dispatched as numbers.
+  void quantize_x() const {
+    const int32_t ends[] = {0, int32_t(tokens())};
+    quantize(x, {.codes = x_codes.view(), .scales = x_scales.view()}, {ends, 1}, Major::kRow);
+  }
+  void quantize_rows() const {
+    quantize(rows, codes_of_rows(), {offsets.data(), p.experts}, p.scales_major);
+  }
+  /// Rows as the numbers that their codes say. By one thread, since a process that was forked has
+  /// no other.
+  void decode_rows() const {
+    const Threads one(1);
+    const DequantizePlan made = plan({.source = shape(p.rows), .out = p.dtype}, this_cpu());
+    run(made,
+        {.source = codes_of_rows(), .offsets = {offsets.data(), p.experts}, .out = rows.view()},
+        OwnedWorkspace(made.workspace_bytes).get(), {});
   }
   DispatchArgs dispatch_args(bool with_prob) {
     return {.x = x.view(),
@@ -51,6 +95,13 @@ struct RankCase {
             .routed = routed.data(),
             .map = map()};
   }
+  /// The same of codes.
+  DispatchArgs code_args(bool with_prob) {
+    DispatchArgs args = dispatch_args(with_prob);
+    args.x = x_codes.view(), args.x_scales = x_scales.view();
+    args.rows = row_codes.view(), args.row_scales = codes_of_rows().scales;
+    return args;
+  }
   DispatchBackwardArgs dispatch_backward_args(bool with_prob) {
     return {.drows = drows.view(),
             .drow_prob = with_prob ? drow_prob.data<float>() : nullptr,
@@ -60,7 +111,22 @@ struct RankCase {
   }
   std::string damage() const {
     return rows.damage() + row_prob.damage() + out.damage() + dy.damage() + dx.damage() +
-           dprob.damage();
+           dprob.damage() + row_codes.damage() + row_scales.damage();
+  }
+
+ private:
+  void quantize(const Tensor& from, const QuantizedView& to, const Offsets& of,
+                Major scales_major) const {
+    const Threads one(1);
+    const QuantizePlan made = plan({.rows = from.rows(),
+                                    .cols = p.hidden,
+                                    .experts = of.experts,
+                                    .source = p.dtype,
+                                    .along_k = p.x,
+                                    .along_k_scales_major = scales_major},
+                                   this_cpu());
+    run(made, {.source = from.view(), .offsets = of, .along_k = to},
+        OwnedWorkspace(made.workspace_bytes).get(), {});
   }
 };
 

@@ -11,6 +11,29 @@ double read_of_ranks(const TensorView& v, int64_t row, int64_t column) {
   return v.rank < 3 ? read(v, row, column) : read(v, row / v.shape[1], row % v.shape[1], column);
 }
 
+/// A row as it is stored, element by element: that of a token, or zeros where there is none.
+void move_row(const TensorView& from, int64_t token, const TensorView& to, int64_t row) {
+  const int64_t bytes = bits(to.dtype) / 8;
+  for (int64_t c = 0; c < to[1]; ++c) {
+    char* at = static_cast<char*>(to.data) + (row * to.stride[0] + c * to.stride[1]) * bytes;
+    for (int64_t b = 0; b < bytes; ++b)
+      at[b] =
+          token < 0 ? 0 : static_cast<const char*>(rank_row_address(from, token))[c * bytes + b];
+  }
+}
+
+/// rows[r] = tokens[t] for every row of codes, and its scales.
+void codes_from_tokens(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
+  for (int64_t r = 0; r < (p.tail == Tail::kZero ? p.rows : used); ++r) {
+    const int64_t slot = r < used ? args.map.slot_of[r] : -1;
+    const bool known = slot >= 0 && slot < p.ranks * p.tokens * p.top_k;
+    const int64_t token = known ? slot / p.top_k : -1;
+    move_row(args.tokens, token, args.rows, r);
+    move_row(args.token_scales, token, args.row_scales, r);
+    if (args.row_prob != nullptr) args.row_prob[r] = known ? args.prob[slot] : 0.0f;
+  }
+}
+
 /// rows[r] = p tokens[t] for every row; permute leaves p to row_prob.
 void rows_from_tokens(const PermuteProblem& p, const PermuteArgs& args, int64_t used) {
   const bool weighted = p.prob && p.pass == PermutePass::kCombineBackward;
@@ -66,7 +89,9 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
   const int64_t used = args.offsets.data != nullptr
                            ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
                            : p.ranks * p.rows;
-  if (by_row)
+  if (p.format)
+    codes_from_tokens(p, args, used);
+  else if (by_row)
     rows_from_tokens(p, args, used);
   else
     tokens_from_rows(p, args, used);

@@ -16,6 +16,7 @@
 namespace cadre::cuda {
 namespace {
 
+using parallel::BroughtRows;
 using parallel::ExchangeJob;
 using parallel::ExchangeRead;
 using portable::kLanes;
@@ -257,7 +258,7 @@ void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& jo
   constexpr int kManyExperts = 512;  // whose counters would take too much of an SM
   const int warps = kThreads / kLanes / (map.ranks * map.experts > kManyExperts ? 2 : 1);
   const MapShape shape(map, warps, true);
-  const auto& [x, experts, prob] = job.brought;
+  const BroughtRows &x = job.brought[0], &experts = job.brought[1], &prob = job.brought[2];
   const RoutingJob routing{.experts = static_cast<const int32_t*>(experts.from),
                            .prob = static_cast<const float*>(prob.from),
                            .has_prob = prob.to != nullptr,

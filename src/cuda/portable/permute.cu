@@ -1,7 +1,7 @@
 #include "cuda/portable/permute.h"
 
 #include "cuda/portable/launch.h"
-#include "cuda/portable/permute_job.cuh"
+#include "cuda/portable/permute_codes.cuh"
 
 // permute            rows[row] = tokens[t]              row_prob[row] = prob[t, j]
 // permute backward   tokens[t] = sum_j rows[row]        dprob[t, j] = drow_prob[row]
@@ -16,17 +16,12 @@
 namespace cadre::cuda::portable {
 namespace {
 
-constexpr int kRounds = 4;  // chunks that a thread has in flight
-constexpr int kPair = 2;    // chunks of a token, and of a row, that are multiplied at once
-
-/// The chunks of a thread in its segment of one token.
-struct Segment {
-  Chunk of[kRounds];
-};
+constexpr int kPair = 2;  // chunks of a token, and of a row, that are multiplied at once
 
 template <class Config>
 __device__ Segment read_token(const Job& job, int64_t token) {
   Segment chunks{};
+  chunks.scale = read_scale<Config>(job, token);
   const auto& tokens = job.with_row<Config>(job.tokens, token);
   const int64_t first = first_column(kRounds);
 #pragma unroll
@@ -39,9 +34,11 @@ __device__ Segment read_token(const Job& job, int64_t token) {
 template <class Config>
 __device__ void write_row(const Job& job, int64_t row, const Segment& chunks, float p) {
   const int64_t first = first_column(kRounds);
+  write_scale<Config>(job, row, chunks.scale);
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
-    const Chunk chunk = job.weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
+    const bool weighted = are_weighted<Config>(job);
+    const Chunk chunk = weighted ? scaled(chunks.of[i], job.rows.dtype, p) : chunks.of[i];
     if (first + i * kRound < job.hidden)
       store<Config::kWide>(chunk, job.rows, {row, first + i * kRound});
   }
@@ -93,23 +90,6 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
   const bool paired = job.is_slot(slot) && job.row_of[slot] == row;
   for (unsigned rest = __ballot_sync(~0u, row < last && !paired); rest != 0; rest &= rest - 1)
     work(first + __ffs(int(rest)) - 1);
-}
-
-/// The token of a number: those of several ranks in turns, so that near and far memory are read
-/// side by side.
-template <class Config>
-__device__ int64_t token_of(const Job& job, int64_t number) {
-  if constexpr (Config::kMemory != Memory::kRanks) return number;
-  const auto each = uint32_t(job.rank_rows), ranks = uint32_t(job.token_count) / each;
-  return int64_t(uint32_t(number) % ranks) * each + uint32_t(number) / ranks;
-}
-
-/// Whether a token of another rank has a row here.
-__device__ inline bool is_needed(const Job& job, int64_t token) {
-  int row = -1;
-  for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes)
-    row = max(row, job.row_of[token * job.top_k + choice]);
-  return __any_sync(~0u, row >= 0);
 }
 
 /// With row_of: each token is read once and written to all of its rows. Warps beyond those of the
@@ -299,6 +279,12 @@ struct Config : OfRows {
   static constexpr int kBlocks = !OfRows::kOneDType ? 1 : kMemory == Memory::kRanks ? 2 : 4;
 };
 
+/// The same of codes, beside which scales move.
+template <class OfRows, Memory kOfRows>
+struct CodesConfig : Config<OfRows, kOfRows> {
+  using Beside = ScalesJob;
+};
+
 template <class Sum>
 void launch_sums(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   const RowGrid grid = RowGrid::of(job.token_count, p.hidden, Sum::kRounds);
@@ -338,20 +324,25 @@ void launch(const PermuteProblem& p, const Job& job, cudaStream_t stream) {
   }
 }
 
-bool reads_tokens(PermutePass pass) {
-  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+/// Rows of codes and their scales, in one launch.
+template <class Config>
+void launch_codes(const Job& job, cudaStream_t stream) {
+  const bool by_token = job.row_of != nullptr;
+  const int64_t groups = (job.bound + kLanes - 1) / kLanes;
+  const int64_t items = by_token ? job.token_count + groups : job.bound;
+  cuda::launch(by_token ? scatter_kernel<Config> : rows_kernel<Config>,
+               RowGrid::of(items, job.hidden, kRounds).on(stream), job);
 }
 
-/// The first rank's part of what several have; all of what one has.
-TensorView one_rank(const TensorView& v) {
-  if (v.rank == 2) return v;
-  return view(v.data, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
+void permute_codes(const Job& job, bool spread, bool wide, cudaStream_t stream) {
+  const auto visit = [&]<class OfRows>(OfRows) {
+    spread ? launch_codes<CodesConfig<OfRows, Memory::kRanks>>(job, stream)
+           : launch_codes<CodesConfig<OfRows, Memory::kHere>>(job, stream);
+  };
+  wide ? visit(WideChunksOf<DType::kBf16>()) : visit(AnyChunks());
 }
 
-}  // namespace
-
-void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
-  const PermuteProblem& p = plan.problem;
+void launch_pass(const PermuteProblem& p, const PermuteArgs& args, cudaStream_t stream) {
   const bool combines = p.pass == PermutePass::kCombine || p.pass == PermutePass::kCombineBackward;
   const bool by_row = reads_tokens(p.pass);
   const TensorView& read = by_row ? args.tokens : args.rows;
@@ -382,11 +373,26 @@ void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream
   job.rank_gap = rank_step - rank_rows * (by_row ? job.tokens : job.rows).pitch;
   const bool wide = job.tokens.is_wide() && job.rows.is_wide() && job.y.is_wide() &&
                     job.addend.is_wide() && rank_step % 16 == 0;
+  if (p.format) {
+    job.scales = scales_job(args, info(p.format->kind).block);
+    return permute_codes(job, spread, wide, stream);
+  }
   visit_chunks(wide, {p.dtype}, [&]<class OfRows>(OfRows) {
-    spread           ? launch<Config<OfRows, Memory::kRanks>>(p, job, stream_of(stream))
-    : p.experts == 0 ? launch_all_sums<Config<OfRows, Memory::kWhole>>(p, job, stream_of(stream))
-                     : launch<Config<OfRows, Memory::kHere>>(p, job, stream_of(stream));
+    spread           ? launch<Config<OfRows, Memory::kRanks>>(p, job, stream)
+    : p.experts == 0 ? launch_all_sums<Config<OfRows, Memory::kWhole>>(p, job, stream)
+                     : launch<Config<OfRows, Memory::kHere>>(p, job, stream);
   });
+}
+
+}  // namespace
+
+void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream stream) {
+  PermuteProblem p = plan.problem;
+  if (!p.format) return launch_pass(p, args, stream_of(stream));
+  p.dtype = DType::kBf16, p.hidden /= 2;
+  PermuteArgs pairs = args;
+  pairs.tokens = in_pairs(args.tokens), pairs.rows = in_pairs(args.rows);
+  launch_pass(p, pairs, stream_of(stream));
 }
 
 }  // namespace cadre::cuda::portable

@@ -5,8 +5,26 @@
 // What the kernels of permute.cu have in common.
 namespace cadre::cuda::portable {
 
+constexpr int kRounds = 4;  // chunks that a thread has in flight
+
 /// What is read: of one rank, with offsets that say where rows end, or without; or of several.
 enum class Memory : uint8_t { kHere, kWhole, kRanks };
+
+/// Scales that move beside rows of codes, in words of two or four bytes: each segment of codes with
+/// its own, a word a thread.
+struct ScalesJob {
+  const char* from = nullptr;  ///< of tokens
+  char* to = nullptr;
+  int64_t token_pitch = 0, row_pitch = 0;  ///< bytes from row to row
+  int64_t row_step = 0;                    ///< of rows: bytes from word to word
+  int64_t rank_gap = 0;                    ///< as Job has it
+  int words = 0, words_of_segment = 1;     ///< of a row
+  int word_bytes = 4;
+};
+
+inline bool reads_tokens(PermutePass pass) {
+  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+}
 
 /// The parameters of the kernels.
 struct Job {
@@ -19,6 +37,7 @@ struct Job {
   bool zero_tail, weighted;
   int64_t rank_rows = 0;  ///< of what lies in the memories of several ranks: rows of each
   int64_t rank_gap = 0;   ///< and bytes between one's last and the next one's first
+  ScalesJob scales{};     ///< of codes only
 
   /// Rows before the tail. Sums of rows of several ranks have none.
   template <class Config>
@@ -78,5 +97,22 @@ struct Source {
   }
   __device__ bool is_there() const { return token >= 0; }
 };
+
+/// The token of a number: those of several ranks in turns, so that near and far memory are read
+/// side by side.
+template <class Config>
+__device__ int64_t token_of(const Job& job, int64_t number) {
+  if constexpr (Config::kMemory != Memory::kRanks) return number;
+  const auto each = uint32_t(job.rank_rows), ranks = uint32_t(job.token_count) / each;
+  return int64_t(uint32_t(number) % ranks) * each + uint32_t(number) / ranks;
+}
+
+/// Whether a token of another rank has a row here.
+__device__ inline bool is_needed(const Job& job, int64_t token) {
+  int row = -1;
+  for (int choice = int(threadIdx.x); choice < job.top_k; choice += kLanes)
+    row = max(row, job.row_of[token * job.top_k + choice]);
+  return __any_sync(~0u, row >= 0);
+}
 
 }  // namespace cadre::cuda::portable
