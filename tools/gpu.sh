@@ -30,6 +30,7 @@
 #   facts      `cadre facts`
 #   links      what two GPUs do with each other
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
+#   expert_parallel_codes    the same rows as numbers and as codes
 #   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
 #   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
@@ -276,6 +277,9 @@ take() {
     torch_fine) beside_torch torch_fine 60 grouped-gemm-fine-grained h200_fine_grained ;;
     expert_parallel)
       bench expert_parallel 300 expert-parallel h200_expert_parallel --offsets $routings --load 0.3
+      ;;
+    expert_parallel_codes)
+      bench expert_parallel_codes 200 expert-parallel-codes h200_expert_parallel_codes --load 0.3
       ;;
     torch_expert_parallel)
       beside_ranks 300 expert-parallel-torch torch_expert_parallel \
