@@ -183,6 +183,15 @@ def expert_parallel(info):
                      "delivered", "DMA engines", "copy"], rows)
 
 
+def expert_parallel_codes(info):
+    """Dispatch of codes beside that of numbers."""
+    rows = [[where, case["layer"], case["problem"].partition(" x=")[2].split(" ")[0] or "bf16",
+             *shown(case["us"], ["cadre", "cadre_graph"], ".0f")]
+            for where, record in records("expert-parallel-codes") for case in record["cases"]
+            if case["call"] == "dispatch"]
+    return markdown(["GPUs", "layer", "rows", "us", "in a graph"], rows)
+
+
 def expert_parallel_torch(info):
     """Rows to their experts and back through the door, in us of the slower rank, beside peers."""
     peers = ["nccl", "all_to_all_vdev_2d"]
@@ -443,9 +452,9 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "few_tokens_layers": layers_beside("moe-few-tokens-torch",
                                              ["torch", "sonicmoe", "triton_kernels"]),
           "mlp_layers": layers_beside("mlp-torch", ["torch"]), "moe_memory": moe_memory,
-          "expert_parallel": expert_parallel, "huggingface": huggingface,
+          "expert_parallel": expert_parallel, "expert_parallel_codes": expert_parallel_codes,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
-          "gpu_fp8_tensor": gpu_fp8_tensor,
+          "huggingface": huggingface, "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "recipe_speed": recipe_speed("recipes"),
           "quantized_weights": recipe_speed("quantized-weights"),
