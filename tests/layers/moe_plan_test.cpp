@@ -1,6 +1,8 @@
 // What the expert layer plans and what it complains about.
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "cadre/error.h"
 #include "cadre/wgrad_queue.h"
 #include "tests/judge/errors.h"
@@ -104,8 +106,11 @@ TEST(MoePlan, NamesItsRouteAndExplainsIt) {
         "kept for backward, of each token: rows 960"})
     EXPECT_NE(words.find(part), std::string::npos) << part << " in\n" << words;
   const LayerMemory& m = made.memory;
-  const std::string peak = text("at most at once: ", m.saved_bytes + m.backward_workspace_bytes);
-  EXPECT_GT(m.backward_workspace_bytes, m.forward_workspace_bytes);
+  // Which workspace is the larger depends on the processor.
+  const std::string peak =
+      text("at most at once: ",
+           m.saved_bytes + std::max(m.forward_workspace_bytes, m.backward_workspace_bytes));
+  EXPECT_GT(m.backward_workspace_bytes, 0);
   EXPECT_NE(words.find(peak), std::string::npos) << peak << " in\n" << words;
 }
 
