@@ -50,6 +50,11 @@ double delivered(size_t call, const ExpertParallelProblem& p, const RankRouting&
   return double(routing.rows(p, false)) * double(row_bytes(call, p));
 }
 
+/// What ranks take from others, all of them together.
+int64_t crossing(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
+  return (call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true)) * row_bytes(call, p);
+}
+
 /// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums.
 double bytes_of(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
   const double rows = delivered(call, p, routing);
@@ -84,7 +89,7 @@ class TimedRank {
       contestants.push_back({"cadre", std::string(mine_.plan().name), exchange});
       add_copy(bytes_of(call, p, routing) / p.ranks, contestants);
       if (accelerator_) {
-        add_dma_engine(window, crossing(call, p, routing), contestants);
+        add_dma_engine(window, crossing(call, p, routing) / p.ranks, contestants);
         add_graph(exchange, contestants);
       }
       const std::vector<Timing> timings = time(contestants, options);
@@ -95,12 +100,6 @@ class TimedRank {
   }
 
  private:
-  /// Bytes that a rank takes from another, on average.
-  static int64_t crossing(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
-    const int64_t rows = call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true);
-    return rows * row_bytes(call, p) / p.ranks;
-  }
-
   void add_copy(double bytes, std::vector<Peer>& contestants) {
     const Work work{.bytes = bytes};
     const std::vector<Peer> copies =
@@ -193,16 +192,15 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
     one.call = kCalls[call];
     one.bytes = bytes_of(call, p, routing);
     one.delivered_bytes = delivered(call, p, routing);
-    const int64_t crossing_rows = call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true);
-    one.crossed_bytes = double(crossing_rows) * double(row_bytes(call, p));
+    one.crossed_bytes = double(crossing(call, p, routing));
     const auto& [ours, copy, engine, graph] = times.of[call];
     one.timings = {{"cadre", m.plan, ours.us, ours.speed},
                    {"copy", text("a copy of ", int64_t(one.bytes / 2), " bytes by all ranks"),
                     copy.us, copy.speed}};
     if (chosen.device.kind == DeviceKind::kCpu) continue;
-    const auto crossing = int64_t(one.crossed_bytes) / p.ranks;
-    one.timings.push_back({"dma_engine", text(crossing, " bytes to each rank from another"),
-                           engine.us, engine.speed});
+    const int64_t of_rank = crossing(call, p, routing) / p.ranks;
+    one.timings.push_back(
+        {"dma_engine", text(of_rank, " bytes to each rank from another"), engine.us, engine.speed});
     one.timings.push_back(
         {"cadre_graph", text("one of ", kInGraph, " in a CUDA graph"), graph.us, graph.speed});
   }

@@ -50,6 +50,13 @@ QuantizedShape shape_of(const ExpertParallelProblem& p, int64_t rows) {
   return {.rows = rows, .cols = p.hidden, .format = *p.x};
 }
 
+/// The same of the rows that dispatch writes.
+QuantizedShape shape_of_rows(const ExpertParallelProblem& p) {
+  QuantizedShape shape = shape_of(p, p.rows);
+  shape.scales_major = p.scales_major;
+  return shape;
+}
+
 /// Numbers as codes of a format, in other buffers.
 QuantizedView codes_of(const ExpertParallelProblem& p, const TensorView& x, Buffers& buffers) {
   const QuantizedShape shape = shape_of(p, x[0]);
@@ -165,8 +172,7 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   for (TensorView* rows : {&rows_, &y_, &dy_, &drows_})
     *rows = buffers.tensor(p.dtype, {p.rows, p.hidden});
   if (p.x) {
-    QuantizedShape shape = shape_of(p, p.rows);
-    shape.scales_major = p.scales_major;
+    const QuantizedShape shape = shape_of_rows(p);
     const QuantizedView codes = quantized_view(shape, buffers.take(quantized_bytes(shape)));
     x_scales_ = copy_of(inputs.x_scales, first_token, p.tokens, buffers);
     row_codes_ = codes.codes, row_scales_ = codes.scales;
@@ -263,8 +269,7 @@ void RankCase::collect(Window& window) {
 void RankCase::decode_rows() const {
   const ExpertParallelProblem& p = plan_.problem;
   if (!p.x) return;
-  QuantizedShape shape = shape_of(p, p.rows);
-  shape.scales_major = p.scales_major;
+  QuantizedShape shape = shape_of_rows(p);
   shape.experts = p.experts;
   run_on_cpu(DequantizeProblem{.source = shape, .out = p.dtype},
              DequantizeArgs{.source = {.codes = row_codes_, .scales = row_scales_},
