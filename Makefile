@@ -11,12 +11,13 @@ JOBS := $(shell nproc)
 BUILD_DIR := build/$(PRESET)
 DEMO_RECIPES := bf16,fp8_block,mxfp8,nvfp4
 
-.PHONY: help setup build test slow mutants demo lint site clean
+.PHONY: help setup build test sanitize slow mutants demo lint site clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo   train a Mixture-of-Experts model on this repository's text, in four formats"
 	@echo "make test   build, run the fast tests, and run them again with sanitizers"
+	@echo "make sanitize  the GPU's code on the emulator, with sanitizers"
 	@echo "make build  build $(BUILD_DIR)      make slow  the slow tests"
 	@echo "make lint   clang-format and clang-tidy          make mutants  faults that tests must see"
 	@echo "make site   the documentation as a site, in build/site"
@@ -36,8 +37,8 @@ build/%/build.ninja: CMakePresets.json .venv/complete
 build: build/$(PRESET)/build.ninja
 	cmake --build --preset $(PRESET)
 
-# Two halves, of which both run whatever fails first. With sanitizers the GPU code runs on the
-# emulator, which wants no second run of nvcc.
+# Two halves, of which both run whatever fails first. The second has no GPU's code: that is for
+# `make sanitize`, which takes as long.
 HALVES := $(PRESET) cpu-asan
 test:
 	@failed=; for half in $(HALVES); do \
@@ -48,11 +49,17 @@ $(HALVES:%=test-%): test-%: build/%/build.ninja
 	cmake --build --preset $*
 	ctest -j $(JOBS) --preset $* -LE slow
 
-slow: build
-	ctest -j $(JOBS) --preset $(PRESET) -L slow -E '^mutants$$'
+sanitize: build/emulator-asan/build.ninja
+	cmake --build --preset emulator-asan
+	ctest -j $(JOBS) --test-dir build/emulator-asan/tests/emulator --output-on-failure
 
+slow: build
+	ctest -j $(JOBS) --preset $(PRESET) -L slow
+
+# MUTANTS: options of tools/mutants.py.
+MUTANTS := --cpu --in-turn
 mutants: build
-	ctest --preset $(PRESET) -R '^mutants$$' --verbose
+	tools/mutants.py $(MUTANTS)
 
 # Runs on the CPU, so it builds the command line without CUDA, tests or the PyTorch door. A later
 # `make test` configures the folder again where it uses it.
@@ -62,9 +69,11 @@ demo:
 	cmake --build --preset cpu --target cadre_cli
 	build/cpu/cadre train --recipe $(DEMO_RECIPES) --verify-resume --out build/demo --overwrite
 
+# LINTED: a regular expression of the files that clang-tidy reads; all.
+LINTED :=
 lint: build/$(PRESET)/build.ninja
 	@tools/setup.sh lint
-	tools/lint.sh $(BUILD_DIR)
+	tools/lint.sh $(BUILD_DIR) $(if $(LINTED),'$(LINTED)')
 
 site:
 	tools/python.sh mkdocs,material,mkdocstrings,black -m mkdocs build

@@ -9,7 +9,8 @@ A test that is a file of tests/torch runs with pytest on the package that a pres
 the Python files of the copy; its mutants are skipped where none is built or torch is missing.
 --check only looks whether every replacement still finds its text exactly once; --cpu leaves out
 those whose tests run GPU code on the emulator, which take longest; --in-turn takes those that the
-last commits touched and a third of the others. SOURCE itself is never written to.
+last commits touched first, and a third of the others (tools/turn.py); --seconds plants no more
+after so many, and says how many were left. SOURCE itself is never written to.
 """
 import argparse
 import concurrent.futures
@@ -25,8 +26,9 @@ import sys
 import time
 import tomllib
 
+import turn
+
 SECONDS_OF_A_TEST = 900  # a fault may make it run for ever
-RECENT_COMMITS = 5
 LEFT_OUT = {"build", ".git", ".venv", ".cache", "__pycache__"}
 
 
@@ -40,6 +42,7 @@ class Mutant:
     filter: str = "*"  # of GoogleTest, or -k of pytest, to run only what should fail
     cpu: str = ""  # a flag of /proc/cpuinfo without which the code does not run
     emulated: bool = False  # its test runs GPU code on the emulator, which needs CUDA's headers
+    touched: bool = False  # its file or its test was changed of late
 
     def fault_in(self, root):
         """Why this mutant cannot be planted in the tree at `root`, or an empty string."""
@@ -73,26 +76,16 @@ def copy_tree(source, target):
                 copy.unlink()
 
 
-def git(source, *words):
-    """What git says, or nothing where it fails."""
-    try:
-        done = subprocess.run(["git", "-C", source, *words], capture_output=True, text=True)
-    except FileNotFoundError:
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def in_turn(source, mutants):
-    """Those whose file or test differs from that of some commits ago, and every third of all,
-    at each commit another: three commits in a row see all. Where there is no such history, all."""
-    before = git(source, "rev-parse", "--verify", f"HEAD~{RECENT_COMMITS}").strip()
-    if not before:
-        return mutants
-    changed = git(source, "diff", "--name-only", "--relative", before).splitlines()
-    names = {pathlib.PurePath(path).stem for path in changed}
-    turn = int(git(source, "rev-list", "--count", "HEAD"))
-    return [m for at, m in enumerate(mutants)
-            if m.file in changed or pathlib.PurePath(m.test).stem in names or at % 3 == turn % 3]
+    """Those whose file or test was changed, and those whose turn it is."""
+    def is_touched(mutant, changed):
+        names = {pathlib.PurePath(path).stem for path in changed}
+        return mutant.file in changed or pathlib.PurePath(mutant.test).stem in names
+
+    touched, others = turn.in_turn(source, mutants, is_touched)
+    for mutant in touched:
+        mutant.touched = True
+    return touched + others
 
 
 def call(*command, check=False, **environment):
@@ -229,12 +222,15 @@ def baseline(tests, test, mutants):
             sys.exit(f"mutants: {test} ({pattern}) must run and pass without a mutant")
 
 
-def hunt(yard, groups):
-    """Takes tests with their mutants from `groups`, an iterator that all yards share: how many were
-    caught, and how many were missed."""
+def hunt(yard, groups, until):
+    """Takes tests with their mutants from `groups`, an iterator that all yards share, up to a time:
+    how many were caught, were missed, and were left."""
     yard.prepare()
-    caught = missed = 0
+    caught = missed = left = 0
     for test, mutants in groups:
+        if time.monotonic() >= until:
+            left += len(mutants)
+            continue
         tests = yard.tests(test)
         optional = test.endswith(".py") or any(m.emulated for m in mutants)
         if optional and not tests.has(test):
@@ -244,22 +240,26 @@ def hunt(yard, groups):
         baseline(tests, test, mutants)
         for mutant in sorted(mutants, key=lambda m: m.file):
             start = time.monotonic()
+            if start >= until:
+                left += 1
+                continue
             seen, what = verdict(yard, mutant)
             caught, missed = caught + seen, missed + (not seen)
             print(f"{'caught' if seen else 'MISSED'}  {mutant.name:<34} {mutant.test:<24} "
                   f"{time.monotonic() - start:5.1f} s  {what}", flush=True)
-    return caught, missed
+    return caught, missed, left
 
 
-def hunt_in_yards(source, scratch, mutants, jobs):
+def hunt_in_yards(source, scratch, mutants, jobs, seconds):
     """Each yard in a thread of its own; a test and its mutants stay in one."""
+    until = time.monotonic() + seconds
     by_test = sorted(mutants, key=lambda m: m.test)
     groups = [(test, list(of)) for test, of in itertools.groupby(by_test, lambda m: m.test)]
-    groups.sort(key=lambda group: -len(group[1]))
+    groups.sort(key=lambda group: (not any(m.touched for m in group[1]), -len(group[1])))
     yards = [Yard(source, scratch / str(at)) for at in range(max(1, min(jobs, len(groups))))]
     shared = iter(groups)
     with concurrent.futures.ThreadPoolExecutor(len(yards)) as threads:
-        counts = list(threads.map(lambda yard: hunt(yard, shared), yards))
+        counts = list(threads.map(lambda yard: hunt(yard, shared, until), yards))
     return [sum(column) for column in zip(*counts)]
 
 
@@ -284,6 +284,7 @@ def main(arguments):
     parser.add_argument("--only", default="", help="mutants whose name contains this")
     parser.add_argument("--cpu", action="store_true", help="without those of the emulator")
     parser.add_argument("--in-turn", action="store_true", help="what changed, a third of the rest")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="then plant no more")
     parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)),
                         help="copies of the tree at work (the number of processors)")
     parser.add_argument("source", nargs="?", type=pathlib.Path, default=here)
@@ -306,7 +307,10 @@ def main(arguments):
     if options.in_turn:
         mutants = in_turn(options.source, mutants)
     scratch = (options.scratch or options.source / "build/mutants").resolve()
-    caught, missed = hunt_in_yards(options.source.resolve(), scratch, mutants, options.jobs)
+    caught, missed, left = hunt_in_yards(options.source.resolve(), scratch, mutants, options.jobs,
+                                         options.seconds)
+    if left:
+        print(f"mutants: {left} left, since {options.seconds:.0f} s were over")
     print(f"mutants: {caught} caught, {missed} missed")
     return 1 if missed else 0
 

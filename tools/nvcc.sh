@@ -2,10 +2,27 @@
 # usage: tools/nvcc.sh NVCC ARGUMENT...
 # Compiles CUDA code, and fails where a kernel spills registers or where its tensor core products are
 # serialised: both cost more than any other mistake, and ptxas only mentions them in passing.
+#
+# CADRE_DEVICE_CODE, where it is set, names the sources, one a line, whose device code is wanted. That
+# of others ends as PTX that nobody has optimised: their errors are found, and no GPU runs them.
 set -uo pipefail
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-"$@" -Xptxas=-v 2>"$log"
+command=("$@")
+if [ -n "${CADRE_DEVICE_CODE+set}" ]; then
+  root=$(realpath "$(dirname "$0")/..")
+  optimised=no
+  for at in "${!command[@]}"; do
+    [ "${command[at]}" = -c ] && grep -qxF "${command[at + 1]#"$root"/}" <<<"$CADRE_DEVICE_CODE" &&
+      optimised=yes
+  done
+  if [ "$optimised" = no ]; then
+    mapfile -t command < <(printf '%s\n' "$@" |
+      sed -E 's/code=\[(sm|compute)_([0-9]+a?)[^]]*\]/code=[compute_\2]/')
+    command+=(-Xcicc=-O0)
+  fi
+fi
+"${command[@]}" -Xptxas=-v 2>"$log"
 code=$?
 bad=$(grep -E '\(C75[0-9]{2}\)|[1-9][0-9]* bytes spill' "$log")
 if [ -n "$bad" ]; then

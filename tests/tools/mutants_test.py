@@ -11,6 +11,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import mutants  # noqa: E402
+import turn  # noqa: E402
 
 PROJECT = {
     "CMakeLists.txt": "cmake_minimum_required(VERSION 3.25)\nproject(tiny LANGUAGES CXX)\n"
@@ -116,7 +117,7 @@ class Mutants(unittest.TestCase):
         for mutant in self.rows:
             (self.root / mutant.file).write_text("a")
         self.git("init", "--quiet")
-        self.commit(mutants.RECENT_COMMITS)
+        self.commit(turn.RECENT_COMMITS)
         self.assertEqual(self.chosen(), everything)  # too young to say what changed
         self.commit(3)
         turns = []
@@ -139,6 +140,11 @@ class Mutants(unittest.TestCase):
         shallow = self.root / "shallow"
         self.git("clone", "--quiet", "--depth=1", f"file://{self.root}", shallow)
         self.assertEqual(self.chosen(shallow), everything)
+
+    def test_what_there_is_no_time_for_is_left_and_said(self):
+        code, text = self.run_on(CAUGHT, arguments=["--seconds", "0"])
+        self.assertEqual(code, 0)
+        self.assertIn("mutants: 1 left, since 0 s were over\nmutants: 0 caught, 0 missed", text)
 
     def test_in_turn_runs_them(self):
         code, text = self.run_on(CAUGHT, arguments=["--in-turn"])

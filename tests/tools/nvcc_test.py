@@ -1,4 +1,5 @@
 """tools/nvcc.sh fails where ptxas says that a kernel is slow, and only there."""
+import os
 import pathlib
 import subprocess
 import sys
@@ -22,6 +23,21 @@ def compile_with(stderr, code=0):
 
 
 class Nvcc(unittest.TestCase):
+    def test_device_code_that_is_not_wanted_ends_as_ptx(self):
+        code, source = "--generate-code=arch=compute_90a,code=[{}]", TOP / "src/a.cu"
+        words = [code.format("sm_90a"), "-c", source, "-o", "a.o"]
+        ptx = f"{code.format('compute_90a')} -c {source} -o a.o -Xcicc=-O0 -Xptxas=-v"
+        whole = f"{code.format('sm_90a')} -c {source} -o a.o -Xptxas=-v"
+        for wanted, command in (("", ptx), ("src/b.cu\nsrc/a.cuh", ptx),
+                                ("src/b.cu\nsrc/a.cu", whole), (None, whole)):
+            environment = dict(os.environ)
+            environment.pop("CADRE_DEVICE_CODE", None)
+            if wanted is not None:
+                environment["CADRE_DEVICE_CODE"] = wanted
+            done = subprocess.run([TOP / "tools/nvcc.sh", "echo", *words], text=True,
+                                  capture_output=True, check=True, env=environment)
+            self.assertEqual(done.stdout, command + "\n")
+
     def test_a_good_kernel_passes_in_silence(self):
         done = compile_with(QUIET)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
