@@ -67,6 +67,7 @@ class RankCheck {
       Window alone = window_of_one(shared_.one);
       shared_.whole.choose(routing.kept.data(), shared_.one.problem.tokens);
       shared_.whole.step(alone, [](std::string_view) {});
+      if (p_.sum == RowSum::kRank) shared_.whole.sum_as_ranks_do(p_);
     }
     mine_.choose(routing.experts.data(), routing.tokens[size_t(rank_.number())]);
     mine_.step(window, [&](std::string_view phase) { rank_.enter(phase); });

@@ -52,13 +52,18 @@ double delivered(size_t call, const ExpertParallelProblem& p, const RankRouting&
 
 /// What ranks take from others, all of them together.
 int64_t crossing(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
-  return (call == 0 ? routing.crossing_tokens(p) : routing.rows(p, true)) * row_bytes(call, p);
+  const bool by_token = call == 0 || p.sum == RowSum::kRank;
+  return (by_token ? routing.tokens_of_ranks(p, true) : routing.rows(p, true)) * row_bytes(call, p);
 }
 
-/// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums.
+/// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums, and
+/// with sum=rank writes and reads what each rank sums.
 double bytes_of(size_t call, const ExpertParallelProblem& p, const RankRouting& routing) {
   const double rows = delivered(call, p, routing);
-  return rows + (call == 0 ? rows : double(bytes_for(p.dtype, p.ranks * p.tokens * p.hidden)));
+  if (call == 0) return rows + rows;
+  int64_t sums = p.ranks * p.tokens;
+  if (p.sum == RowSum::kRank) sums += 2 * routing.tokens_of_ranks(p, false);
+  return rows + double(bytes_for(p.dtype, sums * p.hidden));
 }
 
 /// One rank, as it is timed.
@@ -110,7 +115,8 @@ class TimedRank {
   /// What crosses, by the DMA engines of all ranks at once.
   void add_dma_engine(const Window& window, int64_t bytes, std::vector<Peer>& contestants) {
     const int next = (window.rank() + 1) % mine_.plan().problem.ranks;
-    auto* here = static_cast<char*>(window.rows(mine_.plan()).data);
+    const WindowLayout& at = mine_.plan().window;
+    char* here = static_cast<char*>(window.tokens(mine_.plan()).data) + at.rows - at.tokens;
     const char* there = here + (next - window.rank()) * window.bytes();
     contestants.push_back(
         {"dma_engine", "", [this, here, there, bytes] { accelerator_->copy(here, there, bytes); }});

@@ -78,16 +78,17 @@ int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const 
   return rows;
 }
 
-int64_t RankRouting::crossing_tokens(const ExpertParallelProblem& p) const {
-  int64_t crossing = 0;
+int64_t RankRouting::tokens_of_ranks(const ExpertParallelProblem& p, bool of_others) const {
+  int64_t tokens_of_all = 0;
   for (int64_t t = 0; t < p.ranks * p.tokens; ++t) {
     const int32_t* chosen = kept.data() + t * p.top_k;
     for (int q = 0; q < p.ranks; ++q)
-      crossing += q != t / p.tokens && std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
-                    return is_expert(p, e) && e / p.experts == q;
-                  });
+      tokens_of_all += (!of_others || q != t / p.tokens) &&
+                       std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
+                         return is_expert(p, e) && e / p.experts == q;
+                       });
   }
-  return crossing;
+  return tokens_of_all;
 }
 
 RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {
@@ -136,6 +137,7 @@ ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
   one.push = false;
+  one.sum = RowSum::kChoice;
   return one;
 }
 
@@ -186,6 +188,7 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
           buffers.array<int32_t>(p.ranks * p.tokens * p.top_k),
           buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
   if (p.push) map_.place_of = buffers.array<int32_t>(p.rows);
+  if (p.sum == RowSum::kRank) map_.sum_of = buffers.array<int32_t>(p.tokens * p.ranks);
   workspace_ = buffers.workspace(plan.workspace_bytes);
   if (accelerator != nullptr) mirror_ = std::make_unique<Mirror>(buffers, *accelerator);
 }
@@ -220,7 +223,31 @@ void RankCase::move_into(Window& window) {
   } else {
     x_ = moved(x_, window.tokens(plan_));
   }
-  if (!plan_.problem.push) y_ = moved(y_, window.rows(plan_));
+  if (!plan_.problem.push && plan_.problem.sum == RowSum::kChoice)
+    y_ = moved(y_, window.rows(plan_));
+}
+
+void RankCase::sum_as_ranks_do(const ExpertParallelProblem& of) {
+  const ExpertParallelProblem& p = plan_.problem;
+  const auto sum = [&](const TensorView& rows, const TensorView& to) {
+#pragma omp parallel for
+    for (int64_t t = 0; t < tokens_; ++t)
+      for (int64_t h = 0; h < p.hidden; ++h) {
+        const int64_t at = t * p.hidden + h;
+        float total = 0;
+        for (int q = 0; q < of.ranks; ++q) {
+          float of_rank = 0;
+          for (int64_t i = t * p.top_k; i < (t + 1) * p.top_k; ++i)
+            if (map_.row_of[i] >= 0 && experts_[i] / of.experts == q)
+              of_rank += load(rows, map_.row_of[i] * p.hidden + h);
+          store(to, at, of_rank);
+          total += load(to, at);
+        }
+        store(to, at, total);
+      }
+  };
+  sum(y_, out_);
+  sum(drows_, dx_);
 }
 
 void RankCase::push(Window& window, const TensorView& rows) const {

@@ -24,8 +24,8 @@ struct RankRouting {
 
   /// Rows whose token is of another rank, or of any; of those that have room.
   int64_t rows(const ExpertParallelProblem&, bool of_others) const;
-  /// Tokens that another rank needs, once for each such rank.
-  int64_t crossing_tokens(const ExpertParallelProblem&) const;
+  /// Tokens once for each other rank, or any, that has rows of them.
+  int64_t tokens_of_ranks(const ExpertParallelProblem&, bool of_others) const;
 };
 
 /// All tokens choose, as `draw` says.
@@ -64,6 +64,9 @@ class RankCase {
   void step(Window&, const std::function<void(std::string_view)>& enter);
   /// From now on tokens and rows are taken from the window, where those of forward are copied to.
   void move_into(Window&);
+  /// Of one rank that has all, behind its step: its sums become those that the ranks of a problem
+  /// make, of which each first sums its own rows.
+  void sum_as_ranks_do(const ExpertParallelProblem& of);
   /// Writes rows to their places, if the problem pushes them.
   void push(Window&, const TensorView& rows) const;
   /// On an accelerator they are enqueued.

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Times how rows travel to the ranks of their experts and back: cadre.ExpertParallel,
-all_to_all_single with Cadre's permute, torch's all_to_all_vdev_2d over symmetric memory, and
-DeepEP. The same tokens, calls in turns. Rank 0 writes a record like that of `cadre bench --json`.
+"""Times how rows travel to the ranks of their experts and back: cadre.ExpertParallel, without and
+with sum="rank" (cadre_sum_rank, as DeepEP sums), all_to_all_single with Cadre's permute, torch's
+all_to_all_vdev_2d over symmetric memory, and DeepEP. The same tokens, calls in turns. Rank 0 writes
+a record like that of `cadre bench --json`.
 
   torchrun --nproc-per-node 2 bench/peers/torch_expert_parallel.py \\
     --file bench/shapes/h200_expert_parallel.txt --offsets uniform,gamma:1 --json record.json
@@ -84,12 +85,14 @@ class Tokens:
 class Cadre:
     """cadre.ExpertParallel by windows, in which the experts write their rows."""
 
+    sum = "choice"
+
     def __init__(self, tokens):
         self.tokens = tokens
         self.ep = cadre.ExpertParallel(None, tokens.experts_here, tokens.top_k, route="window",
                                        rows=tokens.sizes["R"], tokens=tokens.sizes["T"],
                                        hidden=tokens.sizes["H"], dtype=torch.bfloat16,
-                                       prob=False)
+                                       prob=False, sum=self.sum)
 
     def of_experts(self, rows):
         y = self.ep.empty_rows()
@@ -103,6 +106,15 @@ class Cadre:
 
     def collect(self, y):
         return self.ep.collect(y, self.handle)
+
+
+class CadreSumRank(Cadre):
+    """The same with sum="rank": experts write where they like, and sums of ranks cross."""
+
+    sum = "rank"
+
+    def of_experts(self, rows):
+        return rows
 
 
 class AllToAll:
@@ -206,8 +218,8 @@ class DeepEP:
         return self.buffer.combine(operations.combine(y, self.order), self.handle)[0]
 
 
-CONTESTANTS = {"cadre": Cadre, "nccl": AllToAll, "all_to_all_vdev_2d": SymmetricMemory,
-               "deepep": DeepEP}
+CONTESTANTS = {"cadre": Cadre, "cadre_sum_rank": CadreSumRank, "nccl": AllToAll,
+               "all_to_all_vdev_2d": SymmetricMemory, "deepep": DeepEP}
 
 
 def first_words(said):

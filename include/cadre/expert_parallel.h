@@ -23,6 +23,13 @@ enum class Overflow : uint8_t {
   kDrop,   ///< choices whose row would be R or more are dropped, as offsets.h drops them
 };
 
+/// How the rows of a token become one.
+enum class RowSum : uint8_t {
+  kChoice,  ///< in the order of top_k, rounded once: the bits of one rank
+  kRank,    ///< each rank first sums its own, in the order of top_k, and rounds; these sums travel,
+  ///< are added in the order of ranks, and rounded: fewer bytes, and bits that depend on P
+};
+
 /// One rank's share of experts that are spread over P ranks:
 /// `expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16`.
 /// The problem is the same on every rank. Expert e of all P * E belongs to rank e / E.
@@ -41,7 +48,8 @@ struct ExpertParallelProblem {
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
   bool push = false;  ///< who makes rows of y and drows writes them into Window::places() of a plan
-  int layer = 0;      ///< the caller's number; ranks at layers of other numbers are out of step
+  RowSum sum = RowSum::kChoice;  ///< of rows of y, and of drows; kRank: not with push
+  int layer = 0;  ///< the caller's number; ranks at layers of other numbers are out of step
 
   bool operator==(const ExpertParallelProblem&) const = default;
 };
@@ -53,24 +61,26 @@ struct WindowLayout {
   int64_t tokens = 0;     ///< [T, H]: x or dout
   int64_t scales = 0;     ///< [T, H / block]: of x in codes, which lie where tokens do
   int64_t drow_prob = 0;  ///< [P, R] fp32, written by all ranks; with push [T * top_k]
-  int64_t rows = 0;       ///< [R, H]: y or dx of rows; with push [T * top_k, H], by all ranks
+  int64_t rows = 0;       ///< [R, H]: y or dx of rows; with push [T * top_k, H], by all ranks; with
+                          ///< sum=rank [P, T, H], this rank's sums for the tokens of all
   int64_t bytes = 0;      ///< of the whole window
 
   bool operator==(const WindowLayout&) const = default;
 };
 
 /// How rows will travel: by the route `name`, "window" or, with few tokens on GPUs, "few_tokens",
-/// through memory that all ranks have mapped.
+/// or "window_sum_rank", through memory that all ranks have mapped.
 struct ExpertParallelPlan {
   ExpertParallelProblem problem{};
   Device device{};
   std::string_view name{};
-  bool exact = true;            ///< the bits of one rank that has all tokens and experts
-  WindowLayout window{};        ///< what each rank gives
-  uint32_t tag = 0;             ///< of the problem, in flags
+  bool exact = true;      ///< the bits of one rank that has all tokens and experts; not of sum=rank
+  WindowLayout window{};  ///< what each rank gives
+  uint32_t tag = 0;       ///< of the problem, in flags
   int64_t workspace_bytes = 0;  ///< what `dispatch` and its backward need; collect needs none
   OffsetsPlan offsets{};        ///< of all ranks' choices among all experts
   PermutePlan dispatch{}, collect{}, collect_backward{}, dispatch_backward{};
+  PermutePlan sum_here{}, dprob{};  ///< of sum=rank: a rank's own sums; gradients of probabilities
 };
 
 /// An all-gather among the ranks, of the caller's: it returns every rank's bytes, in their order.
@@ -116,7 +126,7 @@ class Window {
   /// This rank's [T, H] and [R, H] of a plan, to be written after await_readers(). What is given to
   /// an exchange from there is not copied again.
   TensorView tokens(const ExpertParallelPlan&) const;
-  TensorView rows(const ExpertParallelPlan&) const;
+  TensorView rows(const ExpertParallelPlan&) const;  ///< not of sum=rank, whose rows stay at home
   /// The same of x that is codes [T, H], beside scales [T, H / block].
   QuantizedView codes(const ExpertParallelPlan&) const;
 
@@ -148,6 +158,8 @@ struct ExchangeMap {
   int32_t* offsets = nullptr;   ///< [E + 1]: rows of this rank's experts
   int32_t* verdict = nullptr;   ///< one word: 0, or 1 if rows overflowed and that is an error
   int32_t* place_of = nullptr;  ///< [R] with push: rank * T * top_k + place there; tail not written
+  int32_t* sum_of = nullptr;    ///< [t, P] with sum=rank: where the sum of each rank lies among
+                                ///< those of all, [P, P, T]; -1: it has no row of the token
 };
 
 struct DispatchArgs {
@@ -192,6 +204,7 @@ struct DispatchBackwardArgs {
 ///                        dprob[t, j] = drow_prob[row_of[t, j]]
 ///
 /// With push, rows of y and drows travel while they are computed, and what is left are the sums.
+/// With sum=rank the two sums are over ranks, of what each has summed of its own rows.
 /// Every rank calls the same exchanges in the same order, each on one stream. A rank's rows of an
 /// expert stand in (rank, token, choice) order, as in one process that has all tokens.
 ///
@@ -205,7 +218,8 @@ struct DispatchBackwardArgs {
 ///           has not come within the window's limit: it names rank, exchange and epoch, outputs are
 ///           NaN, and the window is of no more use; a rank that was through throws at its next
 ///           exchange. Overflow: see there; codes and scales are 0xff in all bytes, which is NaN.
-/// Exact     the bits of permute and combine in one process that has the tokens of all ranks.
+/// Exact     the bits of permute and combine in one process that has the tokens of all ranks; with
+///           sum=rank all but out and dx have them, and these have the same at every run.
 ExpertParallelPlan plan(const ExpertParallelProblem&, const Device&, std::string_view only = {});
 void dispatch(const ExpertParallelPlan&, Window&, const DispatchArgs&, Workspace, Stream);
 void collect(const ExpertParallelPlan&, Window&, const CollectArgs&, Stream);

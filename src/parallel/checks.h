@@ -44,6 +44,7 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
   /// [R, H]
   void rows(std::string_view what, const TensorView& v) const {
     view(what, v, problem().dtype, {problem().rows, problem().hidden});
+    if (problem().sum == RowSum::kRank) return elsewhere(what, v, "sums lie there");
     in_place(what, v, window_.rows(plan_));
   }
   template <class Element>
@@ -62,6 +63,10 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
       present("map.place_of", map.place_of, problem().rows, "the problem says push=yes");
     else
       absent("map.place_of", map.place_of, "the problem says push=no");
+    if (problem().sum == RowSum::kRank)
+      present("map.sum_of", map.sum_of, tokens * problem().ranks, "the problem says sum=rank");
+    else
+      absent("map.sum_of", map.sum_of, "the problem says sum=choice");
   }
   void workspace(const Workspace& workspace, int64_t bytes) const {
     holds(workspace.bytes >= bytes, "the workspace has ", workspace.bytes, " bytes, must have ",
@@ -89,8 +94,8 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
       view("row_scales", args.row_scales, place.scales.dtype, {p.rows, scales});
     else
       column_view("row_scales", args.row_scales, place.scales.dtype, {p.rows, scales});
-    elsewhere("rows", args.rows);
-    elsewhere("row_scales", args.row_scales);
+    elsewhere("rows", args.rows, "y lies there");
+    elsewhere("row_scales", args.row_scales, "y lies there");
     ops::check_even(*this, "x", args.x);
     ops::check_even(*this, "x_scales", args.x_scales);
     ops::check_even(*this, "rows", args.rows);
@@ -105,9 +110,9 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
           to_string(v), ", ", at, " bytes into the window, must be contiguous, at ",
           static_cast<const char*>(place.data) - state.of(state.rank), "; or lie elsewhere");
   }
-  void elsewhere(std::string_view what, const TensorView& v) const {
+  void elsewhere(std::string_view what, const TensorView& v, std::string_view why) const {
     const int64_t at = bytes_into_window(v);
-    holds(at < 0, what, " is ", at, " bytes into the window, must lie elsewhere; y lies there");
+    holds(at < 0, what, " is ", at, " bytes into the window, must lie elsewhere; ", why);
   }
   /// Where a tensor begins; negative where that is not in the own window.
   int64_t bytes_into_window(const TensorView& v) const {

@@ -8,12 +8,14 @@ using parallel::ArgsChecks;
 using parallel::brought;
 using parallel::ExchangeJob;
 using parallel::ExchangeKind;
+using parallel::ExchangeRead;
 using parallel::of_ranks;
-using parallel::offsets_of_sums;
 using parallel::outcome;
+using parallel::read_of_sums;
 using parallel::results;
+using parallel::RowsMove;
 using parallel::run_exchange;
-using parallel::summed_rows;
+using parallel::sums_here;
 using parallel::with_tokens;
 
 void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& args,
@@ -28,11 +30,11 @@ void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& 
                         .brought = {results(plan, state, args.y, args.map.offsets + p.experts)},
                         .outcomes = {outcome(args.out)},
                         .verdict = args.map.verdict};
-  const PermuteArgs read{.tokens = args.out,
-                         .rows = summed_rows(plan, state),
-                         .map = {.row_of = args.map.row_of},
-                         .offsets = offsets_of_sums(p, args.map)};
-  run_exchange(plan, state, job, {with_tokens(plan.collect, args.out[0]), read}, stream);
+  const PermutePlan fewer = with_tokens(plan.collect, args.out[0]);
+  ExchangeRead read = read_of_sums(plan, fewer, state, args.out, args.map);
+  const RowsMove here = sums_here(plan, state, args.y, args.map);
+  if (p.sum == RowSum::kRank) read.before = &here;
+  run_exchange(plan, state, job, read, stream);
 }
 
 void collect_backward(const ExpertParallelPlan& plan, Window& window,
@@ -51,7 +53,7 @@ void collect_backward(const ExpertParallelPlan& plan, Window& window,
                          .rows = args.dy,
                          .map = {.row_of = args.map.row_here, .slot_of = args.map.slot_of},
                          .offsets = {args.map.offsets, p.experts}};
-  run_exchange(plan, state, job, {plan.collect_backward, read}, stream);
+  run_exchange(plan, state, job, {{plan.collect_backward, read}}, stream);
 }
 
 }  // namespace cadre

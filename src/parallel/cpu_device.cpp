@@ -167,9 +167,8 @@ class CpuRankDevice final : public RankDevice {
     return memory_.data();
   }
 
-  void await_readers(const Window::State& window, Stream) override {
-    run_to(Step::kWrite, next_exchange(window, {}), ExchangeKind::kNone,
-           WindowFlags{window, kNothing});
+  void await_readers(const Window::State& window, const ExchangeName& name, Stream) override {
+    run_to(Step::kWrite, next_exchange(window, name), name.kind, WindowFlags{window, kNothing});
   }
   void begin(const Window::State& window, const ExchangeJob& job, Stream) override {
     const auto write = [&] {
@@ -204,8 +203,11 @@ class CpuRankDevice final : public RankDevice {
     for (int e = 0; e <= job.experts; ++e) map.offsets[e] = rows.offset(job.rank, e);
     std::copy_n(job.slot_sorted + rows.first(job.rank), map.offsets[job.experts], map.slot_of);
     const int64_t first = job.rank * job.choices;
-    for (int64_t i = 0; i < job.own; ++i)
-      map.row_of[i] = rows.row_at_rank_of(job.row_sorted[first + i], job.chosen[first + i]);
+    for (int64_t i = 0; i < job.own; ++i) {
+      const int32_t expert = job.chosen[first + i];
+      map.row_of[i] = rows.row_at_rank_of(job.row_sorted[first + i], expert);
+      job.note_sum(i, expert / job.experts, map.row_of[i]);
+    }
     for (int64_t i = 0; i < job.ranks * job.choices; ++i)
       map.row_here[i] = rows.row_of_rank(job.row_sorted[i], job.rank);
     if (map.place_of != nullptr) find_places(job, rows);

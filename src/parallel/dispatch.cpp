@@ -41,6 +41,7 @@ MapJob map_job(const ExpertParallelPlan& plan, const Window::State& window,
           .bound = p.rows,
           .choices = p.tokens * p.top_k,
           .own = args.x[0] * p.top_k,
+          .top_k = p.top_k,
           .overflow_is_error = p.overflow == Overflow::kError,
           .chosen = list_at<int32_t>(window, plan.window.experts),
           .sort = &plan.offsets,
@@ -62,6 +63,26 @@ void add_scales(const ExpertParallelPlan& plan, const Window::State& window,
   job.outcomes[2] = outcome(p.scales_major == Major::kRow ? to : transposed(to));
   read.token_scales = of_ranks(window, part, from.dtype, p.tokens, from[1]);
   read.row_scales = to;
+}
+
+/// The sums of tokens at ranks before any row is known.
+BroughtRows no_sums(const ExchangeMap& map, int64_t sums) {
+  constexpr auto kBytes = int64_t(sizeof(int32_t));
+  return {.to = reinterpret_cast<char*>(map.sum_of),
+          .row_bytes = kBytes,
+          .step = kBytes,
+          .filled = sums};
+}
+
+/// With sum=rank: gradients of the probabilities of own choices, from all ranks' lists by row.
+RowsMove gradients_of_choices(const PermutePlan& of, const ExpertParallelPlan& plan,
+                              const Window::State& window, const DispatchBackwardArgs& args) {
+  const ExpertParallelProblem& p = plan.problem;
+  auto* words = list_at<float>(window, plan.window.drow_prob);
+  return {of,
+          {.tokens = view(args.dprob, DType::kF32, {args.dx[0] * p.top_k, 1}),
+           .rows = view(words, DType::kF32, {p.ranks * p.rows, 1}),
+           .map = {.row_of = args.map.row_of}}};
 }
 
 /// Gradients of the probabilities of rows: to all ranks, or, as rows are pushed, to their places.
@@ -88,14 +109,18 @@ using parallel::brought_list;
 using parallel::BroughtRows;
 using parallel::ExchangeJob;
 using parallel::ExchangeKind;
+using parallel::ExchangeRead;
+using parallel::gradients_of_choices;
 using parallel::list_at;
 using parallel::list_of_rank;
+using parallel::no_sums;
 using parallel::of_ranks;
-using parallel::offsets_of_sums;
 using parallel::outcome;
+using parallel::read_of_sums;
 using parallel::results;
+using parallel::RowsMove;
 using parallel::run_exchange;
-using parallel::summed_rows;
+using parallel::sums_here;
 using parallel::with_tokens;
 
 void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs& args,
@@ -132,7 +157,8 @@ void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs
                    .prob = p.prob ? list_at<float>(state, plan.window.prob) : nullptr,
                    .row_prob = args.row_prob};
   if (p.x) add_scales(plan, state, args, job, read);
-  run_exchange(plan, state, job, {plan.dispatch, read, &map}, stream);
+  if (p.sum == RowSum::kRank) job.brought[4] = no_sums(args.map, args.x[0] * p.ranks);
+  run_exchange(plan, state, job, {{plan.dispatch, read}, &map}, stream);
 }
 
 void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
@@ -154,14 +180,19 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
                         .brought = {results(plan, state, args.drows, used), of_prob},
                         .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
                         .verdict = args.map.verdict};
-  const PermuteArgs read{
-      .tokens = args.dx,
-      .rows = summed_rows(plan, state),
-      .map = {.row_of = args.map.row_of},
-      .offsets = offsets_of_sums(p, args.map),
-      .drow_prob = p.prob ? list_at<float>(state, plan.window.drow_prob) : nullptr,
-      .dprob = args.dprob};
-  run_exchange(plan, state, job, {with_tokens(plan.dispatch_backward, args.dx[0]), read}, stream);
+  const PermutePlan fewer = with_tokens(plan.dispatch_backward, args.dx[0]);
+  ExchangeRead read = read_of_sums(plan, fewer, state, args.dx, args.map);
+  if (p.sum == RowSum::kRank) {
+    const RowsMove here = sums_here(plan, state, args.drows, args.map);
+    const PermutePlan choices = with_tokens(plan.dprob, args.dx[0] * p.top_k);
+    const RowsMove of_choices = gradients_of_choices(choices, plan, state, args);
+    read.before = &here;
+    if (p.prob) read.behind = &of_choices;
+    return run_exchange(plan, state, job, read, stream);
+  }
+  read.args.drow_prob = p.prob ? list_at<float>(state, plan.window.drow_prob) : nullptr;
+  read.args.dprob = args.dprob;
+  run_exchange(plan, state, job, read, stream);
 }
 
 }  // namespace cadre

@@ -8,9 +8,14 @@ void run_exchange(const ExpertParallelPlan& plan, const Window::State& window,
   try {
     window.check_failure();
     if (plan.name == kFewTokens) return device.run_few(window, job, read, stream);
+    if (read.before != nullptr) {
+      device.await_readers(window, job.name, stream);
+      cadre::run(read.before->plan, read.before->args, {}, stream);
+    }
     device.begin(window, job, stream);
     if (read.map != nullptr) device.make_map(window, *read.map, stream);
     cadre::run(read.plan, read.args, {}, stream);
+    if (read.behind != nullptr) cadre::run(read.behind->plan, read.behind->args, {}, stream);
     device.end(window, job, stream);
   } catch (...) {
     device.spoil(job);
@@ -51,18 +56,43 @@ TensorView of_ranks(const Window::State& window, int64_t part, DType dtype, int6
 
 BroughtRows results(const ExpertParallelPlan& plan, const Window::State& window,
                     const TensorView& from, const int32_t* used) {
-  if (plan.problem.push) return {};
+  if (plan.problem.push || plan.problem.sum == RowSum::kRank) return {};
   return brought(from, window.of(window.rank) + plan.window.rows, used);
 }
 
 TensorView summed_rows(const ExpertParallelPlan& plan, const Window::State& window) {
   const ExpertParallelProblem& p = plan.problem;
+  if (p.sum == RowSum::kRank)
+    return of_ranks(window, plan.window.rows, p.dtype, p.ranks * p.tokens, p.hidden);
   if (!p.push) return of_ranks(window, plan.window.rows, p.dtype, p.rows, p.hidden);
   return view(window.of(window.rank) + plan.window.rows, p.dtype, {p.tokens * p.top_k, p.hidden});
 }
 
 Offsets offsets_of_sums(const ExpertParallelProblem& p, const ExchangeMap& map) {
-  return p.ranks == 1 && !p.push ? Offsets{map.offsets, p.experts} : Offsets{};
+  const bool is_of_rows = p.ranks == 1 && !p.push && p.sum == RowSum::kChoice;
+  return is_of_rows ? Offsets{map.offsets, p.experts} : Offsets{};
+}
+
+RowsMove sums_here(const ExpertParallelPlan& plan, const Window::State& window,
+                   const TensorView& rows, const ExchangeMap& map) {
+  const ExpertParallelProblem& p = plan.problem;
+  char* sums = window.of(window.rank) + plan.window.rows;
+  return {plan.sum_here,
+          {.tokens = view(sums, p.dtype, {p.ranks * p.tokens, p.hidden}),
+           .rows = rows,
+           .map = {.row_of = map.row_here},
+           .offsets = {map.offsets, p.experts}}};
+}
+
+ExchangeRead read_of_sums(const ExpertParallelPlan& plan, const PermutePlan& of,
+                          const Window::State& window, const TensorView& to,
+                          const ExchangeMap& map) {
+  ExchangeRead read{{of, {}}};
+  read.args = {.tokens = to,
+               .rows = summed_rows(plan, window),
+               .map = {.row_of = plan.problem.sum == RowSum::kRank ? map.sum_of : map.row_of},
+               .offsets = offsets_of_sums(plan.problem, map)};
+  return read;
 }
 
 PermutePlan with_tokens(const PermutePlan& plan, int64_t tokens) {

@@ -19,6 +19,10 @@ template <>
 struct Words<Overflow> {
   static constexpr std::array<std::string_view, 2> kList = {"error", "drop"};
 };
+template <>
+struct Words<RowSum> {
+  static constexpr std::array<std::string_view, 2> kList = {"choice", "rank"};
+};
 }  // namespace ops
 
 /// R where a text leaves it out: what two ranks can need at most. Of nonsense it is 0.
@@ -45,6 +49,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("overflow", p.overflow, usual.overflow);
   io.unless("tail", p.tail, usual.tail);
   io.unless("push", p.push, usual.push);
+  io.unless("sum", p.sum, usual.sum);
   io.unless("layer", p.layer, usual.layer);
 }
 
@@ -79,6 +84,41 @@ void check(const ExpertParallelProblem& p) {
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
+  if (p.sum == RowSum::kChoice) return;
+  checks.holds(!p.push, "push is yes, must be no; with sum=rank no rows travel");
+  checks.fits_int32("ranks * ranks * T", p.ranks * p.ranks * p.tokens);
+  checks.countable("ranks * T * H", {p.ranks * p.tokens, p.hidden});
+}
+
+/// Sums of a rank's own rows, for the tokens of all.
+PermutePlan sum_here(const ExpertParallelProblem& p, const Device& device) {
+  PermuteProblem m{.pass = PermutePass::kCombine, .tokens = p.ranks * p.tokens, .top_k = p.top_k};
+  m.rows = p.rows;
+  m.hidden = p.hidden;
+  m.experts = p.experts;
+  m.dtype = p.dtype;
+  return plan(m, device);
+}
+
+/// Sums of those sums.
+PermutePlan sum_of_ranks(const ExpertParallelProblem& p, const Device& device) {
+  PermuteProblem m{.pass = PermutePass::kCombine, .tokens = p.tokens, .top_k = p.ranks};
+  m.rows = p.ranks * p.tokens;
+  m.hidden = p.hidden;
+  m.experts = 0;
+  m.dtype = p.dtype;
+  m.ranks = p.ranks;
+  return plan(m, device);
+}
+
+/// Gradients of probabilities where they were brought by row: each is the sum of one.
+PermutePlan dprob(const ExpertParallelProblem& p, const Device& device) {
+  PermuteProblem m{.pass = PermutePass::kCombine, .tokens = p.tokens * p.top_k, .top_k = 1};
+  m.rows = p.ranks * p.rows;
+  m.hidden = 1;
+  m.experts = 0;
+  m.dtype = DType::kF32;
+  return plan(m, device);
 }
 
 PermutePlan permute(const ExpertParallelProblem& p, PermutePass pass, const Device& device) {
@@ -118,9 +158,19 @@ OffsetsPlan offsets(const ExpertParallelProblem& p, const Device& device) {
 
 namespace {
 
-std::string refuses_window(const ExpertParallelProblem&, const Device& device) {
+std::string refuses_any(const Device& device) {
   const bool is_old = device.kind == DeviceKind::kCuda && device.sm < kLeastSm;
   return is_old ? text("takes sm_", kLeastSm, " or newer") : "";
+}
+
+std::string refuses_window(const ExpertParallelProblem& p, const Device& device) {
+  if (p.sum == RowSum::kRank) return "sums no rows at home";
+  return refuses_any(device);
+}
+
+std::string refuses_window_sum_rank(const ExpertParallelProblem& p, const Device& device) {
+  if (p.sum != RowSum::kRank) return "is for sum=rank";
+  return refuses_any(device);
 }
 
 /// A block sorts all choices by itself, with its counters in shared memory.
@@ -128,6 +178,7 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   const int64_t choices = p.ranks * p.tokens * p.top_k, experts = int64_t(p.ranks) * p.experts;
   if (device.kind != DeviceKind::kCuda) return "is for GPUs";
   if (p.push) return "fetches its rows";
+  if (p.sum == RowSum::kRank) return "sums no rows at home";
   if (p.x) return "moves no codes";
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
@@ -135,15 +186,16 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   if (experts > parallel::kFewExperts)
     return text("takes at most ", parallel::kFewExperts, " experts of all ranks, there are ",
                 experts);
-  return refuses_window(p, device);
+  return refuses_any(device);
 }
 
 struct Route {
   std::string_view name;
   std::string (*refuses)(const ExpertParallelProblem&, const Device&);
 };
-constexpr std::array<Route, 2> kRoutes = {
-    {{parallel::kFewTokens, refuses_few_tokens}, {parallel::kWindow, refuses_window}}};
+constexpr std::array<Route, 3> kRoutes = {{{parallel::kFewTokens, refuses_few_tokens},
+                                           {parallel::kWindow, refuses_window},
+                                           {parallel::kWindowSumRank, refuses_window_sum_rank}}};
 
 std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
                           std::string_view only) {
@@ -156,8 +208,8 @@ std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
   }
   if (refusals.empty())
     throw Unsupported(text("expert_parallel: there is no route '", only, "', only ",
-                           parallel::kFewTokens, " and ", parallel::kWindow, " [", to_string(p),
-                           "]"));
+                           parallel::kFewTokens, ", ", parallel::kWindow, " and ",
+                           parallel::kWindowSumRank, " [", to_string(p), "]"));
   throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device), refusals,
                          " [", to_string(p), "]"));
 }
@@ -169,6 +221,7 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   check(problem);
   ExpertParallelPlan plan{.problem = problem, .device = device};
   plan.name = route_of(problem, device, only);
+  plan.exact = problem.sum == RowSum::kChoice;
   plan.window = parallel::layout_of(problem);
   plan.tag = tag_of(problem);
   plan.offsets = offsets(problem, device);
@@ -177,6 +230,10 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   plan.collect_backward = permute(problem, PermutePass::kCombineBackward, device);
   plan.dispatch_backward = permute(problem, PermutePass::kPermuteBackward, device);
   plan.workspace_bytes = parallel::DispatchMemory(problem, plan.offsets).bytes;
+  if (problem.sum == RowSum::kChoice) return plan;
+  plan.sum_here = sum_here(problem, device);
+  plan.collect = plan.dispatch_backward = sum_of_ranks(problem, device);
+  plan.dprob = dprob(problem, device);
   return plan;
 }
 
@@ -202,6 +259,9 @@ std::string explain(const ExpertParallelPlan& plan) {
                   "wgrad      has what these codes say of x, or x by a dispatch of numbers\n");
   if (p.push)
     lines += "results    come row by row, from who makes them, to the places of choices\n";
+  if (p.sum == RowSum::kRank)
+    lines += text("results    each rank sums its rows of a token, and at most ", p.ranks - 1,
+                  " sums a token cross; out and dx have not the bits of one rank\n");
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
   lines += text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
                 " are always enough, beyond them ",
@@ -226,7 +286,8 @@ WindowLayout layout_of(const ExpertParallelProblem& p) {
   w.scales = w.tokens + codes;
   const int64_t places = p.tokens * p.top_k;
   w.drow_prob = take(p.prob ? (p.push ? places : p.ranks * p.rows) * int64_t(sizeof(float)) : 0);
-  w.rows = take(bytes_for(p.dtype, (p.push ? places : p.rows) * p.hidden));
+  const int64_t at_home = p.sum == RowSum::kRank ? p.ranks * p.tokens : p.rows;
+  w.rows = take(bytes_for(p.dtype, (p.push ? places : at_home) * p.hidden));
   return w;
 }
 

@@ -8,6 +8,7 @@
 #include "cadre/device.h"
 #include "parallel/shared_memory.h"
 #include "parallel/window.h"
+#include "schedule/rank_rows.h"
 
 // What ranks on one kind of device do in their own way: share memory, and go through an exchange.
 namespace cadre::parallel {
@@ -43,7 +44,7 @@ struct Outcome {
 /// An exchange, but for what it reads.
 struct ExchangeJob {
   ExchangeName name{};
-  std::array<BroughtRows, 4> brought{};
+  std::array<BroughtRows, 5> brought{};
   std::array<Outcome, 3> outcomes{};
   const int32_t* verdict = nullptr;  ///< one word on the device; not 0: the outcomes become NaN
 };
@@ -57,6 +58,7 @@ struct MapJob {
   int ranks = 1, rank = 0, experts = 1;  ///< P, this rank, E
   int64_t bound = 0;                     ///< R
   int64_t choices = 0, own = 0;          ///< T * top_k of a rank; t * top_k of this one
+  int top_k = 1;
   bool overflow_is_error = true;
   const int32_t* chosen = nullptr;  ///< [P, T, top_k] experts
   const OffsetsPlan* sort = nullptr;
@@ -66,13 +68,27 @@ struct MapJob {
   Workspace scratch{};             ///< of the sort
   ExchangeMap map{};
   int32_t* routed = nullptr;  ///< [P]
+
+  /// With sum=rank: of an own choice whose row is at that rank, or -1, of nobody, without room.
+  CADRE_HD void note_sum(int64_t own_choice, int at_rank, int32_t row) const {
+    if (map.sum_of == nullptr || row < 0) return;
+    const int64_t token = own_choice / top_k;
+    map.sum_of[token * ranks + at_rank] =
+        schedule::RankRows::sum_at(at_rank, ranks, rank, token, choices / top_k);
+  }
+};
+
+/// Rows that are moved or summed.
+struct RowsMove {
+  const PermutePlan& plan;
+  PermuteArgs args{};
 };
 
 /// What is read between begin and end: dispatch makes its map, all of them move rows.
-struct ExchangeRead {
-  const PermutePlan& plan;
-  PermuteArgs args{};
+struct ExchangeRead : RowsMove {
   const MapJob* map = nullptr;
+  const RowsMove* before = nullptr;  ///< writes into the own window, before anything is brought
+  const RowsMove* behind = nullptr;
 };
 
 /// Rows that had no room, where that is an error.
@@ -96,8 +112,8 @@ class RankDevice {
   /// Maps that of each rank, side by side; it lives as long as this.
   virtual char* map(std::span<const File> files, int64_t bytes_each, int rank) = 0;
 
-  /// Waits until the window may be written.
-  virtual void await_readers(const Window::State&, Stream) = 0;
+  /// Waits until the window may be written, for that exchange or none.
+  virtual void await_readers(const Window::State&, const ExchangeName&, Stream) = 0;
   /// The same, brings what the job says, and waits until all have.
   virtual void begin(const Window::State&, const ExchangeJob&, Stream) = 0;
   /// Says that this rank has read; the outcomes become NaN if something failed.

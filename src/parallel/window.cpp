@@ -141,6 +141,8 @@ TensorView Window::tokens(const ExpertParallelPlan& plan) const {
 }
 TensorView Window::rows(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
+  ops::Checks("rows", p).holds(p.sum == RowSum::kChoice,
+                               "sum is rank, must be choice; sums lie in the window, no rows");
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
 }
 
@@ -161,7 +163,7 @@ TensorView Window::places(const ExpertParallelPlan& plan) const {
 
 void Window::await_readers(Stream stream) {
   state_->check_failure();
-  state_->device->await_readers(*state_, stream);
+  state_->device->await_readers(*state_, {}, stream);
 }
 
 void Window::check() {

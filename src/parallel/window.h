@@ -16,7 +16,8 @@ class RankDevice;
 constexpr int kMostRanks = 64;
 
 /// Routes. Of few tokens the whole of an exchange is one kernel.
-constexpr std::string_view kFewTokens = "few_tokens", kWindow = "window";
+constexpr std::string_view kFewTokens = "few_tokens", kWindow = "window",
+                           kWindowSumRank = "window_sum_rank";
 constexpr int64_t kFewChoices = 4096, kFewExperts = 1024;  ///< of all ranks
 
 /// What an exchange is, in errors and in flags.

@@ -38,6 +38,12 @@ struct RankRows {
   CADRE_HD constexpr int32_t row_at_rank_of(int64_t row, int expert) const {
     return row < 0 ? -1 : row_at_rank(row, expert);
   }
+  /// Of a token of `rank` with a row at another, or its own: where the sum of its rows there lies
+  /// among the sums of all ranks, [P, P, T].
+  CADRE_HD static constexpr int32_t sum_at(int there, int ranks, int rank, int64_t token,
+                                           int64_t tokens) {
+    return int32_t((int64_t(there) * ranks + rank) * tokens + token);
+  }
   /// Of a row of all: which of that rank's it is, -1: none, or no room.
   CADRE_HD constexpr int32_t row_of_rank(int64_t row, int rank) const {
     const int64_t here = row - first(rank);

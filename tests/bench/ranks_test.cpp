@@ -146,6 +146,8 @@ TEST(CheckRanks, HasTheBitsOfOneRankInEveryRouting) {
         "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop",
         "expert_parallel T=13 top_k=3 H=192 E=3 ranks=2 R=78 x=mxfp8 push=yes",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 R=78 sum=rank",
+        "expert_parallel T=13 top_k=4 H=64 E=3 ranks=3 R=20 overflow=drop x=mxfp8 sum=rank",
         "expert_parallel T=13 top_k=3 H=130 E=3 ranks=3 R=117 dtype=f32 x=fp8_block "
         "scales_major=column",
         "expert_parallel T=13 top_k=3 H=64 E=3 ranks=3 R=20 overflow=drop prob=no x=fp8_row"}) {
@@ -192,6 +194,23 @@ TEST(MeasureRanks, StatesWhatIsDeliveredAndWhatCrosses) {
   EXPECT_EQ(all[0].call + all[1].call, "dispatchcollect");
   EXPECT_EQ(all[0].bytes, 2 * rows * 32);
   EXPECT_EQ(all[1].bytes, rows * 32 + 128 * 32);
+}
+
+// Of sums of ranks one of a token crosses to its rank, as the token has crossed; each is written,
+// and read.
+TEST(MeasureRanks, StatesWhatCrossesOfSums) {
+  bench::MeasureOptions options;
+  options.contest.repeat = 2;
+  const auto all = bench::measure_ranks(
+      "expert_parallel T=64 top_k=4 H=8 E=2 ranks=2 R=512 dtype=f32 sum=rank", options);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_TRUE(all[1].check.good()) << all[1].check.fault;
+  const ExpertParallelProblem p = parse_expert_parallel_problem(all[0].problem);
+  const bench::RankRouting routing = bench::drawn_routing(p, options.draw);
+  EXPECT_EQ(all[1].crossed_bytes, all[0].crossed_bytes);
+  EXPECT_LT(all[1].crossed_bytes, double(routing.rows(p, true)) * 32);
+  EXPECT_EQ(all[1].bytes,
+            double(routing.rows(p, false) + 2 * routing.tokens_of_ranks(p, false) + 128) * 32);
 }
 
 // Of codes a token is a byte a number, and its scales.

@@ -38,7 +38,8 @@ class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
 
 // Six routings each: ranks without tokens, without rows, all to one expert, absent tokens.
 TEST_P(ExpertParallelOnDevice, HasTheBitsOfOneRankOnTheCpu) {
-  for (const std::string_view route : {"", "window"}) {
+  const bool sums_at_home = std::string_view(GetParam()).find("sum=rank") != std::string::npos;
+  for (const std::string_view route : {"", sums_at_home ? "window_sum_rank" : "window"}) {
     const bench::RanksReport report = bench::check_ranks(GetParam(), {}, devices_.front(), route);
     EXPECT_EQ(report.check.fault, "") << report.check.plan;
     EXPECT_EQ(report.routings, 6);
@@ -59,6 +60,10 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=1100 top_k=2 H=8 E=3 ranks=2 push=yes",
                     "expert_parallel T=300 top_k=4 H=8 E=600 ranks=3 R=1500 overflow=drop push=yes",
                     "expert_parallel T=9 top_k=2 H=8 E=3 ranks=1 dtype=f32 push=yes",
+                    "expert_parallel T=1100 top_k=2 H=40 E=3 ranks=2 sum=rank",
+                    "expert_parallel T=9 top_k=3 H=37 E=2 ranks=3 R=40 dtype=f32 sum=rank",
+                    "expert_parallel T=64 top_k=4 H=64 E=4 ranks=3 R=90 overflow=drop dtype=f16 "
+                    "x=mxfp8 sum=rank",
                     "expert_parallel T=64 top_k=2 H=256 E=4 ranks=2 R=50 x=mxfp8",
                     "expert_parallel T=1100 top_k=2 H=32 E=3 ranks=2 x=fp8_block "
                     "scales_major=column",

@@ -45,6 +45,24 @@ TEST(ExpertParallelProblem, SaysTheFormatOfX) {
   EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
 }
 
+TEST(ExpertParallelProblem, SaysWhoseRowsASumIsOf) {
+  const ExpertParallelProblem p = parse_expert_parallel_problem(
+      "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072 sum=rank");
+  EXPECT_EQ(p.sum, RowSum::kRank);
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072 dtype=bf16 sum=rank");
+  const ExpertParallelPlan made = plan(p, this_cpu());
+  EXPECT_FALSE(made.exact);
+  EXPECT_EQ(explain(made),
+            "route      window_sum_rank: every rank maps the memory of all\n"
+            "window     354485248 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "
+            "tokens, 1048576 of gradients of probabilities, 234881024 of rows\n"
+            "results    each rank sums its rows of a token, and at most 1 sums a token cross; "
+            "out and dx have not the bits of one rank\n"
+            "workspace  1052928 bytes, of dispatch and its backward\n"
+            "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n");
+}
+
 TEST(ExpertParallelProblem, HasRoomForTwoRanksWhereRIsLeftOut) {
   const auto rows = [](std::string_view words) {
     return parse_expert_parallel_problem(words).rows;
@@ -138,15 +156,24 @@ TEST(ExpertParallelErrors, OfProblems) {
             "in columns");
   EXPECT_EQ(plan_error("expert_parallel T=1 H=64 R=1 scales_major=column"),
             "expert_parallel: scales_major is column, must be row; there is no x");
+  EXPECT_EQ(plan_error("expert_parallel T=1 H=1 R=1 push=yes sum=rank"),
+            "expert_parallel: push is yes, must be no; with sum=rank no rows travel");
+  EXPECT_EQ(plan_error("expert_parallel T=524288 H=1 R=1 ranks=64 sum=rank"),
+            "expert_parallel: ranks * ranks * T is 2147483648, must be below 2^31; rows are "
+            "numbered in int32");
+}
+
+TEST(ExpertParallelErrors, OfRoutes) {
   const ExpertParallelProblem p = parse_expert_parallel_problem("expert_parallel T=1 H=1 R=1");
   Device old = parse_device("sm_80");
   old.sm = 75;
   EXPECT_EQ(test::unsupported([&] { plan(p, old); }),
             text("expert_parallel: no route takes it on sm_75\n  few_tokens: takes sm_80 or newer\n"
-                 "  window: takes sm_80 or newer [",
+                 "  window: takes sm_80 or newer\n  window_sum_rank: is for sum=rank [",
                  to_string(p), "]"));
   EXPECT_EQ(test::unsupported([&] { plan(p, this_cpu(), "collective"); }),
-            text("expert_parallel: there is no route 'collective', only few_tokens and window [",
+            text("expert_parallel: there is no route 'collective', only few_tokens, window and "
+                 "window_sum_rank [",
                  to_string(p), "]"));
 }
 
@@ -169,6 +196,13 @@ TEST(ExpertParallelErrors, OfFewTokens) {
   EXPECT_EQ(test::unsupported([&] { plan(codes, gpu, "few_tokens"); }),
             text("expert_parallel: no route takes it on ", to_string(gpu),
                  "\n  few_tokens: moves no codes [", to_string(codes), "]"));
+  const ExpertParallelProblem sums =
+      parse_expert_parallel_problem("expert_parallel T=1 H=64 ranks=2 sum=rank");
+  EXPECT_EQ(plan(sums, this_cpu()).name, "window_sum_rank");
+  for (const std::string_view route : {"few_tokens", "window"})
+    EXPECT_EQ(test::unsupported([&] { plan(sums, gpu, route); }),
+              text("expert_parallel: no route takes it on ", to_string(gpu), "\n  ", route,
+                   ": sums no rows at home [", to_string(sums), "]"));
   EXPECT_EQ(test::unsupported([&] { plan(wide, this_cpu(), "few_tokens"); }),
             text("expert_parallel: no route takes it on ", to_string(this_cpu()),
                  "\n  few_tokens: is for GPUs [", to_string(wide), "]"));
@@ -303,6 +337,27 @@ TEST_F(ArgumentErrors, OfWhatIsPushed) {
   EXPECT_EQ(error([&] { windows[0].places(made); }),
             "places: push is no, must be yes; rows lie at home");
   EXPECT_EQ(to_string(windows[0].places(to_places)), "bf16[6, 4]");
+}
+
+TEST_F(ArgumentErrors, OfSumsOfRanks) {
+  ExpertParallelProblem summed = p;
+  summed.sum = RowSum::kRank;
+  const ExpertParallelPlan at_home = plan(summed, this_cpu());
+  const auto collecting = [&](const ExpertParallelPlan& of, const TensorView& y) {
+    return error(
+        [&] { collect(of, windows[0], {.y = y, .out = r.out.view(), .map = r.map()}, {}); });
+  };
+  EXPECT_EQ(collecting(at_home, r.y.view()),
+            "collect: map.sum_of is null, must point to 3 elements; the problem says sum=rank");
+  r.sum_of.resize(3);
+  EXPECT_EQ(collecting(made, r.y.view()),
+            "collect: map.sum_of is given, must be null; the problem says sum=choice");
+  const int64_t at = made.window.rows;
+  EXPECT_EQ(
+      collecting(at_home, windows[0].rows(made)),
+      text("collect: y is ", at, " bytes into the window, must lie elsewhere; sums lie there"));
+  EXPECT_EQ(error([&] { windows[0].rows(at_home); }),
+            "rows: sum is rank, must be choice; sums lie in the window, no rows");
 }
 
 TEST_F(ArgumentErrors, OfWhatLiesInTheWindow) {

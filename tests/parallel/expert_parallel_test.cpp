@@ -11,8 +11,11 @@
 #include "tests/parallel/group.h"
 #include "tests/parallel/processes.h"
 #include "tests/parallel/rank_case.h"
+#include "tests/parallel/rank_difference.h"
 
 using namespace cadre;
+using test::difference;
+using test::difference_of_places;
 using test::Tensor;
 
 namespace {
@@ -83,6 +86,7 @@ Rank on_one(const ExpertParallelProblem& p, const std::vector<Rank>& ranks) {
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
   one.push = false;
+  one.sum = RowSum::kChoice;
   Rank all(one, one.tokens);
   std::fill(all.experts.begin(), all.experts.end(), -1);
   for (int q = 0; q < p.ranks; ++q) {
@@ -124,60 +128,6 @@ std::vector<Rank> random_ranks(const ExpertParallelProblem& p, std::mt19937& ran
   return ranks;
 }
 
-/// Where rows of `part` differ from those of `whole` from `first` on; empty if nowhere.
-std::string difference(const Tensor& part, const Tensor& whole, int64_t first, int64_t count,
-                       std::string_view what) {
-  const bool is_list = part.view().rank == 1;
-  for (int64_t i = 0; i < count; ++i)
-    for (int64_t c = 0; c < (is_list ? 1 : part.columns()); ++c) {
-      const double got = is_list ? part.at(i) : part.at(i, c);
-      const double want = is_list ? whole.at(first + i) : whole.at(first + i, c);
-      if (got != want) return text(what, " [", i, ", ", c, "] is ", got, ", must be ", want, "\n");
-    }
-  return {};
-}
-
-/// The same of codes and scales, as they are stored.
-std::string difference_of_codes(const Rank& r, const Rank& all, int64_t first) {
-  const auto differs = [&](const TensorView& part, const TensorView& whole) {
-    const int64_t bytes = bits(part.dtype) / 8;
-    const auto at = [&](const TensorView& v, int64_t row, int64_t c) {
-      return static_cast<const char*>(v.data) + (row * v.stride[0] + c * v.stride[1]) * bytes;
-    };
-    for (int64_t row = 0; row < r.used(); ++row)
-      for (int64_t c = 0; c < part[1]; ++c)
-        if (std::memcmp(at(part, row, c), at(whole, first + row, c), size_t(bytes)) != 0)
-          return text(" differ in [", row, ", ", c, "]\n");
-    return std::string();
-  };
-  const QuantizedView got = r.codes_of_rows(), want = all.codes_of_rows();
-  const std::string codes = differs(got.codes, want.codes),
-                    scales = differs(got.scales, want.scales);
-  std::string found =
-      (codes.empty() ? "" : "codes" + codes) + (scales.empty() ? "" : "scales" + scales);
-  if (!r.row_codes.untouched(r.used(), r.p.rows)) found += "the tail of codes was written";
-  return found;
-}
-
-/// Where what a rank has differs from what one rank has that has all.
-std::string difference(const ExpertParallelProblem& p, int rank, const Rank& r, const Rank& all) {
-  std::string found = r.damage();
-  const int64_t row = all.offsets[size_t(rank * p.experts)], token = rank * p.tokens;
-  for (int e = 0; e <= p.experts; ++e)
-    if (r.offsets[size_t(e)] != all.offsets[size_t(rank * p.experts + e)] - row)
-      return found + text("offset ", e, " is ", r.offsets[size_t(e)]);
-  found += difference(r.rows, all.rows, row, r.used(), "rows");
-  found += difference(r.dy, all.dy, row, r.used(), "dy");
-  found += difference(r.out, all.out, token, r.tokens(), "out");
-  found += difference(r.dx, all.dx, token, r.tokens(), "dx");
-  if (p.prob) found += difference(r.row_prob, all.row_prob, row, r.used(), "row_prob");
-  if (p.prob) found += difference(r.dprob, all.dprob, token, r.tokens(), "dprob");
-  if (r.verdict[0] != 0) found += "the verdict is not 0";
-  if (p.x) found += difference_of_codes(r, all, row);
-  if (!r.rows.untouched(r.used(), p.rows)) found += "the tail was written";
-  return found;
-}
-
 /// Choices beyond R of their rank are of nobody, in the order of the rows.
 int64_t drop(const ExpertParallelProblem& p, std::vector<Rank>& ranks) {
   const Rank all = on_one(p, ranks);
@@ -191,21 +141,6 @@ int64_t drop(const ExpertParallelProblem& p, std::vector<Rank>& ranks) {
       if (row - first >= p.rows) e = -1, ++dropped;
     }
   return dropped;
-}
-
-/// Where the places of a rank's choices are not the rows that they would have on it alone, or, of
-/// those that were dropped, none; empty if nowhere.
-std::string difference_of_places(const ExpertParallelProblem& p, const Rank& r) {
-  int32_t place = 0;
-  for (int e = 0; e < p.ranks * p.experts; ++e)
-    for (size_t i = 0; i < r.experts.size(); ++i) {
-      if (r.experts[i] != e) continue;
-      const bool is_dropped = r.row_of[i] == -1 && p.overflow == Overflow::kDrop;
-      if (!is_dropped && r.row_of[i] != place)
-        return text("the place of choice ", i, " is ", r.row_of[i], ", must be ", place);
-      ++place;
-    }
-  return {};
 }
 
 /// Moves codes, of a format that is drawn.
@@ -227,6 +162,7 @@ ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
   p.prob = random() % 4 != 0;
   p.push = random() % 3 == 0;
+  p.sum = !p.push && random() % 3 == 0 ? RowSum::kRank : RowSum::kChoice;
   if (random() % 3 == 0) move_codes(p, random);
   return p;
 }
@@ -242,7 +178,8 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
          for (int i = 0; i < 12; ++i) {
            const ExpertParallelProblem p = random_problem(GetParam(), random);
            // On a GPU all of these are of few tokens, and may go the other way too.
-           const ExpertParallelPlan made = plan(p, test::rank_device(), i % 3 ? "" : "window");
+           const bool any = i % 3 != 0 || p.sum == RowSum::kRank;
+           const ExpertParallelPlan made = plan(p, test::rank_device(), any ? "" : "window");
            Window window = Window::create(made, rank, gather);
            for (int again = 0; again < 30; ++again) {
              std::vector<Rank> ranks = random_ranks(p, random);
@@ -269,6 +206,7 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
     p.push = i % 2 != 0;
+    p.sum = i % 4 == 2 ? RowSum::kRank : RowSum::kChoice;
     if (i % 3 == 0) move_codes(p, random);
     const ExpertParallelPlan made = plan(p, test::rank_device());
     std::vector<Window> windows = test::windows_of(made);
@@ -448,6 +386,26 @@ TEST(ExpertParallel, AwaitsReadersBeforeTokensAreWrittenInPlace) {
       other.fill(window.tokens(other.plan), step + 10 + q);
       other.dispatch(window);
       other.expect(other.r.rows, 1500, step + 11 - q);
+    }
+  });
+  for (const std::string& error : errors) EXPECT_EQ(error, "");
+}
+
+// A rank's sums of the next collect wait for those who read the last ones.
+TEST(ExpertParallel, AwaitsReadersBeforeItSumsItsRows) {
+  std::vector<Window> windows = test::windows_of(
+      InPlace("expert_parallel T=500 top_k=1 H=64 E=1 ranks=2 R=1000 dtype=f32 prob=no sum=rank")
+          .plan);
+  const auto errors = test::on_ranks(2, [&](int q) {
+    Window& window = windows[size_t(q)];
+    InPlace layer(
+        "expert_parallel T=500 top_k=1 H=64 E=1 ranks=2 R=1000 dtype=f32 prob=no sum=rank");
+    layer.dispatch(window);
+    for (int step = 0; step < 40; ++step) {
+      layer.fill(layer.r.y.view(), step + 100 * q);
+      collect(layer.plan, window,
+              {.y = layer.r.y.view(), .out = layer.r.out.view(), .map = layer.r.map()}, {});
+      layer.expect(layer.r.out, 500, step + 100 * (1 - q));
     }
   });
   for (const std::string& error : errors) EXPECT_EQ(error, "");

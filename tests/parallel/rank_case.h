@@ -17,7 +17,8 @@ struct RankCase {
   ExpertParallelProblem p;
   Tensor x, prob, rows, row_prob, y, out, dout, dy, drows, drow_prob, dx, dprob;
   Tensor x_codes, x_scales, row_codes, row_scales;  ///< where x is codes
-  std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict, place_of;
+  std::vector<int32_t> experts, offsets, row_of, slot_of, row_here, routed, verdict, place_of,
+      sum_of;
 
   RankCase(const ExpertParallelProblem& problem, int64_t tokens)
       : p(problem),
@@ -40,7 +41,8 @@ struct RankCase {
         row_here(size_t(p.ranks * p.tokens * p.top_k), -7),
         routed(size_t(p.ranks), -7),
         verdict(1, -7),
-        place_of(p.push ? slot_of : std::vector<int32_t>()) {
+        place_of(p.push ? slot_of : std::vector<int32_t>()),
+        sum_of(p.sum == RowSum::kRank ? size_t(tokens * p.ranks) : 0, 0) {
     if (!p.x) return;
     const TensorView scales = quantized_view(shape(tokens), nullptr).scales;
     x_codes = Tensor(p.x->element, {tokens, p.hidden}, {.row_gap = 6});
@@ -54,8 +56,8 @@ struct RankCase {
   int64_t tokens() const { return x.rows(); }
   int64_t used() const { return offsets.back(); }
   ExchangeMap map() {
-    return {row_of.data(),  slot_of.data(), row_here.data(),
-            offsets.data(), verdict.data(), place_of.data()};
+    return {row_of.data(),  slot_of.data(),  row_here.data(), offsets.data(),
+            verdict.data(), place_of.data(), sum_of.data()};
   }
   QuantizedView codes_of_rows() const {
     const TensorView scales = row_scales.view();

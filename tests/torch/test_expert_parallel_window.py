@@ -354,23 +354,6 @@ def outlived(rank, device):
             dx.sum().backward()
 
 
-def operators(rank, device):
-    """Schemas, fake kernels and gradients of the operators agree."""
-    group = dist.new_group([rank], use_local_synchronization=True)
-    case = draw_case(3, 1, device, "any", torch.float32)
-    x, chosen, prob, dout, *_ = case.of_rank(0)
-    window = layer(group, case, device)._window
-    ops = torch.ops.cadre
-    rows, row_prob, _, *where = (t.detach() for t in ops._window_dispatch(window.name, x, chosen,
-                                                                           prob))
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    for op, given in ((ops._window_dispatch, (x, chosen, prob)),
-                      (ops._window_dispatch_backward, (rows, row_prob, *where)),
-                      (ops._window_collect, (rows.clone().requires_grad_(), *where)),
-                      (ops._window_collect_backward, (dout, *where))):
-        torch.library.opcheck(op.default, (window.name, *given), test_utils=tests)
-
-
 USES = """
 cadre.ExpertParallel(group, 2, 2, tokens=4)
 window(tokens=None)
@@ -383,14 +366,18 @@ window(layer=rank)
 window(rows="exact")
 window(limit_s=-1)
 window(limit_s="60")
+window(sum="all")
+cadre.ExpertParallel(group, 2, 2, sum="rank")
 window(share=few)
 window(share=by_window, tokens=4096)
 cadre.ExpertParallel(alone, 2, 2, route="window", share=by_window)
 few.empty_rows()
+window(sum="rank").empty_rows()
+cadre.MoE(4, 6, 4, top_k=2, ep=window(sum="rank"), push=True)
 cadre.MoE(4, 6, 4, top_k=2, ep=window(rows=7), push=True)
 by_window.dispatch(x, experts, None)
-torch.ops.cadre._window_collect("7 of nobody", x, *[experts] * 6)
-torch.ops.cadre._window_collect(pushed, x, *[experts] * 6)
+torch.ops.cadre._window_collect("7 of nobody", x, *[experts] * 7)
+torch.ops.cadre._window_collect(pushed, x, *[experts] * 7)
 mlp(16, pushed)
 mlp(3, pushed, torch.zeros(3, dtype=torch.int32))
 mlp(16, fetched, torch.zeros(16, dtype=torch.int32))
@@ -488,10 +475,6 @@ def test_a_rank_at_another_layer_is_an_error(ranks):
 
 def test_gradients_outlive_what_dispatched(ranks):
     ranks.run(outlived)
-
-
-def test_operators(ranks):
-    ranks.run(operators)
 
 
 def test_errors(ranks, tmp_path):

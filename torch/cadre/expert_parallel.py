@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import RoutingOffsets, combine, offsets_of_routing, permute
+from .rank_counts import kept_of, on_device, without_late
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute
 
 if TYPE_CHECKING:
@@ -161,6 +162,9 @@ class ExpertParallel:
         options below are of this route, which is made for sizes that are known.
     tokens, hidden, dtype: T of the rank with most tokens; H; of x. By default those of `share`.
     prob: whether probabilities travel, as they do in `MoE`.
+    sum: "choice": results of a token are summed in the order of top_k, with the bits of one rank.
+        "rank": each rank sums its own rows of a token first, and at most one sum a rank crosses;
+        the bits of results, and of dx, depend on P then.
     layer: any number; ranks at layers of other numbers find that out.
     share: an ExpertParallel whose window this one uses too, which must be large enough.
     device: of the window; by default the current CUDA device, or the CPU where there is none.
@@ -186,7 +190,7 @@ class ExpertParallel:
                  rows: int | str | None = None, factor: float | None = None,
                  overflow: str = "error", route: str = "collective", tokens: int | None = None,
                  hidden: int | None = None, dtype: torch.dtype | None = None, prob: bool = True,
-                 layer: int = 0, share: "ExpertParallel | None" = None,
+                 sum: str = "choice", layer: int = 0, share: "ExpertParallel | None" = None,
                  device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
@@ -200,7 +204,7 @@ class ExpertParallel:
                         f"overflow={overflow} route={route}")
         self._overflowed = ""
         self._window: WindowRoute | None = None
-        self._agree(WindowOptions(tokens, hidden, dtype, prob, layer, share, device, limit_s))
+        self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, layer, share, device, limit_s))
 
     def __deepcopy__(self, memo: Any) -> "ExpertParallel":
         """Itself: the copy of a model is of the same group."""
@@ -274,8 +278,8 @@ class ExpertParallel:
             if self.overflow == "error":
                 self._overflowed = self._overflow_text(counts, capacity, max(tokens))
                 return self._nan_rows(x, prob, handle)
-            counts = _kept(counts, capacity)
-            order = _without_late(order, experts, counts[self.rank].flatten())
+            counts = kept_of(counts, capacity)
+            order = without_late(order, experts, counts[self.rank].flatten())
         exchange = self._exchange(counts, x.device)
         order = order._replace(slot_of=order.slot_of[:sum(exchange.sent)])
         rows, row_prob = permute(x, order, prob=prob)
@@ -291,7 +295,7 @@ class ExpertParallel:
 
     def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         """out[t] = sum over the choices of token t of their rows of y, in fp32, in the order of
-        top_k, rounded once: [T, H]. Differentiable in y.
+        top_k, rounded once: [T, H]. Differentiable in y. With sum="rank" each rank's rows first.
 
         y: [R, H], results for the rows that `dispatch` gave. All ranks call it, in the same order.
         Errors: ValueError and TypeError for what does not fit. The other ranks do not hear of that,
@@ -454,7 +458,7 @@ class ExpertParallel:
 
     def _gathered(self, head: list[int], chosen: Tensor) -> Tensor:
         """head and the choices of each expert of every rank, int64 [P, ...] on the host."""
-        mine = torch.cat([_on(chosen.device, torch.tensor(head)), chosen.long()])
+        mine = torch.cat([on_device(chosen.device, torch.tensor(head)), chosen.long()])
         table = mine.new_empty(self.ranks * mine.numel())
         dist.all_gather_into_tensor(table, mine, group=self.group)
         return table.view(self.ranks, -1).cpu()
@@ -463,7 +467,7 @@ class ExpertParallel:
         arriving = counts[:, self.rank]
         received = arriving.sum(1).tolist()
         experts = torch.arange(self.experts, device=device).repeat(self.ranks)
-        experts = experts.repeat_interleave(_on(device, arriving.flatten()),
+        experts = experts.repeat_interleave(on_device(device, arriving.flatten()),
                                             output_size=sum(received))
         order = offsets_of_routing(experts[:, None], self.experts, sum(received))
         return _Exchange(self.group, counts[self.rank].sum(1).tolist(), received, order)
@@ -477,24 +481,3 @@ class ExpertParallel:
             row_prob, = _Moved.apply(there, _nan(prob.numel()), prob.reshape(-1))
         offsets = torch.arange(self.experts + 1, dtype=torch.int32, device=x.device)
         return DispatchedRows(rows, row_prob, offsets, replace(handle, rows=self.experts))
-
-
-def _on(device: torch.device, numbers: Tensor) -> Tensor:
-    """The host's numbers there, without a wait for a GPU."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
-
-
-def _kept(counts: Tensor, capacity: int) -> Tensor:
-    """Choices [P, P, E] without those whose row would be `capacity` or more. A rank's rows stand by
-    expert, then by the rank of the token."""
-    ranks, _, experts = counts.shape
-    by_row = counts.permute(1, 2, 0).flatten(1)
-    kept = (capacity + by_row - by_row.cumsum(1)).clamp(min=0).minimum(by_row)
-    return kept.view(ranks, experts, ranks).permute(2, 0, 1)
-
-
-def _without_late(order: RoutingOffsets, experts: Tensor, kept: Tensor) -> RoutingOffsets:
-    """The order of those choices alone that are among the first kept[e] of their expert e."""
-    at = experts.long().clamp(0, kept.numel() - 1)
-    late = order.row_of - order.offsets[at] >= _on(experts.device, kept)[at]
-    return offsets_of_routing(experts.masked_fill(late, -1), kept.numel(), experts.numel())

@@ -39,6 +39,7 @@ class WindowOptions(NamedTuple):
     hidden: int | None
     dtype: torch.dtype | None
     prob: bool
+    sum: str
     layer: int
     share: "ExpertParallel | None"
     device: torch.device | str | None
@@ -50,6 +51,9 @@ class WindowOptions(NamedTuple):
             if (given := getattr(self, name)) is not None:
                 raise ValueError(f"{name} is {given}, must be left out where route is {route!r}; "
                                  "it is of the route 'window'")
+        if self.sum != "choice":
+            raise ValueError(f"sum is {self.sum!r}, must be 'choice' where route is {route!r}; "
+                             "others are of the route 'window'")
 
     def completed(self) -> "WindowOptions":
         """With those of `share`. Errors: TypeError and ValueError for what does not fit."""
@@ -64,6 +68,8 @@ class WindowOptions(NamedTuple):
         require_sizes(tokens=found["tokens"], hidden=found["hidden"])
         require_float("dtype", found["dtype"])
         require_bools(prob=self.prob)
+        if self.sum not in ("choice", "rank"):
+            raise ValueError(f"sum is {self.sum!r}, must be one of choice, rank")
         if not isinstance(self.layer, int):
             raise TypeError(f"layer is {kind_of(self.layer)}, must be an int")
         if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s < math.inf):
@@ -76,7 +82,7 @@ class WindowOptions(NamedTuple):
         return (f"expert_parallel T={self.tokens} top_k={top_k} H={self.hidden} E={experts} "
                 f"ranks={ranks} R={rows} dtype={_NAMES[self.dtype]} "
                 f"prob={'yes' if self.prob else 'no'} overflow={overflow} tail=zero "
-                f"layer={self.layer}")
+                f"{'sum=rank ' if self.sum == 'rank' else ''}layer={self.layer}")
 
     def device_for(self, problem: str) -> Tensor:
         """A tensor on the window's device. Errors: ValueError and NotImplementedError as the
@@ -110,6 +116,7 @@ class ExchangeMap(NamedTuple):
     row_here: Tensor  # int32 [P, T, top_k]
     verdict: Tensor  # int32 [1]: 1 if rows overflowed and that is an error
     place_of: Tensor  # int32 [R], or [0] where results are not pushed: where they go
+    sum_of: Tensor  # int32 [t, P], or [0, P] where no rank sums its own rows: where the sums lie
 
 
 def places_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
@@ -149,6 +156,8 @@ class WindowRoute:
         size = _sizes(self.name)
         choices = size["T"] * size["top_k"]
         reach = _ops._window_bytes(problem, self.on) * size["ranks"]
+        if self.options.sum == "rank":
+            return "each rank sums its rows, sum='rank'"
         if self.exchange.route() != "window":
             return "exchanges of few tokens fetch their rows"
         if choices > self.rows:
@@ -236,22 +245,23 @@ def _fake_dispatch(name, x, experts, prob):
     return (x.new_empty((rows, size["H"])), _floats(x, 0 if prob is None else rows),
             _ints(x, size["ranks"]), _ints(x, size["E"] + 1), _ints(x, x.shape[0], top_k),
             _ints(x, rows), _ints(x, size["ranks"], size["T"], top_k), _ints(x, 1),
-            _ints(x, rows if "push=yes" in name else 0))
+            _ints(x, rows if "push=yes" in name else 0),
+            _ints(x, x.shape[0] if "sum=rank" in name else 0, size["ranks"]))
 
 
 @register_fake("_window_dispatch_backward")
 def _fake_dispatch_backward(name, drows, drow_prob, offsets, row_of, slot_of, row_here,
-                            verdict, place_of):
+                            verdict, place_of, sum_of):
     dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
     return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
 
 
 @register_fake("_window_collect")
-def _fake_collect(name, y, offsets, row_of, slot_of, row_here, verdict, place_of):
+def _fake_collect(name, y, offsets, row_of, slot_of, row_here, verdict, place_of, sum_of):
     return y.new_empty((row_of.shape[0], y.shape[1]))
 
 
 @register_fake("_window_collect_backward")
-def _fake_collect_backward(name, dout, offsets, row_of, slot_of, row_here, verdict,
-                           place_of):
+def _fake_collect_backward(name, dout, offsets, row_of, slot_of, row_here, verdict, place_of,
+                           sum_of):
     return dout.new_empty((slot_of.shape[0], dout.shape[1]))

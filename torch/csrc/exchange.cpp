@@ -131,7 +131,11 @@ void Exchange::await_readers() {
 }
 
 at::Tensor Exchange::tokens() { return tensor_at(rank_window().tokens(plan_)); }
-at::Tensor Exchange::rows() { return tensor_at(rank_window().rows(plan_)); }
+at::Tensor Exchange::rows() {
+  TensorView there;
+  translate_errors([&] { there = rank_window().rows(plan_); });
+  return tensor_at(there);
+}
 
 at::Tensor Exchange::pushed() const {
   return nobodys_.expand({plan_.problem.rows, plan_.problem.hidden});
@@ -156,6 +160,7 @@ at::Tensor new_rows(std::string_view exchange, const at::Tensor& like) {
     found->await_readers();
     return found->pushed();
   }
+  if (p.sum == RowSum::kRank) return at::empty(like.sizes(), like.options());
   const at::Tensor rows = found->rows();
   if (rows.sizes() != like.sizes() || rows.scalar_type() != like.scalar_type())
     return at::empty(like.sizes(), like.options());

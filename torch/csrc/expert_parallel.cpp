@@ -16,28 +16,34 @@ using Name = c10::string_view;
 
 /// Where rows came from and go to: ExchangeMap as tensors.
 struct ExchangeTensors {
-  Tensor offsets, row_of, slot_of, row_here, verdict, place_of;
+  Tensor offsets, row_of, slot_of, row_here, verdict, place_of, sum_of;
 
+  variable_list list() const {
+    return {offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
+  }
   ExchangeMap map() const {
-    return {
-        ints(row_of, "row_of"),     ints(slot_of, "slot_of"),
-        ints(row_here, "row_here"), ints(offsets, "offsets"),
-        ints(verdict, "verdict"),   place_of.numel() > 0 ? ints(place_of, "place_of") : nullptr};
+    return {ints(row_of, "row_of"),
+            ints(slot_of, "slot_of"),
+            ints(row_here, "row_here"),
+            ints(offsets, "offsets"),
+            ints(verdict, "verdict"),
+            place_of.numel() > 0 ? ints(place_of, "place_of") : nullptr,
+            sum_of.numel() > 0 ? ints(sum_of, "sum_of") : nullptr};
   }
 };
 
 /// rows, row_prob, routed, then the map.
 using Dispatched =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using TensorPair = std::tuple<Tensor, Tensor>;
 
 using DispatchOp = Dispatched(Name, const Tensor&, const Tensor&, const Maybe&);
 using DispatchBackwardOp = TensorPair(Name, const Tensor&, const Maybe&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                      const Tensor&);
+                                      const Tensor&, const Tensor&);
 /// Of y, and of dout.
 using RowsOp = Tensor(Name, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                      const Tensor&, const Tensor&, const Tensor&);
+                      const Tensor&, const Tensor&, const Tensor&, const Tensor&);
 
 Tensor new_ints(at::IntArrayRef shape, const Tensor& on) {
   return at::empty(shape, on.options().dtype(at::kInt));
@@ -65,7 +71,8 @@ ExchangeTensors new_map(const ExpertParallelProblem& p, int64_t tokens, const Te
           new_ints({p.rows}, on),
           new_ints({p.ranks, p.tokens, p.top_k}, on),
           new_ints({1}, on),
-          new_ints({p.push ? p.rows : 0}, on)};
+          new_ints({p.push ? p.rows : 0}, on),
+          new_ints({p.sum == RowSum::kRank ? tokens : 0, p.ranks}, on)};
 }
 
 Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
@@ -93,8 +100,8 @@ Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const 
                      .map = to.map()},
                     scratch.workspace(), current.stream());
   });
-  return {rows,       row_prob,    routed,     to.offsets, to.row_of,
-          to.slot_of, to.row_here, to.verdict, to.place_of};
+  return {rows,       row_prob,    routed,     to.offsets,  to.row_of,
+          to.slot_of, to.row_here, to.verdict, to.place_of, to.sum_of};
 }
 
 /// Rows that are summed: where they are pushed, what stands for them.
@@ -109,13 +116,13 @@ Tensor results(const Exchange& exchange, const Tensor& rows, const char* what) {
 TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& drow_prob,
                                 const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
                                 const Tensor& row_here, const Tensor& verdict,
-                                const Tensor& place_of) {
+                                const Tensor& place_of, const Tensor& sum_of) {
   const auto exchange = Exchange::of(name);
   const ExpertParallelPlan& plan = exchange->plan();
   const ExpertParallelProblem& p = plan.problem;
   const Tensor given = results(*exchange, drows, "drows");
   const Tensor factors = read_floats(drow_prob, {"drow_prob", {p.rows}, given});
-  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of};
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
   const Tensor dx = at::empty({row_of.size(0), drows.size(1)}, drows.options());
   const Tensor dprob = new_floats(p.prob, row_of.sizes(), given);
   translate_errors([&] {
@@ -134,11 +141,11 @@ TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& dro
 
 Tensor collect_op(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
                   const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict,
-                  const Tensor& place_of) {
+                  const Tensor& place_of, const Tensor& sum_of) {
   const auto exchange = Exchange::of(name);
   const Tensor given = results(*exchange, y, "y");
   const bool pushes = exchange->plan().problem.push;
-  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of};
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
   const Tensor out = at::empty({row_of.size(0), given.size(1)}, given.options());
   translate_errors([&] {
     const CurrentStream current(given);
@@ -152,10 +159,10 @@ Tensor collect_op(Name name, const Tensor& y, const Tensor& offsets, const Tenso
 
 Tensor collect_backward_op(Name name, const Tensor& dout, const Tensor& offsets,
                            const Tensor& row_of, const Tensor& slot_of, const Tensor& row_here,
-                           const Tensor& verdict, const Tensor& place_of) {
+                           const Tensor& verdict, const Tensor& place_of, const Tensor& sum_of) {
   const auto exchange = Exchange::of(name);
   const Tensor given = matrix(dout, "dout");
-  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of};
+  const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
   const Tensor dy = at::empty({slot_of.size(0), given.size(1)}, given.options());
   translate_errors([&] {
     const CurrentStream current(given);
@@ -179,20 +186,22 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
                                const Tensor& experts) {
     static const auto call = op<DispatchOp>("cadre::_window_dispatch");
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of] =
-        call.call(name, x, experts, prob);
+    const auto [rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of,
+                sum_of] = call.call(name, x, experts, prob);
+    const ExchangeTensors map{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
     ctx->set_materialize_grads(false);
-    variable_list constant{routed, offsets, row_of, slot_of, row_here, verdict, place_of};
+    variable_list constant = map.list();
+    constant.push_back(routed);
     if (!requires_grad(x)) constant.push_back(rows);
     if (!requires_grad(prob)) constant.push_back(row_prob);
     ctx->mark_non_differentiable(constant);
-    ctx->save_for_backward({offsets, row_of, slot_of, row_here, verdict, place_of});
+    ctx->save_for_backward(map.list());
     keep_exchange(ctx, name);
     ctx->saved_data["hidden"] = x.sym_size(1);
     ctx->saved_data["type"] = int64_t(x.scalar_type());
     ctx->saved_data["prob"] = prob.has_value();
     ctx->saved_data["wants"] = bits_of<2>({requires_grad(x), requires_grad(prob)});
-    return {rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of};
+    return {rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
   }
 
   /// Both gradients travel, also where autograd has only one.
@@ -217,7 +226,7 @@ struct Dispatch : torch::autograd::Function<Dispatch> {
     if (data["prob"].toBool())
       drow_prob = grads[1].defined() ? grads[1] : map[2].new_zeros_symint({rows}, at::kFloat);
     const auto [dx, dprob] = call.call(data["name"].toStringRef(), drows, drow_prob, map[0], map[1],
-                                       map[2], map[3], map[4], map[5]);
+                                       map[2], map[3], map[4], map[5], map[6]);
     return without_second_derivatives(
         "cadre.ExpertParallel", grads,
         {if_wanted(wants[0], dx), if_wanted(wants[1], dprob), Tensor(), Tensor()});
@@ -229,31 +238,30 @@ struct Collect : torch::autograd::Function<Collect> {
                         const ExchangeTensors& map) {
     static const auto call = op<RowsOp>("cadre::_window_collect");
     const at::AutoDispatchBelowADInplaceOrView below;
-    ctx->save_for_backward(
-        {map.offsets, map.row_of, map.slot_of, map.row_here, map.verdict, map.place_of});
+    ctx->save_for_backward(map.list());
     keep_exchange(ctx, name);
     return call.call(name, y, map.offsets, map.row_of, map.slot_of, map.row_here, map.verdict,
-                     map.place_of);
+                     map.place_of, map.sum_of);
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto call = op<RowsOp>("cadre::_window_collect_backward");
     const variable_list map = ctx->get_saved_variables();
     const Tensor dy = call.call(ctx->saved_data["name"].toStringRef(), grads[0], map[0], map[1],
-                                map[2], map[3], map[4], map[5]);
+                                map[2], map[3], map[4], map[5], map[6]);
     return without_second_derivatives("cadre.ExpertParallel", grads, {dy, Tensor(), Tensor()});
   }
 };
 
 Dispatched dispatch_autograd(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
   const variable_list out = Dispatch::apply(x, prob, name, experts);
-  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7], out[8]};
+  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7], out[8], out[9]};
 }
 
 Tensor collect_autograd(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
                         const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict,
-                        const Tensor& place_of) {
-  return Collect::apply(y, name,
-                        ExchangeTensors{offsets, row_of, slot_of, row_here, verdict, place_of});
+                        const Tensor& place_of, const Tensor& sum_of) {
+  return Collect::apply(
+      y, name, ExchangeTensors{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of});
 }
 
 void implement(torch::Library& m) {
@@ -269,17 +277,18 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "_window_dispatch(str name, Tensor x, Tensor experts, Tensor? prob) -> "
       "(Tensor rows, Tensor row_prob, Tensor routed, Tensor offsets, Tensor row_of, Tensor "
-      "slot_of, Tensor row_here, Tensor verdict, Tensor place_of)");
+      "slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of)");
   m.def(
       "_window_dispatch_backward(str name, Tensor drows, Tensor? drow_prob, "
       "Tensor offsets, Tensor row_of, Tensor slot_of, Tensor row_here, Tensor verdict, "
-      "Tensor place_of) -> (Tensor dx, Tensor dprob)");
+      "Tensor place_of, Tensor sum_of) -> (Tensor dx, Tensor dprob)");
   m.def(
       "_window_collect(str name, Tensor y, Tensor offsets, Tensor row_of, "
-      "Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of) -> Tensor");
+      "Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of) -> Tensor");
   m.def(
       "_window_collect_backward(str name, Tensor dout, Tensor offsets, Tensor "
-      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of) -> Tensor");
+      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of) -> "
+      "Tensor");
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }

@@ -64,8 +64,9 @@ class GpuRankDevice final : public parallel::RankDevice {
     return first;
   }
 
-  void await_readers(const Window::State& window, Stream stream) override {
-    cuda::await_readers(table(window), {}, lane(stream).stream);
+  void await_readers(const Window::State& window, const parallel::ExchangeName& name,
+                     Stream stream) override {
+    cuda::await_readers(table(window), name, lane(stream).stream);
   }
   void begin(const Window::State& window, const ExchangeJob& job, Stream stream) override {
     begin_exchange(table(window), job, lane(stream));

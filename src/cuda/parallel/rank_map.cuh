@@ -26,8 +26,11 @@ struct RankMap {
   }
   __device__ void place(int64_t slot, int e, int64_t row, float) const {
     place_here(slot, row);
-    if (const int64_t mine = own_choice(slot); writes && mine >= 0)
-      job.map.row_of[mine] = rows().row_at_rank_of(row, e / job.experts);
+    const int64_t mine = own_choice(slot);
+    if (!writes || mine < 0) return;
+    const int32_t there = rows().row_at_rank_of(row, e / job.experts);
+    job.map.row_of[mine] = there;
+    job.note_sum(mine, e / job.experts, there);
   }
   /// Which row here a choice has, or -1.
   __device__ int32_t place_here(int64_t slot, int64_t row) const {
