@@ -373,6 +373,15 @@ window(share=by_window, tokens=4096)
 cadre.ExpertParallel(alone, 2, 2, route="window", share=by_window)
 few.empty_rows()
 window(sum="rank").empty_rows()
+window(x=8)
+window(hidden=64, x="nvfp4")
+window(x="fp8_row", scales_major=0)
+cadre.ExpertParallel(group, 2, 2, x="mxfp8")
+window(x="fp8_row").dispatch(x, experts, prob)
+window(x="fp8_row").dispatch_codes(x, experts, prob)
+window(x="fp8_row").dispatch_codes(codes, experts, None)
+window(x="fp8_block").dispatch_codes(codes._replace(codes=x), experts, prob)
+by_window.dispatch_codes(codes, experts, prob)
 cadre.MoE(4, 6, 4, top_k=2, ep=window(sum="rank"), push=True)
 cadre.MoE(4, 6, 4, top_k=2, ep=window(rows=7), push=True)
 by_window.dispatch(x, experts, None)
@@ -409,6 +418,7 @@ def answers(rank, device, path):
 
     given = []
     x, prob = draw(4, 6, device="cpu"), torch.rand(4, 2)
+    codes = cadre.quantize(x, torch.tensor([0, 4], dtype=torch.int32), "fp8_row")
     leaf, leaf_prob = (t.clone().requires_grad_() for t in (x, prob))
     experts = torch.tensor([[0, 1], [1, 2], [0, 3], [1, -1]], dtype=torch.int32)
     for use in USES.strip().splitlines():

@@ -12,8 +12,8 @@ import cadre
 import cadre.huggingface
 import cadre.megatron
 from cadre import (
-    DispatchedRows, DispatchHandle, ExpertParallel, GroupedLinear, GroupedMLP, MoE, Offsets,
-    Quantized, Recipe, RouterOutput, Routing, RoutingOffsets, checkpoints, ops)
+    DispatchedCodes, DispatchedRows, DispatchHandle, ExpertParallel, GroupedLinear, GroupedMLP, MoE,
+    Offsets, Quantized, Recipe, RouterOutput, Routing, RoutingOffsets, checkpoints, ops)
 
 E, H, F, TOP_K = 4, 16, 24, 2
 
@@ -72,6 +72,12 @@ def parallel(x: Tensor, logits: Tensor) -> Tensor:
                             hidden=H, dtype=x.dtype, device="cpu", limit_s=5)
     again = ExpertParallel(dist.group.WORLD, E, TOP_K, route="window", share=window, layer=1)
     print(again.empty_tokens(2).shape, window.empty_rows().shape, len(cadre.saved_exchanges()))
+    coded = ExpertParallel(dist.group.WORLD, E, TOP_K, route="window", share=window, prob=False,
+                           x="fp8_row", sum="rank", layer=2)
+    ends = torch.tensor([0, x.shape[0]], dtype=torch.int32)
+    given = cadre.quantize(x, ends, "fp8_row")
+    codes: DispatchedCodes = coded.dispatch_codes(given, chosen.experts)
+    print(codes.rows.codes.dtype, codes.rows.scales.shape, codes.offsets.shape)
     moe = MoE(E, H, F, top_k=TOP_K, device="cpu", ep=ep)
     cadre.keep_whole(torch.optim.SGD(moe.parameters(), lr=0.1), moe)
     out, _ = moe.forward(ep.collect(y, handle))

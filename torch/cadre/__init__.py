@@ -6,7 +6,8 @@ from ._library import load as _load
 _load()
 
 from . import checkpoints, layers, ops  # noqa: E402,F401  layers registers fake kernels
-from .expert_parallel import DispatchedRows, DispatchHandle, ExpertParallel  # noqa: E402
+from .expert_parallel import (  # noqa: E402
+    DispatchedCodes, DispatchedRows, DispatchHandle, ExpertParallel)
 from .expert_state import keep_whole  # noqa: E402
 from .grouped_linear import GroupedLinear  # noqa: E402
 from .grouped_mlp import GroupedMLP  # noqa: E402
@@ -20,9 +21,9 @@ from .scaled_grouped_mm import scaled_grouped_mm  # noqa: E402
 from .windows import saved_exchanges  # noqa: E402
 
 __all__ = [
-    "DispatchHandle", "DispatchedRows", "ExpertParallel", "GroupedLinear", "GroupedMLP", "MoE",
-    "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing", "RoutingOffsets", "activation",
-    "autocast", "bias_grad", "checkpoint_contexts", "checkpoints", "combine", "dequantize",
-    "fp8_autocast", "grouped_gemm", "grouped_mm", "keep_whole", "load_balancing_loss",
-    "offsets", "offsets_of_routing", "ops", "permute", "quantize", "routing", "saved_exchanges",
-    "scaled_grouped_mm"]
+    "DispatchHandle", "DispatchedCodes", "DispatchedRows", "ExpertParallel", "GroupedLinear",
+    "GroupedMLP", "MoE", "Offsets", "Quantized", "Recipe", "RouterOutput", "Routing",
+    "RoutingOffsets", "activation", "autocast", "bias_grad", "checkpoint_contexts", "checkpoints",
+    "combine", "dequantize", "fp8_autocast", "grouped_gemm", "grouped_mm", "keep_whole",
+    "load_balancing_loss", "offsets", "offsets_of_routing", "ops", "permute", "quantize", "routing",
+    "saved_exchanges", "scaled_grouped_mm"]

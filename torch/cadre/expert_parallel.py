@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from .collective import Exchange, Moved, kept_of, nan_rows, on_device, without_late
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
-from .operations import RoutingOffsets, combine, offsets_of_routing, permute
-from .rank_counts import kept_of, on_device, without_late
+from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute
 
 if TYPE_CHECKING:
@@ -44,53 +44,6 @@ _HOST_READS = ("the host reads how many rows each rank sends, and ranks exchange
 _IN_WINDOW = "tensors that lie in a window are not the compiler's to make"
 
 
-class _Exchange(NamedTuple):
-    """Rows of this rank's tokens, in the order of all experts <-> rows of this rank's experts."""
-
-    group: "ProcessGroup"
-    sent: list[int]  # rows to each rank
-    received: list[int]  # rows from each rank
-    order: RoutingOffsets  # of n rows that arrive: row_of [n, 1] of each, slot_of [n] the inverse
-
-    def to_experts(self, rows: Tensor) -> Tensor:
-        offsets, row_of, slot_of, _ = self.order
-        return permute(self._moved(rows, self.sent, self.received), offsets, row_of, slot_of)[0]
-
-    def to_tokens(self, rows: Tensor) -> Tensor:
-        offsets, row_of, slot_of, _ = self.order
-        leaving = permute(rows, offsets, slot_of[:, None], row_of.view(-1))[0]
-        return self._moved(leaving, self.received, self.sent)
-
-    def _moved(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        arrived = rows.new_empty((sum(received), rows.shape[1]))
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=self.group)
-        return arrived
-
-
-class _Moved(torch.autograd.Function):
-    """`there` of each tensor, and `back` of each gradient. All tensors are one node of the graph,
-    so backward exchanges in the same order on every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor],
-                *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.back = back
-        moved = tuple(there(t) for t in tensors)
-        ctx.mark_non_differentiable(*(m for m, t in zip(moved, tensors) if not t.requires_grad))
-        return moved
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(ctx.back(grad) if wanted else None
-                             for grad, wanted in zip(grads, ctx.needs_input_grad[2:]))
-
-
-def _nan(rows: int) -> Callable[[Tensor], Tensor]:
-    """That many rows of NaN, like those of a tensor."""
-    return lambda t: t.new_full((rows, *t.shape[1:]), math.nan)
-
-
 @dataclass(frozen=True, eq=False)
 class DispatchHandle:
     """What happened in a `dispatch`, for the caller and for `collect`."""
@@ -100,7 +53,7 @@ class DispatchHandle:
     tokens: int  # T of this rank
     rows: int = 0  # R of this rank
     order: RoutingOffsets | None = None  # of the tokens' choices
-    exchange: _Exchange | None = None  # None after an overflow: results are NaN
+    exchange: Exchange | None = None  # None after an overflow: results are NaN
     where: ExchangeMap | None = None  # of the route window
     window: str = ""  # likewise: the name of the exchange
 
@@ -109,6 +62,15 @@ class DispatchedRows(NamedTuple):
     """What `ExpertParallel.dispatch` gives."""
 
     rows: Tensor  # [R, H] in the order of this rank's experts
+    row_prob: Tensor  # fp32 [R], [0] without prob
+    offsets: Tensor  # int32 [E + 1]
+    handle: DispatchHandle
+
+
+class DispatchedCodes(NamedTuple):
+    """What `ExpertParallel.dispatch_codes` gives."""
+
+    rows: Quantized  # codes [R, H] and scales [R, H / block] in the order of this rank's experts
     row_prob: Tensor  # fp32 [R], [0] without prob
     offsets: Tensor  # int32 [E + 1]
     handle: DispatchHandle
@@ -165,6 +127,9 @@ class ExpertParallel:
     sum: "choice": results of a token are summed in the order of top_k, with the bits of one rank.
         "rank": each rank sums its own rows of a token first, and at most one sum a rank crosses;
         the bits of results, and of dx, depend on P then.
+    x, scales_major: a format whose scales are of one row each, "fp8_row", "fp8_block" or "mxfp8":
+        tokens travel as its codes, which `dispatch_codes` takes; the scales of rows lie "row" by
+        row, or "column" by column, as Hopper's products of fp8_block read them.
     layer: any number; ranks at layers of other numbers find that out.
     share: an ExpertParallel whose window this one uses too, which must be large enough.
     device: of the window; by default the current CUDA device, or the CPU where there is none.
@@ -190,7 +155,8 @@ class ExpertParallel:
                  rows: int | str | None = None, factor: float | None = None,
                  overflow: str = "error", route: str = "collective", tokens: int | None = None,
                  hidden: int | None = None, dtype: torch.dtype | None = None, prob: bool = True,
-                 sum: str = "choice", layer: int = 0, share: "ExpertParallel | None" = None,
+                 sum: str = "choice", x: str | None = None, scales_major: str = "row",
+                 layer: int = 0, share: "ExpertParallel | None" = None,
                  device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
@@ -204,7 +170,8 @@ class ExpertParallel:
                         f"overflow={overflow} route={route}")
         self._overflowed = ""
         self._window: WindowRoute | None = None
-        self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, layer, share, device, limit_s))
+        self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, x, scales_major, layer, share,
+                                  device, limit_s))
 
     def __deepcopy__(self, memo: Any) -> "ExpertParallel":
         """Itself: the copy of a model is of the same group."""
@@ -237,6 +204,27 @@ class ExpertParallel:
             return self._dispatch_by_window(self._window, self._window.name, x, experts, prob)
         return self._dispatch_by_collective(x, experts, prob)
 
+    def dispatch_codes(self, x: Quantized, experts: Tensor, prob: Tensor | None = None
+                       ) -> DispatchedCodes:
+        """As dispatch, of codes: those that `quantize` of the rows would have made. Not
+        differentiable.
+
+        x: codes [T, H] and scales [T, H / block] along K of the format that this was made with,
+        as `quantize` makes them. Errors: ValueError without a format; else as dispatch.
+        """
+        if (own := self._window) is None or own.options.x is None:
+            raise ValueError("dispatch_codes: x is None, must be a format when this is made")
+        rows, row_prob, routed, where = own.dispatch_codes(x, experts, prob)
+        handle = self._handle(own.name, x.codes, experts, rows.codes, routed, where)
+        return DispatchedCodes(rows, row_prob, where.offsets, handle)
+
+    def _handle(self, name: str, x: Tensor, experts: Tensor, rows: Tensor, routed: Tensor,
+                where: ExchangeMap) -> DispatchHandle:
+        chosen = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
+        dropped = (routed.long() - rows.shape[0]).clamp(min=0)
+        return DispatchHandle(dropped, chosen.offsets.diff(), x.shape[0], rows.shape[0],
+                              where=where, window=name)
+
     def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None,
                          can_push: CanPush = None) -> DispatchedRows:
         """As dispatch, for a layer that keeps the rows to itself: by a window nobody may read their
@@ -249,18 +237,15 @@ class ExpertParallel:
                             prob: Tensor | None) -> DispatchedRows:
         self._call(x, experts, prob)
         rows, row_prob, routed, where = window.dispatch(name, x, experts, prob)
-        chosen = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
-        dropped = (routed.long() - rows.shape[0]).clamp(min=0)
-        handle = DispatchHandle(dropped, chosen.offsets.diff(), x.shape[0], rows.shape[0],
-                                where=where, window=name)
-        return DispatchedRows(rows, row_prob, where.offsets, handle)
+        return DispatchedRows(rows, row_prob, where.offsets,
+                              self._handle(name, x, experts, rows, routed, where))
 
     def _dispatch_again(self, of: DispatchHandle, x: Tensor, *routing: Tensor) -> Tensor:
         """The rows of that dispatch, for backward. All ranks call it."""
         if self._window is not None:
             return self._window.dispatch(of.window, x, *routing)[0]
         if of.order is None or of.exchange is None:
-            return _nan(of.rows)(x)
+            return nan_rows(of.rows)(x)
         return of.exchange.to_experts(permute(x, of.order)[0])
 
     @_eager(_HOST_READS)
@@ -288,7 +273,7 @@ class ExpertParallel:
             if prob is not None:
                 column = row_prob[:, None]
                 parts.append(column if prob.requires_grad else column.detach())
-            rows, *moved_prob = _Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
+            rows, *moved_prob = Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
             row_prob = moved_prob[0].view(-1) if moved_prob else row_prob
         handle = replace(handle, rows=rows.shape[0], order=order, exchange=exchange)
         return DispatchedRows(rows, row_prob, exchange.order.offsets, handle)
@@ -335,9 +320,9 @@ class ExpertParallel:
     def _collect_by_collective(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         order, exchange = handle.order, handle.exchange
         if order is None or exchange is None:
-            return _Moved.apply(_nan(handle.tokens), _nan(handle.rows), y)[0]
+            return Moved.apply(nan_rows(handle.tokens), nan_rows(handle.rows), y)[0]
         if self.ranks > 1:
-            y, = _Moved.apply(exchange.to_tokens, exchange.to_experts, y)
+            y, = Moved.apply(exchange.to_tokens, exchange.to_experts, y)
         return combine(y, order)
 
     def _agree(self, options: WindowOptions) -> None:
@@ -463,21 +448,21 @@ class ExpertParallel:
         dist.all_gather_into_tensor(table, mine, group=self.group)
         return table.view(self.ranks, -1).cpu()
 
-    def _exchange(self, counts: Tensor, device: torch.device) -> _Exchange:
+    def _exchange(self, counts: Tensor, device: torch.device) -> Exchange:
         arriving = counts[:, self.rank]
         received = arriving.sum(1).tolist()
         experts = torch.arange(self.experts, device=device).repeat(self.ranks)
         experts = experts.repeat_interleave(on_device(device, arriving.flatten()),
                                             output_size=sum(received))
         order = offsets_of_routing(experts[:, None], self.experts, sum(received))
-        return _Exchange(self.group, counts[self.rank].sum(1).tolist(), received, order)
+        return Exchange(self.group, counts[self.rank].sum(1).tolist(), received, order)
 
     def _nan_rows(self, x: Tensor, prob: Tensor | None, handle: DispatchHandle) -> DispatchedRows:
         """A row for each expert, so that the gradient of every weight is NaN; none is moved."""
-        there = _nan(self.experts)
-        rows, = _Moved.apply(there, _nan(x.shape[0]), x)
+        there = nan_rows(self.experts)
+        rows, = Moved.apply(there, nan_rows(x.shape[0]), x)
         row_prob = x.new_empty(0, dtype=torch.float32)
         if prob is not None:
-            row_prob, = _Moved.apply(there, _nan(prob.numel()), prob.reshape(-1))
+            row_prob, = Moved.apply(there, nan_rows(prob.numel()), prob.reshape(-1))
         offsets = torch.arange(self.experts + 1, dtype=torch.int32, device=x.device)
         return DispatchedRows(rows, row_prob, offsets, replace(handle, rows=self.experts))

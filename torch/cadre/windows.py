@@ -17,6 +17,7 @@ from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from .devices import default_device
 from .dtypes import kind_of, require_bools, require_float, require_sizes
 from .fakes import register_fake
+from .operations import Quantized
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,6 +41,8 @@ class WindowOptions(NamedTuple):
     dtype: torch.dtype | None
     prob: bool
     sum: str
+    x: str | None
+    scales_major: str
     layer: int
     share: "ExpertParallel | None"
     device: torch.device | str | None
@@ -47,7 +50,7 @@ class WindowOptions(NamedTuple):
 
     def refuse(self, route: str) -> None:
         """Errors: ValueError for any that is given."""
-        for name in ("tokens", "hidden", "dtype", "share", "device"):
+        for name in ("tokens", "hidden", "dtype", "x", "share", "device"):
             if (given := getattr(self, name)) is not None:
                 raise ValueError(f"{name} is {given}, must be left out where route is {route!r}; "
                                  "it is of the route 'window'")
@@ -70,6 +73,10 @@ class WindowOptions(NamedTuple):
         require_bools(prob=self.prob)
         if self.sum not in ("choice", "rank"):
             raise ValueError(f"sum is {self.sum!r}, must be one of choice, rank")
+        for name in ("x", "scales_major"):
+            given = getattr(self, name)
+            if not isinstance(given, str) and (name, given) != ("x", None):
+                raise TypeError(f"{name} is {kind_of(given)}, must be a str")
         if not isinstance(self.layer, int):
             raise TypeError(f"layer is {kind_of(self.layer)}, must be an int")
         if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s < math.inf):
@@ -82,7 +89,11 @@ class WindowOptions(NamedTuple):
         return (f"expert_parallel T={self.tokens} top_k={top_k} H={self.hidden} E={experts} "
                 f"ranks={ranks} R={rows} dtype={_NAMES[self.dtype]} "
                 f"prob={'yes' if self.prob else 'no'} overflow={overflow} tail=zero "
-                f"{'sum=rank ' if self.sum == 'rank' else ''}layer={self.layer}")
+                f"{'sum=rank ' if self.sum == 'rank' else ''}{self._format()}"
+                f"layer={self.layer}")
+
+    def _format(self) -> str:
+        return "" if self.x is None else f"x={self.x} scales_major={self.scales_major} "
 
     def device_for(self, problem: str) -> Tensor:
         """A tensor on the window's device. Errors: ValueError and NotImplementedError as the
@@ -186,12 +197,29 @@ class WindowRoute:
                  ) -> tuple[Tensor, Tensor, Tensor, ExchangeMap]:
         """Rows, their probabilities, the rows routed to each rank int32 [P], and the map. name: of
         the exchange, or the inner one, whose rows have tails that nobody reads."""
+        if self.options.x is not None:
+            raise ValueError(f"x is a tensor, must be codes of {self.options.x}, as this was made "
+                             "for; dispatch_codes takes them")
+        self._require_prob(prob)
+        rows, row_prob, routed, *parts = _ops._window_dispatch(name, x, experts, prob)
+        return rows, row_prob, routed, ExchangeMap(*parts)
+
+    def dispatch_codes(self, x: Quantized, experts: Tensor, prob: Tensor | None
+                       ) -> tuple[Quantized, Tensor, Tensor, ExchangeMap]:
+        """The same of codes and scales."""
+        if not isinstance(x, Quantized):
+            raise TypeError(f"x is {kind_of(x)}, must be what quantize returns")
+        self._require_prob(prob)
+        codes, scales, row_prob, routed, *parts = _ops._window_dispatch_codes(
+            self.name, x.codes, x.scales, experts, prob)
+        rows = Quantized(codes, scales, row_prob.new_empty(0))
+        return rows, row_prob, routed, ExchangeMap(*parts)
+
+    def _require_prob(self, prob: Tensor | None) -> None:
         if (prob is not None) != self.options.prob:
             given, must = ("None", "a tensor") if prob is None else ("a tensor", "None")
             raise ValueError(f"prob is {given}, must be {must}; prob={self.options.prob} when this "
                              "was made")
-        rows, row_prob, routed, *parts = _ops._window_dispatch(name, x, experts, prob)
-        return rows, row_prob, routed, ExchangeMap(*parts)
 
     def collect(self, name: str, y: Tensor, where: ExchangeMap) -> Tensor:
         """Sums of the rows of each token."""
@@ -201,15 +229,15 @@ class WindowRoute:
 
 # What torch.compile is told. A torch without ordered effects breaks its graph at an exchange.
 
-_EXCHANGES = ("_window_dispatch", "_window_dispatch_backward", "_window_collect",
-              "_window_collect_backward")
+_EXCHANGES = ("_window_dispatch", "_window_dispatch_codes", "_window_dispatch_backward",
+              "_window_collect", "_window_collect_backward")
 COMPILES = hasattr(torch.library, "_register_effectful_op")
 if COMPILES:
     from torch._library.effects import EffectType
     for _name in _EXCHANGES:
         torch.library._register_effectful_op(f"cadre::{_name}", EffectType.ORDERED)
 else:
-    for _method in ("dispatch", "collect"):
+    for _method in ("dispatch", "dispatch_codes", "collect"):
         setattr(WindowRoute, _method, torch.compiler.disable(getattr(WindowRoute, _method)))
 
 
@@ -247,6 +275,17 @@ def _fake_dispatch(name, x, experts, prob):
             _ints(x, rows), _ints(x, size["ranks"], size["T"], top_k), _ints(x, 1),
             _ints(x, rows if "push=yes" in name else 0),
             _ints(x, x.shape[0] if "sum=rank" in name else 0, size["ranks"]))
+
+
+@register_fake("_window_dispatch_codes")
+def _fake_dispatch_codes(name, x, x_scales, experts, prob):
+    codes, *others = _fake_dispatch(name, x, experts, prob)
+    rows, blocks = codes.shape[0], x_scales.shape[1]
+    if "scales_major=column" in name:
+        scales = x_scales.new_empty((blocks, rows + -rows % 4))[:, :rows].t()
+    else:
+        scales = x_scales.new_empty((rows, blocks))
+    return codes, scales, *others
 
 
 @register_fake("_window_dispatch_backward")

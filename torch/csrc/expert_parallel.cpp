@@ -35,7 +35,23 @@ struct ExchangeTensors {
 /// rows, row_prob, routed, then the map.
 using Dispatched =
     std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+/// rows, row_scales, then as above from row_prob on.
+using DispatchedCodes = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
+                                   Tensor, Tensor, Tensor>;
 using TensorPair = std::tuple<Tensor, Tensor>;
+
+DispatchedCodes with_scales(const Dispatched& d, const Tensor& row_scales) {
+  return std::apply(
+      [&](const Tensor& rows, const auto&... others) {
+        return DispatchedCodes(rows, row_scales, others...);
+      },
+      d);
+}
+
+/// What a dispatch moves, and where to; scales are those of codes.
+struct Moved {
+  Tensor tokens, rows, token_scales, row_scales;
+};
 
 using DispatchOp = Dispatched(Name, const Tensor&, const Tensor&, const Maybe&);
 using DispatchBackwardOp = TensorPair(Name, const Tensor&, const Maybe&, const Tensor&,
@@ -75,33 +91,64 @@ ExchangeTensors new_map(const ExpertParallelProblem& p, int64_t tokens, const Te
           new_ints({p.sum == RowSum::kRank ? tokens : 0, p.ranks}, on)};
 }
 
-Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
-  const auto exchange = Exchange::of(name);
-  const ExpertParallelPlan& plan = exchange->plan();
+/// Of codes, beside scales, or of numbers.
+Dispatched dispatch_rows(const Exchange& exchange, const Moved& moved, const Tensor& experts,
+                         const Maybe& prob) {
+  const ExpertParallelPlan& plan = exchange.plan();
   const ExpertParallelProblem& p = plan.problem;
-  const Tensor tokens = matrix(x, "x");
+  const Tensor& tokens = moved.tokens;
   const int64_t shape[] = {tokens.size(0), p.top_k};
   const Tensor chosen = choices(experts, {"experts", shape, tokens}, int64_t(p.ranks) * p.experts);
   const Tensor factors = read_floats(prob, {"prob", shape, tokens});
   const ExchangeTensors to = new_map(p, shape[0], tokens);
-  const Tensor rows = at::empty({p.rows, tokens.size(1)}, tokens.options());
   const Tensor row_prob = new_floats(p.prob, {p.rows}, tokens);
   const Tensor routed = new_ints({p.ranks}, tokens);
   translate_errors([&] {
     const CurrentStream current(tokens);
     const Scratch scratch(plan.workspace_bytes, tokens);
-    cadre::dispatch(plan, exchange->rank_window(),
+    cadre::dispatch(plan, exchange.rank_window(),
                     {.x = view(tokens, "x"),
+                     .x_scales = view(moved.token_scales, "x_scales"),
                      .experts = ints(chosen, "experts"),
                      .prob = floats(factors, "prob"),
-                     .rows = view(rows, "rows"),
+                     .rows = view(moved.rows, "rows"),
+                     .row_scales = view(moved.row_scales, "row_scales"),
                      .row_prob = p.prob ? floats(row_prob, "row_prob") : nullptr,
                      .routed = ints(routed, "routed"),
                      .map = to.map()},
                     scratch.workspace(), current.stream());
   });
-  return {rows,       row_prob,    routed,     to.offsets,  to.row_of,
+  return {moved.rows, row_prob,    routed,     to.offsets,  to.row_of,
           to.slot_of, to.row_here, to.verdict, to.place_of, to.sum_of};
+}
+
+Dispatched dispatch_op(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
+  const auto exchange = Exchange::of(name);
+  const Tensor tokens = matrix(x, "x");
+  const Tensor rows = at::empty({exchange->plan().problem.rows, tokens.size(1)}, tokens.options());
+  return dispatch_rows(*exchange, {tokens, rows, {}, {}}, experts, prob);
+}
+
+/// Scales of rows as the problem has them lie: row by row, or column by column, each beginning
+/// at a multiple of 16 bytes.
+Tensor new_row_scales(const ExpertParallelProblem& p, const Tensor& like) {
+  const int64_t blocks = like.size(1);
+  if (p.scales_major == Major::kRow) return at::empty({p.rows, blocks}, like.options());
+  constexpr int64_t kStep = 4;
+  const int64_t step = (p.rows + kStep - 1) / kStep * kStep;
+  return at::empty({blocks, step}, like.options()).narrow(1, 0, p.rows).t();
+}
+
+DispatchedCodes dispatch_codes_op(Name name, const Tensor& x, const Tensor& x_scales,
+                                  const Tensor& experts, const Maybe& prob) {
+  const auto exchange = Exchange::of(name);
+  const ExpertParallelProblem& p = exchange->plan().problem;
+  const Tensor codes = matrix(x, "x"), scales = matrix(x_scales, "x_scales");
+  require_same_device(codes, scales, "x_scales");
+  const Tensor rows = at::empty({p.rows, codes.size(1)}, codes.options());
+  const Tensor row_scales = new_row_scales(p, scales);
+  return with_scales(dispatch_rows(*exchange, {codes, rows, scales, row_scales}, experts, prob),
+                     row_scales);
 }
 
 /// Rows that are summed: where they are pushed, what stands for them.
@@ -266,6 +313,7 @@ Tensor collect_autograd(Name name, const Tensor& y, const Tensor& offsets, const
 
 void implement(torch::Library& m) {
   m.impl("_window_dispatch", dispatch_op);
+  m.impl("_window_dispatch_codes", dispatch_codes_op);
   m.impl("_window_dispatch_backward", dispatch_backward_op);
   m.impl("_window_collect", collect_op);
   m.impl("_window_collect_backward", collect_backward_op);
@@ -278,6 +326,11 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       "_window_dispatch(str name, Tensor x, Tensor experts, Tensor? prob) -> "
       "(Tensor rows, Tensor row_prob, Tensor routed, Tensor offsets, Tensor row_of, Tensor "
       "slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of)");
+  m.def(
+      "_window_dispatch_codes(str name, Tensor x, Tensor x_scales, Tensor experts, Tensor? prob) "
+      "-> "
+      "(Tensor rows, Tensor row_scales, Tensor row_prob, Tensor routed, Tensor offsets, Tensor "
+      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of)");
   m.def(
       "_window_dispatch_backward(str name, Tensor drows, Tensor? drow_prob, "
       "Tensor offsets, Tensor row_of, Tensor slot_of, Tensor row_here, Tensor verdict, "
@@ -295,6 +348,7 @@ TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("_window_dispatch", dispatch_autograd);
   m.impl("_window_collect", collect_autograd);
+  m.impl("_window_dispatch_codes", torch::autograd::autogradNotImplementedFallback());
   m.impl("_window_dispatch_backward", torch::autograd::autogradNotImplementedFallback());
   m.impl("_window_collect_backward", torch::autograd::autogradNotImplementedFallback());
 }
