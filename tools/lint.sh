@@ -23,4 +23,5 @@ if ! run-clang-tidy -quiet -p "$database" -extra-arg=-Wno-unknown-warning-option
   grep -E "(warning|error|note):" -A 3 "$log" | head -200 || cat "$log"
   exit 1
 fi
-echo "lint: clang-tidy agrees with $(grep -c '^clang-tidy' "$log") files"
+read_files=$(grep -c '^clang-tidy' "$log") || { echo "lint: no file is $regex"; exit 1; }
+echo "lint: clang-tidy agrees with $read_files files"

@@ -9,8 +9,8 @@ A test that is a file of tests/torch runs with pytest on the package that a pres
 the Python files of the copy; its mutants are skipped where none is built or torch is missing.
 --check only looks whether every replacement still finds its text exactly once; --cpu leaves out
 those whose tests run GPU code on the emulator, which take longest; --in-turn takes those that the
-last commits touched first, and a third of the others (tools/turn.py); --seconds plants no more
-after so many, and says how many were left. SOURCE itself is never written to.
+last commits touched, their tests first, and a third of the others (tools/turn.py); --seconds plants
+no more after so many, and says how many were left. SOURCE itself is never written to.
 """
 import argparse
 import concurrent.futures
@@ -82,7 +82,7 @@ def in_turn(source, mutants):
         names = {pathlib.PurePath(path).stem for path in changed}
         return mutant.file in changed or pathlib.PurePath(mutant.test).stem in names
 
-    touched, others = turn.in_turn(source, mutants, is_touched)
+    touched, others = turn.in_turn(source, mutants, is_touched, lambda mutant: mutant.name)
     for mutant in touched:
         mutant.touched = True
     return touched + others

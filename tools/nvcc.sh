@@ -4,7 +4,8 @@
 # serialised: both cost more than any other mistake, and ptxas only mentions them in passing.
 #
 # CADRE_DEVICE_CODE, where it is set, names the sources, one a line, whose device code is wanted. That
-# of others ends as PTX that nobody has optimised: their errors are found, and no GPU runs them.
+# of others ends as PTX that nobody has optimised, for checks without a GPU (preset `ci`): errors of the
+# compiler are found, and those of ptxas are not.
 set -uo pipefail
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -13,12 +14,13 @@ if [ -n "${CADRE_DEVICE_CODE+set}" ]; then
   root=$(realpath "$(dirname "$0")/..")
   optimised=no
   for at in "${!command[@]}"; do
-    [ "${command[at]}" = -c ] && grep -qxF "${command[at + 1]#"$root"/}" <<<"$CADRE_DEVICE_CODE" &&
-      optimised=yes
+    [ "${command[at]}" = -c ] || continue
+    source=$(realpath -m "${command[at + 1]}")
+    if grep -qxF "${source#"$root"/}" <<<"$CADRE_DEVICE_CODE"; then optimised=yes; fi
   done
   if [ "$optimised" = no ]; then
     mapfile -t command < <(printf '%s\n' "$@" |
-      sed -E 's/code=\[(sm|compute)_([0-9]+a?)[^]]*\]/code=[compute_\2]/')
+      sed -E 's/code=\[(sm|compute)_([0-9]+[af]?)[^]]*\]/code=[compute_\2]/')
     command+=(-Xcicc=-O0)
   fi
 fi

@@ -74,9 +74,9 @@ struct ExpertParallelPlan {
   ExpertParallelProblem problem{};
   Device device{};
   std::string_view name{};
-  bool exact = true;      ///< the bits of one rank that has all tokens and experts; not of sum=rank
-  WindowLayout window{};  ///< what each rank gives
-  uint32_t tag = 0;       ///< of the problem, in flags
+  bool exact = true;            ///< the bits of one rank that has all tokens and experts
+  WindowLayout window{};        ///< what each rank gives
+  uint32_t tag = 0;             ///< of the problem, in flags
   int64_t workspace_bytes = 0;  ///< what `dispatch` and its backward need; collect needs none
   OffsetsPlan offsets{};        ///< of all ranks' choices among all experts
   PermutePlan dispatch{}, collect{}, collect_backward{}, dispatch_backward{};
@@ -219,7 +219,8 @@ struct DispatchBackwardArgs {
 ///           NaN, and the window is of no more use; a rank that was through throws at its next
 ///           exchange. Overflow: see there; codes and scales are 0xff in all bytes, which is NaN.
 /// Exact     the bits of permute and combine in one process that has the tokens of all ranks; with
-///           sum=rank all but out and dx have them, and these have the same at every run.
+///           sum=rank of several ranks all but out and dx have them (dprob but for the sign of
+///           zero), and these two have the same at every run.
 ExpertParallelPlan plan(const ExpertParallelProblem&, const Device&, std::string_view only = {});
 void dispatch(const ExpertParallelPlan&, Window&, const DispatchArgs&, Workspace, Stream);
 void collect(const ExpertParallelPlan&, Window&, const CollectArgs&, Stream);

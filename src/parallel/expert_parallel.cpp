@@ -221,7 +221,7 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   check(problem);
   ExpertParallelPlan plan{.problem = problem, .device = device};
   plan.name = route_of(problem, device, only);
-  plan.exact = problem.sum == RowSum::kChoice;
+  plan.exact = problem.sum == RowSum::kChoice || problem.ranks == 1;
   plan.window = parallel::layout_of(problem);
   plan.tag = tag_of(problem);
   plan.offsets = offsets(problem, device);
@@ -259,7 +259,7 @@ std::string explain(const ExpertParallelPlan& plan) {
                   "wgrad      has what these codes say of x, or x by a dispatch of numbers\n");
   if (p.push)
     lines += "results    come row by row, from who makes them, to the places of choices\n";
-  if (p.sum == RowSum::kRank)
+  if (!plan.exact)
     lines += text("results    each rank sums its rows of a token, and at most ", p.ranks - 1,
                   " sums a token cross; out and dx have not the bits of one rank\n");
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");

@@ -53,6 +53,8 @@ TEST(ExpertParallelProblem, SaysWhoseRowsASumIsOf) {
             "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072 dtype=bf16 sum=rank");
   const ExpertParallelPlan made = plan(p, this_cpu());
   EXPECT_FALSE(made.exact);
+  EXPECT_TRUE(
+      plan(parse_expert_parallel_problem("expert_parallel T=1 H=1 sum=rank"), this_cpu()).exact);
   EXPECT_EQ(explain(made),
             "route      window_sum_rank: every rank maps the memory of all\n"
             "window     354485248 bytes a rank: 66560 of flags, 1048576 of routing, 117440512 of "

@@ -229,9 +229,13 @@ TEST(ExpertParallel, DropsWhatHasNoRoomAsOneRankWould) {
   EXPECT_GT(dropped, 100);
 }
 
-TEST(ExpertParallel, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
-  const ExpertParallelProblem p{
+struct Overflowing : testing::TestWithParam<RowSum> {};
+INSTANTIATE_TEST_SUITE_P(Sums, Overflowing, testing::Values(RowSum::kChoice, RowSum::kRank));
+
+TEST_P(Overflowing, IsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
+  ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
+  p.sum = GetParam();
   const ExpertParallelPlan made = plan(p, test::rank_device());
   std::vector<Window> windows = test::windows_of(made);
   std::mt19937 random(1);

@@ -210,10 +210,17 @@ class ExpertParallel:
         differentiable.
 
         x: codes [T, H] and scales [T, H / block] along K of the format that this was made with,
-        as `quantize` makes them. Errors: ValueError without a format; else as dispatch.
+        as `quantize` makes them. Errors: ValueError without a format, or where prob wants a
+        gradient; else as dispatch.
         """
         if (own := self._window) is None or own.options.x is None:
             raise ValueError("dispatch_codes: x is None, must be a format when this is made")
+        if not isinstance(x, Quantized):
+            raise TypeError(f"x is {kind_of(x)}, must be what quantize returns")
+        if prob is not None and prob.requires_grad and torch.is_grad_enabled():
+            raise ValueError("prob wants a gradient, must not; dispatch_codes has none, so detach "
+                             "it, or call under torch.no_grad()")
+        self._require_choices(x.codes, experts, prob)
         rows, row_prob, routed, where = own.dispatch_codes(x, experts, prob)
         handle = self._handle(own.name, x.codes, experts, rows.codes, routed, where)
         return DispatchedCodes(rows, row_prob, where.offsets, handle)
@@ -424,6 +431,11 @@ class ExpertParallel:
             raise ValueError(f"x has shape {list(x.shape)}, must be [T, H]")
         if x.is_meta:
             raise ValueError("x is on meta, must be where the ranks' rows can travel")
+        self._require_choices(x, experts, prob)
+        grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
+        return _Call(x.shape[1], _DTYPES.index(x.dtype), prob is not None, *grads)
+
+    def _require_choices(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> None:
         if not isinstance(experts, Tensor):
             raise TypeError(f"experts is {kind_of(experts)}, must be a tensor")
         require_factor("prob", prob)
@@ -434,8 +446,6 @@ class ExpertParallel:
         if prob is not None and prob.dtype != torch.float32:
             raise TypeError(f"prob is {prob.dtype}, must be torch.float32")
         require_one_device({"x": x, "experts": experts, "prob": prob})
-        grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
-        return _Call(x.shape[1], _DTYPES.index(x.dtype), prob is not None, *grads)
 
     def _device(self) -> torch.device:
         """Where this group surely exchanges."""

@@ -373,6 +373,9 @@ def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
     """What `MoE` is given, as an ExpertParallel of its sizes."""
     if ep is None:
         return None
+    if isinstance(ep, ExpertParallel) and ep._window is not None and ep._window.options.x:
+        raise ValueError(f"ep moves codes of {ep._window.options.x}, must be made without x=; "
+                         "experts of a layer read numbers")
     if not isinstance(ep, ExpertParallel):
         ranks = process_group(ep).size()
         if num_experts % ranks:

@@ -54,9 +54,10 @@ class WindowOptions(NamedTuple):
             if (given := getattr(self, name)) is not None:
                 raise ValueError(f"{name} is {given}, must be left out where route is {route!r}; "
                                  "it is of the route 'window'")
-        if self.sum != "choice":
-            raise ValueError(f"sum is {self.sum!r}, must be 'choice' where route is {route!r}; "
-                             "others are of the route 'window'")
+        for name, usual in (("sum", "choice"), ("scales_major", "row")):
+            if (given := getattr(self, name)) != usual:
+                raise ValueError(f"{name} is {given!r}, must be {usual!r} where route is "
+                                 f"{route!r}; others are of the route 'window'")
 
     def completed(self) -> "WindowOptions":
         """With those of `share`. Errors: TypeError and ValueError for what does not fit."""
@@ -93,7 +94,8 @@ class WindowOptions(NamedTuple):
                 f"layer={self.layer}")
 
     def _format(self) -> str:
-        return "" if self.x is None else f"x={self.x} scales_major={self.scales_major} "
+        x = "" if self.x is None else f"x={self.x} "
+        return x if self.scales_major == "row" else f"{x}scales_major={self.scales_major} "
 
     def device_for(self, problem: str) -> Tensor:
         """A tensor on the window's device. Errors: ValueError and NotImplementedError as the
@@ -207,8 +209,6 @@ class WindowRoute:
     def dispatch_codes(self, x: Quantized, experts: Tensor, prob: Tensor | None
                        ) -> tuple[Quantized, Tensor, Tensor, ExchangeMap]:
         """The same of codes and scales."""
-        if not isinstance(x, Quantized):
-            raise TypeError(f"x is {kind_of(x)}, must be what quantize returns")
         self._require_prob(prob)
         codes, scales, row_prob, routed, *parts = _ops._window_dispatch_codes(
             self.name, x.codes, x.scales, experts, prob)
