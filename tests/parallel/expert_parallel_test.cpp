@@ -167,6 +167,13 @@ ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
   return p;
 }
 
+/// Routings of each problem: where threads are played, few.
+#ifdef CADRE_EMULATED
+constexpr int kRoutings = 5;
+#else
+constexpr int kRoutings = 30;
+#endif
+
 class RandomRoutings : public testing::TestWithParam<int> {};
 
 // Every process draws what all have, runs its own part, and compares it with that of one rank.
@@ -181,7 +188,7 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
            const bool any = i % 3 != 0 || p.sum == RowSum::kRank;
            const ExpertParallelPlan made = plan(p, test::rank_device(), any ? "" : "window");
            Window window = Window::create(made, rank, gather);
-           for (int again = 0; again < 30; ++again) {
+           for (int again = 0; again < kRoutings; ++again) {
              std::vector<Rank> ranks = random_ranks(p, random);
              const Rank all = on_one(p, ranks);
              step(made, window, ranks[size_t(rank)], rank * p.experts);

@@ -238,7 +238,7 @@ def one_rank(rank, device):
 
 
 def test_bits_of_one_process(ranks):
-    ranks.run(bits, range(300))
+    ranks.run(bits, range(100))
 
 
 def test_one_rank_is_the_plain_layer(ranks):

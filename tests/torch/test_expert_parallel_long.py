@@ -4,4 +4,4 @@ from test_expert_parallel import bits
 
 
 def test_bits_of_one_process_many_times(ranks):
-    ranks.run(bits, range(300, 1300))
+    ranks.run(bits, range(100, 1300))

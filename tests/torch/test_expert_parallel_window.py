@@ -442,7 +442,7 @@ def answers(rank, device, path):
 
 
 def test_bits_of_one_process(ranks):
-    ranks.run(bits, range(200))
+    ranks.run(bits, range(100))
 
 
 def test_overflow_is_nan_on_all_ranks_and_said_once(ranks):
