@@ -17,7 +17,7 @@ DEMO_RECIPES := bf16,fp8_block,mxfp8,nvfp4
 help:
 	@echo "make demo   train a Mixture-of-Experts model on this repository's text, in four formats"
 	@echo "make test   build, run the fast tests, and run the CPU's again with sanitizers"
-	@echo "make sanitize  the GPU's code on the emulator, with sanitizers"
+	@echo "make sanitize  the GPU's code on the emulator and what the door owns, with sanitizers"
 	@echo "make build  build $(BUILD_DIR)      make slow  the slow tests"
 	@echo "make lint   clang-format and clang-tidy          make mutants  faults that tests must see"
 	@echo "make site   the documentation as a site, in build/site"
@@ -56,6 +56,7 @@ sanitize: build/emulator-asan/build.ninja
 	cmake --build --preset emulator-asan
 	ctest -j $(JOBS) --test-dir build/emulator-asan/tests/emulator -LE slow --no-tests=error \
 	  --output-on-failure
+	ctest --test-dir build/emulator-asan/tests/torch --output-on-failure
 
 slow: build
 	ctest -j $(JOBS) --preset $(PRESET) -L slow
