@@ -86,7 +86,7 @@ void check(const ExpertParallelProblem& p) {
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
   if (p.sum == RowSum::kChoice) return;
   checks.holds(!p.push, "push is yes, must be no; with sum=rank no rows travel");
-  checks.fits_int32("ranks * ranks * T", p.ranks * p.ranks * p.tokens);
+  checks.fits_int32("ranks * ranks * T", int64_t(p.ranks) * p.ranks * p.tokens);
   checks.countable("ranks * T * H", {p.ranks * p.tokens, p.hidden});
 }
 
