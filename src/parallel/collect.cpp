@@ -8,14 +8,11 @@ using parallel::ArgsChecks;
 using parallel::brought;
 using parallel::ExchangeJob;
 using parallel::ExchangeKind;
-using parallel::ExchangeRead;
 using parallel::of_ranks;
 using parallel::outcome;
 using parallel::read_of_sums;
 using parallel::results;
-using parallel::RowsMove;
 using parallel::run_exchange;
-using parallel::sums_here;
 using parallel::with_tokens;
 
 void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& args,
@@ -31,10 +28,8 @@ void collect(const ExpertParallelPlan& plan, Window& window, const CollectArgs& 
                         .outcomes = {outcome(args.out)},
                         .verdict = args.map.verdict};
   const PermutePlan fewer = with_tokens(plan.collect, args.out[0]);
-  ExchangeRead read = read_of_sums(plan, fewer, state, args.out, args.map);
-  const RowsMove here = sums_here(plan, state, args.y, args.map);
-  if (p.sum == RowSum::kRank) read.before = &here;
-  run_exchange(plan, state, job, read, stream);
+  run_exchange(plan, state, job, read_of_sums(plan, fewer, state, {args.y, args.out, args.map}),
+               stream);
 }
 
 void collect_backward(const ExpertParallelPlan& plan, Window& window,

@@ -118,9 +118,7 @@ using parallel::of_ranks;
 using parallel::outcome;
 using parallel::read_of_sums;
 using parallel::results;
-using parallel::RowsMove;
 using parallel::run_exchange;
-using parallel::sums_here;
 using parallel::with_tokens;
 
 void dispatch(const ExpertParallelPlan& plan, Window& window, const DispatchArgs& args,
@@ -181,17 +179,14 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
                         .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
                         .verdict = args.map.verdict};
   const PermutePlan fewer = with_tokens(plan.dispatch_backward, args.dx[0]);
-  ExchangeRead read = read_of_sums(plan, fewer, state, args.dx, args.map);
-  if (p.sum == RowSum::kRank) {
-    const RowsMove here = sums_here(plan, state, args.drows, args.map);
-    const PermutePlan choices = with_tokens(plan.dprob, args.dx[0] * p.top_k);
-    const RowsMove of_choices = gradients_of_choices(choices, plan, state, args);
-    read.before = &here;
-    if (p.prob) read.behind = &of_choices;
-    return run_exchange(plan, state, job, read, stream);
+  const PermutePlan choices = with_tokens(plan.dprob, args.dx[0] * p.top_k);
+  ExchangeRead read = read_of_sums(plan, fewer, state, {args.drows, args.dx, args.map});
+  if (p.prob && p.sum == RowSum::kRank) {
+    read.behind.emplace(gradients_of_choices(choices, plan, state, args));
+  } else if (p.prob) {
+    read.args.drow_prob = list_at<float>(state, plan.window.drow_prob);
+    read.args.dprob = args.dprob;
   }
-  read.args.drow_prob = p.prob ? list_at<float>(state, plan.window.drow_prob) : nullptr;
-  read.args.dprob = args.dprob;
   run_exchange(plan, state, job, read, stream);
 }
 

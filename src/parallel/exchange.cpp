@@ -8,14 +8,14 @@ void run_exchange(const ExpertParallelPlan& plan, const Window::State& window,
   try {
     window.check_failure();
     if (plan.name == kFewTokens) return device.run_few(window, job, read, stream);
-    if (read.before != nullptr) {
+    if (read.before) {
       device.await_readers(window, job.name, stream);
       cadre::run(read.before->plan, read.before->args, {}, stream);
     }
     device.begin(window, job, stream);
     if (read.map != nullptr) device.make_map(window, *read.map, stream);
     cadre::run(read.plan, read.args, {}, stream);
-    if (read.behind != nullptr) cadre::run(read.behind->plan, read.behind->args, {}, stream);
+    if (read.behind) cadre::run(read.behind->plan, read.behind->args, {}, stream);
     device.end(window, job, stream);
   } catch (...) {
     device.spoil(job);
@@ -73,8 +73,9 @@ Offsets offsets_of_sums(const ExpertParallelProblem& p, const ExchangeMap& map) 
   return is_of_rows ? Offsets{map.offsets, p.experts} : Offsets{};
 }
 
-RowsMove sums_here(const ExpertParallelPlan& plan, const Window::State& window,
-                   const TensorView& rows, const ExchangeMap& map) {
+/// Of what this rank has of rows: the sums for the tokens of all, into its window.
+static RowsMove sums_here(const ExpertParallelPlan& plan, const Window::State& window,
+                          const TensorView& rows, const ExchangeMap& map) {
   const ExpertParallelProblem& p = plan.problem;
   char* sums = window.of(window.rank) + plan.window.rows;
   return {plan.sum_here,
@@ -85,13 +86,15 @@ RowsMove sums_here(const ExpertParallelPlan& plan, const Window::State& window,
 }
 
 ExchangeRead read_of_sums(const ExpertParallelPlan& plan, const PermutePlan& of,
-                          const Window::State& window, const TensorView& to,
-                          const ExchangeMap& map) {
-  ExchangeRead read{{of, {}}};
-  read.args = {.tokens = to,
-               .rows = summed_rows(plan, window),
-               .map = {.row_of = plan.problem.sum == RowSum::kRank ? map.sum_of : map.row_of},
-               .offsets = offsets_of_sums(plan.problem, map)};
+                          const Window::State& window, const SummedRows& sums) {
+  const ExpertParallelProblem& p = plan.problem;
+  const bool by_rank = p.sum == RowSum::kRank;
+  ExchangeRead read{{of,
+                     {.tokens = sums.to,
+                      .rows = summed_rows(plan, window),
+                      .map = {.row_of = by_rank ? sums.map.sum_of : sums.map.row_of},
+                      .offsets = offsets_of_sums(p, sums.map)}}};
+  if (by_rank) read.before.emplace(sums_here(plan, window, sums.rows, sums.map));
   return read;
 }
 

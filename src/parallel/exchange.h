@@ -47,12 +47,15 @@ TensorView summed_rows(const ExpertParallelPlan&, const Window::State&);
 /// have no end.
 Offsets offsets_of_sums(const ExpertParallelProblem&, const ExchangeMap&);
 
-/// With sum=rank: of what this rank has of rows, the sums for the tokens of all, into its window.
-RowsMove sums_here(const ExpertParallelPlan&, const Window::State&, const TensorView& rows,
-                   const ExchangeMap&);
-/// Sums of what lies in the windows, for the tokens of this rank; `of` is a plan for so many.
+/// Rows of this rank, and the tokens whose sums they become.
+struct SummedRows {
+  const TensorView &rows, &to;
+  const ExchangeMap& map;
+};
+/// Sums of what lies in the windows, for the tokens of this rank; with sum=rank those of its rows
+/// come before. `of` is a plan for so many tokens.
 ExchangeRead read_of_sums(const ExpertParallelPlan&, const PermutePlan& of, const Window::State&,
-                          const TensorView& to, const ExchangeMap&);
+                          const SummedRows&);
 
 /// A plan for fewer tokens than its own.
 PermutePlan with_tokens(const PermutePlan&, int64_t tokens);

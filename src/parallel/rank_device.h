@@ -2,6 +2,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
@@ -87,8 +88,8 @@ struct RowsMove {
 /// What is read between begin and end: dispatch makes its map, all of them move rows.
 struct ExchangeRead : RowsMove {
   const MapJob* map = nullptr;
-  const RowsMove* before = nullptr;  ///< writes into the own window, before anything is brought
-  const RowsMove* behind = nullptr;
+  std::optional<RowsMove> before{};  ///< writes into the own window, before anything is brought
+  std::optional<RowsMove> behind{};
 };
 
 /// Rows that had no room, where that is an error.
