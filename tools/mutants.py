@@ -224,9 +224,9 @@ def baseline(tests, test, mutants):
 
 def hunt(yard, groups, until):
     """Takes tests with their mutants from `groups`, an iterator that all yards share, up to a time:
-    how many were caught, were missed, and were left."""
+    how many were caught, the names of those missed, and how many were left."""
     yard.prepare()
-    caught = missed = left = 0
+    caught, missed, left = 0, [], 0
     for test, mutants in groups:
         if time.monotonic() >= until:
             left += len(mutants)
@@ -244,7 +244,8 @@ def hunt(yard, groups, until):
                 left += 1
                 continue
             seen, what = verdict(yard, mutant)
-            caught, missed = caught + seen, missed + (not seen)
+            caught += seen
+            missed += [] if seen else [mutant.name]
             print(f"{'caught' if seen else 'MISSED'}  {mutant.name:<34} {mutant.test:<24} "
                   f"{time.monotonic() - start:5.1f} s  {what}", flush=True)
     return caught, missed, left
@@ -260,7 +261,8 @@ def hunt_in_yards(source, scratch, mutants, jobs, seconds):
     shared = iter(groups)
     with concurrent.futures.ThreadPoolExecutor(len(yards)) as threads:
         counts = list(threads.map(lambda yard: hunt(yard, shared, until), yards))
-    return [sum(column) for column in zip(*counts)]
+    caught, missed, left = zip(*counts)
+    return sum(caught), sorted(itertools.chain(*missed)), sum(left)
 
 
 def has_flag(flag):
@@ -311,7 +313,7 @@ def main(arguments):
                                          options.seconds)
     if left:
         print(f"mutants: {left} left, since {options.seconds:.0f} s were over")
-    print(f"mutants: {caught} caught, {missed} missed")
+    print(f"mutants: {caught} caught, {len(missed)} missed{':' if missed else ''}", *missed)
     return 1 if missed else 0
 
 
