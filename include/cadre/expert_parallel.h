@@ -95,7 +95,7 @@ AllGather all_gather_in(const std::string& folder, int rank, int ranks,
 struct WindowOptions {
   /// Of each wait, at most ten years; 0: none.
   std::chrono::milliseconds limit = std::chrono::seconds(60);
-  std::string host{};  ///< where this rank runs, in any words; empty: found out
+  std::string host{};  ///< where this rank runs, in any words; empty: found out; not of adopt
 };
 
 /// A rank's window and those of its peers, mapped side by side, so that all ranks' tokens are one
@@ -105,11 +105,22 @@ class Window {
  public:
   /// Makes this rank's window, shares it, and maps those of its peers. Every rank calls it, with an
   /// `all_gather` that calls the others'. A wait that outlasts the limit fails on every rank.
-  /// Errors    InvalidArgument for a rank that the plan lacks, and if the ranks' problems or limits
-  ///           differ; Unsupported for ranks of several hosts; DeviceError if a rank fails, or has
-  ///           not come within the limit. Every rank throws if one does.
+  /// Errors    InvalidArgument if the ranks' problems or limits differ; Unsupported for ranks of
+  ///           several hosts; DeviceError if a rank fails, as by a number that the plan lacks, or
+  ///           has not come within the limit. Every rank throws if one does.
   static Window create(const ExpertParallelPlan&, int rank, const AllGather& all_gather,
                        const WindowOptions& options = {});
+
+  /// The same in memory that the caller has made, shared and mapped: that of every rank, by its
+  /// address in this process, in the order of ranks, `plan.window.bytes` of each in whole pages.
+  /// It is mapped once more, side by side, and kept as long as this; its owners leave it alone
+  /// meanwhile. On the CPU an address is the first of a page of a shared mapping (MAP_SHARED), on
+  /// GPUs the first of an allocation of CUDA's virtual memory, as symmetric memory of torch has it.
+  /// Errors    as create, but for hosts; DeviceError also where a rank has not an address for each,
+  ///           or two overlap, or memory cannot be mapped again, or is not that of the rank where
+  ///           its address stands.
+  static Window adopt(const ExpertParallelPlan&, const std::vector<void*>& addresses, int rank,
+                      const AllGather& all_gather, const WindowOptions& options = {});
 
   Window(Window&&) noexcept;
   Window& operator=(Window&&) noexcept;

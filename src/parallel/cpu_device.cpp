@@ -166,6 +166,17 @@ class CpuRankDevice final : public RankDevice {
     memory_ = SharedMemory(files, bytes_each);
     return memory_.data();
   }
+  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) override {
+    memory_ = SharedMemory(addresses, bytes_each);
+    return memory_.data();
+  }
+  void write_word(void* window, uint64_t word) override { std::memcpy(window, &word, sizeof word); }
+  uint64_t word(const void* window) override {
+    uint64_t word = 0;
+    std::memcpy(&word, window, sizeof word);
+    return word;
+  }
+  void clear_flags(void* window) override { new (window) Control{}; }
 
   void await_readers(const Window::State& window, const ExchangeName& name, Stream) override {
     run_to(Step::kWrite, next_exchange(window, name), name.kind, WindowFlags{window, kNothing});

@@ -5,6 +5,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "cadre/device.h"
 #include "parallel/shared_memory.h"
@@ -112,6 +113,13 @@ class RankDevice {
   virtual File make_memory(int64_t bytes) = 0;
   /// Maps that of each rank, side by side; it lives as long as this.
   virtual char* map(std::span<const File> files, int64_t bytes_each, int rank) = 0;
+
+  /// The same of memory that is mapped at these addresses, one a rank; no flags are zero yet.
+  virtual char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) = 0;
+  /// The first word of a window, by any address of it; and its first bytes, Control, as zeros.
+  virtual void write_word(void* window, uint64_t word) = 0;
+  virtual uint64_t word(const void* window) = 0;
+  virtual void clear_flags(void* window) = 0;
 
   /// Waits until the window may be written, for that exchange or none.
   virtual void await_readers(const Window::State&, const ExchangeName&, Stream) = 0;

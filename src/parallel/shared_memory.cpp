@@ -13,6 +13,7 @@
 #include <cstring>
 #include <fstream>
 #include <random>
+#include <sstream>
 #include <utility>
 
 #include "cadre/error.h"
@@ -99,6 +100,37 @@ bool can_read(const File& from, std::chrono::steady_clock::time_point until) {
   }
 }
 
+/// The mapping of this process in which that address lies, a line of the kernel's table.
+struct Mapping {
+  uintptr_t begin = 0, end = 0;
+  std::string access{};  ///< "rw-s": to read, to write, not to execute, shared
+
+  static Mapping at(uintptr_t address) {
+    std::ifstream table("/proc/self/maps");
+    for (std::string line; std::getline(table, line);) {
+      Mapping found;
+      char dash = 0;
+      std::istringstream(line) >> std::hex >> found.begin >> dash >> found.end >> found.access;
+      if (found.begin <= address && address < found.end) return found;
+    }
+    return {};
+  }
+};
+
+/// Whether so many bytes can be mapped once more.
+void check_shared(const void* data, int64_t bytes, size_t rank) {
+  const auto address = reinterpret_cast<uintptr_t>(data);
+  const Mapping found = Mapping::at(address);
+  const std::string of = text("the memory of rank ", rank);
+  require(found.access.starts_with("rw-s"), of, " is ",
+          found.end == 0 ? "not mapped" : "'" + found.access + "'",
+          ", must be a shared mapping, 'rw-s'");
+  require(address % uintptr_t(whole_pages(1)) == 0, of,
+          " begins within a page, must begin with one");
+  require(int64_t(found.end - address) >= bytes, of, " has ", found.end - address,
+          " bytes, must have ", bytes);
+}
+
 }  // namespace
 
 File::File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
@@ -110,20 +142,29 @@ File::~File() {
   if (descriptor_ >= 0) close(descriptor_);
 }
 
-SharedMemory::SharedMemory(std::span<const File> files, int64_t bytes_each)
-    : bytes_each_(bytes_each), bytes_(int64_t(files.size()) * bytes_each) {
+SharedMemory::SharedMemory(size_t ranks, int64_t bytes_each)
+    : bytes_each_(bytes_each), bytes_(int64_t(ranks) * bytes_each) {
   constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
   void* place = mmap(nullptr, size_t(bytes_), PROT_NONE, kNowhere, -1, 0);
   demand(place != MAP_FAILED, kCannotMap);
   data_ = static_cast<char*>(place);
-  for (size_t i = 0; i < files.size(); ++i) {
-    void* mapped = mmap(data_ + int64_t(i) * bytes_each, size_t(bytes_each), PROT_READ | PROT_WRITE,
-                        MAP_SHARED | MAP_FIXED, files[i].get(), 0);
-    if (mapped != MAP_FAILED) continue;
-    const int why = errno;
-    munmap(data_, size_t(bytes_));
-    errno = why;
-    demand(false, kCannotMap);
+}
+SharedMemory::SharedMemory(std::span<const File> files, int64_t bytes_each)
+    : SharedMemory(files.size(), bytes_each) {
+  for (size_t i = 0; i < files.size(); ++i)
+    demand(mmap(of(i), size_t(bytes_each), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+                files[i].get(), 0) != MAP_FAILED,
+           kCannotMap);
+}
+SharedMemory::SharedMemory(const std::vector<void*>& addresses, int64_t bytes_each)
+    : SharedMemory(addresses.size(), bytes_each) {
+  for (size_t i = 0; i < addresses.size(); ++i) {
+    check_shared(addresses[i], bytes_each, i);
+    // Of a shared mapping of which none of the old bytes move, the new place is one more.
+    constexpr size_t kNoBytes = 0;
+    demand(mremap(addresses[i], kNoBytes, size_t(bytes_each), MREMAP_MAYMOVE | MREMAP_FIXED,
+                  of(i)) != MAP_FAILED,
+           text("cannot map the memory of rank ", i, " again"));
   }
 }
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept { *this = std::move(other); }

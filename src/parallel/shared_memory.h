@@ -30,6 +30,8 @@ class SharedMemory {
   SharedMemory() = default;
   /// Maps a file a rank.
   SharedMemory(std::span<const File> files, int64_t bytes_each);
+  /// Maps what is mapped at an address a rank once more: shared mappings, from any page of them.
+  SharedMemory(const std::vector<void*>& addresses, int64_t bytes_each);
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;
   ~SharedMemory();
@@ -38,6 +40,10 @@ class SharedMemory {
   int64_t bytes_each() const { return bytes_each_; }
 
  private:
+  /// Addresses for so many, at which nothing is.
+  SharedMemory(size_t ranks, int64_t bytes_each);
+  char* of(size_t rank) const { return data_ + int64_t(rank) * bytes_each_; }
+
   char* data_ = nullptr;
   int64_t bytes_each_ = 0, bytes_ = 0;
 };

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <array>
-#include <sstream>
 #include <utility>
 
 #include "cadre/error.h"
@@ -10,122 +9,8 @@
 #include "ops/moved_codes.h"
 #include "parallel/exchange.h"
 #include "parallel/rank_device.h"
-#include "parallel/shared_memory.h"
 
 namespace cadre {
-namespace {
-
-using std::chrono::steady_clock;
-
-constexpr std::chrono::milliseconds kMostLimit = std::chrono::hours(24 * 365 * 10);
-
-/// What a rank tells the others when a window is made, a line each.
-struct WindowOffer {
-  std::string error, problem, bytes, limit, host, address;
-
-  std::string text() const {
-    std::string all;
-    for (std::string line : {error, problem, bytes, limit, host, address}) {
-      std::replace(line.begin(), line.end(), '\n', ' ');
-      all += line + '\n';
-    }
-    return all;
-  }
-  static WindowOffer of(const std::string& text) {
-    WindowOffer offer;
-    std::istringstream in(text);
-    for (std::string* line :
-         {&offer.error, &offer.problem, &offer.bytes, &offer.limit, &offer.host, &offer.address})
-      std::getline(in, *line);
-    return offer;
-  }
-};
-
-/// The first rank's error, thrown by all.
-void check_errors(const std::vector<std::string>& errors) {
-  for (size_t p = 0; p < errors.size(); ++p)
-    if (!errors[p].empty()) throw DeviceError(text("window: rank ", p, " failed: ", errors[p]));
-}
-
-std::vector<WindowOffer> gather_offers(const WindowOffer& own, int ranks,
-                                       const AllGather& all_gather) {
-  const std::vector<std::string> all = all_gather(own.text());
-  require(int(all.size()) == ranks, "window: all_gather returned ", all.size(),
-          " strings, must be ", ranks, "; one a rank");
-  std::vector<WindowOffer> offers;
-  std::vector<std::string> errors;
-  for (const std::string& words : all) {
-    offers.push_back(WindowOffer::of(words));
-    errors.push_back(offers.back().error);
-  }
-  check_errors(errors);
-  const WindowOffer& first = offers.front();
-  for (int p = 1; p < ranks; ++p) {
-    const WindowOffer& offer = offers[size_t(p)];
-    require(offer.problem == first.problem, "window: the problem of rank ", p, " is ",
-            offer.problem, ", must be that of rank 0: ", first.problem);
-    require(offer.bytes == first.bytes, "window: rank ", p, " makes ", offer.bytes,
-            " bytes, must make those of rank 0: ", first.bytes, "; build all ranks alike");
-    require(offer.limit == first.limit, "window: the limit of rank ", p, " is ", offer.limit,
-            " ms, must be that of rank 0: ", first.limit);
-    if (offer.host != first.host)
-      throw Unsupported(text("window: rank ", p, " is on another host than rank 0 (", offer.host,
-                             ", ", first.host, "); windows are memory that all ranks can map"));
-  }
-  return offers;
-}
-
-/// What `work` throws, as the other ranks are told; empty if nothing.
-template <class Work>
-std::string error_of(Work&& work) {
-  try {
-    work();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return {};
-}
-
-}  // namespace
-
-Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather& all_gather,
-                      const WindowOptions& options) {
-  const auto limit = options.limit;
-  const int ranks = plan.problem.ranks;
-  auto state = std::make_unique<State>();
-  state->rank = rank;
-  state->ranks = ranks;
-  state->limit = limit;
-  state->device = parallel::rank_device(plan.device);
-  const int64_t bytes = state->device->whole_bytes(plan.window.bytes);
-  std::unique_ptr<parallel::FileSharing> sharing;
-  parallel::File own;
-  WindowOffer offer;
-  offer.error = error_of([&] {
-    require(rank >= 0 && rank < ranks, "rank is ", rank, ", must be 0 to ", ranks - 1);
-    require(limit.count() >= 0 && limit <= kMostLimit, "limit is ", limit.count(),
-            " ms, must be 0 to ", kMostLimit.count());
-    own = state->device->make_memory(bytes);
-    sharing = std::make_unique<parallel::FileSharing>(rank);
-    offer.address = sharing->address();
-  });
-  offer.problem = to_string(plan.problem);
-  offer.bytes = text(bytes);
-  offer.limit = text(limit.count());
-  offer.host = options.host.empty() ? parallel::host_name() : options.host;
-  std::vector<std::string> addresses;
-  for (const WindowOffer& one : gather_offers(offer, ranks, all_gather))
-    addresses.push_back(one.address);
-  const auto until =
-      limit.count() == 0 ? steady_clock::time_point::max() : steady_clock::now() + limit;
-  check_errors(all_gather(error_of([&] {
-    std::vector<parallel::File> files = sharing->share(own, addresses, until);
-    files[size_t(rank)] = std::move(own);
-    state->memory = state->device->map(files, bytes, rank);
-    state->bytes_each = bytes;
-  })));
-  return Window(std::move(state));
-}
 
 Window::Window(std::unique_ptr<State> state) : state_(std::move(state)) {}
 Window::Window(Window&&) noexcept = default;

@@ -3,10 +3,14 @@
 
 #include <cuda.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 namespace cadre::emulator {
 namespace {
@@ -69,11 +73,49 @@ CUresult reserve(CUdeviceptr* at, size_t bytes, size_t, CUdeviceptr, unsigned lo
   return answer(place != MAP_FAILED && bytes % kPage == 0);
 }
 
+/// What is mapped where, as the driver knows it, with a file of its own.
+struct Mapped {
+  CUdeviceptr at;
+  size_t bytes;
+  int file;
+};
+struct AllMapped {
+  std::mutex mutex;
+  std::vector<Mapped> list;
+
+  static AllMapped& get() {
+    static auto* const all = new AllMapped;  // windows may end after static objects do
+    return *all;
+  }
+};
+
+bool has_bytes(int file, size_t bytes) {
+  struct stat facts {};
+  return fstat(file, &facts) == 0 && size_t(facts.st_size) >= bytes;
+}
+
 CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
              unsigned long long) {
-  const void* mapped =
-      mmap(address(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file_of(handle), off_t(offset));
-  return answer(mapped != MAP_FAILED);
+  const int file = file_of(handle);
+  if (offset != 0 || !has_bytes(file, bytes)) return CUDA_ERROR_INVALID_VALUE;
+  const void* mapped = mmap(address(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, file, 0);
+  if (mapped == MAP_FAILED) return CUDA_ERROR_INVALID_VALUE;
+  AllMapped& all = AllMapped::get();
+  const std::lock_guard lock(all.mutex);
+  all.list.push_back({at, bytes, dup(file)});
+  return answer(all.list.back().file >= 0);
+}
+
+CUresult retain(CUmemGenericAllocationHandle* handle, void* anywhere) {
+  AllMapped& all = AllMapped::get();
+  const std::lock_guard lock(all.mutex);
+  for (const Mapped& one : all.list) {
+    if (reinterpret_cast<CUdeviceptr>(anywhere) - one.at >= one.bytes) continue;
+    const int file = dup(one.file);
+    *handle = handle_of(file);
+    return answer(file >= 0);
+  }
+  return CUDA_ERROR_INVALID_VALUE;
 }
 
 CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* of, size_t count) {
@@ -82,6 +124,14 @@ CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* of, siz
 }
 
 CUresult unmap(CUdeviceptr at, size_t bytes) {
+  AllMapped& all = AllMapped::get();
+  const std::lock_guard lock(all.mutex);
+  const auto found = std::find_if(all.list.begin(), all.list.end(), [&](const Mapped& one) {
+    return one.at == at && one.bytes == bytes;
+  });
+  if (found == all.list.end()) return CUDA_ERROR_INVALID_VALUE;
+  close(found->file);
+  all.list.erase(found);
   constexpr int kNowhere = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
   return answer(mmap(address(at), bytes, PROT_NONE, kNowhere, -1, 0) != MAP_FAILED);
 }
@@ -107,6 +157,7 @@ void* virtual_memory_entry(const char* name) {
                            entry("cuMemExportToShareableHandle", export_handle),
                            entry("cuMemImportFromShareableHandle", import_handle),
                            entry("cuMemRelease", release),
+                           entry("cuMemRetainAllocationHandle", retain),
                            entry("cuMemAddressReserve", reserve),
                            entry("cuMemMap", map),
                            entry("cuMemSetAccess", set_access),

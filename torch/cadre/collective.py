@@ -8,11 +8,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
+from .dtypes import kind_of
 from .operations import RoutingOffsets, offsets_of_routing, permute
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+
+def process_group(group: Any) -> "ProcessGroup":
+    """The process group that `group` is, or a mesh of one dimension has; None is that of all ranks.
+    """
+    group = dist.group.WORLD if group is None else group
+    if isinstance(group, DeviceMesh):
+        if group.ndim != 1:
+            raise ValueError(f"mesh has {group.ndim} dimensions, must have 1; take the one of the "
+                             'experts, such as mesh["ep"]')
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"group is {kind_of(group)}, must be a ProcessGroup with this process, or "
+                        "a DeviceMesh")
+    return group
 
 
 class Exchange(NamedTuple):

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.device_mesh import DeviceMesh
 
-from .collective import Exchange, Moved, kept_of, nan_rows, on_device, without_late
+from .collective import (
+    Exchange, Moved, kept_of, nan_rows, on_device, process_group, without_late)
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute
 
 if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
+    from torch.distributed import DeviceMesh, ProcessGroup
 
 _MOST_ROWS = 2**31 - 1  # rows are numbered in int32
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -88,21 +88,6 @@ class _Call(NamedTuple):
     def __str__(self) -> str:
         words = [name for name in ("prob", "dx", "dprob") if getattr(self, name)]
         return " ".join([f"x[T, {self.columns}]", str(_DTYPES[self.dtype]), *words])
-
-
-def process_group(group: Any) -> "ProcessGroup":
-    """The process group that `group` is, or a mesh of one dimension has; None is that of all ranks.
-    """
-    group = dist.group.WORLD if group is None else group
-    if isinstance(group, DeviceMesh):
-        if group.ndim != 1:
-            raise ValueError(f"mesh has {group.ndim} dimensions, must have 1; take the one of the "
-                             'experts, such as mesh["ep"]')
-        group = group.get_group()
-    if not isinstance(group, dist.ProcessGroup):
-        raise TypeError(f"group is {kind_of(group)}, must be a ProcessGroup with this process, or "
-                        "a DeviceMesh")
-    return group
 
 
 class ExpertParallel:
@@ -317,11 +302,38 @@ class ExpertParallel:
         memory: Tensor = self._ready_window().exchange.rows()
         return memory
 
-    def _ready_window(self) -> WindowRoute:
+    @property
+    def window_bytes(self) -> int:
+        """Of a rank's window. Errors: ValueError for another route."""
+        return self._own_window().bytes()
+
+    @_eager(_HOST_READS)
+    def adopt(self, memory: Any) -> None:
+        """Has its window in memory that others have shared and mapped, instead of its own:
+
+            buffer = symm_mem.empty(ep.window_bytes, dtype=torch.uint8, device="cuda")
+            ep.adopt(symm_mem.rendezvous(buffer, group))
+
+        memory: with `buffer_ptrs` as symmetric memory of torch has them, or their list: addresses,
+            in this process, of `window_bytes` of each rank. Each is the first of an allocation of
+            CUDA's virtual memory; on the CPU, of a page of a shared mapping.
+
+        All ranks call it, before they exchange or share the window; it is kept as long as this.
+        Errors: ValueError for another route; RuntimeError, on all ranks, for memory that is too
+        small, is not that of the other ranks, or cannot be mapped again.
+        """
+        own = self._own_window()
+        self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, memory)
+
+    def _own_window(self) -> WindowRoute:
         if self._window is None:
             raise ValueError(f"route is {self.route!r}, must be 'window'; others have no window")
-        self._window.exchange.await_readers()
         return self._window
+
+    def _ready_window(self) -> WindowRoute:
+        own = self._own_window()
+        own.exchange.await_readers()
+        return own
 
     @_eager(_HOST_READS)
     def _collect_by_collective(self, y: Tensor, handle: DispatchHandle) -> Tensor:

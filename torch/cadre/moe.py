@@ -9,9 +9,10 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from . import expert_state
+from .collective import process_group
 from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_bools, require_rows, require_sizes, working_dtype
-from .expert_parallel import ExpertParallel, process_group
+from .expert_parallel import ExpertParallel
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP, RankRows, TokenChoice
 from .operations import Offsets, routing

@@ -137,6 +137,16 @@ def places_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
     return where.place_of if where is not None and "push=yes" in name else None
 
 
+def _addresses_of(memory: Any) -> list[int]:
+    """Of each rank's part. Errors: TypeError."""
+    addresses = getattr(memory, "buffer_ptrs", memory)
+    whole = isinstance(addresses, (list, tuple)) and all(type(a) is int for a in addresses)
+    if not whole or not addresses:
+        raise TypeError(f"memory is {kind_of(memory)}, must be symmetric memory of torch, or a "
+                        "list of addresses, one a rank")
+    return list(addresses)
+
+
 class WindowRoute:
     """The exchanges of one layer through a window, which layers may share."""
 
@@ -149,6 +159,7 @@ class WindowRoute:
     inner_name: str  # of the same exchange within a layer
     pushed_name: str  # and where experts push their results; empty: they cannot
     fetches_since: str  # why they cannot; empty: they can
+    _memory: Any = None  # of others, in which the window lies
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
                  options: WindowOptions) -> None:
@@ -178,16 +189,23 @@ class WindowRoute:
         return f"the windows have {reach} bytes, more than 2^36" if reach > _MOST_REACH else ""
 
     @staticmethod
-    def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions
-             ) -> "WindowRoute":
-        """With a window of its own, which all ranks make."""
+    def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions,
+             memory: Any = None) -> "WindowRoute":
+        """With a window of its own, which all ranks make, in memory of theirs if that is given."""
         limit_ms = round(1000 * options.limit_s)
-        maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms)
+        addresses = [] if memory is None else _addresses_of(memory)
+        maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms, addresses)
         while (words := maker.ask()) is not None:
             said: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(said, words, group=group)
             maker.answer(said)
-        return WindowRoute(problem, on, maker.window(), group, options)
+        made = WindowRoute(problem, on, maker.window(), group, options)
+        made._memory = memory  # so that nobody uses it anew
+        return made
+
+    def bytes(self) -> int:
+        """Of a rank's window, for this problem."""
+        return int(_ops._window_bytes(self.exchange.name().partition(" ")[2], self.on))
 
     def name_within(self, can_push: CanPush) -> str:
         """Of the exchange of a layer that keeps its rows to itself: experts that can push their

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/InferenceMode.h>
 
+#include <bit>
 #include <chrono>
 #include <map>
 #include <utility>
@@ -33,17 +34,22 @@ struct Exchanges {
 }  // namespace
 
 WindowMaker::WindowMaker(const std::string& problem, const at::Tensor& on, int64_t rank,
-                         int64_t limit_ms) {
+                         int64_t limit_ms, const std::vector<int64_t>& addresses) {
   const ExpertParallelPlan plan = plan_of(problem, on);
   const c10::Device device = on.device();
-  thread_ = std::thread([this, plan, device, rank, limit_ms] {
+  std::vector<void*> memory;
+  memory.reserve(addresses.size());
+  for (const int64_t address : addresses) memory.push_back(std::bit_cast<void*>(address));
+  thread_ = std::thread([this, plan, device, rank, limit_ms, memory] {
     std::exception_ptr error;
     c10::intrusive_ptr<RankWindow> made;
     try {
       const c10::DeviceGuard guard(device);
       const WindowOptions options{.limit = std::chrono::milliseconds(limit_ms)};
-      made = c10::make_intrusive<RankWindow>(Window::create(
-          plan, int(rank), [this](const std::string& words) { return gather(words); }, options));
+      const AllGather all_gather = [this](const std::string& words) { return gather(words); };
+      made = c10::make_intrusive<RankWindow>(
+          memory.empty() ? Window::create(plan, int(rank), all_gather, options)
+                         : Window::adopt(plan, memory, int(rank), all_gather, options));
     } catch (...) {
       error = std::current_exception();
     }
@@ -177,7 +183,8 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def("_window_bytes(str problem, Tensor on) -> int", window_bytes);
   m.class_<RankWindow>("RankWindow");
   m.class_<WindowMaker>("WindowMaker")
-      .def(torch::init<const std::string&, const at::Tensor&, int64_t, int64_t>())
+      .def(torch::init<const std::string&, const at::Tensor&, int64_t, int64_t,
+                       const std::vector<int64_t>&>())
       .def("ask", &WindowMaker::ask)
       .def("answer", &WindowMaker::answer)
       .def("window", &WindowMaker::window);

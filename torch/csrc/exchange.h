@@ -27,14 +27,16 @@ struct RankWindow : torch::CustomClassHolder {
 ///     window()
 class WindowMaker : public torch::CustomClassHolder {
  public:
-  /// `on` is any tensor of the rank's device. Errors    as those of plan().
-  WindowMaker(const std::string& problem, const at::Tensor& on, int64_t rank, int64_t limit_ms);
+  /// `on` is any tensor of the rank's device. With addresses the window lies there, one a rank.
+  /// Errors    as those of plan().
+  WindowMaker(const std::string& problem, const at::Tensor& on, int64_t rank, int64_t limit_ms,
+              const std::vector<int64_t>& addresses);
   ~WindowMaker() override;
 
   /// What the caller is to gather next from all ranks; nothing once the window is made, or failed.
   std::optional<std::string> ask();
   void answer(std::vector<std::string> of_all_ranks);
-  /// Errors    as those of Window::create().
+  /// Errors    as those of Window::create() and adopt().
   c10::intrusive_ptr<RankWindow> window();
 
  private:

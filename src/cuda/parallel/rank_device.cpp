@@ -58,10 +58,30 @@ class GpuRankDevice final : public parallel::RankDevice {
   char* map(std::span<const parallel::File> files, int64_t bytes_each, int rank) override {
     const CurrentDevice current(device_.index);
     char* first = memory_.map(files, bytes_each, device_.index);
-    check(cudaMemset(first + rank * bytes_each, 0, sizeof(parallel::Control)), "clear the flags");
-    // tidy: synchronisation because a window is made before any run
-    check(cudaDeviceSynchronize(), "clear the flags");
+    clear_flags(first + rank * bytes_each);
     return first;
+  }
+  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) override {
+    const CurrentDevice current(device_.index);
+    return memory_.map_again(addresses, bytes_each, device_.index);
+  }
+  void write_word(void* window, uint64_t word) override {
+    const CurrentDevice current(device_.index);
+    // tidy: synchronisation because a window is made before any run
+    check(cudaMemcpy(window, &word, sizeof word, cudaMemcpyHostToDevice), "write into the window");
+    finish();
+  }
+  uint64_t word(const void* window) override {
+    const CurrentDevice current(device_.index);
+    uint64_t word = 0;
+    // tidy: synchronisation because a window is made before any run
+    check(cudaMemcpy(&word, window, sizeof word, cudaMemcpyDeviceToHost), "read a rank's window");
+    return word;
+  }
+  void clear_flags(void* window) override {
+    const CurrentDevice current(device_.index);
+    check(cudaMemset(window, 0, sizeof(parallel::Control)), "clear the flags");
+    finish();
   }
 
   void await_readers(const Window::State& window, const parallel::ExchangeName& name,
@@ -92,6 +112,10 @@ class GpuRankDevice final : public parallel::RankDevice {
   }
 
  private:
+  static void finish() {
+    // tidy: synchronisation because a window is made before any run
+    check(cudaDeviceSynchronize(), "write into the window");
+  }
   Lane lane(Stream stream) const {
     return {static_cast<cudaStream_t>(stream.handle), device_.units};
   }

@@ -32,6 +32,8 @@ struct Driver {
       driver_function<decltype(cuMemExportToShareableHandle)>("cuMemExportToShareableHandle");
   decltype(cuMemImportFromShareableHandle)* import_handle =
       driver_function<decltype(cuMemImportFromShareableHandle)>("cuMemImportFromShareableHandle");
+  decltype(cuMemRetainAllocationHandle)* retain =
+      driver_function<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle");
   decltype(cuMemAddressReserve)* reserve =
       driver_function<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
   decltype(cuMemAddressFree)* free =
@@ -97,32 +99,53 @@ parallel::File RankMemory::make(int64_t bytes, int device) {
   return parallel::File(descriptor);
 }
 
-char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each, int device) {
+void RankMemory::reserve(size_t ranks, int64_t bytes_each) {
   bytes_each_ = bytes_each;
-  bytes_ = int64_t(files.size()) * bytes_each;
+  bytes_ = int64_t(ranks) * bytes_each;
   CUdeviceptr place = 0;
   demand(driver().reserve(&place, size_t(bytes_), 0, 0, 0),
          "reserve addresses for the windows of all ranks");
   place_ = place;
+}
+
+void RankMemory::map_next(uint64_t memory, int device) {
   CUmemAccessDesc access{};
   access.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
   access.location.id = device;
   access.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+  const int64_t rank = mapped_ / bytes_each_;
+  const CUdeviceptr at = CUdeviceptr(place_) + CUdeviceptr(mapped_);
+  demand(driver().map(at, size_t(bytes_each_), 0, memory, 0),
+         text("map ", bytes_each_, " bytes of the memory of rank ", rank));
+  mapped_ += bytes_each_;
+  demand(
+      driver().set_access(at, size_t(bytes_each_), &access, 1),
+      text("reach the memory of rank ", rank, " from GPU ", device, ", which wants peer access"));
+}
+
+char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each, int device) {
+  reserve(files.size(), bytes_each);
   for (size_t rank = 0; rank < files.size(); ++rank) {
     CUmemGenericAllocationHandle handle{};
     demand(driver().import_handle(&handle, std::bit_cast<void*>(intptr_t(files[rank].get())),
                                   CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR),
            text("take the memory of rank ", rank));
     const Allocation taken(handle);
-    const CUdeviceptr at = place + CUdeviceptr(mapped_);
-    demand(driver().map(at, size_t(bytes_each), 0, handle, 0),
-           text("map the memory of rank ", rank));
-    mapped_ += bytes_each;
-    demand(
-        driver().set_access(at, size_t(bytes_each), &access, 1),
-        text("reach the memory of rank ", rank, " from GPU ", device, ", which wants peer access"));
+    map_next(handle, device);
   }
-  return std::bit_cast<char*>(place);
+  return std::bit_cast<char*>(place_);
+}
+
+char* RankMemory::map_again(const std::vector<void*>& addresses, int64_t bytes_each, int device) {
+  reserve(addresses.size(), bytes_each);
+  for (size_t rank = 0; rank < addresses.size(); ++rank) {
+    CUmemGenericAllocationHandle handle{};
+    demand(driver().retain(&handle, addresses[rank]),
+           text("take the memory of rank ", rank, ", which must be CUDA's virtual memory"));
+    const Allocation taken(handle);
+    map_next(handle, device);
+  }
+  return std::bit_cast<char*>(place_);
 }
 
 RankMemory::~RankMemory() {

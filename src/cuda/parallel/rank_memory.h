@@ -1,6 +1,7 @@
 #pragma once
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "parallel/shared_memory.h"
 
@@ -23,8 +24,17 @@ class RankMemory {
   /// Maps a file a rank for that GPU.
   /// Errors    DeviceError where it cannot reach a rank's memory.
   char* map(std::span<const parallel::File> files, int64_t bytes_each, int device);
+  /// Maps once more what is mapped at an address a rank: allocations of virtual memory from their
+  /// beginning, whoever made them, in whatever process.
+  /// Errors    as map; also for other memory, and for too little.
+  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each, int device);
 
  private:
+  /// Takes the addresses.
+  void reserve(size_t ranks, int64_t bytes_each);
+  /// Maps the memory of the next rank.
+  void map_next(uint64_t memory, int device);
+
   uint64_t place_ = 0;
   int64_t bytes_each_ = 0, bytes_ = 0, mapped_ = 0;
 };

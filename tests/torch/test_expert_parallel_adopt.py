@@ -1,0 +1,128 @@
+"""cadre.ExpertParallel.adopt: windows in memory that the caller has shared. GPUs where each rank
+has one, with symmetric memory of torch, else files that processes map."""
+
+import json
+import os
+import pathlib
+import sys
+
+import pytest
+import torch
+import torch.distributed as dist
+from expert_parallel_cases import (
+    H, WORLD, assert_same, draw_case, one_process, parallel)
+
+import cadre
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import errors_page  # noqa: E402
+
+PAGE = os.sysconf("SC_PAGESIZE")
+PART = 2**20  # of a rank, more than any window here
+
+
+class Mapped:
+    """As symmetric memory of torch, of processes of the CPU: a file a rank, which all map."""
+
+    def __init__(self, rank, folder, name):
+        self.name = name
+        (folder / f"{name}{rank}").write_bytes(os.urandom(PART))
+        dist.barrier()
+        self.parts = [torch.from_file(str(folder / f"{name}{p}"), shared=True, size=PART,
+                                      dtype=torch.uint8) for p in range(WORLD)]
+        self.buffer_ptrs = [part.data_ptr() for part in self.parts]
+
+
+def memory_for(ep, rank, device, folder, name="memory"):
+    assert ep.window_bytes <= PART
+    if device.type == "cpu":
+        return Mapped(rank, folder, name)
+    import torch.distributed._symmetric_memory as symm_mem
+    buffer = symm_mem.empty(ep.window_bytes, dtype=torch.uint8, device=device)
+    return symm_mem.rendezvous(buffer, dist.group.WORLD)
+
+
+def largest(device):
+    return cadre.ExpertParallel(None, 5, 3, route="window", tokens=30, hidden=H, factor=4,
+                                dtype=torch.float32, device=device)
+
+
+# What the processes run
+
+
+def bits(rank, device, folder):
+    """Random routings through one adopted window, which the layers share."""
+    window = largest(device)
+    window.adopt(memory_for(window, rank, device, folder))
+    for seed in range(20):
+        case = draw_case(seed, WORLD, device)
+        ep = cadre.ExpertParallel(None, case.experts, case.chosen.shape[1], route="window",
+                                  tokens=max(1, *case.tokens), hidden=H, dtype=case.x.dtype,
+                                  share=window, factor=WORLD, layer=seed)
+        got, _ = parallel(ep, case, rank)
+        assert_same(case, rank, got, one_process(case), f"seed {seed}")
+    window.check()
+
+
+def in_the_memory(rank, device, folder):
+    """What is written into the window stands in the caller's memory; its address list will do."""
+    ep = largest(device)
+    memory = memory_for(ep, rank, device, folder, "listed")
+    ep.adopt(list(memory.buffer_ptrs))
+    tokens = ep.empty_tokens()
+    tokens.fill_(rank + 0.5)
+    if device.type == "cpu":
+        mine = memory.parts[rank][:ep.window_bytes // 4 * 4].view(torch.float32)
+        assert (mine == rank + 0.5).sum() == tokens.numel()
+    dist.barrier()
+
+
+USES = """
+by_collective.adopt(memory)
+by_collective.window_bytes
+ep.adopt("memory")
+ep.adopt([])
+ep.adopt([0.5] * ranks)
+ep.adopt(memory.buffer_ptrs[:1])
+ep.adopt([heap.data_ptr() // page * page + page, *memory.buffer_ptrs[1:]])
+ep.adopt(memory.buffer_ptrs[:1] * ranks)
+ep.adopt([p + 64 for p in memory.buffer_ptrs])
+ep.adopt([p + part - page for p in memory.buffer_ptrs])
+"""
+
+
+def answers(rank, device, folder, path):
+    """The uses in docs/errors.md, on the CPU. After them the window is the first one's."""
+    cpu = torch.device("cpu")
+    group = dist.new_group(backend="gloo")
+    by_collective = cadre.ExpertParallel(group, 5, 3)
+    ep = cadre.ExpertParallel(group, 5, 3, route="window", tokens=30, hidden=H, factor=4,
+                              dtype=torch.float32, device=cpu)
+    memory, heap = Mapped(rank, folder, "errors"), torch.zeros(PART, dtype=torch.uint8)
+    known = {"ep": ep, "by_collective": by_collective, "memory": memory, "heap": heap,
+             "page": PAGE, "part": PART, "ranks": WORLD}
+    given = []
+    for use in USES.strip().splitlines():
+        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
+            eval(use, known)
+        given.append((use, f"{error.type.__name__}: {str(error.value).splitlines()[0]}"))
+    case = draw_case(1, WORLD, cpu, "any", torch.float32, 5, 3)
+    parallel(ep, case, rank)
+    if rank == 0:
+        path.write_text(json.dumps(given))
+
+
+# The tests
+
+
+def test_bits_of_one_process(ranks, tmp_path):
+    ranks.run(bits, tmp_path)
+
+
+def test_the_window_is_the_memory(ranks, tmp_path):
+    ranks.run(in_the_memory, tmp_path)
+
+
+def test_errors(ranks, tmp_path):
+    ranks.run(answers, tmp_path, tmp_path / "answers")
+    errors_page.settle("door_expert_parallel_adopt", json.loads((tmp_path / "answers").read_text()))
