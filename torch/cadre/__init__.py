@@ -6,8 +6,8 @@ from ._library import load as _load
 _load()
 
 from . import checkpoints, layers, ops  # noqa: E402,F401  layers registers fake kernels
-from .expert_parallel import (  # noqa: E402
-    DispatchedCodes, DispatchedRows, DispatchHandle, ExpertParallel)
+from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle  # noqa: E402
+from .expert_parallel import ExpertParallel  # noqa: E402
 from .expert_state import keep_whole  # noqa: E402
 from .grouped_linear import GroupedLinear  # noqa: E402
 from .grouped_mlp import GroupedMLP  # noqa: E402

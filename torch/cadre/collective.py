@@ -74,6 +74,18 @@ class Moved(torch.autograd.Function):
                              for grad, wanted in zip(grads, ctx.needs_input_grad[2:]))
 
 
+def exchanged(exchange: Any, order: RoutingOffsets, x: Tensor, prob: Tensor | None
+              ) -> tuple[Tensor, Tensor]:
+    """Rows of tokens at their experts, and the probability of each, [0] without prob."""
+    rows, row_prob = permute(x, order, prob=prob)
+    parts = [rows if x.requires_grad else rows.detach()]
+    if prob is not None:
+        column = row_prob[:, None]
+        parts.append(column if prob.requires_grad else column.detach())
+    rows, *moved_prob = Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
+    return rows, moved_prob[0].view(-1) if moved_prob else row_prob
+
+
 def nan_rows(rows: int) -> Callable[[Tensor], Tensor]:
     """That many rows of NaN, like those of a tensor."""
     return lambda t: t.new_full((rows, *t.shape[1:]), math.nan)
@@ -81,7 +93,9 @@ def nan_rows(rows: int) -> Callable[[Tensor], Tensor]:
 
 def on_device(device: torch.device, numbers: Tensor) -> Tensor:
     """The host's numbers there, without a wait for a GPU."""
-    return numbers.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else numbers
+    if device.type != "cuda" or numbers.device == device:
+        return numbers
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def kept_of(counts: Tensor, capacity: int) -> Tensor:

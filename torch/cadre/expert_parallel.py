@@ -9,15 +9,17 @@ docs/layers/expert_parallel.md has the formulas and an example.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .blocks import BlockRoute, require_block
 from .collective import (
-    Exchange, Moved, kept_of, nan_rows, on_device, process_group, without_late)
+    Exchange, Moved, exchanged, kept_of, nan_rows, on_device, process_group, without_late)
+from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
@@ -41,39 +43,8 @@ def _eager(reason: str) -> Callable[[Callable[_P, _T]], Callable[_P, _T]]:
 
 _HOST_READS = ("the host reads how many rows each rank sends, and ranks exchange equally often, in "
                "the same order; what lies between dispatch and collect compiles")
+_IN_BLOCKS = "ranks exchange equally often, in the same order"
 _IN_WINDOW = "tensors that lie in a window are not the compiler's to make"
-
-
-@dataclass(frozen=True, eq=False)
-class DispatchHandle:
-    """What happened in a `dispatch`, for the caller and for `collect`."""
-
-    dropped: Tensor  # int64 [P]: choices beyond the capacity of each rank; collective: on the host
-    tokens_per_expert: Tensor  # int32 [P * E]: choices of this rank's tokens, dropped ones too
-    tokens: int  # T of this rank
-    rows: int = 0  # R of this rank
-    order: RoutingOffsets | None = None  # of the tokens' choices
-    exchange: Exchange | None = None  # None after an overflow: results are NaN
-    where: ExchangeMap | None = None  # of the route window
-    window: str = ""  # likewise: the name of the exchange
-
-
-class DispatchedRows(NamedTuple):
-    """What `ExpertParallel.dispatch` gives."""
-
-    rows: Tensor  # [R, H] in the order of this rank's experts
-    row_prob: Tensor  # fp32 [R], [0] without prob
-    offsets: Tensor  # int32 [E + 1]
-    handle: DispatchHandle
-
-
-class DispatchedCodes(NamedTuple):
-    """What `ExpertParallel.dispatch_codes` gives."""
-
-    rows: Quantized  # codes [R, H] and scales [R, H / block] in the order of this rank's experts
-    row_prob: Tensor  # fp32 [R], [0] without prob
-    offsets: Tensor  # int32 [E + 1]
-    handle: DispatchHandle
 
 
 class _Call(NamedTuple):
@@ -102,6 +73,9 @@ class ExpertParallel:
     rows: R, the rows that a rank takes at most; "exact" for as many as come. factor: R as a
         multiple of T * top_k, T of the rank with most tokens; by default min(P, 2), with which two
         ranks cannot overflow.
+    block: by the route collective, the rows that a rank sends to another at most. As many then
+        travel whatever is chosen, the host reads no counts, and a CUDA graph may have exchanges. R
+        is P * block, unless rows says less. All ranks ask for the same H, type and gradients.
     overflow: "error": results and gradients of that dispatch are NaN on all ranks, and the next
         one, or `check`, raises. "drop": choices whose row would be R or more are dropped.
     route: "collective", by torch.distributed: the host waits for the counts, once a dispatch.
@@ -132,29 +106,34 @@ class ExpertParallel:
     top_k: int
     rows: int | str | None
     factor: float | None
+    block: int | None
     overflow: str
     route: str
     problem: str
 
     def __init__(self, group: "ProcessGroup | DeviceMesh | None", experts: int, top_k: int, *,
                  rows: int | str | None = None, factor: float | None = None,
-                 overflow: str = "error", route: str = "collective", tokens: int | None = None,
-                 hidden: int | None = None, dtype: torch.dtype | None = None, prob: bool = True,
-                 sum: str = "choice", x: str | None = None, scales_major: str = "row",
-                 layer: int = 0, share: "ExpertParallel | None" = None,
+                 block: int | None = None, overflow: str = "error", route: str = "collective",
+                 tokens: int | None = None, hidden: int | None = None,
+                 dtype: torch.dtype | None = None, prob: bool = True, sum: str = "choice",
+                 x: str | None = None, scales_major: str = "row", layer: int = 0,
+                 share: "ExpertParallel | None" = None,
                  device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.experts, self.top_k = experts, top_k
         self.rows, self.factor = rows, factor
-        self.overflow, self.route = overflow, route
-        if rows is None and factor is None:
+        self.block, self.overflow, self.route = block, overflow, route
+        if rows is None and factor is None and block is None:
             self.factor = min(self.ranks, 2)
         room = f"factor={self.factor}" if rows is None else f"R={rows}"
+        if block is not None:
+            room = f"R={rows or self.ranks * block} block={block}"
         self.problem = (f"expert_parallel E={experts} top_k={top_k} ranks={self.ranks} {room} "
                         f"overflow={overflow} route={route}")
         self._overflowed = ""
         self._window: WindowRoute | None = None
+        self._blocks: BlockRoute | None = None
         self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, x, scales_major, layer, share,
                                   device, limit_s))
 
@@ -171,6 +150,8 @@ class ExpertParallel:
         """
         if self._window is not None:
             self._window.exchange.check()
+        if self._blocks is not None:
+            self._blocks.raise_overflow(waits=True)
         words, self._overflowed = self._overflowed, ""
         if words:
             raise RuntimeError(words)
@@ -187,6 +168,8 @@ class ExpertParallel:
         """
         if self._window is not None:
             return self._dispatch_by_window(self._window, self._window.name, x, experts, prob)
+        if self._blocks is not None:
+            return self._dispatch_in_blocks(self._blocks, x, experts, prob)
         return self._dispatch_by_collective(x, experts, prob)
 
     def dispatch_codes(self, x: Quantized, experts: Tensor, prob: Tensor | None = None
@@ -259,16 +242,27 @@ class ExpertParallel:
             order = without_late(order, experts, counts[self.rank].flatten())
         exchange = self._exchange(counts, x.device)
         order = order._replace(slot_of=order.slot_of[:sum(exchange.sent)])
-        rows, row_prob = permute(x, order, prob=prob)
         if self.ranks > 1:
-            parts = [rows if x.requires_grad else rows.detach()]
-            if prob is not None:
-                column = row_prob[:, None]
-                parts.append(column if prob.requires_grad else column.detach())
-            rows, *moved_prob = Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
-            row_prob = moved_prob[0].view(-1) if moved_prob else row_prob
+            rows, row_prob = exchanged(exchange, order, x, prob)
+        else:
+            rows, row_prob = permute(x, order, prob=prob)
         handle = replace(handle, rows=rows.shape[0], order=order, exchange=exchange)
         return DispatchedRows(rows, row_prob, exchange.order.offsets, handle)
+
+    @_eager(_IN_BLOCKS)
+    def _dispatch_in_blocks(self, blocks: BlockRoute, x: Tensor, experts: Tensor,
+                            prob: Tensor | None) -> DispatchedRows:
+        self._call(x, experts, prob)
+        blocks.raise_overflow(waits=False)
+        order = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
+        chosen = order.offsets.diff()
+        counts, kept, exchange = blocks.planned(chosen, experts.numel())
+        if self.overflow == "drop":
+            order = without_late(order, experts, kept[self.rank].flatten())
+        rows, row_prob = exchanged(exchange, order, x, prob)
+        handle = DispatchHandle((counts - kept).sum((0, 2)), chosen, x.shape[0], blocks.rows, order,
+                                exchange)
+        return DispatchedRows(rows, row_prob, blocks.offsets(kept), handle)
 
     def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         """out[t] = sum over the choices of token t of their rows of y, in fp32, in the order of
@@ -340,7 +334,7 @@ class ExpertParallel:
         order, exchange = handle.order, handle.exchange
         if order is None or exchange is None:
             return Moved.apply(nan_rows(handle.tokens), nan_rows(handle.rows), y)[0]
-        if self.ranks > 1:
+        if self.ranks > 1 or self._blocks is not None:
             y, = Moved.apply(exchange.to_tokens, exchange.to_experts, y)
         return combine(y, order)
 
@@ -371,6 +365,9 @@ class ExpertParallel:
         then. Errors: for options that do not fit."""
         if self.route != "window":
             options.refuse(self.route)
+            if self.block is not None:
+                self._blocks = BlockRoute(self.group, self.block, self._capacity(0), self.overflow,
+                                          self.problem)
             return None
         if self.rows == "exact":
             raise ValueError("rows is 'exact', must be a number where route is 'window'; a window "
@@ -385,6 +382,8 @@ class ExpertParallel:
 
     def _require_sense(self) -> None:
         require_sizes(experts=self.experts, top_k=self.top_k)
+        if self.block is not None:
+            require_block(self.block, self.rows, self.factor, self.route)
         if self.rows is not None and self.factor is not None:
             raise ValueError(f"factor is {self.factor}, must be left out where rows are given; "
                              "both say the capacity")
@@ -403,6 +402,8 @@ class ExpertParallel:
         """R, where the rank with most tokens has that many."""
         if self.rows is not None:
             return _MOST_ROWS if self.rows == "exact" else int(self.rows)
+        if self.block is not None:
+            return self.ranks * self.block
         return math.ceil(self.factor * tokens * self.top_k)
 
     def _overflow_text(self, counts: Tensor, capacity: int, tokens: int) -> str:

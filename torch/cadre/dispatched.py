@@ -1,0 +1,43 @@
+"""What a dispatch of `ExpertParallel` gives."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+from .blocks import BlockExchange
+from .collective import Exchange
+from .operations import Quantized, RoutingOffsets
+from .windows import ExchangeMap
+
+
+@dataclass(frozen=True, eq=False)
+class DispatchHandle:
+    """What happened in a `dispatch`, for the caller and for `collect`."""
+
+    dropped: Tensor  # int64 [P]: choices beyond the capacity of each rank; collective: on the host
+    tokens_per_expert: Tensor  # int32 [P * E]: choices of this rank's tokens, dropped ones too
+    tokens: int  # T of this rank
+    rows: int = 0  # R of this rank
+    order: RoutingOffsets | None = None  # of the tokens' choices
+    exchange: Exchange | BlockExchange | None = None  # None after an overflow: results are NaN
+    where: ExchangeMap | None = None  # of the route window
+    window: str = ""  # likewise: the name of the exchange
+
+
+class DispatchedRows(NamedTuple):
+    """What `ExpertParallel.dispatch` gives."""
+
+    rows: Tensor  # [R, H] in the order of this rank's experts
+    row_prob: Tensor  # fp32 [R], [0] without prob
+    offsets: Tensor  # int32 [E + 1]
+    handle: DispatchHandle
+
+
+class DispatchedCodes(NamedTuple):
+    """What `ExpertParallel.dispatch_codes` gives."""
+
+    rows: Quantized  # codes [R, H] and scales [R, H / block] in the order of this rank's experts
+    row_prob: Tensor  # fp32 [R], [0] without prob
+    offsets: Tensor  # int32 [E + 1]
+    handle: DispatchHandle
