@@ -5,6 +5,7 @@ import random
 from dataclasses import dataclass
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from conftest import draw
@@ -87,6 +88,16 @@ def draw_case(seed, ranks, device, kind=None, dtype=None, experts=None, top_k=No
     return Case(ranks, experts, tokens, chosen, numbers(total, H),
                 torch.rand(total, top_k).to(device), numbers(total, H),
                 numbers(experts * ranks, 2 * F, H), numbers(experts * ranks, H, F))
+
+
+def answers_to(uses, names):
+    """(use, what it raises) of each line of `uses`, for docs/errors.md."""
+    given = []
+    for use in uses.strip().splitlines():
+        with pytest.raises(Exception) as error:
+            eval(use, names)
+        given.append((use, f"{error.type.__name__}: {str(error.value).splitlines()[0]}"))
+    return given
 
 
 def mlp(rows, offsets, row_prob, w1, w2):

@@ -6,11 +6,10 @@ import os
 import pathlib
 import sys
 
-import pytest
 import torch
 import torch.distributed as dist
 from expert_parallel_cases import (
-    H, WORLD, assert_same, draw_case, one_process, parallel)
+    H, WORLD, answers_to, assert_same, draw_case, one_process, parallel)
 
 import cadre
 
@@ -101,11 +100,7 @@ def answers(rank, device, folder, path):
     memory, heap = Mapped(rank, folder, "errors"), torch.zeros(PART, dtype=torch.uint8)
     known = {"ep": ep, "by_collective": by_collective, "memory": memory, "heap": heap,
              "page": PAGE, "part": PART, "ranks": WORLD}
-    given = []
-    for use in USES.strip().splitlines():
-        with pytest.raises((TypeError, ValueError, RuntimeError)) as error:
-            eval(use, known)
-        given.append((use, f"{error.type.__name__}: {str(error.value).splitlines()[0]}"))
+    given = answers_to(USES, known)
     case = draw_case(1, WORLD, cpu, "any", torch.float32, 5, 3)
     parallel(ep, case, rank)
     if rank == 0:
