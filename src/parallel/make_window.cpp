@@ -1,5 +1,6 @@
 // How the ranks of a window find each other's memory.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstdlib>
 #include <random>
@@ -123,7 +124,7 @@ void check_addresses(const std::vector<void*>& addresses, const Window::State& s
   for (size_t p = 0; p < addresses.size(); ++p)
     for (size_t q = 0; q < p; ++q) {
       const int64_t apart =
-          std::abs(static_cast<char*>(addresses[p]) - static_cast<char*>(addresses[q]));
+          std::abs(std::bit_cast<int64_t>(addresses[p]) - std::bit_cast<int64_t>(addresses[q]));
       require(apart >= state.bytes_each, "the memory of ranks ", q, " and ", p, " is ", apart,
               " bytes apart, must be at least ", state.bytes_each, ", the bytes of a window");
     }
