@@ -7,22 +7,35 @@ from torch import Tensor
 
 from .blocks import BlockExchange
 from .collective import Exchange
-from .operations import Quantized, RoutingOffsets
+from .operations import Quantized, RoutingOffsets, offsets_of_routing
 from .windows import ExchangeMap
 
 
 @dataclass(frozen=True, eq=False)
 class DispatchHandle:
-    """What happened in a `dispatch`, for the caller and for `collect`."""
+    """What happened in a `dispatch`, for the caller and for `collect`. What not every caller wants
+    is computed when it is asked for, of the choices as they are then."""
 
-    dropped: Tensor  # int64 [P]: choices beyond the capacity of each rank; collective: on the host
-    tokens_per_expert: Tensor  # int32 [P * E]: choices of this rank's tokens, dropped ones too
+    choices: Tensor  # [T, top_k], as they were given
+    experts: int  # P * E
+    routed: Tensor  # int [P]: rows for each rank, dropped ones too; collective: on the host
+    kept: int | Tensor  # how many of them each has at most
     tokens: int  # T of this rank
     rows: int = 0  # R of this rank
     order: RoutingOffsets | None = None  # of the tokens' choices
     exchange: Exchange | BlockExchange | None = None  # None after an overflow: results are NaN
     where: ExchangeMap | None = None  # of the route window
     window: str = ""  # likewise: the name of the exchange
+
+    @property
+    def dropped(self) -> Tensor:
+        """int64 [P]: choices beyond the capacity of each rank; collective: on the host."""
+        return (self.routed.long() - self.kept).clamp(min=0)
+
+    @property
+    def tokens_per_expert(self) -> Tensor:
+        """int32 [P * E]: choices of this rank's tokens, dropped ones too."""
+        return offsets_of_routing(self.choices, self.experts, self.choices.numel()).offsets.diff()
 
 
 class DispatchedRows(NamedTuple):

@@ -195,10 +195,8 @@ class ExpertParallel:
 
     def _handle(self, name: str, x: Tensor, experts: Tensor, rows: Tensor, routed: Tensor,
                 where: ExchangeMap) -> DispatchHandle:
-        chosen = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
-        dropped = (routed.long() - rows.shape[0]).clamp(min=0)
-        return DispatchHandle(dropped, chosen.offsets.diff(), x.shape[0], rows.shape[0],
-                              where=where, window=name)
+        return DispatchHandle(experts, self.ranks * self.experts, routed, rows.shape[0], x.shape[0],
+                              rows.shape[0], where=where, window=name)
 
     def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None,
                          can_push: CanPush = None) -> DispatchedRows:
@@ -232,9 +230,9 @@ class ExpertParallel:
         self.check()
         order, tokens, counts = self._routed(x, experts, prob)
         capacity = self._capacity(max(tokens))
-        dropped = (counts.sum((0, 2)) - capacity).clamp(min=0)
-        handle = DispatchHandle(dropped, order.offsets.diff(), x.shape[0])
-        if dropped.any():
+        handle = DispatchHandle(experts, self.ranks * self.experts, counts.sum((0, 2)), capacity,
+                                x.shape[0])
+        if handle.dropped.any():
             if self.overflow == "error":
                 self._overflowed = self._overflow_text(counts, capacity, max(tokens))
                 return self._nan_rows(x, prob, handle)
@@ -260,8 +258,8 @@ class ExpertParallel:
         if self.overflow == "drop":
             order = without_late(order, experts, kept[self.rank].flatten())
         rows, row_prob = exchanged(exchange, order, x, prob)
-        handle = DispatchHandle((counts - kept).sum((0, 2)), chosen, x.shape[0], blocks.rows, order,
-                                exchange)
+        handle = DispatchHandle(experts, self.ranks * self.experts, counts.sum((0, 2)),
+                                kept.sum((0, 2)), x.shape[0], blocks.rows, order, exchange)
         return DispatchedRows(rows, row_prob, blocks.offsets(kept), handle)
 
     def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
