@@ -22,15 +22,24 @@ struct Hadamard16 {
 
   /// Transforms 16 values in place. Every result is a bf16 number.
   CADRE_HD static constexpr void apply(float (&v)[kPoints]) {
+    sign(v);
+    add_pairs<kPoints>(v);
+    for (int i = 0; i < kPoints; ++i) v[i] = finish(v[i]);
+  }
+
+  CADRE_HD static constexpr void sign(float (&v)[kPoints]) {
     for (int i = 0; i < kPoints; ++i) v[i] = negative(i) ? -v[i] : v[i];
-    for (int distance = 1; distance < kPoints; distance *= 2)
-      for (int i = 0; i < kPoints; ++i) {
+  }
+  /// The rounds with distances below kBelow.
+  template <int kBelow, int kCount>
+  CADRE_HD static constexpr void add_pairs(float (&v)[kCount]) {
+    for (int distance = 1; distance < kBelow; distance *= 2)
+      for (int i = 0; i < kCount; ++i) {
         if (i & distance) continue;
         const float a = v[i], b = v[i + distance];
         v[i] = add(a, b);
         v[i + distance] = add(a, -b);
       }
-    for (int i = 0; i < kPoints; ++i) v[i] = finish(v[i]);
   }
 
   /// The last step of each value, a bf16 number.

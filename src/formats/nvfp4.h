@@ -56,15 +56,14 @@ struct Nvfp4 {
     return mul(amax, mul(expert.encode, kSixth));
   }
   CADRE_HD static constexpr float multiplier(float d, const ExpertScale& expert) {
-    const float step = mul(d, expert.scale);
-    return step == 0 ? kLargestFloat : inverse(step);
+    return inverse(mul(d, expert.scale));
   }
 
  private:
-  /// 1 / x, for which most x need no division.
+  /// 1 / x, for which most x need no division; the largest number for 0.
   CADRE_HD static constexpr float inverse(float x) {
     if (x >= pow2(-100) && x <= pow2(100)) return reciprocal(x);
-    return at_most_largest(div(1, x));
+    return x == 0 ? kLargestFloat : at_most_largest(div(1, x));
   }
   CADRE_HD static constexpr float at_most_largest(float x) {
     return x > kLargestFloat ? kLargestFloat : x;

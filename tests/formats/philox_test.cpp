@@ -26,6 +26,19 @@ TEST(Philox, GivesTheKnownAnswersAtRunTimeToo) {
   EXPECT_EQ(got, (PhiloxWords{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
 }
 
+TEST(PhiloxLines, DrawWhatTheirCountersDo) {
+  const uint64_t key = 0x299f31d0'a4093822ull;
+  const PhiloxLines lines({{0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344}}, key);
+  PhiloxWords got[2] = {};
+  lines.draw({0x85a308d3, ~0u}, got);
+  EXPECT_EQ(got[0], (PhiloxWords{{0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1}}));
+  EXPECT_EQ(got[1], philox({{0x243f6a88, ~0u, 0x13198a2e, 0x03707344}}, key));
+  const StochasticBits bits{.seed = key, .offset = 3ull << 40 | 7, .role = TensorRole::kDz};
+  bits.lines(9, 77).draw({0, 1234}, got);
+  EXPECT_EQ(got[0], bits.draw(9, 0, 77));
+  EXPECT_EQ(got[1], bits.draw(9, 1234, 77));
+}
+
 TEST(StochasticBits, AreThoseOfTheDocumentedCounter) {
   const StochasticBits bits{.seed = 0x1111'2222'3333'4444ull,
                             .offset = 0x5555'6666'7777'8888ull,

@@ -32,16 +32,31 @@ struct RandomHalf {
   int upper;
 };
 
-/// Bytes of two words, of which a nibble of the selector names each, the second's from four on.
+/// Bytes of two words, of which a nibble of the selector names each, the second's from four on;
+/// with eight more, the highest bit of that byte, eight times.
 CADRE_HD inline uint32_t pick_bytes(uint32_t first, uint32_t second, uint32_t selector) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(first, second, selector);
+  uint32_t picked;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(picked) : "r"(first), "r"(second), "r"(selector));
+  return picked;
 #else
   const uint64_t bytes = first | uint64_t(second) << 32;
   uint32_t picked = 0;
-  for (int i = 0; i < 4; ++i)
-    picked |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t which = selector >> 4 * i, byte = uint32_t(bytes >> 8 * (which & 7) & 0xff);
+    picked |= (which & 8 ? (byte >> 7) * 0xff : byte) << 8 * i;
+  }
   return picked;
+#endif
+}
+
+/// (word & mask) ^ flips, in one instruction.
+CADRE_HD inline uint32_t and_xor(uint32_t word, uint32_t mask, uint32_t flips) {
+#ifdef __CUDA_ARCH__
+  asm("lop3.b32 %0, %0, %1, %2, 0x6a;" : "+r"(word) : "r"(mask), "r"(flips));
+  return word;
+#else
+  return (word & mask) ^ flips;
 #endif
 }
 
@@ -120,9 +135,10 @@ class RandomE2m1Codes {
     const float x = E2m1Codes::of_product(product), m = E2m1Codes::magnitude(x);
     const float code =
         least(fma_up(m, 2.0f, -kHalf), fma_up(m, 1.0f, 2 - kHalf), fma_up(m, 0.5f, 4 - kHalf));
-    constexpr uint32_t kBase = 0x433c;  // 188
-    const uint32_t bits = pick_bytes(random.word, kBase, random.upper ? 0x5432 : 0x5410);
-    const float subtrahend = formats::add(formats::float_of(bits), copysignf(4.0f, x));
+    // 192 and the random bits behind it; of a negative number 184.
+    const uint32_t bits =
+        pick_bytes(random.word, formats::bits_of(x), random.upper ? 0xff32 : 0xff10);
+    const float subtrahend = formats::float_of(and_xor(bits, 0x0078'ffffu, 0x4340'0000u));
     return formats::bits_of(fma_up(code, 1.0f, -subtrahend));
   }
 

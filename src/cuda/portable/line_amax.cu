@@ -22,8 +22,7 @@ __device__ void raise_lines(const QuantizeCopy& copy, QuantizeShared& shared,
   if (!copy.to.down) {
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      ColumnMagnitudes<kSource> columns;
-      columns.add(patch.rows[i]);
+      const LineMagnitudes<kSource> columns(patch.rows[i]);
       const uint32_t largest = largest_of_lanes<kAcross>(columns.of_all());
       if (threadIdx.x % kAcross == 0 && place.row + i < tile.rows && largest != 0)
         atomicMax(copy.lines_of(tile) + place.row + i, largest);
@@ -31,12 +30,12 @@ __device__ void raise_lines(const QuantizeCopy& copy, QuantizeShared& shared,
     return;
   }
   auto columns = columns_of<kSource>(patch);
-  reduce_down<kSource, kAcross, kLanes / kAcross>(columns);
+  reduce_lanes<kSource, kAcross, kLanes / kAcross>(columns);
   __syncthreads();  // of the tile before
   if (threadIdx.x % kLanes < kAcross)
 #pragma unroll
     for (int k = 0; k < kChunk; ++k)
-      shared.amax[threadIdx.x / kLanes][place.col % kTileSide + k] = columns.of_column(k);
+      shared.amax[threadIdx.x / kLanes][place.col % kTileSide + k] = columns.of_line(k);
   __syncthreads();
   const int inside = int(threadIdx.x), column = place.col / kTileSide * kTileSide + inside;
   if (inside >= kTileSide || column >= tile.cols) return;

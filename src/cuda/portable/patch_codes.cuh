@@ -5,32 +5,35 @@
 // Codes of a patch of eight rows and eight columns, and where they go.
 namespace cadre::cuda::portable {
 
-/// The random bits of a patch.
-struct PatchBits {
-  formats::StochasticBits bits;
-  uint32_t expert, row, col;
-  uint32_t zero;  ///< of which the compiler does not know it
-
-  __device__ PatchBits(const TileCopy& of, const uint64_t* rng)
-      : bits(of.copy.random),
-        expert(uint32_t(of.tile.expert)),
-        row(uint32_t(of.tile.row + of.at.row)),
-        col(uint32_t(of.tile.col + of.at.col)),
-        zero(uint32_t(of.copy.to.codes.bits) >> 31) {
+/// The random bits of a patch's eight lines: rows along K, columns along rows.
+class PatchBits {
+ public:
+  __device__ static PatchBits of(const TileCopy& of, const uint64_t* rng) {
+    formats::StochasticBits bits = of.copy.random;
     bits.seed = rng[0], bits.offset = rng[1];
+    const auto row = uint32_t(of.tile.row + of.at.row), col = uint32_t(of.tile.col + of.at.col);
+    const bool along_k = bits.axis == Axis::kAlongK;
+    return {bits.lines(uint32_t(of.tile.expert), along_k ? col : row), along_k ? row : col,
+            uint32_t(of.copy.to.codes.bits) >> 31};
+  }
+  __device__ void draw(int line, int other, formats::PhiloxWords (&draws)[2]) const {
+    lines_.draw({first_ + uint32_t(line), first_ + uint32_t(other)}, draws);
   }
   /// The multiplier of the line of a draw; so that neither its numbers are computed nor the next
-  /// draw is begun before this one is made: all at once take too many registers.
+  /// draws are begun before this one is made: all at once take too many registers.
   __device__ float follows(const formats::PhiloxWords& draw, float multiplier) {
-    const uint32_t none = draw.word[3] & zero;
-    col += none, row += none, expert += none;
+    const uint32_t none = draw.word[3] & zero_;
+    first_ += none;
     return __uint_as_float(__float_as_uint(multiplier) | none);
   }
-  /// Of one of its eight lines: rows along K, columns along rows.
-  __device__ formats::PhiloxWords of_line(uint32_t line) const {
-    return bits.axis == Axis::kAlongK ? bits.draw(expert, row + line, col)
-                                      : bits.draw(expert, col + line, row);
-  }
+
+ private:
+  __device__ PatchBits(const formats::PhiloxLines& lines, uint32_t first, uint32_t zero)
+      : lines_(lines), first_(first), zero_(zero) {}
+
+  formats::PhiloxLines lines_;
+  uint32_t first_;  ///< of the lines, within the expert
+  uint32_t zero_;   ///< of which the compiler does not know it
 };
 
 /// As StochasticBits::pick.
@@ -69,33 +72,38 @@ __device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers
 #pragma unroll
     for (int k = kChunk / 2 - 1; k >= 0; --k) {
       const int next = k + kChunk / 2;
-      const formats::PhiloxWords draw = random.of_line(uint32_t(k));
-      const float multiplier = random.follows(draw, multipliers.of_line[k]);
-      const formats::PhiloxWords draw_of_next = random.of_line(uint32_t(next));
-      const float multiplier_of_next = random.follows(draw_of_next, multipliers.of_line[next]);
+      formats::PhiloxWords draws[2];
+      random.draw(k, next, draws);
+      const float multiplier = random.follows(draws[0], multipliers.of_line[k]);
+      const float multiplier_of_next = random.follows(draws[1], multipliers.of_line[next]);
       const auto number = [&](int i, int at) {
         return formats::mul(element_of(patch.rows[i], kSource, at),
                             at == k ? multiplier : multiplier_of_next);
       };
 #pragma unroll
       for (int i = 0; i < kPatchRows; ++i)
-        rows[i].add(number(i, k), half_of(draw, i), number(i, next), half_of(draw_of_next, i));
+        rows[i].add(number(i, k), half_of(draws[0], i), number(i, next), half_of(draws[1], i));
     }
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) put(i, EightCodes<Element>{rows[i].word()});
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kPatchRows; ++i) {
-    const formats::PhiloxWords draw = random.of_line(uint32_t(i));
-    Factors factors = multipliers;
-    factors.of_line[i] = random.follows(draw, factors.of_line[i]);
-    float x[kChunk];
-    scaled_row<kSource>(patch, factors, by_row, i, x);
-    RandomHalf halves[kChunk];
+  for (int pair = 0; pair < kPatchRows; pair += 2) {
+    formats::PhiloxWords draws[2];
+    random.draw(pair, pair + 1, draws);
 #pragma unroll
-    for (int k = 0; k < kChunk; ++k) halves[k] = half_of(draw, k);
-    put(i, EightCodes<Element>::of(x, halves));
+    for (int n = 0; n < 2; ++n) {
+      const int i = pair + n;
+      Factors factors = multipliers;
+      factors.of_line[i] = random.follows(draws[n], factors.of_line[i]);
+      float x[kChunk];
+      scaled_row<kSource>(patch, factors, by_row, i, x);
+      RandomHalf halves[kChunk];
+#pragma unroll
+      for (int k = 0; k < kChunk; ++k) halves[k] = half_of(draws[n], k);
+      put(i, EightCodes<Element>::of(x, halves));
+    }
   }
 }
 
@@ -109,16 +117,32 @@ struct PatchOut {
 
   __device__ explicit PatchOut(const TileCopy& of) : at(of.at) {
     const Lines lines = of.copy.to.codes_of(of.tile);
-    first = lines.at(of.tile.row + at.row, of.tile.col + at.col);
+    first = lines.at(uint32_t(of.tile.row + at.row), uint32_t(of.tile.col + at.col));
     pitch = lines.pitch;
     columns = lines.columns;
     numbers = lines.bits == 32 ? DType::kF32 : DType::kBf16;
   }
+  __device__ int lines() const { return columns ? at.cols : at.rows; }
+  __device__ int in_line() const { return columns ? at.rows : at.cols; }
   /// Codes, line by line.
   template <class Element>
   __device__ void store_line(int i, const EightCodes<Element>& codes) const {
-    if (i < (columns ? at.cols : at.rows))
-      store_codes(first + i * pitch, codes, columns ? at.rows : at.cols);
+    if (i < lines()) store_codes(first + i * pitch, codes, in_line());
+  }
+  /// All of them: whole words by predicated instructions, with no branch for each.
+  template <class Element>
+  __device__ void store_lines(const EightCodes<Element> (&codes)[kChunk]) const {
+    using Word = typename EightCodes<Element>::Word;
+    uint8_t* to = first;
+    if (in_line() >= kChunk &&
+        (reinterpret_cast<uintptr_t>(to) | uint64_t(pitch)) % sizeof(Word) == 0) {
+#pragma unroll
+      for (int i = 0; i < kChunk; ++i, to += pitch)
+        if (i < lines()) *reinterpret_cast<Word*>(to) = codes[i].word;
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kChunk; ++i) store_line(i, codes[i]);
   }
   /// Codes times scales, row by row.
   template <class Element>
@@ -164,7 +188,8 @@ __device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const S
   using Element = typename Codes::Element;
   const auto encode_all = [&](auto&& put) {
     if constexpr (Codes::kStochastic)
-      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, PatchBits(of, job.rng), put);
+      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, PatchBits::of(of, job.rng),
+                                    put);
     else
       encode_rows<kSource, Element>(patch, scales.multipliers, by_row, put);
   };
@@ -178,8 +203,7 @@ __device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const S
     encode_all([&](int i, const EightCodes<Element>& codes) { lines[i] = codes; });
     const PatchOut out(of);
     if (out.columns) turn(lines);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) out.store_line(i, lines[i]);
+    out.store_lines(lines);
   } else if (const PatchOut out(of); !out.columns) {
     encode_all([&](int i, const EightCodes<Element>& codes) { out.store_line(i, codes); });
   } else {
@@ -188,8 +212,7 @@ __device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const S
 #pragma unroll
       for (int k = 0; k < kChunk; ++k) columns[k].push(codes.get(k));
     });
-#pragma unroll
-    for (int k = 0; k < kChunk; ++k) out.store_line(k, columns[k]);
+    out.store_lines(columns);
   }
 }
 

@@ -62,6 +62,19 @@ __device__ formats::BlockScale<typename Row::Scale::Code> block_scale(
   }
 }
 
+/// Where scales go, one after the other: those of a patch, or of them those that a thread makes.
+template <class Code>
+struct ScaleColumn {
+  uint8_t* to;
+  int64_t step;  ///< bytes to the next
+  int lines;     ///< that are there
+
+  __device__ void operator()(int line, Code code) {
+    if (line < lines) *reinterpret_cast<Code*>(to) = code;
+    to += step;
+  }
+};
+
 /// Scales of eight lines, each made by one of `kSharing` lanes, which lie kStride apart and all
 /// have the amaxes. `store(line, code)` takes them, unless they are of a decoded copy.
 template <class Row, class Element, bool kDecoded>
@@ -70,19 +83,21 @@ class ScaleMaker {
   formats::ExpertScale expert;
   formats::ScaleOptions options;
 
+  /// Which of them a thread is.
+  template <int kSharing, int kStride>
+  __device__ static int mine() {
+    return int(threadIdx.x) % kLanes / kStride % kSharing;
+  }
+  /// `amax(part, mine)` is that of line `part * kSharing + mine`.
   template <int kSharing, int kStride, class Store>
-  __device__ LineScales<kDecoded> of_lines(const uint32_t (&amax)[kChunk], Store&& store) const {
+  __device__ LineScales<kDecoded> of_lines(auto&& amax, Store&& store) const {
     constexpr int kEach = kSharing < kChunk ? kChunk / kSharing : 1;
-    const int lane = int(threadIdx.x) % kLanes, mine = lane / kStride % kSharing;
-    const int first = lane - mine * kStride;
+    const int mine = ScaleMaker::mine<kSharing, kStride>();
+    const int first = int(threadIdx.x) % kLanes - mine * kStride;
     LineScales<kDecoded> scales;
 #pragma unroll
     for (int s = 0; s < kEach; ++s) {
-      uint32_t of_line = 0;
-#pragma unroll
-      for (int i = 0; i < kChunk; ++i)
-        if (i / kSharing == s && i % kSharing == mine) of_line = amax[i];
-      const auto scale = block_scale<Row, Element>(of_line, expert, options);
+      const auto scale = block_scale<Row, Element>(amax(s, mine), expert, options);
       const int line = s * kSharing + mine;
       if (!kDecoded && line < kChunk) store(line, scale.code);
       const float number = kDecoded ? Row::Scale::decode(scale.code) : 1.0f;
@@ -98,20 +113,12 @@ class ScaleMaker {
   }
 };
 
-/// The larger of each column's magnitudes in so many lanes below each other.
-template <DType kSource, int kLanesAcross, int kLanesDown>
-__device__ void reduce_down(ColumnMagnitudes<kSource>& columns) {
+/// The larger of each line's magnitudes in so many lanes, which lie kStride apart.
+template <DType kSource, int kStride, int kCount>
+__device__ void reduce_lanes(LineMagnitudes<kSource>& lines) {
 #pragma unroll
-  for (int step = kLanesAcross; step < kLanesAcross * kLanesDown; step *= 2)
-    for (uint32_t& own : columns.words) own = larger<kSource>(own, __shfl_xor_sync(~0u, own, step));
-}
-
-template <DType kSource>
-__device__ ColumnMagnitudes<kSource> columns_of(const SourcePatch& patch) {
-  ColumnMagnitudes<kSource> columns;
-#pragma unroll
-  for (const Chunk& row : patch.rows) columns.add(row);
-  return columns;
+  for (int step = kStride; step < kStride * kCount; step *= 2)
+    for (uint32_t& own : lines.words) own = larger<kSource>(own, __shfl_xor_sync(~0u, own, step));
 }
 
 /// The largest of what all warps have of a line in shared memory.
@@ -143,38 +150,28 @@ struct ScalesOfPatch {
 
   /// Blocks within rows.
   __device__ Scales of_rows() const {
-    uint32_t amax[kChunk];
-#pragma unroll
-    for (int i = 0; i < kPatchRows; ++i) {
-      ColumnMagnitudes<kSource> columns;
-      columns.add(patch.rows[i]);
-      amax[i] = largest_of_lanes<kLanesOfBlock>(columns.of_all());
-    }
+    LineMagnitudes<kSource> rows_amax(patch.rows);
+    reduce_lanes<kSource, 1, kLanesOfBlock>(rows_amax);
     const int col = of.at.col / kBlock * kBlock;
     const int rows = col < of.cols ? of.rows - of.at.row : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    uint8_t* first = scales.at(of.tile.row + of.at.row, (of.tile.col + col) / kBlock);
+    uint8_t* first =
+        scales.at(uint32_t(of.tile.row + of.at.row), uint32_t(of.tile.col + col) / kBlock);
     const int64_t step = scales.columns ? int64_t(sizeof(Code)) : scales.pitch;
-    return maker().template of_lines<kLanesOfBlock, 1>(amax, [&](int i, Code code) {
-      if (i < rows) *reinterpret_cast<Code*>(first + i * step) = code;
-    });
+    return of_blocks<kLanesOfBlock, 1>(rows_amax, {first, step, rows});
   }
 
   /// Blocks down columns, within a warp.
   __device__ Scales of_columns() const {
     auto columns = columns_of<kSource>(patch);
-    reduce_down<kSource, kAcrossIt, kLanesOfBlock>(columns);
-    uint32_t amax[kChunk];
-#pragma unroll
-    for (int k = 0; k < kChunk; ++k) amax[k] = columns.of_column(k);
+    reduce_lanes<kSource, kAcrossIt, kLanesOfBlock>(columns);
     const int row = of.at.row / kBlock * kBlock;
     const int cols = row < of.rows ? of.cols - of.at.col : 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    uint8_t* first = scales.at((of.tile.row + row) / kBlock, of.tile.col + of.at.col);
+    uint8_t* first =
+        scales.at(uint32_t(of.tile.row + row) / kBlock, uint32_t(of.tile.col + of.at.col));
     const int64_t step = scales.columns ? scales.pitch : int64_t(sizeof(Code));
-    return maker().template of_lines<kLanesOfBlock, kAcrossIt>(amax, [&](int k, Code code) {
-      if (k < cols) *reinterpret_cast<Code*>(first + k * step) = code;
-    });
+    return of_blocks<kLanesOfBlock, kAcrossIt>(columns, {first, step, cols});
   }
 
   /// Square blocks within a warp.
@@ -200,10 +197,10 @@ struct ScalesOfPatch {
       const uint32_t amax = __reduce_max_sync(~0u, columns.of_all());
       if (threadIdx.x % kLanes == 0) shared.amax[warp][0] = amax;
     } else {
-      reduce_down<kSource, kAcrossIt, kDownIt>(columns);
+      reduce_lanes<kSource, kAcrossIt, kDownIt>(columns);
       if (threadIdx.x % kLanes < kAcrossIt)
 #pragma unroll
-        for (int k = 0; k < kChunk; ++k) shared.amax[warp][place(k)] = columns.of_column(k);
+        for (int k = 0; k < kChunk; ++k) shared.amax[warp][place(k)] = columns.of_line(k);
     }
     __syncthreads();
     const int first = of.at.col / kTileSide * kTileSide;  // column of the tile
@@ -238,7 +235,8 @@ struct ScalesOfPatch {
     for (int i = 0; i < kChunk; ++i) amax[i] = i < count ? lines[first + i] : 0;
     const bool stores = (down ? of.tile.row + of.at.row : of.tile.col + of.at.col) == 0;
     const Lines scales = of.copy.to.scales_of(of.tile, kBlock);
-    return maker().template of_lines<1, 1>(amax, [&](int i, Code code) {
+    const auto of_line = [&](int i, int) { return amax[i]; };
+    return maker().template of_lines<1, 1>(of_line, [&](int i, Code code) {
       if (i >= count || !stores) return;
       const int64_t line = first + i;
       store(scales,
@@ -262,6 +260,18 @@ struct ScalesOfPatch {
   }
 
  private:
+  /// Of lines whose amaxes all lanes of a block have. The scale of the first goes to `column.to`.
+  template <int kSharing, int kStride>
+  __device__ Scales of_blocks(const LineMagnitudes<kSource>& amax, ScaleColumn<Code> column) const {
+    const auto make = maker();
+    column.to += make.template mine<kSharing, kStride>() * column.step;
+    column.step *= kSharing;
+    return make.template of_lines<kSharing, kStride>(
+        [&](int part, int mine) {
+          return amax.template of_mine<std::min(kSharing, kChunk)>(part, mine % kChunk);
+        },
+        column);
+  }
   __device__ auto maker_scale(uint32_t amax) const {
     return block_scale<Row, Element>(amax, of.expert, of.copy.options);
   }

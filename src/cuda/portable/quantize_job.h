@@ -53,7 +53,8 @@ struct QuantizeStream {
 
   /// What a kernel over strips of tiles takes of an SM.
   struct OfUnit {
-    int blocks, shared_bytes;  ///< shared_bytes: of a block
+    int blocks, shared_bytes;        ///< shared_bytes: of a block
+    int threads = kQuantizeThreads;  ///< of a block
   };
   /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
   /// wider where every block has many, since looking for one takes time.
@@ -62,10 +63,11 @@ struct QuantizeStream {
                      const More&... more) const {
     constexpr int64_t kStripsOfBlock = 8, kMostTiles = 8;
     const int64_t most = int64_t(std::max(units, 1)) * unit.blocks;
-    const int64_t tiles = job.of.most_tiles() / (most * kStripsOfBlock);
+    const int64_t strips = most * kStripsOfBlock * unit.threads / kQuantizeThreads;
+    const int64_t tiles = job.of.most_tiles() / strips;
     job.of.strip = int(std::clamp<int64_t>(tiles, 1, kMostTiles)) * kTileSide;
     const auto blocks = unsigned(std::clamp<int64_t>(job.of.most_tiles(), 1, most));
-    launch(kernel, {blocks, kQuantizeThreads, unit.shared_bytes, stream}, job, more...);
+    launch(kernel, {blocks, unsigned(unit.threads), unit.shared_bytes, stream}, job, more...);
   }
 };
 

@@ -53,9 +53,9 @@ struct RowCodes {
     uint32_t amax = 0;
 #pragma unroll
     for (int i = 0; i < kScales; ++i) {
-      ColumnMagnitudes<kSource> columns;
+      LineMagnitudes<kSource> columns(chunks[i * kInBlock]);
 #pragma unroll
-      for (int k = 0; k < kInBlock; ++k) columns.add(chunks[i * kInBlock + k]);
+      for (int k = 1; k < kInBlock; ++k) columns.add(chunks[i * kInBlock + k]);
       const uint32_t largest = largest_of_lanes<kLanesOfIt>(columns.of_all());
       if (lane == i) amax = largest;
     }

@@ -65,8 +65,8 @@ __device__ SourcePatch load_patch(const QuantizeJob& job, const ExpertTile& tile
   if (!job.tokens.gather() && from.is_wide()) {
     first += row * from.pitch;
 #pragma unroll
-    for (int i = 0; i < kPatchRows; ++i)
-      if (i < at.rows) load_wide<kSource>(patch.rows[i], first + i * from.pitch);
+    for (int i = 0; i < kPatchRows; ++i, first += from.pitch)
+      if (i < at.rows) load_wide<kSource>(patch.rows[i], first);
     return patch;
   }
   int source[kPatchRows];
@@ -94,13 +94,17 @@ __device__ inline float element_of(const Chunk& chunk, DType dtype, int k) {
   return k % 2 == 0 ? both.x : both.y;
 }
 
-/// The largest magnitude of the patch.
+/// The largest magnitudes of the columns of a patch, and of all of it.
+template <DType kSource>
+__device__ LineMagnitudes<kSource> columns_of(const SourcePatch& patch) {
+  LineMagnitudes<kSource> columns(patch.rows[0]);
+#pragma unroll
+  for (int i = 1; i < kPatchRows; ++i) columns.add(patch.rows[i]);
+  return columns;
+}
 template <DType kSource>
 __device__ uint32_t largest_of(const SourcePatch& patch) {
-  ColumnMagnitudes<kSource> columns;
-#pragma unroll
-  for (const Chunk& row : patch.rows) columns.add(row);
-  return columns.of_all();
+  return columns_of<kSource>(patch).of_all();
 }
 
 /// Transforms every sixteen rows, to bf16: those of a thread and of the one `kLanesAcross` lanes
@@ -109,36 +113,28 @@ template <DType kSource, int kLanesAcross>
 __device__ void transform(SourcePatch& patch) {
   using formats::Hadamard16;
   const bool second = threadIdx.x / kLanesAcross % 2 != 0;  // has the last eight points
+  const float one = second ? -1.0f : 1.0f;                  // of the last difference
   const uint32_t negative = Hadamard16::kNegative >> (second ? kPatchRows : 0);
 #pragma unroll
   for (int pair = 0; pair < kChunk / 2; ++pair) {
     float v[2][kPatchRows];
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      const Chunk& row = patch.rows[i];
-      const float2 both = kSource == DType::kF32 ? float2{__uint_as_float(word(row, 2 * pair)),
-                                                          __uint_as_float(word(row, 2 * pair + 1))}
-                                                 : pair_of(kSource, word(row, pair));
       const uint32_t sign = (negative >> i & 1) << 31;
-      v[0][i] = __uint_as_float(__float_as_uint(both.x) ^ sign);
-      v[1][i] = __uint_as_float(__float_as_uint(both.y) ^ sign);
+      const auto bits = [&](int c) {
+        return __float_as_uint(element_of(patch.rows[i], kSource, 2 * pair + c));
+      };
+      // A sum changes the sign too, of bf16 in the instruction that shifts it.
+      v[0][i] = __uint_as_float(bits(0) + sign);
+      v[1][i] = __uint_as_float(bits(1) ^ sign);
     }
 #pragma unroll
     for (int c = 0; c < 2; ++c) {
-#pragma unroll
-      for (int distance = 1; distance < kPatchRows; distance *= 2)
-#pragma unroll
-        for (int i = 0; i < kPatchRows; ++i) {
-          if (i & distance) continue;
-          const float a = v[c][i], b = v[c][i + distance];
-          v[c][i] = formats::add(a, b);
-          v[c][i + distance] = formats::add(a, -b);
-        }
+      Hadamard16::add_pairs<kPatchRows>(v[c]);
 #pragma unroll
       for (int i = 0; i < kPatchRows; ++i) {
-        const float mine = v[c][i], other = __shfl_xor_sync(~0u, mine, kLanesAcross);
-        v[c][i] =
-            formats::mul(second ? formats::add(other, -mine) : formats::add(mine, other), 0.25f);
+        const float other = __shfl_xor_sync(~0u, v[c][i], kLanesAcross);
+        v[c][i] = formats::mul(formats::fma(v[c][i], one, other), 0.25f);
       }
     }
     // In place: words up to this one have been read.
