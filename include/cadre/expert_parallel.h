@@ -112,10 +112,11 @@ class Window {
                        const WindowOptions& options = {});
 
   /// The same in memory that the caller has made, shared and mapped: that of every rank, by its
-  /// address in this process, in the order of ranks, `plan.window.bytes` of each in whole pages.
-  /// It is mapped once more, side by side, and kept as long as this; its owners leave it alone
-  /// meanwhile. On the CPU an address is the first of a page of a shared mapping (MAP_SHARED), on
-  /// GPUs the first of an allocation of CUDA's virtual memory, as symmetric memory of torch has it.
+  /// address in this process, in the order of ranks, `plan.window.bytes` of each. It is mapped once
+  /// more, side by side, and kept as long as this; its owners leave it alone meanwhile. Its first
+  /// bytes are written even if this fails. On the CPU an address is the first of a page of a shared
+  /// mapping (MAP_SHARED); on GPUs it lies in an allocation of CUDA's virtual memory, as symmetric
+  /// memory of torch does, equally far from the beginning for all ranks, a multiple of 256 bytes.
   /// Errors    as create, but for hosts; DeviceError also where a rank has not an address for each,
   ///           or two overlap, or memory cannot be mapped again, or is not that of the rank where
   ///           its address stands.
@@ -127,7 +128,7 @@ class Window {
   ~Window();
 
   int rank() const;
-  int64_t bytes() const;  ///< of a rank's window
+  int64_t bytes() const;  ///< of a rank's window, for plans
 
   /// Waits until every other rank has read what this one brought to the last exchange. Before it
   /// nothing may be written into the window; the exchanges themselves wait for it.

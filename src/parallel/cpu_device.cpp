@@ -166,9 +166,9 @@ class CpuRankDevice final : public RankDevice {
     memory_ = SharedMemory(files, bytes_each);
     return memory_.data();
   }
-  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) override {
-    memory_ = SharedMemory(addresses, bytes_each);
-    return memory_.data();
+  SideBySide map_again(const std::vector<void*>& addresses, int64_t bytes) override {
+    memory_ = SharedMemory(addresses, whole_pages(bytes));
+    return {memory_.data(), memory_.bytes_each()};
   }
   void write_word(void* window, uint64_t word) override { std::memcpy(window, &word, sizeof word); }
   uint64_t word(const void* window) override {

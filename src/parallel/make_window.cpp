@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
-#include <cstdlib>
+#include <cstdint>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -96,7 +96,6 @@ std::unique_ptr<Window::State> new_state(const ExpertParallelPlan& plan, int ran
   state->ranks = plan.problem.ranks;
   state->limit = options.limit;
   state->device = parallel::rank_device(plan.device);
-  state->bytes_each = state->device->whole_bytes(plan.window.bytes);
   return state;
 }
 
@@ -113,7 +112,7 @@ WindowOffer offer_of(const Window::State& state, const ExpertParallelPlan& plan,
   WindowOffer offer;
   offer.memory = memory;
   offer.problem = to_string(plan.problem);
-  offer.bytes = text(state.bytes_each);
+  offer.bytes = text(state.bytes);
   offer.limit = text(state.limit.count());
   return offer;
 }
@@ -123,10 +122,11 @@ void check_addresses(const std::vector<void*>& addresses, const Window::State& s
           " addresses, must be ", state.ranks, "; one a rank");
   for (size_t p = 0; p < addresses.size(); ++p)
     for (size_t q = 0; q < p; ++q) {
-      const int64_t apart =
-          std::abs(std::bit_cast<int64_t>(addresses[p]) - std::bit_cast<int64_t>(addresses[q]));
-      require(apart >= state.bytes_each, "the memory of ranks ", q, " and ", p, " is ", apart,
-              " bytes apart, must be at least ", state.bytes_each, ", the bytes of a window");
+      const auto [first, last] = std::minmax(
+          {std::bit_cast<uint64_t>(addresses[p]), std::bit_cast<uint64_t>(addresses[q])});
+      const auto apart = int64_t(std::min(last - first, uint64_t(INT64_MAX)));
+      require(apart >= state.bytes, "the memory of ranks ", q, " and ", p, " is ", apart,
+              " bytes apart, must be at least ", state.bytes, ", the bytes of a window");
     }
 }
 
@@ -141,6 +141,7 @@ uint64_t new_mark() {
 Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather& all_gather,
                       const WindowOptions& options) {
   auto state = new_state(plan, rank, options);
+  state->bytes = state->bytes_each = state->device->whole_bytes(plan.window.bytes);
   const auto limit = state->limit;
   std::unique_ptr<parallel::FileSharing> sharing;
   parallel::File own;
@@ -169,12 +170,15 @@ Window Window::adopt(const ExpertParallelPlan& plan, const std::vector<void*>& a
                      const AllGather& all_gather, const WindowOptions& options) {
   auto state = new_state(plan, rank, options);
   parallel::RankDevice& device = *state->device;
+  state->bytes = plan.window.bytes;
   WindowOffer offer = offer_of(*state, plan, "adopted");
   // Marked by the caller's address, and looked for where it is mapped again.
   offer.error = error_of([&] {
     check_options(*state);
     check_addresses(addresses, *state);
-    state->memory = device.map_again(addresses, state->bytes_each);
+    const parallel::SideBySide mapped = device.map_again(addresses, state->bytes);
+    state->memory = mapped.first;
+    state->bytes_each = mapped.step;
     const uint64_t mark = new_mark();
     device.write_word(addresses[size_t(rank)], mark);
     offer.address = text(mark);

@@ -100,6 +100,12 @@ struct OverflowNote {
   int32_t routed = 0;
 };
 
+/// Memory of ranks: that of the first, and how far it is to the next.
+struct SideBySide {
+  char* first = nullptr;
+  int64_t step = 0;
+};
+
 class RankDevice {
  public:
   RankDevice() = default;
@@ -115,7 +121,7 @@ class RankDevice {
   virtual char* map(std::span<const File> files, int64_t bytes_each, int rank) = 0;
 
   /// The same of memory that is mapped at these addresses, one a rank; no flags are zero yet.
-  virtual char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) = 0;
+  virtual SideBySide map_again(const std::vector<void*>& addresses, int64_t bytes) = 0;
   /// The first word of a window, by any address of it; and its first bytes, Control, as zeros.
   virtual void write_word(void* window, uint64_t word) = 0;
   virtual uint64_t word(const void* window) = 0;

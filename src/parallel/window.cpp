@@ -18,7 +18,7 @@ Window& Window::operator=(Window&&) noexcept = default;
 Window::~Window() = default;
 
 int Window::rank() const { return state_->rank; }
-int64_t Window::bytes() const { return state_->bytes_each; }
+int64_t Window::bytes() const { return state_->bytes; }
 
 TensorView Window::tokens(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;

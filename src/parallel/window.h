@@ -83,7 +83,8 @@ struct Window::State {
   std::chrono::milliseconds limit{};
   std::unique_ptr<parallel::RankDevice> device{};
   char* memory = nullptr;  ///< of all ranks, one after another
-  int64_t bytes_each = 0;
+  int64_t bytes_each = 0;  ///< from one to the next
+  int64_t bytes = 0;       ///< of each, for plans
   std::vector<std::pair<uint32_t, ExpertParallelProblem>> dispatched{};  ///< by their tags
 
   char* of(int rank_of) const { return memory + rank_of * bytes_each; }

@@ -106,16 +106,30 @@ CUresult map(CUdeviceptr at, size_t bytes, size_t offset, CUmemGenericAllocation
   return answer(all.list.back().file >= 0);
 }
 
-CUresult retain(CUmemGenericAllocationHandle* handle, void* anywhere) {
+/// What `use` makes of the mapping in which an address lies.
+template <class Use>
+CUresult with_mapping(CUdeviceptr anywhere, Use&& use) {
   AllMapped& all = AllMapped::get();
   const std::lock_guard lock(all.mutex);
-  for (const Mapped& one : all.list) {
-    if (reinterpret_cast<CUdeviceptr>(anywhere) - one.at >= one.bytes) continue;
-    const int file = dup(one.file);
+  for (const Mapped& one : all.list)
+    if (anywhere - one.at < one.bytes) return use(one);
+  return CUDA_ERROR_INVALID_VALUE;
+}
+
+CUresult retain(CUmemGenericAllocationHandle* handle, void* anywhere) {
+  return with_mapping(reinterpret_cast<CUdeviceptr>(anywhere), [&](const Mapped& mapped) {
+    const int file = dup(mapped.file);
     *handle = handle_of(file);
     return answer(file >= 0);
-  }
-  return CUDA_ERROR_INVALID_VALUE;
+  });
+}
+
+CUresult attribute(void* to, CUpointer_attribute which, CUdeviceptr anywhere) {
+  if (which != CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR) return CUDA_ERROR_INVALID_VALUE;
+  return with_mapping(anywhere, [&](const Mapped& mapped) {
+    std::memcpy(to, &mapped.at, sizeof mapped.at);
+    return CUDA_SUCCESS;
+  });
 }
 
 CUresult set_access(CUdeviceptr at, size_t bytes, const CUmemAccessDesc* of, size_t count) {
@@ -158,6 +172,7 @@ void* virtual_memory_entry(const char* name) {
                            entry("cuMemImportFromShareableHandle", import_handle),
                            entry("cuMemRelease", release),
                            entry("cuMemRetainAllocationHandle", retain),
+                           entry("cuPointerGetAttribute", attribute),
                            entry("cuMemAddressReserve", reserve),
                            entry("cuMemMap", map),
                            entry("cuMemSetAccess", set_access),

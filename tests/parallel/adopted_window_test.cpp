@@ -84,7 +84,7 @@ TEST(AdoptedWindow, ServesProcesses) {
          Window window =
              Window::adopt(group.plan, group.addresses(), rank, all_gather_in(folder, rank, 2));
          group.memory.clear();
-         demand(window.bytes() == group.bytes, "bytes");
+         demand(window.bytes() == group.plan.window.bytes, "bytes");
          for (int round = 0; round < 50; ++round)
            run_exchanges(group.plan, window, float(100 * rank + round));
        }))
@@ -135,7 +135,7 @@ TEST(AdoptedWindowErrors, AreThoseOfEveryRank) {
             }),
             text("window: rank 1 failed: the memory of ranks 0 and 1 is 64 bytes apart, must be at "
                  "least ",
-                 group.bytes, ", the bytes of a window"));
+                 group.plan.window.bytes, ", the bytes of a window"));
   // Both have marked the same memory, one after the other.
   const std::string swapped = error([](int rank, const Addresses& all) {
     return rank == 1 ? Addresses{all[1], all[0]} : all;
@@ -190,14 +190,50 @@ TEST(AdoptedWindowErrors, OfMemoryThatCannotBeMappedAgain) {
             "driver says 1");
 }
 
-TEST(AdoptedWindowErrors, OfMemoryThatDoesNotBeginThere) {
-  const Group group;
-  const size_t last = group.memory[1].data() > group.memory[0].data();
-  const std::string error = error_of(group, [&](int, Addresses all) {
-    all[last] = static_cast<char*>(all[last]) + 64;
-    return all;
-  });
-  EXPECT_EQ(error, text("window: rank 0 failed: ", not_of(int(last))));
+/// Addresses so far behind the beginning of each rank's memory.
+Addresses behind(const Addresses& all, const std::vector<int64_t>& offsets) {
+  Addresses moved;
+  for (size_t p = 0; p < all.size(); ++p) moved.push_back(static_cast<char*>(all[p]) + offsets[p]);
+  return moved;
+}
+
+/// With a page more than a window has.
+Group wide_group() {
+  Group group;
+  group.bytes += 64 << 10;
+  group.memory = group.make(2);
+  return group;
+}
+
+TEST(AdoptedWindow, BeginsWithinAllocations) {
+  const Group group = wide_group();
+  test::ThreadGroup threads(2);
+  EXPECT_EQ(test::on_ranks(
+                2,
+                [&](int rank) {
+                  Window window = Window::adopt(group.plan, behind(group.addresses(), {2048, 2048}),
+                                                rank, threads.all_gather(rank));
+                  run_exchanges(group.plan, window, float(rank));
+                  for (int64_t i = 0; i < 2048; ++i)
+                    demand(group.memory[size_t(rank)].data()[i] == 0x5a, "a byte before it");
+                }),
+            std::vector<std::string>(2));
+}
+
+TEST(AdoptedWindowErrors, OfPlacesWithinAllocations) {
+  const Group group = wide_group();
+  const auto error = [&](const std::vector<int64_t>& offsets) {
+    return error_of(group, [&](int, const Addresses& all) { return behind(all, offsets); });
+  };
+  EXPECT_EQ(error({64, 64}),
+            "window: rank 0 failed: the memory of rank 0 begins 64 bytes within its allocation, "
+            "must begin a multiple of 256");
+  EXPECT_EQ(error({256, 512}),
+            "window: rank 0 failed: the memory of rank 1 begins 512 bytes within its allocation, "
+            "must begin 256 as that of rank 0 does");
+  EXPECT_EQ(error({128 << 10, 128 << 10}),
+            text("window: rank 0 failed: window: cannot map ", group.bytes + (64 << 10),
+                 " bytes of the memory of rank 0: the driver says 1"));
 }
 #else
 TEST(AdoptedWindowErrors, OfMemoryThatCannotBeMappedAgain) {

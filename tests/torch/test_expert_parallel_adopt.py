@@ -80,6 +80,8 @@ USES = """
 by_collective.adopt(memory)
 by_collective.window_bytes
 ep.adopt("memory")
+ep.adopt("memory" if rank == 0 else memory.buffer_ptrs)
+larger(share=ep)
 ep.adopt([])
 ep.adopt([0.5] * ranks)
 ep.adopt(memory.buffer_ptrs[:1])
@@ -98,8 +100,13 @@ def answers(rank, device, folder, path):
     ep = cadre.ExpertParallel(group, 5, 3, route="window", tokens=30, hidden=H, factor=4,
                               dtype=torch.float32, device=cpu)
     memory, heap = Mapped(rank, folder, "errors"), torch.zeros(PART, dtype=torch.uint8)
-    known = {"ep": ep, "by_collective": by_collective, "memory": memory, "heap": heap,
-             "page": PAGE, "part": PART, "ranks": WORLD}
+    ep.adopt(memory)
+
+    def larger(share):
+        return cadre.ExpertParallel(group, 5, 3, route="window", tokens=31, factor=4, share=share)
+
+    known = {"ep": ep, "rank": rank, "larger": larger, "by_collective": by_collective,
+             "memory": memory, "heap": heap, "page": PAGE, "part": PART, "ranks": WORLD}
     given = answers_to(USES, known)
     case = draw_case(1, WORLD, cpu, "any", torch.float32, 5, 3)
     parallel(ep, case, rank)

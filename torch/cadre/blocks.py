@@ -24,7 +24,7 @@ def require_block(block: int, rows: int | str | None, factor: float | None, rout
     for name, given in (("rows", "exact" if rows == "exact" else None), ("factor", factor)):
         if given is not None:
             raise ValueError(f"{name} is {given!r}, must be left out where block is given; R is "
-                             "then P * block, or rows, a number")
+                             "P * block, or a number of rows")
     if route != "collective":
         raise ValueError(f"block is {block}, must be left out where route is {route!r}; it is of "
                          "the route 'collective'")
@@ -88,7 +88,6 @@ class BlockRoute:
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         # Of an overflow: the rank with most rows, how many, and most from one rank to another.
         self._note: Tensor | None = None
-        self._note_here: Tensor | None = None  # on the host, where a GPU brings it later
 
     def planned(self, chosen: Tensor, choices: int) -> tuple[Tensor, Tensor, BlockExchange]:
         """Choices int64 [P, P, E] of each rank by expert; those that are kept; and where rows go.
@@ -109,16 +108,14 @@ class BlockRoute:
         rows = kept[:, self.rank].sum(0)
         return pad(rows.cumsum(0), (1, 0)).int()
 
-    def raise_overflow(self, waits: bool) -> None:
-        """Errors: RuntimeError, once, if rows overflowed; on a GPU, without a wait, as far as the
-        host knows."""
-        if self._note is None or self._note_here is None:
+    def check(self) -> None:
+        """Waits for the current stream. Errors: RuntimeError, once, if rows overflowed."""
+        if self._note is None:
             return
-        rank, rows, most = (self._note if waits else self._note_here).tolist()
+        rank, rows, most = self._note.tolist()
         if rows == 0:
             return
         self._note.zero_()
-        self._note_here.zero_()
         raise RuntimeError(
             f"expert_parallel: the rows of rank {rank} are {rows}, must be at most {self.rows}, "
             f"and those from one rank to another {most}, at most {self.block}, the block; results "
@@ -150,13 +147,11 @@ class BlockRoute:
         """Whether choices were left out, which is noted for the host."""
         late = (counts != kept).any()
         if self._note is None or self._note.device != counts.device:
-            on_gpu = counts.device.type == "cuda"
+            if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError("dispatch: a CUDA graph is being captured, must not be by the "
+                                   "first dispatch with block; it makes what notes an overflow")
             self._note = counts.new_zeros(3)
-            self._note_here = torch.zeros(3, dtype=torch.int64, pin_memory=True) if on_gpu \
-                else self._note
         rows, rank = counts.sum((0, 2)).max(0)
         now = torch.stack([rank, rows, counts.sum(2).max()])
         self._note.copy_(now.where(late & (self._note[1] == 0), self._note))
-        if self._note_here is not self._note and self._note_here is not None:
-            self._note_here.copy_(self._note, non_blocking=True)
         return late

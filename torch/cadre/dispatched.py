@@ -18,7 +18,7 @@ class DispatchHandle:
 
     choices: Tensor  # [T, top_k], as they were given
     experts: int  # P * E
-    routed: Tensor  # int [P]: rows for each rank, dropped ones too; collective: on the host
+    routed: Tensor  # int [P]: rows for each rank, dropped ones too
     kept: int | Tensor  # how many of them each has at most
     tokens: int  # T of this rank
     rows: int = 0  # R of this rank
@@ -26,15 +26,19 @@ class DispatchHandle:
     exchange: Exchange | BlockExchange | None = None  # None after an overflow: results are NaN
     where: ExchangeMap | None = None  # of the route window
     window: str = ""  # likewise: the name of the exchange
+    counted: Tensor | None = None  # tokens_per_expert, where the dispatch has counted them
 
     @property
     def dropped(self) -> Tensor:
-        """int64 [P]: choices beyond the capacity of each rank; collective: on the host."""
+        """int64 [P]: choices beyond the capacity of each rank; on the host where it reads counts.
+        """
         return (self.routed.long() - self.kept).clamp(min=0)
 
     @property
     def tokens_per_expert(self) -> Tensor:
         """int32 [P * E]: choices of this rank's tokens, dropped ones too."""
+        if self.counted is not None:
+            return self.counted
         return offsets_of_routing(self.choices, self.experts, self.choices.numel()).offsets.diff()
 
 

@@ -23,7 +23,7 @@ from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
-from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute
+from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, refusal_of
 
 if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
@@ -75,7 +75,7 @@ class ExpertParallel:
         ranks cannot overflow.
     block: by the route collective, the rows that a rank sends to another at most. As many then
         travel whatever is chosen, the host reads no counts, and a CUDA graph may have exchanges. R
-        is P * block, unless rows says less. All ranks ask for the same H, type and gradients.
+        is P * block, or rows=. All ranks ask for the same H, type and gradients, and none raises.
     overflow: "error": results and gradients of that dispatch are NaN on all ranks, and the next
         one, or `check`, raises. "drop": choices whose row would be R or more are dropped.
     route: "collective", by torch.distributed: the host waits for the counts, once a dispatch.
@@ -128,7 +128,7 @@ class ExpertParallel:
             self.factor = min(self.ranks, 2)
         room = f"factor={self.factor}" if rows is None else f"R={rows}"
         if block is not None:
-            room = f"R={rows or self.ranks * block} block={block}"
+            room = f"block={block}" if rows is None else f"R={rows} block={block}"
         self.problem = (f"expert_parallel E={experts} top_k={top_k} ranks={self.ranks} {room} "
                         f"overflow={overflow} route={route}")
         self._overflowed = ""
@@ -151,7 +151,7 @@ class ExpertParallel:
         if self._window is not None:
             self._window.exchange.check()
         if self._blocks is not None:
-            self._blocks.raise_overflow(waits=True)
+            self._blocks.check()
         words, self._overflowed = self._overflowed, ""
         if words:
             raise RuntimeError(words)
@@ -231,7 +231,7 @@ class ExpertParallel:
         order, tokens, counts = self._routed(x, experts, prob)
         capacity = self._capacity(max(tokens))
         handle = DispatchHandle(experts, self.ranks * self.experts, counts.sum((0, 2)), capacity,
-                                x.shape[0])
+                                x.shape[0], counted=order.offsets.diff())
         if handle.dropped.any():
             if self.overflow == "error":
                 self._overflowed = self._overflow_text(counts, capacity, max(tokens))
@@ -251,7 +251,6 @@ class ExpertParallel:
     def _dispatch_in_blocks(self, blocks: BlockRoute, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:
         self._call(x, experts, prob)
-        blocks.raise_overflow(waits=False)
         order = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
         chosen = order.offsets.diff()
         counts, kept, exchange = blocks.planned(chosen, experts.numel())
@@ -259,7 +258,8 @@ class ExpertParallel:
             order = without_late(order, experts, kept[self.rank].flatten())
         rows, row_prob = exchanged(exchange, order, x, prob)
         handle = DispatchHandle(experts, self.ranks * self.experts, counts.sum((0, 2)),
-                                kept.sum((0, 2)), x.shape[0], blocks.rows, order, exchange)
+                                kept.sum((0, 2)), x.shape[0], blocks.rows, order, exchange,
+                                counted=chosen)
         return DispatchedRows(rows, row_prob, blocks.offsets(kept), handle)
 
     def collect(self, y: Tensor, handle: DispatchHandle) -> Tensor:
@@ -311,10 +311,12 @@ class ExpertParallel:
             CUDA's virtual memory; on the CPU, of a page of a shared mapping.
 
         All ranks call it, before they exchange or share the window; it is kept as long as this.
-        Errors: ValueError for another route; RuntimeError, on all ranks, for memory that is too
-        small, is not that of the other ranks, or cannot be mapped again.
+        Errors: ValueError for another route; on all ranks, TypeError and ValueError for what is no
+        memory on one of them, and RuntimeError for memory that is too small, is not that of the
+        other ranks, or cannot be mapped again. Its first bytes are written even then.
         """
         own = self._own_window()
+        self._heard(refusal_of(memory))
         self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, memory)
 
     def _own_window(self) -> WindowRoute:
@@ -344,19 +346,25 @@ class ExpertParallel:
             on = self._planned(options)
         except (TypeError, ValueError, NotImplementedError) as error:
             refusal = error
+        problems = self._heard(refusal)
+        for rank, problem in enumerate(problems):
+            if problem != problems[0]:
+                raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
+                                 f"must be that of rank 0, {problems[0]!r}")
+        if on is not None and self._window is None:
+            self._window = WindowRoute.made(self.problem, on, self.group, options)
+
+    def _heard(self, refusal: Exception | None) -> list[str]:
+        """The problems of all ranks. Errors: what one of them refuses, on all."""
         said: list[Any] = [None] * self.ranks
         dist.all_gather_object(said, (str(refusal or ""), self.problem), group=self.group)
         if refusal is not None:
             raise refusal
-        for rank, (words, problem) in enumerate(said):
+        for rank, (words, _) in enumerate(said):
             if words:
                 raise ValueError(f"expert_parallel: rank {rank} was given what does not fit, must "
                                  f"be what fits: {words}")
-            if problem != said[0][1]:
-                raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
-                                 f"must be that of rank 0, {said[0][1]!r}")
-        if on is not None and self._window is None:
-            self._window = WindowRoute.made(self.problem, on, self.group, options)
+        return [problem for _, problem in said]
 
     def _planned(self, options: WindowOptions) -> Tensor | None:
         """A tensor on the device of the window, where there is to be one. A shared one is there

@@ -110,7 +110,9 @@ class WindowOptions(NamedTuple):
         window = self._window_of(self.share)
         if window.group is not group:
             raise ValueError(f"share is {self.share}, must be of the same group")
-        return WindowRoute(problem, window.on, window.exchange.window(), window.group, self)
+        route = WindowRoute(problem, window.on, window.exchange.window(), window.group, self)
+        route._memory = window._memory
+        return route
 
     @staticmethod
     def _window_of(share: Any) -> "WindowRoute":
@@ -137,14 +139,20 @@ def places_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
     return where.place_of if where is not None and "push=yes" in name else None
 
 
-def _addresses_of(memory: Any) -> list[int]:
-    """Of each rank's part. Errors: TypeError."""
+def refusal_of(memory: Any) -> TypeError | None:
+    """Of what has no addresses."""
     addresses = getattr(memory, "buffer_ptrs", memory)
-    whole = isinstance(addresses, (list, tuple)) and all(type(a) is int for a in addresses)
-    if not whole or not addresses:
-        raise TypeError(f"memory is {kind_of(memory)}, must be symmetric memory of torch, or a "
-                        "list of addresses, one a rank")
-    return list(addresses)
+    if isinstance(addresses, (list, tuple)) and addresses and all(type(a) is int
+                                                                  for a in addresses):
+        return None
+    return TypeError(f"memory is {kind_of(memory)}, must be symmetric memory of torch, or a list "
+                     "of addresses, one a rank")
+
+
+def _addresses_of(memory: Any) -> list[int]:
+    """Of each rank's part."""
+    behind: int = getattr(memory, "offset", 0)  # of a tensor in its buffer
+    return [address + behind for address in getattr(memory, "buffer_ptrs", memory)]
 
 
 class WindowRoute:

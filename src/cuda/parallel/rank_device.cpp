@@ -61,9 +61,10 @@ class GpuRankDevice final : public parallel::RankDevice {
     clear_flags(first + rank * bytes_each);
     return first;
   }
-  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each) override {
+  parallel::SideBySide map_again(const std::vector<void*>& addresses, int64_t bytes) override {
     const CurrentDevice current(device_.index);
-    return memory_.map_again(addresses, bytes_each, device_.index);
+    char* first = memory_.map_again(addresses, bytes, device_.index);
+    return {first, memory_.bytes_each()};
   }
   void write_word(void* window, uint64_t word) override {
     const CurrentDevice current(device_.index);

@@ -34,6 +34,8 @@ struct Driver {
       driver_function<decltype(cuMemImportFromShareableHandle)>("cuMemImportFromShareableHandle");
   decltype(cuMemRetainAllocationHandle)* retain =
       driver_function<decltype(cuMemRetainAllocationHandle)>("cuMemRetainAllocationHandle");
+  decltype(cuPointerGetAttribute)* attribute =
+      driver_function<decltype(cuPointerGetAttribute)>("cuPointerGetAttribute");
   decltype(cuMemAddressReserve)* reserve =
       driver_function<decltype(cuMemAddressReserve)>("cuMemAddressReserve");
   decltype(cuMemAddressFree)* free =
@@ -43,6 +45,8 @@ struct Driver {
   decltype(cuMemSetAccess)* set_access =
       driver_function<decltype(cuMemSetAccess)>("cuMemSetAccess");
 };
+
+constexpr int64_t kAlignment = 256;  ///< of what lies in a window
 
 const Driver& driver() {
   static const Driver functions;
@@ -76,6 +80,15 @@ class Allocation {
  private:
   CUmemGenericAllocationHandle handle_;
 };
+
+/// How far behind the first byte of its mapping an address lies; 0 where the driver does not know.
+int64_t offset_in_allocation(const void* address) {
+  const auto at = std::bit_cast<CUdeviceptr>(address);
+  CUdeviceptr first = at;
+  if (driver().attribute(&first, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, at) != CUDA_SUCCESS)
+    return 0;
+  return int64_t(at - first);
+}
 
 }  // namespace
 
@@ -136,16 +149,22 @@ char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each,
   return std::bit_cast<char*>(place_);
 }
 
-char* RankMemory::map_again(const std::vector<void*>& addresses, int64_t bytes_each, int device) {
-  reserve(addresses.size(), bytes_each);
+char* RankMemory::map_again(const std::vector<void*>& addresses, int64_t bytes, int device) {
+  const int64_t offset = offset_in_allocation(addresses[0]);
+  require(offset % kAlignment == 0, "the memory of rank 0 begins ", offset,
+          " bytes within its allocation, must begin a multiple of ", kAlignment);
+  reserve(addresses.size(), whole_pages(offset + bytes, device));
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
+    const int64_t own = offset_in_allocation(addresses[rank]);
+    require(own == offset, "the memory of rank ", rank, " begins ", own,
+            " bytes within its allocation, must begin ", offset, " as that of rank 0 does");
     CUmemGenericAllocationHandle handle{};
     demand(driver().retain(&handle, addresses[rank]),
            text("take the memory of rank ", rank, ", which must be CUDA's virtual memory"));
     const Allocation taken(handle);
     map_next(handle, device);
   }
-  return std::bit_cast<char*>(place_);
+  return std::bit_cast<char*>(place_) + offset;
 }
 
 RankMemory::~RankMemory() {

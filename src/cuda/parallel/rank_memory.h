@@ -24,10 +24,11 @@ class RankMemory {
   /// Maps a file a rank for that GPU.
   /// Errors    DeviceError where it cannot reach a rank's memory.
   char* map(std::span<const parallel::File> files, int64_t bytes_each, int device);
-  /// Maps once more what is mapped at an address a rank: allocations of virtual memory from their
-  /// beginning, whoever made them, in whatever process.
+  /// Maps once more what is mapped at an address a rank: allocations of virtual memory, whoever
+  /// made them, in whatever process, in which the addresses lie equally far from the beginning.
   /// Errors    as map; also for other memory, and for too little.
-  char* map_again(const std::vector<void*>& addresses, int64_t bytes_each, int device);
+  char* map_again(const std::vector<void*>& addresses, int64_t bytes, int device);
+  int64_t bytes_each() const { return bytes_each_; }
 
  private:
   /// Takes the addresses.
