@@ -90,13 +90,15 @@ def draw_case(seed, ranks, device, kind=None, dtype=None, experts=None, top_k=No
                 numbers(experts * ranks, 2 * F, H), numbers(experts * ranks, H, F))
 
 
-def answers_to(uses, names):
-    """(use, what it raises) of each line of `uses`, for docs/errors.md."""
+def answers_to(uses, names, behind=lambda: None):
+    """(use, what it raises) of each line of `uses`, for docs/errors.md. behind: called after each.
+    """
     given = []
     for use in uses.strip().splitlines():
         with pytest.raises(Exception) as error:
             eval(use, names)
         given.append((use, f"{error.type.__name__}: {str(error.value).splitlines()[0]}"))
+        behind()
     return given
 
 

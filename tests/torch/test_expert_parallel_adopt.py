@@ -18,13 +18,13 @@ import errors_page  # noqa: E402
 
 PAGE = os.sysconf("SC_PAGESIZE")
 PART = 2**20  # of a rank, more than any window here
+BUFFERS = []  # of this process, kept as long as it
 
 
 class Mapped:
     """As symmetric memory of torch, of processes of the CPU: a file a rank, which all map."""
 
     def __init__(self, rank, folder, name):
-        self.name = name
         (folder / f"{name}{rank}").write_bytes(os.urandom(PART))
         dist.barrier()
         self.parts = [torch.from_file(str(folder / f"{name}{p}"), shared=True, size=PART,
@@ -37,8 +37,8 @@ def memory_for(ep, rank, device, folder, name="memory"):
     if device.type == "cpu":
         return Mapped(rank, folder, name)
     import torch.distributed._symmetric_memory as symm_mem
-    buffer = symm_mem.empty(ep.window_bytes, dtype=torch.uint8, device=device)
-    return symm_mem.rendezvous(buffer, dist.group.WORLD)
+    BUFFERS.append(symm_mem.empty(ep.window_bytes, dtype=torch.uint8, device=device))
+    return symm_mem.rendezvous(BUFFERS[-1], dist.group.WORLD)
 
 
 def largest(device):
@@ -93,7 +93,7 @@ ep.adopt([p + part - page for p in memory.buffer_ptrs])
 
 
 def answers(rank, device, folder, path):
-    """The uses in docs/errors.md, on the CPU. After them the window is the first one's."""
+    """The uses in docs/errors.md, on the CPU. After them the window is that of `memory` still."""
     cpu = torch.device("cpu")
     group = dist.new_group(backend="gloo")
     by_collective = cadre.ExpertParallel(group, 5, 3)

@@ -15,7 +15,6 @@ from expert_parallel_cases import (
     H, NAMES, WORLD, answers_to, assert_same, draw_case, group_of, mlp, one_process, parallel,
     rows_needed, same_bits)
 
-
 import cadre
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))

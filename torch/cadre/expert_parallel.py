@@ -316,7 +316,7 @@ class ExpertParallel:
         other ranks, or cannot be mapped again. Its first bytes are written even then.
         """
         own = self._own_window()
-        self._heard(refusal_of(memory))
+        self._problems_of_ranks(refusal_of(memory))
         self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, memory)
 
     def _own_window(self) -> WindowRoute:
@@ -346,7 +346,7 @@ class ExpertParallel:
             on = self._planned(options)
         except (TypeError, ValueError, NotImplementedError) as error:
             refusal = error
-        problems = self._heard(refusal)
+        problems = self._problems_of_ranks(refusal)
         for rank, problem in enumerate(problems):
             if problem != problems[0]:
                 raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
@@ -354,8 +354,8 @@ class ExpertParallel:
         if on is not None and self._window is None:
             self._window = WindowRoute.made(self.problem, on, self.group, options)
 
-    def _heard(self, refusal: Exception | None) -> list[str]:
-        """The problems of all ranks. Errors: what one of them refuses, on all."""
+    def _problems_of_ranks(self, refusal: Exception | None) -> list[str]:
+        """What all of them were made for. Errors: what one of them refuses, on all."""
         said: list[Any] = [None] * self.ranks
         dist.all_gather_object(said, (str(refusal or ""), self.problem), group=self.group)
         if refusal is not None:
