@@ -1,12 +1,11 @@
 #pragma once
 #include "ops/checks.h"
 #include "ops/moved_codes.h"
+#include "parallel/shared_memory.h"
 #include "parallel/window.h"
 
 namespace cadre::parallel {
 
-/// Alignment of a workspace and of what lies in it or in a window, bytes.
-constexpr int64_t kAlignment = 256;
 constexpr int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }

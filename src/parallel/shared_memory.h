@@ -9,6 +9,9 @@
 // hands a file descriptor to the processes of the group, over sockets that admit no other user.
 namespace cadre::parallel {
 
+/// Alignment of a window and a workspace, and of what lies in them, bytes.
+constexpr int64_t kAlignment = 256;
+
 /// A file descriptor, closed at the end.
 class File {
  public:

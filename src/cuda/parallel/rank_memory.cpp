@@ -46,8 +46,6 @@ struct Driver {
       driver_function<decltype(cuMemSetAccess)>("cuMemSetAccess");
 };
 
-constexpr int64_t kAlignment = 256;  ///< of what lies in a window
-
 const Driver& driver() {
   static const Driver functions;
   return functions;
@@ -151,8 +149,8 @@ char* RankMemory::map(std::span<const parallel::File> files, int64_t bytes_each,
 
 char* RankMemory::map_again(const std::vector<void*>& addresses, int64_t bytes, int device) {
   const int64_t offset = offset_in_allocation(addresses[0]);
-  require(offset % kAlignment == 0, "the memory of rank 0 begins ", offset,
-          " bytes within its allocation, must begin a multiple of ", kAlignment);
+  require(offset % parallel::kAlignment == 0, "the memory of rank 0 begins ", offset,
+          " bytes within its allocation, must begin a multiple of ", parallel::kAlignment);
   reserve(addresses.size(), whole_pages(offset + bytes, device));
   for (size_t rank = 0; rank < addresses.size(); ++rank) {
     const int64_t own = offset_in_allocation(addresses[rank]);
