@@ -30,7 +30,8 @@
 #   facts      `cadre facts`
 #   links      what two GPUs do with each other
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
-#   expert_parallel_codes    the same rows as numbers and as codes
+#   expert_parallel_codes, expert_parallel_sums    the same rows as numbers and as codes; summed at
+#              home and at the experts' rank
 #   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
 #   door       the tests of the PyTorch door, with the torch and the pytest of python3
 #   lost_ranks, soak    on two GPUs: ranks that are killed or raise; a hundred thousand exchanges
@@ -280,6 +281,9 @@ take() {
       ;;
     expert_parallel_codes)
       bench expert_parallel_codes 200 expert-parallel-codes h200_expert_parallel_codes --load 0.3
+      ;;
+    expert_parallel_sums)
+      bench expert_parallel_sums 200 expert-parallel-sums h200_expert_parallel_sums --load 0.3
       ;;
     torch_expert_parallel)
       beside_ranks 300 expert-parallel-torch torch_expert_parallel \

@@ -43,8 +43,8 @@ def test_articles_are_chosen_in_one_place():
 # Messages that Python provokes on no machine without a GPU, and the file of the test that does.
 ELSEWHERE = {
     "; a CUDA graph being captured would replay these very counts for ever": "test_graphs.py",
-    "dispatch: a CUDA graph is being captured, must not be by the first dispatch with block; it makes "
-    "what notes an overflow": "test_expert_parallel_blocks.py",
+    "dispatch: a CUDA graph is being captured, must not be by the first dispatch with block; it "
+    "makes what notes an overflow": "test_expert_parallel_blocks.py",
     ", must be cpu or a CUDA device; this build of Cadre sees ": "linear_memory_test.cpp",
     "push is True, must be None or False; these experts cannot push": "test_expert_parallel_moe.py",
 } | dict.fromkeys((  # of files on a disk

@@ -168,8 +168,8 @@ def first_in_a_graph(rank, device):
     x, experts = draw(3, H, device=device), torch.zeros(3, 2, dtype=torch.int32, device=device)
     with mock.patch("torch.cuda.is_initialized", return_value=True), \
             mock.patch("torch.cuda.is_current_stream_capturing", return_value=True), \
-            pytest.raises(RuntimeError, match="dispatch: a CUDA graph is being captured, must not be "
-                          "by the first dispatch with block; it makes what notes an overflow"):
+            pytest.raises(RuntimeError, match="dispatch: a CUDA graph is being captured, must not "
+                          "be by the first dispatch with block; it makes what notes an overflow"):
         ep.dispatch(x, experts)
 
 
