@@ -24,11 +24,12 @@ BUFFERS = []  # of this process, kept as long as it
 class Mapped:
     """As symmetric memory of torch, of processes of the CPU: a file a rank, which all map."""
 
-    def __init__(self, rank, folder, name):
+    def __init__(self, rank, folder, name, group=None):
         (folder / f"{name}{rank}").write_bytes(os.urandom(PART))
-        dist.barrier()
+        dist.barrier(group)
         self.parts = [torch.from_file(str(folder / f"{name}{p}"), shared=True, size=PART,
-                                      dtype=torch.uint8) for p in range(WORLD)]
+                                      dtype=torch.uint8)
+                      for p in range(dist.get_world_size(group))]
         self.buffer_ptrs = [part.data_ptr() for part in self.parts]
 
 
@@ -93,22 +94,25 @@ ep.adopt([p + part - page for p in memory.buffer_ptrs])
 
 
 def answers(rank, device, folder, path):
-    """The uses in docs/errors.md, on the CPU. After them the window is that of `memory` still."""
-    cpu = torch.device("cpu")
-    group = dist.new_group(backend="gloo")
+    """The uses in docs/errors.md, of two ranks on the CPU. After them the window is that of `memory`
+    still."""
+    cpu, ranks = torch.device("cpu"), 2
+    group = dist.new_group(list(range(ranks)), backend="gloo")
+    if rank >= ranks:
+        return
     by_collective = cadre.ExpertParallel(group, 5, 3)
     ep = cadre.ExpertParallel(group, 5, 3, route="window", tokens=30, hidden=H, factor=4,
                               dtype=torch.float32, device=cpu)
-    memory, heap = Mapped(rank, folder, "errors"), torch.zeros(PART, dtype=torch.uint8)
+    memory, heap = Mapped(rank, folder, "errors", group), torch.zeros(PART, dtype=torch.uint8)
     ep.adopt(memory)
 
     def larger(share):
         return cadre.ExpertParallel(group, 5, 3, route="window", tokens=31, factor=4, share=share)
 
     known = {"ep": ep, "rank": rank, "larger": larger, "by_collective": by_collective,
-             "memory": memory, "heap": heap, "page": PAGE, "part": PART, "ranks": WORLD}
+             "memory": memory, "heap": heap, "page": PAGE, "part": PART, "ranks": ranks}
     given = answers_to(USES, known)
-    case = draw_case(1, WORLD, cpu, "any", torch.float32, 5, 3)
+    case = draw_case(1, ranks, cpu, "any", torch.float32, 5, 3)
     parallel(ep, case, rank)
     if rank == 0:
         path.write_text(json.dumps(given))

@@ -174,20 +174,24 @@ def first_in_a_graph(rank, device):
 
 
 USES = """
-cadre.ExpertParallel(None, 2, 2, block=0)
-cadre.ExpertParallel(None, 2, 2, block=4.0)
-cadre.ExpertParallel(None, 2, 2, block=4, rows="exact")
-cadre.ExpertParallel(None, 2, 2, block=4, factor=1)
-cadre.ExpertParallel(None, 2, 2, block=4, route="window")
-cadre.ExpertParallel(None, 2, 2, block=4 + rank)
+cadre.ExpertParallel(group, 2, 2, block=0)
+cadre.ExpertParallel(group, 2, 2, block=4.0)
+cadre.ExpertParallel(group, 2, 2, block=4, rows="exact")
+cadre.ExpertParallel(group, 2, 2, block=4, factor=1)
+cadre.ExpertParallel(group, 2, 2, block=4, route="window")
+cadre.ExpertParallel(group, 2, 2, block=4 + rank)
 tight.dispatch(x, experts), tight.check()
 """
 
 
 def answers(rank, device, path):
+    """The uses in docs/errors.md, of two ranks."""
+    group = group_of(2)
+    if rank >= 2:
+        return
     experts = torch.zeros(3, 2, dtype=torch.int32, device=device)
-    tight = cadre.ExpertParallel(None, 2, 2, block=5)
-    known = {"cadre": cadre, "rank": rank, "tight": tight, "experts": experts,
+    tight = cadre.ExpertParallel(group, 2, 2, block=5)
+    known = {"cadre": cadre, "group": group, "rank": rank, "tight": tight, "experts": experts,
              "x": draw(3, 6, device=device)}
     given = answers_to(USES, known)
     if rank == 0:

@@ -37,13 +37,14 @@ def sums_of_ranks(ep, case, rank):
 
 def bits(rank, device, seeds):
     """All but out and dx are as of one process, and these are sums of ranks' sums; by any R."""
-    group = group_of(3)
-    if rank >= 3:
+    ranks = min(3, WORLD)
+    group = group_of(ranks)
+    if rank >= ranks:
         return
     window = cadre.ExpertParallel(group, 5, 3, route="window", tokens=30, hidden=H, factor=4,
                                   dtype=torch.float32, device=device)
     for seed in seeds:
-        case = draw_case(seed, 3, device)
+        case = draw_case(seed, ranks, device)
         rows = random.Random(seed).choice([2, 3]) * max(1, max(rows_needed(case)) // 2)
         exact, ep = (layer(group, case, device, rows=rows, overflow="drop", layer=seed,
                            share=window, sum=by) for by in ("choice", "rank"))
