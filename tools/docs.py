@@ -192,6 +192,18 @@ def expert_parallel_codes(info):
     return markdown(["GPUs", "layer", "rows", "us", "in a graph"], rows)
 
 
+def expert_parallel_sums(info):
+    """Collect of rows, and of sums of the experts' ranks."""
+    rows = [[where, case["layer"], "rank" if "sum=rank" in case["problem"].split() else "choice",
+             *shown(case["us"], ["cadre", "cadre_graph"], ".0f"),
+             f"{case['crossed_bytes'] / 2**21:.2f}",
+             f"{case['us']['dma_engine'] / case['us']['cadre']:.2f}"]
+            for where, record in records("expert-parallel-sums") for case in record["cases"]
+            if case["call"] == "collect"]
+    return markdown(["GPUs", "layer", "sum", "us", "in a graph", "MiB crossed, a rank",
+                     "DMA engines"], rows)
+
+
 def expert_parallel_torch(info):
     """Rows to their experts and back through the door, in us of the slower rank, beside peers."""
     peers = ["nccl", "all_to_all_vdev_2d"]
@@ -453,6 +465,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
                                              ["torch", "sonicmoe", "triton_kernels"]),
           "mlp_layers": layers_beside("mlp-torch", ["torch"]), "moe_memory": moe_memory,
           "expert_parallel": expert_parallel, "expert_parallel_codes": expert_parallel_codes,
+          "expert_parallel_sums": expert_parallel_sums,
           "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
           "huggingface": huggingface, "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),

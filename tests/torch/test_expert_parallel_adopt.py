@@ -94,8 +94,8 @@ ep.adopt([p + part - page for p in memory.buffer_ptrs])
 
 
 def answers(rank, device, folder, path):
-    """The uses in docs/errors.md, of two ranks on the CPU. After them the window is that of `memory`
-    still."""
+    """The uses in docs/errors.md, of two ranks on the CPU. After them the window is that of
+    `memory` still."""
     cpu, ranks = torch.device("cpu"), 2
     group = dist.new_group(list(range(ranks)), backend="gloo")
     if rank >= ranks:
