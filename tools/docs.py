@@ -183,25 +183,12 @@ def expert_parallel(info):
                      "delivered", "DMA engines", "copy"], rows)
 
 
-def expert_parallel_codes(info):
-    """Dispatch of codes beside that of numbers."""
-    rows = [[where, case["layer"], case["problem"].partition(" x=")[2].split(" ")[0] or "bf16",
-             *shown(case["us"], ["cadre", "cadre_graph"], ".0f")]
-            for where, record in records("expert-parallel-codes") for case in record["cases"]
-            if case["call"] == "dispatch"]
-    return markdown(["GPUs", "layer", "rows", "us", "in a graph"], rows)
-
-
-def expert_parallel_sums(info):
-    """Collect of rows, and of sums of the experts' ranks."""
-    rows = [[where, case["layer"], "rank" if "sum=rank" in case["problem"].split() else "choice",
-             *shown(case["us"], ["cadre", "cadre_graph"], ".0f"),
-             f"{case['crossed_bytes'] / 2**21:.2f}",
-             f"{case['us']['dma_engine'] / case['us']['cadre']:.2f}"]
-            for where, record in records("expert-parallel-sums") for case in record["cases"]
-            if case["call"] == "collect"]
-    return markdown(["GPUs", "layer", "sum", "us", "in a graph", "MiB crossed, a rank",
-                     "DMA engines"], rows)
+def exchanges_by(topic, call, word, usual):
+    """An exchange beside another, which differs in a word of the problem."""
+    return lambda info: markdown(["GPUs", "layer", word, "us", "in a graph"], [
+        [where, case["layer"], f"{case['problem']} {word}={usual}".split(f" {word}=")[1].split()[0],
+         *shown(case["us"], ["cadre", "cadre_graph"], ".0f")]
+        for where, record in records(topic) for case in record["cases"] if case["call"] == call])
 
 
 def expert_parallel_torch(info):
@@ -406,8 +393,7 @@ def facts(topic):
     return tables
 
 
-def link(path, text):
-    """To a file of the repository, from a page of docs/."""
+def link(path, text):  # to a file of the repository, from a page of docs/
     return f"[{text}](../{path.relative_to(TOP).as_posix()})"
 
 
@@ -464,10 +450,11 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "few_tokens_layers": layers_beside("moe-few-tokens-torch",
                                              ["torch", "sonicmoe", "triton_kernels"]),
           "mlp_layers": layers_beside("mlp-torch", ["torch"]), "moe_memory": moe_memory,
-          "expert_parallel": expert_parallel, "expert_parallel_codes": expert_parallel_codes,
-          "expert_parallel_sums": expert_parallel_sums,
-          "expert_parallel_torch": expert_parallel_torch, "expert_layers": expert_layers,
-          "huggingface": huggingface, "gpu_fp8_tensor": gpu_fp8_tensor,
+          "expert_parallel_codes": exchanges_by("expert-parallel-codes", "dispatch", "x", "bf16"),
+          "expert_parallel_sums": exchanges_by("expert-parallel-sums", "collect", "sum", "choice"),
+          "expert_parallel": expert_parallel, "expert_parallel_torch": expert_parallel_torch,
+          "expert_layers": expert_layers, "huggingface": huggingface,
+          "gpu_fp8_tensor": gpu_fp8_tensor,
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "recipe_speed": recipe_speed("recipes"),
           "quantized_weights": recipe_speed("quantized-weights"),
