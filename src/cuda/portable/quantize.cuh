@@ -30,7 +30,12 @@ template <DType kSource, class Codes>
 __device__ void quantize_tile(const QuantizeJob& job, QuantizeShared& shared,
                               const ExpertTile& tile, int column) {
   using Row = typename Codes::Row;
-  const auto place = PatchOf<Row>::of_thread(column);
+  auto place = PatchOf<Row>::of_thread(column);
+  if (Row::kInfo.block == kTileSide && job.is_square()) {
+    // Of a square tile any patch will do: four below each other fill sectors of turned codes.
+    const auto other = Patch<kAcross / 2>::of_thread(column);
+    place = {other.row, other.chunk};
+  }
   SourcePatch patch = load_patch<kSource>(job, tile, PatchPlace(place, tile.rows, tile.cols));
 #pragma unroll 1
   for (int i = 0; i < job.count; ++i) {

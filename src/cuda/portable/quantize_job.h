@@ -33,6 +33,12 @@ struct QuantizeJob {
   int count = 0;
   schedule::RowTokens tokens{};   ///< where the source's rows are gathered
   const uint64_t* rng = nullptr;  ///< [2] seed and offset
+
+  /// Whether all blocks are square.
+  __device__ bool is_square() const {
+    const QuantizedMatrix &first = copies[0].to, &last = copies[count - 1].to;
+    return first.across && first.down && last.across && last.down;
+  }
 };
 
 struct DequantizeJob {

@@ -40,47 +40,51 @@ struct ExpertTile {
   int rows, cols;  ///< that are there
 };
 
-/// Finds the tiles of a block, one after the other. Lives in shared memory, for one thread.
-class TileFinder {
+/// Finds the strips of a block, one after the other. Lives in shared memory, for one thread, and
+/// the others wait for it: so numbers of strips have 32 bits, and of an expert none is divided.
+class StripFinder {
  public:
   __device__ void start(const ExpertsRows& all) {
     number_ = blockIdx.x;
-    if (all.offsets != nullptr)
-      ragged_ = {{all.offsets, all.experts, all.rows}, {kTileSide, kTileSide}, all.across()};
+    if (all.offsets != nullptr) search_ = {all.offsets, all.experts, all.rows};
   }
-  /// Not inlined, since it divides a lot and only one thread calls it.
-  __device__ __noinline__ void next(const ExpertsRows& all, ExpertTile& tile) {
-    const int64_t number = number_;
+  /// Not inlined, since only one thread calls it.
+  __device__ __noinline__ void next(const ExpertsRows& all, ExpertTile& strip) {
+    const uint32_t number = number_, across = uint32_t(all.cols - 1) / uint32_t(all.strip) + 1;
     number_ += gridDim.x;
-    int64_t rows = all.rows;
-    tile = {-1, 0, 0, 0, 0, 0};
+    strip = {-1, 0, 0, 0, 0, 0};
+    int rows = int(all.rows);
+    uint32_t index = number;
     if (all.offsets == nullptr) {
-      const int64_t across = all.across(), each = all.down() * across;
-      if (number >= each * all.experts) return;
-      tile.expert = int(number / each);
-      tile.row = int(number % each / across) * kTileSide;
-      tile.col = int(number % across) * all.strip;
+      const uint32_t each = uint32_t(all.down()) * across;
+      if (number >= each * uint32_t(all.experts)) return;
+      strip.expert = int(number / each);
+      index = number % each;
     } else {
-      if (!ragged_.seek(number)) return;
-      const schedule::TilePlace place = ragged_.place(all.across());
-      tile.expert = ragged_.expert();
-      tile.row = int(place.down) * kTileSide;
-      tile.col = int(place.across) * all.strip;
-      tile.first = int(ragged_.rows(place).first) - tile.row;
-      rows = ragged_.rows(place).last - tile.first;
+      schedule::ExpertSearch search = search_;  // in registers
+      const bool found = search.seek(
+          number, [&](int64_t of) { return uint32_t(of + kTileSide - 1) / kTileSide * across; });
+      search_ = search;
+      if (!found) return;
+      strip.expert = search.expert();
+      strip.first = int(search.rows().first);
+      rows = int(search.rows().count());
+      index = uint32_t(search.index());
     }
-    tile.rows = int(min(rows - tile.row, int64_t(kTileSide)));
-    tile.cols = int(min(all.cols - tile.col, int64_t(all.strip)));
+    strip.row = int(index / across) * kTileSide;
+    strip.col = int(index % across) * all.strip;
+    strip.rows = min(rows - strip.row, kTileSide);
+    strip.cols = min(int(all.cols) - strip.col, all.strip);
   }
 
  private:
-  int64_t number_;
-  schedule::RaggedTiles ragged_;
+  uint32_t number_;
+  schedule::ExpertSearch search_;
 };
 
 /// The strip that a block has, and the next one.
 struct TileQueue {
-  TileFinder finder;
+  StripFinder finder;
   ExpertTile strips[2];
 };
 

@@ -7,6 +7,7 @@
 #include "cuda/sm90/expert_maps.h"
 #include "cuda/sm90/fp8_rows.h"
 #include "cuda/sm90/grouped_gemm.h"
+#include "cuda/sm90/short_product.h"
 
 namespace cadre::cuda::sm90 {
 namespace {
@@ -31,7 +32,8 @@ int64_t most_stages(const GroupedGemmProblem& p) {
   if (!is_plain(p.lhs))
     return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + experts) *
            parts_of(depth, kDepthOfCodes);
-  const bool narrow = are_few_rows(p.rows, p.experts) && p.gather == Gather::kNo && !p.scatter;
+  const bool few = are_few_rows(p.rows, p.experts) || is_short_product(p.rows, p.experts, cols);
+  const bool narrow = few && p.gather == Gather::kNo && !p.scatter;
   const int64_t width = narrow ? kColsOfFewRows : kMostCols;
   return parts_of(cols, kClusterRows) * (p.rows / width + experts) * parts_of(depth, kDepth);
 }

@@ -6,6 +6,7 @@
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/ragged_rows.h"
+#include "cuda/sm90/short_product.h"
 #include "schedule/tiles.h"
 
 // y[r, c] = alpha_e * sum_d x[r, d] * w_e[c, d] (+ beta_e * c[r, c]) (+ bias_e[c] * bias_scale[r])
@@ -253,7 +254,7 @@ struct RaggedRows {
 
 template <RaggedRowsKind kKind>
 void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
-  if (params.has_few_rows())
+  if (params.has_few_rows() || is_short_product(params.rows, params.expert_count, params.cols))
     return launch_kernel<RaggedRows<kKind, false, true>>(params, blocks, stream);
   if constexpr (kKind.out != DType::kF32)
     if (params.holds_output())
