@@ -88,7 +88,7 @@ struct ThreadAmax {
 template <DType kSource, bool kTransforms>
 __global__ void __launch_bounds__(kAmaxThreads<kTransforms>, kAmaxBlocks<kSource, kTransforms>)
     expert_amax_kernel(const __grid_constant__ QuantizeJob job) {
-  auto& queue = *reinterpret_cast<TileQueue*>(dynamic_shared());
+  auto& queue = *reinterpret_cast<StripQueue*>(dynamic_shared());
   ThreadAmax<kSource, kTransforms> amax;
   walk_tiles(job.of, queue, [&](const ExpertTile& tile, int column) {
     auto place = Patch<kAmaxAcross>::of_thread(column);
@@ -113,7 +113,7 @@ void launch_expert_amax(const QuantizeJob& job, const QuantizeStream& on) {
   const auto find = [&]<DType kSource, bool kTransforms>() {
     on.launch_strips(
         expert_amax_kernel<kSource, kTransforms>,
-        {kAmaxBlocks<kSource, kTransforms>, sizeof(TileQueue), kAmaxThreads<kTransforms>}, job);
+        {kAmaxBlocks<kSource, kTransforms>, sizeof(StripQueue), kAmaxThreads<kTransforms>}, job);
   };
   const bool transforms = job.copies[job.count - 1].to.transformed;
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {

@@ -18,7 +18,7 @@ using PatchOf = Patch<kLanesAcross<Row>>;
 
 /// Amaxes that warps have of columns, or of all their elements, as bits, and what becomes of them.
 struct QuantizeShared {
-  TileQueue queue;
+  StripQueue queue;
   alignas(16) uint32_t amax[kQuantizeThreads / kLanes][kTileSide];
   alignas(16) float multipliers[kTileSide];
   alignas(16) float numbers[kTileSide];

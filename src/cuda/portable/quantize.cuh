@@ -15,11 +15,9 @@ template <DType kSource, class Codes>
 __device__ void quantize_patch(const QuantizeJob& job, QuantizeShared& shared, const TileCopy& of,
                                const SourcePatch& patch) {
   const auto scales = ScalesOfPatch<kSource, Codes>{shared, of, patch}.scales();
-  // What all elements have in common is taken row by row too.
-  const bool by_row = !of.copy.to.down || of.copy.to.across;
-  if (!EightCodes<typename Codes::Element>::kNibbles)
-    encode_patch<kSource, Codes>(job, of, patch, scales, by_row);
-  else if (by_row)  // compiled for both, which spares codes of four bits a choice for each
+  // What all elements have in common is taken row by row too. Compiled for both, which spares a
+  // choice for each element.
+  if (!of.copy.to.down || of.copy.to.across)
     encode_patch<kSource, Codes>(job, of, patch, scales, true);
   else
     encode_patch<kSource, Codes>(job, of, patch, scales, false);
@@ -65,7 +63,8 @@ constexpr int quantize_blocks() {
   constexpr bool wide = kSource == DType::kF32;
   constexpr bool nibbles = EightCodes<typename Codes::Element>::kNibbles;
   constexpr bool both_types = Codes::Row::kInfo.takes_hadamard && kSource != DType::kBf16;
-  const bool many = Codes::kDecoded || nibbles || Codes::Row::kInfo.block == kTileSide;
+  constexpr int block = Codes::Row::kInfo.block;
+  constexpr bool many = Codes::kDecoded || nibbles || (block != 0 && block != kWholeLine);
   constexpr bool random = Codes::kStochastic && (Codes::kDecoded || kSource != DType::kBf16);
   return random || both_types || (wide && many) ? 1 : 2;
 }

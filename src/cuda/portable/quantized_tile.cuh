@@ -4,8 +4,9 @@
 
 #include "cadre/quantize.h"
 #include "cuda/device/chunk.h"
+#include "cuda/device/scan.h"
 #include "cuda/portable/launch.h"
-#include "schedule/tiles.h"
+#include "schedule/expert_rows.h"
 
 // What quantising and dequantising share: tiles of at most 128 rows of one expert and 128 columns,
 // which hold whole blocks of every format, and where codes and scales lie. Of a tile a thread takes
@@ -34,73 +35,110 @@ struct ExpertsRows {
 
 /// A part of one expert: a tile, or some side by side.
 struct ExpertTile {
-  int expert;      ///< -1: there are no more
+  int expert;
   int first;       ///< of the expert's rows in the batch; 0 for weights
   int row, col;    ///< of the tile's first element, within the expert
   int rows, cols;  ///< that are there
 };
 
-/// Finds the strips of a block, one after the other. Lives in shared memory, for one thread, and
-/// the others wait for it: so numbers of strips have 32 bits, and of an expert none is divided.
-class StripFinder {
+/// The strips of a block, one after the other. It looks at many experts at once; then each thread
+/// finds the strip by itself, and no warp waits for another. What a thread knows of its strip lies
+/// in shared memory, since a patch leaves no registers for it.
+class StripQueue {
  public:
+  /// By all threads of the block, as next().
   __device__ void start(const ExpertsRows& all) {
-    number_ = blockIdx.x;
-    if (all.offsets != nullptr) search_ = {all.offsets, all.experts, all.rows};
+    mine().number = blockIdx.x;
+    if (threadIdx.x == 0) window_ = -kWindow, upto_[kWindow - 1] = 0;
+    if (threadIdx.x == 0 && all.offsets != nullptr) ends_[kWindow] = clamped(all, all.offsets[0]);
+    __syncthreads();
   }
-  /// Not inlined, since only one thread calls it.
-  __device__ __noinline__ void next(const ExpertsRows& all, ExpertTile& strip) {
-    const uint32_t number = number_, across = uint32_t(all.cols - 1) / uint32_t(all.strip) + 1;
-    number_ += gridDim.x;
-    strip = {-1, 0, 0, 0, 0, 0};
-    int rows = int(all.rows);
+  /// Finds the next strip; false behind the last one. Numbers of strips have 32 bits: a strip has
+  /// 128 columns or more.
+  __device__ bool next(const ExpertsRows& all) {
+    const uint32_t number = mine().number, strip_cols = all.strip;
+    const uint32_t across = (uint32_t(all.cols) + strip_cols - 1) / strip_cols;
+    ExpertTile found = {};
     uint32_t index = number;
+    int rows = int(all.rows);
     if (all.offsets == nullptr) {
       const uint32_t each = uint32_t(all.down()) * across;
-      if (number >= each * uint32_t(all.experts)) return;
-      strip.expert = int(number / each);
+      if (number >= each * uint32_t(all.experts)) return false;
+      found.expert = int(number / each);
       index = number % each;
     } else {
-      schedule::ExpertSearch search = search_;  // in registers
-      const bool found = search.seek(
-          number, [&](int64_t of) { return uint32_t(of + kTileSide - 1) / kTileSide * across; });
-      search_ = search;
-      if (!found) return;
-      strip.expert = search.expert();
-      strip.first = int(search.rows().first);
-      rows = int(search.rows().count());
-      index = uint32_t(search.index());
+      while (number >= upto_[kWindow - 1]) {
+        if (window_ + kWindow >= all.experts) return false;
+        look(all, across);
+      }
+      const int i = first_beyond(number);
+      found.expert = window_ + i;
+      found.first = ends_[i];
+      rows = ends_[i + 1] - ends_[i];
+      index = number - (i == 0 ? before_ : upto_[i - 1]);
     }
-    strip.row = int(index / across) * kTileSide;
-    strip.col = int(index % across) * all.strip;
-    strip.rows = min(rows - strip.row, kTileSide);
-    strip.cols = min(int(all.cols) - strip.col, all.strip);
+    found.row = int(index / across) * kTileSide;
+    found.col = int(index % across) * all.strip;
+    found.rows = min(rows - found.row, kTileSide);
+    found.cols = min(int(all.cols) - found.col, all.strip);
+    mine() = {found, number + gridDim.x};
+    return true;
   }
+  /// Until the thread asks for the next one.
+  __device__ const ExpertTile& strip() { return mine().tile; }
 
  private:
-  uint32_t number_;
-  schedule::ExpertSearch search_;
-};
+  static constexpr int kWindow = 128;  ///< experts: no more than a block has threads
+  struct OfThread {
+    ExpertTile tile;
+    uint32_t number;  ///< of the next strip
+  };
 
-/// The strip that a block has, and the next one.
-struct TileQueue {
-  StripFinder finder;
-  ExpertTile strips[2];
+  __device__ OfThread& mine() { return of_thread_[threadIdx.x]; }
+  __device__ static int clamped(const ExpertsRows& all, int offset) {
+    return int(schedule::clamp_row(offset, 0, all.rows));
+  }
+  /// Moves on to the next experts, each beginning where the one before ended or later.
+  __device__ void look(const ExpertsRows& all, uint32_t across) {
+    __syncthreads();
+    const int i = int(threadIdx.x), expert = window_ + kWindow + i;
+    const int begin = ends_[kWindow];
+    const uint32_t before = upto_[kWindow - 1];
+    const bool is_there = i < kWindow && expert < all.experts;
+    const int end = is_there ? clamped(all, all.offsets[expert + 1]) : 0;
+    const int last = max(begin, int(block_scan(end, partial_, Largest()).upto));
+    if (i < kWindow) ends_[i + 1] = last;
+    if (i == 0) ends_[0] = begin, window_ += kWindow, before_ = before;
+    __syncthreads();
+    const int rows = i < kWindow ? ends_[i + 1] - ends_[i] : 0;
+    const int64_t strips = int64_t((rows + kTileSide - 1) / kTileSide) * across;
+    const int64_t upto = block_scan(strips, partial_, Sum()).upto;
+    if (i < kWindow) upto_[i] = before + uint32_t(upto);
+    __syncthreads();
+  }
+  /// The first expert of the window that has a strip behind that number.
+  __device__ int first_beyond(uint32_t number) const {
+    int first = 0;
+#pragma unroll
+    for (int step = kWindow / 2; step > 0; step /= 2)
+      if (upto_[first + step - 1] <= number) first += step;
+    return first;
+  }
+
+  int window_;              ///< the first expert of those that were looked at
+  uint32_t before_;         ///< strips before them
+  uint32_t upto_[kWindow];  ///< strips up to and with each of them
+  int ends_[kWindow + 1];   ///< where each begins, and where the last one ends
+  int64_t partial_[32];     ///< of scans
+  OfThread of_thread_[kQuantizeThreads];
 };
 
 /// Calls work(strip, column) for every tile of a block, by all of its threads, with the first
-/// column of the tile in its strip. One thread looks for the next strip meanwhile.
+/// column of the tile in its strip.
 template <class Work>
-__device__ void walk_tiles(const ExpertsRows& all, TileQueue& queue, Work&& work) {
-  if (threadIdx.x == 0) {
-    queue.finder.start(all);
-    queue.finder.next(all, queue.strips[0]);
-  }
-  for (int turn = 0;; turn ^= 1) {
-    __syncthreads();
-    const ExpertTile& strip = queue.strips[turn];
-    if (strip.expert < 0) return;
-    if (threadIdx.x == 0) queue.finder.next(all, queue.strips[turn ^ 1]);
+__device__ void walk_tiles(const ExpertsRows& all, StripQueue& queue, Work&& work) {
+  for (queue.start(all); queue.next(all);) {
+    const ExpertTile& strip = queue.strip();
 #pragma unroll 1
     for (int column = 0; column < strip.cols; column += kTileSide) work(strip, column);
   }
