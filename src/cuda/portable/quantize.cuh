@@ -15,9 +15,12 @@ template <DType kSource, class Codes>
 __device__ void quantize_patch(const QuantizeJob& job, QuantizeShared& shared, const TileCopy& of,
                                const SourcePatch& patch) {
   const auto scales = ScalesOfPatch<kSource, Codes>{shared, of, patch}.scales();
-  // What all elements have in common is taken row by row too. Compiled for both, which spares a
-  // choice for each element.
-  if (!of.copy.to.down || of.copy.to.across)
+  // What all elements have in common is taken row by row too. Where that pays it is compiled for
+  // both, which spares a choice for each element; elsewhere instructions would be too many.
+  const bool by_row = !of.copy.to.down || of.copy.to.across;
+  if (!EightCodes<typename Codes::Element>::kNibbles && Codes::Row::kInfo.block != kTileSide)
+    encode_patch<kSource, Codes>(job, of, patch, scales, by_row);
+  else if (by_row)
     encode_patch<kSource, Codes>(job, of, patch, scales, true);
   else
     encode_patch<kSource, Codes>(job, of, patch, scales, false);
