@@ -32,13 +32,14 @@ struct GroupedMlpProblem {
   bool dbias = true;         ///< dbias1 and dbias2 are wanted, where there is a bias
   bool dprob = true;         ///< with prob: dprob is wanted
   bool keep_h = false;       ///< save h in forward; else compute it again in backward
-  bool gather = false;       ///< forward reads x in token order: `tokens` of the args
-  bool gather_dw = false;    ///< and fc1's wgrad, which reads it as it is; nobody reads x
-  bool gather_dy = false;    ///< backward reads dy in token order, as it is
-  bool scatter = false;      ///< rows of y, and of dx, go to places
-  int64_t tokens = 0;        ///< T; 0 where nothing is gathered or scattered
-  int top_k = 1;             ///< slots, or places, of a token
-  int ranks = 1;             ///< P, of places: see GroupedGemm
+  bool given_x_along_k = false;  ///< codes of x along K come with x, as of GroupedLinear
+  bool gather = false;           ///< forward reads x in token order: `tokens` of the args
+  bool gather_dw = false;        ///< and fc1's wgrad, which reads it as it is; nobody reads x
+  bool gather_dy = false;        ///< backward reads dy in token order, as it is
+  bool scatter = false;          ///< rows of y, and of dx, go to places
+  int64_t tokens = 0;            ///< T; 0 where nothing is gathered or scattered
+  int top_k = 1;                 ///< slots, or places, of a token
+  int ranks = 1;                 ///< P, of places: see GroupedGemm
   LayerOptions options{};
 
   bool operator==(const GroupedMlpProblem&) const = default;
@@ -53,7 +54,8 @@ struct GroupedMlpArgs {
   TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
   const int32_t* slot_of = nullptr;    ///< [R] with gather or gather_dy: as of GroupedGemm
   const int32_t* place_of = nullptr;   ///< [R] with scatter: likewise
-  QuantizedView x_along_k{};           ///< quantized_x: for fprop of fc1, as of GroupedLinear
+  QuantizedView x_along_k{};           ///< quantized_x or given_x_along_k: for fprop of fc1, as of
+                                       ///< GroupedLinear
   QuantizedView x_along_rows{};        ///< quantized_x: for wgrad of fc1
   const float* prob = nullptr;         ///< [R]
   const float* bias2_scale = nullptr;  ///< [R]

@@ -107,6 +107,17 @@ void check_gather(const ops::Checks<Problem>& checks, bool dbias) {
                "gather_dy is yes, must be no; the bias's gradient is of rows in expert order");
 }
 
+/// Those of a layer whose codes of x along K may come with x.
+template <class Problem>
+void check_given_x(const ops::Checks<Problem>& checks) {
+  const Problem& p = checks.problem();
+  if (!p.given_x_along_k) return;
+  checks.holds(!linear::as_is(p.recipe.fprop.lhs, p.dtype),
+               "given_x_along_k is yes, must be no; the recipe reads x as it is");
+  checks.holds(!p.options.quantized_x && !p.gather,
+               "given_x_along_k is yes, must be no; quantized_x or gather says how x comes");
+}
+
 /// Those of the layers whose rows come in expert order.
 template <class Problem>
 void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {

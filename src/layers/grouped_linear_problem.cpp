@@ -44,19 +44,6 @@ namespace layers {
 
 using linear::as_is;
 
-static void check_given(const ops::Checks<GroupedLinearProblem>& checks,
-                        const GroupedLinearProblem& p) {
-  if (p.given_x_along_k) {
-    checks.holds(!as_is(p.recipe.fprop.lhs, p.dtype),
-                 "given_x_along_k is yes, must be no; the recipe reads x as it is");
-    checks.holds(!p.options.quantized_x && !p.gather,
-                 "given_x_along_k is yes, must be no; quantized_x or gather says how x comes");
-  }
-  if (p.given_dy_along_k)
-    checks.holds(p.dgrad && !as_is(p.recipe.dgrad.lhs, p.dtype),
-                 "given_dy_along_k is yes, must be no; no product reads codes of dy along K");
-}
-
 void check_problem(const GroupedLinearProblem& p) {
   const ops::Checks checks("grouped_linear", p);
   check_layer_problem(checks, p);
@@ -80,7 +67,9 @@ void check_problem(const GroupedLinearProblem& p) {
   check_gather(checks, p.bias && !p.return_bias && p.dbias);
   checks.holds(!p.gather_dy || !p.gather_dw || !p.wgrad,
                "gather_dy is yes, must be no; gather_dw is yes, and wgrad gathers one operand");
-  check_given(checks, p);
+  check_given_x(checks);
+  checks.holds(!p.given_dy_along_k || (p.dgrad && !as_is(p.recipe.dgrad.lhs, p.dtype)),
+               "given_dy_along_k is yes, must be no; no product reads codes of dy along K");
   checks.holds(!p.options.quantized_x || !x_as_is,
                "quantized_x is yes, must be no; the recipe reads x as it is");
   checks.holds(!p.options.quantized_x || !p.options.save_input,

@@ -25,6 +25,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("dbias", p.dbias, usual.dbias);
   io.unless("dprob", p.dprob, usual.dprob);
   io.unless("keep_h", p.keep_h, usual.keep_h);
+  io.unless("given_x_along_k", p.given_x_along_k, usual.given_x_along_k);
   layers::gather_fields(io, p);
   layers::option_fields(io, p);
 }
@@ -49,6 +50,7 @@ void check(const GroupedMlpProblem& p) {
   checks.countable("R * F", {p.rows, p.features});
   checks.countable("E * H * F", {p.experts, p.hidden, p.features});
   layers::check_gather(checks, p.bias2 && p.dbias);
+  layers::check_given_x(checks);
   layers::check_quantized_w(checks, p.dgrad || p.wgrad2 || layers::needs_dh(p));
   checks.holds(p.bias2 || !p.bias2_scale,
                "bias2_scale is yes, must be no; the problem says bias2=no");

@@ -96,6 +96,7 @@ class Planner {
     l.wgrad = p_.wgrad1;
     l.options.quantized_x = p_.options.quantized_x;
     l.options.save_input = p_.options.save_input;
+    l.given_x_along_k = p_.given_x_along_k;
     l.dy_role = TensorRole::kDz;
     l.given_dy_along_k = dz_codes_.has_value();
     l.gather = p_.gather;

@@ -106,6 +106,17 @@ TEST(LayerPlan, MultipliesCodesOfExperts) {
   EXPECT_EQ(product(forward, "multiply"), kCodes);
 }
 
+TEST(LayerPlan, ReadsCodesOfXThatLieAsItOrdersThem) {
+  GroupedMlpProblem given{.rows = 4096, .hidden = 128, .features = 256, .experts = 4};
+  given.recipe = parse_recipe("fp8_block,wgrad=bf16");
+  given.given_x_along_k = true;
+  const GroupedMlpPlan made = plan(given, hopper().device);
+  EXPECT_EQ(made.name, "codes");
+  EXPECT_EQ(product(made.fc1, "multiply"), kCodes);
+  EXPECT_EQ(find_step<QuantizePlan>(made.fc1, "quantize x"), nullptr);
+  EXPECT_EQ(find_tensor(made.fc1, "x along K")->shape.scales_major, Major::kColumn);
+}
+
 TEST(LayerPlan, DecodesCodesOfXThatTheCallerOrdered) {
   GroupedLinearProblem given = linear("fp8_block");
   given.n = 32;

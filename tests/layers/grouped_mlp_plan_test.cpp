@@ -56,6 +56,7 @@ TEST(GroupedMlpText, EveryFieldParsesBack) {
           &p.dprob, &p.options.deferred, &p.keep_h, &p.options.save_input, &p.options.cache_weights,
           &p.options.quantized_x, &p.options.quantized_w, &p.gather})
       *flag = draw(2);
+    p.given_x_along_k = draw(2);
     p.tokens = draw(99);
     p.top_k = draw(9);
     p.parameters.weight_major = Major(draw(2));

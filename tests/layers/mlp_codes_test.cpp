@@ -138,6 +138,57 @@ TEST_F(MlpCodes, AreQuantisedOnce) {
   EXPECT_FALSE(find_step<ActivationPlan>(other, "activation backward")->problem.plain);
 }
 
+/// An MLP whose x has come with its codes, as its plan orders them: from other ranks, say.
+struct GivenCodesCase : MlpCase {
+  test::OwnedWorkspace bytes;
+  QuantizedView codes;
+
+  GivenCodesCase(const GroupedMlpProblem& p, unsigned seed, const MadeFor& where)
+      : MlpCase(p, kCounts, seed, where), bytes(quantized_bytes(shape())) {
+    codes = quantized_view(shape(), bytes.get().data);
+    QuantizeProblem q{.kind = RowsKind::kRagged, .rows = p.rows, .cols = p.hidden};
+    q.experts = p.experts;
+    q.source = p.dtype;
+    q.along_k = shape().format;
+    q.along_k_scales_major = shape().scales_major;
+    const QuantizePlan made = cadre::plan(q, this_cpu());
+    const test::OwnedWorkspace w(made.workspace_bytes);
+    run(made, {.source = x.view(), .offsets = {offsets.data(), p.experts}, .along_k = codes},
+        w.get(), {});
+  }
+  const QuantizedShape& shape() const { return find_tensor(plan.fc1, "x along K")->shape; }
+  GroupedMlpArgs args() {
+    GroupedMlpArgs a = MlpCase::args();
+    a.x_along_k = codes;
+    if (!p().wgrad1) a.x = {};
+    return a;
+  }
+  template <class Visit>
+  void for_pieces(Visit&& visit) const {
+    MlpCase::for_pieces(visit);
+    test::Piece piece = test::piece("x as codes", bytes);
+    piece.holds = test::Holds::kInput;
+    visit(piece);
+  }
+};
+
+TEST_F(MlpCodes, OfXThatCameWithThem) {
+  unsigned seed = 1;
+  for (const char* recipe : {"fp8_block", "fp8_block,wgrad=bf16", "mxfp8,wgrad=bf16"})
+    for (const bool learns : {true, false}) {
+      GroupedMlpProblem p = mlp(recipe);
+      if (!learns) p.dgrad = p.wgrad1 = p.wgrad2 = p.dbias = p.dprob = false;
+      MlpCase want(p, kCounts, ++seed, by(""));
+      p.given_x_along_k = true;
+      GivenCodesCase got(p, seed, by(""));
+      EXPECT_EQ(find_step<QuantizePlan>(got.plan.fc1, "quantize x") != nullptr,
+                learns && recipe == std::string_view("fp8_block"));
+      step(got, false);
+      step(want, false);
+      EXPECT_EQ(first_difference(MlpResult(got), MlpResult(want)), "") << to_string(p);
+    }
+}
+
 /// A linear whose codes come as its plan orders them.
 TEST(GivenAlongK, MustFit) {
   GroupedLinearProblem p{.rows = 20, .n = 24, .k = 16, .experts = 3};

@@ -66,6 +66,26 @@ TEST(QuantizedInput, AnMlpHasTheBitsOfOneThatQuantises) {
   EXPECT_EQ(first_difference(test::MlpResult(got), test::MlpResult(want)), "");
 }
 
+TEST(QuantizedInput, AnMlpReadsCodesBesideX) {
+  for (const char* recipe : {"mxfp8", "mxfp8,wgrad=bf16", "fp8_block", "fp8_block,wgrad=bf16"})
+    for (const bool learns : {false, true}) {
+      GroupedMlpProblem p{.rows = 75, .hidden = 40, .features = 32, .experts = 4};
+      p.recipe = parse_recipe(recipe);
+      if (!learns) p.dgrad = p.wgrad1 = p.wgrad2 = false;
+      MlpCase want(p, kCounts, 3);
+      want.step();
+      p.given_x_along_k = true;
+      MlpCase got(p, kCounts, 3);
+      const GivenCopies copies(p.recipe, got.x, {got.offsets.data(), p.experts});
+      got.change_args = [&](GroupedMlpArgs& a) {
+        a.x_along_k = copies.along_k;
+        if (!learns) a.x = {};
+      };
+      got.step();
+      EXPECT_EQ(first_difference(test::MlpResult(got), test::MlpResult(want)), "") << recipe;
+    }
+}
+
 TEST(QuantizedInput, IsKeptByTheCaller) {
   GroupedLinearProblem p = linear("mxfp8");
   p.options.quantized_x = true;
@@ -100,6 +120,24 @@ TEST(QuantizedInputErrors, OfProblems) {
               plan(row, this_cpu());
             }).find("sequential: quantized_x of op 0 is yes, must be no; a row passes values"),
             0u);
+}
+
+TEST(QuantizedInputErrors, OfAnMlpWithCodesBesideX) {
+  const auto says = [](auto change) {
+    GroupedMlpProblem p{.rows = 75, .hidden = 40, .features = 32, .experts = 4};
+    p.recipe = parse_recipe("mxfp8");
+    p.given_x_along_k = true;
+    change(p);
+    const std::string what = test::invalid([&] { plan(p, this_cpu()); });
+    return what.substr(0, what.find(" [grouped_"));
+  };
+  using P = GroupedMlpProblem;
+  EXPECT_EQ(says([](P& p) { p.recipe = parse_recipe("bf16"); }),
+            "grouped_mlp: given_x_along_k is yes, must be no; the recipe reads x as it is");
+  const std::string why =
+      "grouped_mlp: given_x_along_k is yes, must be no; quantized_x or gather says how x comes";
+  EXPECT_EQ(says([](P& p) { p.options.quantized_x = true; }), why);
+  EXPECT_EQ(says([](P& p) { p.gather = true, p.tokens = 9; }), why);
 }
 
 TEST(SequentialErrors, OfALinearWithAnActivation) {
