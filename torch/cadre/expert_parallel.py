@@ -87,8 +87,8 @@ class ExpertParallel:
         "rank": each rank sums its own rows of a token first, and at most one sum a rank crosses;
         the bits of results, and of dx, depend on P then.
     x, scales_major: a format whose scales are of one row each, "fp8_row", "fp8_block" or "mxfp8":
-        tokens travel as its codes, which `dispatch_codes` takes; the scales of rows lie "row" by
-        row, or "column" by column, as Hopper's products of fp8_block read them.
+        tokens travel as its codes, which `dispatch_codes` takes and `MoE` makes; scales of rows lie
+        "row" by row, or "column" by column, as Hopper's products of fp8_block read them.
     layer: any number; ranks at layers of other numbers find that out.
     share: an ExpertParallel whose window this one uses too, which must be large enough.
     device: of the window; by default the current CUDA device, or the CPU where there is none.
@@ -189,7 +189,7 @@ class ExpertParallel:
             raise ValueError("prob wants a gradient, must not; dispatch_codes has none, so detach "
                              "it, or call under torch.no_grad()")
         self._require_choices(x.codes, experts, prob)
-        rows, row_prob, routed, where = own.dispatch_codes(x, experts, prob)
+        rows, row_prob, routed, where, _ = own.dispatch_codes(own.name, x, experts, prob)
         handle = self._handle(own.name, x.codes, experts, rows.codes, routed, where)
         return DispatchedCodes(rows, row_prob, where.offsets, handle)
 

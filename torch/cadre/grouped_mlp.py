@@ -94,6 +94,27 @@ class TokenChoice:
         self.shared1, self.shared2, self.shared_gate = shared1, shared2, shared_gate
 
 
+class RowCodes(NamedTuple):
+    """Rows that come as codes and scales along K, for the first product."""
+
+    codes: Tensor  # [R, H]
+    scales: Tensor  # [R, H / block]
+    numbers: Tensor  # [R, H]: for the product of dw1, what the codes say; gradients go through it
+
+    def require_beside(self, x: Tensor) -> None:
+        """Errors: ValueError unless x is what the codes came with."""
+        if x.untyped_storage()._cdata != self.numbers.untyped_storage()._cdata:
+            raise ValueError("x is a tensor of its own, must be what came with its codes; ep "
+                             "moves codes, which the first product reads instead of x")
+
+
+def require_together(format: str, fuse_wgrad_accumulation: bool, delay_wgrad_compute: bool) -> None:
+    """Errors: ValueError where a layer whose rows come in codes cannot be one operator."""
+    if fuse_wgrad_accumulation or delay_wgrad_compute:
+        raise ValueError(f"ep moves codes of {format}, must move numbers with "
+                         "fuse_wgrad_accumulation or delay_wgrad_compute")
+
+
 class RankRows:
     """Whose rows the experts of `MoE` have where these come from other ranks: what it calls them
     with in place of counts. By a window, results go into the one from which the exchange sends them
@@ -104,10 +125,12 @@ class RankRows:
     window: str  # the name of the exchange; empty: results go into no window
     again: RowsAgain | None  # they are not kept for backward
     place_of: Tensor | None  # int32 [R], of a window to whose places results are pushed
+    codes: RowCodes | None  # what comes with x
 
     def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None,
-                 place_of: Tensor | None) -> None:
+                 place_of: Tensor | None, codes: RowCodes | None) -> None:
         self.offsets, self.window, self.again, self.place_of = offsets, window, again, place_of
+        self.codes = codes
 
 
 @functools.lru_cache(maxsize=256)
@@ -246,7 +269,7 @@ class GroupedMLP(DeferredGradients):
         bias1 = [] if self.bias1 is None else [self.bias1]
         bias2 = [] if self.bias2 is None else [self.bias2]
         weights = [self.w1], bias1, [self.w2], bias2
-        recipe = words_for(active_recipe() if self.recipe is None else self.recipe, x)
+        recipe = self._words_for(x)
         apart = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
         if isinstance(counts, TokenChoice):
             choice = counts
@@ -259,16 +282,20 @@ class GroupedMLP(DeferredGradients):
                 activation=self.activation, recipe=recipe, keep_h=self.keep_h,
                 keep_rows=choice.keep_rows)
             return MixedTokens(*made)
-        again, window, place_of = None, "", None
+        again, window, place_of, codes = None, "", None, None
         if isinstance(counts, RankRows):
             offsets, window, again = counts.offsets, counts.window, counts.again
-            place_of = counts.place_of
+            place_of, codes = counts.place_of, counts.codes
         else:
             offsets = offsets_of(counts, self.num_experts, rows, "counts")
         if apart:
             return self._apart(rows, offsets, prob, bias2_scale, recipe).view(x.shape)
         options = dict(activation=self.activation, keep_h=self.keep_h, recipe=recipe, window=window,
                        place_of=place_of)
+        if codes is not None:
+            if not torch.compiler.is_compiling():
+                codes.require_beside(x)
+            options |= dict(x_codes=codes.codes, x_scales=codes.scales)
         if again is not None and is_plain(recipe, rows):
             y = again.mlp(rows, offsets, prob, [self.w1, self.bias1, self.w2, self.bias2],
                           bias2_scale, options)
@@ -277,7 +304,11 @@ class GroupedMLP(DeferredGradients):
                                                **options)
         return y.view(x.shape)
 
-    def _can_push(self, like: Tensor, ranks: int, rows: int) -> bool:
+    def _words_for(self, x: Tensor) -> str:
+        """Of the recipe, "" for that of the type of x."""
+        return words_for(active_recipe() if self.recipe is None else self.recipe, x)
+
+    def _can_push(self, like: Tensor, ranks: int, in_codes: bool, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody
         else may want to see them, and what they go to must come behind them, which a checkpoint may
         have kept."""
@@ -291,12 +322,11 @@ class GroupedMLP(DeferredGradients):
             return False
         if any(w.data_ptr() % 16 for w in (self.w1, self.w2)):
             return False
-        recipe = words_for(active_recipe() if self.recipe is None else self.recipe, like)
         casts = torch.is_autocast_enabled(like.device.type)
         weight_dtype = torch.get_autocast_dtype(like.device.type) if casts else self.w1.dtype
         return _can_push(rows, self.hidden, self.features, self.num_experts, ranks, like.dtype,
                          weight_dtype, (self.bias1 is not None, self.bias2 is not None),
-                         self.activation, recipe, str(like.device))
+                         self.activation, self._words_for(like), in_codes, str(like.device))
 
     def _mixed(self, tokens: Tensor, choice: TokenChoice, recipe: str) -> MixedTokens:
         score, *words = choice.routing.split()

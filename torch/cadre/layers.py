@@ -106,21 +106,23 @@ def _mlp_bounds(*key) -> tuple[int, ...]:
 
 def mlp_bounds(x: Tensor, offsets: Tensor, prob: Tensor | None, weight1: Sequence[Tensor],
                bias1: Sequence[Tensor], weight2: Sequence[Tensor], bias2: Sequence[Tensor], *,
-               wants: Wants, activation: str, recipe: str, keep_h: bool) -> tuple[int, ...]:
+               wants: Wants, activation: str, recipe: str, keep_h: bool,
+               x_in_codes: bool = False) -> tuple[int, ...]:
     """Bytes that an expert MLP keeps. On R rows `saved` takes the first plus R times the second,
     `pending` the third plus R times the fourth."""
     return _mlp_bounds(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
                        int(offsets.shape[0]) - 1, x.dtype, weight1[0].dtype,
                        (bool(bias1), bool(bias2)), prob is not None, tuple(wants), activation,
-                       recipe, keep_h, _device(x))
+                       recipe, keep_h, x_in_codes, _device(x))
 
 
 @register_fake("grouped_mlp")
 def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *, rng=None,
       wants=NO_MLP_WANTS, activation="swiglu", recipe="", keep_h=False, unit_budget=0, window="",
-      place_of=None):
+      place_of=None, x_codes=None, x_scales=None):
     begin, row, _, _ = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
-                                  activation=activation, recipe=recipe, keep_h=keep_h)
+                                  activation=activation, recipe=recipe, keep_h=keep_h,
+                                  x_in_codes=x_codes is not None or x_scales is not None)
     return x.new_empty(tuple(x.shape)), _bytes(x, begin + row * x.shape[0])
 
 
@@ -128,10 +130,11 @@ def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *,
 @register_fake("grouped_mlp_backward")
 def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
-      unit_budget=0, window="", place_of=None):
+      unit_budget=0, window="", place_of=None, x_in_codes=False):
     rows = x.shape[0]
     _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
-                                  activation=activation, recipe=recipe, keep_h=keep_h)
+                                  activation=activation, recipe=recipe, keep_h=keep_h,
+                                  x_in_codes=x_in_codes)
     dbias = wants[4] or wants[5]
 
     def row_floats(wanted):

@@ -14,7 +14,8 @@ from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_bools, require_rows, require_sizes, working_dtype
 from .expert_parallel import ExpertParallel
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP, RankRows, TokenChoice
+from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, require_together
+from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
 from .recipe import active_recipe, words_for
 from .router import tokens_and_logits
@@ -98,7 +99,8 @@ class MoE(nn.Module):
         where they cannot, as compiled code cannot. The same on all ranks.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
         experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
-        what the router decides of them. docs/layers/expert_parallel.md has training and states.
+        what the router decides of them. Made with x=, it moves them as codes, which the recipe must
+        read as x. docs/layers/expert_parallel.md has training and states.
     """
 
     hidden: int
@@ -149,6 +151,8 @@ class MoE(nn.Module):
             raise TypeError(f"shared_expert is {kind_of(shared_expert)}, must be a module "
                             "or None")
         self.ep = parallel_of(ep, num_experts, top_k)
+        if (format := format_of(self.ep)) is not None:
+            require_together(format, fuse_wgrad_accumulation, delay_wgrad_compute)
         self.push = push
         self._check_push()
         own_experts = num_experts if self.ep is None else self.ep.experts
@@ -294,7 +298,8 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
         """(out [..., H], what the router decided) for x [..., H].
 
-        Errors: ValueError for another last dimension; TypeError for another dtype.
+        Errors: ValueError for another last dimension, and a recipe that does not read what `ep`
+        moves; TypeError for another dtype.
         """
         require_rows("x", x)
         if x.dim() < 1 or x.shape[-1] != self.hidden:
@@ -328,21 +333,25 @@ class MoE(nn.Module):
         if is_eager:
             expert_state.require_apart(self.experts, ep)
         tokens = tokens.to(working_dtype(tokens))
-        can_push = (partial(self.experts._can_push, tokens, ep.ranks)
+        require_readers(ep, self.experts, tokens)
+        in_codes = format_of(ep) is not None
+        can_push = (partial(self.experts._can_push, tokens, ep.ranks, in_codes)
                     if is_eager and isinstance(self.experts, GroupedMLP) and self.push is not False
                     else None)
         if self.push and ep._window is not None and (can_push is None
                                                      or not can_push(ep._window.rows)):
             raise RuntimeError("push is True, must be None or False; these experts cannot push")
-        rows, row_prob, offsets, handle = ep._dispatch_within(tokens, experts, prob, can_push)
+        (rows, row_prob, offsets, handle), codes = sent(ep, self.experts, tokens, (experts, prob),
+                                                        can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
-        counts: Any = Offsets(offsets)
+        counts: Any = (Offsets(offsets) if codes is None
+                       else RankRows(offsets, "", None, None, codes))
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
             place_of = places_to_push_to(handle.window, handle.where)
-            counts = RankRows(offsets, handle.window, again, place_of)
+            counts = RankRows(offsets, handle.window, again, place_of, codes)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 
@@ -374,9 +383,6 @@ def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
     """What `MoE` is given, as an ExpertParallel of its sizes."""
     if ep is None:
         return None
-    if isinstance(ep, ExpertParallel) and ep._window is not None and ep._window.options.x:
-        raise ValueError(f"ep moves codes of {ep._window.options.x}, must be made without x=; "
-                         "experts of a layer read numbers")
     if not isinstance(ep, ExpertParallel):
         ranks = process_group(ep).size()
         if num_experts % ranks:

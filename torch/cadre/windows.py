@@ -232,14 +232,17 @@ class WindowRoute:
         rows, row_prob, routed, *parts = _ops._window_dispatch(name, x, experts, prob)
         return rows, row_prob, routed, ExchangeMap(*parts)
 
-    def dispatch_codes(self, x: Quantized, experts: Tensor, prob: Tensor | None
-                       ) -> tuple[Quantized, Tensor, Tensor, ExchangeMap]:
-        """The same of codes and scales."""
+    def dispatch_codes(self, name: str, x: Quantized, experts: Tensor, prob: Tensor | None,
+                       numbers: Tensor | None = None, decode: bool = False
+                       ) -> tuple[Quantized, Tensor, Tensor, ExchangeMap, Tensor]:
+        """The same of codes and scales; last the numbers of the rows, through which gradients of
+        `numbers` go, that x has the codes of. decode: they are what the codes say; else nobody may
+        read them."""
         self._require_prob(prob)
-        codes, scales, row_prob, routed, *parts = _ops._window_dispatch_codes(
-            self.name, x.codes, x.scales, experts, prob)
+        codes, scales, row_prob, routed, *parts, row_numbers = _ops._window_dispatch_codes(
+            name, x.codes, x.scales, experts, prob, numbers, decode)
         rows = Quantized(codes, scales, row_prob.new_empty(0))
-        return rows, row_prob, routed, ExchangeMap(*parts)
+        return rows, row_prob, routed, ExchangeMap(*parts), row_numbers
 
     def _require_prob(self, prob: Tensor | None) -> None:
         if (prob is not None) != self.options.prob:
@@ -304,14 +307,16 @@ def _fake_dispatch(name, x, experts, prob):
 
 
 @register_fake("_window_dispatch_codes")
-def _fake_dispatch_codes(name, x, x_scales, experts, prob):
+def _fake_dispatch_codes(name, x, x_scales, experts, prob, numbers=None, decode=False):
     codes, *others = _fake_dispatch(name, x, experts, prob)
     rows, blocks = codes.shape[0], x_scales.shape[1]
     if "scales_major=column" in name:
         scales = x_scales.new_empty((blocks, rows + -rows % 4))[:, :rows].t()
     else:
         scales = x_scales.new_empty((rows, blocks))
-    return codes, scales, *others
+    if numbers is None:
+        return codes, scales, *others, _floats(x, 0)
+    return codes, scales, *others, numbers.new_empty(tuple(codes.shape))
 
 
 @register_fake("_window_dispatch_backward")

@@ -74,6 +74,10 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def("_recipes() -> str[]", [] { return names(recipe_list()); });
   m.def("_require_recipe(str words) -> ()",
         [](const std::string& words) { translate_errors([&] { (void)parse_recipe(words); }); });
+  m.def("_reads_codes_of(str recipe, str format) -> bool", [](const std::string& recipe,
+                                                              const std::string& format) {
+    return translate_errors([&] { return parse_recipe(recipe).fprop.lhs == parse_format(format); });
+  });
   m.def("_problems() -> str[]", [] { return problems(); });
   m.def("_explain(str problem, str device) -> (str plan, str steps, str[] refusals)",
         [](const std::string& problem, const std::string& device) {

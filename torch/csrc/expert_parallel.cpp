@@ -1,49 +1,20 @@
+#include "expert_parallel.h"
+
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 
-#include <tuple>
-
 #include "arguments.h"
-#include "autograd.h"
-#include "exchange.h"
 
-// torch.ops.cadre._window_*: the exchanges of ranks that read each other's memory, and their
-// gradients (docs/layers/expert_parallel.md). torch/cadre/windows.py tells compilers their order.
+// torch.ops.cadre._window_*: the exchanges of ranks that read each other's memory
+// (docs/layers/expert_parallel.md). expert_parallel_autograd.cpp differentiates them, and
+// torch/cadre/windows.py tells compilers their order.
 namespace cadre::door {
 namespace {
 
-using Name = c10::string_view;
-
-/// Where rows came from and go to: ExchangeMap as tensors.
-struct ExchangeTensors {
-  Tensor offsets, row_of, slot_of, row_here, verdict, place_of, sum_of;
-
-  variable_list list() const {
-    return {offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
-  }
-  ExchangeMap map() const {
-    return {ints(row_of, "row_of"),
-            ints(slot_of, "slot_of"),
-            ints(row_here, "row_here"),
-            ints(offsets, "offsets"),
-            ints(verdict, "verdict"),
-            place_of.numel() > 0 ? ints(place_of, "place_of") : nullptr,
-            sum_of.numel() > 0 ? ints(sum_of, "sum_of") : nullptr};
-  }
-};
-
-/// rows, row_prob, routed, then the map.
-using Dispatched =
-    std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-/// rows, row_scales, then as above from row_prob on.
-using DispatchedCodes = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor,
-                                   Tensor, Tensor, Tensor>;
-using TensorPair = std::tuple<Tensor, Tensor>;
-
-DispatchedCodes with_scales(const Dispatched& d, const Tensor& row_scales) {
+DispatchedCodes with_scales(const Dispatched& d, const Tensor& row_scales, const Tensor& numbers) {
   return std::apply(
       [&](const Tensor& rows, const auto&... others) {
-        return DispatchedCodes(rows, row_scales, others...);
+        return DispatchedCodes(rows, row_scales, others..., numbers);
       },
       d);
 }
@@ -52,14 +23,6 @@ DispatchedCodes with_scales(const Dispatched& d, const Tensor& row_scales) {
 struct Moved {
   Tensor tokens, rows, token_scales, row_scales;
 };
-
-using DispatchOp = Dispatched(Name, const Tensor&, const Tensor&, const Maybe&);
-using DispatchBackwardOp = TensorPair(Name, const Tensor&, const Maybe&, const Tensor&,
-                                      const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                      const Tensor&, const Tensor&);
-/// Of y, and of dout.
-using RowsOp = Tensor(Name, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                      const Tensor&, const Tensor&, const Tensor&, const Tensor&);
 
 Tensor new_ints(at::IntArrayRef shape, const Tensor& on) {
   return at::empty(shape, on.options().dtype(at::kInt));
@@ -139,16 +102,43 @@ Tensor new_row_scales(const ExpertParallelProblem& p, const Tensor& like) {
   return at::empty({blocks, step}, like.options()).narrow(1, 0, p.rows).t();
 }
 
+/// What the codes of rows say, as numbers of the layer's type; their tail is not written.
+void decode(const ExpertParallelProblem& p, const Moved& moved, const Tensor& row_offsets,
+            const Tensor& numbers) {
+  QuantizedShape shape{.rows = p.rows, .cols = p.hidden, .experts = p.experts, .format = *p.x};
+  shape.scales_major = p.scales_major;
+  DequantizeArgs args;
+  args.source.codes = view(moved.rows, "rows");
+  args.source.scales = view(moved.row_scales, "row_scales");
+  args.offsets = offsets(row_offsets, numbers);
+  args.out = view(numbers, "numbers");
+  launch(DequantizeProblem{shape, p.dtype}, args, numbers);
+}
+
+void require_numbers(const ExpertParallelProblem& p, const Tensor& numbers, const Tensor& codes) {
+  require_same_device(codes, numbers, "numbers");
+  TORCH_CHECK_VALUE(
+      numbers.sizes() == codes.sizes() && numbers.scalar_type() == scalar_type(p.dtype),
+      "numbers is ", described(numbers), ", must be ", dtype_name(scalar_type(p.dtype)),
+      codes.sizes(), ", of which x has the codes [", to_string(p), "]");
+}
+
+/// With the numbers that x are codes of, those of rows come back: what gradients go through.
 DispatchedCodes dispatch_codes_op(Name name, const Tensor& x, const Tensor& x_scales,
-                                  const Tensor& experts, const Maybe& prob) {
+                                  const Tensor& experts, const Maybe& prob, const Maybe& numbers,
+                                  bool decodes) {
   const auto exchange = Exchange::of(name);
   const ExpertParallelProblem& p = exchange->plan().problem;
   const Tensor codes = matrix(x, "x"), scales = matrix(x_scales, "x_scales");
   require_same_device(codes, scales, "x_scales");
+  if (numbers) require_numbers(p, *numbers, codes);
   const Tensor rows = at::empty({p.rows, codes.size(1)}, codes.options());
-  const Tensor row_scales = new_row_scales(p, scales);
-  return with_scales(dispatch_rows(*exchange, {codes, rows, scales, row_scales}, experts, prob),
-                     row_scales);
+  const Moved moved{codes, rows, scales, new_row_scales(p, scales)};
+  const Dispatched made = dispatch_rows(*exchange, moved, experts, prob);
+  const Tensor of_rows = numbers ? at::empty({p.rows, p.hidden}, numbers->options())
+                                 : at::empty({0}, codes.options().dtype(at::kFloat));
+  if (numbers && decodes) decode(p, moved, std::get<3>(made), of_rows);
+  return with_scales(made, moved.row_scales, of_rows);
 }
 
 /// Rows that are summed: where they are pushed, what stands for them.
@@ -220,97 +210,6 @@ Tensor collect_backward_op(Name name, const Tensor& dout, const Tensor& offsets,
   return dy;
 }
 
-// Gradients
-
-/// Of an exchange, which lives until its backward.
-void keep_exchange(AutogradContext* ctx, Name name) {
-  ctx->saved_data["name"] = std::string(name);
-  ctx->saved_data["exchange"] = c10::IValue::make_capsule(Exchange::of(name));
-}
-
-struct Dispatch : torch::autograd::Function<Dispatch> {
-  static variable_list forward(AutogradContext* ctx, const Tensor& x, const Maybe& prob, Name name,
-                               const Tensor& experts) {
-    static const auto call = op<DispatchOp>("cadre::_window_dispatch");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of,
-                sum_of] = call.call(name, x, experts, prob);
-    const ExchangeTensors map{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
-    ctx->set_materialize_grads(false);
-    variable_list constant = map.list();
-    constant.push_back(routed);
-    if (!requires_grad(x)) constant.push_back(rows);
-    if (!requires_grad(prob)) constant.push_back(row_prob);
-    ctx->mark_non_differentiable(constant);
-    ctx->save_for_backward(map.list());
-    keep_exchange(ctx, name);
-    ctx->saved_data["hidden"] = x.sym_size(1);
-    ctx->saved_data["type"] = int64_t(x.scalar_type());
-    ctx->saved_data["prob"] = prob.has_value();
-    ctx->saved_data["wants"] = bits_of<2>({requires_grad(x), requires_grad(prob)});
-    return {rows, row_prob, routed, offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
-  }
-
-  /// Both gradients travel, also where autograd has only one.
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto call = op<DispatchBackwardOp>("cadre::_window_dispatch_backward");
-    auto& data = ctx->saved_data;
-    const variable_list map = ctx->get_saved_variables();
-    const c10::SymInt rows = map[2].sym_size(0);
-    const auto type = at::ScalarType(data["type"].toInt());
-    std::array<bool, 2> wants{};
-    read_bits(data["wants"].toInt(), wants);
-    const auto no_rows = [&] {
-      const auto exchange = Exchange::of(data["name"].toStringRef());
-      if (!exchange->plan().problem.push)
-        return map[2].new_zeros_symint({rows, data["hidden"].toSymInt()}, type);
-      TORCH_CHECK(!wants[0], "the experts made no gradient of their rows, must push one [",
-                  to_string(exchange->plan().problem), "]");
-      return exchange->pushed();
-    };
-    const Tensor drows = grads[0].defined() ? grads[0] : no_rows();
-    Maybe drow_prob;
-    if (data["prob"].toBool())
-      drow_prob = grads[1].defined() ? grads[1] : map[2].new_zeros_symint({rows}, at::kFloat);
-    const auto [dx, dprob] = call.call(data["name"].toStringRef(), drows, drow_prob, map[0], map[1],
-                                       map[2], map[3], map[4], map[5], map[6]);
-    return without_second_derivatives(
-        "cadre.ExpertParallel", grads,
-        {if_wanted(wants[0], dx), if_wanted(wants[1], dprob), Tensor(), Tensor()});
-  }
-};
-
-struct Collect : torch::autograd::Function<Collect> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& y, Name name,
-                        const ExchangeTensors& map) {
-    static const auto call = op<RowsOp>("cadre::_window_collect");
-    const at::AutoDispatchBelowADInplaceOrView below;
-    ctx->save_for_backward(map.list());
-    keep_exchange(ctx, name);
-    return call.call(name, y, map.offsets, map.row_of, map.slot_of, map.row_here, map.verdict,
-                     map.place_of, map.sum_of);
-  }
-  static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto call = op<RowsOp>("cadre::_window_collect_backward");
-    const variable_list map = ctx->get_saved_variables();
-    const Tensor dy = call.call(ctx->saved_data["name"].toStringRef(), grads[0], map[0], map[1],
-                                map[2], map[3], map[4], map[5], map[6]);
-    return without_second_derivatives("cadre.ExpertParallel", grads, {dy, Tensor(), Tensor()});
-  }
-};
-
-Dispatched dispatch_autograd(Name name, const Tensor& x, const Tensor& experts, const Maybe& prob) {
-  const variable_list out = Dispatch::apply(x, prob, name, experts);
-  return {out[0], out[1], out[2], out[3], out[4], out[5], out[6], out[7], out[8], out[9]};
-}
-
-Tensor collect_autograd(Name name, const Tensor& y, const Tensor& offsets, const Tensor& row_of,
-                        const Tensor& slot_of, const Tensor& row_here, const Tensor& verdict,
-                        const Tensor& place_of, const Tensor& sum_of) {
-  return Collect::apply(
-      y, name, ExchangeTensors{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of});
-}
-
 void implement(torch::Library& m) {
   m.impl("_window_dispatch", dispatch_op);
   m.impl("_window_dispatch_codes", dispatch_codes_op);
@@ -327,10 +226,11 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       "(Tensor rows, Tensor row_prob, Tensor routed, Tensor offsets, Tensor row_of, Tensor "
       "slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of)");
   m.def(
-      "_window_dispatch_codes(str name, Tensor x, Tensor x_scales, Tensor experts, Tensor? prob) "
-      "-> "
+      "_window_dispatch_codes(str name, Tensor x, Tensor x_scales, Tensor experts, Tensor? prob, "
+      "Tensor? numbers=None, bool decode=False) -> "
       "(Tensor rows, Tensor row_scales, Tensor row_prob, Tensor routed, Tensor offsets, Tensor "
-      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of)");
+      "row_of, Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of, "
+      "Tensor row_numbers)");
   m.def(
       "_window_dispatch_backward(str name, Tensor drows, Tensor? drow_prob, "
       "Tensor offsets, Tensor row_of, Tensor slot_of, Tensor row_here, Tensor verdict, "
@@ -345,12 +245,4 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
-TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
-  m.impl("_window_dispatch", dispatch_autograd);
-  m.impl("_window_collect", collect_autograd);
-  m.impl("_window_dispatch_codes", torch::autograd::autogradNotImplementedFallback());
-  m.impl("_window_dispatch_backward", torch::autograd::autogradNotImplementedFallback());
-  m.impl("_window_collect_backward", torch::autograd::autogradNotImplementedFallback());
-}
-
 }  // namespace cadre::door

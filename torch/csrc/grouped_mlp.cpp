@@ -18,7 +18,7 @@ const char* const kBackwardSchema =
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
     "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
     "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0, "
-    "str window=\"\", Tensor? place_of=None) -> "
+    "str window=\"\", Tensor? place_of=None, bool x_in_codes=False) -> "
     "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
     "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
@@ -27,7 +27,8 @@ const char* const kSchemas[] = {
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
     "bool[6] wants=[False, False, False, False, False, False], str activation=\"swiglu\", "
     "str recipe=\"\", bool keep_h=False, int unit_budget=0, str window=\"\", "
-    "Tensor? place_of=None) -> (Tensor y, Tensor saved)",
+    "Tensor? place_of=None, Tensor? x_codes=None, Tensor? x_scales=None) -> "
+    "(Tensor y, Tensor saved)",
 
     "grouped_mlp.out(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, Tensor[] bias1, "
     "Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, Tensor? rng=None, "
@@ -60,6 +61,39 @@ struct MlpLaunch : ExpertLaunch<GroupedMlpProblem, GroupedMlpArgs> {
     args.prob = floats(call.prob, "prob");
     args.bias2_scale = floats(call.bias2_scale, "bias2_scale");
     if (call.rng) args.rng = random_state(*call.rng, call.x);
+  }
+};
+
+bool is_aligned(const Tensor& t) { return reinterpret_cast<uintptr_t>(t.data_ptr()) % 16 == 0; }
+
+/// Scales of rows in that order; columns begin at multiples of 16 bytes, as products read them.
+Tensor scales_in(Major order, const Tensor& scales) {
+  if (order == Major::kRow || scales.dim() != 2) return scales.contiguous();
+  constexpr int64_t kStep = 4;
+  const bool is_ordered = scales.stride(0) == 1 && scales.stride(1) >= scales.size(0) &&
+                          scales.stride(1) % kStep == 0 && is_aligned(scales);
+  if (is_ordered) return scales;
+  const int64_t rows = scales.size(0), step = (rows + kStep - 1) / kStep * kStep;
+  const Tensor columns = at::empty({scales.size(1), step}, scales.options());
+  return columns.narrow(1, 0, rows).t().copy_(scales);
+}
+
+/// x that comes in codes, as the plan wants them to lie.
+struct CodesOfX {
+  Tensor codes, scales;
+
+  CodesOfX(const MlpCall& call, const GroupedMlpProblem& problem) {
+    if (!call.x_in_codes) return;
+    TORCH_CHECK_VALUE(call.x_codes && call.x_scales, call.x_codes ? "x_scales" : "x_codes",
+                      " is None, must be a tensor; x comes in codes and scales");
+    const GroupedMlpPlan& plan = cached_plan(problem, device(call.x));
+    codes = call.x_codes->contiguous();
+    if (!is_aligned(codes)) codes = codes.clone();
+    scales = scales_in(find_tensor(plan.fc1, "x along K")->shape.scales_major, *call.x_scales);
+  }
+  void bind(GroupedMlpArgs& args, const Tensor& x) const {
+    if (!codes.defined()) return;
+    args.x_along_k = {view(codes, x, "x_codes"), view(scales, x, "x_scales")};
   }
 };
 
@@ -105,7 +139,9 @@ class Results {
 
 void run_forward(const MlpCall& call, const GroupedMlpProblem& problem, const Tensor& y,
                  const Tensor& saved, const Results& results) {
+  const CodesOfX codes(call, problem);
   MlpLaunch mlp(call, problem);
+  codes.bind(mlp.args, call.x);
   mlp.args.y = results.view_of(y, "y");
   mlp.args.place_of = results.places();
   require_same_device(call.x, saved, "saved");
@@ -118,11 +154,15 @@ std::tuple<Tensor, Tensor> grouped_mlp(const Tensor& x, const Tensor& offsets, c
                                        TensorList weight1, TensorList bias1, TensorList weight2,
                                        TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                        MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                       int64_t unit_budget, Text window, const Maybe& place_of) {
+                                       int64_t unit_budget, Text window, const Maybe& place_of,
+                                       const Maybe& x_codes, const Maybe& x_scales) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
-    const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
-                       bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
+    MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
+                 bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
+    call.x_in_codes = x_codes || x_scales;
+    call.x_codes = x_codes;
+    call.x_scales = x_scales;
     GroupedMlpProblem p = problem_of(call);
     const Results results(window, place_of, rows);
     results.add_to(p);
@@ -201,11 +241,13 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                                TensorList bias1, TensorList weight2, TensorList bias2,
                                const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
                                bool deferred, Text activation, Text recipe, bool keep_h,
-                               int64_t unit_budget, Text window, const Maybe& place_of) {
+                               int64_t unit_budget, Text window, const Maybe& place_of,
+                               bool x_in_codes) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
-    const MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
-                       bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
+    MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
+                 bias2_scale, rng,     wants, activation, recipe, keep_h,  unit_budget};
+    call.x_in_codes = x_in_codes;
     GroupedMlpProblem p = problem_of(call);
     const Results results(window, place_of, rows);
     results.add_to(p);

@@ -29,6 +29,8 @@ struct MlpCall {
   int64_t unit_budget = 0;
   std::string_view window{};  ///< the exchange that moves y, and dx, next; none: new memory
   std::optional<at::Tensor> place_of{};  ///< [R] int32: of its rows, where results are pushed
+  bool x_in_codes = false;               ///< forward reads these, and only wgrad x itself
+  std::optional<at::Tensor> x_codes{}, x_scales{};  ///< [R, H], [R, H / block]
 };
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.

@@ -8,19 +8,19 @@ namespace {
 using Forward = std::tuple<Tensor, Tensor>(const Tensor&, const Tensor&, const Maybe&, TensorList,
                                            TensorList, TensorList, TensorList, const Maybe&,
                                            const Maybe&, MlpWants, Text, Text, bool, int64_t, Text,
-                                           const Maybe&);
+                                           const Maybe&, const Maybe&, const Maybe&);
 using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor>;
 using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&,
                            TensorList, TensorList, TensorList, TensorList, const Maybe&,
                            const Maybe&, MlpWants, bool, Text, Text, bool, int64_t, Text,
-                           const Maybe&);
+                           const Maybe&, bool);
 
 std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
   return call.call(c.x, c.offsets, c.prob, c.weight1, c.bias1, c.weight2, c.bias2, c.bias2_scale,
                    c.rng, c.wants, c.activation, c.recipe, c.keep_h, c.unit_budget, c.window,
-                   c.place_of);
+                   c.place_of, c.x_codes, c.x_scales);
 }
 
 /// What is no tensor, from forward to backward.
@@ -30,6 +30,10 @@ struct Options {
   bool keep_h;
   int64_t unit_budget;
   Text window;
+  const Maybe &place_of, &x_codes, &x_scales;
+
+  /// x is read by wgrad alone where it comes in codes.
+  bool x_in_codes() const { return x_codes || x_scales; }
 };
 
 class MlpFunction : public torch::autograd::Function<MlpFunction> {
@@ -37,15 +41,15 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
   static variable_list forward(AutogradContext* ctx, const Tensor& x, const Tensor& offsets,
                                const Maybe& prob, TensorList weight1, TensorList bias1,
                                TensorList weight2, TensorList bias2, const Maybe& bias2_scale,
-                               const Maybe& rng, const Maybe& place_of, const Options& o) {
+                               const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [y, saved] =
-        forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, o.wants,
-                    o.activation, o.recipe, o.keep_h, o.unit_budget, o.window, place_of});
+    auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
+                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget,
+                                  o.window, o.place_of, o.x_in_codes(), o.x_codes, o.x_scales});
     ctx->mark_non_differentiable({saved});
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), prob,
-                                  bias2_scale, rng, place_of, weight1, bias1, weight2, bias2));
+                                  bias2_scale, rng, o.place_of, weight1, bias1, weight2, bias2));
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);
     ctx->saved_data["activation"] = std::string(o.activation);
@@ -53,6 +57,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     ctx->saved_data["keep_h"] = o.keep_h;
     ctx->saved_data["unit_budget"] = o.unit_budget;
     ctx->saved_data["window"] = std::string(o.window);
+    ctx->saved_data["x_in_codes"] = o.x_in_codes();
     ctx->saved_data["counts"] =
         c10::List<int64_t>({int64_t(weight1.size()), int64_t(bias1.size()), int64_t(weight2.size()),
                             int64_t(bias2.size())});
@@ -78,13 +83,13 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
         call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                   rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
                   data["keep_h"].toBool(), data["unit_budget"].toInt(),
-                  data["window"].toStringRef(), place_of);
+                  data["window"].toStringRef(), place_of, data["x_in_codes"].toBool());
     return without_second_derivatives(
         "cadre.GroupedMLP", dout,
         joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
                or_none(dw1, counts[0]), or_none(dbias1, counts[1]), or_none(dw2, counts[2]),
                or_none(dbias2, counts[3]), if_wanted(wants[kDbias2Scale], dscale), Tensor(),
-               Tensor(), Tensor()));
+               Tensor()));
   }
 };
 
@@ -94,7 +99,8 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                                           TensorList bias2, const Maybe& bias2_scale,
                                           const Maybe& rng, MlpWants wants, Text activation,
                                           Text recipe, bool keep_h, int64_t unit_budget,
-                                          Text window, const Maybe& place_of) {
+                                          Text window, const Maybe& place_of, const Maybe& x_codes,
+                                          const Maybe& x_scales) {
   const MlpWants required{requires_grad(x),
                           requires_grad(prob),
                           requires_grad(weight1),
@@ -113,12 +119,14 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                      {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
-                       activation, recipe, keep_h, unit_budget, window, place_of});
+                       activation, recipe, keep_h, unit_budget, window, place_of,
+                       x_codes || x_scales, x_codes, x_scales});
   }
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
-  const Options options{wants, activation, recipe, keep_h, unit_budget, window};
+  const Options options{wants,  activation, recipe,  keep_h,  unit_budget,
+                        window, place_of,   x_codes, x_scales};
   const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
-                                               bias2_scale, state, place_of, options);
+                                               bias2_scale, state, options);
   return {out[0], out[1]};
 }
 
@@ -128,14 +136,16 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
                                     TensorList weight1, TensorList bias1, TensorList weight2,
                                     TensorList bias2, const Maybe& bias2_scale, const Maybe& rng,
                                     MlpWants wants, Text activation, Text recipe, bool keep_h,
-                                    int64_t unit_budget, Text window, const Maybe& place_of) {
+                                    int64_t unit_budget, Text window, const Maybe& place_of,
+                                    const Maybe& x_codes, const Maybe& x_scales) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
   const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
   return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
-                     recipe, keep_h, unit_budget, window, place_of});
+                     recipe, keep_h, unit_budget, window, place_of, x_codes || x_scales, x_codes,
+                     x_scales});
 }
 
 }  // namespace

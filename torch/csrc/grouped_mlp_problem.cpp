@@ -20,7 +20,7 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
                                                at::ScalarType dtype, at::ScalarType weight_dtype,
                                                std::array<bool, 2> biases, bool prob,
                                                MlpWants wants, Text activation, Text recipe,
-                                               bool keep_h, Text device) {
+                                               bool keep_h, bool x_in_codes, Text device) {
   return translate_errors([&] {
     GroupedMlpProblem p = problem_with_activation(activation);
     p.hidden = hidden;
@@ -33,6 +33,7 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
     p.bias2 = biases[1];
     p.prob = prob;
     p.keep_h = keep_h;
+    p.given_x_along_k = x_in_codes;
     p.options.deferred = true;
     set_wants(p, wants);
     const MemoryBounds bounds = memory_bounds(p, parse_device(device));
@@ -44,7 +45,8 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
 /// Whether a step of such an MLP can push its results to places of several ranks.
 bool grouped_mlp_scatters(int64_t rows, int64_t hidden, int64_t features, int64_t experts,
                           int64_t ranks, at::ScalarType dtype, at::ScalarType weight_dtype,
-                          std::array<bool, 2> biases, Text activation, Text recipe, Text device) {
+                          std::array<bool, 2> biases, Text activation, Text recipe, bool x_in_codes,
+                          Text device) {
   return translate_errors([&] {
     GroupedMlpProblem p = problem_with_activation(activation);
     p.rows = rows;
@@ -59,6 +61,7 @@ bool grouped_mlp_scatters(int64_t rows, int64_t hidden, int64_t features, int64_
     p.prob = p.scatter = true;
     p.tokens = 1;
     p.ranks = int(ranks);
+    p.given_x_along_k = x_in_codes;
     try {
       plan(p, parse_device(device));
       return true;
@@ -125,6 +128,7 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   p.parameters.discrete_weight = p.parameters.discrete_dw = w1.discrete;
   p.prob = call.prob.has_value();
   p.keep_h = call.keep_h;
+  p.given_x_along_k = call.x_in_codes;
   p.options.unit_budget = int_of(call.unit_budget, "unit_budget");
   p.options.align =
       std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
@@ -152,13 +156,12 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "_grouped_mlp_memory_bounds(int hidden, int features, int experts, ScalarType dtype, "
       "ScalarType weight_dtype, bool[2] biases, bool prob, bool[6] wants, str activation, str "
-      "recipe, bool keep_h, "
-      "str device) -> int[]",
+      "recipe, bool keep_h, bool x_in_codes, str device) -> int[]",
       grouped_mlp_memory_bounds);
   m.def(
       "_grouped_mlp_scatters(int rows, int hidden, int features, int experts, int ranks, "
       "ScalarType dtype, ScalarType weight_dtype, bool[2] biases, str activation, str recipe, "
-      "str device) -> bool",
+      "bool x_in_codes, str device) -> bool",
       grouped_mlp_scatters);
 }
 
