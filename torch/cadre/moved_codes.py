@@ -1,5 +1,6 @@
 """Tokens that a layer sends to the ranks of their experts as codes, made once by their owner."""
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,11 @@ def format_of(ep: ExpertParallel | None) -> str | None:
 
 @torch.compiler.assume_constant_result
 def _reads(recipe: str, format: str) -> bool:
+    return _reads_of_library(recipe, format)
+
+
+@functools.lru_cache(maxsize=256)
+def _reads_of_library(recipe: str, format: str) -> bool:
     reads: bool = torch.ops.cadre._reads_codes_of(recipe, format)
     return reads
 
