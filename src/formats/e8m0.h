@@ -26,24 +26,22 @@ struct E8m0 {
   /// The smallest power of two not below v, for v >= 0, between 2^-127 and 2^127; zero becomes
   /// 2^-127, infinity 2^127.
   CADRE_HD static constexpr Code encode_up(float v) {
-    const uint32_t m = magnitude(v), exponent = m >> 23, mantissa = m & kMantissaBits;
+    const uint32_t m = magnitude(v);
     // A subnormal up to 2^-127 is covered by code 0; a larger one needs 2^-126, code 1.
-    const bool up = exponent == 0 ? mantissa > 0x40'0000u : mantissa != 0;
-    const uint32_t code = exponent + (up && exponent < 254 ? 1u : 0u);
-    return special(m, code);
+    return limited(m, m <= 0x40'0000u ? 0u : (m + kMantissaBits) >> 23);
   }
 
   /// The OCP rule: the largest power of two not above amax, divided by 2^largest_exponent, that of
   /// the element's largest value. The largest elements of a block may then saturate.
   CADRE_HD static constexpr Code encode_floor(float amax, int largest_exponent) {
     const uint32_t m = magnitude(amax), exponent = m >> 23, by = uint32_t(largest_exponent);
-    return special(m, exponent > by ? exponent - by : 0u);
+    return limited(m, m == kInfinityBits ? kLargestCode : exponent > by ? exponent - by : 0u);
   }
 
  private:
-  CADRE_HD static constexpr Code special(uint32_t m, uint32_t code) {
-    const uint32_t finite = m == kInfinityBits ? uint32_t(kLargestCode) : code;
-    return Code(m > kInfinityBits ? uint32_t(kNanCode) : finite);
+  CADRE_HD static constexpr Code limited(uint32_t m, uint32_t code) {
+    const uint32_t largest = kLargestCode;
+    return Code(m > kInfinityBits ? uint32_t(kNanCode) : code < largest ? code : largest);
   }
 };
 

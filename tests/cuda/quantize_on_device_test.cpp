@@ -142,6 +142,35 @@ TEST_F(QuantizeOnDevice, AlongKAloneHasTheBitsOfTheCpu) {
   });
 }
 
+/// Blocks of 32 along rows, or both ways, of bf16 in wide chunks have a kernel of their own: of rows
+/// that fill its parts, and of others.
+TEST_F(QuantizeOnDevice, ByWarpsHasTheBitsOfTheCpu) {
+  constexpr int64_t kWide[] = {8, 24, 64, 136, 520};
+  constexpr const char* kFormats[] = {"mxfp8", "mxfp8:e5m2", "mxfp8:floor", "mxfp4", "mxfp4:floor"};
+  std::mt19937 random(16);
+  unsigned seed = 0;
+  const auto each = [&](QuantizeCase c) {
+    const char* words = kFormats[seed % std::size(kFormats)];
+    fill_values(c, ValuesKind(seed % test::kValuesKinds), random);
+    c.formats(seed % 3 == 0 ? "" : words, words);
+    c.gap = seed % 7 == 6 ? 6 : 8;
+    units_of_gpu = seed % 2 == 0 ? 1 : 0;
+    ++seed;
+    const QuantizeCase::Out want = c.run("cpu"), got = on_gpu(c);
+    ASSERT_TRUE(got == want) << to_string(c.problem) << " gap " << c.gap;
+    EXPECT_EQ(got.along_k.damage() + got.along_rows.damage(), "");
+  };
+  test::for_random_counts(test::sized(240, 60), 17, [&](const Counts& counts) {
+    each(QuantizeCase::rows(counts, kWide[seed / 5 % std::size(kWide)], DType::kBf16, 8));
+  });
+  for (unsigned i = 0; i < test::sized(120u, 30u); ++i) {
+    const int64_t rows = 1 + int64_t(random() % 90);
+    each(QuantizeCase::weights({1 + i % 4, rows, kWide[i % std::size(kWide)]}, DType::kBf16, false,
+                               8));
+  }
+  units_of_gpu = 0;
+}
+
 /// Where blocks have many tiles they take some side by side at once.
 TEST_F(QuantizeOnDevice, OfWideStripsHasTheBitsOfTheCpu) {
   std::mt19937 random(14);

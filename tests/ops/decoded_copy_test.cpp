@@ -17,16 +17,21 @@ using test::ValuesKind;
 
 namespace {
 
+/// Which copies are decoded, of those that are quantised.
+struct Which {
+  bool along_k = true, along_rows = true;
+};
+
 /// A case whose quantised copies are decoded, with its outputs.
 struct DecodedCase {
   QuantizeCase c;
   QuantizeCase::Out out;
   test::OwnedWorkspace workspace{0};
 
-  DecodedCase(const QuantizeCase& codes, const Device& device) : c(codes) {
+  DecodedCase(const QuantizeCase& codes, const Device& device, Which which = {}) : c(codes) {
     QuantizeProblem& p = c.problem;
-    p.along_k_decoded = p.along_k && !is_plain(*p.along_k);
-    p.along_rows_decoded = p.along_rows && !is_plain(*p.along_rows);
+    p.along_k_decoded = which.along_k && p.along_k && !is_plain(*p.along_k);
+    p.along_rows_decoded = which.along_rows && p.along_rows && !is_plain(*p.along_rows);
     p.along_k_scales_major = p.along_rows_scales_major = Major::kRow;
     p.along_rows_codes_major = Major::kRow;
     out = c.outputs();
@@ -83,8 +88,8 @@ struct FromCodes {
 
 struct DecodedCopies : test::OnMachine {
   /// Three ways: quantising here, codes on the CPU that are decoded there, and codes decoded here.
-  void check(const QuantizeCase& codes_case) {
-    DecodedCase got(codes_case, machine->device());
+  void check(const QuantizeCase& codes_case, Which which = {}) {
+    DecodedCase got(codes_case, machine->device(), which);
     const std::string what = to_string(got.c.problem);
     {
       test::MachineCopy copy(*machine, got);
@@ -169,6 +174,23 @@ TEST_F(DecodedCopies, OfWeightsAreTheNumbersOfTheirCodes) {
     test::fill_values(c, kind_of(pair, ++seed), random);
     check(c.formats(pair.along_k, pair.along_rows));
   }
+}
+
+// One copy in codes and one in numbers, from one read of the source where a kernel has both.
+TEST_F(DecodedCopies, MayLieBesideCodes) {
+  std::mt19937 random(4);
+  unsigned seed = 0;
+  for (const char* words : {"mxfp8", "mxfp8:e5m2+floor", "mxfp4", "fp8_block", "nvfp4"})
+    for (const Which which : {Which{true, false}, Which{false, true}}) {
+      QuantizeCase rows =
+          QuantizeCase::rows({300, {5, 0, 150, 129}}, seed % 2 ? 136 : 40, DType::kBf16, 8);
+      QuantizeCase weights = QuantizeCase::weights({2, 70, 136}, DType::kBf16, false, 8);
+      for (QuantizeCase* c : {&rows, &weights}) {
+        c->gap = seed % 5 == 4 ? 6 : 8;
+        test::fill_values(*c, ValuesKind(++seed % test::kValuesKinds), random);
+        check(c->formats(words, words), which);
+      }
+    }
 }
 
 // Blocks of transformed rows lie without gaps, whatever the offsets say.

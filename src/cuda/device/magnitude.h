@@ -6,8 +6,8 @@
 #include "cuda/device/small_float.h"
 #include "formats/ieee.h"
 
-// Largest magnitudes of elements as they are stored, two of bf16 or f16 at a time. A NaN is larger
-// than anything.
+// Elements as they are stored, two of bf16 or f16 at a time: products, and largest magnitudes, of
+// which a NaN is larger than anything.
 namespace cadre::cuda {
 
 /// The larger magnitude of each of two pairs of halves, with any sign.
@@ -28,6 +28,22 @@ __device__ inline uint32_t larger_halves(uint32_t first, uint32_t second) {
   const Pair both = __hmax2_nan(__habs2(pairs[0]), __habs2(pairs[1]));
   std::memcpy(&first, &both, sizeof(Pair));
   return first;
+#endif
+}
+
+/// Two bf16 numbers times powers of two. The products are bf16 numbers, but for those so small that
+/// their codes are zero.
+__device__ inline uint32_t scaled_pair(uint32_t pair, float first, float second) {
+  const uint32_t factors = pick_bytes(__float_as_uint(first), __float_as_uint(second), 0x7632);
+#ifdef __CUDA_ARCH__
+  uint32_t products;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;"
+      : "=r"(products)
+      : "r"(pair), "r"(factors), "r"(0x8000'8000u));
+  return products;
+#else
+  const float2 x = pair_of(DType::kBf16, pair), by = pair_of(DType::kBf16, factors);
+  return bits_of_pair(DType::kBf16, x.x * by.x, x.y * by.y);
 #endif
 }
 

@@ -26,6 +26,28 @@ CADRE_HD inline uint32_t encode_pair(float first, float second) {
 #endif
 }
 
+/// The codes of four numbers, the first in the lowest bits.
+template <class Element>
+CADRE_HD inline uint32_t encode_four(float first, float second, float third, float fourth) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890
+  // Put together within, the second pair's instruction takes the first pair along.
+  uint32_t all;
+  if constexpr (Element::kDType == DType::kE4m3)
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e4m3x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(all)
+        : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  else
+    asm("{.reg .b16 low, high; cvt.rn.satfinite.e5m2x2.f32 low, %2, %1;"
+        " cvt.rn.satfinite.e5m2x2.f32 high, %4, %3; mov.b32 %0, {low, high};}"
+        : "=r"(all)
+        : "f"(first), "f"(second), "f"(third), "f"(fourth));
+  return all;
+#else
+  return encode_pair<Element>(first, second) | encode_pair<Element>(third, fourth) << 16;
+#endif
+}
+
 /// Sixteen random bits: a half of a word, the lower or the upper one.
 struct RandomHalf {
   uint32_t word;
@@ -161,8 +183,7 @@ struct EightCodes {
     } else {
       uint32_t halves[2];
       for (int i = 0; i < 2; ++i)
-        halves[i] = encode_pair<Element>(x[4 * i], x[4 * i + 1]) |
-                    encode_pair<Element>(x[4 * i + 2], x[4 * i + 3]) << 16;
+        halves[i] = encode_four<Element>(x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]);
       codes.word = halves[0] | Word(halves[1]) << 32;
     }
     return codes;
@@ -180,22 +201,44 @@ struct EightCodes {
   CADRE_HD void push(uint8_t code) { word = word >> kBits | Word(code) << (7 * kBits); }
 };
 
-/// Turns eight lines: code k of line i becomes code i of line k. In squares of 8, 4 and 2 codes,
-/// those above the diagonal change places with those below.
+/// Turns four lines of four bytes: byte k of line i becomes byte i of line k.
+CADRE_HD inline void turn_bytes(uint32_t (&lines)[4]) {
+  const uint32_t first[2] = {pick_bytes(lines[0], lines[1], 0x5140),
+                             pick_bytes(lines[2], lines[3], 0x5140)};
+  const uint32_t last[2] = {pick_bytes(lines[0], lines[1], 0x7362),
+                            pick_bytes(lines[2], lines[3], 0x7362)};
+  lines[0] = pick_bytes(first[0], first[1], 0x5410);
+  lines[1] = pick_bytes(first[0], first[1], 0x7632);
+  lines[2] = pick_bytes(last[0], last[1], 0x5410);
+  lines[3] = pick_bytes(last[0], last[1], 0x7632);
+}
+
+/// Turns eight lines: code k of line i becomes code i of line k.
 template <class Element>
 __device__ inline void turn(EightCodes<Element> (&lines)[8]) {
-  using Word = typename EightCodes<Element>::Word;
+  if constexpr (EightCodes<Element>::kNibbles) {
+    // In squares of 8, 4 and 2 codes, those above the diagonal change places with those below.
 #pragma unroll
-  for (int half = 4; half > 0; half /= 2) {
-    const int bits = half * EightCodes<Element>::kBits;
-    const Word first_halves = ~Word(0) / ((Word(1) << bits) + 1);
+    for (int half = 4; half > 0; half /= 2) {
+      const uint32_t first_halves = ~0u / ((1u << 4 * half) + 1);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i & half) continue;
-      Word &above = lines[i].word, &below = lines[i + half].word;
-      const Word differ = (above >> bits ^ below) & first_halves;
-      above ^= differ << bits, below ^= differ;
+      for (int i = 0; i < 8; ++i) {
+        if (i & half) continue;
+        uint32_t &above = lines[i].word, &below = lines[i + half].word;
+        const uint32_t differ = (above >> 4 * half ^ below) & first_halves;
+        above ^= differ << 4 * half, below ^= differ;
+      }
     }
+  } else {
+    uint32_t quarters[2][2][4];  // of codes and of lines from four on, or not
+#pragma unroll
+    for (int i = 0; i < 16; ++i)
+      quarters[i % 2][i / 8][i / 2 % 4] = uint32_t(lines[i / 2].word >> 32 * (i % 2));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) turn_bytes(quarters[i / 2][i % 2]);
+#pragma unroll
+    for (int k = 0; k < 8; ++k)
+      lines[k].word = quarters[k / 4][0][k % 4] | uint64_t(quarters[k / 4][1][k % 4]) << 32;
   }
 }
 

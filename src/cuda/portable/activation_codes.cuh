@@ -35,46 +35,56 @@ struct GluPlaces {
   int rows;  ///< chunks that are there: both or none
 
   __device__ Place place(int i) const { return {first.row, first.column + i * ahead}; }
+  __device__ int64_t step(int64_t, int bits) const { return ahead * bits / 8; }
 };
 
-/// h of four rows, and its codes.
+/// The same, whose dtypes the compiler knows, wherever the kernel has written.
+__device__ inline ActivationJob all_bf16(const ActivationJob& job) {
+  ActivationJob known = job;
+  for (Matrix* m : {&known.z.gate, &known.z.up, &known.dz.gate, &known.dz.up, &known.h, &known.dh})
+    m->dtype = DType::kBf16;
+  return known;
+}
+
+/// h of so many rows, and its codes. Beyond the last row, and the last feature, that one is read
+/// again, so that no load has a condition.
 template <class Config, class Codes>
-__device__ void forward_rows(const ActivationCodes<Codes>& job, ChunkColumn at) {
-  constexpr DType kBf16 = DType::kBf16;
-  const ActivationJob& act = job.act;
-  Stored stored[kActivatedRows] = {};
-  float prob[kActivatedRows] = {};
+__device__ void forward_rows(const ActivationJob& act, const Codes& to, ChunkColumn at, int count) {
+  const int64_t last = act.features - kChunk;
+  const int64_t column = Config::kWide ? min(at.first.column, last) : at.first.column;
+  Stored stored[kActivatedRows];
+  float prob[kActivatedRows];
 #pragma unroll
   for (int i = 0; i < kActivatedRows; ++i)
-    if (i < at.rows) stored[i] = read<Config>(act.z, at.first.row + i, at.first.column);
+    stored[i] = read<Config>(act.z, at.first.row + min(i, count - 1), column);
 #pragma unroll
-  for (int i = 0; i < kActivatedRows; ++i)
-    if (i < at.rows) prob[i] = act.prob_of(at.first.row + i);
+  for (int i = 0; i < kActivatedRows; ++i) prob[i] = act.prob_of(at.first.row + min(i, count - 1));
+  __syncwarp();  // all loads stand before it
   Chunk h[kActivatedRows];
 #pragma unroll
   for (int i = 0; i < kActivatedRows; ++i) {
-    h[i] = forward_chunk<Config>(act, stored[i], i >= at.rows, prob[i]);
+    h[i] = forward_chunk<Config>(act, stored[i], false, prob[i]);
     if (act.h.data != nullptr && i < at.rows) store<Config::kWide>(h[i], act.h, at.place(i));
   }
-  job.to.template write<kBf16>(h, at);
+  to.template write<DType::kBf16>(h, at);
 }
 
 template <class Config, class Codes>
 __global__ void __launch_bounds__(kGridWarps* kLanes, kForwardCodesBlocks)
     forward_codes_kernel(const __grid_constant__ ActivationCodes<Codes> job) {
   begin_dependent();
-  assume_dtypes<Config>(job.act);
-  const int64_t used = job.act.used(), column = first_column(1);
-  const bool inside = column < job.act.features;
+  const ActivationJob act = all_bf16(job.act);
+  const int64_t used = act.used(), column = first_column(1);
+  const bool inside = column < act.features;
   const int64_t warp = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;
   const int64_t step = int64_t(gridDim.y) * blockDim.z * kActivatedRows;
   for (int64_t row = warp * kActivatedRows; row < used; row += step) {
     const int count = int(min(used - row, int64_t(kActivatedRows)));
-    forward_rows<Config>(job, {{row, column}, inside ? count : 0});
+    forward_rows<Config>(act, job.to, {{row, column}, inside ? count : 0}, count);
   }
-  if (!job.act.zero_tail || job.act.h.data == nullptr || !inside) return;
-  for (int64_t row = used + warp; row < job.act.bound; row += step / kActivatedRows)
-    store<Config::kWide>(Chunk{}, job.act.h, {row, column});
+  if (!act.zero_tail || act.h.data == nullptr || !inside) return;
+  for (int64_t row = used + warp; row < act.bound; row += step / kActivatedRows)
+    store<Config::kWide>(Chunk{}, act.h, {row, column});
 }
 
 /// Where gradients go: to dz, if it is wanted, and to codes. With kTogether gate and up of a thread
@@ -108,13 +118,13 @@ template <class Config, class Codes, bool kTogether>
 __global__ void __launch_bounds__(kGridWarps* kLanes, kBackwardCodesBlocks)
     backward_codes_kernel(const __grid_constant__ ActivationCodes<Codes> job) {
   begin_dependent();
-  assume_dtypes<Config>(job.act);
-  const int64_t used = job.act.used(), step = int64_t(gridDim.y) * blockDim.z;
+  const ActivationJob act = all_bf16(job.act);
+  const int64_t used = act.used(), step = int64_t(gridDim.y) * blockDim.z;
   using Out = CodedGradients<Config, Codes, kTogether>;
   const Out out{job};
-  BackwardRows<Config, Out> rows(job.act, used, out);
-  for_rows(job.act.zero_tail ? job.act.bound : used, [&](int64_t row) {
-    row < used ? rows.take(row, row + step) : zero_row<Config>(job.act, row);
+  BackwardRows<Config, Out> rows(act, used, out);
+  for_rows(act.zero_tail ? act.bound : used, [&](int64_t row) {
+    row < used ? rows.take(row, row + step) : zero_row<Config>(act, row);
   });
 }
 

@@ -4,8 +4,8 @@
 #include "cuda/portable/quantize_job.h"
 #include "cuda/portable/row_grid.h"
 
-// What a warp dequantises at a time: a part of one expert, in which each lane has eight rows and
-// eight columns. Warps go over all parts in a stretch of columns by a grid-stride loop.
+// What a warp takes at a time: a part of one expert, in which each lane has eight rows and eight
+// columns. Warps go over all parts in a stretch of columns by a grid-stride loop.
 namespace cadre::cuda::portable {
 
 /// How the lanes of a warp lie: beside each other along rows of codes; or, where columns of codes
@@ -44,6 +44,39 @@ __device__ inline void take_columns(PartShape shape, int64_t columns, Part& part
   part.col = int(first);
   part.cols = int(min(columns - first, int64_t(shape.cols())));
 }
+
+/// Parts of routed rows as they are. By whole warps.
+template <PartShape kShapeOfIt>
+class BatchParts {
+ public:
+  static constexpr PartShape kShape = kShapeOfIt;
+
+  static RowGrid grid(const ExpertsRows& of, int most) {
+    const int64_t down = of.rows / kShape.rows() + std::min<int64_t>(of.rows, of.experts);
+    return kShape.grid(down, of.cols, most);
+  }
+  __device__ explicit BatchParts(const ExpertsRows& of)
+      : cols_(of.cols), search_(of.offsets, of.experts, of.rows), number_(first_part()) {}
+  __device__ bool next(Part& part) {
+    const auto parts_of = [](int64_t rows) {
+      return uint32_t(rows + kShape.rows() - 1) / uint32_t(kShape.rows());
+    };
+    if (!search_.seek(number_, parts_of)) return false;
+    number_ += part_step();
+    const schedule::ExpertRows rows = search_.rows();
+    part.expert = search_.expert();
+    part.first = int(rows.first);
+    part.row = int(search_.index()) * kShape.rows();
+    part.rows = min(int(rows.count()) - part.row, kShape.rows());
+    take_columns(kShape, cols_, part);
+    return true;
+  }
+
+ private:
+  int64_t cols_;
+  gemm::WarpExpertSearch search_;
+  int64_t number_;
+};
 
 /// Parts of routed rows; of rows of codes, which transformed ones have more of. By whole warps.
 class RoutedParts {
@@ -90,29 +123,31 @@ class WeightParts {
  public:
   static constexpr PartShape kShape = kShapeOfIt;
 
-  static RowGrid grid(const DequantizeJob& job, int most) {
-    return kShape.grid(parts_of(job) * job.of.experts, job.of.cols, most);
+  static RowGrid grid(const ExpertsRows& of, int most) {
+    return kShape.grid(parts_of(of) * of.experts, of.cols, most);
   }
-  __device__ explicit WeightParts(const DequantizeJob& job) : job_(job), number_(first_part()) {}
+  static RowGrid grid(const DequantizeJob& job, int most) { return grid(job.of, most); }
+  __device__ explicit WeightParts(const ExpertsRows& of) : of_(of), number_(first_part()) {}
+  __device__ explicit WeightParts(const DequantizeJob& job) : WeightParts(job.of) {}
   __device__ bool next(Part& part) {
-    const int64_t each = parts_of(job_);
+    const int64_t each = parts_of(of_);
     for (; number_ >= each; number_ -= each)
-      if (++expert_ >= job_.of.experts) return false;
+      if (++expert_ >= of_.experts) return false;
     part.expert = expert_;
     part.first = 0;
     part.row = int(number_) * kShape.rows();
-    part.rows = int(min(job_.of.rows - part.row, int64_t(kShape.rows())));
-    take_columns(kShape, job_.of.cols, part);
+    part.rows = int(min(of_.rows - part.row, int64_t(kShape.rows())));
+    take_columns(kShape, of_.cols, part);
     number_ += part_step();
     return true;
   }
 
  private:
-  CADRE_HD static int64_t parts_of(const DequantizeJob& job) {
-    return (job.of.rows + kShape.rows() - 1) / kShape.rows();
+  CADRE_HD static int64_t parts_of(const ExpertsRows& of) {
+    return (of.rows + kShape.rows() - 1) / kShape.rows();
   }
 
-  const DequantizeJob& job_;
+  const ExpertsRows& of_;
   int64_t number_;  ///< in the expert
   int expert_ = 0;
 };

@@ -42,29 +42,38 @@ __device__ inline RandomHalf half_of(const formats::PhiloxWords& draw, int posit
 }
 
 /// Eight numbers of a row before they become codes.
-template <DType kSource>
+template <DType kSource, class Scale>
 __device__ void scaled_row(const SourcePatch& patch, const Factors& multipliers, bool by_row, int i,
                            float (&x)[kChunk]) {
-  decode(patch.rows[i], kSource, x);
+  const auto of = [&](int k) { return by_row ? multipliers.of_line[i] : multipliers.of_line[k]; };
+  if constexpr (kSource == DType::kBf16 && Scale::kDType == DType::kE8m0) {
 #pragma unroll
-  for (int k = 0; k < kChunk; ++k)
-    x[k] = formats::mul(x[k], by_row ? multipliers.of_line[i] : multipliers.of_line[k]);
+    for (int k = 0; k < kChunk; k += 2) {
+      const uint32_t pair = scaled_pair(word(patch.rows[i], k / 2), of(k), of(k + 1));
+      const float2 both = pair_of(DType::kBf16, pair);
+      x[k] = both.x, x[k + 1] = both.y;
+    }
+  } else {
+    decode(patch.rows[i], kSource, x);
+#pragma unroll
+    for (int k = 0; k < kChunk; ++k) x[k] = formats::mul(x[k], of(k));
+  }
 }
 
 /// Calls put(row, codes) for the rows of a patch.
-template <DType kSource, class Element>
+template <DType kSource, class Scale, class Element>
 __device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
                             auto&& put) {
 #pragma unroll
   for (int i = 0; i < kPatchRows; ++i) {
     float x[kChunk];
-    scaled_row<kSource>(patch, multipliers, by_row, i, x);
+    scaled_row<kSource, Scale>(patch, multipliers, by_row, i, x);
     put(i, EightCodes<Element>::of(x));
   }
 }
 
 /// The same with random bits, which eight of a line draw at once: of a row if scales are by row.
-template <DType kSource, class Element>
+template <DType kSource, class Scale, class Element>
 __device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers, bool by_row,
                             PatchBits random, auto&& put) {
   if (!by_row) {
@@ -98,13 +107,25 @@ __device__ void encode_rows(const SourcePatch& patch, const Factors& multipliers
       Factors factors = multipliers;
       factors.of_line[i] = random.follows(draws[n], factors.of_line[i]);
       float x[kChunk];
-      scaled_row<kSource>(patch, factors, by_row, i, x);
+      scaled_row<kSource, Scale>(patch, factors, by_row, i, x);
       RandomHalf halves[kChunk];
 #pragma unroll
       for (int k = 0; k < kChunk; ++k) halves[k] = half_of(draws[n], k);
       put(i, EightCodes<Element>::of(x, halves));
     }
   }
+}
+
+/// Codes of row i times scales.
+template <class Element>
+__device__ Chunk numbers_of(const EightCodes<Element>& codes, const Factors& scales, bool by_row,
+                            int i, DType numbers) {
+  float x[kChunk];
+  decode_codes(codes, x);
+#pragma unroll
+  for (int k = 0; k < kChunk; ++k)
+    x[k] = formats::mul(x[k], by_row ? scales.of_line[i] : scales.of_line[k]);
+  return encode(x, numbers);
 }
 
 /// Where the codes of a patch go, or its numbers.
@@ -149,12 +170,7 @@ struct PatchOut {
   __device__ void store_row(int i, const EightCodes<Element>& codes, const Factors& scales,
                             bool by_row) const {
     if (i >= at.rows) return;
-    float x[kChunk];
-    decode_codes(codes, x);
-#pragma unroll
-    for (int k = 0; k < kChunk; ++k)
-      x[k] = formats::mul(x[k], by_row ? scales.of_line[i] : scales.of_line[k]);
-    const Chunk chunk = encode(x, numbers);
+    const Chunk chunk = numbers_of(codes, scales, by_row, i, numbers);
     Matrix out;
     out.data = reinterpret_cast<char*>(first);
     out.pitch = pitch;
@@ -186,12 +202,13 @@ template <DType kSource, class Codes>
 __device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const SourcePatch& patch,
                              const LineScales<Codes::kDecoded>& scales, bool by_row) {
   using Element = typename Codes::Element;
+  using Scale = typename Codes::Row::Scale;
   const auto encode_all = [&](auto&& put) {
     if constexpr (Codes::kStochastic)
-      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, PatchBits::of(of, job.rng),
-                                    put);
+      encode_rows<kSource, Scale, Element>(patch, scales.multipliers, by_row,
+                                           PatchBits::of(of, job.rng), put);
     else
-      encode_rows<kSource, Element>(patch, scales.multipliers, by_row, put);
+      encode_rows<kSource, Scale, Element>(patch, scales.multipliers, by_row, put);
   };
   if constexpr (Codes::kDecoded) {
     const PatchOut out(of);
@@ -206,7 +223,12 @@ __device__ void encode_patch(const QuantizeJob& job, const TileCopy& of, const S
     out.store_lines(lines);
   } else if (const PatchOut out(of); !out.columns) {
     encode_all([&](int i, const EightCodes<Element>& codes) { out.store_line(i, codes); });
-  } else {
+  } else if constexpr (kSource != DType::kF32) {
+    EightCodes<Element> lines[kChunk];
+    encode_all([&](int i, const EightCodes<Element>& codes) { lines[i] = codes; });
+    turn(lines);
+    out.store_lines(lines);
+  } else {  // lines beside the source take too many registers
     EightCodes<Element> columns[kChunk];
     encode_all([&](int, const EightCodes<Element>& codes) {
 #pragma unroll

@@ -111,6 +111,18 @@ class ScaleMaker {
     }
     return scales;
   }
+  /// Of lines whose amaxes all lanes of a block have. The scale of the first goes to `column.to`.
+  template <int kSharing, int kStride, DType kSource>
+  __device__ LineScales<kDecoded> of_blocks(const LineMagnitudes<kSource>& amax,
+                                            ScaleColumn<typename Row::Scale::Code> column) const {
+    column.to += mine<kSharing, kStride>() * column.step;
+    column.step *= kSharing;
+    return of_lines<kSharing, kStride>(
+        [&](int part, int mine) {
+          return amax.template of_mine<std::min(kSharing, kChunk)>(part, mine % kChunk);
+        },
+        column);
+  }
 };
 
 /// The larger of each line's magnitudes in so many lanes, which lie kStride apart.
@@ -140,7 +152,6 @@ struct ScalesOfPatch {
   static constexpr int kDownIt = kLanes / kAcrossIt;
   static constexpr int kLanesOfBlock = kBlock / kChunk;
 
-  QuantizeShared& shared;
   const TileCopy& of;
   const SourcePatch& patch;
 
@@ -158,7 +169,7 @@ struct ScalesOfPatch {
     uint8_t* first =
         scales.at(uint32_t(of.tile.row + of.at.row), uint32_t(of.tile.col + col) / kBlock);
     const int64_t step = scales.columns ? int64_t(sizeof(Code)) : scales.pitch;
-    return of_blocks<kLanesOfBlock, 1>(rows_amax, {first, step, rows});
+    return maker().template of_blocks<kLanesOfBlock, 1>(rows_amax, {first, step, rows});
   }
 
   /// Blocks down columns, within a warp.
@@ -171,7 +182,7 @@ struct ScalesOfPatch {
     uint8_t* first =
         scales.at(uint32_t(of.tile.row + row) / kBlock, uint32_t(of.tile.col + of.at.col));
     const int64_t step = scales.columns ? scales.pitch : int64_t(sizeof(Code));
-    return of_blocks<kLanesOfBlock, kAcrossIt>(columns, {first, step, cols});
+    return maker().template of_blocks<kLanesOfBlock, kAcrossIt>(columns, {first, step, cols});
   }
 
   /// Square blocks within a warp.
@@ -190,7 +201,7 @@ struct ScalesOfPatch {
   }
 
   /// Columns of the tile, or all of it, in shared memory: blocks of as many rows as a tile has.
-  __device__ Scales of_tile(bool square) const {
+  __device__ Scales of_tile(QuantizeShared& shared, bool square) const {
     auto columns = columns_of<kSource>(patch);
     const int warp = int(threadIdx.x) / kLanes;
     if (square) {
@@ -246,32 +257,20 @@ struct ScalesOfPatch {
     });
   }
 
-  __device__ Scales scales() const {
+  __device__ Scales scales(QuantizeShared& shared) const {
     const bool down = of.copy.to.down, across = of.copy.to.across;
     if constexpr (kBlock == 0) {
       return all(of.expert.encode, 1.0f);
     } else if constexpr (kBlock == kWholeLine) {
       return of_lines();
     } else if constexpr (kLanesOfBlock > kDownIt) {
-      return down ? of_tile(across) : of_rows();
+      return down ? of_tile(shared, across) : of_rows();
     } else {
       return !down ? of_rows() : across ? of_square() : of_columns();
     }
   }
 
  private:
-  /// Of lines whose amaxes all lanes of a block have. The scale of the first goes to `column.to`.
-  template <int kSharing, int kStride>
-  __device__ Scales of_blocks(const LineMagnitudes<kSource>& amax, ScaleColumn<Code> column) const {
-    const auto make = maker();
-    column.to += make.template mine<kSharing, kStride>() * column.step;
-    column.step *= kSharing;
-    return make.template of_lines<kSharing, kStride>(
-        [&](int part, int mine) {
-          return amax.template of_mine<std::min(kSharing, kChunk)>(part, mine % kChunk);
-        },
-        column);
-  }
   __device__ auto maker_scale(uint32_t amax) const {
     return block_scale<Row, Element>(amax, of.expert, of.copy.options);
   }

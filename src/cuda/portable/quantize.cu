@@ -40,10 +40,9 @@ void find_amaxes(const QuantizeJob& job, const QuantizeStream& on) {
   if (of_experts) launch_expert_amax(job, on);
 }
 
-/// Whether one launch writes both copies.
-bool same_codes(const QuantizedShape& a, const QuantizedShape& b) {
-  return a.format.kind == b.format.kind && a.format.element == b.format.element &&
-         a.decoded == b.decoded && a.format.stochastic == b.format.stochastic;
+/// Whether both copies are of one kind.
+bool same_codes(const Format& a, const Format& b) {
+  return a.kind == b.kind && a.element == b.element && a.stochastic == b.stochastic;
 }
 
 void quantize_to(const Format& format, const QuantizeJob& job, const QuantizeStream& on) {
@@ -96,12 +95,9 @@ void quantize(const QuantizePlan& plan, const QuantizeArgs& args, Workspace work
   if (args.along_rows.block_offsets != nullptr)
     launch_block_offsets(job.of, args.along_rows.block_offsets, on);
   find_amaxes(job, on);
-  if (job.count == 2 &&
-      !same_codes(copy_shape(p, Axis::kAlongK), copy_shape(p, Axis::kAlongRows))) {
-    QuantizeJob second = job;
-    second.copies[0] = job.copies[1];
-    job.count = second.count = 1;
-    quantize_to(*formats[1], second, on);
+  if (job.count == 2 && !same_codes(*formats[0], *formats[1])) {
+    quantize_to(*formats[1], job.with_one(job.copies[1]), on);
+    job = job.with_one(job.copies[0]);
   }
   quantize_to(*formats[0], job, on);
 }

@@ -1,5 +1,5 @@
 #pragma once
-#include "cuda/portable/patch_codes.cuh"
+#include "cuda/portable/quantize_parts.cuh"
 #include "cuda/portable/quantize_rows.cuh"
 
 // Codes and scales of routed rows or weights, along K, along rows, or both from one read.
@@ -14,7 +14,7 @@ namespace cadre::cuda::portable {
 template <DType kSource, class Codes>
 __device__ void quantize_patch(const QuantizeJob& job, QuantizeShared& shared, const TileCopy& of,
                                const SourcePatch& patch) {
-  const auto scales = ScalesOfPatch<kSource, Codes>{shared, of, patch}.scales();
+  const auto scales = ScalesOfPatch<kSource, Codes>{of, patch}.scales(shared);
   // What all elements have in common is taken row by row too. Where that pays it is compiled for
   // both, which spares a choice for each element; elsewhere instructions would be too many.
   const bool by_row = !of.copy.to.down || of.copy.to.across;
@@ -98,6 +98,13 @@ template <class Row, class Element>
 void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
   if constexpr (kHasRowCodes<Row>)
     if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
+  if constexpr (kHasParts<Row>)
+    if (takes_parts<Row, Element>(job)) return launch_quantize_parts<Row, Element>(job, on);
+  if (job.count == 2 && job.copies[0].to.decoded != job.copies[1].to.decoded) {
+    for (const QuantizeCopy& copy : job.copies)
+      launch_quantize<Row, Element>(job.with_one(copy), on);
+    return;
+  }
   const auto with = [&]<bool kStochastic>() {
     job.copies[0].to.decoded
         ? launch_tiles<CodesOf<Row, Element, CodesKind{true, kStochastic}>>(job, on)

@@ -34,6 +34,12 @@ struct QuantizeJob {
   schedule::RowTokens tokens{};   ///< where the source's rows are gathered
   const uint64_t* rng = nullptr;  ///< [2] seed and offset
 
+  QuantizeJob with_one(const QuantizeCopy& copy) const {
+    QuantizeJob job = *this;
+    job.copies[0] = copy;
+    job.count = 1;
+    return job;
+  }
   /// Whether all blocks are square.
   __device__ bool is_square() const {
     const QuantizedMatrix &first = copies[0].to, &last = copies[count - 1].to;

@@ -26,6 +26,8 @@ struct ChunkColumn {
   int rows;
 
   __device__ Place place(int i) const { return {first.row + i, first.column}; }
+  /// Bytes from one to the next, of elements of so many bits.
+  __device__ int64_t step(int64_t pitch, int) const { return pitch; }
 };
 
 /// Codes and scales of rows whose blocks lie within the rows, or with kDecoded the numbers of a
@@ -63,8 +65,12 @@ struct RowCodes {
     if (!kDecoded && lane * kInBlock < __shfl_sync(~0u, at.rows, 0, kLanesOfIt))
       store_scale(at.place(lane * kInBlock), scale.code);
     const float number = kDecoded ? Row::Scale::decode(scale.code) : 1.0f;
+    const Place first = at.place(0);
+    const int bits = kDecoded ? codes.bits : EightCodes<Element>::kBits;
+    uint8_t* to = codes.data + first.row * codes.pitch + first.column * bits / 8;
+    const int64_t step = at.step(codes.pitch, bits);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
+    for (int i = 0; i < kRows; ++i, to += step) {
       const float multiplier = __shfl_sync(~0u, scale.multiplier, i / kInBlock, kLanesOfIt);
       const float factor = kDecoded ? __shfl_sync(~0u, number, i / kInBlock, kLanesOfIt) : 1.0f;
       if (i >= at.rows) continue;
@@ -72,9 +78,6 @@ struct RowCodes {
       decode(chunks[i], kSource, x);
       for (float& value : x) value = formats::mul(value, multiplier);
       const auto eight = EightCodes<Element>::of(x);
-      const Place place = at.place(i);
-      const int bits = kDecoded ? codes.bits : EightCodes<Element>::kBits;
-      uint8_t* to = codes.data + place.row * codes.pitch + place.column * bits / 8;
       if constexpr (kDecoded)
         store_numbers(to, eight, factor);
       else

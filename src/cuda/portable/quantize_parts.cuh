@@ -1,0 +1,221 @@
+#pragma once
+#include "cuda/portable/expert_parts.cuh"
+#include "cuda/portable/patch_codes.cuh"
+
+// Codes and scales along rows, or both ways, of bf16, in formats whose blocks lie within what a
+// warp has in registers. A warp takes 32 rows of one expert and 64 columns at a time, and finds
+// them by itself: nothing waits for a block. A kernel is compiled for what becomes of each way, and
+// for wide chunks and whole words alone, so that it is short; quantize.cuh has one for all else.
+namespace cadre::cuda::portable {
+
+constexpr PartShape kPatchesPart{4, false};
+constexpr DType kBf16 = DType::kBf16;
+constexpr int kPartsBlocks = 12;  // of an SM, at most
+
+/// Whether a format's blocks are those of a warp, and need no amax from before.
+template <class Row>
+constexpr bool kHasParts = Row::kInfo.block == kPatchesPart.rows() && !Row::kInfo.has_expert_scale;
+
+/// What becomes of one way, and of both.
+enum class Wanted { kNothing, kCodes, kNumbers };
+struct WantedWays {
+  Wanted along_k, along_rows;
+
+  constexpr bool numbers() const {
+    return along_k == Wanted::kNumbers || along_rows == Wanted::kNumbers;
+  }
+};
+
+/// What a kernel is compiled for.
+template <class RowOfList, class ElementOfIt, WantedWays kWaysOfIt>
+struct BothWays {
+  using Row = RowOfList;
+  using Element = ElementOfIt;
+  static constexpr WantedWays kWays = kWaysOfIt;
+};
+
+/// Where codes and scales of one way go. Steps are bytes.
+struct Way {
+  uint8_t *codes = nullptr, *scales = nullptr;
+  int64_t pitch = 0, expert = 0;  ///< of codes
+  int64_t scales_down = 0, scales_across = 0, scales_expert = 0;
+  bool ragged = false;
+  formats::ScaleOptions options;
+
+  Way() = default;
+  explicit Way(const QuantizeCopy& copy)
+      : codes(copy.to.codes.data),
+        scales(copy.to.scales.data),
+        pitch(copy.to.codes.pitch),
+        expert(copy.to.codes.expert),
+        scales_expert(copy.to.scales.expert),
+        ragged(copy.to.ragged),
+        options(copy.options) {
+    const Lines& of = copy.to.scales;
+    const int64_t element = of.bits / 8;
+    scales_down = of.columns ? element : of.pitch;
+    scales_across = of.columns ? of.pitch : element;
+  }
+};
+
+/// The parameters of the kernel.
+struct PartsJob {
+  ExpertsRows of;
+  ExpertMatrices source;
+  Way along_k, along_rows;
+};
+
+/// Bytes to that line; of numbers that are none below zero, which take fewer instructions.
+__device__ inline uint64_t bytes_to(int line, int64_t step) {
+  return uint64_t(uint32_t(line)) * uint64_t(step);
+}
+
+/// The patch of this lane. What is not there is the last row or chunk that is: no amax of a block
+/// that is there sees another number, and no load has a condition.
+__device__ inline SourcePatch load_part(const PartsJob& job, const Part& part, PatchPlace at) {
+  const Matrix& from = job.source.first;
+  const int col = min(part.col + at.col, int(job.of.cols) - kChunk);
+  const int row = min(at.row, part.rows - 1), last = part.rows - 1 - row;
+  const char* line = from.data + bytes_to(part.expert, job.source.pitch) +
+                     bytes_to(part.first + part.row + row, from.pitch) + bytes_to(col, 2);
+  const auto pitch = uint32_t(from.pitch);  // of 32 bits: one instruction a line
+  SourcePatch patch = {};
+#pragma unroll
+  for (int i = 0; i < kPatchRows; ++i)
+    load_wide<kBf16>(patch.rows[i], line + bytes_to(min(i, last), pitch));
+  return patch;
+}
+
+/// Amaxes and scales of one way.
+template <class Codes, bool kByRow>
+__device__ LineScales<Codes::kDecoded> scales_of_part(const Way& way, const Part& part,
+                                                      PatchPlace at, const SourcePatch& patch) {
+  using Row = typename Codes::Row;
+  constexpr int kBlock = Row::kInfo.block, kSharing = kBlock / kChunk;
+  constexpr int kStride = kByRow ? 1 : kLanesAcross<Row>;
+  LineMagnitudes<kBf16> amax;
+  if constexpr (kByRow)
+    amax = LineMagnitudes<kBf16>(patch.rows);
+  else
+    amax = columns_of<kBf16>(patch);
+  reduce_lanes<kBf16, kStride, kSharing>(amax);
+  // Lanes of a block that are beyond the last column, or row, have scales to store all the same.
+  const int first = part.first + part.row, col = part.col + at.col;
+  const int before = way.ragged ? int(first_block(part.first, part.expert, kBlock)) : 0;
+  const int scale_row = kByRow ? first + at.row : before + part.row / kBlock;
+  const int scale_col = kByRow ? col / kBlock : col;
+  uint8_t* to = way.scales + bytes_to(part.expert, way.scales_expert) +
+                bytes_to(scale_row, way.scales_down) + bytes_to(scale_col, way.scales_across);
+  const int rows = at.col / kBlock * kBlock < part.cols ? part.rows - at.row : 0;
+  return ScaleMaker<Row, typename Codes::Element, Codes::kDecoded>{{}, way.options}
+      .template of_blocks<kSharing, kStride>(
+          amax,
+          {to, kByRow ? way.scales_down : way.scales_across, kByRow ? rows : part.cols - at.col});
+}
+
+/// One way.
+template <class Codes, bool kByRow>
+__device__ void quantize_way(const Way& way, const Part& part, PatchPlace at,
+                             const SourcePatch& patch) {
+  using Element = typename Codes::Element;
+  using Word = typename EightCodes<Element>::Word;
+  constexpr int kBits = Codes::kDecoded ? 16 : EightCodes<Element>::kBits;
+  const auto scales = scales_of_part<Codes, kByRow>(way, part, at, patch);
+  uint8_t* to = way.codes + bytes_to(part.expert, way.expert) +
+                bytes_to(part.first + part.row + at.row, way.pitch) +
+                uint32_t(part.col + at.col) * kBits / 8;
+  encode_rows<kBf16, typename Codes::Row::Scale, Element>(
+      patch, scales.multipliers, kByRow, [&](int i, const EightCodes<Element>& codes) {
+        if (i < at.rows) {
+          if constexpr (Codes::kDecoded)
+            *reinterpret_cast<uint4*>(to) =
+                numbers_of(codes, scales.numbers, kByRow, i, DType::kBf16).low;
+          else
+            *reinterpret_cast<Word*>(to) = codes.word;
+        }
+        to += way.pitch;
+      });
+}
+
+/// Blocks that an SM has at once, as many as registers allow.
+template <class Of>
+constexpr int kPartsAtOnce = 3 - int(Of::kWays.numbers()) -
+                             int(EightCodes<typename Of::Element>::kNibbles);
+
+template <class Of, class Parts>
+__global__ void __launch_bounds__(kGridWarps* kLanes, kPartsAtOnce<Of>)
+    quantize_parts_kernel(const __grid_constant__ PartsJob job) {
+  begin_dependent();
+  using Row = typename Of::Row;
+  const auto one_way = [&]<Wanted kWanted, bool kByRow>(const Way& way, const auto&... about) {
+    using Codes = CodesOf<Row, typename Of::Element, CodesKind{kWanted == Wanted::kNumbers, false}>;
+    // A condition that is always true: without a branch both ways would be computed at once, which
+    // takes too many registers.
+    if constexpr (kWanted != Wanted::kNothing)
+      if (way.codes != nullptr) quantize_way<Codes, kByRow>(way, about...);
+  };
+  constexpr int kAcrossIt = kLanesAcross<Row>;
+  const int lane = int(threadIdx.x);
+  const Patch<kAcrossIt> mine{lane / kAcrossIt * kPatchRows, lane % kAcrossIt};
+  Part part;
+  for (Parts parts(job.of); parts.next(part);) {
+    if (part.cols <= 0) return;
+    const PatchPlace at(mine, part.rows, part.cols);
+    const SourcePatch patch = load_part(job, part, at);
+    one_way.template operator()<Of::kWays.along_k, true>(job.along_k, part, at, patch);
+    one_way.template operator()<Of::kWays.along_rows, false>(job.along_rows, part, at, patch);
+  }
+}
+
+/// Whether all lines of codes are whole words, or numbers wide chunks of bf16.
+template <class Element>
+bool is_whole(const QuantizeCopy& copy) {
+  const Lines& to = copy.to.codes;
+  const auto bits = reinterpret_cast<uintptr_t>(to.data) | uint64_t(to.pitch | to.expert);
+  if (copy.to.decoded) return bits % 16 == 0 && to.bits == 16;
+  return !to.columns && bits % sizeof(typename EightCodes<Element>::Word) == 0;
+}
+
+/// Whether the kernels take both copies, of which the last is along rows.
+template <class Row, class Element>
+bool takes_parts(const QuantizeJob& job) {
+  const ExpertMatrices& from = job.source;
+  if (job.tokens.gather() || from.discrete != nullptr || from.first.dtype != kBf16 ||
+      !from.first.is_wide() || from.first.pitch > UINT32_MAX || from.pitch % 16 != 0)
+    return false;
+  return std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
+    const bool last = &copy == &job.copies[job.count - 1];
+    return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
+           !copy.stochastic;
+  });
+}
+
+template <class Of>
+void launch_parts(const QuantizeJob& all, const QuantizeStream& on) {
+  const int most = std::max(on.units, 1) * kPartsBlocks;
+  PartsJob job{all.of, all.source, {}, Way(all.copies[all.count - 1])};
+  if (all.count == 2) job.along_k = Way(all.copies[0]);
+  const auto with = [&]<class Parts>() {
+    launch(quantize_parts_kernel<Of, Parts>, Parts::grid(job.of, most).on(on.stream), job);
+  };
+  job.of.offsets != nullptr ? with.template operator()<BatchParts<kPatchesPart>>()
+                            : with.template operator()<WeightParts<kPatchesPart>>();
+}
+
+template <class Row, class Element>
+void launch_quantize_parts(const QuantizeJob& job, const QuantizeStream& on) {
+  if (job.of.rows == 0 || job.of.cols == 0) return;
+  const auto along_rows = [&]<Wanted kAlongK>() {
+    job.copies[job.count - 1].to.decoded
+        ? launch_parts<BothWays<Row, Element, WantedWays{kAlongK, Wanted::kNumbers}>>(job, on)
+        : launch_parts<BothWays<Row, Element, WantedWays{kAlongK, Wanted::kCodes}>>(job, on);
+  };
+  if (job.count == 1)
+    along_rows.template operator()<Wanted::kNothing>();
+  else if (job.copies[0].to.decoded)
+    along_rows.template operator()<Wanted::kNumbers>();
+  else
+    along_rows.template operator()<Wanted::kCodes>();
+}
+
+}  // namespace cadre::cuda::portable
