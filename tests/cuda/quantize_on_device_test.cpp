@@ -142,8 +142,8 @@ TEST_F(QuantizeOnDevice, AlongKAloneHasTheBitsOfTheCpu) {
   });
 }
 
-/// Blocks of 32 along rows, or both ways, of bf16 in wide chunks have a kernel of their own: of rows
-/// that fill its parts, and of others.
+/// Blocks of 32 along rows, or both ways, of bf16 in wide chunks have a kernel of their own: rows
+/// that fill its parts, and others.
 TEST_F(QuantizeOnDevice, ByWarpsHasTheBitsOfTheCpu) {
   constexpr int64_t kWide[] = {8, 24, 64, 136, 520};
   constexpr const char* kFormats[] = {"mxfp8", "mxfp8:e5m2", "mxfp8:floor", "mxfp4", "mxfp4:floor"};
