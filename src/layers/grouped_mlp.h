@@ -64,8 +64,6 @@ bool reads_z(const GroupedMlpProblem&);
 /// but as it is.
 /// Errors    Unsupported where nobody does.
 std::string refuses_fused(const GroupedMlpProblem&, const Device&);
-/// Why two kernels are faster, where they are: a short contraction ends before the activation does.
-std::string why_fused_is_slow(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_fused(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_codes(const GroupedMlpProblem&, const Device&);
 GroupedMlpPlan plan_unfused(const GroupedMlpProblem&, const Device&);

@@ -67,12 +67,12 @@ bool is_for_codes(const GroupedMlpProblem& p, const Device& device) {
 
 /// A route is a function that plans it, and a row here and in the next table.
 constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutes[] = {
-    {"fused", layers::refuses_fused, layers::plan_fused, nullptr, layers::why_fused_is_slow},
+    {"fused", layers::refuses_fused, layers::plan_fused},
     {"codes", layers::takes_all, layers::plan_codes, is_for_codes},
     {"unfused", layers::takes_all, layers::plan_unfused},
 };
 constexpr layers::Route<GroupedMlpProblem, GroupedMlpPlan> kRoutesWithin[] = {
-    {"fused", layers::refuses_fused, layers::plan_fused_within, nullptr, layers::why_fused_is_slow},
+    {"fused", layers::refuses_fused, layers::plan_fused_within},
     {"codes", layers::takes_all, layers::plan_codes_within, is_for_codes},
     {"unfused", layers::takes_all, layers::plan_unfused_within},
 };

@@ -295,15 +295,6 @@ std::string refuses_fused(const GroupedMlpProblem& problem, const Device& device
   return Planner(problem, device, Way::kFused).refuses_product();
 }
 
-std::string why_fused_is_slow(const GroupedMlpProblem& problem, const Device&) {
-  // On an H200; where no z is kept, that it needs no memory is worth more.
-  constexpr int64_t kFewestColumns = 1792, kManyRows = 128;
-  const bool many = problem.rows >= kManyRows * problem.experts;
-  if (problem.hidden >= kFewestColumns || !many || problem.gather || !reads_z(problem)) return {};
-  return text("H is ", problem.hidden, ", below ", kFewestColumns,
-              ": fc1 multiplies a tile in less time than the activation of the one before takes");
-}
-
 GroupedMlpPlan plan_fused(const GroupedMlpProblem& problem, const Device& device) {
   return Planner(problem, device, Way::kFused).take();
 }

@@ -287,33 +287,6 @@ TEST(LayerPlan, OfA16BitRecipeNamesTheKernels) {
             "grouped_mlp");
 }
 
-/// Of experts with many rows, whose z is kept.
-TEST(LayerPlan, ComputesTheActivationBehindAShortProduct) {
-  GroupedMlpProblem p = mlp("bf16");
-  p.rows = 128 * p.experts;
-  p.hidden = 1784;
-  const GroupedMlpPlan made = plan(p, hopper().device);
-  EXPECT_EQ(made.name, "unfused");
-  ASSERT_EQ(refused(made), "fused");
-  EXPECT_EQ(made.refusals[0].why,
-            "H is 1784, below 1792: fc1 multiplies a tile in less time than the activation of the "
-            "one before takes");
-  EXPECT_EQ(plan(p, hopper().device, "fused").name, "fused");
-  const auto route = [&](auto&& change) {
-    GroupedMlpProblem other = p;
-    change(other);
-    return plan(other, hopper().device).name;
-  };
-  EXPECT_EQ(route([](GroupedMlpProblem& o) { o.hidden = 1792; }), "fused");
-  EXPECT_EQ(route([](GroupedMlpProblem& o) { o.rows -= 1; }), "fused");
-  EXPECT_EQ(route([](GroupedMlpProblem& o) {
-              o.dgrad = o.wgrad1 = o.wgrad2 = o.dbias = o.dprob = false;
-            }),
-            "fused");
-  const auto layer = parse_moe_problem("moe T=2048 top_k=2 H=64 F=128 E=4");
-  EXPECT_EQ(plan(layer, hopper().device).mlp.name, "unfused");
-}
-
 TEST(LayerPlan, OfAQuantisedRecipeDecodesAndSaysWhyItMust) {
   for (const char* recipe : {"mxfp8", "nvfp4", "mxfp4"}) {
     const GroupedLinearPlan made = plan(linear(recipe), hopper().device);
