@@ -1,5 +1,7 @@
 // An activation that quantises what it computes, on the GPU: the bits of the two operations on the
 // CPU; dprob adds up the same terms in another order, which activation_on_device_test looks at.
+#include <cmath>
+
 #include "tests/cuda/mirror.h"
 #include "tests/judge/errors.h"
 #include "tests/ops/activation_codes_case.h"
@@ -67,6 +69,21 @@ TEST_P(ActivationCodesOnDevice, OfManyRowsHaveTheBitsOfTheTwoOperations) {
     p.along_k_scales_major = Major::kColumn;
     p.plain = true;
     check(Case(p, p.rows - 5, 3, 0), "");
+  }
+}
+
+/// Lanes beyond the last feature have nothing that such a probability makes a NaN of.
+TEST_P(ActivationCodesOnDevice, OfAnInfiniteProbability) {
+  for (const int64_t gap : {3, 8}) {  // not wide, and wide
+    ActivationProblem p{.kind = GetParam().kind, .experts = 2};
+    p.rows = 9;
+    p.features = 72;
+    p.prob = true;
+    p.along_k = parse_format("mxfp8");
+    p.plain = true;
+    Case c(p, p.rows, 3, gap);
+    c.prob.set({4}, HUGE_VAL);
+    check(c, text("gap=", gap));
   }
 }
 

@@ -32,7 +32,8 @@ CASES = [("mxfp8", "mxfp8", "row"),
          ("mxfp8:e5m2", "bf16,fprop=mxfp8:e5m2*mxfp8", "row"),
          ("fp8_block", "fp8_block", "column"),
          ("fp8_block", "fp8_block,wgrad=bf16", "row"),
-         ("fp8_block:fp32", "bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", "column")]
+         ("fp8_block:fp32", "bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", "column"),
+         ("fp8_row", "bf16,fprop=fp8_row*fp8_row", "row")]
 
 
 # What the processes run
@@ -289,6 +290,7 @@ moe("mxfp8", ep=sending(prob=False))(x)
 moe("mxfp8")(x.float())
 moe("mxfp8", change=lambda m: setattr(m, "experts", nn.Linear(64, 64)))(x)
 moe("mxfp8", change=lambda m: m.experts.register_forward_pre_hook(doubled))(x)
+moe("mxfp8", change=lambda m: m.experts.register_forward_pre_hook(doubled_in_place))(x)
 mlp("mxfp8", x_codes=codes.codes)
 mlp("mxfp8", x_scales=codes.scales)
 mlp("bf16", x_codes=codes.codes, x_scales=codes.scales)
@@ -313,6 +315,10 @@ def answers(rank, device, path):
 
     def doubled(module, given):
         return given[0] * 2, *given[1:]
+
+    @torch.no_grad()
+    def doubled_in_place(module, given):
+        given[0].mul_(2)
 
     def mlp(recipe, **in_codes):
         w1, w2 = (draw(1, *shape, dtype=torch.bfloat16) for shape in ((64, 64), (64, 32)))

@@ -100,12 +100,25 @@ class RowCodes(NamedTuple):
     codes: Tensor  # [R, H]
     scales: Tensor  # [R, H / block]
     numbers: Tensor  # [R, H]: for the product of dw1, what the codes say; gradients go through it
+    version: int | None  # of the numbers as they came, where tensors count their changes
+
+    @classmethod
+    def of(cls, codes: Tensor, scales: Tensor, numbers: Tensor) -> "RowCodes":
+        return cls(codes, scales, numbers, version_of(numbers))
 
     def require_beside(self, x: Tensor) -> None:
-        """Errors: ValueError unless x is what the codes came with."""
+        """Errors: ValueError unless x is what the codes came with, as it came."""
         if x.untyped_storage()._cdata != self.numbers.untyped_storage()._cdata:
             raise ValueError("x is a tensor of its own, must be what came with its codes; ep "
                              "moves codes, which the first product reads instead of x")
+        if self.version != version_of(self.numbers):
+            raise ValueError("x was changed, must be what came with its codes; ep moves codes, "
+                             "which the first product reads instead of x")
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """How often it was changed in place; None where torch does not count that."""
+    return None if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def require_together(format: str, fuse_wgrad_accumulation: bool, delay_wgrad_compute: bool) -> None:

@@ -17,7 +17,6 @@ from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, require_together
 from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
-from .recipe import active_recipe, words_for
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
 from .windows import places_to_push_to
@@ -358,10 +357,9 @@ class MoE(nn.Module):
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
         """The shared expert's result where the sums are made of what other ranks send."""
         own = self.experts
-        recipe = words_for(active_recipe() if own.recipe is None else own.recipe, tokens)
         y: Tensor = torch.ops.cadre.grouped_mlp(
             tokens, offsets_of_all_rows(tokens), gate, [w1.unsqueeze(0)], [], [w2.unsqueeze(0)], [],
-            None, activation=own.activation, keep_h=own.keep_h, recipe=recipe)[0]
+            None, activation=own.activation, keep_h=own.keep_h, recipe=own._words_for(tokens))[0]
         return y
 
     def backward_dw(self) -> None:

@@ -67,4 +67,4 @@ def sent(ep: ExpertParallel, experts: GroupedMLP, x: Tensor, routing: tuple[Tens
     rows, row_prob, routed, where, numbers = own.dispatch_codes(name, codes, *routing, x, decode)
     handle = ep._handle(name, x, routing[0], numbers, routed, where)
     return SentRows(DispatchedRows(numbers, row_prob, where.offsets, handle),
-                    RowCodes(rows.codes, rows.scales, numbers))
+                    RowCodes.of(rows.codes, rows.scales, numbers))

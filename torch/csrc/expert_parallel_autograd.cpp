@@ -92,8 +92,12 @@ struct DispatchCodes : torch::autograd::Function<DispatchCodes> {
                 place_of, sum_of, of_rows] =
         call.call(name, x, x_scales, experts, prob, numbers, decode);
     const ExchangeTensors map{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
+    // Without numbers nothing is differentiable.
+    const bool differentiable = numbers.has_value();
     const DispatchGradients gradients{
-        of_rows.scalar_type(), {requires_grad(numbers), requires_grad(prob)}, prob.has_value()};
+        of_rows.scalar_type(),
+        {requires_grad(numbers), differentiable && requires_grad(prob)},
+        prob.has_value()};
     variable_list constant = map.list();
     constant.insert(constant.end(), {routed, rows, scales});
     if (!gradients.wants[0]) constant.push_back(of_rows);

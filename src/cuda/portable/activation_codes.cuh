@@ -38,7 +38,8 @@ struct GluPlaces {
   __device__ int64_t step(int64_t, int bits) const { return ahead * bits / 8; }
 };
 
-/// The same, whose dtypes the compiler knows, wherever the kernel has written.
+/// The same, of bf16 as constants: what the compiler may assume of a parameter it forgets behind a
+/// store.
 __device__ inline ActivationJob all_bf16(const ActivationJob& job) {
   ActivationJob known = job;
   for (Matrix* m : {&known.z.gate, &known.z.up, &known.dz.gate, &known.dz.up, &known.h, &known.dh})
@@ -46,8 +47,8 @@ __device__ inline ActivationJob all_bf16(const ActivationJob& job) {
   return known;
 }
 
-/// h of so many rows, and its codes. Beyond the last row, and the last feature, that one is read
-/// again, so that no load has a condition.
+/// h of so many rows, and its codes. Beyond the last row, and of wide chunks the last feature, that
+/// one is read again, so that no load has a condition.
 template <class Config, class Codes>
 __device__ void forward_rows(const ActivationJob& act, const Codes& to, ChunkColumn at, int count) {
   const int64_t last = act.features - kChunk;
@@ -60,10 +61,11 @@ __device__ void forward_rows(const ActivationJob& act, const Codes& to, ChunkCol
 #pragma unroll
   for (int i = 0; i < kActivatedRows; ++i) prob[i] = act.prob_of(at.first.row + min(i, count - 1));
   __syncwarp();  // all loads stand before it
+  const bool none = !Config::kWide && at.rows == 0;
   Chunk h[kActivatedRows];
 #pragma unroll
   for (int i = 0; i < kActivatedRows; ++i) {
-    h[i] = forward_chunk<Config>(act, stored[i], false, prob[i]);
+    h[i] = forward_chunk<Config>(act, stored[i], none, prob[i]);
     if (act.h.data != nullptr && i < at.rows) store<Config::kWide>(h[i], act.h, at.place(i));
   }
   to.template write<DType::kBf16>(h, at);

@@ -9,7 +9,6 @@
 namespace cadre::cuda::portable {
 
 constexpr PartShape kPatchesPart{4, false};
-constexpr DType kBf16 = DType::kBf16;
 constexpr int kPartsBlocks = 12;  // of an SM, at most
 
 /// Whether a format's blocks are those of a warp, and need no amax from before.
@@ -17,33 +16,33 @@ template <class Row>
 constexpr bool kHasParts = Row::kInfo.block == kPatchesPart.rows() && !Row::kInfo.has_expert_scale;
 
 /// What becomes of one way, and of both.
-enum class Wanted { kNothing, kCodes, kNumbers };
-struct WantedWays {
-  Wanted along_k, along_rows;
+enum class CopyKind { kNone, kCodes, kNumbers };
+struct CopyKinds {
+  CopyKind along_k, along_rows;
 
   constexpr bool numbers() const {
-    return along_k == Wanted::kNumbers || along_rows == Wanted::kNumbers;
+    return along_k == CopyKind::kNumbers || along_rows == CopyKind::kNumbers;
   }
 };
 
 /// What a kernel is compiled for.
-template <class RowOfList, class ElementOfIt, WantedWays kWaysOfIt>
-struct BothWays {
+template <class RowOfList, class ElementOfIt, CopyKinds kCopiesOfIt>
+struct PartsOf {
   using Row = RowOfList;
   using Element = ElementOfIt;
-  static constexpr WantedWays kWays = kWaysOfIt;
+  static constexpr CopyKinds kCopies = kCopiesOfIt;
 };
 
 /// Where codes and scales of one way go. Steps are bytes.
-struct Way {
+struct CopyLines {
   uint8_t *codes = nullptr, *scales = nullptr;
   int64_t pitch = 0, expert = 0;  ///< of codes
   int64_t scales_down = 0, scales_across = 0, scales_expert = 0;
   bool ragged = false;
   formats::ScaleOptions options;
 
-  Way() = default;
-  explicit Way(const QuantizeCopy& copy)
+  CopyLines() = default;
+  explicit CopyLines(const QuantizeCopy& copy)
       : codes(copy.to.codes.data),
         scales(copy.to.scales.data),
         pitch(copy.to.codes.pitch),
@@ -62,7 +61,7 @@ struct Way {
 struct PartsJob {
   ExpertsRows of;
   ExpertMatrices source;
-  Way along_k, along_rows;
+  CopyLines along_k, along_rows;
 };
 
 /// Bytes to that line; of numbers that are none below zero, which take fewer instructions.
@@ -82,49 +81,49 @@ __device__ inline SourcePatch load_part(const PartsJob& job, const Part& part, P
   SourcePatch patch = {};
 #pragma unroll
   for (int i = 0; i < kPatchRows; ++i)
-    load_wide<kBf16>(patch.rows[i], line + bytes_to(min(i, last), pitch));
+    load_wide<DType::kBf16>(patch.rows[i], line + bytes_to(min(i, last), pitch));
   return patch;
 }
 
-/// Amaxes and scales of one way.
+/// Amaxes and scales of one copy.
 template <class Codes, bool kByRow>
-__device__ LineScales<Codes::kDecoded> scales_of_part(const Way& way, const Part& part,
+__device__ LineScales<Codes::kDecoded> scales_of_part(const CopyLines& copy, const Part& part,
                                                       PatchPlace at, const SourcePatch& patch) {
   using Row = typename Codes::Row;
   constexpr int kBlock = Row::kInfo.block, kSharing = kBlock / kChunk;
   constexpr int kStride = kByRow ? 1 : kLanesAcross<Row>;
-  LineMagnitudes<kBf16> amax;
+  LineMagnitudes<DType::kBf16> amax;
   if constexpr (kByRow)
-    amax = LineMagnitudes<kBf16>(patch.rows);
+    amax = LineMagnitudes<DType::kBf16>(patch.rows);
   else
-    amax = columns_of<kBf16>(patch);
-  reduce_lanes<kBf16, kStride, kSharing>(amax);
+    amax = columns_of<DType::kBf16>(patch);
+  reduce_lanes<DType::kBf16, kStride, kSharing>(amax);
   // Lanes of a block that are beyond the last column, or row, have scales to store all the same.
   const int first = part.first + part.row, col = part.col + at.col;
-  const int before = way.ragged ? int(first_block(part.first, part.expert, kBlock)) : 0;
+  const int before = copy.ragged ? int(first_block(part.first, part.expert, kBlock)) : 0;
   const int scale_row = kByRow ? first + at.row : before + part.row / kBlock;
   const int scale_col = kByRow ? col / kBlock : col;
-  uint8_t* to = way.scales + bytes_to(part.expert, way.scales_expert) +
-                bytes_to(scale_row, way.scales_down) + bytes_to(scale_col, way.scales_across);
+  uint8_t* to = copy.scales + bytes_to(part.expert, copy.scales_expert) +
+                bytes_to(scale_row, copy.scales_down) + bytes_to(scale_col, copy.scales_across);
   const int rows = at.col / kBlock * kBlock < part.cols ? part.rows - at.row : 0;
-  return ScaleMaker<Row, typename Codes::Element, Codes::kDecoded>{{}, way.options}
+  return ScaleMaker<Row, typename Codes::Element, Codes::kDecoded>{{}, copy.options}
       .template of_blocks<kSharing, kStride>(
           amax,
-          {to, kByRow ? way.scales_down : way.scales_across, kByRow ? rows : part.cols - at.col});
+          {to, kByRow ? copy.scales_down : copy.scales_across, kByRow ? rows : part.cols - at.col});
 }
 
-/// One way.
+/// One copy.
 template <class Codes, bool kByRow>
-__device__ void quantize_way(const Way& way, const Part& part, PatchPlace at,
-                             const SourcePatch& patch) {
+__device__ void quantize_copy(const CopyLines& copy, const Part& part, PatchPlace at,
+                              const SourcePatch& patch) {
   using Element = typename Codes::Element;
   using Word = typename EightCodes<Element>::Word;
   constexpr int kBits = Codes::kDecoded ? 16 : EightCodes<Element>::kBits;
-  const auto scales = scales_of_part<Codes, kByRow>(way, part, at, patch);
-  uint8_t* to = way.codes + bytes_to(part.expert, way.expert) +
-                bytes_to(part.first + part.row + at.row, way.pitch) +
-                uint32_t(part.col + at.col) * kBits / 8;
-  encode_rows<kBf16, typename Codes::Row::Scale, Element>(
+  const auto scales = scales_of_part<Codes, kByRow>(copy, part, at, patch);
+  uint8_t* to = copy.codes + bytes_to(part.expert, copy.expert) +
+                bytes_to(part.first + part.row + at.row, copy.pitch) +
+                bytes_to(part.col + at.col, kBits) / 8;
+  encode_rows<DType::kBf16, typename Codes::Row::Scale, Element>(
       patch, scales.multipliers, kByRow, [&](int i, const EightCodes<Element>& codes) {
         if (i < at.rows) {
           if constexpr (Codes::kDecoded)
@@ -133,13 +132,13 @@ __device__ void quantize_way(const Way& way, const Part& part, PatchPlace at,
           else
             *reinterpret_cast<Word*>(to) = codes.word;
         }
-        to += way.pitch;
+        to += copy.pitch;
       });
 }
 
 /// Blocks that an SM has at once, as many as registers allow.
 template <class Of>
-constexpr int kPartsAtOnce = 3 - int(Of::kWays.numbers()) -
+constexpr int kPartsAtOnce = 3 - int(Of::kCopies.numbers()) -
                              int(EightCodes<typename Of::Element>::kNibbles);
 
 template <class Of, class Parts>
@@ -147,12 +146,13 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, kPartsAtOnce<Of>)
     quantize_parts_kernel(const __grid_constant__ PartsJob job) {
   begin_dependent();
   using Row = typename Of::Row;
-  const auto one_way = [&]<Wanted kWanted, bool kByRow>(const Way& way, const auto&... about) {
-    using Codes = CodesOf<Row, typename Of::Element, CodesKind{kWanted == Wanted::kNumbers, false}>;
+  const auto one_copy = [&]<CopyKind kKind, bool kByRow>(const CopyLines& copy,
+                                                         const auto&... about) {
+    using Codes = CodesOf<Row, typename Of::Element, CodesKind{kKind == CopyKind::kNumbers, false}>;
     // A condition that is always true: without a branch both ways would be computed at once, which
     // takes too many registers.
-    if constexpr (kWanted != Wanted::kNothing)
-      if (way.codes != nullptr) quantize_way<Codes, kByRow>(way, about...);
+    if constexpr (kKind != CopyKind::kNone)
+      if (copy.codes != nullptr) quantize_copy<Codes, kByRow>(copy, about...);
   };
   constexpr int kAcrossIt = kLanesAcross<Row>;
   const int lane = int(threadIdx.x);
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, kPartsAtOnce<Of>)
     if (part.cols <= 0) return;
     const PatchPlace at(mine, part.rows, part.cols);
     const SourcePatch patch = load_part(job, part, at);
-    one_way.template operator()<Of::kWays.along_k, true>(job.along_k, part, at, patch);
-    one_way.template operator()<Of::kWays.along_rows, false>(job.along_rows, part, at, patch);
+    one_copy.template operator()<Of::kCopies.along_k, true>(job.along_k, part, at, patch);
+    one_copy.template operator()<Of::kCopies.along_rows, false>(job.along_rows, part, at, patch);
   }
 }
 
@@ -180,7 +180,7 @@ bool is_whole(const QuantizeCopy& copy) {
 template <class Row, class Element>
 bool takes_parts(const QuantizeJob& job) {
   const ExpertMatrices& from = job.source;
-  if (job.tokens.gather() || from.discrete != nullptr || from.first.dtype != kBf16 ||
+  if (job.tokens.gather() || from.discrete != nullptr || from.first.dtype != DType::kBf16 ||
       !from.first.is_wide() || from.first.pitch > UINT32_MAX || from.pitch % 16 != 0)
     return false;
   return std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
@@ -193,8 +193,8 @@ bool takes_parts(const QuantizeJob& job) {
 template <class Of>
 void launch_parts(const QuantizeJob& all, const QuantizeStream& on) {
   const int most = std::max(on.units, 1) * kPartsBlocks;
-  PartsJob job{all.of, all.source, {}, Way(all.copies[all.count - 1])};
-  if (all.count == 2) job.along_k = Way(all.copies[0]);
+  PartsJob job{all.of, all.source, {}, CopyLines(all.copies[all.count - 1])};
+  if (all.count == 2) job.along_k = CopyLines(all.copies[0]);
   const auto with = [&]<class Parts>() {
     launch(quantize_parts_kernel<Of, Parts>, Parts::grid(job.of, most).on(on.stream), job);
   };
@@ -205,17 +205,17 @@ void launch_parts(const QuantizeJob& all, const QuantizeStream& on) {
 template <class Row, class Element>
 void launch_quantize_parts(const QuantizeJob& job, const QuantizeStream& on) {
   if (job.of.rows == 0 || job.of.cols == 0) return;
-  const auto along_rows = [&]<Wanted kAlongK>() {
+  const auto along_rows = [&]<CopyKind kAlongK>() {
     job.copies[job.count - 1].to.decoded
-        ? launch_parts<BothWays<Row, Element, WantedWays{kAlongK, Wanted::kNumbers}>>(job, on)
-        : launch_parts<BothWays<Row, Element, WantedWays{kAlongK, Wanted::kCodes}>>(job, on);
+        ? launch_parts<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kNumbers}>>(job, on)
+        : launch_parts<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kCodes}>>(job, on);
   };
   if (job.count == 1)
-    along_rows.template operator()<Wanted::kNothing>();
+    along_rows.template operator()<CopyKind::kNone>();
   else if (job.copies[0].to.decoded)
-    along_rows.template operator()<Wanted::kNumbers>();
+    along_rows.template operator()<CopyKind::kNumbers>();
   else
-    along_rows.template operator()<Wanted::kCodes>();
+    along_rows.template operator()<CopyKind::kCodes>();
 }
 
 }  // namespace cadre::cuda::portable
