@@ -154,9 +154,7 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, kPartsAtOnce<Of>)
     if constexpr (kKind != CopyKind::kNone)
       if (copy.codes != nullptr) quantize_copy<Codes, kByRow>(copy, about...);
   };
-  constexpr int kAcrossIt = kLanesAcross<Row>;
-  const int lane = int(threadIdx.x);
-  const Patch<kAcrossIt> mine{lane / kAcrossIt * kPatchRows, lane % kAcrossIt};
+  const auto mine = PatchOf<Row>::of_thread(0);  // threadIdx.x is the lane
   Part part;
   for (Parts parts(job.of); parts.next(part);) {
     if (part.cols <= 0) return;
