@@ -174,18 +174,22 @@ bool is_whole(const QuantizeCopy& copy) {
   return !to.columns && bits % sizeof(typename EightCodes<Element>::Word) == 0;
 }
 
+/// Whether the source is of bf16 in wide chunks, whose rows and experts lie one after the other.
+inline bool has_wide_rows(const QuantizeJob& job) {
+  const ExpertMatrices& from = job.source;
+  return !job.tokens.gather() && from.discrete == nullptr && from.first.dtype == DType::kBf16 &&
+         from.first.is_wide() && from.first.pitch <= UINT32_MAX && from.pitch % 16 == 0;
+}
+
 /// Whether the kernels take both copies, of which the last is along rows.
 template <class Row, class Element>
 bool takes_parts(const QuantizeJob& job) {
-  const ExpertMatrices& from = job.source;
-  if (job.tokens.gather() || from.discrete != nullptr || from.first.dtype != DType::kBf16 ||
-      !from.first.is_wide() || from.first.pitch > UINT32_MAX || from.pitch % 16 != 0)
-    return false;
-  return std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
-    const bool last = &copy == &job.copies[job.count - 1];
-    return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
-           !copy.stochastic;
-  });
+  return has_wide_rows(job) &&
+         std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
+           const bool last = &copy == &job.copies[job.count - 1];
+           return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
+                  !copy.stochastic;
+         });
 }
 
 template <class Of>

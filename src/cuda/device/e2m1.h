@@ -1,0 +1,67 @@
+#pragma once
+#include "cuda/device/magnitude.h"
+#include "cuda/device/small_float.h"
+
+// Codes of e2m1 of eight bf16 numbers in four words, each times a multiplier, where all products
+// are numbers below seven: limited_halves() sees to that.
+namespace cadre::cuda {
+
+/// The smaller magnitude of each of two pairs of bf16, with the sign of the first; of a NaN and a
+/// number the number.
+__device__ inline uint32_t limited_halves(uint32_t pair, uint32_t limits) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  uint32_t both;
+  asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(pair), "r"(limits));
+  return both;
+#else
+  const auto half = [&](int shift) {
+    const uint32_t x = pair >> shift & 0xffff, limit = limits >> shift & 0x7fff;
+    return ((x & 0x7fff) > limit ? (x & 0x8000) | limit : x) << shift;
+  };
+  return half(0) | half(16);
+#endif
+}
+
+/// A bf16 number of which the product is from six up to 6.5, for a positive multiplier.
+__device__ inline uint32_t limit_of(float multiplier) {
+  return (0x8044'ccceu - __float_as_uint(multiplier)) >> 16;
+}
+
+/// As E2m1Codes, for magnitudes below seven.
+struct PairCodes {
+  /// Two codes, in the last byte.
+  CADRE_HD static uint32_t nearest(float even, float odd) { return code(even) + code(odd) * 16; }
+  /// Four of these in a word.
+  CADRE_HD static uint32_t together(const uint32_t (&bytes)[4]) {
+    return pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
+                      pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
+  }
+  /// The signs of four pairs of bf16, where codes have them.
+  CADRE_HD static uint32_t signs(const uint32_t (&pairs)[4]) {
+    const uint32_t first = pick_bytes(pairs[0], pairs[1], 0x7351),
+                   last = pick_bytes(pairs[2], pairs[3], 0x7351);
+    return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
+           (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
+  }
+
+ private:
+  CADRE_HD static uint32_t code(float m) {
+    constexpr float kInteger = 0x1.8p23f;
+    return formats::bits_of(least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
+                                  formats::fma(m, 0.5f, kInteger + 4)));
+  }
+};
+
+/// The codes of four pairs; multiplier(k) is that of number k.
+__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], auto&& multiplier) {
+  uint32_t bytes[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = pair_of(DType::kBf16, pairs[i]);
+    bytes[i] = PairCodes::nearest(formats::mul(fabsf(x.x), multiplier(2 * i)),
+                                  formats::mul(fabsf(x.y), multiplier(2 * i + 1)));
+  }
+  return PairCodes::together(bytes) | PairCodes::signs(pairs);
+}
+
+}  // namespace cadre::cuda
