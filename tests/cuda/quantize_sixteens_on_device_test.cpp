@@ -30,8 +30,17 @@ void fill_scales(QuantizeCase& c, std::mt19937& random) {
 
 TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
   constexpr int64_t kWide[] = {8, 24, 256, 136, 520};
-  const FormatPair kSixteens[] = {
-      {"nvfp4", "nvfp4:rht"}, {"", "nvfp4:rht"}, {"nvfp4", "nvfp4"}, {"nvfp4", ""}, {"", "nvfp4"}};
+  const FormatPair kSixteens[] = {{"nvfp4", "nvfp4:rht"},
+                                  {"", "nvfp4:rht"},
+                                  {"nvfp4", "nvfp4"},
+                                  {"nvfp4", ""},
+                                  {"", "nvfp4"},
+                                  {"nvfp4:sr", "nvfp4:rht+sr"},
+                                  {"nvfp4:sr", "nvfp4:sr"},
+                                  {"nvfp4:sr", ""},
+                                  {"", "nvfp4:rht+sr"}};
+  const FormatPair kOfWeights[] = {{"nvfp4", "nvfp4"},       {"nvfp4", ""},    {"", "nvfp4"},
+                                   {"nvfp4:2d", "nvfp4:2d"}, {"nvfp4:2d", ""}, {"", "nvfp4:2d"}};
   std::mt19937 random(18);
   unsigned seed = 0;
   const auto each = [&](QuantizeCase c, const FormatPair& pair) {
@@ -48,14 +57,15 @@ TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
     EXPECT_EQ(got.along_k.damage() + got.along_rows.damage(), "");
   };
   test::for_random_counts(test::sized(480, 120), 19, [&](const Counts& counts) {
-    each(QuantizeCase::rows(counts, kWide[seed / 5 % std::size(kWide)], DType::kBf16, 8),
+    each(QuantizeCase::rows(counts, kWide[seed / std::size(kSixteens) % std::size(kWide)],
+                            DType::kBf16, 8),
          kSixteens[seed % std::size(kSixteens)]);
   });
   for (unsigned i = 0; i < test::sized(120u, 36u); ++i) {
     const int64_t rows = 1 + int64_t(random() % 50);
     each(QuantizeCase::weights({1 + i % 4, rows, kWide[i % std::size(kWide)]}, DType::kBf16, false,
                                8),
-         kSixteens[2 + i % 3]);
+         kOfWeights[i / std::size(kWide) % std::size(kOfWeights)]);
   }
   units_of_gpu = 0;
 }

@@ -3,7 +3,8 @@
 #include "cuda/device/small_float.h"
 
 // Codes of e2m1 of eight bf16 numbers in four words, each times a multiplier, where all products
-// are numbers below seven: limited_halves() sees to that.
+// are numbers below seven: limited_halves() sees to that. Rounded to nearest, or by random bits as
+// RandomE2m1Codes does.
 namespace cadre::cuda {
 
 /// The smaller magnitude of each of two pairs of bf16, with the sign of the first; of a NaN and a
@@ -52,6 +53,38 @@ struct PairCodes {
   }
 };
 
+/// Random codes of magnitudes below seven. A float so small that one is its least normal number has
+/// its code in the bits from 22 on, since e2m1 has subnormal numbers as floats have them; what lies
+/// below is the fraction, rounded up to where no random threshold lies.
+struct RandomCode {
+  /// The code in the last byte, eight where it should be seven.
+  CADRE_HD static uint32_t of(float magnitude, RandomHalf random) {
+    // The threshold, (random + 1/2) / 2^16, less one, and one bit more: a sum of 24 bits.
+    const uint32_t less = pick_bytes(random.word, 0xff81u, random.upper ? 0x5324 : 0x5104);
+    return in_small_bits(magnitude) * 4 - less;
+  }
+  /// Four of these in a word.
+  CADRE_HD static uint32_t together(const uint32_t (&codes)[4]) {
+    return pick_bytes(pick_bytes(codes[0], codes[1], 0x0073),
+                      pick_bytes(codes[2], codes[3], 0x0073), 0x5410);
+  }
+  /// The codes of even numbers and of odd ones, with the signs of all.
+  CADRE_HD static uint32_t word(uint32_t even, uint32_t odd, uint32_t signs) {
+    const uint32_t codes = even + odd * 16;
+    return (codes - (codes >> 3 & 0x1111'1111u)) | signs;
+  }
+
+ private:
+  CADRE_HD static uint32_t in_small_bits(float magnitude) {
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(__fmul_ru(magnitude, 0x1p-126f));
+#else
+    return magnitude < 1 ? uint32_t(ceilf(magnitude * 0x1p23f))
+                         : formats::bits_of(magnitude) - (126u << 23);
+#endif
+  }
+};
+
 /// The codes of four pairs; multiplier(k) is that of number k.
 __device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], auto&& multiplier) {
   uint32_t bytes[4];
@@ -62,6 +95,20 @@ __device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], auto&& mult
                                   formats::mul(fabsf(x.y), multiplier(2 * i + 1)));
   }
   return PairCodes::together(bytes) | PairCodes::signs(pairs);
+}
+
+/// The random codes of the numbers of four pairs that are even, or odd, in the order of bytes;
+/// multiplier(k) is that of number k, random(k) what it is rounded by.
+template <int kOdd>
+__device__ uint32_t random_codes(const uint32_t (&pairs)[4], auto&& multiplier, auto&& random) {
+  uint32_t codes[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = pair_of(DType::kBf16, pairs[i]);
+    const int k = 2 * i + kOdd;
+    codes[i] = RandomCode::of(formats::mul(fabsf(kOdd ? x.y : x.x), multiplier(k)), random(k));
+  }
+  return RandomCode::together(codes);
 }
 
 }  // namespace cadre::cuda
