@@ -54,10 +54,9 @@ class PhiloxLines {
     second_ = one.word[3] ^ philox_.key1(1);
     third_ = philox_.after(2, {{two.word[0], two.word[1], 0, 0}});
   }
-  /// Draws of lines side by side, which share what becomes of the key.
-  template <int kCount>
-  CADRE_HD constexpr void draw(const uint32_t (&lines)[kCount], PhiloxWords (&to)[kCount]) const {
-    for (int i = 0; i < kCount; ++i) {
+  /// Draws of two lines side by side, which share what becomes of the key.
+  CADRE_HD constexpr void draw(const uint32_t (&lines)[2], PhiloxWords (&to)[2]) const {
+    for (int i = 0; i < 2; ++i) {
       const uint64_t product0 = wide_product(Philox::kMultiply0, first_ ^ lines[i]);
       const uint64_t product1 =
           wide_product(Philox::kMultiply1, uint32_t(product0 >> 32) ^ second_);

@@ -29,24 +29,9 @@ __device__ inline uint32_t limit_of(float multiplier) {
 }
 
 /// As E2m1Codes, for magnitudes below seven.
-struct PairCodes {
-  /// Two codes, in the last byte.
-  CADRE_HD static uint32_t nearest(float even, float odd) { return code(even) + code(odd) * 16; }
-  /// Four of these in a word.
-  CADRE_HD static uint32_t together(const uint32_t (&bytes)[4]) {
-    return pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
-                      pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
-  }
-  /// The signs of four pairs of bf16, where codes have them.
-  CADRE_HD static uint32_t signs(const uint32_t (&pairs)[4]) {
-    const uint32_t first = pick_bytes(pairs[0], pairs[1], 0x7351),
-                   last = pick_bytes(pairs[2], pairs[3], 0x7351);
-    return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
-           (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
-  }
-
- private:
-  CADRE_HD static uint32_t code(float m) {
+struct NearestCode {
+  /// In the last bits; sums of such numbers have bits above them that are of no use.
+  CADRE_HD static uint32_t of(float m) {
     constexpr float kInteger = 0x1.8p23f;
     return formats::bits_of(least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
                                   formats::fma(m, 0.5f, kInteger + 4)));
@@ -55,23 +40,13 @@ struct PairCodes {
 
 /// Random codes of magnitudes below seven. A float so small that one is its least normal number has
 /// its code in the bits from 22 on, since e2m1 has subnormal numbers as floats have them; what lies
-/// below is the fraction, rounded up to where no random threshold lies.
+/// below is the fraction. Rounding up loses nothing of it that a threshold could tell.
 struct RandomCode {
-  /// The code in the last byte, eight where it should be seven.
+  /// In the last byte; eight where it should be seven.
   CADRE_HD static uint32_t of(float magnitude, RandomHalf random) {
-    // The threshold, (random + 1/2) / 2^16, less one, and one bit more: a sum of 24 bits.
+    // The threshold, (random + 1/2) / 2^16, less one and the last bit: a fraction of 24 bits.
     const uint32_t less = pick_bytes(random.word, 0xff81u, random.upper ? 0x5324 : 0x5104);
     return in_small_bits(magnitude) * 4 - less;
-  }
-  /// Four of these in a word.
-  CADRE_HD static uint32_t together(const uint32_t (&codes)[4]) {
-    return pick_bytes(pick_bytes(codes[0], codes[1], 0x0073),
-                      pick_bytes(codes[2], codes[3], 0x0073), 0x5410);
-  }
-  /// The codes of even numbers and of odd ones, with the signs of all.
-  CADRE_HD static uint32_t word(uint32_t even, uint32_t odd, uint32_t signs) {
-    const uint32_t codes = even + odd * 16;
-    return (codes - (codes >> 3 & 0x1111'1111u)) | signs;
   }
 
  private:
@@ -85,30 +60,61 @@ struct RandomCode {
   }
 };
 
-/// The codes of four pairs; multiplier(k) is that of number k.
-__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], auto&& multiplier) {
+/// The signs of four pairs of bf16, where codes have them.
+CADRE_HD inline uint32_t signs_of(const uint32_t (&pairs)[4]) {
+  const uint32_t first = pick_bytes(pairs[0], pairs[1], 0x7351),
+                 last = pick_bytes(pairs[2], pairs[3], 0x7351);
+  return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
+         (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
+}
+/// The signs of a pair in the last byte, added to its codes: a product has them in its upper word.
+CADRE_HD inline uint32_t with_signs(uint32_t pair, uint32_t codes) {
+  return uint32_t(formats::wide_product(pair & 0x8000'8000u, 0x0010'0100u) >> 32) + codes;
+}
+
+/// The codes of four pairs times a multiplier.
+__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], float multiplier) {
   uint32_t bytes[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 x = pair_of(DType::kBf16, pairs[i]);
-    bytes[i] = PairCodes::nearest(formats::mul(fabsf(x.x), multiplier(2 * i)),
-                                  formats::mul(fabsf(x.y), multiplier(2 * i + 1)));
+    bytes[i] = NearestCode::of(formats::mul(fabsf(x.x), multiplier)) +
+               NearestCode::of(formats::mul(fabsf(x.y), multiplier)) * 16;
   }
-  return PairCodes::together(bytes) | PairCodes::signs(pairs);
+  const uint32_t codes = pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
+                                    pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
+  return codes | signs_of(pairs);
 }
-
-/// The random codes of the numbers of four pairs that are even, or odd, in the order of bytes;
-/// multiplier(k) is that of number k, random(k) what it is rounded by.
-template <int kOdd>
-__device__ uint32_t random_codes(const uint32_t (&pairs)[4], auto&& multiplier, auto&& random) {
-  uint32_t codes[4];
+/// The same where random(k) is what number k is rounded by.
+__device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float multiplier,
+                                        auto&& random) {
+  uint32_t codes[4][2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 x = pair_of(DType::kBf16, pairs[i]);
-    const int k = 2 * i + kOdd;
-    codes[i] = RandomCode::of(formats::mul(fabsf(kOdd ? x.y : x.x), multiplier(k)), random(k));
+    codes[i][0] = RandomCode::of(formats::mul(fabsf(x.x), multiplier), random(2 * i));
+    codes[i][1] = RandomCode::of(formats::mul(fabsf(x.y), multiplier), random(2 * i + 1));
   }
-  return RandomCode::together(codes);
+  const auto together = [&](int k) {
+    return pick_bytes(pick_bytes(codes[0][k], codes[1][k], 0x0073),
+                      pick_bytes(codes[2][k], codes[3][k], 0x0073), 0x5410);
+  };
+  const uint32_t all = together(0) + together(1) * 16;
+  return (all - (all >> 3 & 0x1111'1111u)) | signs_of(pairs);
+}
+
+/// The codes of one pair, in the last byte.
+__device__ inline uint32_t nearest_pair(uint32_t pair, float2 multipliers) {
+  const float2 x = pair_of(DType::kBf16, pair);
+  return with_signs(pair, NearestCode::of(formats::mul(fabsf(x.x), multipliers.x)) +
+                              NearestCode::of(formats::mul(fabsf(x.y), multipliers.y)) * 16);
+}
+__device__ inline uint32_t random_pair(uint32_t pair, float2 multipliers, auto&& random) {
+  constexpr uint32_t kSeven = 0x07ff'ffffu;
+  const float2 x = pair_of(DType::kBf16, pair);
+  const uint32_t first = RandomCode::of(formats::mul(fabsf(x.x), multipliers.x), random(0)),
+                 second = RandomCode::of(formats::mul(fabsf(x.y), multipliers.y), random(1));
+  return with_signs(pair, (min(first, kSeven) >> 24) | (min(second, kSeven) >> 20 & 0xf0));
 }
 
 }  // namespace cadre::cuda

@@ -7,15 +7,6 @@
 // One wrapper, one instruction.
 namespace cadre::cuda {
 
-/// Reads sixteen bytes.
-__device__ inline uint4 load_line(const char* from) {
-  uint4 line;
-  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(line.x), "=r"(line.y), "=r"(line.z), "=r"(line.w)
-               : "l"(__cvta_generic_to_global(from)));
-  return line;
-}
-
 /// Writes a word if number < below, with no branch: one would take along what the word is made of.
 __device__ inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
   asm volatile("{ .reg .pred p; setp.lt.s32 p, %2, %3; @p st.global.u32 [%0], %1; }" ::"l"(

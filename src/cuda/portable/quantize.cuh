@@ -1,6 +1,7 @@
 #pragma once
 #include "cuda/portable/quantize_parts.cuh"
 #include "cuda/portable/quantize_rows.cuh"
+#include "cuda/portable/quantize_sixteens.cuh"
 #include "cuda/portable/quantize_squares.cuh"
 
 // Codes and scales of routed rows or weights, along K, along rows, or both from one read.

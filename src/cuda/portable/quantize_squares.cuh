@@ -1,82 +1,63 @@
 #pragma once
-#include "cuda/portable/quantize_sixteens.cuh"
+#include "cuda/portable/sixteens_part.cuh"
 
-// Codes and scales of bf16 weights in square blocks of 16, by warps as those of
-// quantize_sixteens.cuh. Along K and along rows they are the same: made once, stored in each copy.
+// Codes and scales of bf16 weights in square blocks of 16, by warps. Along K and along rows they
+// are the same: made once, stored in each copy.
 namespace cadre::cuda::portable {
 
-/// The expert's factors, and the scale of the block that two lanes share.
+/// The largest magnitude of the block that two lanes share.
+__device__ inline float largest_of_square(const StagedColumn& staged) {
+  uint32_t largest = 0;
+#pragma unroll
+  for (int i = 0; i < kSixteen; i += 2) {
+    uint32_t first[kChunk / 2], second[kChunk / 2];
+    staged.read(i, first), staged.read(i + 1, second);
+    largest = larger<DType::kBf16>(largest, largest_of_two(first, second));
+  }
+  largest = larger<DType::kBf16>(largest, largest >> 16);
+  largest = larger<DType::kBf16>(largest, __shfl_xor_sync(~0u, largest, 1));
+  return __uint_as_float(largest << 16 & formats::kMagnitudeBits);
+}
+
 template <class Codes>
-class SquareScale {
-  using Row = typename Codes::Row;
-  using Element = typename Codes::Element;
-
- public:
-  float multiplier;
-  uint8_t code;
-  uint32_t limit;  ///< as of EightScales, or none where no product is seven or more
-
-  __device__ SquareScale(const formats::ExpertScale& expert, const ColumnPatch& patch) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i)
-      largest = larger<DType::kBf16>(largest, patch.largest_of_rows(i));
-    largest = larger<DType::kBf16>(largest, largest >> 16);
-    largest = larger<DType::kBf16>(largest, __shfl_xor_sync(~0u, largest, 1)) & 0x7fff;
-    const float amax = __uint_as_float(largest << 16);
-    const auto scale = block_scale<Row, Element>(__float_as_uint(amax), expert, {});
-    code = scale.code, multiplier = scale.multiplier;
-    const bool is_nan = code == Row::Scale::kNanCode;
-    if (is_nan) multiplier = 1.0f;
-    limit = is_nan ? ~0u << 16 : limit_of(multiplier);
-    beyond_ = is_nan || formats::mul(amax, multiplier) >= 7.0f;
+__device__ void quantize_squares(const SixteensJob& job, const ColumnsPlace& at,
+                                 const StagedColumn& staged) {
+  const uint32_t* amax = (job.along_k.codes != nullptr ? job.along_k : job.along_rows).amax;
+  const float largest = largest_of_square(staged), both[2] = {largest, largest};
+  TwoScales<Codes> scales(both, ExpertFactors<Codes>(amax[at.part.expert]));
+  const bool beyond = __any_sync(~0u, scales.beyond);
+  const uint32_t limit = beyond ? scales.limit(0) : 0;
+  const auto rows_of = [&](const SixteensCopy& copy) {
+    if (copy.codes != nullptr && at.rows > 0 && at.col % kSixteen == 0)
+      copy.scales[bytes_to(at.part.expert, copy.scales_expert) +
+                  bytes_to(at.part.row / kSixteen, copy.scales_down) +
+                  bytes_to(at.col / kSixteen, copy.scales_across)] = scales.code(0);
+    return RowsOfCodes(copy, at, at.row, copy.codes != nullptr ? at.rows : 0);
+  };
+  const RowsOfCodes along_k = rows_of(job.along_k), along_rows = rows_of(job.along_rows);
+#pragma unroll 4
+  for (int i = 0; i < kSixteen; ++i) {
+    uint32_t pairs[kChunk / 2];
+    staged.read(i, pairs);
+    if (beyond)
+      for (uint32_t& pair : pairs) pair = limited_pair(pair, limit, limit);
+    const uint32_t codes = nearest_codes(pairs, scales.multipliers[0]);
+    along_k.store(i, codes), along_rows.store(i, codes);
   }
-  /// Makes products be below seven.
-  __device__ void limit_products(ColumnPatch& patch) const {
-    if (!__any_sync(~0u, beyond_)) return;
-#pragma unroll
-    for (auto& row : patch.rows)
-      for (uint32_t& pair : row) pair = limited_pair(pair, limit, limit);
-  }
-
- private:
-  bool beyond_;
-};
+}
 
 template <class Codes, class Parts>
-__global__ void __launch_bounds__(kGridWarps* kLanes, 2)
+__global__ void __launch_bounds__(kGridWarps* kLanes, 3)
     quantize_squares_kernel(const __grid_constant__ SixteensJob job) {
   begin_dependent();
-  const int thread = int(threadIdx.x + kLanes * (threadIdx.y + blockDim.y * threadIdx.z));
-  store_expert_scales<typename Codes::Row, typename Codes::Element>(job, thread);
-  const uint32_t* amax = (job.along_k.codes != nullptr ? job.along_k : job.along_rows).amax;
-  Part part;
-  formats::ExpertScale expert;
-  int has_factors = -1;  // of that expert
-  for (Parts parts(job.of); parts.next(part);) {
+  store_expert_scales<Codes>(job);
+  const StagedColumn staged;
+  Part& part = staged.part();
+  for (Parts parts(job.of); parts.next(part); __syncwarp()) {
     if (part.cols <= 0) return;
     const ColumnsPlace at(part);
-    ColumnPatch patch = load_columns(job, at);
-    if (part.expert != has_factors)
-      expert = Codes::Row::template expert_scale<typename Codes::Element>(
-          __uint_as_float(amax[part.expert]), {});
-    has_factors = part.expert;
-    const SquareScale<Codes> scale(expert, patch);
-    scale.limit_products(patch);
-    for (const SixteensCopy* copy : {&job.along_k, &job.along_rows})
-      if (copy->codes != nullptr && at.rows > 0 && at.col % kSixteen == 0)
-        copy->scales[bytes_to(part.expert, copy->scales_expert) +
-                     bytes_to(part.row / kSixteen, copy->scales_down) +
-                     bytes_to(at.col / kSixteen, copy->scales_across)] = scale.code;
-    const auto rows_of = [&](const SixteensCopy& copy) {
-      return RowsOfCodes(copy, at, at.row(), copy.codes != nullptr ? at.rows : 0);
-    };
-    const RowsOfCodes along_k = rows_of(job.along_k), along_rows = rows_of(job.along_rows);
-#pragma unroll
-    for (int i = 0; i < kSixteen; ++i) {
-      const uint32_t codes = nearest_codes(patch.rows[i], [&](int) { return scale.multiplier; });
-      along_k.store(i, codes), along_rows.store(i, codes);
-    }
+    staged.load(job, at);
+    quantize_squares<Codes>(job, at, staged);
   }
 }
 
@@ -90,10 +71,9 @@ bool takes_squares(const QuantizeJob& job) {
 
 template <class Row, class Element>
 void launch_quantize_squares(const QuantizeJob& all, const QuantizeStream& on) {
+  using Codes = CodesOf<Row, Element, CodesKind{false, false}>;
   using Parts = WeightParts<kColumnsPart>;
-  const SixteensJob job = SixteensJob::from(all);
-  launch(quantize_squares_kernel<CodesOf<Row, Element, CodesKind{false, false}>, Parts>,
-         Parts::grid(job.of, std::max(on.units, 1) * kSixteensBlocks).on(on.stream), job);
+  launch_columns<Parts>(quantize_squares_kernel<Codes, Parts>, all, on);
 }
 
 }  // namespace cadre::cuda::portable

@@ -7,13 +7,6 @@
 // The words of src/cuda/device/word.h in plain C++.
 namespace cadre::cuda {
 
-inline uint4 load_line(const char* from) {
-  emulator::expect(reinterpret_cast<uintptr_t>(from) % 16 == 0, "sixteen bytes are not aligned");
-  uint4 line;
-  std::memcpy(&line, from, sizeof(line));
-  return line;
-}
-
 inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
   if (number >= below) return;
   emulator::expect(reinterpret_cast<uintptr_t>(to) % 4 == 0, "a word is not aligned");
