@@ -80,6 +80,19 @@ CADRE_HD constexpr float reciprocal(float x) {
 }
 CADRE_HD constexpr double reciprocal(double x) { return 1.0 / x; }
 
+/// All 64 bits of a product, which the device has in one instruction; in plain C++ nvcc may take
+/// what becomes of it for a number of 64 bits too, and its product for one of such numbers.
+CADRE_HD constexpr uint64_t wide_product(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+  if (!std::is_constant_evaluated()) {
+    uint64_t product = 0;
+    asm("mul.wide.u32 %0, %1, %2;" : "=l"(product) : "r"(a), "r"(b));
+    return product;
+  }
+#endif
+  return uint64_t(a) * b;
+}
+
 /// A double rounded to odd: toward zero, with the last bit set if that lost anything. Rounding the
 /// result once more, to at most 22 bits, gives what one rounding of the double would have given.
 CADRE_HD constexpr float round_to_odd(double x) {

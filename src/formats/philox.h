@@ -15,7 +15,7 @@ struct PhiloxWords {
 /// Source    Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011.
 struct Philox {
   static constexpr uint32_t kRounds = 10;
-  static constexpr uint64_t kMultiply0 = 0xD251'1F53u, kMultiply1 = 0xCD9E'8D57u;
+  static constexpr uint32_t kMultiply0 = 0xD251'1F53u, kMultiply1 = 0xCD9E'8D57u;
 
   uint64_t key;
 
@@ -28,8 +28,8 @@ struct Philox {
     return uint32_t(key >> 32) + round * 0xBB67'AE85u;
   }
   CADRE_HD constexpr PhiloxWords after(uint32_t round, const PhiloxWords& counter) const {
-    const uint64_t product0 = kMultiply0 * counter.word[0];
-    const uint64_t product1 = kMultiply1 * counter.word[2];
+    const uint64_t product0 = wide_product(kMultiply0, counter.word[0]);
+    const uint64_t product1 = wide_product(kMultiply1, counter.word[2]);
     return {{uint32_t(product1 >> 32) ^ counter.word[1] ^ key0(round), uint32_t(product1),
              uint32_t(product0 >> 32) ^ counter.word[3] ^ key1(round), uint32_t(product0)}};
   }
@@ -57,8 +57,9 @@ class PhiloxLines {
   /// Draws of two lines side by side, which share what becomes of the key.
   CADRE_HD constexpr void draw(const uint32_t (&lines)[2], PhiloxWords (&to)[2]) const {
     for (int i = 0; i < 2; ++i) {
-      const uint64_t product0 = Philox::kMultiply0 * (first_ ^ lines[i]);
-      const uint64_t product1 = Philox::kMultiply1 * (uint32_t(product0 >> 32) ^ second_);
+      const uint64_t product0 = wide_product(Philox::kMultiply0, first_ ^ lines[i]);
+      const uint64_t product1 =
+          wide_product(Philox::kMultiply1, uint32_t(product0 >> 32) ^ second_);
       to[i] = {{uint32_t(product1 >> 32) ^ third_.word[0], uint32_t(product1),
                 uint32_t(product0) ^ third_.word[2], third_.word[3]}};
     }

@@ -1,19 +1,22 @@
 // Quantising and dequantising on the GPU have the bits of the CPU's, tails and gaps included.
 #include <cuda_runtime_api.h>
 
-#include "tests/cuda/mirror.h"
+#include "tests/cuda/quantize_on_device.h"
 #include "tests/judge/errors.h"
 #include "tests/ops/quantize_gather.h"
-#include "tests/ops/quantize_pairs.h"
 
 namespace cadre {
 namespace {
 
+using test::choose;
 using test::Counts;
 using test::FormatPair;
+using test::gpu;
+using test::on_gpu;
 using test::QuantizeCase;
 using test::QuantizedCopy;
 using test::Tensor;
+using test::units_of_gpu;
 using test::ValuesKind;
 
 constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
@@ -21,31 +24,6 @@ constexpr DType kTypes[] = {DType::kF32, DType::kBf16, DType::kF16};
 constexpr int64_t kWidths[] = {8, 1, 136, 37, 264, 300};
 const std::vector<FormatPair> kPairs = test::format_pairs(), kRaggedPairs = test::ragged_pairs();
 using QuantizeOnDevice = test::OnDevice;
-
-bool is_cast(const QuantizeProblem& p) {
-  return !(p.along_k && !is_plain(*p.along_k)) && !(p.along_rows && !is_plain(*p.along_rows));
-}
-
-/// A GPU of so few SMs that blocks have many tiles; 0: as it is.
-int units_of_gpu = 0;
-Device gpu() {
-  Device device = test::first_gpu();
-  if (units_of_gpu > 0) device.units = units_of_gpu;
-  return device;
-}
-
-QuantizeCase::Out on_gpu(const QuantizeCase& c, int times = 1) {
-  const QuantizePlan made = plan(c.problem, gpu());
-  EXPECT_EQ(made.name, is_cast(c.problem) ? "cuda_cast" : "cuda_quantize");
-  QuantizeCase::Out out = c.outputs();
-  test::Mirror mirror;
-  const QuantizeArgs args = c.args(
-      out, [&](const Tensor& t) { return mirror.view(t); },
-      [&](auto& list) { return mirror.data(list); });
-  const Workspace workspace = mirror.workspace(made.workspace_bytes);
-  mirror.replay(times, [&](Stream stream) { run(made, args, workspace, stream); });
-  return out;
-}
 
 /// Equal bytes, but for the payload of a NaN in f32, which GPUs do not keep.
 bool same_values(const Tensor& a, const Tensor& b) {
@@ -82,17 +60,6 @@ void expect_same_values(const QuantizedCopy& copy, const std::vector<int32_t>& o
       [&](auto& list) { return mirror.data(list); }, [&](auto&& work) { mirror.replay(1, work); });
   ASSERT_TRUE(same_values(got, want))
       << to_string(DequantizeProblem{copy.shape, out}) << " gap " << gap;
-}
-
-/// Formats along K, along rows, or both, in any order that the case takes.
-void choose(QuantizeCase& c, const FormatPair& pair, unsigned seed) {
-  c.formats(seed % 4 == 1 ? "" : pair.along_k, seed % 4 == 2 ? "" : pair.along_rows);
-  c.problem.role = TensorRole(seed % 5);
-  c.problem.along_k_scales_major = c.problem.along_rows_scales_major = Major::kRow;
-  c.problem.along_rows_codes_major = Major::kRow;
-  std::mt19937 random(seed);
-  for (Major* order : test::orders_of(c))
-    if (random() % 2 == 0) *order = Major::kColumn;
 }
 
 /// Both copies back again.

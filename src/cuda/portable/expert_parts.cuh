@@ -13,11 +13,12 @@ namespace cadre::cuda::portable {
 struct PartShape {
   int lanes_down;
   bool turned;
+  int patch_rows = kChunk;  ///< of a lane
 
-  CADRE_HD constexpr int rows() const { return lanes_down * kChunk; }
+  CADRE_HD constexpr int rows() const { return lanes_down * patch_rows; }
   CADRE_HD constexpr int cols() const { return kLanes / lanes_down * kChunk; }
   /// Where the patch of this lane begins.
-  __device__ int row() const { return int(threadIdx.x) % lanes_down * kChunk; }
+  __device__ int row() const { return int(threadIdx.x) % lanes_down * patch_rows; }
   __device__ int col() const { return int(threadIdx.x) / lanes_down * kChunk; }
 
   /// For so many parts down, of at most so many blocks.
@@ -127,17 +128,17 @@ class WeightParts {
     return kShape.grid(parts_of(of) * of.experts, of.cols, most);
   }
   static RowGrid grid(const DequantizeJob& job, int most) { return grid(job.of, most); }
-  __device__ explicit WeightParts(const ExpertsRows& of) : of_(of), number_(first_part()) {}
+  __device__ explicit WeightParts(const ExpertsRows& of) : of_(&of), number_(first_part()) {}
   __device__ explicit WeightParts(const DequantizeJob& job) : WeightParts(job.of) {}
   __device__ bool next(Part& part) {
-    const int64_t each = parts_of(of_);
+    const int64_t each = parts_of(*of_);
     for (; number_ >= each; number_ -= each)
-      if (++expert_ >= of_.experts) return false;
+      if (++expert_ >= of_->experts) return false;
     part.expert = expert_;
     part.first = 0;
     part.row = int(number_) * kShape.rows();
-    part.rows = int(min(of_.rows - part.row, int64_t(kShape.rows())));
-    take_columns(kShape, of_.cols, part);
+    part.rows = int(min(of_->rows - part.row, int64_t(kShape.rows())));
+    take_columns(kShape, of_->cols, part);
     number_ += part_step();
     return true;
   }
@@ -147,7 +148,7 @@ class WeightParts {
     return (of.rows + kShape.rows() - 1) / kShape.rows();
   }
 
-  const ExpertsRows& of_;
+  const ExpertsRows* of_;
   int64_t number_;  ///< in the expert
   int expert_ = 0;
 };

@@ -1,6 +1,8 @@
 #pragma once
 #include "cuda/portable/quantize_parts.cuh"
 #include "cuda/portable/quantize_rows.cuh"
+#include "cuda/portable/quantize_sixteens.cuh"
+#include "cuda/portable/quantize_squares.cuh"
 
 // Codes and scales of routed rows or weights, along K, along rows, or both from one read.
 //
@@ -100,6 +102,10 @@ void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
     if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
   if constexpr (kHasParts<Row>)
     if (takes_parts<Row, Element>(job)) return launch_quantize_parts<Row, Element>(job, on);
+  if constexpr (kHasSixteens<Row>) {
+    if (takes_sixteens<Element>(job)) return launch_quantize_sixteens<Row, Element>(job, on);
+    if (takes_squares<Element>(job)) return launch_quantize_squares<Row, Element>(job, on);
+  }
   if (job.count == 2 && job.copies[0].to.decoded != job.copies[1].to.decoded) {
     for (const QuantizeCopy& copy : job.copies)
       launch_quantize<Row, Element>(job.with_one(copy), on);

@@ -68,6 +68,10 @@ struct PartsJob {
 __device__ inline uint64_t bytes_to(int line, int64_t step) {
   return uint64_t(uint32_t(line)) * uint64_t(step);
 }
+/// With a step of 32 bits, which takes one instruction, with an address added to it.
+__device__ inline uint64_t short_way_to(int line, uint32_t step) {
+  return formats::wide_product(uint32_t(line), step);
+}
 
 /// The patch of this lane. What is not there is the last row or chunk that is: no amax of a block
 /// that is there sees another number, and no load has a condition.
@@ -77,11 +81,11 @@ __device__ inline SourcePatch load_part(const PartsJob& job, const Part& part, P
   const int row = min(at.row, part.rows - 1), last = part.rows - 1 - row;
   const char* line = from.data + bytes_to(part.expert, job.source.pitch) +
                      bytes_to(part.first + part.row + row, from.pitch) + bytes_to(col, 2);
-  const auto pitch = uint32_t(from.pitch);  // of 32 bits: one instruction a line
+  const auto pitch = uint32_t(from.pitch);
   SourcePatch patch = {};
 #pragma unroll
   for (int i = 0; i < kPatchRows; ++i)
-    load_wide<DType::kBf16>(patch.rows[i], line + bytes_to(min(i, last), pitch));
+    load_wide<DType::kBf16>(patch.rows[i], line + short_way_to(min(i, last), pitch));
   return patch;
 }
 
@@ -174,18 +178,22 @@ bool is_whole(const QuantizeCopy& copy) {
   return !to.columns && bits % sizeof(typename EightCodes<Element>::Word) == 0;
 }
 
+/// Whether the source is of bf16 in wide chunks, whose rows and experts lie one after the other.
+inline bool has_wide_rows(const QuantizeJob& job) {
+  const ExpertMatrices& from = job.source;
+  return !job.tokens.gather() && from.discrete == nullptr && from.first.dtype == DType::kBf16 &&
+         from.first.is_wide() && from.first.pitch <= UINT32_MAX && from.pitch % 16 == 0;
+}
+
 /// Whether the kernels take both copies, of which the last is along rows.
 template <class Row, class Element>
 bool takes_parts(const QuantizeJob& job) {
-  const ExpertMatrices& from = job.source;
-  if (job.tokens.gather() || from.discrete != nullptr || from.first.dtype != DType::kBf16 ||
-      !from.first.is_wide() || from.first.pitch > UINT32_MAX || from.pitch % 16 != 0)
-    return false;
-  return std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
-    const bool last = &copy == &job.copies[job.count - 1];
-    return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
-           !copy.stochastic;
-  });
+  return has_wide_rows(job) &&
+         std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
+           const bool last = &copy == &job.copies[job.count - 1];
+           return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
+                  !copy.stochastic;
+         });
 }
 
 template <class Of>

@@ -1,0 +1,120 @@
+#pragma once
+#include "cuda/device/magnitude.h"
+#include "cuda/device/small_float.h"
+
+// Codes of e2m1 of eight bf16 numbers in four words, each times a multiplier, where all products
+// are numbers below seven: limited_halves() sees to that. Rounded to nearest, or by random bits as
+// RandomE2m1Codes does.
+namespace cadre::cuda {
+
+/// The smaller magnitude of each of two pairs of bf16, with the sign of the first; of a NaN and a
+/// number the number.
+__device__ inline uint32_t limited_halves(uint32_t pair, uint32_t limits) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 860
+  uint32_t both;
+  asm("min.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(both) : "r"(pair), "r"(limits));
+  return both;
+#else
+  const auto half = [&](int shift) {
+    const uint32_t x = pair >> shift & 0xffff, limit = limits >> shift & 0x7fff;
+    return ((x & 0x7fff) > limit ? (x & 0x8000) | limit : x) << shift;
+  };
+  return half(0) | half(16);
+#endif
+}
+
+/// A bf16 number of which the product is from six up to 6.5, for a positive multiplier.
+__device__ inline uint32_t limit_of(float multiplier) {
+  return (0x8044'ccceu - __float_as_uint(multiplier)) >> 16;
+}
+
+/// As E2m1Codes, for magnitudes below seven.
+struct NearestCode {
+  /// In the last bits; sums of such numbers have bits above them that are of no use.
+  CADRE_HD static uint32_t of(float m) {
+    constexpr float kInteger = 0x1.8p23f;
+    return formats::bits_of(least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
+                                  formats::fma(m, 0.5f, kInteger + 4)));
+  }
+};
+
+/// Random codes of magnitudes below seven. A float so small that one is its least normal number has
+/// its code in the bits from 22 on, since e2m1 has subnormal numbers as floats have them; what lies
+/// below is the fraction. Rounding up loses nothing of it that a threshold could tell.
+struct RandomCode {
+  /// In the last byte; eight where it should be seven.
+  CADRE_HD static uint32_t of(float magnitude, RandomHalf random) {
+    // The threshold, (random + 1/2) / 2^16, less one and the last bit: a fraction of 24 bits.
+    const uint32_t less = pick_bytes(random.word, 0xff81u, random.upper ? 0x5324 : 0x5104);
+    return in_small_bits(magnitude) * 4 - less;
+  }
+
+ private:
+  CADRE_HD static uint32_t in_small_bits(float magnitude) {
+#ifdef __CUDA_ARCH__
+    return __float_as_uint(__fmul_ru(magnitude, 0x1p-126f));
+#else
+    return magnitude < 1 ? uint32_t(ceilf(magnitude * 0x1p23f))
+                         : formats::bits_of(magnitude) - (126u << 23);
+#endif
+  }
+};
+
+/// The signs of four pairs of bf16, where codes have them.
+CADRE_HD inline uint32_t signs_of(const uint32_t (&pairs)[4]) {
+  const uint32_t first = pick_bytes(pairs[0], pairs[1], 0x7351),
+                 last = pick_bytes(pairs[2], pairs[3], 0x7351);
+  return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
+         (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
+}
+/// The signs of a pair in the last byte, added to its codes: a product has them in its upper word.
+CADRE_HD inline uint32_t with_signs(uint32_t pair, uint32_t codes) {
+  return uint32_t(formats::wide_product(pair & 0x8000'8000u, 0x0010'0100u) >> 32) + codes;
+}
+
+/// The codes of four pairs times a multiplier.
+__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], float multiplier) {
+  uint32_t bytes[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = pair_of(DType::kBf16, pairs[i]);
+    bytes[i] = NearestCode::of(formats::mul(fabsf(x.x), multiplier)) +
+               NearestCode::of(formats::mul(fabsf(x.y), multiplier)) * 16;
+  }
+  const uint32_t codes = pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
+                                    pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
+  return codes | signs_of(pairs);
+}
+/// The same where random(k) is what number k is rounded by.
+__device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float multiplier,
+                                        auto&& random) {
+  uint32_t codes[4][2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 x = pair_of(DType::kBf16, pairs[i]);
+    codes[i][0] = RandomCode::of(formats::mul(fabsf(x.x), multiplier), random(2 * i));
+    codes[i][1] = RandomCode::of(formats::mul(fabsf(x.y), multiplier), random(2 * i + 1));
+  }
+  const auto together = [&](int k) {
+    return pick_bytes(pick_bytes(codes[0][k], codes[1][k], 0x0073),
+                      pick_bytes(codes[2][k], codes[3][k], 0x0073), 0x5410);
+  };
+  const uint32_t all = together(0) + together(1) * 16;
+  return (all - (all >> 3 & 0x1111'1111u)) | signs_of(pairs);
+}
+
+/// The codes of one pair, in the last byte.
+__device__ inline uint32_t nearest_pair(uint32_t pair, float2 multipliers) {
+  const float2 x = pair_of(DType::kBf16, pair);
+  return with_signs(pair, NearestCode::of(formats::mul(fabsf(x.x), multipliers.x)) +
+                              NearestCode::of(formats::mul(fabsf(x.y), multipliers.y)) * 16);
+}
+__device__ inline uint32_t random_pair(uint32_t pair, float2 multipliers, auto&& random) {
+  constexpr uint32_t kSeven = 0x07ff'ffffu;
+  const float2 x = pair_of(DType::kBf16, pair);
+  const uint32_t first = RandomCode::of(formats::mul(fabsf(x.x), multipliers.x), random(0)),
+                 second = RandomCode::of(formats::mul(fabsf(x.y), multipliers.y), random(1));
+  return with_signs(pair, (min(first, kSeven) >> 24) | (min(second, kSeven) >> 20 & 0xf0));
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,32 @@
+#pragma once
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+// Reads and writes of device memory, and numbers of a thread, that the compiler takes as they are.
+// One wrapper, one instruction.
+namespace cadre::cuda {
+
+/// Writes a word if number < below, with no branch: one would take along what the word is made of.
+__device__ inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %2, %3; @p st.global.u32 [%0], %1; }" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(word), "r"(number), "r"(below)
+               : "memory");
+}
+
+/// threadIdx.x, read again wherever it is asked for: a register that keeps it would be spilled.
+__device__ inline int thread_x() {
+  int x = 0;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+  return x;
+}
+
+/// Makes an address one number in registers, to which a multiple is added by one instruction.
+template <class Byte>
+__device__ inline Byte* as_one_number(Byte* address) {
+  asm volatile("" : "+l"(address));
+  return address;
+}
+
+}  // namespace cadre::cuda

@@ -1,0 +1,23 @@
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#include "tests/emulator/machine.h"
+
+// The words of src/cuda/device/word.h in plain C++.
+namespace cadre::cuda {
+
+inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
+  if (number >= below) return;
+  emulator::expect(reinterpret_cast<uintptr_t>(to) % 4 == 0, "a word is not aligned");
+  std::memcpy(to, &word, sizeof(word));
+}
+
+inline int thread_x() { return int(threadIdx.x); }
+
+template <class Byte>
+Byte* as_one_number(Byte* address) {
+  return address;
+}
+
+}  // namespace cadre::cuda
