@@ -12,7 +12,6 @@ struct Roles {
   int store_warps;         ///< they start stores of output, and loads of old output
   int consumer_registers;  ///< of a thread (setmaxnreg)
   int producer_registers;  ///< of a thread of the other warpgroups
-  int blocks = 1;          ///< of an SM
   int store_lanes = 1;     ///< of a store warp that have work
 
   constexpr int producer_warpgroups() const { return (load_warps + store_warps + 1 + 3) / 4; }
@@ -27,7 +26,7 @@ struct Roles {
     return consumers * kWarpgroup + load_warps * kWarp + store_warps * store_lanes;
   }
   /// Of a thread when the block begins: what an SM has for so many threads, in steps of eight.
-  constexpr int first_registers() const { return 65536 / blocks / threads() / 8 * 8; }
+  constexpr int first_registers() const { return 65536 / threads() / 8 * 8; }
   /// Whether those suffice for all once they are shared out anew: setmaxnreg waits for ever for
   /// more. In steps of eight as well.
   constexpr bool fits() const {

@@ -133,6 +133,7 @@ __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRec
 __device__ inline void zero_tail(const RaggedRowsParams& params, const TailRows& tail) {
   if (tail.data == nullptr) return;
   constexpr int kMany = kConsumers * kWarpgroup;
+  if (int(threadIdx.x) >= kMany) return;
   const int64_t first = schedule::rows_used(params.offsets, params.expert_count, params.rows);
   const int64_t units = tail.row_bytes / 16;
   for (int64_t i = int64_t(blockIdx.x) * kMany + threadIdx.x; i < (params.rows - first) * units;

@@ -1,10 +1,8 @@
 #pragma once
 #include "cuda/device/copy.h"
 #include "cuda/device/launch.h"
-#include "cuda/gemm/roles.h"
-#include "cuda/gemm/scheduler.h"
 #include "cuda/sm90/multiply.cuh"
-#include "cuda/sm90/output.cuh"
+#include "cuda/sm90/shared.cuh"
 
 // A grouped GEMM kernel of Hopper, put together from the parts that a struct `Kernel` names:
 //
@@ -15,7 +13,8 @@
 //              Where rows are gathered, begin() and gather() by whole warps; Memory is their room
 //              in shared memory.
 //   Multiply   kRegisters; Multiply(params): multiply(stages, tile, ...), accumulators(col); if it
-//              reads ahead, look_ahead(next tile, ...)                            multiply.cuh
+//              reads ahead, look_ahead(next tile, ...); if it has a Memory, which is its room in
+//              shared memory, begin(memory) and Multiply(params, memory)          multiply.cuh
 //   Store      kShape; Store(params, tile): parts(), write() by the consumers; open(), load() and
 //              store() by the store warps; finish(params) behind the last tile    output.cuh
 //              What leaves beside the next tile's products has Held instead, see
@@ -36,71 +35,11 @@
 //
 //   barrier             arrivals    who arrives                    who waits    guards
 //   stage_full[s]       kArrivals   load warps, and the bytes      consumers    stage s is loaded
-//   stage_empty[s]      16          consumers' warps, of both      load warps   s may be rewritten
+//   stage_empty[s]      all         consumers' warps, of both      load warps   s may be rewritten
 //   output_empty[c][b]  1           store warp, and the bytes      consumer c   b may be written
 //   output_full[.][b]   4           warps of a consumer            store warp   b holds a part
 //   tiles: see gemm/scheduler.h
 namespace cadre::cuda::sm90 {
-
-template <class Load>
-constexpr bool kGathers = requires {
-  typename Load::Memory;
-};
-template <class Load>
-struct LoadMemory {};
-template <class Load>
-requires kGathers<Load>
-struct LoadMemory<Load> : Load::Memory {
-};
-
-template <class Store>
-constexpr bool kScatters = requires(Store& store) {
-  store.find_rows(0);
-};
-
-template <class Kernel>
-struct alignas(1024) Shared {
-  static constexpr Tile kTile = Kernel::kTile;
-  static constexpr OutputShape kShape = Kernel::Store::kShape;
-
-  Stages<kTile> stages;
-  uint8_t output[kShape.rings()][kShape.buffers][kShape.part_bytes()];
-  Barrier stage_full[kTile.stages], stage_empty[kTile.stages];
-  Barrier output_empty[kConsumers][kShape.buffers], output_full[kShape.rings()][kShape.buffers];
-  gemm::TileRing<kTile.records, kCluster> tiles;
-  [[no_unique_address]] StageScales<kTile> scales;
-  [[no_unique_address]] typename Kernel::Store::Memory of_store;
-  [[no_unique_address]] LoadMemory<typename Kernel::Load> of_load;
-
-  __device__ StageRing<kTile> stage_ring() { return {stages, stage_full, stage_empty, scales}; }
-  __device__ OutputRing<kShape> output_ring(int ring) { return {output[ring], output_full[ring]}; }
-};
-
-template <class Kernel>
-constexpr gemm::Roles kRoles = {.consumers = kConsumers,
-                                .load_warps = Kernel::Load::kWarps,
-                                .store_warps = Kernel::Store::kShape.store_warps(),
-                                .consumer_registers = Kernel::Multiply::kRegisters,
-                                .producer_registers = Kernel::kTile.producer_registers(),
-                                .blocks = Kernel::kTile.blocks,
-                                .store_lanes = kScatters<typename Kernel::Store> ? kWarp : 1};
-
-template <class Kernel>
-__device__ inline void init_barriers(Shared<Kernel>& shared) {
-  constexpr int kWarpsOfConsumer = kWarpgroup / kWarp;
-  if (threadIdx.x == 0) {
-    for (Barrier& full : shared.stage_full) init(full, Kernel::Load::kArrivals);
-    for (Barrier& empty : shared.stage_empty) init(empty, kCluster * kConsumers * kWarpsOfConsumer);
-    for (auto& ring : shared.output_empty)
-      for (Barrier& empty : ring) init(empty, 1);
-    for (auto& ring : shared.output_full)
-      for (Barrier& full : ring) init(full, kWarpsOfConsumer);
-    shared.tiles.init_barriers(kRoles<Kernel>.readers());
-    fence_mbarrier_init();
-  }
-  __syncthreads();
-  cluster_sync();
-}
 
 /// The schedule warp. One lane takes numbers and publishes tiles; it finds them alone, or all do.
 template <class Kernel>
@@ -187,12 +126,20 @@ __device__ inline void gather_tiles(Shared<Kernel>& shared, const auto& params) 
   }
 }
 
+template <class Multiply>
+__device__ __forceinline__ Multiply multiply_of(const auto& params, const auto& memory) {
+  if constexpr (kHasMemory<Multiply>)
+    return Multiply(params, memory);
+  else
+    return Multiply(params);
+}
+
 /// A consumer: products of every tile, then the parts of its output.
 template <class Kernel>
 __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto& params,
                                               int consumer) {
   constexpr OutputShape kShape = Kernel::Store::kShape;
-  typename Kernel::Multiply products(params);
+  auto products = multiply_of<typename Kernel::Multiply>(params, shared.of_multiply);
   StageRing<Kernel::kTile> ring = shared.stage_ring();
   OutputRing<kShape> out = shared.output_ring(consumer % kShape.rings());
   gemm::TileReader tiles(shared.tiles);
@@ -214,8 +161,11 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
     }
     const typename Kernel::Store store(params, tile);
     const int parts = store.parts().count;
-    const int others = kShape.one_ring && has_rows(tile, 1 - consumer) ? parts : 0;
-    if (consumer != 0) out.pass(others);
+    const auto pass = [&](int first, int end) {
+      for (int other = first; kShape.one_ring && other < end && has_rows(tile, other); ++other)
+        out.pass(parts);
+    };
+    pass(0, consumer);
     if (is_mine)
       write_parts<kShape, Kernel::kTile.cols>(
           out, shared.output_empty[consumer], parts, [&](int part, uint32_t to) {
@@ -224,7 +174,7 @@ __device__ __forceinline__ void consume_tiles(Shared<Kernel>& shared, const auto
                          tile.begin + col},
                         to);
           });
-    if (consumer == 0) out.pass(others);
+    pass(consumer + 1, Kernel::kTile.consumers);
   }
   Kernel::Store::finish(params);
 }
@@ -284,14 +234,28 @@ __device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, i
     typename Kernel::Store store(params, tile);
     store.open();
     const Parts parts = store.parts();
-    for (int consumer = ring; consumer < kConsumers && has_rows(tile, consumer);
-         consumer += kShape.rings()) {
-      const int row = tile.row + kConsumerRows * consumer;
-      store_parts<kShape>(
-          out, shared.output_empty[consumer], parts,
-          [&](int part, uint8_t* to, Barrier& loaded) { store.load(row, part, to, loaded); },
-          [&](int part, const uint8_t* from) { store.store(row, part, from); });
-    }
+    int count = 0;  // of the consumers that take turns with the ring
+    for (int consumer = ring; consumer < Kernel::kTile.consumers && has_rows(tile, consumer);
+         consumer += kShape.rings())
+      count += parts.count;
+    const auto consumer_of = [&](int number) {
+      return kShape.one_ring ? number / parts.count : ring;
+    };
+    const auto part_of = [&](int number) {
+      return kShape.one_ring ? number % parts.count : number;
+    };
+    const auto row_of = [&](int number) { return tile.row + kConsumerRows * consumer_of(number); };
+    store_parts<kShape>(
+        out, count,
+        [&](int number, int buffer) {
+          Barrier& empty = shared.output_empty[consumer_of(number)][buffer];
+          if (part_of(number) >= parts.loaded) return arrive(empty);
+          arrive_expect_tx(empty, kShape.part_bytes());
+          store.load(row_of(number), part_of(number), out.buffers[buffer], empty);
+        },
+        [&](int number, const uint8_t* from) {
+          store.store(row_of(number), part_of(number), from);
+        });
   }
   tma_wait();
 }
@@ -343,18 +307,18 @@ __device__ inline void scatter_tiles(Shared<Kernel>& shared, const auto& params,
 }
 
 template <class Kernel>
-__global__ void __cluster_dims__(kCluster)
-    __launch_bounds__(kRoles<Kernel>.threads(), Kernel::kTile.blocks)
-        gemm_kernel(const __grid_constant__ typename Kernel::Params params) {
+__global__ void __cluster_dims__(kCluster) __launch_bounds__(kRoles<Kernel>.threads(), 1)
+    gemm_kernel(const __grid_constant__ typename Kernel::Params params) {
   constexpr gemm::Roles kRole = kRoles<Kernel>;
   static_assert(kRole.fits());
   auto& shared = *reinterpret_cast<Shared<Kernel>*>(dynamic_shared());
+  if constexpr (kHasMemory<typename Kernel::Multiply>) Kernel::Multiply::begin(shared.of_multiply);
   init_barriers(shared);
   wait_for_predecessors();
   const int warpgroup = gemm::uniform(int(threadIdx.x) / kWarpgroup);
-  if (warpgroup >= kConsumers) {
+  if (warpgroup >= kRole.consumers) {
     setmaxnreg_dec<kRole.producer_registers>();
-    const int warp = int(threadIdx.x) / kWarp - kConsumers * kWarpgroup / kWarp;
+    const int warp = int(threadIdx.x) / kWarp - kRole.consumers * kWarpgroup / kWarp;
     const int ring = warp - kRole.first_store_warp();
     if (warp < kRole.load_warps) {
       if constexpr (kGathers<typename Kernel::Load>)
@@ -386,7 +350,7 @@ __global__ void __cluster_dims__(kCluster)
 template <class Kernel>
 void launch_kernel(const typename Kernel::Params& params, int blocks, cudaStream_t stream) {
   constexpr int kSharedBytes = int(sizeof(Shared<Kernel>));
-  static_assert((kSharedBytes + kSharedBytesOfBlock) * Kernel::kTile.blocks <= kMostSharedBytes);
+  static_assert(kSharedBytes + kSharedBytesOfBlock <= kMostSharedBytes);
   cuda::launch(&gemm_kernel<Kernel>,
                {.blocks = unsigned(blocks),
                 .threads = kRoles<Kernel>.threads(),

@@ -6,18 +6,27 @@
 namespace cadre::cuda::sm90 {
 
 /// Products of packed codes and bf16 rows in one set of accumulators, in the order of Multiply16. A
-/// stage is one part of 64 codes of each row or several. A consumer decodes half a part into
-/// registers, wgmma's first operand, while its products of the half before run; where an SM has two
-/// blocks, while the other one's do.
-template <Tile kTile, class Format, bool kSplit>
+/// stage is one part of 64 codes of each row or several. A consumer decodes a set of codes into
+/// registers, wgmma's first operand: half a part, while its products of the half before run; or,
+/// where consumers are many, a whole part, while theirs do. The next set is loaded meanwhile.
+template <Tile kTile, class Format, ColumnOrder kOrder>
 class MultiplyPacked {
+  using Codes = PackedCodes<kTile.a.dtype, kOrder>;
+
  public:
   static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major &&
                 kTile.depth % kPackedDepth == 0);
   static constexpr int kRegisters = kTile.consumer_registers();  ///< of a thread
 
-  __device__ explicit MultiplyPacked(const PackedRowsParams& params) : params_(params) {}
+  using Memory = typename Codes::Table;
+  __device__ static void begin(Memory& table) { table.fill(); }
+  __device__ MultiplyPacked(const PackedRowsParams& params, const Memory& table)
+      : table_(table), factors_(params.w_scales) {}
 
+  /// The tile that comes next: its scales.
+  __device__ void look_ahead(const TileRecord& next, int consumer) {
+    if (!next.is_last()) factors_.begin(next, consumer);
+  }
   __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
                                            int consumer, auto&& meanwhile, auto&& beside) {
     with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
@@ -29,94 +38,117 @@ class MultiplyPacked {
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
 
  private:
-  static constexpr int kSets = kTile.blocks == 1 ? 2 : 1;    // of codes, in registers
-  static constexpr int kHalves = 3 - kSets;                  // of a part, in a set
-  static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
-  static constexpr int kSteps = kPackedDepth / 16 / 2;       // of half a part
-  static constexpr int kWords = 4 * kSteps;                  // of their first operand
-  static constexpr int kSize = kHalves * kWords;             // of a set
+  static constexpr bool kWhole = kTile.consumers != kConsumers;  // parts in a set
+  static constexpr int kSets = kWhole ? 1 : 2;                   // in registers
+  static constexpr int kHalves = kWhole ? 2 : 1;                 // of a part, in a set
+  static constexpr int kParts = kTile.depth / kPackedDepth;      // of a stage
+  static constexpr int kOfPart = 2 / kHalves;                    // sets
+  static constexpr int kSteps = kPackedDepth / 16 / 2;           // of half a part
+  static constexpr int kWords = 4 * kSteps;                      // of their first operand
+  static constexpr int kSize = kHalves * kWords;                 // of a set
+  static constexpr int kLoaded = kHalves * Codes::kWords;        // of its codes
   static constexpr int kRowBytes = kTile.consumer_bytes() / kConsumerRows;  // of codes
-  using Codes = PackedCodes<kTile.a.dtype, kSplit>;
-  using Factors = PackedFactors<Format>;
+  // Products under way where a loop may end would make the compiler serialise all of them.
+  static_assert(kParts == 1 || kSets == 1);
+  using Factors = PackedFactors<Format, kParts, !std::is_empty_v<Memory>>;
 
   template <int kWidth>
   __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
                                                  int consumer, auto&& meanwhile, auto&& beside) {
-    Factors factors(params_.w_scales, tile, consumer);
-    uint32_t codes[kSets][kSize];
-    int before = 0;
-    for (int depth = 0; depth < tile.depth; depth += kTile.depth, ring.at.next()) {
+    constexpr int kSetsOfStage = kParts * kOfPart;
+    uint32_t codes[kSets][kSize], loaded[kLoaded];
+    const auto begin_stage = [&](int depth) __attribute__((always_inline)) {
       ring.wait_full();
+      load(ring.stage(), 0, consumer, loaded);
+      factors_.next_part(depth / kPackedDepth, 0);
+    };
+    begin_stage(0);
+    int before = 0;
+    for (int depth = 0; depth < tile.depth; depth += kTile.depth) {
       const Stage stage = ring.stage();
 #pragma unroll
-      for (int part = 0; part < kParts; ++part) {
-        if (part != 0 && depth + part * kPackedDepth >= tile.depth) break;
-        const bool adds = part != 0 || depth != 0;
-        factors.next_part(depth / kPackedDepth + part);
-        decode<0>(stage, part, consumer, factors, codes[0]);
-        multiply_set<kWidth, 0>(stage, part, codes, adds);
-        if (part == 0 && adds) ring.release(before);
-        if constexpr (kHalves == 1) {
-          decode<1>(stage, part, consumer, factors, codes[kSets - 1]);
-          multiply_set<kWidth, 1>(stage, part, codes, true);
-        }
+      for (int set = 0; set < kSetsOfStage; ++set) {
+        const int part = set / kOfPart;
+        if (set % kOfPart == 0 && part != 0 && depth + part * kPackedDepth >= tile.depth) break;
+        decode(
+            set % kOfPart, loaded, codes[set % kSets], [&]() __attribute__((always_inline)) {
+              if (set + 1 == kSetsOfStage) return;
+              load(stage, set + 1, consumer, loaded);
+              if ((set + 1) % kOfPart == 0)
+                factors_.next_part(depth / kPackedDepth, (set + 1) / kOfPart);
+            });
+        multiply_set<kWidth>(stage, set, codes, set != 0 || depth != 0);
+        if (set == 0 && depth != 0) ring.release(before);
       }
       before = ring.at.at;
+      ring.at.next();
       beside();
+      if (depth + kTile.depth < tile.depth) begin_stage(depth + kTile.depth);
     }
     meanwhile();
     wgmma_wait<0>();
     pin<kWidth / 2>(accumulators_);
-    pin<kSize>(codes[kSets - 1]);
+#pragma unroll
+    for (auto& set : codes) pin<kSize>(set);
     ring.release(before);
   }
 
-  /// Starts the products of a set, from that half of the part on, and waits until one is free.
-  template <int kWidth, int kHalf>
-  __device__ __forceinline__ void multiply_set(const Stage& stage, int part,
+  /// Starts the products of a set of the stage, and waits until one is free.
+  template <int kWidth>
+  __device__ __forceinline__ void multiply_set(const Stage& stage, int set,
                                                uint32_t (&codes)[kSets][kSize], bool adds) {
-    uint32_t(&a)[kSize] = codes[kHalf % kSets];
-    const uint64_t b = matrix_descriptor<true>(stage.b + part * kTile.atom_bytes(), 0);
+    uint32_t(&a)[kSize] = codes[set % kSets];
+    const uint64_t b = matrix_descriptor<true>(stage.b + set / kOfPart * kTile.atom_bytes(), 0);
     pin<kWidth / 2>(accumulators_);
     pin<kSize>(a);
     wgmma_fence();
 #pragma unroll
     for (int k = 0; k < kSize / 4; ++k)
-      WgmmaOfRegisters<kWidth>::multiply_add(accumulators_, a + 4 * k,
-                                             b + (kHalf * kSteps + k) * kDescriptorStep<true>,
-                                             adds || k != 0);
+      WgmmaOfRegisters<kWidth>::multiply_add(
+          accumulators_, a + 4 * k, b + (set % kOfPart * kSteps + k) * kDescriptorStep<true>,
+          adds || k != 0);
     wgmma_commit();
     pin<kWidth / 2>(accumulators_);
     wgmma_wait<kSets - 1>();
-    pin<kSize>(codes[(kHalf + 1) % kSets]);
+    pin<kSize>(codes[(set + 1) % kSets]);
   }
 
-  /// A set: the codes of the consumer's 64 rows of a part from that half on.
-  template <int kHalf>
-  __device__ static void decode(const Stage& stage, int part, int consumer, const Factors& all,
-                                uint32_t (&to)[kSize]) {
+  /// The codes of a set: of the consumer's 64 rows.
+  __device__ static void load(const Stage& stage, int set, int consumer,
+                              uint32_t (&loaded)[kLoaded]) {
     const uint8_t* rows = stage.a + consumer * kTile.consumer_bytes();
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i)
+      Codes::template load<kRowBytes>(rows, kHalves * set + i, loaded + i * Codes::kWords);
+  }
+
+  /// Set number `half` of a part. `meanwhile()` is done before what was looked up is needed.
+  __device__ __forceinline__ void decode(int half, const uint32_t (&loaded)[kLoaded],
+                                         uint32_t (&to)[kSize], auto&& meanwhile) {
     uint32_t largest = 0;
 #pragma unroll
     for (int i = 0; i < kHalves; ++i)
-      Codes::template read<kRowBytes>(rows, 2 * part + kHalf + i, to + i * kWords, largest);
+      Codes::place(table_, loaded + i * Codes::kWords, to + i * kWords, largest);
+    uint32_t factors[2][Factors::kMany];
+    factors_.of_part(factors);
+    const bool in_two_steps = factors_.in_two_steps();
+    meanwhile();
     if (Codes::has_nan(largest)) {
       pin<kSize>(to);  // so that nothing is kept for what is rare
 #pragma unroll
       for (uint32_t& pair : to) Codes::put_nan(pair);
     }
-    if (all.in_two_steps()) {
+    if (in_two_steps) {
 #pragma unroll
       for (uint32_t& pair : to) pair = mul_bf16(pair, Codes::unit());
     }
-    uint32_t factors[2][Factors::kMany];
-    all.of_part(factors);
 #pragma unroll
     for (int i = 0; i < kSize; ++i)
-      to[i] = mul_bf16(to[i], factors[i % 2][(kHalf * kWords + i) * Factors::kMany / (2 * kWords)]);
+      to[i] = mul_bf16(to[i], factors[i % 2][(half * kWords + i) * Factors::kMany / (2 * kWords)]);
   }
 
-  const PackedRowsParams& params_;
+  const Memory& table_;
+  Factors factors_;
   float accumulators_[kTile.cols / 2] = {};
 };
 

@@ -287,32 +287,27 @@ __device__ inline void write_parts(OutputRing<kShape>& out, Barrier (&empty)[kSh
   }
 }
 
-/// The store warp's side: `load(part, to, barrier)` starts the load of the old output of a part,
-/// `store(part, from)` the store of a new one. The last ones leave, and the next tile's old ones
-/// come, while that is multiplied.
+/// The store warp's side of so many parts: `free(number, buffer)` lets the consumer of a part have
+/// a buffer, once its old output is loaded where there is one; `store(number, from)` starts the
+/// store of a new part. The last ones leave, and the next tile's old ones come, while that is
+/// multiplied.
 template <OutputShape kShape>
-__device__ inline void store_parts(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers],
-                                   const Parts& parts, auto&& load, auto&& store) {
+__device__ inline void store_parts(OutputRing<kShape>& out, int count, auto&& free, auto&& store) {
   Cursor<kShape.buffers> at = out.at;
-  const auto free_next = [&](int part) {
-    if (part >= parts.count) return;
-    if (part < parts.loaded) {
-      arrive_expect_tx(empty[at.at], kShape.part_bytes());
-      load(part, out.buffers[at.at], empty[at.at]);
-    } else {
-      arrive(empty[at.at]);
-    }
+  const auto free_next = [&](int number) {
+    if (number >= count) return;
+    free(number, at.at);
     at.next();
   };
   [&]<int... kParts>(std::integer_sequence<int, kParts...>) {
     ((tma_wait_read<kShape.buffers - 1 - kParts>(), free_next(kParts)), ...);
   }
   (std::make_integer_sequence<int, kShape.buffers>{});
-  for (int i = 0; i < parts.count; ++i, out.at.next()) {
+  for (int i = 0; i < count; ++i, out.at.next()) {
     wait_asleep(out.full[out.at.at], out.at.parity);
     store(i, out.buffers[out.at.at]);
     tma_commit();
-    if (i == 0 || i - 1 + kShape.buffers >= parts.count) continue;
+    if (i == 0 || i - 1 + kShape.buffers >= count) continue;
     tma_wait_read<1>();
     free_next(i - 1 + kShape.buffers);
   }

@@ -3,6 +3,8 @@
 #include "cuda/device/mma.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/output.cuh"
+#include "cuda/sm90/packed_rows.h"
+#include "formats/small_float.h"
 
 // From packed codes in shared memory to pairs of bf16 numbers in registers. The bits of a code are
 // put where bf16 has sign, exponent and mantissa. That is its number over a power of two, the unit,
@@ -61,26 +63,61 @@ struct CodeBits<DType::kE4m3> {
   static constexpr uint32_t kLast = 0x0010'0010u, kBehind = 0x0800'0800u;
 };
 
-/// read() puts the bits of half a part, 32 codes of each row, into the fragments of two steps of
-/// wgmma: eight registers. With kSplit the columns of x are as split_columns.h says, and what a
-/// thread has of a row and a step are four neighbouring codes: the first and the third, and the
-/// other two, are its pairs.
-template <DType kCode, bool kSplit>
+/// A table of what a byte of two e2m1 codes says: the pair of their bf16 numbers. Each lane of a
+/// warp has its own bank, so that lookups of different bytes do not wait for each other.
+struct PairTable {
+  alignas(16) uint4 pairs[256][16];  ///< for 32 lanes: 256 bytes a row, so that a byte permutation
+                                     ///< makes the address; half of them are not used
+
+  __device__ void fill() {
+    for (int i = int(threadIdx.x); i < 256 * 8; i += int(blockDim.x)) {
+      const uint32_t byte = uint32_t(i) / 8, pair = number(byte % 16) | number(byte / 16) << 16;
+      pairs[byte][i % 8] = {pair, pair, pair, pair};
+    }
+  }
+  /// `selects`: for PRMT of some bytes, and of the lane's own place: the byte, then the place.
+  __device__ uint32_t look_up(uint32_t bytes, uint32_t selects) const {
+    const uint32_t place = threadIdx.x % kWarp * 4;
+    return *reinterpret_cast<const uint32_t*>(reinterpret_cast<const uint8_t*>(pairs) +
+                                              __byte_perm(bytes, place, selects));
+  }
+  __device__ static constexpr uint32_t select(int byte) { return 0x5504 | uint32_t(byte) << 4; }
+
+ private:
+  __device__ static uint32_t number(uint32_t code) {
+    return formats::bits_of(formats::E2m1::decode(uint8_t(code))) >> 16;
+  }
+};
+struct NoTable {
+  __device__ void fill() {}
+};
+
+/// load() brings the codes of half a part, 32 of each row, and place() puts their bits into the
+/// fragments of two steps of wgmma: eight registers. Where the columns of x are in another order
+/// than codes, what a thread has of a row and a step are four neighbouring codes: the first and the
+/// third of them, and the other two, are its pairs (kSplit), or its two bytes (kPairs).
+template <DType kCode, ColumnOrder kOrder>
 struct PackedCodes;
 
 template <>
-struct PackedCodes<DType::kE2m1, false> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, ColumnOrder::kPlain> : CodeBits<DType::kE2m1> {
+  using Table = NoTable;
+  static constexpr int kWords = 8;
+
   template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& /*largest*/) {
+  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
     const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
-    const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
 #pragma unroll
     for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
-      const uint4 words = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
-      const uint32_t eights[4] = {words.x, words.y, words.z, words.w};
-#pragma unroll
-      for (int i = 0; i < 4; ++i) to[2 * i + below] = placed(__byte_perm(eights[i], 0, mine));
+      const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
+      words[4 * below] = all.x, words[4 * below + 1] = all.y;
+      words[4 * below + 2] = all.z, words[4 * below + 3] = all.w;
     }
+  }
+  __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
+    const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i % 4 * 2 + i / 4] = placed(__byte_perm(words[i], 0, mine));
   }
 
  private:
@@ -90,27 +127,34 @@ struct PackedCodes<DType::kE2m1, false> : CodeBits<DType::kE2m1> {
   }
 };
 
+/// The words with a thread's four codes of two steps and two rows.
+template <int kRowBytes>
+__device__ inline void load_fours(const uint8_t* rows, int half, uint32_t* words) {
+  const uint8_t* from =
+      rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + threadIdx.x % 4 / 2 * 4;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    words[i] = *reinterpret_cast<const uint32_t*>(from + 8 * (i % 2) * kRowBytes + 8 * (i / 2));
+}
+
 template <>
-struct PackedCodes<DType::kE2m1, true> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, ColumnOrder::kSplit> : CodeBits<DType::kE2m1> {
+  using Table = NoTable;
+  static constexpr int kWords = 4;
+
   template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& /*largest*/) {
-    const int lane = int(threadIdx.x) % 4;
-    const uint32_t mine = lane % 2 == 0 ? 0x4140 : 0x4342;  // two bytes of a word, and zeros
-    const uint8_t* from =
-        rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + lane / 2 * 4;
+  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
+    load_fours<kRowBytes>(rows, half, words);
+  }
+  __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
+    const uint32_t mine = threadIdx.x % 2 == 0 ? 0x4140 : 0x4342;  // two bytes of a word, and zeros
 #pragma unroll
-    for (int step = 0; step < 2; ++step)
-#pragma unroll
-      for (int below = 0; below < 2; ++below) {
-        const uint32_t eight =
-            *reinterpret_cast<const uint32_t*>(from + 8 * below * kRowBytes + 8 * step);
-        place(__byte_perm(eight, 0, mine), to + 4 * step + below);
-      }
+    for (int i = 0; i < 4; ++i) place_four(__byte_perm(words[i], 0, mine), to + i / 2 * 4 + i % 2);
   }
 
  private:
   /// Of two codes in each half. One product brings sign and magnitude of two codes to their places.
-  __device__ static void place(uint32_t four, uint32_t* to) {
+  __device__ static void place_four(uint32_t four, uint32_t* to) {
     constexpr uint32_t kPlaces = 0x81c0'81c0u;
     const uint32_t odd = four & 0x00f0'00f0u, even = subtract(four, odd);
     to[0] = even * 0x1040u & kPlaces;
@@ -118,43 +162,76 @@ struct PackedCodes<DType::kE2m1, true> : CodeBits<DType::kE2m1> {
   }
 };
 
+/// Numbers, and not over the unit.
 template <>
-struct PackedCodes<DType::kE4m3, false> : CodeBits<DType::kE4m3> {
+struct PackedCodes<DType::kE2m1, ColumnOrder::kPairs> : CodeBits<DType::kE2m1> {
+  using Table = PairTable;
+  static constexpr int kWords = 4;
+
   template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& largest) {
-    const uint32_t lane = threadIdx.x % 4;
-    const uint32_t mine =
-        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
+  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
+    load_fours<kRowBytes>(rows, half, words);
+  }
+  __device__ static void place(const PairTable& table, const uint32_t* words, uint32_t* to,
+                               uint32_t&) {
+    const uint32_t first = PairTable::select(threadIdx.x % 2 * 2);
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      to[i] = table.look_up(words[i / 4 * 2 + i % 2], first + i / 2 % 2 * 0x10);
+  }
+};
+
+template <>
+struct PackedCodes<DType::kE4m3, ColumnOrder::kPlain> : CodeBits<DType::kE4m3> {
+  using Table = NoTable;
+  static constexpr int kWords = 16;
+
+  template <int kRowBytes>
+  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {  // steps, and rows eight apart
       const uint8_t* from =
           rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, 2 * half + i / 2);
-      const uint4 words = *reinterpret_cast<const uint4*>(from + 8 * (i % 2) * kRowBytes);
+      const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * (i % 2) * kRowBytes);
+      words[4 * i] = all.x, words[4 * i + 1] = all.y;
+      words[4 * i + 2] = all.z, words[4 * i + 3] = all.w;
+    }
+  }
+  __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to,
+                               uint32_t& largest) {
+    const uint32_t lane = threadIdx.x % 4;
+    const uint32_t mine =
+        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
       uint32_t* at = to + 4 * (i / 2) + i % 2;
-      at[0] = placed(__byte_perm(words.x, words.y, mine));
-      at[2] = placed(__byte_perm(words.z, words.w, mine));
+      at[0] = placed(__byte_perm(words[4 * i], words[4 * i + 1], mine));
+      at[2] = placed(__byte_perm(words[4 * i + 2], words[4 * i + 3], mine));
       note(at[0], largest), note(at[2], largest);
     }
   }
 };
 
 template <>
-struct PackedCodes<DType::kE4m3, true> : CodeBits<DType::kE4m3> {
-  template <int kRowBytes>
-  __device__ static void read(const uint8_t* rows, int half, uint32_t* to, uint32_t& largest) {
-    const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-    const Matrices words = ldmatrix(shared_address(
-        rows + swizzled_rows<kRowBytes>(warp * 16 + lane % 16, 2 * half + lane / 16)));
-    place(words.a, to, largest);
-    place(words.b, to + 1, largest);
-    place(words.c, to + 4, largest);
-    place(words.d, to + 5, largest);
-  }
+struct PackedCodes<DType::kE4m3, ColumnOrder::kSplit> : CodeBits<DType::kE4m3> {
+  using Table = NoTable;
+  static constexpr int kWords = 4;
 
- private:
-  __device__ static void place(uint32_t four, uint32_t* to, uint32_t& largest) {
-    to[0] = placed(four << 8), to[2] = placed(four);
-    note(to[0], largest), note(to[2], largest);
+  template <int kRowBytes>
+  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
+    const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
+    const Matrices all = ldmatrix(shared_address(
+        rows + swizzled_rows<kRowBytes>(warp * 16 + lane % 16, 2 * half + lane / 16)));
+    words[0] = all.a, words[1] = all.b, words[2] = all.c, words[3] = all.d;
+  }
+  __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to,
+                               uint32_t& largest) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t* at = to + 4 * (i / 2) + i % 2;
+      at[0] = placed(words[i] << 8), at[2] = placed(words[i]);
+      note(at[0], largest), note(at[2], largest);
+    }
   }
 };
 

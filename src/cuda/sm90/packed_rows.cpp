@@ -19,19 +19,26 @@ constexpr Instance instance() {
   return {kKind, launch_packed_rows<kKind>};
 }
 
+template <FormatKind kWeights, PackedWidth kWidth>
+constexpr Instance narrow() {
+  return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth}>();
+}
+
 constexpr Instance kInstances[] = {
-    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16}>(),
     instance<PackedRowsKind{.weights = FormatKind::kMxfp4, .split = true}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32, false}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32}>(),
+    narrow<FormatKind::kMxfp4, PackedWidth::kNarrow>(),
+    narrow<FormatKind::kMxfp4, PackedWidth::kNarrowest>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16}>(),
     instance<PackedRowsKind{.weights = FormatKind::kMxfp8, .split = true}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16, true}>(),
-    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(),
-    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, false}>(),
+    instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32}>(),
+    narrow<FormatKind::kMxfp8, PackedWidth::kNarrow>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(),
     instance<PackedRowsKind{.weights = FormatKind::kNvfp4, .split = true}>(),
-    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16, true}>(),
-    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32, false}>(),
+    instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32}>(),
+    narrow<FormatKind::kNvfp4, PackedWidth::kNarrow>(),
+    narrow<FormatKind::kNvfp4, PackedWidth::kNarrowest>(),
 };
 
 /// Null if none was built.
@@ -48,22 +55,43 @@ bool is_packed(const Format& format) {
 PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
   const TensorView& v = w.scales;
   const auto step = [&](size_t d) { return bytes_for(v.dtype, v.stride[d]); };
+  // Of discrete ones the host does not know where they begin.
+  const bool known = w.discrete_scales == nullptr && v.stride[2] == 1;
+  const auto all = reinterpret_cast<uintptr_t>(v.data) | uintptr_t(step(0)) | uintptr_t(step(1)) |
+                   uintptr_t(v.shape[2]) | 4;
   return {.data = v.data,
           .discrete = w.discrete_scales,
           .step = step(0),
           .row_step = step(1),
           .col_step = step(2),
           .rows = p.rhs.square ? info(p.rhs.kind).block : 1,
-          .cols = int(v.shape[2])};
+          .cols = int(v.shape[2]),
+          .together = known ? int(all & (~all + 1)) : 1};
+}
+
+PackedWidth width_of(const GroupedGemmProblem& p) {
+  if (p.out == DType::kF32 || p.rows > kRowsOfNarrow * p.experts) return PackedWidth::kWide;
+  const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
+  return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
 }
 
 PackedRowsKind kind_of(const GroupedGemmProblem& p) {
-  if (p.out == DType::kF32) return {p.rhs.kind, p.out};
-  const bool few = are_few_rows(p.rows, p.experts);
-  return {p.rhs.kind, p.out, few, few || p.n >= kSplitCols};
+  const PackedWidth width = width_of(p);
+  const bool narrow = width != PackedWidth::kWide;
+  return {p.rhs.kind, p.out, width, narrow || (p.out != DType::kF32 && p.n >= kSplitCols)};
 }
 
-/// x with its columns split, in the workspace.
+/// Of w in one load.
+struct PackedBox {
+  int rows, columns;
+};
+PackedBox box_of(PackedWidth width) {
+  if (width == PackedWidth::kWide) return {kWeightRows, kDepthOfPacked};
+  return {kConsumersOfNarrow * kConsumerRows,
+          width == PackedWidth::kNarrow ? kDepthOfNarrow : kDepthOfNarrowest};
+}
+
+/// x with its columns in the instance's order, in the workspace.
 TensorView split_x(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                    unsigned long long* taken, cudaStream_t stream) {
   const GroupedGemmProblem& p = plan.problem;
@@ -71,7 +99,8 @@ TensorView split_x(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Wor
   void* copy = behind_maps(plan, workspace);
   const int64_t step = bytes_for(x.dtype, x.stride[0]);
   const int64_t blocks = p.unit_budget == 0 ? kSplitBlocks : 1;
-  split_columns({x.data, step, copy, args.offsets.data, p.experts, p.rows, int(p.k)},
+  const ColumnOrder order = column_order(p.rhs.element, width_of(p), true);
+  split_columns({x.data, step, copy, args.offsets.data, p.experts, p.rows, int(p.k), order},
                 blocks * blocks_of(plan), taken, stream);
   return view(copy, x.dtype, {p.rows, p.k});
 }
@@ -110,22 +139,21 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
   const PackedRowsKind kind = kind_of(p);
+  const PackedBox box = box_of(kind.width);
   const Prepared experts = prepare({.view = args.rhs.codes,
                                     .pointers = args.rhs.discrete,
-                                    .box_rows = kWeightRows,
-                                    .box_columns = packed_depth(p.rhs.element, kind.few),
+                                    .box_rows = box.rows,
+                                    .box_columns = box.columns,
                                     .clears = !kind.split},
                                    plan, workspace, stream);
   GroupedGemmArgs split = args;
   if (kind.split) split.lhs.codes = split_x(plan, args, workspace, experts.taken, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
-  set_output(params, args, packed_part(p.out, kind.few));
+  set_output(params, args, packed_part(p.out, kind.width));
   params.w_scale = args.rhs.expert_scale;
   params.w_scales = scales_of(p, args.rhs);
-  // A budget is of SMs: blocks of a half of them could lie on all.
-  const int blocks = kind.few && p.unit_budget == 0 ? kBlocksOfFewRows : 1;
-  find(kind)(params, blocks * blocks_of(plan), stream);
+  find(kind)(params, blocks_of(plan), stream);
 }
 
 }  // namespace cadre::cuda::sm90

@@ -38,25 +38,25 @@ struct PackedFormat<FormatKind::kNvfp4> : formats::Nvfp4 {};
 template <>
 struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
 
-constexpr Tile packed_tile(DType codes, bool few) {
-  if (few)
-    return {.cols = kColsOfFewRows,
-            .depth = packed_depth(codes, few),
-            .stages = codes == DType::kE2m1 ? kStagesOfFewNibbles : kStagesOfFewBytes,
+constexpr Tile packed_tile(DType codes, PackedWidth width) {
+  Tile tile{.cols = kColsOfPacked,
+            .col_step = kPackedColStep,
+            .depth = kDepthOfPacked,
+            .stages = kStagesOfPacked,
             .a = {codes, true},
-            .b = {DType::kBf16, true},
-            .blocks = kBlocksOfFewRows};
-  return {.cols = kColsOfPacked,
-          .col_step = kPackedColStep,
-          .depth = packed_depth(codes, few),
-          .stages = kStagesOfPacked,
-          .a = {codes, true},
-          .b = {DType::kBf16, true}};
+            .b = {DType::kBf16, true}};
+  if (width == PackedWidth::kWide) return tile;
+  tile.col_step = 16, tile.consumers = kConsumersOfNarrow;
+  const bool narrowest = width == PackedWidth::kNarrowest;
+  tile.cols = narrowest ? kColsOfNarrowest : kColsOfNarrow;
+  tile.depth = narrowest ? kDepthOfNarrowest : kDepthOfNarrow;
+  tile.stages = narrowest ? kStagesOfNarrowest : kStagesOfNarrow;
+  return tile;
 }
 
-constexpr OutputShape packed_output(DType out, bool few) {
+constexpr OutputShape packed_output(DType out, PackedWidth width) {
   OutputShape shape = output_of_rows(out);
-  if (few) shape.part_cols = packed_part(out, few);
+  shape.part_cols = packed_part(out, width);
   return shape;
 }
 
@@ -64,12 +64,13 @@ constexpr OutputShape packed_output(DType out, bool few) {
 template <PackedRowsKind kKind>
 struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
-  static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.few);
+  static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
   using Params = PackedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;
-  using Multiply = MultiplyPacked<kTile, Format, kKind.split>;
-  using Store = RaggedRowsStore<packed_output(kKind.out, kKind.few)>;
+  static constexpr ColumnOrder kOrder = column_order(kTile.a.dtype, kKind.width, kKind.split);
+  using Multiply = MultiplyPacked<kTile, Format, kOrder>;
+  using Store = RaggedRowsStore<packed_output(kKind.out, kKind.width)>;
 };
 
 template <PackedRowsKind kKind>

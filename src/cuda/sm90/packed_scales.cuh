@@ -1,5 +1,7 @@
 #pragma once
-#include "cuda/device/copy.h"
+#include <algorithm>
+#include <type_traits>
+
 #include "cuda/device/matrices.h"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/packed_codes.cuh"
@@ -25,11 +27,10 @@ struct ScalePairs<formats::E8m0, kUnitExponent> {
     constexpr uint32_t kUnit = kUnitExponent << 7;
     return (both << 7) + (kUnit | kUnit << 16);
   }
+  /// The exponent goes to its place; 0 is the subnormal half of the least power, 255 a NaN.
   __device__ static uint32_t alone(uint32_t both) {
-    const auto number = [](uint32_t code) {
-      return formats::bits_of(formats::E8m0::decode(uint8_t(code))) >> 16;
-    };
-    return number(both & 0xff) | number(both >> 16) << 16;
+    const uint32_t inner = ((both + 0x0001'0001u) & 0x00fe'00feu) + 0x00fe'00feu;
+    return (both << 7) | (~inner & 0x0100'0100u) >> 2;
   }
 };
 
@@ -52,48 +53,51 @@ struct ScalePairs<formats::E4m3, kUnitExponent> {
 };
 
 /// The scales of the two rows of w that a thread decodes. In rounds of some parts of 64 codes four
-/// lanes read two of each row each, a round before they are needed, and show them to each other.
-template <class Format>
+/// lanes read some of each row each, a round before they are needed, and show them to each other.
+/// A round is a stage, or parts of several where a stage has one.
+template <class Format, int kParts, bool kExact>
 class PackedFactors {
  public:
   static constexpr int kBlock = Format::kInfo.block;
-  static constexpr int kMany = kBlock < kPackedDepth ? kPackedDepth / kBlock : 1;  ///< of a part
+  static constexpr int kMany = kPackedDepth / kBlock;  ///< of a row of a part
+  static_assert(kMany == 2 || kMany == 4);
 
-  __device__ PackedFactors(const PackedScales& scales, const TileRecord& tile, int consumer)
-      : col_step_(int(scales.col_step)),
-        next_(int(threadIdx.x) % 4 * kOfLane),
-        last_(scales.cols - 1) {
-    const char* of_expert = scales.discrete != nullptr
-                                ? static_cast<const char*>(scales.discrete[tile.expert])
-                                : static_cast<const char*>(scales.data) + tile.expert * scales.step;
+  __device__ explicit PackedFactors(const PackedScales& scales) : scales_(scales) {}
+
+  /// Starts to read those of a consumer's rows of a tile.
+  __device__ void begin(const TileRecord& tile, int consumer) {
+    expert_ = scales_.discrete != nullptr
+                  ? static_cast<const char*>(scales_.discrete[tile.expert])
+                  : static_cast<const char*>(scales_.data) + tile.expert * scales_.step;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] =
-          in_registers(of_expert + (row < last ? row : last) / scales.rows * scales.row_step);
+      rows_[i] = uint32_t((row < last ? row : last) / scales_.rows * scales_.row_step);
     }
+    next_ = int(threadIdx.x) % 4 * kOfLane;
     read();
   }
 
-  /// Before a part is decoded, by a whole warp.
-  __device__ void next_part(int part) {
-    if (part % kRound == 0) {
+  /// Before that part is decoded, by a whole warp: part of a stage that begins with part `first`.
+  __device__ void next_part(int first, int part) {
+    const int of_round = (kRound == kParts ? part : first + part) % kRound;
+    if (part == 0 && of_round == 0) {
       take();
       read();
     }
-    const int lane = int(threadIdx.x) % kWarp / 4 * 4 + part % kRound * kLanes;
+    const int lane = int(threadIdx.x) % kWarp / 4 * 4 + of_round * kMany / kOfLane;
 #pragma unroll
-    for (int i = 0; i < 2 * kLanes; ++i)
-      shown_[i / kLanes][i % kLanes] =
-          __shfl_sync(0xffffffff, mine_[i / kLanes], lane + i % kLanes);
+    for (int i = 0; i < 2 * kShown; ++i)
+      shown_[i / kShown][i % kShown] = __shfl_sync(
+          0xffffffff, mine_[i / kShown][i % kShown % kWords], lane + i % kShown / kWords);
   }
   /// Of this part, of both rows: times the unit, unless that is no number for one of the warp's.
   __device__ void of_part(uint32_t (&factors)[2][kMany]) const {
 #pragma unroll
     for (int i = 0; i < 2 * kMany; ++i) {
-      const uint32_t both = shown_[i / kMany][i % kMany / kOfLane];
-      factors[i / kMany][i % kMany] = __byte_perm(both, 0, i % kOfLane == 0 ? 0x1010 : 0x3232);
+      const uint32_t shown = shown_[i / kMany][i % kMany / 2];
+      factors[i / kMany][i % kMany] = __byte_perm(shown, 0, i % 2 == 0 ? 0x1010 : 0x3232);
     }
   }
   /// Whether codes take the unit and then the factor.
@@ -102,39 +106,68 @@ class PackedFactors {
  private:
   using Scale = typename Format::Scale;
   using Pairs = ScalePairs<Scale, CodeBits<Format::kInfo.element>::kUnitExponent>;
-  static constexpr int kOfLane = kMany < 2 ? 1 : 2, kLanes = kMany / kOfLane;
-  static constexpr int kRound = 4 / kLanes;  ///< parts
+  static constexpr int kOfLane = std::max(2, kParts* kMany / 4);  ///< of a row, in a round
+  static constexpr int kRound = 4 * kOfLane / kMany;              ///< parts
+  static constexpr int kWords = kOfLane / 2;                      ///< of factors of a lane
+  static constexpr int kShown = kMany / 2;                        ///< of a row of a part
+  static_assert(kOfLane <= 4 && kRound % kParts == 0);
 
-  /// This lane's scales of the next round. Behind a row's last one is that again: there, codes are
-  /// zero.
+  /// This lane's scales of the next round. Behind a row's last ones are those again: there, codes
+  /// are zero.
   __device__ void read() {
-#pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
-      const int at = (next_ + i < last_ ? next_ + i : last_) * col_step_;
+    using Word = std::conditional_t<kOfLane == 4, uint32_t, uint16_t>;
+    if (scales_.col_step == 1 && scales_.together >= kOfLane) {
+      const int last = scales_.cols - kOfLane;
+      const int at = next_ < last ? next_ : last;
 #pragma unroll
       for (int row = 0; row < 2; ++row)
-        read_[row][i] = *reinterpret_cast<const typename Scale::Code*>(rows_[row] + at);
+        read_[row] = *reinterpret_cast<const Word*>(expert_ + (rows_[row] + at));
+    } else {
+      read_[0] = read_apart(0);
+      read_[1] = read_apart(1);
     }
     next_ += 4 * kOfLane;
   }
+  __device__ uint32_t read_apart(int row) const {
+    const int last = scales_.cols - 1;
+    uint32_t all = 0;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const int at = next_ + i < last ? next_ + i : last;
+      const char* from = expert_ + rows_[row] + int64_t(at) * scales_.col_step;
+      all |= uint32_t(*reinterpret_cast<const uint8_t*>(from)) << 8 * i;
+    }
+    return all;
+  }
   __device__ void take() {
-    uint32_t both[2];
+    uint32_t both[2][kWords];
 #pragma unroll
-    for (int row = 0; row < 2; ++row) both[row] = read_[row][0] | read_[row][kOfLane - 1] << 16;
-    in_two_steps_ = __any_sync(0xffffffff, !Pairs::take_unit(both[0], both[1])) != 0;
+    for (int row = 0; row < 2; ++row) {
+      both[row][0] = __byte_perm(read_[row], 0, 0x4140);
+      if (kWords == 2) both[row][kWords - 1] = __byte_perm(read_[row], 0, 0x4342);
+    }
+    if constexpr (!kExact) {
+      bool fits = true;
 #pragma unroll
-    for (int row = 0; row < 2; ++row) mine_[row] = Pairs::with_unit(both[row]);
-    if (!in_two_steps_) return;
+      for (int i = 0; i < kWords; ++i) fits = fits && Pairs::take_unit(both[0][i], both[1][i]);
+      in_two_steps_ = __any_sync(0xffffffff, !fits) != 0;
+    }
 #pragma unroll
-    for (int row = 0; row < 2; ++row) mine_[row] = Pairs::alone(both[row]);
+    for (int i = 0; i < 2 * kWords; ++i)
+      mine_[i / kWords][i % kWords] = Pairs::with_unit(both[i / kWords][i % kWords]);
+    if (!kExact && !in_two_steps_) return;
+#pragma unroll
+    for (int i = 0; i < 2 * kWords; ++i)
+      mine_[i / kWords][i % kWords] = Pairs::alone(both[i / kWords][i % kWords]);
   }
 
-  const char* rows_[2];
-  int col_step_;                    ///< a row of them takes less than 2 GiB
-  int next_, last_;                 ///< columns of scales
-  uint32_t read_[2][kOfLane];       ///< codes of this lane for the next round
-  uint32_t mine_[2];                ///< this lane's factors for this round, as bf16
-  uint32_t shown_[2][kLanes] = {};  ///< those of this part
+  const PackedScales& scales_;
+  const char* expert_ = nullptr;
+  uint32_t rows_[2];                ///< bytes from there
+  int next_ = 0;                    ///< column of scales
+  uint32_t read_[2];                ///< codes of this lane for the next round
+  uint32_t mine_[2][kWords];        ///< this lane's factors for this round, as bf16
+  uint32_t shown_[2][kShown] = {};  ///< those of this part
   bool in_two_steps_ = false;
 };
 

@@ -29,13 +29,13 @@ class RaggedRowsSchedule {
   __device__ explicit RaggedRowsSchedule(const RaggedRowsParams& params)
       : params_(params),
         tiles_({params.offsets, params.expert_count, params.rows}, {kTile.cols, kTile.col_step},
-               (params.cols + kClusterRows - 1) / kClusterRows) {}
+               (params.cols + kTile.cluster_rows() - 1) / kTile.cluster_rows()) {}
 
   __device__ TileRecord tile(int64_t number) {
     if (!tiles_.seek(number)) return {};
     const schedule::TilePlace place = tiles_.place(params_.band);
     const schedule::ExpertRows rows = tiles_.rows(place);
-    const BlockRows mine = block_rows(int(place.across), params_.cols);
+    const BlockRows mine = block_rows<kTile.rows()>(int(place.across), params_.cols);
     return {.expert = tiles_.expert(),
             .row = mine.first,
             .row_limit = mine.limit,

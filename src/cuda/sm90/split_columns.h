@@ -9,8 +9,11 @@ namespace cadre::cuda::sm90 {
 /// products at once.
 constexpr int kSplitColumns = 16;
 
-/// Rows of 16-bit elements, and where they are copied to without gaps. Of every sixteen columns the
-/// even ones come first, then the odd ones, so that a thread of wgmma has four neighbours.
+/// Of those sixteen: as they are; the even ones, then the odd ones; or the pairs of even number,
+/// then those of odd number. So a thread of wgmma has four neighbours, as two pairs.
+enum class ColumnOrder { kPlain, kSplit, kPairs };
+
+/// Rows of 16-bit elements, and where they are copied to without gaps.
 struct SplitRows {
   const void* from;
   int64_t step;  ///< bytes, of `from`
@@ -19,6 +22,7 @@ struct SplitRows {
   int experts;
   int64_t rows;
   int cols;
+  ColumnOrder order = ColumnOrder::kSplit;
 };
 
 /// By so many blocks at most. Zeroes `taken` too, if it is there.

@@ -35,18 +35,20 @@ struct Tile {
   int records = kRecords;  ///< of the ring of tiles
   int ahead = kAhead;      ///< what is left of the contraction when the next tile is taken
   Operand a{}, b{};
-  int scales = 0;  ///< floats that come with a stage: scales of the tile's rows
-  int blocks = 1;  ///< of an SM
+  int scales = 0;              ///< floats that come with a stage: scales of the tile's rows
+  int consumers = kConsumers;  ///< warpgroups that multiply
 
   /// Of a thread of a consumer, and of the others.
   constexpr int consumer_registers() const {
-    return blocks == 1 ? kConsumerRegisters : kConsumerRegistersOfTwo;
+    return consumers == kConsumers ? kConsumerRegisters : kRegistersOfManyConsumers;
   }
   constexpr int producer_registers() const {
-    return blocks == 1 ? kProducerRegisters : kProducerRegistersOfTwo;
+    return consumers == kConsumers ? kProducerRegisters : kRegistersBesideManyConsumers;
   }
 
-  constexpr int a_bytes() const { return kConsumers * consumer_bytes(); }
+  constexpr int rows() const { return consumers * kConsumerRows; }
+  constexpr int cluster_rows() const { return kCluster * rows(); }
+  constexpr int a_bytes() const { return consumers * consumer_bytes(); }
   constexpr int b_bytes() const { return cols * depth * element_bytes(b.dtype); }
   /// One atom's width of an MN-major operand, of the whole depth of a stage.
   constexpr int panel_bytes() const { return depth * kAtomBytes; }
@@ -89,13 +91,16 @@ __device__ inline bool has_rows(const TileRecord& tile, int consumer) {
 }
 
 /// The rows of A that a block takes of a pair of tiles: half of them, and of the last pair a half
-/// of what is left, if that is one tile.
+/// of what is left, in whole consumers.
 struct BlockRows {
   int first, limit;
 };
+template <int kRows = kTileRows>
 __device__ inline BlockRows block_rows(int pair, int rows) {
-  const int begin = pair * kClusterRows;
-  const int height = rows - begin <= kCluster * kConsumerRows ? kConsumerRows : kTileRows;
+  constexpr int kUnit = kCluster * kConsumerRows;
+  const int begin = pair * kCluster * kRows;
+  const int left = (rows - begin + kUnit - 1) / kUnit * kConsumerRows;
+  const int height = left < kRows ? left : kRows;
   const int first = begin + int(cluster_ctarank()) * height;
   return {first, first + height < rows ? first + height : rows};
 }

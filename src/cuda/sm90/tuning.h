@@ -61,17 +61,24 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 constexpr int kColsOfCodes = 192, kColsOfCodesToFloats = 128;
 constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 
-/// Weights of 8- or 4-bit codes that the consumers decode. Tiles are narrower, so that there are
-/// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
-/// since with many the compiler serialises the products. Where experts have few rows, tiles are
-/// so narrow that an SM has two blocks: decoding waits for its own instructions.
-constexpr int kColsOfPacked = 192, kPackedColStep = 32;
-constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
-constexpr int kColsOfFewRows = 64, kBlocksOfFewRows = 2;
-constexpr int kDepthOfFewNibbles = 128, kStagesOfFewNibbles = 4;
-constexpr int kDepthOfFewBytes = 64, kStagesOfFewBytes = 6;
+/// Where experts have few rows: tiles of bf16 with so few columns.
+constexpr int kColsOfFewRows = 64;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
 constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows * experts; }
+
+/// Weights of 8- or 4-bit codes that the consumers decode. Tiles are narrower, so that there are
+/// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
+/// since with many the compiler serialises the products.
+constexpr int kColsOfPacked = 192, kPackedColStep = 32;
+constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
+
+/// The same for up to so many rows an expert, in the mean: decoding waits for its own instructions,
+/// so that four consumers do more than two. A narrowest tile has rows of whole lines of 128 bytes:
+/// TMA takes six cycles for a row of a box, however short.
+constexpr int64_t kRowsOfNarrow = 48, kRowsOfNarrowest = 20;
+constexpr int kConsumersOfNarrow = 4;
+constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
+constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
 
 /// x is copied with its columns split where rows are few, and for products with so many columns:
 /// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.
@@ -104,8 +111,8 @@ constexpr int kRecords = 2, kAhead = 1024, kAheadOfGradients = 256;
 /// Of a thread (setmaxnreg). Consumers hold 128 accumulators; the others need little, and the sum
 /// is what an SM has.
 constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
-/// The same where an SM has two blocks.
-constexpr int kProducerRegistersOfTwo = 48, kConsumerRegistersOfTwo = 96;
+/// The same where a block has four consumers.
+constexpr int kRegistersBesideManyConsumers = 48, kRegistersOfManyConsumers = 104;
 
 /// Dynamic shared memory of an SM's blocks on Hopper, and what each of them needs beside it.
 constexpr int kMostSharedBytes = 228 << 10, kSharedBytesOfBlock = 1 << 10;

@@ -2,11 +2,15 @@
 
 namespace cadre::cuda::sm90 {
 
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, false}>(
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16}>(
     const PackedRowsParams&, int, cudaStream_t);
 template void launch_packed_rows<PackedRowsKind{.weights = FormatKind::kMxfp4, .split = true}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16, true}>(
-    const PackedRowsParams&, int, cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16,
+                                                PackedWidth::kNarrow}>(const PackedRowsParams&, int,
+                                                                       cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{
+    FormatKind::kMxfp4, DType::kBf16, PackedWidth::kNarrowest}>(const PackedRowsParams&, int,
+                                                                cudaStream_t);
 
 }  // namespace cadre::cuda::sm90

@@ -2,7 +2,7 @@
 
 namespace cadre::cuda::sm90 {
 
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kF32, false}>(
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kF32}>(
     const PackedRowsParams&, int, cudaStream_t);
 
 }  // namespace cadre::cuda::sm90
