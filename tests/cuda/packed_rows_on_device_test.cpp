@@ -54,7 +54,11 @@ uint8_t* place(const TensorView& v, int64_t e, int64_t n, int64_t k) {
 
 /// The numbers of the codes times their block scales, as quantise writes them.
 TensorView decoded_weights(GroupedGemmCase& c) {
-  const TensorView &codes = c.args.rhs.codes, &scales = c.args.rhs.scales;
+  TensorView codes = c.args.rhs.codes, scales = c.args.rhs.scales;
+  if (c.problem.discrete_rhs) {  // experts lie in a row
+    codes.data = const_cast<void*>(c.args.rhs.discrete[0]);
+    scales.data = const_cast<void*>(c.args.rhs.discrete_scales[0]);
+  }
   const TensorView w =
       c.buffers->tensor(DType::kBf16, {codes.shape[0], codes.shape[1], codes.shape[2]});
   const Format& format = c.problem.rhs;
@@ -87,6 +91,7 @@ Outputs outputs_of(GroupedGemmCase& c) {
   GroupedGemmProblem plain = c.problem;
   GroupedGemmArgs args = c.args;
   plain.rhs = format(FormatKind::kBf16);
+  plain.discrete_rhs = false;
   args.rhs = {.codes = decoded_weights(c)};
   args.out.data = c.buffers->take(bytes);
   std::memcpy(args.out.data, out.data, size_t(bytes));
@@ -107,7 +112,8 @@ Outputs outputs_of(GroupedGemmCase& c) {
 }
 
 // More stages than a round of scales has, last ones that are half full, rows and experts at every
-// edge, tiles of few rows and of many, with x as it is and split, dealt out or counted.
+// edge, tiles of all widths, with x as it is and split, dealt out or counted; of four consumers all
+// or some; scales that can be read as words, and others.
 TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
   const struct {
     const char* words;
@@ -117,6 +123,12 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
       {"fprop R=60 N=264 K=992 E=3 x=bf16 w=nvfp4 alpha=yes beta=yes out=f32", {0, 41, 19}},
       {"fprop R=60 N=136 K=400 E=3 x=bf16 w=mxfp8 bias=yes bias_scale=yes tail=zero", {33, 0, 22}},
       {"fprop R=60 N=264 K=992 E=3 x=bf16 w=mxfp4 unit_budget=2", {7, 20, 33}},
+      {"fprop R=60 N=776 K=1088 E=3 x=bf16 w=mxfp4 beta=yes", {33, 0, 22}},
+      {"fprop R=60 N=520 K=1088 E=3 x=bf16 w=nvfp4 bias=yes", {1, 40, 19}},
+      {"fprop R=40 N=136 K=544 E=3 x=bf16 w=mxfp4 discrete_rhs=yes", {17, 0, 22}},
+      {"fprop R=120 N=328 K=544 E=3 x=bf16 w=mxfp4", {70, 0, 48}},
+      {"fprop R=120 N=136 K=1088 E=3 x=bf16 w=nvfp4", {70, 0, 48}},
+      {"fprop R=120 N=648 K=1024 E=3 x=bf16 w=mxfp8", {70, 0, 48}},
       {"fprop R=450 N=264 K=96 E=3 x=bf16 w=nvfp4:2d", {201, 7, 203}},
       {"fprop R=150 N=4096 K=96 E=2 x=bf16 w=mxfp4", {100, 49}},
       {"fprop R=150 N=4096 K=80 E=2 x=bf16 w=mxfp8", {41, 108}},
@@ -185,17 +197,27 @@ void draw_everything(GroupedGemmCase& c) {
 }
 
 TEST_F(PackedRows, DecodeEveryCodeWithEveryScale) {
-  for (const char* words : {"fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp4 out=f32",
-                            "fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp8 out=f32",
-                            "fprop R=40 N=264 K=416 E=1 x=bf16 w=nvfp4 out=f32"}) {
-    GroupedGemmCase c = make(words, {40});
+  for (const char* words :
+       {"fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp4 out=f32",
+        "fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp8 out=f32",
+        "fprop R=40 N=264 K=416 E=1 x=bf16 w=nvfp4 out=f32",
+        "fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp4", "fprop R=40 N=264 K=416 E=1 x=bf16 w=mxfp8",
+        "fprop R=40 N=264 K=416 E=1 x=bf16 w=nvfp4", "fprop R=40 N=264 K=416 E=2 x=bf16 w=nvfp4"}) {
+    const int experts = parse_grouped_gemm_problem(text("grouped_gemm ", words)).experts;
+    GroupedGemmCase c =
+        make(words, experts == 1 ? std::vector<int64_t>{40} : std::vector<int64_t>{40, 0});
     draw_everything(c);
     const Outputs outputs = outputs_of(c);
     EXPECT_EQ(outputs.want == outputs.got, true) << words;
     constexpr int64_t kAll = int64_t(40) * 264;
     int64_t finite = 0;
-    const auto* y = reinterpret_cast<const float*>(outputs.got.data());
-    for (int64_t i = 0; i < kAll; ++i) finite += std::isfinite(y[i]) && y[i] != 0;
+    for (int64_t i = 0; i < kAll; ++i) {
+      const float y =
+          c.problem.out == DType::kF32
+              ? reinterpret_cast<const float*>(outputs.got.data())[i]
+              : formats::Bf16::decode(reinterpret_cast<const uint16_t*>(outputs.got.data())[i]);
+      finite += std::isfinite(y) && y != 0;
+    }
     EXPECT_GT(finite, kAll * 9 / 10) << words;
     EXPECT_LT(finite, kAll) << words;
   }

@@ -129,7 +129,7 @@ __device__ inline void finish_rows(const RaggedRowsParams& params, const TileRec
     add_upright_bias(params, tile, part, to);
 }
 
-/// Zeros in rows that belong to nobody, by the consumers of all blocks.
+/// Zeros in rows that belong to nobody, by the first two consumers of all blocks.
 __device__ inline void zero_tail(const RaggedRowsParams& params, const TailRows& tail) {
   if (tail.data == nullptr) return;
   constexpr int kMany = kConsumers * kWarpgroup;

@@ -270,7 +270,7 @@ struct OutputRing {
     if (threadIdx.x % kWarp == 0) arrive(full[at.at]);
     at.next();
   }
-  /// Leaves so many buffers to the other consumer.
+  /// Leaves so many buffers to other consumers.
   __device__ void pass(int parts) { at.at = (at.at + parts) % kShape.buffers; }
 };
 

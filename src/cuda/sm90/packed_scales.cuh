@@ -54,7 +54,9 @@ struct ScalePairs<formats::E4m3, kUnitExponent> {
 
 /// The scales of the two rows of w that a thread decodes. In rounds of some parts of 64 codes four
 /// lanes read some of each row each, a round before they are needed, and show them to each other.
-/// A round is a stage, or parts of several where a stage has one.
+/// A round is a stage, or some where they are short. kExact: codes become numbers by a table, and
+/// factors are the scales alone; else they are times the unit, unless that is no number for one of
+/// the warp's, and then codes take the unit first.
 template <class Format, int kParts, bool kExact>
 class PackedFactors {
  public:
@@ -73,7 +75,7 @@ class PackedFactors {
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] = uint32_t((row < last ? row : last) / scales_.rows * scales_.row_step);
+      rows_[i] = (row < last ? row : last) / scales_.rows * scales_.row_step;
     }
     next_ = int(threadIdx.x) % 4 * kOfLane;
     read();
@@ -92,7 +94,7 @@ class PackedFactors {
       shown_[i / kShown][i % kShown] = __shfl_sync(
           0xffffffff, mine_[i / kShown][i % kShown % kWords], lane + i % kShown / kWords);
   }
-  /// Of this part, of both rows: times the unit, unless that is no number for one of the warp's.
+  /// Of this part, of both rows.
   __device__ void of_part(uint32_t (&factors)[2][kMany]) const {
 #pragma unroll
     for (int i = 0; i < 2 * kMany; ++i) {
@@ -163,7 +165,7 @@ class PackedFactors {
 
   const PackedScales& scales_;
   const char* expert_ = nullptr;
-  uint32_t rows_[2];                ///< bytes from there
+  int64_t rows_[2];                 ///< bytes from there
   int next_ = 0;                    ///< column of scales
   uint32_t read_[2];                ///< codes of this lane for the next round
   uint32_t mine_[2][kWords];        ///< this lane's factors for this round, as bf16

@@ -39,6 +39,7 @@ template <class Kernel>
 struct alignas(1024) Shared {
   static constexpr Tile kTile = Kernel::kTile;
   static constexpr OutputShape kShape = Kernel::Store::kShape;
+  static_assert(kShape.one_ring || kTile.consumers == kConsumers);  // else rings are of two
 
   Stages<kTile> stages;
   uint8_t output[kShape.rings()][kShape.buffers][kShape.part_bytes()];

@@ -61,7 +61,7 @@ constexpr int kDepthOfGradients = 32, kStagesOfGradients = 8;
 constexpr int kColsOfCodes = 192, kColsOfCodesToFloats = 128;
 constexpr int kDepthOfCodes = 128, kStagesOfCodes = 5, kBuffersOfCodes = 3;
 
-/// Where experts have few rows: tiles of bf16 with so few columns.
+/// Where experts have few rows: tiles of 16-bit operands with so few columns.
 constexpr int kColsOfFewRows = 64;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
 constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows * experts; }
@@ -114,7 +114,7 @@ constexpr int kProducerRegisters = 56, kConsumerRegisters = 224;
 /// The same where a block has four consumers.
 constexpr int kRegistersBesideManyConsumers = 48, kRegistersOfManyConsumers = 104;
 
-/// Dynamic shared memory of an SM's blocks on Hopper, and what each of them needs beside it.
+/// Dynamic shared memory of an SM on Hopper, and what its block needs beside it.
 constexpr int kMostSharedBytes = 228 << 10, kSharedBytesOfBlock = 1 << 10;
 
 }  // namespace cadre::cuda::sm90
