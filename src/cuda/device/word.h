@@ -7,6 +7,11 @@
 // One wrapper, one instruction.
 namespace cadre::cuda {
 
+/// Brings the line of 128 bytes that an address is in nearer, to where all SMs find it.
+__device__ inline void prefetch_line(const char* address) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(__cvta_generic_to_global(address)));
+}
+
 /// Writes a word if number < below, with no branch: one would take along what the word is made of.
 __device__ inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
   asm volatile("{ .reg .pred p; setp.lt.s32 p, %2, %3; @p st.global.u32 [%0], %1; }" ::"l"(

@@ -51,14 +51,9 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, 3)
     quantize_squares_kernel(const __grid_constant__ SixteensJob job) {
   begin_dependent();
   store_expert_scales<Codes>(job);
-  const StagedColumn staged;
-  Part& part = staged.part();
-  for (Parts parts(job.of); parts.next(part); __syncwarp()) {
-    if (part.cols <= 0) return;
-    const ColumnsPlace at(part);
-    staged.load(job, at);
+  walk_columns<Parts>(job, [&](const ColumnsPlace& at, const StagedColumn& staged) {
     quantize_squares<Codes>(job, at, staged);
-  }
+  });
 }
 
 /// Whether the kernel takes all copies.

@@ -66,7 +66,7 @@ struct ColumnsPlace {
 /// The chunks of all lanes of a block, each lane's in a column, and the parts of its warps.
 struct StagedChunks {
   uint4 chunks[kGridWarps][kSixteen][kLanes];
-  Part parts[kGridWarps];
+  Part parts[kGridWarps][2];
 };
 
 /// The number of this thread in its block.
@@ -79,10 +79,10 @@ class StagedColumn {
  public:
   __device__ StagedColumn()
       : first_(&of_block().chunks[column_thread() / kLanes][0][column_thread() % kLanes]) {}
-  /// That of the warp, which leaves no registers for it.
-  __device__ static Part& part() { return of_block().parts[column_thread() / kLanes]; }
-  /// Reads a part. Rows that are not there are zero; a chunk that is not there is the last one, in
-  /// whose block it may be.
+  /// Of the warp, one that it has and the next, since they leave no registers for it.
+  __device__ static Part& part(int i) { return of_block().parts[column_thread() / kLanes][i]; }
+  /// Begins to read a part. Rows that are not there are zero; a chunk that is not there is the last
+  /// one, in whose block it may be.
   __device__ void load(const SixteensJob& job, const ColumnsPlace& at) const {
     const Matrix& from = job.source.first;
     const int col = min(at.col, int(job.of.cols) - kChunk), rows = at.part.rows;
@@ -100,7 +100,18 @@ class StagedColumn {
         cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(min(i, rows - 1), pitch),
                       i < rows ? 16 : 0);
     cp_async_commit();
-    cp_async_wait<0>();
+  }
+  /// Lets the memory begin to read a part, of which each lane has half a row.
+  __device__ static void prefetch(const SixteensJob& job, const Part& part) {
+    const Matrix& from = job.source.first;
+    const int lane = thread_x(), row = min(lane / 2, part.rows - 1);
+    const char* first = from.data + bytes_to(part.expert, job.source.pitch) +
+                        bytes_to(part.first + part.row + row, from.pitch);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int col = part.col + (lane % 2 * 2 + i) * 64;
+      prefetch_line(first + bytes_to(min(col, int(job.of.cols) - kChunk), 2));
+    }
   }
   __device__ void read(int i, uint32_t (&pairs)[kChunk / 2]) const {
     const uint4 row = first_[i * kLanes];
@@ -223,6 +234,28 @@ __device__ void store_expert_scales(const SixteensJob& job) {
 #pragma unroll 1
     for (int e = number; copy->codes != nullptr && e < job.of.experts; e += step)
       copy->expert_scale[e] = ExpertFactors<Codes>(copy->amax[e]).scale;
+}
+
+/// Calls work(place, chunks) for all parts of this warp. The next one is looked for while the first
+/// is read, and read into the L2 while codes are made.
+template <class Parts>
+__device__ void walk_columns(const SixteensJob& job, auto&& work) {
+  const StagedColumn staged;
+  Parts parts(job.of);
+  bool is_first = true;
+#pragma unroll 1
+  for (int i = 0;; i = 1 - i, __syncwarp()) {
+    Part& next = staged.part(i);
+    const bool is_there = parts.next(next);
+    if (is_there) staged.prefetch(job, next);
+    if (!is_first) {
+      cp_async_wait<0>();
+      work(ColumnsPlace(staged.part(1 - i)), staged);
+    }
+    if (!is_there || next.cols <= 0) return;
+    staged.load(job, ColumnsPlace(next));
+    is_first = false;
+  }
 }
 
 /// Whether kernels of such parts take all copies, which are of codes.

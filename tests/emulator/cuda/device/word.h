@@ -7,6 +7,10 @@
 // The words of src/cuda/device/word.h in plain C++.
 namespace cadre::cuda {
 
+inline void prefetch_line(const char* address) {
+  emulator::expect(address != nullptr, "a line has no address");
+}
+
 inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) {
   if (number >= below) return;
   emulator::expect(reinterpret_cast<uintptr_t>(to) % 4 == 0, "a word is not aligned");
