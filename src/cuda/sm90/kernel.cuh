@@ -228,34 +228,39 @@ __device__ __forceinline__ void consume_and_hold_tiles(Shared<Kernel>& shared, c
 template <class Kernel>
 __device__ inline void store_tiles(Shared<Kernel>& shared, const auto& params, int ring) {
   constexpr OutputShape kShape = Kernel::Store::kShape;
+  // Many consumers write few parts each, and have their buffers at once; of two, each has them all.
+  constexpr int kTogether = Kernel::kTile.consumers == kConsumers ? 1 : Kernel::kTile.consumers;
   OutputRing<kShape> out = shared.output_ring(ring);
   gemm::TileReader tiles(shared.tiles);
   for (TileRecord tile = tiles.next(); !tile.is_last(); tile = tiles.next()) {
     typename Kernel::Store store(params, tile);
     store.open();
     const Parts parts = store.parts();
-    int count = 0;  // of the consumers that take turns with the ring
-    for (int consumer = ring; consumer < Kernel::kTile.consumers && has_rows(tile, consumer);
-         consumer += kShape.rings())
-      count += parts.count;
-    const auto consumer_of = [&](int number) {
-      return kShape.one_ring ? number / parts.count : ring;
-    };
-    const auto part_of = [&](int number) {
-      return kShape.one_ring ? number % parts.count : number;
-    };
-    const auto row_of = [&](int number) { return tile.row + kConsumerRows * consumer_of(number); };
-    store_parts<kShape>(
-        out, count,
-        [&](int number, int buffer) {
-          Barrier& empty = shared.output_empty[consumer_of(number)][buffer];
-          if (part_of(number) >= parts.loaded) return arrive(empty);
-          arrive_expect_tx(empty, kShape.part_bytes());
-          store.load(row_of(number), part_of(number), out.buffers[buffer], empty);
-        },
-        [&](int number, const uint8_t* from) {
-          store.store(row_of(number), part_of(number), from);
-        });
+    for (int first = ring; first < Kernel::kTile.consumers && has_rows(tile, first);
+         first += kTogether * kShape.rings()) {
+      int count = 0;
+      for (int i = 0; i < kTogether && has_rows(tile, first + i); ++i) count += parts.count;
+      const auto consumer_of = [&](int number) {
+        return kTogether == 1 ? first : first + number / parts.count;
+      };
+      const auto part_of = [&](int number) {
+        return kTogether == 1 ? number : number % parts.count;
+      };
+      const auto row_of = [&](int number) {
+        return tile.row + kConsumerRows * consumer_of(number);
+      };
+      store_parts<kShape>(
+          out, count,
+          [&](int number, int buffer) {
+            Barrier& empty = shared.output_empty[consumer_of(number)][buffer];
+            if (part_of(number) >= parts.loaded) return arrive(empty);
+            arrive_expect_tx(empty, kShape.part_bytes());
+            store.load(row_of(number), part_of(number), out.buffers[buffer], empty);
+          },
+          [&](int number, const uint8_t* from) {
+            store.store(row_of(number), part_of(number), from);
+          });
+    }
   }
   tma_wait();
 }
