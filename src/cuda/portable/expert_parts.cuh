@@ -67,8 +67,9 @@ class BatchParts {
     const schedule::ExpertRows rows = search_.rows();
     part.expert = search_.expert();
     part.first = int(rows.first);
-    part.row = int(search_.index()) * kShape.rows();
-    part.rows = min(int(rows.count()) - part.row, kShape.rows());
+    const int row = int(search_.index()) * kShape.rows();
+    part.row = row;
+    part.rows = min(int(rows.count()) - row, kShape.rows());
     take_columns(kShape, cols_, part);
     return true;
   }
@@ -136,8 +137,9 @@ class WeightParts {
       if (++expert_ >= of_->experts) return false;
     part.expert = expert_;
     part.first = 0;
-    part.row = int(number_) * kShape.rows();
-    part.rows = int(min(of_->rows - part.row, int64_t(kShape.rows())));
+    const int row = int(number_) * kShape.rows();
+    part.row = row;
+    part.rows = int(min(of_->rows - row, int64_t(kShape.rows())));
     take_columns(kShape, of_->cols, part);
     number_ += part_step();
     return true;

@@ -246,7 +246,8 @@ __device__ void walk_columns(const SixteensJob& job, auto&& work) {
 #pragma unroll 1
   for (int i = 0;; i = 1 - i, __syncwarp()) {
     Part& next = staged.part(i);
-    const bool is_there = parts.next(next);
+    const bool is_there = parts.next(next);  // which all lanes write
+    __syncwarp();
     if (is_there) staged.prefetch(job, next);
     if (!is_first) {
       cp_async_wait<0>();
