@@ -345,10 +345,14 @@ def test_activations_and_layouts(text, gate, act, marks, device):
 def test_what_models_of_transformers_run(family):
     model = make(family, "cpu", "cadre")
     lines = huggingface.explain(model).splitlines()
-    assert len(lines) == (1 if family == "deepseek_v3" else 2)
-    for line in lines:
+    experts = [line for line in lines if ".experts: " in line]
+    assert len(experts) == (1 if family == "deepseek_v3" else 2)
+    for line in experts:
         assert line.endswith(f"runs cadre; activation {ACTIVATIONS[family]}")
         assert ("transposed bias" in line) == (family == "gpt_oss")
+    routers = [line for line in lines if line not in experts]
+    assert len(routers) == (0 if family == "deepseek_v3" else 2)  # its groups are chosen otherwise
+    assert all("TopKRouter; runs cadre; router " in line for line in routers)
     model.set_experts_implementation("eager")
     assert "runs eager; activation" in huggingface.explain(model)
 

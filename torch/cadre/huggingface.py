@@ -11,6 +11,9 @@ registers the experts implementation "cadre" with transformers 5, from where any
 The weights stay as transformers keeps them: concatenated or interleaved gate and up, [E, 2F, H] or
 transposed [E, H, 2F], with or without biases. Nothing is repacked and nothing waits for the device.
 
+The routers of most models run on Cadre then, too: those whose forward has code that routers.py
+knows. Their choices are those of the lowest experts where logits are equal.
+
 Experts that transformers does not dispatch run on Cadre all the same where foreign_experts.py has
 a forward for them, as it has for Llama 4, DBRX, JetMoE, LongCat-Flash and Aria. Others run their
 own code whatever is asked for. Importing this makes it a warning where a model that was asked for
@@ -28,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import expert_ranks, expert_state, foreign_experts, quantized_experts
+from . import expert_ranks, expert_state, foreign_experts, quantized_experts, routers
 from .dtypes import kind_of
 from .expert_activations import activation_of
 from .recipe import active_recipe, words_for
@@ -132,6 +135,7 @@ def _reach_foreign(model: nn.Module, *asked: Any) -> None:
     wanted = asked or (getattr(model.config, "_experts_implementation", None),)
     on = NAME in (list(wanted[0].values()) if isinstance(wanted[0], dict) else wanted)
     foreign_experts.switch(model, on)
+    routers.switch(model, on)
     if not on:
         return
     move_rows(model)
@@ -239,7 +243,7 @@ def load_quantized(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch
 def explain(model: nn.Module) -> str:
     """One line for each experts module: its name, class and sizes, the implementation it runs, and
     the activation that Cadre runs or would run, or why Cadre cannot. Experts that transformers does
-    not dispatch have a line too."""
+    not dispatch have a line too, and so have routers that Cadre knows."""
     lines = []
     for name, module in (_experts(model) | foreign_experts.ported(model)).items():
         try:
@@ -250,6 +254,10 @@ def explain(model: nn.Module) -> str:
     for name, module in _foreign(model).items():
         lines.append(f"{name}: {type(module).__name__}; runs its own code; not for cadre: it takes "
                      "no experts_implementation")
+    for name, module in model.named_modules():
+        if port := routers.port_of(module):
+            runs = NAME if routers.runs_cadre(module) else "eager"
+            lines.append(f"{name}: {type(module).__name__}; runs {runs}; router {port.score}")
     return "\n".join(lines) or f"{type(model).__name__} has no experts modules"
 
 
