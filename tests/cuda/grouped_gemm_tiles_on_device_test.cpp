@@ -62,13 +62,15 @@ TEST(GroupedGemmTilesOnDevice, GradientsMeetWhatIsThere) {
   for (const int64_t cols : kCols)
     for (const Accumulate accumulate :
          {Accumulate::kNo, Accumulate::kYes, Accumulate::kDevice, Accumulate::kPerExpert}) {
-      GroupedGemmProblem p = problem(Pass::kWgrad, DType::kF32, counts);
-      p.n = kRows[turn % 7], p.k = cols;
-      p.accumulate = accumulate;
-      p.discrete_out = turn % 3 == 0;
-      p.alpha = turn % 2 == 0;
-      p.unit_budget = turn % 5 < 3 ? 2 : 0;
-      expect_good(p, counts);
+      for (const DType out : {DType::kF32, DType::kBf16}) {
+        GroupedGemmProblem p = problem(Pass::kWgrad, out, counts);
+        p.n = kRows[turn % 7], p.k = cols;
+        p.accumulate = accumulate;
+        p.discrete_out = turn % 3 == 0;
+        p.alpha = turn % 2 == 0;
+        p.unit_budget = turn % 5 < 3 ? 2 : 0;
+        expect_good(p, counts);
+      }
       ++turn;
     }
 }

@@ -1,6 +1,5 @@
 #pragma once
 #include "cuda/device/matrices.h"
-#include "cuda/sm90/ragged_contraction.h"
 #include "cuda/sm90/ragged_rows.h"
 #include "cuda/sm90/tile.h"
 #include "formats/bf16.h"
@@ -143,27 +142,9 @@ __device__ inline void zero_tail(const RaggedRowsParams& params, const TailRows&
   }
 }
 
-/// dw = alpha_e * sum; 16-bit numbers that dw held are added here, since TMA would round twice.
-/// Transposed: rows of dw are columns of the accumulators.
-template <DType kOut, bool kTransposed, int kCount>
-__device__ inline void finish_contraction(const RaggedContractionParams& params,
-                                          const TileRecord& tile, const TilePart& part,
-                                          float (&to)[kCount]) {
-  const ThreadPlace place = ThreadPlace::mine();
-  const float alpha = params.alpha == nullptr ? 1.0f : params.alpha[tile.expert];
-  const bool adds = kOut != DType::kF32 && params.accumulates(tile.expert);
-  const void* old = of_expert(params.old, tile.expert);
-  const DType old_dtype = params.old.dtype;
-#pragma unroll
-  for (int i = 0; i < kCount; ++i) {
-    const int row = part.row + place.row + ThreadPlace::row_of(i);
-    const int col = part.col + place.col + ThreadPlace::col_of(i);
-    to[i] = part.accumulators[i] * alpha;
-    if (adds && row < params.out_rows && col < params.cols)
-      to[i] +=
-          read(old, old_dtype,
-               kTransposed ? col * params.old_row_step + row : row * params.old_row_step + col);
-  }
+/// The factor of an expert's sums.
+__device__ inline float alpha_of(const auto& params, int expert) {
+  return params.alpha == nullptr ? 1.0f : params.alpha[expert];
 }
 
 }  // namespace cadre::cuda::sm90

@@ -152,7 +152,6 @@ RaggedContractionParams contraction_params(const GroupedGemmPlan& plan, const Gr
                                     .box_rows = kGradientRows,
                                     .clears = p.gather == Gather::kNo},
                                    plan, workspace, stream);
-  const bool adds = p.out != DType::kF32 && p.accumulate != Accumulate::kNo;  // floats by TMA
   return {.a = {},
           .b = {},
           .dw = experts.map,
@@ -164,9 +163,6 @@ RaggedContractionParams contraction_params(const GroupedGemmPlan& plan, const Gr
           .out_rows = int(p.n),
           .cols = int(p.k),
           .alpha = args.alpha,
-          .old = plain(dw, pointers),
-          .old_row_step = dw.stride[1],
-          .has_epilogue = args.alpha != nullptr || adds,
           .accumulate = p.accumulate,
           .flags = args.accumulate};
 }

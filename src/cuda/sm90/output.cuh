@@ -3,6 +3,7 @@
 
 #include "cuda/device/matrices.h"
 #include "cuda/device/tma.h"
+#include "cuda/sm90/stages.h"
 #include "cuda/sm90/tile.h"
 #include "formats/ieee.h"
 

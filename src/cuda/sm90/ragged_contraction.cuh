@@ -95,9 +95,9 @@ class RaggedContractionLoad {
   const TileRecord& tile_;
 };
 
-/// Parts of dw. Floats are added to by the consumers if they have been loaded, else by TMA
-/// (reduce-add), which is slower, but costs nothing where many rows hide it. Transposed: rows of dw
-/// are columns of the accumulators.
+/// Parts of dw. What it held is added to by the consumers where it has been loaded: 16-bit numbers
+/// always, since TMA would round twice. To floats TMA may add (reduce-add), which is slower, but
+/// costs nothing where many rows hide it. Transposed: rows of dw are columns of the accumulators.
 template <Tile kTile, DType kOut, bool kTransposed = false>
 class RaggedContractionStore {
  public:
@@ -113,17 +113,18 @@ class RaggedContractionStore {
   __device__ RaggedContractionStore(const RaggedContractionParams& params, const TileRecord& tile)
       : params_(params),
         tile_(tile),
-        has_epilogue_(params.has_epilogue != 0),
+        has_alpha_(params.alpha != nullptr),
+        alpha_(alpha_of(params, tile.expert)),
         parts_(parts_of(params, tile)) {}
 
   __device__ Parts parts() const { return parts_; }
   __device__ void write(const TilePart& part, uint32_t to) const {
     const bool is_loaded = part.number < parts_.loaded;
-    if (!is_loaded && !has_epilogue_) return write_accumulators(part.accumulators, to);
+    if (!is_loaded && !has_alpha_) return write_accumulators(part.accumulators, to);
     float finished[kShape.part_cols / 2];
-    finish_contraction<kOut, kTransposed>(params_, tile_, part, finished);
-    if constexpr (kFloats)
-      if (is_loaded) add_old(to, finished);
+#pragma unroll
+    for (int i = 0; i < kShape.part_cols / 2; ++i) finished[i] = part.accumulators[i] * alpha_;
+    if (is_loaded) add_old(to, finished);
     write_accumulators(finished, to);
   }
   /// Finds the map of the expert's dw.
@@ -154,15 +155,22 @@ class RaggedContractionStore {
   }
   /// Of what has been loaded there.
   __device__ static void add_old(uint32_t from, float (&to)[kShape.part_cols / 2]) {
-    float old[kShape.part_cols / 2];
-    read_floats(from, old);
+    if constexpr (kFloats) {
+      float old[kShape.part_cols / 2];
+      read_floats(from, old);
 #pragma unroll
-    for (int i = 0; i < kShape.part_cols / 2; ++i) to[i] = add_rounded(to[i], old[i]);
+      for (int i = 0; i < kShape.part_cols / 2; ++i) to[i] = add_rounded(to[i], old[i]);
+    } else if constexpr (kTransposed) {
+      add_halves_transposed<kOut, kShape.part_cols>(1.0f, from, to);
+    } else {
+      add_halves<kOut>(1.0f, from, to);
+    }
   }
   __device__ static Parts parts_of(const RaggedContractionParams& params, const TileRecord& tile) {
     const int end = tile.end < params.cols ? tile.end : params.cols;
     const int count = (end - tile.begin + kShape.part_cols - 1) / kShape.part_cols;
-    const bool loads = kFloats && tile.depth <= kMostLoadedRows && params.accumulates(tile.expert);
+    const bool loads =
+        (!kFloats || tile.depth <= kMostLoadedRows) && params.accumulates(tile.expert);
     return {count, loads ? count : 0};
   }
   __device__ Box3 place(int row, int part) const {
@@ -172,7 +180,8 @@ class RaggedContractionStore {
 
   const RaggedContractionParams& params_;
   const TileRecord& tile_;
-  const bool has_epilogue_;  ///< looked up once a tile: no part waits for it
+  const bool has_alpha_;  ///< looked up once a tile, as alpha: no part waits for it
+  const float alpha_;
   const Parts parts_;
   const CUtensorMap* dw_ = nullptr;
   int expert_ = 0;       ///< its coordinate in dw_

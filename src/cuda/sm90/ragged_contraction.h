@@ -3,7 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cadre/grouped_gemm.h"
-#include "cuda/sm90/plain.h"
+#include "cadre/host_device.h"
 #include "cuda/sm90/tuning.h"
 
 namespace cadre::cuda::sm90 {
@@ -24,9 +24,6 @@ struct RaggedContractionParams {
   int expert_count = 0, out_rows = 0, cols = 0;
   int band = kBand;              ///< see schedule::banded()
   const float* alpha = nullptr;  ///< [E]
-  Plain old{};                   ///< dw [E, N, K] as it was, experts `step` apart
-  int64_t old_row_step = 0;      ///< from row to row of dw, in elements
-  int has_epilogue = 0;  ///< accumulators are more than stored; 32 bits, which load in one step
   Accumulate accumulate = Accumulate::kNo;
   const int32_t* flags = nullptr;  ///< one word, or [E]
 

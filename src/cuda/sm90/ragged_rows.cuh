@@ -184,6 +184,17 @@ struct NoBias {
   __device__ void read_of(const auto&...) {}
 };
 
+/// What multiplies the sums of a tile.
+struct TileAlpha {
+  const float* alpha = nullptr;  ///< of the problem
+  float value = 1.0f;
+
+  __device__ void read_of(const RaggedRowsParams& params, const auto& /*memory*/,
+                          const TileRecord& tile, int /*consumer*/) {
+    alpha = params.alpha, value = alpha_of(params, tile.expert);
+  }
+};
+
 /// A thread's share of a tile's 16-bit y, as it is stored, on its way out part by part: they leave
 /// while the next tile is multiplied. Transposed: rows of y are columns of the accumulators.
 template <DType kOut, bool kTransposed>
@@ -199,7 +210,20 @@ class HeldRows {
 #pragma unroll
     for (int i = 0; i < kAllTurns * kSteps; ++i)
       parts_.of[i / kSteps].step[i % kSteps] = packed<kOut>(s + 8 * i);
-    parts_.begin(unsigned(tile.cols() + kPartRows - 1) / kPartRows);
+    begin(tile);
+  }
+
+  __device__ __forceinline__ void take(const float* s, const TileRecord& tile,
+                                       const TileAlpha& by) {
+    if (by.alpha == nullptr) return take(s, tile, NoBias());
+#pragma unroll
+    for (int i = 0; i < kAllTurns * kSteps; ++i) {
+      float scaled[8];
+#pragma unroll
+      for (int k = 0; k < 8; ++k) scaled[k] = s[8 * i + k] * by.value;
+      parts_.of[i / kSteps].step[i % kSteps] = packed<kOut>(scaled);
+    }
+    begin(tile);
   }
 
   template <OutputShape kShape>
@@ -219,6 +243,10 @@ class HeldRows {
  private:
   static constexpr int kSteps = kPartRows / 16;
 
+  __device__ __forceinline__ void begin(const TileRecord& tile) {
+    parts_.begin(unsigned(tile.cols() + kPartRows - 1) / kPartRows);
+  }
+
   struct Part {
     Matrices step[kSteps];
   };
@@ -231,7 +259,7 @@ template <DType kOut>
 class HeldRowsStore : public RaggedRowsStore<held_output_of_rows(kOut)> {
  public:
   using Held = HeldRows<kOut, true>;
-  using Bias = NoBias;
+  using Bias = TileAlpha;
   using RaggedRowsStore<held_output_of_rows(kOut)>::RaggedRowsStore;
 };
 

@@ -47,10 +47,12 @@ struct RaggedRowsParams {
   }
   /// Whether experts have so few rows that tiles are narrow.
   bool has_few_rows() const { return are_few_rows(rows, expert_count); }
-  /// Whether consumers hold a tile's 16-bit output and write it beside the next tile's products.
+  /// Whether consumers hold a tile's 16-bit output and write it beside the next tile's products:
+  /// the sums, or alpha times them.
   bool holds_output() const {
     const int64_t each = std::min<int64_t>(rows / std::max(expert_count, 1), kMostCols);
-    return !has_epilogue() && each * depth > kMostUnheld;
+    const bool adds = w_scale != nullptr || beta != nullptr || bias.is_there();
+    return !adds && each * depth > kMostUnheld;
   }
 };
 
