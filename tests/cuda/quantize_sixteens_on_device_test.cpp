@@ -1,5 +1,7 @@
-// Blocks of 16 of bf16, which have a kernel of their own on the GPU, have the bits of the CPU's.
+// What warps quantise by themselves, blocks of 16 and of 32 of bf16 in wide chunks, has the bits of
+// the CPU's: codes and numbers, rows that lie there or are gathered.
 #include "tests/cuda/quantize_on_device.h"
+#include "tests/ops/quantize_gather.h"
 
 namespace cadre {
 namespace {
@@ -28,8 +30,37 @@ void fill_scales(QuantizeCase& c, std::mt19937& random) {
   }
 }
 
+constexpr int64_t kWide[] = {8, 24, 256, 136, 520};
+
+/// What becomes of a case whose source is filled, in any order that it takes; some or all of it as
+/// numbers.
+void check(QuantizeCase c, const FormatPair& pair, unsigned seed, bool mixed) {
+  test::choose(c, pair, 4 * seed);
+  QuantizeProblem& p = c.problem;
+  p.along_k_decoded = p.along_k && (mixed ? seed % 2 == 1 : seed % 4 == 1);
+  p.along_rows_decoded = p.along_rows && (mixed ? seed / 2 % 2 == 1 : seed % 4 == 1);
+  if (p.along_k_decoded) p.along_k_scales_major = Major::kRow;
+  if (p.along_rows_decoded) p.along_rows_codes_major = p.along_rows_scales_major = Major::kRow;
+  c.gap = seed % 4 == 3 ? 6 : 8;  // whole words of codes, or not
+  units_of_gpu = seed % 2 == 0 ? 1 : 0;
+  const bool decoded = p.along_k_decoded || p.along_rows_decoded;
+  const char* reference = decoded ? "cpu_reference" : "cpu";
+  const QuantizeCase::Out want = (p.gather ? test::permuted(c) : c).run(reference),
+                          got = test::on_gpu(c);
+  units_of_gpu = 0;
+  ASSERT_TRUE(got == want) << to_string(p) << " gap " << c.gap << " seed " << seed;
+  EXPECT_EQ(got.along_k.damage() + got.along_rows.damage(), "");
+}
+
+/// Rows of tokens, of which there may be fewer than rows, or more.
+QuantizeCase tokens_of(const Counts& counts, int64_t cols, unsigned seed, std::mt19937& random) {
+  const int64_t tokens = 1 + int64_t(random() % 90);
+  QuantizeCase c = QuantizeCase::rows({.rows = tokens, .of = {tokens}}, cols, DType::kBf16, 8);
+  fill_values(c, ValuesKind(seed % test::kValuesKinds), random);
+  return test::gathered(c, counts, 1 + int(seed % 3), random);
+}
+
 TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
-  constexpr int64_t kWide[] = {8, 24, 256, 136, 520};
   const FormatPair kSixteens[] = {{"nvfp4", "nvfp4:rht"},
                                   {"", "nvfp4:rht"},
                                   {"nvfp4", "nvfp4"},
@@ -48,18 +79,18 @@ TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
       fill_scales(c, random);
     else
       fill_values(c, ValuesKind(seed % 8), random);
-    test::choose(c, pair, 4 * seed);
-    c.gap = seed % 4 == 3 ? 6 : 8;  // whole words of codes, or not
-    units_of_gpu = seed % 2 == 0 ? 1 : 0;
+    check(c, pair, seed, seed / 16 % 2 == 1);
     ++seed;
-    const QuantizeCase::Out want = c.run("cpu"), got = test::on_gpu(c);
-    ASSERT_TRUE(got == want) << to_string(c.problem) << " gap " << c.gap << " seed " << seed;
-    EXPECT_EQ(got.along_k.damage() + got.along_rows.damage(), "");
   };
-  test::for_random_counts(test::sized(480, 120), 19, [&](const Counts& counts) {
+  test::for_random_counts(test::sized(480, 72), 19, [&](const Counts& counts) {
     each(QuantizeCase::rows(counts, kWide[seed / std::size(kSixteens) % std::size(kWide)],
                             DType::kBf16, 8),
          kSixteens[seed % std::size(kSixteens)]);
+  });
+  test::for_random_counts(test::sized(240, 36), 20, [&](const Counts& counts) {
+    check(tokens_of(counts, kWide[seed / std::size(kSixteens) % std::size(kWide)], seed, random),
+          kSixteens[seed % std::size(kSixteens)], seed, true);
+    ++seed;
   });
   for (unsigned i = 0; i < test::sized(120u, 36u); ++i) {
     const int64_t rows = 1 + int64_t(random() % 50);
@@ -67,7 +98,18 @@ TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
                                8),
          kOfWeights[i / std::size(kWide) % std::size(kOfWeights)]);
   }
-  units_of_gpu = 0;
+}
+
+TEST_F(QuantizeSixteens, GatheredBlocksOf32HaveTheBitsOfTheCpu) {
+  const FormatPair kPairs[] = {{"mxfp8", "mxfp8"},           {"", "mxfp8"}, {"mxfp8", ""},
+                               {"mxfp8:e5m2", "mxfp8:e5m2"}, {"", "mxfp4"}, {"mxfp4", "mxfp4"}};
+  std::mt19937 random(21);
+  unsigned seed = 0;
+  test::for_random_counts(test::sized(240, 36), 22, [&](const Counts& counts) {
+    check(tokens_of(counts, kWide[seed / std::size(kPairs) % std::size(kWide)], seed, random),
+          kPairs[seed % std::size(kPairs)], seed, true);
+    ++seed;
+  });
 }
 
 }  // namespace

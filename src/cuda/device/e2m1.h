@@ -117,4 +117,18 @@ __device__ inline uint32_t random_pair(uint32_t pair, float2 multipliers, auto&&
   return with_signs(pair, (min(first, kSeven) >> 24) | (min(second, kSeven) >> 20 & 0xf0));
 }
 
+/// The numbers of eight codes, two in a word, times factors, whose products are bf16 numbers. The
+/// two bytes of each are looked up by its code.
+__device__ inline uint4 e2m1_numbers(uint32_t codes, const uint32_t (&factors)[4]) {
+  const uint32_t even_signs = codes << 4;
+  const auto word = [&](int i) {
+    const uint32_t of_four = (codes & 0x7777'7777u) >> (i / 2 * 16);
+    const uint32_t low = pick_bytes(0xc080'0000u, 0xc080'4000u, of_four);
+    const uint32_t signs = pick_bytes(codes, even_signs, i < 2 ? 0x1504 : 0x3726);
+    const uint32_t high = pick_bytes(0x3f3f'3f00u, 0x4040'4040u, of_four) | (signs & 0x8080'8080u);
+    return pair_product(pick_bytes(low, high, i % 2 == 0 ? 0x5140 : 0x7362), factors[i]);
+  };
+  return {word(0), word(1), word(2), word(3)};
+}
+
 }  // namespace cadre::cuda

@@ -31,10 +31,8 @@ __device__ inline uint32_t larger_halves(uint32_t first, uint32_t second) {
 #endif
 }
 
-/// Two bf16 numbers times powers of two. The products are bf16 numbers, but for those so small that
-/// their codes are zero.
-__device__ inline uint32_t scaled_pair(uint32_t pair, float first, float second) {
-  const uint32_t factors = pick_bytes(__float_as_uint(first), __float_as_uint(second), 0x7632);
+/// Two pairs of bf16 numbers, multiplied.
+__device__ inline uint32_t pair_product(uint32_t pair, uint32_t factors) {
 #ifdef __CUDA_ARCH__
   uint32_t products;
   asm("fma.rn.bf16x2 %0, %1, %2, %3;"
@@ -45,6 +43,17 @@ __device__ inline uint32_t scaled_pair(uint32_t pair, float first, float second)
   const float2 x = pair_of(DType::kBf16, pair), by = pair_of(DType::kBf16, factors);
   return bits_of_pair(DType::kBf16, x.x * by.x, x.y * by.y);
 #endif
+}
+
+/// Two fp32 numbers that are bf16 numbers, as a pair of them.
+__device__ inline uint32_t pair_of_numbers(float first, float second) {
+  return pick_bytes(__float_as_uint(first), __float_as_uint(second), 0x7632);
+}
+
+/// Two bf16 numbers times powers of two. The products are bf16 numbers, but for those so small that
+/// their codes are zero.
+__device__ inline uint32_t scaled_pair(uint32_t pair, float first, float second) {
+  return pair_product(pair, pair_of_numbers(first, second));
 }
 
 /// The larger of what was found and the magnitudes in a word.

@@ -20,6 +20,15 @@ __device__ inline void store_word_below(int number, int below, uint8_t* to, uint
                : "memory");
 }
 
+/// Likewise four words, to where they are aligned.
+__device__ inline void store_words_below(int number, int below, uint8_t* to, uint4 words) {
+  asm volatile(
+      "{ .reg .pred p; setp.lt.s32 p, %5, %6; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"l"(
+          __cvta_generic_to_global(to)),
+      "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w), "r"(number), "r"(below)
+      : "memory");
+}
+
 /// threadIdx.x, read again wherever it is asked for: a register that keeps it would be spilled.
 __device__ inline int thread_x() {
   int x = 0;

@@ -57,13 +57,13 @@ class BatchParts {
     return kShape.grid(down, of.cols, most);
   }
   __device__ explicit BatchParts(const ExpertsRows& of)
-      : cols_(of.cols), search_(of.offsets, of.experts, of.rows), number_(first_part()) {}
+      : cols_(of.cols), search_(of.offsets, of.experts, of.rows), number_(int(first_part())) {}
   __device__ bool next(Part& part) {
     const auto parts_of = [](int64_t rows) {
       return uint32_t(rows + kShape.rows() - 1) / uint32_t(kShape.rows());
     };
     if (!search_.seek(number_, parts_of)) return false;
-    number_ += part_step();
+    number_ += int(part_step());
     const schedule::ExpertRows rows = search_.rows();
     part.expert = search_.expert();
     part.first = int(rows.first);
@@ -77,7 +77,7 @@ class BatchParts {
  private:
   int64_t cols_;
   gemm::WarpExpertSearch search_;
-  int64_t number_;
+  int number_;  ///< a part has eight rows or more
 };
 
 /// Parts of routed rows; of rows of codes, which transformed ones have more of. By whole warps.

@@ -62,6 +62,7 @@ struct PartsJob {
   ExpertsRows of;
   ExpertMatrices source;
   CopyLines along_k, along_rows;
+  schedule::RowTokens tokens{};
 };
 
 /// Bytes to that line; of numbers that are none below zero, which take fewer instructions.
@@ -74,18 +75,24 @@ __device__ inline uint64_t short_way_to(int line, uint32_t step) {
 }
 
 /// The patch of this lane. What is not there is the last row or chunk that is: no amax of a block
-/// that is there sees another number, and no load has a condition.
+/// that is there sees another number, and no load has a condition. Each lane finds out which row of
+/// the source one of the part is; rows of a token that is none become zero behind all loads.
 __device__ inline SourcePatch load_part(const PartsJob& job, const Part& part, PatchPlace at) {
   const Matrix& from = job.source.first;
   const int col = min(part.col + at.col, int(job.of.cols) - kChunk);
-  const int row = min(at.row, part.rows - 1), last = part.rows - 1 - row;
-  const char* line = from.data + bytes_to(part.expert, job.source.pitch) +
-                     bytes_to(part.first + part.row + row, from.pitch) + bytes_to(col, 2);
+  int mine = part.first + part.row + min(int(threadIdx.x), part.rows - 1);
+  if (job.tokens.gather()) mine = job.tokens.token_of(mine);
+  const char* chunk = from.data + bytes_to(part.expert, job.source.pitch) + bytes_to(col, 2);
   const auto pitch = uint32_t(from.pitch);
   SourcePatch patch = {};
 #pragma unroll
   for (int i = 0; i < kPatchRows; ++i)
-    load_wide<DType::kBf16>(patch.rows[i], line + short_way_to(min(i, last), pitch));
+    load_wide<DType::kBf16>(
+        patch.rows[i], chunk + short_way_to(max(__shfl_sync(~0u, mine, at.row + i), 0), pitch));
+  if (__any_sync(~0u, mine < 0))
+#pragma unroll
+    for (int i = 0; i < kPatchRows; ++i)
+      if (__shfl_sync(~0u, mine, at.row + i) < 0) patch.rows[i] = {};
   return patch;
 }
 
@@ -178,17 +185,18 @@ bool is_whole(const QuantizeCopy& copy) {
   return !to.columns && bits % sizeof(typename EightCodes<Element>::Word) == 0;
 }
 
-/// Whether the source is of bf16 in wide chunks, whose rows and experts lie one after the other.
+/// Whether the source is of bf16 in wide chunks, whose rows and experts lie at equal distances.
 inline bool has_wide_rows(const QuantizeJob& job) {
   const ExpertMatrices& from = job.source;
-  return !job.tokens.gather() && from.discrete == nullptr && from.first.dtype == DType::kBf16 &&
-         from.first.is_wide() && from.first.pitch <= UINT32_MAX && from.pitch % 16 == 0;
+  return from.discrete == nullptr && from.first.dtype == DType::kBf16 && from.first.is_wide() &&
+         from.first.pitch <= UINT32_MAX && from.pitch % 16 == 0;
 }
 
 /// Whether the kernels take both copies, of which the last is along rows.
 template <class Row, class Element>
 bool takes_parts(const QuantizeJob& job) {
-  return has_wide_rows(job) &&
+  const bool has_rows = !job.tokens.gather() || job.tokens.slots > 0;
+  return has_wide_rows(job) && has_rows &&
          std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
            const bool last = &copy == &job.copies[job.count - 1];
            return copy.to.down == last && copy.to.across != last && is_whole<Element>(copy) &&
@@ -199,7 +207,7 @@ bool takes_parts(const QuantizeJob& job) {
 template <class Of>
 void launch_parts(const QuantizeJob& all, const QuantizeStream& on) {
   const int most = std::max(on.units, 1) * kPartsBlocks;
-  PartsJob job{all.of, all.source, {}, CopyLines(all.copies[all.count - 1])};
+  PartsJob job{all.of, all.source, {}, CopyLines(all.copies[all.count - 1]), all.tokens};
   if (all.count == 2) job.along_k = CopyLines(all.copies[0]);
   const auto with = [&]<class Parts>() {
     launch(quantize_parts_kernel<Of, Parts>, Parts::grid(job.of, most).on(on.stream), job);

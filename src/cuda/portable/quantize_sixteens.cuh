@@ -87,7 +87,7 @@ __device__ void quantize_along_k(const SixteensJob& job, const ColumnsPlace& at,
   const int mine = thread_x() % 2;
   // A lane of a block that is beyond the last column has scales to store all the same.
   const int first = at.col / kSixteen * kSixteen;
-  const int rows = first - at.part.col < at.part.cols ? at.part.rows : 0;
+  const int rows = first - at.part.col < at.part.cols && !copy.decoded ? at.part.rows : 0;
   uint8_t* to = as_one_number(copy.scales + bytes_to(at.part.expert, copy.scales_expert) +
                               bytes_to(at.row + mine, copy.scales_down) +
                               bytes_to(at.col / kSixteen, copy.scales_across));
@@ -105,12 +105,15 @@ __device__ void quantize_along_k(const SixteensJob& job, const ColumnsPlace& at,
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float multiplier = of_row_of_two(scales.multipliers[i / 2], i);
+      const auto numbers = [&] {
+        return scales.numbers(of_row_of_two(uint32_t(scales.code(i / 2)), i) * 0x0101u);
+      };
       if constexpr (Codes::kStochastic) {
         if (i % 2 == 0) draws.draw(at.part.row + four + i);
-        out.store(four + i,
-                  random_codes(of.pairs[i], multiplier, [&](int k) { return draws.at(i % 2, k); }));
+        const auto random = [&](int k) { return draws.at(i % 2, k); };
+        out.store_row(four + i, random_codes(of.pairs[i], multiplier, random), numbers);
       } else {
-        out.store(four + i, nearest_codes(of.pairs[i], multiplier));
+        out.store_row(four + i, nearest_codes(of.pairs[i], multiplier), numbers);
       }
     }
   }
@@ -179,6 +182,30 @@ __device__ void add_codes(const uint32_t (&rows)[kSixteen], float2 multipliers,
   }
 }
 
+/// The codes of a lane's rows, and which block of the copy they are.
+struct BlockCodes {
+  int block;
+  const uint32_t (&words)[kSixteen];
+};
+
+/// Stores them, or their numbers: the scales of the columns lie where their first row did.
+__device__ inline void store_rows(const SixteensCopy& copy, const ColumnsPlace& at,
+                                  const StagedColumn& staged, const BlockCodes& codes) {
+  const int rows = copy.transformed && at.rows > 0 ? kSixteen : at.rows;
+  if (copy.decoded) {
+    const int first = copy.transformed ? copy.block_offsets[at.part.expert] + at.part.row : at.row;
+    const RowsOfCodes out(copy, at, first, rows);
+    PairScales scales;
+    staged.read(0, scales);
+#pragma unroll
+    for (int i = 0; i < kSixteen; ++i) out.store_numbers(i, codes.words[i], scales);
+  } else {
+    const RowsOfCodes out(copy, at, copy.transformed ? codes.block * kSixteen : at.row, rows);
+#pragma unroll
+    for (int i = 0; i < kSixteen; ++i) out.store(i, codes.words[i]);
+  }
+}
+
 /// Codes and scales of two columns of this lane at a time. Eight lanes beside each other begin with
 /// other columns than the next eight, since their words lie in the same banks.
 template <class Codes>
@@ -204,7 +231,8 @@ __device__ void quantize_along_rows(const SixteensJob& job, const ColumnsPlace& 
     auto scales = scales_of_pair<Codes>(rows, expert);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      if (at.rows > 0) to[short_way_to(2 * pair + k, across)] = scales.code(k);
+      if (at.rows > 0 && !copy.decoded) to[short_way_to(2 * pair + k, across)] = scales.code(k);
+    if (copy.decoded) staged.keep(pair, scales.numbers(scales.codes));
     if (__any_sync(~0u, scales.beyond)) {
       const uint32_t first = scales.limit(0), second = scales.limit(1);
 #pragma unroll
@@ -213,10 +241,7 @@ __device__ void quantize_along_rows(const SixteensJob& job, const ColumnsPlace& 
     add_codes<Codes>(rows, {scales.multipliers[0], scales.multipliers[1]}, draws,
                      {pair, at.col + 2 * pair, words});
   }
-  const int row = copy.transformed ? block * kSixteen : at.row;
-  const RowsOfCodes out(copy, at, row, copy.transformed && at.rows > 0 ? kSixteen : at.rows);
-#pragma unroll
-  for (int i = 0; i < kSixteen; ++i) out.store(i, words[i]);
+  store_rows(copy, at, staged, {block, words});
 }
 
 /// Blocks that an SM has at once, as many as registers allow.

@@ -28,7 +28,7 @@ __device__ void quantize_squares(const SixteensJob& job, const ColumnsPlace& at,
   const bool beyond = __any_sync(~0u, scales.beyond);
   const uint32_t limit = beyond ? scales.limit(0) : 0;
   const auto rows_of = [&](const SixteensCopy& copy) {
-    if (copy.codes != nullptr && at.rows > 0 && at.col % kSixteen == 0)
+    if (copy.codes != nullptr && !copy.decoded && at.rows > 0 && at.col % kSixteen == 0)
       copy.scales[bytes_to(at.part.expert, copy.scales_expert) +
                   bytes_to(at.part.row / kSixteen, copy.scales_down) +
                   bytes_to(at.col / kSixteen, copy.scales_across)] = scales.code(0);
@@ -42,7 +42,8 @@ __device__ void quantize_squares(const SixteensJob& job, const ColumnsPlace& at,
     if (beyond)
       for (uint32_t& pair : pairs) pair = limited_pair(pair, limit, limit);
     const uint32_t codes = nearest_codes(pairs, scales.multipliers[0]);
-    along_k.store(i, codes), along_rows.store(i, codes);
+    const auto numbers = [&] { return scales.numbers(scales.codes); };
+    along_k.store_row(i, codes, numbers), along_rows.store_row(i, codes, numbers);
   }
 }
 

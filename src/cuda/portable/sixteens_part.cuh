@@ -22,16 +22,19 @@ constexpr bool kHasSixteens = Row::kInfo.block == kSixteen&& Row::kInfo.has_expe
 
 /// One way, and what its experts have in common.
 struct SixteensCopy : CopyLines {
-  const uint32_t* amax = nullptr;  ///< [E]
-  float* expert_scale = nullptr;   ///< [E]
-  bool transformed = false;
+  uint32_t* amax = nullptr;       ///< [E]
+  float* expert_scale = nullptr;  ///< [E]
+  const int32_t* block_offsets = nullptr;
+  bool transformed = false, decoded = false;
 
   SixteensCopy() = default;
   explicit SixteensCopy(const QuantizeCopy& copy)
       : CopyLines(copy),
         amax(copy.amax),
         expert_scale(copy.to.expert_scale),
-        transformed(copy.to.transformed) {}
+        block_offsets(copy.to.block_offsets),
+        transformed(copy.to.transformed),
+        decoded(copy.to.decoded) {}
 };
 
 /// The parameters of the kernels.
@@ -39,12 +42,17 @@ struct SixteensJob {
   ExpertsRows of;
   ExpertMatrices source;
   SixteensCopy along_k, along_rows;
+  schedule::RowTokens tokens{};
   const uint64_t* rng = nullptr;  ///< [2] seed and offset
   TensorRole role = TensorRole::kX;
 
+  __device__ void each_copy(auto&& work) const {
+    if (along_k.codes != nullptr) work(along_k);
+    if (along_rows.codes != nullptr) work(along_rows);
+  }
   /// Of square copies the one or the first is along K.
   static SixteensJob from(const QuantizeJob& all) {
-    SixteensJob job{all.of, all.source, {}, {}, all.rng, all.copies[0].random.role};
+    SixteensJob job{all.of, all.source, {}, {}, all.tokens, all.rng, all.copies[0].random.role};
     for (int i = 0; i < all.count; ++i)
       (all.copies[i].to.across && i == 0 ? job.along_k : job.along_rows) =
           SixteensCopy(all.copies[i]);
@@ -63,10 +71,12 @@ struct ColumnsPlace {
   }
 };
 
-/// The chunks of all lanes of a block, each lane's in a column, and the parts of its warps.
+/// The chunks of all lanes of a block, each lane's in a column, and the parts of its warps. rows:
+/// those of the source that the next part has; -1: none, it is zero.
 struct StagedChunks {
   uint4 chunks[kGridWarps][kSixteen][kLanes];
   Part parts[kGridWarps][2];
+  int rows[kGridWarps][kSixteen];
 };
 
 /// The number of this thread in its block.
@@ -81,37 +91,51 @@ class StagedColumn {
       : first_(&of_block().chunks[column_thread() / kLanes][0][column_thread() % kLanes]) {}
   /// Of the warp, one that it has and the next, since they leave no registers for it.
   __device__ static Part& part(int i) { return of_block().parts[column_thread() / kLanes][i]; }
-  /// Begins to read a part. Rows that are not there are zero; a chunk that is not there is the last
-  /// one, in whose block it may be.
+  /// Begins to read a part whose rows are known. Rows that are not there are zero; a chunk that is
+  /// not there is the last one, in whose block it may be.
   __device__ void load(const SixteensJob& job, const ColumnsPlace& at) const {
     const Matrix& from = job.source.first;
-    const int col = min(at.col, int(job.of.cols) - kChunk), rows = at.part.rows;
-    const char* first = as_one_number(from.data + bytes_to(at.part.expert, job.source.pitch) +
-                                      bytes_to(at.row, from.pitch) + bytes_to(col, 2));
+    const int col = min(at.col, int(job.of.cols) - kChunk);
+    const char* first =
+        as_one_number(from.data + bytes_to(at.part.expert, job.source.pitch) + bytes_to(col, 2));
     const auto pitch = uint32_t(from.pitch);
     const uint32_t to = shared_address(first_);
-    if (rows == kSixteen)
 #pragma unroll
-      for (int i = 0; i < kSixteen; ++i)
-        cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(i, pitch), 16);
-    else
-#pragma unroll 1
-      for (int i = 0; i < kSixteen; ++i)
-        cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(min(i, rows - 1), pitch),
-                      i < rows ? 16 : 0);
+    for (int i = 0; i < kSixteen; ++i) {
+      const int row = rows()[i];
+      cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(max(row, 0), pitch),
+                    row < 0 ? 0 : 16);
+    }
     cp_async_commit();
   }
-  /// Lets the memory begin to read a part, of which each lane has half a row.
+  /// Finds the rows of a part. By whole warps, of which each lane has the row of two.
+  __device__ static int find_rows(const SixteensJob& job, const Part& part) {
+    const int lane = thread_x(), mine = lane / 2;
+    int row = part.first + part.row + mine;
+    if (mine >= part.rows)
+      row = -1;
+    else if (job.tokens.gather())
+      row = job.tokens.token_of(row);
+    if (lane % 2 == 0) rows()[mine] = row;
+    __syncwarp();
+    return row;
+  }
+  /// The same, and lets the memory begin to read them: each lane half a row.
   __device__ static void prefetch(const SixteensJob& job, const Part& part) {
     const Matrix& from = job.source.first;
-    const int lane = thread_x(), row = min(lane / 2, part.rows - 1);
-    const char* first = from.data + bytes_to(part.expert, job.source.pitch) +
-                        bytes_to(part.first + part.row + row, from.pitch);
+    const int lane = thread_x(), row = find_rows(job, part);
+    if (row < 0) return;
+    const char* first =
+        from.data + bytes_to(part.expert, job.source.pitch) + bytes_to(row, from.pitch);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int col = part.col + (lane % 2 * 2 + i) * 64;
       prefetch_line(first + bytes_to(min(col, int(job.of.cols) - kChunk), 2));
     }
+  }
+  /// Keeps a word in the place of the first row of a pair that has been read, for read(0).
+  __device__ void keep(int pair, uint32_t word) const {
+    reinterpret_cast<uint32_t*>(first_)[pair] = word;
   }
   __device__ void read(int i, uint32_t (&pairs)[kChunk / 2]) const {
     const uint4 row = first_[i * kLanes];
@@ -127,11 +151,12 @@ class StagedColumn {
  private:
   static constexpr uint32_t kStep = kLanes * sizeof(uint4);  ///< bytes from row to row
 
+  __device__ static int* rows() { return of_block().rows[column_thread() / kLanes]; }
   __device__ static StagedChunks& of_block() {
     return *reinterpret_cast<StagedChunks*>(dynamic_shared());
   }
 
-  const uint4* first_;
+  uint4* first_;
 };
 
 /// The larger magnitudes of eight numbers each in two rows, as halves with any sign.
@@ -189,6 +214,11 @@ struct TwoScales {
     beyond = largest >= __float_as_uint(7.0f);
   }
   __device__ uint8_t code(int k) const { return uint8_t(codes >> (8 * k)); }
+  /// What they say, as a pair of bf16.
+  __device__ static uint32_t numbers(uint32_t of_two) {
+    const float2 both = decode_pair<Scale>(of_two);
+    return pair_of_numbers(both.x, both.y);
+  }
   /// The limit of numbers that are in the low half; all ones in the high one if they are NaN, as
   /// all of such a block is. Their codes are those of six times one.
   __device__ uint32_t limit(int k) {
@@ -208,20 +238,33 @@ __device__ inline uint32_t limited_pair(uint32_t pair, uint32_t first, uint32_t 
   return (limited & ~nan) | (kSix & nan);
 }
 
-/// Rows of codes that a lane stores, from that row on.
+/// What the codes of a row are multiplied by in a decoded copy: the scales of columns, in pairs.
+using PairScales = uint32_t[kChunk / 2];
+
+/// Rows of codes that a lane stores, or of the numbers that they say, from that row on.
 struct RowsOfCodes {
+  const SixteensCopy& copy;
   uint8_t* to;
-  uint32_t pitch;
   int rows;
 
-  __device__ RowsOfCodes(const SixteensCopy& copy, const ColumnsPlace& at, int row, int count)
-      : to(as_one_number(copy.codes + bytes_to(at.part.expert, copy.expert) +
-                         bytes_to(row, copy.pitch) + at.col / 2)),
-        pitch(uint32_t(copy.pitch)),
+  __device__ RowsOfCodes(const SixteensCopy& of, const ColumnsPlace& at, int row, int count)
+      : copy(of),
+        to(as_one_number(of.codes + bytes_to(at.part.expert, of.expert) + bytes_to(row, of.pitch) +
+                         bytes_to(at.col, of.decoded ? 16 : 4) / 8)),
         rows(count) {}
-  __device__ void store(int i, uint32_t codes) const {
-    store_word_below(i, rows, to + short_way_to(i, pitch), codes);
+  __device__ void store(int i, uint32_t codes) const { store_word_below(i, rows, row(i), codes); }
+  __device__ void store_numbers(int i, uint32_t codes, const PairScales& scales) const {
+    store_words_below(i, rows, row(i), e2m1_numbers(codes, scales));
   }
+  /// Of a row that has one scale for all its columns here; scales() makes a pair of it.
+  __device__ void store_row(int i, uint32_t codes, auto&& scales) const {
+    if (!copy.decoded) return store(i, codes);
+    const uint32_t two = scales();
+    store_numbers(i, codes, {two, two, two, two});
+  }
+
+ private:
+  __device__ uint8_t* row(int i) const { return to + short_way_to(i, uint32_t(copy.pitch)); }
 };
 
 /// The scales of all experts, by a grid-stride loop.
@@ -230,10 +273,11 @@ __device__ void store_expert_scales(const SixteensJob& job) {
   const int block = int(blockIdx.y * gridDim.x + blockIdx.x);
   const int number = block * kGridWarps * kLanes + column_thread();
   const int step = int(gridDim.x * gridDim.y) * kGridWarps * kLanes;
-  for (const SixteensCopy* copy : {&job.along_k, &job.along_rows})
+  job.each_copy([&](const SixteensCopy& copy) {
 #pragma unroll 1
-    for (int e = number; copy->codes != nullptr && e < job.of.experts; e += step)
-      copy->expert_scale[e] = ExpertFactors<Codes>(copy->amax[e]).scale;
+    for (int e = number; e < job.of.experts; e += step)
+      copy.expert_scale[e] = ExpertFactors<Codes>(copy.amax[e]).scale;
+  });
 }
 
 /// Calls work(place, chunks) for all parts of this warp. The next one is looked for while the first
@@ -259,13 +303,13 @@ __device__ void walk_columns(const SixteensJob& job, auto&& work) {
   }
 }
 
-/// Whether kernels of such parts take all copies, which are of codes.
+/// Whether kernels of such parts take all copies.
 template <class Element>
 bool takes_columns(const QuantizeJob& job, auto&& takes) {
   return has_wide_rows(job) && job.of.rows > 0 && job.of.cols > 0 &&
          std::all_of(job.copies, job.copies + job.count, [&](const QuantizeCopy& copy) {
-           return takes(copy) && is_whole<Element>(copy) && !copy.to.decoded &&
-                  copy.to.codes.pitch <= UINT32_MAX && copy.to.scales.pitch <= UINT32_MAX;
+           return takes(copy) && is_whole<Element>(copy) && copy.to.codes.pitch <= UINT32_MAX &&
+                  copy.to.scales.pitch <= UINT32_MAX;
          });
 }
 

@@ -17,6 +17,12 @@ inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) 
   std::memcpy(to, &word, sizeof(word));
 }
 
+inline void store_words_below(int number, int below, uint8_t* to, uint4 words) {
+  if (number >= below) return;
+  emulator::expect(reinterpret_cast<uintptr_t>(to) % 16 == 0, "words are not aligned");
+  std::memcpy(to, &words, sizeof(words));
+}
+
 inline int thread_x() { return int(threadIdx.x); }
 
 template <class Byte>
