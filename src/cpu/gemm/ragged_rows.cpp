@@ -1,6 +1,7 @@
 #include "cpu/gemm/ragged_rows.h"
 
 #include <algorithm>
+#include <bit>
 
 #include "cpu/gemm/arena.h"
 #include "cpu/gemm/epilogue.h"
@@ -45,6 +46,7 @@ struct Sizes {
     unit = !free ? tile : weight_first ? 16 : 4;
     tiles = std::clamp<int64_t>(kTileBytes / (tile * row_bytes), 1, kBlockTiles);
     weight_first ? size_first() : size_second(free);
+    if (processor().matrix_tiles && means.type == Multiplicand::kBf16) unit = unit_in_tiles();
     const int64_t blocks =
         ceil_div(p.rows, tile * tiles) + std::min<int64_t>(p.experts, p.rows) / 2;
     const int64_t spans = ceil_div(kTasksOfThread * means.threads, std::max<int64_t>(blocks, 1));
@@ -58,6 +60,15 @@ struct Sizes {
   }
 
  private:
+  /// In matrix tiles oneDNN sums a product of 256 numbers or fewer in another order; so none may be
+  /// as small because its rows are few.
+  int64_t unit_in_tiles() const {
+    constexpr int64_t kSmall = 256;
+    const int64_t last = cols % panel == 0 ? panel : cols % panel;
+    const int64_t other = weight_first ? last : padded_width(last);
+    if (other * tile <= kSmall) return unit;  // all are
+    return std::max(unit, int64_t(std::bit_ceil(uint64_t(kSmall / other + 1))));
+  }
   void size_first() {
     panel = std::clamp<int64_t>(kFirstPanel / padded / 16 * 16, 32, 256);
     chunk = padded;

@@ -22,8 +22,8 @@ constexpr bool kHasSixteens = Row::kInfo.block == kSixteen&& Row::kInfo.has_expe
 
 /// One way, and what its experts have in common.
 struct SixteensCopy : CopyLines {
-  uint32_t* amax = nullptr;       ///< [E]
-  float* expert_scale = nullptr;  ///< [E]
+  const uint32_t* amax = nullptr;  ///< [E]
+  float* expert_scale = nullptr;   ///< [E]
   const int32_t* block_offsets = nullptr;
   bool transformed = false, decoded = false;
 
