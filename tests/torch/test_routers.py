@@ -9,6 +9,7 @@ from torch import nn
 transformers = pytest.importorskip("transformers", minversion="5.0")
 import cadre.huggingface as huggingface  # noqa: E402
 from cadre import routers  # noqa: E402
+from cadre.foreign_experts import runs_cadre  # noqa: E402
 from test_huggingface import make  # noqa: E402
 from transformers.models.deepseek_v3 import modeling_deepseek_v3  # noqa: E402
 from transformers.models.gpt_oss import modeling_gpt_oss  # noqa: E402
@@ -124,7 +125,7 @@ def test_another_code_keeps_running():
     OtherTopKRouter.__module__ = "transformers.models.other"
     router = OtherTopKRouter(ROUTERS["qwen"][1]())
     routers.switch(router, True)
-    assert routers.port_of(router) is None and not routers.runs_cadre(router)
+    assert routers.port_of(router) is None and not runs_cadre(router)
     assert routers.digest_of(len) is None  # no source
     assert routers.digest_of(lambda x: x) is None  # no function with a body
 
@@ -134,7 +135,7 @@ def test_models_switch_their_routers(device):
     gates = [layer.mlp.gate for layer in model.model.layers]
     for implementation, runs in (("cadre", True), ("eager", False), ("cadre", True)):
         model.set_experts_implementation(implementation)
-        assert [routers.runs_cadre(gate) for gate in gates] == [runs] * len(gates)
-    assert routers.runs_cadre(copy.deepcopy(model).model.layers[0].mlp.gate)
+        assert [runs_cadre(gate) for gate in gates] == [runs] * len(gates)
+    assert runs_cadre(copy.deepcopy(model).model.layers[0].mlp.gate)
     lines = huggingface.explain(model).splitlines()
     assert "model.layers.0.mlp.gate: Qwen3MoeTopKRouter; runs cadre; router softmax" in lines

@@ -58,17 +58,17 @@ def patch() -> None:
         code = sys.modules.get(f"transformers.models.{port.model}.modeling_{port.model}")
         cls = getattr(code, port.name, None)
         if cls is not None and not hasattr(cls.forward, "cadre_port"):
-            cls.forward = _either(cls.forward, port)
+            cls.forward = either(cls.forward, port.forward)
+            cls.forward.cadre_port = port
 
 
-def _either(own: Callable[..., Any], port: Port) -> Callable[..., Any]:
-    forward_here = port.forward
+def either(own: Callable[..., Any], here: Callable[..., Any]) -> Any:
+    """A forward that asks the module which of both it runs."""
 
     @functools.wraps(own)
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return (forward_here if runs_cadre(self) else own)(self, *args, **kwargs)
+        return (here if runs_cadre(self) else own)(self, *args, **kwargs)
 
-    forward.cadre_port = port
     return forward
 
 

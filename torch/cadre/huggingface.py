@@ -256,7 +256,7 @@ def explain(model: nn.Module) -> str:
                      "no experts_implementation")
     for name, module in model.named_modules():
         if port := routers.port_of(module):
-            runs = NAME if routers.runs_cadre(module) else "eager"
+            runs = NAME if foreign_experts.runs_cadre(module) else "eager"
             lines.append(f"{name}: {type(module).__name__}; runs {runs}; router {port.score}")
     return "\n".join(lines) or f"{type(model).__name__} has no experts modules"
 

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from .foreign_experts import either
 from .operations import Routing, routing
 from .router import router_logits
 
@@ -146,16 +147,7 @@ def _patched(cls: type[nn.Module]) -> Port | None:
     port = PORTS.get(digest_of(own) or "")
     if port is None:
         return None
-    ported = port.forward
-
-    @functools.wraps(own)
-    def forward(self: nn.Module, hidden_states: Tensor) -> Any:
-        return (ported if runs_cadre(self) else own)(self, hidden_states)
-
-    forward.cadre_router = port  # type: ignore[attr-defined]
+    forward = either(own, port.forward)
+    forward.cadre_router = port
     cls.forward = forward  # type: ignore[method-assign]
     return port
-
-
-def runs_cadre(module: nn.Module) -> bool:
-    return getattr(module, "_runs_cadre", False)
