@@ -40,7 +40,7 @@ class Mutant:
     new: str
     test: str
     filter: str = "*"  # of GoogleTest, or -k of pytest, to run only what should fail
-    cpu: str = ""  # a flag of /proc/cpuinfo without which the code does not run
+    cpu: str = ""  # flags of /proc/cpuinfo without which the code does not run; !: with which
     emulated: bool = False  # its test runs GPU code on the emulator, which needs CUDA's headers
     touched: bool = False  # its file or its test was changed of late
 
@@ -265,9 +265,10 @@ def hunt_in_yards(source, scratch, mutants, jobs, seconds):
     return sum(caught), sorted(itertools.chain(*missed)), sum(left)
 
 
-def has_flag(flag):
-    info = pathlib.Path("/proc/cpuinfo")
-    return not flag or (info.is_file() and flag in info.read_text().split())
+def runs_on(cpu, info=pathlib.Path("/proc/cpuinfo")):
+    """Whether a mutant's code runs on the processor that `info` describes."""
+    flags = set(info.read_text().split()) if info.is_file() else set()
+    return all((word.removeprefix("!") in flags) != word.startswith("!") for word in cpu.split())
 
 
 def read(source):
@@ -303,9 +304,9 @@ def main(arguments):
     if options.check:
         return 0
 
-    for mutant in [m for m in mutants if not has_flag(m.cpu)]:
-        print(f"skipped {mutant.name:<34} this processor has no {mutant.cpu}")
-    mutants = [m for m in mutants if has_flag(m.cpu) and not (options.cpu and m.emulated)]
+    for mutant in [m for m in mutants if not runs_on(m.cpu)]:
+        print(f"skipped {mutant.name:<34} this processor is not {mutant.cpu}")
+    mutants = [m for m in mutants if runs_on(m.cpu) and not (options.cpu and m.emulated)]
     if options.in_turn:
         mutants = in_turn(options.source, mutants)
     scratch = (options.scratch or options.source / "build/mutants").resolve()

@@ -62,8 +62,14 @@ class Mutants(unittest.TestCase):
         idle = SUM.format("idle", "return 1;", "return 2;") + 'cpu = "no_such_flag"\n'
         code, text = self.run_on(CAUGHT, idle)
         self.assertEqual(code, 0)
-        self.assertRegex(text, r"skipped idle .*this processor has no no_such_flag")
+        self.assertRegex(text, r"skipped idle .*this processor is not no_such_flag")
         self.assertIn("1 caught, 0 missed", text)
+        info = self.root / "cpuinfo"
+        info.write_text("flags : sse avx\n")
+        told = {cpu: mutants.runs_on(cpu, info)
+                for cpu in ("", "avx", "amx", "!amx", "!avx", "avx !amx", "avx !sse", "amx !avx")}
+        self.assertEqual([cpu for cpu, runs in told.items() if runs],
+                         ["", "avx", "!amx", "avx !amx"])
 
     def test_code_whose_test_cannot_be_built_here(self):
         emulated = CAUGHT.replace("minus", "kernel") + "emulated = true\n"
