@@ -1,5 +1,5 @@
-// What warps quantise by themselves, blocks of 16 and of 32 of bf16 in wide chunks, has the bits of
-// the CPU's: codes and numbers, rows that lie there or are gathered.
+// What short kernels quantise, blocks of 16, 32 and 128 of bf16 in wide chunks, has the bits
+// of the CPU's: codes and numbers, rows that lie there or are gathered.
 #include "tests/cuda/quantize_on_device.h"
 #include "tests/ops/quantize_gather.h"
 
@@ -110,6 +110,31 @@ TEST_F(QuantizeSixteens, GatheredBlocksOf32HaveTheBitsOfTheCpu) {
           kPairs[seed % std::size(kPairs)], seed, true);
     ++seed;
   });
+}
+
+/// Of a tile of 128 rows some warps have all of their 16, some, or none.
+TEST_F(QuantizeSixteens, BlocksOf128HaveTheBitsOfTheCpu) {
+  const FormatPair kPairs[] = {{"fp8_block", "fp8_block"},
+                               {"", "fp8_block"},
+                               {"fp8_block:e5m2", "fp8_block:e5m2+fp32"},
+                               {"fp8_block:fp32", "fp8_block"},
+                               {"", "fp8_block:e5m2"}};
+  constexpr int64_t kRows[] = {0, 1, 8, 15, 16, 17, 100, 127, 128, 129, 144, 260};
+  constexpr int64_t kCols[] = {8, 120, 128, 136, 264, 392};
+  std::mt19937 random(23);
+  for (unsigned seed = 0; seed < test::sized(300u, 60u); ++seed) {
+    Counts counts{.rows = int64_t(random() % 3), .of = {}};  // in the tail
+    for (int experts = 1 + int(random() % 5); experts > 0; --experts) {
+      counts.of.push_back(kRows[random() % std::size(kRows)]);
+      counts.rows += counts.of.back();
+    }
+    const int64_t cols = kCols[random() % std::size(kCols)];
+    const bool gather = seed % 3 == 0;
+    QuantizeCase c = gather ? tokens_of(counts, cols, seed, random)
+                            : QuantizeCase::rows(counts, cols, DType::kBf16, 8);
+    if (!gather) fill_values(c, ValuesKind(random() % test::kValuesKinds), random);
+    check(c, kPairs[seed % std::size(kPairs)], unsigned(random() % 64), seed % 4 >= 2);
+  }
 }
 
 }  // namespace

@@ -4,8 +4,8 @@
 #include "cuda/portable/quantize_job.h"
 #include "cuda/portable/row_grid.h"
 
-// What a warp takes at a time: a part of one expert, in which each lane has eight rows and eight
-// columns. Warps go over all parts in a stretch of columns by a grid-stride loop.
+// What a warp takes at a time, or a block: a part of one expert, in which each lane has eight rows
+// and eight columns. Warps go over all parts in a stretch of columns by a grid-stride loop.
 namespace cadre::cuda::portable {
 
 /// How the lanes of a warp lie: beside each other along rows of codes; or, where columns of codes
@@ -14,16 +14,18 @@ struct PartShape {
   int lanes_down;
   bool turned;
   int patch_rows = kChunk;  ///< of a lane
+  int threads = kLanes;     ///< that a part has: those of a warp, or of a block
 
   CADRE_HD constexpr int rows() const { return lanes_down * patch_rows; }
-  CADRE_HD constexpr int cols() const { return kLanes / lanes_down * kChunk; }
+  CADRE_HD constexpr int cols() const { return threads / lanes_down * kChunk; }
   /// Where the patch of this lane begins.
   __device__ int row() const { return int(threadIdx.x) % lanes_down * patch_rows; }
   __device__ int col() const { return int(threadIdx.x) / lanes_down * kChunk; }
 
   /// For so many parts down, of at most so many blocks.
   RowGrid grid(int64_t down, int64_t columns, int most) const {
-    RowGrid grid = RowGrid::of(down, columns * lanes_down, 1);
+    RowGrid grid = RowGrid::of(down, columns * kRound / cols(), 1);
+    if (threads > kLanes) grid = RowGrid::of_blocks(down, (columns + cols() - 1) / cols(), threads);
     grid.blocks.y = std::clamp(unsigned(most) / grid.blocks.x, 1u, grid.blocks.y);
     return grid;
   }

@@ -3,6 +3,7 @@
 #include "cuda/portable/quantize_rows.cuh"
 #include "cuda/portable/quantize_sixteens.cuh"
 #include "cuda/portable/quantize_squares.cuh"
+#include "cuda/portable/quantize_tiles.cuh"
 
 // Codes and scales of routed rows or weights, along K, along rows, or both from one read.
 //
@@ -102,6 +103,9 @@ void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
     if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
   if constexpr (kHasParts<Row>)
     if (takes_parts<Row, Element>(job)) return launch_quantize_parts<Row, Element>(job, on);
+  if constexpr (kHasTiles<Row>)
+    if (job.of.offsets != nullptr && takes_parts<Row, Element>(job))
+      return launch_quantize_tiles<Row, Element>(job, on);
   if constexpr (kHasSixteens<Row>) {
     if (takes_sixteens<Element>(job)) return launch_quantize_sixteens<Row, Element>(job, on);
     if (takes_squares<Element>(job)) return launch_quantize_squares<Row, Element>(job, on);

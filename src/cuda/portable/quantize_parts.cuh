@@ -74,13 +74,24 @@ __device__ inline uint64_t short_way_to(int line, uint32_t step) {
   return formats::wide_product(uint32_t(line), step);
 }
 
+/// Where the scale lies of a block of codes in a part: of its row, or of its column.
+template <int kBlock, bool kByRow>
+__device__ uint8_t* scale_of_part(const CopyLines& copy, const Part& part, int row, int col) {
+  const int before = copy.ragged ? int(first_block(part.first, part.expert, kBlock)) : 0;
+  const int scale_row = kByRow ? part.first + part.row + row : before + part.row / kBlock;
+  const int scale_col = kByRow ? (part.col + col) / kBlock : part.col + col;
+  return copy.scales + bytes_to(part.expert, copy.scales_expert) +
+         bytes_to(scale_row, copy.scales_down) + bytes_to(scale_col, copy.scales_across);
+}
+
 /// The patch of this lane. What is not there is the last row or chunk that is: no amax of a block
 /// that is there sees another number, and no load has a condition. Each lane finds out which row of
 /// the source one of the part is; rows of a token that is none become zero behind all loads.
 __device__ inline SourcePatch load_part(const PartsJob& job, const Part& part, PatchPlace at) {
   const Matrix& from = job.source.first;
   const int col = min(part.col + at.col, int(job.of.cols) - kChunk);
-  int mine = part.first + part.row + min(int(threadIdx.x), part.rows - 1);
+  const int of_lane = at.row / kLanes * kLanes + int(threadIdx.x) % kLanes;
+  int mine = part.first + part.row + min(of_lane, part.rows - 1);
   if (job.tokens.gather()) mine = job.tokens.token_of(mine);
   const char* chunk = from.data + bytes_to(part.expert, job.source.pitch) + bytes_to(col, 2);
   const auto pitch = uint32_t(from.pitch);
@@ -110,12 +121,7 @@ __device__ LineScales<Codes::kDecoded> scales_of_part(const CopyLines& copy, con
     amax = columns_of<DType::kBf16>(patch);
   reduce_lanes<DType::kBf16, kStride, kSharing>(amax);
   // Lanes of a block that are beyond the last column, or row, have scales to store all the same.
-  const int first = part.first + part.row, col = part.col + at.col;
-  const int before = copy.ragged ? int(first_block(part.first, part.expert, kBlock)) : 0;
-  const int scale_row = kByRow ? first + at.row : before + part.row / kBlock;
-  const int scale_col = kByRow ? col / kBlock : col;
-  uint8_t* to = copy.scales + bytes_to(part.expert, copy.scales_expert) +
-                bytes_to(scale_row, copy.scales_down) + bytes_to(scale_col, copy.scales_across);
+  uint8_t* to = scale_of_part<kBlock, kByRow>(copy, part, at.row, at.col);
   const int rows = at.col / kBlock * kBlock < part.cols ? part.rows - at.row : 0;
   return ScaleMaker<Row, typename Codes::Element, Codes::kDecoded>{{}, copy.options}
       .template of_blocks<kSharing, kStride>(
@@ -123,14 +129,13 @@ __device__ LineScales<Codes::kDecoded> scales_of_part(const CopyLines& copy, con
           {to, kByRow ? copy.scales_down : copy.scales_across, kByRow ? rows : part.cols - at.col});
 }
 
-/// One copy.
+/// The codes of one copy, or its numbers.
 template <class Codes, bool kByRow>
-__device__ void quantize_copy(const CopyLines& copy, const Part& part, PatchPlace at,
-                              const SourcePatch& patch) {
+__device__ void encode_copy(const CopyLines& copy, const Part& part, PatchPlace at,
+                            const SourcePatch& patch, const LineScales<Codes::kDecoded>& scales) {
   using Element = typename Codes::Element;
   using Word = typename EightCodes<Element>::Word;
   constexpr int kBits = Codes::kDecoded ? 16 : EightCodes<Element>::kBits;
-  const auto scales = scales_of_part<Codes, kByRow>(copy, part, at, patch);
   uint8_t* to = copy.codes + bytes_to(part.expert, copy.expert) +
                 bytes_to(part.first + part.row + at.row, copy.pitch) +
                 bytes_to(part.col + at.col, kBits) / 8;
@@ -145,6 +150,14 @@ __device__ void quantize_copy(const CopyLines& copy, const Part& part, PatchPlac
         }
         to += copy.pitch;
       });
+}
+
+/// One copy, whose scales are those of lanes of a warp.
+template <class Codes, bool kByRow>
+__device__ void quantize_copy(const CopyLines& copy, const Part& part, PatchPlace at,
+                              const SourcePatch& patch) {
+  encode_copy<Codes, kByRow>(copy, part, at, patch,
+                             scales_of_part<Codes, kByRow>(copy, part, at, patch));
 }
 
 /// Blocks that an SM has at once, as many as registers allow.
@@ -204,25 +217,20 @@ bool takes_parts(const QuantizeJob& job) {
          });
 }
 
-template <class Of>
-void launch_parts(const QuantizeJob& all, const QuantizeStream& on) {
-  const int most = std::max(on.units, 1) * kPartsBlocks;
+/// Of both copies, or of the one along rows.
+inline PartsJob parts_job(const QuantizeJob& all) {
   PartsJob job{all.of, all.source, {}, CopyLines(all.copies[all.count - 1]), all.tokens};
   if (all.count == 2) job.along_k = CopyLines(all.copies[0]);
-  const auto with = [&]<class Parts>() {
-    launch(quantize_parts_kernel<Of, Parts>, Parts::grid(job.of, most).on(on.stream), job);
-  };
-  job.of.offsets != nullptr ? with.template operator()<BatchParts<kPatchesPart>>()
-                            : with.template operator()<WeightParts<kPatchesPart>>();
+  return job;
 }
 
+/// Calls work.operator()<Of>() with what the kernel of a job is compiled for.
 template <class Row, class Element>
-void launch_quantize_parts(const QuantizeJob& job, const QuantizeStream& on) {
-  if (job.of.rows == 0 || job.of.cols == 0) return;
+void visit_parts(const QuantizeJob& job, auto&& work) {
   const auto along_rows = [&]<CopyKind kAlongK>() {
     job.copies[job.count - 1].to.decoded
-        ? launch_parts<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kNumbers}>>(job, on)
-        : launch_parts<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kCodes}>>(job, on);
+        ? work.template operator()<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kNumbers}>>()
+        : work.template operator()<PartsOf<Row, Element, CopyKinds{kAlongK, CopyKind::kCodes}>>();
   };
   if (job.count == 1)
     along_rows.template operator()<CopyKind::kNone>();
@@ -230,6 +238,25 @@ void launch_quantize_parts(const QuantizeJob& job, const QuantizeStream& on) {
     along_rows.template operator()<CopyKind::kNumbers>();
   else
     along_rows.template operator()<CopyKind::kCodes>();
+}
+
+template <class Parts>
+void launch_parts(void (*kernel)(PartsJob), const PartsJob& job, const QuantizeStream& on) {
+  const int most = std::max(on.units, 1) * kPartsBlocks;
+  launch(kernel, Parts::grid(job.of, most).on(on.stream), job);
+}
+
+template <class Row, class Element>
+void launch_quantize_parts(const QuantizeJob& all, const QuantizeStream& on) {
+  const PartsJob job = parts_job(all);
+  if (job.of.rows == 0 || job.of.cols == 0) return;
+  visit_parts<Row, Element>(all, [&]<class Of>() {
+    const auto with = [&]<class Parts>() {
+      launch_parts<Parts>(quantize_parts_kernel<Of, Parts>, job, on);
+    };
+    job.of.offsets != nullptr ? with.template operator()<BatchParts<kPatchesPart>>()
+                              : with.template operator()<WeightParts<kPatchesPart>>();
+  });
 }
 
 }  // namespace cadre::cuda::portable

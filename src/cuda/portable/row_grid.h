@@ -37,6 +37,11 @@ struct RowGrid {
     return {dim3(unsigned((segments + across - 1) / across), unsigned(blocks)),
             dim3(kLanes, unsigned(across), unsigned(down))};
   }
+  /// Where a block takes a segment, of so many beside each other.
+  static RowGrid of_blocks(int64_t rows, int64_t segments, int threads) {
+    const int64_t down = std::clamp<int64_t>(rows, 1, kMostBlocksAlongRows);
+    return {dim3(unsigned(segments), unsigned(down)), dim3(unsigned(threads))};
+  }
 };
 
 /// A grid over rows of so few columns that a thread takes one, for kernels that call
