@@ -293,6 +293,20 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
                                     rows.live());
 }
 
+/// The experts that a router has chosen for tokens, their probabilities, and the gradient of these.
+void add_choice(Buffers& b, const MoeProblem& p, const Draw& draw, MoeArgs& args,
+                Outputs& outputs) {
+  const std::vector<int64_t> drawn = draw_choices(draw, p.tokens, p.top_k, p.experts);
+  const auto written = [&](auto* data) {
+    std::copy(drawn.begin(), drawn.end(), data);
+    return data;
+  };
+  const auto count = int64_t(drawn.size());
+  args.choice = p.index == DType::kI64 ? static_cast<const void*>(written(b.array<int64_t>(count)))
+                                       : written(b.array<int32_t>(count));
+  if (p.dlogits) args.dchoice_prob = row_gradient(b, "dchoice_prob", {count, count}, outputs);
+}
+
 MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& draw) {
   auto buffers = std::make_unique<Buffers>();
   Buffers& b = *buffers;
@@ -301,16 +315,21 @@ MoeCase make_layer_case(const MoeProblem& p, const Device& device, const Draw& d
   Outputs outputs;
   add_parameters(b, p, seeds, args, outputs);
   if (p.shared_features > 0) add_shared_expert(b, p, seeds, args, outputs);
-  args.logits = b.tensor(p.logits, {p.tokens, p.experts});
-  fill_logits(args.logits, draw);
+  if (p.routed) {
+    add_choice(b, p, draw, args, outputs);
+    args.choice_prob = random_floats(b, p.tokens * p.top_k, p.tokens * p.top_k, seeds.next());
+  } else {
+    args.logits = b.tensor(p.logits, {p.tokens, p.experts});
+    fill_logits(args.logits, draw);
+    args.experts = b.array<int32_t>(p.tokens * p.top_k);
+  }
   if (p.expert_bias) args.expert_bias = random_floats(b, p.experts, p.experts, seeds.next());
   args.x = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.out = b.tensor(p.dtype, {p.tokens, p.hidden});
-  args.experts = b.array<int32_t>(p.tokens * p.top_k);
   args.offsets = b.array<int32_t>(int64_t(p.experts) + 1);
   args.dout = random_rows(b, p.dtype, {p.tokens, p.hidden}, p.tokens, seeds.next());
   args.dx = b.tensor(p.dtype, {p.tokens, p.hidden});
-  if (p.dlogits) {
+  if (p.dlogits && !p.routed) {
     args.dlogits = b.tensor(p.logits, {p.tokens, p.experts});
     outputs.push_back(output("dlogits", args.dlogits, p.tokens));
   }

@@ -10,8 +10,10 @@
 #pragma GCC visibility push(default)
 namespace cadre {
 
-/// A layer of experts, from the router's logits to the sum over the experts of each token:
-/// `moe T=8192 top_k=8 H=2048 F=768 E=128 act=swiglu recipe=bf16 normalize=yes`.
+/// A layer of experts, from the router's logits, or from what the caller has chosen by them, to the
+/// sum over the experts of each token:
+/// `moe T=8192 top_k=8 H=2048 F=768 E=128 act=swiglu recipe=bf16 normalize=yes`,
+/// `moe T=8192 top_k=8 H=2048 F=768 E=128 act=swiglu recipe=bf16 routed=yes index=i64`.
 struct MoeProblem {
   int64_t tokens = 0;    ///< T
   int top_k = 1;         ///< experts of each token; there are R = T * top_k rows
@@ -24,6 +26,8 @@ struct MoeProblem {
   Recipe recipe{};                        ///< of both linears
   DType dtype = DType::kBf16;             ///< of x, out, what lies between, and their gradients
   ParameterLayout parameters{};           ///< of both linears
+  bool routed = false;        ///< the experts of tokens and their prob are given, not logits
+  DType index = DType::kI32;  ///< routed only: of the experts that are given, i32 or i64
   RoutingScore score = RoutingScore::kSoftmax;
   DType logits = DType::kF32;   ///< also of dlogits: f32, bf16 or f16
   bool normalize = false;       ///< divide the chosen probabilities by their sum (+ 1e-20)
@@ -36,7 +40,7 @@ struct MoeProblem {
   bool bias1 = false;
   bool bias2 = false;     ///< weighted by the probability, as the rest of the expert's result
   bool dgrad = true;      ///< dx is wanted
-  bool dlogits = true;    ///< dlogits are wanted, and dshared_gate, where there is one
+  bool dlogits = true;    ///< dlogits are wanted, and dshared_gate, where there is one; or dchoice
   bool wgrad1 = true;     ///< dw1 is wanted, of the shared expert too
   bool wgrad2 = true;     ///< dw2 is wanted, of the shared expert too
   bool dbias = true;      ///< dbias1 and dbias2 are wanted, where there is a bias
@@ -51,6 +55,8 @@ struct MoeProblem {
 struct MoeArgs {
   TensorView logits{};                 ///< [T, E]
   const float* expert_bias = nullptr;  ///< [E]
+  const void* choice = nullptr;        ///< [T, top_k], routed: expert numbers, read by forward
+  const float* choice_prob = nullptr;  ///< [T, top_k], routed: read by forward
   TensorView x{};                      ///< [T, H]
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
@@ -66,6 +72,7 @@ struct MoeArgs {
   const float* dscores = nullptr;      ///< [T, E], optional: gradient of `scores`
   TensorView dx{};                     ///< [T, H], written by backward
   TensorView dlogits{};                ///< [T, E], written by backward
+  float* dchoice_prob = nullptr;       ///< [T, top_k], routed: written by backward
   float* dshared_gate = nullptr;       ///< [T], written by backward
   const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
   Memory saved{};                      ///< forward writes; backward and wgrad read
@@ -96,14 +103,20 @@ struct MoePlan : LayerPlan {
 /// there is a shared expert.
 ///
 /// Shapes    logits, dlogits, scores, dscores [T, E]   x, out, dx, dout [T, H]   w1 [E, 2F, H]
-///           w2 [E, H, F]   experts, prob [T, top_k]   offsets [E + 1].
+///           w2 [E, H, F]   experts, prob, choice, choice_prob, dchoice_prob [T, top_k]
+///           offsets [E + 1].
 /// Types     as Routing and GroupedMlp. The router's own product is the caller's.
-/// Rows      every token has top_k rows, so that there is no tail. The counts stay on the device.
+/// Routed    choice and choice_prob stand for the routing, and dchoice_prob is the gradient of the
+///           second: logits, expert_bias, scores, experts, prob, dscores and dlogits are null, and
+///           there is no shared expert. A choice outside [0, E) is dropped, as by Offsets: it adds
+///           nothing, and its dchoice_prob is 0.
+/// Rows      every token has top_k rows, so that there is no tail, but for what is dropped. The
+///           counts stay on the device.
 /// Errors    InvalidArgument before anything is launched.
-/// Exact     equals routing, offsets, permute, GroupedMlp with the probabilities of its rows, and
-///           combine, one after another, bit for bit; a token does not depend on the others. The
-///           shared expert equals GroupedMlp of one expert with all tokens, whose y and dx are the
-///           addends of combine and of permute backward.
+/// Exact     equals routing, or offsets of a routing, permute, GroupedMlp with the probabilities of
+///           its rows, and combine, one after another, bit for bit; a token does not depend on the
+///           others. The shared expert equals GroupedMlp of one expert with all tokens, whose y and
+///           dx are the addends of combine and of permute backward.
 MoePlan plan(const MoeProblem&, const Device&, std::string_view only = {});
 void forward(const MoePlan&, const MoeArgs&, Workspace, Stream);
 void backward(const MoePlan&, const MoeArgs&, Workspace, Stream);

@@ -157,8 +157,17 @@ ActivationArgs arguments(const Run& run, const LayerStep& step, const Activation
 }
 
 template <class Run>
-OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan&) {
-  return {.source = run.words(step.reads[0]), .offsets = run.words(step.writes[0])};
+OffsetsArgs arguments(const Run& run, const LayerStep& step, const OffsetsPlan& plan) {
+  OffsetsArgs args{.offsets = run.words(step.writes[0])};
+  if (plan.problem.source != OffsetsSource::kRouting) {
+    args.source = run.words(step.reads[0]);
+    return args;
+  }
+  args.source = run.operand(step.reads[0]).codes.data;
+  args.map = {run.words(step.writes[1]), run.words(step.writes[2])};
+  args.prob = run.floats(step.reads[1]);
+  args.row_prob = run.written_floats(step.writes[3]);
+  return args;
 }
 
 template <class Run>

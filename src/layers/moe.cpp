@@ -44,6 +44,9 @@ struct MoeRun : LayerRun {
 
 using MoeChecks = ops::Checks<MoeProblem>;
 
+constexpr const char* kRouted = "the problem says routed=yes";
+constexpr const char* kNotRouted = "the problem says routed=no";
+
 /// What both MLPs have of the caller, and their shares of its memories.
 GroupedMlpArgs part_args(const MoeRun& run, size_t part) {
   const LayerPart& own = run.plan.parts[part];
@@ -110,6 +113,9 @@ TensorView MoeRun::view(int id) const {
   switch (id) {
     case kLogits:
       return args.logits;
+    case kChoice:
+      return cadre::view(const_cast<void*>(args.choice), plan.problem.index,
+                         {rows_of(plan.problem)});
     case kX:
       return args.x;
     case kOut:
@@ -127,11 +133,13 @@ TensorView MoeRun::view(int id) const {
 
 const float* MoeRun::floats(int id) const {
   if (id == kExpertBias) return args.expert_bias;
+  if (id == kChoiceProb) return args.choice_prob;
   return id == kDscores ? args.dscores : written_floats(id);
 }
 
 float* MoeRun::written_floats(int id) const {
   if (id == kScores) return args.scores;
+  if (id == kDchoiceProb) return args.dchoice_prob;
   if (id == kProb && args.prob != nullptr) return args.prob;
   return static_cast<float*>(places.data(tensor(id)));
 }
@@ -162,7 +170,10 @@ MoeRun moe_run(const MoePlan& plan, const MoeArgs& args, Workspace workspace, Ph
 /// What forward makes of the routing, and the others read.
 void check_routing(const MoeChecks& checks, const MoeArgs& args, Phase phase) {
   const MoeProblem& p = checks.problem();
-  if (phase == Phase::kForward || (phase == Phase::kBackward && p.dlogits))
+  const bool reads = phase == Phase::kForward || (phase == Phase::kBackward && p.dlogits);
+  if (p.routed)
+    checks.absent("experts", args.experts, kRouted);
+  else if (reads)
     checks.present("experts", args.experts, rows_of(p), "forward writes it");
   checks.present("offsets", args.offsets, int64_t(p.experts) + 1, "forward writes it");
 }
@@ -182,15 +193,32 @@ void check_shared_gate(const MoeChecks& checks, const MoeArgs& args, Phase phase
                   "the problem says shared_gate=no or dlogits=no");
 }
 
-void check_forward(const MoeRun& run) {
-  const MoeProblem& p = run.plan.problem;
-  const MoeArgs& args = run.args;
-  const MoeChecks checks(kOp, p);
-  checks.view("logits", args.logits, p.logits, {p.tokens, p.experts});
+/// What forward routes by.
+void check_choice(const MoeChecks& checks, const MoeArgs& args) {
+  const MoeProblem& p = checks.problem();
+  if (p.routed) {
+    checks.present("choice", static_cast<const char*>(args.choice), rows_of(p), kRouted);
+    checks.aligned("choice", args.choice, bits(p.index) / 8);
+    checks.present("choice_prob", args.choice_prob, rows_of(p), kRouted);
+    checks.absent("logits", args.logits.data, kRouted);
+    checks.absent("scores", args.scores, kRouted);
+    checks.absent("prob", args.prob, kRouted);
+  } else {
+    checks.absent("choice", args.choice, kNotRouted);
+    checks.absent("choice_prob", args.choice_prob, kNotRouted);
+    checks.view("logits", args.logits, p.logits, {p.tokens, p.experts});
+  }
   if (p.expert_bias)
     checks.present("expert_bias", args.expert_bias, p.experts, "the problem says expert_bias=yes");
   else
     checks.absent("expert_bias", args.expert_bias, "the problem says expert_bias=no");
+}
+
+void check_forward(const MoeRun& run) {
+  const MoeProblem& p = run.plan.problem;
+  const MoeArgs& args = run.args;
+  const MoeChecks checks(kOp, p);
+  check_choice(checks, args);
   checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
   checks.view("out", args.out, p.dtype, {p.tokens, p.hidden});
   checks.aligned("scores", args.scores, alignof(float));
@@ -203,9 +231,15 @@ void check_forward(const MoeRun& run) {
 
 void check_logits_gradient(const MoeChecks& checks, const MoeArgs& args) {
   const MoeProblem& p = checks.problem();
-  if (!p.dlogits) {
-    checks.absent("dlogits", args.dlogits, "the problem says dlogits=no");
-    return checks.absent("dscores", args.dscores, "the problem says dlogits=no");
+  const char* why = p.routed ? kRouted : "the problem says dlogits=no";
+  if (p.routed && p.dlogits)
+    checks.present("dchoice_prob", args.dchoice_prob, rows_of(p), "the problem says dlogits=yes");
+  else
+    checks.absent("dchoice_prob", args.dchoice_prob,
+                  p.routed ? "the problem says dlogits=no" : kNotRouted);
+  if (p.routed || !p.dlogits) {
+    checks.absent("dlogits", args.dlogits, why);
+    return checks.absent("dscores", args.dscores, why);
   }
   checks.view("logits", args.logits, p.logits, {p.tokens, p.experts});
   checks.view("dlogits", args.dlogits, p.logits, {p.tokens, p.experts});

@@ -16,6 +16,8 @@ static void fields(Io& io, Problem& p) {
   io.always("T", p.tokens);
   io.always("top_k", p.top_k);
   layers::expert_fields(io, p);
+  io.unless("routed", p.routed, usual.routed);
+  io.unless("index", p.index, usual.index);
   io.unless("score", p.score, usual.score);
   io.unless("logits", p.logits, usual.logits);
   io.unless("normalize", p.normalize, usual.normalize);
@@ -76,6 +78,25 @@ void check(const MoeProblem& p) {
       "with that of bias2, so say dlogits=no or dbias=yes");
 }
 
+/// What is of the routing that a caller has done. Errors    InvalidArgument.
+void check_routed(const MoeProblem& p) {
+  const ops::Checks checks("moe", p);
+  const MoeProblem usual;
+  if (!p.routed)
+    return checks.holds(p.index == usual.index, "index is ", name(p.index),
+                        ", must be i32; routed is no, so that no experts are given");
+  checks.holds(p.index == DType::kI32 || p.index == DType::kI64, "index is ", name(p.index),
+               ", must be i32 or i64");
+  const bool chooses = p.score != usual.score || p.logits != usual.logits || p.normalize ||
+                       p.scale != usual.scale || p.expert_bias || p.groups != usual.groups ||
+                       p.group_top_k != usual.group_top_k;
+  checks.holds(!chooses,
+               "score, logits, normalize, scale, expert_bias, groups or group_top_k is given, must "
+               "not be; routed is yes, so that nothing is chosen here");
+  checks.holds(!layers::has_shared(p), "shared_F is ", p.shared_features,
+               ", must be 0; routed is yes, and a shared expert is the caller's then");
+}
+
 /// A route is a function that plans it, and a row here.
 constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
     {.name = "gathered",
@@ -89,6 +110,7 @@ constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
 
 MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view only) {
   check(problem);
+  check_routed(problem);
   return layers::choose<MoePlan, MoeProblem>(kRoutes, problem, device, only);
 }
 
@@ -102,8 +124,8 @@ std::vector<KeptPart> kept(const MoePlan& plan) {
     const LayerTensor& tensor = plan.tensors[size_t(id)];
     if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
-  callers(p.dlogits, "logits", p.tokens * bytes_for(p.logits, p.experts));
-  callers(p.dlogits, "experts", bytes_for(DType::kI32, layers::rows_of(p)));
+  callers(p.dlogits && !p.routed, "logits", p.tokens * bytes_for(p.logits, p.experts));
+  callers(p.dlogits && !p.routed, "experts", bytes_for(DType::kI32, layers::rows_of(p)));
   callers(learns(plan), "offsets", bytes_for(DType::kI32, int64_t(p.experts) + 1));
   const bool shares_x = layers::keeps(plan.shared, "x");
   const bool reads_x = plan.mlp.problem.gather_dw || find_step<PermutePlan>(plan, "permute again");

@@ -126,6 +126,13 @@ class Planner {
   OffsetsPlan shared_offsets() const {
     return plan(OffsetsProblem{.source = OffsetsSource::kEnds, .rows = p_.tokens}, plan_.device);
   }
+  OffsetsPlan offsets_of_choice() const {
+    OffsetsProblem o{.source = OffsetsSource::kRouting, .rows = rows(), .experts = p_.experts};
+    o.tokens = p_.tokens;
+    o.top_k = p_.top_k;
+    o.index = p_.index;
+    return plan(o, plan_.device);
+  }
   RoutingPlan routing(bool backward) const {
     RoutingProblem r{.backward = backward, .score = p_.score, .tokens = p_.tokens};
     r.experts = p_.experts;
@@ -154,9 +161,9 @@ class Planner {
   void name_tensors() {
     row_.part(plan_.mlp.memory);
     if (has_shared(p_)) row_.part(plan_.shared.memory);
-    for (const char* own :
-         {"logits", "expert_bias", "x", "out", "scores", "experts", "offsets", "dout", "dscores",
-          "dx", "dlogits", "offsets[E]", "shared_gate", "dshared_gate"})
+    for (const char* own : {"logits", "expert_bias", "x", "out", "scores", "experts", "offsets",
+                            "dout", "dscores", "dx", "dlogits", "offsets[E]", "shared_gate",
+                            "dshared_gate", "choice", "choice_prob", "dchoice_prob"})
       row_.own(own);
     const QuantizedShape wide = plain_rows(p_.dtype, rows(), p_.hidden);
     row_.made("prob", words(rows()));
@@ -176,9 +183,13 @@ class Planner {
   }
 
   void add_forward() {
-    row_.step(Phase::kForward, "route", routing(false),
-              {kLogits, p_.expert_bias ? kExpertBias : kNone},
-              {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf, kRowProb});
+    if (p_.routed)
+      row_.step(Phase::kForward, "route", offsets_of_choice(), {kChoice, kChoiceProb},
+                {kOffsets, kRowOf, kSlotOf, kRowProb});
+    else
+      row_.step(Phase::kForward, "route", routing(false),
+                {kLogits, p_.expert_bias ? kExpertBias : kNone},
+                {kExperts, kProb, kScores, kOffsets, kRowOf, kSlotOf, kRowProb});
     if (has_shared(p_)) add_shared_forward();
     if (!gathers_)
       row_.step(Phase::kForward, "permute",
@@ -229,7 +240,7 @@ class Planner {
                has_drow_scale() ? kDrowScale : kNone});
     if (p_.dgrad || p_.dlogits) add_permute_backward();
     if (permutes_again() && rows_late) add_permute_again();
-    if (p_.dlogits)
+    if (p_.dlogits && !p_.routed)
       row_.step(Phase::kBackward, "route backward", routing(true),
                 {kLogits, kExperts, kDprob, kDscores}, {kDlogits});
   }
@@ -247,7 +258,9 @@ class Planner {
     row_.step(Phase::kBackward, "permute backward", plan(back, plan_.device),
               {p_.dgrad ? kDrows : kDrowProb, kOffsets, kRowOf, p_.dlogits ? kDrowProb : kNone,
                p_.dlogits && has_drow_scale() ? kDrowScale : kNone},
-              {p_.dgrad ? kDx : kProbSums, p_.dlogits ? kDprob : kNone});
+              {p_.dgrad ? kDx : kProbSums, !p_.dlogits ? kNone
+                                           : p_.routed ? kDchoiceProb
+                                                       : kDprob});
   }
 
   bool wgrad_reads_x(const GroupedMlpPlan& of) const {

@@ -177,6 +177,10 @@ cadre explain grouped_mlp R=9 H=8 F=16 E=2 gather=yes gather_dw=yes T=4 recipe=m
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 top_k=4
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_F=-1
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 shared_gate=yes
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 index=i64
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 routed=yes index=f32
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 routed=yes normalize=yes
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 routed=yes shared_F=8
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
 cadre explain sequential

@@ -14,10 +14,12 @@ class ExpertLayerCopy {
     memory_.upload();
   }
 
-  /// The steps of the expert MLP run in the layer's copy, with workspaces of their own.
-  void step(Stream stream) {
+  /// The steps of the expert MLP run in the layer's copy, with workspaces of their own. Routed:
+  /// nothing is chosen, and the gradient of prob is the last.
+  void step(Stream stream, bool routed = false) {
     const auto move = [this](auto args) { return memory_.moved(args); };
     for (LayerStage stage : kLayerStages) {
+      if (routed && (stage == LayerStage::kRoute || stage == LayerStage::kRouteBack)) continue;
       case_.launch(stage, move, stream);
       if (stage == LayerStage::kPermute) {
         forward(case_.mlp.plan, move(case_.mlp.args()), mlp_.forward_workspace(), stream);

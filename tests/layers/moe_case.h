@@ -33,6 +33,7 @@ inline ExpertLayerSizes sizes_of(const MoeProblem& p) {
 struct MoeCase : ExpertLayerCase {
   MoePlan plan;
   OwnedWorkspace saved, pending, weight_cache;
+  Tensor wide_experts;  ///< those that are given, of index=i64
   bool refresh_weights = true;
   WgradQueue* queue = nullptr;
   std::function<void(MoeArgs&)> change_args{};
@@ -42,7 +43,8 @@ struct MoeCase : ExpertLayerCase {
         plan(cadre::plan(p, where.device, where.route)),
         saved(plan.memory.saved_bytes),
         pending(plan.memory.pending_bytes),
-        weight_cache(plan.memory.weight_cache_bytes) {}
+        weight_cache(plan.memory.weight_cache_bytes),
+        wide_experts(DType::kI64, {p.tokens, p.top_k}) {}
 
   const MoeProblem& p() const { return plan.problem; }
 
@@ -55,7 +57,8 @@ struct MoeCase : ExpertLayerCase {
   }
 
   MoeArgs args() {
-    MoeArgs a{.logits = logits.view(), .x = tokens.view()};
+    MoeArgs a{.x = tokens.view()};
+    p().routed ? add_choice(a) : add_routing(a);
     if (p().expert_bias) a.expert_bias = expert_bias.data<float>();
     a.fc1 = mlp.fc1.args();
     a.fc2 = mlp.fc2.args();
@@ -66,16 +69,9 @@ struct MoeCase : ExpertLayerCase {
       if (p().shared_gate && p().dlogits) a.dshared_gate = shared->dprob.data<float>();
     }
     a.out = out.view();
-    a.scores = scores.data<float>();
-    a.experts = experts.data<int32_t>();
-    a.prob = prob.data<float>();
     a.offsets = mlp.offsets.data();
     a.dout = dout.view();
     a.dx = dtokens.view();
-    if (p().dlogits) {
-      a.dscores = dscores.data<float>();
-      a.dlogits = dlogits.view();
-    }
     a.rng = mlp.rng.data();
     a.saved = memory(saved);
     a.pending = memory(pending);
@@ -85,12 +81,28 @@ struct MoeCase : ExpertLayerCase {
     if (change_args) change_args(a);
     return a;
   }
+  void add_routing(MoeArgs& a) {
+    a.logits = logits.view();
+    a.scores = scores.data<float>();
+    a.experts = experts.data<int32_t>();
+    a.prob = prob.data<float>();
+    if (!p().dlogits) return;
+    a.dscores = dscores.data<float>();
+    a.dlogits = dlogits.view();
+  }
+  /// What routing would have made.
+  void add_choice(MoeArgs& a) {
+    a.choice = p().index == DType::kI64 ? wide_experts.view().data : experts.view().data;
+    a.choice_prob = prob.data<float>();
+    if (p().dlogits) a.dchoice_prob = dprob.data<float>();
+  }
   bool learns() const { return cadre::learns(plan); }
   bool defers() const { return p().options.deferred && (p().wgrad1 || p().wgrad2); }
 
   template <class Visit>
   void for_pieces(Visit&& visit) const {
     ExpertLayerCase::for_pieces(visit);
+    visit(piece("expert numbers", wide_experts, Holds::kInput));
     visit(piece("saved of the layer", saved));
     visit(piece("pending of the layer", pending));
     visit(piece("weight_cache of the layer", weight_cache));

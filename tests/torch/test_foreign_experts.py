@@ -38,7 +38,7 @@ FAMILIES = {
 }
 # How often a layer calls which operator.
 CALLS = {"llama4": ("grouped_mlp", 1), "dbrx": ("grouped_linear", 3),
-         "jetmoe": ("grouped_linear", 4), "longcat_flash": ("grouped_mlp", 1),
+         "jetmoe": ("grouped_linear", 4), "longcat_flash": ("routed_experts", 1),
          "aria": ("grouped_linear", 2)}
 KINDS = {"aria": "AriaTextForCausalLM", "llama4": "Llama4ForCausalLM"}
 

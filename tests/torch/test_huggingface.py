@@ -248,9 +248,10 @@ def test_weights_are_used_where_they_lie(family, device):
     with Calls() as seen:
         run(experts, inputs, dy, "cadre")
     assert places == {p.untyped_storage().data_ptr() for p in experts.parameters()}
-    mlp = [args for function, args in seen.calls if function == torch.ops.cadre.grouped_mlp.default]
-    assert len(mlp) == 1
-    given = [x for argument in mlp[0] if isinstance(argument, (list, tuple)) for x in argument]
+    run_by = torch.ops.cadre.routed_experts.default
+    layers = [args for function, args in seen.calls if function == run_by]
+    assert len(layers) == 1
+    given = [x for argument in layers[0] if isinstance(argument, (list, tuple)) for x in argument]
     assert {x.untyped_storage().data_ptr() for x in given} == places
     for function, args in seen.calls:
         if function.name().startswith(("aten::clone", "aten::copy", "aten::_to_copy", "aten::cat")):

@@ -23,7 +23,7 @@ class Backwards(TorchDispatchMode):
         self.overloads = []
 
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        if op._schema.name.endswith(("moe_backward", "mlp_backward")):
+        if op._schema.name.endswith(("moe_backward", "mlp_backward", "experts_backward")):
             self.overloads.append(op._overloadname)
         return op(*args, **(kwargs or {}))
 
@@ -50,7 +50,16 @@ def mlp_case(device):
     return run, leaves + weights
 
 
-CASES = {"moe": moe_case, "grouped_mlp": mlp_case}
+def routed_case(device):
+    (x, logits, *weights), experts = moe_case(device)[1], torch.randint(0, E, (T, TOP_K))
+
+    def run(x, prob, w1, w2):
+        return OPS.routed_experts(x, experts.to(device), prob, E, [w1], [], [w2], [])
+
+    return run, [x, torch.rand(T, TOP_K, device=device).requires_grad_(), *weights]
+
+
+CASES = {"moe": moe_case, "grouped_mlp": mlp_case, "routed_experts": routed_case}
 
 
 def gradients(run, leaves, **options):
@@ -111,9 +120,7 @@ def test_compiled_code_keeps_it(case, device):
 
 
 def test_the_schema_says_so(device):
-    for case in CASES.values():
-        run, leaves = case(device)
-        name = "moe" if case is moe_case else "grouped_mlp"
+    for name in CASES:
         schemas = [getattr(OPS, f"{name}_backward").default._schema,
                    getattr(OPS, f"{name}_backward").overwrite_saved._schema]
         written = [[a.name for a in s.arguments if a.alias_info and a.alias_info.is_write]

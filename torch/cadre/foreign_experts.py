@@ -152,11 +152,12 @@ def _longcat(self: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weight
     y = (hidden_states * unchanged).to(hidden_states.dtype)
     if count == 0:
         return y
-    routed = _routed(hidden_states, count, top_k_index, top_k_weights)
-    weights = self.gate_up_proj[:count], self.down_proj
-    rows = _mlp(routed.rows, routed.offsets, routed.prob, weights,
-                activation_of(_Gate(self.act_fn)))
-    return y + _ops.combine(rows, *routed.back).to(y.dtype)
+    weights = [self.gate_up_proj[:count]], [], [self.down_proj], []
+    routed: Tensor = _ops.routed_experts(
+        hidden_states, top_k_index, top_k_weights.float(), count, *weights,
+        activation=activation_of(_Gate(self.act_fn)),
+        recipe=words_for(active_recipe(), hidden_states))[0]
+    return y + routed.to(y.dtype)
 
 
 # DBRX: gate w1, up v1 and down w2 are [E F, H] each.

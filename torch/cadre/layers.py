@@ -157,14 +157,16 @@ def _moe_bounds(*key) -> tuple[int, ...]:
     return tuple(torch.ops.cadre._moe_memory_bounds(*key))
 
 
-def moe_bounds(x: Tensor, logits: Tensor, top_k: int, weight1: Sequence[Tensor],
+def moe_bounds(x: Tensor, experts: int, top_k: int, weight1: Sequence[Tensor],
                bias1: Sequence[Tensor], weight2: Sequence[Tensor], bias2: Sequence[Tensor], *,
-               shared_weight2: Tensor | None, shared_gate: Tensor | None, wants: Wants,
-               activation: str, recipe: str, keep_h: bool, keep_rows: bool) -> tuple[int, ...]:
-    """Bytes that an expert layer keeps beside x, logits, experts and offsets. Of T tokens `saved`
-    takes the first plus T times the second, `pending` the third plus T times the fourth."""
+               wants: Wants, activation: str, recipe: str, keep_h: bool, keep_rows: bool,
+               shared_weight2: Tensor | None = None, shared_gate: Tensor | None = None
+               ) -> tuple[int, ...]:
+    """Bytes that an expert layer keeps beside x, logits, experts and offsets, whether it has made
+    the routing or was given it. Of T tokens `saved` takes the first plus T times the second,
+    `pending` the third plus T times the fourth."""
     return _moe_bounds(_size_along(weight1[0], -1), _size_along(weight2[0], -1),
-                       _size_along(logits, 1), top_k, x.dtype, weight1[0].dtype,
+                       experts, top_k, x.dtype, weight1[0].dtype,
                        (bool(bias1), bool(bias2)), tuple(wants), activation, recipe, keep_h,
                        keep_rows, 0 if shared_weight2 is None else _size_along(shared_weight2, 1),
                        shared_gate is not None, _device(x))
@@ -179,7 +181,7 @@ def _fake(x, logits, top_k, expert_bias, weight1, bias1, weight2, bias2, *, shar
       shared_weight2=None, shared_gate=None, rng=None, wants=NO_MOE_WANTS, routing="softmax",
       activation="swiglu", recipe="", keep_h=False, keep_rows=False):
     tokens, experts = logits.shape
-    begin, row, _, _ = moe_bounds(x, logits, top_k, weight1, bias1, weight2, bias2,
+    begin, row, _, _ = moe_bounds(x, _size_along(logits, 1), top_k, weight1, bias1, weight2, bias2,
                                   shared_weight2=shared_weight2, shared_gate=shared_gate,
                                   wants=wants, activation=activation, recipe=recipe,
                                   keep_h=keep_h, keep_rows=keep_rows)
@@ -195,10 +197,10 @@ def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, wei
       shared_weight1=None, shared_weight2=None, shared_gate=None, rng=None, wants=ALL_MOE_WANTS,
       deferred=False, routing="softmax", activation="swiglu", recipe="", keep_h=False,
       keep_rows=False):
-    _, _, begin, row = moe_bounds(x, logits, _size_along(experts, 1), weight1, bias1, weight2,
-                                  bias2, shared_weight2=shared_weight2, shared_gate=shared_gate,
-                                  wants=wants, activation=activation, recipe=recipe,
-                                  keep_h=keep_h, keep_rows=keep_rows)
+    _, _, begin, row = moe_bounds(x, _size_along(logits, 1), _size_along(experts, 1), weight1,
+                                  bias1, weight2, bias2, shared_weight2=shared_weight2,
+                                  shared_gate=shared_gate, wants=wants, activation=activation,
+                                  recipe=recipe, keep_h=keep_h, keep_rows=keep_rows)
 
     def like(wanted, t):
         return t.new_empty(tuple(t.shape)) if wanted else _none(t)
@@ -214,6 +216,29 @@ def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, wei
             _like_shared(wants[3] and not deferred, shared_weight2, x),
             x.new_empty((x.shape[0] if shared_gate is not None and wants[1] else 0,),
                         dtype=torch.float32))
+
+
+@register_fake("routed_experts")
+def _fake(x, experts, prob, num_experts, weight1, bias1, weight2, bias2, *, rng=None,
+      wants=NO_MOE_WANTS, activation="swiglu", recipe="", keep_h=False, keep_rows=False):
+    begin, row, _, _ = moe_bounds(x, num_experts, _size_along(experts, 1), weight1, bias1, weight2,
+                                  bias2, wants=wants, activation=activation, recipe=recipe,
+                                  keep_h=keep_h, keep_rows=keep_rows)
+    return (x.new_empty(tuple(x.shape)), x.new_empty((num_experts + 1,), dtype=torch.int32),
+            _bytes(x, begin + row * x.shape[0]))
+
+
+@register_fake("routed_experts_backward.overwrite_saved")
+@register_fake("routed_experts_backward")
+def _fake(dout, x, offsets, saved, top_k, weight1, bias1, weight2, bias2, *, rng=None,
+      wants=ALL_MOE_WANTS, activation="swiglu", recipe="", keep_h=False, keep_rows=False):
+    def all_like(wanted, tensors):
+        return _like(tensors) if wanted else []
+
+    dprob = x.new_empty((x.shape[0] if wants[1] else 0, top_k), dtype=torch.float32)
+    return (x.new_empty(tuple(x.shape)) if wants[0] else _none(x), dprob,
+            all_like(wants[2], weight1), all_like(wants[4], bias1), all_like(wants[3], weight2),
+            all_like(wants[4], bias2))
 
 
 def _writes(*_args, **_kwargs) -> None:

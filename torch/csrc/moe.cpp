@@ -139,21 +139,12 @@ struct MoeBackwardInputs {
   const Tensor& saved;
 };
 
-bool computes(const MoeProblem& p) {
-  return p.dgrad || p.dlogits || p.wgrad1 || p.wgrad2 || (p.dbias && (p.bias1 || p.bias2));
-}
-
-/// dout as a plan of that alignment reads it: products may gather its rows.
-Tensor read_dout(const Tensor& dout, int align) {
-  const Tensor rows = rows_of(dout, "dout");
-  return alignment({rows}) < align ? rows.clone(at::MemoryFormat::Contiguous) : rows;
-}
-
 void run_backward(const MoeCall& call, const MoeProblem& p, const MoeBackwardInputs& in,
                   const MoeGradients& to) {
-  if (!computes(p)) return;
+  if (!learns(p)) return;
   MoeLaunch moe(call, p);
-  const Tensor dout = read_dout(in.dout, p.options.align), saved = aligned(in.saved, "saved");
+  const Tensor dout = rows_for(in.dout, "dout", p.options.align),
+               saved = aligned(in.saved, "saved");
   moe.args.dout = view(dout, call.x, "dout");
   require_same_device(call.x, saved, "saved");
   require_same_device(call.x, to.pending, "pending");
@@ -313,7 +304,7 @@ void moe_wgrad_out(const Tensor& x, const Tensor& logits, const Tensor& experts,
     const Tensor aligned_pending = aligned(pending, "pending");
     check_shared_dw(call, p, {dout, dshared1, dshared2}, dweight1[0]);
     const Tensor none, &ds1 = shared1 ? *dshared1 : none, &ds2 = shared1 ? *dshared2 : none;
-    const Tensor dy = shared1 ? read_dout(*dout, p.options.align) : none;
+    const Tensor dy = shared1 ? rows_for(*dout, "dout", p.options.align) : none;
     p.options.align = std::min(p.options.align, alignment({ds1, ds2}));
     MoeLaunch moe(call, p);
     if (shared1) moe.args.dout = view(dy, x, "dout");

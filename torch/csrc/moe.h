@@ -30,11 +30,32 @@ struct MoeCall {
   bool keep_rows = false;
 };
 
+/// What both directions of an expert layer are called with whose tokens have chosen.
+struct RoutedCall {
+  const at::Tensor& x;        ///< [T, H], contiguous
+  int64_t top_k;              ///< choices of a token
+  const at::Tensor& offsets;  ///< [E + 1], written by forward
+  at::TensorList weight1, bias1, weight2, bias2;
+  const std::optional<at::Tensor>& rng;  ///< [2] int64: seed and offset
+  MoeWants wants;
+  std::string_view activation;
+  std::string_view recipe;
+  bool keep_h = false;
+  bool keep_rows = false;
+};
+
 /// The choice that words such as "sigmoid normalize=yes scale=2.5" state: no sizes.
 /// Errors    ValueError with the words it takes.
 const RoutingProblem& routing_of(std::string_view words);
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.
 MoeProblem problem_of(const MoeCall&);
+MoeProblem problem_of(const RoutedCall&);
+
+/// Whether backward has anything to compute.
+bool learns(const MoeProblem&);
+
+/// Rows as a plan of that alignment reads them: products may gather them.
+at::Tensor rows_for(const at::Tensor&, const char* what, int align);
 
 }  // namespace cadre::door

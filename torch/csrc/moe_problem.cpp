@@ -115,30 +115,52 @@ const RoutingProblem& routing_of(std::string_view words) {
   return problem;
 }
 
-MoeProblem problem_of(const MoeCall& call) {
-  require(call.logits, {"logits", {call.x.size(0), call.offsets.size(0) - 1}, call.x});
+/// The experts of any of these calls.
+static GroupedMlpProblem mlp_of(const auto& call) {
   const std::optional<at::Tensor> none;
   const auto& [dx, dlogits, dw1, dw2, dbias] = call.wants;
-  const GroupedMlpProblem mlp = problem_of({call.x,
-                                            call.offsets,
-                                            none,
-                                            call.weight1,
-                                            call.bias1,
-                                            call.weight2,
-                                            call.bias2,
-                                            none,
-                                            call.rng,
-                                            {dx, dlogits, dw1, dw2, dbias, false},
-                                            call.activation,
-                                            call.recipe,
-                                            call.keep_h});
-  MoeProblem p = problem_of(mlp, routing_of(call.routing));
+  return problem_of(MlpCall{call.x,
+                            call.offsets,
+                            none,
+                            call.weight1,
+                            call.bias1,
+                            call.weight2,
+                            call.bias2,
+                            none,
+                            call.rng,
+                            {dx, dlogits, dw1, dw2, dbias, false},
+                            call.activation,
+                            call.recipe,
+                            call.keep_h});
+}
+
+MoeProblem problem_of(const RoutedCall& call) {
+  MoeProblem p = problem_of(mlp_of(call), {});
+  p.routed = true;
+  p.tokens = call.x.size(0);
+  p.top_k = int_of(call.top_k, "top_k");
+  p.keep_rows = call.keep_rows;
+  return p;
+}
+
+MoeProblem problem_of(const MoeCall& call) {
+  require(call.logits, {"logits", {call.x.size(0), call.offsets.size(0) - 1}, call.x});
+  MoeProblem p = problem_of(mlp_of(call), routing_of(call.routing));
   p.tokens = call.x.size(0);
   p.top_k = int(call.experts.size(1));
   p.logits = float_type(call.logits.scalar_type(), "logits");
   p.keep_rows = call.keep_rows;
   add_shared_expert(p, call);
   return p;
+}
+
+bool learns(const MoeProblem& p) {
+  return p.dgrad || p.dlogits || p.wgrad1 || p.wgrad2 || (p.dbias && (p.bias1 || p.bias2));
+}
+
+at::Tensor rows_for(const at::Tensor& t, const char* what, int align) {
+  const at::Tensor rows = rows_of(t, what);
+  return alignment({rows}) < align ? rows.clone(at::MemoryFormat::Contiguous) : rows;
 }
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
