@@ -258,3 +258,22 @@ def test_distributed_tensors(one_rank):
             continue
         layer(x, counts).sum().backward()
         assert torch.equal(layer.weight.grad.to_local(), plain.weight.grad)
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_marks_of_parameters_that_are_attached_later(device, delay):
+    """A weight that a trainer shares with the layer, or that takes the place of E others."""
+    layers = [module(device, delay_wgrad_compute=delay),
+              cadre.GroupedMLP(5, 24, 40, device=device, delay_wgrad_compute=delay),
+              cadre.ops.GroupedLinear(5, 24, 40, device=device, delay_wgrad_compute=delay,
+                                      single_grouped_weight=True)]
+    for layer, weight in zip(layers, ("weight", "w2", "weight")):
+        setattr(layer, weight, torch.nn.Parameter(getattr(layer, weight).detach().clone()))
+        assert hasattr(getattr(layer, weight), "skip_backward_post_hook") == delay
+    shell = module("meta", packed=False, delay_wgrad_compute=delay)
+    for e in range(5):
+        shell.register_parameter(f"weight{e}", None)
+    shell.register_parameter("weight", layers[0].weight)
+    assert hasattr(shell.weight, "skip_backward_post_hook") == delay
+    layers[2].bias0 = torch.nn.Parameter(torch.zeros(40, device=device))
+    assert not hasattr(layers[2].bias0, "skip_backward_post_hook")

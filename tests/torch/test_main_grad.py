@@ -150,6 +150,26 @@ def test_stand_ins_are_not_one_tensor_with_a_gradient(data):
     assert torch.all(layer.weight1.grad == 0)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("delay", [True, False])
+@pytest.mark.parametrize("zero", [True, False])
+def test_stand_ins_are_not_copied(data, packed, delay, zero):
+    """Autograd makes the stand-in itself the .grad; a copy would cost the weights' bytes twice."""
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True,
+                                  delay_wgrad_compute=delay))
+    seen = {}
+    for w in weights_of(layer):
+        w.zero_out_wgrad = zero
+        w.register_hook(lambda grad, w=w: seen.__setitem__(w, grad.data_ptr()))
+    for _ in range(2):
+        step(layer, data)
+        if delay:
+            layer.backward_dw()
+        assert [w.grad.data_ptr() for w in weights_of(layer)] == [
+            seen[w] for w in weights_of(layer)]
+        layer.zero_grad()
+
+
 def test_main_grad_is_asked_for_in_backward(data):
     """Every expert of a sharded layer says where its buffer is now."""
     layer = module(data[0].device, packed=False, fuse_wgrad_accumulation=True)

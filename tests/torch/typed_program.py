@@ -118,8 +118,11 @@ def operations(x: Tensor, counts: list[int]) -> Tensor:
                                          ops.QGEGLU(), ops.SiTUGLU(beta1=2.0)]
     scaled: list[ops.Activation] = [ops.ScaledSwiGLU(), ops.ScaledClampedQGeGLU(32),
                                     ops.ScaledSReLU(), ops.ScaledSiTUGLU()]
-    others: list[ops.Operation] = [ops.Identity(), ops.Bias(H), ops.MakeExtraOutput(),
-                                   ops.AddExtraInput(in_place=True), *activations]
+    around: ops.MakeExtraOutput = ops.MakeExtraOutput().set_extra_output_channel(
+        0, "around", output_to_caller=False)
+    others: list[ops.Operation] = [
+        ops.Identity(), ops.Bias(H), around, ops.AddExtraInput(in_place=True),
+        ops.AddExtraInput().set_extra_input_channel(0, "around"), *activations]
     print([activation.gated for activation in activations + scaled], len(others))
     up, down = (ops.GroupedLinear(E, H, 2 * F, device="cpu"), ops.GroupedLinear(E, F, H,
                                                                               device="cpu"))

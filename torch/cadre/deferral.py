@@ -28,6 +28,17 @@ class DeferredGradients(nn.Module):
         super().__init__()
         self._wgrad_hooks: list[Callable[[], Any]] = []
 
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Marks what is attached later, too: trainers look for the mark where they install
+        hooks."""
+        super().register_parameter(name, param)
+        if param is not None and self.delay_wgrad_compute and self._is_marked(name):
+            param.skip_backward_post_hook = True
+
+    def _is_marked(self, name: str) -> bool:
+        """Whether a parameter gets its gradient from `backward_dw`, as trainers are told."""
+        return name.startswith("w")
+
     def _memories(self) -> Sequence[Memory]:
         """Of its linears, the last first."""
         raise NotImplementedError

@@ -167,16 +167,17 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         for e in range(self.num_gemms):
             for stem, shape in shapes.items():
                 if not packed[stem]:
-                    self._register(stem, f"{stem}{e}", shape, device)
+                    self._register(f"{stem}{e}", shape, device)
         for stem, shape in shapes.items():
             if packed[stem]:
-                self._register(stem, stem, (self.num_gemms, *shape), device)
+                self._register(stem, (self.num_gemms, *shape), device)
 
-    def _register(self, stem: str, name: str, shape: tuple[int, ...], device: Any) -> None:
-        parameter = nn.Parameter(torch.empty(shape, dtype=self.params_dtype, device=device))
-        if self.delay_wgrad_compute and (stem == "weight" or self.marks_biases):
-            parameter.skip_backward_post_hook = True
-        self.register_parameter(name, parameter)
+    def _register(self, name: str, shape: tuple[int, ...], device: Any) -> None:
+        self.register_parameter(name, nn.Parameter(
+            torch.empty(shape, dtype=self.params_dtype, device=device)))
+
+    def _is_marked(self, name: str) -> bool:
+        return name.startswith("weight") or self.marks_biases and name.startswith("bias")
 
     def _parameters_of(self, stem: str) -> list[Tensor]:
         """One packed, or E: whatever is registered now, because trainers exchange parameters."""

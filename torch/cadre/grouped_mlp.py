@@ -224,8 +224,6 @@ class GroupedMLP(DeferredGradients):
             wanted = bias or name.startswith("w")
             self.register_parameter(name, nn.Parameter(
                 torch.empty(shape, device=device, dtype=dtype)) if wanted else None)
-        if delay_wgrad_compute:
-            self.w1.skip_backward_post_hook = self.w2.skip_backward_post_hook = True
         if not self.w1.is_meta:
             self.reset_parameters()
 

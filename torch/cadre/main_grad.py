@@ -103,21 +103,11 @@ def mark_added(weight: Sequence[Parameter]) -> list[Tensor | None]:
     return [_stand_in(w) if w.requires_grad else None for w in weight]
 
 
-_stand_ins: dict[tuple, Tensor] = {}
-
-
 def _stand_in(weight: Parameter) -> Tensor | None:
+    """New each time: autograd makes it the .grad, where it would copy a tensor that somebody else
+    holds, too."""
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
-    zero = bool(getattr(weight, "zero_out_wgrad", False))
-    key = (weight.shape, weight.dtype, weight.device, zero)
-    known = _stand_ins.get(key)
-    if known is not None:
-        return known
-    make = torch.zeros if zero else torch.empty
-    made = make(weight.shape, dtype=weight.dtype, device=weight.device)
-    # Memory of a graph that is being captured has no content until the graph is replayed.
-    if weight.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
-        _stand_ins[key] = made
-    return made
+    make = torch.zeros if getattr(weight, "zero_out_wgrad", False) else torch.empty
+    return make(weight.shape, dtype=weight.dtype, device=weight.device)

@@ -1,29 +1,75 @@
 """What the operations of `cadre.ops` have in common, and those that compute next to nothing."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from .devices import default_device
-from .dtypes import kind_of, require_factor, require_float, require_rows, require_sizes
+from .dtypes import (
+    kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
 from .layouts import EmptyExtraState
+
+_Op = TypeVar("_Op", bound="Operation")
 
 
 class Operation(EmptyExtraState):
     """A module of a row of operations: `forward(input, *extra_inputs)` gives the main output, or a
-    tuple of it and of num_extra_outputs others."""
+    tuple of it and of num_extra_outputs others.
+
+    In a `Sequential`, an extra output may have a channel, and extra inputs of operations behind it
+    the same one: they are then given what it gives, and not what the caller gives.
+    """
 
     num_extra_inputs: int = 0
     num_extra_outputs: int = 0
     op_keys: tuple[str, ...] = ()  # what op_kwargs may give it
+    _input_channels: Mapping[int, str] = {}
+    _output_channels: Mapping[int, tuple[str, bool]] = {}  # and whether the caller gets it, too
 
     def __init__(self) -> None:
         super().__init__()
 
+    def set_extra_input_channel(self: _Op, index: int, channel: str | None) -> _Op:
+        """Takes the extra input from a channel; None: from the caller again. Returns self.
+
+        Errors: IndexError for an index that is not there; ValueError for a channel that is no
+        name; TypeError for an index that is no int."""
+        _require_channel("inputs", self, index, self.num_extra_inputs, channel)
+        self._input_channels = _with(self._input_channels, index, channel)
+        return self
+
+    def set_extra_output_channel(self: _Op, index: int, channel: str | None, *,
+                                 output_to_caller: bool = True) -> _Op:
+        """Gives the extra output to a channel, and to the caller, too, unless output_to_caller is
+        False; None: to the caller alone. Returns self.
+
+        Errors: as set_extra_input_channel, and TypeError for what is no bool."""
+        _require_channel("outputs", self, index, self.num_extra_outputs, channel)
+        require_bools(output_to_caller=output_to_caller)
+        named = None if channel is None else (channel, output_to_caller)
+        self._output_channels = _with(self._output_channels, index, named)
+        return self
+
     if TYPE_CHECKING:
 
         def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def _require_channel(slots: str, op: Operation, index: int, there: int, channel: Any) -> None:
+    if not isinstance(index, int):
+        raise TypeError(f"index is {kind_of(index)}, must be an int")
+    if not 0 <= index < there:
+        raise IndexError(f"index is {index}, must be less than {there} and not negative; "
+                         f"{type(op).__name__} has {there} extra {slots}")
+    if channel is not None and not (isinstance(channel, str) and channel):
+        raise ValueError(f"channel is {channel!r}, must be a name or None")
+
+
+def _with(channels: Mapping[int, Any], index: int, channel: Any) -> Mapping[int, Any]:
+    others = {i: other for i, other in channels.items() if i != index}
+    return others if channel is None else others | {index: channel}
 
 
 class Identity(Operation):
@@ -82,7 +128,7 @@ class Bias(Operation):
 class MakeExtraOutput(Operation):
     """Its input, and the same once more as an extra output of the row. The input's gradient is the
     sum of both. in_place: the sum is written into the gradient of the extra output, which
-    nobody else may need."""
+    nobody else may need; not where it has a channel."""
 
     num_extra_outputs: int = 1
 
@@ -91,11 +137,13 @@ class MakeExtraOutput(Operation):
         self.in_place = in_place
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        return _Twice.apply(input) if self.in_place else (input, input.view_as(input))
+        in_place = self.in_place and not self._output_channels
+        return _Twice.apply(input) if in_place else (input, input.view_as(input))
 
 
 class AddExtraInput(Operation):
-    """The sum of its input and of an extra input, in the extra input's place if in_place."""
+    """The sum of its input and of an extra input, in the extra input's place if in_place and it has
+    no channel."""
 
     num_extra_inputs: int = 1
 
@@ -109,7 +157,7 @@ class AddExtraInput(Operation):
         require_factor("extra_input", extra_input)
         if extra_input is None:
             raise TypeError(f"extra_input is {kind_of(extra_input)}, must be a tensor")
-        if not self.in_place:
+        if not self.in_place or self._input_channels:
             return extra_input + input
         if extra_input.shape != input.shape:
             raise ValueError(f"extra_input has shape {list(extra_input.shape)}, must be "

@@ -108,6 +108,35 @@ class _Bound(NamedTuple):
     arguments: Mapping[str, Tensor]
 
 
+class _Channel(NamedTuple):
+    """In the place of an extra input that an operation ahead of it makes."""
+
+    name: str
+
+
+class _ExtraOutputs:
+    """What the operations made so far beside their results."""
+
+    def __init__(self) -> None:
+        self.of_caller: list[Tensor] = []
+        self._of_channels: dict[str, Tensor] = {}
+
+    def take(self, op: Operation, made: Sequence[Tensor]) -> None:
+        for index, tensor in enumerate(made):
+            channel, to_caller = op._output_channels.get(index, ("", True))
+            if channel:
+                self._of_channels[channel] = tensor
+            if to_caller:
+                self.of_caller.append(tensor)
+
+    def given_to(self, bound: _Bound) -> _Bound:
+        """With tensors for channels."""
+        if not any(isinstance(e, _Channel) for e in bound.extra):
+            return bound
+        return bound._replace(extra=tuple(
+            self._of_channels[e.name] if isinstance(e, _Channel) else e for e in bound.extra))
+
+
 class Sequential(nn.Sequential):
     """Operations and other modules in a row: `Sequential(GroupedLinear(...), ScaledSwiGLU(), ...)`,
     or a dict of them, by name. Modules that are no operations of `cadre.ops` run as they are.
@@ -147,23 +176,25 @@ class Sequential(nn.Sequential):
         """The result of the last module; with a MakeExtraOutput in the row (result, extra outputs
         in their order).
 
-        extra_inputs: what the operations take, in their order: the counts of a GroupedLinear (rows
-            of each expert), then its scales if it has scale_bias; the scales of a scaled
-            activation; what an AddExtraInput adds. The same counts object may be given to all.
+        extra_inputs: what the operations take, in their order, but for what has a channel: the
+            counts of a GroupedLinear (rows of each expert), then its scales if it has scale_bias;
+            the scales of a scaled activation; what an AddExtraInput adds. The same counts object
+            may be given to all.
         op_kwargs: arguments of single operations: {operation: {key: value}}, the operation itself
             or its index among the modules of the row, as in `self[index]`, negative from the end.
             A GroupedLinear takes OUTPUT_BUFFER_KEY and GRAD_INPUT_BUFFER_KEY.
 
-        Errors: ValueError for a wrong number of extra inputs, a target that is no operation of the
-        row, and a key that it does not take; RuntimeError for activation_recompute_in_mlp where
-        the three are not one grouped_mlp; and what the operations raise.
+        Errors: ValueError for a wrong number of extra inputs, a channel that no operation ahead or
+        more than one fills, a target that is no operation of the row, and a key that it does not
+        take; RuntimeError for activation_recompute_in_mlp where the three are not one grouped_mlp;
+        and what the operations raise.
         """
         row = self._bind(extra_inputs, op_kwargs)
         ready: list[tuple[Any, Offsets]] = []
-        extra_outputs: list[Tensor] = []
+        outputs = _ExtraOutputs()
         x, at, offsets = input, 0, None
         for step in _steps(row):
-            bound = row[at:at + len(step.modules)]
+            bound = [outputs.given_to(b) for b in row[at:at + len(step.modules)]]
             at += len(step.modules)
             op = bound[0].module
             if step.name in ("grouped_mlp", "grouped_linear"):
@@ -181,8 +212,8 @@ class Sequential(nn.Sequential):
                 x, offsets = op(x), None
             if isinstance(op, Operation) and op.num_extra_outputs:
                 x, *more = x
-                extra_outputs += more
-        return (x, *extra_outputs) if extra_outputs else x
+                outputs.take(op, more)
+        return (x, *outputs.of_caller) if outputs.of_caller else x
 
     def plan(self, *extra_inputs: Any,
              op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None = None) -> list[Step]:
@@ -193,19 +224,41 @@ class Sequential(nn.Sequential):
     def _bind(self, extra_inputs: Sequence[Any],
               op_kwargs: Mapping[nn.Module | int, Mapping[str, Tensor]] | None) -> list[_Bound]:
         """The modules, each with its extra inputs and arguments."""
-        ops = [m for m in self if isinstance(m, Operation)]
         arguments = _arguments(list(self), op_kwargs or {})
-        wanted = sum(op.num_extra_inputs for op in ops)
-        if len(extra_inputs) != wanted:
-            each = ", ".join(f"{type(op).__name__} {op.num_extra_inputs}" for op in ops)
-            raise ValueError(f"{len(extra_inputs)} extra inputs are given, must be {wanted}; the "
-                             f"operations take {each}")
-        row, used = [], 0
-        for module, given in zip(self, arguments):
-            end = used + (module.num_extra_inputs if isinstance(module, Operation) else 0)
-            row.append(_Bound(module, tuple(extra_inputs[used:end]), given))
-            used = end
-        return row
+        slots, free = _slots(list(self)), iter(extra_inputs)
+        wanted = [sum(slot is None for slot in of_op) for of_op in slots]
+        if len(extra_inputs) != sum(wanted):
+            each = ", ".join(f"{type(op).__name__} {count}" for op, count in zip(self, wanted)
+                             if isinstance(op, Operation))
+            raise ValueError(f"{len(extra_inputs)} extra inputs are given, must be {sum(wanted)}; "
+                             f"the operations take {each}")
+        return [_Bound(module, tuple(next(free) if slot is None else slot for slot in of_op), given)
+                for module, of_op, given in zip(self, slots, arguments)]
+
+
+def _slots(row: list[nn.Module]) -> list[list[_Channel | None]]:
+    """The extra inputs of each module: None where the caller gives them. One object stands for a
+    channel, whoever reads it."""
+    made: dict[str, _Channel] = {}
+    found = []
+    for index, op in enumerate(row):
+        if not isinstance(op, Operation):
+            found.append([])
+            continue
+        channels = [op._input_channels.get(slot) for slot in range(op.num_extra_inputs)]
+        for name in channels:
+            if name is not None and name not in made:
+                raise ValueError(f"channel of an extra input of module {index} "
+                                 f"({type(op).__name__}) is {name!r}, must be that of an extra "
+                                 f"output ahead of it: {', '.join(map(repr, made)) or 'none'}")
+        found.append([None if name is None else made[name] for name in channels])
+        for name, _ in op._output_channels.values():
+            if name in made:
+                raise ValueError(f"channel of an extra output of module {index} "
+                                 f"({type(op).__name__}) is {name!r}, must be its own; another "
+                                 "extra output has it, too")
+            made[name] = _Channel(name)
+    return found
 
 
 def _arguments(row: list[nn.Module], op_kwargs: Mapping[Any, Mapping[str, Tensor]]
