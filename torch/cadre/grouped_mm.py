@@ -176,3 +176,17 @@ def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,
     shape = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
     if tuple(out.shape) != shape:
         raise ValueError(f"grouped_mm: out has shape {list(out.shape)}, must be {list(shape)}")
+    if not out.is_contiguous() and _overlaps(out):
+        raise ValueError(f"grouped_mm: out has strides {list(out.stride())}, must have a place for "
+                         "each element; some would be written twice")
+
+
+def _overlaps(t: Tensor) -> bool:
+    """Whether a dimension's step may lead into what those of smaller steps reach."""
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False

@@ -11,6 +11,7 @@ beyond offsets[E] are the tail.
 """
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -18,7 +19,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .dtypes import with_article
+from .dtypes import kind_of, with_article
 from .fakes import register_fake
 from .host_numbers import may_look, require_offsets
 
@@ -39,14 +40,27 @@ def names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
         try:
             return function(*args, **kwargs)
         except RuntimeError as error:
-            found = _WRONG_TYPE.search(str(error))
+            found = _WRONG_TYPE.search(str(error)) or _missing(function, args, kwargs)
             if found is None:
                 raise
-            must, name, got = found.groups()
+            must, name, got = found if isinstance(found, tuple) else found.groups()
+            if name.endswith("dtype"):  # an operator has numbers for them
+                must = must.replace("int", "torch.dtype")
             raise TypeError(f"{function.__name__}: {name} is {with_article(got)}, must be "
                             f"{with_article(must)}") from None
 
     return call
+
+
+def _missing(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]
+             ) -> tuple[str, str, str] | None:
+    """What there must be, the argument that is None instead, and the type of that: operators take
+    None for a tensor without a device."""
+    wanted = inspect.signature(function)
+    for name, given in wanted.bind(*args, **kwargs).arguments.items():
+        if given is None and wanted.parameters[name].annotation is Tensor:
+            return "Tensor", name, "NoneType"
+    return None
 
 
 class Offsets(NamedTuple):
@@ -74,11 +88,13 @@ AnyOffsets = Tensor | Offsets | RoutingOffsets
 
 
 def tensor_of(offsets: AnyOffsets, shape: Sequence[int]) -> Tensor:
-    """int32 [E + 1], of rows of that shape. Errors: ValueError for numbers on the host that are no
-    offsets of these; tensors of other types and shapes are left to the operator."""
+    """int32 [E + 1], of rows of that shape. Errors: TypeError for None; ValueError for numbers on
+    the host that are no offsets of these; other types and shapes are left to the operator."""
     made_here = False
     if isinstance(offsets, (Offsets, RoutingOffsets)):
         made_here, offsets = offsets.status is not None, offsets.offsets
+    if offsets is None:
+        raise TypeError("offsets is None, must be a tensor, cadre.Offsets or cadre.RoutingOffsets")
     if (isinstance(offsets, Tensor) and may_look(offsets) and offsets.dtype == torch.int32
             and offsets.dim() == 1 and offsets.shape[0] > 0
             and isinstance(shape, Sequence) and shape):
@@ -239,6 +255,12 @@ def dequantize(quantized: Quantized, offsets: AnyOffsets | None, format: str,
     """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what
     was quantised, [R, C] or [E, N, K]; a Hadamard transform is not undone, and its blocks come back
     whole. Raises ValueError or NotImplementedError as `quantize`."""
+    if not isinstance(quantized, tuple) or len(quantized) != 3:
+        found = kind_of(quantized)
+        if isinstance(quantized, tuple):
+            found += f" of {len(quantized)}"
+        raise TypeError(f"dequantize: quantized is {found}, must be cadre.Quantized: codes, scales "
+                        "and expert_scale")
     given = None if offsets is None else tensor_of(offsets, shape)
     return _ops.dequantize(*quantized, given, format, axis, shape, dtype)
 
