@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .dtypes import kind_of
+from .dtypes import kind_of, require_sizes
 
 __all__ = ["LAYOUTS", "Layout", "convert", "deinterleave", "interleave"]
 
@@ -141,6 +141,8 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
     if kinds[source] != kinds[target]:
         raise ValueError(f"checkpoints: target is {target!r}, must be a layout of {kinds[source]}, "
                          f"as {source!r} is")
+    if experts is not None:
+        require_sizes(**{"checkpoints: experts": experts})
     if layers is None and not LAYOUTS[source].container:
         layers = [""]
     return _Converted(_merged(state), LAYOUTS[source], LAYOUTS[target], experts, layers)
@@ -193,8 +195,11 @@ def _require_blocks(features: int, size: int) -> None:
 def _merged(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     if isinstance(state, Mapping):
         return state
-    shards, seen = list(state), set()
+    shards, seen = list(state) if isinstance(state, Iterable) else [state], set()
     for shard in shards:
+        if not hasattr(shard, "keys"):
+            raise TypeError(f"checkpoints: state is or has {kind_of(shard)}, must be a dict of "
+                            "tensors, or several")
         if twice := seen & shard.keys():
             raise ValueError(f"checkpoints: {_some(twice)} are duplicate, must be in one shard")
         seen.update(shard)
