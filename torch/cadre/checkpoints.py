@@ -141,6 +141,8 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
     if kinds[source] != kinds[target]:
         raise ValueError(f"checkpoints: target is {target!r}, must be a layout of {kinds[source]}, "
                          f"as {source!r} is")
+    if isinstance(layers, str):
+        raise TypeError("checkpoints: layers is a str, must be a list of names")
     if experts is not None:
         require_sizes(**{"checkpoints: experts": experts})
     if layers is None and not LAYOUTS[source].container:
@@ -166,6 +168,8 @@ def deinterleave(gate_up: Tensor, size: int = 32, dim: int = 0) -> Tensor:
 
 def _split(gate_up: Tensor, size: int, dim: int) -> tuple[Tensor, Tensor]:
     """Gate and up; views unless size is 2 or more."""
+    if not isinstance(gate_up, Tensor):
+        raise TypeError(f"checkpoints: gate_up is {kind_of(gate_up)}, must be a tensor")
     if not -gate_up.dim() <= dim < gate_up.dim():
         raise ValueError(f"checkpoints: dim is {dim}, must be {-gate_up.dim()} to "
                          f"{gate_up.dim() - 1}; gate_up has {gate_up.dim()} dimensions")

@@ -163,6 +163,8 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
     logits: [T, E] fp32, bf16 or fp16. score: "softmax", "topk_softmax" or "sigmoid". expert_bias:
     fp32 [E], added for the choice only. Raises ValueError for shapes, dtypes and sizes that do not
     fit together."""
+    if isinstance(scale, Tensor):
+        raise TypeError("routing: scale is a Tensor, must be a float, which has no gradient")
     return Routing(*_ops.routing(logits, top_k, score, normalize, scale, expert_bias, groups,
                                  group_top_k))
 
