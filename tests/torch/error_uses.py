@@ -154,6 +154,7 @@ cadre.autocast(recipe="fp9")
 cadre.autocast(recipe=3)
 cadre.autocast(recipe=theirs)
 cadre.Recipe("mxfp8", wgrad="fp9")
+cadre.Recipe("mxfp8,wgrad=bf16", wgrad="f32")
 cadre.Recipe(3)
 """
 
@@ -368,6 +369,7 @@ cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, 
     dtype=torch.float64)
 cadre.grouped_gemm(x.double(), w, offsets)
 cadre.grouped_gemm(x, w, offsets, "sums")
+cadre.grouped_gemm(x.to("meta"), w.to("meta"), offsets.to("meta"), "sums")
 cadre.grouped_gemm(x[0], w, offsets)
 cadre.grouped_gemm(x, [], offsets)
 cadre.grouped_gemm(x, w[0, 0], offsets)

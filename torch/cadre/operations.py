@@ -349,8 +349,10 @@ def _fake(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, o
     rows = lhs.shape[0]
     shape = {"fprop": lambda: (rows, rhs[0].shape[-2]),
              "dgrad": lambda: (rows, rhs[0].shape[-1]),
-             "wgrad": lambda: (offsets.shape[0] - 1, lhs.shape[1], rhs[0].shape[1])}[which]()
-    return lhs.new_empty(shape, dtype=out_dtype or lhs.dtype)
+             "wgrad": lambda: (offsets.shape[0] - 1, lhs.shape[1], rhs[0].shape[1])}.get(which)
+    if shape is None:
+        raise ValueError(f"which is {which!r}, must be fprop, dgrad or wgrad")
+    return lhs.new_empty(shape(), dtype=out_dtype or lhs.dtype)
 
 
 @register_fake("scaled_grouped_mm")
