@@ -39,7 +39,7 @@ def names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return function(*args, **kwargs)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             found = _WRONG_TYPE.search(str(error)) or _missing(function, args, kwargs)
             if found is None:
                 raise
@@ -55,7 +55,7 @@ def names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def _missing(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]
              ) -> tuple[str, str, str] | None:
     """What there must be, the argument that is None instead, and the type of that: operators take
-    None for a tensor without a device."""
+    None for a tensor without elements or a device."""
     wanted = inspect.signature(function)
     for name, given in wanted.bind(*args, **kwargs).arguments.items():
         if given is None and wanted.parameters[name].annotation is Tensor:
