@@ -112,7 +112,8 @@ class AddExtraInput(Operation):
         no tensor of fp32, bf16 or fp16, and, in_place, for one of another type."""
         require_rows("input", input)
         require_rows("extra_input", extra_input)
-        require_one_device({"input": input, "extra_input": extra_input})
+        if extra_input.device != input.device:
+            require_one_device({"input": input, "extra_input": extra_input})
         if extra_input.shape != input.shape:
             raise ValueError(f"extra_input has shape {list(extra_input.shape)}, must be "
                              f"{list(input.shape)}, that of the input, to which it is added")
