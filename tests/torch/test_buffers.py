@@ -196,3 +196,24 @@ def test_a_buffer_that_is_read_meanwhile(device):
     buffer = leaf.detach()
     layer(leaf, COUNTS, dgrad_out=buffer).backward(dy)
     assert torch.equal(buffer[:20], want[:20])
+
+
+def test_buffers_side_by_side_in_one_memory(device):
+    """Neighbours are two buffers; those that meet would have the gradient where the result is."""
+    layer, (x, dy) = module(device), inputs(device)
+    leaf, sizes = x.clone().requires_grad_(), (ROWS * 40, ROWS * 24)
+    for first, second, meets in ((0, sizes[0], False), (sizes[1], 0, False),
+                                 (0, sizes[0] - 1, True), (sizes[1] - 1, 0, True)):
+        memory = torch.full((sum(sizes),), SENTINEL, device=device)
+        out = memory[first:first + sizes[0]].view(ROWS, 40)
+        dgrad_out = memory[second:second + sizes[1]].view(ROWS, 24)
+        if meets:
+            with pytest.raises(ValueError, match="^dgrad_out shares memory with out, must not"):
+                layer(leaf, COUNTS, out=out, dgrad_out=dgrad_out)
+            assert (memory == SENTINEL).all()
+        else:
+            y = layer(leaf, COUNTS, out=out, dgrad_out=dgrad_out)
+            y.backward(dy)
+            assert torch.equal(y[:20], layer(x, COUNTS)[:20])
+            assert torch.equal(dgrad_out[:20],
+                               torch.autograd.grad(layer(leaf, COUNTS), leaf, dy)[0][:20])

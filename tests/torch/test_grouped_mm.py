@@ -252,6 +252,18 @@ def test_compiled_with_changing_counts(device):
                 assert torch.equal(x, y)
 
 
+@pytest.mark.parametrize("gap", [0, 3])
+def test_compiled_into_an_output(device, gap):
+    """One graph, but for gaps, which dynamo leaves to eager code."""
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b, out: cadre.grouped_mm(a, b, out=out),
+                             backend="aot_eager", fullgraph=gap == 0, dynamic=True)
+    a, b = draw(E, M, K, device=device), draw(E, K, N, device=device)
+    out = draw(E, M, N + gap, device=device)[..., :N]
+    compiled(a, b, out)
+    assert torch.equal(out, cadre.grouped_mm(a, b))
+
+
 # errors
 
 

@@ -72,6 +72,15 @@ def test_an_extra_output(device, in_place):
 
 
 @pytest.mark.parametrize("in_place", [False, True])
+def test_an_extra_output_whose_gradient_is_one_number(device, in_place):
+    """sum() gives one number for all elements, to which nothing can be added in place."""
+    leaf = draw(R, C, device=device, grad=True)
+    y, extra = ops.MakeExtraOutput(in_place=in_place)(leaf)
+    (2 * y.sum() + extra.sum()).backward()
+    assert (leaf.grad == 3).all()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
 def test_an_extra_input(device, in_place):
     x, extra, dy = (draw(R, C, device=device) for _ in range(3))
     got = learn(ops.AddExtraInput(in_place=in_place), x, extra, dy=dy)
@@ -86,6 +95,10 @@ def test_errors_of_extra_inputs(device):
     for wrong in (3, None):
         with pytest.raises(TypeError, match="^extra_input is an? .*, must be a tensor"):
             ops.AddExtraInput()(x, wrong)
+    for wrong in (x[:1], x[:, :1], x[None], x[0, 0]):  # which torch would broadcast
+        with pytest.raises(ValueError, match=r"^extra_input has shape .*, must be \[12, 128\], "):
+            ops.AddExtraInput()(x, wrong)
+    assert ops.AddExtraInput()(x.bfloat16(), x).dtype == torch.float32
     op = ops.AddExtraInput(in_place=True)
     with pytest.raises(ValueError, match=r"^extra_input has shape \[128\], must be \[12, 128\], "):
         op(x, x[0])

@@ -97,3 +97,28 @@ def test_an_addend_that_is_the_output():
         product(x, [w], out, c=out.t(), beta=beta)
     with pytest.raises(ValueError, match="^out shares memory with c, must not"):
         product(x, [w], gaps, c=gaps.t(), beta=beta)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("form", ["2d2d", "3d3d"])
+def test_places_of_an_output_that_are_one(form, biased):
+    """grouped_mm writes where every element has a place of its own, and refuses the rest before it
+    writes anything."""
+    draws, seen = random.Random(0), {True: 0, False: 0}
+    a, b = (draw(N, R), draw(R, K)) if form == "2d2d" else (draw(E, N, R), draw(E, R, K))
+    rest = dict(offs=OFFSETS[1:] if form == "2d2d" else None, bias=draw(E, K) if biased else None)
+    want = cadre.grouped_mm(a, b, **rest)
+    for _ in range(200):
+        strides = [draws.choice([0, 1, 2, K, K + 1, N * K, 20]) for _ in range(2)]
+        out = draw(100).as_strided((E, N, K), (*strides, 1))
+        before, is_whole = out.clone(), len(places(out)) == out.numel()
+        seen[is_whole] += 1
+        try:
+            cadre.grouped_mm(a, b, **rest, out=out)
+        except ValueError as error:
+            assert not is_whole or "strides" in str(error)
+            assert torch.equal(out, before)
+        else:
+            assert is_whole
+            torch.testing.assert_close(out, want)
+    assert min(seen.values()) > 20

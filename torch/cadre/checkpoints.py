@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .dtypes import kind_of
+from .dtypes import kind_of, require_sizes
 
 __all__ = ["LAYOUTS", "Layout", "convert", "deinterleave", "interleave"]
 
@@ -141,6 +141,10 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
     if kinds[source] != kinds[target]:
         raise ValueError(f"checkpoints: target is {target!r}, must be a layout of {kinds[source]}, "
                          f"as {source!r} is")
+    if isinstance(layers, str):
+        raise TypeError("checkpoints: layers is a str, must be a list of names")
+    if experts is not None:
+        require_sizes(**{"checkpoints: experts": experts})
     if layers is None and not LAYOUTS[source].container:
         layers = [""]
     return _Converted(_merged(state), LAYOUTS[source], LAYOUTS[target], experts, layers)
@@ -164,6 +168,8 @@ def deinterleave(gate_up: Tensor, size: int = 32, dim: int = 0) -> Tensor:
 
 def _split(gate_up: Tensor, size: int, dim: int) -> tuple[Tensor, Tensor]:
     """Gate and up; views unless size is 2 or more."""
+    if not isinstance(gate_up, Tensor):
+        raise TypeError(f"checkpoints: gate_up is {kind_of(gate_up)}, must be a tensor")
     if not -gate_up.dim() <= dim < gate_up.dim():
         raise ValueError(f"checkpoints: dim is {dim}, must be {-gate_up.dim()} to "
                          f"{gate_up.dim() - 1}; gate_up has {gate_up.dim()} dimensions")
@@ -193,8 +199,11 @@ def _require_blocks(features: int, size: int) -> None:
 def _merged(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     if isinstance(state, Mapping):
         return state
-    shards, seen = list(state), set()
+    shards, seen = list(state) if isinstance(state, Iterable) else [state], set()
     for shard in shards:
+        if not hasattr(shard, "keys"):
+            raise TypeError(f"checkpoints: state is or has {kind_of(shard)}, must be a dict of "
+                            "tensors, or several")
         if twice := seen & shard.keys():
             raise ValueError(f"checkpoints: {_some(twice)} are duplicate, must be in one shard")
         seen.update(shard)

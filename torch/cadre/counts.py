@@ -62,11 +62,14 @@ def counts_or_offsets(counts: Counts, experts: int, x: Tensor, name: str = "m_sp
 
 def ends_of(function: str, offs: Any) -> Any:
     """Where groups end, of offsets; whatever else is given as it is. Errors: ValueError, of that
-    function, where offsets on the host do not begin at 0."""
+    function, where offsets on the host do not begin at 0; TypeError for what is no tensor."""
     if not isinstance(offs, (Offsets, RoutingOffsets)):
         return offs
     offsets = offs.offsets
-    if isinstance(offsets, Tensor) and may_look(offsets) and offsets.dim() == 1 and len(offsets):
+    if not isinstance(offsets, Tensor):
+        raise TypeError(f"{function}: offs.offsets is {kind_of(offsets)}, must be a tensor of "
+                        "torch.int32")
+    if may_look(offsets) and offsets.dim() == 1 and len(offsets):
         require_begin(offsets[:1].tolist(), f"{function}: offs.offsets")
     return offsets[1:]
 

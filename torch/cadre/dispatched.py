@@ -1,12 +1,13 @@
 """What a dispatch of `ExpertParallel` gives."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from .blocks import BlockExchange
 from .collective import Exchange
+from .dtypes import kind_of
 from .operations import Quantized, RoutingOffsets, offsets_of_routing
 from .windows import ExchangeMap
 
@@ -40,6 +41,16 @@ class DispatchHandle:
         if self.counted is not None:
             return self.counted
         return offsets_of_routing(self.choices, self.experts, self.choices.numel()).offsets.diff()
+
+
+def require_handle(handle: Any, *, has_window: bool) -> None:
+    """Errors: TypeError for what is no handle; ValueError for that of a dispatch by a window where
+    there is none."""
+    if not isinstance(handle, DispatchHandle):
+        raise TypeError(f"handle is {kind_of(handle)}, must be the handle that dispatch gave")
+    if handle.where is not None and not has_window:
+        raise ValueError("handle is of a dispatch by the route 'window', must be of one by the "
+                         "ExpertParallel that collects")
 
 
 class DispatchedRows(NamedTuple):

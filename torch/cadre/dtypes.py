@@ -61,3 +61,6 @@ def require_rows(name: str, x: Any) -> None:
         raise TypeError(f"{name} is {kind_of(x)}, must be a tensor")
     if x.dtype not in FLOATS:
         require_float(name, x.dtype)
+    if x.is_nested:
+        raise TypeError(f"{name} is a nested tensor, must be a dense one, whose rows come one "
+                        "expert behind another")

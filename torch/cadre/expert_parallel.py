@@ -19,7 +19,7 @@ from torch import Tensor
 from .blocks import BlockRoute, require_block
 from .collective import (
     Exchange, Moved, exchanged, kept_of, nan_rows, on_device, process_group, without_late)
-from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle
+from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle, require_handle
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
@@ -271,6 +271,7 @@ class ExpertParallel:
         and wait as long as their group does.
         """
         require_rows("y", y)
+        require_handle(handle, has_window=self._window is not None)
         if y.dim() != 2 or y.shape[0] != handle.rows:
             raise ValueError(f"y has shape {list(y.shape)}, must be [{handle.rows}, H], a row for "
                              "each that dispatch gave")

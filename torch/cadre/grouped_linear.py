@@ -300,6 +300,8 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         if out is not None or dgrad_out is not None:
             _check_buffer("out", out, (x.shape[0], self.out_features), x)
             _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
+            if out is not None and dgrad_out is not None:
+                _require_apart(out, dgrad_out)
         if type(weight[0]) is not nn.Parameter:
             self._require_plain_weights()
         remembers = self.delay_wgrad_compute or first_microbatch is not None
@@ -382,6 +384,16 @@ def _check_choices(parallel_mode: str | None, ub_overlap_rs: bool, ub_overlap_ag
                              "nothing, so there is nothing to overlap")
     if use_grouped_tensor is not None and not isinstance(use_grouped_tensor, bool):
         raise TypeError(f"use_grouped_tensor is {use_grouped_tensor!r}, must be a bool or None")
+
+
+def _require_apart(out: Tensor, dgrad_out: Tensor) -> None:
+    """Errors: ValueError if buffers of the caller, which are contiguous, share memory."""
+    if out.untyped_storage()._cdata != dgrad_out.untyped_storage()._cdata:
+        return
+    y, dx = out.storage_offset(), dgrad_out.storage_offset()
+    if y < dx + dgrad_out.numel() and dx < y + out.numel():
+        raise ValueError("dgrad_out shares memory with out, must not; backward would write the "
+                         "input's gradient over the result")
 
 
 def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: Tensor) -> None:

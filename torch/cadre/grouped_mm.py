@@ -3,6 +3,7 @@ fp32 results, a tensor to write or to add to, any shapes and strides."""
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from .counts import ends_of, require_offs
 from .dtypes import kind_of, require_bools, require_float
@@ -74,7 +75,8 @@ def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: T
         rows, offsets = _stacked(a)
         flat = out.reshape(rows.shape[0], b.shape[2])
         _product_into(rows, b.transpose(1, 2), offsets, bias, (flat, accumulate))
-        if flat.data_ptr() != out.data_ptr():  # a copy, for strides that no view has
+        is_view = out.stride(0) == out.shape[1] * out.stride(1) or 1 in out.shape[:2]
+        if not is_view:  # a copy, for strides that no view has
             out.copy_(flat.view(out.shape))
     elif bias is not None:
         y = _stacked_sum(a, b, offs, bias)
@@ -176,3 +178,17 @@ def _check_out(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor,
     shape = ((groups,) if a.dim() == b.dim() else ()) + (a.shape[-2], b.shape[-1])
     if tuple(out.shape) != shape:
         raise ValueError(f"grouped_mm: out has shape {list(out.shape)}, must be {list(shape)}")
+    if not (out.is_contiguous() or is_compiling()) and _overlaps(out):
+        raise ValueError(f"grouped_mm: out has strides {list(out.stride())}, must have a place for "
+                         "each element; some would be written twice")
+
+
+def _overlaps(t: Tensor) -> bool:
+    """Whether a dimension's step may lead into what those of smaller steps reach."""
+    reach = 0
+    for stride, size in sorted(zip(t.stride(), t.shape)):
+        if size > 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False

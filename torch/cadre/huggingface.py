@@ -205,6 +205,7 @@ def use(model: nn.Module, ep: "ExpertParallel | ProcessGroup | DeviceMesh | None
         forward for, or if these cannot be switched, or shared; NotImplementedError if Cadre cannot
         run one of them. The model is then as it was.
     """
+    _require_module("use", model)
     found, ported = _experts(model), foreign_experts.ported(model)
     if not (found or ported) or not hasattr(model, "set_experts_implementation"):
         raise ValueError(f"use: model is {type(model).__name__} with {len(found)} experts modules, "
@@ -251,10 +252,17 @@ def load_quantized(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch
     return quantized_experts.load(folder, dtype, device, _experts, NAME)
 
 
+def _require_module(function: str, model: Any) -> None:
+    """Errors: TypeError, of that function, for what is no model, such as the name of one."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{function}: model is {kind_of(model)}, must be a transformers model")
+
+
 def explain(model: nn.Module) -> str:
     """One line for each experts module: its name, class and sizes, the implementation it runs, and
     the activation that Cadre runs or would run, or why Cadre cannot. Experts that transformers does
     not dispatch have a line too, and so have routers that Cadre knows."""
+    _require_module("explain", model)
     lines = []
     for name, module in (_experts(model) | foreign_experts.ported(model)).items():
         try:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from .dtypes import require_float
+from .dtypes import kind_of, require_float
 
 _library = torch.library.Library("cadre", "FRAGMENT")
 _library.define("_main_grads(Tensor[] weight, bool first_microbatch) -> "
@@ -40,7 +40,8 @@ def main_grads(weight: Sequence[Parameter]) -> list[Tensor]:
     gets one that nobody reads.
 
     Errors: RuntimeError where a weight has none; ValueError where one is not contiguous, has
-    neither the shape of its weight nor is flat, or is on another device; TypeError for its type.
+    neither the shape of its weight nor is flat, or is on another device; TypeError for its type,
+    and for what is no tensor.
     """
     buffers = [_main_grad(w) if w.requires_grad else None for w in weight]
     dtypes = [buffer.dtype for buffer in buffers if buffer is not None]
@@ -62,6 +63,9 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise RuntimeError(f"main_grad of a weight {list(weight.shape)} is missing, must be a "
                            "tensor of its shape; fuse_wgrad_accumulation=True writes gradients "
                            "there, so set it before backward")
+    if not isinstance(buffer, Tensor):
+        raise TypeError(f"main_grad is {kind_of(buffer)}, must be a tensor of shape "
+                        f"{list(weight.shape)}, that of its weight")
     same = buffer.shape == weight.shape
     if not (same or tuple(buffer.shape) == (weight.numel(),)) or not buffer.is_contiguous():
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "

@@ -11,7 +11,8 @@ from torch.nn.functional import linear
 from . import expert_state
 from .collective import process_group
 from .counts import offsets_of_all_rows
-from .dtypes import kind_of, require_bools, require_rows, require_sizes, working_dtype
+from .dtypes import (
+    kind_of, require_bools, require_float, require_rows, require_sizes, working_dtype)
 from .expert_parallel import ExpertParallel
 from .fakes import require_one_device
 from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, require_together
@@ -276,6 +277,7 @@ class MoE(nn.Module):
         """The tokens, as whatever reads them beside the router is to be given them, and what they
         choose their experts by."""
         require_one_device({"x": tokens, "router": self.router})
+        require_float("router", self.router.dtype)
         if tuple(self.router.shape) != (self.num_experts, self.hidden):
             raise ValueError(f"router has shape {list(self.router.shape)}, must be "
                              f"{[self.num_experts, self.hidden]}: a row for each expert")
@@ -298,7 +300,7 @@ class MoE(nn.Module):
         """(out [..., H], what the router decided) for x [..., H].
 
         Errors: ValueError for another last dimension, and a recipe that does not read what `ep`
-        moves; TypeError for another dtype.
+        moves; TypeError for another dtype, of x or of the router.
         """
         require_rows("x", x)
         if x.dim() < 1 or x.shape[-1] != self.hidden:

@@ -14,7 +14,8 @@ from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_bools, require_factor, require_rows
 from .grouped_mlp import activation_text, is_gated
 from .operation import Operation
-from .operations import Offsets, Quantized, RoutingOffsets, dequantize, quantize
+from .operations import (
+    Offsets, Quantized, RoutingOffsets, dequantize, quantize, tensor_of)
 
 _LAYOUTS = {None: "concat", 0: "concat", 1: "interleave1", 32: "interleave32"}
 _CACHE = "fp8_tensor"  # the format of cache_quantized_input
@@ -69,7 +70,8 @@ class Activation(Operation):
                 offsets: Offsets | RoutingOffsets | None = None) -> Tensor:
         """h [..., F]. offsets: rows beyond them are zero; None: there are none.
 
-        Errors: ValueError for scales that are missing, surplus or of another length.
+        Errors: ValueError for scales that are missing, surplus or of another length, and for
+        offsets on the host that decrease, exceed the rows or do not begin at 0.
         """
         if (scales is not None) != self.scaled:
             raise ValueError(f"scales is {'missing' if scales is None else 'given'}, must be "
@@ -79,9 +81,7 @@ class Activation(Operation):
         if z.dim() < 1:
             raise ValueError("z has shape [], must be [..., columns]")
         rows = z.reshape(-1, z.shape[-1])
-        if offsets is not None and not isinstance(offsets, (Offsets, RoutingOffsets)):
-            raise TypeError(f"offsets is {kind_of(offsets)}, must be cadre.Offsets or None")
-        starts = offsets_of_all_rows(rows) if offsets is None else offsets.offsets
+        starts = offsets_of_all_rows(rows) if offsets is None else _starts(offsets, rows)
         with _keeping_fp8(rows) if self.cache_quantized_input else nullcontext():
             h = self._compute(rows, starts, probabilities(scales))
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
@@ -96,9 +96,23 @@ class Activation(Operation):
         return repr(self.activation)
 
 
+def _starts(offsets: Offsets | RoutingOffsets, rows: Tensor) -> Tensor:
+    """As operators take them: int32 [E + 1], which begin at 0 and do not exceed the rows."""
+    if not isinstance(offsets, (Offsets, RoutingOffsets)):
+        raise TypeError(f"offsets is {kind_of(offsets)}, must be cadre.Offsets or None")
+    starts = offsets.offsets
+    if not isinstance(starts, Tensor) or starts.dtype != torch.int32 or starts.dim() != 1:
+        found = (f"{starts.dtype} {list(starts.shape)}" if isinstance(starts, Tensor)
+                 else kind_of(starts))
+        raise TypeError(f"offsets.offsets is {found}, must be a tensor [E + 1] of torch.int32")
+    return tensor_of(offsets, rows.shape)
+
+
 def probabilities(scales: Tensor | None) -> Tensor | None:
     """As operators take them: fp32 [R]."""
     require_factor("scales", scales)
+    if scales is not None and scales.is_complex():
+        raise TypeError(f"scales is {scales.dtype}, must be of a real type")
     return None if scales is None else scales.reshape(-1).to(torch.float32)
 
 
@@ -121,7 +135,7 @@ def _keeping_fp8(z: Tensor) -> ContextManager[Any]:
 
 
 def _number(name: str, value: Any) -> float:
-    if not isinstance(value, numbers.Real):
+    if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} is {kind_of(value)}, must be a number")
     return float(value)
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from .devices import default_device
-from .dtypes import (
-    kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
+from .dtypes import kind_of, require_bools, require_float, require_rows, require_sizes
+from .fakes import require_one_device
 from .layouts import EmptyExtraState
 
 _Op = TypeVar("_Op", bound="Operation")
@@ -96,6 +96,7 @@ class Bias(Operation):
                  tensor_parallel_group: Any = None) -> None:
         super().__init__()
         require_sizes(size=size)
+        require_bools(tensor_parallel=tensor_parallel)
         require_float("dtype", dtype or torch.get_default_dtype())
         self.tensor_parallel = tensor_parallel
         self.tensor_parallel_group = tensor_parallel_group
@@ -128,12 +129,13 @@ class Bias(Operation):
 class MakeExtraOutput(Operation):
     """Its input, and the same once more as an extra output of the row. The input's gradient is the
     sum of both. in_place: the sum is written into the gradient of the extra output, which
-    nobody else may need; not where it has a channel."""
+    nobody else may need; not where it has a channel, nor in one that is not contiguous."""
 
     num_extra_outputs: int = 1
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        require_bools(in_place=in_place)
         self.in_place = in_place
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,19 +151,21 @@ class AddExtraInput(Operation):
 
     def __init__(self, *, in_place: bool = False) -> None:
         super().__init__()
+        require_bools(in_place=in_place)
         self.in_place = in_place
 
     def forward(self, input: Tensor, extra_input: Tensor) -> Tensor:
-        """Errors: TypeError for an extra input that is no tensor; in_place, ValueError for one of
-        another shape and TypeError for one of another type."""
-        require_factor("extra_input", extra_input)
-        if extra_input is None:
-            raise TypeError(f"extra_input is {kind_of(extra_input)}, must be a tensor")
-        if not self.in_place or self._input_channels:
-            return extra_input + input
+        """Errors: ValueError for an extra input of another shape or device; TypeError for what is
+        no tensor of fp32, bf16 or fp16, and, in_place, for one of another type."""
+        require_rows("input", input)
+        require_rows("extra_input", extra_input)
+        if extra_input.device != input.device:
+            require_one_device({"input": input, "extra_input": extra_input})
         if extra_input.shape != input.shape:
             raise ValueError(f"extra_input has shape {list(extra_input.shape)}, must be "
-                             f"{list(input.shape)}, that of the input, which is added in place")
+                             f"{list(input.shape)}, that of the input, to which it is added")
+        if not self.in_place or self._input_channels:
+            return extra_input + input
         if extra_input.dtype != input.dtype:
             raise TypeError(f"extra_input is {extra_input.dtype}, must be {input.dtype}, the type "
                             "of the input, which is added in place")
@@ -178,7 +182,9 @@ class _Twice(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None, dextra: Tensor | None) -> Tensor | None:
-        return dy if dextra is None else dextra if dy is None else dextra.add_(dy)
+        if dy is None or dextra is None:
+            return dextra if dy is None else dy
+        return dextra.add_(dy) if dextra.is_contiguous() else dextra + dy
 
 
 class _AddInto(torch.autograd.Function):

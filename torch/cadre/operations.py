@@ -11,6 +11,7 @@ beyond offsets[E] are the tail.
 """
 
 import functools
+import inspect
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, ParamSpec, TypeVar
@@ -18,7 +19,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .dtypes import with_article
+from .dtypes import kind_of, with_article
 from .fakes import register_fake
 from .host_numbers import may_look, require_offsets
 
@@ -38,15 +39,28 @@ def names_types(function: Callable[_P, _T]) -> Callable[_P, _T]:
     def call(*args: _P.args, **kwargs: _P.kwargs) -> _T:
         try:
             return function(*args, **kwargs)
-        except RuntimeError as error:
-            found = _WRONG_TYPE.search(str(error))
+        except (RuntimeError, ValueError) as error:
+            found = _WRONG_TYPE.search(str(error)) or _missing(function, args, kwargs)
             if found is None:
                 raise
-            must, name, got = found.groups()
+            must, name, got = found if isinstance(found, tuple) else found.groups()
+            if name.endswith("dtype"):  # an operator has numbers for them
+                must = must.replace("int", "torch.dtype")
             raise TypeError(f"{function.__name__}: {name} is {with_article(got)}, must be "
                             f"{with_article(must)}") from None
 
     return call
+
+
+def _missing(function: Callable[..., object], args: Sequence[object], kwargs: dict[str, object]
+             ) -> tuple[str, str, str] | None:
+    """What there must be, the argument that is None instead, and the type of that: operators take
+    None for a tensor without elements or a device."""
+    wanted = inspect.signature(function)
+    for name, given in wanted.bind(*args, **kwargs).arguments.items():
+        if given is None and wanted.parameters[name].annotation is Tensor:
+            return "Tensor", name, "NoneType"
+    return None
 
 
 class Offsets(NamedTuple):
@@ -74,11 +88,13 @@ AnyOffsets = Tensor | Offsets | RoutingOffsets
 
 
 def tensor_of(offsets: AnyOffsets, shape: Sequence[int]) -> Tensor:
-    """int32 [E + 1], of rows of that shape. Errors: ValueError for numbers on the host that are no
-    offsets of these; tensors of other types and shapes are left to the operator."""
+    """int32 [E + 1], of rows of that shape. Errors: TypeError for None; ValueError for numbers on
+    the host that are no offsets of these; other types and shapes are left to the operator."""
     made_here = False
     if isinstance(offsets, (Offsets, RoutingOffsets)):
         made_here, offsets = offsets.status is not None, offsets.offsets
+    if offsets is None:
+        raise TypeError("offsets is None, must be a tensor, cadre.Offsets or cadre.RoutingOffsets")
     if (isinstance(offsets, Tensor) and may_look(offsets) and offsets.dtype == torch.int32
             and offsets.dim() == 1 and offsets.shape[0] > 0
             and isinstance(shape, Sequence) and shape):
@@ -147,6 +163,8 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
     logits: [T, E] fp32, bf16 or fp16. score: "softmax", "topk_softmax" or "sigmoid". expert_bias:
     fp32 [E], added for the choice only. Raises ValueError for shapes, dtypes and sizes that do not
     fit together."""
+    if isinstance(scale, Tensor):
+        raise TypeError("routing: scale is a Tensor, must be a float, which has no gradient")
     return Routing(*_ops.routing(logits, top_k, score, normalize, scale, expert_bias, groups,
                                  group_top_k))
 
@@ -239,6 +257,12 @@ def dequantize(quantized: Quantized, offsets: AnyOffsets | None, format: str,
     """The values of codes, in fp32, bf16 or fp16, with zeros in the tail. `shape` is that of what
     was quantised, [R, C] or [E, N, K]; a Hadamard transform is not undone, and its blocks come back
     whole. Raises ValueError or NotImplementedError as `quantize`."""
+    if not isinstance(quantized, tuple) or len(quantized) != 3:
+        found = kind_of(quantized)
+        if isinstance(quantized, tuple):
+            found += f" of {len(quantized)}"
+        raise TypeError(f"dequantize: quantized is {found}, must be cadre.Quantized: codes, scales "
+                        "and expert_scale")
     given = None if offsets is None else tensor_of(offsets, shape)
     return _ops.dequantize(*quantized, given, format, axis, shape, dtype)
 
@@ -325,8 +349,10 @@ def _fake(lhs, rhs, offsets, which, *, bias=None, bias_scale=None, alpha=None, o
     rows = lhs.shape[0]
     shape = {"fprop": lambda: (rows, rhs[0].shape[-2]),
              "dgrad": lambda: (rows, rhs[0].shape[-1]),
-             "wgrad": lambda: (offsets.shape[0] - 1, lhs.shape[1], rhs[0].shape[1])}[which]()
-    return lhs.new_empty(shape, dtype=out_dtype or lhs.dtype)
+             "wgrad": lambda: (offsets.shape[0] - 1, lhs.shape[1], rhs[0].shape[1])}.get(which)
+    if shape is None:
+        raise ValueError(f"which is {which!r}, must be fprop, dgrad or wgrad")
+    return lhs.new_empty(shape(), dtype=out_dtype or lhs.dtype)
 
 
 @register_fake("scaled_grouped_mm")

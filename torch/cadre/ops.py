@@ -297,7 +297,11 @@ def _index(row: list[nn.Module], target: Any) -> int:
         index = target % len(row)
         what = f"{target}, {kind_of(row[index])}"
     elif isinstance(target, nn.Module):
-        index = next((i for i, module in enumerate(row) if module is target), None)
+        places = [i for i, module in enumerate(row) if module is target]
+        if len(places) > 1:
+            raise ValueError(f"op_kwargs: target is {what}, must be an index; the row has it at "
+                             f"{', '.join(map(str, places))}")
+        index = places[0] if places else None
     if index is not None and isinstance(row[index], Operation):
         return index
     why = "it is not" if index is None else "it is in the row, but no operation"

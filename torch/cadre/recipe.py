@@ -50,6 +50,7 @@ class Recipe:
             if words is not None:
                 _require_words(f"Recipe: {which}", words, f"f32,{which}={words}",
                                "a recipe's name, 'input' or formats 'lhs*rhs'")
+        _require_words("Recipe", str(self), str(self), "one for each pass")
 
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in PASSES)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .counts import ends_of, require_offs
-from .dtypes import kind_of
+from .dtypes import kind_of, require_bools
 from .operations import AnyOffsets, names_types
 
 _ops = torch.ops.cadre
@@ -37,6 +37,7 @@ def scaled_grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor, scale_b: Te
 
     Raises TypeError for dtypes, ValueError for shapes and strides, NotImplementedError for operands
     that want a gradient, and for what no implementation takes on the device."""
+    require_bools(use_fast_accum=use_fast_accum)
     if use_fast_accum:
         raise ValueError("scaled_grouped_mm: use_fast_accum is True, must be False; sums of 128 "
                          "codes are added up in fp32, which is the only way here")
