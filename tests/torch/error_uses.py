@@ -313,6 +313,10 @@ deferred(x, counts).sum().backward(), setattr(deferred, "weight2", torch.nn.Para
 [linear(leaf, counts, dgrad_out=memory).sum().backward() for _ in range(2)]
 torch.autograd.grad(linear(leaf, counts).square().sum(), leaf,
     create_graph=True)[0].sum().backward()
+cadre.dequantize(cadre.quantize(leaf, offsets, "mxfp8"), offsets, "mxfp8",
+    shape=leaf.shape).sum().backward()
+ops.grouped_mlp_quantized(leaf, offsets, None, q1, [], q2, [], None,
+    recipe="mxfp4")[0].sum().backward()
 torch.func.jvp(lambda x: linear(x, counts), (x,), (x,))
 torch.func.jvp(lambda x: mlp(x, counts), (x,), (x,))
 """

@@ -5,8 +5,9 @@ import math
 
 import pytest
 import torch
-from conftest import assert_close, draw
+from conftest import assert_close, assert_seen, draw
 from linear_reference import fill
+from torch.nn import functional
 
 import cadre
 from cadre import ops
@@ -224,7 +225,27 @@ def test_quick_gelu(device):
         assert_close(got, w, terms=4)
 
 
-@pytest.mark.parametrize("name", ["SwiGLU", "ClampedSwiGLU", "QGEGLU", "SReLU", "SiTUGLU"])
+FORMULAS = {
+    "GELU": lambda z: functional.gelu(z, approximate="tanh"),
+    "GEGLU": lambda z: functional.gelu(z.chunk(2, -1)[0], approximate="tanh") * z.chunk(2, -1)[1],
+    "ReLU": functional.relu,
+    "ReGLU": lambda z: functional.relu(z.chunk(2, -1)[0]) * z.chunk(2, -1)[1],
+    "SiLU": functional.silu}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_plain_activations(device, name):
+    z, leaf = (draw(9, 32, device=device, grad=True) for _ in range(2))
+    leaf.data.copy_(z.data)
+    h, want = getattr(ops, name)()(z), FORMULAS[name](leaf)
+    dh = draw(*want.shape, device=device)
+    assert_seen(want)
+    torch.testing.assert_close(h, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(h, z, dh)[0],
+                               torch.autograd.grad(want, leaf, dh)[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["SwiGLU", "ClampedSwiGLU", "QGEGLU", "SReLU", "SiTUGLU", "GEGLU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_input_that_is_kept_in_fp8(device, name, dtype):
     """The result is that of z, gradients are those of what the codes stand for, and nothing of the

@@ -123,7 +123,7 @@ def _keeping_fp8(z: Tensor) -> ContextManager[Any]:
         if saved.shape != z.shape or saved.data_ptr() != z.data_ptr():
             return saved
         all_rows = offsets_of_all_rows(saved)
-        return quantize(saved, all_rows, _CACHE), all_rows
+        return quantize(saved.detach(), all_rows, _CACHE), all_rows
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
@@ -195,6 +195,45 @@ class QGEGLU(Activation):
     def __init__(self, *, cache_quantized_input: bool = False) -> None:
         super().__init__(f"clamped_swiglu limit={_FP32_MAX!r} alpha=1.702 offset=0.0",
                          cache_quantized_input=cache_quantized_input)
+
+
+class _Plain(Activation):
+    """An activation of one or two numbers, without constants."""
+
+    _words: str
+
+    def __init__(self, *, cache_quantized_input: bool = False) -> None:
+        super().__init__(self._words, cache_quantized_input=cache_quantized_input)
+
+
+class GELU(_Plain):
+    """gelu(z), by tanh."""
+
+    _words = "gelu_tanh"
+
+
+class GEGLU(_Plain):
+    """gelu(gate) * up, by tanh."""
+
+    _words = "geglu_tanh"
+
+
+class ReLU(_Plain):
+    """max(z, 0)."""
+
+    _words = "relu"
+
+
+class ReGLU(_Plain):
+    """max(gate, 0) * up."""
+
+    _words = "reglu"
+
+
+class SiLU(_Plain):
+    """z * sigmoid(z)."""
+
+    _words = "silu"
 
 
 class SReLU(Activation):

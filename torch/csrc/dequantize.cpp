@@ -1,4 +1,5 @@
 #include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "call_memory.h"
 #include "quantized.h"
@@ -58,6 +59,10 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "dequantize.out(Tensor codes, Tensor scales, Tensor expert_scale, Tensor? offsets, str "
       "format, str axis, SymInt[] shape, *, Tensor(a!) out) -> ()");
+}
+// A gradient would be lost in silence.
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("dequantize", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }

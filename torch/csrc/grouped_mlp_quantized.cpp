@@ -1,4 +1,5 @@
 #include <ATen/ops/empty.h>
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
 #include "arguments.h"
 #include "call_memory.h"
@@ -140,6 +141,10 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
       "grouped_mlp_quantized(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, "
       "Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, str recipe, "
       "str activation=\"swiglu\", int unit_budget=0) -> Tensor");
+}
+// A gradient would be lost in silence.
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("grouped_mlp_quantized", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }

@@ -1,3 +1,5 @@
+#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+
 #include <tuple>
 
 #include "call_memory.h"
@@ -73,6 +75,10 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "quantize.out(Tensor source, Tensor? offsets, str format, str axis, Tensor? rng=None, float "
       "amax_eps=0.0, *, Tensor(a!) codes, Tensor(b!) scales, Tensor(c!) expert_scale) -> ()");
+}
+// A gradient would be lost in silence.
+TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
+  m.impl("quantize", torch::autograd::autogradNotImplementedFallback());
 }
 TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
 TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
