@@ -10,6 +10,7 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 save_file = pytest.importorskip("safetensors.torch").save_file
+import cadre  # noqa: E402
 import cadre.huggingface as huggingface  # noqa: E402
 
 transformers.logging.set_verbosity_error()
@@ -54,9 +55,32 @@ def test_operator_has_the_bits_of_a_layer_that_quantises(device, recipe, activat
     assert not torch.equal(plain, want)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_tokens_that_have_chosen_have_the_bits_of_their_rows(device, recipe, bias):
+    """Some of them nobody; in any integers."""
+    x, _, _, w1, b1, w2, b2 = layer(device)
+    q1, q2 = copies(w1, RECIPES[recipe]), copies(w2, RECIPES[recipe])
+    b1, b2 = ([b1], [b2]) if bias else ([], [])
+    experts, prob = torch.randint(-1, E + 1, (R, 2), device=device), torch.rand(R, 2, device=device)
+    where = cadre.offsets_of_routing(experts, E, 2 * R)
+    rows, row_prob = cadre.permute(x, where, prob=prob)
+    y = ops.grouped_mlp_quantized(rows, where.offsets, row_prob, q1, b1, q2, b2,
+                                  row_prob if bias else None, recipe=recipe)
+    want = cadre.combine(y, where)
+    for index in (torch.int32, torch.int64):
+        got = ops.routed_experts_quantized(x, experts.to(index), prob, q1, b1, q2, b2,
+                                           recipe=recipe)
+        assert torch.equal(got, want) and want.any()
+
+
 def test_opcheck(device):
     x, offsets, prob, w1, b1, w2, b2 = layer(device)
     parts = [[t.view(torch.uint8) for t in copies(w, "mxfp4")] for w in (w1, w2)]
+    chosen = torch.zeros(R, 1, dtype=torch.int32, device=device)
+    torch.library.opcheck(ops.routed_experts_quantized.default,
+                          (x, chosen, prob.view(R, 1), parts[0], [b1], parts[1], [b2]),
+                          dict(recipe="mxfp4"), test_utils=["test_schema", "test_faketensor"])
     args = x, offsets, prob, parts[0], [b1], parts[1], [b2], prob
     torch.library.opcheck(ops.grouped_mlp_quantized.default, args, dict(recipe="mxfp4"),
                           test_utils=["test_schema", "test_faketensor"])

@@ -86,7 +86,8 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
                             top_k_weights.float())
         return y.to(hidden_states.dtype)
     if hasattr(self, "_cadre_quantized"):
-        return _of_quantized(self, hidden_states, top_k_index, top_k_weights.float())
+        return quantized_experts.of_tokens(self, hidden_states, top_k_index, top_k_weights.float(),
+                                           activation_of(self))
     weight1, weight2 = _weights(self)
     bias1, bias2 = _biases(self)
     out: Tensor = torch.ops.cadre.routed_experts(
@@ -94,15 +95,6 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
         [weight2], bias2, activation=activation_of(self),
         recipe=words_for(active_recipe(), hidden_states))[0]
     return out.to(hidden_states.dtype)
-
-
-def _of_quantized(self: nn.Module, x: Tensor, chosen: Tensor, prob: Tensor) -> Tensor:
-    """Of tokens, on weights that are codes, by one operator after the other."""
-    ops = torch.ops.cadre
-    offsets, row_of, slot_of, _ = ops.offsets_of_routing(chosen, self.num_experts, chosen.numel())
-    rows, row_prob = ops.permute(x, offsets, row_of, slot_of, prob)
-    y = _of_rows(self, rows, offsets, row_prob)
-    return ops.combine(y, offsets, row_of, slot_of).to(x.dtype)
 
 
 def _of_rows(self: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor) -> Tensor:

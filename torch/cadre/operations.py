@@ -366,6 +366,11 @@ def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *,
     return x.new_empty(x.shape)
 
 
+@register_fake("routed_experts_quantized")
+def _fake(x, experts, prob, weight1, bias1, weight2, bias2, *, recipe, activation="swiglu"):
+    return x.new_empty(x.shape)
+
+
 for _name in ("offsets", "offsets_of_routing", "routing", "routing_backward", "permute",
               "permute_backward", "combine", "combine_backward", "activation",
               "activation_backward", "bias_grad", "grouped_gemm", "quantize", "dequantize",

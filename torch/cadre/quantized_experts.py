@@ -42,7 +42,7 @@ KINDS = {
 
 
 class Experts(NamedTuple):
-    """What `torch.ops.cadre.grouped_mlp_quantized` reads of a module."""
+    """What the operators read of a module."""
 
     kind: Kind
     first: str  # the names of both weights
@@ -60,18 +60,32 @@ def forward(module: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor, acti
 
     Errors: NotImplementedError where a gradient is asked for.
     """
+    parameters, recipe = _parameters(module, rows, prob)
+    return _ops.grouped_mlp_quantized(rows, offsets, prob, *parameters,
+                                      prob if module.has_bias else None, recipe=recipe,
+                                      activation=activation)
+
+
+def of_tokens(module: nn.Module, x: Tensor, chosen: Tensor, prob: Tensor, activation: str
+              ) -> Tensor:
+    """The same of tokens [T, H], each with its choices [T, top_k]: their sums [T, H]."""
+    parameters, recipe = _parameters(module, x, prob)
+    return _ops.routed_experts_quantized(x, chosen, prob, *parameters, recipe=recipe,
+                                         activation=activation)
+
+
+def _parameters(module: nn.Module, x: Tensor, prob: Tensor) -> tuple[list[list[Tensor]], str]:
+    """Weights and biases, and the recipe that reads them."""
     own: Experts = module._cadre_quantized
-    if torch.is_grad_enabled() and (rows.requires_grad or prob.requires_grad):
+    if torch.is_grad_enabled() and (x.requires_grad or prob.requires_grad):
         raise NotImplementedError(
             f"huggingface: {type(module).__name__} with weights in "
             f"{own.kind.recipe.partition(',')[0]} has no backward; run it under torch.no_grad(), "
             "or load the model without weight quantization")
-    biases = [[getattr(module, name + "_bias")] if module.has_bias else []
-              for name in (own.first, own.second)]
-    return _ops.grouped_mlp_quantized(
-        rows, offsets, prob, own.weight(module, own.first), biases[0],
-        own.weight(module, own.second), biases[1], prob if module.has_bias else None,
-        recipe=own.kind.recipe, activation=activation)
+    parts = [part for name in (own.first, own.second)
+             for part in (own.weight(module, name),
+                          [getattr(module, name + "_bias")] if module.has_bias else [])]
+    return parts, own.kind.recipe
 
 
 def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> list[nn.Parameter]:

@@ -4,18 +4,19 @@
 #include "arguments.h"
 #include "call_memory.h"
 #include "expert_launch.h"
+#include "moe.h"
 #include "quantized.h"
 
-// torch.ops.cadre.grouped_mlp_quantized: forward of docs/layers/grouped_mlp.md with weights that
-// are codes and scales, as checkpoints have them.
+// torch.ops.cadre.grouped_mlp_quantized and routed_experts_quantized: forward of
+// docs/layers/grouped_mlp.md, and of moe.md for tokens that have chosen, with weights that are
+// codes and scales, as checkpoints have them.
 namespace cadre::door {
 namespace {
 
-/// What the operator is called with.
+/// What both operators are called with.
 struct QuantizedCall {
-  const Tensor& x;  ///< [R, H], contiguous
-  const Tensor& offsets;
-  const Maybe& prob;
+  const Tensor& x;                            ///< [R, H], contiguous
+  const Maybe& prob;                          ///< of rows
   TensorList weight1, bias1, weight2, bias2;  ///< weights: codes, scales and scales of experts
   const Maybe& bias2_scale;
 };
@@ -117,7 +118,7 @@ Tensor grouped_mlp_quantized(const Tensor& x, const Tensor& offsets, const Maybe
                              Text activation, int64_t unit_budget) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x");
-    const QuantizedCall call{rows, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale};
+    const QuantizedCall call{rows, prob, weight1, bias1, weight2, bias2, bias2_scale};
     const QuantizedWeight w1(weight1, "weight1"), w2(weight2, "weight2");
     GroupedMlpProblem p = problem_of(call, recipe, activation, w1, w2);
     p.options.unit_budget = int_of(unit_budget, "unit_budget");
@@ -134,9 +135,46 @@ Tensor grouped_mlp_quantized(const Tensor& x, const Tensor& offsets, const Maybe
   });
 }
 
+Tensor routed_experts_quantized(const Tensor& x, const Tensor& experts, const Tensor& prob,
+                                TensorList weight1, TensorList bias1, TensorList weight2,
+                                TensorList bias2, Text recipe, Text activation) {
+  return translate_errors([&] {
+    const Tensor tokens = rows_of(x, "x");
+    const Choice choice = read_choice(experts, prob, x);
+    const Maybe none;
+    const QuantizedCall call{tokens, none, weight1, bias1, weight2, bias2, none};
+    const QuantizedWeight w1(weight1, "weight1"), w2(weight2, "weight2");
+    MoeProblem p = routed_problem(problem_of(call, recipe, activation, w1, w2));
+    p.options.tail = Tail::kKeep;
+    p.index = choice.index;
+    p.tokens = tokens.size(0);
+    p.top_k = int_of(choice.top_k(), "top_k");
+    ExpertLaunch<MoeProblem, MoeArgs> moe(p, tokens);
+    bind(moe.fc1.parameters, w1, p.recipe.fprop.rhs, bias1, tokens);
+    bind(moe.fc2.parameters, w2, p.recipe.fprop.rhs, bias2, tokens);
+    const Tensor offsets = at::empty({p.experts + 1}, x.options().dtype(at::kInt));
+    moe.args.choice = choice.experts.data_ptr();
+    moe.args.choice_prob = floats(choice.prob, "prob");
+    moe.args.offsets = offsets.data_ptr<int32_t>();
+    const Tensor out = at::empty(tokens.sizes(), tokens.options());
+    moe.args.out = view(out, tokens, "out");
+    moe.run(kForward, &LayerMemory::forward_workspace_bytes);
+    return out;
+  });
+}
+
+void implement(torch::Library& m) {
+  m.impl("grouped_mlp_quantized", grouped_mlp_quantized);
+  m.impl("routed_experts_quantized", routed_experts_quantized);
+}
+
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(cadre, m) {
+  m.def(
+      "routed_experts_quantized(Tensor x, Tensor experts, Tensor prob, Tensor[] weight1, "
+      "Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, *, str recipe, "
+      "str activation=\"swiglu\") -> Tensor");
   m.def(
       "grouped_mlp_quantized(Tensor x, Tensor offsets, Tensor? prob, Tensor[] weight1, "
       "Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale=None, *, str recipe, "
@@ -145,8 +183,9 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
 // A gradient would be lost in silence.
 TORCH_LIBRARY_IMPL(cadre, Autograd, m) {
   m.impl("grouped_mlp_quantized", torch::autograd::autogradNotImplementedFallback());
+  m.impl("routed_experts_quantized", torch::autograd::autogradNotImplementedFallback());
 }
-TORCH_LIBRARY_IMPL(cadre, CPU, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
-TORCH_LIBRARY_IMPL(cadre, CUDA, m) { m.impl("grouped_mlp_quantized", grouped_mlp_quantized); }
+TORCH_LIBRARY_IMPL(cadre, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(cadre, CUDA, m) { implement(m); }
 
 }  // namespace cadre::door

@@ -44,6 +44,19 @@ struct RoutedCall {
   bool keep_rows = false;
 };
 
+/// What tokens have chosen, as the library reads it.
+struct Choice {
+  at::Tensor experts, prob;  ///< [T, top_k], contiguous
+  DType index;               ///< of the experts
+
+  int64_t top_k() const { return experts.size(1); }
+};
+/// Errors    ValueError and TypeError for what does not fit tokens x.
+Choice read_choice(const at::Tensor& experts, const at::Tensor& prob, const at::Tensor& x);
+
+/// The layer of these experts for tokens that have chosen: all but T and top_k.
+MoeProblem routed_problem(const GroupedMlpProblem&);
+
 /// The choice that words such as "sigmoid normalize=yes scale=2.5" state: no sizes.
 /// Errors    ValueError with the words it takes.
 const RoutingProblem& routing_of(std::string_view words);

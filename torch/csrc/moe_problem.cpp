@@ -134,9 +134,26 @@ static GroupedMlpProblem mlp_of(const auto& call) {
                             call.keep_h});
 }
 
-MoeProblem problem_of(const RoutedCall& call) {
-  MoeProblem p = problem_of(mlp_of(call), {});
+Choice read_choice(const at::Tensor& experts, const at::Tensor& prob, const at::Tensor& x) {
+  TORCH_CHECK_VALUE(experts.dim() == 2, "experts has shape ", experts.sizes(),
+                    ", must be [T, top_k]");
+  const DType index = index_type(experts.scalar_type(), "experts");
+  TORCH_CHECK_VALUE(experts.size(1) >= 1, "experts has shape ", experts.sizes(),
+                    ", must have a column or more: those that a token has chosen");
+  const std::array<int64_t, 2> choices{x.size(0), experts.size(1)};
+  require(experts, {"experts", choices, x});
+  require_memory(experts, "experts");
+  return {experts.contiguous(), read_floats(prob, {"prob", choices, x}), index};
+}
+
+MoeProblem routed_problem(const GroupedMlpProblem& mlp) {
+  MoeProblem p = problem_of(mlp, {});
   p.routed = true;
+  return p;
+}
+
+MoeProblem problem_of(const RoutedCall& call) {
+  MoeProblem p = routed_problem(mlp_of(call));
   p.tokens = call.x.size(0);
   p.top_k = int_of(call.top_k, "top_k");
   p.keep_rows = call.keep_rows;

@@ -44,29 +44,20 @@ std::tuple<Tensor, Tensor, Tensor> routed_experts(const Tensor& x, const Tensor&
                                                   Text recipe, bool keep_h, bool keep_rows) {
   return translate_errors([&] {
     const Tensor tokens = rows_of(x, "x");
-    TORCH_CHECK_VALUE(experts.dim() == 2, "experts has shape ", experts.sizes(),
-                      ", must be [T, top_k]");
     TORCH_CHECK_VALUE(num_experts >= 1, "num_experts is ", num_experts, ", must be 1 or more");
-    const DType index = index_type(experts.scalar_type(), "experts");
-    const int64_t count = tokens.size(0), top_k = experts.size(1);
-    TORCH_CHECK_VALUE(top_k >= 1, "experts has shape ", experts.sizes(),
-                      ", must have a column or more: those that a token has chosen");
-    const std::array<int64_t, 2> choices{count, top_k};
-    require(experts, {"experts", choices, x});
+    const Choice choice = read_choice(experts, prob, x);
+    const int64_t top_k = choice.top_k();
     const Tensor offsets =
         at::empty({int_of(num_experts, "num_experts") + int64_t{1}}, x.options().dtype(at::kInt));
     const RoutedCall call{tokens, top_k, offsets,    weight1, bias1,  weight2,  bias2,
                           rng,    wants, activation, recipe,  keep_h, keep_rows};
     MoeProblem p = problem_of(call);
-    p.index = index;
+    p.index = choice.index;
     const Tensor saved = bytes(memory_bounds(p, device(x)).saved.bytes(p.tokens), x);
     const Tensor out = at::empty(tokens.sizes(), tokens.options());
-    require_memory(experts, "experts");
-    const Tensor numbers = experts.contiguous();
-    const Tensor weights = read_floats(prob, {"prob", choices, x});
     RoutedLaunch launch(call, p);
-    launch.args.choice = numbers.data_ptr();
-    launch.args.choice_prob = floats(weights, "prob");
+    launch.args.choice = choice.experts.data_ptr();
+    launch.args.choice_prob = floats(choice.prob, "prob");
     launch.args.out = view(out, x, "out");
     const AlignedOutput memory(saved, "saved");
     launch.args.saved = memory.memory();
