@@ -45,7 +45,7 @@ void read_word(std::string_view name, std::string_view word, int& value) {
 }
 
 void read_word(std::string_view name, std::string_view word, float& value) {
-  value = read_number<float>(name, word, "a number");
+  value = read_number<float>(name, word, "a number of fp32");
   require(std::isfinite(value), "problem: ", name, " is '", word, "', must be finite");
 }
 

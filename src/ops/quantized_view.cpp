@@ -78,7 +78,7 @@ void require_countable(const QuantizedShape& s) {
                     (ragged ? ops::is_countable({std::max<int64_t>(s.rows, s.experts), s.cols})
                             : ops::is_countable({s.rows, s.cols, s.experts}));
   require(fits, "quantized_view: shape is ", s.rows, " * ", s.cols, " of ", s.experts,
-          " experts, must have at most 2^44 elements");
+          " experts, must have an expert and at most 2^44 elements");
 }
 
 QuantizedView parts_of(const QuantizedShape& s) {

@@ -317,6 +317,7 @@ cadre.dequantize(cadre.quantize(leaf, offsets, "mxfp8"), offsets, "mxfp8",
     shape=leaf.shape).sum().backward()
 ops.grouped_mlp_quantized(leaf, offsets, None, q1, [], q2, [], None,
     recipe="mxfp4")[0].sum().backward()
+torch.autograd.grad(linear(leaf, counts), leaf, dy.expand(2, R, N), is_grads_batched=True)
 torch.func.jvp(lambda x: linear(x, counts), (x,), (x,))
 torch.func.jvp(lambda x: mlp(x, counts), (x,), (x,))
 """

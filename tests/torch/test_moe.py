@@ -113,7 +113,7 @@ def test_kept_and_computed_again_are_the_same_bits(device):
     ({"layout": "interleave2"}, "layout is 'interleave2', must be one of concat, interleave1"),
     ({"activation": "relu", "layout": "interleave1"}, "must be 'concat'; relu has no gate"),
     ({"activation": "clamped_swiglu limit=x"}, "limit=x', must be words of an activation of .* fea"
-                                               "tures; limit is 'x', must be a number$"),
+                                               "tures; limit is 'x', must be a number of fp32$"),
     ({"activation": "clamped_swiglu limit=-1"}, "; limit is -1, must be above 0 and finite$"),
     ({"activation": "swiglu limit=7"}, "must be without limit; only clamped_swiglu has constants"),
     ({"activation": "swiglu geglu"}, "; 'geglu' is not name=value; write name=value$"),
