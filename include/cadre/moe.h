@@ -40,7 +40,7 @@ struct MoeProblem {
   bool bias1 = false;
   bool bias2 = false;     ///< weighted by the probability, as the rest of the expert's result
   bool dgrad = true;      ///< dx is wanted
-  bool dlogits = true;    ///< dlogits are wanted, and dshared_gate, where there is one; or dchoice
+  bool dlogits = true;    ///< dlogits and, if there is one, dshared_gate; or dchoice_prob
   bool wgrad1 = true;     ///< dw1 is wanted, of the shared expert too
   bool wgrad2 = true;     ///< dw2 is wanted, of the shared expert too
   bool dbias = true;      ///< dbias1 and dbias2 are wanted, where there is a bias

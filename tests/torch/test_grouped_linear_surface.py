@@ -277,3 +277,15 @@ def test_marks_of_parameters_that_are_attached_later(device, delay):
     assert hasattr(shell.weight, "skip_backward_post_hook") == delay
     layers[2].bias0 = torch.nn.Parameter(torch.zeros(40, device=device))
     assert not hasattr(layers[2].bias0, "skip_backward_post_hook")
+
+
+@pytest.mark.parametrize("delay", [True, False])
+def test_marks_of_parameters_that_a_conversion_makes(device, delay):
+    """Anew on a device, and of another type."""
+    for layer, marked in (
+            (module("meta", delay_wgrad_compute=delay), {"weight", "bias"}),
+            (cadre.GroupedMLP(5, 24, 40, device="meta", delay_wgrad_compute=delay), {"w1", "w2"})):
+        layer.wg = torch.nn.Parameter(torch.empty(5, 24, device="meta"))  # a subclass's own
+        found = {name for name, p in layer.to_empty(device=device).bfloat16().named_parameters()
+                 if hasattr(p, "skip_backward_post_hook")}
+        assert found == (marked if delay else set())

@@ -1,6 +1,7 @@
 """cadre.ops: extra outputs that operations behind them take as extra inputs."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -159,6 +160,8 @@ def test_names_that_are_none(name):
             set_channel(0, name)
         with pytest.raises(TypeError, match="^index is a float, must be an int$"):
             set_channel(0.0, "around")
+        with pytest.raises(TypeError, match="^index is a bool, must be an int$"):
+            set_channel(False, "around")
     with pytest.raises(TypeError, match="^output_to_caller is an int, must be a bool$"):
         ops.MakeExtraOutput().set_extra_output_channel(0, "around", output_to_caller=1)
 
@@ -167,4 +170,6 @@ def test_copies_keep_their_channels(device):
     row = copy.deepcopy(ops.Sequential(*ends(to_caller=False)))
     x = draw(R, H, device=device)
     assert torch.equal(row(x), 2 * x)
-    assert isinstance(ops.MakeExtraOutput()(x), tuple) and ops.AddExtraInput()(x, x).equal(2 * x)
+    assert torch.equal(pickle.loads(pickle.dumps(row))(x), 2 * x)
+    assert torch.equal(ops.Sequential(ops.AddExtraInput())(x, x), 2 * x)  # others have none
+    assert len(ops.Sequential(ops.MakeExtraOutput())(x)) == 2

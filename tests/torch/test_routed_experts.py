@@ -1,5 +1,7 @@
 """torch.ops.cadre.routed_experts: the bits of its steps one after another, however it runs."""
 
+from itertools import product
+
 import pytest
 import torch
 from conftest import assert_seen, draw
@@ -119,14 +121,56 @@ def test_keeps_x_and_not_its_rows(device):
     assert kept[True] - kept[False] >= rows - given[0].numel() * 2
 
 
+def test_backward_makes_no_zeros_of_what_was_saved(device):
+    given = tensors(device, torch.bfloat16)
+    where = torch.tensor([0, 2, 4, 9, 9, 12, 20, 21, T], dtype=torch.int32, device=device)
+    rows = given[0], where, torch.rand(T, device=device)
+    for out, _, saved in (
+            OPS.routed_experts(*given[:3], E, *given[3:]),
+            (*(mlp := OPS.grouped_mlp(*rows, *given[3:], rows[2])), mlp[1])):
+        dout = torch.ones_like(out)
+        with torch.profiler.profile(record_shapes=True) as seen:
+            out.backward(dout)
+        made = [e.input_shapes for e in seen.events() if e.name in ("aten::zero_", "aten::fill_")]
+        assert [saved.numel()] not in [shape[0] for shape in made if shape]
+
+
+def test_nothing_flows_back_where_nothing_comes(device):
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, dx):
+            return None
+
+    given = tensors(device, torch.float32)
+    gradients = torch.autograd.grad(Nothing.apply(whole(given)[0]).sum(), leaves(given),
+                                    allow_unused=True)
+    assert all(g is None for g in gradients)
+
+
+def test_takes_choices_that_lie_with_gaps(device):
+    x, experts, prob, *weights = tensors(device, torch.bfloat16)
+    wide = torch.zeros(T, 2 * TOP_K, device=device)
+    wide[:, ::2] = prob.detach()
+    got = OPS.routed_experts(x, experts.t().contiguous().t(), wide[:, ::2], E, *weights)[0]
+    assert torch.equal(got, whole((x, experts, prob, *weights))[0])
+
+
 @pytest.mark.parametrize("recipe", ["", "mxfp8", "nvfp4"])
 def test_memory_is_enough_whatever_learns(device, recipe):
     """And fake tensors tell how much."""
-    for tokens in (0, 1, 63, 700):
-        given = tensors(device, torch.bfloat16, tokens=tokens)
+    for tokens, learns in product((0, 1, 63, 700), (*range(6), None)):
+        given = [[t.detach() for t in part] if isinstance(part, list) else part.detach()
+                 for part in tensors(device, torch.bfloat16, tokens=tokens)]
+        own = leaves(given) if learns is None else leaves(given)[learns:learns + 1]
+        for t in own:
+            t.requires_grad_()
         for keep_rows in (False, True):
             out = OPS.routed_experts(*given[:3], E, *given[3:], recipe=recipe, keep_rows=keep_rows)
-            torch.autograd.grad(out[0].sum(), leaves(given))
+            torch.autograd.grad(out[0].sum(), own)
             with FakeTensorMode() as mode:
                 fake = tree_map_only(torch.Tensor, mode.from_tensor, given)
                 told = OPS.routed_experts(*fake[:3], E, *fake[3:], recipe=recipe,

@@ -22,7 +22,7 @@ class Memory:
 class DeferredGradients(nn.Module):
     """A module that leaves the gradients of its weights to `backward_dw` if delay_wgrad_compute."""
 
-    delay_wgrad_compute: bool
+    delay_wgrad_compute: bool = False
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,12 +32,23 @@ class DeferredGradients(nn.Module):
         """Marks what is attached later, too: trainers look for the mark where they install
         hooks."""
         super().register_parameter(name, param)
+        self._mark(name, param)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True
+               ) -> "DeferredGradients":
+        """`to`, `to_empty` and the like, which may put other parameters in the place of these."""
+        super()._apply(fn, recurse)
+        for name, param in self._parameters.items():
+            self._mark(name, param)
+        return self
+
+    def _mark(self, name: str, param: nn.Parameter | None) -> None:
         if param is not None and self.delay_wgrad_compute and self._is_marked(name):
             param.skip_backward_post_hook = True
 
     def _is_marked(self, name: str) -> bool:
         """Whether a parameter gets its gradient from `backward_dw`, as trainers are told."""
-        return name.startswith("w")
+        return name in ("w1", "w2")
 
     def _memories(self) -> Sequence[Memory]:
         """Of its linears, the last first."""

@@ -177,7 +177,8 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             torch.empty(shape, dtype=self.params_dtype, device=device)))
 
     def _is_marked(self, name: str) -> bool:
-        return name.startswith("weight") or self.marks_biases and name.startswith("bias")
+        stem = name.rstrip("0123456789")
+        return stem == "weight" or self.marks_biases and stem == "bias"
 
     def _parameters_of(self, stem: str) -> list[Tensor]:
         """One packed, or E: whatever is registered now, because trainers exchange parameters."""

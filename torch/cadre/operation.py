@@ -58,7 +58,7 @@ class Operation(EmptyExtraState):
 
 
 def _require_channel(slots: str, op: Operation, index: int, there: int, channel: Any) -> None:
-    if not isinstance(index, int):
+    if not isinstance(index, int) or isinstance(index, bool):
         raise TypeError(f"index is {kind_of(index)}, must be an int")
     if not 0 <= index < there:
         raise IndexError(f"index is {index}, must be less than {there} and not negative; "
@@ -129,7 +129,7 @@ class Bias(Operation):
 class MakeExtraOutput(Operation):
     """Its input, and the same once more as an extra output of the row. The input's gradient is the
     sum of both. in_place: the sum is written into the gradient of the extra output, which
-    nobody else may need; not where it has a channel, nor in one that is not contiguous."""
+    nobody else may need, unless that output has a channel, or its gradient is not contiguous."""
 
     num_extra_outputs: int = 1
 

@@ -239,6 +239,9 @@ class Sequential(nn.Sequential):
 def _slots(row: list[nn.Module]) -> list[list[_Channel | None]]:
     """The extra inputs of each module: None where the caller gives them. One object stands for a
     channel, whoever reads it."""
+    if not any(isinstance(op, Operation) and (op._input_channels or op._output_channels)
+               for op in row):
+        return [[None] * op.num_extra_inputs if isinstance(op, Operation) else [] for op in row]
     made: dict[str, _Channel] = {}
     found = []
     for index, op in enumerate(row):

@@ -50,7 +50,7 @@ class Recipe:
             if words is not None:
                 _require_words(f"Recipe: {which}", words, f"f32,{which}={words}",
                                "a recipe's name, 'input' or formats 'lhs*rhs'")
-        _require_words("Recipe", str(self), str(self), "one for each pass")
+        _require_words("Recipe", str(self), str(self), "a recipe that names each pass once")
 
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in PASSES)

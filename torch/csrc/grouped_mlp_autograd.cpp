@@ -47,6 +47,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget,
                                   o.window, o.place_of, o.x_in_codes(), o.x_codes, o.x_scales});
     ctx->mark_non_differentiable({saved});
+    ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), prob,
                                   bias2_scale, rng, o.place_of, weight1, bias1, weight2, bias2));
@@ -66,11 +67,13 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
     auto& data = ctx->saved_data;
+    const c10::List<int64_t> counts = data["counts"].toIntList();
+    if (!dout[0].defined())
+      return variable_list(size_t(counts[0] + counts[1] + counts[2] + counts[3]) + 6);
     SavedTensors in(ctx->get_saved_variables());
     const Tensor kept = in.next(), offsets = in.next(), saved = in.next();
     const Maybe prob = in.next_optional(), bias2_scale = in.next_optional(),
                 rng = in.next_optional(), place_of = in.next_optional();
-    const c10::List<int64_t> counts = data["counts"].toIntList();
     const List weight1 = in.next_list(counts[0]), bias1 = in.next_list(counts[1]);
     const List weight2 = in.next_list(counts[2]), bias2 = in.next_list(counts[3]);
     MlpWants wants;

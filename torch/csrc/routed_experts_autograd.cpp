@@ -46,6 +46,7 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
     const auto [out, offsets, saved] =
         forward_op({x, experts, prob, weight1, bias1, weight2, bias2, rng}, o);
     ctx->mark_non_differentiable({offsets, saved});
+    ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && !o.keep_rows && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, weight1,
                                   bias1, weight2, bias2));
@@ -65,10 +66,12 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
   static variable_list backward(AutogradContext* ctx, const variable_list& d) {
     auto& data = ctx->saved_data;
     const Tensor& dout = d[0];
+    const c10::List<int64_t> counts = data["counts"].toIntList();
+    if (!dout.defined())
+      return variable_list(size_t(counts[0] + counts[1] + counts[2] + counts[3]) + 5);
     SavedTensors in(ctx->get_saved_variables());
     const Tensor x = in.next(), offsets = in.next(), saved = in.next();
     const Maybe rng = in.next_optional();
-    const c10::List<int64_t> counts = data["counts"].toIntList();
     const List weight1 = in.next_list(counts[0]), bias1 = in.next_list(counts[1]);
     const List weight2 = in.next_list(counts[2]), bias2 = in.next_list(counts[3]);
     MoeWants wants;

@@ -9,7 +9,8 @@
 namespace cadre::cuda::portable {
 
 /// How the lanes of a warp lie: beside each other along rows of codes; or, where columns of codes
-/// are turned, so that what is read and what is written has the same width.
+/// are turned, so that what is read and what is written has the same width. Of a block's part it
+/// says the size alone, and PatchOf where its patches begin.
 struct PartShape {
   int lanes_down;
   bool turned;
@@ -24,8 +25,9 @@ struct PartShape {
 
   /// For so many parts down, of at most so many blocks.
   RowGrid grid(int64_t down, int64_t columns, int most) const {
-    RowGrid grid = RowGrid::of(down, columns * kRound / cols(), 1);
-    if (threads > kLanes) grid = RowGrid::of_blocks(down, (columns + cols() - 1) / cols(), threads);
+    RowGrid grid = threads > kLanes
+                       ? RowGrid::of_blocks(down, (columns + cols() - 1) / cols(), threads)
+                       : RowGrid::of(down, columns * kRound / cols(), 1);
     grid.blocks.y = std::clamp(unsigned(most) / grid.blocks.x, 1u, grid.blocks.y);
     return grid;
   }
