@@ -207,19 +207,19 @@ class _Plain(Activation):
 
 
 class GELU(_Plain):
-    """gelu(z), by tanh."""
+    """gelu(z), made of tanh."""
 
     _words = "gelu_tanh"
 
 
 class GEGLU(_Plain):
-    """gelu(gate) * up, by tanh."""
+    """gelu(gate) * up, made of tanh."""
 
     _words = "geglu_tanh"
 
 
 class ReLU(_Plain):
-    """max(z, 0)."""
+    """max(z, 0) of each number."""
 
     _words = "relu"
 
