@@ -140,8 +140,9 @@ TEST_F(RoutedMoe, GatheredHasTheBitsOfItsSteps) {
     MoeCase c(p, ++seed, here());
     c.take(layers::plan_gathered(p, machine->device()));
     c.plan.name = "gathered";
-    if (machine->device().sm == 90)
+    if (machine->device().sm == 90) {
       EXPECT_EQ(c.plan.mlp.problem.gather_dy, p.parameters.dw == DType::kBf16) << to_string(p);
+    }
     expect_bits_of_the_steps(c, seed, true);
   }
 }
