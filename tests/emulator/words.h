@@ -120,6 +120,14 @@ T atomicMin(T* at, T value) {
 }
 
 template <class T>
+T atomicOr(T* at, T value) {
+  const T old = *at;
+  *at = T(old | value);
+  cadre::emulator::may_switch();
+  return old;
+}
+
+template <class T>
 unsigned __match_any_sync(unsigned mask, T value) {
   cadre::emulator::expect(mask == ~0u, "a match of some lanes is not emulated");
   const uint64_t mine = uint64_t(value);

@@ -4,7 +4,7 @@
 
 #include "backend/row_map.h"
 #include "cuda/portable/offsets.h"
-#include "cuda/portable/routing_in_registers.cuh"
+#include "cuda/portable/routing_few.cuh"
 #include "cuda/portable/routing_in_shared.cuh"
 #include "cuda/portable/row_map.cuh"
 
@@ -13,8 +13,8 @@
 //
 // logits, dlogits [T, E]; scores, dscores [T, E]; experts, prob, dprob [T, top_k]. A way of routing
 // says how many tokens a warp takes at once, and what it does with them. With map, few tokens are
-// sorted by the warps that chose for them; of many, where a warp chooses again and again,
-// offsets.cu sorts the choices.
+// sorted by the warps that chose for them, in registers or in shared memory; of many, where a warp
+// chooses again and again, offsets.cu sorts the choices.
 namespace cadre::cuda::portable {
 namespace {
 
@@ -47,11 +47,23 @@ __global__ void __launch_bounds__(kMostWarps* kLanes, Way::kBlocks)
 
 /// Tokens once a warp. The counters of the map lie where the tokens' arrays were.
 template <class Way>
-__global__ void __launch_bounds__(Way::kMapWarps* kLanes, 1)
+__global__ void __launch_bounds__(kMostWarps* kLanes, 1)
     forward_and_map_kernel(const __grid_constant__ RoutingJob job, const OffsetsJob map) {
   forward_all<Way>(job);
   __syncthreads();
   make_row_map<int32_t>(map, dynamic_shared());
+}
+
+/// A token a warp, in registers.
+template <class Way>
+__global__ void __launch_bounds__(Way::kMostWarps* kLanes, 1)
+    forward_few_kernel(const __grid_constant__ RoutingJob job, const OffsetsJob map) {
+  ChosenBy chosen_by(job.p, dynamic_shared());
+  launch_dependents();
+  chosen_by.clear();
+  __syncthreads();
+  wait_for_predecessors();
+  route_few<Way>(job, map, chosen_by);
 }
 
 template <class Way>
@@ -61,16 +73,35 @@ __global__ void __launch_bounds__(kMostWarps* kLanes, Way::kBlocks)
   for_tokens<Way>(job.p.tokens, [&](int64_t t) { Way::backward(job, dynamic_shared(), t); });
 }
 
-/// Calls visit.operator()<Way>() with the way that takes the problem.
+bool is_in_registers(const RoutingProblem& p) {
+  const bool in_groups = p.groups > 1 && !p.backward;
+  return !in_groups && p.experts <= 512 && p.top_k <= kLanes;
+}
+
+/// Calls visit.operator()<Way>() with the way that takes the problem, if it is not in registers.
+template <class Visit>
+auto with_way_in_shared(const RoutingProblem& p, Visit&& visit) {
+  return p.experts <= 256 ? visit.template operator()<RoutingInShared<8>>()
+                          : visit.template operator()<RoutingInShared<64>>();
+}
+
+/// The same of few tokens, in registers.
+template <class Visit>
+void with_way_of_few(const RoutingProblem& p, Visit&& visit) {
+  if (p.experts <= 4 * kLanes)
+    visit.template operator()<RoutingOfFew<4>>();
+  else if (p.experts <= 8 * kLanes)
+    visit.template operator()<RoutingOfFew<8>>();
+  else
+    visit.template operator()<RoutingOfFew<16>>();
+}
+
 template <class Visit>
 auto with_way(const RoutingProblem& p, Visit&& visit) {
+  if (!is_in_registers(p)) return with_way_in_shared(p, visit);
   const auto fits = [&](int experts, int top_k) {
     return p.experts <= experts && p.top_k <= top_k;
   };
-  const bool in_groups = p.groups > 1 && !p.backward;
-  if (in_groups || !fits(512, 32))
-    return p.experts <= 256 ? visit.template operator()<RoutingInShared<8>>()
-                            : visit.template operator()<RoutingInShared<64>>();
   const auto with_part = [&]<int kWidth, int kSlots>() {
     return p.experts == kWidth * kSlots
                ? visit.template operator()<RoutingInRegisters<Part<kWidth, kSlots, true>>>()
@@ -83,31 +114,26 @@ auto with_way(const RoutingProblem& p, Visit&& visit) {
   return with_part.template operator()<32, 16>();
 }
 
-/// How a grid is cut into warps, each with its shared memory. With map one block takes all tokens
-/// if it can: it has no other to wait for.
+/// How a grid is cut into warps, each with its shared memory.
 struct Blocks {
   int bytes, tokens;  ///< of a warp
   int warps;          ///< of a block
   int64_t count;
 
   explicit Blocks(const RoutingProblem& p) {
-    int most = 0;
     with_way(p, [&]<class Way>() {
       bytes = Way::shared_bytes_of_warp(p);
       tokens = Way::kTokens;
-      most = Way::kMapWarps;
     });
     const auto all = std::max<int64_t>(1, (p.tokens + tokens - 1) / tokens);
     const auto fit = [&](int64_t some) {
       return some * bytes <= kFreeSharedBytes &&
              (!p.map || row_map_bytes(int(some), p.experts) <= kFreeSharedBytes);
     };
-    const bool in_one = p.map && all <= most && fit(all);
-    warps = in_one ? int(all) : fit(kMostWarps) ? kMostWarps : 1;
+    const int64_t most = std::min<int64_t>(all, kMostWarps);
+    warps = p.map && fit(most) ? int(most) : fit(kMostWarps) ? kMostWarps : 1;
     count = (all + warps - 1) / warps;
   }
-  /// Whether all of them are resident at once.
-  bool are_few(const Device& device) const { return count <= most_row_map_blocks(device); }
   Grid grid(Stream stream) const {
     return {.blocks = unsigned(std::min(count, kMostBlocks)),
             .threads = unsigned(warps * kLanes),
@@ -117,25 +143,53 @@ struct Blocks {
   }
 };
 
-void launch_with_map(const RoutingJob& job, const RoutingArgs& args, Workspace workspace,
-                     Stream stream) {
+/// Whether one launch takes them with their map, all of whose blocks are resident at once.
+bool takes_few(const RoutingProblem& p, const Device& device) {
+  const int most = most_row_map_blocks(device);
+  if (!is_in_registers(p)) return Blocks(p).count <= most;
+  int64_t blocks = 0;
+  with_way_of_few(p, [&]<class Way>() { blocks = FewBlocks(p.tokens, Way::kMostWarps).count; });
+  return blocks <= most && ChosenBy::bytes(p) <= kFreeSharedBytes;
+}
+
+OffsetsJob map_job(const RoutingJob& job, const RoutingArgs& args) {
+  const int64_t slots = job.p.tokens * job.p.top_k;
+  return {.source = args.experts,
+          .offsets = args.offsets,
+          .row_of = args.map.row_of,
+          .slot_of = args.map.slot_of,
+          .status = nullptr,
+          .prob = args.prob,
+          .row_prob = args.row_prob,
+          .counts = nullptr,
+          .rows = slots,
+          .slots = slots,
+          .run = 0,
+          .experts = job.p.experts};
+}
+
+void launch_few(const RoutingJob& job, const OffsetsJob& map, Stream stream) {
+  with_way_of_few(job.p, [&]<class Way>() {
+    const FewBlocks blocks(job.p.tokens, Way::kMostWarps);
+    const Grid grid{.blocks = unsigned(blocks.count),
+                    .threads = unsigned(blocks.warps * kLanes),
+                    .shared_bytes = int(ChosenBy::bytes(job.p)),
+                    .stream = stream_of(stream),
+                    .cooperative = blocks.count > 1,
+                    .dependent = true};
+    launch(forward_few_kernel<Way>, grid, job, map);
+  });
+}
+
+void launch_in_shared(const RoutingJob& job, OffsetsJob map, Workspace workspace, Stream stream) {
   const Blocks blocks(job.p);
-  const OffsetsJob map{.source = args.experts,
-                       .offsets = args.offsets,
-                       .row_of = args.map.row_of,
-                       .slot_of = args.map.slot_of,
-                       .status = nullptr,
-                       .prob = args.prob,
-                       .row_prob = args.row_prob,
-                       .counts = static_cast<int32_t*>(workspace.data),
-                       .rows = job.p.tokens * job.p.top_k,
-                       .slots = job.p.tokens * job.p.top_k,
-                       .run = blocks.tokens * job.p.top_k,
-                       .experts = job.p.experts};
+  map.counts = static_cast<int32_t*>(workspace.data);
+  map.run = blocks.tokens * job.p.top_k;
   Grid grid = blocks.grid(stream);
   grid.shared_bytes = std::max(grid.shared_bytes, row_map_bytes(blocks.warps, job.p.experts));
   grid.cooperative = blocks.count > 1;
-  with_way(job.p, [&]<class Way>() { launch(forward_and_map_kernel<Way>, grid, job, map); });
+  with_way_in_shared(job.p,
+                     [&]<class Way>() { launch(forward_and_map_kernel<Way>, grid, job, map); });
 }
 
 }  // namespace
@@ -148,9 +202,8 @@ std::string refuses_routing(const RoutingProblem& p, const Device& device) {
 
 int64_t routing_workspace_bytes(const RoutingProblem& p, const Device& device) {
   if (!p.map) return 0;
-  const Blocks blocks(p);
-  return blocks.are_few(device) ? row_map_workspace_bytes(blocks.count, p.experts)
-                                : offsets_workspace_bytes(backend::row_map_problem(p), device);
+  if (!takes_few(p, device)) return offsets_workspace_bytes(backend::row_map_problem(p), device);
+  return is_in_registers(p) ? 0 : row_map_workspace_bytes(Blocks(p).count, p.experts);
 }
 
 void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspace, Stream stream) {
@@ -165,8 +218,12 @@ void routing(const RoutingPlan& plan, const RoutingArgs& args, Workspace workspa
                        .experts = args.experts,
                        .prob = args.prob,
                        .scores = args.scores};
+  if (p.map && takes_few(p, plan.device)) {
+    const OffsetsJob map = map_job(job, args);
+    return is_in_registers(p) ? launch_few(job, map, stream)
+                              : launch_in_shared(job, map, workspace, stream);
+  }
   const Blocks blocks(p);
-  if (p.map && blocks.are_few(plan.device)) return launch_with_map(job, args, workspace, stream);
   with_way(p, [&]<class Way>() {
     launch(p.backward ? backward_kernel<Way> : forward_kernel<Way>, blocks.grid(stream), job);
   });

@@ -5,11 +5,17 @@
 // each expert in registers. Lane j has choice j.
 namespace cadre::cuda::portable {
 
+/// What the lane of a choice found.
+struct Chosen {
+  int expert;
+  float prob;
+  bool is_choice;
+};
+
 template <class P>
 struct RoutingInRegisters {
   static constexpr int kTokens = P::kTokens;                             ///< of a warp
   static constexpr int kBlocks = P::kSlots <= 8 ? 8 : P::kFull ? 6 : 5;  ///< of an SM, at least
-  static constexpr int kMapWarps = 16;  ///< of a block that makes the map, at most
   using Numbers = typename P::Numbers;
 
   /// Gradients of a token's experts, in shared memory; parts of a warp are in different banks.
@@ -21,15 +27,17 @@ struct RoutingInRegisters {
     return reinterpret_cast<float*>(shared) + threadIdx.x / P::kWidth * kGradients;
   }
 
-  static __device__ void forward(const RoutingJob& job, uint8_t*, int64_t t) {
+  static __device__ Chosen forward(const RoutingJob& job, uint8_t*, int64_t t) {
     const RoutingProblem& p = job.p;
     Softmax softmax;
     const int expert = choose(job, t, softmax);
     const Choice c = look_at_choice<P>(job, t, expert);
     const PlainProb prob = plain_prob<P>(p, c, softmax);
-    if (!c.is_choice) return;
+    if (!c.is_choice) return {};
+    const float scaled = p.scale * (p.normalize ? prob.q / prob.norm : prob.q);
     job.experts[t * p.top_k + P::lane()] = expert;
-    job.prob[t * p.top_k + P::lane()] = p.scale * (p.normalize ? prob.q / prob.norm : prob.q);
+    job.prob[t * p.top_k + P::lane()] = scaled;
+    return {expert, scaled, true};
   }
 
   static __device__ void backward(const RoutingJob& job, uint8_t* shared, int64_t t) {

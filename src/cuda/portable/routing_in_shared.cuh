@@ -165,7 +165,6 @@ template <int kSlots>
 struct RoutingInShared {
   static constexpr int kTokens = 1;                    ///< of a warp
   static constexpr int kBlocks = kSlots <= 8 ? 9 : 1;  ///< of an SM, at least
-  static constexpr int kMapWarps = 4;                  ///< of a block that makes the map, at most
 
   static int shared_bytes_of_warp(const RoutingProblem& p) {
     return kTokenArrays * p.experts * int(sizeof(float));
