@@ -66,14 +66,15 @@ struct Case {
     const test::OwnedWorkspace workspace(made.workspace_bytes);
     run(made, args([](const Tensor& t) { return t.view(); }), workspace.get(), {});
   }
-  /// Returns how many launches it takes.
-  size_t on_gpu() {
+  /// Returns how many launches it takes. What reads too early finds the right numbers in a second
+  /// run.
+  size_t on_gpu(int times = 2) {
     test::Mirror mirror;
     const RoutingPlan made = plan(p, test::first_gpu());
     EXPECT_EQ(made.name, "cuda_routing");
     const RoutingArgs given = args([&](const Tensor& t) { return mirror.view(t); });
     const Workspace workspace = mirror.workspace(made.workspace_bytes);
-    return mirror.replay(2, [&](Stream stream) { run(made, given, workspace, stream); });
+    return mirror.replay(times, [&](Stream stream) { run(made, given, workspace, stream); });
   }
   std::vector<char> outputs() const {
     std::vector<char> all;
@@ -89,7 +90,7 @@ void check_map(Case before) {
   before.p.map = before.p.row_prob = true;
   before.map = test::OffsetsOut(test::map_of(before.p));
   Case got = before, want = before;
-  got.on_gpu();
+  got.on_gpu(1);
   want.on_cpu("cpu");
   EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(before.p);
 }
@@ -419,7 +420,7 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
       std::mt19937 random(seed);
       if (alike) got.logits.fill(random, 0, 0);
       Case want = got;
-      EXPECT_EQ(got.on_gpu(), sizes.launches) << to_string(got.p);
+      EXPECT_EQ(got.on_gpu(alike ? 2 : 1), sizes.launches) << to_string(got.p);
       want.on_cpu("cpu");
       EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
       EXPECT_EQ(got.map.has_row_prob_of(got.prob), got.p.row_prob || got.p.tokens == 0);
