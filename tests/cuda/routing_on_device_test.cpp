@@ -383,8 +383,8 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
     int experts, top_k;
     size_t launches;
   };
-  // In registers one block takes 32 tokens, of more than 256 experts 16, as each of several does: 64
-  // blocks are few, and 6 on the emulator. In shared memory a block takes 4 tokens, or 1 where
+  // In registers one block takes 32 tokens, 64 of at most 128 experts and 16 choices, 16 of more than
+  // 256 experts; each of several takes 16: 64 blocks are few, and 6 on the emulator. In shared memory a block takes 4 tokens, or 1 where
   // experts are many.
   const Sizes kSizes[] = {{0, 3, 2, 1},
                           {1, 1, 1, 1},
@@ -394,6 +394,9 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
                           {33, 200, 8, 1},
                           {17, 300, 8, 1},
                           {61, 128, 8, 1},
+                          {64, 100, 16, 1},
+                          {64, 100, 17, 1},
+                          {65, 100, 16, 1},
                           {95, 128, 8, 1},
                           {48, 130, 8, 1},
                           {96, 257, 32, 1},

@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(kMostWarps* kLanes, 1)
   make_row_map<int32_t>(map, dynamic_shared());
 }
 
-/// A token a warp, in registers.
+/// Tokens once a warp, in registers.
 template <class Way>
 __global__ void __launch_bounds__(Way::kMostWarps* kLanes, 1)
     forward_few_kernel(const __grid_constant__ RoutingJob job, const OffsetsJob map) {
@@ -83,17 +83,6 @@ template <class Visit>
 auto with_way_in_shared(const RoutingProblem& p, Visit&& visit) {
   return p.experts <= 256 ? visit.template operator()<RoutingInShared<8>>()
                           : visit.template operator()<RoutingInShared<64>>();
-}
-
-/// The same of few tokens, in registers.
-template <class Visit>
-void with_way_of_few(const RoutingProblem& p, Visit&& visit) {
-  if (p.experts <= 4 * kLanes)
-    visit.template operator()<RoutingOfFew<4>>();
-  else if (p.experts <= 8 * kLanes)
-    visit.template operator()<RoutingOfFew<8>>();
-  else
-    visit.template operator()<RoutingOfFew<16>>();
 }
 
 template <class Visit>
@@ -147,9 +136,7 @@ struct Blocks {
 bool takes_few(const RoutingProblem& p, const Device& device) {
   const int most = most_row_map_blocks(device);
   if (!is_in_registers(p)) return Blocks(p).count <= most;
-  int64_t blocks = 0;
-  with_way_of_few(p, [&]<class Way>() { blocks = FewBlocks(p.tokens, Way::kMostWarps).count; });
-  return blocks <= most && ChosenBy::bytes(p) <= kFreeSharedBytes;
+  return FewBlocks(p).count <= most && ChosenBy::bytes(p) <= kFreeSharedBytes;
 }
 
 OffsetsJob map_job(const RoutingJob& job, const RoutingArgs& args) {
@@ -169,16 +156,14 @@ OffsetsJob map_job(const RoutingJob& job, const RoutingArgs& args) {
 }
 
 void launch_few(const RoutingJob& job, const OffsetsJob& map, Stream stream) {
-  with_way_of_few(job.p, [&]<class Way>() {
-    const FewBlocks blocks(job.p.tokens, Way::kMostWarps);
-    const Grid grid{.blocks = unsigned(blocks.count),
-                    .threads = unsigned(blocks.warps * kLanes),
-                    .shared_bytes = int(ChosenBy::bytes(job.p)),
-                    .stream = stream_of(stream),
-                    .cooperative = blocks.count > 1,
-                    .dependent = true};
-    launch(forward_few_kernel<Way>, grid, job, map);
-  });
+  const FewBlocks blocks(job.p);
+  const Grid grid{.blocks = unsigned(blocks.count),
+                  .threads = unsigned(blocks.warps * kLanes),
+                  .shared_bytes = int(ChosenBy::bytes(job.p)),
+                  .stream = stream_of(stream),
+                  .cooperative = blocks.count > 1,
+                  .dependent = true};
+  with_way_of_few(job.p, [&]<class Way>() { launch(forward_few_kernel<Way>, grid, job, map); });
 }
 
 void launch_in_shared(const RoutingJob& job, OffsetsJob map, Workspace workspace, Stream stream) {

@@ -3,30 +3,48 @@
 #include "cuda/portable/routing_in_registers.cuh"
 #include "cuda/portable/row_map.cuh"
 
-// Routing of few tokens and its map. A warp takes one token, so that its lanes have few experts
-// each and its choices stay in registers, and blocks have few warps: many on one SM wait for each
-// other's instructions. Which tokens chose an expert is a bit of each; a token chooses an expert
+// Routing of few tokens and its map. A warp takes a token or two, so that its lanes have few
+// experts each and choices stay in registers, and blocks have few warps: many on one SM wait for
+// each other's instructions. Which tokens chose an expert is a bit of each; a token chooses an expert
 // once, and rows of an expert are in the order of tokens, so that ranks are counts of bits. Each
 // block finds them for all tokens, once all blocks have chosen.
 namespace cadre::cuda::portable {
 
-/// A whole warp has a token, whose experts are at most so many a lane.
-template <int kSlots>
-struct RoutingOfFew : RoutingInRegisters<Part<kLanes, kSlots, false>> {
+/// So many lanes have a token, each of at most so many of its experts.
+template <int kWidth, int kSlots>
+struct RoutingOfFew : RoutingInRegisters<Part<kWidth, kSlots, false>> {
   static constexpr int kMostWarps = kSlots <= 8 ? 32 : 16;  ///< of a block
+  static constexpr int kMostTokens = kMostWarps * kLanes / kWidth;
 };
 
-/// Blocks and their warps, a token each. Blocks that meet in a barrier start later, so that one
-/// takes as many tokens as it can have.
+/// Calls visit.operator()<Way>() with the way that takes few tokens. Two of a warp take less than
+/// two of its after each other, and than two blocks.
+template <class Visit>
+void with_way_of_few(const RoutingProblem& p, Visit&& visit) {
+  using One = RoutingOfFew<32, 4>;
+  using Two = RoutingOfFew<16, 8>;
+  if (p.experts > 256) return visit.template operator()<RoutingOfFew<32, 16>>();
+  if (p.experts > 128) return visit.template operator()<RoutingOfFew<32, 8>>();
+  if (p.tokens > One::kMostTokens && p.tokens <= Two::kMostTokens && p.top_k <= 16)
+    return visit.template operator()<Two>();
+  visit.template operator()<One>();
+}
+
+/// Blocks and their warps, each of which takes its tokens once. Blocks that meet in a barrier start
+/// later, so that one takes as many tokens as it can.
 struct FewBlocks {
   static constexpr int kWarps = 16;  ///< of each of several
 
-  int warps;
-  int64_t count;
+  int warps = kWarps;
+  int64_t count = 0;
 
-  FewBlocks(int64_t tokens, int most_warps)
-      : warps(tokens <= most_warps ? most_warps : kWarps),
-        count(std::max<int64_t>(tokens + warps - 1, warps) / warps) {}
+  explicit FewBlocks(const RoutingProblem& p) {
+    with_way_of_few(p, [&]<class Way>() {
+      if (p.tokens <= Way::kMostTokens) warps = Way::kMostWarps;
+      const int64_t tokens = warps * Way::kTokens;
+      count = std::max<int64_t>(1, (p.tokens + tokens - 1) / tokens);
+    });
+  }
 };
 
 /// Who chose what, in shared memory.
@@ -96,22 +114,24 @@ __device__ inline void find_begins(const OffsetsAndMap& sorted, ChosenBy& chosen
 
 template <class Way>
 __device__ void route_few(const RoutingJob& job, const OffsetsJob& map, ChosenBy& chosen_by) {
-  const int token = int(blockIdx.x * blockDim.x + threadIdx.x) / kLanes;
+  constexpr int kWidth = kLanes / Way::kTokens;
+  const int thread = int(blockIdx.x * blockDim.x + threadIdx.x), token = thread / kWidth;
+  const int tokens = int(job.p.tokens), first = thread / kLanes * Way::kTokens;
   Chosen chosen{};
-  if (token < job.p.tokens) chosen = Way::forward(job, nullptr, token);
+  if (first < tokens) chosen = Way::forward(job, nullptr, min(token, tokens - 1));
+  const bool is_choice = chosen.is_choice && token < tokens;
   if (gridDim.x > 1) {
     grid_barrier();
     read_choices(job, chosen_by);
-  } else if (chosen.is_choice) {
+  } else if (is_choice) {
     chosen_by.add(token, chosen.expert);
   }
   __syncthreads();
   const OffsetsAndMap sorted{map, blockIdx.x == 0};
   find_begins(sorted, chosen_by);
-  if (!chosen.is_choice) return;
+  if (!is_choice) return;
   const int row = chosen_by.begins[chosen.expert] + chosen_by.count_before(token, chosen.expert);
-  sorted.place(int64_t(token) * job.p.top_k + threadIdx.x % kLanes, chosen.expert, row,
-               chosen.prob);
+  sorted.place(int64_t(token) * job.p.top_k + thread % kWidth, chosen.expert, row, chosen.prob);
 }
 
 }  // namespace cadre::cuda::portable
