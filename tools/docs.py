@@ -103,10 +103,10 @@ ROUTINGS = ["uniform", "gamma:1"]
 
 def beside_peers(topic):
     """(where, {cell: {(peer, routing): speed over the peer}}) of every recorded GPU."""
-    beside_torch = dict(records(topic + "-torch"))
+    of_torch = {record["machine"]: record["cases"] for _, record in records(topic + "-torch")}
     for where, record in records(topic):
         speeds = {}
-        for case in record["cases"] + beside_torch.get(where, {"cases": []})["cases"]:
+        for case in record["cases"] + of_torch.get(record["machine"], []):
             of_cell = speeds.setdefault((case["layer"], case["problem"].split()[1]), {})
             for peer, speed in case["speed_of_peer"].items():
                 of_cell[peer, case["routing"]] = f"{speed:.2f}"
@@ -127,15 +127,15 @@ def gpu_gemm(info):
 def gpu_accumulate(info):
     """wgrad that accumulates into fp32: of its floor, and beside DeepGEMM. The floor is the slower
     of one dense product and of reading and writing the gradients as fast as memory is copied."""
-    copied = {where: fact["value"] * 1e3 for where, record in records("facts")  # bytes a us
-              for fact in record["facts"] if fact["name"] == "copy"}
+    copied = {record["machine"]: fact["value"] * 1e3 for _, record in records("facts")
+              for fact in record["facts"] if fact["name"] == "copy"}  # bytes a us
     speeds, rows = dict(beside_peers("grouped-gemm-accumulate")), []
     for where, record in records("grouped-gemm-accumulate"):
         shares = {}
         for case in record["cases"]:
             size = dict(word.split("=") for word in case["problem"].split() if "=" in word)
             touched = 8 * int(size["E"]) * int(size["N"]) * int(size["K"])
-            floor = max(case["us"]["cublas_dense"], touched / copied[where])
+            floor = max(case["us"]["cublas_dense"], touched / copied[record["machine"]])
             share = f"{floor / case['us']['cadre']:.2f}"
             shares.setdefault(case["layer"], {})[case["routing"]] = share
         rows += [[where, layer, *(of_layer[r] for r in ROUTINGS),
