@@ -97,7 +97,7 @@ void check_map(Case before) {
 
 /// Forward and backward of one case, which the GPU and the CPU begin alike.
 void check_bits(const Case& before) {
-  check_map(before);
+  if (before.p.tokens <= 21) check_map(before);
   Case got = before, want = before;
   got.on_gpu();
   want.on_cpu("cpu");
@@ -203,6 +203,7 @@ TEST_P(RoutingOnDevice, OfInfiniteAndNanLogits) {
           if (t % 5 == 4 && (t + e) % 7 == 0) c.logits.set({t, e}, kInfinity);
         }
       check(c);
+      if (!with_scores) check_map(c);
     }
 }
 
@@ -409,25 +410,24 @@ TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
                           {test::sized(1025, 97), 61, 13, 2},
                           {test::sized(705, 97), 512, 8, 2},  // more than shared memory has
                           {test::sized(65, 7), 2000, 2, 2}};
-  unsigned seed = 1;
-  for (const Sizes& sizes : kSizes)
-    for (bool alike : {false, true}) {
-      Case got({.score = GetParam(),
-                .tokens = sizes.tokens,
-                .experts = sizes.experts,
-                .top_k = sizes.top_k,
-                .map = true,
-                .row_prob = seed % 3 != 0},  // one or both of these two
-               seed);
-      ++seed;
-      std::mt19937 random(seed);
-      if (alike) got.logits.fill(random, 0, 0);
-      Case want = got;
-      EXPECT_EQ(got.on_gpu(alike ? 2 : 1), sizes.launches) << to_string(got.p);
-      want.on_cpu("cpu");
-      EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
-      EXPECT_EQ(got.map.has_row_prob_of(got.prob), got.p.row_prob || got.p.tokens == 0);
-    }
+  auto seed = unsigned(GetParam());  // so that each size has different and equal logits
+  for (const Sizes& sizes : kSizes) {
+    const bool alike = ++seed % 2 == 0;
+    Case got({.score = GetParam(),
+              .tokens = sizes.tokens,
+              .experts = sizes.experts,
+              .top_k = sizes.top_k,
+              .map = true,
+              .row_prob = seed % 3 != 0},  // one or both of these two
+             seed);
+    std::mt19937 random(seed);
+    if (alike) got.logits.fill(random, 0, 0);
+    Case want = got;
+    EXPECT_EQ(got.on_gpu(alike ? 2 : 1), sizes.launches) << to_string(got.p);
+    want.on_cpu("cpu");
+    EXPECT_EQ(got.outputs() == want.outputs(), true) << to_string(got.p);
+    EXPECT_EQ(got.map.has_row_prob_of(got.prob), got.p.row_prob || got.p.tokens == 0);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Routing, RoutingOnDevice,
