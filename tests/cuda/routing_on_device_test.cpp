@@ -378,40 +378,49 @@ TEST_P(RoutingOnDevice, OfManyTokens) {
   EXPECT_EQ(c.outputs() == want.outputs(), true);
 }
 
+struct MapSizes {
+  int64_t tokens;
+  int experts, top_k;
+  size_t launches;
+};
+
+/// In registers one block takes 32 tokens, 64 of at most 128 experts and 16 choices, 16 of more
+/// than 256 experts; each of several takes 16: 64 blocks are few, and 6 on the emulator. In shared
+/// memory a block takes 4 tokens, or 1 where experts are many. What is more takes two launches, as
+/// what does not fit into shared memory.
+std::vector<MapSizes> map_sizes() {
+  using test::sized;
+  return {{0, 3, 2, 1},
+          {1, 1, 1, 1},
+          {16, 64, 8, 1},
+          {17, 64, 8, 1},
+          {32, 200, 8, 1},
+          {33, 200, 8, 1},
+          {17, 300, 8, 1},
+          {61, 128, 8, 1},
+          {64, 100, 16, 1},
+          {64, 100, 17, 1},
+          {65, 100, 16, 1},
+          {95, 128, 8, 1},
+          {48, 130, 8, 1},
+          {96, 257, 32, 1},
+          {24, 501, 10, 1},
+          {6, 502, 40, 1},
+          {24, 300, 40, 1},
+          {5, 2000, 3, 1},
+          {sized(1024, 96), 12, 4, 1},
+          {sized(1025, 97), 13, 3, 2},
+          {sized(1025, 97), 61, 13, 2},
+          {sized(705, 97), 512, 8, 2},
+          {sized(704, 96), 512, 32, 1},
+          {sized(1024, 96), 362, 8, 1},
+          {sized(1024, 97), 363, 8, 2},
+          {sized(65, 7), 2000, 2, 2}};
+}
+
 TEST_P(RoutingOnDevice, WithMapTakesOneLaunchOfFewTokensAndTwoOfMany) {
-  struct Sizes {
-    int64_t tokens;
-    int experts, top_k;
-    size_t launches;
-  };
-  // In registers one block takes 32 tokens, 64 of at most 128 experts and 16 choices, 16 of more than
-  // 256 experts; each of several takes 16: 64 blocks are few, and 6 on the emulator. In shared memory a block takes 4 tokens, or 1 where
-  // experts are many.
-  const Sizes kSizes[] = {{0, 3, 2, 1},
-                          {1, 1, 1, 1},
-                          {16, 64, 8, 1},
-                          {17, 64, 8, 1},
-                          {32, 200, 8, 1},
-                          {33, 200, 8, 1},
-                          {17, 300, 8, 1},
-                          {61, 128, 8, 1},
-                          {64, 100, 16, 1},
-                          {64, 100, 17, 1},
-                          {65, 100, 16, 1},
-                          {95, 128, 8, 1},
-                          {48, 130, 8, 1},
-                          {96, 257, 32, 1},
-                          {24, 501, 10, 1},
-                          {test::sized(1024, 96), 12, 4, 1},
-                          {6, 502, 40, 1},
-                          {24, 300, 40, 1},
-                          {5, 2000, 3, 1},
-                          {test::sized(1025, 97), 13, 3, 2},
-                          {test::sized(1025, 97), 61, 13, 2},
-                          {test::sized(705, 97), 512, 8, 2},  // more than shared memory has
-                          {test::sized(65, 7), 2000, 2, 2}};
   auto seed = unsigned(GetParam());  // so that each size has different and equal logits
-  for (const Sizes& sizes : kSizes) {
+  for (const MapSizes& sizes : map_sizes()) {
     const bool alike = ++seed % 2 == 0;
     Case got({.score = GetParam(),
               .tokens = sizes.tokens,

@@ -35,10 +35,4 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
 }
 
-/// Makes an address one number in registers, to which a multiple is added by one instruction.
-__device__ inline const char* in_registers(const char* address) {
-  asm volatile("" : "+l"(address));
-  return address;
-}
-
 }  // namespace cadre::cuda

@@ -1,6 +1,5 @@
 #include "cuda/portable/permute.h"
 
-#include "cuda/device/word.h"
 #include "cuda/portable/launch.h"
 #include "cuda/portable/permute_codes.cuh"
 
@@ -93,24 +92,12 @@ __device__ void for_unpaired_rows(const Job& job, int64_t first, int64_t used, W
     work(first + __ffs(int(rest)) - 1);
 }
 
-/// Asks L2 for this thread's chunks of a token, before predecessors are over.
-__device__ inline void ask_early(const Job& job, int64_t token) {
-  const int64_t first = first_column(kRounds);
-#pragma unroll
-  for (int i = 0; i < kRounds; ++i)
-    if (const int64_t column = first + i * kRound; column < job.hidden)
-      prefetch_line(address(job.tokens, {token, column}));
-}
-
 /// With row_of: each token is read once and written to all of its rows. Warps beyond those of the
 /// tokens write the remaining rows.
 template <class Config>
 __global__ void __launch_bounds__(kGridWarps* kLanes, Config::kBlocks)
     scatter_kernel(const Job job) {
-  launch_dependents();
-  const int64_t mine = int64_t(blockIdx.y) * blockDim.z + threadIdx.z;  // the first
-  if (Config::kMemory == Memory::kHere && mine < job.token_count) ask_early(job, mine);
-  wait_for_predecessors();
+  begin_dependent();
   assume_dtypes<Config>(job);
   const int64_t used = job.used<Config>(), tokens = job.token_count;
   for_rows(tokens + (job.bound + kLanes - 1) / kLanes, [&](int64_t item) {

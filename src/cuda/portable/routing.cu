@@ -13,8 +13,8 @@
 //
 // logits, dlogits [T, E]; scores, dscores [T, E]; experts, prob, dprob [T, top_k]. A way of routing
 // says how many tokens a warp takes at once, and what it does with them. With map, few tokens are
-// sorted by the warps that chose for them, in registers or in shared memory; of many, where a warp
-// chooses again and again, offsets.cu sorts the choices.
+// sorted by the warps that chose for them, in registers by bits, else by counters; of many, where a
+// warp chooses again and again, offsets.cu sorts the choices.
 namespace cadre::cuda::portable {
 namespace {
 

@@ -4,10 +4,10 @@
 #include "cuda/portable/row_map.cuh"
 
 // Routing of few tokens and its map. A warp takes a token or two, so that its lanes have few
-// experts each and choices stay in registers, and blocks have few warps: many on one SM wait for
-// each other's instructions. Which tokens chose an expert is a bit of each; a token chooses an expert
-// once, and rows of an expert are in the order of tokens, so that ranks are counts of bits. Each
-// block finds them for all tokens, once all blocks have chosen.
+// experts each and choices stay in registers, and of several blocks each has few warps: many on one
+// SM wait for each other's instructions. Which tokens chose an expert is a bit of each; a token
+// chooses an expert once, and rows of an expert are in the order of tokens, so that ranks are
+// counts of bits. Each block finds them for all tokens, once all blocks have chosen.
 namespace cadre::cuda::portable {
 
 /// So many lanes have a token, each of at most so many of its experts.
@@ -17,8 +17,8 @@ struct RoutingOfFew : RoutingInRegisters<Part<kWidth, kSlots, false>> {
   static constexpr int kMostTokens = kMostWarps * kLanes / kWidth;
 };
 
-/// Calls visit.operator()<Way>() with the way that takes few tokens. Two of a warp take less than
-/// two of its after each other, and than two blocks.
+/// Calls visit.operator()<Way>() with the way that takes few tokens. Two at once in a warp take
+/// less time than one after the other, and than several blocks.
 template <class Visit>
 void with_way_of_few(const RoutingProblem& p, Visit&& visit) {
   using One = RoutingOfFew<32, 4>;
@@ -40,9 +40,12 @@ struct FewBlocks {
 
   explicit FewBlocks(const RoutingProblem& p) {
     with_way_of_few(p, [&]<class Way>() {
-      if (p.tokens <= Way::kMostTokens) warps = Way::kMostWarps;
-      const int64_t tokens = warps * Way::kTokens;
-      count = std::max<int64_t>(1, (p.tokens + tokens - 1) / tokens);
+      const auto parts_of = [](int64_t all, int64_t part) { return (all + part - 1) / part; };
+      if (p.tokens <= Way::kMostTokens)  // and a thread for each expert, if the block may have it
+        warps = int(std::min<int64_t>(
+            std::max(parts_of(p.tokens, Way::kTokens), parts_of(p.experts, kLanes)),
+            Way::kMostWarps));
+      count = std::max<int64_t>(1, parts_of(p.tokens, warps * Way::kTokens));
     });
   }
 };

@@ -1,5 +1,6 @@
 #pragma once
 #include "cuda/device/copy.h"
+#include "cuda/device/word.h"
 #include "cuda/sm90/gathered_contraction.h"
 #include "cuda/sm90/ragged_contraction.cuh"
 #include "cuda/sm90/token_places.h"
@@ -86,8 +87,8 @@ class GatheredContractionLoad : public RaggedContractionLoad<kTile> {
     const uint32_t even = shared_address(stage.a) + uint32_t(warp() * kTile.consumer_bytes()) +
                           swizzled(row, sixteen);
     const uint32_t odd = (even + kAtOnce * kAtomBytes) ^ (kAtOnce << 4);
-    const char* from = in_registers(static_cast<const char*>(params_.tokens) +
-                                    column * element_bytes(kTile.a.dtype));
+    const char* from = as_one_number(static_cast<const char*>(params_.tokens) +
+                                     column * element_bytes(kTile.a.dtype));
     const int left = column < params_.out_rows ? rows_ - depth - row : 0;
     const auto copy = [&](uint32_t to, uint32_t at, int turn) {  // of nothing: zeros
       const bool is_there = kWhole || (at != kNoPlace && turn * kAtOnce < left);

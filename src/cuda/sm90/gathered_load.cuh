@@ -1,6 +1,7 @@
 #pragma once
 #include "cuda/device/copy.h"
 #include "cuda/device/tensor_map.h"
+#include "cuda/device/word.h"
 #include "cuda/sm90/kernel.cuh"
 #include "cuda/sm90/token_order.h"
 
@@ -81,8 +82,8 @@ class GatheredLoad {
     const uint32_t even = shared_address(stage.a) + uint32_t(warp() * kTile.consumer_bytes()) +
                           swizzled(row, sixteen);
     const uint32_t odd = (even + kAtOnce * kAtomBytes) ^ (kAtOnce << 4);
-    const char* from = in_registers(static_cast<const char*>(params_.tokens) +
-                                    depth * element_bytes(kTile.a.dtype) + sixteen * 16);
+    const char* from = as_one_number(static_cast<const char*>(params_.tokens) +
+                                     depth * element_bytes(kTile.a.dtype) + sixteen * 16);
     const auto& places = memory.places[warp()][row];
     const bool is_inside = depth + sixteen * (16 / element_bytes(kTile.a.dtype)) < params_.depth;
     const auto copy = [&](uint32_t to, uint32_t at) {  // of nothing: zeros

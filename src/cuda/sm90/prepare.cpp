@@ -32,8 +32,8 @@ int64_t most_stages(const GroupedGemmProblem& p) {
   if (!is_plain(p.lhs))
     return parts_of(cols, cols_of_codes(p.out)) * (p.rows / kClusterRows + experts) *
            parts_of(depth, kDepthOfCodes);
-  const bool few = are_few_rows(p.rows, p.experts) || is_short_product(p.rows, p.experts, cols);
-  const bool narrow = few && p.gather == Gather::kNo && !p.scatter;
+  const bool narrow =
+      has_narrow_tiles(p.rows, p.experts, cols) && p.gather == Gather::kNo && !p.scatter;
   const int64_t width = narrow ? kColsOfFewRows : kMostCols;
   return parts_of(cols, kClusterRows) * (p.rows / width + experts) * parts_of(depth, kDepth);
 }

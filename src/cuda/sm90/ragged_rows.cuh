@@ -282,7 +282,7 @@ struct RaggedRows {
 
 template <RaggedRowsKind kKind>
 void launch_ragged_rows(const RaggedRowsParams& params, int blocks, cudaStream_t stream) {
-  if (params.has_few_rows() || is_short_product(params.rows, params.expert_count, params.cols))
+  if (has_narrow_tiles(params.rows, params.expert_count, params.cols))
     return launch_kernel<RaggedRows<kKind, false, true>>(params, blocks, stream);
   if constexpr (kKind.out != DType::kF32)
     if (params.holds_output())

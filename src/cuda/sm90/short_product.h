@@ -15,4 +15,9 @@ constexpr bool is_short_product(int64_t rows, int experts, int64_t cols) {
   return experts == 1 && (rows / kColsOfFewRows + 1) * across <= kTilesOfShort;
 }
 
+/// Whether tiles of products that neither gather nor scatter are narrow.
+constexpr bool has_narrow_tiles(int64_t rows, int experts, int64_t cols) {
+  return are_few_rows(rows, experts) || is_short_product(rows, experts, cols);
+}
+
 }  // namespace cadre::cuda::sm90

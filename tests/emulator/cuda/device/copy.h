@@ -52,6 +52,4 @@ inline void cp_async_wait() {
   }
 }
 
-inline const char* in_registers(const char* address) { return address; }
-
 }  // namespace cadre::cuda

@@ -1,5 +1,5 @@
-// What short kernels quantise, blocks of 16, 32 and 128 of bf16 in wide chunks, has the bits
-// of the CPU's: codes and numbers, rows that lie there or are gathered.
+// What warps and blocks quantise in registers, blocks of 16, 32 and 128 of bf16 in wide chunks, has
+// the bits of the CPU's: codes and numbers, rows that lie there or are gathered.
 #include "tests/cuda/quantize_on_device.h"
 #include "tests/ops/quantize_gather.h"
 
@@ -11,7 +11,7 @@ using test::FormatPair;
 using test::QuantizeCase;
 using test::units_of_gpu;
 using test::ValuesKind;
-using QuantizeSixteens = test::OnDevice;
+using QuantizeByWarps = test::OnDevice;
 
 /// Blocks whose amaxes have every size, from a scale of zero up: those of 16 columns, and those of
 /// 16 rows of a column.
@@ -60,7 +60,7 @@ QuantizeCase tokens_of(const Counts& counts, int64_t cols, unsigned seed, std::m
   return test::gathered(c, counts, 1 + int(seed % 3), random);
 }
 
-TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
+TEST_F(QuantizeByWarps, BlocksOf16HaveTheBitsOfTheCpu) {
   const FormatPair kSixteens[] = {{"nvfp4", "nvfp4:rht"},
                                   {"", "nvfp4:rht"},
                                   {"nvfp4", "nvfp4"},
@@ -100,7 +100,7 @@ TEST_F(QuantizeSixteens, HaveTheBitsOfTheCpu) {
   }
 }
 
-TEST_F(QuantizeSixteens, GatheredBlocksOf32HaveTheBitsOfTheCpu) {
+TEST_F(QuantizeByWarps, GatheredBlocksOf32HaveTheBitsOfTheCpu) {
   const FormatPair kPairs[] = {{"mxfp8", "mxfp8"},           {"", "mxfp8"}, {"mxfp8", ""},
                                {"mxfp8:e5m2", "mxfp8:e5m2"}, {"", "mxfp4"}, {"mxfp4", "mxfp4"}};
   std::mt19937 random(21);
@@ -113,7 +113,7 @@ TEST_F(QuantizeSixteens, GatheredBlocksOf32HaveTheBitsOfTheCpu) {
 }
 
 /// Of a tile of 128 rows some warps have all of their 16, some, or none.
-TEST_F(QuantizeSixteens, BlocksOf128HaveTheBitsOfTheCpu) {
+TEST_F(QuantizeByWarps, BlocksOf128HaveTheBitsOfTheCpu) {
   const FormatPair kPairs[] = {{"fp8_block", "fp8_block"},
                                {"", "fp8_block"},
                                {"fp8_block:e5m2", "fp8_block:e5m2+fp32"},
