@@ -78,13 +78,14 @@ bool is_in_registers(const RoutingProblem& p) {
   return !in_groups && p.experts <= 512 && p.top_k <= kLanes;
 }
 
-/// Calls visit.operator()<Way>() with the way that takes the problem, if it is not in registers.
+/// Calls visit.operator()<Way>() with the way that takes the problem where it is not in registers.
 template <class Visit>
 auto with_way_in_shared(const RoutingProblem& p, Visit&& visit) {
   return p.experts <= 256 ? visit.template operator()<RoutingInShared<8>>()
                           : visit.template operator()<RoutingInShared<64>>();
 }
 
+/// The same with the way that takes it.
 template <class Visit>
 auto with_way(const RoutingProblem& p, Visit&& visit) {
   if (!is_in_registers(p)) return with_way_in_shared(p, visit);
