@@ -127,15 +127,21 @@ Offsets contracted_rows(Buffers& buffers, const GroupedGemmCase& c) {
   return {data, s.experts};
 }
 
+/// A dense problem's one expert has all rows.
+Rows rows_of(const GroupedGemmCase& c, const Draw& draw) {
+  const Problem& p = c.problem;
+  return draw_rows(*c.buffers, p.dense ? Draw{.seed = draw.seed} : draw, p.rows, p.experts);
+}
+
 }  // namespace
 
 template <>
 GroupedGemmCase make_case(const GroupedGemmProblem& p, const Draw& draw) {
   auto c = new_case<GroupedGemmCase>(p, draw);
   Seeds seeds(draw);
-  const Rows rows = draw_rows(*c.buffers, draw, p.rows, p.experts);
+  const Rows rows = rows_of(c, draw);
   c.offsets = rows.host;
-  c.args.offsets = rows.offsets;
+  if (!p.dense) c.args.offsets = rows.offsets;
   c.args.lhs = random_operand(c, Gather::kLhs, rows, seeds.next());
   c.args.rhs = random_operand(c, Gather::kRhs, rows, seeds.next());
   if (p.discrete_rhs) make_discrete(*c.buffers, c.args.rhs, p.experts);
@@ -201,8 +207,9 @@ std::vector<Magnitude> magnitudes(const GroupedGemmCase& c) {
   sizes.bias_scale = p.bias_scale;
   sizes.accumulate = p.pass == Pass::kWgrad ? Accumulate::kYes : Accumulate::kNo;
   GroupedGemmArgs args;
-  args.lhs = absolute_operand(buffers, lhs_shape(p), c.args.lhs, c.args.offsets);
-  args.rhs = absolute_operand(buffers, rhs_shape(p), c.args.rhs, c.args.offsets);
+  const Offsets rows{c.offsets.data(), p.experts};
+  args.lhs = absolute_operand(buffers, lhs_shape(p), c.args.lhs, rows);
+  args.rhs = absolute_operand(buffers, rhs_shape(p), c.args.rhs, rows);
   args.offsets = contracted_rows(buffers, c);
   sizes.rows = args.lhs.codes[0];
   args.out = absolute_old(buffers, c.outputs[0].view, p.accumulate, c.args.accumulate);

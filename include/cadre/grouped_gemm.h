@@ -93,6 +93,10 @@ struct GroupedGemmProblem {
   int top_k = 1;       ///< slots of a token, see slot_of; places, see place_of
   int ranks = 1;       ///< P: memories that what is scattered lies in
 
+  /// The one expert has all R rows, so no offsets are given: fprop. Sums may be made of up to eight
+  /// stretches of the contraction, which are the same for any R.
+  bool dense = false;
+
   bool operator==(const GroupedGemmProblem&) const = default;
 };
 
@@ -118,7 +122,7 @@ struct Operand {
 
 struct GroupedGemmArgs {
   Operand lhs{}, rhs{};
-  Offsets offsets{};
+  Offsets offsets{};                    ///< none if the problem is dense
   TensorView out{};                     ///< y [R, N] or h [R, F], dx [R, K], dw [E, N, K]; written.
                                         ///< With scatter [T * top_k, .], of ranks [P, T * top_k, .]
   void* const* discrete_out = nullptr;  ///< [E] pointers, each [N, K] with out's strides

@@ -88,6 +88,8 @@ struct List<GroupedGemmProblem> {
        .run = sm90::run_packed_rows,
        .check = sm90::check_packed_rows,
        .by_name = true},
+      {"sm90_dense_rows", plain_gemm<sm90::refuses_dense_rows>, no_workspace, sm90::run_dense_rows,
+       true, sm90::check_dense_rows},
       {"cuda_ragged_rows", plain_gemm<portable::refuses_ragged_rows>, no_workspace,
        portable::run_ragged_rows},
       {"cuda_ragged_contraction", plain_gemm<portable::refuses_ragged_contraction>, no_workspace,

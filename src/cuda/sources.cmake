@@ -35,6 +35,7 @@ set(cadre_cuda_sources
   portable/ragged_contraction.cu
   portable/ragged_rows.cu
   portable/routing.cu
+  sm90/dense_rows.cpp
   sm90/fp8_rows.cpp
   sm90/gated_rows.cpp
   sm90/gathered_contraction.cpp
@@ -52,6 +53,7 @@ set(cadre_cuda_sources
 # side by side.
 set(cadre_sm90_sources
   sm90/clear_count.cu
+  sm90/dense_rows.cu
   sm90/expert_maps.cu
   sm90/instances/contraction_bf16_to_bf16.cu
   sm90/instances/contraction_bf16_to_f32.cu

@@ -4,6 +4,7 @@
 
 #include "backend/walk.h"
 #include "cadre/recipe.h"
+#include "ops/dense_gemm.h"
 #include "ops/gemm_activation.h"
 #include "ops/gemm_gather.h"
 #include "ops/problem_text.h"
@@ -100,6 +101,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("T", p.tokens, usual.tokens);
   io.unless("top_k", p.top_k, usual.top_k);
   io.unless("ranks", p.ranks, usual.ranks);
+  io.unless("dense", p.dense, usual.dense);
   ops::activation_fields(io, p.activation);
   io.unless("unit_budget", p.unit_budget, usual.unit_budget);
   io.unless("align", p.align, usual.align);
@@ -166,6 +168,7 @@ void check(const GroupedGemmProblem& p) {
   ops::check_gather(p, checks);
   ops::check_scatter(p, checks);
   ops::check_activation(p, checks);
+  ops::check_dense(p, checks);
   checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
                ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
                " for x, must be the same; transforms cancel only in pairs");
@@ -320,7 +323,7 @@ void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) {
   const PassNames& names = names_of(p.pass);
   check(args.lhs, {names.lhs, lhs_shape(p), false}, checks);
   check(args.rhs, {names.rhs, rhs_shape(p), p.discrete_rhs}, checks);
-  checks.offsets(args.offsets, p.experts);
+  ops::check_offsets(p, args.offsets, checks);
   check_out(p, args, checks);
   check_bias(p, args, checks);
   check_array("alpha", args.alpha, p.alpha ? p.experts : -1, checks);
@@ -391,6 +394,7 @@ void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace wor
 
 void run_checked(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                  Stream stream) {
+  if (plan.problem.dense) return ops::launch_dense(plan, args, workspace, stream);
   backend::launch(plan, args, workspace, stream);
 }
 

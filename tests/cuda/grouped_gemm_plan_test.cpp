@@ -49,7 +49,7 @@ TEST(GroupedGemmPlan, IsFoundOrNotWithoutAnException) {
   for (const Refusal& refusal : refused.refusals)
     why += text("\n  ", refusal.name, ": ", refusal.why);
   EXPECT_EQ(plan_and_refusals(codes), why);
-  EXPECT_EQ(refused.refusals.size(), 11u);
+  EXPECT_EQ(refused.refusals.size(), 12u);
 }
 
 TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
@@ -82,6 +82,33 @@ TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
         << c.words << "\n"
         << all;
   }
+}
+
+TEST(GroupedGemmPlan, SaysWhyNoKernelOfHopperIsDense) {
+  const struct {
+    const char *words, *why;
+  } cases[] = {
+      {"", "takes dense problems"},
+      {"dense=yes bias=yes", "takes no alpha, beta or bias"},
+      {"dense=yes alpha=yes", "takes no alpha, beta or bias"},
+      {"dense=yes rhs_major=column", "takes row-major tensors, no pointers"},
+      {"dense=yes discrete_rhs=yes", "takes row-major tensors, no pointers"},
+      {"dense=yes align=8", "takes K that are multiples of 8, and addresses and strides of 16"},
+      {"dense=yes unit_budget=9", "has a block for each tile, and takes no budget"},
+      {"dense=yes", "sm90_ragged_rows: takes rows of experts, which offsets tell apart"},
+  };
+  for (const auto& c : cases) {
+    const std::string all =
+        plan_and_refusals(text("grouped_gemm fprop R=9 N=9 K=16 format=bf16 out=f32 ", c.words));
+    EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
+    EXPECT_NE(all.find(std::string_view(c.words) == "dense=yes" ? "taken by sm90_dense_rows"
+                                                                : "taken by cuda_ragged_rows"),
+              std::string::npos)
+        << all;
+  }
+  EXPECT_NE(plan_and_refusals("grouped_gemm fprop R=9 N=9 K=16 format=bf16 dense=yes")
+                .find("takes bf16 or f16 operands, both of the same type, to f32"),
+            std::string::npos);
 }
 
 TEST(GroupedGemmPlan, SaysWhyNoKernelComputesTheActivation) {

@@ -20,6 +20,7 @@ TEST_P(Hopper, AgreesWithTheReferenceInAnyOrder) {
                             : has("wgrad")                  ? "sm90_ragged_contraction"
                             : has("gather=")                ? "sm90_gathered_rows"
                             : has("act=")                   ? "sm90_gated_rows"
+                            : has("dense=yes")              ? "sm90_dense_rows"
                             : has("x=bf16") || has("mxfp4") ? "sm90_packed_rows"
                             : has("fp8")                    ? "sm90_fp8_rows"
                                                             : "sm90_ragged_rows",
@@ -120,6 +121,11 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=122 N=56 K=352 E=12 x=bf16 w=nvfp4 discrete_rhs=yes alpha=yes",
         "grouped_gemm fprop R=90 N=40 K=592 E=3 x=bf16 w=mxfp8 out=f32 beta=yes",
         "grouped_gemm fprop R=300 N=264 K=96 E=2 x=bf16 w=nvfp4:2d out=f32 unit_budget=2",
+        // One expert has all rows: blocks that share a contraction, some of them without any; a
+        // block for each tile, which waits for its stages in rounds.
+        "grouped_gemm fprop R=300 N=136 K=840 E=1 out=f32 dense=yes",
+        "grouped_gemm fprop R=7 N=40 K=136 E=1 format=f16 out=f32 dense=yes",
+        "grouped_gemm fprop R=1100 N=8 K=840 E=1 out=f32 dense=yes",
         // More experts than a warp has lanes.
         "grouped_gemm fprop R=200 N=40 K=520 E=70 unit_budget=2",
         "grouped_gemm fprop R=90 N=40 K=72 E=100 discrete_rhs=yes",

@@ -393,7 +393,7 @@ class GemmCase {
     GroupedGemmArgs a;
     a.lhs = lhs_.packed();
     a.rhs = p.discrete_rhs ? rhs_.discrete() : rhs_.packed();
-    a.offsets = {offsets.data(), p.experts};
+    if (!p.dense) a.offsets = {offsets.data(), p.experts};
     a.out = result.view;
     out_pointers_.clear();
     for (int e = 0; p.discrete_out && e < p.experts; ++e)

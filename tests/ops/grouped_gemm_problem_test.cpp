@@ -91,6 +91,14 @@ TEST(GroupedGemmChecks, Problems) {
       {"fprop N=1 K=1 accumulate=device",
        "accumulate is device, must be no; only wgrad accumulates, use beta"},
       {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
+      {"dgrad N=1 K=1 dense=yes", "dense is yes, must be no; only fprop is dense"},
+      {"fprop N=1 K=1 E=2 dense=yes",
+       "dense is yes, must be no; only one expert can have all rows"},
+      {"fprop N=1 K=1 gather=lhs T=1 dense=yes",
+       "dense is yes, must be no; its rows are neither gathered nor scattered"},
+      {"fprop N=1 K=1 scatter=yes dense=yes",
+       "dense is yes, must be no; its rows are neither gathered nor scattered"},
+      {"fprop N=1 K=1 act=relu dense=yes", "dense is yes, must be no; it computes no activation"},
       {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
        "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
       {"dgrad N=2 K=1 act=swiglu", "act is swiglu, must be absent; only fprop has one"},
@@ -248,6 +256,19 @@ TEST(GroupedGemmChecks, ShapesAndStrides) {
             "grouped_gemm: offsets.experts is 3, must be 2; the experts of the problem");
   EXPECT_EQ(a.said([](GroupedGemmArgs& g) { g.offsets.data = nullptr; }),
             "grouped_gemm: offsets.data is null, must point to 3 elements");
+}
+
+TEST(GroupedGemmChecks, DenseRowsHaveNoOffsets) {
+  const GroupedGemmProblem p =
+      parsed("grouped_gemm fprop R=6 N=3 K=5 E=1 format=bf16 out=f32 dense=yes");
+  test::GemmCase c(p, {.rows = 6, .of = {6}}, 1);
+  for (const std::string_view name : test::implementations(p)) EXPECT_EQ(c.check(name), "") << name;
+  c.run_by(0, [&](GroupedGemmArgs args, Workspace) {
+    args.offsets = {c.offsets.data(), 1};
+    EXPECT_EQ(test::invalid([&] { check(plan(p, this_cpu()), args); }),
+              text("grouped_gemm: offsets.data is given, must be null; the problem says dense=yes",
+                   " [", p, "]"));
+  });
 }
 
 TEST(GroupedGemmChecks, ColumnMajorAndFourBits) {

@@ -166,6 +166,7 @@ inline void draw(Dice& dice, GroupedGemmProblem& p) {
   p.align = dice.align();
   p.lhs_scales_major = dice.word<Major>();
   p.rhs_scales_major = dice.word<Major>();
+  p.dense = dice.below(8) == 0;
   if (dice.below(3) != 0) return;
   p.gather = dice.word<Gather>();
   p.tokens = dice.size();

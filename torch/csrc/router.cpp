@@ -7,8 +7,10 @@
 
 #include <algorithm>
 
+#include "arguments.h"
 #include "autograd.h"
 #include "door.h"
+#include "parameters.h"
 
 namespace cadre::door {
 namespace {
@@ -82,12 +84,31 @@ void check(const Tensor& x, const Tensor& weight) {
   require_memory(weight, "weight");
 }
 
+/// fp32 [T, N] = x w^T of all rows of x, with w [1, N, H].
+Tensor dense(const Tensor& given_x, const Tensor& given_w) {
+  const Tensor x = with_rows(given_x, "x"), w = with_rows(given_w, "weight");
+  const Tensor out = at::empty({x.size(0), w.size(1)}, x.options().dtype(at::kFloat));
+  const GroupedGemmProblem p{.rows = x.size(0),
+                             .n = w.size(1),
+                             .k = x.size(1),
+                             .lhs = format(FormatKind::kBf16),
+                             .rhs = format(FormatKind::kBf16),
+                             .out = DType::kF32,
+                             .align = alignment({x, w}),
+                             .dense = true};
+  launch(p,
+         GroupedGemmArgs{.lhs = {.codes = view(x, "x")},
+                         .rhs = {.codes = view(w, "weight")},
+                         .out = view(out, "logits")},
+         x);
+  return out;
+}
+
 Tensor router_logits(const Tensor& x, const Tensor& weight) {
   check(x, weight);
   const Tensor parts = parts_of(weight);
   const int64_t count = parts.size(0), experts = parts.size(1);
-  const Tensor products =
-      product({"fprop", at::kFloat}, x, parts.flatten(0, 1).unsqueeze(0), all_rows(x));
+  const Tensor products = dense(x, parts.flatten(0, 1).unsqueeze(0));
   return count == 1 ? products : products.view({x.size(0), count, experts}).sum(1);
 }
 

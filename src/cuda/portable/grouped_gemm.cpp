@@ -79,7 +79,8 @@ void run_ragged_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
       .alpha = args.alpha,
       .beta = args.beta,
       .bias = p.bias ? bias_of(args) : OutputMatrix{},
-      .bias_scale = args.bias_scale};
+      .bias_scale = args.bias_scale,
+      .all_rows = {0, int32_t(p.rows)}};
   ragged_rows(multiplicand_of(p), kernel_args, blocks_of(plan), stream_of(stream));
 }
 

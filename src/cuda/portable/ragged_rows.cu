@@ -70,10 +70,15 @@ __device__ void find_tile(TileShared& shared, const RaggedRowsArgs& args, int64_
                  {args.w.of(expert), args.w, {cols, deep}, Kind::kB}};
 }
 
+/// In the kernel's parameters where none are given.
+__device__ inline const int32_t* offsets_of(const RaggedRowsArgs& args) {
+  return args.offsets != nullptr ? args.offsets : args.all_rows;
+}
+
 /// Zeros in the tail of y, by a grid-stride loop.
 __device__ void zero_tail(const RaggedRowsArgs& args) {
   const bool down = args.y.columns;
-  const int64_t used = schedule::rows_used(args.offsets, args.experts, args.rows);
+  const int64_t used = schedule::rows_used(offsets_of(args), args.experts, args.rows);
   const int64_t first_line = down ? 0 : used, first = down ? used : 0;
   const Matrix y = matrix_of(args.y, 0, down ? args.rows : args.cols);
   const int64_t lines = (down ? args.cols : args.rows) - first_line;
@@ -85,10 +90,10 @@ __device__ void zero_tail(const RaggedRowsArgs& args) {
 
 template <class Kind>
 __global__ void __launch_bounds__(kTileThreads, Products<Kind>::kBlocks)
-    ragged_rows_kernel(const RaggedRowsArgs args) {
+    ragged_rows_kernel(const __grid_constant__ RaggedRowsArgs args) {
   auto& shared = *reinterpret_cast<TileShared*>(dynamic_shared());
   if (threadIdx.x == 0)
-    shared.tiles = {{args.offsets, args.experts, args.rows},
+    shared.tiles = {{offsets_of(args), args.experts, args.rows},
                     {kSide, kSide / 2},
                     (args.cols + kSide - 1) / kSide};
   for (int64_t number = blockIdx.x;; number += gridDim.x) {

@@ -6,7 +6,7 @@
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
 // gated_rows.cuh, both from tokens by gathered_products.cuh and gathered_rows.cuh, fprop and dgrad
 // to places by scattered_rows.cuh, those of fp8_block and fp8_tensor by fp8_rows.cuh, fprop of
-// packed weights by packed_rows.cuh, wgrad by ragged_contraction.cuh and, from tokens, by
+// packed weights by packed_rows.cuh, dense ones by dense_rows.cu, wgrad by ragged_contraction.cuh and, from tokens, by
 // gathered_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
@@ -18,6 +18,7 @@ std::string refuses_gathered_contraction(const GroupedGemmProblem&, const Device
 std::string refuses_scattered_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_fp8_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_packed_rows(const GroupedGemmProblem&, const Device&);
+std::string refuses_dense_rows(const GroupedGemmProblem&, const Device&);
 
 /// One tensor map an expert, where experts are discrete or rows of w in blocks; the counter of
 /// tiles, where clusters take tiles as they go.
@@ -35,6 +36,7 @@ void check_gathered_contraction(const GroupedGemmProblem&, const GroupedGemmArgs
 void check_scattered_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_fp8_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 void check_packed_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
+void check_dense_rows(const GroupedGemmProblem&, const GroupedGemmArgs&);
 
 void run_ragged_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_ragged_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
@@ -44,5 +46,6 @@ void run_gathered_contraction(const GroupedGemmPlan&, const GroupedGemmArgs&, Wo
 void run_scattered_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_fp8_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 void run_packed_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+void run_dense_rows(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
 }  // namespace cadre::cuda::sm90

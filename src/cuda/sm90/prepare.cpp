@@ -80,6 +80,7 @@ std::string refuses_device(const Device& device) {
 }
 
 std::string refuses_layout(const GroupedGemmProblem& p) {
+  if (p.dense) return "takes rows of experts, which offsets tell apart";
   if (p.align < kAlignment)
     return text("takes addresses and strides of ", kAlignment, " bytes, as TMA does; align is ",
                 p.align);
