@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import captured, draw
+from conftest import draw
 from expert_parallel_cases import WORLD, same_bits
 from stream_watch import Stream, watched
 from torch import nn
@@ -18,7 +18,7 @@ import cadre
 from cadre.side_stream import SideWork, side_of
 
 H, F, E, TOP_K = 64, 48, 4 * WORLD, 2  # E of all ranks
-TOKENS = 40
+TOKENS, MANY = 40, 3000  # of a rank; exchanges of few are one kernel on GPUs
 LAYERS = {"own": dict(shared_features=32), "gate": dict(shared_features=32, shared_gate=True),
           "recipe": dict(shared_features=32, shared_gate=True, recipe="mxfp8"), "module": dict(),
           "both": dict(shared_features=32)}
@@ -37,7 +37,7 @@ class Mlp(nn.Module):
         self.streams = []
 
     def forward(self, x):
-        if x.is_cuda:
+        if x.is_cuda and not torch.compiler.is_compiling():
             self.streams.append(torch.cuda.current_stream())
         return self.down(self.up(x).relu())
 
@@ -54,17 +54,23 @@ def layer(kind, device, ep, dtype=torch.bfloat16, **options):
     return moe
 
 
+def tokens_of(route, device):
+    return MANY if route == "window" and device.type == "cuda" else TOKENS
+
+
 def exchange(route, device, dtype=torch.bfloat16):
-    options = dict(tokens=TOKENS, hidden=H, dtype=dtype) if route == "window" else {}
-    if route == "block":  # of the collective, without a look at counts
-        return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, block=TOKENS * TOP_K)
-    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route=route, **options)
+    """few: by a window. block: by the collective, without a look at counts."""
+    options = {}
+    if route in ("window", "few"):
+        options = dict(route="window", tokens=tokens_of(route, device), hidden=H, dtype=dtype)
+    if route == "block":
+        options = dict(block=TOKENS * TOP_K)
+    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, **options)
 
 
-def numbers(rank, device, dtype=torch.bfloat16):
+def numbers(rank, device, route="window", dtype=torch.bfloat16):
     torch.manual_seed(70 + rank)
-    return (draw(TOKENS, H, dtype=dtype, device=device),
-            draw(TOKENS, H, dtype=dtype, device=device))
+    return [draw(tokens_of(route, device), H, dtype=dtype, device=device) for _ in range(2)]
 
 
 def step(moe, x, dout, around=lambda moe, x: moe(x)[0], keep=False):
@@ -86,7 +92,7 @@ def in_a_checkpoint(moe, x):
 def same_steps(rank, device, kind, route):
     """On and off: eager, backward twice, within a checkpoint, and with nothing to learn."""
     ep = exchange(route, device)
-    x, dout = numbers(rank, device)
+    x, dout = numbers(rank, device, route)
     for options in (dict(), dict(keep=True), dict(around=in_a_checkpoint)):
         results = [step(layer(kind, device, ep, overlap_shared=on), x, dout, **options)
                    for on in (True, False)]
@@ -102,7 +108,7 @@ def watched_steps(rank, device, kind, route):
     if device.type != "cpu":
         return
     ep = exchange(route, device)
-    x, dout = numbers(rank, device)
+    x, dout = numbers(rank, device, route)
     for options in (dict(), dict(keep=True), dict(around=in_a_checkpoint)):
         want = step(layer(kind, device, ep, overlap_shared=False), x, dout, **options)
         moe = layer(kind, device, ep)
@@ -144,6 +150,27 @@ def in_this_order(rank, device):
     assert len(joins) == 2
 
 
+def beside_or_behind(rank, device):
+    """What stays on one stream: a module that learns of an x that wants no gradient, since nobody
+    would wait for its backward, and the built-in one under autocast, whose copies of weights it
+    would not see, or in nvfp4, which draws random numbers."""
+    if device.type != "cpu":
+        return
+    ep, (x, dout) = exchange("window", device), numbers(rank, device)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    for kind, options, within, on_side in (
+            ("module", {}, nullcontext(), False), ("module", {}, torch.no_grad(), True),
+            ("own", {}, nullcontext(), True), ("own", {}, autocast, False),
+            ("own", dict(recipe="nvfp4"), nullcontext(), False)):
+        moe = layer(kind, device, ep, **options)
+        with watched() as watch, within:
+            out = moe(x)[0]
+            if out.requires_grad:
+                out.backward(dout)
+        assert not watch.wrong
+        assert ("side" in {stream for _, stream in watch.calls}) == on_side, (kind, options)
+
+
 def faults_are_seen(rank, device):
     """By the watch: streams that do not wait, and memory that nobody keeps."""
     if device.type != "cpu":
@@ -176,17 +203,17 @@ def joined_where_something_raises(rank, device):
     has been begun, whose memory goes back to it."""
     if device.type != "cpu":
         return
-    ep, (x, _) = exchange("collective", device), numbers(rank, device)
-    moe = layer("both", device, ep)
+    ep, (x, _) = exchange("collective", device), numbers(rank, device, "collective")
+    moe, leaf = layer("both", device, ep), x.requires_grad_()
     for where, name, begun in ((Mlp, "forward", 2), (cadre.MoE, "_mixed_by_ranks", 2)):
         with watched(), mock.patch.object(where, name, side_effect=ArithmeticError), \
                 mock.patch.object(SideWork, "join") as join, pytest.raises(ArithmeticError):
-            moe(x)
+            moe(leaf)
         assert join.call_count == begun
 
 
-def compiled_on_one_stream(rank, device):
-    """Whose exchanges are in one graph."""
+def compiled_as_a_whole(rank, device):
+    """Its exchanges and shared experts are in one graph."""
     ep, (x, dout) = exchange("window", device), numbers(rank, device)
     moe = layer("both", device, ep)
     run = torch.compile(moe, backend="aot_eager", fullgraph=True)
@@ -195,37 +222,48 @@ def compiled_on_one_stream(rank, device):
         moe.zero_grad()
         results.append(step(moe, x, dout, lambda moe, x: call(x)[0]))
     assert all(map(same_bits, *results))
-    if device.type == "cuda":
-        assert moe.shared_expert.streams[-1] == torch.cuda.current_stream()
 
 
 def captured_steps(rank, device, kind, route):
     """A graph of forward and backward, replayed with other tokens, and its bits without overlap."""
     if device.type != "cuda":
         return
-    ep, (x, dout) = exchange(route, device), numbers(rank, device)
+    ep, (x, dout) = exchange(route, device), numbers(rank, device, route)
     inputs = x.clone().requires_grad_()
     layers = [layer(kind, device, ep, overlap_shared=on) for on in (True, False)]
-    results = [[], []]
 
-    def run(moe, made):
+    def run(moe):
         out = moe(inputs)[0]
-        made[:] = [out, *torch.autograd.grad(out, [inputs, *moe.parameters()], dout)]
+        return [out.detach(), *torch.autograd.grad(out, [inputs, *moe.parameters()], dout)]
 
-    graphs = [captured(lambda moe=moe, made=made: run(moe, made))
-              for moe, made in zip(layers, results)]
+    graphs = [captured(lambda moe=moe: run(moe)) for moe in layers]
     for seed in range(3):
         with torch.no_grad():
             torch.manual_seed(seed)
-            inputs.copy_(draw(TOKENS, H, dtype=x.dtype))
-        for graph in graphs:
+            inputs.copy_(draw(*x.shape, dtype=x.dtype))
+        results = []
+        for graph, made in graphs:
             graph.replay()
+            results.append(made)
         torch.cuda.synchronize()
         assert all(map(same_bits, *results)), seed
-        want = []
-        run(layers[1], want)
-        assert all(map(same_bits, results[0], want)), seed
+        assert all(map(same_bits, results[0], run(layers[1]))), seed
     ep.check()
+
+
+def captured(run):
+    """A graph of `run`, which runs twice before, and what it makes."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        run()
+        run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # Threads of NCCL look at their events all the while.
+    with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+        made = run()
+    return graph, made
 
 
 def on_another_stream(rank, device):
@@ -254,7 +292,7 @@ def on_another_stream(rank, device):
 # The tests
 
 
-@pytest.mark.parametrize("route", ["window", "collective"])
+@pytest.mark.parametrize("route", ["window", "few", "collective"])
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_overlap_changes_no_bit(ranks, kind, route):
     ranks.run(same_steps, kind, route)
@@ -264,6 +302,10 @@ def test_overlap_changes_no_bit(ranks, kind, route):
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_no_stream_reads_or_frees_too_early(ranks, kind, route):
     ranks.run(watched_steps, kind, route)
+
+
+def test_what_runs_beside_and_what_behind(ranks):
+    ranks.run(beside_or_behind)
 
 
 def test_faults_of_streams_are_seen(ranks):
@@ -278,7 +320,7 @@ def test_an_error_joins_what_was_begun(ranks):
     ranks.run(joined_where_something_raises)
 
 
-@pytest.mark.parametrize("route", ["window", "block"])
+@pytest.mark.parametrize("route", ["window", "few", "block"])
 @pytest.mark.parametrize("kind", list(LAYERS))
 def test_overlap_in_a_graph(ranks, kind, route):
     ranks.run(captured_steps, kind, route)
@@ -288,8 +330,8 @@ def test_shared_experts_run_on_another_stream(ranks):
     ranks.run(on_another_stream)
 
 
-def test_a_compiled_layer_has_one_stream(ranks):
-    ranks.run(compiled_on_one_stream)
+def test_a_compiled_layer_is_one_graph(ranks):
+    ranks.run(compiled_as_a_whole)
 
 
 def test_the_option_is_a_bool():

@@ -20,7 +20,8 @@ from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
-from .shared_experts import GivenExpert, OwnExpert, can_be_own, run_beside
+from .shared_experts import (
+    GivenExpert, OwnExpert, can_be_given, can_be_own, run_beside)
 from .side_stream import has_sides, joined_on_error
 from .windows import places_to_push_to
 
@@ -349,7 +350,7 @@ class MoE(nn.Module):
                 and can_be_own(tokens, options["recipe"])):
             options["unit_budget"] = self._shared_units
             own = OwnExpert(tokens, choice.shared_gate, (choice.shared1, choice.shared2), options),
-        if self.shared_expert is None:
+        if self.shared_expert is None or not can_be_given(x):
             return own, ()
         with joined_on_error(*(one.work for one in own)):
             return own, (GivenExpert(self.shared_expert, x),)

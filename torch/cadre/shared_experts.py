@@ -7,7 +7,6 @@ of collect, and the older one joins it behind that of dispatch. A module's backw
 torch runs it on the side stream, and begins it when the exchange's has been queued.
 """
 
-import re
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,6 +25,10 @@ _T = TypeVar("_T")
 class OwnExpert:
     """An MLP of one expert, begun on the side stream. Its bits, and those of its gradients, are of
     `torch.ops.cadre.grouped_mlp`."""
+
+    work: SideWork
+    options: dict[str, Any]
+    wants: list[bool]
 
     def __init__(self, x: Tensor, gate: Tensor | None, weights: tuple[Tensor, Tensor],
                  options: dict[str, Any]) -> None:
@@ -95,19 +98,19 @@ def _lists(w1: Tensor, w2: Tensor) -> tuple[list[Tensor], ...]:
 
 def can_be_own(x: Tensor, recipe: str) -> bool:
     """Whether `OwnExpert` computes that: autocast has a cache of weights that it does not see, and
-    random numbers would come in another order."""
-    return not torch.is_autocast_enabled(x.device.type) and "sr" not in re.findall(r"\w+", recipe)
+    nvfp4, the one format that may round stochastically, has random numbers from forward on."""
+    return not torch.is_autocast_enabled(x.device.type) and "nvfp4" not in recipe
 
 
 class GivenExpert:
     """A module, called on the side stream."""
 
+    work: SideWork
+
     def __init__(self, module: nn.Module, x: Tensor) -> None:
         self.work = SideWork(x.device)
-        if torch.is_grad_enabled() and x.requires_grad:
+        if torch.is_grad_enabled():
             x = _Kept.apply(x)
-        elif torch.is_grad_enabled():
-            x.record_stream(self.work.side)  # nothing joins behind a backward that has no dx
         with joined_on_error(self.work), self.work.begun(x):
             self.made: Any = module(x)
 
@@ -115,6 +118,11 @@ class GivenExpert:
         """What the module returned, which has been joined. Once."""
         made, self.made = self.made, None
         return made
+
+
+def can_be_given(x: Tensor) -> bool:
+    """Whether `GivenExpert` may read x: whoever waits for its backward does so for x's gradient."""
+    return x.requires_grad or not torch.is_grad_enabled()
 
 
 class _Kept(torch.autograd.Function):

@@ -37,6 +37,8 @@ def side_of(stream: Any) -> Any:
 class SideWork:
     """Work beside the current stream of a device: begun, joined, and so again in backward."""
 
+    side: Any
+
     def __init__(self, device: torch.device) -> None:
         self.side = side_of(torch.cuda.current_stream(device))
         self._read: tuple[Tensor | None, ...] = ()
