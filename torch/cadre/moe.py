@@ -20,6 +20,9 @@ from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
+from .shared_experts import (
+    GivenExpert, OwnExpert, can_be_given, can_be_own, run_beside)
+from .side_stream import has_sides, joined_on_error
 from .windows import places_to_push_to
 
 if TYPE_CHECKING:
@@ -91,6 +94,10 @@ class MoE(nn.Module):
         shared_w1 [2F, H] (ungated [F, H]), shared_w2 [H, F].
     shared_gate: weigh its result by sigmoid(x shared_gate^T), a parameter [1, H].
     shared_expert: any other module [..., H] -> [..., H] that every token visits.
+    overlap_shared: with ep on GPUs, run shared experts on a second stream, beside the exchange and
+        the other experts; docs/layers/expert_parallel.md says when. False: behind them, as on CPUs
+        and in compiled code. The bits are the same. A `shared_expert` that changes x, or takes part
+        in an exchange of its own, wants False.
     dispatch_again: with ep, keep no rows [R, H] for dw of the experts, but send tokens again in
         backward: one exchange more. Code that is compiled, and recipes that quantise, keep what
         they keep otherwise.
@@ -108,6 +115,7 @@ class MoE(nn.Module):
     routing: dict[str, Any]
     fp32_router: bool
     keep_rows: bool
+    overlap_shared: bool
     dispatch_again: bool
     push: bool | None
     ep: ExpertParallel | None
@@ -118,13 +126,14 @@ class MoE(nn.Module):
     shared_w1: nn.Parameter | None
     shared_w2: nn.Parameter | None
     shared_gate: nn.Parameter | None
+    _shared_units: int = 0  # SMs of the shared expert where it overlaps, at most; 0: all
 
     def __init__(self, num_experts: int, hidden: int, features: int, *, top_k: int,
                  score: str = "softmax", normalize: bool = False, scale: float = 1.0,
                  expert_bias: bool = False, groups: int = 1, group_top_k: int = 1,
                  fp32_router: bool = False, keep_rows: bool = False,
                  shared_features: int = 0, shared_gate: bool = False,
-                 shared_expert: nn.Module | None = None,
+                 shared_expert: nn.Module | None = None, overlap_shared: bool = True,
                  ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None,
                  dispatch_again: bool = False, push: bool | None = None,
                  activation: str = "swiglu", layout: str = "concat", bias: bool = False,
@@ -135,14 +144,15 @@ class MoE(nn.Module):
         require_sizes(num_experts=num_experts, hidden=hidden, features=features, top_k=top_k,
                       groups=groups, group_top_k=group_top_k)
         require_bools(normalize=normalize, expert_bias=expert_bias, fp32_router=fp32_router,
-                      keep_rows=keep_rows, shared_gate=shared_gate, dispatch_again=dispatch_again)
+                      keep_rows=keep_rows, shared_gate=shared_gate, overlap_shared=overlap_shared,
+                      dispatch_again=dispatch_again)
         if top_k > num_experts:
             raise ValueError(f"top_k is {top_k}, must be 1 to num_experts, {num_experts}")
         self.hidden, self.num_experts = hidden, num_experts
         self.routing = {"top_k": top_k, "score": score, "normalize": normalize, "scale": scale,
                         "groups": groups, "group_top_k": group_top_k}
         self.fp32_router, self.keep_rows = fp32_router, keep_rows
-        self.dispatch_again = dispatch_again
+        self.overlap_shared, self.dispatch_again = overlap_shared, dispatch_again
         if dispatch_again and (ep is None or fuse_wgrad_accumulation or delay_wgrad_compute):
             raise ValueError("dispatch_again is True, must be False without ep, and with "
                              "fuse_wgrad_accumulation or delay_wgrad_compute")
@@ -307,25 +317,48 @@ class MoE(nn.Module):
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
         tokens, choice = self._choice(x.reshape(-1, self.hidden))
+        own, given = self._begun(x, tokens, choice)
         if self.ep is None:
             mixed, experts, prob, scores, offsets = self.experts(tokens, choice)
             counts = offsets.diff()
         else:
             experts, prob, scores = routing(choice.logits, expert_bias=self.expert_bias,
                                             **self.routing)
-            mixed, counts = self._mixed_by_ranks(self.ep, tokens, experts, prob)
+            mixed, counts = run_beside((*own, *given), self._mixed_by_ranks, self.ep, tokens,
+                                       experts, prob)
             if choice.shared1 is not None and choice.shared2 is not None:
-                mixed = mixed + self._shared_alone(tokens, choice.shared1, choice.shared2,
-                                                   choice.shared_gate)
+                mixed = mixed + (own[0].result() if own else self._shared_alone(
+                    tokens, choice.shared1, choice.shared2, choice.shared_gate))
         out = mixed.view(x.shape)
         if self.shared_expert is not None:
-            shared = self.shared_expert(x)
+            shared = given[0].result() if given else self.shared_expert(x)
             if not isinstance(shared, Tensor) or shared.shape != x.shape:
                 found = list(shared.shape) if isinstance(shared, Tensor) else type(shared).__name__
                 raise ValueError(f"shared_expert(x) is {found}, must be a tensor of shape "
                                  f"{list(x.shape)}, that of x")
             out = out + shared
         return out, RouterOutput(choice.logits, scores, experts, prob, counts)
+
+    def _begun(self, x: Tensor, tokens: Tensor, choice: TokenChoice
+               ) -> tuple[tuple[OwnExpert, ...], tuple[GivenExpert, ...]]:
+        """The shared experts that run beside the exchange; one of each kind, or none."""
+        if self.ep is None or not self.overlap_shared or not has_sides(x):
+            return (), ()
+        own: tuple[OwnExpert, ...] = ()
+        options = self._options_for(tokens)
+        if (choice.shared1 is not None and choice.shared2 is not None
+                and can_be_own(tokens, options["recipe"])):
+            options["unit_budget"] = self._shared_units
+            own = OwnExpert(tokens, choice.shared_gate, (choice.shared1, choice.shared2), options),
+        if self.shared_expert is None or not can_be_given(x):
+            return own, ()
+        with joined_on_error(*(one.work for one in own)):
+            return own, (GivenExpert(self.shared_expert, x),)
+
+    def _options_for(self, tokens: Tensor) -> dict[str, Any]:
+        """Of the shared expert's operator."""
+        own = self.experts
+        return dict(activation=own.activation, keep_h=own.keep_h, recipe=own._words_for(tokens))
 
     def _mixed_by_ranks(self, ep: ExpertParallel, tokens: Tensor, experts: Tensor, prob: Tensor
                         ) -> tuple[Tensor, Tensor]:
@@ -358,10 +391,9 @@ class MoE(nn.Module):
 
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
         """The shared expert's result where the sums are made of what other ranks send."""
-        own = self.experts
         y: Tensor = torch.ops.cadre.grouped_mlp(
             tokens, offsets_of_all_rows(tokens), gate, [w1.unsqueeze(0)], [], [w2.unsqueeze(0)], [],
-            None, activation=own.activation, keep_h=own.keep_h, recipe=own._words_for(tokens))[0]
+            None, **self._options_for(tokens))[0]
         return y
 
     def backward_dw(self) -> None:
