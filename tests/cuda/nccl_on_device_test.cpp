@@ -238,7 +238,9 @@ struct Layer {
 /// The rows of a dispatch, or of a collect, by hand: one group of NCCL, whose sizes are known.
 class ByHand {
  public:
-  ByHand(Layer& layer, ncclComm_t communicator) : layer_(layer), communicator_(communicator) {
+  ByHand(Layer& layer, ncclComm_t communicator)
+      : layer_(layer), communicator_(communicator), gathered_(layer.p.ranks * count_bytes()) {
+    check(cudaMallocHost(&on_host_, size_t(layer.p.ranks * count_bytes())), "take memory");
     const ExpertParallelProblem& p = layer.p;
     PermuteProblem m{.pass = PermutePass::kPermute, .tokens = p.tokens, .top_k = p.top_k};
     m.rows = layer.choices, m.hidden = p.hidden, m.experts = p.ranks * p.experts, m.dtype = p.dtype;
@@ -250,6 +252,26 @@ class ByHand {
     PermuteProblem s{.pass = PermutePass::kCombine, .tokens = p.tokens, .top_k = p.top_k};
     s.rows = layer.choices, s.hidden = p.hidden, s.experts = 0, s.dtype = p.dtype;
     sum_ = plan(s, layer.plan.device);
+  }
+  ByHand(const ByHand&) = delete;
+  ByHand& operator=(const ByHand&) = delete;
+  ~ByHand() { cudaFreeHost(on_host_); }
+
+  /// The sort of choices, and counts of all ranks, for which the host waits.
+  void count(Stream stream) const {
+    const CollectiveMap map = layer_.map();
+    auto* on = static_cast<cudaStream_t>(stream.handle);
+    run(layer_.plan.offsets,
+        {.source = layer_.experts.as<void>(),
+         .offsets = map.leaving,
+         .map = {.row_of = map.row_of, .slot_of = map.slot_of}},
+        layer_.memory(), stream);
+    check_nccl(ncclAllGather(map.leaving, gathered_.as<void>(), size_t(count_bytes()), ncclInt8,
+                             communicator_, on));
+    check(cudaMemcpyAsync(on_host_, gathered_.as<void>(), size_t(layer_.p.ranks * count_bytes()),
+                          cudaMemcpyDefault, on),
+          "copy counts");
+    check(cudaStreamSynchronize(on), "wait for counts");
   }
   /// Rows and probabilities alone.
   void travel(bool to_experts, bool with_prob, Stream stream) const {
@@ -292,6 +314,9 @@ class ByHand {
   }
 
  private:
+  int64_t count_bytes() const {
+    return (int64_t(layer_.p.ranks) * layer_.p.experts + 1) * int64_t(sizeof(int32_t));
+  }
   static void check_nccl(ncclResult_t code) {
     if (code != ncclSuccess) throw DeviceError(ncclGetErrorString(code));
   }
@@ -319,13 +344,16 @@ class ByHand {
 
   Layer& layer_;
   ncclComm_t communicator_;
+  Memory gathered_;
+  void* on_host_ = nullptr;
   PermutePlan leave_, place_, go_back_, sum_;
 };
 
-/// Of a rank: dispatch and collect, the same by hand, and rows alone.
+/// Of a rank: dispatch and collect; the same by hand, with counts and where these are known; and
+/// rows alone.
 struct Times {
-  double dispatch = 0, dispatch_by_hand = 0, dispatch_rows = 0;
-  double collect = 0, collect_by_hand = 0, collect_rows = 0;
+  double dispatch = 0, dispatch_counted = 0, dispatch_known = 0, dispatch_rows = 0;
+  double collect = 0, collect_known = 0, collect_rows = 0;
 };
 
 Times measured(const ExpertParallelProblem& p, int rank, ncclComm_t communicator,
@@ -340,8 +368,12 @@ Times measured(const ExpertParallelProblem& p, int rank, ncclComm_t communicator
       barrier, [&](Stream on) { dispatch(own, layer.dispatched(), layer.memory(), on); });
   t.collect = clock.time_us(barrier, [&](Stream on) { collect(own, back, layer.memory(), on); });
   const ByHand by_hand(layer, communicator);
-  t.dispatch_by_hand = clock.time_us(barrier, [&](Stream on) { by_hand.dispatch(on); });
-  t.collect_by_hand = clock.time_us(barrier, [&](Stream on) { by_hand.collect(on); });
+  t.dispatch_counted = clock.time_us(barrier, [&](Stream on) {
+    by_hand.count(on);
+    by_hand.dispatch(on);
+  });
+  t.dispatch_known = clock.time_us(barrier, [&](Stream on) { by_hand.dispatch(on); });
+  t.collect_known = clock.time_us(barrier, [&](Stream on) { by_hand.collect(on); });
   t.dispatch_rows = clock.time_us(barrier, [&](Stream on) { by_hand.travel(true, true, on); });
   t.collect_rows = clock.time_us(barrier, [&](Stream on) { by_hand.travel(false, false, on); });
   return t;
@@ -352,8 +384,9 @@ TEST(NcclOnDevice, IsTimedBesideExchangesByHand) {
   const int ranks = int(cuda_devices().size());
   if (ranks < 2) GTEST_SKIP() << "fewer than 2 GPUs here";
   const Communicators communicators(ranks);
-  std::printf("%-12s %-9s %9s %9s %9s  us of %d ranks; by hand: counts and maps are known\n",
-              "layer", "", "collective", "by hand", "rows alone", ranks);
+  std::printf("us of %d ranks; by hand, with counts, and where counts and maps are known\n", ranks);
+  std::printf("%-12s %-9s %10s %10s %10s %10s\n", "layer", "", "collective", "by hand", "known",
+              "rows alone");
   for (const auto& [name, words] : {std::pair("mixtral8x7b", "T=8192 top_k=2 H=4096 E=4"),
                                     {"dsv3_ep8", "T=8192 top_k=8 H=7168 E=16"},
                                     {"qwen3_30b", "T=8192 top_k=8 H=2048 E=64"},
@@ -361,14 +394,14 @@ TEST(NcclOnDevice, IsTimedBesideExchangesByHand) {
     ExpertParallelProblem p =
         parse_expert_parallel_problem(text("expert_parallel ", words, " ranks=", ranks));
     std::barrier barrier(ranks);
-    std::vector<Times> times{size_t(ranks)};
+    std::vector<Times> times(static_cast<size_t>(ranks));
     const auto errors = test::on_ranks(
         ranks, [&](int q) { times[size_t(q)] = measured(p, q, communicators.of(q), barrier); });
     ASSERT_EQ(errors[0], "");
     const Times& t = times[0];
-    std::printf("%-12s dispatch  %9.1f %9.1f %9.1f\n", name, t.dispatch, t.dispatch_by_hand,
-                t.dispatch_rows);
-    std::printf("%-12s collect   %9.1f %9.1f %9.1f\n", name, t.collect, t.collect_by_hand,
+    std::printf("%-12s dispatch  %10.1f %10.1f %10.1f %10.1f\n", name, t.dispatch,
+                t.dispatch_counted, t.dispatch_known, t.dispatch_rows);
+    std::printf("%-12s collect   %10.1f %10s %10.1f %10.1f\n", name, t.collect, "", t.collect_known,
                 t.collect_rows);
   }
 }

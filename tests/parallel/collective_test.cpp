@@ -48,7 +48,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
 #ifdef CADRE_EMULATED
 constexpr int kProblems = 3, kRoutings = 4;
 #else
-constexpr int kProblems = 20, kRoutings = 12;
+constexpr int kProblems = 10, kRoutings = 8;
 #endif
 
 TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {

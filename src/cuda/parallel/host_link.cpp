@@ -36,9 +36,11 @@ class GpuHostLink final : public parallel::HostLink {
   }
   void fill(const TensorView& rows, int byte, Stream stream) override {
     const auto bytes = [&](int64_t count) { return size_t(bytes_for(rows.dtype, count)); };
+    auto* on = static_cast<cudaStream_t>(stream.handle);
     if (elements(rows) == 0) return;
-    check(cudaMemset2DAsync(rows.data, bytes(rows.stride[0]), byte, bytes(rows[1]), size_t(rows[0]),
-                            static_cast<cudaStream_t>(stream.handle)),
+    check(is_contiguous(rows) ? cudaMemsetAsync(rows.data, byte, bytes(elements(rows)), on)
+                              : cudaMemset2DAsync(rows.data, bytes(rows.stride[0]), byte,
+                                                  bytes(rows[1]), size_t(rows[0]), on),
           "fill rows");
   }
 
