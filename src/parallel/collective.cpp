@@ -67,25 +67,26 @@ CollectiveMemory::CollectiveMemory(const ExpertParallelProblem& p, const Offsets
   coming = take(bytes_for(p.dtype, p.rows * p.hidden));
   coming_prob = take(p.prob ? p.rows * int64_t(sizeof(float)) : 0);
   counts = take(all_counts(p) * kWord);
-  names = take(2 * p.ranks * kWord);
-  own_name = take(2 * kWord);
+  names = take(p.ranks * int64_t(sizeof(RankName)));
+  own_name = take(sizeof(RankName));
   scratch_bytes = offsets.workspace_bytes;
   scratch = take(scratch_bytes);
 }
 
 HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
-  auto* next = reinterpret_cast<int32_t*>(memory);
+  names = reinterpret_cast<RankName*>(memory);
+  own_name = names + p.ranks;
+  auto* next = reinterpret_cast<int32_t*>(own_name + 1);
   const auto take = [&next](int64_t count) { return std::exchange(next, next + count); };
   counts = take(all_counts(p));
-  names = take(2 * p.ranks);
-  own_name = take(2);
   came_at = take(p.rows);
   row_at = take(p.rows);
   offsets = take(int64_t(p.experts) + 1);
 }
 
 int64_t HostLists::bytes(const ExpertParallelProblem& p) {
-  return (all_counts(p) + 2 * p.ranks + 2 + 2 * p.rows + p.experts + 1) * kWord;
+  const int64_t of_names = (int64_t(p.ranks) + 1) * int64_t(sizeof(RankName));
+  return of_names + (all_counts(p) + 2 * p.rows + p.experts + 1) * kWord;
 }
 
 CollectiveSteps::CollectiveSteps(const ExpertParallelProblem& p, const Device& device)
@@ -108,8 +109,7 @@ Collective::State::State(const ExpertParallelPlan& of, int own_rank, AllToAll en
       host(of.problem, link->memory()),
       next(size_t(of.problem.ranks)) {
   messages.reserve(2 * size_t(of.problem.ranks));
-  host.own_name[0] = int32_t(of.tag);
-  host.own_name[1] = own_rank;
+  *host.own_name = {int32_t(of.tag), own_rank};
 }
 
 void Collective::State::check_overflow() {

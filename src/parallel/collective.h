@@ -19,17 +19,24 @@ struct CollectiveMemory {
   int64_t coming = 0;                      ///< [R, H]: rows by rank
   int64_t coming_prob = 0;                 ///< [R] fp32
   int64_t counts = 0;                      ///< [P, P * E + 1] int32: offsets of every rank
-  int64_t names = 0;                       ///< [P, 2] int32: each rank's plan and number
-  int64_t own_name = 0;                    ///< [2] int32
+  int64_t names = 0;                       ///< [P] RankName
+  int64_t own_name = 0;                    ///< RankName
   int64_t scratch = 0, scratch_bytes = 0;  ///< of the sort
   int64_t bytes = 0;
 
   CollectiveMemory(const ExpertParallelProblem&, const OffsetsPlan&);
 };
 
+/// By what ranks find out that they differ.
+struct RankName {
+  int32_t problem = 0;  ///< ExpertParallelPlan::tag
+  int32_t rank = 0;
+};
+
 /// The same numbers on the host, and what it makes of them.
 struct HostLists {
-  int32_t *counts, *names, *own_name;
+  RankName *names, *own_name;
+  int32_t* counts;
   int32_t *came_at, *row_at;  ///< [R]
   int32_t* offsets;           ///< [E + 1]
 
@@ -54,9 +61,9 @@ struct CountLists {
 
   CountLists(int64_t* counts, int ranks)
       : received(counts),
-        sent(counts + ranks),
-        first(counts + 2 * ranks),
-        overflowed(counts + 3 * ranks + 1) {}
+        sent(received + ranks),
+        first(sent + ranks),
+        overflowed(first + ranks + 1) {}
 };
 
 }  // namespace cadre::parallel

@@ -115,31 +115,31 @@ void Passage::sort_choices(const CollectiveDispatchArgs& args) const {
 void Passage::gather_counts() const {
   const HostLists& host = state.host;
   state.link->await();  // the copies of the dispatch before
-  auto* own_name = list<int32_t>(memory_.own_name);
-  state.link->copy(own_name, host.own_name, 2 * kWord, stream_);
-  const auto gathered = [&](const int32_t* own, int64_t count, int64_t to) {
+  auto* own_name = list<RankName>(memory_.own_name);
+  state.link->copy(own_name, host.own_name, sizeof(RankName), stream_);
+  const auto gathered = [&](const void* own, int64_t bytes, int64_t to) {
     for (int q = 0; q < p.ranks; ++q)
-      state.messages.push_back({own, count * kWord, list<int32_t>(to) + q * count, count * kWord});
+      state.messages.push_back({own, bytes, base_ + to + q * bytes, bytes});
   };
-  const int64_t each = int64_t(p.ranks) * p.experts + 1;
+  const int64_t each = (int64_t(p.ranks) * p.experts + 1) * kWord;
   state.messages.clear();
   gathered(map_.leaving, each, memory_.counts);
-  gathered(own_name, 2, memory_.names);
+  gathered(own_name, sizeof(RankName), memory_.names);
   state.all_to_all(state.messages, stream_);
-  state.link->copy(host.names, list<int32_t>(memory_.names), 2 * p.ranks * kWord, stream_);
-  state.link->copy(host.counts, list<int32_t>(memory_.counts), p.ranks * each * kWord, stream_);
+  state.link->copy(host.names, base_ + memory_.names, p.ranks * int64_t(sizeof(RankName)), stream_);
+  state.link->copy(host.counts, base_ + memory_.counts, p.ranks * each, stream_);
 }
 
 void Passage::check_names() const {
-  const int32_t* names = state.host.names;
+  const RankName* names = state.host.names;
   for (int q = 0; q < p.ranks; ++q) {
-    if (names[2 * q] != names[0])
+    if (names[q].problem != names[0].problem)
       throw DeviceError(text("dispatch: the problem of rank ", q,
                              " is not that of rank 0, must be the same; that of rank ", state.rank,
                              " is [", to_string(p), "]"));
-    if (names[2 * q + 1] != q)
+    if (names[q].rank != q)
       throw DeviceError(text("dispatch: rank ", q, " of the engine says that it is rank ",
-                             names[2 * q + 1], ", must be ", q, " [", to_string(p), "]"));
+                             names[q].rank, ", must be ", q, " [", to_string(p), "]"));
   }
 }
 
