@@ -150,6 +150,28 @@ TEST(Collective, MovesNoMoreThanItsRows) {
   EXPECT_EQ(group.engine.bytes(), rows * (8 * 2 + 4) + 2 * 2 * (3 + 2) * 4);
 }
 
+TEST(Collective, WritesTailsAsTheProblemSays) {
+  ExpertParallelProblem p{
+      .tokens = 5, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 20};
+  p.tail = Tail::kZero;
+  CollectiveGroup group(p);
+  std::mt19937 random(3);
+  std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
+  for (const std::string& error :
+       test::on_ranks(2, [&](int q) { step(group.ranks[size_t(q)], ranks[size_t(q)]); }))
+    EXPECT_EQ(error, "");
+  for (const CollectiveCase& r : ranks) {
+    EXPECT_LT(r.used(), p.rows);
+    for (int64_t row = r.used(); row < p.rows; ++row) {
+      EXPECT_EQ(r.row_prob.at(row), 0);
+      for (int64_t h = 0; h < p.hidden; ++h) {
+        EXPECT_EQ(r.rows.at(row, h), 0);
+        EXPECT_EQ(r.dy.at(row, h), 0);
+      }
+    }
+  }
+}
+
 // Two steps of a layer may be under way at once, each with a map of its own.
 TEST(Collective, KeepsWhatAnEarlierDispatchIsToCollect) {
   const ExpertParallelProblem p{.tokens = 9,
