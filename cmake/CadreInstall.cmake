@@ -15,11 +15,19 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/cadreConfigVersion.cmake
 install(FILES ${PROJECT_BINARY_DIR}/cadreConfig.cmake ${PROJECT_BINARY_DIR}/cadreConfigVersion.cmake
   DESTINATION ${cadre_config_dir})
 
+if(CADRE_NCCL)
+  install(FILES cmake/FindNccl.cmake DESTINATION ${cadre_config_dir})
+endif()
+
 # A static library names what it needs in Libs, so that plain `pkg-config --libs` links.
 file(RELATIVE_PATH cadre_pc_up /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 set(cadre_pc_needs "${OpenMP_CXX_FLAGS}")
 if(CADRE_ONEDNN)
   string(PREPEND cadre_pc_needs "-ldnnl ")
+endif()
+if(CADRE_NCCL)
+  cmake_path(GET NCCL_LIBRARY PARENT_PATH cadre_pc_nccl)
+  string(APPEND cadre_pc_needs " -L${cadre_pc_nccl} -lnccl")
 endif()
 if(CADRE_CUDA)
   string(APPEND cadre_pc_needs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -ldl -lrt -lpthread")

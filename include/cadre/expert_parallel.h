@@ -69,7 +69,8 @@ struct WindowLayout {
 };
 
 /// How rows will travel: by the route `name`, "window" or, with few tokens on GPUs, "few_tokens",
-/// or "window_sum_rank", through memory that all ranks have mapped.
+/// or "window_sum_rank", through memory that all ranks have mapped; or, where it is asked for by
+/// name, "collective", by an engine of the caller's (collective.h).
 struct ExpertParallelPlan {
   ExpertParallelProblem problem{};
   Device device{};
@@ -77,8 +78,8 @@ struct ExpertParallelPlan {
   bool exact = true;            ///< the bits of one rank that has all tokens and experts
   WindowLayout window{};        ///< what each rank gives
   uint32_t tag = 0;             ///< of the problem, in flags
-  int64_t workspace_bytes = 0;  ///< what `dispatch` and its backward need; collect needs none
-  OffsetsPlan offsets{};        ///< of all ranks' choices among all experts
+  int64_t workspace_bytes = 0;  ///< of dispatch and its backward; by collective of all four
+  OffsetsPlan offsets{};        ///< of all ranks' choices among all experts; by collective of own
   PermutePlan dispatch{}, collect{}, collect_backward{}, dispatch_backward{};
   PermutePlan sum_here{}, dprob{};  ///< of sum=rank: a rank's own sums; gradients of probabilities
 };

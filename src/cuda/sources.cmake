@@ -7,6 +7,7 @@ set(cadre_cuda_sources
   device/tensor_map.cpp
   parallel/exchange.cu
   parallel/few_tokens.cu
+  parallel/host_link.cpp
   parallel/rank_device.cpp
   parallel/rank_memory.cpp
   poison.cpp

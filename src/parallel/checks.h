@@ -10,12 +10,38 @@ constexpr int64_t aligned(int64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
 }
 
-/// The checks of an exchange's arguments.
-class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
+/// The checks of an exchange's arguments that are the same by every route.
+class ExchangeChecks : public ops::Checks<ExpertParallelProblem> {
+ public:
+  using Checks::Checks;
+
+  template <class Element>
+  void probabilities(std::string_view what, const Element* pointer, int64_t count) const {
+    if (problem().prob) return present(what, pointer, count, "the problem says prob=yes");
+    absent(what, pointer, "the problem says prob=no");
+  }
+  void workspace(const Workspace& workspace, int64_t bytes) const {
+    holds(workspace.bytes >= bytes, "the workspace has ", workspace.bytes, " bytes, must have ",
+          bytes);
+    present("workspace", static_cast<const char*>(workspace.data), bytes);
+    aligned("workspace", workspace.data, kAlignment);
+  }
+
+ protected:
+  int64_t token_count(std::string_view what, const TensorView& v) const {
+    const int64_t t = v.rank == 2 ? v[0] : 0, most = problem().tokens;
+    holds(t >= 0 && t <= most, what, " has ", t, " rows, must have 0 to T, ", most);
+    return t;
+  }
+};
+
+/// Those of a window.
+class ArgsChecks : public ExchangeChecks {
  public:
   ArgsChecks(ExchangeKind call, const ExpertParallelPlan& plan, const Window& window)
-      : Checks(name(call), plan.problem), plan_(plan), window_(window) {
+      : ExchangeChecks(name(call), plan.problem), plan_(plan), window_(window) {
     const Window::State& state = window.state();
+    check_is_of_window(name(call), plan);
     holds(state.ranks == plan.problem.ranks, "the window is of ", state.ranks,
           " ranks, must be of ", plan.problem.ranks);
     holds(window.bytes() >= plan.window.bytes, "the window has ", window.bytes(),
@@ -46,11 +72,6 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
     if (problem().sum == RowSum::kRank) return elsewhere(what, v, "sums lie there");
     in_place(what, v, window_.rows(plan_));
   }
-  template <class Element>
-  void probabilities(std::string_view what, const Element* pointer, int64_t count) const {
-    if (problem().prob) return present(what, pointer, count, "the problem says prob=yes");
-    absent(what, pointer, "the problem says prob=no");
-  }
   void map(const ExchangeMap& map, int64_t tokens) const {
     present("map.row_of", map.row_of, tokens * problem().top_k, "dispatch writes it");
     present("map.slot_of", map.slot_of, problem().rows, "dispatch writes it");
@@ -67,19 +88,8 @@ class ArgsChecks : public ops::Checks<ExpertParallelProblem> {
     else
       absent("map.sum_of", map.sum_of, "the problem says sum=choice");
   }
-  void workspace(const Workspace& workspace, int64_t bytes) const {
-    holds(workspace.bytes >= bytes, "the workspace has ", workspace.bytes, " bytes, must have ",
-          bytes);
-    present("workspace", static_cast<const char*>(workspace.data), bytes);
-    aligned("workspace", workspace.data, kAlignment);
-  }
 
  private:
-  int64_t token_count(std::string_view what, const TensorView& v) const {
-    const int64_t t = v.rank == 2 ? v[0] : 0, most = problem().tokens;
-    holds(t >= 0 && t <= most, what, " has ", t, " rows, must have 0 to T, ", most);
-    return t;
-  }
   void codes(const DispatchArgs& args) const {
     const ExpertParallelProblem& p = problem();
     const QuantizedView place = window_.codes(plan_);

@@ -98,14 +98,4 @@ ExchangeRead read_of_sums(const ExpertParallelPlan& plan, const PermutePlan& of,
   return read;
 }
 
-PermutePlan with_tokens(const PermutePlan& plan, int64_t tokens) {
-  PermutePlan fewer{};
-  fewer.problem = plan.problem;
-  fewer.problem.tokens = tokens;
-  fewer.device = plan.device;
-  fewer.name = plan.name;
-  fewer.entry = plan.entry;
-  return fewer;
-}
-
 }  // namespace cadre::parallel

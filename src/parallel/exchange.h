@@ -57,7 +57,17 @@ struct SummedRows {
 ExchangeRead read_of_sums(const ExpertParallelPlan&, const PermutePlan& of, const Window::State&,
                           const SummedRows&);
 
-/// A plan for fewer tokens than its own.
-PermutePlan with_tokens(const PermutePlan&, int64_t tokens);
+/// A plan for fewer tokens than its own, without what allocates.
+template <class Problem>
+Plan<Problem> with_tokens(const Plan<Problem>& plan, int64_t tokens) {
+  Plan<Problem> fewer{};
+  fewer.problem = plan.problem;
+  fewer.problem.tokens = tokens;
+  fewer.device = plan.device;
+  fewer.name = plan.name;
+  fewer.workspace_bytes = plan.workspace_bytes;
+  fewer.entry = plan.entry;
+  return fewer;
+}
 
 }  // namespace cadre::parallel

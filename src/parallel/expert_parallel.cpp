@@ -9,6 +9,7 @@
 #include "ops/moved_codes.h"
 #include "ops/problem_text.h"
 #include "parallel/checks.h"
+#include "parallel/collective.h"
 #include "parallel/dispatch.h"
 #include "parallel/window.h"
 
@@ -64,15 +65,15 @@ namespace {
 
 constexpr int kLeastSm = 80;
 
-void check(const ExpertParallelProblem& p) {
+void check(const ExpertParallelProblem& p, int most_ranks) {
   const ops::Checks checks("expert_parallel", p);
   checks.at_least("T", p.tokens, 0);
   checks.at_least("top_k", p.top_k, 1);
   checks.at_least("H", p.hidden, 1);
   checks.experts(p.experts);
   checks.at_least("R", p.rows, 0);
-  checks.holds(p.ranks >= 1 && p.ranks <= parallel::kMostRanks, "ranks is ", p.ranks,
-               ", must be 1 to ", parallel::kMostRanks);
+  checks.holds(p.ranks >= 1 && p.ranks <= most_ranks, "ranks is ", p.ranks, ", must be 1 to ",
+               most_ranks);
   checks.fits_int32("T", p.tokens);
   checks.fits_int32("T * top_k", p.tokens * p.top_k);
   checks.fits_int32("ranks * T * top_k", p.ranks * p.tokens * p.top_k);
@@ -189,27 +190,36 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   return refuses_any(device);
 }
 
+std::string refuses_collective(const ExpertParallelProblem& p, const Device& device) {
+  if (p.push) return "has no window to push into";
+  if (p.x) return "moves no codes";
+  return refuses_window(p, device);
+}
+
 struct Route {
   std::string_view name;
   std::string (*refuses)(const ExpertParallelProblem&, const Device&);
+  bool by_name = false;  ///< only: it wants an engine of the caller's
 };
-constexpr std::array<Route, 3> kRoutes = {{{parallel::kFewTokens, refuses_few_tokens},
+constexpr std::array<Route, 4> kRoutes = {{{parallel::kFewTokens, refuses_few_tokens},
                                            {parallel::kWindow, refuses_window},
-                                           {parallel::kWindowSumRank, refuses_window_sum_rank}}};
+                                           {parallel::kWindowSumRank, refuses_window_sum_rank},
+                                           {parallel::kCollective, refuses_collective, true}}};
 
 std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
                           std::string_view only) {
   std::string refusals;
   for (const Route& route : kRoutes) {
-    if (!only.empty() && only != route.name) continue;
+    if (only.empty() ? route.by_name : only != route.name) continue;
     const std::string refusal = route.refuses(p, device);
     if (refusal.empty()) return route.name;
     refusals += text("\n  ", route.name, ": ", refusal);
   }
   if (refusals.empty())
     throw Unsupported(text("expert_parallel: there is no route '", only, "', only ",
-                           parallel::kFewTokens, ", ", parallel::kWindow, " and ",
-                           parallel::kWindowSumRank, " [", to_string(p), "]"));
+                           parallel::kFewTokens, ", ", parallel::kWindow, ", ",
+                           parallel::kWindowSumRank, " and ", parallel::kCollective, " [",
+                           to_string(p), "]"));
   throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device), refusals,
                          " [", to_string(p), "]"));
 }
@@ -218,12 +228,18 @@ std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
 
 ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& device,
                         std::string_view only) {
-  check(problem);
+  check(problem,
+        only == parallel::kCollective ? parallel::kMostCollectiveRanks : parallel::kMostRanks);
   ExpertParallelPlan plan{.problem = problem, .device = device};
   plan.name = route_of(problem, device, only);
+  plan.tag = tag_of(problem);
+  if (plan.name == parallel::kCollective) {
+    plan.offsets = parallel::choices_plan(problem, device);
+    plan.workspace_bytes = parallel::CollectiveMemory(problem, plan.offsets).bytes;
+    return plan;
+  }
   plan.exact = problem.sum == RowSum::kChoice || problem.ranks == 1;
   plan.window = parallel::layout_of(problem);
-  plan.tag = tag_of(problem);
   plan.offsets = offsets(problem, device);
   plan.dispatch = permute(problem, PermutePass::kPermute, device);
   plan.collect = permute(problem, PermutePass::kCombine, device);
@@ -242,8 +258,18 @@ static int64_t scale_bytes(const ExpertParallelProblem& p) {
   return p.x ? bytes_for(info(p.x->kind).scale, ops::scales_of_row(*p.x, p.hidden)) : 0;
 }
 
+static std::string explain_rows(const ExpertParallelProblem& p) {
+  return text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
+              " are always enough, beyond them ",
+              p.overflow == Overflow::kDrop ? "choices are dropped\n" : "a step is NaN\n");
+}
+
 std::string explain(const ExpertParallelPlan& plan) {
   const ExpertParallelProblem& p = plan.problem;
+  if (plan.name == parallel::kCollective)
+    return text("route      collective: rows travel by the caller's engine, between any hosts\n",
+                "host       reads how many rows ranks exchange, once a dispatch; refuses capture\n",
+                "workspace  ", plan.workspace_bytes, " bytes, of each exchange\n", explain_rows(p));
   const WindowLayout& w = plan.window;
   const bool is_few = plan.name == parallel::kFewTokens;
   std::string lines = text("route      ", plan.name, ": every rank maps the memory of all",
@@ -263,10 +289,7 @@ std::string explain(const ExpertParallelPlan& plan) {
     lines += text("results    each rank sums its rows of a token, and at most ", p.ranks - 1,
                   " sums a token cross; out and dx have not the bits of one rank\n");
   lines += text("workspace  ", plan.workspace_bytes, " bytes, of dispatch and its backward\n");
-  lines += text("rows       ", p.rows, " a rank; ", p.ranks * p.tokens * p.top_k,
-                " are always enough, beyond them ",
-                p.overflow == Overflow::kDrop ? "choices are dropped\n" : "a step is NaN\n");
-  return lines;
+  return lines + explain_rows(p);
 }
 
 namespace parallel {

@@ -91,6 +91,7 @@ std::string error_of(Work&& work) {
 /// A rank's window without memory yet.
 std::unique_ptr<Window::State> new_state(const ExpertParallelPlan& plan, int rank,
                                          const WindowOptions& options) {
+  parallel::check_is_of_window("window", plan);
   auto state = std::make_unique<Window::State>();
   state->rank = rank;
   state->ranks = plan.problem.ranks;

@@ -73,11 +73,7 @@ void Window::State::check_overflow() {
   if (note.rank < 0) return;
   const auto of = std::find_if(dispatched.begin(), dispatched.end(),
                                [&](const auto& one) { return one.first == note.problem; });
-  const ExpertParallelProblem& p = of->second;
-  throw DeviceError(text("expert_parallel: rows of rank ", note.rank, " are ", note.routed,
-                         ", must be at most R, ", p.rows, "; that step is NaN on every rank; R = ",
-                         note.routed, ", or ", double(note.routed) / double(p.tokens * p.top_k),
-                         " times T * top_k, would have held them [", to_string(p), "]"));
+  throw parallel::overflow_error(of->second, note.rank, note.routed);
 }
 
 void Window::State::remember(const ExpertParallelPlan& plan) {
@@ -90,6 +86,19 @@ Window::State::State() = default;
 Window::State::~State() = default;
 
 namespace parallel {
+
+void check_is_of_window(std::string_view op, const ExpertParallelPlan& plan) {
+  ops::Checks(op, plan.problem)
+      .holds(plan.name != kCollective, "the plan is by ", plan.name,
+             ", must be by a window; a Collective is made of it");
+}
+
+DeviceError overflow_error(const ExpertParallelProblem& p, int rank, int64_t routed) {
+  return DeviceError(text("expert_parallel: rows of rank ", rank, " are ", routed,
+                          ", must be at most R, ", p.rows, "; that step is NaN on every rank; R = ",
+                          routed, ", or ", double(routed) / double(p.tokens * p.top_k),
+                          " times T * top_k, would have held them [", to_string(p), "]"));
+}
 
 std::string_view name(ExchangeKind call) {
   constexpr std::array<std::string_view, 5> kNames = {"the next exchange", "dispatch", "collect",

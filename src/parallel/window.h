@@ -7,17 +7,19 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/error.h"
 #include "cadre/expert_parallel.h"
 #include "cadre/host_device.h"
 namespace cadre::parallel {
 
 class RankDevice;
 
-constexpr int kMostRanks = 64;
+constexpr int kMostRanks = 64;              ///< of a window
+constexpr int kMostCollectiveRanks = 4096;  ///< of an engine
 
 /// Routes. Of few tokens the whole of an exchange is one kernel.
 constexpr std::string_view kFewTokens = "few_tokens", kWindow = "window",
-                           kWindowSumRank = "window_sum_rank";
+                           kWindowSumRank = "window_sum_rank", kCollective = "collective";
 constexpr int64_t kFewChoices = 4096, kFewExperts = 1024;  ///< of all ranks
 
 /// What an exchange is, in errors and in flags.
@@ -70,6 +72,12 @@ struct Control {
 };
 
 WindowLayout layout_of(const ExpertParallelProblem&);
+
+/// A plan whose rows travel by the caller's engine is of no window.
+void check_is_of_window(std::string_view op, const ExpertParallelPlan&);
+
+/// What is thrown where rows overflowed and that is an error.
+DeviceError overflow_error(const ExpertParallelProblem&, int rank, int64_t routed);
 
 }  // namespace cadre::parallel
 

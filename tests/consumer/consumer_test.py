@@ -8,6 +8,7 @@
   fetch_content  the sources, through FetchContent
   no_onednn      a library built anew with CADRE_ONEDNN=OFF where there is none, by pkg-config
   which_onednn   configuring says which oneDNN it wants
+  which_nccl     configuring says which NCCL it wants, and that it wants CUDA
 """
 import os
 import pathlib
@@ -174,6 +175,21 @@ def which_onednn(project, source, build, scratch):
         assert "-DCADRE_ONEDNN=OFF" in said, said
 
 
+def which_nccl(project, source, build, scratch):
+    def says(words, done):
+        said = " ".join(done.stderr.split())
+        assert done.returncode and words in said, said
+
+    says("cadre: CADRE_NCCL is ON, must be OFF without CADRE_CUDA",
+         configure(source, scratch / "build", "-DCADRE_NCCL=ON", check=False, capture_output=True))
+    (scratch / "nccl.h").write_text("#define NCCL_MAJOR 2\n#define NCCL_MINOR 12\n"
+                                    "#define NCCL_PATCH 9\n")
+    for folder, words in (("", "cadre: NCCL is missing"),
+                          (scratch, "cadre: NCCL is 2.12.9, must be 2.13 or later")):
+        says(words, call("cmake", f"-DNCCL_INCLUDE_DIR={folder}", "-DNCCL_LIBRARY=nccl", "-P",
+                         source / "cmake/FindNccl.cmake", check=False, capture_output=True))
+
+
 def shared(project, source, build, scratch):
     tree = built(source, scratch, "-DBUILD_SHARED_LIBS=ON")
     build_and_run(project, scratch / "build", f"-DCMAKE_PREFIX_PATH={tree}")
@@ -193,7 +209,7 @@ def main(way, source, build, scratch):
     scratch.mkdir(parents=True)
     project = pathlib.Path(__file__).parent
     ways = {w.__name__: w for w in (headers, find_package, pkg_config, shared, fetch_content,
-                                    no_onednn, which_onednn)}
+                                    no_onednn, which_onednn, which_nccl)}
     ways[way](project, pathlib.Path(source), pathlib.Path(build), scratch)
     shutil.rmtree(scratch)
 

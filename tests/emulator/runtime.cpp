@@ -171,6 +171,14 @@ cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stre
   enqueue(stream, cudaGraphNodeTypeMemset, [=] { std::memset(to, value, bytes); });
   return cudaSuccess;
 }
+cudaError_t cudaMemset2DAsync(void* to, size_t step, int value, size_t width, size_t height,
+                              cudaStream_t stream) {
+  enqueue(stream, cudaGraphNodeTypeMemset, [=] {
+    for (size_t row = 0; row < height; ++row)
+      std::memset(static_cast<char*>(to) + row * step, value, width);
+  });
+  return cudaSuccess;
+}
 cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
   return enqueue(stream, cudaGraphNodeTypeHost, [=] { function(data); }), cudaSuccess;
 }

@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "cuda/check.h"
+#include "cuda/parallel/current_device.h"
 #include "cuda/parallel/exchange.h"
 #include "cuda/parallel/rank_memory.h"
 
@@ -12,21 +13,6 @@ namespace {
 
 using parallel::ExchangeJob;
 using parallel::Failure;
-
-/// That GPU is the thread's own for the length of a scope.
-class CurrentDevice {
- public:
-  explicit CurrentDevice(int index) {
-    check(cudaGetDevice(&before_), "ask for the current device");
-    check(cudaSetDevice(index), text("use device ", index));
-  }
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
-  ~CurrentDevice() { cudaSetDevice(before_); }
-
- private:
-  int before_ = 0;
-};
 
 class GpuRankDevice final : public parallel::RankDevice {
  public:

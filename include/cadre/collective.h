@@ -1,0 +1,112 @@
+#pragma once
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+
+#include "cadre/expert_parallel.h"
+
+#pragma GCC visibility push(default)
+namespace cadre {
+
+/// What a rank sends to one rank, and what it has from it, in memory of the plan's device.
+struct RankMessage {
+  const void* send = nullptr;
+  int64_t send_bytes = 0;  ///< as many as the other rank receives; may be 0
+  void* receive = nullptr;
+  int64_t receive_bytes = 0;
+};
+
+/// An exchange among all ranks, of the caller's: NCCL's (nccl.h), MPI's, or any other. There are P
+/// messages for each tensor that travels: messages[i] is for rank i % P and from it, this one too,
+/// and those between two ranks come in the same order on both. On a GPU it enqueues the exchange
+/// on the stream; on the CPU it is over when the call returns. What it throws, the exchange throws.
+using AllToAll = std::function<void(std::span<const RankMessage>, Stream)>;
+
+/// One rank of a group whose rows travel by the caller's engine, between any hosts: the route
+/// "collective". Every rank makes one for each layer, of plan(problem, device, "collective") with
+/// the same problem. It has memory of the host for the numbers of rows, and none of the device.
+class Collective {
+ public:
+  /// Errors    InvalidArgument for a plan of another route, a rank that is none, or no engine.
+  Collective(const ExpertParallelPlan&, int rank, AllToAll);
+  Collective(Collective&&) noexcept;
+  Collective& operator=(Collective&&) noexcept;
+  ~Collective();
+
+  int rank() const;
+  const ExpertParallelPlan& plan() const;
+
+  /// Throws DeviceError, once, if rows overflowed in the last dispatch, on all ranks alike.
+  void check();
+
+  struct [[gnu::visibility("hidden")]] State;
+  State& state() const { return *state_; }
+
+ private:
+  std::unique_ptr<State> state_;
+};
+
+/// Where rows go: dispatch writes it, the others read it. Rows leave in the order of (expert of
+/// all, token, choice), so those for a rank are one segment; they come by rank, each in its order.
+struct CollectiveMap {
+  int32_t* row_of = nullptr;   ///< [t, top_k]: the row of a choice among those that leave; -1: of
+                               ///< no expert. What is dropped has its row, which does not travel
+  int32_t* slot_of = nullptr;  ///< [T * top_k]: the inverse, token * top_k + choice
+  int32_t* leaving = nullptr;  ///< [P * E + 1]: offsets of these rows, of all experts
+  int32_t* came_at = nullptr;  ///< [R]: the number of a row here among those that come
+  int32_t* row_at = nullptr;   ///< [R]: the inverse
+  int32_t* offsets = nullptr;  ///< [E + 1]: rows of this rank's experts
+  int64_t* counts = nullptr;   ///< [3 * P + 2] in memory of the host: rows from each rank; rows to
+                               ///< each; the first of these [P + 1]; 1 where rows overflowed and
+                               ///< that is an error
+};
+
+struct CollectiveDispatchArgs {
+  TensorView x{};                    ///< [t, H], 0 <= t <= T
+  const int32_t* experts = nullptr;  ///< [t, top_k] in [0, P * E); a choice of any other is dropped
+  const float* prob = nullptr;       ///< [t, top_k], with prob
+  TensorView rows{};                 ///< [R, H], written
+  float* row_prob = nullptr;         ///< [R], written, with prob
+  int32_t* routed = nullptr;         ///< [P] in memory of the host, optional: rows routed to each
+                                     ///< rank, those beyond R too
+  CollectiveMap map{};               ///< written
+};
+
+struct CollectiveCollectArgs {
+  TensorView y{};    ///< [R, H]
+  TensorView out{};  ///< [t, H], written
+  CollectiveMap map{};
+};
+
+struct CollectiveCollectBackwardArgs {
+  TensorView dout{};  ///< [t, H]
+  TensorView dy{};    ///< [R, H], written
+  CollectiveMap map{};
+};
+
+struct CollectiveDispatchBackwardArgs {
+  TensorView drows{};                ///< [R, H]
+  const float* drow_prob = nullptr;  ///< [R], with prob
+  TensorView dx{};                   ///< [t, H], written
+  float* dprob = nullptr;            ///< [t, top_k], written, with prob
+  CollectiveMap map{};
+};
+
+/// The four exchanges of expert_parallel.h, with its formulas and bits. Each needs a workspace of
+/// plan().workspace_bytes. All ranks call the same ones in the same order.
+///
+/// Rows      as there, and `overflow` too; codes, push and sum=rank are of windows.
+/// Stream    dispatch waits, once, until the counts of all ranks are in memory of the host. So none
+///           of them may be recorded into a graph.
+/// Errors    InvalidArgument before anything is moved. DeviceError where ranks have different
+///           problems or numbers, on all of them; where rows overflowed before; and what the engine
+///           throws. Whether a rank that does not come is waited for is the engine's matter.
+/// Exact     the bits of one rank that has all tokens and experts.
+void dispatch(Collective&, const CollectiveDispatchArgs&, Workspace, Stream);
+void collect(Collective&, const CollectiveCollectArgs&, Workspace, Stream);
+void collect_backward(Collective&, const CollectiveCollectBackwardArgs&, Workspace, Stream);
+void dispatch_backward(Collective&, const CollectiveDispatchBackwardArgs&, Workspace, Stream);
+
+}  // namespace cadre
+#pragma GCC visibility pop

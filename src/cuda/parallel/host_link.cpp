@@ -1,0 +1,58 @@
+// Numbers that cross between a GPU and its host, in memory that both reach.
+#include "parallel/host_link.h"
+
+#include "cuda/parallel/current_device.h"
+
+namespace cadre::cuda {
+namespace {
+
+class GpuHostLink final : public parallel::HostLink {
+ public:
+  GpuHostLink(const Device& device, int64_t bytes) {
+    const CurrentDevice current(device.index);
+    check(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming), "make an event");
+    const cudaError_t code =
+        cudaHostAlloc(&memory_, size_t(bytes), cudaHostAllocPortable | cudaHostAllocMapped);
+    if (code != cudaSuccess) cudaEventDestroy(copied_);
+    check(code, "take memory of the host");
+  }
+  /// Waits for the last copies. Nothing here can be told that it failed.
+  ~GpuHostLink() override {
+    cudaEventSynchronize(copied_);  // tidy: synchronisation because no run is under way behind it
+    cudaEventDestroy(copied_);
+    cudaFreeHost(memory_);
+  }
+
+  char* memory() const override { return static_cast<char*>(memory_); }
+  void copy(void* to, const void* from, int64_t bytes, Stream stream) override {
+    auto* on = static_cast<cudaStream_t>(stream.handle);
+    if (bytes > 0)
+      check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDefault, on), "copy counts of rows");
+    check(cudaEventRecord(copied_, on), "record an event");
+  }
+  void await() override {
+    // tidy: synchronisation because the host must know how many rows ranks exchange (decision 8)
+    check(cudaEventSynchronize(copied_), "wait for counts of rows");
+  }
+  void fill(const TensorView& rows, int byte, Stream stream) override {
+    const auto bytes = [&](int64_t count) { return size_t(bytes_for(rows.dtype, count)); };
+    auto* on = static_cast<cudaStream_t>(stream.handle);
+    if (elements(rows) == 0) return;
+    check(is_contiguous(rows) ? cudaMemsetAsync(rows.data, byte, bytes(elements(rows)), on)
+                              : cudaMemset2DAsync(rows.data, bytes(rows.stride[0]), byte,
+                                                  bytes(rows[1]), size_t(rows[0]), on),
+          "fill rows");
+  }
+
+ private:
+  cudaEvent_t copied_ = nullptr;
+  void* memory_ = nullptr;
+};
+
+}  // namespace
+
+std::unique_ptr<parallel::HostLink> host_link(const Device& device, int64_t bytes) {
+  return std::make_unique<GpuHostLink>(device, bytes);
+}
+
+}  // namespace cadre::cuda

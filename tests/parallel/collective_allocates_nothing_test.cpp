@@ -1,0 +1,45 @@
+// Exchanges by an engine allocate nothing, as no run does.
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+
+#include "tests/parallel/collective_case.h"
+
+static std::atomic<int> allocations{0};
+
+[[gnu::noinline]] void* operator new(size_t bytes) {
+  ++allocations;
+  if (void* p = std::malloc(bytes)) return p;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
+[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+
+using namespace cadre;
+
+namespace {
+
+TEST(Collective, AllocatesNothing) {
+  const ExpertParallelProblem p{.tokens = 9, .top_k = 2, .hidden = 4, .experts = 3, .rows = 18};
+  Collective own(plan(p, this_cpu(), "collective"), 0,
+                 [](std::span<const RankMessage> messages, Stream) {
+                   for (const RankMessage& m : messages)
+                     std::memcpy(m.receive, m.send, size_t(m.send_bytes));
+                 });
+  test::CollectiveCase r(test::RankCase(p, 9));
+  for (size_t i = 0; i < r.experts.size(); ++i) r.experts[i] = int32_t(i % 4) - 1;
+  const test::OwnedWorkspace workspace(own.plan().workspace_bytes);
+  const int before = allocations;
+  dispatch(own, r.collective_dispatch_args(), workspace.get(), {});
+  collect(own, {.y = r.rows.view(), .out = r.out.view(), .map = r.collective_map()},
+          workspace.get(), {});
+  collect_backward(own, {.dout = r.out.view(), .dy = r.dy.view(), .map = r.collective_map()},
+                   workspace.get(), {});
+  dispatch_backward(own, r.collective_dispatch_backward_args(), workspace.get(), {});
+  EXPECT_EQ(allocations - before, 0);
+  EXPECT_EQ(r.used(), 13);
+}
+
+}  // namespace

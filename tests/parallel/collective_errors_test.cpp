@@ -1,0 +1,185 @@
+// The words of experts whose rows travel by the caller's engine: plans, and errors.
+#include <gtest/gtest.h>
+
+#include "tests/judge/errors.h"
+#include "tests/parallel/collective_case.h"
+
+using namespace cadre;
+using test::CollectiveCase;
+using test::CollectiveGroup;
+
+namespace {
+
+constexpr std::string_view kRoute = "collective";
+
+TEST(CollectivePlan, IsTakenByNameAlone) {
+  const ExpertParallelProblem p =
+      parse_expert_parallel_problem("expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072");
+  EXPECT_EQ(plan(p, this_cpu()).name, "window");
+  const ExpertParallelPlan made = plan(p, this_cpu(), kRoute);
+  EXPECT_EQ(made.name, kRoute);
+  EXPECT_TRUE(made.exact);
+  EXPECT_EQ(
+      explain(made),
+      text("route      collective: rows travel by the caller's engine, between any hosts\n"
+           "host       reads how many rows ranks exchange, once a dispatch; refuses capture\n"
+           "workspace  ",
+           made.workspace_bytes,
+           " bytes, of each exchange\n"
+           "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n"));
+  // Rows that leave and rows that come, and little beside.
+  const int64_t rows = int64_t(8192 * 8 + 131072) * (7168 * 2 + 4);
+  EXPECT_GE(made.workspace_bytes, rows);
+  EXPECT_LE(made.workspace_bytes, rows + (1 << 20));
+}
+
+TEST(CollectivePlan, IsOfManyRanks) {
+  const std::string_view words = "expert_parallel T=1 H=1 R=1 ranks=4096";
+  EXPECT_EQ(plan(parse_expert_parallel_problem(words), this_cpu(), kRoute).name, kRoute);
+}
+
+/// Without the problem behind it.
+template <class Work>
+std::string error(Work&& work) {
+  const std::string message = test::invalid(work);
+  return message.substr(0, message.rfind(" ["));
+}
+
+TEST(CollectiveErrors, OfPlans) {
+  const Device gpu = parse_device("sm_90");
+  const auto refusal = [&](std::string_view words) {
+    const ExpertParallelProblem p = parse_expert_parallel_problem(words);
+    return test::unsupported([&] { plan(p, gpu, kRoute); });
+  };
+  const auto want = [&](std::string_view words, std::string_view why) {
+    return text("expert_parallel: no route takes it on ", to_string(gpu), "\n  collective: ", why,
+                " [", to_string(parse_expert_parallel_problem(words)), "]");
+  };
+  for (const auto& [words, why] : {std::pair("push=yes", "has no window to push into"),
+                                   {"sum=rank", "sums no rows at home"},
+                                   {"x=mxfp8", "moves no codes"}}) {
+    const std::string problem = text("expert_parallel T=1 H=64 R=1 ", words);
+    EXPECT_EQ(refusal(problem), want(problem, why));
+  }
+  EXPECT_EQ(error([&] {
+              plan(parse_expert_parallel_problem("expert_parallel T=1 H=1 R=1 ranks=4097"), gpu,
+                   kRoute);
+            }),
+            "expert_parallel: ranks is 4097, must be 1 to 4096");
+}
+
+TEST(CollectiveErrors, OfRanksThatAreMade) {
+  const ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .ranks = 2, .rows = 12};
+  const AllToAll engine = [](std::span<const RankMessage>, Stream) {};
+  const ExpertParallelPlan made = plan(p, this_cpu(), kRoute), other = plan(p, this_cpu());
+  EXPECT_EQ(error([&] { Collective(made, 2, engine); }), "collective: rank is 2, must be 0 to 1");
+  EXPECT_EQ(error([&] { Collective(made, 0, nullptr); }),
+            "collective: the engine is empty, must be a function; rows travel by it");
+  EXPECT_EQ(error([&] { Collective(other, 0, engine); }),
+            "collective: the plan is by window, must be by collective; ask for it by name");
+  EXPECT_EQ(error([&] {
+              Window::create(made, 0,
+                             [](const std::string&) { return std::vector<std::string>(); });
+            }),
+            "window: the plan is by collective, must be by a window; a Collective is made of it");
+}
+
+TEST(CollectiveErrors, OfAPlanThatIsNoWindows) {
+  const ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .rows = 6};
+  std::vector<Window> windows = test::windows_of(plan(p, this_cpu()));
+  const ExpertParallelPlan made = plan(p, this_cpu(), kRoute);
+  test::RankCase r(p, 3);
+  EXPECT_EQ(error([&] { dispatch(made, windows[0], r.dispatch_args(true), {}, {}); }),
+            "dispatch: the plan is by collective, must be by a window; a Collective is made of it");
+}
+
+/// One rank, alone, for uses that are errors.
+struct ArgumentErrors : testing::Test {
+  const ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .rows = 6};
+  CollectiveGroup group{p};
+  Collective& own = group.ranks[0];
+  test::OwnedWorkspace workspace{own.plan().workspace_bytes};
+  CollectiveCase r{test::RankCase(p, 3)};
+};
+
+TEST_F(ArgumentErrors, OfDispatch) {
+  const auto dispatching = [&](auto&& spoil) {
+    CollectiveDispatchArgs args = r.collective_dispatch_args();
+    Workspace memory = workspace.get();
+    spoil(args, memory);
+    return error([&] { dispatch(own, args, memory, {}); });
+  };
+  using Args = CollectiveDispatchArgs;
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.x.shape[0] = 4; }),
+            "dispatch: x has 4 rows, must have 0 to T, 3");
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.experts = nullptr; }),
+            "dispatch: experts is null, must point to 6 elements");
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.prob = nullptr; }),
+            "dispatch: prob is null, must point to 6 elements; the problem says prob=yes");
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.rows = r.dprob.view(); }),
+            "dispatch: rows is f32[3, 2], must be bf16[6, 4]");
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.map.leaving = nullptr; }),
+            "dispatch: map.leaving is null, must point to 2 elements; dispatch writes it");
+  EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.map.counts = nullptr; }),
+            "dispatch: map.counts is null, must point to 5 elements; dispatch writes it");
+  EXPECT_EQ(dispatching([&](Args&, Workspace& w) { w.bytes = 0; }),
+            text("dispatch: the workspace has 0 bytes, must have ", own.plan().workspace_bytes));
+}
+
+TEST_F(ArgumentErrors, OfTheOthers) {
+  EXPECT_EQ(error([&] {
+              collect(own, {.y = r.x.view(), .out = r.out.view(), .map = r.collective_map()},
+                      workspace.get(), {});
+            }),
+            "collect: y is bf16[3, 4] strides (7, 1), must be bf16[6, 4]");
+  EXPECT_EQ(error([&] {
+              collect_backward(own, {.dout = r.dout.view(), .dy = r.dy.view()}, workspace.get(),
+                               {});
+            }),
+            "collect backward: map.row_of is null, must point to 6 elements; dispatch writes it");
+  CollectiveDispatchBackwardArgs args = r.collective_dispatch_backward_args();
+  args.drow_prob = nullptr;
+  EXPECT_EQ(error([&] { dispatch_backward(own, args, workspace.get(), {}); }),
+            "dispatch backward: drow_prob is null, must point to 6 elements; the problem says "
+            "prob=yes");
+}
+
+/// What each of two ranks throws in a dispatch of its own problem and number.
+std::vector<std::string> dispatched(const std::array<ExpertParallelProblem, 2>& problems,
+                                    const std::array<int, 2>& numbers) {
+  test::ThreadEngine engine(2);
+  return test::on_ranks(2, [&](int q) {
+    const ExpertParallelPlan made = plan(problems[size_t(q)], this_cpu(), kRoute);
+    Collective own(made, numbers[size_t(q)], engine.of(q));
+    CollectiveCase r(test::RankCase(made.problem, 1));
+    r.experts.assign(r.experts.size(), 0);
+    const test::OwnedWorkspace workspace(made.workspace_bytes);
+    dispatch(own, r.collective_dispatch_args(), workspace.get(), {});
+  });
+}
+
+TEST(CollectiveErrors, OfRanksThatDiffer) {
+  ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .ranks = 2, .rows = 12}, other = p;
+  EXPECT_EQ(dispatched({p, p}, {0, 1}), (std::vector<std::string>{"", ""}));
+  other.layer = 1;
+  for (const std::string& words : dispatched({p, other}, {0, 1}))
+    EXPECT_EQ(words.substr(0, words.find(';')),
+              "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
+  EXPECT_NE(dispatched({p, other}, {0, 1})[1].find("layer=1"), std::string::npos);
+  for (const std::string& words : dispatched({p, p}, {1, 0}))
+    EXPECT_EQ(words, text("dispatch: rank 0 of the engine says that it is rank 1, must be 0 [",
+                          to_string(p), "]"));
+}
+
+TEST(CollectiveErrors, OfTheEngineAreThoseOfTheExchange) {
+  const ExpertParallelProblem p{.tokens = 3, .top_k = 2, .hidden = 4, .rows = 6};
+  Collective own(plan(p, this_cpu(), kRoute), 0,
+                 [](std::span<const RankMessage>, Stream) { throw DeviceError("no network"); });
+  CollectiveCase r(test::RankCase(p, 3));
+  const test::OwnedWorkspace workspace(own.plan().workspace_bytes);
+  const auto errors = test::on_ranks(
+      1, [&](int) { dispatch(own, r.collective_dispatch_args(), workspace.get(), {}); });
+  EXPECT_EQ(errors[0], "no network");
+}
+
+}  // namespace

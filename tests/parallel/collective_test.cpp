@@ -1,0 +1,207 @@
+// Ranks that are threads and have an engine, against one rank that has all tokens and experts: the
+// same bits of everything.
+#include "cadre/collective.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "tests/parallel/collective_case.h"
+#include "tests/parallel/rank_difference.h"
+
+using namespace cadre;
+using test::CollectiveCase;
+using test::CollectiveGroup;
+using test::Tensor;
+
+namespace {
+
+ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
+  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
+  p.hidden = int64_t(1 + random() % 40);
+  p.experts = int(1 + random() % 5);
+  p.ranks = ranks;
+  p.rows = p.ranks * p.tokens * p.top_k;
+  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
+  p.prob = random() % 4 != 0;
+  return p;
+}
+
+/// Where slots, rows that leave and rows that come do not belong together; empty if nowhere.
+std::string difference_of_maps(const CollectiveCase& r) {
+  for (int64_t slot = 0; slot < int64_t(r.row_of.size()); ++slot) {
+    const int32_t row = r.row_of[size_t(slot)], expert = r.experts[size_t(slot)];
+    const bool is_of_some = expert >= 0 && expert < r.p.ranks * r.p.experts;
+    if (is_of_some != (row >= 0)) return text("row_of of slot ", slot, " is ", row);
+    if (row >= 0 && r.slot_of[size_t(row)] != slot) return text("slot_of of row ", row);
+    if (row >= 0 && (row < r.leaving[size_t(expert)] || row >= r.leaving[size_t(expert) + 1]))
+      return text("row ", row, " leaves with another expert than ", expert);
+  }
+  for (int64_t row = 0; row < r.used(); ++row)
+    if (r.row_at[size_t(r.came_at[size_t(row)])] != row) return text("row_at of row ", row);
+  return {};
+}
+
+class RandomRoutings : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
+
+#ifdef CADRE_EMULATED
+constexpr int kProblems = 3, kRoutings = 4;
+#else
+constexpr int kProblems = 10, kRoutings = 8;
+#endif
+
+TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
+  std::mt19937 random(static_cast<unsigned>(GetParam()));
+  for (int i = 0; i < kProblems; ++i) {
+    const ExpertParallelProblem p = random_problem(GetParam(), random);
+    CollectiveGroup group(p);
+    for (int again = 0; again < kRoutings; ++again) {
+      const std::vector<test::RankCase> drawn = test::random_ranks(p, random);
+      const test::RankCase all = test::on_one(p, drawn);
+      std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
+      const auto errors =
+          test::on_ranks(p.ranks, [&](int q) { step(group.ranks[size_t(q)], ranks[size_t(q)]); });
+      for (int q = 0; q < p.ranks; ++q) {
+        ASSERT_EQ(errors[size_t(q)], "");
+        const CollectiveCase& r = ranks[size_t(q)];
+        ASSERT_EQ(difference(p, q, r, all) + difference_of_maps(r), "") << to_string(p);
+      }
+    }
+  }
+}
+
+TEST(Collective, DropsWhatHasNoRoomAsOneRankWould) {
+  std::mt19937 random(7);
+  int64_t dropped = 0;
+  for (int i = 0; i < 60; ++i) {
+    ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
+    p.rows = int64_t(random() % 60);
+    p.overflow = Overflow::kDrop;
+    CollectiveGroup group(p);
+    std::vector<test::RankCase> drawn = test::random_ranks(p, random);
+    std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
+    for (const std::string& error : test::on_ranks(p.ranks, [&](int q) {
+           step(group.ranks[size_t(q)], ranks[size_t(q)]);
+           group.ranks[size_t(q)].check();
+         }))
+      ASSERT_EQ(error, "");
+    const int64_t now = test::drop(p, drawn);
+    int64_t beyond = 0;
+    for (const int32_t rows : ranks[0].routed) beyond += std::max<int64_t>(rows - p.rows, 0);
+    EXPECT_EQ(now, beyond);
+    const test::RankCase all = test::on_one(p, drawn);
+    for (int q = 0; q < p.ranks; ++q) EXPECT_EQ(difference(p, q, ranks[size_t(q)], all), "");
+    dropped += now;
+  }
+  EXPECT_GT(dropped, 100);
+}
+
+TEST(Collective, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
+  const ExpertParallelProblem p{
+      .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
+  CollectiveGroup group(p);
+  std::mt19937 random(1);
+  std::vector<CollectiveCase> ranks;
+  for (int q = 0; q < 2; ++q) {
+    CollectiveCase& r = ranks.emplace_back(test::RankCase(p, 4));
+    for (Tensor* t : {&r.x, &r.dout, &r.out, &r.dx, &r.rows}) t->fill(random, -2, 2);
+    r.prob.fill(random, 0, 1);
+    r.experts = {2, 3, 2, 3, 2, 3, 2, q};  // 14 rows for rank 1, 2 for rank 0
+  }
+  const auto run = [&](int q) { step(group.ranks[size_t(q)], ranks[size_t(q)]); };
+  const std::string want =
+      "expert_parallel: rows of rank 1 are 14, must be at most R, 9; that step is NaN on every "
+      "rank; R = 14, or 1.75 times T * top_k, would have held them [" +
+      to_string(p) + "]";
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, "");
+  for (const CollectiveCase& r : ranks) {
+    EXPECT_EQ(r.verdict[0], 1);
+    EXPECT_EQ(r.routed, (std::vector<int32_t>{2, 14}));
+    EXPECT_EQ(r.damage(), "");
+    for (const Tensor* t : {&r.rows, &r.row_prob, &r.out, &r.dy, &r.dx, &r.dprob})
+      for (const double value : t->values()) EXPECT_TRUE(std::isnan(value));
+  }
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, want);
+  for (CollectiveCase& r : ranks) r.experts = {0, 1, 2, 3, 0, 1, 2, 3};
+  for (const std::string& error : test::on_ranks(2, run)) EXPECT_EQ(error, "");
+  EXPECT_FALSE(std::isnan(ranks[0].out.at(0, 0)));
+  for (CollectiveCase& r : ranks) r.experts = {2, 3, 2, 3, 2, 3, 2, 3};
+  test::on_ranks(2, run);
+  const auto check = [&](int q) { group.ranks[size_t(q)].check(); };
+  for (const std::string& error : test::on_ranks(2, check))
+    EXPECT_EQ(error.substr(0, 40), "expert_parallel: rows of rank 1 are 16, ");
+  for (const std::string& error : test::on_ranks(2, check)) EXPECT_EQ(error, "");
+}
+
+// A rank sends rows that it has, and no block that is padded.
+TEST(Collective, MovesNoMoreThanItsRows) {
+  const ExpertParallelProblem p{.tokens = 6, .top_k = 2, .hidden = 8, .ranks = 2, .rows = 24};
+  CollectiveGroup group(p);
+  std::mt19937 random(5);
+  std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
+  test::on_ranks(2, [&](int q) {
+    const test::OwnedWorkspace workspace(group.plan.workspace_bytes);
+    dispatch(group.ranks[size_t(q)], ranks[size_t(q)].collective_dispatch_args(), workspace.get(),
+             {});
+  });
+  const int64_t rows = ranks[0].used() + ranks[1].used();
+  EXPECT_GT(rows, 0);
+  EXPECT_EQ(group.engine.bytes(), rows * (8 * 2 + 4) + 2 * 2 * (3 + 2) * 4);
+}
+
+TEST(Collective, WritesTailsAsTheProblemSays) {
+  ExpertParallelProblem p{
+      .tokens = 5, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 20};
+  p.tail = Tail::kZero;
+  CollectiveGroup group(p);
+  std::mt19937 random(3);
+  std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
+  for (const std::string& error :
+       test::on_ranks(2, [&](int q) { step(group.ranks[size_t(q)], ranks[size_t(q)]); }))
+    EXPECT_EQ(error, "");
+  for (const CollectiveCase& r : ranks) {
+    EXPECT_LT(r.used(), p.rows);
+    for (int64_t row = r.used(); row < p.rows; ++row) {
+      EXPECT_EQ(r.row_prob.at(row), 0);
+      for (int64_t h = 0; h < p.hidden; ++h) {
+        EXPECT_EQ(r.rows.at(row, h), 0);
+        EXPECT_EQ(r.dy.at(row, h), 0);
+      }
+    }
+  }
+}
+
+// Two steps of a layer may be under way at once, each with a map of its own.
+TEST(Collective, KeepsWhatAnEarlierDispatchIsToCollect) {
+  const ExpertParallelProblem p{.tokens = 9,
+                                .top_k = 2,
+                                .hidden = 4,
+                                .experts = 2,
+                                .ranks = 3,
+                                .rows = 54,
+                                .dtype = DType::kF32};
+  CollectiveGroup group(p);
+  std::mt19937 random(11);
+  const std::vector<test::RankCase> drawn = test::random_ranks(p, random);
+  const test::RankCase all = test::on_one(p, drawn);
+  std::vector<CollectiveCase> ranks = test::collective_cases(drawn),
+                              others = test::collective_cases(test::random_ranks(p, random));
+  const auto errors = test::on_ranks(p.ranks, [&](int q) {
+    Collective& own = group.ranks[size_t(q)];
+    CollectiveCase& r = ranks[size_t(q)];
+    const test::OwnedWorkspace workspace(own.plan().workspace_bytes);
+    dispatch(own, r.collective_dispatch_args(), workspace.get(), {});
+    step(own, others[size_t(q)]);
+    test::make_y(r, q * p.experts);
+    collect(own, {.y = r.y.view(), .out = r.out.view(), .map = r.collective_map()}, workspace.get(),
+            {});
+  });
+  for (int q = 0; q < p.ranks; ++q) {
+    const CollectiveCase& r = ranks[size_t(q)];
+    EXPECT_EQ(errors[size_t(q)], "");
+    EXPECT_EQ(test::difference(r.out, all.out, q * p.tokens, r.tokens(), "out"), "");
+  }
+}
+
+}  // namespace
