@@ -12,7 +12,7 @@ void check_dense(const GroupedGemmProblem&, const Checks<GroupedGemmProblem>&);
 /// Offsets are there unless it is dense.
 void check_offsets(const GroupedGemmProblem&, const Offsets&, const Checks<GroupedGemmProblem>&);
 
-/// Launches it, with offsets for the CPU, whose kernels read some.
-void launch_dense(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
+/// Launches any; a dense one with offsets on the CPU, whose kernels read some.
+void launch_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
 }  // namespace cadre::ops

@@ -394,8 +394,7 @@ void run(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace wor
 
 void run_checked(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
                  Stream stream) {
-  if (plan.problem.dense) return ops::launch_dense(plan, args, workspace, stream);
-  backend::launch(plan, args, workspace, stream);
+  ops::launch_gemm(plan, args, workspace, stream);
 }
 
 }  // namespace cadre

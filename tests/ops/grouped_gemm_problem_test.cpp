@@ -91,14 +91,6 @@ TEST(GroupedGemmChecks, Problems) {
       {"fprop N=1 K=1 accumulate=device",
        "accumulate is device, must be no; only wgrad accumulates, use beta"},
       {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
-      {"dgrad N=1 K=1 dense=yes", "dense is yes, must be no; only fprop is dense"},
-      {"fprop N=1 K=1 E=2 dense=yes",
-       "dense is yes, must be no; only one expert can have all rows"},
-      {"fprop N=1 K=1 gather=lhs T=1 dense=yes",
-       "dense is yes, must be no; its rows are neither gathered nor scattered"},
-      {"fprop N=1 K=1 scatter=yes dense=yes",
-       "dense is yes, must be no; its rows are neither gathered nor scattered"},
-      {"fprop N=1 K=1 act=relu dense=yes", "dense is yes, must be no; it computes no activation"},
       {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
        "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
       {"dgrad N=2 K=1 act=swiglu", "act is swiglu, must be absent; only fprop has one"},
@@ -116,6 +108,21 @@ TEST(GroupedGemmChecks, Problems) {
   };
   for (const auto& row : kRows)
     EXPECT_EQ(refusal(text("grouped_gemm ", row.words)), text("grouped_gemm: ", row.said));
+}
+
+TEST(GroupedGemmChecks, Dense) {
+  const struct {
+    const char *words, *why;
+  } kRows[] = {
+      {"dgrad N=1 K=1", "only fprop is dense"},
+      {"fprop N=1 K=1 E=2", "only one expert can have all rows"},
+      {"fprop N=1 K=1 gather=lhs T=1", "its rows are neither gathered nor scattered"},
+      {"fprop N=1 K=1 scatter=yes", "its rows are neither gathered nor scattered"},
+      {"fprop N=1 K=1 act=relu", "it computes no activation"},
+  };
+  for (const auto& row : kRows)
+    EXPECT_EQ(refusal(text("grouped_gemm ", row.words, " dense=yes")),
+              text("grouped_gemm: dense is yes, must be no; ", row.why));
 }
 
 TEST(GroupedGemmChecks, Gather) {

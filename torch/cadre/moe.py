@@ -126,7 +126,6 @@ class MoE(nn.Module):
     shared_w1: nn.Parameter | None
     shared_w2: nn.Parameter | None
     shared_gate: nn.Parameter | None
-    _shared_units: int = 0  # SMs of the shared expert where it overlaps, at most; 0: all
 
     def __init__(self, num_experts: int, hidden: int, features: int, *, top_k: int,
                  score: str = "softmax", normalize: bool = False, scale: float = 1.0,
@@ -348,7 +347,6 @@ class MoE(nn.Module):
         options = self._options_for(tokens)
         if (choice.shared1 is not None and choice.shared2 is not None
                 and can_be_own(tokens, options["recipe"])):
-            options["unit_budget"] = self._shared_units
             own = OwnExpert(tokens, choice.shared_gate, (choice.shared1, choice.shared2), options),
         if self.shared_expert is None or not can_be_given(x):
             return own, ()

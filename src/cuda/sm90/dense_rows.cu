@@ -18,8 +18,8 @@
 //   consumers   4 each     products of 64 rows of w, then their sums
 //   load        1          starts the loads of a stage
 //
-// A block has one tile. Where w has fewer rows than a tile, products with what lies behind them in a
-// stage go nowhere. Clusters keep their sums behind the stages, where the others read them.
+// A block has one tile. Where w has fewer rows than a tile, products with what lies behind them in
+// a stage go nowhere. Clusters keep their sums behind the stages, where the others read them.
 namespace cadre::cuda::sm90 {
 namespace {
 

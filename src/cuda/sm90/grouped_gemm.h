@@ -6,8 +6,8 @@
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
 // gated_rows.cuh, both from tokens by gathered_products.cuh and gathered_rows.cuh, fprop and dgrad
 // to places by scattered_rows.cuh, those of fp8_block and fp8_tensor by fp8_rows.cuh, fprop of
-// packed weights by packed_rows.cuh, dense ones by dense_rows.cu, wgrad by ragged_contraction.cuh and, from tokens, by
-// gathered_contraction.cuh.
+// packed weights by packed_rows.cuh, of one expert that has all rows by dense_rows.cu, wgrad by
+// ragged_contraction.cuh and, from tokens, by gathered_contraction.cuh.
 namespace cadre::cuda::sm90 {
 
 std::string refuses_ragged_rows(const GroupedGemmProblem&, const Device&);
