@@ -23,9 +23,10 @@ void check_offsets(const GroupedGemmProblem& p, const Offsets& offsets,
     checks.offsets(offsets, p.experts);
 }
 
-void launch_dense(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
-                  Stream stream) {
-  if (plan.device.kind != DeviceKind::kCpu) return backend::launch(plan, args, workspace, stream);
+void launch_gemm(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Workspace workspace,
+                 Stream stream) {
+  if (!plan.problem.dense || plan.device.kind != DeviceKind::kCpu)
+    return backend::launch(plan, args, workspace, stream);
   const int32_t all[] = {0, int32_t(plan.problem.rows)};
   GroupedGemmArgs known = args;
   known.offsets = {all, 1};
