@@ -282,14 +282,22 @@ def few_tokens(info):
     return markdown(["GPU", "layer", *(f"{t}, TB/s" for t in tokens)], rows)
 
 
-def gpu_fine_grained(info):
-    """Products of layers with many or narrow experts: TFLOP/s, and over torch."""
-    rows = [[where, case["layer"], case["problem"].split()[1],
-             f"{case['flops'] / case['us']['cadre'] / 1e6:.0f}",
-             f"{case['speed_of_peer']['torch']:.2f}"]
-            for where, record in records("grouped-gemm-fine-grained-torch")
-            for case in record["cases"]]
-    return markdown(["GPU", "layer", "pass", "TFLOP/s", "torch"], rows)
+def products_beside(topic, peers):
+    """Products: TFLOP/s, and over others of the same numbers, whose speed is 1."""
+    return lambda info: markdown(["GPU", "layer", "pass", "TFLOP/s", *peers], [
+        [where, case["layer"], case["problem"].split()[1],
+         f"{case['flops'] / case['us']['cadre'] / 1e6:.0f}",
+         *shown(case["speed_of_peer"], peers, ".2f")]
+        for where, record in records(topic) for case in record["cases"]])
+
+
+def router(info):
+    """Products of routers, beside cuBLAS, whose speed is 1, launched and in a graph."""
+    rows = [[where, case["layer"], *(re.search(f" {n}=(\\d+)", case["problem"])[1] for n in "RNK"),
+             *shown(case["us"], ["cadre"], ".1f"),
+             *shown(case["speed_of_peer"], ["cublas_dense", "cublas_graph"], ".2f")]
+            for where, record in records("router") for case in record["cases"]]
+    return markdown(["GPU", "layer", "tokens", "experts", "K", "us", "cuBLAS", "in a graph"], rows)
 
 
 def gpu_fp8(info):
@@ -306,17 +314,6 @@ def gpu_fp8(info):
                  for (layer, which), cell in cells.items()]
     return markdown(["GPU", "layer", "pass", *(f"{what}, {routing}" for what in ("TFLOP/s", "bf16")
                                                for routing in ROUTINGS)], rows)
-
-
-def gpu_fp8_tensor(info):
-    """Products of fp8_tensor: TFLOP/s, and over others of the same numbers, whose speed is 1."""
-    peers = ["cadre bf16", "cadre fp8_block", "torch", "torch fast"]
-    rows = [[where, case["layer"], case["problem"].split()[1],
-             f"{case['flops'] / case['us']['cadre'] / 1e6:.0f}",
-             *shown(case["speed_of_peer"], peers, ".2f")]
-            for where, record in records("grouped-gemm-fp8-tensor-torch")
-            for case in record["cases"]]
-    return markdown(["GPU", "layer", "pass", "TFLOP/s", *peers], rows)
 
 
 def gpu_packed(info):
@@ -442,7 +439,8 @@ def python(info):
 
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes":
           recipes, "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate":
-          gpu_accumulate, "gpu_fine_grained": gpu_fine_grained, "few_tokens": few_tokens,
+          gpu_accumulate, "few_tokens": few_tokens, "router": router,
+          "gpu_fine_grained": products_beside("grouped-gemm-fine-grained-torch", ["torch"]),
           "gpu_fp8": gpu_fp8, "gpu_packed": gpu_packed, "commands": commands, "host_time":
           host_time, "torch_door": torch_door, "torch_door_host": torch_door_host, "gpt": gpt,
           "facts": facts("facts"), "link_facts": facts("link"),
@@ -454,7 +452,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "expert_parallel_sums": exchanges_by("expert-parallel-sums", "collect", "sum", "choice"),
           "expert_parallel": expert_parallel, "expert_parallel_torch": expert_parallel_torch,
           "expert_layers": expert_layers, "huggingface": huggingface,
-          "gpu_fp8_tensor": gpu_fp8_tensor,
+          "gpu_fp8_tensor": products_beside(
+              "grouped-gemm-fp8-tensor-torch", "cadre bf16,cadre fp8_block,torch,torch fast".split(",")),
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "recipe_speed": recipe_speed("recipes"),
           "quantized_weights": recipe_speed("quantized-weights"),
