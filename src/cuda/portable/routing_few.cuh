@@ -3,34 +3,28 @@
 #include "cuda/portable/routing_in_registers.cuh"
 #include "cuda/portable/row_map.cuh"
 
-// Routing of few tokens and its map. A warp takes a token or two, so that its lanes have few
-// experts each and choices stay in registers, and of several blocks each has few warps: many on one
+// Routing of few tokens and its map. A warp takes one token, so that its lanes have few experts
+// each and choices stay in registers, and of several blocks each has few warps: many on one
 // SM wait for each other's instructions. Which tokens chose an expert is a bit of each; a token
 // chooses an expert once, and rows of an expert are in the order of tokens, so that ranks are
 // counts of bits. Each block finds them for all tokens, once all blocks have chosen.
 namespace cadre::cuda::portable {
 
-/// So many lanes have a token, each of at most so many of its experts.
-template <int kWidth, int kSlots>
-struct RoutingOfFew : RoutingInRegisters<Part<kWidth, kSlots, false>> {
+/// A lane has at most so many of the token's experts.
+template <int kSlots>
+struct RoutingOfFew : RoutingInRegisters<Part<kLanes, kSlots, false>> {
   static constexpr int kMostWarps = kSlots <= 8 ? 32 : 16;  ///< of a block
-  static constexpr int kMostTokens = kMostWarps * kLanes / kWidth;
 };
 
-/// Calls visit.operator()<Way>() with the way that takes few tokens. Two at once in a warp take
-/// less time than one after the other, and than several blocks.
+/// Calls visit.operator()<Way>() with the way that takes few tokens.
 template <class Visit>
 void with_way_of_few(const RoutingProblem& p, Visit&& visit) {
-  using One = RoutingOfFew<32, 4>;
-  using Two = RoutingOfFew<16, 8>;
-  if (p.experts > 256) return visit.template operator()<RoutingOfFew<32, 16>>();
-  if (p.experts > 128) return visit.template operator()<RoutingOfFew<32, 8>>();
-  if (p.tokens > One::kMostTokens && p.tokens <= Two::kMostTokens && p.top_k <= 16)
-    return visit.template operator()<Two>();
-  visit.template operator()<One>();
+  if (p.experts > 256) return visit.template operator()<RoutingOfFew<16>>();
+  if (p.experts > 128) return visit.template operator()<RoutingOfFew<8>>();
+  visit.template operator()<RoutingOfFew<4>>();
 }
 
-/// Blocks and their warps, each of which takes its tokens once. Blocks that meet in a barrier start
+/// Blocks and their warps, each of which takes one token. Blocks that meet in a barrier start
 /// later, so that one takes as many tokens as it can.
 struct FewBlocks {
   static constexpr int kWarps = 16;  ///< of each of several
@@ -41,11 +35,10 @@ struct FewBlocks {
   explicit FewBlocks(const RoutingProblem& p) {
     with_way_of_few(p, [&]<class Way>() {
       const auto parts_of = [](int64_t all, int64_t part) { return (all + part - 1) / part; };
-      if (p.tokens <= Way::kMostTokens)  // and a thread for each expert, if the block may have it
-        warps = int(std::min<int64_t>(
-            std::max(parts_of(p.tokens, Way::kTokens), parts_of(p.experts, kLanes)),
-            Way::kMostWarps));
-      count = std::max<int64_t>(1, parts_of(p.tokens, warps * Way::kTokens));
+      if (p.tokens <= Way::kMostWarps)  // and a thread for each expert, if the block may have it
+        warps = int(
+            std::min<int64_t>(std::max(p.tokens, parts_of(p.experts, kLanes)), Way::kMostWarps));
+      count = std::max<int64_t>(1, parts_of(p.tokens, warps));
     });
   }
 };
@@ -117,24 +110,21 @@ __device__ inline void find_begins(const OffsetsAndMap& sorted, ChosenBy& chosen
 
 template <class Way>
 __device__ void route_few(const RoutingJob& job, const OffsetsJob& map, ChosenBy& chosen_by) {
-  constexpr int kWidth = kLanes / Way::kTokens;
-  const int thread = int(blockIdx.x * blockDim.x + threadIdx.x), token = thread / kWidth;
-  const int tokens = int(job.p.tokens), first = thread / kLanes * Way::kTokens;
+  const int thread = int(blockIdx.x * blockDim.x + threadIdx.x), token = thread / kLanes;
   Chosen chosen{};
-  if (first < tokens) chosen = Way::forward(job, nullptr, min(token, tokens - 1));
-  const bool is_choice = chosen.is_choice && token < tokens;
+  if (token < job.p.tokens) chosen = Way::forward(job, nullptr, token);
   if (gridDim.x > 1) {
     grid_barrier();
     read_choices(job, chosen_by);
-  } else if (is_choice) {
+  } else if (chosen.is_choice) {
     chosen_by.add(token, chosen.expert);
   }
   __syncthreads();
   const OffsetsAndMap sorted{map, blockIdx.x == 0};
   find_begins(sorted, chosen_by);
-  if (!is_choice) return;
+  if (!chosen.is_choice) return;
   const int row = chosen_by.begins[chosen.expert] + chosen_by.count_before(token, chosen.expert);
-  sorted.place(int64_t(token) * job.p.top_k + thread % kWidth, chosen.expert, row, chosen.prob);
+  sorted.place(int64_t(token) * job.p.top_k + thread % kLanes, chosen.expert, row, chosen.prob);
 }
 
 }  // namespace cadre::cuda::portable
