@@ -23,11 +23,13 @@ struct PartShape {
   __device__ int row() const { return int(threadIdx.x) % lanes_down * patch_rows; }
   __device__ int col() const { return int(threadIdx.x) / lanes_down * kChunk; }
 
-  /// For so many parts down, of at most so many blocks.
+  /// For so many parts down, of at most so many blocks. Turned, a block has parts below each other,
+  /// so that it reads whole lines of 128 bytes, as it writes.
   RowGrid grid(int64_t down, int64_t columns, int most) const {
+    const int most_across = turned ? kGridWarps / 2 : kGridWarps;
     RowGrid grid = threads > kLanes
                        ? RowGrid::of_blocks(down, (columns + cols() - 1) / cols(), threads)
-                       : RowGrid::of(down, columns * kRound / cols(), 1);
+                       : RowGrid::of(down, columns * kRound / cols(), 1, most_across);
     grid.blocks.y = std::clamp(unsigned(most) / grid.blocks.x, 1u, grid.blocks.y);
     return grid;
   }

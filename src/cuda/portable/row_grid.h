@@ -23,12 +23,13 @@ struct RowGrid {
     return {.blocks = blocks, .threads = threads, .stream = stream, .dependent = true};
   }
 
-  /// `rounds`: chunks a thread. Of at least one block, even for no rows.
-  static RowGrid of(int64_t rows, int64_t columns, int rounds) {
+  /// `rounds`: chunks a thread; at most so many segments of a row in a block, a power of two. Of at
+  /// least one block, even for no rows.
+  static RowGrid of(int64_t rows, int64_t columns, int rounds, int most_across = kGridWarps) {
     const int64_t segment = rounds == kWholeRows ? columns : int64_t(rounds) * kRound;
     const int64_t segments = (columns + segment - 1) / segment;
     int across = 1;
-    while (across < kGridWarps && across < segments) across *= 2;
+    while (across < most_across && across < segments) across *= 2;
     // Fewer where warps without a segment would be more than a quarter of those that have one.
     while (across > 1 && 4 * ((segments + across - 1) / across * across - segments) > segments)
       across /= 2;
