@@ -9,8 +9,8 @@
 namespace cadre::cuda::portable {
 
 /// How the lanes of a warp lie: beside each other along rows of codes; or, where columns of codes
-/// are turned, so that what is read and what is written has the same width. Of a block's part it
-/// says the size alone, and PatchOf where its patches begin.
+/// are turned, in two rows of patches, which write 128 columns. Of a block's part it says the size
+/// alone, and PatchOf where its patches begin.
 struct PartShape {
   int lanes_down;
   bool turned;
@@ -23,10 +23,10 @@ struct PartShape {
   __device__ int row() const { return int(threadIdx.x) % lanes_down * patch_rows; }
   __device__ int col() const { return int(threadIdx.x) / lanes_down * kChunk; }
 
-  /// For so many parts down, of at most so many blocks. Turned, a block has parts below each other,
-  /// so that it reads whole lines of 128 bytes, as it writes.
+  /// For so many parts down, of at most so many blocks. Turned, parts of a block lie below each
+  /// other: it reads whole lines of 128 bytes, of which each of its warps has a piece.
   RowGrid grid(int64_t down, int64_t columns, int most) const {
-    const int most_across = turned ? kGridWarps / 2 : kGridWarps;
+    const int most_across = turned ? 1 : kGridWarps;
     RowGrid grid = threads > kLanes
                        ? RowGrid::of_blocks(down, (columns + cols() - 1) / cols(), threads)
                        : RowGrid::of(down, columns * kRound / cols(), 1, most_across);
@@ -34,7 +34,7 @@ struct PartShape {
     return grid;
   }
 };
-constexpr PartShape kRowsPart{1, false}, kTurnedPart{8, true};
+constexpr PartShape kRowsPart{1, false}, kTurnedPart{2, true};
 
 /// A tile of a warp's size, and where its expert begins in rows of codes and in those of out.
 struct Part : ExpertTile {
