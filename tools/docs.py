@@ -453,7 +453,8 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "expert_parallel": expert_parallel, "expert_parallel_torch": expert_parallel_torch,
           "expert_layers": expert_layers, "huggingface": huggingface,
           "gpu_fp8_tensor": products_beside(
-              "grouped-gemm-fp8-tensor-torch", "cadre bf16,cadre fp8_block,torch,torch fast".split(",")),
+              "grouped-gemm-fp8-tensor-torch",
+              ["cadre bf16", "cadre fp8_block", "torch", "torch fast"]),
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
           "recipe_speed": recipe_speed("recipes"),
           "quantized_weights": recipe_speed("quantized-weights"),
