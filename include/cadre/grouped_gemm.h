@@ -82,7 +82,7 @@ struct GroupedGemmProblem {
   Tail tail = Tail::kKeep;                     ///< fprop, dgrad
   std::optional<GemmActivation> activation{};  ///< fprop only
   int unit_budget = 0;                         ///< SMs or threads to use at most; 0: all
-  int align = 16;  ///< bytes that addresses and strides of lhs, rhs, out and c are multiples of
+  int align = 16;  ///< bytes; addresses and strides of lhs, rhs, c, out (unless dense) have them
 
   /// How block scales lie, as in QuantizedShape. Codes are column-major only in w of dgrad.
   Major lhs_scales_major = Major::kRow, rhs_scales_major = Major::kRow;

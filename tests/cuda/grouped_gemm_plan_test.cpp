@@ -84,7 +84,7 @@ TEST(GroupedGemmPlan, SaysWhyHopperDoesNotTakeIt) {
   }
 }
 
-TEST(GroupedGemmPlan, SaysWhyNoKernelOfHopperIsDense) {
+TEST(GroupedGemmPlan, SaysWhoTakesDenseRows) {
   const struct {
     const char *words, *why;
   } cases[] = {
@@ -94,6 +94,9 @@ TEST(GroupedGemmPlan, SaysWhyNoKernelOfHopperIsDense) {
       {"dense=yes rhs_major=column", "takes row-major tensors, no pointers"},
       {"dense=yes discrete_rhs=yes", "takes row-major tensors, no pointers"},
       {"dense=yes align=8", "takes K that are multiples of 8, and addresses and strides of 16"},
+      {"dense=yes beta=yes", "takes no alpha, beta or bias"},
+      {"dense=yes lhs_major=column", "takes row-major tensors, no pointers"},
+      {"dense=yes out_major=column", "takes row-major tensors, no pointers"},
       {"dense=yes unit_budget=9", "has a block for each tile, and takes no budget"},
       {"dense=yes", "sm90_ragged_rows: takes rows of experts, which offsets tell apart"},
   };
@@ -106,6 +109,13 @@ TEST(GroupedGemmPlan, SaysWhyNoKernelOfHopperIsDense) {
               std::string::npos)
         << all;
   }
+  EXPECT_NE(plan_and_refusals("grouped_gemm fprop R=9 N=9 K=12 format=bf16 out=f32 dense=yes")
+                .find("takes K that are multiples of 8"),
+            std::string::npos);
+  EXPECT_NE(
+      plan_and_refusals("grouped_gemm fprop R=1073741825 N=9 K=16 format=bf16 out=f32 dense=yes")
+          .find("takes R and K up to 1073741824, N up to 8388480"),
+      std::string::npos);
   EXPECT_NE(plan_and_refusals("grouped_gemm fprop R=9 N=9 K=16 format=bf16 dense=yes")
                 .find("takes bf16 or f16 operands, both of the same type, to f32"),
             std::string::npos);
@@ -447,6 +457,28 @@ TEST(GroupedGemmPlan, RefusesAddressesAndStepsThatTheProblemDidNotPromise) {
       "with align=2 [";
   EXPECT_NE(run_message(4, 0).find(want), std::string::npos) << run_message(4, 0);
   EXPECT_NE(run_message(0, 4).find(want), std::string::npos) << run_message(0, 4);
+}
+
+TEST(GroupedGemmPlan, RefusesStepsOfDenseRowsButNotOfTheirOutput) {
+  const auto p = parse_grouped_gemm_problem(
+      "grouped_gemm fprop R=9 N=5 K=8 E=1 format=bf16 out=f32 dense=yes");
+  const test::Tensor x(DType::kBf16, {9, 16}), w(DType::kBf16, {1, 5, 16}), y(DType::kF32, {9, 5});
+  const auto message = [&](int64_t x_step, int64_t w_step) {
+    GroupedGemmArgs args;
+    args.lhs.codes = view(x.data<uint16_t>(), DType::kBf16, {9, 8}, {x_step, 1});
+    args.rhs.codes = view(w.data<uint16_t>(), DType::kBf16, {1, 5, 8}, {5 * w_step, w_step, 1});
+    args.out = y.view();
+    try {
+      check(plan(p, hopper(), "sm90_dense_rows"), args);
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  EXPECT_EQ(message(8, 16), "");
+  EXPECT_NE(message(12, 8).find("x is bf16[9, 8] strides (12, 1)"), std::string::npos);
+  EXPECT_NE(message(8, 12).find("w is bf16[1, 5, 8] strides (60, 12, 1)"), std::string::npos);
+  EXPECT_NE(message(8, 12).find("must begin and step by multiples of 16"), std::string::npos);
 }
 
 }  // namespace

@@ -122,10 +122,11 @@ INSTANTIATE_TEST_SUITE_P(
         "grouped_gemm fprop R=90 N=40 K=592 E=3 x=bf16 w=mxfp8 out=f32 beta=yes",
         "grouped_gemm fprop R=300 N=264 K=96 E=2 x=bf16 w=nvfp4:2d out=f32 unit_budget=2",
         // One expert has all rows: blocks that share a contraction, some of them without any; a
-        // block for each tile, which waits for its stages in rounds.
+        // block for each tile, which waits for its stages in rounds; stretches that do.
         "grouped_gemm fprop R=300 N=136 K=840 E=1 out=f32 dense=yes",
         "grouped_gemm fprop R=7 N=40 K=136 E=1 format=f16 out=f32 dense=yes",
         "grouped_gemm fprop R=1100 N=8 K=840 E=1 out=f32 dense=yes",
+        "grouped_gemm fprop R=20 N=72 K=4680 E=1 out=f32 dense=yes",
         // More experts than a warp has lanes.
         "grouped_gemm fprop R=200 N=40 K=520 E=70 unit_budget=2",
         "grouped_gemm fprop R=90 N=40 K=72 E=100 discrete_rhs=yes",

@@ -98,10 +98,14 @@ CUtensorMap expert_map(const TensorView& v, int rows, int columns) {
   const int outer = v.stride[v.rank - 1] == 1 ? v.rank - 2 : v.rank - 1;
   const int inner = 2 * v.rank - 3 - outer;
   const int64_t experts = v.rank == 3 ? v.shape[0] : 1;
-  const int64_t step = v.rank == 3 && experts > 1 ? v.stride[0] : v.stride[outer] * v.shape[outer];
+  // The stride of a single row means nothing, and may be one that TMA does not take.
+  const int64_t sixteen = 128 / bits(v.dtype);
+  const int64_t row =
+      v.shape[outer] > 1 ? v.stride[outer] : (v.shape[inner] + sixteen - 1) / sixteen * sixteen;
+  const int64_t step = v.rank == 3 && experts > 1 ? v.stride[0] : row * v.shape[outer];
   return encode<3>(
       v, {{cuuint64_t(v.shape[inner]), cuuint64_t(v.shape[outer]), cuuint64_t(experts)},
-          {cuuint64_t(bytes_for(v.dtype, v.stride[outer])), cuuint64_t(bytes_for(v.dtype, step))},
+          {cuuint64_t(bytes_for(v.dtype, row)), cuuint64_t(bytes_for(v.dtype, step))},
           {cuuint32_t(columns == 0 ? box_columns(v.dtype) : columns), cuuint32_t(rows), 1}});
 }
 

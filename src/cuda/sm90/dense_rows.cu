@@ -26,13 +26,19 @@ namespace {
 constexpr int kDenseThreads = (kConsumers + 1) * kWarpgroup;
 constexpr int kMostStages = 8, kStageBytes = 192 << 10, kSumBytes = 32 << 10;
 constexpr int kWeightBytes = kDenseRows * kAtomBytes;
+static_assert(gemm::Roles{.consumers = kConsumers,
+                          .load_warps = 1,
+                          .store_warps = 0,
+                          .consumer_registers = kConsumerRegisters,
+                          .producer_registers = kProducerRegisters}
+                  .fits());
 static_assert(kDenseDepth * 2 == kAtomBytes);
-static_assert(kSumBytes == kSharedCols * kDenseRows * 4);
+static_assert(kSumBytes == kMostSplitCols * kDenseRows * 4);
 
 struct alignas(1024) DenseShared {
   uint8_t stages[kStageBytes];
-  float sums[kSharedCols / 2][kConsumers * kWarpgroup];  // more stages where nothing is shared
-  Barrier full[kMostStages], empty[kMostStages];
+  float sums[kMostSplitCols / 2][kConsumers * kWarpgroup];  // more stages if nothing is split
+  Barrier stage_full[kMostStages], stage_empty[kMostStages];
 };
 static_assert(sizeof(DenseShared) <= kMostSharedBytes - kSharedBytesOfBlock);
 
@@ -78,12 +84,12 @@ class DenseRing {
   __device__ int number() const { return at_; }
   __device__ uint8_t* a() const { return shared_.stages + at_ * tile_.bytes; }
   __device__ uint8_t* b() const { return a() + kWeightBytes; }
-  __device__ Barrier& full() const { return shared_.full[at_]; }
+  __device__ Barrier& full() const { return shared_.stage_full[at_]; }
   __device__ void wait_full() const { wait(full(), parity_); }
-  __device__ void wait_empty() const { wait_asleep(shared_.empty[at_], parity_ ^ 1); }
+  __device__ void wait_empty() const { wait_asleep(shared_.stage_empty[at_], parity_ ^ 1); }
   /// By a whole warp.
   __device__ void release(int stage) const {
-    if (threadIdx.x % kWarp == 0) arrive(shared_.empty[stage]);
+    if (threadIdx.x % kWarp == 0) arrive(shared_.stage_empty[stage]);
   }
   __device__ void next() {
     if (++at_ == tile_.stages) at_ = 0, parity_ ^= 1;
@@ -198,8 +204,7 @@ __device__ __forceinline__ void sum_mine(DenseShared& shared, const DenseTile& t
   for (int i = 0; i < kWidth / 2; ++i) shared.sums[i][threadIdx.x] = sums[i];
 }
 
-/// Adds up this block's share of a tile: of every thread's accumulators as many as there are blocks
-/// fewer.
+/// Adds up this block's share of a tile: an eighth of every thread's accumulators.
 __device__ inline void add_stretches(DenseShared& shared, const DenseTile& tile,
                                      const DenseRowsParams& params, int consumer) {
   const DenseOutput output(params, tile, consumer);
@@ -220,8 +225,8 @@ __device__ inline void add_stretches(DenseShared& shared, const DenseTile& tile,
 __device__ inline void begin_dense(DenseShared& shared, const DenseTile& tile) {
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < tile.stages; ++stage) {
-      init(shared.full[stage], 1);
-      init(shared.empty[stage], tile.consumers * kWarpgroup / kWarp);
+      init(shared.stage_full[stage], 1);
+      init(shared.stage_empty[stage], tile.consumers * kWarpgroup / kWarp);
     }
     fence_mbarrier_init();
   }
@@ -258,11 +263,11 @@ __global__ void __launch_bounds__(kDenseThreads, 1)
 
 template <DType kIn>
 __global__ void __cluster_dims__(kStretches) __launch_bounds__(kDenseThreads, 1)
-    shared_dense_rows_kernel(const __grid_constant__ DenseRowsParams params) {
+    split_dense_rows_kernel(const __grid_constant__ DenseRowsParams params) {
   auto& shared = *reinterpret_cast<DenseShared*>(dynamic_shared());
   const DenseTile tile(params);
   begin_dense(shared, tile);
-  share_work<kSharedCols>(shared, tile, params, [&]<int kWidth>(Width<kWidth>, int consumer) {
+  share_work<kMostSplitCols>(shared, tile, params, [&]<int kWidth>(Width<kWidth>, int consumer) {
     sum_mine<kWidth, kIn>(shared, tile, consumer);
   });
   __syncwarp();
@@ -276,10 +281,10 @@ __global__ void __cluster_dims__(kStretches) __launch_bounds__(kDenseThreads, 1)
 template <DType kIn>
 void launch_as(const DenseRowsParams& p, cudaStream_t stream) {
   const bool split = p.split > 1;
-  const auto across = unsigned((p.rows + p.width - 1) / p.width);
-  const auto down = unsigned((p.cols + kDenseRows - 1) / kDenseRows);
-  cuda::launch(split ? &shared_dense_rows_kernel<kIn> : &dense_rows_kernel<kIn>,
-               {.blocks = {across * unsigned(p.split), down},
+  const auto x_tiles = unsigned((p.rows + p.width - 1) / p.width);
+  const auto w_tiles = unsigned((p.cols + kDenseRows - 1) / kDenseRows);
+  cuda::launch(split ? &split_dense_rows_kernel<kIn> : &dense_rows_kernel<kIn>,
+               {.blocks = {x_tiles * unsigned(p.split), w_tiles},
                 .threads = kDenseThreads,
                 .shared_bytes = int(sizeof(DenseShared)),
                 .stream = stream,

@@ -9,10 +9,12 @@
 
 namespace cadre::cuda::sm90 {
 
+// Rows and columns of a tile are those of w and of x, transposed in y, as in ragged_rows.cuh.
+
 /// Stretches of the contraction, each summed by itself; their sums are added in their order.
 constexpr int kStretches = 8;
-constexpr int kDenseRows = 128, kDenseDepth = 64;  ///< of w, in a tile and in a stage
-constexpr int kDenseCols = 192, kSharedCols = 64;  ///< rows of x in a tile, at most
+constexpr int kDenseRows = 128, kDenseDepth = 64;     ///< of w, in a tile and in a stage
+constexpr int kDenseCols = 192, kMostSplitCols = 64;  ///< rows of x in a tile, at most
 constexpr int kDenseColStep = 16;
 /// Clusters of a block for each stretch. So many run at once on an H200; sixteen take two turns.
 constexpr int kSplitClusters = 8;
@@ -24,14 +26,17 @@ struct DenseTiles {
 
 /// A block a stretch while clusters find room for that, since then nobody waits for a long
 /// contraction; else a block a tile, in as few and as full waves as there can be.
-constexpr DenseTiles dense_tiles(int64_t rows, int64_t across, int units) {
-  const auto width_of = [&](int64_t tiles) {
-    const int64_t each = (rows * across + tiles - 1) / tiles;
-    return int((each + kDenseColStep - 1) / kDenseColStep * kDenseColStep);
+constexpr DenseTiles dense_tiles(int64_t rows, int64_t w_tiles, int units) {
+  const auto width_of = [&](int64_t x_tiles) {
+    const int64_t each = (rows + x_tiles - 1) / x_tiles;
+    return (each + kDenseColStep - 1) / kDenseColStep * kDenseColStep;
   };
-  if (const int width = width_of(kSplitClusters); width <= kSharedCols) return {width, kStretches};
-  const int64_t most = int64_t(units) * kDenseCols, waves = (rows * across + most - 1) / most;
-  return {width_of(units * waves), 1};
+  if (w_tiles <= kSplitClusters)
+    if (const int64_t width = width_of(kSplitClusters / w_tiles); width <= kMostSplitCols)
+      return {int(width), kStretches};
+  const int64_t fewest = (rows + kDenseCols - 1) / kDenseCols;
+  const int64_t waves = (fewest * w_tiles + units - 1) / units;
+  return {int(width_of(units * waves / w_tiles)), 1};
 }
 
 /// Rows of a box of w: no more than there are, since TMA takes longest for rows that are not there.
