@@ -88,7 +88,6 @@ TEST(GroupedGemmPlan, SaysWhoTakesDenseRows) {
   const struct {
     const char *words, *why;
   } cases[] = {
-      {"", "takes dense problems"},
       {"dense=yes bias=yes", "takes no alpha, beta or bias"},
       {"dense=yes alpha=yes", "takes no alpha, beta or bias"},
       {"dense=yes rhs_major=column", "takes row-major tensors, no pointers"},
@@ -102,13 +101,16 @@ TEST(GroupedGemmPlan, SaysWhoTakesDenseRows) {
   };
   for (const auto& c : cases) {
     const std::string all =
-        plan_and_refusals(text("grouped_gemm fprop R=9 N=9 K=16 format=bf16 out=f32 ", c.words));
+        plan_and_refusals(text("grouped_gemm fprop R=9 N=8 K=16 format=bf16 out=f32 ", c.words));
     EXPECT_NE(all.find(c.why), std::string::npos) << c.words << "\n" << all;
     EXPECT_NE(all.find(std::string_view(c.words) == "dense=yes" ? "taken by sm90_dense_rows"
                                                                 : "taken by cuda_ragged_rows"),
               std::string::npos)
         << all;
   }
+  EXPECT_NE(plan_and_refusals("grouped_gemm fprop R=9 N=9 K=16 format=bf16 out=f32")
+                .find("sm90_dense_rows: takes dense problems"),
+            std::string::npos);
   EXPECT_NE(plan_and_refusals("grouped_gemm fprop R=9 N=9 K=12 format=bf16 out=f32 dense=yes")
                 .find("takes K that are multiples of 8"),
             std::string::npos);

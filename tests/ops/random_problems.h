@@ -166,7 +166,7 @@ inline void draw(Dice& dice, GroupedGemmProblem& p) {
   p.align = dice.align();
   p.lhs_scales_major = dice.word<Major>();
   p.rhs_scales_major = dice.word<Major>();
-  p.dense = dice.below(8) == 0;
+  p.dense = p.experts == 1 && p.pass == Pass::kFprop && p.tail == Tail::kZero;
   if (dice.below(3) != 0) return;
   p.gather = dice.word<Gather>();
   p.tokens = dice.size();
