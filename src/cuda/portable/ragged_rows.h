@@ -7,7 +7,7 @@ namespace cadre::cuda::portable {
 
 struct RaggedRowsArgs {
   Operand x, w;
-  OutputMatrix y, c;  ///< c as y
+  OutputMatrix y, c;                 ///< c as y
   const int32_t* offsets = nullptr;  ///< null: one expert has all rows
   int64_t rows = 0, cols = 0, depth = 0;
   int experts = 0;
