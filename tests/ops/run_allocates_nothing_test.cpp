@@ -3,25 +3,12 @@
 // plan.
 #include <gtest/gtest.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <new>
-
 #include "backend/entry.h"
 #include "cadre/activation.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/permute.h"
 #include "cadre/quantize.h"
-
-static std::atomic<int> allocations{0};
-
-[[gnu::noinline]] void* operator new(size_t bytes) {
-  ++allocations;
-  if (void* p = std::malloc(bytes)) return p;
-  throw std::bad_alloc();
-}
-[[gnu::noinline]] void operator delete(void* p) noexcept { std::free(p); }
-[[gnu::noinline]] void operator delete(void* p, size_t) noexcept { std::free(p); }
+#include "tests/count_allocations.h"
 
 namespace cadre {
 namespace {

@@ -12,8 +12,7 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int64_t kCountBytes = 128;             // of the workspace, behind the maps
-constexpr int64_t kMostRows = int64_t(1) << 30;  // see ragged_map()
+constexpr int64_t kCountBytes = 128;  // of the workspace, behind the maps
 
 int clusters_of(const GroupedGemmProblem& p, const Device& device) {
   const int units = p.unit_budget == 0 ? device.units : std::min(device.units, p.unit_budget);

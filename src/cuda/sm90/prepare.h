@@ -12,8 +12,9 @@
 // share, the workspace, tensor maps, and the launch parameters of ragged rows.
 namespace cadre::cuda::sm90 {
 
-constexpr int kAlignment = 16;     ///< bytes, of what TMA reads and writes
-constexpr int64_t kWidthUnit = 8;  ///< elements of 16 bits: the same 16 bytes
+constexpr int kAlignment = 16;                   ///< bytes, of what TMA reads and writes
+constexpr int64_t kWidthUnit = 8;                ///< elements of 16 bits: the same 16 bytes
+constexpr int64_t kMostRows = int64_t(1) << 30;  ///< see ragged_map()
 
 std::string refuses_device(const Device&);
 
