@@ -316,13 +316,15 @@ class MoE(nn.Module):
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
         tokens, choice = self._choice(x.reshape(-1, self.hidden))
-        own, given = self._begun(x, tokens, choice)
+        own: tuple[OwnExpert, ...] = ()
+        given: tuple[GivenExpert, ...] = ()
         if self.ep is None:
             mixed, experts, prob, scores, offsets = self.experts(tokens, choice)
             counts = offsets.diff()
         else:
             experts, prob, scores = routing(choice.logits, expert_bias=self.expert_bias,
                                             **self.routing)
+            own, given = self._begun(x, tokens, choice)
             mixed, counts = run_beside((*own, *given), self._mixed_by_ranks, self.ep, tokens,
                                        experts, prob)
             if choice.shared1 is not None and choice.shared2 is not None:
@@ -341,7 +343,7 @@ class MoE(nn.Module):
     def _begun(self, x: Tensor, tokens: Tensor, choice: TokenChoice
                ) -> tuple[tuple[OwnExpert, ...], tuple[GivenExpert, ...]]:
         """The shared experts that run beside the exchange; one of each kind, or none."""
-        if self.ep is None or not self.overlap_shared or not has_sides(x):
+        if not self.overlap_shared or not has_sides(x):
             return (), ()
         own: tuple[OwnExpert, ...] = ()
         options = self._options_for(tokens)
