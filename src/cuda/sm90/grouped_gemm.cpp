@@ -364,8 +364,8 @@ void run_ragged_contraction(const GroupedGemmPlan& plan, const GroupedGemmArgs& 
   const auto stream = static_cast<cudaStream_t>(on.handle);
   const TensorView dy = somewhere(args.lhs.codes, args), x = somewhere(args.rhs.codes, args);
   RaggedContractionParams params = contraction_params(plan, args, workspace, stream);
-  params.a = ragged_map(dy, contraction_depth(p.out));
-  params.b = ragged_map(x, contraction_depth(p.out));
+  params.a = ragged_map(dy, kDepthOfGradients);
+  params.b = ragged_map(x, kDepthOfGradients);
   find_ragged_contraction({x.dtype, p.out})(params, blocks_of(plan), stream);
 }
 

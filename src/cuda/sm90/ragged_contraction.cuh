@@ -107,7 +107,6 @@ class RaggedContractionStore {
                                       .part_cols = cols_of_upright_part(kOut),
                                       .buffers = kFloats ? kBuffersOfFloats : kBuffers,
                                       .one_ring = !kFloats};
-  static_assert(!kFloats || kShape.buffers * kShape.part_cols == kTile.cols);
   static_assert(!kFloats || !kTransposed);
 
   __device__ RaggedContractionStore(const RaggedContractionParams& params, const TileRecord& tile)
@@ -192,9 +191,9 @@ class RaggedContractionStore {
 template <RaggedContractionKind kKind>
 struct RaggedContraction {
   static constexpr bool kFloats = kKind.out == DType::kF32;
-  static constexpr Tile kTile{.cols = kFloats ? kColsOfFloats : kMostCols,
+  static constexpr Tile kTile{.cols = kMostCols,
                               .col_step = 64,
-                              .depth = contraction_depth(kKind.out),
+                              .depth = kDepthOfGradients,
                               .any_depth = true,
                               .stages = kFloats ? kStagesOfFloats : kStagesOfGradients,
                               .ahead = kAheadOfGradients,

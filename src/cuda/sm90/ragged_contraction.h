@@ -9,10 +9,6 @@
 namespace cadre::cuda::sm90 {
 
 constexpr int kGradientRows = 64;  // of dw, in one store
-/// Of an operand, in one load.
-constexpr int contraction_depth(DType out) {
-  return out == DType::kF32 ? kDepth : kDepthOfGradients;
-}
 
 /// What the kernel of wgrad is launched with.
 struct RaggedContractionParams {
