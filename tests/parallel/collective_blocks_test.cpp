@@ -17,7 +17,7 @@ namespace {
 #ifdef CADRE_EMULATED
 constexpr int kRoutings = 6, kDrops = 10;
 #else
-constexpr int kRoutings = 60, kDrops = 80;
+constexpr int kRoutings = 30, kDrops = 40;
 #endif
 
 ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
