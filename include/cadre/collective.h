@@ -25,7 +25,8 @@ using AllToAll = std::function<void(std::span<const RankMessage>, Stream)>;
 
 /// One rank of a group whose rows travel by the caller's engine, between any hosts: the route
 /// "collective". Every rank makes one for each layer, of plan(problem, device, "collective") with
-/// the same problem. It has memory of the host for the numbers of rows, and none of the device.
+/// the same problem. It has memory of the host for the numbers of rows, and none of the device. It
+/// outlives graphs that have its exchanges.
 class Collective {
  public:
   /// Errors    InvalidArgument for a plan of another route, a rank that is none, or no engine.
@@ -37,7 +38,9 @@ class Collective {
   int rank() const;
   const ExpertParallelPlan& plan() const;
 
-  /// Throws DeviceError, once, if rows overflowed in the last dispatch, on all ranks alike.
+  /// Throws DeviceError, once, if rows overflowed in the last dispatch, on all ranks alike. With
+  /// block it waits for that dispatch; where one was recorded, for all that the device has to do,
+  /// and it throws if rows overflowed since it was last asked.
   void check();
 
   struct [[gnu::visibility("hidden")]] State;
@@ -51,15 +54,19 @@ class Collective {
 /// all, token, choice), so those for a rank are one segment; they come by rank, each in its order.
 struct CollectiveMap {
   int32_t* row_of = nullptr;   ///< [t, top_k]: the row of a choice among those that leave; -1: of
-                               ///< no expert. What is dropped has its row, which does not travel
-  int32_t* slot_of = nullptr;  ///< [T * top_k]: the inverse, token * top_k + choice
+                               ///< no expert. What is dropped has its row, which does not travel.
+                               ///< With block the place in the blocks, -1 also beyond one
+  int32_t* slot_of = nullptr;  ///< [T * top_k]: the inverse, token * top_k + choice; with block
+                               ///< [P * N], -1 at places without a row
   int32_t* leaving = nullptr;  ///< [P * E + 1]: offsets of these rows, of all experts
   int32_t* came_at = nullptr;  ///< [R]: the number of a row here among those that come
-  int32_t* row_at = nullptr;   ///< [R]: the inverse
+  int32_t* row_at = nullptr;   ///< [R]: the inverse; with block [P * N], -1 without a row
   int32_t* offsets = nullptr;  ///< [E + 1]: rows of this rank's experts
   int64_t* counts = nullptr;   ///< [3 * P + 2] in memory of the host: rows from each rank; rows to
                                ///< each; the first of these [P + 1]; 1 where rows overflowed and
-                               ///< that is an error
+                               ///< that is an error. With block there are none
+  int32_t* verdict = nullptr;  ///< [3] with block: 1 where rows overflowed and that is an error, or
+                               ///< where ranks differ; 0 and P * N, offsets of the places
 };
 
 struct CollectiveDispatchArgs {
@@ -68,8 +75,8 @@ struct CollectiveDispatchArgs {
   const float* prob = nullptr;       ///< [t, top_k], with prob
   TensorView rows{};                 ///< [R, H], written
   float* row_prob = nullptr;         ///< [R], written, with prob
-  int32_t* routed = nullptr;         ///< [P] in memory of the host, optional: rows routed to each
-                                     ///< rank, those beyond R too
+  int32_t* routed = nullptr;         ///< [P] in memory of the host, with block of the device,
+                                     ///< optional: rows routed to each rank, those beyond R too
   CollectiveMap map{};               ///< written
 };
 
@@ -98,10 +105,13 @@ struct CollectiveDispatchBackwardArgs {
 ///
 /// Rows      as there, and `overflow` too; codes, push and sum=rank are of windows.
 /// Stream    dispatch waits, once, until the counts of all ranks are in memory of the host. So none
-///           of them may be recorded into a graph.
+///           of them may be recorded into a graph. With block the host reads no counts, and all may
+///           be recorded if the engine may; a dispatch that is not waits for the verdict of the one
+///           before, and, where one was recorded, for what its stream had to do.
 /// Errors    InvalidArgument before anything is moved. DeviceError where ranks have different
-///           problems or numbers, on all of them; where rows overflowed before; and what the engine
-///           throws. Whether a rank that does not come is waited for is the engine's matter.
+///           problems or numbers, on all of them, with block in the next dispatch, as where rows
+///           overflowed; and what the engine throws. Whether a rank that does not come is waited
+///           for is the engine's matter.
 /// Exact     the bits of one rank that has all tokens and experts.
 void dispatch(Collective&, const CollectiveDispatchArgs&, Workspace, Stream);
 void collect(Collective&, const CollectiveCollectArgs&, Workspace, Stream);

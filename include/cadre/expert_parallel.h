@@ -41,6 +41,8 @@ struct ExpertParallelProblem {
   int ranks = 1;       ///< P
   int64_t rows =
       0;  ///< R: routed rows for which each rank has room; P * T * top_k is always enough
+  int64_t block = 0;  ///< N: by the route collective, rows that a rank sends to another at most, in
+                      ///< messages of N rows each; 0: as many travel as there are
   DType dtype = DType::kBf16;  ///< of tokens and rows: f32, bf16 or f16
   std::optional<Format> x{};   ///< dispatch moves codes of x and scales, which the owner has made
   Major scales_major = Major::kRow;  ///< of row_scales; column: only fp32 scales
@@ -244,7 +246,8 @@ void dispatch_backward(const ExpertParallelPlan&, Window&, const DispatchBackwar
 /// The route and every byte of the window; many lines, for people.
 std::string explain(const ExpertParallelPlan&);
 
-/// Of a text without R it is min(P, 2) * T * top_k, with which two ranks cannot overflow.
+/// Of a text without R it is P * block, or min(P, 2) * T * top_k, with which two ranks cannot
+/// overflow.
 std::string to_string(const ExpertParallelProblem&);
 ExpertParallelProblem parse_expert_parallel_problem(std::string_view);
 

@@ -10,6 +10,7 @@ set(cadre_cuda_sources
   parallel/host_link.cpp
   parallel/rank_device.cpp
   parallel/rank_memory.cpp
+  parallel/row_blocks.cu
   poison.cpp
   portable/activation.cu
   portable/activation_codes.cu

@@ -1,6 +1,8 @@
 // A rank whose rows travel by the caller's engine: what it plans, and the memory that it has.
 #include "parallel/collective.h"
 
+#include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "parallel/checks.h"
@@ -13,30 +15,48 @@ constexpr auto kWord = int64_t(sizeof(int32_t));
 
 int64_t all_experts(const ExpertParallelProblem& p) { return int64_t(p.ranks) * p.experts; }
 int64_t all_counts(const ExpertParallelProblem& p) { return p.ranks * (all_experts(p) + 1); }
+int64_t words_said(const ExpertParallelProblem& p) {
+  return schedule::RowBlocks::kNameWords + p.ranks;
+}
 
 PermuteProblem moved_rows(const ExpertParallelProblem& p, PermutePass pass) {
   PermuteProblem m{.pass = pass, .tokens = p.tokens, .top_k = p.top_k};
-  m.rows = p.tokens * p.top_k;
+  m.rows = leaving_rows(p);
   m.hidden = p.hidden;
   m.dtype = p.dtype;
   return m;
 }
 
-PermutePlan leave_plan(const ExpertParallelProblem& p, const Device& device) {
+/// Probabilities of rows that are no block's are sorted with the choices.
+PermutePlan leave_plan(const ExpertParallelProblem& p, const Device& device, bool prob) {
   PermuteProblem m = moved_rows(p, PermutePass::kPermute);
-  m.experts = int(all_experts(p));
+  m.experts = p.block > 0 ? 1 : int(all_experts(p));
+  m.prob = prob && p.block > 0;
   return plan(m, device);
 }
 
-/// Between two orders of the same rows.
-PermutePlan reorder_plan(const ExpertParallelProblem& p, const Device& device, bool prob,
-                         Tail tail) {
+/// Rows in the order of experts from those that came.
+PermutePlan place_plan(const ExpertParallelProblem& p, const Device& device, bool prob) {
   PermuteProblem m = moved_rows(p, PermutePass::kPermute);
-  m.tokens = m.rows = p.rows;
+  m.tokens = coming_rows(p);
+  m.rows = p.rows;
   m.top_k = 1;
   m.experts = p.experts;
   m.prob = prob;
-  m.tail = tail;
+  m.tail = p.tail;
+  return plan(m, device);
+}
+
+/// The other way. Each place of a block is the sum of one row, or of none.
+PermutePlan go_back_plan(const ExpertParallelProblem& p, const Device& device, bool prob) {
+  const bool in_blocks = p.block > 0;
+  PermuteProblem m =
+      moved_rows(p, in_blocks ? PermutePass::kPermuteBackward : PermutePass::kPermute);
+  m.tokens = coming_rows(p);
+  m.rows = p.rows;
+  m.top_k = 1;
+  m.experts = in_blocks ? 0 : p.experts;
+  m.prob = prob;
   return plan(m, device);
 }
 
@@ -59,21 +79,52 @@ OffsetsPlan choices_plan(const ExpertParallelProblem& p, const Device& device) {
               device);
 }
 
-CollectiveMemory::CollectiveMemory(const ExpertParallelProblem& p, const OffsetsPlan& offsets) {
-  const auto take = [this](int64_t size) { return std::exchange(bytes, bytes + aligned(size)); };
-  const int64_t choices = p.tokens * p.top_k;
-  leaving = take(bytes_for(p.dtype, choices * p.hidden));
-  leaving_prob = take(p.prob ? choices * int64_t(sizeof(float)) : 0);
-  coming = take(bytes_for(p.dtype, p.rows * p.hidden));
-  coming_prob = take(p.prob ? p.rows * int64_t(sizeof(float)) : 0);
-  counts = take(all_counts(p) * kWord);
-  names = take(p.ranks * int64_t(sizeof(RankName)));
-  own_name = take(sizeof(RankName));
-  scratch_bytes = offsets.workspace_bytes;
+OffsetsPlan arrivals_plan(const ExpertParallelProblem& p, const Device& device) {
+  return plan({.source = OffsetsSource::kRouting,
+               .rows = p.rows,
+               .experts = p.experts,
+               .tokens = coming_rows(p),
+               .top_k = 1},
+              device);
+}
+
+CollectiveMemory::CollectiveMemory(const ExpertParallelProblem& p, const OffsetsPlan& offsets)
+    : scratch_bytes(offsets.workspace_bytes) {
+  const int64_t out = leaving_rows(p), in = coming_rows(p);
+  leaving = take(bytes_for(p.dtype, out * p.hidden));
+  leaving_prob = take(p.prob ? out * int64_t(sizeof(float)) : 0);
+  coming = take(bytes_for(p.dtype, in * p.hidden));
+  coming_prob = take(p.prob ? in * int64_t(sizeof(float)) : 0);
+  if (p.block > 0) {
+    take_blocks(p);
+    scratch_bytes = std::max(scratch_bytes, arrivals_plan(p, offsets.device).workspace_bytes);
+  } else {
+    take_counts(p);
+  }
   scratch = take(scratch_bytes);
 }
 
+int64_t CollectiveMemory::take(int64_t size) { return std::exchange(bytes, bytes + aligned(size)); }
+
+void CollectiveMemory::take_counts(const ExpertParallelProblem& p) {
+  counts = take(all_counts(p) * kWord);
+  names = take(p.ranks * int64_t(sizeof(RankName)));
+  own_name = take(sizeof(RankName));
+}
+
+void CollectiveMemory::take_blocks(const ExpertParallelProblem& p) {
+  sorted = take(p.tokens * p.top_k * kWord);
+  said = take(words_said(p) * kWord);
+  heard = take(p.ranks * words_said(p) * kWord);
+  leaving_experts = take(leaving_rows(p) * kWord);
+  coming_experts = take(coming_rows(p) * kWord);
+}
+
 HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
+  if (p.block > 0) {
+    note = new (memory) schedule::BlockNote();
+    return;
+  }
   names = reinterpret_cast<RankName*>(memory);
   own_name = names + p.ranks;
   auto* next = reinterpret_cast<int32_t*>(own_name + 1);
@@ -85,18 +136,40 @@ HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
 }
 
 int64_t HostLists::bytes(const ExpertParallelProblem& p) {
+  if (p.block > 0) return sizeof(schedule::BlockNote);
   const int64_t of_names = (int64_t(p.ranks) + 1) * int64_t(sizeof(RankName));
   return of_names + (all_counts(p) + 2 * p.rows + p.experts + 1) * kWord;
 }
 
 CollectiveSteps::CollectiveSteps(const ExpertParallelProblem& p, const Device& device)
-    : leave(leave_plan(p, device)),
-      place(reorder_plan(p, device, false, p.tail)),
-      go_back(reorder_plan(p, device, false, Tail::kKeep)),
-      place_with_prob(reorder_plan(p, device, p.prob, p.tail)),
-      go_back_with_prob(reorder_plan(p, device, p.prob, Tail::kKeep)),
+    : leave(leave_plan(p, device, false)),
+      leave_with_prob(leave_plan(p, device, p.prob)),
+      place(place_plan(p, device, false)),
+      go_back(go_back_plan(p, device, false)),
+      place_with_prob(place_plan(p, device, p.prob)),
+      go_back_with_prob(go_back_plan(p, device, p.prob)),
       sum(sum_plan(p, device, false)),
-      sum_with_dprob(sum_plan(p, device, p.prob)) {}
+      sum_with_dprob(sum_plan(p, device, p.prob)) {
+  if (p.block > 0) arrive = arrivals_plan(p, device);
+}
+
+DeviceError problem_error(const ExpertParallelProblem& p, int rank, int other) {
+  return DeviceError(text("dispatch: the problem of rank ", other,
+                          " is not that of rank 0, must be the same; that of rank ", rank, " is [",
+                          to_string(p), "]"));
+}
+DeviceError number_error(const ExpertParallelProblem& p, int rank, int says) {
+  return DeviceError(text("dispatch: rank ", rank, " of the engine says that it is rank ", says,
+                          ", must be ", rank, " [", to_string(p), "]"));
+}
+
+static DeviceError block_error(const ExpertParallelProblem& p, const schedule::BlockNote& note) {
+  return DeviceError(
+      text("expert_parallel: rows of rank ", note.rank, " are ", note.routed,
+           ", must be at most R, ", p.rows, ", and those from one rank to another ", note.most,
+           ", at most block, ", p.block, "; that step is NaN on every rank; R = ", note.routed,
+           " and block = ", note.most, " would have held them [", to_string(p), "]"));
+}
 
 }  // namespace parallel
 
@@ -104,17 +177,31 @@ Collective::State::State(const ExpertParallelPlan& of, int own_rank, AllToAll en
     : plan(of),
       rank(own_rank),
       all_to_all(std::move(engine)),
+      memory(of.problem, of.offsets),
       steps(of.problem, of.device),
       link(parallel::host_link(of.device, parallel::HostLists::bytes(of.problem))),
       host(of.problem, link->memory()),
       next(size_t(of.problem.ranks)) {
-  messages.reserve(2 * size_t(of.problem.ranks));
-  *host.own_name = {int32_t(of.tag), own_rank};
+  messages.reserve(4 * size_t(of.problem.ranks));
+  if (host.own_name != nullptr) *host.own_name = {int32_t(of.tag), own_rank};
 }
 
 void Collective::State::check_overflow() {
   const int at = std::exchange(fullest, -1);
   if (at >= 0) throw parallel::overflow_error(plan.problem, at, routed);
+}
+
+void Collective::State::check_note() {
+  using schedule::BlockNote;
+  const std::atomic_ref what(host.note->what);
+  if (what.load(std::memory_order_acquire) == BlockNote::kNothing) return;
+  const BlockNote note = *host.note;
+  what.store(BlockNote::kNothing, std::memory_order_release);
+  if (note.what == BlockNote::kOtherProblem)
+    throw parallel::problem_error(plan.problem, rank, note.rank);
+  if (note.what == BlockNote::kOtherRank)
+    throw parallel::number_error(plan.problem, note.rank, note.routed);
+  throw parallel::block_error(plan.problem, note);
 }
 
 /// The plan, if a Collective can be made of it.
@@ -137,6 +224,10 @@ Collective::~Collective() = default;
 
 int Collective::rank() const { return state_->rank; }
 const ExpertParallelPlan& Collective::plan() const { return state_->plan; }
-void Collective::check() { state_->check_overflow(); }
+void Collective::check() {
+  if (state_->plan.problem.block == 0) return state_->check_overflow();
+  state_->was_recorded ? state_->link->await_device() : state_->link->await();
+  state_->check_note();
+}
 
 }  // namespace cadre

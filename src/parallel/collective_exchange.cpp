@@ -17,7 +17,7 @@ class CollectiveChecks : public ExchangeChecks {
  public:
   CollectiveChecks(ExchangeKind call, const Collective& collective, Stream stream)
       : ExchangeChecks(name(call), collective.plan().problem) {
-    holds(recorded_graph(collective.plan().device, stream) == 0,
+    holds(problem().block > 0 || recorded_graph(collective.plan().device, stream) == 0,
           "the stream is recorded into a graph, must run; the host reads how many rows travel");
   }
   /// [t, H]
@@ -34,12 +34,17 @@ class CollectiveChecks : public ExchangeChecks {
     };
     const int64_t ranks = problem().ranks, experts = problem().experts;
     written("map.row_of", map.row_of, tokens * problem().top_k);
-    written("map.slot_of", map.slot_of, problem().tokens * problem().top_k);
+    written("map.slot_of", map.slot_of, leaving_rows(problem()));
     written("map.leaving", map.leaving, ranks * experts + 1);
     written("map.came_at", map.came_at, problem().rows);
-    written("map.row_at", map.row_at, problem().rows);
+    written("map.row_at", map.row_at, coming_rows(problem()));
     written("map.offsets", map.offsets, experts + 1);
+    if (problem().block > 0) {
+      absent("map.counts", map.counts, "the host reads none with block");
+      return written("map.verdict", map.verdict, 3);
+    }
     written("map.counts", map.counts, 3 * ranks + 2);
+    absent("map.verdict", map.verdict, "the problem has no block");
   }
 };
 
@@ -54,7 +59,7 @@ class Passage {
         p(state.plan.problem),
         counts(map.counts, p.ranks),
         map_(map),
-        memory_(p, state.plan.offsets),
+        memory_(state.memory),
         base_(static_cast<char*>(workspace.data)),
         stream_(stream) {}
 
@@ -96,7 +101,7 @@ class Passage {
   void add_messages(const TensorView& leaving, const TensorView& coming, bool to_experts) const;
 
   const CollectiveMap& map_;
-  CollectiveMemory memory_;
+  const CollectiveMemory& memory_;
   char* base_;
   Stream stream_;
 };
@@ -133,13 +138,8 @@ void Passage::gather_counts() const {
 void Passage::check_names() const {
   const RankName* names = state.host.names;
   for (int q = 0; q < p.ranks; ++q) {
-    if (names[q].problem != names[0].problem)
-      throw DeviceError(text("dispatch: the problem of rank ", q,
-                             " is not that of rank 0, must be the same; that of rank ", state.rank,
-                             " is [", to_string(p), "]"));
-    if (names[q].rank != q)
-      throw DeviceError(text("dispatch: rank ", q, " of the engine says that it is rank ",
-                             names[q].rank, ", must be ", q, " [", to_string(p), "]"));
+    if (names[q].problem != names[0].problem) throw problem_error(p, state.rank, q);
+    if (names[q].rank != q) throw number_error(p, q, names[q].rank);
   }
 }
 
@@ -294,6 +294,7 @@ void dispatch(Collective& collective, const CollectiveDispatchArgs& args, Worksp
   checks.probabilities("row_prob", args.row_prob, p.rows);
   checks.map(args.map, args.x[0]);
   checks.workspace(workspace, plan.workspace_bytes);
+  if (p.block > 0) return parallel::dispatch_blocks(collective, args, workspace, stream);
   collective.check();
   const Passage passage(collective, args.map, workspace, stream);
   passage.sort_choices(args);
@@ -316,6 +317,8 @@ void collect(Collective& collective, const CollectiveCollectArgs& args, Workspac
   checks.tokens("out", args.out);
   checks.map(args.map, args.out[0]);
   checks.workspace(workspace, collective.plan().workspace_bytes);
+  if (collective.plan().problem.block > 0)
+    return parallel::collect_blocks(collective, args, workspace, stream);
   const Passage passage(collective, args.map, workspace, stream);
   if (passage.overflowed()) return passage.fill_nan(args.out);
   passage.go_back(args.y, nullptr);
@@ -330,6 +333,8 @@ void collect_backward(Collective& collective, const CollectiveCollectBackwardArg
   checks.rows("dy", args.dy);
   checks.map(args.map, args.dout[0]);
   checks.workspace(workspace, collective.plan().workspace_bytes);
+  if (collective.plan().problem.block > 0)
+    return parallel::collect_backward_blocks(collective, args, workspace, stream);
   const Passage passage(collective, args.map, workspace, stream);
   if (passage.overflowed()) return passage.fill_nan(args.dy);
   passage.leave(args.dout);
@@ -347,6 +352,7 @@ void dispatch_backward(Collective& collective, const CollectiveDispatchBackwardA
   checks.probabilities("dprob", args.dprob, args.dx[0] * p.top_k);
   checks.map(args.map, args.dx[0]);
   checks.workspace(workspace, collective.plan().workspace_bytes);
+  if (p.block > 0) return parallel::dispatch_backward_blocks(collective, args, workspace, stream);
   const Passage passage(collective, args.map, workspace, stream);
   if (passage.overflowed()) {
     passage.fill_nan(args.dx);

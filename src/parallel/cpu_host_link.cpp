@@ -1,4 +1,5 @@
 // On the CPU the host is the device.
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <vector>
@@ -16,11 +17,33 @@ class CpuHostLink final : public HostLink {
   void copy(void* to, const void* from, int64_t bytes, Stream) override {
     if (bytes > 0) std::memcpy(to, from, size_t(bytes));
   }
+  void mark(Stream) override {}
   void await() override {}
+  void await_device() override {}
   void fill(const TensorView& rows, int byte, Stream) override {
     for (int64_t r = 0; r < rows[0]; ++r)
       std::memset(static_cast<char*>(rows.data) + bytes_for(rows.dtype, r * rows.stride[0]), byte,
                   size_t(bytes_for(rows.dtype, rows[1])));
+  }
+  void make_places(const schedule::RowBlocks& blocks, Stream) override {
+    for (int64_t step = 0; step < blocks.steps(); ++step) blocks.make_places(step);
+  }
+  void judge(const schedule::RowBlocks& blocks, Stream) override {
+    int other = blocks.ranks, fullest = 0;
+    int64_t most = 0, rows = 0;
+    for (int q = 0; q < blocks.ranks; ++q) {
+      const schedule::RowBlocks::Rows here = blocks.rows_for(q);
+      if (other == blocks.ranks && blocks.difference(q) != schedule::BlockNote::kNothing) other = q;
+      if (here.all > rows) fullest = q, rows = here.all;
+      most = std::max(most, here.most);
+      if (blocks.routed != nullptr) blocks.routed[q] = int32_t(here.all);
+    }
+    const schedule::BlockNote note = blocks.judge(other, fullest, most);
+    *blocks.verdict = note.what != schedule::BlockNote::kNothing;
+    if (*blocks.verdict != 0) *blocks.note = note;
+  }
+  void spoil(const TensorView& rows, const int32_t* verdict, Stream on) override {
+    if (*verdict != 0) fill(rows, 0xff, on);
   }
 
  private:

@@ -26,11 +26,13 @@ struct Words<RowSum> {
 };
 }  // namespace ops
 
-/// R where a text leaves it out: what two ranks can need at most. Of nonsense it is 0.
+/// R where a text leaves it out: all blocks, or what two ranks can need at most. Of nonsense it is
+/// 0.
 static int64_t usual_rows(const ExpertParallelProblem& p) {
   constexpr int64_t kMost = 1 << 30;
   const bool is_sane = p.tokens >= 0 && p.tokens < kMost && p.top_k > 0 && p.ranks > 0;
-  return is_sane ? std::min(p.ranks, 2) * p.tokens * p.top_k : 0;
+  if (!is_sane || p.block < 0 || p.block > kMost) return 0;
+  return p.block > 0 ? p.ranks * p.block : std::min(p.ranks, 2) * p.tokens * p.top_k;
 }
 
 template <class Io, class Problem>
@@ -41,6 +43,7 @@ static void fields(Io& io, Problem& p) {
   io.always("H", p.hidden);
   io.always("E", p.experts);
   io.always("ranks", p.ranks);
+  io.unless("block", p.block, usual.block);
   if constexpr (!std::is_const_v<Problem>) p.rows = usual_rows(p);
   io.always("R", p.rows);
   io.always("dtype", p.dtype);
@@ -71,6 +74,7 @@ void check(const ExpertParallelProblem& p, int most_ranks) {
   checks.at_least("top_k", p.top_k, 1);
   checks.at_least("H", p.hidden, 1);
   checks.experts(p.experts);
+  checks.at_least("block", p.block, 0);
   checks.at_least("R", p.rows, 0);
   checks.holds(p.ranks >= 1 && p.ranks <= most_ranks, "ranks is ", p.ranks, ", must be 1 to ",
                most_ranks);
@@ -79,11 +83,14 @@ void check(const ExpertParallelProblem& p, int most_ranks) {
   checks.fits_int32("ranks * T * top_k", p.ranks * p.tokens * p.top_k);
   checks.fits_int32("R", p.rows);
   checks.fits_int32("ranks * R", p.ranks * p.rows);
+  checks.fits_int32("block", p.block);
+  checks.fits_int32("ranks * block", p.ranks * p.block);
   checks.experts(int64_t(p.ranks) * p.experts);
   checks.plain_float("dtype", p.dtype);
   ops::check_moved_format(checks, "x", p.x, p.scales_major, p.hidden);
   checks.countable("T * H", {p.tokens, p.hidden});
   checks.countable("R * H", {p.rows, p.hidden});
+  checks.countable("ranks * block * H", {p.ranks * p.block, p.hidden});
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
   if (p.sum == RowSum::kChoice) return;
   checks.holds(!p.push, "push is yes, must be no; with sum=rank no rows travel");
@@ -164,13 +171,17 @@ std::string refuses_any(const Device& device) {
   return is_old ? text("takes sm_", kLeastSm, " or newer") : "";
 }
 
+constexpr std::string_view kNoBlocks = "sends no blocks";
+
 std::string refuses_window(const ExpertParallelProblem& p, const Device& device) {
   if (p.sum == RowSum::kRank) return "sums no rows at home";
+  if (p.block > 0) return std::string(kNoBlocks);
   return refuses_any(device);
 }
 
 std::string refuses_window_sum_rank(const ExpertParallelProblem& p, const Device& device) {
   if (p.sum != RowSum::kRank) return "is for sum=rank";
+  if (p.block > 0) return std::string(kNoBlocks);
   return refuses_any(device);
 }
 
@@ -181,6 +192,7 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   if (p.push) return "fetches its rows";
   if (p.sum == RowSum::kRank) return "sums no rows at home";
   if (p.x) return "moves no codes";
+  if (p.block > 0) return std::string(kNoBlocks);
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
                 choices);
@@ -193,7 +205,8 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
 std::string refuses_collective(const ExpertParallelProblem& p, const Device& device) {
   if (p.push) return "has no window to push into";
   if (p.x) return "moves no codes";
-  return refuses_window(p, device);
+  if (p.sum == RowSum::kRank) return "sums no rows at home";
+  return refuses_any(device);
 }
 
 struct Route {
@@ -264,12 +277,22 @@ static std::string explain_rows(const ExpertParallelProblem& p) {
               p.overflow == Overflow::kDrop ? "choices are dropped\n" : "a step is NaN\n");
 }
 
+static std::string explain_collective(const ExpertParallelPlan& plan) {
+  const ExpertParallelProblem& p = plan.problem;
+  const std::string blocks = text("blocks     ", p.block, " rows from a rank to each; ",
+                                  p.tokens * p.top_k, " are always enough\n");
+  return text("route      collective: rows travel by the caller's engine, between any hosts\n",
+              p.block > 0
+                  ? "host       reads nothing, as messages have one size; a graph may have them\n"
+                  : "host       reads how many rows ranks exchange, once a dispatch; refuses "
+                    "capture\n",
+              "workspace  ", plan.workspace_bytes, " bytes, of each exchange\n",
+              p.block > 0 ? blocks : "", explain_rows(p));
+}
+
 std::string explain(const ExpertParallelPlan& plan) {
   const ExpertParallelProblem& p = plan.problem;
-  if (plan.name == parallel::kCollective)
-    return text("route      collective: rows travel by the caller's engine, between any hosts\n",
-                "host       reads how many rows ranks exchange, once a dispatch; refuses capture\n",
-                "workspace  ", plan.workspace_bytes, " bytes, of each exchange\n", explain_rows(p));
+  if (plan.name == parallel::kCollective) return explain_collective(plan);
   const WindowLayout& w = plan.window;
   const bool is_few = plan.name == parallel::kFewTokens;
   std::string lines = text("route      ", plan.name, ": every rank maps the memory of all",

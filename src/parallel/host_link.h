@@ -4,8 +4,10 @@
 
 #include "cadre/device.h"
 #include "cadre/tensor.h"
+#include "schedule/row_blocks.h"
 
-// How numbers cross between a device and the host, for exchanges whose sizes the host must know.
+// What exchanges by an engine do in a device's own way: numbers cross between it and the host, and
+// kernels fill blocks of rows, whose sizes the host knows.
 namespace cadre::parallel {
 
 class HostLink {
@@ -19,10 +21,19 @@ class HostLink {
   virtual char* memory() const = 0;
   /// Copies between that and the device, on the stream.
   virtual void copy(void* to, const void* from, int64_t bytes, Stream) = 0;
-  /// Waits on the host until all copies are over.
+  /// Marks how far the stream is now, as each copy does.
+  virtual void mark(Stream) = 0;
+  /// Waits on the host until the last mark is passed; or for all that the device has to do.
   virtual void await() = 0;
+  virtual void await_device() = 0;
   /// Sets every byte of the rows of a matrix, on the stream.
   virtual void fill(const TensorView& rows, int byte, Stream) = 0;
+
+  /// All steps of make_places(); the verdict; and NaN in a matrix where that is not 0. `note` is in
+  /// memory() of this.
+  virtual void make_places(const schedule::RowBlocks&, Stream) = 0;
+  virtual void judge(const schedule::RowBlocks&, Stream) = 0;
+  virtual void spoil(const TensorView& rows, const int32_t* verdict, Stream) = 0;
 };
 
 /// Of that device. Errors    Unsupported in a build without it.

@@ -8,8 +8,8 @@ using namespace cadre;
 
 namespace {
 
-TEST(Collective, AllocatesNothing) {
-  const ExpertParallelProblem p{.tokens = 9, .top_k = 2, .hidden = 4, .experts = 3, .rows = 18};
+/// All four exchanges of one rank, by itself.
+void expect_no_allocation(const ExpertParallelProblem& p) {
   Collective own(plan(p, this_cpu(), "collective"), 0,
                  [](std::span<const RankMessage> messages, Stream) {
                    for (const RankMessage& m : messages)
@@ -27,6 +27,13 @@ TEST(Collective, AllocatesNothing) {
   dispatch_backward(own, r.collective_dispatch_backward_args(), workspace.get(), {});
   EXPECT_EQ(allocations - before, 0);
   EXPECT_EQ(r.used(), 13);
+}
+
+TEST(Collective, AllocatesNothing) {
+  ExpertParallelProblem p{.tokens = 9, .top_k = 2, .hidden = 4, .experts = 3, .rows = 18};
+  expect_no_allocation(p);
+  p.block = 14;
+  expect_no_allocation(p);
 }
 
 }  // namespace

@@ -18,14 +18,22 @@ struct CollectiveCase : RankCase {
       : RankCase(r),
         leaving(size_t(p.ranks * p.experts) + 1, -7),
         came_at(size_t(p.rows), -7),
-        row_at(size_t(p.rows), -7),
-        counts(3 * size_t(p.ranks) + 2, -7) {
-    slot_of.assign(size_t(p.tokens * p.top_k), -7);
+        row_at(size_t(p.block > 0 ? p.ranks * p.block : p.rows), -7),
+        counts(p.block > 0 ? 0 : 3 * size_t(p.ranks) + 2, -7) {
+    slot_of.assign(size_t(p.block > 0 ? p.ranks * p.block : p.tokens * p.top_k), -7);
+    if (p.block > 0) verdict.assign(3, -7);
   }
 
   CollectiveMap collective_map() {
-    return {row_of.data(), slot_of.data(), leaving.data(), came_at.data(),
-            row_at.data(), offsets.data(), counts.data()};
+    const bool in_blocks = p.block > 0;
+    return {row_of.data(),
+            slot_of.data(),
+            leaving.data(),
+            came_at.data(),
+            row_at.data(),
+            offsets.data(),
+            in_blocks ? nullptr : counts.data(),
+            in_blocks ? verdict.data() : nullptr};
   }
   CollectiveDispatchArgs collective_dispatch_args() {
     return {.x = x.view(),
@@ -50,7 +58,7 @@ inline void step(Collective& collective, CollectiveCase& r) {
   const OwnedWorkspace workspace(collective.plan().workspace_bytes);
   const int first = collective.rank() * r.p.experts;
   dispatch(collective, r.collective_dispatch_args(), workspace.get(), {});
-  r.verdict[0] = int32_t(r.counts.back());
+  if (r.p.block == 0) r.verdict[0] = int32_t(r.counts.back());
   make_y(r, first);
   collect(collective, {.y = r.y.view(), .out = r.out.view(), .map = r.collective_map()},
           OwnedWorkspace(collective.plan().workspace_bytes).get(), {});

@@ -33,6 +33,27 @@ TEST(CollectivePlan, IsTakenByNameAlone) {
   EXPECT_LE(made.workspace_bytes, rows + (1 << 20));
 }
 
+TEST(CollectivePlan, OfBlocksSaysWhatTheyTake) {
+  const ExpertParallelPlan made =
+      plan(parse_expert_parallel_problem(
+               "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=4 block=20000"),
+           this_cpu(), kRoute);
+  EXPECT_EQ(to_string(made.problem),
+            "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=4 block=20000 R=80000 dtype=bf16");
+  EXPECT_EQ(explain(made),
+            text("route      collective: rows travel by the caller's engine, between any hosts\n"
+                 "host       reads nothing, as messages have one size; a graph may have them\n"
+                 "workspace  ",
+                 made.workspace_bytes,
+                 " bytes, of each exchange\n"
+                 "blocks     20000 rows from a rank to each; 65536 are always enough\n"
+                 "rows       80000 a rank; 262144 are always enough, beyond them a step is NaN\n"));
+  // Blocks that leave and blocks that come, with an expert for each place, and little beside.
+  const int64_t bytes = int64_t(2 * 80000) * (7168 * 2 + 4 + 4) + 8192 * 8 * 4;
+  EXPECT_GE(made.workspace_bytes, bytes);
+  EXPECT_LE(made.workspace_bytes, bytes + (1 << 20));
+}
+
 TEST(CollectivePlan, IsOfManyRanks) {
   const std::string_view words = "expert_parallel T=1 H=1 R=1 ranks=4096";
   EXPECT_EQ(plan(parse_expert_parallel_problem(words), this_cpu(), kRoute).name, kRoute);
@@ -66,6 +87,35 @@ TEST(CollectiveErrors, OfPlans) {
                    kRoute);
             }),
             "expert_parallel: ranks is 4097, must be 1 to 4096");
+}
+
+TEST(CollectiveErrors, OfBlocks) {
+  const auto refused = [](std::string_view words, std::string_view route) {
+    return error([&] {
+      plan(parse_expert_parallel_problem(text("expert_parallel T=1 H=1 ", words)), this_cpu(),
+           route);
+    });
+  };
+  const ExpertParallelProblem negative{.tokens = 1, .hidden = 1, .rows = 1, .block = -1};
+  EXPECT_EQ(error([&] { plan(negative, this_cpu(), kRoute); }),
+            "expert_parallel: block is -1, must be 0 or more");
+  EXPECT_EQ(refused("block=2147483648 R=1", kRoute),
+            "expert_parallel: block is 2147483648, must be below 2^31; rows are numbered in int32");
+  EXPECT_EQ(refused("block=1073741824 ranks=2 R=1", kRoute),
+            "expert_parallel: ranks * block is 2147483648, must be below 2^31; rows are numbered "
+            "in int32");
+  const Device gpu = parse_device("sm_90");
+  const auto by_window = [&](std::string_view words) {
+    const ExpertParallelProblem p = parse_expert_parallel_problem(words);
+    const std::string message = test::unsupported([&] { plan(p, gpu); });
+    return message.substr(message.find('\n'), message.rfind(" [") - message.find('\n'));
+  };
+  EXPECT_EQ(by_window("expert_parallel T=1 H=1 block=1"),
+            "\n  few_tokens: sends no blocks\n  window: sends no blocks\n"
+            "  window_sum_rank: is for sum=rank");
+  EXPECT_EQ(by_window("expert_parallel T=1 H=1 block=1 sum=rank"),
+            "\n  few_tokens: sums no rows at home\n  window: sums no rows at home\n"
+            "  window_sum_rank: sends no blocks");
 }
 
 TEST(CollectiveErrors, OfRanksThatAreMade) {
@@ -124,6 +174,32 @@ TEST_F(ArgumentErrors, OfDispatch) {
             "dispatch: map.counts is null, must point to 5 elements; dispatch writes it");
   EXPECT_EQ(dispatching([&](Args&, Workspace& w) { w.bytes = 0; }),
             text("dispatch: the workspace has 0 bytes, must have ", own.plan().workspace_bytes));
+}
+
+TEST_F(ArgumentErrors, OfMapsOfBlocks) {
+  ExpertParallelProblem in_blocks = p;
+  in_blocks.block = 5;
+  CollectiveGroup of_blocks(in_blocks);
+  CollectiveCase b(test::RankCase(in_blocks, 3));
+  const test::OwnedWorkspace memory{of_blocks.plan.workspace_bytes};
+  const auto dispatching = [&](Collective& to, CollectiveDispatchArgs args, auto&& spoil) {
+    spoil(args.map);
+    return error([&] { dispatch(to, args, memory.get(), {}); });
+  };
+  const auto of_map = [&](auto&& spoil) {
+    return dispatching(of_blocks.ranks[0], b.collective_dispatch_args(), spoil);
+  };
+  EXPECT_EQ(of_map([](CollectiveMap& m) { m.verdict = nullptr; }),
+            "dispatch: map.verdict is null, must point to 3 elements; dispatch writes it");
+  EXPECT_EQ(of_map([](CollectiveMap& m) { m.slot_of = nullptr; }),
+            "dispatch: map.slot_of is null, must point to 5 elements; dispatch writes it");
+  EXPECT_EQ(of_map([](CollectiveMap& m) { m.row_at = nullptr; }),
+            "dispatch: map.row_at is null, must point to 5 elements; dispatch writes it");
+  EXPECT_EQ(of_map([&](CollectiveMap& m) { m.counts = r.counts.data(); }),
+            "dispatch: map.counts is given, must be null; the host reads none with block");
+  EXPECT_EQ(dispatching(own, r.collective_dispatch_args(),
+                        [&](CollectiveMap& m) { m.verdict = b.verdict.data(); }),
+            "dispatch: map.verdict is given, must be null; the problem has no block");
 }
 
 TEST_F(ArgumentErrors, OfTheOthers) {

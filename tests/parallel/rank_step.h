@@ -83,6 +83,7 @@ inline RankCase on_one(const ExpertParallelProblem& p, const std::vector<RankCas
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
   one.push = false;
+  one.block = 0;
   one.sum = RowSum::kChoice;
   RankCase all(one, one.tokens);
   std::fill(all.experts.begin(), all.experts.end(), -1);

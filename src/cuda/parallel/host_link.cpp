@@ -2,13 +2,14 @@
 #include "parallel/host_link.h"
 
 #include "cuda/parallel/current_device.h"
+#include "cuda/parallel/row_blocks.h"
 
 namespace cadre::cuda {
 namespace {
 
 class GpuHostLink final : public parallel::HostLink {
  public:
-  GpuHostLink(const Device& device, int64_t bytes) {
+  GpuHostLink(const Device& device, int64_t bytes) : index_(device.index) {
     const CurrentDevice current(device.index);
     check(cudaEventCreateWithFlags(&copied_, cudaEventDisableTiming), "make an event");
     const cudaError_t code =
@@ -28,11 +29,19 @@ class GpuHostLink final : public parallel::HostLink {
     auto* on = static_cast<cudaStream_t>(stream.handle);
     if (bytes > 0)
       check(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDefault, on), "copy counts of rows");
-    check(cudaEventRecord(copied_, on), "record an event");
+    mark(stream);
+  }
+  void mark(Stream stream) override {
+    check(cudaEventRecord(copied_, static_cast<cudaStream_t>(stream.handle)), "record an event");
   }
   void await() override {
     // tidy: synchronisation because the host must know how many rows ranks exchange (decision 8)
     check(cudaEventSynchronize(copied_), "wait for counts of rows");
+  }
+  void await_device() override {
+    const CurrentDevice current(index_);
+    // tidy: synchronisation because who asks whether rows overflowed waits for graphs (decision 8)
+    check(cudaDeviceSynchronize(), "wait for a verdict");
   }
   void fill(const TensorView& rows, int byte, Stream stream) override {
     const auto bytes = [&](int64_t count) { return size_t(bytes_for(rows.dtype, count)); };
@@ -43,8 +52,18 @@ class GpuHostLink final : public parallel::HostLink {
                                                   bytes(rows[1]), size_t(rows[0]), on),
           "fill rows");
   }
+  void make_places(const schedule::RowBlocks& blocks, Stream stream) override {
+    cuda::make_places(blocks, static_cast<cudaStream_t>(stream.handle));
+  }
+  void judge(const schedule::RowBlocks& blocks, Stream stream) override {
+    judge_blocks(blocks, static_cast<cudaStream_t>(stream.handle));
+  }
+  void spoil(const TensorView& rows, const int32_t* verdict, Stream stream) override {
+    spoil_rows(rows, verdict, static_cast<cudaStream_t>(stream.handle));
+  }
 
  private:
+  int index_;
   cudaEvent_t copied_ = nullptr;
   void* memory_ = nullptr;
 };
