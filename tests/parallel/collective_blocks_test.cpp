@@ -20,17 +20,6 @@ constexpr int kRoutings = 6, kDrops = 10;
 constexpr int kRoutings = 30, kDrops = 40;
 #endif
 
-ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
-  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
-  p.hidden = int64_t(1 + random() % 40);
-  p.experts = int(1 + random() % 5);
-  p.ranks = ranks;
-  p.rows = p.ranks * p.tokens * p.top_k;
-  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
-  p.prob = random() % 4 != 0;
-  return p;
-}
-
 /// Most choices of one rank's tokens that are of one rank's experts.
 int64_t most_of_pairs(const ExpertParallelProblem& p, const std::vector<test::RankCase>& ranks) {
   int64_t most = 0;
@@ -92,7 +81,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
 TEST_P(RandomRoutings, HaveTheBitsOfOneRankAndOfMessagesOfAnySize) {
   std::mt19937 random(static_cast<unsigned>(GetParam()));
   for (int i = 0; i < kRoutings; ++i) {
-    ExpertParallelProblem p = random_problem(GetParam(), random);
+    ExpertParallelProblem p = test::random_exchange(GetParam(), random);
     const ExpertParallelProblem any_size = p;
     std::vector<test::RankCase> drawn = test::random_ranks(p, random);
     for (test::RankCase& r : drawn)
@@ -206,7 +195,12 @@ struct Overflowing : testing::Test {
 
   /// Of a problem in which these overflow: NaN everywhere, and one error, of the next dispatch or
   /// of check().
-  void expect_error(const ExpertParallelProblem& p, const std::string& want) {
+  void expect_error(const ExpertParallelProblem& p) {
+    const std::string want =
+        text("expert_parallel: rows of rank 1 are 14, must be at most R, ", p.rows,
+             ", and those from one rank to another 7, at most block, ", p.block,
+             "; that step is NaN on every rank; R = 14 and block = 7 would have held them [",
+             to_string(p), "]");
     CollectiveGroup group(p);
     std::vector<CollectiveCase> ranks = cases(p);
     EXPECT_EQ(step_all(group, ranks), nothing);
@@ -231,21 +225,13 @@ struct Overflowing : testing::Test {
 TEST_F(Overflowing, ABlockIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   const ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 16, .block = 6};
-  expect_error(p,
-               "expert_parallel: rows of rank 1 are 14, must be at most R, 16, and those from one "
-               "rank to another 7, at most block, 6; that step is NaN on every rank; R = 14 and "
-               "block = 7 would have held them [" +
-                   to_string(p) + "]");
+  expect_error(p);
 }
 
 TEST_F(Overflowing, ARankIsToo) {
   const ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 13, .block = 8};
-  expect_error(p,
-               "expert_parallel: rows of rank 1 are 14, must be at most R, 13, and those from one "
-               "rank to another 7, at most block, 8; that step is NaN on every rank; R = 14 and "
-               "block = 7 would have held them [" +
-                   to_string(p) + "]");
+  expect_error(p);
 }
 
 // What fits to the last place is no overflow.

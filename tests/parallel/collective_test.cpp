@@ -16,17 +16,6 @@ using test::Tensor;
 
 namespace {
 
-ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
-  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
-  p.hidden = int64_t(1 + random() % 40);
-  p.experts = int(1 + random() % 5);
-  p.ranks = ranks;
-  p.rows = p.ranks * p.tokens * p.top_k;
-  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
-  p.prob = random() % 4 != 0;
-  return p;
-}
-
 /// Where slots, rows that leave and rows that come do not belong together; empty if nowhere.
 std::string difference_of_maps(const CollectiveCase& r) {
   for (int64_t slot = 0; slot < int64_t(r.row_of.size()); ++slot) {
@@ -54,7 +43,7 @@ constexpr int kProblems = 10, kRoutings = 8;
 TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
   std::mt19937 random(static_cast<unsigned>(GetParam()));
   for (int i = 0; i < kProblems; ++i) {
-    const ExpertParallelProblem p = random_problem(GetParam(), random);
+    const ExpertParallelProblem p = test::random_exchange(GetParam(), random);
     CollectiveGroup group(p);
     for (int again = 0; again < kRoutings; ++again) {
       const std::vector<test::RankCase> drawn = test::random_ranks(p, random);

@@ -38,13 +38,7 @@ void move_codes(ExpertParallelProblem& p, std::mt19937& random) {
 }
 
 ExpertParallelProblem random_problem(int ranks, std::mt19937& random) {
-  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
-  p.hidden = int64_t(1 + random() % 40);
-  p.experts = int(1 + random() % 5);
-  p.ranks = ranks;
-  p.rows = p.ranks * p.tokens * p.top_k;
-  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
-  p.prob = random() % 4 != 0;
+  ExpertParallelProblem p = test::random_exchange(ranks, random);
   p.push = random() % 3 == 0;
   p.sum = !p.push && random() % 3 == 0 ? RowSum::kRank : RowSum::kChoice;
   if (random() % 3 == 0) move_codes(p, random);

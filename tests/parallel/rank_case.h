@@ -1,5 +1,7 @@
 #pragma once
+#include <array>
 #include <cstdint>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -10,6 +12,18 @@
 #include "tests/judge/workspace.h"
 
 namespace cadre::test {
+
+/// Of few tokens, with room for whatever they choose.
+inline ExpertParallelProblem random_exchange(int ranks, std::mt19937& random) {
+  ExpertParallelProblem p{.tokens = int64_t(random() % 24), .top_k = int(1 + random() % 4)};
+  p.hidden = int64_t(1 + random() % 40);
+  p.experts = int(1 + random() % 5);
+  p.ranks = ranks;
+  p.rows = p.ranks * p.tokens * p.top_k;
+  p.dtype = std::array{DType::kF32, DType::kBf16, DType::kF16}[random() % 3];
+  p.prob = random() % 4 != 0;
+  return p;
+}
 
 /// The tensors of one rank, or of one that has all tokens: forward, and backward of what experts
 /// make of the rows.
