@@ -182,9 +182,10 @@ def test_situ(device, interleave, dtype):
         assert torch.equal(got, w)
 
 
-def test_situ_in_a_row(device):
+@pytest.mark.parametrize("make", [ops.SiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
+def test_formulas_in_a_row(device, make):
     """The tail is zero, whatever is there; and why it is no grouped_mlp."""
-    op, offsets = ops.SiTUGLU(), cadre.offsets(torch.tensor([3, 4], device=device), "counts", R)
+    op, offsets = make(), cadre.offsets(torch.tensor([3, 4], device=device), "counts", R)
     z = draw(R, C, device=device)
     z[7:] = math.nan
     z.requires_grad_()
@@ -192,7 +193,7 @@ def test_situ_in_a_row(device):
     h.sum().backward()
     assert not h[7:].any() and not z.grad[7:].any() and torch.isfinite(z.grad).all()
     mlp = ops.Sequential(ops.GroupedLinear(2, C, C, device=device), op,
-                         ops.GroupedLinear(2, C // 2, C, device=device))
+                         ops.GroupedLinear(2, h.shape[-1], C, device=device))
     counts = torch.tensor([3, 4], device=device)
     steps = mlp.plan(counts, counts)
     assert [s.name for s in steps] == ["grouped_linear", "activation", "grouped_linear"]
@@ -230,6 +231,9 @@ FORMULAS = {
     "GEGLU": lambda z: functional.gelu(z.chunk(2, -1)[0], approximate="tanh") * z.chunk(2, -1)[1],
     "ReLU": functional.relu,
     "ReGLU": lambda z: functional.relu(z.chunk(2, -1)[0]) * z.chunk(2, -1)[1],
+    "SReGLU": lambda z: functional.relu(z.chunk(2, -1)[0]) ** 2 * z.chunk(2, -1)[1],
+    "GLU": lambda z: torch.sigmoid(z.chunk(2, -1)[0]) * z.chunk(2, -1)[1],
+    "QGELU": lambda z: z * torch.sigmoid(1.702 * z),
     "SiLU": functional.silu}
 
 
@@ -245,13 +249,14 @@ def test_plain_activations(device, name):
                                torch.autograd.grad(want, leaf, dh)[0], rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["SwiGLU", "ClampedSwiGLU", "QGEGLU", "SReLU", "SiTUGLU", "GEGLU"])
+@pytest.mark.parametrize("name", ["SwiGLU", "ClampedSwiGLU", "QGEGLU", "SReLU", "SiTUGLU", "GEGLU",
+                                  "QGELU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_input_that_is_kept_in_fp8(device, name, dtype):
     """The result is that of z, gradients are those of what the codes stand for, and nothing of the
     size of z is kept."""
     z, kept = draw(R, C, dtype=dtype, device=device), []
-    dh = draw(R, C if name == "SReLU" else C // 2, dtype=dtype, device=device)
+    dh = draw(R, C if name in ("SReLU", "QGELU") else C // 2, dtype=dtype, device=device)
     all_rows = torch.tensor([0, R], dtype=torch.int32, device=device)
     codes = cadre.quantize(z, all_rows, "fp8_tensor")
     rounded = cadre.dequantize(codes, all_rows, "fp8_tensor", shape=z.shape, dtype=dtype)

@@ -115,7 +115,8 @@ def formats(x: Tensor, counts: list[int]) -> Tensor:
 
 def operations(x: Tensor, counts: list[int]) -> Tensor:
     activations: list[ops.Activation] = [ops.GELU(), ops.GEGLU(), ops.ReLU(), ops.ReGLU(),
-                                         ops.SiLU(), ops.SwiGLU(1), ops.SReLU(),
+                                         ops.SiLU(), ops.SwiGLU(1), ops.SReLU(), ops.GLU(),
+                                         ops.QGELU(), ops.SReGLU(),
                                          ops.ClampedSwiGLU(limit=5.0),
                                          ops.QGEGLU(), ops.SiTUGLU(beta1=2.0)]
     scaled: list[ops.Activation] = [ops.ScaledSwiGLU(), ops.ScaledClampedQGeGLU(32),

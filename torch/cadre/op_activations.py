@@ -1,14 +1,11 @@
 """Activations as operations of a row (`cadre.ops`)."""
 
-import math
 import numbers
-from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, ContextManager
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .counts import offsets_of_all_rows
 from .dtypes import kind_of, require_bools, require_factor, require_rows
@@ -134,7 +131,7 @@ def _keeping_fp8(z: Tensor) -> ContextManager[Any]:
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
-def _number(name: str, value: Any) -> float:
+def number(name: str, value: Any) -> float:
     if not isinstance(value, numbers.Real) or isinstance(value, bool):
         raise TypeError(f"{name} is {kind_of(value)}, must be a number")
     return float(value)
@@ -156,7 +153,7 @@ class _Clamped(Activation):
 
     def __init__(self, constants: dict[str, Any], glu_interleave_size: int | None, *,
                  activation_recompute_in_mlp: bool, cache_quantized_input: bool = False) -> None:
-        constants = {name: _number("glu_linear_offset" if name == "offset" else name, value)
+        constants = {name: number("glu_linear_offset" if name == "offset" else name, value)
                      for name, value in constants.items()}
         words = " ".join(f"{name}={value!r}" for name, value in constants.items())
         super().__init__(f"clamped_swiglu {words}", glu_interleave_size,
@@ -244,62 +241,6 @@ class SReLU(Activation):
         super().__init__("relu_squared", None, activation_recompute_in_mlp, cache_quantized_input)
 
 
-class SiTUGLU(Activation):
-    """beta1 * tanh(gate / beta1) * sigmoid(gate) * beta2 * tanh(up / beta2), in fp32 by operators
-    of torch: it is never part of a grouped_mlp.
-
-    Errors: ValueError for a beta that is not finite and above 0.
-    """
-
-    activation: str = ""
-    gated: bool = True
-
-    def __init__(self, glu_interleave_size: int | None = None, *, beta1: float = 4.0,
-                 beta2: float = 25.0, activation_recompute_in_mlp: bool = False,
-                 cache_quantized_input: bool = False) -> None:
-        Operation.__init__(self)
-        require_bools(activation_recompute_in_mlp=activation_recompute_in_mlp,
-                      cache_quantized_input=cache_quantized_input)
-        self._constants: dict[str, float] = {"beta1": _number("beta1", beta1),
-                                             "beta2": _number("beta2", beta2)}
-        for name, value in self._constants.items():
-            if not (math.isfinite(value) and value > 0):
-                raise ValueError(f"{name} is {value}, must be finite and above 0")
-        self._layout_of(glu_interleave_size)
-        self.activation_recompute_in_mlp = activation_recompute_in_mlp
-        self.cache_quantized_input = cache_quantized_input
-
-    @property
-    def beta1(self) -> float:
-        return self._constants["beta1"]
-
-    @property
-    def beta2(self) -> float:
-        return self._constants["beta2"]
-
-    def _compute(self, z: Tensor, offsets: Tensor, scales: Tensor | None) -> Tensor:
-        unit = 2 * (self.glu_interleave_size or 1)
-        if z.shape[-1] == 0 or z.shape[-1] % unit:
-            raise ValueError(f"z has {z.shape[-1]} columns, must have a multiple of {unit}: gate "
-                             "and up of every feature")
-        if scales is not None and len(scales) != len(z):
-            raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
-        return _Again.apply(self._formula, z, scales, offsets)
-
-    def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
-        """h in fp32. The tail is zero, whatever z has there."""
-        size = 2 * (self.glu_interleave_size or z.shape[-1] // 2)
-        row = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
-        owned = torch.where(row < offsets[-1], z.float(), 0.0)
-        gate, up = (part.flatten(-2) for part in owned.unflatten(-1, (-1, size)).chunk(2, -1))
-        capped = self.beta1 * torch.tanh(gate / self.beta1) * torch.sigmoid(gate)
-        h = capped * (self.beta2 * torch.tanh(up / self.beta2))
-        return h if scales is None else h * scales.unsqueeze(1)
-
-    def extra_repr(self) -> str:
-        return f"beta1={self.beta1}, beta2={self.beta2}"
-
-
 class ScaledSwiGLU(SwiGLU):
     """silu(gate) * up * scales."""
 
@@ -323,31 +264,3 @@ class ScaledSReLU(SReLU):
     """max(z, 0) squared, times scales."""
 
     scaled: bool = True
-
-
-class ScaledSiTUGLU(SiTUGLU):
-    """`SiTUGLU` times scales."""
-
-    scaled: bool = True
-
-
-class _Again(torch.autograd.Function):
-    """formula(z, scales, offsets), which backward computes again: z alone is kept."""
-
-    @staticmethod
-    def forward(ctx: Any, formula: Callable[..., Tensor], z: Tensor, scales: Tensor | None,
-                offsets: Tensor) -> Tensor:
-        ctx.formula = formula
-        ctx.save_for_backward(z, scales, offsets)
-        return formula(z, scales, offsets).to(z.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
-        z, scales, offsets = ctx.saved_tensors
-        leaves = [None if t is None else t.detach().requires_grad_() for t in (z, scales)]
-        with torch.enable_grad():
-            h = ctx.formula(*leaves, offsets)
-        there = [t for t in leaves if t is not None]
-        grads = torch.autograd.grad(h, there, dh.to(h.dtype))
-        return None, *grads, *[None] * (3 - len(grads))

@@ -22,8 +22,9 @@ from .counts import Counts, offsets_of
 from .dtypes import kind_of, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .op_activations import (
-    GEGLU, GELU, QGEGLU, Activation, ClampedSwiGLU, ReGLU, ReLU, ScaledClampedQGeGLU,
-    ScaledSiTUGLU, ScaledSReLU, ScaledSwiGLU, SiLU, SiTUGLU, SReLU, SwiGLU, probabilities)
+    GEGLU, GELU, QGEGLU, Activation, ClampedSwiGLU, ReGLU, ReLU, ScaledClampedQGeGLU, ScaledSReLU,
+    ScaledSwiGLU, SiLU, SReLU, SwiGLU, probabilities)
+from .op_formulas import GLU, QGELU, ScaledSiTUGLU, SiTUGLU, SReGLU
 from .operation import AddExtraInput, Bias, Identity, MakeExtraOutput, Operation
 from .operations import Offsets
 from .recipe import active_recipe, words_for
@@ -32,10 +33,11 @@ OUTPUT_BUFFER_KEY: str = "output"
 GRAD_INPUT_BUFFER_KEY: str = "grad_input"
 
 __all__ = [
-    "GEGLU", "GELU", "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation", "AddExtraInput",
-    "Bias", "ClampedSwiGLU", "GroupedLinear", "Identity", "MakeExtraOutput", "Operation", "QGEGLU",
-    "ReGLU", "ReLU", "SReLU", "ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU",
-    "Sequential", "SiLU", "SiTUGLU", "Step", "SwiGLU"]
+    "GEGLU", "GELU", "GLU", "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation",
+    "AddExtraInput", "Bias", "ClampedSwiGLU", "GroupedLinear", "Identity", "MakeExtraOutput",
+    "Operation", "QGEGLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "ScaledClampedQGeGLU",
+    "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU", "Sequential", "SiLU", "SiTUGLU", "Step",
+    "SwiGLU"]
 
 
 class GroupedLinear(_GroupedLinear, Operation):

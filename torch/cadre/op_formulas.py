@@ -1,0 +1,154 @@
+"""Activations of a row (`cadre.ops`) that operators of torch compute, in fp32."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .dtypes import require_bools
+from .op_activations import Activation, number
+from .operation import Operation
+
+
+class _Formula(Activation):
+    """An activation without an operator of its own, which is never part of a grouped_mlp. z alone
+    is kept for backward. Zeros give zeros."""
+
+    activation: str = ""
+    gated: bool = True
+
+    def __init__(self, glu_interleave_size: int | None = None, *,
+                 activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        Operation.__init__(self)
+        require_bools(activation_recompute_in_mlp=activation_recompute_in_mlp,
+                      cache_quantized_input=cache_quantized_input)
+        self._layout_of(glu_interleave_size)
+        self.activation_recompute_in_mlp = activation_recompute_in_mlp
+        self.cache_quantized_input = cache_quantized_input
+
+    def _of(self, gate: Tensor, up: Tensor) -> Tensor:
+        """h of fp32 numbers; without a gate both are z."""
+        raise NotImplementedError
+
+    def _compute(self, z: Tensor, offsets: Tensor, scales: Tensor | None) -> Tensor:
+        unit = 2 * (self.glu_interleave_size or 1)
+        if self.gated and (z.shape[-1] == 0 or z.shape[-1] % unit):
+            raise ValueError(f"z has {z.shape[-1]} columns, must have a multiple of {unit}: gate "
+                             "and up of every feature")
+        if scales is not None and len(scales) != len(z):
+            raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
+        return _Again.apply(self._formula, z, scales, offsets)
+
+    def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
+        """h in fp32. The tail is zero, whatever z has there."""
+        row = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
+        owned = torch.where(row < offsets[-1], z.float(), 0.0)
+        h = self._of(*self._halves(owned))
+        return h if scales is None else h * scales.unsqueeze(1)
+
+    def _halves(self, z: Tensor) -> tuple[Tensor, ...]:
+        if not self.gated:
+            return z, z
+        size = 2 * (self.glu_interleave_size or z.shape[-1] // 2)
+        return tuple(part.flatten(-2) for part in z.unflatten(-1, (-1, size)).chunk(2, -1))
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class _PlainFormula(_Formula):
+    """One without constants."""
+
+    def __init__(self, *, cache_quantized_input: bool = False) -> None:
+        super().__init__(cache_quantized_input=cache_quantized_input)
+
+
+class GLU(_PlainFormula):
+    """sigmoid(gate) * up, in fp32 by operators of torch: it is never part of a grouped_mlp."""
+
+    def _of(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.sigmoid(gate) * up
+
+
+class SReGLU(_PlainFormula):
+    """max(gate, 0) squared * up, in fp32 by operators of torch: it is never part of a
+    grouped_mlp."""
+
+    def _of(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.relu(gate).square() * up
+
+
+class QGELU(_PlainFormula):
+    """z * sigmoid(1.702 * z), in fp32 by operators of torch: it is never part of a grouped_mlp."""
+
+    gated: bool = False
+
+    def _of(self, gate: Tensor, up: Tensor) -> Tensor:
+        return torch.sigmoid(1.702 * gate) * up
+
+
+class SiTUGLU(_Formula):
+    """beta1 * tanh(gate / beta1) * sigmoid(gate) * beta2 * tanh(up / beta2), in fp32 by operators
+    of torch: it is never part of a grouped_mlp.
+
+    Errors: ValueError for a beta that is not finite and above 0.
+    """
+
+    def __init__(self, glu_interleave_size: int | None = None, *, beta1: float = 4.0,
+                 beta2: float = 25.0, activation_recompute_in_mlp: bool = False,
+                 cache_quantized_input: bool = False) -> None:
+        super().__init__(glu_interleave_size,
+                         activation_recompute_in_mlp=activation_recompute_in_mlp,
+                         cache_quantized_input=cache_quantized_input)
+        self._constants: dict[str, float] = {"beta1": number("beta1", beta1),
+                                             "beta2": number("beta2", beta2)}
+        for name, value in self._constants.items():
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"{name} is {value}, must be finite and above 0")
+
+    @property
+    def beta1(self) -> float:
+        return self._constants["beta1"]
+
+    @property
+    def beta2(self) -> float:
+        return self._constants["beta2"]
+
+    def _of(self, gate: Tensor, up: Tensor) -> Tensor:
+        capped = self.beta1 * torch.tanh(gate / self.beta1) * torch.sigmoid(gate)
+        return capped * (self.beta2 * torch.tanh(up / self.beta2))
+
+    def extra_repr(self) -> str:
+        return f"beta1={self.beta1}, beta2={self.beta2}"
+
+
+class ScaledSiTUGLU(SiTUGLU):
+    """`SiTUGLU` times scales."""
+
+    scaled: bool = True
+
+
+class _Again(torch.autograd.Function):
+    """formula(z, scales, offsets), which backward computes again: z alone is kept."""
+
+    @staticmethod
+    def forward(ctx: Any, formula: Callable[..., Tensor], z: Tensor, scales: Tensor | None,
+                offsets: Tensor) -> Tensor:
+        ctx.formula = formula
+        ctx.save_for_backward(z, scales, offsets)
+        return formula(z, scales, offsets).to(z.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
+        z, scales, offsets = ctx.saved_tensors
+        leaves = [None if t is None else t.detach().requires_grad_() for t in (z, scales)]
+        with torch.enable_grad():
+            h = ctx.formula(*leaves, offsets)
+        there = [t for t in leaves if t is not None]
+        grads = torch.autograd.grad(h, there, dh.to(h.dtype))
+        return None, *grads, *[None] * (3 - len(grads))
