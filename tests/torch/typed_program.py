@@ -124,7 +124,8 @@ def operations(x: Tensor, counts: list[int]) -> Tensor:
     around: ops.MakeExtraOutput = ops.MakeExtraOutput().set_extra_output_channel(
         0, "around", output_to_caller=False)
     others: list[ops.Operation] = [
-        ops.Identity(), ops.Bias(H), around, ops.AddExtraInput(in_place=True),
+        ops.Identity(), ops.Quantize(backward=True), ops.Bias(H), around,
+        ops.AddExtraInput(in_place=True),
         ops.AddExtraInput().set_extra_input_channel(0, "around"), *activations]
     print([activation.gated for activation in activations + scaled], len(others))
     up, down = (ops.GroupedLinear(E, H, 2 * F, device="cpu"), ops.GroupedLinear(E, F, H,

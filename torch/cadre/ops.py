@@ -25,6 +25,7 @@ from .op_activations import (
     GEGLU, GELU, QGEGLU, Activation, ClampedSwiGLU, ReGLU, ReLU, ScaledClampedQGeGLU, ScaledSReLU,
     ScaledSwiGLU, SiLU, SReLU, SwiGLU, probabilities)
 from .op_formulas import GLU, QGELU, ScaledSiTUGLU, SiTUGLU, SReGLU
+from .op_quantize import Quantize
 from .operation import AddExtraInput, Bias, Identity, MakeExtraOutput, Operation
 from .operations import Offsets
 from .recipe import active_recipe, words_for
@@ -35,9 +36,9 @@ GRAD_INPUT_BUFFER_KEY: str = "grad_input"
 __all__ = [
     "GEGLU", "GELU", "GLU", "GRAD_INPUT_BUFFER_KEY", "OUTPUT_BUFFER_KEY", "Activation",
     "AddExtraInput", "Bias", "ClampedSwiGLU", "GroupedLinear", "Identity", "MakeExtraOutput",
-    "Operation", "QGEGLU", "QGELU", "ReGLU", "ReLU", "SReGLU", "SReLU", "ScaledClampedQGeGLU",
-    "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU", "Sequential", "SiLU", "SiTUGLU", "Step",
-    "SwiGLU"]
+    "Operation", "QGEGLU", "QGELU", "Quantize", "ReGLU", "ReLU", "SReGLU", "SReLU",
+    "ScaledClampedQGeGLU", "ScaledSReLU", "ScaledSiTUGLU", "ScaledSwiGLU", "Sequential", "SiLU",
+    "SiTUGLU", "Step", "SwiGLU"]
 
 
 class GroupedLinear(_GroupedLinear, Operation):
