@@ -59,8 +59,22 @@ CADRE_HD constexpr float exp_of_negative(float x) {
          std::bit_cast<float>(uint32_t(127 - 64) << 23);
 }
 
-/// e^x in double, for references.
+constexpr float kExpScale = 0x1p-30f;
+
+/// kExpScale * e^-x for x from -105 to 64, where it is a normal number, and beyond them that of the
+/// bound; NaN stays NaN.
+CADRE_HD constexpr float scaled_exp_of_minus(float x) {
+  constexpr uint32_t kBias = 127 - 30 - std::bit_cast<uint32_t>(ExpParts::kRound);
+  const float above = x < -105.0f ? -105.0f : x, within = above > 64.0f ? 64.0f : above;
+  const ExpParts parts(-within);
+  return parts.series * std::bit_cast<float>((parts.shifted << 23) + (kBias << 23));
+}
+
+/// The same in double, for references.
 CADRE_HD inline double exp_of(double x) { return std::exp(x); }
 CADRE_HD inline double exp_of_negative(double x) { return std::exp(x); }
+CADRE_HD inline double scaled_exp_of_minus(double x) {
+  return kExpScale * std::exp(x < -600 ? 600 : -x);
+}
 
 }  // namespace cadre::activations

@@ -66,7 +66,7 @@ CADRE_HD constexpr float div(float a, float b) {
   return a / b;
 }
 
-/// 1 / x, rounded once, for 2^-100 <= x <= 2^100 and NaN. A division of the device would branch for
+/// 1 / x, rounded once, for 2^-125 <= x <= 2^125 and NaN. A division of the device would branch for
 /// others; here one step of Newton's from an approximation within one unit in the last place does.
 CADRE_HD constexpr float reciprocal(float x) {
 #ifdef __CUDA_ARCH__

@@ -169,12 +169,22 @@ TEST(Exp, OfNegativeNumbersHasTheSameBits) {
 }
 
 TEST(Sigmoid, AndItsComplementAreSmallWithoutLoss) {
-  for (float x = -87; x < 87; x += 0.37f) {
+  for (float x = -104.9f; x < 90; x += 0.03f) {
     const activations::Sigmoid<float> s(x);
-    const double want = 1 / (1 + std::exp(-double(x))), rest = 1 / (1 + std::exp(double(x)));
-    EXPECT_NEAR(s.value, want, 4e-7 * want) << x;
+    const double want = 1 / (1 + std::exp(-double(x)));
+    const double rest = 1 / (1 + std::exp(std::min(double(x), 64.0)));
+    EXPECT_NEAR(s.value, want, 4e-7 * want + 0x1p-149) << x;
     EXPECT_NEAR(s.complement, rest, 4e-7 * rest) << x;
   }
+}
+
+TEST(Sigmoid, OfWhatIsNoFiniteNumber) {
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(activations::Sigmoid<float>(kInfinity).value, 1.0f);
+  EXPECT_EQ(activations::Sigmoid<float>(-kInfinity).value, 0.0f);
+  EXPECT_EQ(activations::Sigmoid<float>(-kInfinity).complement, 1.0f);
+  EXPECT_TRUE(std::isnan(activations::Sigmoid<float>(float(kNan)).value));
+  EXPECT_TRUE(std::isnan(activations::Sigmoid<float>(float(kNan)).complement));
 }
 
 TEST(Normal, InFp32IsSmallWithoutLoss) {

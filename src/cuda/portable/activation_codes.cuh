@@ -10,8 +10,8 @@
 namespace cadre::cuda::portable {
 
 constexpr int kActivatedRows = 4;                                 // of a warp at a time, forward
-constexpr int kForwardCodesBlocks = 2, kBackwardCodesBlocks = 2;  // of an SM, at least
-constexpr int kForwardCodesStream = 6;                            // of an SM, at most
+constexpr int kForwardCodesBlocks = 3, kBackwardCodesBlocks = 2;  // of an SM, at least
+constexpr int kForwardCodesStream = 8;                            // of an SM, at most
 
 /// Of bf16, whose rows are read element by element where they do not begin at wide chunks.
 template <bool kWideRows>

@@ -54,13 +54,13 @@ struct GluBias {
   }
 };
 
-/// A thread's share of a tile's z, as it is stored, on its way out in turns of eight rows of the
-/// batch: h is computed turn by turn, while the next tile is multiplied.
+/// A thread's share of a tile's z, as it is stored, on its way out in parts of 16 rows of the
+/// batch: h is computed part by part, while the next tile is multiplied.
 template <DType kType, class Activation, int kCols>
 class GatedRowsHeld {
  public:
   static constexpr int kBoxBytes = kGatedPartCols * 64;
-  static constexpr int kAllTurns = kCols / 8;  ///< of a tile, at most
+  static constexpr int kAllTurns = kCols / kGatedPartCols;  ///< of a tile, at most
 
   /// Probabilities of a tile's rows, for each warp.
   struct Memory {
@@ -70,7 +70,7 @@ class GatedRowsHeld {
   __device__ GatedRowsHeld(const GatedRowsParams& params, Memory& memory)
       : params_(params), probs_(memory.probs[threadIdx.x / kWarp]) {}
 
-  __device__ bool is_empty() const { return turns_.is_empty(); }
+  __device__ bool is_empty() const { return parts_.is_empty(); }
 
   __device__ void take(const float* s, const TileRecord& tile, const GluBias& bias) {
     constexpr int kProbs = kCols / kWarp;
@@ -82,11 +82,12 @@ class GatedRowsHeld {
       prob[i] = params_.prob != nullptr && row < tile.end ? params_.prob[row] : 1.0f;
     }
 #pragma unroll
-    for (int i = 0; i < kAllTurns; ++i, s += 4)
-      turns_.of[i] = {pack<kType>(s[0] + bias.gate, s[1] + bias.gate),
-                      pack<kType>(s[2] + bias.up, s[3] + bias.up)};
-    const unsigned parts = unsigned(tile.cols() + kGatedPartCols - 1) / kGatedPartCols;
-    turns_.begin(parts * kTurns);
+    for (int i = 0; i < kAllTurns * kHalves; ++i, s += 4) {
+      StoredGlu& z = parts_.of[i / kHalves];
+      z.gate[i % kHalves] = pack<kType>(s[0] + bias.gate, s[1] + bias.gate);
+      z.up[i % kHalves] = pack<kType>(s[2] + bias.up, s[3] + bias.up);
+    }
+    parts_.begin(unsigned(tile.cols() + kGatedPartCols - 1) / kGatedPartCols);
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kProbs; ++i) probs_[kWarp * i + lane] = prob[i];
@@ -95,50 +96,57 @@ class GatedRowsHeld {
 
   template <OutputShape kShape>
   __device__ void write_turn(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers]) {
-    const unsigned number = turns_.number();
-    const StoredGlu z = turns_.present();
+    const StoredGlu z = parts_.present();
     const int lane = int(threadIdx.x) % kWarp;
-    const Pair prob = *reinterpret_cast<const Pair*>(probs_ + 8 * number + lane % 4 * 2);
-    const Pair gate = unpack<kType>(z.gate), up = unpack<kType>(z.up);
-    const auto& constants = params_.constants;
-    const uint32_t h =
-        pack<kType>(Activation::forward(gate.first, up.first, constants) * prob.first,
-                    Activation::forward(gate.second, up.second, constants) * prob.second);
-    const unsigned in_part = number % kTurns;
-    if (in_part == 0) out.wait_empty(empty);
-    put(z, h, out.buffer() + in_part * 8 * 64);
-    turns_.next();
-    if (turns_.number() % kTurns == 0) out.pass_on();
+    const float* probs = probs_ + kGatedPartCols * parts_.number() + lane % 4 * 2;
+    uint32_t h[kHalves];
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i)
+      h[i] = activated(z.gate[i], z.up[i], *reinterpret_cast<const Pair*>(probs + 8 * i));
+    out.wait_empty(empty);
+    put(z, h, out.buffer());
+    parts_.next();
+    out.pass_on();
   }
 
  private:
-  static constexpr unsigned kTurns = kGatedPartCols / 8;  ///< of a part
+  static constexpr int kHalves = kGatedPartCols / 8;  ///< of a part
 
-  /// Gate and up of one feature and two rows, as they are stored.
+  /// Gate and up of one feature and four rows, as they are stored.
   struct StoredGlu {
-    uint32_t gate, up;
+    uint32_t gate[kHalves], up[kHalves];
   };
-  __device__ void put(const StoredGlu& z, uint32_t h, uint32_t to) const {
+  __device__ uint32_t activated(uint32_t gates, uint32_t ups, const Pair& prob) const {
+    const Pair gate = unpack<kType>(gates), up = unpack<kType>(ups);
+    const auto& constants = params_.constants;
+    return pack<kType>(Activation::forward(gate.first, up.first, constants) * prob.first,
+                       Activation::forward(gate.second, up.second, constants) * prob.second);
+  }
+  __device__ void put(const StoredGlu& z, const uint32_t (&h)[kHalves], uint32_t to) const {
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-    const uint32_t place = swizzled_64(lane % 8, warp);
-    stmatrix_trans(to + place, h);
+    stmatrix_trans(to + swizzled_64(lane % 16, warp), h[0], h[1]);
     if (!params_.keeps_z) return;
-    to += kBoxBytes;
-    if (params_.in_pairs) return put_pairs(z, to);
-    stmatrix_trans(to + uint32_t(lane / 8 % 2 * kBoxBytes) + place, z.gate, z.up);
+    if (params_.in_pairs) return put_pairs(z, to + kBoxBytes);
+    to += uint32_t((1 + lane / 8 % 2) * kBoxBytes);
+    stmatrix_trans(to + swizzled_64(lane / 16 * 8 + lane % 8, warp),
+                   Matrices{z.gate[0], z.up[0], z.gate[1], z.up[1]});
   }
   /// Gate and up in turns of one: the second box is the second half of the columns.
   __device__ static void put_pairs(const StoredGlu& z, uint32_t to) {
     const int lane = int(threadIdx.x) % kWarp, warp = int(threadIdx.x) % kWarpgroup / kWarp;
-    const int feature = 8 * (warp % 2) + lane / 4, row = 2 * (lane % 4);
+    const int feature = 8 * (warp % 2) + lane / 4;
     to += uint32_t(warp / 2 * kBoxBytes + feature % 4 * 4);
-    st_shared(to + swizzled_64(row, feature / 4), (z.gate & 0xffff) | z.up << 16);
-    st_shared(to + swizzled_64(row + 1, feature / 4), z.gate >> 16 | (z.up & 0xffff0000));
+#pragma unroll
+    for (int i = 0; i < kHalves; ++i) {
+      const int row = 8 * i + 2 * (lane % 4);
+      st_shared(to + swizzled_64(row, feature / 4), (z.gate[i] & 0xffff) | z.up[i] << 16);
+      st_shared(to + swizzled_64(row + 1, feature / 4), z.gate[i] >> 16 | (z.up[i] & 0xffff0000));
+    }
   }
 
   const GatedRowsParams& params_;
   float* probs_;
-  Turns<StoredGlu, kAllTurns> turns_;
+  Turns<StoredGlu, kAllTurns> parts_;
 };
 
 /// Parts of h, gate and up of 32 features, three boxes in a buffer; of tiles of so many columns.
@@ -188,7 +196,8 @@ struct GatedRows {
                               .col_step = kGatedColStep,
                               .stages = kFew ? kStagesOfFewRows : kStages,
                               .a = {kType, true},
-                              .b = {kType, true}};
+                              .b = {kType, true},
+                              .gated = true};
   using Params = GatedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = GatedRowsLoad<kTile>;

@@ -45,7 +45,7 @@ template <Tile kTile>
 class Multiply16 {
  public:
   static_assert(kTile.a.dtype == kTile.b.dtype && element_bytes(kTile.a.dtype) == 2);
-  static constexpr int kRegisters = kConsumerRegisters;  ///< of a thread
+  static constexpr int kRegisters = kTile.consumer_registers();  ///< of a thread
 
   __device__ explicit Multiply16(const auto& /*params*/) {}
 

@@ -37,12 +37,15 @@ struct Tile {
   Operand a{}, b{};
   int scales = 0;              ///< floats that come with a stage: scales of the tile's rows
   int consumers = kConsumers;  ///< warpgroups that multiply
+  bool gated = false;          ///< two of them, which compute activations, too
 
   /// Of a thread of a consumer, and of the others.
   constexpr int consumer_registers() const {
+    if (gated) return kConsumerRegistersOfGated;
     return consumers == kConsumers ? kConsumerRegisters : kRegistersOfManyConsumers;
   }
   constexpr int producer_registers() const {
+    if (gated) return kProducerRegistersOfGated;
     return consumers == kConsumers ? kProducerRegisters : kRegistersBesideManyConsumers;
   }
 
