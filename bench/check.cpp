@@ -109,6 +109,7 @@ template <class Problem>
 CheckReport check_problem(const Problem& problem, Draw draw, std::string_view only,
                           const Device& device) {
   const auto chosen = plan(problem, device, only);
+  parse_distribution(draw.offsets, experts_of(problem), draw.seed);  // though nothing may be drawn
   const auto accelerator = open_accelerator(device);
   CheckReport report{.problem = to_string(problem), .plan = std::string(chosen.name)};
   for (const Gaps& round : {Gaps{}, gaps(problem, device)}) {

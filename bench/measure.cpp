@@ -203,14 +203,6 @@ Measurement measure_problem(const Problem& problem, const MeasureOptions& option
   return m;
 }
 
-template <class Problem>
-int experts_of(const Problem& problem) {
-  if constexpr (std::is_same_v<Problem, DequantizeProblem>)
-    return problem.source.experts;
-  else
-    return problem.experts;
-}
-
 }  // namespace
 
 std::string with_words(const std::string& problem, const std::string& words) {

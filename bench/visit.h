@@ -1,6 +1,7 @@
 #pragma once
 #include <algorithm>
 #include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "bench/case.h"
@@ -31,6 +32,15 @@ auto visit_problem_of(TypeList<First, Others...>, std::string_view words, Visit&
 template <class Visit>
 auto visit_problem(std::string_view words, Visit&& visit) {
   return visit_problem_of(Operations{}, words, visit);
+}
+
+/// E of a problem.
+template <class Problem>
+int experts_of(const Problem& problem) {
+  if constexpr (std::is_same_v<Problem, DequantizeProblem>)
+    return problem.source.experts;
+  else
+    return problem.experts;
 }
 
 }  // namespace cadre::bench

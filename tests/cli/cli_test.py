@@ -207,6 +207,10 @@ class Check(Cli):
         self.wrong("check", words, "--offsets", "zipf:x", says=["exponent of zipf is 'x'"])
         self.wrong("check", words, "--offsets", "gamma:0",
                    says=["shape of gamma is '0'", "0.01 to 100"])
+        for words in ("quantize weights N=4 K=64 E=2 along_k=mxfp8",
+                      "routing forward softmax T=5 E=3 top_k=2"):
+            self.wrong("check", words, "--offsets", "normal", says=["give uniform, zipf:S"])
+            self.wrong("check", words, "--offsets", "zipf:nan", says=["exponent of zipf is 'nan'"])
         self.wrong("check", words, "--seed", "x", says=["--seed", "run 'cadre check --help'"])
 
     def test_files_and_several_problems(self):

@@ -310,6 +310,8 @@ deferred.to("meta")(x.to("meta"), counts)
 sharded(deferred)(x, counts)
 deferred(x, counts).sum().backward(), deferred.weight1.detach().add_(1), deferred.backward_dw()
 deferred(x, counts).sum().backward(), x.zero_(), deferred.backward_dw()
+deferred.weight1.register_hook(print), deferred(x, counts)
+torch.func.functional_call(deferred, {"weight0": deferred.weight0 * 2}, (x, counts))
 deferred(x, counts).sum().backward(), setattr(deferred, "weight2", torch.nn.Parameter(w[2])),
     deferred.backward_dw()
 [linear(leaf, counts, dgrad_out=memory).sum().backward() for _ in range(2)]

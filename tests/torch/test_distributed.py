@@ -198,6 +198,49 @@ def sharded(rank, device, block, checkpointed, dtype):
         model.zero_grad()
 
 
+def deferring(device, kind):
+    if kind == "linear":
+        return cadre.GroupedLinear(E, H, F, device=device, delay_wgrad_compute=True), "weight0"
+    return cadre.GroupedMLP(E, H, F, device=device, delay_wgrad_compute=True), "w1"
+
+
+def deferred_in_ddp(rank, device, kind):
+    """Nobody averages a gradient that is not there when backward ends."""
+    counts = [6, 4, 7, 2, 3]
+
+    def learn(model):
+        model(draw(22, H, device=device), counts).square().sum().backward()
+
+    layer, name = deferring(device, kind)
+    model = DistributedDataParallel(layer)
+    with pytest.raises(ValueError, match=f"^{name} is averaged by DistributedDataParallel"):
+        learn(model)
+    with model.no_sync():
+        learn(model)
+    layer.backward_dw()
+    assert layer.get_parameter(name).grad is not None
+
+    layer, name = deferring(device, kind)
+    left_alone = [n for n, _ in layer.named_parameters() if not n.startswith("bias")]
+    layer.own = nn.Parameter(torch.ones(1, device=device))  # it has to have something
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, left_alone)
+    learn(DistributedDataParallel(layer, find_unused_parameters=True))
+    layer.backward_dw()
+    assert layer.get_parameter(name).grad is not None
+
+
+def deferred_in_fsdp(rank, device, kind):
+    mesh = init_device_mesh(device.type, (WORLD,))
+    for inner in (True, False):
+        layer, _ = deferring(device, kind)
+        model = nn.Sequential(layer)
+        fully_shard(layer if inner else model, mesh=mesh)
+        if not inner:
+            model.unshard()
+        with pytest.raises(ValueError, match="^w[a-z0-9]* is sharded by fully_shard, must be"):
+            layer(draw(22, H, device=device), [6, 4, 7, 2, 3])
+
+
 def unlike(rank, device):
     """Fails on one process, which the tests below must see."""
     total = torch.ones(1, device=device)
@@ -229,6 +272,12 @@ def test_data_parallel(processes, block, starved, static, checkpointed):
 @pytest.mark.parametrize("block", [Moe, Linears, Mlp])
 def test_sharded(processes, block, checkpointed, dtype):
     processes.run(sharded, block, checkpointed, dtype)
+
+
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+@pytest.mark.parametrize("task", [deferred_in_ddp, deferred_in_fsdp])
+def test_gradients_that_come_later(processes, task, kind):
+    processes.run(task, kind)
 
 
 def test_failures_are_seen(processes):

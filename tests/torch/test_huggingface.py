@@ -343,6 +343,35 @@ def test_activations_and_layouts(text, gate, act, marks, device):
     assert_equal_steps(run(experts, (x, index, weights), dy, "cadre"), want, 2e-5)
 
 
+class Swish(nn.Module):
+    def __init__(self, beta=2.0):
+        super().__init__()
+        self.beta = beta
+
+    def forward(self, x):
+        return x * torch.sigmoid(self.beta * x)
+
+
+def test_an_act_fn_is_taken_as_it_is():
+    """Not as a new one of its class would be."""
+    experts = make_class()(transformers.PretrainedConfig(), Swish(1.0))
+    assert activation_of(experts) == "swiglu"
+    for beta in (2.0, 1.702):
+        experts.act_fn = Swish(beta)
+        with pytest.raises(NotImplementedError, match="act_fn=Swish"):
+            activation_of(experts)
+    experts.act_fn = nn.SiLU()
+    experts.act_fn.forward = torch.tanh
+    with pytest.raises(NotImplementedError, match="act_fn of Experts has hooks or a forward of"):
+        activation_of(experts)
+    experts.act_fn = nn.SiLU()
+    handle = experts.act_fn.register_forward_hook(lambda *given: given[2] * 2)
+    with pytest.raises(NotImplementedError, match="act_fn of Experts has hooks or a forward of"):
+        activation_of(experts)
+    handle.remove()
+    assert activation_of(experts) == "swiglu"
+
+
 def test_what_models_of_transformers_run(family):
     model = make(family, "cpu", "cadre")
     lines = huggingface.explain(model).splitlines()

@@ -170,6 +170,38 @@ def test_why_three_are_not_one(device):
     assert why(experts, counts, counts) == (
         "the linears have different numbers of experts; "
         "the activation does not lead from one to the other")
+    own = row(device)
+    own[2].recipe = "mxfp8"
+    assert why(own, counts, prob, counts) == "a linear has a recipe of its own"
+    wider = Sequential(cadre.ops.GroupedLinear(E, H, F, device=device), cadre.ops.SReLU(),
+                       cadre.ops.GroupedLinear(E, F, 2 * H, device=device))
+    assert why(wider, counts, counts) == "the second linear leads to another width"
+    assert wider(torch.zeros(ROWS, H, device=device), counts, counts).shape == (ROWS, 2 * H)
+
+
+class Doubled(cadre.ops.GroupedLinear):
+    def forward(self, *given, **named):
+        return 2 * super().forward(*given, **named)
+
+
+class Halved(cadre.ops.ScaledSwiGLU):
+    def _compute(self, *given):
+        return super()._compute(*given) / 2
+
+
+@pytest.mark.parametrize("which", ["first", "activation", "second", "patched"])
+def test_operations_that_are_not_what_their_class_was(device, which):
+    made = row(device, Halved() if which == "activation" else None)
+    if which == "patched":
+        forward = made[0].forward
+        made[0].forward = lambda *given, **named: 3 * forward(*given, **named)
+    elif which != "activation":
+        made[2 if which == "second" else 0].__class__ = Doubled
+    x, prob, _, counts = inputs(device)
+    assert made.plan(counts, prob, counts)[0].not_fused == "an operation has a forward of its own"
+    one_by_one = made[2](made[1](made[0](x, counts), prob), counts)
+    assert torch.equal(made(x, counts, prob, counts)[:sum(COUNTS)], one_by_one[:sum(COUNTS)])
+    assert not torch.equal(made(x, counts, prob, counts), row(device)(x, counts, prob, counts))
 
 
 @pytest.mark.parametrize("targets", ["index", "negative", "module"])

@@ -122,3 +122,23 @@ def test_places_of_an_output_that_are_one(form, biased):
             assert is_whole
             torch.testing.assert_close(out, want)
     assert min(seen.values()) > 20
+
+
+def test_what_numbers_alone_do_not_say_is_refused():
+    """A gradient that nobody computes, and a sign that torch remembers beside the numbers."""
+    x, w, out = draw(R, K), draw(E, N, K), torch.empty(R, N)
+    with pytest.raises(ValueError, match="^lhs requires grad, must not; what is written into out"):
+        product(x.requires_grad_(), [w], out)
+    with pytest.raises(ValueError, match="^out requires grad, must not"):
+        product(draw(R, K), [w], torch.nn.Parameter(out))
+    with torch.no_grad():
+        product(x, [w], out)
+    assert torch.equal(out, cadre.grouped_gemm(x.detach(), w, OFFSETS))
+    z, before = draw(R, 2 * N), draw(R, K)
+    kept = before.clone()
+    negated = torch.zeros(R, N, dtype=torch.complex64).conj().imag
+    with pytest.raises(ValueError, match="^h is a negated view, must be numbers as they lie"):
+        OPS.activation.out(z, OFFSETS, None, "swiglu", h=negated)
+    with pytest.raises(ValueError, match="^z is a negated view"):
+        OPS.activation.out(torch._neg_view(z), OFFSETS, None, "swiglu", h=torch.empty(R, N))
+    assert before.shape == kept.shape and torch.equal(before, kept)

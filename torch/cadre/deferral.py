@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, distributed, nn
 
 
 class Memory:
@@ -23,6 +23,7 @@ class DeferredGradients(nn.Module):
     """A module that leaves the gradients of its weights to `backward_dw` if delay_wgrad_compute."""
 
     delay_wgrad_compute: bool = False
+    fuse_wgrad_accumulation: bool
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,6 +55,47 @@ class DeferredGradients(nn.Module):
         """Of its linears, the last first."""
         raise NotImplementedError
 
+    def _defers_grad(self) -> bool:
+        """Whether `.grad` is what comes later. With main_grad autograd has a stand-in for it, and
+        whoever reduces gradients knows."""
+        return (self.delay_wgrad_compute and not self.fuse_wgrad_accumulation
+                and torch.is_grad_enabled())
+
+    def _require_own_gradients(self, weights: Sequence[Tensor], names: Sequence[str]) -> None:
+        """Errors: ValueError for weights whose gradients others take from autograd, which does not
+        see those of `backward_dw`."""
+        for weight, name in zip(weights, names, strict=True):
+            if not weight.requires_grad:
+                continue
+            if not weight.is_leaf:
+                raise ValueError(f"{name} is computed from other tensors, must be a leaf with "
+                                 f"delay_wgrad_compute, {_WHY}")
+            if weight._backward_hooks or weight._post_accumulate_grad_hooks:
+                raise ValueError(f"{name} has hooks, must have none with delay_wgrad_compute, "
+                                 f"{_WHY}; register_wgrad_accumulation_and_reduce_hooks takes some")
+        if distributed.is_available() and distributed.is_initialized():
+            self._require_nobody_reduces(weights, names)
+
+    def _require_nobody_reduces(self, weights: Sequence[Tensor], names: Sequence[str]) -> None:
+        if _is_sharded(self):
+            raise ValueError(f"{names[0]} is sharded by fully_shard, must be whole with "
+                             "delay_wgrad_compute; FSDP2 reduces gradients while backward runs, "
+                             "and these come later")
+        around = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+        if around is None or not around.require_backward_grad_sync:
+            return
+        if around.process_group.size() == 1:
+            return
+        own = {weight: name for weight, name in zip(weights, names)}
+        for path, parameter in around.module.named_parameters():
+            if parameter.requires_grad and path not in around.parameters_to_ignore:
+                if parameter in own:
+                    raise ValueError(
+                        f"{own[parameter]} is averaged by DistributedDataParallel while backward "
+                        "runs, must be left alone with delay_wgrad_compute, since its gradient "
+                        "comes later; name it in _set_params_and_buffers_to_ignore_for_model, or "
+                        "call the model in no_sync(), and average it after backward_dw")
+
     def need_backward_dw(self) -> bool:
         """True if weight gradients are left to `backward_dw`."""
         return self.delay_wgrad_compute
@@ -66,7 +108,8 @@ class DeferredGradients(nn.Module):
         It works on the current stream, which has to wait for that of backward if it is another; and
         who uses the gradients waits for it.
 
-        Errors: RuntimeError if a weight was changed since backward, or was replaced and is gone.
+        Errors: RuntimeError if a weight, or what else the gradient is computed from, was changed
+        since backward, or a weight was replaced and is gone.
         """
         owing = [memory.own for memory in self._memories() if memory.own.pending()]
         for linear in owing:
@@ -87,3 +130,19 @@ class DeferredGradients(nn.Module):
     def _trigger_wgrad_accumulation_and_reduce_hooks(self) -> None:
         for hook in self._wgrad_hooks:
             hook()
+
+
+_WHY = "which writes .grad where autograd does not see it"
+
+
+def _is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 has parameters of the module, which are plain tensors while it runs."""
+    try:
+        from torch.distributed._composable_state import _module_state_mapping as states
+    except ImportError:
+        return False
+    for state in {reference() for reference in states.values()}:
+        group = getattr(state, "_fsdp_param_group", None)
+        if group is not None and any(p._module_info.module is module for p in group.fsdp_params):
+            return True
+    return False

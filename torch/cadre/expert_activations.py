@@ -34,14 +34,15 @@ _LAYOUTS = {
 
 def activation_of(self: nn.Module) -> str:
     """The words of Cadre for what stands between the two linears of the module."""
-    constants = tuple((name, getattr(self, name, None)) for name in _names_of_gate(type(self)))
-    # As text: torch.compile may keep a float symbolic, and this makes it a guarded constant.
-    numbers = tuple((name, float(x).hex()) for name, x in constants if isinstance(x, (int, float)))
+    numbers = _numbers(self, _names_of_gate(type(self)))
     act = getattr(self, "act_fn", None)
-    if isinstance(act, nn.GELU):
-        act, argument = nn.GELU, act.approximate
-    else:
-        act, argument = type(act) if isinstance(act, nn.Module) else act, None
+    argument: str | tuple[tuple[str, str], ...] = ()
+    if isinstance(act, nn.Module):
+        _require_own_forward(self, act)
+        if isinstance(act, nn.GELU):
+            act, argument = nn.GELU, act.approximate
+        else:
+            act, argument = type(act), _numbers(act, _names_of_forward(type(act)))
     text = _measured_activation(type(self), act, argument, self.has_gate, numbers)
     if text is None:
         gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
@@ -54,14 +55,35 @@ def activation_of(self: nn.Module) -> str:
     return text
 
 
+def _require_own_forward(experts: nn.Module, act: nn.Module) -> None:
+    """Errors: NotImplementedError where calling it does not run the forward of its class alone."""
+    if act._forward_hooks or act._forward_pre_hooks or "forward" in act.__dict__:
+        raise NotImplementedError(
+            f"huggingface: act_fn of {type(experts).__name__} has hooks or a forward of its own, "
+            "must be as its class is; choose another experts_implementation for this model")
+
+
+def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Those of its attributes that are numbers, as text: torch.compile may keep a float symbolic,
+    and this makes it a guarded constant."""
+    found = tuple((name, getattr(module, name, None)) for name in names)
+    return tuple((name, float(x).hex()) for name, x in found
+                 if isinstance(x, (int, float)) and not isinstance(x, bool))
+
+
 @torch.compiler.assume_constant_result
 def _names_of_gate(cls: type) -> tuple[str, ...]:
-    return _names_in_code(cls)
+    return _names_in_code(cls, "_apply_gate")
+
+
+@torch.compiler.assume_constant_result
+def _names_of_forward(cls: type) -> tuple[str, ...]:
+    return _names_in_code(cls, "forward")
 
 
 @functools.cache
-def _names_in_code(cls: type) -> tuple[str, ...]:
-    code = getattr(getattr(cls, "_apply_gate", None), "__code__", None)
+def _names_in_code(cls: type, method: str) -> tuple[str, ...]:
+    code = getattr(getattr(cls, method, None), "__code__", None)
     return tuple(name for name in code.co_names
                  if name != "act_fn" and not hasattr(Tensor, name)) if code else ()
 
@@ -81,12 +103,21 @@ def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
     values = sorted(set(numbers.values()))
 
     def between(z: Tensor) -> Tensor:
-        function = (act(argument) if argument else act()) if isinstance(act, type) else act
+        function = _made(act, argument) if isinstance(act, type) else act
         if not gated:
             return function(z)
         return cls._apply_gate(SimpleNamespace(act_fn=function, **numbers), z)
 
     return words_of(between, gated, values, values, (0.0, 1.0))
+
+
+def _made(cls: type, argument) -> Callable[[Tensor], Tensor]:
+    """A module of that class, or with numbers what its forward makes of these alone."""
+    if isinstance(argument, str):
+        return cls(argument)
+    if argument:
+        return functools.partial(cls.forward, SimpleNamespace(**_parsed(argument)))
+    return cls()
 
 
 def words_of(function: Callable[[Tensor], Tensor], gated: bool, numbers: Sequence[float],

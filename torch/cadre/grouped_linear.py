@@ -305,6 +305,9 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                 _require_apart(out, dgrad_out)
         if type(weight[0]) is not nn.Parameter:
             self._require_plain_weights()
+        if self._defers_grad():
+            packed = weight[0].dim() == 3
+            self._require_own_gradients(weight, ["weight"] if packed else self._names["weight"])
         remembers = self.delay_wgrad_compute or first_microbatch is not None
         return _linear_step(
             x, *counts, weight, bias, bias_scale, recipe, self.save_original_input,
@@ -339,7 +342,7 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             raise NotImplementedError(
                 f"weight is {kind_of(own)}, must be a plain tensor with "
                 "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
-                "autograd does not see them; fully_shard gives a layer plain tensors")
+                "autograd does not see them")
 
     def _memories(self) -> Sequence[Memory]:
         return [self._memory]

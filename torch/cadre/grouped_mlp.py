@@ -354,6 +354,9 @@ class GroupedMLP(DeferredGradients):
     def _apart(self, rows: Tensor, offsets: Tensor, prob: Tensor | None,
                bias2_scale: Tensor | None, recipe: str) -> Tensor:
         """As two linears and an activation: what autograd alone does not do is theirs."""
+        if self._defers_grad():
+            self._require_own_gradients((self.w1, self.w2), ("w1", "w2"))
+
         def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None,
                    memory: Memory) -> Tensor:
             return torch.ops.cadre._linear_step(

@@ -174,7 +174,8 @@ class MoE(nn.Module):
             expert_state.mark(self.experts)
             expert_state.keep_whole_parameters(self.experts, self.ep)
         device = self.experts.w1.device
-        self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device))
+        self.router = nn.Parameter(torch.empty(num_experts, hidden, device=device,
+                                               dtype=torch.float32))
         self.register_buffer("expert_bias",
                              torch.empty(num_experts, dtype=torch.float32, device=device)
                              if expert_bias else None)

@@ -342,6 +342,13 @@ def _is_mlp(three: list[_Bound]) -> bool:
     return len(three) == 3 and all(isinstance(b.module, kind) for b, kind in zip(three, kinds))
 
 
+def _is_changed(op: nn.Module) -> bool:
+    """Whether a subclass, or who patched the instance, computes something else."""
+    own = GroupedLinear if isinstance(op, GroupedLinear) else Activation
+    return any(name in vars(op) or getattr(type(op), name) is not getattr(own, name)
+               for name in ("forward", "_compute") if hasattr(own, name))
+
+
 def _why_not_fused(three: list[_Bound]) -> str:
     """Why a linear, an activation and a linear are not one grouped_mlp; "" if they are."""
     first, activation, second = (b.module for b in three)
@@ -350,11 +357,16 @@ def _why_not_fused(three: list[_Bound]) -> str:
         (three[0].extra[0] is not three[2].extra[0], "the linears are given different counts"),
         (first.num_groups != second.num_groups, "the linears have different numbers of experts"),
         (first.out_features != columns, "the activation does not lead from one to the other"),
+        (second.out_features != first.in_features, "the second linear leads to another width"),
         (first.scale_bias, "the first linear scales its bias"),
         (not _alike(first, second), "parameters of the linears differ in packing, dtype or order"),
         (any(b.arguments for b in three), "an operation has buffers of the caller"),
         (any(_has_hooks(b.module) for b in three), "an operation has hooks"),
         (not activation.activation, "the activation has no operator"),
+        (_is_changed(first) or _is_changed(second) or
+         bool(activation.activation) and _is_changed(activation),
+         "an operation has a forward of its own"),
+        ((first.recipe, second.recipe) != (None, None), "a linear has a recipe of its own"),
         (activation.cache_quantized_input, "the activation keeps its input in fp8"),
     ]
     for linear in (first, second):

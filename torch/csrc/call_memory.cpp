@@ -1,6 +1,10 @@
 #include "call_memory.h"
 
+#include <c10/core/GradMode.h>
+
 #include <algorithm>
+#include <deque>
+#include <set>
 
 namespace cadre::door {
 namespace {
@@ -69,6 +73,18 @@ bool lie_alike(const Tensor& a, const Tensor& b) {
   return a.sizes() == b.sizes();
 }
 
+/// Errors    ValueError for tensors of which an operator would lose what is more than numbers.
+void require_numbers(TensorList list, const char* name) {
+  for (const Tensor& t : list) {
+    if (!t.defined()) continue;
+    TORCH_CHECK_VALUE(!c10::GradMode::is_enabled() || !t.requires_grad(), name,
+                      " requires grad, must not; what is written into out has no gradient, so "
+                      "call the operator in torch.no_grad()");
+    TORCH_CHECK_VALUE(!t.is_neg() && !t.is_conj(), name,
+                      " is a negated view, must be numbers as they lie; give resolve_neg()");
+  }
+}
+
 }  // namespace
 
 void CallMemory::add(TensorList list, const char* what, bool written, bool may_be_written) {
@@ -133,9 +149,19 @@ void CallMemory::require_apart() {
   require_apart_from_gaps();
 }
 
+void take_views(const std::string& overload) {
+  static std::set<std::string> taken;
+  static std::deque<torch::Library> libraries;
+  if (!taken.insert(overload).second) return;  // the kernels of another device
+  for (const auto key : {c10::DispatchKey::Negative, c10::DispatchKey::Conjugate})
+    libraries.emplace_back(torch::Library::IMPL, "cadre", key, __FILE__, __LINE__)
+        .impl(overload.c_str(), torch::CppFunction::makeFallthrough());
+}
+
 void add_argument(CallMemory& memory, const c10::Argument& a, TensorList list) {
   const bool written = a.alias_info() && a.alias_info()->isWrite();
   const char* const name = a.name().c_str();
+  require_numbers(list, name);
   if (a.name() == "c")  // of grouped_gemm
     memory.reads_in_place(list, name);
   else

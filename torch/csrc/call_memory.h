@@ -42,7 +42,8 @@ class CallMemory {
   std::vector<Block> blocks_;
 };
 
-/// Adds tensors as the schema of an operator names and marks them.
+/// Adds tensors as the schema of an operator names and marks them. Errors    ValueError for what
+///           requires grad, where gradients are wanted, and for negated views.
 void add_argument(CallMemory&, const c10::Argument&, TensorList);
 
 /// Adds whatever is given to an operator; what is no tensor has no memory.
@@ -53,6 +54,10 @@ void add_given(CallMemory& memory, const c10::Argument& argument, const Given& g
   else if constexpr (std::is_convertible_v<const Given&, TensorList>)
     add_argument(memory, argument, given);
 }
+
+/// Hands negated views to the kernel, which refuses them: what torch does by itself resolves them
+/// for operators alone that return what they write, and ends in broken memory for others.
+void take_views(const std::string& overload);
 
 /// Registers the kernel of the overload `.out` of an operator, whose outputs lie apart.
 template <class... Args>
@@ -65,7 +70,9 @@ void implement_out(torch::Library& m, const char* op, void (*kernel)(Args...)) {
     memory.require_apart();
     kernel(args...);
   };
-  m.impl((std::string(op) + ".out").c_str(), checked);
+  const std::string overload = std::string(op) + ".out";
+  m.impl(overload.c_str(), checked);
+  take_views(overload);
 }
 
 }  // namespace cadre::door

@@ -24,6 +24,7 @@ std::vector<int64_t> versions_of(const PendingWgrad& w, TensorList parameters) {
   for (const Tensor& t : parameters) versions.push_back(t._version());
   versions.push_back(w.dy._version());
   versions.push_back(w.x._version());
+  versions.push_back(w.offsets._version());
   return versions;
 }
 
@@ -45,9 +46,8 @@ void require_unchanged(const PendingWgrad& w, TensorList parameters) {
   for (size_t i = 0; i < now.size(); ++i) {
     if (now[i] == w.versions[i]) continue;
     const size_t weights = parameters.size();
-    const std::string name = i < weights    ? "weight " + std::to_string(i)
-                             : i == weights ? "dy"
-                                            : "x";
+    constexpr std::array<const char*, 3> kBesides = {"dy", "x", "offsets"};
+    const std::string name = i < weights ? "weight " + std::to_string(i) : kBesides[i - weights];
     TORCH_CHECK(false, "backward_dw: version of ", name, " is ", now[i], ", must be ",
                 w.versions[i],
                 " as in backward; it was changed while the gradient was pending, so call "

@@ -27,7 +27,7 @@ struct PendingWgrad {
   /// Whose gradient it is. What Python hangs on a parameter may lead back to the layer, a cycle
   /// that nobody would see through here, so it is not kept alive.
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> parameters{};
-  std::vector<int64_t> versions{};      ///< of parameters, dy and x when backward ran
+  std::vector<int64_t> versions{};      ///< of parameters, dy, x, offsets when backward ran
   std::optional<c10::Stream> stream{};  ///< that backward ran on; none on the CPU
 };
 
@@ -63,8 +63,8 @@ class LinearMemory : public torch::CustomClassHolder {
   void discard();
 
   /// Computes the oldest pending gradient, into main_grad or as autograd adds to .grad, on the
-  /// current stream. Errors    RuntimeError if a weight, dy or x changed since backward, or a
-  ///                           weight is gone: the gradient stays pending then.
+  /// current stream. Errors    RuntimeError if a weight, dy, x or offsets changed since backward,
+  ///                           or a weight is gone: the gradient stays pending then.
   void run_next();
 
   /// The kept copies and false; or, where they are not of this content or are to be made anew,
