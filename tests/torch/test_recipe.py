@@ -45,6 +45,17 @@ def test_words():
     assert recipe_text(peer(float8_current_scaling=True)) == "fp8_tensor"
 
 
+def test_a_recipe_where_a_layer_keeps_words(device):
+    layer = cadre.GroupedLinear(2, 32, 32, device=device)
+    x, got = torch.randn(6, 32, device=device), []
+    for layer.recipe in ("mxfp8,wgrad=bf16", cadre.Recipe("mxfp8", wgrad="bf16")):
+        got.append(layer(x, [2, 4]))
+    assert torch.equal(*got)
+    layer.recipe = 3
+    with pytest.raises(TypeError, match="^recipe is an int, must be words"):
+        layer(x, [2, 4])
+
+
 def test_what_is_no_recipe():
     with pytest.raises(NotImplementedError, match="delayed scaling.*must be mxfp8"):
         cadre.autocast(recipe=peer(delayed=True))

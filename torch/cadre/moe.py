@@ -69,9 +69,9 @@ class MoE(nn.Module):
     """out[t] = sum over the top_k experts e of token t of prob[t, e] * MLP_e(x[t])
     [+ gate(x[t]) * MLP_shared(x[t])] [+ shared_expert(x[t])].
 
-    The router is one matrix [E, H] and makes fp32 logits, also under torch.autocast: of bf16 tokens
-    by products in bf16, for which an fp32 matrix is split in three bf16 parts; `router_logits` in
-    router.py has the bound. No token is dropped. A biased expert's second bias is weighted like the
+    The router is one matrix [E, H], made in fp32, and makes fp32 logits, also under torch.autocast:
+    of bf16 tokens by products in bf16, for which an fp32 matrix is split in three bf16 parts;
+    `router_logits` in router.py has the bound. No token is dropped. A biased expert's second bias is weighted like the
     rest of its result. For backward it keeps x, the routing and what the experts keep, and permutes
     x again, unless the product of dw gathers it.
 

@@ -106,6 +106,8 @@ def recipe_text(recipe: Any) -> str:
 def words_for(recipe: str, x: Tensor) -> str:
     """The words that torch.ops.cadre takes for a layer on x: "input" becomes the type that the
     layer works in."""
+    if not isinstance(recipe, str):  # somebody has put a Recipe where a layer keeps words
+        recipe = recipe_text(recipe)
     if "=input" not in recipe:
         return recipe
     return recipe.replace("=input", f"={_WORDS.get(working_dtype(x), 'f32')}")
