@@ -9,33 +9,6 @@
 namespace cadre::bench {
 namespace {
 
-bool is_expert(const ExpertParallelProblem& p, int32_t e) {
-  return e >= 0 && e < p.ranks * p.experts;
-}
-
-/// Tokens that a rank has not are absent; a rank's rows stand by expert, then in the order of the
-/// choices.
-RankRouting finished(const ExpertParallelProblem& p, RankRouting routing) {
-  for (int q = 0; q < p.ranks; ++q)
-    std::fill(routing.experts.begin() + (q * p.tokens + routing.tokens[size_t(q)]) * p.top_k,
-              routing.experts.begin() + (q + 1) * p.tokens * p.top_k, -1);
-  std::vector<int64_t> counts(size_t(p.ranks * p.experts), 0), next = counts;
-  for (const int32_t e : routing.experts)
-    if (is_expert(p, e)) ++counts[size_t(e)];
-  for (int q = 0; q < p.ranks; ++q) {
-    int64_t row = 0;
-    for (int e = q * p.experts; e < (q + 1) * p.experts; ++e) {
-      next[size_t(e)] = row;
-      row += counts[size_t(e)];
-    }
-    routing.routed.push_back(int32_t(row));
-  }
-  routing.kept = routing.experts;
-  for (int32_t& e : routing.kept)
-    if (is_expert(p, e) && next[size_t(e)]++ >= p.rows) e = -1;
-  return routing;
-}
-
 /// So many of the rows, from the first on, in other buffers.
 TensorView copy_of(const TensorView& v, int64_t first, int64_t rows, Buffers& buffers) {
   const int64_t bytes = bytes_for(v.dtype, v[1]);
@@ -68,67 +41,6 @@ QuantizedView codes_of(const ExpertParallelProblem& p, const TensorView& x, Buff
 }
 
 }  // namespace
-
-int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const {
-  int64_t rows = 0;
-  for (size_t i = 0; i < kept.size(); ++i) {
-    const auto home = int64_t(i) / (p.tokens * p.top_k);
-    if (is_expert(p, kept[i])) rows += !of_others || kept[i] / p.experts != home;
-  }
-  return rows;
-}
-
-int64_t RankRouting::tokens_of_ranks(const ExpertParallelProblem& p, bool of_others) const {
-  int64_t tokens_of_all = 0;
-  for (int64_t t = 0; t < p.ranks * p.tokens; ++t) {
-    const int32_t* chosen = kept.data() + t * p.top_k;
-    for (int q = 0; q < p.ranks; ++q)
-      tokens_of_all += (!of_others || q != t / p.tokens) &&
-                       std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
-                         return is_expert(p, e) && e / p.experts == q;
-                       });
-  }
-  return tokens_of_all;
-}
-
-RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {
-  const int64_t tokens = p.ranks * p.tokens;
-  RankRouting routing{.name = draw.offsets};
-  routing.tokens.assign(size_t(p.ranks), p.tokens);
-  for (const int64_t e : draw_choices(draw, tokens, p.top_k, p.ranks * p.experts))
-    routing.experts.push_back(int32_t(e));
-  return finished(p, std::move(routing));
-}
-
-std::vector<RankRouting> rank_routings(const ExpertParallelProblem& p, const Draw& draw) {
-  std::vector<RankRouting> all = {drawn_routing(p, draw)};
-  const RankRouting usual = all[0];
-  const auto add = [&](std::string_view name, const auto& change) {
-    RankRouting routing{.name = std::string(name), .tokens = usual.tokens};
-    routing.experts = usual.experts;
-    change(routing);
-    all.push_back(finished(p, std::move(routing)));
-  };
-  add("skewed", [&](RankRouting& r) {
-    Draw skewed = draw;
-    skewed.offsets = "zipf:1.2";
-    r.experts = drawn_routing(p, skewed).experts;
-  });
-  add("ranks without tokens", [&](RankRouting& r) {
-    for (size_t q = 0; q < r.tokens.size(); ++q) r.tokens[q] = q % 2 == 0 ? 0 : p.tokens / 2;
-  });
-  add("ranks without rows", [&](RankRouting& r) {
-    for (int32_t& e : r.experts) e = is_expert(p, e) ? e % p.experts : e;
-  });
-  add("all to one expert", [&](RankRouting& r) {
-    std::fill(r.experts.begin(), r.experts.end(), p.ranks * p.experts - 1);
-  });
-  add("absent tokens", [&](RankRouting& r) {
-    for (size_t i = 0; i < r.experts.size(); ++i)
-      if (i / size_t(p.top_k) % 3 != 0) r.experts[i] = -1;
-  });
-  return all;
-}
 
 ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   ExpertParallelProblem one = p;
