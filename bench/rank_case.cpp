@@ -48,6 +48,7 @@ ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   one.experts = p.ranks * p.experts;
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
+  one.block = 0;
   one.push = false;
   one.sum = RowSum::kChoice;
   return one;
@@ -95,14 +96,46 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   for (TensorView* sums : {&out_, &dx_}) *sums = buffers.tensor(p.dtype, {p.tokens, p.hidden});
   for (float** of_rows : {&row_prob_, &drow_prob_}) *of_rows = buffers.array<float>(p.rows);
   dprob_ = buffers.array<float>(p.tokens * p.top_k);
-  routed_ = buffers.array<int32_t>(p.ranks);
-  map_ = {buffers.array<int32_t>(p.tokens * p.top_k), buffers.array<int32_t>(p.rows),
-          buffers.array<int32_t>(p.ranks * p.tokens * p.top_k),
-          buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
-  if (p.push) map_.place_of = buffers.array<int32_t>(p.rows);
-  if (p.sum == RowSum::kRank) map_.sum_of = buffers.array<int32_t>(p.tokens * p.ranks);
+  take_maps(buffers);
   workspace_ = buffers.workspace(plan.workspace_bytes);
   if (accelerator != nullptr) mirror_ = std::make_unique<Mirror>(buffers, *accelerator);
+}
+
+void RankCase::take_maps(Buffers& buffers) {
+  const ExpertParallelProblem& p = plan_.problem;
+  const auto words = [&](int64_t count) { return buffers.array<int32_t>(count); };
+  map_.row_of = words(p.tokens * p.top_k);
+  map_.offsets = words(p.experts + 1);
+  if (plan_.name == kCollective) return take_collective_map(buffers);
+  routed_ = words(p.ranks);
+  map_.slot_of = words(p.rows);
+  map_.row_here = words(p.ranks * p.tokens * p.top_k);
+  map_.verdict = words(1);
+  if (p.push) map_.place_of = words(p.rows);
+  if (p.sum == RowSum::kRank) map_.sum_of = words(p.tokens * p.ranks);
+}
+
+void RankCase::take_collective_map(Buffers& buffers) {
+  const ExpertParallelProblem& p = plan_.problem;
+  const auto words = [&](int64_t count) { return buffers.array<int32_t>(count); };
+  const bool in_blocks = p.block > 0;
+  const int64_t places = p.ranks * p.block;
+  collective_map_ = {.row_of = map_.row_of,
+                     .slot_of = words(in_blocks ? places : p.tokens * p.top_k),
+                     .leaving = words(int64_t(p.ranks) * p.experts + 1),
+                     .came_at = words(p.rows),
+                     .row_at = words(in_blocks ? places : p.rows),
+                     .offsets = map_.offsets};
+  if (in_blocks)
+    map_.verdict = collective_map_.verdict = words(3);
+  else
+    collective_map_.counts = of_host_.array<int64_t>(3 * p.ranks + 2);
+  routed_ = (in_blocks ? buffers : of_host_).array<int32_t>(p.ranks);
+}
+
+bool RankCase::has_overflowed() const {
+  const int64_t* counts = collective_map_.counts;
+  return (counts != nullptr ? counts[3 * plan_.problem.ranks + 1] : *map_.verdict) != 0;
 }
 
 void RankCase::choose(const int32_t* experts, int64_t tokens) {
@@ -162,9 +195,10 @@ void RankCase::sum_as_ranks_do(const ExpertParallelProblem& of) {
   sum(drows_, dx_);
 }
 
-void RankCase::push(Window& window, const TensorView& rows) const {
+void RankCase::push(RankRoute& route, const TensorView& rows) const {
   const ExpertParallelProblem& p = plan_.problem;
   if (!p.push) return;
+  Window& window = *route.window();
   window.await_readers(stream());
   const TensorView places = window.places(plan_);
   const int64_t each = p.tokens * p.top_k, bytes = bytes_for(p.dtype, p.hidden);
@@ -184,7 +218,7 @@ TensorView RankCase::of_tokens(const TensorView& most) const {
   return view(most.data, most.dtype, {tokens_, most[1]});
 }
 
-void RankCase::dispatch(Window& window) {
+void RankCase::dispatch(RankRoute& route) {
   const ExpertParallelProblem& p = plan_.problem;
   DispatchArgs args{.x = of_tokens(x_),
                     .experts = experts_,
@@ -195,13 +229,13 @@ void RankCase::dispatch(Window& window) {
                     .routed = routed_,
                     .map = map_};
   if (p.x) args.x_scales = of_tokens(x_scales_);
-  cadre::dispatch(plan_, window, there(args), there(workspace_), stream());
+  route.dispatch(there(args), there(workspace_), stream());
 }
 
-void RankCase::collect(Window& window) {
+void RankCase::collect(RankRoute& route) {
   const CollectArgs args{
       .y = plan_.problem.push ? TensorView() : y_, .out = of_tokens(out_), .map = map_};
-  cadre::collect(plan_, window, there(args), stream());
+  route.collect(there(args), there(workspace_), stream());
 }
 
 /// Experts here read numbers.
@@ -235,35 +269,35 @@ void RankCase::apply_experts(const TensorView& from, const TensorView& to,
       }
 }
 
-void RankCase::step(Window& window, const std::function<void(std::string_view)>& enter) {
+void RankCase::step(RankRoute& route, const std::function<void(std::string_view)>& enter) {
   const ExpertParallelProblem& p = plan_.problem;
   enter("dispatch");
-  dispatch(window);
+  dispatch(route);
   fetch();
   enter("the experts");
   decode_rows();
   apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
   upload();
-  push(window, y_);
+  push(route, y_);
   enter("collect");
-  collect(window);
+  collect(route);
   enter("collect backward");
   const CollectBackwardArgs of_dy{.dout = of_tokens(dout_), .dy = dy_, .map = map_};
-  collect_backward(plan_, window, there(of_dy), stream());
+  route.collect_backward(there(of_dy), there(workspace_), stream());
   fetch();
   enter("the experts' backward");
   apply_experts(dy_, drows_, nullptr);
   for (int64_t row = 0; row < used(); ++row)
     drow_prob_[row] = load(dy_, row * p.hidden) + load(rows_, row * p.hidden);
   upload();
-  push(window, drows_);
+  push(route, drows_);
   enter("dispatch backward");
   const DispatchBackwardArgs of_dx{.drows = p.push ? TensorView() : drows_,
                                    .drow_prob = p.prob ? drow_prob_ : nullptr,
                                    .dx = of_tokens(dx_),
                                    .dprob = p.prob ? dprob_ : nullptr,
                                    .map = map_};
-  dispatch_backward(plan_, window, there(of_dx), there(workspace_), stream());
+  route.dispatch_backward(there(of_dx), there(workspace_), stream());
   fetch();
 }
 

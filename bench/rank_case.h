@@ -8,6 +8,7 @@
 #include "bench/accelerator.h"
 #include "bench/buffers.h"
 #include "bench/mirror.h"
+#include "bench/rank_route.h"
 #include "bench/rank_routing.h"
 #include "cadre/expert_parallel.h"
 
@@ -39,22 +40,22 @@ class RankCase {
   void choose(const int32_t* experts, int64_t tokens);
 
   /// All four, and the experts between them. `enter` is told which one begins.
-  void step(Window&, const std::function<void(std::string_view)>& enter);
+  void step(RankRoute&, const std::function<void(std::string_view)>& enter);
   /// From now on tokens and rows are taken from the window, where those of forward are copied to.
   void move_into(Window&);
   /// Of one rank that has all, behind its step: its sums become those that the ranks of a problem
   /// make, of which each first sums its own rows.
   void sum_as_ranks_do(const ExpertParallelProblem& of);
-  /// Writes rows to their places, if the problem pushes them.
-  void push(Window&, const TensorView& rows) const;
   /// On an accelerator they are enqueued.
-  void dispatch(Window&);
-  void collect(Window&);
+  void dispatch(RankRoute&);
+  void collect(RankRoute&);
   /// What an accelerator has written, on the host, and the other way.
   void fetch() const;
   void upload() const;
 
   const ExpertParallelPlan& plan() const { return plan_; }
+  /// What the route of a plan by collective writes, where the exchanges are.
+  CollectiveMap collective_map() const { return there(collective_map_); }
 
   /// What an exchange wrote.
   struct Result {
@@ -67,9 +68,15 @@ class RankCase {
   const int32_t* routed() const { return routed_; }
   int64_t tokens() const { return tokens_; }
   int64_t used() const { return map_.offsets[plan_.problem.experts]; }
-  bool has_overflowed() const { return *map_.verdict != 0; }
+  bool has_overflowed() const;
+  /// True while nobody has written beside what the host has alone.
+  bool canaries_live() const { return of_host_.canaries_live(); }
 
  private:
+  void take_maps(Buffers&);
+  void take_collective_map(Buffers&);
+  /// Writes rows to their places, if the problem pushes them.
+  void push(RankRoute&, const TensorView& rows) const;
   TensorView of_tokens(const TensorView& most) const;
   void decode_rows() const;
   void apply_experts(const TensorView& from, const TensorView& to, const float* factors) const;
@@ -83,6 +90,7 @@ class RankCase {
   const ExpertParallelPlan& plan_;
   Accelerator* accelerator_;
   std::unique_ptr<Mirror> mirror_{};
+  Buffers of_host_;  ///< what exchanges write there, of which an accelerator has no copy
   int64_t first_choice_, first_expert_, tokens_ = 0;
   int32_t* experts_ = nullptr;
   TensorView x_, dout_, rows_, y_, out_, dy_, drows_, dx_;
@@ -90,8 +98,9 @@ class RankCase {
   /// rows once more, row-major.
   TensorView x_scales_, row_codes_, row_scales_, scales_seen_;
   float *prob_, *row_prob_, *drow_prob_, *dprob_;
-  int32_t* routed_;
-  ExchangeMap map_;
+  int32_t* routed_ = nullptr;
+  ExchangeMap map_{};  ///< by collective what both maps have
+  CollectiveMap collective_map_{};
   Workspace workspace_;
 };
 

@@ -1,0 +1,17 @@
+#include "bench/nccl_engine.h"
+
+#include "cadre/error.h"
+#include "cadre/nccl.h"
+
+namespace cadre::bench {
+
+void require_nccl(const ExpertParallelPlan& plan) {
+  throw Unsupported(text("expert_parallel: ranks on ", to_string(plan.device),
+                         " exchange rows by NCCL, which this build has not; configure with "
+                         "-DCADRE_CUDA=ON -DCADRE_NCCL=ON, or take --device cpu [",
+                         to_string(plan.problem), "]"));
+}
+
+AllToAll nccl_engine(Rank&, int) { return nccl_all_to_all(nullptr); }
+
+}  // namespace cadre::bench
