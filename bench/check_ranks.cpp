@@ -17,8 +17,7 @@ Window window_of_one(const ExpertParallelPlan& plan) {
 }
 
 bool overflows(const ExpertParallelProblem& p, const RankRouting& routing) {
-  return p.overflow == Overflow::kError &&
-         *std::max_element(routing.routed.begin(), routing.routed.end()) > p.rows;
+  return p.overflow == Overflow::kError && routing.overflows();
 }
 
 /// What all ranks see: the result of one rank that has everything, and a hash of each rank's.
@@ -26,13 +25,15 @@ struct Shared {
   explicit Shared(const ExpertParallelPlan& plan, const RankInputs& inputs)
       : one(cadre::plan(as_one_rank(plan.problem), this_cpu())),
         whole(one, inputs, 0, memory),
-        digests(memory.array<Digest>(plan.problem.ranks)) {
+        digests(memory.array<Digest>(plan.problem.ranks)),
+        mailboxes(mailboxes_of(plan)) {
     std::fill_n(digests, plan.problem.ranks, Digest{});
   }
   ExpertParallelPlan one;
   Buffers memory{Buffers::ForProcesses{}};
   RankCase whole;
   Digest* digests;
+  std::unique_ptr<Mailboxes> mailboxes;
 };
 
 /// One rank in its process.
@@ -47,33 +48,34 @@ class RankCheck {
 
   /// The first fault of all routings; empty if there is none.
   std::string run(const std::vector<RankRouting>& routings) {
-    rank_.enter("making the window");
-    Window window = Window::create(mine_.plan(), rank_.number(), rank_.all_gather());
+    const std::unique_ptr<RankRoute> route =
+        open_route(mine_.plan(), rank_, shared_.mailboxes.get(), mine_.collective_map());
     std::string fault;
     for (const RankRouting& routing : routings) {
-      const std::string found = run_one(window, routing);
+      const std::string found = run_one(*route, routing);
       if (fault.empty() && !found.empty())
         fault = text(found, " of rank ", rank_.number(), ", ", routing.name);
     }
-    if (fault.empty() && !buffers_.canaries_live()) fault = "memory beside a buffer was written";
+    if (fault.empty() && !(buffers_.canaries_live() && mine_.canaries_live()))
+      fault = "memory beside a buffer was written";
     return fault;
   }
 
  private:
-  std::string run_one(Window& window, const RankRouting& routing) {
+  std::string run_one(RankRoute& route, const RankRouting& routing) {
     const bool is_error = overflows(p_, routing);
     if (rank_.number() == 0 && !is_error) {
       rank_.enter("computing all on one rank");
-      Window alone = window_of_one(shared_.one);
+      WindowRoute alone(shared_.one, window_of_one(shared_.one));
       shared_.whole.choose(routing.kept.data(), shared_.one.problem.tokens);
       shared_.whole.step(alone, [](std::string_view) {});
       if (p_.sum == RowSum::kRank) shared_.whole.sum_as_ranks_do(p_);
     }
     mine_.choose(routing.experts.data(), routing.tokens[size_t(rank_.number())]);
-    mine_.step(window, [&](std::string_view phase) { rank_.enter(phase); });
+    mine_.step(route, [&](std::string_view phase) { rank_.enter(phase); });
     rank_.enter("the comparison");
     rank_.meet();
-    std::string fault = is_error ? numbers_after_overflow(window) : difference();
+    std::string fault = is_error ? numbers_after_overflow(route) : difference();
     if (!std::equal(routing.routed.begin(), routing.routed.end(), mine_.routed()))
       fault = "the count of routed rows";
     rank_.meet();
@@ -102,8 +104,8 @@ class RankCheck {
     return {};
   }
 
-  /// Of a step that overflows all is NaN, and the window says so once.
-  std::string numbers_after_overflow(Window& window) {
+  /// Of a step that overflows all is NaN, and the route says so once.
+  std::string numbers_after_overflow(RankRoute& route) {
     if (!mine_.has_overflowed()) return "no overflow";
     for (const RankCase::Result& r : mine_.results()) {
       if (!is_plain_float(r.view.dtype)) continue;  // tests look at codes
@@ -111,7 +113,7 @@ class RankCheck {
         if (!std::isnan(load(r.view, i))) return text("a number in spite of overflow in ", r.name);
     }
     try {
-      window.check();
+      route.check();
     } catch (const DeviceError&) {
       return {};
     }
@@ -134,7 +136,7 @@ class RankCheck {
 
 RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& device,
                         std::string_view only) {
-  const ExpertParallelPlan chosen = plan(parse_expert_parallel_problem(words), device, only);
+  const ExpertParallelPlan chosen = plan_of_ranks(words, device, only);
   const ExpertParallelProblem& p = chosen.problem;
   Buffers buffers;
   const RankInputs inputs(p, draw.seed, buffers);

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "bench/layer_case.h"
+#include "bench/rank_route.h"
 #include "bench/visit.h"
 #include "cadre/expert_parallel.h"
 #include "cadre/layers.h"
@@ -136,6 +137,13 @@ double seconds(const Cost& cost, const Runs& runs) {
 
 bool is_of_ranks(std::string_view problem) { return operation_of(problem) == "expert_parallel"; }
 
+/// What moves blocks, and between more ranks than have windows, is by collective.
+Cost cost_of_ranks(std::string_view problem, std::string_view only) {
+  const ExpertParallelProblem p = parse_expert_parallel_problem(problem);
+  plan(p, this_cpu(), only == kCollective ? only : std::string_view());
+  return cost(p);
+}
+
 bool is_layer(std::string_view problem) {
   const auto layers = layer_list();
   return std::any_of(layers.begin(), layers.end(),
@@ -144,17 +152,18 @@ bool is_layer(std::string_view problem) {
 
 }  // namespace
 
-Cost cost_of(std::string_view problem) {
+Cost cost_of(std::string_view problem, std::string_view only) {
   const auto cost_of_it = [](const auto& p) {
     plan(p, this_cpu());  // which says what is wrong with it
     return cost(p);
   };
-  if (is_of_ranks(problem)) return cost_of_it(parse_expert_parallel_problem(problem));
+  if (is_of_ranks(problem)) return cost_of_ranks(problem, only);
   return is_layer(problem) ? visit_layer(problem, cost_of_it) : visit_problem(problem, cost_of_it);
 }
 
-double seconds_to_check(std::string_view problem) {
-  if (is_of_ranks(problem)) return seconds(cost_of(problem), {2 * kRoutings, 0, 2 * kRoutings});
+double seconds_to_check(std::string_view problem, std::string_view only) {
+  if (is_of_ranks(problem))
+    return seconds(cost_of(problem, only), {2 * kRoutings, 0, 2 * kRoutings});
   const bool layer = is_layer(problem);  // which has no reference
   return seconds(cost_of(problem), {layer ? 2.0 : 6.0, layer ? 0.0 : 2.0, 4});
 }
@@ -162,7 +171,8 @@ double seconds_to_check(std::string_view problem) {
 // A device runs fast, after the host has drawn for it.
 double seconds_to_measure(std::string_view problem, const MeasureOptions& options) {
   const bool host = options.device.kind == DeviceKind::kCpu;
-  return seconds(cost_of(problem), {2, 0, host ? 2.0 * (options.contest.repeat + 1) : 0});
+  return seconds(cost_of(problem, options.only),
+                 {2, 0, host ? 2.0 * (options.contest.repeat + 1) : 0});
 }
 
 double seconds_to_time_host(std::string_view problem, const Device& device) {

@@ -11,12 +11,13 @@ struct Cost {
   double products = 0, elements = 0, routed = 0;
 };
 
-/// Of a problem of any operation or layer.
-/// Errors    InvalidArgument from parsing and planning.
-Cost cost_of(std::string_view problem);
+/// Of a problem of any operation or layer. `only`: its implementation, where the problem may be one
+/// that no other takes.
+/// Errors    InvalidArgument from parsing and planning; Unsupported of ranks.
+Cost cost_of(std::string_view problem, std::string_view only = {});
 
 /// About how many seconds this machine needs, from the cost alone: nothing is drawn.
-double seconds_to_check(std::string_view problem);
+double seconds_to_check(std::string_view problem, std::string_view only = {});
 double seconds_to_measure(std::string_view problem, const MeasureOptions&);
 double seconds_to_time_host(std::string_view problem, const Device&);
 

@@ -9,33 +9,6 @@
 namespace cadre::bench {
 namespace {
 
-bool is_expert(const ExpertParallelProblem& p, int32_t e) {
-  return e >= 0 && e < p.ranks * p.experts;
-}
-
-/// Tokens that a rank has not are absent; a rank's rows stand by expert, then in the order of the
-/// choices.
-RankRouting finished(const ExpertParallelProblem& p, RankRouting routing) {
-  for (int q = 0; q < p.ranks; ++q)
-    std::fill(routing.experts.begin() + (q * p.tokens + routing.tokens[size_t(q)]) * p.top_k,
-              routing.experts.begin() + (q + 1) * p.tokens * p.top_k, -1);
-  std::vector<int64_t> counts(size_t(p.ranks * p.experts), 0), next = counts;
-  for (const int32_t e : routing.experts)
-    if (is_expert(p, e)) ++counts[size_t(e)];
-  for (int q = 0; q < p.ranks; ++q) {
-    int64_t row = 0;
-    for (int e = q * p.experts; e < (q + 1) * p.experts; ++e) {
-      next[size_t(e)] = row;
-      row += counts[size_t(e)];
-    }
-    routing.routed.push_back(int32_t(row));
-  }
-  routing.kept = routing.experts;
-  for (int32_t& e : routing.kept)
-    if (is_expert(p, e) && next[size_t(e)]++ >= p.rows) e = -1;
-  return routing;
-}
-
 /// So many of the rows, from the first on, in other buffers.
 TensorView copy_of(const TensorView& v, int64_t first, int64_t rows, Buffers& buffers) {
   const int64_t bytes = bytes_for(v.dtype, v[1]);
@@ -69,73 +42,13 @@ QuantizedView codes_of(const ExpertParallelProblem& p, const TensorView& x, Buff
 
 }  // namespace
 
-int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const {
-  int64_t rows = 0;
-  for (size_t i = 0; i < kept.size(); ++i) {
-    const auto home = int64_t(i) / (p.tokens * p.top_k);
-    if (is_expert(p, kept[i])) rows += !of_others || kept[i] / p.experts != home;
-  }
-  return rows;
-}
-
-int64_t RankRouting::tokens_of_ranks(const ExpertParallelProblem& p, bool of_others) const {
-  int64_t tokens_of_all = 0;
-  for (int64_t t = 0; t < p.ranks * p.tokens; ++t) {
-    const int32_t* chosen = kept.data() + t * p.top_k;
-    for (int q = 0; q < p.ranks; ++q)
-      tokens_of_all += (!of_others || q != t / p.tokens) &&
-                       std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
-                         return is_expert(p, e) && e / p.experts == q;
-                       });
-  }
-  return tokens_of_all;
-}
-
-RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {
-  const int64_t tokens = p.ranks * p.tokens;
-  RankRouting routing{.name = draw.offsets};
-  routing.tokens.assign(size_t(p.ranks), p.tokens);
-  for (const int64_t e : draw_choices(draw, tokens, p.top_k, p.ranks * p.experts))
-    routing.experts.push_back(int32_t(e));
-  return finished(p, std::move(routing));
-}
-
-std::vector<RankRouting> rank_routings(const ExpertParallelProblem& p, const Draw& draw) {
-  std::vector<RankRouting> all = {drawn_routing(p, draw)};
-  const RankRouting usual = all[0];
-  const auto add = [&](std::string_view name, const auto& change) {
-    RankRouting routing{.name = std::string(name), .tokens = usual.tokens};
-    routing.experts = usual.experts;
-    change(routing);
-    all.push_back(finished(p, std::move(routing)));
-  };
-  add("skewed", [&](RankRouting& r) {
-    Draw skewed = draw;
-    skewed.offsets = "zipf:1.2";
-    r.experts = drawn_routing(p, skewed).experts;
-  });
-  add("ranks without tokens", [&](RankRouting& r) {
-    for (size_t q = 0; q < r.tokens.size(); ++q) r.tokens[q] = q % 2 == 0 ? 0 : p.tokens / 2;
-  });
-  add("ranks without rows", [&](RankRouting& r) {
-    for (int32_t& e : r.experts) e = is_expert(p, e) ? e % p.experts : e;
-  });
-  add("all to one expert", [&](RankRouting& r) {
-    std::fill(r.experts.begin(), r.experts.end(), p.ranks * p.experts - 1);
-  });
-  add("absent tokens", [&](RankRouting& r) {
-    for (size_t i = 0; i < r.experts.size(); ++i)
-      if (i / size_t(p.top_k) % 3 != 0) r.experts[i] = -1;
-  });
-  return all;
-}
-
 ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   ExpertParallelProblem one = p;
   one.ranks = 1;
   one.experts = p.ranks * p.experts;
   one.tokens = p.ranks * p.tokens;
   one.rows = one.tokens * p.top_k;
+  one.block = 0;
   one.push = false;
   one.sum = RowSum::kChoice;
   return one;
@@ -183,14 +96,46 @@ RankCase::RankCase(const ExpertParallelPlan& plan, const RankInputs& inputs, int
   for (TensorView* sums : {&out_, &dx_}) *sums = buffers.tensor(p.dtype, {p.tokens, p.hidden});
   for (float** of_rows : {&row_prob_, &drow_prob_}) *of_rows = buffers.array<float>(p.rows);
   dprob_ = buffers.array<float>(p.tokens * p.top_k);
-  routed_ = buffers.array<int32_t>(p.ranks);
-  map_ = {buffers.array<int32_t>(p.tokens * p.top_k), buffers.array<int32_t>(p.rows),
-          buffers.array<int32_t>(p.ranks * p.tokens * p.top_k),
-          buffers.array<int32_t>(p.experts + 1), buffers.array<int32_t>(1)};
-  if (p.push) map_.place_of = buffers.array<int32_t>(p.rows);
-  if (p.sum == RowSum::kRank) map_.sum_of = buffers.array<int32_t>(p.tokens * p.ranks);
+  take_maps(buffers);
   workspace_ = buffers.workspace(plan.workspace_bytes);
   if (accelerator != nullptr) mirror_ = std::make_unique<Mirror>(buffers, *accelerator);
+}
+
+void RankCase::take_maps(Buffers& buffers) {
+  const ExpertParallelProblem& p = plan_.problem;
+  const auto words = [&](int64_t count) { return buffers.array<int32_t>(count); };
+  map_.row_of = words(p.tokens * p.top_k);
+  map_.offsets = words(p.experts + 1);
+  if (plan_.name == kCollective) return take_collective_map(buffers);
+  routed_ = words(p.ranks);
+  map_.slot_of = words(p.rows);
+  map_.row_here = words(p.ranks * p.tokens * p.top_k);
+  map_.verdict = words(1);
+  if (p.push) map_.place_of = words(p.rows);
+  if (p.sum == RowSum::kRank) map_.sum_of = words(p.tokens * p.ranks);
+}
+
+void RankCase::take_collective_map(Buffers& buffers) {
+  const ExpertParallelProblem& p = plan_.problem;
+  const auto words = [&](int64_t count) { return buffers.array<int32_t>(count); };
+  const bool in_blocks = p.block > 0;
+  const int64_t places = p.ranks * p.block;
+  collective_map_ = {.row_of = map_.row_of,
+                     .slot_of = words(in_blocks ? places : p.tokens * p.top_k),
+                     .leaving = words(int64_t(p.ranks) * p.experts + 1),
+                     .came_at = words(p.rows),
+                     .row_at = words(in_blocks ? places : p.rows),
+                     .offsets = map_.offsets};
+  if (in_blocks)
+    map_.verdict = collective_map_.verdict = words(3);
+  else
+    collective_map_.counts = of_host_.array<int64_t>(3 * p.ranks + 2);
+  routed_ = (in_blocks ? buffers : of_host_).array<int32_t>(p.ranks);
+}
+
+bool RankCase::has_overflowed() const {
+  const int64_t* counts = collective_map_.counts;
+  return (counts != nullptr ? counts[3 * plan_.problem.ranks + 1] : *map_.verdict) != 0;
 }
 
 void RankCase::choose(const int32_t* experts, int64_t tokens) {
@@ -250,9 +195,10 @@ void RankCase::sum_as_ranks_do(const ExpertParallelProblem& of) {
   sum(drows_, dx_);
 }
 
-void RankCase::push(Window& window, const TensorView& rows) const {
+void RankCase::push(RankRoute& route, const TensorView& rows) const {
   const ExpertParallelProblem& p = plan_.problem;
   if (!p.push) return;
+  Window& window = *route.window();
   window.await_readers(stream());
   const TensorView places = window.places(plan_);
   const int64_t each = p.tokens * p.top_k, bytes = bytes_for(p.dtype, p.hidden);
@@ -272,7 +218,7 @@ TensorView RankCase::of_tokens(const TensorView& most) const {
   return view(most.data, most.dtype, {tokens_, most[1]});
 }
 
-void RankCase::dispatch(Window& window) {
+void RankCase::dispatch(RankRoute& route) {
   const ExpertParallelProblem& p = plan_.problem;
   DispatchArgs args{.x = of_tokens(x_),
                     .experts = experts_,
@@ -283,13 +229,13 @@ void RankCase::dispatch(Window& window) {
                     .routed = routed_,
                     .map = map_};
   if (p.x) args.x_scales = of_tokens(x_scales_);
-  cadre::dispatch(plan_, window, there(args), there(workspace_), stream());
+  route.dispatch(there(args), there(workspace_), stream());
 }
 
-void RankCase::collect(Window& window) {
+void RankCase::collect(RankRoute& route) {
   const CollectArgs args{
       .y = plan_.problem.push ? TensorView() : y_, .out = of_tokens(out_), .map = map_};
-  cadre::collect(plan_, window, there(args), stream());
+  route.collect(there(args), there(workspace_), stream());
 }
 
 /// Experts here read numbers.
@@ -323,35 +269,35 @@ void RankCase::apply_experts(const TensorView& from, const TensorView& to,
       }
 }
 
-void RankCase::step(Window& window, const std::function<void(std::string_view)>& enter) {
+void RankCase::step(RankRoute& route, const std::function<void(std::string_view)>& enter) {
   const ExpertParallelProblem& p = plan_.problem;
   enter("dispatch");
-  dispatch(window);
+  dispatch(route);
   fetch();
   enter("the experts");
   decode_rows();
   apply_experts(rows_, y_, p.prob ? row_prob_ : nullptr);
   upload();
-  push(window, y_);
+  push(route, y_);
   enter("collect");
-  collect(window);
+  collect(route);
   enter("collect backward");
   const CollectBackwardArgs of_dy{.dout = of_tokens(dout_), .dy = dy_, .map = map_};
-  collect_backward(plan_, window, there(of_dy), stream());
+  route.collect_backward(there(of_dy), there(workspace_), stream());
   fetch();
   enter("the experts' backward");
   apply_experts(dy_, drows_, nullptr);
   for (int64_t row = 0; row < used(); ++row)
     drow_prob_[row] = load(dy_, row * p.hidden) + load(rows_, row * p.hidden);
   upload();
-  push(window, drows_);
+  push(route, drows_);
   enter("dispatch backward");
   const DispatchBackwardArgs of_dx{.drows = p.push ? TensorView() : drows_,
                                    .drow_prob = p.prob ? drow_prob_ : nullptr,
                                    .dx = of_tokens(dx_),
                                    .dprob = p.prob ? dprob_ : nullptr,
                                    .map = map_};
-  dispatch_backward(plan_, window, there(of_dx), there(workspace_), stream());
+  route.dispatch_backward(there(of_dx), there(workspace_), stream());
   fetch();
 }
 

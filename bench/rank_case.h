@@ -7,33 +7,12 @@
 
 #include "bench/accelerator.h"
 #include "bench/buffers.h"
-#include "bench/draw.h"
 #include "bench/mirror.h"
+#include "bench/rank_route.h"
+#include "bench/rank_routing.h"
 #include "cadre/expert_parallel.h"
 
 namespace cadre::bench {
-
-/// Which experts the tokens of all ranks choose. All arrays are as of one rank that has all tokens:
-/// rank q's begin at q * T, those beyond its own are absent.
-struct RankRouting {
-  std::string name{};
-  std::vector<int64_t> tokens{};   ///< [P] of each rank, at most T
-  std::vector<int32_t> experts{};  ///< [P * T, top_k] of all P * E; -1: absent
-  std::vector<int32_t> kept{};     ///< experts, or -1 where a rank has no room for the row
-  std::vector<int32_t> routed{};   ///< [P] rows of each rank, those without room too
-
-  /// Rows whose token is of another rank, or of any; of those that have room.
-  int64_t rows(const ExpertParallelProblem&, bool of_others) const;
-  /// Tokens once for each other rank, or any, that has rows of them.
-  int64_t tokens_of_ranks(const ExpertParallelProblem&, bool of_others) const;
-};
-
-/// All tokens choose, as `draw` says.
-RankRouting drawn_routing(const ExpertParallelProblem&, const Draw&);
-
-/// That one, and those that are rare: skewed, ranks without tokens, ranks without rows, all to one
-/// expert, absent tokens.
-std::vector<RankRouting> rank_routings(const ExpertParallelProblem&, const Draw&);
 
 /// The same experts and tokens on one rank.
 ExpertParallelProblem as_one_rank(const ExpertParallelProblem&);
@@ -61,22 +40,22 @@ class RankCase {
   void choose(const int32_t* experts, int64_t tokens);
 
   /// All four, and the experts between them. `enter` is told which one begins.
-  void step(Window&, const std::function<void(std::string_view)>& enter);
+  void step(RankRoute&, const std::function<void(std::string_view)>& enter);
   /// From now on tokens and rows are taken from the window, where those of forward are copied to.
   void move_into(Window&);
   /// Of one rank that has all, behind its step: its sums become those that the ranks of a problem
   /// make, of which each first sums its own rows.
   void sum_as_ranks_do(const ExpertParallelProblem& of);
-  /// Writes rows to their places, if the problem pushes them.
-  void push(Window&, const TensorView& rows) const;
   /// On an accelerator they are enqueued.
-  void dispatch(Window&);
-  void collect(Window&);
+  void dispatch(RankRoute&);
+  void collect(RankRoute&);
   /// What an accelerator has written, on the host, and the other way.
   void fetch() const;
   void upload() const;
 
   const ExpertParallelPlan& plan() const { return plan_; }
+  /// What the route of a plan by collective writes, where the exchanges are.
+  CollectiveMap collective_map() const { return there(collective_map_); }
 
   /// What an exchange wrote.
   struct Result {
@@ -89,9 +68,15 @@ class RankCase {
   const int32_t* routed() const { return routed_; }
   int64_t tokens() const { return tokens_; }
   int64_t used() const { return map_.offsets[plan_.problem.experts]; }
-  bool has_overflowed() const { return *map_.verdict != 0; }
+  bool has_overflowed() const;
+  /// True while nobody has written beside what the host has alone.
+  bool canaries_live() const { return of_host_.canaries_live(); }
 
  private:
+  void take_maps(Buffers&);
+  void take_collective_map(Buffers&);
+  /// Writes rows to their places, if the problem pushes them.
+  void push(RankRoute&, const TensorView& rows) const;
   TensorView of_tokens(const TensorView& most) const;
   void decode_rows() const;
   void apply_experts(const TensorView& from, const TensorView& to, const float* factors) const;
@@ -105,6 +90,7 @@ class RankCase {
   const ExpertParallelPlan& plan_;
   Accelerator* accelerator_;
   std::unique_ptr<Mirror> mirror_{};
+  Buffers of_host_;  ///< what exchanges write there, of which an accelerator has no copy
   int64_t first_choice_, first_expert_, tokens_ = 0;
   int32_t* experts_ = nullptr;
   TensorView x_, dout_, rows_, y_, out_, dy_, drows_, dx_;
@@ -112,8 +98,9 @@ class RankCase {
   /// rows once more, row-major.
   TensorView x_scales_, row_codes_, row_scales_, scales_seen_;
   float *prob_, *row_prob_, *drow_prob_, *dprob_;
-  int32_t* routed_;
-  ExchangeMap map_;
+  int32_t* routed_ = nullptr;
+  ExchangeMap map_{};  ///< by collective what both maps have
+  CollectiveMap collective_map_{};
   Workspace workspace_;
 };
 

@@ -12,6 +12,7 @@
 #include "bench/cost.h"
 #include "bench/measure.h"
 #include "bench/measure_ranks.h"
+#include "bench/rank_route.h"
 #include "cadre/error.h"
 #include "cadre/expert_parallel.h"
 #include "cli/problem.h"
@@ -134,7 +135,7 @@ void require_measurable_ranks(const std::string& problem, const bench::MeasureOp
     throw UsageError(text("bench: --beside is '", options.beside,
                           "', must not be given for ranks; they run beside a copy [", problem,
                           "]"));
-  plan(parse_expert_parallel_problem(problem), options.device, options.only);
+  bench::plan_of_ranks(problem, options.device, options.only);
 }
 
 void require_measurable(const std::string& problem, const bench::MeasureOptions& options) {
@@ -200,13 +201,15 @@ A layer that learns nothing has no step.
 With cache_weights=yes that forward finds the weights quantised, and what is timed besides are four
 steps, of which the first quantises them.
 expert_parallel starts a process for each rank, and times dispatch and collect beside a copy, until
-the last rank is through; on GPUs beside the same from a CUDA graph, too. Delivered bytes are rows
-where they belong, crossed ones those of them that come from another rank.
+the last rank is through; on GPUs beside the same from a CUDA graph, too. --only collective times
+the route by an engine: of memory that the processes share, of NCCL between GPUs. Delivered bytes
+are rows where they belong, crossed ones those of them that come from another rank.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
 result.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
   cadre bench expert_parallel T=2048 top_k=4 H=1024 E=8 ranks=2 R=16384 --offsets uniform,gamma:1
+  cadre bench expert_parallel T=256 top_k=2 H=512 E=8 ranks=2 block=512 --only collective
   cadre bench --file bench/shapes/h200_grouped_gemm.txt --device cuda
   cadre bench --file bench/shapes/host_time.txt --device cuda --host-time
   cadre bench --file bench/shapes/cpu_gemm.txt --json bench/results/my-machine-gemm.json)";

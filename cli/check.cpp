@@ -58,13 +58,14 @@ bench::CheckReport check_ranks_and_print(const std::string& problem, const Optio
   std::printf("same  bits as one rank, %d routings  %s  %s\n", r.routings, r.check.plan.c_str(),
               r.check.problem.c_str());
   if (r.overflows > 0)
-    std::printf("      of these %d have more rows than R, and are NaN on all ranks as they must\n",
+    std::printf("      of these %d have rows without room, and are NaN on all ranks as they must\n",
                 r.overflows);
   return r.check;
 }
 
 bench::CheckReport check_and_print(const std::string& problem, const Options& options) {
-  bench::require_within("check", problem, bench::seconds_to_check(problem), options.limit);
+  bench::require_within("check", problem, bench::seconds_to_check(problem, options.only),
+                        options.limit);
   const Subject subject = subject_of(problem);
   if (subject.is_of_ranks()) return check_ranks_and_print(problem, options);
   if (subject.layer) {
@@ -197,13 +198,15 @@ must equal the reference bit for bit. Tails are poisoned with NaN and must stay 
 has no implementation for is reported and left out. --random draws problems of grouped_gemm with
 adversarial counts, of those that the device takes. A layer has no reference: its forward and
 backward must have the same bits twice. expert_parallel starts a process for each rank, and compares
-its bits with those of one rank that has all tokens, for several routings. --digest prints a hash of
+its bits with those of one rank that has all tokens, for several routings; with --only collective
+rows travel by an engine in place of a window. --digest prints a hash of
 the computed bits, so that two builds or machines can be compared. Exit code 1: a check failed.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4
   cadre check "permute permute T=64 top_k=2 R=128 H=64 E=8" "offsets counts R=128 E=8"
   cadre check expert_parallel T=64 top_k=2 H=96 E=4 ranks=3 R=384 dtype=bf16
+  cadre check expert_parallel T=64 top_k=2 H=96 E=4 ranks=3 block=128 --only collective
   cadre check --device cuda
   cadre check --file bench/shapes/layers.txt --digest
   cadre check --file bench/shapes/check.txt --random 300 --seed 5 --device cuda

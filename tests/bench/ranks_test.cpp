@@ -63,11 +63,11 @@ std::string error_of_a_step(std::string_view failing, Fail&& fail) {
       if (rank.number() == 1 && phase == failing) fail();
     };
     enter("making the window");
-    Window window = Window::create(plan, rank.number(), rank.all_gather());
+    bench::WindowRoute route(plan, Window::create(plan, rank.number(), rank.all_gather()));
     bench::Buffers own;
     bench::RankCase mine(plan, inputs, rank.number() * plan.problem.tokens, own);
     mine.choose(routing.experts.data(), plan.problem.tokens);
-    mine.step(window, enter);
+    mine.step(route, enter);
     return std::string();
   });
 }
@@ -105,15 +105,15 @@ TEST(Ranks, ThatDoNotComeAreNamedByThoseThatWait) {
     const auto plan = cadre::plan(
         parse_expert_parallel_problem("expert_parallel T=1 top_k=1 H=1 E=1 ranks=2 R=2"),
         this_cpu());
-    Window window = Window::create(plan, rank.number(), rank.all_gather(),
-                                   {.limit = std::chrono::milliseconds(200)});
+    bench::WindowRoute route(plan, Window::create(plan, rank.number(), rank.all_gather(),
+                                                  {.limit = std::chrono::milliseconds(200)}));
     if (rank.number() == 1) rank.meet();
     bench::Buffers buffers;
     const bench::RankInputs inputs(plan.problem, 1, buffers);
     bench::RankCase mine(plan, inputs, 0, buffers);
     const int32_t nobody = -1;
     mine.choose(&nobody, 1);
-    mine.dispatch(window);
+    mine.dispatch(route);
     return std::string();
   });
   EXPECT_EQ(error,

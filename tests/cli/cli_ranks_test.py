@@ -58,9 +58,32 @@ class Ranks(cli_test.Cli):
         text = self.good("check", "grouped_linear R=40 N=16 K=8 E=3", self.WORDS,
                          self.WORDS.replace("R=64", "R=40"), "--digest")
         self.assertIn(f"same  bits as one rank, 6 routings  window  {self.WORDS}", text)
-        self.assertIn("of these 2 have more rows than R", text)
+        self.assertIn("of these 2 have rows without room", text)
         self.assertIn("3 checked, 0 failed", text)
         self.good("check", self.WORDS, "--only", "window")
+
+    def test_check_and_bench_take_a_route_by_an_engine(self):
+        collective = ("--only", "collective")
+        for words, whole in ((self.WORDS, f"{self.WORDS} dtype=bf16"),
+                             (self.WORDS.replace("R=64", "block=32"),
+                              self.WORDS.replace("R=64", "block=32 R=64 dtype=bf16"))):
+            text = self.good("check", words, *collective)
+            self.assertIn(f"same  bits as one rank, 6 routings  collective  {whole}\n", text)
+            with tempfile.TemporaryDirectory() as folder:
+                record = pathlib.Path(folder) / "record.json"
+                text = self.good("bench", words, "--repeat", "3", "--json", str(record),
+                                 *collective)
+                cases = json.loads(record.read_text())["cases"]
+            self.assertEqual([c["call"] for c in cases], ["dispatch", "collect"])
+            for case in cases:
+                self.assertEqual((case["plan"], case["problem"]), ("collective", whole))
+                self.assertEqual(set(case["us"]), {"cadre", "copy"})
+                self.assertEqual(case["crossed_bytes"], cases[0]["crossed_bytes"])
+                self.assertIn(f"{case['crossed_bytes']:.0f} of them crossed", text)
+        refused = "collective: moves no codes"
+        for verb in "check", "bench":
+            self.wrong(verb, self.WORDS.replace("H=24", "H=128") + " x=fp8_block", *collective,
+                       says=[refused])
 
     def test_check_and_bench_take_codes(self):
         words = self.WORDS.replace("H=24", "H=128") + " x=fp8_block scales_major=column"
