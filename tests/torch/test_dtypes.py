@@ -114,3 +114,14 @@ def test_losses_of_what_is_no_tensor():
             cadre.load_balancing_loss(*given)
     with pytest.raises(ValueError, match="^tokens_per_expert is on meta, must be on cpu"):
         cadre.load_balancing_loss(scores, counts.to("meta"))
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_the_router_has_no_other_default(default):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(default)
+    try:
+        moe = cadre.MoE(4, 8, 8, top_k=2, dtype=torch.float32, device="cpu")
+    finally:
+        torch.set_default_dtype(before)
+    assert moe.router.dtype == torch.float32 and moe(torch.randn(3, 8))[0].shape == (3, 8)

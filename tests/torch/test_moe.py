@@ -180,17 +180,6 @@ def test_a_shared_expert_that_does_not_fit(shared, found):
         moe(torch.zeros(3, H))
 
 
-@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
-def test_the_router_has_no_other_default(default):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(default)
-    try:
-        moe = cadre.MoE(4, 8, 8, top_k=2, dtype=torch.float32, device="cpu")
-    finally:
-        torch.set_default_dtype(before)
-    assert moe.router.dtype == torch.float32 and moe(draw(3, 8))[0].shape == (3, 8)
-
-
 def test_a_router_of_another_number_of_experts():
     """Tokens of experts that are not there would be dropped."""
     moe = cadre.MoE(E, H, F, top_k=2, device="cpu")
