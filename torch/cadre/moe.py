@@ -71,9 +71,9 @@ class MoE(nn.Module):
 
     The router is one matrix [E, H], made in fp32, and makes fp32 logits, also under torch.autocast:
     of bf16 tokens by products in bf16, for which an fp32 matrix is split in three bf16 parts;
-    `router_logits` in router.py has the bound. No token is dropped. A biased expert's second bias is
-    weighted like the rest of its result. For backward it keeps x, the routing and what the experts
-    keep, and permutes x again, unless the product of dw gathers it.
+    `router_logits` in router.py has the bound. No token is dropped. A biased expert's second bias
+    is weighted like the rest of its result. For backward it keeps x, the routing and what the
+    experts keep, and permutes x again, unless the product of dw gathers it.
 
     num_experts: E. hidden: H. features: F of each expert. top_k: experts of a token.
     score: "softmax" over all experts, "topk_softmax" over the chosen, or "sigmoid".
