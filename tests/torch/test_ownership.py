@@ -152,11 +152,13 @@ def test_cycles(how):
     """Trainers hang on parameters what leads back to the layer, while a gradient is pending."""
 
     def use():
-        layer = linear(delay_wgrad_compute=True, recipe="mxfp8")
+        layer = linear(delay_wgrad_compute=True, recipe="mxfp8",
+                       fuse_wgrad_accumulation=how == "hook")
         cycle = Cycle(layer)
         if how == "attribute":
             layer.weight.owner = cycle
         elif how == "hook":
+            layer.weight.main_grad = torch.zeros_like(layer.weight)
             layer.weight.register_hook(lambda grad: cycle.layer and grad)
         else:
             layer.register_wgrad_accumulation_and_reduce_hooks(lambda: cycle.layer)
