@@ -216,13 +216,13 @@ def expert_layers(info):
 def layer_products(topic):
     """Layers of C++ beside their own products, of which the time is 1, and their rate of memory."""
     def table(info):
-        rows = [[where, case["layer"], case["problem"].split()[1], case["call"], case["plan"],
-                 *shown(case["us"], ["cadre"], ".0f"),
+        rows = [[where, case["layer"], case["problem"].split()[1], case["routing"], case["call"],
+                 case["plan"], *shown(case["us"], ["cadre"], ".0f"),
                  f"{case['us']['cadre'] / case['us']['products']:.3f}",
                  f"{case['bytes'] / case['us']['cadre'] / 1e6:.2f}"]
                 for where, record in records(topic) for case in record["cases"]]
-        return markdown(["GPU", "layer", "rows", "call", "route", "us", "over products", "TB/s"],
-                        rows)
+        return markdown(["GPU", "layer", "rows", "routing", "call", "route", "us", "over products",
+                         "TB/s"], rows)
     return table
 
 
