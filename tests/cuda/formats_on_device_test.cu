@@ -244,11 +244,11 @@ TEST_F(FormatsOnDevice, Reciprocals) {
   agrees<Reciprocal<1, 1>>("reciprocal");
   agrees<Reciprocal<0, 3>>("reciprocal");
   agrees<Reciprocal<1, 3>>("reciprocal");
-  agrees<Reciprocal<1, 99>>("reciprocal");
+  agrees<Reciprocal<1, 124>>("reciprocal");
   agrees<Reciprocal<0, -1u>>("reciprocal");
   agrees<Reciprocal<1, -1u>>("reciprocal");
-  agrees<Reciprocal<0, -100u>>("reciprocal");
-  agrees<Reciprocal<1, -100u>>("reciprocal");
+  agrees<Reciprocal<0, -125u>>("reciprocal");
+  agrees<Reciprocal<1, -125u>>("reciprocal");
 }
 
 TEST_F(FormatsOnDevice, HadamardAndPhilox) {
