@@ -172,7 +172,7 @@ TEST(Sigmoid, AndItsComplementAreSmallWithoutLoss) {
   for (float x = -104.9f; x < 90; x += 0.03f) {
     const activations::Sigmoid<float> s(x);
     const double want = 1 / (1 + std::exp(-double(x)));
-    const double rest = 1 / (1 + std::exp(std::min(double(x), 64.0)));
+    const double rest = x > 64 ? 0 : 1 / (1 + std::exp(double(x)));
     EXPECT_NEAR(s.value, want, 4e-7 * want + 0x1p-149) << x;
     EXPECT_NEAR(s.complement, rest, 4e-7 * rest) << x;
   }
@@ -181,10 +181,19 @@ TEST(Sigmoid, AndItsComplementAreSmallWithoutLoss) {
 TEST(Sigmoid, OfWhatIsNoFiniteNumber) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   EXPECT_EQ(activations::Sigmoid<float>(kInfinity).value, 1.0f);
+  EXPECT_EQ(activations::Sigmoid<float>(kInfinity).complement, 0.0f);
   EXPECT_EQ(activations::Sigmoid<float>(-kInfinity).value, 0.0f);
   EXPECT_EQ(activations::Sigmoid<float>(-kInfinity).complement, 1.0f);
   EXPECT_TRUE(std::isnan(activations::Sigmoid<float>(float(kNan)).value));
   EXPECT_TRUE(std::isnan(activations::Sigmoid<float>(float(kNan)).complement));
+}
+
+TEST(Silu, HasTheSlopeOneAtLargeNumbers) {
+  const ActivationConstants any{.limit = 3e38f, .alpha = 1.0f, .offset = 0.0f};
+  for (float x = 32; x < 1e38f; x *= 1.7f) {
+    EXPECT_NEAR(activations::Silu::backward(x, 0.0f, 1.0f, any).dgate, 1, 1e-6) << x;
+    EXPECT_NEAR(activations::ClampedSwiGlu::backward(x, 1.0f, 1.0f, any).dgate, 1, 1e-6) << x;
+  }
 }
 
 TEST(Normal, InFp32IsSmallWithoutLoss) {

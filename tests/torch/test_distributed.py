@@ -250,6 +250,17 @@ def deferred_in_fsdp(rank, device, kind):
             model.unshard()
         with pytest.raises(ValueError, match=re.escape(SHARDED)):
             layer(draw(22, H, device=device), [6, 4, 7, 2, 3])
+    layer, _ = deferring(device, kind)
+    layer.requires_grad_(False)  # so nothing comes later
+    fully_shard(layer, mesh=mesh)
+    layer(draw(22, H, device=device), [6, 4, 7, 2, 3])
+    layer, name = deferring(device, kind)
+    layer.own = nn.Parameter(torch.ones(WORLD, device=device))
+    left_alone = {p for n, p in layer.named_parameters() if n != "own"}
+    fully_shard(layer, mesh=mesh, ignored_params=left_alone)
+    layer(draw(22, H, device=device), [6, 4, 7, 2, 3]).square().sum().backward()
+    layer.backward_dw()
+    assert layer.get_parameter(name).grad is not None
 
 
 def unlike(rank, device):

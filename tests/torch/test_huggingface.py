@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import assert_seen
 from torch import nn
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -350,6 +351,30 @@ class Swish(nn.Module):
 
     def forward(self, x):
         return x * torch.sigmoid(self.beta * x)
+
+
+class Act(nn.Module):
+    """What a class alone does not say: a flag, a function, a number by a name that tensors have."""
+
+    def __init__(self, function=functional.silu, squares=False, max=1e9):
+        super().__init__()
+        self.function, self.squares, self.max = function, squares, max
+
+    def forward(self, x):
+        y = self.function(x).clamp(max=self.max)
+        return y.square() if self.squares else y
+
+
+@pytest.mark.parametrize("act,text", [
+    (Act(), "swiglu"), (Act(functional.relu), "reglu"), (Act(squares=True), None),
+    (Act(max=1.0), None), (Act(functional.tanh), None)])
+def test_what_an_act_fn_has_beside_its_class(act, text):
+    experts = make_class()(transformers.PretrainedConfig(), act)
+    if text is not None:
+        assert activation_of(experts) == text
+        act.squares = True
+    with pytest.raises(NotImplementedError, match="act_fn=Act"):
+        activation_of(experts)
 
 
 def test_an_act_fn_is_taken_as_it_is():

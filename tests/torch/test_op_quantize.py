@@ -104,6 +104,15 @@ def test_gradients_that_round_at_random(device):
     assert off < 0.1 and (spread > 0).double().mean() > 0.5
 
 
+def test_second_derivatives_are_straight_through(device):
+    x = draw(R, K, grad=True, device=device)
+    with cadre.autocast(recipe="mxfp8"):
+        y = ops.Quantize(backward=True)(x ** 3)
+        first, = torch.autograd.grad(y.sum(), x, create_graph=True)
+        second, = torch.autograd.grad(first.sum(), x)
+    torch.testing.assert_close(second, 6 * x.detach())
+
+
 @pytest.mark.parametrize("shape", [(0, K), (0, 3, K), (3, 0), (5,)])
 def test_shapes(device, shape):
     x = draw(*shape, device=device)

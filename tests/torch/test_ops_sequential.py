@@ -172,7 +172,13 @@ def test_why_three_are_not_one(device):
         "the activation does not lead from one to the other")
     own = row(device)
     own[2].recipe = "mxfp8"
-    assert why(own, counts, prob, counts) == "a linear has a recipe of its own"
+    assert why(own, counts, prob, counts) == "the linears have different recipes"
+    own[0].recipe = "mxfp8"
+    x = draw(ROWS, H, device=device)
+    assert names(own, counts, prob, counts) == FUSED
+    with cadre.autocast(recipe="mxfp8"):
+        want = row(device)(x, counts, prob, counts)
+    assert torch.equal(own(x, counts, prob, counts)[:sum(COUNTS)], want[:sum(COUNTS)])
     wider = Sequential(cadre.ops.GroupedLinear(E, H, F, device=device), cadre.ops.SReLU(),
                        cadre.ops.GroupedLinear(E, F, 2 * H, device=device))
     assert why(wider, counts, counts) == "the second linear leads to another width"

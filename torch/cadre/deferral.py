@@ -1,10 +1,11 @@
 """Weight gradients that backward leaves for later."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.autograd import forward_ad
 
 
 class Memory:
@@ -65,36 +66,40 @@ class DeferredGradients(nn.Module):
         """Errors: ValueError for weights whose gradients others take from autograd, which does not
         see those of `backward_dw`."""
         for weight, name in zip(weights, names, strict=True):
-            if not weight.requires_grad:
+            if (type(weight) is nn.Parameter and weight._backward_hooks is None
+                    and weight._post_accumulate_grad_hooks is None or not weight.requires_grad):
                 continue
-            if not weight.is_leaf:
+            if not weight.is_leaf and forward_ad._current_level < 0:
                 raise ValueError(f"{name} is computed from other tensors, must be a leaf with "
                                  f"delay_wgrad_compute, {_WHY}")
             if weight._backward_hooks or weight._post_accumulate_grad_hooks:
                 raise ValueError(f"{name} has hooks, must have none with delay_wgrad_compute, "
                                  f"{_WHY}; register_wgrad_accumulation_and_reduce_hooks takes some")
         if distributed.is_available() and distributed.is_initialized():
-            self._require_nobody_reduces(weights, names)
+            self._require_nobody_reduces({w: n for w, n in zip(weights, names) if w.requires_grad})
 
-    def _require_nobody_reduces(self, weights: Sequence[Tensor], names: Sequence[str]) -> None:
-        if _is_sharded(self):
-            raise ValueError(f"{names[0]} is sharded by fully_shard, must be whole with "
-                             "delay_wgrad_compute; FSDP2 reduces gradients while backward runs, "
-                             "and these come later")
+    def _require_nobody_reduces(self, own: dict[Tensor, str]) -> None:
+        """Looks again only where what it looked at is another."""
         around = getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
-        if around is None or not around.require_backward_grad_sync:
+        if around is not None and not (around.require_backward_grad_sync
+                                       and around.process_group.size() > 1):
+            around = None
+        seen = id(around), len(_sharding_states()), tuple(own.values())
+        if vars(self).get("_reduced_by_none_of") == seen:
             return
-        if around.process_group.size() == 1:
-            return
-        own = {weight: name for weight, name in zip(weights, names)}
-        for path, parameter in around.module.named_parameters():
-            if parameter.requires_grad and path not in around.parameters_to_ignore:
-                if parameter in own:
-                    raise ValueError(
-                        f"{own[parameter]} is averaged by DistributedDataParallel while backward "
-                        "runs, must be left alone with delay_wgrad_compute, since its gradient "
-                        "comes later; name it in _set_params_and_buffers_to_ignore_for_model, or "
-                        "call the model in no_sync(), and average it after backward_dw")
+        for name in _sharded_parameters(self):
+            if name in own.values():
+                raise ValueError(f"{name} is sharded by fully_shard, must be whole with "
+                                 "delay_wgrad_compute; FSDP2 reduces gradients while backward "
+                                 "runs, and these come later")
+        for path, parameter in around.module.named_parameters() if around is not None else ():
+            if parameter in own and path not in around.parameters_to_ignore:
+                raise ValueError(
+                    f"{own[parameter]} is averaged by DistributedDataParallel while backward "
+                    "runs, must be left alone with delay_wgrad_compute, since its gradient "
+                    "comes later; name it in _set_params_and_buffers_to_ignore_for_model, or "
+                    "call the model in no_sync(), and average it after backward_dw")
+        vars(self)["_reduced_by_none_of"] = seen
 
     def need_backward_dw(self) -> bool:
         """True if weight gradients are left to `backward_dw`."""
@@ -135,14 +140,19 @@ class DeferredGradients(nn.Module):
 _WHY = "which writes .grad where autograd does not see it"
 
 
-def _is_sharded(module: nn.Module) -> bool:
-    """Whether FSDP2 has parameters of the module, which are plain tensors while it runs."""
+def _sharding_states() -> Mapping[Any, Any]:
+    """What torch knows of modules that FSDP2 shards."""
     try:
-        from torch.distributed._composable_state import _module_state_mapping as states
+        from torch.distributed._composable_state import _module_state_mapping
     except ImportError:
-        return False
-    for state in {reference() for reference in states.values()}:
+        return {}
+    return _module_state_mapping
+
+
+def _sharded_parameters(module: nn.Module) -> Iterator[str]:
+    """Names of parameters of the module that FSDP2 has, which are plain tensors while it runs."""
+    for state in {reference() for reference in _sharding_states().values()}:
         group = getattr(state, "_fsdp_param_group", None)
-        if group is not None and any(p._module_info.module is module for p in group.fsdp_params):
-            return True
-    return False
+        for parameter in group.fsdp_params if group is not None else ():
+            if parameter._module_info.module is module:
+                yield parameter._module_info.param_name

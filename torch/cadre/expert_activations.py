@@ -7,12 +7,14 @@ constants; torch.compile takes the answer as a constant.
 
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -39,20 +41,41 @@ def activation_of(self: nn.Module) -> str:
     argument: str | tuple[tuple[str, str], ...] = ()
     if isinstance(act, nn.Module):
         _require_own_forward(self, act)
-        if isinstance(act, nn.GELU):
+        if not is_compiling():  # which would take no module for a constant
+            text = _activation_of_module(self, act, numbers)
+            return text if text is not None else _refuse(self, type(act), numbers)
+        if type(act) is nn.GELU:
             act, argument = nn.GELU, act.approximate
         else:
             act, argument = type(act), _numbers(act, _names_of_forward(type(act)))
     text = _measured_activation(type(self), act, argument, self.has_gate, numbers)
-    if text is None:
-        gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
-        found = getattr(act, "__name__", str(act))
-        must = [*_GATED, "clamped_swiglu"] if self.has_gate else list(_POINTWISE)
-        raise NotImplementedError(
-            f"huggingface: activation of {type(self).__name__} is {gate}act_fn={found} "
-            f"{_parsed(numbers)}, must equal one of {', '.join(must)}; choose another "
-            "experts_implementation for this model")
-    return text
+    return text if text is not None else _refuse(self, act, numbers)
+
+
+def _refuse(self: nn.Module, act: Any, numbers: tuple[tuple[str, str], ...]) -> Any:
+    gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
+    found = getattr(act, "__name__", str(act))
+    must = [*_GATED, "clamped_swiglu"] if self.has_gate else list(_POINTWISE)
+    raise NotImplementedError(
+        f"huggingface: activation of {type(self).__name__} is {gate}act_fn={found} "
+        f"{_parsed(numbers)}, must equal one of {', '.join(must)}; choose another "
+        "experts_implementation for this model")
+
+
+_OF_MODULES: weakref.WeakKeyDictionary[nn.Module, dict[Any, str | None]] = (
+    weakref.WeakKeyDictionary())
+
+
+def _activation_of_module(self: nn.Module, act: nn.Module, numbers: tuple[tuple[str, str], ...]
+                          ) -> str | None:
+    """Measured once for what the module has beside tensors."""
+    own = tuple((name, x) for name, x in act.__dict__.items()
+                if isinstance(x, (int, float, str)) or callable(x))
+    key = type(self), self.has_gate, numbers, own
+    known = _OF_MODULES.setdefault(act, {})
+    if key not in known:
+        known[key] = _measure_between(type(self), act, self.has_gate, numbers)
+    return known[key]
 
 
 def _require_own_forward(experts: nn.Module, act: nn.Module) -> None:
@@ -99,11 +122,16 @@ def _parsed(numbers) -> dict[str, float]:
 
 @functools.cache
 def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
+    function = _made(act, argument) if isinstance(act, type) else act
+    return _measure_between(cls, function, gated, numbers)
+
+
+def _measure_between(cls: type, function: Callable[[Tensor], Tensor], gated: bool, numbers
+                     ) -> str | None:
     numbers = _parsed(numbers)
     values = sorted(set(numbers.values()))
 
     def between(z: Tensor) -> Tensor:
-        function = _made(act, argument) if isinstance(act, type) else act
         if not gated:
             return function(z)
         return cls._apply_gate(SimpleNamespace(act_fn=function, **numbers), z)
@@ -112,12 +140,18 @@ def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
 
 
 def _made(cls: type, argument) -> Callable[[Tensor], Tensor]:
-    """A module of that class, or with numbers what its forward makes of these alone."""
+    """A module of that class with these numbers, or what its forward makes of them alone."""
     if isinstance(argument, str):
         return cls(argument)
-    if argument:
+    try:
+        module = cls()
+    except TypeError:
+        if not argument:
+            raise
         return functools.partial(cls.forward, SimpleNamespace(**_parsed(argument)))
-    return cls()
+    for name, x in _parsed(argument).items():
+        setattr(module, name, x)
+    return module
 
 
 def words_of(function: Callable[[Tensor], Tensor], gated: bool, numbers: Sequence[float],

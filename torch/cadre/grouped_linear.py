@@ -306,15 +306,14 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         if type(weight[0]) is not nn.Parameter:
             self._require_plain_weights()
         remembers = self.delay_wgrad_compute or first_microbatch is not None
-        y = _linear_step(
+        if self._defers_grad():
+            packed = weight[0].dim() == 3
+            self._require_own_gradients(weight, ["weight"] if packed else self._names["weight"])
+        return _linear_step(
             x, *counts, weight, bias, bias_scale, recipe, self.save_original_input,
             first_microbatch, self.fuse_wgrad_accumulation, self.delay_wgrad_compute, out,
             dgrad_out, None if dgrad_out is None else inp,
             self._memory.handle if remembers else None)
-        if self._defers_grad():
-            packed = weight[0].dim() == 3
-            self._require_own_gradients(weight, ["weight"] if packed else self._names["weight"])
-        return y
 
     def _in_graph(
         self, x: Tensor, counts: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],

@@ -354,6 +354,9 @@ class GroupedMLP(DeferredGradients):
     def _apart(self, rows: Tensor, offsets: Tensor, prob: Tensor | None,
                bias2_scale: Tensor | None, recipe: str) -> Tensor:
         """As two linears and an activation: what autograd alone does not do is theirs."""
+        if self._defers_grad():
+            self._require_own_gradients((self.w1, self.w2), ("w1", "w2"))
+
         def linear(x: Tensor, weight: Tensor, bias: Tensor | None, scale: Tensor | None,
                    memory: Memory) -> Tensor:
             return torch.ops.cadre._linear_step(
@@ -363,10 +366,7 @@ class GroupedMLP(DeferredGradients):
 
         z = linear(rows, self.w1, self.bias1, None, self._memory1)
         h = torch.ops.cadre.activation(z, offsets, prob, self.activation)
-        y = linear(h, self.w2, self.bias2, bias2_scale, self._memory2)
-        if self._defers_grad():
-            self._require_own_gradients((self.w1, self.w2), ("w1", "w2"))
-        return y
+        return linear(h, self.w2, self.bias2, bias2_scale, self._memory2)
 
     if TYPE_CHECKING:
         __call__ = forward

@@ -70,7 +70,8 @@ def _rounded(x: Tensor, format: str) -> Tensor:
 
 
 class _Rounded(torch.autograd.Function):
-    """x in format x_format, "" for none, and its gradient in dy_format."""
+    """x in format x_format, "" for none, and its gradient in dy_format. Rounding has the slope one,
+    in every derivative."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, x_format: str, dy_format: str) -> Tensor:
@@ -79,4 +80,4 @@ class _Rounded(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        return (_rounded(dy, ctx.dy_format) if ctx.dy_format else dy), None, None
+        return (_Rounded.apply(dy, ctx.dy_format, "") if ctx.dy_format else dy), None, None

@@ -144,8 +144,9 @@ class Sequential(nn.Sequential):
     """Operations and other modules in a row: `Sequential(GroupedLinear(...), ScaledSwiGLU(), ...)`,
     or a dict of them, by name. Modules that are no operations of `cadre.ops` run as they are.
 
-    A linear, an activation and a linear on the same counts run as one grouped_mlp, with the same
-    bits, unless one of them has buffers or hooks, writes main_grad or delays weight gradients.
+    A linear, an activation and a linear on the same counts and in the same recipe, back to the
+    width they come from, run as one grouped_mlp, with the same bits, unless one of them has
+    buffers, hooks or a forward of its own, writes main_grad or delays weight gradients.
     """
 
     def __init__(self, *modules: nn.Module | Mapping[str, nn.Module]) -> None:
@@ -366,7 +367,7 @@ def _why_not_fused(three: list[_Bound]) -> str:
         (_is_changed(first) or _is_changed(second) or
          bool(activation.activation) and _is_changed(activation),
          "an operation has a forward of its own"),
-        ((first.recipe, second.recipe) != (None, None), "a linear has a recipe of its own"),
+        (first.recipe != second.recipe, "the linears have different recipes"),
         (activation.cache_quantized_input, "the activation keeps its input in fp8"),
     ]
     for linear in (first, second):
@@ -423,5 +424,5 @@ def _run_mlp(three: list[_Bound], x: Tensor, offsets: Offsets) -> Tensor:
     y, _ = torch.ops.cadre.grouped_mlp(
         x.reshape(-1, first.in_features), offsets.offsets, prob, *first.operands(),
         *second.operands(), scale, activation=activation.activation,
-        recipe=words_for(active_recipe(), x))
+        recipe=words_for(active_recipe() if first.recipe is None else first.recipe, x))
     return y if x.dim() == 2 else y.view(*x.shape[:-1], y.shape[-1])
