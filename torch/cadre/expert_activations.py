@@ -1,7 +1,7 @@
 """Which activation of Cadre stands between the two linears of a module of transformers.
 
 It is measured, not guessed from names: the module's own gate function is called on a few numbers
-and compared with what Cadre has. That happens once for a class, an activation function and
+and compared with what Cadre has. That happens once for a class, a module or function `act_fn` and
 constants; torch.compile takes the answer as a constant.
 """
 
@@ -38,28 +38,31 @@ def activation_of(self: nn.Module) -> str:
     """The words of Cadre for what stands between the two linears of the module."""
     numbers = _numbers(self, _names_of_gate(type(self)))
     act = getattr(self, "act_fn", None)
-    argument: str | tuple[tuple[str, str], ...] = ()
-    if isinstance(act, nn.Module):
+    if not isinstance(act, nn.Module):
+        text = _measured_activation(type(self), act, (), self.has_gate, numbers)
+    else:
         _require_own_forward(self, act)
-        if not is_compiling():  # which would take no module for a constant
-            text = _activation_of_module(self, act, numbers)
-            return text if text is not None else _refuse(self, type(act), numbers)
-        if type(act) is nn.GELU:
-            act, argument = nn.GELU, act.approximate
-        else:
-            act, argument = type(act), _numbers(act, _names_of_forward(type(act)))
-    text = _measured_activation(type(self), act, argument, self.has_gate, numbers)
-    return text if text is not None else _refuse(self, act, numbers)
+        measured = _activation_of_class if is_compiling() else _activation_of_module
+        text = measured(self, act, numbers)
+        act = type(act)
+    if text is None:
+        gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
+        found = getattr(act, "__name__", str(act))
+        must = [*_GATED, "clamped_swiglu"] if self.has_gate else list(_POINTWISE)
+        raise NotImplementedError(
+            f"huggingface: activation of {type(self).__name__} is {gate}act_fn={found} "
+            f"{_parsed(numbers)}, must equal one of {', '.join(must)}; choose another "
+            "experts_implementation for this model")
+    return text
 
 
-def _refuse(self: nn.Module, act: Any, numbers: tuple[tuple[str, str], ...]) -> Any:
-    gate = f"{type(self).__name__}._apply_gate with " if self.has_gate else ""
-    found = getattr(act, "__name__", str(act))
-    must = [*_GATED, "clamped_swiglu"] if self.has_gate else list(_POINTWISE)
-    raise NotImplementedError(
-        f"huggingface: activation of {type(self).__name__} is {gate}act_fn={found} "
-        f"{_parsed(numbers)}, must equal one of {', '.join(must)}; choose another "
-        "experts_implementation for this model")
+def _activation_of_class(self: nn.Module, act: nn.Module, numbers: tuple[tuple[str, str], ...]
+                         ) -> str | None:
+    """Of a new module like this one: torch.compile takes no module for a constant."""
+    cls, argument = type(act), getattr(act, "approximate", None)
+    if cls is not nn.GELU:
+        argument = _numbers(act, _names_of_forward(cls))
+    return _measured_activation(type(self), cls, argument, self.has_gate, numbers)
 
 
 _OF_MODULES: weakref.WeakKeyDictionary[nn.Module, dict[Any, str | None]] = (
