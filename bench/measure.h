@@ -45,8 +45,8 @@ Measurement measure(std::string_view problem, const MeasureOptions&);
 /// Times a layer beside its own products, in its recipe's formats and without activations:
 /// "forward" is that of the layer with nothing to learn, beside its fprops; "step" forward and
 /// backward, beside all products. Of weights that are quantised once for several calls forward
-/// finds them so, and in place of a step there are "4 steps", of which the first quantises them.
-/// `beside` is one more peer. Both run twice before, on the data that is timed: what they write
+/// finds them so, a step quantises them, and of "4 steps", a third call, the first one does.
+/// `beside` is one more peer. All run twice before, on the data that is timed: what they write
 /// must be numbers, of the same bits both times, but for gradients that are added to what is there.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOptions&);

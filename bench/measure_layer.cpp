@@ -273,13 +273,14 @@ std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOp
         if constexpr (std::is_same_v<std::decay_t<decltype(other)>, Problem>)
           twin = other, frozen_twin = frozen(other);
       });
-    const TimedRuns step =
-        caches_weights(p) ? TimedRuns{"4 steps", true, kMicroBatches} : TimedRuns{"step", true};
     std::vector<Measurement> all;
     all.push_back(
         measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options));
-    if (learns(plan(p, options.device)))
-      all.push_back(measure_call(step, p, twin ? &*twin : nullptr, options));
+    if (!learns(plan(p, options.device))) return all;
+    const Problem* beside = twin ? &*twin : nullptr;
+    all.push_back(measure_call({"step", true}, p, beside, options));
+    if (caches_weights(p))
+      all.push_back(measure_call({"4 steps", true, kMicroBatches}, p, beside, options));
     return all;
   });
 }

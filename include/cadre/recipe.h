@@ -18,9 +18,12 @@ struct OperandFormats {
   bool operator==(const OperandFormats&) const = default;
 };
 
-/// Which format each of fprop, dgrad and wgrad uses for each operand.
+/// Which format each of fprop, dgrad and wgrad uses for each operand. Unless it is pinned, the plan
+/// of a layer may take fprop and dgrad of large products as they are, in 16 bits, where quantising
+/// for them takes longer than they save; see docs/formats.md.
 struct Recipe {
   OperandFormats fprop{}, dgrad{}, wgrad{};
+  bool pinned = false;
 
   bool operator==(const Recipe&) const = default;
 };
@@ -39,7 +42,7 @@ std::span<const RecipeInfo> recipe_list();
 const OperandFormats& formats_of(const Recipe&, Pass);
 
 /// "mxfp8", or a named recipe with the passes that differ: "nvfp4,wgrad=bf16", or all spelled out:
-/// "fprop=mxfp8*mxfp8:2d,dgrad=...,wgrad=..." (lhs*rhs).
+/// "fprop=mxfp8*mxfp8:2d,dgrad=...,wgrad=..." (lhs*rhs); each may end with ",pinned".
 std::string to_string(const Recipe&);
 
 /// Inverse of `to_string`. A pass takes a recipe's name or `lhs*rhs`.

@@ -64,9 +64,15 @@ struct LinearRun : LayerRun {
   void launch_part(const PartPhase&) const {}
 };
 
-/// A deferred linear whose wgrad another layer runs within its own backward: what wgrad reads of
-/// that backward is left decoded, for fewer bytes moved and more of workspace.
-GroupedLinearPlan plan_within(const GroupedLinearProblem&, const Device&);
+/// When another layer runs the wgrad of a deferred linear that it holds.
+enum class HeldWgrad : uint8_t {
+  kLater,   ///< in another run
+  kWithin,  ///< in its backward: what wgrad reads of that is left decoded, for fewer bytes moved
+            ///< and more of workspace
+};
+
+/// A deferred linear that another layer holds, in the recipe as it is.
+GroupedLinearPlan plan_held(const GroupedLinearProblem&, const Device&, HeldWgrad);
 
 /// A layer alone or within another one.
 inline LinearRun linear_run(const GroupedLinearPlan& plan, const GroupedLinearArgs& args,

@@ -5,6 +5,7 @@
 #include "layers/explain.h"
 #include "layers/grouped_linear.h"
 #include "layers/linear_copies.h"
+#include "layers/paying_recipe.h"
 #include "layers/planner.h"
 #include "layers/route.h"
 
@@ -322,9 +323,11 @@ constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[]
 
 namespace layers {
 
-GroupedLinearPlan plan_within(const GroupedLinearProblem& problem, const Device& device) {
+GroupedLinearPlan plan_held(const GroupedLinearProblem& problem, const Device& device,
+                            HeldWgrad wgrad) {
   check_problem(problem);
-  return choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutesWithin, problem, device, {});
+  const auto& routes = wgrad == HeldWgrad::kWithin ? kRoutesWithin : kRoutes;
+  return choose<GroupedLinearPlan, GroupedLinearProblem>(routes, problem, device, {});
 }
 
 /// The tensor that wgrad reads as an operand, or the codes that it is decoded from.
@@ -343,7 +346,9 @@ const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) { return wgrad_ope
 GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device,
                        std::string_view only) {
   layers::check_problem(problem);
-  return layers::choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutes, problem, device, only);
+  return layers::plan_paying(problem, device, only, [&](const GroupedLinearProblem& paying) {
+    return layers::choose<GroupedLinearPlan, GroupedLinearProblem>(kRoutes, paying, device, only);
+  });
 }
 
 std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {

@@ -4,6 +4,7 @@
 #include "layers/checks.h"
 #include "layers/explain.h"
 #include "layers/grouped_mlp.h"
+#include "layers/paying_recipe.h"
 #include "layers/problem_fields.h"
 #include "layers/route.h"
 #include "ops/activation_checks.h"
@@ -86,7 +87,9 @@ GroupedMlpPlan layers::plan_within(const GroupedMlpProblem& problem, const Devic
 
 GroupedMlpPlan plan(const GroupedMlpProblem& problem, const Device& device, std::string_view only) {
   check(problem);
-  return layers::choose<GroupedMlpPlan, GroupedMlpProblem>(kRoutes, problem, device, only);
+  return layers::plan_paying(problem, device, only, [&](const GroupedMlpProblem& paying) {
+    return layers::choose<GroupedMlpPlan, GroupedMlpProblem>(kRoutes, paying, device, only);
+  });
 }
 
 std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {

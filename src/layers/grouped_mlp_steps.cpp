@@ -36,7 +36,7 @@ class Planner {
   /// are the other route.
   std::string refuses_product() const {
     if (plan_.device.sm == 0) return "is for GPUs; on the CPU the operations run one by one";
-    const auto& [fprop, dgrad, wgrad] = p_.recipe;
+    const OperandFormats& fprop = p_.recipe.fprop;
     if (!is_plain(fprop.lhs) || !is_plain(fprop.rhs)) return "is for recipes whose fprop is plain";
     const GroupedLinearProblem linear = fc1();
     GroupedGemmProblem product = linear::product(linear, Pass::kFprop, {});
@@ -80,7 +80,8 @@ class Planner {
     return l;
   }
   GroupedLinearPlan planned(const GroupedLinearProblem& linear) const {
-    return p_.options.deferred ? plan(linear, plan_.device) : plan_within(linear, plan_.device);
+    const bool later = p_.options.deferred;
+    return plan_held(linear, plan_.device, later ? HeldWgrad::kLater : HeldWgrad::kWithin);
   }
   void to_places(GroupedLinearProblem& l) const {
     l.tokens = p_.tokens;

@@ -42,7 +42,7 @@ Copies::Copies(const GroupedLinearProblem& p, const DecodedPasses& decoded)
     : x{kX, {kXAlongK, kXAlongKNumbers}, {kXAlongRows, kXAlongRowsNumbers}},
       w{kW, {kWAlongK, kWAlongKNumbers}, {kWAlongRows, kNone}},
       dy{kDy, {kDyAlongK, kNone}, {kDyAlongRows, kDyAlongRowsNumbers}} {
-  const auto [fprop, dgrad, wgrad] = p.recipe;
+  const auto [fprop, dgrad, wgrad, pinned] = p.recipe;
   const LayerOptions& o = p.options;
   const auto copy = [](Copy& to, bool wanted, const Format& format, DType dtype) {
     to.is_there = wanted && !as_is(format, dtype);

@@ -5,6 +5,7 @@
 #include "layers/checks.h"
 #include "layers/explain.h"
 #include "layers/moe.h"
+#include "layers/paying_recipe.h"
 #include "layers/problem_fields.h"
 #include "layers/route.h"
 
@@ -111,7 +112,9 @@ constexpr layers::Route<MoeProblem, MoePlan> kRoutes[] = {
 MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view only) {
   check(problem);
   check_routed(problem);
-  return layers::choose<MoePlan, MoeProblem>(kRoutes, problem, device, only);
+  return layers::plan_paying(problem, device, only, [&](const MoeProblem& paying) {
+    return layers::choose<MoePlan, MoeProblem>(kRoutes, paying, device, only);
+  });
 }
 
 std::vector<KeptPart> kept(const MoePlan& plan) {

@@ -75,6 +75,7 @@ struct PassRow {
   std::string_view name;
   OperandFormats Recipe::*formats;
 };
+constexpr std::string_view kPinned = "pinned";
 constexpr std::array kPasses = {PassRow{"fprop", &Recipe::fprop}, PassRow{"dgrad", &Recipe::dgrad},
                                 PassRow{"wgrad", &Recipe::wgrad}};
 
@@ -91,7 +92,8 @@ const PassRow& find_pass(std::string_view name) {
   for (const PassRow& row : kPasses)
     if (row.name == name) return row;
   throw InvalidArgument(
-      text("recipe: pass is '", name, "', must be one of fprop, dgrad, wgrad; write pass=formats"));
+      text("recipe: pass is '", name,
+           "', must be one of fprop, dgrad, wgrad; write pass=formats, or pinned"));
 }
 
 // The name of a recipe that has this pair in this pass, else lhs*rhs.
@@ -134,7 +136,7 @@ std::string to_string(const Recipe& recipe) {
     if (!spelled_out && pair == nearest->recipe.*pass.formats) continue;
     words += text(words.empty() ? "" : ",", pass.name, "=", pair_text(pair, pass));
   }
-  return words;
+  return words + (recipe.pinned ? text(",", kPinned) : "");
 }
 
 Recipe parse_recipe(std::string_view words) {
@@ -146,13 +148,18 @@ Recipe parse_recipe(std::string_view words) {
   for (size_t at = named ? first.size() : 0; at < words.size();) {
     if (words[at] == ',') ++at;
     const std::string_view part = words.substr(at, words.find(',', at) - at);
+    at += part.size();
+    if (part == kPinned) {
+      require(!recipe.pinned, "recipe: '", words, "' gives pinned twice; give it once");
+      recipe.pinned = true;
+      continue;
+    }
     const size_t eq = std::min(part.find('='), part.size());
     const PassRow& pass = find_pass(part.substr(0, eq));
     require(std::find(given.begin(), given.end(), pass.name) == given.end(), "recipe: '", words,
             "' gives ", pass.name, " twice; give it once");
     given.push_back(pass.name);
     recipe.*pass.formats = parse_pair(part.substr(std::min(eq + 1, part.size())), pass);
-    at += part.size();
   }
   require(named || given.size() == kPasses.size(), "recipe: '", words, "' gives ", given.size(),
           " passes, must be fprop, dgrad and wgrad; or begin with a named recipe");

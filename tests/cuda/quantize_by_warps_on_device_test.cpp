@@ -137,5 +137,25 @@ TEST_F(QuantizeByWarps, BlocksOf128HaveTheBitsOfTheCpu) {
   }
 }
 
+/// Rows of turned codes are whole words where there is a multiple of eight of them.
+TEST_F(QuantizeByWarps, SquaresOf128HaveTheBitsOfTheCpu) {
+  const FormatPair kPairs[] = {{"fp8_block:2d", "fp8_block:2d"},
+                               {"", "fp8_block:2d"},
+                               {"fp8_block:2d", ""},
+                               {"fp8_block:e5m2+2d", "fp8_block:e5m2+2d"},
+                               {"fp8_block:2d+fp32", "fp8_block:2d+fp32"},
+                               {"fp8_block:2d", "fp8_block:2d+fp32"}};
+  constexpr int64_t kRows[] = {8, 120, 128, 136, 264, 131, 400}, kCols[] = {8, 120, 128, 136, 392};
+  std::mt19937 random(25);
+  for (unsigned seed = 0; seed < test::sized(240u, 60u); ++seed) {
+    const int64_t rows = kRows[random() % std::size(kRows)];
+    const int64_t cols = kCols[random() % std::size(kCols)];
+    QuantizeCase c =
+        QuantizeCase::weights({1 + seed % 5, rows, cols}, DType::kBf16, seed % 6 == 5, 8);
+    fill_values(c, ValuesKind(random() % test::kValuesKinds), random);
+    check(c, kPairs[seed % std::size(kPairs)], unsigned(random() % 64), seed % 8 == 7);
+  }
+}
+
 }  // namespace
 }  // namespace cadre

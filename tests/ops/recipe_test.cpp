@@ -77,6 +77,19 @@ TEST(Recipe, PrintsTheNearestNameAndWhatDiffers) {
             "fprop=f32*nvfp4,dgrad=f16*bf16,wgrad=bf16*f32");
 }
 
+TEST(Recipe, MayBePinned) {
+  const Recipe r = parse_recipe("fp8_block,pinned,wgrad=bf16");
+  EXPECT_TRUE(r.pinned);
+  EXPECT_EQ(to_string(r), "fp8_block,wgrad=bf16,pinned");
+  EXPECT_EQ(parse_recipe(to_string(r)), r);
+  EXPECT_NE(r, parse_recipe("fp8_block,wgrad=bf16"));
+  EXPECT_EQ(parse_error("fp8_block,pinned,pinned"),
+            "recipe: 'fp8_block,pinned,pinned' gives pinned twice; give it once");
+  EXPECT_EQ(parse_error("pinned"),
+            "recipe: name is 'pinned', must be one of f32, bf16, f16, fp8_tensor, fp8_block, "
+            "mxfp8, nvfp4, mxfp4");
+}
+
 TEST(Recipe, FormatsOfNamesThePass) {
   const Recipe r = named("fp8_tensor");
   EXPECT_EQ(formats_of(r, Pass::kFprop), r.fprop);
@@ -91,8 +104,9 @@ TEST(Recipe, ErrorsSayWhatIsKnown) {
   EXPECT_EQ(parse_error("fp6"), "recipe: name is 'fp6', " + names);
   EXPECT_EQ(parse_error(""), "recipe: name is '', " + names);
   EXPECT_EQ(parse_error("mxfp8,wgrad=fp6"), "recipe: name is 'fp6', " + names);
-  EXPECT_EQ(parse_error("mxfp8,bf16"),
-            "recipe: pass is 'bf16', must be one of fprop, dgrad, wgrad; write pass=formats");
+  EXPECT_EQ(
+      parse_error("mxfp8,bf16"),
+      "recipe: pass is 'bf16', must be one of fprop, dgrad, wgrad; write pass=formats, or pinned");
   EXPECT_EQ(parse_error("mxfp8,wgrad=bf16,wgrad=f16"),
             "recipe: 'mxfp8,wgrad=bf16,wgrad=f16' gives wgrad twice; give it once");
   EXPECT_EQ(parse_error("wgrad=bf16,fprop=f16"),

@@ -2,6 +2,7 @@
 #include "cuda/portable/quantize_parts.cuh"
 #include "cuda/portable/quantize_rows.cuh"
 #include "cuda/portable/quantize_sixteens.cuh"
+#include "cuda/portable/quantize_square_tiles.cuh"
 #include "cuda/portable/quantize_squares.cuh"
 #include "cuda/portable/quantize_tiles.cuh"
 
@@ -103,9 +104,12 @@ void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
     if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
   if constexpr (kHasParts<Row>)
     if (takes_parts<Row, Element>(job)) return launch_quantize_parts<Row, Element>(job, on);
-  if constexpr (kHasTiles<Row>)
+  if constexpr (kHasTiles<Row>) {
     if (job.of.offsets != nullptr && takes_parts<Row, Element>(job))
       return launch_quantize_tiles<Row, Element>(job, on);
+    if (takes_square_tiles<Element>(job))
+      return launch_quantize_square_tiles<Row, Element>(job, on);
+  }
   if constexpr (kHasSixteens<Row>) {
     if (takes_sixteens<Element>(job)) return launch_quantize_sixteens<Row, Element>(job, on);
     if (takes_squares<Element>(job)) return launch_quantize_squares<Row, Element>(job, on);

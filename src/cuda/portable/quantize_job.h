@@ -4,6 +4,7 @@
 #include "formats/philox.h"
 #include "formats/scale.h"
 #include "schedule/row_tokens.h"
+#include "schedule/strips.h"
 
 // What the host tells the kernels that quantise and dequantise.
 namespace cadre::cuda::portable {
@@ -69,15 +70,16 @@ struct QuantizeStream {
     int threads = kQuantizeThreads;  ///< of a block
   };
   /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
-  /// wider where every block has many, since looking for one takes time.
+  /// wider where every block has many, since looking for one takes time. All are about as wide: a
+  /// block takes every so-manieth, and would have all wide ones or all narrow ones.
   template <class Job, class... More>
   void launch_strips(void (*kernel)(Job, More...), const OfUnit& unit, Job job,
                      const More&... more) const {
     constexpr int64_t kStripsOfBlock = 8, kMostTiles = 8;
     const int64_t most = int64_t(std::max(units, 1)) * unit.blocks;
     const int64_t strips = most * kStripsOfBlock * unit.threads / kQuantizeThreads;
-    const int64_t tiles = job.of.most_tiles() / strips;
-    job.of.strip = int(std::clamp<int64_t>(tiles, 1, kMostTiles)) * kTileSide;
+    const int64_t tiles = std::clamp<int64_t>(job.of.most_tiles() / strips, 1, kMostTiles);
+    job.of.strip = int(schedule::even_strip(job.of.across(), tiles)) * kTileSide;
     const auto blocks = unsigned(std::clamp<int64_t>(job.of.most_tiles(), 1, most));
     launch(kernel, {blocks, unsigned(unit.threads), unit.shared_bytes, stream}, job, more...);
   }
