@@ -51,7 +51,7 @@ TEST(MeasureLayer, TimesOneStepAndFourThatShareQuantisedWeights) {
   const auto each = bench::measure_layer(problem, kOnce);
   const auto all = bench::measure_layer(problem + " cache_weights=yes", options);
   ASSERT_EQ(all.size(), 3u);
-  EXPECT_EQ(text(all[0].call, ", ", all[1].call, ", ", all[2].call), "forward, step, 4 steps");
+  EXPECT_EQ(all[0].call + ", " + all[1].call + ", " + all[2].call, "forward, step, 4 steps");
   EXPECT_EQ(all[0].flops, each[0].flops);
   EXPECT_EQ(all[1].flops, each[1].flops);
   EXPECT_EQ(all[2].flops, 4 * each[1].flops);

@@ -50,10 +50,23 @@ __device__ void store_turned(const CopyLines& copy, const Part& part, PatchPlace
     if (k < lines) *reinterpret_cast<uint64_t*>(to) = rows[k].word;
 }
 
-template <class Row, class Element, bool kAsRows, bool kTurned>
+/// Which copies are written, and what a kernel is compiled for.
+struct SquareCopies {
+  bool as_rows, turned;
+};
+template <class RowOfList, class ElementOfIt, SquareCopies kCopiesOfIt>
+struct SquaresOf {
+  using Row = RowOfList;
+  using Element = ElementOfIt;
+  static constexpr SquareCopies kCopies = kCopiesOfIt;
+};
+
+template <class Of>
 __global__ void __launch_bounds__(kQuantizeThreads, 3)
     quantize_square_tiles_kernel(const __grid_constant__ PartsJob job) {
   begin_dependent();
+  using Row = typename Of::Row;
+  using Element = typename Of::Element;
   __shared__ TileMagnitude magnitude;
   const auto mine = SquarePatch::of_thread(0);
   const auto store_scale = [&](const CopyLines& copy, const Part& part, auto code) {
@@ -77,18 +90,18 @@ __global__ void __launch_bounds__(kQuantizeThreads, 3)
     encode_rows<DType::kBf16, typename Row::Scale, Element>(
         patch, multipliers, true,
         [&](int i, const EightCodes<Element>& codes) { rows[i] = codes; });
-    if constexpr (kAsRows) {
+    if constexpr (Of::kCopies.as_rows) {
       store_scale(job.along_k, part, scale.code);
       store_codes(job.along_k, part, at, rows);
     }
-    if constexpr (kTurned) {
+    if constexpr (Of::kCopies.turned) {
       store_scale(job.along_rows, part, scale.code);
       store_turned(job.along_rows, part, at, rows);
     }
   }
 }
 
-/// Whether the kernel takes all copies: one of each kind, of weights.
+/// Whether the kernel takes all copies: rows of codes, turned ones, or both by the same options.
 template <class Element>
 bool takes_square_tiles(const QuantizeJob& job) {
   const auto in_words = [](const Lines& to) {
@@ -108,15 +121,16 @@ bool takes_square_tiles(const QuantizeJob& job) {
 template <class Row, class Element>
 void launch_quantize_square_tiles(const QuantizeJob& all, const QuantizeStream& on) {
   const QuantizeCopy &first = all.copies[0], &last = all.copies[all.count - 1];
-  // Options are those of the first; what is not written is not asked for.
+  // Options are those of along_k, which one copy has in both places.
   const PartsJob job{all.of, all.source, CopyLines(first), CopyLines(last), {}};
   if (job.of.rows == 0 || job.of.cols == 0) return;
-  const auto with = [&]<bool kAsRows, bool kTurned>() {
+  const auto with = [&]<SquareCopies kCopies>() {
     launch_parts<WeightParts<kTilePart>>(
-        quantize_square_tiles_kernel<Row, Element, kAsRows, kTurned>, job, on);
+        quantize_square_tiles_kernel<SquaresOf<Row, Element, kCopies>>, job, on);
   };
-  if (!last.to.codes.columns) return with.template operator()<true, false>();
-  all.count == 1 ? with.template operator()<false, true>() : with.template operator()<true, true>();
+  if (!last.to.codes.columns) return with.template operator()<SquareCopies{true, false}>();
+  all.count == 1 ? with.template operator()<SquareCopies{false, true}>()
+                 : with.template operator()<SquareCopies{true, true}>();
 }
 
 }  // namespace cadre::cuda::portable
