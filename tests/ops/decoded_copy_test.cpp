@@ -216,6 +216,20 @@ TEST_F(DecodedCopies, OfTransformedRowsHaveOffsetsOfTheirOwn) {
 }
 
 // A number is a code times its block's scale, and lacks the expert's: by hand.
+// A block of a GPU sums 256 of them at once.
+TEST_F(DecodedCopies, OfTransformedRowsMayBeOfManyExperts) {
+  std::mt19937 random(5);
+  Counts counts{.rows = 5, .of = {}};
+  for (int e = 0; e < 600; ++e) counts.of.push_back(e % 3 == 0 ? int64_t(random() % 40) : 0);
+  for (const int64_t rows : counts.of) counts.rows += rows;
+  QuantizeCase c = QuantizeCase::rows(counts, 16, DType::kBf16);
+  test::fill_values(c, ValuesKind::kNormal, random);
+  c.formats("", "nvfp4:rht");
+  check(c);
+  c.offsets[255] = 900, c.offsets[256] = -3, c.offsets[300] = 7;
+  check(c);
+}
+
 TEST(DecodedCopy, LacksTheScaleOfTheExpert) {
   QuantizeCase c = QuantizeCase::rows({1, {1}}, 3, DType::kF32, 0);
   for (int64_t k = 0; k < 3; ++k) c.source.set({0, k}, double(k + 1));
