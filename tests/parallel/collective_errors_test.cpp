@@ -282,6 +282,11 @@ TEST(CollectiveErrors, OfRanksThatDiffer) {
     EXPECT_EQ(words.substr(0, words.find(';')),
               "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
   EXPECT_NE(dispatched({p, other}, {0, 1})[1].find("layer=1"), std::string::npos);
+  other = p;
+  other.cross = Crossing::kToken;  // as where T decides that: what ranks say has one size
+  for (const std::string& words : dispatched({p, other}, {0, 1}))
+    EXPECT_EQ(words.substr(0, words.find(';')),
+              "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
   for (const std::string& words : dispatched({p, p}, {1, 0}))
     EXPECT_EQ(words, text("dispatch: rank 0 of the engine says that it is rank 1, must be 0 [",
                           to_string(p), "]"));
