@@ -40,6 +40,8 @@ CheckReport check_small(const ExpertParallelPlan& plan, const MeasureOptions& op
   small.tokens = std::min(p.tokens, kCheckedTokens);
   small.rows = std::min(p.rows, p.ranks * small.tokens * p.top_k);
   small.block = std::min(p.block, small.tokens * p.top_k);
+  if (plan.name == kCollective && p.block == 0)  // what is timed, which few tokens may not be worth
+    small.cross = plan.by_token ? Crossing::kToken : Crossing::kChoice;
   return check_ranks(to_string(small), options.draw, options.device, plan.name).check;
 }
 
@@ -64,12 +66,14 @@ double delivered(size_t call, const ExpertParallelProblem& p, const RankRouting&
   return double(routing.rows(p, false)) * double(row_bytes(call, p));
 }
 
-/// Of that what ranks take from others, all of them together. By a window a token crosses once to
-/// each rank that has rows of it.
+/// Of that what ranks take from others, all of them together: a token once to each rank that has
+/// rows of it, or a row for each choice.
 int64_t crossing(size_t call, const ExpertParallelPlan& plan, const RankRouting& routing) {
   const ExpertParallelProblem& p = plan.problem;
-  const bool by_token = is_by_window(plan) && (call == 0 || p.sum == RowSum::kRank);
-  return (by_token ? routing.tokens_of_ranks(p, true) : routing.rows(p, true)) * row_bytes(call, p);
+  const bool by_token = call == 0 ? plan.by_token : p.sum == RowSum::kRank;
+  int64_t rows = by_token ? routing.tokens_of_ranks(p, true) : routing.rows(p, true);
+  if (by_token && !is_by_window(plan)) rows = routing.tokens_sent(p);
+  return rows * row_bytes(call, p);
 }
 
 /// Of all ranks, read and written at the least: dispatch writes what it reads, collect sums, and

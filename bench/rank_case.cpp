@@ -51,6 +51,7 @@ ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   one.block = 0;
   one.push = false;
   one.sum = RowSum::kChoice;
+  one.cross = Crossing::kAuto;
   return one;
 }
 
@@ -129,13 +130,13 @@ void RankCase::take_collective_map(Buffers& buffers) {
   if (in_blocks)
     map_.verdict = collective_map_.verdict = words(3);
   else
-    collective_map_.counts = of_host_.array<int64_t>(3 * p.ranks + 2);
+    collective_map_.counts = of_host_.array<int64_t>(6 * p.ranks + 3);
   routed_ = (in_blocks ? buffers : of_host_).array<int32_t>(p.ranks);
 }
 
 bool RankCase::has_overflowed() const {
   const int64_t* counts = collective_map_.counts;
-  return (counts != nullptr ? counts[3 * plan_.problem.ranks + 1] : *map_.verdict) != 0;
+  return (counts != nullptr ? counts[6 * plan_.problem.ranks + 2] : *map_.verdict) != 0;
 }
 
 void RankCase::choose(const int32_t* experts, int64_t tokens) {

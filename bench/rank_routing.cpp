@@ -10,6 +10,17 @@ bool is_expert(const ExpertParallelProblem& p, int32_t e) {
   return e >= 0 && e < p.ranks * p.experts;
 }
 
+std::span<const int32_t> choices_of_token(const ExpertParallelProblem& p,
+                                          const std::vector<int32_t>& experts, int64_t token) {
+  return std::span(experts).subspan(size_t(token * p.top_k), size_t(p.top_k));
+}
+
+/// How many of these choices are of a rank's experts.
+int64_t choices_of(const ExpertParallelProblem& p, std::span<const int32_t> choices, int rank) {
+  return std::count_if(choices.begin(), choices.end(),
+                       [&](int32_t e) { return is_expert(p, e) && e / p.experts == rank; });
+}
+
 /// Rows that each rank would have of these choices.
 std::vector<int64_t> rows_of_ranks(const ExpertParallelProblem& p,
                                    std::span<const int32_t> choices) {
@@ -61,15 +72,25 @@ int64_t RankRouting::rows(const ExpertParallelProblem& p, bool of_others) const 
 
 int64_t RankRouting::tokens_of_ranks(const ExpertParallelProblem& p, bool of_others) const {
   int64_t tokens_of_all = 0;
-  for (int64_t t = 0; t < p.ranks * p.tokens; ++t) {
-    const int32_t* chosen = kept.data() + t * p.top_k;
+  for (int64_t t = 0; t < p.ranks * p.tokens; ++t)
     for (int q = 0; q < p.ranks; ++q)
-      tokens_of_all += (!of_others || q != t / p.tokens) &&
-                       std::any_of(chosen, chosen + p.top_k, [&](int32_t e) {
-                         return is_expert(p, e) && e / p.experts == q;
-                       });
-  }
+      tokens_of_all +=
+          (!of_others || q != t / p.tokens) && choices_of(p, choices_of_token(p, kept, t), q) > 0;
   return tokens_of_all;
+}
+
+int64_t RankRouting::tokens_sent(const ExpertParallelProblem& p) const {
+  int64_t sent = 0;
+  for (int from = 0; from < p.ranks; ++from)
+    for (int to = 0; to < p.ranks; ++to) {
+      int64_t chose = 0, rows = 0;
+      for (int64_t t = from * p.tokens; t < (from + 1) * p.tokens; ++t) {
+        chose += choices_of(p, choices_of_token(p, experts, t), to) > 0;
+        rows += choices_of(p, choices_of_token(p, kept, t), to);
+      }
+      sent += from != to ? std::min(chose, rows) : 0;
+    }
+  return sent;
 }
 
 RankRouting drawn_routing(const ExpertParallelProblem& p, const Draw& draw) {

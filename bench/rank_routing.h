@@ -23,6 +23,9 @@ struct RankRouting {
   bool overflows() const { return kept != experts; }
   /// Tokens once for each other rank, or any, that has rows of them.
   int64_t tokens_of_ranks(const ExpertParallelProblem&, bool of_others) const;
+  /// Tokens that an engine moves once to each other rank: those that chose it, no more of one rank
+  /// for another than rows that have room.
+  int64_t tokens_sent(const ExpertParallelProblem&) const;
 };
 
 /// All tokens choose, as `draw` says.

@@ -30,6 +30,14 @@ enum class RowSum : uint8_t {
   ///< are added in the order of ranks, and rounded: fewer bytes, and bits that depend on P
 };
 
+/// What crosses to a rank by the route collective, in dispatch and in the backward of collect. Rows
+/// that are summed cross for each choice.
+enum class Crossing : uint8_t {
+  kAuto,    ///< kToken if that saves enough, as far as the problem says; else kChoice
+  kToken,   ///< each token once, for all the rows that it has there
+  kChoice,  ///< a row for each choice
+};
+
 /// One rank's share of experts that are spread over P ranks:
 /// `expert_parallel T=8192 top_k=8 H=7168 E=128 ranks=2 R=131072 dtype=bf16`.
 /// The problem is the same on every rank. Expert e of all P * E belongs to rank e / E.
@@ -50,7 +58,8 @@ struct ExpertParallelProblem {
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
   bool push = false;  ///< who makes rows of y and drows writes them into Window::places() of a plan
-  RowSum sum = RowSum::kChoice;  ///< of rows of y, and of drows; kRank: not with push
+  RowSum sum = RowSum::kChoice;      ///< of rows of y, and of drows; kRank: not with push
+  Crossing cross = Crossing::kAuto;  ///< kToken: not with block; kChoice: of the route collective
   int layer = 0;  ///< the caller's number; ranks at layers of other numbers are out of step
 
   bool operator==(const ExpertParallelProblem&) const = default;
@@ -78,6 +87,7 @@ struct ExpertParallelPlan {
   Device device{};
   std::string_view name{};
   bool exact = true;            ///< the bits of one rank that has all tokens and experts
+  bool by_token = true;         ///< what is dispatched crosses once a token, not once a choice
   WindowLayout window{};        ///< what each rank gives
   uint32_t tag = 0;             ///< of the problem, in flags
   int64_t workspace_bytes = 0;  ///< of dispatch and its backward; by collective of all four

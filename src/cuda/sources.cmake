@@ -11,6 +11,7 @@ set(cadre_cuda_sources
   parallel/rank_device.cpp
   parallel/rank_memory.cpp
   parallel/row_blocks.cu
+  parallel/token_messages.cu
   poison.cpp
   portable/activation.cu
   portable/activation_codes.cu

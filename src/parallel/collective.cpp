@@ -19,6 +19,15 @@ int64_t words_said(const ExpertParallelProblem& p) {
   return schedule::RowBlocks::kNameWords + p.ranks;
 }
 
+/// What tokens save that cross once, about: of top_k choices (top_k - 1) / (P + top_k - 1) are of a
+/// rank that the token goes to anyway; less four bytes for each choice. In whole numbers, so that
+/// ranks agree.
+int64_t bytes_saved_by_token(const ExpertParallelProblem& p) {
+  const int64_t row = bytes_for(p.dtype, std::min<int64_t>(p.hidden, 1 << 28));
+  const int64_t of_choice = row * (p.top_k - 1) / (int64_t(p.ranks) + p.top_k - 1);
+  return p.tokens * p.top_k * (of_choice - kWord);
+}
+
 PermuteProblem moved_rows(const ExpertParallelProblem& p, PermutePass pass) {
   PermuteProblem m{.pass = pass, .tokens = p.tokens, .top_k = p.top_k};
   m.rows = leaving_rows(p);
@@ -70,6 +79,12 @@ PermutePlan sum_plan(const ExpertParallelProblem& p, const Device& device, bool 
 
 }  // namespace
 
+bool crosses_by_token(const ExpertParallelProblem& p) {
+  constexpr int64_t kWorthIt = 1 << 20;  // bytes; an estimate of what three kernels and a sort take
+  if (p.block > 0 || p.cross == Crossing::kChoice) return false;
+  return p.cross == Crossing::kToken || bytes_saved_by_token(p) >= kWorthIt;
+}
+
 OffsetsPlan choices_plan(const ExpertParallelProblem& p, const Device& device) {
   return plan({.source = OffsetsSource::kRouting,
                .rows = p.tokens * p.top_k,
@@ -100,6 +115,7 @@ CollectiveMemory::CollectiveMemory(const ExpertParallelProblem& p, const Offsets
     scratch_bytes = std::max(scratch_bytes, arrivals_plan(p, offsets.device).workspace_bytes);
   } else {
     take_counts(p);
+    if (crosses_by_token(p)) take_tokens(p);
   }
   scratch = take(scratch_bytes);
 }
@@ -108,8 +124,17 @@ int64_t CollectiveMemory::take(int64_t size) { return std::exchange(bytes, bytes
 
 void CollectiveMemory::take_counts(const ExpertParallelProblem& p) {
   counts = take(all_counts(p) * kWord);
-  names = take(p.ranks * int64_t(sizeof(RankName)));
-  own_name = take(sizeof(RankName));
+  said = take(words_said(p) * kWord);
+  heard = take(p.ranks * words_said(p) * kWord);
+}
+
+void CollectiveMemory::take_tokens(const ExpertParallelProblem& p) {
+  const int64_t choices = p.tokens * p.top_k * kWord;
+  row_offsets = take((all_experts(p) + 1) * kWord);
+  firsts = take(choices);
+  token_of = take(choices);
+  leaving_back = take(choices);
+  coming_back = take(p.rows * kWord);
 }
 
 void CollectiveMemory::take_blocks(const ExpertParallelProblem& p) {
@@ -125,10 +150,10 @@ HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
     note = new (memory) schedule::BlockNote();
     return;
   }
-  names = reinterpret_cast<RankName*>(memory);
-  own_name = names + p.ranks;
-  auto* next = reinterpret_cast<int32_t*>(own_name + 1);
+  auto* next = reinterpret_cast<int32_t*>(memory);
   const auto take = [&next](int64_t count) { return std::exchange(next, next + count); };
+  heard = take(p.ranks * words_said(p));
+  said = take(words_said(p));
   counts = take(all_counts(p));
   came_at = take(p.rows);
   row_at = take(p.rows);
@@ -137,8 +162,8 @@ HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
 
 int64_t HostLists::bytes(const ExpertParallelProblem& p) {
   if (p.block > 0) return sizeof(schedule::BlockNote);
-  const int64_t of_names = (int64_t(p.ranks) + 1) * int64_t(sizeof(RankName));
-  return of_names + (all_counts(p) + 2 * p.rows + p.experts + 1) * kWord;
+  const int64_t of_words = (int64_t(p.ranks) + 1) * words_said(p);
+  return (of_words + all_counts(p) + 2 * p.rows + p.experts + 1) * kWord;
 }
 
 CollectiveSteps::CollectiveSteps(const ExpertParallelProblem& p, const Device& device)
@@ -183,7 +208,9 @@ Collective::State::State(const ExpertParallelPlan& of, int own_rank, AllToAll en
       host(of.problem, link->memory()),
       next(size_t(of.problem.ranks)) {
   messages.reserve(4 * size_t(of.problem.ranks));
-  if (host.own_name != nullptr) *host.own_name = {int32_t(of.tag), own_rank};
+  if (host.said == nullptr) return;
+  std::fill_n(host.said, schedule::RowBlocks::kNameWords + of.problem.ranks, 0);
+  host.said[0] = int32_t(of.tag), host.said[1] = own_rank;
 }
 
 void Collective::State::check_overflow() {

@@ -24,18 +24,22 @@ constexpr int64_t coming_rows(const ExpertParallelProblem& p) {
   return p.block > 0 ? p.ranks * p.block : p.rows;
 }
 
+/// Whether tokens cross once to each rank. It follows from the problem, so ranks agree.
+bool crosses_by_token(const ExpertParallelProblem&);
+
 /// The workspace of an exchange, in bytes from its start.
 struct CollectiveMemory {
-  int64_t leaving = 0;       ///< rows [.., H] in the order of all experts, or in blocks
-  int64_t leaving_prob = 0;  ///< [..] fp32
-  int64_t coming = 0;        ///< rows [.., H] by rank
-  int64_t coming_prob = 0;   ///< [..] fp32
-  int64_t sorted = 0, said = 0, heard = 0;          ///< with block: see schedule::RowBlocks
-  int64_t leaving_experts = 0, coming_experts = 0;  ///< [P * N] int32, likewise
-  int64_t counts = 0;                               ///< [P, P * E + 1] int32: offsets of every rank
-  int64_t names = 0;                                ///< [P] RankName
-  int64_t own_name = 0;                             ///< RankName
-  int64_t scratch = 0, scratch_bytes = 0;           ///< of the sort
+  int64_t leaving = 0;          ///< rows [.., H] in the order of all experts, or in blocks
+  int64_t leaving_prob = 0;     ///< [..] fp32
+  int64_t coming = 0;           ///< rows [.., H] by rank
+  int64_t coming_prob = 0;      ///< [..] fp32
+  int64_t said = 0, heard = 0;  ///< [2 + P], [P, 2 + P] int32: see RankWords, schedule::RowBlocks
+  int64_t sorted = 0;           ///< with block: see schedule::RowBlocks
+  int64_t leaving_experts = 0, coming_experts = 0;    ///< [P * N] int32, likewise
+  int64_t counts = 0;                                 ///< [P, P * E + 1] int32: of every rank
+  int64_t row_offsets = 0, firsts = 0, token_of = 0;  ///< by token: see schedule::LeavingTokens
+  int64_t leaving_back = 0, coming_back = 0;          ///< [T * top_k], [R] int32, likewise
+  int64_t scratch = 0, scratch_bytes = 0;             ///< of the sort
   int64_t bytes = 0;
 
   /// `offsets`: choices_plan().
@@ -43,19 +47,24 @@ struct CollectiveMemory {
 
  private:
   void take_counts(const ExpertParallelProblem&);
+  void take_tokens(const ExpertParallelProblem&);
   void take_blocks(const ExpertParallelProblem&);
   int64_t take(int64_t size);
 };
 
-/// By what ranks find out that they differ.
-struct RankName {
+/// What a rank says to all: by what they find out that they differ, and its tokens.
+struct RankWords {
   int32_t problem = 0;  ///< ExpertParallelPlan::tag
   int32_t rank = 0;
+  const int32_t* tokens = nullptr;  ///< [P]: by token, those for each rank, without regard to room
+
+  explicit RankWords(const int32_t* words)
+      : problem(words[0]), rank(words[1]), tokens(words + schedule::RowBlocks::kNameWords) {}
 };
 
 /// The same numbers on the host, and what it makes of them. With block there is a note alone.
 struct HostLists {
-  RankName *names = nullptr, *own_name = nullptr;
+  int32_t *heard = nullptr, *said = nullptr;
   int32_t* counts = nullptr;
   int32_t *came_at = nullptr, *row_at = nullptr;  ///< [R]
   int32_t* offsets = nullptr;                     ///< [E + 1]
@@ -91,14 +100,17 @@ void dispatch_backward_blocks(const Collective&, const CollectiveDispatchBackwar
 
 /// CollectiveMap::counts, by parts.
 struct CountLists {
-  int64_t *received, *sent, *first;  ///< [P], [P], [P + 1]
+  /// What travels between ranks: from each, to each, and the first of these, [P], [P], [P + 1].
+  struct Parts {
+    int64_t *received, *sent, *first;
+  };
+  Parts rows, tokens;  ///< what crosses to experts are tokens; by choice each row is one
   int64_t* overflowed;
 
-  CountLists(int64_t* counts, int ranks)
-      : received(counts),
-        sent(received + ranks),
-        first(sent + ranks),
-        overflowed(first + ranks + 1) {}
+  CountLists(int64_t* counts, int64_t ranks)
+      : rows{counts, counts + ranks, counts + 2 * ranks},
+        tokens{rows.first + ranks + 1, rows.first + 2 * ranks + 1, rows.first + 3 * ranks + 1},
+        overflowed(tokens.first + ranks + 1) {}
 };
 
 }  // namespace cadre::parallel
@@ -123,6 +135,11 @@ struct Collective::State {
 
   schedule::RankCounts counts() const {
     return {host.counts, plan.problem.ranks, plan.problem.experts, plan.problem.rows};
+  }
+  /// What a rank has said, with the others.
+  parallel::RankWords words_of(int of) const {
+    const int64_t words = schedule::RowBlocks::kNameWords + plan.problem.ranks;
+    return parallel::RankWords(host.heard + of * words);
   }
   /// Throws once what overflowed.
   void check_overflow();

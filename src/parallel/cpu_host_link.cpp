@@ -45,6 +45,15 @@ class CpuHostLink final : public HostLink {
   void spoil(const TensorView& rows, const int32_t* verdict, Stream on) override {
     if (*verdict != 0) fill(rows, 0xff, on);
   }
+  void find_first_choices(const schedule::LeavingTokens& tokens, Stream) override {
+    for (int64_t choice = 0; choice < tokens.choices; ++choice) tokens.find_first(choice);
+  }
+  void number_tokens(const schedule::LeavingTokens& tokens, Stream) override {
+    for (int64_t step = 0; step < tokens.steps(); ++step) tokens.number(step);
+  }
+  void find_tokens(const schedule::ComingTokens& tokens, Stream) override {
+    for (int64_t row = 0; row < tokens.steps(); ++row) tokens.find(row);
+  }
 
  private:
   std::vector<char> memory_;

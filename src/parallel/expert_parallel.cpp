@@ -24,6 +24,10 @@ template <>
 struct Words<RowSum> {
   static constexpr std::array<std::string_view, 2> kList = {"choice", "rank"};
 };
+template <>
+struct Words<Crossing> {
+  static constexpr std::array<std::string_view, 3> kList = {"auto", "token", "choice"};
+};
 }  // namespace ops
 
 /// R where a text leaves it out: all blocks, or what two ranks can need at most. Of nonsense it is
@@ -54,6 +58,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("tail", p.tail, usual.tail);
   io.unless("push", p.push, usual.push);
   io.unless("sum", p.sum, usual.sum);
+  io.unless("cross", p.cross, usual.cross);
   io.unless("layer", p.layer, usual.layer);
 }
 
@@ -92,6 +97,8 @@ void check(const ExpertParallelProblem& p, int most_ranks) {
   checks.countable("R * H", {p.rows, p.hidden});
   checks.countable("ranks * block * H", {p.ranks * p.block, p.hidden});
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
+  checks.holds(p.block == 0 || p.cross != Crossing::kToken,
+               "cross is token, must be auto or choice; with block a row crosses for each choice");
   if (p.sum == RowSum::kChoice) return;
   checks.holds(!p.push, "push is yes, must be no; with sum=rank no rows travel");
   checks.fits_int32("ranks * ranks * T", int64_t(p.ranks) * p.ranks * p.tokens);
@@ -171,18 +178,21 @@ std::string refuses_any(const Device& device) {
   return is_old ? text("takes sm_", kLeastSm, " or newer") : "";
 }
 
-constexpr std::string_view kNoBlocks = "sends no blocks";
+/// What is of the route collective alone.
+std::string refuses_as_window(const ExpertParallelProblem& p, const Device& device) {
+  if (p.block > 0) return "sends no blocks";
+  if (p.cross == Crossing::kChoice) return "reads a token once";
+  return refuses_any(device);
+}
 
 std::string refuses_window(const ExpertParallelProblem& p, const Device& device) {
   if (p.sum == RowSum::kRank) return "sums no rows at home";
-  if (p.block > 0) return std::string(kNoBlocks);
-  return refuses_any(device);
+  return refuses_as_window(p, device);
 }
 
 std::string refuses_window_sum_rank(const ExpertParallelProblem& p, const Device& device) {
   if (p.sum != RowSum::kRank) return "is for sum=rank";
-  if (p.block > 0) return std::string(kNoBlocks);
-  return refuses_any(device);
+  return refuses_as_window(p, device);
 }
 
 /// A block sorts all choices by itself, with its counters in shared memory.
@@ -192,14 +202,14 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   if (p.push) return "fetches its rows";
   if (p.sum == RowSum::kRank) return "sums no rows at home";
   if (p.x) return "moves no codes";
-  if (p.block > 0) return std::string(kNoBlocks);
+  if (const std::string refusal = refuses_as_window(p, device); !refusal.empty()) return refusal;
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",
                 choices);
   if (experts > parallel::kFewExperts)
     return text("takes at most ", parallel::kFewExperts, " experts of all ranks, there are ",
                 experts);
-  return refuses_any(device);
+  return {};
 }
 
 std::string refuses_collective(const ExpertParallelProblem& p, const Device& device) {
@@ -247,6 +257,7 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   plan.name = route_of(problem, device, only);
   plan.tag = tag_of(problem);
   if (plan.name == parallel::kCollective) {
+    plan.by_token = parallel::crosses_by_token(problem);
     plan.offsets = parallel::choices_plan(problem, device);
     plan.workspace_bytes = parallel::CollectiveMemory(problem, plan.offsets).bytes;
     return plan;
@@ -277,6 +288,14 @@ static std::string explain_rows(const ExpertParallelProblem& p) {
               p.overflow == Overflow::kDrop ? "choices are dropped\n" : "a step is NaN\n");
 }
 
+static std::string explain_crossing(const ExpertParallelPlan& plan) {
+  if (plan.by_token)
+    return "tokens     cross once to each rank, and 4 bytes a choice; results for each choice\n";
+  const bool is_asked = plan.problem.cross == Crossing::kChoice;
+  return text("tokens     cross for each choice",
+              is_asked ? "" : "; once to each rank would save too few bytes", "\n");
+}
+
 static std::string explain_collective(const ExpertParallelPlan& plan) {
   const ExpertParallelProblem& p = plan.problem;
   const std::string blocks = text("blocks     ", p.block, " rows from a rank to each; ",
@@ -287,7 +306,7 @@ static std::string explain_collective(const ExpertParallelPlan& plan) {
                   : "host       reads how many rows ranks exchange, once a dispatch; refuses "
                     "capture\n",
               "workspace  ", plan.workspace_bytes, " bytes, of each exchange\n",
-              p.block > 0 ? blocks : "", explain_rows(p));
+              p.block > 0 ? blocks : explain_crossing(plan), explain_rows(p));
 }
 
 std::string explain(const ExpertParallelPlan& plan) {

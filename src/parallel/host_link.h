@@ -5,9 +5,10 @@
 #include "cadre/device.h"
 #include "cadre/tensor.h"
 #include "schedule/row_blocks.h"
+#include "schedule/token_messages.h"
 
 // What exchanges by an engine do in a device's own way: numbers cross between it and the host, and
-// kernels fill blocks of rows, whose sizes the host knows.
+// kernels fill blocks of rows, whose sizes the host knows, or find out which token a row is of.
 namespace cadre::parallel {
 
 class HostLink {
@@ -34,6 +35,11 @@ class HostLink {
   virtual void make_places(const schedule::RowBlocks&, Stream) = 0;
   virtual void judge(const schedule::RowBlocks&, Stream) = 0;
   virtual void spoil(const TensorView& rows, const int32_t* verdict, Stream) = 0;
+
+  /// All steps of each: find_first(), number(), find().
+  virtual void find_first_choices(const schedule::LeavingTokens&, Stream) = 0;
+  virtual void number_tokens(const schedule::LeavingTokens&, Stream) = 0;
+  virtual void find_tokens(const schedule::ComingTokens&, Stream) = 0;
 };
 
 /// Of that device. Errors    Unsupported in a build without it.

@@ -27,6 +27,10 @@ TEST(CheckCollective, HasTheBitsOfOneRankInEveryRouting) {
         "expert_parallel T=5 top_k=2 H=17 E=2 ranks=3 R=30 dtype=f16 prob=no tail=zero",
         "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=token",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop cross=token",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=choice",
+        "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4 cross=token",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 block=39 dtype=f32",
         "expert_parallel T=5 top_k=2 H=17 E=2 ranks=3 block=10 prob=no",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 block=10 overflow=drop",
@@ -43,6 +47,7 @@ TEST(CheckCollective, HasTheBitsOfOneRankInEveryRouting) {
 TEST(CheckCollective, SeesThatRowsWithoutRoomAreAnErrorOnEveryRank) {
   for (const std::string_view words :
        {"expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 R=20",
+        "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 R=20 cross=token",
         "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 block=13",
         "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 block=16 R=20"}) {
     const bench::RanksReport report = checked(words);
@@ -56,6 +61,7 @@ TEST(CheckCollective, HasTheDigestOfWindows) {
   constexpr std::string_view kWords = "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117";
   const std::string want = bench::check_ranks(kWords, {}).check.digest.text();
   EXPECT_EQ(checked(kWords).check.digest.text(), want);
+  EXPECT_EQ(checked(text(kWords, " cross=token")).check.digest.text(), want);
   EXPECT_EQ(checked(text(kWords, " block=39")).check.digest.text(), want);
 }
 
@@ -82,7 +88,7 @@ TEST(CheckCollective, IsEstimatedAsItIsPlanned) {
   }
 }
 
-// A row crosses for each choice, both ways; a window's token once for each rank.
+// Of few tokens a row crosses for each choice, both ways.
 TEST(MeasureCollective, StatesWhatIsDeliveredAndWhatCrosses) {
   bench::MeasureOptions options;
   options.contest.repeat = 2;
@@ -106,6 +112,45 @@ TEST(MeasureCollective, StatesWhatIsDeliveredAndWhatCrosses) {
     EXPECT_EQ(all[0].call + all[1].call, "dispatchcollect");
     EXPECT_EQ(all[0].bytes, 2 * all[0].delivered_bytes);
   }
+}
+
+// Of dispatch a token crosses once, also where rows have no room.
+TEST(MeasureCollective, StatesTokensThatCrossOnce) {
+  bench::MeasureOptions options;
+  options.contest.repeat = 1;
+  options.only = "collective";
+  for (const std::string_view words : {"R=512", "R=20 overflow=drop"}) {
+    const auto all = bench::measure_ranks(
+        text("expert_parallel T=64 top_k=4 H=8 E=2 ranks=2 dtype=f32 cross=token ", words),
+        options);
+    ASSERT_EQ(all.size(), 2u);
+    EXPECT_TRUE(all[0].check.good()) << all[0].check.fault;
+    const ExpertParallelProblem p = parse_expert_parallel_problem(all[0].problem);
+    const bench::RankRouting routing = bench::drawn_routing(p, options.draw);
+    const int64_t rows = routing.rows(p, true);
+    EXPECT_EQ(all[0].crossed_bytes, double(routing.tokens_sent(p)) * 32);
+    EXPECT_EQ(all[1].crossed_bytes, double(rows) * 32);
+    if (p.overflow == Overflow::kError)
+      EXPECT_EQ(routing.tokens_sent(p), routing.tokens_of_ranks(p, true));
+    else
+      EXPECT_EQ(routing.tokens_sent(p), rows);
+    EXPECT_LE(routing.tokens_sent(p), rows);
+  }
+}
+
+// Many tokens cross once, and so do the few that are checked before.
+TEST(MeasureCollective, ChecksWhatItTimes) {
+  bench::MeasureOptions options;
+  options.contest.repeat = 1;
+  options.only = "collective";
+  const auto all =
+      bench::measure_ranks("expert_parallel T=512 top_k=4 H=1024 E=2 ranks=2 R=4096", options);
+  EXPECT_TRUE(all[0].check.good()) << all[0].check.fault;
+  EXPECT_NE(
+      all[0].check.problem.find("T=64 top_k=4 H=1024 E=2 ranks=2 R=512 dtype=bf16 cross=token"),
+      std::string::npos)
+      << all[0].check.problem;
+  EXPECT_LT(all[0].crossed_bytes, all[1].crossed_bytes);
 }
 
 // What is checked first is smaller, and so are its blocks.

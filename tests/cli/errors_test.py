@@ -214,6 +214,9 @@ cadre check grouped_linear R=9 N=8 K=16 E=2 --only cpu_onednn
 cadre check expert_parallel T=1 H=1 R=1 --only tree
 cadre check expert_parallel T=1 H=64 R=1 x=mxfp8 --only collective
 cadre check expert_parallel T=1 H=1 R=1 block=1
+cadre check expert_parallel T=1 H=1 R=1 cross=choice
+cadre check expert_parallel T=1 H=1 block=1 cross=token --only collective
+cadre check expert_parallel T=1 H=1 cross=both
 cadre check offsets counts R=9 E=2 --offsets lumpy
 cadre check offsets counts R=9 E=2 --offsets zipf:x
 cadre check offsets counts R=9 E=2 --offsets gamma:0

@@ -85,6 +85,8 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=500 top_k=3 H=321 E=5 R=6000 dtype=f32",
                     "expert_parallel T=40 top_k=4 H=4 E=5 R=640 dtype=f16 prob=no",
                     "expert_parallel T=64 top_k=2 H=256 E=4 R=90 overflow=drop",
+                    "expert_parallel T=500 top_k=3 H=321 E=5 R=6000 dtype=f32 cross=token",
+                    "expert_parallel T=64 top_k=4 H=256 E=4 R=90 overflow=drop cross=token",
                     "expert_parallel T=500 top_k=3 H=321 E=5 block=1500 dtype=f32",
                     "expert_parallel T=64 top_k=2 H=256 E=4 block=128 R=90 overflow=drop"));
 
@@ -150,7 +152,7 @@ struct Layer {
       experts{choices * 4}, row_of{choices * 4}, slot_of{choices * 4},
       leaving{(int64_t(p.ranks) * p.experts + 1) * 4}, came_at{p.rows * 4}, row_at{p.rows * 4},
       offsets{(p.experts + 1) * 4}, workspace{plan.workspace_bytes};
-  std::vector<int64_t> counts = std::vector<int64_t>(3 * size_t(p.ranks) + 2);
+  std::vector<int64_t> counts = std::vector<int64_t>(6 * size_t(p.ranks) + 3);
 
   Layer(const ExpertParallelProblem& problem, const Device& device, int rank)
       : plan(cadre::plan(problem, device, "collective")) {
@@ -181,11 +183,16 @@ struct Layer {
   }
 };
 
-/// The rows of a dispatch, or of a collect, by hand: one group of NCCL, whose sizes are known.
+/// The rows of a dispatch, or of a collect, by hand: one group of NCCL, whose sizes are known. A
+/// row crosses for each choice.
 class ByHand {
  public:
   ByHand(Layer& layer, ncclComm_t communicator)
-      : layer_(layer), communicator_(communicator), gathered_(layer.p.ranks * count_bytes()) {
+      : layer_(layer),
+        communicator_(communicator),
+        gathered_(layer.p.ranks * count_bytes()),
+        came_at_(layer.p.rows * 4) {
+    invert_row_at();
     check(cudaMallocHost(&on_host_, size_t(layer.p.ranks * count_bytes())), "take memory");
     const ExpertParallelProblem& p = layer.p;
     PermuteProblem m{.pass = PermutePass::kPermute, .tokens = p.tokens, .top_k = p.top_k};
@@ -240,7 +247,7 @@ class ByHand {
     run(place_,
         {.tokens = came(),
          .rows = layer_.in_order(),
-         .map = {.slot_of = map.came_at},
+         .map = {.slot_of = came_at_.as<int32_t>()},
          .offsets = {map.offsets, layer_.p.experts},
          .prob = layer_.row_prob.as<float>(),
          .row_prob = layer_.row_prob.as<float>()},
@@ -266,6 +273,16 @@ class ByHand {
   static void check_nccl(ncclResult_t code) {
     if (code != ncclSuccess) throw DeviceError(ncclGetErrorString(code));
   }
+  /// Which of the rows that come each row here is; the map of ours may say which token.
+  void invert_row_at() const {
+    int64_t rows = 0;
+    for (int q = 0; q < layer_.p.ranks; ++q) rows += layer_.counts[size_t(q)];
+    std::vector<int32_t> row_at(static_cast<size_t>(rows)), came_at = row_at;
+    const auto bytes = size_t(rows) * sizeof(int32_t);
+    check(cudaMemcpy(row_at.data(), layer_.row_at.as<void>(), bytes, cudaMemcpyDefault), "fetch");
+    for (size_t i = 0; i < row_at.size(); ++i) came_at[size_t(row_at[i])] = int32_t(i);
+    check(cudaMemcpy(came_at_.as<void>(), came_at.data(), bytes, cudaMemcpyDefault), "upload");
+  }
   TensorView left() const {
     return view(layer_.workspace.as<void>(), layer_.p.dtype, {layer_.choices, layer_.p.hidden});
   }
@@ -290,7 +307,7 @@ class ByHand {
 
   Layer& layer_;
   ncclComm_t communicator_;
-  Memory gathered_;
+  Memory gathered_, came_at_;
   void* on_host_ = nullptr;
   PermutePlan leave_, place_, go_back_, sum_;
 };

@@ -43,6 +43,7 @@ TEST_P(NcclRanksOnDevice, AreTimed) {
 INSTANTIATE_TEST_SUITE_P(Problems, NcclRanksOnDevice,
                          testing::Values("T=512 top_k=2 H=1024 E=4",
                                          "T=512 top_k=2 H=1024 E=4 block=1024",
+                                         "T=512 top_k=2 H=1024 E=4 cross=choice",
                                          "T=64 top_k=3 H=37 E=2 R=300 dtype=f32 overflow=drop",
                                          "T=64 top_k=3 H=37 E=2 block=120 overflow=drop"));
 

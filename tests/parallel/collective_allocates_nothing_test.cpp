@@ -32,6 +32,9 @@ void expect_no_allocation(const ExpertParallelProblem& p) {
 TEST(Collective, AllocatesNothing) {
   ExpertParallelProblem p{.tokens = 9, .top_k = 2, .hidden = 4, .experts = 3, .rows = 18};
   expect_no_allocation(p);
+  p.cross = Crossing::kToken;
+  expect_no_allocation(p);
+  p.cross = Crossing::kAuto;
   p.block = 14;
   expect_no_allocation(p);
 }

@@ -88,15 +88,19 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRankAndOfMessagesOfAnySize) {
       if (r.tokens() > 0)
         for (Tensor* t : {&r.x, &r.prob, &r.dout}) t->set({0, 0}, -0.0);
     p.block = std::max<int64_t>(most_of_pairs(p, drawn) + int64_t(random() % 3), 1);
+    ExpertParallelProblem by_token = any_size;
+    by_token.cross = Crossing::kToken;
     std::vector<CollectiveCase> ranks = with_problem(p, drawn),
-                                others = with_problem(any_size, drawn);
-    CollectiveGroup group(p), other(any_size);
-    ASSERT_EQ(run(group, ranks) + run(other, others), "");
+                                others = with_problem(any_size, drawn),
+                                once = with_problem(by_token, drawn);
+    CollectiveGroup group(p), other(any_size), of_tokens(by_token);
+    ASSERT_EQ(run(group, ranks) + run(other, others) + run(of_tokens, once), "");
     const test::RankCase all = test::on_one(p, drawn);
     for (int q = 0; q < p.ranks; ++q) {
       const CollectiveCase& r = ranks[size_t(q)];
       ASSERT_EQ(difference(p, q, r, all) + difference_of_maps(r), "") << to_string(p);
       EXPECT_EQ(bytes_of(r), bytes_of(others[size_t(q)])) << to_string(p);
+      EXPECT_EQ(bytes_of(r), bytes_of(once[size_t(q)])) << to_string(p);
       EXPECT_EQ(r.routed, others[size_t(q)].routed);
       group.ranks[size_t(q)].check();
     }

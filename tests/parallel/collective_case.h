@@ -19,7 +19,7 @@ struct CollectiveCase : RankCase {
         leaving(size_t(p.ranks * p.experts) + 1, -7),
         came_at(size_t(p.rows), -7),
         row_at(size_t(p.block > 0 ? p.ranks * p.block : p.rows), -7),
-        counts(p.block > 0 ? 0 : 3 * size_t(p.ranks) + 2, -7) {
+        counts(p.block > 0 ? 0 : 6 * size_t(p.ranks) + 3, -7) {
     slot_of.assign(size_t(p.block > 0 ? p.ranks * p.block : p.tokens * p.top_k), -7);
     if (p.block > 0) verdict.assign(3, -7);
   }

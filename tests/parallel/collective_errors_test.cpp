@@ -26,11 +26,45 @@ TEST(CollectivePlan, IsTakenByNameAlone) {
            "workspace  ",
            made.workspace_bytes,
            " bytes, of each exchange\n"
+           "tokens     cross once to each rank, and 4 bytes a choice; results for each choice\n"
            "rows       131072 a rank; 131072 are always enough, beyond them a step is NaN\n"));
-  // Rows that leave and rows that come, and little beside.
-  const int64_t rows = int64_t(8192 * 8 + 131072) * (7168 * 2 + 4);
+  // Rows that leave and rows that come, each with whose it is, and little beside.
+  const int64_t rows = int64_t(8192 * 8 + 131072) * (7168 * 2 + 4 + 4) + 2 * 8192 * 8 * 4;
   EXPECT_GE(made.workspace_bytes, rows);
   EXPECT_LE(made.workspace_bytes, rows + (1 << 20));
+}
+
+// Of the problem alone, so that ranks agree.
+TEST(CollectivePlan, SaysWhatCrosses) {
+  const auto line = [](std::string_view words) {
+    const ExpertParallelPlan made =
+        plan(parse_expert_parallel_problem(text("expert_parallel ", words)), this_cpu(), kRoute);
+    const std::string lines = explain(made);
+    const size_t begin = lines.find("tokens ");
+    const std::string found = lines.substr(begin, lines.find('\n', begin) - begin);
+    EXPECT_EQ(made.by_token, found.find(" once to each rank, and ") != std::string::npos);
+    return found;
+  };
+  const std::string_view by_token =
+                             "tokens     cross once to each rank, and 4 bytes a choice; results "
+                             "for each choice",
+                         by_choice = "tokens     cross for each choice",
+                         saves_little =
+                             "tokens     cross for each choice; once to each rank would save too "
+                             "few bytes";
+  // Of two ranks half of a row less four bytes: 1 MiB is 2^18 / 31 such choices.
+  EXPECT_EQ(line("T=5000 top_k=2 H=48 E=4 ranks=2"), saves_little);
+  EXPECT_EQ(line("T=18724 top_k=2 H=48 E=4 ranks=2"), saves_little);
+  EXPECT_EQ(line("T=18725 top_k=2 H=48 E=4 ranks=2"), by_token);
+  EXPECT_EQ(line("T=100000 top_k=1 H=4096 E=4 ranks=2"), saves_little);
+  EXPECT_EQ(line("T=8192 top_k=2 H=4096 E=1 ranks=4096"), saves_little);
+  EXPECT_EQ(line("T=8192 top_k=8 H=4096 E=4 ranks=64"), by_token);
+  EXPECT_EQ(line("T=8192 top_k=8 H=4096 E=4 ranks=2 cross=choice"), by_choice);
+  EXPECT_EQ(line("T=1 top_k=1 H=1 cross=token"), by_token);
+  EXPECT_FALSE(plan(parse_expert_parallel_problem(
+                        "expert_parallel T=8192 top_k=8 H=4096 E=4 ranks=2 block=65536"),
+                    this_cpu(), kRoute)
+                   .by_token);
 }
 
 TEST(CollectivePlan, OfBlocksSaysWhatTheyTake) {
@@ -104,6 +138,9 @@ TEST(CollectiveErrors, OfBlocks) {
   EXPECT_EQ(refused("block=1073741824 ranks=2 R=1", kRoute),
             "expert_parallel: ranks * block is 2147483648, must be below 2^31; rows are numbered "
             "in int32");
+  EXPECT_EQ(refused("block=1 cross=token", kRoute),
+            "expert_parallel: cross is token, must be auto or choice; with block a row crosses for "
+            "each choice");
   const Device gpu = parse_device("sm_90");
   const auto by_window = [&](std::string_view words) {
     const ExpertParallelProblem p = parse_expert_parallel_problem(words);
@@ -116,6 +153,9 @@ TEST(CollectiveErrors, OfBlocks) {
   EXPECT_EQ(by_window("expert_parallel T=1 H=1 block=1 sum=rank"),
             "\n  few_tokens: sums no rows at home\n  window: sums no rows at home\n"
             "  window_sum_rank: sends no blocks");
+  EXPECT_EQ(by_window("expert_parallel T=1 H=1 cross=choice"),
+            "\n  few_tokens: reads a token once\n  window: reads a token once\n"
+            "  window_sum_rank: is for sum=rank");
 }
 
 TEST(CollectiveErrors, OfRanksThatAreMade) {
@@ -171,7 +211,7 @@ TEST_F(ArgumentErrors, OfDispatch) {
   EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.map.leaving = nullptr; }),
             "dispatch: map.leaving is null, must point to 2 elements; dispatch writes it");
   EXPECT_EQ(dispatching([&](Args& a, Workspace&) { a.map.counts = nullptr; }),
-            "dispatch: map.counts is null, must point to 5 elements; dispatch writes it");
+            "dispatch: map.counts is null, must point to 9 elements; dispatch writes it");
   EXPECT_EQ(dispatching([&](Args&, Workspace& w) { w.bytes = 0; }),
             text("dispatch: the workspace has 0 bytes, must have ", own.plan().workspace_bytes));
 }
@@ -242,6 +282,11 @@ TEST(CollectiveErrors, OfRanksThatDiffer) {
     EXPECT_EQ(words.substr(0, words.find(';')),
               "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
   EXPECT_NE(dispatched({p, other}, {0, 1})[1].find("layer=1"), std::string::npos);
+  other = p;
+  other.cross = Crossing::kToken;  // as where T decides that: what ranks say has one size
+  for (const std::string& words : dispatched({p, other}, {0, 1}))
+    EXPECT_EQ(words.substr(0, words.find(';')),
+              "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
   for (const std::string& words : dispatched({p, p}, {1, 0}))
     EXPECT_EQ(words, text("dispatch: rank 0 of the engine says that it is rank 1, must be 0 [",
                           to_string(p), "]"));

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <set>
 
 #include "tests/parallel/collective_case.h"
 #include "tests/parallel/rank_difference.h"
@@ -16,8 +17,27 @@ using test::Tensor;
 
 namespace {
 
+/// Tokens that leave for a rank, each once; empty if they are, in the order of experts.
+std::string difference_of_tokens(const CollectiveCase& r) {
+  std::set<std::pair<int, int>> want, got;
+  for (size_t slot = 0; slot < r.experts.size(); ++slot) {
+    const int expert = r.experts[slot];
+    if (expert >= 0 && expert < r.p.ranks * r.p.experts)
+      want.emplace(expert / r.p.experts, int(slot) / r.p.top_k);
+  }
+  for (int e = 0; e < r.p.ranks * r.p.experts; ++e)
+    for (int32_t i = r.leaving[size_t(e)]; i < r.leaving[size_t(e) + 1]; ++i) {
+      const int32_t slot = r.slot_of[size_t(i)];
+      if (r.experts[size_t(slot)] != e) return text("token ", i, " leaves for another expert");
+      if (!got.emplace(e / r.p.experts, slot / r.p.top_k).second)
+        return text("token ", i, " twice");
+    }
+  return got == want ? "" : "a token does not leave";
+}
+
 /// Where slots, rows that leave and rows that come do not belong together; empty if nowhere.
 std::string difference_of_maps(const CollectiveCase& r) {
+  if (r.p.cross == Crossing::kToken) return difference_of_tokens(r);
   for (int64_t slot = 0; slot < int64_t(r.row_of.size()); ++slot) {
     const int32_t row = r.row_of[size_t(slot)], expert = r.experts[size_t(slot)];
     const bool is_of_some = expert >= 0 && expert < r.p.ranks * r.p.experts;
@@ -31,8 +51,15 @@ std::string difference_of_maps(const CollectiveCase& r) {
   return {};
 }
 
-class RandomRoutings : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings, testing::Values(1, 2, 3, 4));
+struct RandomRoutings : testing::TestWithParam<std::tuple<int, Crossing>> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings,
+                         testing::Combine(testing::Values(1, 2, 3, 4),
+                                          testing::Values(Crossing::kToken, Crossing::kChoice)));
+
+/// What must be so whatever crosses.
+struct Collectives : testing::TestWithParam<Crossing> {};
+INSTANTIATE_TEST_SUITE_P(Crossings, Collectives,
+                         testing::Values(Crossing::kToken, Crossing::kChoice));
 
 #ifdef CADRE_EMULATED
 constexpr int kProblems = 3, kRoutings = 4;
@@ -41,10 +68,13 @@ constexpr int kProblems = 10, kRoutings = 8;
 #endif
 
 TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
-  std::mt19937 random(static_cast<unsigned>(GetParam()));
+  const auto [of, cross] = GetParam();
+  std::mt19937 random(static_cast<unsigned>(of));
   for (int i = 0; i < kProblems; ++i) {
-    const ExpertParallelProblem p = test::random_exchange(GetParam(), random);
+    ExpertParallelProblem p = test::random_exchange(of, random);
+    p.cross = cross;
     CollectiveGroup group(p);
+    ASSERT_EQ(group.plan.by_token, cross == Crossing::kToken);
     for (int again = 0; again < kRoutings; ++again) {
       const std::vector<test::RankCase> drawn = test::random_ranks(p, random);
       const test::RankCase all = test::on_one(p, drawn);
@@ -60,13 +90,14 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
   }
 }
 
-TEST(Collective, DropsWhatHasNoRoomAsOneRankWould) {
+TEST_P(Collectives, DropsWhatHasNoRoomAsOneRankWould) {
   std::mt19937 random(7);
   int64_t dropped = 0;
   for (int i = 0; i < 60; ++i) {
     ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
+    p.cross = GetParam();
     CollectiveGroup group(p);
     std::vector<test::RankCase> drawn = test::random_ranks(p, random);
     std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
@@ -86,9 +117,10 @@ TEST(Collective, DropsWhatHasNoRoomAsOneRankWould) {
   EXPECT_GT(dropped, 100);
 }
 
-TEST(Collective, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
-  const ExpertParallelProblem p{
+TEST_P(Collectives, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
+  ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
+  p.cross = GetParam();
   CollectiveGroup group(p);
   std::mt19937 random(1);
   std::vector<CollectiveCase> ranks;
@@ -123,26 +155,87 @@ TEST(Collective, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   for (const std::string& error : test::on_ranks(2, check)) EXPECT_EQ(error, "");
 }
 
-// A rank sends rows that it has, and no block that is padded.
-TEST(Collective, MovesNoMoreThanItsRows) {
-  const ExpertParallelProblem p{.tokens = 6, .top_k = 2, .hidden = 8, .ranks = 2, .rows = 24};
-  CollectiveGroup group(p);
-  std::mt19937 random(5);
-  std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
-  test::on_ranks(2, [&](int q) {
-    const test::OwnedWorkspace workspace(group.plan.workspace_bytes);
-    dispatch(group.ranks[size_t(q)], ranks[size_t(q)].collective_dispatch_args(), workspace.get(),
-             {});
-  });
-  const int64_t rows = ranks[0].used() + ranks[1].used();
-  EXPECT_GT(rows, 0);
-  EXPECT_EQ(group.engine.bytes(), rows * (8 * 2 + 4) + 2 * 2 * (3 + 2) * 4);
+/// What ranks have for each other: rows, and tokens that have such rows.
+struct Sent {
+  std::vector<int64_t> rows, tokens;  ///< [P, P]
+
+  explicit Sent(const ExpertParallelProblem& p, const std::vector<test::RankCase>& ranks)
+      : rows(size_t(p.ranks * p.ranks)), tokens(rows) {
+    for (int from = 0; from < p.ranks; ++from) {
+      const std::vector<int32_t>& experts = ranks[size_t(from)].experts;
+      std::set<std::pair<int, size_t>> seen;
+      for (size_t i = 0; i < experts.size(); ++i) {
+        if (experts[i] < 0 || experts[i] >= p.ranks * p.experts) continue;
+        const int to = experts[i] / p.experts;
+        ++rows[size_t(from * p.ranks + to)];
+        tokens[size_t(from * p.ranks + to)] += seen.emplace(to, i / size_t(p.top_k)).second;
+      }
+    }
+  }
+};
+
+/// What the engine is given in a call, of all ranks.
+template <class Call>
+int64_t bytes_of(CollectiveGroup& group, Call&& call) {
+  const int64_t before = group.engine.bytes();
+  for (const std::string& error : test::on_ranks(group.plan.problem.ranks, [&](int q) {
+         call(group.ranks[size_t(q)], q, test::OwnedWorkspace(group.plan.workspace_bytes).get());
+       }))
+    EXPECT_EQ(error, "");
+  return group.engine.bytes() - before;
 }
 
-TEST(Collective, WritesTailsAsTheProblemSays) {
+// A rank sends what it has, and no block that is padded: rows, or tokens once, but no more tokens
+// than rows with room.
+TEST_P(Collectives, SendNoMoreThanTheProblemSays) {
+  std::mt19937 random(5);
+  int64_t saved = 0, dropped = 0;
+  for (int i = 0; i < 20; ++i) {
+    ExpertParallelProblem p{.tokens = 12, .top_k = 4, .hidden = 8, .experts = 2, .ranks = 3};
+    p.rows = i < 10 ? 144 : int64_t(random() % 50);
+    p.overflow = Overflow::kDrop;
+    p.cross = GetParam();
+    CollectiveGroup group(p);
+    std::vector<test::RankCase> drawn = test::random_ranks(p, random);
+    std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
+    const int64_t of_dispatch = bytes_of(group, [&](Collective& own, int q, Workspace memory) {
+      dispatch(own, ranks[size_t(q)].collective_dispatch_args(), memory, {});
+    });
+    const int64_t of_dout = bytes_of(group, [&](Collective& own, int q, Workspace memory) {
+      CollectiveCase& r = ranks[size_t(q)];
+      collect_backward(own, {r.dout.view(), r.dy.view(), r.collective_map()}, memory, {});
+    });
+    const int64_t of_y = bytes_of(group, [&](Collective& own, int q, Workspace memory) {
+      CollectiveCase& r = ranks[size_t(q)];
+      collect(own, {r.y.view(), r.out.view(), r.collective_map()}, memory, {});
+    });
+    const bool by_token = p.cross == Crossing::kToken;
+    const Sent all(p, drawn);
+    dropped += test::drop(p, drawn);
+    const Sent with_room(p, drawn);
+    int64_t rows = 0, tokens = 0;
+    for (size_t pair = 0; pair < all.rows.size(); ++pair) {
+      rows += with_room.rows[pair];
+      tokens += std::min(by_token ? all.tokens[pair] : all.rows[pair], with_room.rows[pair]);
+    }
+    const int64_t counts = 3 * 3 * (7 + 2 + 3) * 4;
+    EXPECT_EQ(of_dispatch, tokens * 16 + rows * (by_token ? 8 : 4) + counts);
+    EXPECT_EQ(of_dout, tokens * 16);
+    EXPECT_EQ(of_y, rows * 16);
+    saved += rows - tokens;
+  }
+  EXPECT_GT(dropped, 100);
+  if (GetParam() == Crossing::kToken)
+    EXPECT_GT(saved, 400);
+  else
+    EXPECT_EQ(saved, 0);
+}
+
+TEST_P(Collectives, WriteTailsAsTheProblemSays) {
   ExpertParallelProblem p{
       .tokens = 5, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 20};
   p.tail = Tail::kZero;
+  p.cross = GetParam();
   CollectiveGroup group(p);
   std::mt19937 random(3);
   std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
@@ -162,14 +255,15 @@ TEST(Collective, WritesTailsAsTheProblemSays) {
 }
 
 // Two steps of a layer may be under way at once, each with a map of its own.
-TEST(Collective, KeepsWhatAnEarlierDispatchIsToCollect) {
-  const ExpertParallelProblem p{.tokens = 9,
-                                .top_k = 2,
-                                .hidden = 4,
-                                .experts = 2,
-                                .ranks = 3,
-                                .rows = 54,
-                                .dtype = DType::kF32};
+TEST_P(Collectives, KeepWhatAnEarlierDispatchIsToCollect) {
+  ExpertParallelProblem p{.tokens = 9,
+                          .top_k = 3,
+                          .hidden = 4,
+                          .experts = 2,
+                          .ranks = 3,
+                          .rows = 81,
+                          .dtype = DType::kF32};
+  p.cross = GetParam();
   CollectiveGroup group(p);
   std::mt19937 random(11);
   const std::vector<test::RankCase> drawn = test::random_ranks(p, random);
@@ -185,10 +279,14 @@ TEST(Collective, KeepsWhatAnEarlierDispatchIsToCollect) {
     test::make_y(r, q * p.experts);
     collect(own, {.y = r.y.view(), .out = r.out.view(), .map = r.collective_map()}, workspace.get(),
             {});
+    collect_backward(own, {.dout = r.dout.view(), .dy = r.dy.view(), .map = r.collective_map()},
+                     workspace.get(), {});
   });
   for (int q = 0; q < p.ranks; ++q) {
     const CollectiveCase& r = ranks[size_t(q)];
     EXPECT_EQ(errors[size_t(q)], "");
+    EXPECT_EQ(test::difference(r.dy, all.dy, all.offsets[size_t(q * p.experts)], r.used(), "dy"),
+              "");
     EXPECT_EQ(test::difference(r.out, all.out, q * p.tokens, r.tokens(), "out"), "");
   }
 }

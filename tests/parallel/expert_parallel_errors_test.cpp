@@ -45,6 +45,15 @@ TEST(ExpertParallelProblem, SaysTheFormatOfX) {
   EXPECT_EQ(parse_expert_parallel_problem(to_string(p)), p);
 }
 
+TEST(ExpertParallelProblem, SaysWhatCrosses) {
+  const ExpertParallelProblem p =
+      parse_expert_parallel_problem("expert_parallel T=8 H=8 cross=token layer=2");
+  EXPECT_EQ(p.cross, Crossing::kToken);
+  EXPECT_EQ(to_string(p),
+            "expert_parallel T=8 top_k=1 H=8 E=1 ranks=1 R=8 dtype=bf16 cross=token layer=2");
+  EXPECT_TRUE(plan(p, this_cpu()).by_token);
+}
+
 TEST(ExpertParallelProblem, SaysWhoseRowsASumIsOf) {
   const ExpertParallelProblem p = parse_expert_parallel_problem(
       "expert_parallel T=8192 top_k=8 H=7168 E=16 ranks=2 R=131072 sum=rank");

@@ -85,6 +85,7 @@ inline RankCase on_one(const ExpertParallelProblem& p, const std::vector<RankCas
   one.push = false;
   one.block = 0;
   one.sum = RowSum::kChoice;
+  one.cross = Crossing::kAuto;
   RankCase all(one, one.tokens);
   std::fill(all.experts.begin(), all.experts.end(), -1);
   for (int q = 0; q < p.ranks; ++q) {

@@ -9,7 +9,8 @@
 
 namespace cadre::test {
 
-/// The engine of ranks that are threads and have one memory: each reads what the others send.
+/// The engine of ranks that are threads and have one memory: each reads what the others send. Where
+/// sizes differ it throws on all ranks, as none may wait for one that has thrown.
 class ThreadEngine {
  public:
   explicit ThreadEngine(int ranks) : sent_(size_t(ranks)) {}
@@ -33,13 +34,13 @@ class ThreadEngine {
       if (fits && messages[i].receive_bytes > 0)
         std::memcpy(messages[i].receive, peer[at].send, size_t(peer[at].send_bytes));
     }
-    meet(messages);
-    if (!fits) throw DeviceError("a rank sends other bytes than another receives");
+    if (!meet(fits, messages)) throw DeviceError("a rank sends other bytes than another receives");
   }
-  /// Waits for all ranks.
-  void meet(std::span<const RankMessage> messages = {}) {
+  /// Waits for all ranks. Returns whether all messages so far fit.
+  bool meet(bool fits = true, std::span<const RankMessage> messages = {}) {
     std::unique_lock lock(mutex_);
     for (const RankMessage& m : messages) bytes_ += m.send_bytes;
+    fits_ = fits_ && fits;
     const size_t round = round_;
     if (++come_ == int(sent_.size())) {
       come_ = 0;
@@ -47,6 +48,7 @@ class ThreadEngine {
       changed_.notify_all();
     }
     changed_.wait(lock, [&] { return round_ != round; });
+    return fits_;
   }
 
   std::vector<std::span<const RankMessage>> sent_;
@@ -55,6 +57,7 @@ class ThreadEngine {
   int come_ = 0;
   size_t round_ = 0;
   int64_t bytes_ = 0;
+  bool fits_ = true;
 };
 
 }  // namespace cadre::test

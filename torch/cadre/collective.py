@@ -11,10 +11,12 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from .dtypes import kind_of
-from .operations import RoutingOffsets, offsets_of_routing, permute
+from .operations import RoutingOffsets, combine, offsets_of_routing, permute
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
+
+    from .tokens_once import TokensOnce
 
 
 def process_group(group: Any) -> "ProcessGroup":
@@ -32,6 +34,12 @@ def process_group(group: Any) -> "ProcessGroup":
     return group
 
 
+def moved(group: "ProcessGroup", rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
+    arrived = rows.new_empty((sum(received), rows.shape[1]))
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived
+
+
 class Exchange(NamedTuple):
     """Rows of this rank's tokens, in the order of all experts <-> rows of this rank's experts."""
 
@@ -39,51 +47,85 @@ class Exchange(NamedTuple):
     sent: list[int]  # rows to each rank
     received: list[int]  # rows from each rank
     order: RoutingOffsets  # of n rows that arrive: row_of [n, 1] of each, slot_of [n] the inverse
+    once: "TokensOnce | None" = None  # where tokens cross once
+
+    @classmethod
+    def planned(cls, group: "ProcessGroup", counts: Tensor, device: torch.device) -> "Exchange":
+        """counts: choices [P, P, E] of each rank by expert, on the host."""
+        rank, (ranks, _, experts) = dist.get_rank(group), counts.shape
+        arriving = counts[:, rank]
+        received = arriving.sum(1).tolist()
+        chosen = torch.arange(experts, device=device).repeat(ranks)
+        chosen = chosen.repeat_interleave(on_device(device, arriving.flatten()),
+                                          output_size=sum(received))
+        order = offsets_of_routing(chosen[:, None], experts, sum(received))
+        return cls(group, counts[rank].sum(1).tolist(), received, order)
 
     def to_experts(self, rows: Tensor) -> Tensor:
         offsets, row_of, slot_of, _ = self.order
-        return permute(self._moved(rows, self.sent, self.received), offsets, row_of, slot_of)[0]
+        arrived = moved(self.group, rows, self.sent, self.received)
+        return permute(arrived, offsets, row_of, slot_of)[0]
 
     def to_tokens(self, rows: Tensor) -> Tensor:
         offsets, row_of, slot_of, _ = self.order
         leaving = permute(rows, offsets, slot_of[:, None], row_of.view(-1))[0]
-        return self._moved(leaving, self.received, self.sent)
+        return moved(self.group, leaving, self.received, self.sent)
 
-    def _moved(self, rows: Tensor, sent: list[int], received: list[int]) -> Tensor:
-        arrived = rows.new_empty((sum(received), rows.shape[1]))
-        dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=self.group)
-        return arrived
+
+class Way(NamedTuple):
+    """Of a tensor there, and of its gradient back."""
+
+    there: Callable[[Tensor], Tensor]
+    back: Callable[[Tensor], Tensor]
 
 
 class Moved(torch.autograd.Function):
-    """`there` of each tensor, and `back` of each gradient. All tensors are one node of the graph,
-    so backward exchanges in the same order on every rank."""
+    """Each tensor by its way. All are one node of the graph, so backward exchanges in the same
+    order on every rank."""
 
     @staticmethod
-    def forward(ctx: Any, there: Callable[[Tensor], Tensor], back: Callable[[Tensor], Tensor],
-                *tensors: Tensor) -> tuple[Tensor, ...]:
-        ctx.back = back
-        moved = tuple(there(t) for t in tensors)
+    def forward(ctx: Any, ways: tuple[Way, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.ways = ways
+        moved = tuple(way.there(t) for way, t in zip(ways, tensors))
         ctx.mark_non_differentiable(*(m for m, t in zip(moved, tensors) if not t.requires_grad))
         return moved
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *(ctx.back(grad) if wanted else None
-                             for grad, wanted in zip(grads, ctx.needs_input_grad[2:]))
+        return None, *(way.back(grad) if wanted else None
+                       for way, grad, wanted in zip(ctx.ways, grads, ctx.needs_input_grad[1:]))
+
+
+def by_token(exchange: Any, order: RoutingOffsets) -> Way | None:
+    """Tokens [T, H] to rows of their experts, and sums of these back, where tokens cross once."""
+    if not isinstance(exchange, Exchange) or exchange.once is None:
+        return None
+    return Way(exchange.once.to_experts, lambda rows: combine(exchange.to_tokens(rows), order))
 
 
 def exchanged(exchange: Any, order: RoutingOffsets, x: Tensor, prob: Tensor | None
               ) -> tuple[Tensor, Tensor]:
     """Rows of tokens at their experts, and the probability of each, [0] without prob."""
-    rows, row_prob = permute(x, order, prob=prob)
+    way = Way(exchange.to_experts, exchange.to_tokens)
+    if (tokens := by_token(exchange, order)) is None:
+        rows, row_prob = permute(x, order, prob=prob)
+    else:  # a permute of a column, for its probabilities
+        rows, row_prob = x, permute(x.detach()[:, :1], order, prob=prob)[1]
     parts = [rows if x.requires_grad else rows.detach()]
     if prob is not None:
         column = row_prob[:, None]
         parts.append(column if prob.requires_grad else column.detach())
-    rows, *moved_prob = Moved.apply(exchange.to_experts, exchange.to_tokens, *parts)
+    rows, *moved_prob = Moved.apply((tokens or way, way), *parts)
     return rows, moved_prob[0].view(-1) if moved_prob else row_prob
+
+
+def collected(exchange: Any, order: RoutingOffsets, y: Tensor) -> Tensor:
+    """The sum of the rows of each token, [T, H]."""
+    tokens = by_token(exchange, order)
+    way = tokens or Way(exchange.to_experts, exchange.to_tokens)
+    y, = Moved.apply((Way(way.back, way.there),), y)
+    return y if tokens else combine(y, order)
 
 
 def nan_rows(rows: int) -> Callable[[Tensor], Tensor]:

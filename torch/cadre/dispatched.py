@@ -1,15 +1,32 @@
 """What a dispatch of `ExpertParallel` gives."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from .blocks import BlockExchange
-from .collective import Exchange
+from .collective import Exchange, Moved, Way, nan_rows
 from .dtypes import kind_of
 from .operations import Quantized, RoutingOffsets, offsets_of_routing
 from .windows import ExchangeMap
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class Call(NamedTuple):
+    """What all ranks ask alike of a `dispatch`, in integers."""
+
+    columns: int  # H
+    dtype: int  # of x, by its place in DTYPES
+    prob: int  # whether it is given
+    dx: int  # whether x, and prob, wants a gradient
+    dprob: int
+
+    def __str__(self) -> str:
+        words = [name for name in ("prob", "dx", "dprob") if getattr(self, name)]
+        return " ".join([f"x[T, {self.columns}]", str(DTYPES[self.dtype]), *words])
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,3 +86,15 @@ class DispatchedCodes(NamedTuple):
     row_prob: Tensor  # fp32 [R], [0] without prob
     offsets: Tensor  # int32 [E + 1]
     handle: DispatchHandle
+
+
+def nan_dispatched(x: Tensor, prob: Tensor | None, experts: int, handle: DispatchHandle
+                   ) -> DispatchedRows:
+    """A row for each expert, so that the gradient of every weight is NaN; none is moved."""
+    there = nan_rows(experts)
+    rows, = Moved.apply((Way(there, nan_rows(x.shape[0])),), x)
+    row_prob = x.new_empty(0, dtype=torch.float32)
+    if prob is not None:
+        row_prob, = Moved.apply((Way(there, nan_rows(prob.numel())),), prob.reshape(-1))
+    offsets = torch.arange(experts + 1, dtype=torch.int32, device=x.device)
+    return DispatchedRows(rows, row_prob, offsets, replace(handle, rows=experts))

@@ -3,6 +3,7 @@
 The route "collective" works with any backend of torch.distributed. A rank permutes its tokens in
 the order of all experts, so the rows for another rank are one segment, and all_to_all_single moves
 them. One more permutation brings what arrives, by rank, into the order of this rank's experts.
+Tokens may cross once to each rank instead (tokens_once.py).
 The route "window", by which ranks of one host read each other's memory, is in windows.py.
 docs/layers/expert_parallel.md has the formulas and an example.
 """
@@ -10,7 +11,7 @@ docs/layers/expert_parallel.md has the formulas and an example.
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,18 +19,20 @@ from torch import Tensor
 
 from .blocks import BlockRoute, require_block
 from .collective import (
-    Exchange, Moved, exchanged, kept_of, nan_rows, on_device, process_group, without_late)
-from .dispatched import DispatchedCodes, DispatchedRows, DispatchHandle, require_handle
+    Exchange, Moved, Way, by_token, collected, exchanged, kept_of, nan_rows, on_device,
+    process_group, without_late)
+from .dispatched import (
+    DTYPES, Call, DispatchedCodes, DispatchedRows, DispatchHandle, nan_dispatched, require_handle)
 from .dtypes import kind_of, require_factor, require_rows, require_sizes
 from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
+from .tokens_once import FirstRows, planned_tokens, require_cross, saves_enough
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, refusal_of
 
 if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
 
 _MOST_ROWS = 2**31 - 1  # rows are numbered in int32
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -45,20 +48,6 @@ _HOST_READS = ("the host reads how many rows each rank sends, and ranks exchange
                "the same order; what lies between dispatch and collect compiles")
 _IN_BLOCKS = "ranks exchange equally often, in the same order"
 _IN_WINDOW = "tensors that lie in a window are not the compiler's to make"
-
-
-class _Call(NamedTuple):
-    """What all ranks ask alike of a `dispatch`, in integers."""
-
-    columns: int  # H
-    dtype: int  # of x, by its place in _DTYPES
-    prob: int  # whether it is given
-    dx: int  # whether x, and prob, wants a gradient
-    dprob: int
-
-    def __str__(self) -> str:
-        words = [name for name in ("prob", "dx", "dprob") if getattr(self, name)]
-        return " ".join([f"x[T, {self.columns}]", str(_DTYPES[self.dtype]), *words])
 
 
 class ExpertParallel:
@@ -81,6 +70,9 @@ class ExpertParallel:
     route: "collective", by torch.distributed: the host waits for the counts, once a dispatch.
         "window": ranks of one host read each other's memory, and the host waits for nothing. The
         options below are of this route, which is made for sizes that are known.
+    cross: by the route collective, "token": a token crosses once to each rank that has rows of it,
+        in dispatch and in backward of collect, where some token has several choices there;
+        "choice": for each choice; "auto": once where that is expected to save enough.
     tokens, hidden, dtype: T of the rank with most tokens; H; of x. By default those of `share`.
     prob: whether probabilities travel, as they do in `MoE`.
     sum: "choice": results of a token are summed in the order of top_k, with the bits of one rank.
@@ -109,12 +101,13 @@ class ExpertParallel:
     block: int | None
     overflow: str
     route: str
+    cross: str
     problem: str
 
     def __init__(self, group: "ProcessGroup | DeviceMesh | None", experts: int, top_k: int, *,
                  rows: int | str | None = None, factor: float | None = None,
                  block: int | None = None, overflow: str = "error", route: str = "collective",
-                 tokens: int | None = None, hidden: int | None = None,
+                 cross: str = "auto", tokens: int | None = None, hidden: int | None = None,
                  dtype: torch.dtype | None = None, prob: bool = True, sum: str = "choice",
                  x: str | None = None, scales_major: str = "row", layer: int = 0,
                  share: "ExpertParallel | None" = None,
@@ -123,14 +116,15 @@ class ExpertParallel:
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.experts, self.top_k = experts, top_k
         self.rows, self.factor = rows, factor
-        self.block, self.overflow, self.route = block, overflow, route
+        self.block, self.overflow, self.route, self.cross = block, overflow, route, cross
         if rows is None and factor is None and block is None:
             self.factor = min(self.ranks, 2)
         room = f"factor={self.factor}" if rows is None else f"R={rows}"
         if block is not None:
             room = f"block={block}" if rows is None else f"R={rows} block={block}"
         self.problem = (f"expert_parallel E={experts} top_k={top_k} ranks={self.ranks} {room} "
-                        f"overflow={overflow} route={route}")
+                        f"overflow={overflow} route={route}"
+                        + (f" cross={cross}" if cross != "auto" else ""))
         self._overflowed = ""
         self._window: WindowRoute | None = None
         self._blocks: BlockRoute | None = None
@@ -219,6 +213,8 @@ class ExpertParallel:
             return self._window.dispatch(of.window, x, *routing)[0]
         if of.order is None or of.exchange is None:
             return nan_rows(of.rows)(x)
+        if (tokens := by_token(of.exchange, of.order)) is not None:
+            return tokens.there(x)
         return of.exchange.to_experts(permute(x, of.order)[0])
 
     @_eager(_HOST_READS)
@@ -228,18 +224,21 @@ class ExpertParallel:
             raise RuntimeError("dispatch: a CUDA graph is being captured, must not be; the route "
                                "collective reads counts on the host")
         self.check()
-        order, tokens, counts = self._routed(x, experts, prob)
+        order, first, tokens, told, counts = self._routed(x, experts, prob)
         capacity = self._capacity(max(tokens))
         handle = DispatchHandle(experts, self.ranks * self.experts, counts.sum((0, 2)), capacity,
                                 x.shape[0], counted=order.offsets.diff())
         if handle.dropped.any():
             if self.overflow == "error":
                 self._overflowed = self._overflow_text(counts, capacity, max(tokens))
-                return self._nan_rows(x, prob, handle)
+                return nan_dispatched(x, prob, self.experts, handle)
             counts = kept_of(counts, capacity)
             order = without_late(order, experts, counts[self.rank].flatten())
-        exchange = self._exchange(counts, x.device)
+        exchange = Exchange.planned(self.group, counts, x.device)
         order = order._replace(slot_of=order.slot_of[:sum(exchange.sent)])
+        if told.any():
+            once = planned_tokens(exchange, order, first, told, self.rank)
+            exchange = exchange._replace(once=once)
         if self.ranks > 1:
             rows, row_prob = exchanged(exchange, order, x, prob)
         else:
@@ -334,9 +333,9 @@ class ExpertParallel:
     def _collect_by_collective(self, y: Tensor, handle: DispatchHandle) -> Tensor:
         order, exchange = handle.order, handle.exchange
         if order is None or exchange is None:
-            return Moved.apply(nan_rows(handle.tokens), nan_rows(handle.rows), y)[0]
+            return Moved.apply((Way(nan_rows(handle.tokens), nan_rows(handle.rows)),), y)[0]
         if self.ranks > 1 or self._blocks is not None:
-            y, = Moved.apply(exchange.to_tokens, exchange.to_experts, y)
+            return collected(exchange, order, y)
         return combine(y, order)
 
     def _agree(self, options: WindowOptions) -> None:
@@ -404,6 +403,7 @@ class ExpertParallel:
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of "
                                  f"{', '.join(words)}")
+        require_cross(self.cross, self.block, self.route)
 
     def _capacity(self, tokens: int) -> int:
         """R, where the rank with most tokens has that many."""
@@ -422,29 +422,39 @@ class ExpertParallel:
                 f"factor={factor} or rows={most} fits [{self.problem}]")
 
     def _routed(self, x: Tensor, experts: Tensor, prob: Tensor | None
-                ) -> tuple[RoutingOffsets, list[int], Tensor]:
-        """Where the choices of this rank's tokens are in the order of all experts; the tokens of
-        each rank; and on the host the choices int64 [P, P, E] of each rank by expert."""
-        width = self.ranks * self.experts
+                ) -> tuple[RoutingOffsets, FirstRows | None, list[int], Tensor, Tensor]:
+        """Where the choices of this rank's tokens are in the order of all experts; which of its
+        tokens leave, where they cross once; the tokens of each rank; and on the host, int64, those
+        that cross from each to each, [P, P], and the choices of each by expert, [P, P, E]."""
+        ranks, width = self.ranks, self.ranks * self.experts
         try:
             call = self._call(x, experts, prob)
             order = offsets_of_routing(experts, width, experts.numel())
+            first = FirstRows.of(experts, order, ranks) if self._crosses_once(x) else None
         except Exception:  # the others wait for this rank's counts
             on = x.device if isinstance(x, Tensor) and not x.is_meta else self._device()
-            self._gathered([-1] * (1 + len(_Call._fields)), torch.zeros(width, device=on))
+            self._gathered([-1] * (1 + len(Call._fields)), torch.zeros(ranks + width, device=on))
             raise
-        table = self._gathered([x.shape[0], *call], order.offsets.diff())
-        head = table[:, :-width].tolist()
+        chosen = order.offsets.diff()
+        told = chosen.new_zeros(ranks) if first is None else first.tokens
+        table = self._gathered([x.shape[0], *call], torch.cat([told, chosen]))
+        head = table[:, :-ranks - width].tolist()
         for rank, (tokens, *asked) in enumerate(head):
             if tokens < 0:
                 raise RuntimeError(f"dispatch: rank {rank} raised an error, must raise none; it "
                                    "says which")
             if asked != head[0][1:]:
-                raise RuntimeError(f"dispatch: rank {rank} asks for {_Call(*asked)}, must ask for "
-                                   f"{_Call(*head[0][1:])} as rank 0 does")
-        return order, [row[0] for row in head], table[:, -width:].view(self.ranks, self.ranks, -1)
+                raise RuntimeError(f"dispatch: rank {rank} asks for {Call(*asked)}, must ask for "
+                                   f"{Call(*head[0][1:])} as rank 0 does")
+        told, counts = table[:, -ranks - width:-width], table[:, -width:].view(ranks, ranks, -1)
+        return order, first, [row[0] for row in head], told, counts
 
-    def _call(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> _Call:
+    def _crosses_once(self, x: Tensor) -> bool:
+        if self.ranks == 1 or self.cross != "auto":
+            return self.ranks > 1 and self.cross == "token"
+        return saves_enough(x.shape[0], self.top_k, x.shape[1] * x.element_size(), self.ranks)
+
+    def _call(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> Call:
         """Errors: for what does not fit on this rank."""
         require_rows("x", x)
         if x.dim() != 2:
@@ -453,7 +463,7 @@ class ExpertParallel:
             raise ValueError("x is on meta, must be where the ranks' rows can travel")
         self._require_choices(x, experts, prob)
         grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
-        return _Call(x.shape[1], _DTYPES.index(x.dtype), prob is not None, *grads)
+        return Call(x.shape[1], DTYPES.index(x.dtype), prob is not None, *grads)
 
     def _require_choices(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> None:
         if not isinstance(experts, Tensor):
@@ -477,22 +487,3 @@ class ExpertParallel:
         table = mine.new_empty(self.ranks * mine.numel())
         dist.all_gather_into_tensor(table, mine, group=self.group)
         return table.view(self.ranks, -1).cpu()
-
-    def _exchange(self, counts: Tensor, device: torch.device) -> Exchange:
-        arriving = counts[:, self.rank]
-        received = arriving.sum(1).tolist()
-        experts = torch.arange(self.experts, device=device).repeat(self.ranks)
-        experts = experts.repeat_interleave(on_device(device, arriving.flatten()),
-                                            output_size=sum(received))
-        order = offsets_of_routing(experts[:, None], self.experts, sum(received))
-        return Exchange(self.group, counts[self.rank].sum(1).tolist(), received, order)
-
-    def _nan_rows(self, x: Tensor, prob: Tensor | None, handle: DispatchHandle) -> DispatchedRows:
-        """A row for each expert, so that the gradient of every weight is NaN; none is moved."""
-        there = nan_rows(self.experts)
-        rows, = Moved.apply(there, nan_rows(x.shape[0]), x)
-        row_prob = x.new_empty(0, dtype=torch.float32)
-        if prob is not None:
-            row_prob, = Moved.apply(there, nan_rows(prob.numel()), prob.reshape(-1))
-        offsets = torch.arange(self.experts + 1, dtype=torch.int32, device=x.device)
-        return DispatchedRows(rows, row_prob, offsets, replace(handle, rows=self.experts))

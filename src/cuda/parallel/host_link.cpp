@@ -3,6 +3,7 @@
 
 #include "cuda/parallel/current_device.h"
 #include "cuda/parallel/row_blocks.h"
+#include "cuda/parallel/token_messages.h"
 
 namespace cadre::cuda {
 namespace {
@@ -60,6 +61,15 @@ class GpuHostLink final : public parallel::HostLink {
   }
   void spoil(const TensorView& rows, const int32_t* verdict, Stream stream) override {
     spoil_rows(rows, verdict, static_cast<cudaStream_t>(stream.handle));
+  }
+  void find_first_choices(const schedule::LeavingTokens& tokens, Stream stream) override {
+    cuda::find_first_choices(tokens, static_cast<cudaStream_t>(stream.handle));
+  }
+  void number_tokens(const schedule::LeavingTokens& tokens, Stream stream) override {
+    cuda::number_tokens(tokens, static_cast<cudaStream_t>(stream.handle));
+  }
+  void find_tokens(const schedule::ComingTokens& tokens, Stream stream) override {
+    cuda::find_tokens(tokens, static_cast<cudaStream_t>(stream.handle));
   }
 
  private:
