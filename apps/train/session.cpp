@@ -306,7 +306,7 @@ std::vector<std::string> split_recipes(std::string_view words) {
   for (size_t at = 0; at <= words.size();) {
     const size_t end = std::min(words.find(',', at), words.size());
     const std::string part(words.substr(at, end - at));
-    if (part.find('=') != part.npos && !recipes.empty()) {
+    if ((part.find('=') != part.npos || part == "pinned") && !recipes.empty()) {
       recipes.back() += ',' + part;
     } else {
       recipes.push_back(part);

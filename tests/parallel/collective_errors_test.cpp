@@ -52,10 +52,10 @@ TEST(CollectivePlan, SaysWhatCrosses) {
                          saves_little =
                              "tokens     cross for each choice; once to each rank would save too "
                              "few bytes";
-  // Of two ranks half of a row less four bytes: 1 MiB is 2^18 / 31 such choices.
+  // Of two choices at two ranks a third of a row less four bytes: 8 MiB are 2^23 / 28 choices.
   EXPECT_EQ(line("T=5000 top_k=2 H=48 E=4 ranks=2"), saves_little);
-  EXPECT_EQ(line("T=18724 top_k=2 H=48 E=4 ranks=2"), saves_little);
-  EXPECT_EQ(line("T=18725 top_k=2 H=48 E=4 ranks=2"), by_token);
+  EXPECT_EQ(line("T=149796 top_k=2 H=48 E=4 ranks=2"), saves_little);
+  EXPECT_EQ(line("T=149797 top_k=2 H=48 E=4 ranks=2"), by_token);
   EXPECT_EQ(line("T=100000 top_k=1 H=4096 E=4 ranks=2"), saves_little);
   EXPECT_EQ(line("T=8192 top_k=2 H=4096 E=1 ranks=4096"), saves_little);
   EXPECT_EQ(line("T=8192 top_k=8 H=4096 E=4 ranks=64"), by_token);

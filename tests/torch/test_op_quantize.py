@@ -14,7 +14,8 @@ R, K, N = 6, 40, 24
 FORMATS = {
     "f32": ("f32", "f32"), "bf16": ("bf16", "bf16"), "f16": ("f16", "f16"),
     "fp8_tensor": ("fp8_tensor", "fp8_tensor:e5m2"), "fp8_block": ("fp8_block", "fp8_block"),
-    "mxfp8": ("mxfp8", "mxfp8"), "mxfp4": ("bf16", "bf16"),
+    "mxfp8": ("mxfp8", "mxfp8"), "mxfp4": ("bf16", "bf16"), "f32,pinned": ("f32", "f32"),
+    "fp8_block,wgrad=bf16,pinned": ("fp8_block", "fp8_block"),
     "nvfp4,dgrad=bf16": ("nvfp4", "bf16"), "mxfp8,fprop=nvfp4,dgrad=fp8_tensor": (
         "nvfp4", "fp8_tensor:e5m2"),
     "bf16,fprop=mxfp8:floor*mxfp8:2d,dgrad=mxfp8:e5m2*mxfp8:2d": ("mxfp8:floor", "mxfp8:e5m2"),

@@ -249,6 +249,36 @@ def test_plain_activations(device, name):
                                torch.autograd.grad(want, leaf, dh)[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("make", [ops.SiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
+def test_formulas_have_second_derivatives(device, make):
+    """They were lost, without an error, where dh is a constant. No z is near a kink."""
+    z = draw(4, 8, device=device)
+    z = (z + z.sign() * 0.1).requires_grad_()
+    op, step = make(), 1e-2
+    direction = draw(4, 8, device=device)
+
+    def gradient(at):
+        return torch.autograd.grad(op(at).sum(), at, create_graph=True)[0]
+
+    got = torch.autograd.grad(gradient(z), z, direction)[0]
+    two = [gradient((z.detach() + sign * step * direction).requires_grad_()).detach()
+           for sign in (1, -1)]
+    want = (two[0] - two[1]) / (2 * step)
+    assert_seen(want)
+    torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("make", [ops.SiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
+def test_formulas_compile_as_one_graph(device, make):
+    op, offsets = make(), cadre.offsets(torch.tensor([3, 4], device=device), "counts", R)
+    z, leaf = (draw(R, C, device=device, grad=True) for _ in range(2))
+    leaf.data.copy_(z.data)
+    compiled = torch.compile(op, backend="aot_eager", fullgraph=True)
+    for h in (compiled(z, offsets=offsets), op(leaf, offsets=offsets)):
+        h.square().sum().backward()
+    torch.testing.assert_close(z.grad, leaf.grad)
+
+
 @pytest.mark.parametrize("name", ["SwiGLU", "ClampedSwiGLU", "QGEGLU", "SReLU", "SiTUGLU", "GEGLU",
                                   "QGELU"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

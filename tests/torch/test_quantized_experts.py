@@ -266,9 +266,44 @@ def test_errors(tmp_path):
     assert wrong.says() == ("load_quantized: model.norm.weight is torch.int8, must be "
                             "torch.bfloat16")
     wrong.tensors["model.norm.weight"] = norm
+    wrong.tensors[BLOCKS] = blocks.view(torch.int8)
+    assert wrong.says() == f"load_quantized: {BLOCKS} is torch.int8, must be torch.uint8"
+    wrong.tensors[BLOCKS] = blocks
     wrong.config = transformers.GptOssConfig(**wrong.config.to_dict() | {"intermediate_size": 72})
     assert wrong.says() == ("load_quantized: down_proj of GptOssExperts is [64, 72] for an expert, "
                             "must be whole blocks of 1 x 32")
+
+
+@pytest.mark.parametrize("last, dtype, want", [
+    ("up_proj.weight", torch.float8_e5m2, torch.float8_e4m3fn),
+    ("up_proj.weight", torch.int8, torch.float8_e4m3fn),
+    ("up_proj.weight", torch.bfloat16, torch.float8_e4m3fn),
+    ("up_proj.weight_scale_inv", torch.int32, torch.float32)])
+def test_codes_of_another_type_are_refused(tmp_path, last, dtype, want):
+    """They were read as if they were of the type that is wanted."""
+    tensors, about = released_deepseek(randomised(deepseek()))
+    name = f"model.layers.1.mlp.experts.0.{last}"
+    tensors[name] = tensors[name].float().to(dtype)
+    write(tmp_path, deepseek(), tensors, about)
+    with pytest.raises(ValueError, match=f"{name} is {dtype}, must be {want}$"):
+        huggingface.load_quantized(tmp_path, device="cpu")
+
+
+def test_what_transformers_keeps_in_fp32_and_how_it_generates(tmp_path):
+    """The bias of scores differs by less than a step of bf16."""
+    plain = randomised(deepseek())
+    tensors, about = released_deepseek(plain)
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    tensors[name] = 8 + torch.rand_like(tensors[name].float()) * 0.02
+    write(tmp_path, deepseek(), tensors, about)
+    asked = {"eos_token_id": [5, 7], "max_new_tokens": 3}
+    (tmp_path / "generation_config.json").write_text(json.dumps(asked))
+    model = huggingface.load_quantized(tmp_path, device="cpu")
+    bias = model.model.layers[1].mlp.gate.e_score_correction_bias
+    assert bias.dtype == torch.float32 and torch.equal(bias, tensors[name])
+    assert model.model.layers[1].mlp.gate.weight.dtype == torch.bfloat16
+    assert model.generation_config.eos_token_id == [5, 7]
+    assert model.generation_config.max_new_tokens == 3
 
 
 def test_errors_of_arguments(tmp_path):

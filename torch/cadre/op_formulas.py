@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .dtypes import require_bools
 from .op_activations import Activation, number
@@ -41,6 +40,8 @@ class _Formula(Activation):
                              "and up of every feature")
         if scales is not None and len(scales) != len(z):
             raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
+        if torch.compiler.is_compiling():  # what is computed again is the compiler's choice
+            return self._formula(z, scales, offsets).to(z.dtype)
         return _Again.apply(self._formula, z, scales, offsets)
 
     def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
@@ -133,7 +134,8 @@ class ScaledSiTUGLU(SiTUGLU):
 
 
 class _Again(torch.autograd.Function):
-    """formula(z, scales, offsets), which backward computes again: z alone is kept."""
+    """formula(z, scales, offsets), which backward computes again: z alone is kept. Derivatives of
+    any order are those of the formula."""
 
     @staticmethod
     def forward(ctx: Any, formula: Callable[..., Tensor], z: Tensor, scales: Tensor | None,
@@ -143,12 +145,10 @@ class _Again(torch.autograd.Function):
         return formula(z, scales, offsets).to(z.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         z, scales, offsets = ctx.saved_tensors
-        leaves = [None if t is None else t.detach().requires_grad_() for t in (z, scales)]
-        with torch.enable_grad():
-            h = ctx.formula(*leaves, offsets)
-        there = [t for t in leaves if t is not None]
-        grads = torch.autograd.grad(h, there, dh.to(h.dtype))
+        inputs = (z,) if scales is None else (z, scales)
+        h, gradients_of = torch.func.vjp(
+            lambda z, scales=None: ctx.formula(z, scales, offsets), *inputs)
+        grads = gradients_of(dh.to(h.dtype))
         return None, *grads, *[None] * (3 - len(grads))

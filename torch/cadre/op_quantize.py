@@ -51,7 +51,7 @@ class Quantize(Operation):
 def _formats(recipe: str) -> tuple[str, str]:
     """Of x in fprop and of dy in dgrad, by the words of a recipe; "" without one."""
     passes = {which: words for which, _, words in (
-        part.rpartition("=") for part in recipe.split(","))}
+        part.rpartition("=") for part in recipe.split(",") if part != "pinned")}
     named = passes.get("", "")
     x, x_is_pair, _ = passes.get("fprop", named).partition("*")
     dy, dy_is_pair, _ = passes.get("dgrad", named).partition("*")

@@ -177,10 +177,13 @@ def _fill(name: str, target: Tensor, source: Tensor) -> None:
     if target.shape != source.shape:
         raise ValueError(f"load_quantized: {name} has shape {list(source.shape)}, must be "
                          f"{list(target.shape)}")
-    narrower = source.dtype.itemsize == 1 and source.dtype != target.dtype
-    if narrower and target.dtype.itemsize != 1:
+    is_codes = target.dtype.itemsize == 1
+    as_bytes = is_codes and source.dtype == torch.uint8  # as scales of e8m0 are stored
+    fits = source.dtype == target.dtype if is_codes else (
+        source.is_floating_point() and source.dtype.itemsize > 1)
+    if not fits and not as_bytes:
         raise ValueError(f"load_quantized: {name} is {source.dtype}, must be {target.dtype}")
-    target.copy_(source.view(target.dtype) if narrower else source)
+    target.copy_(source.view(target.dtype) if as_bytes else source)
 
 
 @contextmanager
@@ -220,7 +223,7 @@ def _kind_of(config: Any, folder: Path) -> Kind:
 def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | None,
          experts_of: Any, name: str) -> nn.Module:
     """See huggingface.load_quantized. experts_of(model): its experts modules by name."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
     from transformers.initialization import no_init_weights
     require_float("dtype", dtype)
     if not isinstance(folder, (str, Path)):
@@ -249,19 +252,33 @@ def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | No
         first = "gate_up_proj" if module.has_gate else "up_proj"
         hold_codes(module, first, kind, dtype, place)
     with ExitStack() as stack, torch.no_grad():
-        _read(model, Files(folder, stack), set(experts), dtype)
+        _keep_in_fp32(model, dtype)
+        _read(model, Files(folder, stack), set(experts))
     model.tie_weights()
+    if (folder / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
 
 
-def _read(model: nn.Module, files: Files, experts: set[str], dtype: torch.dtype) -> None:
+def _keep_in_fp32(model: nn.Module, dtype: torch.dtype) -> None:
+    """What transformers keeps in fp32 whatever the model's type is, such as the bias of a router's
+    scores; more of it where that is fp16."""
+    keep = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+    if dtype == torch.float16:
+        keep |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if any(re.search(rf"(^|\.){module}($|\.)", name) for module in keep):
+            tensor.data = tensor.data.float()
+
+
+def _read(model: nn.Module, files: Files, experts: set[str]) -> None:
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     tied = tied if model.config.tie_word_embeddings else set()
     for name, target in model.state_dict(keep_vars=True).items():
         if name.rpartition(".")[0] in experts:
             files.of_experts(name, target)
         elif name not in tied or name in files:
-            _fill(name, target, files.numbers(name, dtype))
+            _fill(name, target, files.numbers(name, target.dtype))
     layers = model.config.num_hidden_layers
     for name in sorted(files.unread):  # layers that predict further tokens are no part of the model
         layer = re.match(r"model\.layers\.(\d+)\.", name)

@@ -4,7 +4,8 @@ from typing import Any, Callable, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+
+from .derivatives import without_second_derivatives
 
 _ops = torch.ops.cadre
 
@@ -48,19 +49,20 @@ class _Experts(torch.autograd.Function):
         return made
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         offsets, saved, prob, bias2_scale, w1, bias1, w2, bias2, *sent = ctx.saved_tensors
         reads_rows = ctx.wants[2]
-        rows = ctx.send(*sent) if reads_rows else dy.new_empty(dy.shape[0], w1.shape[-1])
-        dx, dprob, *lists, dscale, _ = _ops.grouped_mlp_backward(
-            dy, rows, saved, offsets, prob, *_lists(w1, bias1, w2, bias2), bias2_scale,
-            wants=ctx.wants, **ctx.options)
-        grads = dx, dprob, dscale, *(made[0] if made else None for made in lists)
-        return (None, None, None,
-                *(grad if wanted else None for grad, wanted in
-                  zip(grads, ctx.needs_input_grad[3:])),
-                None, None, None)
+        with torch.no_grad():
+            rows = ctx.send(*sent) if reads_rows else dy.new_empty(dy.shape[0], w1.shape[-1])
+            dx, dprob, *lists, dscale, _ = _ops.grouped_mlp_backward(
+                dy, rows, saved, offsets, prob, *_lists(w1, bias1, w2, bias2), bias2_scale,
+                wants=ctx.wants, **ctx.options)
+        made = dx, dprob, dscale, *(grads[0] if grads else None for grads in lists)
+        grads = without_second_derivatives(
+            "MoE with dispatch_again", (dy, prob, bias2_scale, w1, bias1, w2, bias2, *sent),
+            tuple(grad if wanted else None for grad, wanted in
+                  zip(made, ctx.needs_input_grad[3:])))
+        return None, None, None, *grads, None, None, None
 
 
 def _lists(*weights: Tensor | None) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from .operations import RoutingOffsets
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-_WORTH_IT = 1 << 20  # bytes that are saved; docs/collective.md
+_WORTH_IT = 8 << 20  # bytes that are saved; docs/collective.md
 
 
 def saves_enough(tokens: int, top_k: int, row_bytes: int, ranks: int) -> bool:

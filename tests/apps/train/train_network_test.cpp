@@ -276,6 +276,8 @@ TEST(Recipes, AreSplitAtCommasThatStartOne) {
   EXPECT_EQ(split_recipes("bf16,mxfp8"), (std::vector<std::string>{"bf16", "mxfp8"}));
   EXPECT_EQ(split_recipes("nvfp4,wgrad=bf16,bf16"),
             (std::vector<std::string>{"nvfp4,wgrad=bf16", "bf16"}));
+  EXPECT_EQ(split_recipes("fp8_block,wgrad=bf16,pinned,bf16"),
+            (std::vector<std::string>{"fp8_block,wgrad=bf16,pinned", "bf16"}));
   EXPECT_NE(invalid([] { split_recipes("bf16,mxfp8,bf16"); }).find("recipe bf16 stands twice"),
             std::string::npos);
   EXPECT_NE(invalid([] { split_recipes("bf17"); }).find("bf17"), std::string::npos);
