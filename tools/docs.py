@@ -226,21 +226,21 @@ def layer_products(topic):
     return table
 
 
-def recipe_speed(topic):
+def recipe_speed(*topics):
     """Expert MLPs in a recipe beside the same in bf16, and beside their own products."""
     def row(where, case):
         words = case["problem"].split()
         twin = next(peer for peer in case["speed_of_peer"] if peer.startswith("cadre "))
         return [where, case["layer"],
-                next(w.split("=", 1)[1] for w in words if w.startswith("recipe=")), case["call"],
+                next(w.split("=", 1)[1] for w in words if w.startswith("recipe=")),
+                case["call"] + ", cached" * ("cache_weights=yes" in words),
                 *shown(case["us"], ["cadre"], ".0f"), f"{case['speed_of_peer'][twin]:.2f}",
                 f"{case['us']['cadre'] / case['us']['products']:.3f}"]
 
-    def table(info):
-        rows = [row(where, case) for where, record in records(topic) for case in record["cases"]]
-        return markdown(["GPU", "layer", "recipe", "call", "us", "over bf16", "over products"],
-                        rows)
-    return table
+    return lambda info: markdown(
+        ["GPU", "layer", "recipe", "call", "us", "over bf16", "over products"],
+        [row(where, case) for topic in topics for where, record in records(topic)
+         for case in record["cases"]])
 
 
 def moe_memory(info):
@@ -456,7 +456,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
               "grouped-gemm-fp8-tensor-torch",
               ["cadre bf16", "cadre fp8_block", "torch", "torch fast"]),
           "moe_products": layer_products("moe"), "mlp_products": layer_products("mlp"),
-          "recipe_speed": recipe_speed("recipes"),
+          "recipe_speed": recipe_speed("recipes", "recipes-uncached"),
           "quantized_weights": recipe_speed("quantized-weights"),
           "moe_few_tokens": layer_products("moe-few-tokens"),
           "headers": headers, "python": python}

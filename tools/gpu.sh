@@ -23,8 +23,8 @@
 #   moves      what stands around the products, beside a copy of as many bytes, on h200_moves.txt
 #   moe_few    whole layers with few tokens, on h200_moe_few.txt
 #   moe, mlp   whole layers, and their expert MLPs, beside their own products, on h200_moe.txt and _mlp
-#   recipes, decoded_recipes    the expert MLPs in fp8_block, and in those whose operands are decoded,
-#              beside bf16, on h200_recipes.txt and _decoded_recipes
+#   recipes, recipes_uncached, decoded_recipes    the expert MLPs in fp8_block with weights that are cached
+#              and not, and in recipes whose operands are decoded, beside bf16, on h200_recipes.txt, ...
 #   quantized_weights    forward of those whose weights come quantised, likewise
 #   host       what the host needs for a call
 #   facts      `cadre facts`
@@ -257,6 +257,10 @@ take() {
     mlp) bench mlp 540 mlp h200_mlp --offsets $routings ;;
     recipes)
       bench recipes 500 recipes h200_recipes --beside 'recipe=bf16 cache_weights=no' --load 1
+      ;;
+    recipes_uncached)
+      bench recipes_uncached 500 recipes-uncached h200_recipes_uncached \
+        --beside 'recipe=bf16 cache_weights=no' --load 1
       ;;
     decoded_recipes)
       bench decoded_recipes 540 decoded-recipes h200_decoded_recipes \

@@ -144,7 +144,7 @@ TEST(MeasureCollective, ChecksWhatItTimes) {
   options.contest.repeat = 1;
   options.only = "collective";
   const auto all =
-      bench::measure_ranks("expert_parallel T=512 top_k=4 H=1024 E=2 ranks=2 R=4096", options);
+      bench::measure_ranks("expert_parallel T=2048 top_k=4 H=1024 E=2 ranks=2 R=16384", options);
   EXPECT_TRUE(all[0].check.good()) << all[0].check.fault;
   EXPECT_NE(
       all[0].check.problem.find("T=64 top_k=4 H=1024 E=2 ranks=2 R=512 dtype=bf16 cross=token"),

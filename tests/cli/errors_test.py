@@ -82,6 +82,7 @@ cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=fp9
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=bf16,top=f32
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=fprop=bf16
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=bf16,wgrad=f32,wgrad=f32
+cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=bf16,pinned,pinned
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,fprop=nvfp4:rht*nvfp4:rht
 cadre explain grouped_linear R=9 N=8 K=16 E=2 recipe=nvfp4,wgrad=nvfp4:rht*nvfp4
 cadre explain grouped_linear R=9 N=8 K=16 E=2 bias_scale=yes

@@ -247,7 +247,7 @@ TAKERS = {
     ("input", f"name is 'input', must be one of {NAMES}"),
     ("mxfp8,wgrad=inputs", f"name is 'inputs', must be one of {NAMES}"),
     ("mxfp8, wgrad=bf16", "pass is ' wgrad', must be one of fprop, dgrad, wgrad; write "
-                          "pass=formats"),
+                          "pass=formats, or pinned"),
     ("mxfp8,wgrad=bf16,wgrad=f32", "'mxfp8,wgrad=bf16,wgrad=f32' gives wgrad twice; give it once"),
     ("wgrad=bf16", "'wgrad=bf16' gives 1 passes, must be fprop, dgrad and wgrad; or begin with a "
                    "named recipe"),

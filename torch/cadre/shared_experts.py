@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from .counts import offsets_of_all_rows
 from .side_stream import SideWork, joined_on_error
@@ -80,15 +81,14 @@ class _Result(torch.autograd.Function):
         return y
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Any, ...]:
         x, gate, w1, w2, offsets, saved = ctx.saved_tensors  # a checkpoint makes them here
-        with torch.no_grad(), ctx.work.begun(dy, x, gate, w1, w2):
+        with ctx.work.begun(dy, x, gate, w1, w2):
             dx, dgate, dw1, _, dw2, *_ = _ops.grouped_mlp_backward(
                 dy, x, saved, offsets, gate, *_lists(w1, w2), None, wants=ctx.wants, **ctx.options)
-            made = (dx, dgate, *(dw[0][0] if dw else None for dw in (dw1, dw2)))
-        grads = tuple(g if wanted else None for g, wanted in zip(made, ctx.wants))
-        return (None,) * 4 + without_second_derivatives("the shared expert", (dy, x, gate, w1, w2),
-                                                        grads)
+            grads = (dx, dgate, *(dw[0][0] if dw else None for dw in (dw1, dw2)))
+        return (None,) * 4 + tuple(g if wanted else None for g, wanted in zip(grads, ctx.wants))
 
 
 def _lists(w1: Tensor, w2: Tensor) -> tuple[list[Tensor], ...]:
