@@ -158,6 +158,7 @@ cadre.autocast(recipe=3)
 cadre.autocast(recipe=theirs)
 cadre.Recipe("mxfp8", wgrad="fp9")
 cadre.Recipe("mxfp8,wgrad=bf16", wgrad="f32")
+cadre.autocast(recipe="mxfp8")(lambda: (yield))
 cadre.Recipe(3)
 """
 
@@ -299,6 +300,7 @@ cadre.ops.Sequential(cadre.ops.SwiGLU(activation_recompute_in_mlp=True))(z)
 BACKWARD = """
 fused(x, counts).sum().backward()
 setattr(fused.weight, "main_grad", torch.zeros(E, K, N)), fused(x, counts).sum().backward()
+setattr(fused.weight, "main_grad", torch._neg_view(fused.weight)), fused(x, counts).sum().backward()
 setattr(fused.weight, "main_grad", [w]), fused(x, counts).sum().backward()
 setattr(fused.weight, "main_grad", w.double()), fused(x, counts).sum().backward()
 setattr(fused.weight, "main_grad", w.to("meta")), fused(x, counts).sum().backward()

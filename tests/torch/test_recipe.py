@@ -97,6 +97,18 @@ def test_decorator():
     assert named.__name__ == "named" and active_recipe() == ""
 
 
+def test_what_runs_later_is_not_decorated():
+    async def coroutine():
+        pass
+
+    def generator():
+        yield
+
+    for function in (coroutine, generator):
+        with pytest.raises(TypeError, match="^autocast decorates a generator or a corout"):
+            cadre.autocast(recipe="fp8_block")(function)
+
+
 def test_each_thread_has_its_own():
     seen = []
     with cadre.autocast(recipe="nvfp4"):

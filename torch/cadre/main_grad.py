@@ -71,6 +71,9 @@ def _main_grad(weight: Parameter) -> Tensor:
         raise ValueError(f"main_grad has shape {list(buffer.shape)} and strides "
                          f"{list(buffer.stride())}, must be contiguous and of shape "
                          f"{list(weight.shape)}, that of its weight, or flat")
+    if buffer.is_neg():
+        raise ValueError("main_grad is a negated view, must be numbers as they lie; give "
+                         "resolve_neg()")
     if buffer.device != weight.device:
         raise ValueError(f"main_grad is on {buffer.device}, must be on {weight.device}, where its "
                          "weight is")

@@ -1,6 +1,7 @@
 """Recipes: the number format of each product of a layer, and the context that sets one."""
 
 import functools
+import inspect
 import re
 import sys
 import threading
@@ -23,6 +24,8 @@ PASSES = ("fprop", "dgrad", "wgrad")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
+_RUNS_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+               inspect.isasyncgenfunction)
 _WORDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -224,6 +227,9 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         recipe = self.recipe
+        if any(is_kind(function) for is_kind in _RUNS_LATER):
+            raise TypeError("autocast decorates a generator or a coroutine, must decorate a "
+                            "function that ends when it returns; write `with autocast(...)` within")
 
         @functools.wraps(function)
         def with_recipe(*args: _P.args, **kwargs: _P.kwargs) -> _T:
