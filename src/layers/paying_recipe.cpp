@@ -124,7 +124,12 @@ PayingRecipe paying_recipe(const MoeProblem& p, const Device& device) {
   m.recipe = p.recipe;
   m.dtype = p.dtype;
   m.parameters = p.parameters;
+  m.prob = true;
+  m.bias1 = p.bias1;
   m.dgrad = p.dgrad;
+  m.wgrad1 = p.wgrad1;
+  m.dbias = p.dbias;
+  m.dprob = p.dlogits;
   m.options = p.options;
   return paying_recipe(m, device);
 }

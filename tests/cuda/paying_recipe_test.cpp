@@ -48,7 +48,7 @@ TEST(PayingRecipe, WeighsCachedWeightsAsNothing) {
       "bf16");
   // Of few rows codes of cached weights save the bytes of weights.
   EXPECT_EQ(
-      plan_of("R=4096 H=1536 F=256 E=1024 cache_weights=yes dgrad=no", "fp8_block,wgrad=bf16").name,
+      plan_of("R=32768 H=1536 F=64 E=1024 cache_weights=yes dgrad=no", "fp8_block,wgrad=bf16").name,
       "codes");
 }
 
@@ -94,6 +94,11 @@ TEST(PayingRecipe, IsThatOfEveryLayer) {
   EXPECT_EQ(recipe_of(moe), "bf16");
   EXPECT_EQ(recipe_of(moe.mlp), "bf16");
   EXPECT_EQ(recipe_of(moe.shared), "bf16");
+  const auto forward_alone =
+      plan(parse_moe_problem("moe T=8192 top_k=8 H=2048 F=768 E=128 recipe=fp8_block,wgrad=bf16 "
+                             "dgrad=no dlogits=no wgrad1=no wgrad2=no"),
+           parse_device("sm_90"));
+  EXPECT_EQ(recipe_of(forward_alone), "bf16,dgrad=fp8_block");
   const auto pinned = plan(parse_moe_problem("moe T=8192 top_k=8 H=2048 F=768 E=128 shared_F=768 "
                                              "recipe=fp8_block,wgrad=bf16,pinned"),
                            parse_device("sm_90"));

@@ -70,8 +70,8 @@ struct QuantizeStream {
     int threads = kQuantizeThreads;  ///< of a block
   };
   /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
-  /// wider where every block has many, since looking for one takes time. All are about as wide: a
-  /// block takes every so-manieth, and would have all wide ones or all narrow ones.
+  /// wider where every block has many, since looking for one takes time. All are about as wide:
+  /// blocks take them in turn, so that some would have all wide ones and others all narrow ones.
   template <class Job, class... More>
   void launch_strips(void (*kernel)(Job, More...), const OfUnit& unit, Job job,
                      const More&... more) const {
