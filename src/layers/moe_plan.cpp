@@ -65,6 +65,7 @@ void check(const MoeProblem& p) {
   checks.fits_int32("T * top_k", layers::rows_of(p));
   checks.at_least("H", p.hidden, 1);
   checks.at_least("F", p.features, 1);
+  checks.countable("E * H * F", {p.experts, p.hidden, p.features});
   checks.at_least("shared_F", p.shared_features, 0);
   checks.holds(layers::has_shared(p) || !p.shared_gate,
                "shared_gate is yes, must be no; shared_F is 0, so no expert is shared");

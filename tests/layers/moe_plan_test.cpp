@@ -276,6 +276,9 @@ TEST(MoeErrors, OfProblems) {
   EXPECT_EQ(says([](P& p) { p.top_k = 7; }), "routing: top_k is 7, must be at most E, 6");
   EXPECT_EQ(says([](P& p) { p.hidden = 0; }), "moe: H is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.features = 0; }), "moe: F is 0, must be 1 or more");
+  EXPECT_EQ(says([](P& p) { p.features = INT64_MAX; }),
+            "moe: E * H * F is 6 * 96 * 9223372036854775807, must be at most 2^44; no tensor has "
+            "more elements");
   EXPECT_EQ(says([](P& p) { p.experts = 0; }), "moe: E is 0, must be 1 or more");
   EXPECT_EQ(says([](P& p) { p.shared_features = -1; }), "moe: shared_F is -1, must be 0 or more");
   EXPECT_EQ(says([](P& p) { p.shared_gate = true; }),
