@@ -158,7 +158,8 @@ void write_record(std::string_view verb, const std::string& path, std::ofstream&
                   const Json& json) {
   std::error_code no_regular_file;
   std::filesystem::resize_file(path, 0, no_regular_file);
-  if (!(file << json.dump(1) << "\n").flush())
+  const std::string words = json.dump(1, ' ', false, Json::error_handler_t::replace);
+  if (!(file << words << "\n").flush())
     throw UsageError(text(verb, ": '", path, "' could not be written; is the disk full?"));
 }
 

@@ -22,15 +22,12 @@ void parameter_fields(Io& io, Problem& p) {
 /// The sizes of experts, what they compute and in which types.
 template <class Io, class Problem>
 void expert_fields(Io& io, Problem& p) {
-  const ActivationConstants usual;
   io.always("H", p.hidden);
   io.always("F", p.features);
   io.always("E", p.experts);
   io.always("act", p.activation);
   io.unless("layout", p.layout, GluLayout::kConcat);
-  io.unless("limit", p.constants.limit, usual.limit);
-  io.unless("alpha", p.constants.alpha, usual.alpha);
-  io.unless("offset", p.constants.offset, usual.offset);
+  ops::constant_fields(io, p.activation, p.constants);
   io.always("recipe", p.recipe);
   parameter_fields(io, p);
 }

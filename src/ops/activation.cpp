@@ -32,9 +32,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("layout", p.layout, usual.layout);
   io.always("z", p.z);
   io.always("h", p.h);
-  io.unless("limit", p.constants.limit, usual.constants.limit);
-  io.unless("alpha", p.constants.alpha, usual.constants.alpha);
-  io.unless("offset", p.constants.offset, usual.constants.offset);
+  ops::constant_fields(io, p.kind, p.constants);
   io.unless("prob", p.prob, usual.prob);
   io.unless("tail", p.tail, usual.tail);
   io.unless("along_k", p.along_k, usual.along_k);

@@ -10,9 +10,7 @@ template <class Io, class Activation>
 void fields(Io& io, Activation& a) {
   const GemmActivation usual;
   io.unless("layout", a.layout, usual.layout);
-  io.unless("limit", a.constants.limit, usual.constants.limit);
-  io.unless("act_alpha", a.constants.alpha, usual.constants.alpha);
-  io.unless("offset", a.constants.offset, usual.constants.offset);
+  constant_fields(io, a.kind, a.constants, "act_alpha");
   io.unless("prob", a.prob, usual.prob);
   io.unless("z", a.keep_z, usual.keep_z);
 }

@@ -143,6 +143,11 @@ class ProblemWriter {
   void unless(std::string_view name, const Value& value, const Value& usual) {
     if (!(value == usual)) always(name, value);
   }
+  template <class Value>
+  void only_where(bool, std::string_view name, const Value& value, const Value& usual,
+                  const char*) {
+    unless(name, value, usual);
+  }
   std::string take() { return std::move(text_); }
 
  private:
@@ -166,6 +171,15 @@ class ProblemReader {
   template <class Value>
   void unless(std::string_view name, Value& value, const Value&) {
     always(name, value);
+  }
+  /// A field that says something only where that holds, and is an error elsewhere, its default too.
+  template <class Value>
+  void only_where(bool holds, std::string_view name, Value& value, const Value&, const char* why) {
+    const std::string* word = find(name);
+    if (word == nullptr) return;
+    if (!holds)
+      throw InvalidArgument(text("problem: ", name, " is ", *word, ", must be absent; ", why));
+    read_word(name, *word, value);
   }
   /// The value of a name that the fields do not list, such as `format=`; null if absent.
   const std::string* find(std::string_view name);
@@ -192,6 +206,17 @@ void direction(Io& io, Flag& backward) {
   Direction direction = backward ? Direction::kBackward : Direction::kForward;
   io.word("direction", direction);
   if constexpr (!std::is_const_v<Flag>) backward = direction == Direction::kBackward;
+}
+
+/// The constants of an activation, whose kind is read already.
+template <class Io, class Constants>
+void constant_fields(Io& io, ActivationKind kind, Constants& c, std::string_view alpha = "alpha") {
+  const ActivationConstants usual;
+  const bool has = kind == ActivationKind::kClampedSwiGlu;
+  const char* why = "only clamped_swiglu has constants";
+  io.only_where(has, "limit", c.limit, usual.limit, why);
+  io.only_where(has, alpha, c.alpha, usual.alpha, why);
+  io.only_where(has, "offset", c.offset, usual.offset, why);
 }
 
 /// A problem from its words, by its `fields`.

@@ -152,6 +152,17 @@ class Files(cli_test.Cli):
             self.assertEqual(done.returncode, 0)
             self.assertEqual(len(json.load(reader)["cases"]), 1)
 
+    def test_a_record_of_a_command_that_is_no_text(self):
+        counts = os.fsencode(self.path) + b"/counts\xff"
+        with open(counts, "w") as file:
+            file.write("4 5")
+        record = self.path / "record.json"
+        done = subprocess.run([cli_test.CADRE, "bench", "offsets counts R=9 E=2", "--repeat", "1",
+                               "--offsets", counts, "--json", record],
+                              capture_output=True)
+        self.assertEqual((done.returncode, done.stderr), (0, b""))
+        self.assertIn("/counts\ufffd", json.loads(record.read_text())["command"])
+
     def test_a_full_disk_behind_stdout(self):
         for words in (["info"], ["--help"], ["check", "offsets counts R=9 E=2"],
                       ["explain", "offsets counts R=9 E=2"]):

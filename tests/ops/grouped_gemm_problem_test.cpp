@@ -101,9 +101,6 @@ TEST(GroupedGemmChecks, Problems) {
        "layout is interleave1, must be concat; an ungated activation has one input"},
       {"fprop N=80 K=1 act=geglu layout=interleave32",
        "F is 40, must be a multiple of 32; layout interleave32 comes in blocks of 32"},
-      {"fprop N=2 K=1 act=swiglu limit=3",
-       "limit, alpha, offset are 3, 1.702, 1, must be the defaults; only clamped_swiglu has "
-       "constants"},
       {"fprop N=2 K=1 act=clamped_swiglu limit=0", "limit is 0, must be above 0 and finite"},
   };
   for (const auto& row : kRows)
@@ -204,6 +201,12 @@ TEST(GroupedGemmChecks, HandMadeProblems) {
   p.align = 16, p.lhs.element = DType::kF32;
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "format: element of bf16 is f32, must be bf16");
+  p = parsed("grouped_gemm fprop R=1 N=2 K=1 act=swiglu");
+  p.activation->constants.limit = 3;
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "grouped_gemm: limit, alpha, offset are 3, 1.702, 1, must be the defaults; only "
+            "clamped_swiglu has constants [grouped_gemm fprop R=1 N=2 K=1 E=1 format=bf16 "
+            "act=swiglu limit=3]");
 }
 
 // A good problem with its good arguments, spoiled one at a time.

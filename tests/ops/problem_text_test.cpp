@@ -5,6 +5,7 @@
 
 #include <set>
 
+#include "cadre/grouped_mlp.h"
 #include "cadre/operations.h"
 #include "tests/ops/random_problems.h"
 
@@ -109,4 +110,18 @@ TEST(ProblemText, FormatsTypesAndActivationsMustBeKnown) {
             "problem: direction is 'sideways', must be one of forward, backward");
   EXPECT_EQ(activation_error("activation forward mish").find("activation: "), 0u)
       << activation_error("activation forward mish");
+}
+
+// Who gives one to another activation, be it the default, means that activation with constants.
+TEST(ProblemText, ConstantsAreThoseOfOneActivation) {
+  EXPECT_EQ(activation_error("activation forward swiglu limit=7"),
+            "problem: limit is 7, must be absent; only clamped_swiglu has constants");
+  EXPECT_EQ(activation_error("activation forward swiglu offset=1"),
+            "problem: offset is 1, must be absent; only clamped_swiglu has constants");
+  EXPECT_EQ(gemm_error("grouped_gemm fprop act_alpha=1.702 act=swiglu"),
+            "problem: act_alpha is 1.702, must be absent; only clamped_swiglu has constants");
+  EXPECT_EQ(error_of([] { parse_grouped_mlp_problem("grouped_mlp alpha=1.702 act=silu"); }),
+            "problem: alpha is 1.702, must be absent; only clamped_swiglu has constants");
+  const char* words = "activation forward clamped_swiglu R=1 F=1 E=1 z=bf16 h=bf16";
+  EXPECT_EQ(to_string(parse_activation_problem(text(words, " limit=7"))), words);
 }

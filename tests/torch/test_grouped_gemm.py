@@ -426,7 +426,7 @@ FAULTS = [
      r"out of an expert is .* with strides \[1, 7\] .* as that of the first: .* strides \[11, 1\]"),
     (dict(which="wgrad", lhs=torch.ones(4, N), rhs=[torch.ones(4, K)],
           out=[torch.ones(N, K, 2)[..., 0]] * 2), ValueError,
-     r"out has strides \[22, 2\], must have stride 1 in one of its last two dimensions"),
+     r"out has strides \[22, 2\], must have stride 1 in a dimension of an expert, and experts"),
     (dict(rhs=[torch.ones(1, N, K)] * 2), ValueError, r"must be \[E, N, K\] or E of \[N, K\]"),
 ]
 

@@ -42,8 +42,9 @@ def test_attributes(device):
                 or layer.delay_wgrad_compute)
     assert layer.fp8_meta == {"recipe": None, "fp8_checkpoint": False}
     layer.init_fp8_metadata(num_gemms=5)
-    layer.set_tensor_parallel_group("group")
-    assert layer.tp_group == "group"
+    group = torch.distributed.ProcessGroup(0, 1)
+    layer.set_tensor_parallel_group(group)
+    assert layer.tp_group is group
     assert "5, in_features=24, out_features=40" in repr(layer)
 
 

@@ -318,6 +318,18 @@ def test_a_transposed_out_of_stacked_groups(device, groups, accumulate):
     assert_close(out, want, terms=K + 1)
 
 
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_groups_among_each_other_in_out(device, accumulate):
+    a, b = draw(6, K, device=device), draw(K, N, device=device)
+    ends = torch.tensor([3, 3, K], dtype=torch.int32, device=device)
+    out = draw(6, 3, N, device=device).transpose(0, 1)
+    want = cadre.grouped_mm(a, b, ends, out=out.contiguous(), accumulate=accumulate)
+    assert cadre.grouped_mm(a, b, ends, out=out, accumulate=accumulate) is out
+    assert torch.equal(out, want)
+    with pytest.raises(ValueError, match="out has strides .* must have stride 1 in a dimension"):
+        cadre.grouped_mm(a, b, ends, out=draw(3, 6, 2 * N, device=device)[:, :, ::2])
+
+
 def test_out_that_is_read_meanwhile(device):
     a, b = draw(20, 16, device=device), draw(5, 16, 16, device=device)
     ends = torch.tensor([3, 11, 12, 18, 20], dtype=torch.int32, device=device)

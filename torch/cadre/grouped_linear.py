@@ -103,7 +103,7 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             single_grouped_bias=single_grouped_bias, scale_bias=scale_bias)
         _check_choices(parallel_mode, ub_overlap_rs, ub_overlap_ag, use_grouped_tensor)
         self.num_gemms = num_gemms
-        self.tp_group = tp_group
+        self.set_tensor_parallel_group(tp_group)
         self.tp_size = tp_size if tp_group is None else torch.distributed.get_world_size(tp_group)
         self.parallel_mode = parallel_mode
         self.sequence_parallel = sequence_parallel
@@ -351,6 +351,8 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
 
     def set_tensor_parallel_group(self, tp_group: Any) -> None:
         """Remembers the group; this layer communicates nothing."""
+        if tp_group is not None and not isinstance(tp_group, torch.distributed.ProcessGroup):
+            raise TypeError(f"tp_group is {kind_of(tp_group)}, must be a ProcessGroup")
         self.tp_group = tp_group
 
     def init_fp8_metadata(self, num_gemms: int = 1) -> None:

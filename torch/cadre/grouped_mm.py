@@ -81,9 +81,11 @@ def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: T
     elif bias is not None:
         y = _stacked_sum(a, b, offs, bias)
         out.copy_(y + out if accumulate else y)
-    else:
+    else:  # rows of one group may lie between those of others
+        packed = out.stride(0) >= out.shape[1] * out.shape[2]
         _ops.grouped_gemm.out(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad",
-                              accumulate="yes" if accumulate else "no", out=[out])
+                              accumulate="yes" if accumulate else "no",
+                              out=[out] if packed else list(out.unbind()))
 
 
 def _stacked_sum(a: Tensor, b: Tensor, offs: Tensor, bias: Tensor) -> Tensor:

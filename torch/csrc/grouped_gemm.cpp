@@ -55,8 +55,9 @@ Matrices experts_of(at::TensorList list, const char* what, bool may_copy) {
   Matrices m = packed             ? matrix(list[0], what)
                : list.size() == 1 ? matrix(list[0].unsqueeze(0), what)
                                   : discrete(list, what);
-  TORCH_CHECK_VALUE(may_copy || m.tensors[0].is_alias_of(list[0]), what, " has strides ",
-                    list[0].strides(), ", must have stride 1 in one of its last two dimensions");
+  TORCH_CHECK_VALUE(
+      may_copy || m.tensors[0].is_alias_of(list[0]), what, " has strides ", list[0].strides(),
+      ", must have stride 1 in a dimension of an expert, and experts one behind another");
   return m;
 }
 
