@@ -1,4 +1,4 @@
-"""What a dispatch of `ExpertParallel` gives."""
+"""What a dispatch of `ExpertParallel` is asked, and what it gives."""
 
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -8,25 +8,52 @@ from torch import Tensor
 
 from .blocks import BlockExchange
 from .collective import Exchange, Moved, Way, nan_rows
-from .dtypes import kind_of
+from .dtypes import kind_of, require_factor, require_rows
+from .fakes import require_one_device
 from .operations import Quantized, RoutingOffsets, offsets_of_routing
 from .windows import ExchangeMap
 
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 class Call(NamedTuple):
     """What all ranks ask alike of a `dispatch`, in integers."""
 
     columns: int  # H
-    dtype: int  # of x, by its place in DTYPES
+    dtype: int  # of x, by its place in _DTYPES
     prob: int  # whether it is given
     dx: int  # whether x, and prob, wants a gradient
     dprob: int
 
+    @classmethod
+    def of(cls, x: Tensor, experts: Tensor, prob: Tensor | None, top_k: int) -> "Call":
+        """Errors: for what does not fit on this rank."""
+        require_rows("x", x)
+        if x.dim() != 2:
+            raise ValueError(f"x has shape {list(x.shape)}, must be [T, H]")
+        if x.is_meta:
+            raise ValueError("x is on meta, must be where the ranks' rows can travel")
+        require_choices(x, experts, prob, top_k)
+        grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
+        return cls(x.shape[1], _DTYPES.index(x.dtype), prob is not None, *grads)
+
     def __str__(self) -> str:
         words = [name for name in ("prob", "dx", "dprob") if getattr(self, name)]
-        return " ".join([f"x[T, {self.columns}]", str(DTYPES[self.dtype]), *words])
+        return " ".join([f"x[T, {self.columns}]", str(_DTYPES[self.dtype]), *words])
+
+
+def require_choices(x: Tensor, experts: Tensor, prob: Tensor | None, top_k: int) -> None:
+    """Errors: TypeError and ValueError for choices that do not fit the rows of x."""
+    if not isinstance(experts, Tensor):
+        raise TypeError(f"experts is {kind_of(experts)}, must be a tensor")
+    require_factor("prob", prob)
+    for name, given in (("experts", experts), ("prob", prob)):
+        if given is not None and given.shape != (x.shape[0], top_k):
+            raise ValueError(f"{name} has shape {list(given.shape)}, must be "
+                             f"{[x.shape[0], top_k]}, top_k of each row of x")
+    if prob is not None and prob.dtype != torch.float32:
+        raise TypeError(f"prob is {prob.dtype}, must be torch.float32")
+    require_one_device({"x": x, "experts": experts, "prob": prob})
 
 
 @dataclass(frozen=True, eq=False)

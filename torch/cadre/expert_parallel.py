@@ -22,9 +22,9 @@ from .collective import (
     Exchange, Moved, Way, by_token, collected, exchanged, kept_of, nan_rows, on_device,
     process_group, without_late)
 from .dispatched import (
-    DTYPES, Call, DispatchedCodes, DispatchedRows, DispatchHandle, nan_dispatched, require_handle)
-from .dtypes import kind_of, require_factor, require_rows, require_sizes
-from .fakes import require_one_device
+    Call, DispatchedCodes, DispatchedRows, DispatchHandle, nan_dispatched, require_choices,
+    require_handle)
+from .dtypes import kind_of, require_rows, require_sizes
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
 from .tokens_once import FirstRows, planned_tokens, require_cross, saves_enough
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, refusal_of
@@ -182,7 +182,7 @@ class ExpertParallel:
         if prob is not None and prob.requires_grad and torch.is_grad_enabled():
             raise ValueError("prob wants a gradient, must not; dispatch_codes has none, so detach "
                              "it, or call under torch.no_grad()")
-        self._require_choices(x.codes, experts, prob)
+        require_choices(x.codes, experts, prob, self.top_k)
         rows, row_prob, routed, where, _ = own.dispatch_codes(own.name, x, experts, prob)
         handle = self._handle(own.name, x.codes, experts, rows.codes, routed, where)
         return DispatchedCodes(rows, row_prob, where.offsets, handle)
@@ -202,7 +202,7 @@ class ExpertParallel:
 
     def _dispatch_by_window(self, window: WindowRoute, name: str, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:
-        self._call(x, experts, prob)
+        Call.of(x, experts, prob, self.top_k)
         rows, row_prob, routed, where = window.dispatch(name, x, experts, prob)
         return DispatchedRows(rows, row_prob, where.offsets,
                               self._handle(name, x, experts, rows, routed, where))
@@ -249,7 +249,7 @@ class ExpertParallel:
     @_eager(_IN_BLOCKS)
     def _dispatch_in_blocks(self, blocks: BlockRoute, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:
-        self._call(x, experts, prob)
+        Call.of(x, experts, prob, self.top_k)
         order = offsets_of_routing(experts, self.ranks * self.experts, experts.numel())
         chosen = order.offsets.diff()
         counts, kept, exchange = blocks.planned(chosen, experts.numel())
@@ -428,7 +428,7 @@ class ExpertParallel:
         that cross from each to each, [P, P], and the choices of each by expert, [P, P, E]."""
         ranks, width = self.ranks, self.ranks * self.experts
         try:
-            call = self._call(x, experts, prob)
+            call = Call.of(x, experts, prob, self.top_k)
             order = offsets_of_routing(experts, width, experts.numel())
             first = FirstRows.of(experts, order, ranks) if self._crosses_once(x) else None
         except Exception:  # the others wait for this rank's counts
@@ -453,29 +453,6 @@ class ExpertParallel:
         if self.ranks == 1 or self.cross != "auto":
             return self.ranks > 1 and self.cross == "token"
         return saves_enough(x.shape[0], self.top_k, x.shape[1] * x.element_size(), self.ranks)
-
-    def _call(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> Call:
-        """Errors: for what does not fit on this rank."""
-        require_rows("x", x)
-        if x.dim() != 2:
-            raise ValueError(f"x has shape {list(x.shape)}, must be [T, H]")
-        if x.is_meta:
-            raise ValueError("x is on meta, must be where the ranks' rows can travel")
-        self._require_choices(x, experts, prob)
-        grads = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (x, prob)]
-        return Call(x.shape[1], DTYPES.index(x.dtype), prob is not None, *grads)
-
-    def _require_choices(self, x: Tensor, experts: Tensor, prob: Tensor | None) -> None:
-        if not isinstance(experts, Tensor):
-            raise TypeError(f"experts is {kind_of(experts)}, must be a tensor")
-        require_factor("prob", prob)
-        for name, given in (("experts", experts), ("prob", prob)):
-            if given is not None and given.shape != (x.shape[0], self.top_k):
-                raise ValueError(f"{name} has shape {list(given.shape)}, must be "
-                                 f"{[x.shape[0], self.top_k]}, top_k of each row of x")
-        if prob is not None and prob.dtype != torch.float32:
-            raise TypeError(f"prob is {prob.dtype}, must be torch.float32")
-        require_one_device({"x": x, "experts": experts, "prob": prob})
 
     def _device(self) -> torch.device:
         """Where this group surely exchanges."""
