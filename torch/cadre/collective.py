@@ -16,6 +16,7 @@ from .operations import RoutingOffsets, combine, offsets_of_routing, permute
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from .tokens_by_host import TokensByHost
     from .tokens_once import TokensOnce
 
 
@@ -47,7 +48,7 @@ class Exchange(NamedTuple):
     sent: list[int]  # rows to each rank
     received: list[int]  # rows from each rank
     order: RoutingOffsets  # of n rows that arrive: row_of [n, 1] of each, slot_of [n] the inverse
-    once: "TokensOnce | None" = None  # where tokens cross once
+    once: "TokensOnce | TokensByHost | None" = None  # where tokens cross once
 
     @classmethod
     def planned(cls, group: "ProcessGroup", counts: Tensor, device: torch.device) -> "Exchange":

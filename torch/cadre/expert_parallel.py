@@ -3,7 +3,7 @@
 The route "collective" works with any backend of torch.distributed. A rank permutes its tokens in
 the order of all experts, so the rows for another rank are one segment, and all_to_all_single moves
 them. One more permutation brings what arrives, by rank, into the order of this rank's experts.
-Tokens may cross once to each rank instead (tokens_once.py).
+Tokens may cross once to each rank (tokens_once.py), or to each host (tokens_by_host.py).
 The route "window", by which ranks of one host read each other's memory, is in windows.py.
 docs/layers/expert_parallel.md has the formulas and an example.
 """
@@ -26,6 +26,7 @@ from .dispatched import (
     require_handle)
 from .dtypes import kind_of, require_rows, require_sizes
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
+from .tokens_by_host import Hosts, TokensForHosts, host_named
 from .tokens_once import FirstRows, planned_tokens, require_cross, saves_enough
 from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, refusal_of
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
 
 _MOST_ROWS = 2**31 - 1  # rows are numbered in int32
+_Leaving = FirstRows | TokensForHosts | None  # tokens that cross once
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -72,7 +74,10 @@ class ExpertParallel:
         options below are of this route, which is made for sizes that are known.
     cross: by the route collective, "token": a token crosses once to each rank that has rows of it,
         in dispatch and in backward of collect, where some token has several choices there;
-        "choice": for each choice; "auto": once where that is expected to save enough.
+        "host": once to each host that has, and then to the ranks there; "choice": for each choice;
+        "auto": "token" where that is expected to save enough, else "choice".
+    host: with cross="host", any name of the host of this rank, by default what its kernel says.
+        Hosts must have equally many of the ranks, which need not be neighbours.
     tokens, hidden, dtype: T of the rank with most tokens; H; of x. By default those of `share`.
     prob: whether probabilities travel, as they do in `MoE`.
     sum: "choice": results of a token are summed in the order of top_k, with the bits of one rank.
@@ -102,21 +107,23 @@ class ExpertParallel:
     overflow: str
     route: str
     cross: str
+    host: str | None
     problem: str
 
     def __init__(self, group: "ProcessGroup | DeviceMesh | None", experts: int, top_k: int, *,
                  rows: int | str | None = None, factor: float | None = None,
                  block: int | None = None, overflow: str = "error", route: str = "collective",
-                 cross: str = "auto", tokens: int | None = None, hidden: int | None = None,
-                 dtype: torch.dtype | None = None, prob: bool = True, sum: str = "choice",
-                 x: str | None = None, scales_major: str = "row", layer: int = 0,
-                 share: "ExpertParallel | None" = None,
+                 cross: str = "auto", host: str | None = None, tokens: int | None = None,
+                 hidden: int | None = None, dtype: torch.dtype | None = None, prob: bool = True,
+                 sum: str = "choice", x: str | None = None, scales_major: str = "row",
+                 layer: int = 0, share: "ExpertParallel | None" = None,
                  device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
         self.experts, self.top_k = experts, top_k
         self.rows, self.factor = rows, factor
-        self.block, self.overflow, self.route, self.cross = block, overflow, route, cross
+        self.block, self.overflow, self.route = block, overflow, route
+        self.cross, self.host = cross, host
         if rows is None and factor is None and block is None:
             self.factor = min(self.ranks, 2)
         room = f"factor={self.factor}" if rows is None else f"R={rows}"
@@ -130,6 +137,7 @@ class ExpertParallel:
         self._blocks: BlockRoute | None = None
         self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, x, scales_major, layer, share,
                                   device, limit_s))
+        self._hosts = Hosts.gathered(self.group, self.host) if cross == "host" else None
 
     def __deepcopy__(self, memo: Any) -> "ExpertParallel":
         """Itself: the copy of a model is of the same group."""
@@ -237,8 +245,10 @@ class ExpertParallel:
         exchange = Exchange.planned(self.group, counts, x.device)
         order = order._replace(slot_of=order.slot_of[:sum(exchange.sent)])
         if told.any():
-            once = planned_tokens(exchange, order, first, told, self.rank)
-            exchange = exchange._replace(once=once)
+            exchange = exchange._replace(
+                once=first.planned(exchange, order, told, counts.sum(2))
+                if isinstance(first, TokensForHosts) else
+                planned_tokens(exchange, order, first, told, self.rank))
         if self.ranks > 1:
             rows, row_prob = exchanged(exchange, order, x, prob)
         else:
@@ -344,7 +354,7 @@ class ExpertParallel:
         try:
             self._require_sense()
             on = self._planned(options)
-        except (TypeError, ValueError, NotImplementedError) as error:
+        except (TypeError, ValueError, NotImplementedError, OSError) as error:
             refusal = error
         problems = self._problems_of_ranks(refusal)
         for rank, problem in enumerate(problems):
@@ -404,6 +414,7 @@ class ExpertParallel:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of "
                                  f"{', '.join(words)}")
         require_cross(self.cross, self.block, self.route)
+        self.host = host_named(self.host, self.cross)
 
     def _capacity(self, tokens: int) -> int:
         """R, where the rank with most tokens has that many."""
@@ -422,23 +433,25 @@ class ExpertParallel:
                 f"factor={factor} or rows={most} fits [{self.problem}]")
 
     def _routed(self, x: Tensor, experts: Tensor, prob: Tensor | None
-                ) -> tuple[RoutingOffsets, FirstRows | None, list[int], Tensor, Tensor]:
+                ) -> tuple[RoutingOffsets, _Leaving, list[int], Tensor, Tensor]:
         """Where the choices of this rank's tokens are in the order of all experts; which of its
         tokens leave, where they cross once; the tokens of each rank; and on the host, int64, those
-        that cross from each to each, [P, P], and the choices of each by expert, [P, P, E]."""
+        that cross from each to each, [P, P] or [P, P + N] with N hosts, and the choices of each by
+        expert, [P, P, E]."""
         ranks, width = self.ranks, self.ranks * self.experts
+        words = ranks + (0 if self._hosts is None else len(self._hosts.across))
         try:
             call = Call.of(x, experts, prob, self.top_k)
             order = offsets_of_routing(experts, width, experts.numel())
-            first = FirstRows.of(experts, order, ranks) if self._crosses_once(x) else None
+            first = self._leaving(x, experts, order)
         except Exception:  # the others wait for this rank's counts
             on = x.device if isinstance(x, Tensor) and not x.is_meta else self._device()
-            self._gathered([-1] * (1 + len(Call._fields)), torch.zeros(ranks + width, device=on))
+            self._gathered([-1] * (1 + len(Call._fields)), torch.zeros(words + width, device=on))
             raise
         chosen = order.offsets.diff()
-        told = chosen.new_zeros(ranks) if first is None else first.tokens
+        told = chosen.new_zeros(words) if first is None else first.tokens
         table = self._gathered([x.shape[0], *call], torch.cat([told, chosen]))
-        head = table[:, :-ranks - width].tolist()
+        head = table[:, :-words - width].tolist()
         for rank, (tokens, *asked) in enumerate(head):
             if tokens < 0:
                 raise RuntimeError(f"dispatch: rank {rank} raised an error, must raise none; it "
@@ -446,13 +459,16 @@ class ExpertParallel:
             if asked != head[0][1:]:
                 raise RuntimeError(f"dispatch: rank {rank} asks for {Call(*asked)}, must ask for "
                                    f"{Call(*head[0][1:])} as rank 0 does")
-        told, counts = table[:, -ranks - width:-width], table[:, -width:].view(ranks, ranks, -1)
+        told, counts = table[:, -words - width:-width], table[:, -width:].view(ranks, ranks, -1)
         return order, first, [row[0] for row in head], told, counts
 
-    def _crosses_once(self, x: Tensor) -> bool:
-        if self.ranks == 1 or self.cross != "auto":
-            return self.ranks > 1 and self.cross == "token"
-        return saves_enough(x.shape[0], self.top_k, x.shape[1] * x.element_size(), self.ranks)
+    def _leaving(self, x: Tensor, experts: Tensor, order: RoutingOffsets) -> _Leaving:
+        if self._hosts is not None:
+            return TokensForHosts.of(self._hosts, experts, order)
+        once = self.cross in ("token", "host")
+        if self.cross == "auto":
+            once = saves_enough(x.shape[0], self.top_k, x.shape[1] * x.element_size(), self.ranks)
+        return FirstRows.of(experts, order, self.ranks) if once and self.ranks > 1 else None
 
     def _device(self) -> torch.device:
         """Where this group surely exchanges."""

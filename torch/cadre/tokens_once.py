@@ -27,13 +27,13 @@ def saves_enough(tokens: int, top_k: int, row_bytes: int, ranks: int) -> bool:
 
 def require_cross(cross: str, block: int | None, route: str) -> None:
     """Errors: ValueError for another word, and beside what excludes it."""
-    if cross not in ("auto", "token", "choice"):
-        raise ValueError(f"cross is {cross!r}, must be one of auto, token, choice")
-    if cross == "token" and block is not None:
-        raise ValueError("cross is 'token', must be 'auto' or 'choice' where block is given; a row "
-                         "crosses for each choice")
-    if cross == "choice" and route != "collective":
-        raise ValueError(f"cross is 'choice', must be 'auto' or 'token' where route is {route!r}; "
+    if cross not in ("auto", "token", "host", "choice"):
+        raise ValueError(f"cross is {cross!r}, must be one of auto, token, host, choice")
+    if cross in ("token", "host") and block is not None:
+        raise ValueError(f"cross is {cross!r}, must be 'auto' or 'choice' where block is given; a "
+                         "row crosses for each choice")
+    if cross in ("host", "choice") and route != "collective":
+        raise ValueError(f"cross is {cross!r}, must be 'auto' or 'token' where route is {route!r}; "
                          "it reads a token once")
 
 
@@ -97,8 +97,16 @@ def planned_tokens(exchange: Exchange, order: RoutingOffsets, first: FirstRows |
         begin = (tokens[rank].cumsum(0) - tokens[rank]).tolist()
         leaving = torch.cat([first.leaving[at:at + n] for at, n in zip(begin, sent)])
         number = first.number[order.slot_of.long()]
-    came = moved(exchange.group, number.int()[:, None], exchange.sent, exchange.received)
     arrived = torch.tensor(received)
-    begin_of_rows = (arrived.cumsum(0) - arrived).repeat_interleave(rows[1])
-    source = (came.flatten().long() + on_device(on, begin_of_rows))[exchange.order.slot_of.long()]
+    source = sources(exchange, number, arrived.cumsum(0) - arrived)
     return TokensOnce(exchange.group, sent, received, leaving, source)
+
+
+def sources(exchange: Exchange, number: Tensor, begin: Tensor) -> Tensor:
+    """[R]: the token of each row, among those that arrive. All ranks call it.
+
+    number: of each row that leaves, which of the tokens for its rank it has. begin: int64 [P], on
+    the host, where those of each rank begin."""
+    came = moved(exchange.group, number.int()[:, None], exchange.sent, exchange.received)
+    begin = on_device(number.device, begin.repeat_interleave(torch.tensor(exchange.received)))
+    return (came.flatten().long() + begin)[exchange.order.slot_of.long()]
