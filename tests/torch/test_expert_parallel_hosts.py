@@ -49,6 +49,7 @@ def both(ranks, rank, hosts, experts, top_k, **options):
 
 def bits(rank, device, sizes, seeds):
     """Random routings, and capacities that half of them exceed; every token's zeros are negative.
+    A rank gets no more tokens than rows, whatever is routed to it.
     """
     for ranks in sizes:
         group_of(ranks)
@@ -71,19 +72,25 @@ def bits(rank, device, sizes, seeds):
         beyond = [max(0, n - (limit or n)) for n in needed]
         assert handle.dropped.tolist() == beyond, what
         x, chosen, prob = case.of_rank(rank)[:3]
-        got, want = by_host.dispatch(x, chosen, prob), by_choice.dispatch(x, chosen, prob)
+        with crossing() as exchanges:
+            got = by_host.dispatch(x, chosen, prob)
+        arrived = [received for columns, *_, received in exchanges if columns == case.x.shape[1]]
+        assert not arrived or sum(arrived[-1]) <= handle.rows, what
+        want = by_choice.dispatch(x, chosen, prob)
         for name, a, b in zip(("rows", "row_prob", "offsets"), got, want):
             assert same_bits(a, b), f"{what}: {name} of rank {rank} differ from cross='choice'"
 
 
 class crossing:
-    """While it is entered: (columns, bytes of one, how many go to each rank) of each exchange."""
+    """While it is entered: (columns, bytes of a row, rows to each rank, rows from each) of each
+    exchange."""
 
     def __enter__(self):
         self.all, whole = [], dist.all_to_all_single
 
         def note(output, rows, received, sent, **named):
-            self.all.append((rows.shape[1], rows.shape[1] * rows.element_size(), sent))
+            self.all.append((rows.shape[1], rows.shape[1] * rows.element_size(), sent,
+                             received))
             return whole(output, rows, received, sent, **named)
 
         self.patch = mock.patch.object(dist, "all_to_all_single", note)
@@ -96,7 +103,7 @@ class crossing:
 
 def bytes_out(exchanges, hosts, rank):
     """That leave the host of that rank."""
-    return sum(row * n for _, row, sent in exchanges
+    return sum(row * n for _, row, sent, _ in exchanges
                for r, n in enumerate(sent) if hosts[r] != hosts[rank])
 
 
@@ -112,8 +119,11 @@ def crossings(rank, device, ranks):
         case = draw_tokens(case, device)
         by_host, _ = both(ranks, rank, hosts, 2, 6)
         by_token = cadre.ExpertParallel(group_of(ranks), 2, 6, cross="token")
-        with crossing() as of_hosts:
+        whole = dist.all_gather_into_tensor
+        with crossing() as of_hosts, mock.patch.object(dist, "all_gather_into_tensor",
+                                                       side_effect=whole) as gathers:
             parallel(by_host, case, rank)
+        assert gathers.call_count == 1  # what the host waits for
         with crossing() as of_tokens:
             parallel(by_token, case, rank)
         if by_host._hosts is None:
@@ -124,7 +134,7 @@ def crossings(rank, device, ranks):
         place = hosts[:rank].count(hosts[rank])
         want = [int(sum(there == r for r in range(ranks) if hosts[r] == hosts[peer]).any(1).sum())
                 if hosts[:peer].count(hosts[peer]) == place else 0 for peer in range(ranks)]
-        wide = [sent for columns, _, sent in of_hosts if columns == width]
+        wide = [sent for columns, _, sent, _ in of_hosts if columns == width]
         assert len(wide) == 6  # x twice, y, dout twice, dx
         assert wide[0] == want and wide[3] == want, f"hosts {hosts}"
         for within in (wide[1], wide[4]):
@@ -246,8 +256,20 @@ def several_groups(rank, device):
             assert_same(case, own, parallel(ep, case, own)[0], one_process(case), f"seed {seed}")
 
 
+def raising(rank, device):
+    """One rank's error is one on all of them, and the next dispatch works."""
+    case = draw_case(3, WORLD, device, "any", torch.float32)
+    x, chosen, prob = case.of_rank(rank)[:3]
+    ep, _ = both(WORLD, rank, HOSTS[WORLD][0], case.experts, chosen.shape[1])
+    with pytest.raises(ValueError if rank == 1 else RuntimeError, match=(
+            "top_k of each row of x" if rank == 1 else "rank 1 raised an error")):
+        ep.dispatch(x, chosen[:, :0] if rank == 1 else chosen, prob)
+    assert_same(case, rank, parallel(ep, case, rank)[0], one_process(case), "after an error")
+
+
 def one_host(rank, device):
-    """What the kernel says of processes of one test is one host, which has a rank each of."""
+    """By what the kernel says all ranks of a test are on one host: tokens cross once to each rank.
+    """
     case = draw_case(3, WORLD, device, "any")
     by_kernel = cadre.ExpertParallel(dist.group.WORLD, case.experts, case.chosen.shape[1],
                                      cross="host")
@@ -335,6 +357,10 @@ def test_compiled_and_checkpointed_steps_exchange_as_eager_ones(ranks):
 
 def test_training_has_the_bits_of_rows_by_choice(ranks):
     ranks.run(training)
+
+
+def test_an_error_of_one_rank_is_one_on_all(ranks):
+    ranks.run(raising)
 
 
 def test_groups_of_some_ranks(six_ranks):

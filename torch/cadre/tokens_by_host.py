@@ -74,7 +74,9 @@ class Hosts(NamedTuple):
 
     def sizes(self, of: list[int], numbers: Tensor) -> list[int]:
         """Of the messages with all ranks: those numbers with the ranks `of`, 0 with the others."""
-        return numbers.new_zeros(len(self.host)).scatter_(0, torch.tensor(of), numbers).tolist()
+        every = numbers.new_zeros(len(self.host)).scatter_(0, torch.tensor(of), numbers)
+        sizes: list[int] = every.tolist()
+        return sizes
 
     def sums(self, numbers: Tensor, by: list[int], length: int) -> Tensor:
         """Numbers [P] added up where `by`, the place or the host, is the same."""
@@ -132,24 +134,25 @@ class TokensForHosts(NamedTuple):
         order: of the rows that this rank sends. told: int64 [P, P + N], `tokens` of each rank,
         without regard to late rows; tokens that have no others cross all the same. rows: [P, P] of
         each rank for each."""
-        hosts, ranks = self.hosts, len(rows)
-        rank, across, by_place = hosts.rank, hosts.across, hosts.place
+        hosts, group, ranks, on = self.hosts, exchange.group, len(rows), self.leaving.device
         for_ranks, for_hosts = told[:, :ranks].minimum(rows), told[:, ranks:]
-        here, arriving = for_ranks[:, rank], for_hosts[across, hosts.host[rank]]
-        passed = for_ranks[across][:, hosts.within]
-        numbers = self._numbers(exchange.group, told[rank, :ranks], for_ranks[rank], passed)
-        numbers += _repeated(_begin(arriving), passed.sum(1), numbers.device)
+        sent = hosts.sizes(hosts.across, for_hosts[hosts.rank])
+        arriving = for_hosts[hosts.across, hosts.host[hosts.rank]]
+        # By sender and then by receiver they are told, by receiver and then by sender they leave.
+        passed = for_ranks[hosts.across][:, hosts.within]
+        numbers = self._numbers(group, told[hosts.rank, :ranks], for_ranks[hosts.rank], passed)
+        numbers += _repeated(_begin(arriving), passed.sum(1), on)
         begin = _begin(passed.flatten()).view_as(passed)
-        numbers = numbers[_runs(begin.t().flatten(), passed.t().flatten(), numbers.device)]
+        numbers = numbers[_runs(begin.t().flatten(), passed.t().flatten(), on)]
         # What comes stands by the place of its rank, then by that rank.
-        came = torch.tensor(sorted(range(ranks), key=lambda r: by_place[r]))
-        begin = here.new_zeros(ranks).scatter_(0, came, _begin(here[came]))
-        within = TokensOnce(
-            exchange.group, hosts.sizes(hosts.within, passed.sum(0)),
-            hosts.sizes(hosts.within, hosts.sums(here, by_place, len(hosts.within))), numbers,
-            sources(exchange, self.first.number[order.slot_of.long()], begin))
-        sent = hosts.sizes(across, for_hosts[rank])
-        return TokensByHost(exchange.group, sent, hosts.sizes(across, arriving),
+        here = for_ranks[:, hosts.rank]
+        coming = hosts.sums(here, hosts.place, len(hosts.within))
+        by_place = torch.tensor(sorted(range(ranks), key=lambda r: hosts.place[r]))
+        begin = here.new_zeros(ranks).scatter_(0, by_place, _begin(here[by_place]))
+        source = sources(exchange, self.first.number[order.slot_of.long()], begin)
+        within = TokensOnce(group, hosts.sizes(hosts.within, passed.sum(0)),
+                            hosts.sizes(hosts.within, coming), numbers, source)
+        return TokensByHost(group, sent, hosts.sizes(hosts.across, arriving),
                             self.leaving[:sum(sent)], within)
 
     def _numbers(self, group: "ProcessGroup", told: Tensor, sent: Tensor, passed: Tensor) -> Tensor:
