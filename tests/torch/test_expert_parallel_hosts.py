@@ -328,7 +328,7 @@ def answers(rank, device, path):
 
 
 def test_bits_of_one_process_and_by_choice(ranks):
-    ranks.run(bits, [n for n in (4, 3, 2) if n <= WORLD], range(60))
+    ranks.run(bits, [n for n in (4, 4, 4, 3, 2) if n <= WORLD], range(60))
 
 
 def test_bits_of_three_hosts_and_of_three_ranks_a_host(six_ranks):
