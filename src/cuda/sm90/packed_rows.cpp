@@ -70,7 +70,7 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
 }
 
 PackedWidth width_of(const GroupedGemmProblem& p) {
-  if (p.out == DType::kF32 || p.rows > kRowsOfNarrow * p.experts) return PackedWidth::kWide;
+  if (p.out == DType::kF32 || !are_few_rows(p.rows, p.experts)) return PackedWidth::kWide;
   const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
   return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
 }

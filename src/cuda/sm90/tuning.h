@@ -72,10 +72,10 @@ constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows
 constexpr int kColsOfPacked = 192, kPackedColStep = 32;
 constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
 
-/// The same for up to so many rows an expert, in the mean: decoding waits for its own instructions,
-/// so that four consumers do more than two. A narrowest tile has rows of whole lines of 128 bytes:
-/// TMA takes six cycles for a row of a box, however short.
-constexpr int64_t kRowsOfNarrow = 48, kRowsOfNarrowest = 20;
+/// The same where experts have few rows, and fewest of all, in the mean: decoding waits for its own
+/// instructions, so that four consumers do more than two. A narrowest tile has rows of whole lines
+/// of 128 bytes: TMA takes six cycles for a row of a box, however short.
+constexpr int64_t kRowsOfNarrowest = 20;
 constexpr int kConsumersOfNarrow = 4;
 constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
