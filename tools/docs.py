@@ -7,29 +7,17 @@ A page marks its table by two lines, and everything between them is written here
     <!-- table NAME, written by tools/docs.py -->
     <!-- end of table -->
 """
-import ast
 import json
-import pathlib
 import re
 import subprocess
 import sys
 
-TOP = pathlib.Path(__file__).resolve().parent.parent
+from docs_names import headers, python
+from docs_speeds import speeds
+from docs_table import TOP, code, markdown, records
+
 TABLE = re.compile(r"(<!-- table (\w+), written by tools/docs\.py -->\n).*?(<!-- end of table -->)",
                    re.DOTALL)
-
-
-def markdown(header, rows):
-    """A table. What the first column would say again it leaves empty."""
-    lines = ["| " + " | ".join(header) + " |", "|" + "---|" * len(header)]
-    for above, row in zip([[None], *rows], rows):
-        first = "" if row[0] == above[0] else row[0]
-        lines.append("| " + " | ".join(str(cell) for cell in [first, *row[1:]]) + " |")
-    return "\n".join(lines) + "\n"
-
-
-def code(word):
-    return f"`{word}`"
 
 
 def bits_a_value(row):
@@ -89,13 +77,6 @@ def cpu_gemm(info):
             shape = problem.removeprefix("grouped_gemm ")
             rows.append([where, code(shape), layer, *(of_routing[r] for r in routings)])
     return markdown(["processor", "problem", "", *routings], rows)
-
-
-def records(topic):
-    """What was recorded of every GPU about a topic: (machine and date, record)."""
-    for path in sorted((TOP / "bench/results").glob(f"*-{topic}.json")):
-        record = json.loads(path.read_text())
-        yield f"{record['machine']}, {record['date'][:10]}", record
 
 
 ROUTINGS = ["uniform", "gamma:1"]
@@ -390,53 +371,6 @@ def facts(topic):
     return tables
 
 
-def link(path, text):  # to a file of the repository, from a page of docs/
-    return f"[{text}](../{path.relative_to(TOP).as_posix()})"
-
-
-def headers(info):
-    """The public headers and the types that they declare."""
-    rows = []
-    for path in sorted((TOP / "include/cadre").glob("*.h")):
-        types = re.findall(r"^(?:struct|class|enum class) (\w+)\b(?!;)", path.read_text(), re.M)
-        rows.append([link(path, code(path.name)), " ".join(map(code, types))])
-    return markdown(["header", "its types"], rows)
-
-
-def definition(module, name):
-    """The file and the docstring of a class or function of torch/cadre; None of anything else."""
-    path = TOP / "torch/cadre" / f"{module}.py"
-    for node in ast.parse(path.read_text()).body:
-        if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and node.name == name:
-            return path, ast.get_docstring(node) or ""
-        if isinstance(node, ast.ImportFrom) and node.level and node.module:
-            for alias in node.names:
-                if (alias.asname or alias.name) == name:
-                    return definition(node.module, alias.name)
-    return None
-
-
-def listed(module):
-    """`__all__` of a module of torch/cadre."""
-    text = (TOP / "torch/cadre" / f"{module}.py").read_text()
-    return ast.literal_eval(re.search(r"^__all__ = (\[.*?\])", text, re.M | re.S)[1])
-
-
-def python(info):
-    """The public names of the PyTorch package, each with the first sentence of its docstring."""
-    rows = []
-    for module in ("__init__", "ops", "checkpoints", "huggingface", "megatron"):
-        prefix = "cadre." if module == "__init__" else f"cadre.{module}."
-        for name in sorted(listed(module)):
-            path, text = definition(module, name) or (None, "")
-            if path:
-                sentence = re.split(r"(?<=\.)\s", " ".join(text.split("\n\n")[0].split()))[0]
-                rows.append([code(prefix + name),
-                             re.sub(r"([|\[])", r"\\\1", sentence.rstrip(":.")),
-                             link(path, path.name)])
-    return markdown(["name", "", "source"], rows)
-
-
 TABLES = {"formats": formats, "options": options, "activations": activations, "recipes":
           recipes, "cpu_gemm": cpu_gemm, "gpu_gemm": gpu_gemm, "gpu_accumulate":
           gpu_accumulate, "few_tokens": few_tokens, "router": router,
@@ -459,7 +393,7 @@ TABLES = {"formats": formats, "options": options, "activations": activations, "r
           "recipe_speed": recipe_speed("recipes", "recipes-uncached"),
           "quantized_weights": recipe_speed("quantized-weights"),
           "moe_few_tokens": layer_products("moe-few-tokens"),
-          "headers": headers, "python": python}
+          "headers": headers, "python": python, "speeds": speeds}
 
 
 def rewritten(text, info, path):

@@ -28,7 +28,8 @@ class Docs(unittest.TestCase):
         self.addCleanup(shutil.rmtree, self.top)
         (self.top / "tools").mkdir()
         (self.top / "docs/ops").mkdir(parents=True)
-        shutil.copy(TOOL, self.top / "tools")
+        for tool in TOOL.parent.glob("docs*.py"):
+            shutil.copy(tool, self.top / "tools")
         self.page = self.top / "docs/ops/page.md"
         self.cadre = self.top / "cadre"
         self.cadre.write_text(f"#!/bin/sh\ncat <<'END'\n{json.dumps(INFO)}\nEND\n")
@@ -42,6 +43,24 @@ class Docs(unittest.TestCase):
         self.page.write_text(PAGE.format(name="formats", table="old\n"))
         self.assertEqual(self.run_tool().returncode, 0)
         self.assertEqual(self.page.read_text(), PAGE.format(name="formats", table=TABLE))
+
+    def test_speeds_are_those_of_an_h200(self):
+        results = self.top / "bench/results"
+        results.mkdir(parents=True)
+        cases = [{"call": "step", "problem": "moe", "speed_of_peer": {"torch": speed}}
+                 for speed in (1, 4)]
+        cases += [{"call": "forward", "problem": "moe", "speed_of_peer": {"torch": 9}},
+                  {"call": "step", "problem": "moe", "speed_of_peer": {"other": 9}}]
+        for chip in "H100", "H200":
+            (results / f"{chip}-moe-torch.json").write_text(json.dumps(
+                {"machine": f"NVIDIA {chip}, 132 SMs", "date": "2030-01-02T03:04:05Z",
+                 "cases": cases if chip == "H200" else cases[:1]}))
+        self.page.write_text(PAGE.format(name="speeds", table=""))
+        self.assertEqual(self.run_tool().returncode, 0)
+        row = ("| MoE layer, bf16, training step | torch | 2.00 | 1.00 to 4.00 | 2 | 2030-01-02 | "
+               "[page](docs/layers/moe.md) |\n")
+        self.assertIn(row, self.page.read_text())
+        self.assertEqual(self.page.read_text().count("training step"), 1)
 
     def test_facts_come_from_records_alone(self):
         page = PAGE.format(name="facts", table="")
