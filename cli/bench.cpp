@@ -15,9 +15,9 @@
 #include "bench/rank_route.h"
 #include "cadre/error.h"
 #include "cadre/expert_parallel.h"
+#include "cli/numbers.h"
 #include "cli/problem.h"
 #include "cli/record.h"
-#include "cli/seed.h"
 #include "cli/shapes.h"
 #include "cli/verb.h"
 
@@ -106,7 +106,17 @@ void write(std::ofstream& file, const std::vector<AnyCase>& cases, const Options
   write_record("bench", options.json, file, record(cases, machine(options.measure.device)));
 }
 
+/// What times of the host do not hear.
+void require_host_options(const CLI::App& app) {
+  for (const char* name : {"--only", "--beside", "--repeat", "--load"})
+    if (app.count(name) > 0)
+      throw UsageError(text("bench: ", name, " is given, must not be with --host-time"));
+}
+
 int time_host(const Options& options, const std::vector<Shape>& shapes) {
+  if (options.distributions.size() > 1)
+    throw UsageError(text("bench: --offsets are ", options.distributions.size(),
+                          ", must be one with --host-time"));
   std::ofstream file;
   if (!options.json.empty()) file = open_record("bench", options.json);
   bench::HostTimeOptions how{.device = options.measure.device, .draw = options.measure.draw};
@@ -253,7 +263,10 @@ Action declare_bench(CLI::App& app) {
       "--host-time", options->host_time,
       "time what the host needs to enqueue a call, of grouped_linear, grouped_mlp and moe too");
   app.footer(kFooter);
-  return [options] { return measure_all(*options); };
+  return [&app, options] {
+    if (options->host_time) require_host_options(app);
+    return measure_all(*options);
+  };
 }
 
 }  // namespace cadre::cli

@@ -12,8 +12,8 @@
 #include "bench/cost.h"
 #include "bench/random_gemm.h"
 #include "cadre/error.h"
+#include "cli/numbers.h"
 #include "cli/problem.h"
-#include "cli/seed.h"
 #include "cli/shapes.h"
 #include "cli/verb.h"
 
@@ -114,6 +114,7 @@ std::vector<bench::RandomGemm> draw_random(const Options& options) {
   std::vector<bench::RandomGemm> drawn;
   for (int i = 0; i < kMostDrawnForOne * options.random && int(drawn.size()) < options.random; ++i)
     if (bench::RandomGemm g = gemms.next(); is_taken(g)) drawn.push_back(std::move(g));
+  if (drawn.empty()) plan(gemms.next().problem, options.device, options.only);  // which says why
   return drawn;
 }
 

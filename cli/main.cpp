@@ -9,6 +9,7 @@
 #include "apps/train/utf8.h"
 #include "apps/train/waiting.h"
 #include "cadre/error.h"
+#include "cli/numbers.h"
 #include "cli/verb.h"
 
 namespace cadre::cli {
@@ -85,6 +86,7 @@ int run(int argc, char** argv) {
   for (const Verb& verb : kVerbs) {
     CLI::App* sub = app.add_subcommand(std::string(verb.name), std::string(verb.summary));
     actions.emplace_back(sub, verb.declare(*sub));
+    take_decimals(*sub);
   }
   require_known_verb(argc, argv);
   try {

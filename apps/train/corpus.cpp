@@ -35,8 +35,16 @@ std::string no_text_because(const std::vector<uint8_t>& bytes) {
   return text(odd, " of its ", bytes.size(), " bytes are control characters or broken UTF-8");
 }
 
-/// The files of a folder and below, by name; hidden ones and builds left out.
-std::vector<fs::path> files_below(const fs::path& folder) {
+/// Whether a run has written the file into `out`.
+bool is_written(const fs::path& file, const fs::path& out) {
+  std::error_code not_there;
+  const fs::path name = file.filename();
+  return (name == "report.html" || name == "results.json") &&
+         fs::equivalent(file.parent_path(), out, not_there);
+}
+
+/// The files of a folder and below, by name; hidden ones, builds and results left out.
+std::vector<fs::path> files_below(const fs::path& folder, const fs::path& out) {
   std::vector<fs::path> files;
   std::error_code error;
   fs::recursive_directory_iterator walk(folder, error), end;
@@ -45,7 +53,7 @@ std::vector<fs::path> files_below(const fs::path& folder) {
     std::error_code ignored;
     if (name.starts_with('.') || name == "build") {
       if (walk->is_directory(ignored)) walk.disable_recursion_pending();
-    } else if (walk->is_regular_file(ignored)) {
+    } else if (walk->is_regular_file(ignored) && !is_written(walk->path(), out)) {
       files.push_back(walk->path());
     }
   }
@@ -103,7 +111,7 @@ int64_t Positions::operator[](int64_t index) const {
   return begins_[stretch] + (index - firsts_[stretch]);
 }
 
-Corpus read_corpus(const std::vector<std::string>& paths, double held_out) {
+Corpus read_corpus(const std::vector<std::string>& paths, double held_out, const fs::path& out) {
   Corpus corpus;
   for (const std::string& path : paths) {
     std::error_code error;
@@ -111,7 +119,7 @@ Corpus read_corpus(const std::vector<std::string>& paths, double held_out) {
     require(fs::exists(status), "train: path '", path,
             "' does not exist, must be a text file or a folder; check the spelling");
     if (fs::is_directory(status)) {
-      for (const fs::path& file : files_below(path)) add_document(corpus, file, false);
+      for (const fs::path& file : files_below(path, out)) add_document(corpus, file, false);
     } else {
       add_document(corpus, path, true);
     }

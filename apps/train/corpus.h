@@ -1,5 +1,6 @@
 #pragma once
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -39,10 +40,11 @@ struct Corpus {
 
 /// Reads files, and folders with everything below them (hidden names, `build` folders and symbolic
 /// links to folders excepted) in the order of their names. A file named by itself must be text; in
-/// a folder a file that is empty or no text is skipped.
+/// a folder a file that is empty or no text is skipped, and what a run has written into `out`.
 /// Errors    InvalidArgument for a path that is missing, unreadable, empty or no text, and for a
 ///           text that is too short to split.
-Corpus read_corpus(const std::vector<std::string>& paths, double held_out);
+Corpus read_corpus(const std::vector<std::string>& paths, double held_out,
+                   const std::filesystem::path& out = {});
 
 /// The sources and documents of this repository, found upwards from the current folder and then
 /// from the folder of the program.

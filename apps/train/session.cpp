@@ -69,7 +69,7 @@ class Session {
         out_(out),
         progress_(out, terminal),
         corpus_(read_corpus(request.paths.empty() ? default_paths() : request.paths,
-                            request.settings.held_out)) {}
+                            request.settings.held_out, request.out)) {}
 
   int run();
 
@@ -85,6 +85,8 @@ class Session {
   void write_results(const std::vector<RunResult>&) const;
   int64_t verify_step() const;
   fs::path snapshot_path(const std::string& recipe) const;
+  fs::path results_path() const { return request_.out / "results.json"; }
+  fs::path report_path() const { return request_.out / "report.html"; }
 
   const Request& request_;
   std::map<std::string, std::string> plans_;  ///< implementations of each recipe
@@ -115,19 +117,22 @@ void Session::guard_old_checkpoints() const {
   }
 }
 
-/// A report stays where it is unless it is of the run that goes on.
+/// A report stays where it is unless it is of the run that goes on, or thrown away.
 void Session::guard_old_report() const {
-  const fs::path results = request_.out / "results.json";
+  const fs::path results = results_path();
   const auto is_ours = [&] {
     if (!resume_ || !fs::exists(results)) return false;
     const std::vector<uint8_t> bytes = read_file(results, kMostResults);
     return is_result_of({bytes.begin(), bytes.end()}, request_.settings, request_.recipes);
   };
-  for (const fs::path& path : {results, request_.out / "report.html"}) {
+  for (const fs::path& path : {results, report_path()}) {
     require(request_.overwrite || !fs::exists(path) || is_ours(), "train: ", path.string(),
             " is of another run; add --overwrite to replace it, or choose another folder with "
             "--out");
   }
+  if (!request_.overwrite || is_ours()) return;
+  fs::remove(results);  // or whoever goes on with this run would find that of another
+  fs::remove(report_path());
 }
 
 RunState Session::start_of(const std::string& recipe) const {
@@ -251,9 +256,8 @@ int Session::stop(const RunState& state) const {
 
 void Session::write_results(const std::vector<RunResult>& runs) const {
   const TextFacts facts = facts_of(corpus_);
-  replace_file(request_.out / "results.json", results_json(facts, runs, request_.origin));
-  replace_file(request_.out / "report.html",
-               report_html(facts, runs, request_.sample.prompt, request_.origin));
+  replace_file(results_path(), results_json(facts, runs, request_.origin));
+  replace_file(report_path(), report_html(facts, runs, request_.sample.prompt, request_.origin));
   for (const RunResult& run : runs) {
     if (run.sample.empty()) continue;
     out_ << "\n-- " << run.recipe << " writes\n"

@@ -44,7 +44,8 @@ class Collective {
   void check();
 
   struct [[gnu::visibility("hidden")]] State;
-  State& state() const { return *state_; }
+  /// Errors    InvalidArgument if it was moved from; so in all that is called of it.
+  State& state() const;
 
  private:
   std::unique_ptr<State> state_;

@@ -100,8 +100,9 @@ struct ExpertParallelPlan {
 using AllGather = std::function<std::vector<std::string>(const std::string&)>;
 
 /// One through files in a folder that all ranks see, and that is new for each group of ranks.
-/// Errors    DeviceError if a rank has not come within the limit (0: none), or for a folder that
-///           another group has used or that cannot be written.
+/// Errors    InvalidArgument for a rank that is none of `ranks`, a limit that is no wait's, or no
+///           folder; its call DeviceError if a rank has not come within the limit (0: none), or for
+///           a folder that another group has used or that cannot be written.
 AllGather all_gather_in(const std::string& folder, int rank, int ranks,
                         std::chrono::milliseconds limit = std::chrono::seconds(60));
 
@@ -166,7 +167,8 @@ class Window {
   void check();
 
   struct [[gnu::visibility("hidden")]] State;
-  State& state() const { return *state_; }
+  /// Errors    InvalidArgument if it was moved from; so in all that is called of it.
+  State& state() const;
 
  private:
   explicit Window(std::unique_ptr<State>);

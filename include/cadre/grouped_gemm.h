@@ -151,6 +151,7 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 ///
 /// Shapes    x [R, K]   dy [R, N]   w, dw [E, N, K]   offsets [E + 1].
 /// Types     any pair of formats; sums in fp32 (f32 operands too), rounded once at the store.
+/// Memory    out lies apart from lhs and rhs; c may be out itself, or lies apart.
 /// Rows      the tail is not read; `tail` says what becomes of the output's. Empty experts are
 ///           legal. With gather row r of that operand is row slot_of[r] / top_k of what is given,
 ///           and zero where slot_of[r] is no slot, as permute makes it. With scatter row r of the
@@ -158,7 +159,8 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 ///           nowhere where that is none; no two rows have the same place, and places without a row
 ///           are not written.
 /// Stream    no allocation, no synchronisation, no read of device data by the host.
-/// Errors    InvalidArgument for shapes, types, strides, alignment, missing or surplus arguments.
+/// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments, and for
+///           alignment where an implementation relies on it.
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.
 GroupedGemmPlan plan(const GroupedGemmProblem&, const Device&, std::string_view only = {});
 void run(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);

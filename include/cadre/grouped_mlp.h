@@ -65,14 +65,15 @@ struct GroupedMlpArgs {
   TensorView dx{};                     ///< the same, written by backward
   float* dprob = nullptr;              ///< [R], written by backward
   float* dbias2_scale = nullptr;       ///< [R], written by backward
-  TensorView z{};                      ///< fc1's output; empty: it lies in `saved`, if it is made
-  TensorView dh{};                     ///< fc2's input gradient; empty: it lies in the workspace
-  const uint64_t* rng = nullptr;       ///< [2] seed and offset in device memory; option sr only
-  Memory saved{};                      ///< forward writes; backward and wgrad read
-  Memory pending{};                    ///< deferred: backward writes; wgrad reads
-  Memory weight_cache{};               ///< cache_weights: forward writes when it refreshes
-  bool refresh_weights = true;         ///< cache_weights: quantise anew, or reuse
-  WgradQueue* queue = nullptr;         ///< deferred: backward pushes fc2's and fc1's wgrad here
+  TensorView z{};                 ///< fc1's output, of forward and of backward alike; empty: it
+                                  ///< lies in `saved`, if it is made
+  TensorView dh{};                ///< fc2's input gradient; empty: it lies in the workspace
+  const uint64_t* rng = nullptr;  ///< [2] seed and offset in device memory; option sr only
+  Memory saved{};                 ///< forward writes; backward and wgrad read
+  Memory pending{};               ///< deferred: backward writes; wgrad reads
+  Memory weight_cache{};          ///< cache_weights: forward writes when it refreshes
+  bool refresh_weights = true;    ///< cache_weights: quantise anew, or reuse
+  WgradQueue* queue = nullptr;    ///< deferred: backward pushes fc2's and fc1's wgrad here
 };
 
 /// How the layer will run. `name` is the route: "unfused" is fc1, activation and fc2 one by one,

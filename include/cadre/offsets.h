@@ -13,8 +13,8 @@ namespace cadre {
 
 /// Exclusive prefix sums of the rows of each expert: rows [data[e], data[e + 1]) belong to expert
 /// e. In device memory; no entry point reads it on the host. Rows at or beyond data[experts] are
-/// the tail. Broken offsets (decreasing, negative, beyond R) are clamped into [0, R] and made
-/// non-decreasing by every reader, so nothing outside the buffers is touched.
+/// the tail. Broken offsets (decreasing, negative, beyond R) are clamped by every reader, in a way
+/// of its own, so that nothing outside the buffers is touched; what is computed then is not said.
 struct Offsets {
   const int32_t* data = nullptr;  ///< [experts + 1]
   int experts = 0;                ///< E

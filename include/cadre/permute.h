@@ -80,6 +80,7 @@ using PermutePlan = Plan<PermuteProblem>;
 ///           fp32. With a format, tokens and rows are its codes along K (quantize.h), beside scales
 ///           that are of one row each: those of fp8_row, fp8_block and mxfp8, without `2d`. dtype
 ///           says nothing then. Rows of codes, and of scales, are of an even number of bytes.
+/// Memory    what is written lies apart from what is read.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
 ///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
 ///           the tail of rows and row_prob where they are written. With E = 0, which is for sums,

@@ -27,7 +27,8 @@ struct SequentialProblem {
 
 /// An argument for one operation of a row.
 ///
-/// Keys of a grouped_linear: "output", where its y goes; "grad_input", where its dx goes.
+/// Keys of a grouped_linear: "output", where its y goes, of forward and backward alike, since these
+/// read it there; "grad_input", where its dx goes.
 struct OpArgument {
   int op = 0;  ///< index in the row; negative counts from the end
   std::string_view key;

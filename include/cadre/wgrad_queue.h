@@ -21,7 +21,7 @@ class WgradQueue {
   explicit WgradQueue(int capacity);
 
   int capacity() const { return int(tasks_.size()); }
-  int pending() const { return pending_; }
+  int pending() const { return tasks_.empty() ? 0 : pending_; }  ///< 0 of what was moved from
 
   /// Errors    InvalidArgument if the queue is full, or if the plan is not deferred.
   void push(const GroupedLinearPlan&, const GroupedLinearArgs&);

@@ -1,4 +1,5 @@
 #pragma once
+#include <cmath>
 #include <string>
 #include <string_view>
 
@@ -38,7 +39,8 @@ void check_types_and_options(const ops::Checks<Problem>& checks, const Problem& 
   checks.plain_float("bias_dtype", p.parameters.bias);
   checks.plain_float("dw", p.parameters.dw);
   checks.plain_float("dbias_dtype", p.parameters.dbias);
-  checks.holds(p.options.amax_eps >= 0, "amax_eps is ", p.options.amax_eps, ", must be 0 or more");
+  checks.holds(p.options.amax_eps >= 0 && std::isfinite(p.options.amax_eps), "amax_eps is ",
+               p.options.amax_eps, ", must be finite and 0 or more");
   checks.at_least("unit_budget", p.options.unit_budget, 0);
   checks.alignment("align", p.options.align);
   require_legal(p.recipe);

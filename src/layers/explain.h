@@ -10,9 +10,15 @@
 // The pieces of a layer's explanation.
 namespace cadre::layers {
 
+/// Errors    InvalidArgument if the plan is not one that plan() made.
+inline void require_made(const LayerPlan& plan) {
+  require(!plan.tensors.empty(), "layer: the plan is empty; make it with plan()");
+}
+
 /// "<problem>", "route <name>", and a line for every route that refused.
 template <class Problem>
 std::string explain_head(const Problem& problem, const LayerPlan& plan) {
+  require_made(plan);
   std::string lines =
       text(to_string(problem), "\nroute ", plan.name, plan.exact ? "" : ", not exact", "\n");
   for (const Refusal& refusal : plan.refusals)

@@ -97,7 +97,8 @@ void check_room(const ops::Checks<Problem>& checks, const WgradQueue* queue, int
   if (queue == nullptr) return;
   checks.holds(queue->capacity() - queue->pending() >= tasks, "queue has ", queue->pending(),
                " of ", queue->capacity(), " tasks, must have room for ", tasks,
-               "; run the pending weight gradients first");
+               queue->capacity() < tasks ? "; make a larger one"
+                                         : "; run the pending weight gradients first");
 }
 
 /// Whether backward may leave its wgrad to the queue.

@@ -8,6 +8,7 @@
 #include "layers/paying_recipe.h"
 #include "layers/planner.h"
 #include "layers/route.h"
+#include "ops/amax_eps.h"
 
 namespace cadre {
 namespace {
@@ -171,9 +172,9 @@ class Planner {
     q.source = weights ? p_.parameters.weight : p_.dtype;
     q.role = weights ? TensorRole::kW : tensor.itself == kX ? p_.x_role : p_.dy_role;
     q.discrete = weights && p_.parameters.discrete_weight;
-    q.amax_eps = p_.options.amax_eps;
     if (axes.along_k) q.along_k = like.format;
     if (axes.along_rows) q.along_rows = plan_.tensors[size_t(tensor.along_rows.id)].shape.format;
+    if (ops::hears_amax_eps(q)) q.amax_eps = p_.options.amax_eps;
     if (axes.along_k) q.along_k_scales_major = tensor.along_k.scales_major;
     if (axes.along_rows) q.along_rows_codes_major = tensor.along_rows.codes_major;
     q.along_k_decoded = axes.along_k && tensor.along_k.decoded;
@@ -352,6 +353,7 @@ GroupedLinearPlan plan(const GroupedLinearProblem& problem, const Device& device
 }
 
 std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
+  layers::require_made(plan);
   const GroupedLinearProblem& p = plan.problem;
   std::vector<KeptPart> parts;
   if (p.wgrad && p.gather_dw) {

@@ -93,6 +93,7 @@ GroupedMlpPlan plan(const GroupedMlpProblem& problem, const Device& device, std:
 }
 
 std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
+  layers::require_made(plan);
   const GroupedMlpProblem& p = plan.problem;
   std::vector<KeptPart> parts = kept(plan.fc1);
   const auto saved = [&](std::string_view name, const LayerTensor& tensor) {
@@ -113,6 +114,7 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
 }
 
 std::string explain(const GroupedMlpPlan& plan) {
+  layers::require_made(plan);
   const bool in_gradient = plan.tensors[kDh].place == Place::kGradient;
   return layers::explain_head(plan.problem, plan) + layers::explain_steps(plan) +
          (in_gradient ? "  dh and h again lie in dw of fc1, which is written last\n" : "") +

@@ -119,6 +119,7 @@ MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view o
 }
 
 std::vector<KeptPart> kept(const MoePlan& plan) {
+  layers::require_made(plan);
   const MoeProblem& p = plan.problem;
   std::vector<KeptPart> parts;
   const auto callers = [&](bool is_read, std::string_view name, int64_t bytes) {

@@ -291,6 +291,7 @@ SequentialPlan plan(const SequentialProblem& problem, const Device& device) {
 }
 
 std::vector<KeptPart> kept(const SequentialPlan& plan) {
+  layers::require_made(plan);
   std::vector<KeptPart> parts;
   for (int i = plan.backward_stop; i < int(plan.row.size()); ++i) {
     for (const KeptPart& part :

@@ -15,14 +15,15 @@ void WgradQueue::push(const GroupedLinearPlan& plan, const GroupedLinearArgs& ar
         text("wgrad_queue: the plan defers no weight gradient, must be planned with deferred=yes "
              "and wgrad=yes [",
              to_string(plan.problem), "]"));
-  require(pending_ < capacity(), "wgrad_queue: ", pending_,
+  require(pending() < capacity(), "wgrad_queue: ", pending(),
           " tasks are pending, must be fewer than ", capacity(), ", the capacity; run one first");
   tasks_[size_t((first_ + pending_) % capacity())] = {&plan, args};
   ++pending_;
 }
 
 WgradTask& WgradQueue::front() {
-  require(pending_ > 0, "wgrad_queue: no task is pending, must be 1 or more; backward pushes them");
+  require(pending() > 0,
+          "wgrad_queue: no task is pending, must be 1 or more; backward pushes them");
   return tasks_[size_t(first_)];
 }
 

@@ -3,6 +3,7 @@
 #include "activations/list.h"
 #include "backend/walk.h"
 #include "ops/activation_checks.h"
+#include "ops/amax_eps.h"
 #include "ops/problem_text.h"
 #include "ops/quantized_checks.h"
 
@@ -77,6 +78,8 @@ void check_along_k(const ops::Checks<ActivationProblem>& checks, const Activatio
     checks.holds(!p.plain, "plain is yes, must be no; without along_k nothing else is written");
     return;
   }
+  checks.holds(p.amax_eps == 0 || ops::hears_amax_eps(p.along_k), "amax_eps is ", p.amax_eps,
+               ops::kAmaxEpsUnheard);
   ops::check_quantized(checks, {"along_k", "", "along_k_scales_major"}, copy_shape(p));
   std::string known;
   for (const FormatInfo& row : format_list())

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "backend/walk.h"
+#include "ops/amax_eps.h"
 #include "ops/problem_text.h"
 #include "ops/quantized_checks.h"
 
@@ -107,6 +108,8 @@ void check(const QuantizeProblem& p) {
   checks.plain_float("source", p.source);
   checks.holds(p.amax_eps >= 0 && std::isfinite(p.amax_eps), "amax_eps is ", p.amax_eps,
                ", must be finite and 0 or more");
+  checks.holds(p.amax_eps == 0 || ops::hears_amax_eps(p), "amax_eps is ", p.amax_eps,
+               ops::kAmaxEpsUnheard);
   checks.holds(!p.discrete || p.kind == RowsKind::kWeights,
                "discrete is yes, must be no; routed rows are one tensor");
   check_gather(checks, p);

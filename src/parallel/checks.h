@@ -40,12 +40,7 @@ class ArgsChecks : public ExchangeChecks {
  public:
   ArgsChecks(ExchangeKind call, const ExpertParallelPlan& plan, const Window& window)
       : ExchangeChecks(name(call), plan.problem), plan_(plan), window_(window) {
-    const Window::State& state = window.state();
-    check_is_of_window(name(call), plan);
-    holds(state.ranks == plan.problem.ranks, "the window is of ", state.ranks,
-          " ranks, must be of ", plan.problem.ranks);
-    holds(window.bytes() >= plan.window.bytes, "the window has ", window.bytes(),
-          " bytes a rank, must have ", plan.window.bytes, "; make it for the largest plan");
+    check_fits(name(call), plan, window);
   }
 
   /// [t, H]

@@ -250,12 +250,17 @@ Collective::Collective(Collective&&) noexcept = default;
 Collective& Collective::operator=(Collective&&) noexcept = default;
 Collective::~Collective() = default;
 
-int Collective::rank() const { return state_->rank; }
-const ExpertParallelPlan& Collective::plan() const { return state_->plan; }
+Collective::State& Collective::state() const {
+  require(state_ != nullptr, "collective: it was moved from; use the one to which it was moved");
+  return *state_;
+}
+int Collective::rank() const { return state().rank; }
+const ExpertParallelPlan& Collective::plan() const { return state().plan; }
 void Collective::check() {
-  if (state_->plan.problem.block == 0) return state_->check_overflow();
-  state_->was_recorded ? state_->link->await_device() : state_->link->await();
-  state_->check_note();
+  State& own = state();
+  if (own.plan.problem.block == 0) return own.check_overflow();
+  own.was_recorded ? own.link->await_device() : own.link->await();
+  own.check_note();
 }
 
 }  // namespace cadre

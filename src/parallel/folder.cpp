@@ -6,6 +6,7 @@
 
 #include "cadre/error.h"
 #include "cadre/expert_parallel.h"
+#include "parallel/window.h"
 
 namespace cadre {
 namespace {
@@ -16,7 +17,12 @@ using std::chrono::steady_clock;
 class Folder {
  public:
   Folder(std::string folder, int rank, int ranks, std::chrono::milliseconds limit)
-      : folder_(std::move(folder)), rank_(rank), ranks_(ranks), limit_(limit) {}
+      : folder_(std::move(folder)), rank_(rank), ranks_(ranks), limit_(limit) {
+    require(ranks >= 1, "window: ranks are ", ranks, ", must be 1 or more");
+    require(rank >= 0 && rank < ranks, "window: rank is ", rank, ", must be 0 to ", ranks - 1);
+    require(!folder_.empty(), "window: the folder is '', must be a path");
+    parallel::check_limit(limit);
+  }
 
   std::vector<std::string> operator()(const std::string& own) {
     publish(own);

@@ -17,8 +17,6 @@ namespace {
 
 using std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kMostLimit = std::chrono::hours(24 * 365 * 10);
-
 /// What a rank tells the others when a window is made, a line each.
 struct WindowOffer {
   std::string error, memory, problem, bytes, limit, host, address;
@@ -103,8 +101,7 @@ std::unique_ptr<Window::State> new_state(const ExpertParallelPlan& plan, int ran
 void check_options(const Window::State& state) {
   require(state.rank >= 0 && state.rank < state.ranks, "rank is ", state.rank, ", must be 0 to ",
           state.ranks - 1);
-  require(state.limit.count() >= 0 && state.limit <= kMostLimit, "limit is ", state.limit.count(),
-          " ms, must be 0 to ", kMostLimit.count());
+  parallel::check_limit(state.limit);
 }
 
 /// But for an error, a host and an address.

@@ -17,15 +17,21 @@ Window::Window(Window&&) noexcept = default;
 Window& Window::operator=(Window&&) noexcept = default;
 Window::~Window() = default;
 
-int Window::rank() const { return state_->rank; }
-int64_t Window::bytes() const { return state_->bytes; }
+Window::State& Window::state() const {
+  require(state_ != nullptr, "window: it was moved from; use the one to which it was moved");
+  return *state_;
+}
+int Window::rank() const { return state().rank; }
+int64_t Window::bytes() const { return state().bytes; }
 
 TensorView Window::tokens(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
+  parallel::check_fits("tokens", plan, *this);
   return view(state_->of(state_->rank) + plan.window.tokens, p.dtype, {p.tokens, p.hidden});
 }
 TensorView Window::rows(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
+  parallel::check_fits("rows", plan, *this);
   ops::Checks("rows", p).holds(p.sum == RowSum::kChoice,
                                "sum is rank, must be choice; sums lie in the window, no rows");
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
@@ -33,6 +39,7 @@ TensorView Window::rows(const ExpertParallelPlan& plan) const {
 
 QuantizedView Window::codes(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
+  parallel::check_fits("codes", plan, *this);
   ops::Checks("codes", p).holds(p.x.has_value(), "x is no format, must be one; tokens are numbers");
   char* home = state_->of(state_->rank);
   const int64_t scales = ops::scales_of_row(*p.x, p.hidden);
@@ -42,18 +49,19 @@ QuantizedView Window::codes(const ExpertParallelPlan& plan) const {
 
 TensorView Window::places(const ExpertParallelPlan& plan) const {
   const ExpertParallelProblem& p = plan.problem;
+  parallel::check_fits("places", plan, *this);
   ops::Checks("places", p).holds(p.push, "push is no, must be yes; rows lie at home");
   return parallel::of_ranks(*state_, plan.window.rows, p.dtype, p.tokens * p.top_k, p.hidden);
 }
 
 void Window::await_readers(Stream stream) {
-  state_->check_failure();
-  state_->device->await_readers(*state_, {}, stream);
+  state().check_failure();
+  state().device->await_readers(state(), {}, stream);
 }
 
 void Window::check() {
-  state_->check_failure();
-  state_->check_overflow();
+  state().check_failure();
+  state().check_overflow();
 }
 
 void Window::State::check_failure() const {
@@ -91,6 +99,16 @@ void check_is_of_window(std::string_view op, const ExpertParallelPlan& plan) {
   ops::Checks(op, plan.problem)
       .holds(plan.name != kCollective, "the plan is by ", plan.name,
              ", must be by a window; a Collective is made of it");
+}
+
+void check_fits(std::string_view op, const ExpertParallelPlan& plan, const Window& window) {
+  const ops::Checks checks(op, plan.problem);
+  const int64_t bytes = window.bytes();
+  check_is_of_window(op, plan);
+  checks.holds(window.state().ranks == plan.problem.ranks, "the window is of ",
+               window.state().ranks, " ranks, must be of ", plan.problem.ranks);
+  checks.holds(bytes >= plan.window.bytes, "the window has ", bytes, " bytes a rank, must have ",
+               plan.window.bytes, "; make it for the largest plan");
 }
 
 DeviceError overflow_error(const ExpertParallelProblem& p, int rank, int64_t routed) {

@@ -73,8 +73,17 @@ struct Control {
 
 WindowLayout layout_of(const ExpertParallelProblem&);
 
+/// Of a wait; ten years at most.
+inline void check_limit(std::chrono::milliseconds limit) {
+  constexpr std::chrono::milliseconds kMost = std::chrono::hours(24 * 365 * 10);
+  require(limit.count() >= 0 && limit <= kMost, "limit is ", limit.count(), " ms, must be 0 to ",
+          kMost.count());
+}
+
 /// A plan whose rows travel by the caller's engine is of no window.
 void check_is_of_window(std::string_view op, const ExpertParallelPlan&);
+/// Whether a window has room for what the plan has in it.
+void check_fits(std::string_view op, const ExpertParallelPlan&, const Window&);
 
 /// What is thrown where rows overflowed and that is an error.
 DeviceError overflow_error(const ExpertParallelProblem&, int rank, int64_t routed);

@@ -139,6 +139,30 @@ class Files(cli_test.Cli):
         self.good("bench", layer, "--host-time", "--json", str(record))
         self.assertEqual(len(json.loads(record.read_text())["cases"]), 2)
 
+    def test_what_times_of_the_host_do_not_hear(self):
+        layer = "grouped_linear R=9 N=8 K=16 E=2"
+        for words in (["--only", "cpu_reference"], ["--beside", "R=3"], ["--repeat", "2"],
+                      ["--load", "0"]):
+            self.wrong("bench", layer, "--host-time", *words,
+                       says=[f"{words[0]} is given, must not be with --host-time"])
+        self.wrong("bench", layer, "--host-time", "--offsets", "uniform,onehot",
+                   says=["--offsets are 2, must be one with --host-time"])
+        self.good("bench", layer, "--host-time", "--offsets", "onehot")
+
+    def test_numbers_are_decimal(self):
+        problem = "offsets counts R=9 E=2"
+        for words in (["check", problem, "--limit", "0x10"], ["check", problem, "--random", "010"],
+                      ["bench", problem, "--repeat", "' 4'"], ["bench", problem, "--load", "nan"],
+                      ["bench", problem, "--threads", "+1"], ["train", "--steps", "0100x"],
+                      ["train", "--lr", "0x1p-3"]):
+            if words[-1] != "010":
+                self.wrong(*words, says=[f"{words[-2]}: '{words[-1]}', must be "])
+        self.assertIn("10 random problems", self.good("check", "--random", "010"))
+
+    def test_an_implementation_that_random_problems_have_not(self):
+        self.wrong("check", "--random", "1", "--only", "nonsense", prints=True,
+                   says=["implementation is 'nonsense', must be one of "])
+
     def test_a_record_for_a_pipe(self):
         pipe = self.path / "pipe"
         os.mkfifo(pipe)

@@ -137,6 +137,7 @@ cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 along_rows_decoded=yes
 cadre explain quantize rows R=9 C=16 E=2 along_k=bf16 along_k_decoded=yes
 cadre explain quantize rows R=9 C=9 along_k=mxfp8 along_k_decoded=yes along_k_scales_major=column
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=-1
+cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 amax_eps=1
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 discrete=yes
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 T=5
 cadre explain quantize rows R=9 C=16 E=2 along_k=mxfp8 top_k=2
@@ -239,6 +240,9 @@ cadre bench grouped_linear R=9 N=8 K=16 E=2 --beside recipe=bf17
 cadre bench expert_parallel T=1 H=1 R=1 --beside R=2
 cadre bench expert_parallel T=8 top_k=2 H=4 E=2 ranks=1 R=8
 cadre bench 'sequential | activation forward relu R=9 F=8 E=2' --host-time
+cadre bench grouped_linear R=9 N=8 K=16 E=2 --host-time --only cpu_reference
+cadre bench grouped_linear R=9 N=8 K=16 E=2 --host-time --offsets uniform,onehot
+cadre check offsets counts R=9 E=2 --limit 0x10
 cadre bench offsets counts R=9 E=2 --repeat 0
 cadre bench offsets counts R=9 E=2 --threads 5000
 cadre bench offsets counts R=9 E=2 --json folder
@@ -258,6 +262,7 @@ cadre train text --held-out 0
 cadre train text --steps 0
 cadre train text --steps 1e3
 cadre train text --lr nan
+cadre train text --lr 2
 cadre train text --seed -1
 cadre train text --seed 9007199254740993
 cadre train text --lr 1 --warmup 0 --weight-decay 10 --balance 10 --seed 3 TINY
@@ -270,6 +275,7 @@ cadre train text --recipe bf16,bf16
 cadre train text --save-every 0
 cadre train text --sample -1
 cadre train text --temperature nan
+cadre train text --temperature 101
 cadre train text --device tpu
 cadre train text --out ''
 cadre train text --out text

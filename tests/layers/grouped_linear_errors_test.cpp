@@ -47,7 +47,7 @@ TEST(GroupedLinearErrors, OfProblems) {
   EXPECT_EQ(plan_error([](P& p) { p.parameters.dbias = DType::kI64; }),
             "grouped_linear: dbias_dtype is i64, must be f32, bf16 or f16");
   EXPECT_EQ(plan_error([](P& p) { p.options.amax_eps = -1; }),
-            "grouped_linear: amax_eps is -1, must be 0 or more");
+            "grouped_linear: amax_eps is -1, must be finite and 0 or more");
   EXPECT_EQ(plan_error([](P& p) { p.options.unit_budget = -1; }),
             "grouped_linear: unit_budget is -1, must be 0 or more");
   EXPECT_EQ(plan_error([](P& p) { p.options.align = 24; }),

@@ -2,6 +2,7 @@
 #include <map>
 #include <memory>
 
+#include "ops/amax_eps.h"
 #include "tests/layers/linear_case.h"
 
 // A grouped linear layer put together by hand from its operations: every operand of every product
@@ -54,7 +55,7 @@ class LinearComposition {
     q.source = copy.source;
     (copy.axis == Axis::kAlongK ? q.along_k : q.along_rows) = copy.format;
     q.role = weights ? TensorRole::kW : which == Which::kX ? p_.x_role : p_.dy_role;
-    q.amax_eps = p_.options.amax_eps;
+    if (ops::hears_amax_eps(q)) q.amax_eps = p_.options.amax_eps;
     q.discrete = plain.discrete != nullptr;
 
     const QuantizedShape shape{q.kind, q.rows, cols, p_.experts, copy.format, copy.axis};

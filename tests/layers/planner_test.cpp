@@ -7,7 +7,9 @@
 #include <tuple>
 
 #include "cadre/moe.h"
+#include "cadre/sequential.h"
 #include "layers/memory.h"
+#include "tests/judge/errors.h"
 
 using namespace cadre;
 using layers::WgradRuns;
@@ -186,6 +188,18 @@ TEST(Planner, WhatLivesAtOnceLiesApartInEveryLayer) {
       expect_apart(mlp->fc2, to_string(mlp->fc2.problem));
     }
   }
+}
+
+TEST(EmptyPlans, HaveNothingToExplain) {
+  const auto expect_error = [](auto plan) {
+    constexpr std::string_view kSaid = "layer: the plan is empty; make it with plan()";
+    EXPECT_EQ(test::invalid([&] { kept(plan); }), kSaid);
+    EXPECT_EQ(test::invalid([&] { explain(plan); }), kSaid);
+  };
+  expect_error(GroupedLinearPlan());
+  expect_error(GroupedMlpPlan());
+  expect_error(MoePlan());
+  expect_error(SequentialPlan());
 }
 
 }  // namespace

@@ -130,6 +130,13 @@ TEST(WgradQueue, SaysWhenItIsFullEmptyOrMisused) {
   EXPECT_TRUE(c.dx.untouched(0, 20));
   EXPECT_EQ(invalid([&] { queue.push(c.plan, c.args()); }),
             "wgrad_queue: 1 tasks are pending, must be fewer than 1, the capacity; run one first");
+  WgradQueue moved = std::move(queue);
+  EXPECT_EQ(moved.pending(), 1);
+  EXPECT_EQ(queue.pending(), 0);
+  EXPECT_EQ(invalid([&] { queue.front(); }),
+            "wgrad_queue: no task is pending, must be 1 or more; backward pushes them");
+  EXPECT_EQ(invalid([&] { queue.push(c.plan, c.args()); }),
+            "wgrad_queue: 0 tasks are pending, must be fewer than 0, the capacity; run one first");
 
   GroupedLinearProblem immediate = problem("bf16");
   immediate.options.deferred = false;

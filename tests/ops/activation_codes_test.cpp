@@ -92,6 +92,8 @@ TEST(ActivationCodesErrors, Problems) {
             "activation: amax_eps is 0.5, must be 0; no copy along K is wanted");
   EXPECT_EQ(plan_error("along_k=mxfp8 amax_eps=-1"),
             "activation: amax_eps is -1, must be finite and 0 or more");
+  EXPECT_EQ(plan_error("along_k=mxfp8 amax_eps=1"),
+            "activation: amax_eps is 1, must be 0; only fp32 scales have a least amax");
 }
 
 struct ActivationCodesArgs : testing::Test {

@@ -337,6 +337,12 @@ TEST(ActivationErrors, OfProblems) {
             "activation: F is 33, must be a multiple of 32; layout interleave32 comes in blocks "
             "of 32");
   EXPECT_EQ(head(plan_error("activation forward swiglu R=4 F=4 limit=3")),
+            "problem: limit is 3, must be absent; only clamped_swiglu has constants");
+  EXPECT_EQ(head(test::invalid([] {
+              ActivationProblem p{.kind = ActivationKind::kSwiGlu, .rows = 4, .features = 4};
+              p.constants.limit = 3;
+              plan(p, this_cpu());
+            })),
             "activation: limit, alpha, offset are 3, 1.702, 1, must be the defaults; only "
             "clamped_swiglu has constants");
   EXPECT_EQ(head(plan_error("activation forward clamped_swiglu R=4 F=4 limit=0")),

@@ -51,6 +51,8 @@ TEST(QuantizeProblem, BadOnesAreErrors) {
             "one direction");
   EXPECT_EQ(plan_error("rows R=7 C=5 E=1 source=bf16 along_k=mxfp8 role=x amax_eps=-1"),
             "quantize: amax_eps is -1, must be finite and 0 or more");
+  EXPECT_EQ(plan_error("rows R=7 C=5 E=1 source=bf16 along_k=mxfp8 along_rows=nvfp4 amax_eps=1"),
+            "quantize: amax_eps is 1, must be 0; only fp32 scales have a least amax");
   EXPECT_EQ(plan_error("rows R=7 C=5 E=1 source=bf16 along_k=mxfp8 role=x discrete=yes"),
             "quantize: discrete is yes, must be no; routed rows are one tensor");
   QuantizeProblem p = parse_quantize_problem("quantize rows R=7 C=5 E=1 source=bf16 along_k=mxfp8");

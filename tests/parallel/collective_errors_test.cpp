@@ -242,6 +242,13 @@ TEST_F(ArgumentErrors, OfMapsOfBlocks) {
             "dispatch: map.verdict is given, must be null; the problem has no block");
 }
 
+TEST_F(ArgumentErrors, OfACollectiveThatWasMoved) {
+  const Collective taken = std::move(own);
+  EXPECT_EQ(taken.rank(), 0);
+  EXPECT_EQ(test::invalid([&] { own.check(); }),
+            "collective: it was moved from; use the one to which it was moved");
+}
+
 TEST_F(ArgumentErrors, OfTheOthers) {
   EXPECT_EQ(error([&] {
               collect(own, {.y = r.x.view(), .out = r.out.view(), .map = r.collective_map()},

@@ -393,10 +393,20 @@ TEST_F(ArgumentErrors, OfWindows) {
   EXPECT_EQ(error([&] { collect(larger, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
             text("collect: the window has ", windows[0].bytes(), " bytes a rank, must have ",
                  larger.window.bytes, "; make it for the largest plan"));
+  for (const auto& [what, said] : {std::pair("tokens", error([&] { windows[0].tokens(larger); })),
+                                   std::pair("rows", error([&] { windows[0].rows(larger); })),
+                                   std::pair("codes", error([&] { windows[0].codes(larger); })),
+                                   std::pair("places", error([&] { windows[0].places(larger); }))})
+    EXPECT_EQ(said.find(text(what, ": the window has ")), 0u) << said;
   const ExpertParallelPlan two =
       plan(ExpertParallelProblem{.tokens = 3, .hidden = 4, .ranks = 2, .rows = 3}, this_cpu());
   EXPECT_EQ(error([&] { collect(two, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
             "collect: the window is of 1 ranks, must be of 2");
+  Window taken = std::move(windows[0]);
+  EXPECT_EQ(test::invalid([&] { windows[0].check(); }),
+            "window: it was moved from; use the one to which it was moved");
+  EXPECT_EQ(taken.rank(), 0);
+  windows[0] = std::move(taken);
 }
 
 }  // namespace

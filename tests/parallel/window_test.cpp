@@ -326,6 +326,17 @@ TEST(WindowErrors, OfRanksThatDoNotComeInTime) {
     EXPECT_NE(error.find("window: 1 of 2 ranks have not come in time"), std::string::npos) << error;
 }
 
+TEST(WindowErrors, OfGathersByFolder) {
+  EXPECT_EQ(test::invalid([] { all_gather_in("x", 2, 2); }), "window: rank is 2, must be 0 to 1");
+  EXPECT_EQ(test::invalid([] { all_gather_in("x", -1, 2); }), "window: rank is -1, must be 0 to 1");
+  EXPECT_EQ(test::invalid([] { all_gather_in("x", 0, 0); }),
+            "window: ranks are 0, must be 1 or more");
+  EXPECT_EQ(test::invalid([] { all_gather_in("", 0, 1); }),
+            "window: the folder is '', must be a path");
+  EXPECT_EQ(test::invalid([] { all_gather_in("x", 0, 1, -1ms); }),
+            "limit is -1 ms, must be 0 to 315360000000");
+}
+
 TEST(WindowErrors, OfFolders) {
   const std::string folder =
       (std::filesystem::temp_directory_path() / text("cadre-folder-", getpid())).string();

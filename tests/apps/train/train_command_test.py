@@ -155,7 +155,7 @@ class Refusals(Case):
             (["--steps", "-5"], ["--steps is -5, must be 1 to"]),
             (["--steps", "many"], ["--steps", "many"]),
             (["--steps", "99999999999999999999"], ["--steps"]),
-            (["--lr", "nan"], ["--lr is nan, must be"]),
+            (["--lr", "nan"], ["--lr: 'nan', must be a number"]),
             (["--lr", "0"], ["--lr is 0, must be"]),
             (["--experts", "0"], ["--experts is 0, must be 1 to 1024"]),
             (["--top-k", "9"], ["--top-k is 9, must be at most --experts, which is 8"]),
@@ -272,6 +272,21 @@ class Gpu(Case):
             code, seen = self.start_and_signal(["--resume", self.out, "--device", device],
                                                "goes on at step ", signal.SIGINT)
             self.assertEqual(code, 130, seen)
+
+
+class Overwriting(Case):
+    def test_a_run_that_was_to_replace_another_goes_on(self):
+        """The other's report is gone when it begins."""
+        self.assert_good(self.train_text())
+        words = [self.text, *TINY, "--steps", 100000, "--out", self.out, "--sample", 0,
+                 "--overwrite"]
+        code, seen = self.start_and_signal(words, "bf16  step ", signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+        self.assertFalse((self.out / "results.json").exists())
+        self.assertFalse((self.out / "report.html").exists())
+        code, seen = self.start_and_signal(["--resume", self.out], "goes on at step ",
+                                           signal.SIGINT)
+        self.assertEqual(code, 130, seen)
 
 
 class Interruption(Case):

@@ -145,6 +145,18 @@ TEST(Corpus, CutsEveryDocumentAndLooksBackNoFurtherThanItsStart) {
   EXPECT_EQ(window[3], 0);
 }
 
+TEST(Corpus, HasNoResultsOfARun) {
+  const Folder folder;
+  folder.write("t/a.txt", prose(3000));
+  folder.write("t/out/report.html", prose(500));
+  folder.write("t/out/results.json", prose(500));
+  folder.write("t/out/notes.txt", prose(500));
+  folder.write("t/other/report.html", prose(500));
+  EXPECT_EQ(read_corpus({folder / "t"}, 0.1).documents.size(), 5u);
+  EXPECT_EQ(read_corpus({folder / "t"}, 0.1, folder / "t/out").documents.size(), 3u);
+  EXPECT_EQ(read_corpus({folder / "t"}, 0.1, folder / "none").documents.size(), 5u);
+}
+
 TEST(Corpus, FingerprintSeesTextAndSplit) {
   const Folder folder;
   const std::string path = folder.write("a", prose(3000));
