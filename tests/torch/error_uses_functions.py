@@ -3,6 +3,10 @@
 FUNCTIONS = """
 cadre.load_balancing_loss(chosen, torch.tensor(counts))
 cadre.load_balancing_loss(chosen, counts)
+cadre.routing(draw(6, 4), 2, "softmax", 2.5)
+cadre.routing(draw(6, 4), True)
+cadre.offsets(torch.tensor(counts), "counts", True)
+cadre.quantize(draw(2, 8, 64), None, "nvfp4", rng=torch.tensor([1, 2]))
 cadre.offsets(torch.tensor(counts), "sums", R)
 cadre.offsets(torch.rand(E), "counts", R)
 cadre.offsets(torch.tensor([counts]), "counts", R)

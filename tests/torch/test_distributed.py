@@ -263,6 +263,19 @@ def deferred_in_fsdp(rank, device, kind):
     assert layer.get_parameter(name).grad is not None
 
 
+def beside_the_root(rank, device):
+    """A module whose parameters nobody has gathered must not multiply with its shard."""
+    for packed in (False, True):
+        linear = cadre.GroupedLinear(E, H, F, device=device, single_grouped_weight=packed)
+        root = nn.Sequential(linear)
+        fully_shard(root, mesh=init_device_mesh(device.type, (WORLD,)))
+        x, counts = draw(E, H, device=device), torch.ones(E, dtype=torch.int32, device=device)
+        with pytest.raises(ValueError, match=(
+                r"^weight is Shard\(dim=0\) of a DTensor, must be Replicate\(\); call the module "
+                "that gathers it, or gather it before")):
+            linear(x, counts)
+
+
 def unlike(rank, device):
     """Fails on one process, which the tests below must see."""
     total = torch.ones(1, device=device)
@@ -300,6 +313,10 @@ def test_sharded(processes, block, checkpointed, dtype):
 @pytest.mark.parametrize("task", [deferred_in_ddp, deferred_in_fsdp])
 def test_gradients_that_come_later(processes, task, kind):
     processes.run(task, kind)
+
+
+def test_a_shard_is_no_weight(processes):
+    processes.run(beside_the_root)
 
 
 def test_failures_are_seen(processes):

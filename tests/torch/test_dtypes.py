@@ -116,6 +116,16 @@ def test_losses_of_what_is_no_tensor():
         cadre.load_balancing_loss(scores, counts.to("meta"))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_losses_are_fp32(dtype):
+    """Of more tokens than fp16 counts, and of scores that are all zero."""
+    tokens = 200_000
+    scores, counts = torch.full((tokens, 2), 0.5, dtype=dtype), torch.tensor([tokens, tokens])
+    scores[0] = 0
+    loss = cadre.load_balancing_loss(scores, counts)
+    assert loss.dtype == torch.float32 and abs(loss.item() - 1) < 1e-4
+
+
 @pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
 def test_the_router_has_no_other_default(default):
     before = torch.get_default_dtype()

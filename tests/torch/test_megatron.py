@@ -142,6 +142,8 @@ experts(fp8="e4m3")
 experts(fine_grained_activation_offloading=True, offload_modules=["moe_act"])
 experts(recompute_granularity="selective", recompute_modules=["moe_act"], delay_wgrad_compute=True)
 experts(add_bias_linear=True, pg_collection=two_ranks)
+experts(moe_apply_probs_on_input=True, moe_router_topk=2)
+experts(activation_func_fp8_input_store=True)
 """
 
 

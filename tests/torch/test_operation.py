@@ -91,6 +91,23 @@ def test_an_extra_input(device, in_place):
     assert (y.data_ptr() == extra.data_ptr()) == in_place
 
 
+@pytest.mark.parametrize("of_leaf", [False, True])
+def test_an_extra_input_in_compiled_code(device, of_leaf):
+    """In place, of a leaf and of what is computed: gradients, and what is left in its memory."""
+    x, extra, dy = (draw(R, C, device=device) for _ in range(3))
+    op = ops.AddExtraInput(in_place=True)
+
+    def call(x, extra):
+        return op(x * 3, extra if of_leaf else extra * 2) * 1
+
+    results = []
+    for run in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+        given = [t.clone().requires_grad_() for t in (x, extra)]
+        y = run(*given)
+        results.append([y, *torch.autograd.grad(y, given, dy), given[1]])
+    assert all(map(torch.equal, *results))
+
+
 def test_errors_of_extra_inputs(device):
     x = draw(R, C, device=device)
     for wrong in (3, None):

@@ -210,6 +210,18 @@ def test_operations_that_are_not_what_their_class_was(device, which):
     assert not torch.equal(made(x, counts, prob, counts), row(device)(x, counts, prob, counts))
 
 
+def test_hooks_of_all_modules_see_each_operation(device):
+    mlp, seen = row(device), []
+    x, prob, _, counts = inputs(device)
+    handle = torch.nn.modules.module.register_module_forward_hook(
+        lambda module, given, result: seen.append(module))
+    try:
+        mlp(x, counts, prob, counts)
+    finally:
+        handle.remove()
+    assert seen == [*mlp, mlp]
+
+
 @pytest.mark.parametrize("targets", ["index", "negative", "module"])
 def test_buffers_of_single_operations(device, targets):
     mlp = row(device)

@@ -443,11 +443,19 @@ class Checkpoint(torch.autograd.Function):
         return None, leaf.grad
 
 
-def test_reentrant_checkpoints_of_others_keep_the_recipe(device):
+class OtherNames(Checkpoint):
+    @staticmethod
+    def forward(node, call, x):
+        node.call, node.x = call, x
+        return call(x)
+
+
+@pytest.mark.parametrize("checkpoint", [Checkpoint, OtherNames])
+def test_reentrant_checkpoints_of_others_keep_the_recipe(device, checkpoint):
     layer = module(device, k=64, n=64, dtype=torch.bfloat16)
     x = draw(17, 64, dtype=torch.bfloat16, device=device)
     want = checkpoint_steps(layer, lambda x: layer(x, COUNTS), x, "mxfp8")
-    got = checkpoint_steps(layer, lambda x: Checkpoint.apply(lambda x: layer(x, COUNTS), x), x,
+    got = checkpoint_steps(layer, lambda x: checkpoint.apply(lambda x: layer(x, COUNTS), x), x,
                            "mxfp8")
     assert all(map(torch.equal, got, want))
 

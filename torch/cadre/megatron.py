@@ -232,6 +232,11 @@ def _require_options(config: Any) -> None:
         (config.fp8 or config.fp4, "fp8 or fp4",
          "write `with cadre.autocast(recipe=...)` around the model"),
         (offloads, "offload_modules", "experts keep what backward needs on the device"),
+        (config.moe_apply_probs_on_input and config.moe_router_topk != 1,
+         "moe_apply_probs_on_input beside a moe_router_topk that is not 1",
+         "scaling the input is not scaling the result; Megatron's own experts refuse it, too"),
+        (config.activation_func_fp8_input_store, "activation_func_fp8_input_store",
+         "the activation's input is kept as it is"),
         (recomputes and apart, "moe_act of recompute_modules beside gradient_accumulation_fusion "
          "or delay_wgrad_compute", "only one grouped_mlp computes the activation again"),
     ):

@@ -59,7 +59,7 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
     if scores.dim() != 2 or tokens_per_expert.shape != scores.shape[1:]:
         raise ValueError(f"scores and tokens_per_expert have shapes {list(scores.shape)} and "
                          f"{list(tokens_per_expert.shape)}, must be [T, E] and [E]")
-    chosen = tokens_per_expert.float()
+    chosen, scores = tokens_per_expert.float(), scores.float()
     share = chosen / chosen.sum().clamp(min=1)
     part = scores / scores.sum(-1, keepdim=True).clamp(min=1e-20)
     return scores.shape[-1] * (share * part.sum(0) / max(scores.shape[0], 1)).sum()

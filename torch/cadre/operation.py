@@ -169,7 +169,12 @@ class AddExtraInput(Operation):
         if extra_input.dtype != input.dtype:
             raise TypeError(f"extra_input is {extra_input.dtype}, must be {input.dtype}, the type "
                             "of the input, which is added in place")
-        return _AddInto.apply(extra_input, input)
+        if not torch.compiler.is_compiling():
+            return _AddInto.apply(extra_input, input)
+        result = extra_input + input  # compiled code would lose the way back of an alias
+        with torch.no_grad():
+            extra_input.detach().copy_(result)
+        return result
 
 
 class _Twice(torch.autograd.Function):

@@ -19,7 +19,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from .dtypes import kind_of, with_article
+from .dtypes import kind_of, require_bools, with_article
 from .fakes import register_fake
 from .host_numbers import may_look, require_offsets
 
@@ -118,6 +118,13 @@ def _row_map(offsets: AnyOffsets, row_of: Tensor | None, slot_of: Tensor | None,
     return tensor_of(offsets, _shape(slot_of if rows is None else rows)), row_of, slot_of
 
 
+def _require_no_bools(**numbers: float) -> None:
+    """Errors: TypeError for True and False, which torch takes for 1 and 0."""
+    for name, number in numbers.items():
+        if isinstance(number, bool):
+            raise TypeError(f"{name} is a bool, must be a number")
+
+
 class Routing(NamedTuple):
     """Of `routing`: `experts` int32 [T, top_k], `prob` fp32 [T, top_k], `scores` fp32 [T, E]."""
 
@@ -142,6 +149,7 @@ def offsets(source: Tensor, kind: str, rows: int) -> Offsets:
     source: int32 or int64 [E]. kind: "counts", or "ends" for inclusive prefix sums. rows: R.
     Broken counts are clamped into [0, R], and `status` reports them.
     Raises ValueError for another kind, shape or dtype."""
+    _require_no_bools(rows=rows)
     return Offsets(*_ops.offsets(source, kind, rows))
 
 
@@ -151,6 +159,7 @@ def offsets_of_routing(experts: Tensor, num_experts: int, rows: int) -> RoutingO
 
     experts: int32 or int64 [T, top_k]; a number outside [0, num_experts) drops the choice, as does
     a row of `rows` or more. Raises ValueError for another shape or dtype."""
+    _require_no_bools(num_experts=num_experts, rows=rows)
     return RoutingOffsets(*_ops.offsets_of_routing(experts, num_experts, rows))
 
 
@@ -165,6 +174,8 @@ def routing(logits: Tensor, top_k: int, score: str = "softmax", normalize: bool 
     fit together."""
     if isinstance(scale, Tensor):
         raise TypeError("routing: scale is a Tensor, must be a float, which has no gradient")
+    require_bools(normalize=normalize)
+    _require_no_bools(top_k=top_k, scale=scale, groups=groups, group_top_k=group_top_k)
     return Routing(*_ops.routing(logits, top_k, score, normalize, scale, expert_bias, groups,
                                  group_top_k))
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module
 
 from .counts import Counts, offsets_of
 from .dtypes import kind_of, require_float, require_rows
@@ -386,9 +387,10 @@ def _alike(first: GroupedLinear, second: GroupedLinear) -> bool:
 
 
 def _has_hooks(op: nn.Module) -> bool:
-    """Hooks that calling the operation would run, such as those that gather sharded parameters."""
+    """Hooks that calling the operation would run, such as those that gather sharded parameters, or
+    those of all modules."""
     return bool(op._forward_pre_hooks or op._forward_hooks or op._backward_pre_hooks
-                or op._backward_hooks)
+                or op._backward_hooks or module._has_any_global_hook())
 
 
 def _refuse_recompute(activation: Activation, row: list[_Bound], next_at: int) -> None:

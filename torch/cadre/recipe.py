@@ -166,8 +166,8 @@ def _remember(depth: int, recipe: str) -> None:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if code.co_name == "forward" and code.co_varnames[:1] == ("ctx",):
-            node = frame.f_locals["ctx"]
+        if code.co_name == "forward" and code.co_varnames[:1] not in ((), ("self",)):
+            node = frame.f_locals.get(code.co_varnames[0])  # of any name
             if (isinstance(node, BackwardCFunction)
                     and depth < getattr(node, _REMEMBERED, (depth + 1, ""))[0]):
                 setattr(node, _REMEMBERED, (depth, recipe))
@@ -187,7 +187,8 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
 
     A layer's backward uses the recipe of its forward. torch.utils.checkpoint runs forward again
     under the recipe of the first time; checkpoints that are not torch's own, such as Megatron's,
-    do so but for compiled code. `context_fn=cadre.checkpoint_contexts` says it in words.
+    do so but for compiled code, if their forward has its node (`ctx`) as the first argument.
+    `context_fn=cadre.checkpoint_contexts` says it in words.
 
     Errors: ValueError for words that are no recipe, with those there are, and for two recipes;
     TypeError for what is no recipe, or no bool; NotImplementedError for calibrating=True, which

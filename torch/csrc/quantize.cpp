@@ -42,6 +42,8 @@ void run_quantize(const Tensor& source, const QuantizedSpec& spec, const Quantiz
   if (spec.offsets) args.offsets = offsets(*spec.offsets, read);
   (along_k ? args.along_k : args.along_rows) = view(tensors, shape, read);
   args.rng = seed_of(options.rng, read);
+  TORCH_CHECK_VALUE(!options.rng || shape.format.stochastic, "rng is given, must be None; ",
+                    to_string(shape.format), " draws no numbers, write sr for that");
   launch(p, args, read);
 }
 
