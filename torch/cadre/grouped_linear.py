@@ -291,8 +291,9 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         parameters = self._parameters_of(stem)
         if type(parameters[0]) is nn.Parameter or not hasattr(parameters[0], "to_local"):
             return parameters  # by type, since a failed attribute lookup on a Tensor is slow
-        for placement in parameters[0].placements:
-            if not placement.is_replicate():
+        mesh = parameters[0].device_mesh
+        for at, placement in enumerate(parameters[0].placements):
+            if mesh.size(at) > 1 and not placement.is_replicate():
                 raise ValueError(f"{stem} is {placement!r} of a DTensor, must be Replicate(); call "
                                  "the module that gathers it, or gather it before")
         return [p.to_local() for p in parameters]
