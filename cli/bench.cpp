@@ -254,7 +254,7 @@ Action declare_bench(CLI::App& app) {
       ->check(CLI::Range(0, 4096))
       ->capture_default_str();
   app.add_option("--seed", options->measure.draw.seed, "of the random data")
-      ->check(a_seed())
+      ->transform(a_seed())
       ->capture_default_str();
   app.add_option("--only", options->measure.only, "time this implementation, not the planned one");
   app.add_option("--beside", options->measure.beside,

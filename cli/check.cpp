@@ -220,7 +220,7 @@ Action declare_check(CLI::App& app) {
   app.add_option("PROBLEM", options->words, "problems; without any, a list of every operation");
   app.add_option("--file", options->file, "a file with one problem a line");
   app.add_option("--seed", options->draw.seed, "of the random data")
-      ->check(a_seed())
+      ->transform(a_seed())
       ->capture_default_str();
   app.add_option("--offsets", options->draw.offsets,
                  "how rows fall to experts: uniform, zipf:S, gamma:S, onehot, or a file of counts")

@@ -16,14 +16,16 @@ bool is_number(const std::string& word, Number& value) {
   return error == std::errc() && stop == end;
 }
 
-/// What a seed is: random problems are drawn from 32 bits. A sign and what does not fit would be
-/// folded in silence.
+/// What a seed is, for `transform`: random problems are drawn from 32 bits. A sign and what does
+/// not fit would be folded in silence.
 inline CLI::Validator a_seed() {
   return CLI::Validator(
-      [](const std::string& word) -> std::string {
+      [](std::string& word) -> std::string {
         uint32_t seed = 0;
-        if (is_number(word, seed)) return "";
-        return "'" + word + "', must be a whole number from 0 to 4294967295";
+        if (!is_number(word, seed))
+          return "'" + word + "', must be a whole number from 0 to 4294967295";
+        word = std::to_string(seed);
+        return "";
       },
       "SEED");
 }

@@ -151,13 +151,16 @@ class Files(cli_test.Cli):
 
     def test_numbers_are_decimal(self):
         problem = "offsets counts R=9 E=2"
-        for words in (["check", problem, "--limit", "0x10"], ["check", problem, "--random", "010"],
-                      ["bench", problem, "--repeat", "' 4'"], ["bench", problem, "--load", "nan"],
-                      ["bench", problem, "--threads", "+1"], ["train", "--steps", "0100x"],
-                      ["train", "--lr", "0x1p-3"]):
-            if words[-1] != "010":
-                self.wrong(*words, says=[f"{words[-2]}: '{words[-1]}', must be "])
+        for words in (["check", problem, "--limit", "0x10"], ["bench", problem, "--repeat", " 4"],
+                      ["bench", problem, "--load", "nan"], ["bench", problem, "--threads", "+1"],
+                      ["train", "--steps", "0100x"], ["train", "--lr", "0x1p-3"]):
+            self.wrong(*words, says=[f"{words[-2]}: '{words[-1]}', must be "])
         self.assertIn("10 random problems", self.good("check", "--random", "010"))
+        drawn = "quantize rows R=64 C=64 E=2 along_k=mxfp8"
+        octal, ten, eight = (self.good("check", drawn, "--digest", "--seed", seed)
+                             for seed in ("010", "10", "8"))
+        self.assertEqual(octal, ten)
+        self.assertNotEqual(octal, eight)
 
     def test_an_implementation_that_random_problems_have_not(self):
         self.wrong("check", "--random", "1", "--only", "nonsense", prints=True,
