@@ -171,6 +171,22 @@ def assert_same(case, rank, got, want, what):
         assert same_bits(a, b), f"{what}: {name} of rank {rank} is not that of one process"
 
 
+def exchanges_of_step(ep, given, x, prob):
+    """How many exchanges there are in forward and backward of an MLP, and how many when its rows
+    are dispatched again. given: a rank's part of a case."""
+    _, chosen, _, dout, w1, w2 = given
+    with counted() as moved:
+        rows, row_prob, offsets, handle = ep.dispatch(x, chosen, prob)
+        assert rows.requires_grad == (x.requires_grad and torch.is_grad_enabled())
+        out = ep.collect(mlp(rows, offsets, None if prob is None else row_prob, w1, w2), handle)
+        if out.requires_grad:
+            out.backward(dout)
+    with counted() as moved_again:
+        again = ep._dispatch_again(handle, x.detach(), chosen, prob)
+    assert same_bits(again, rows.detach())
+    return len(moved), len(moved_again)
+
+
 class counted:
     """The exchanges of rows while it is entered: shapes of what leaves, in their order."""
 

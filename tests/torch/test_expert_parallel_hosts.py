@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from conftest import draw
 from expert_parallel_cases import (
-    NAMES, WORLD, assert_same, counted, draw_case, group_of, mlp, one_process, parallel,
-    rows_needed, same_bits)
+    NAMES, WORLD, assert_same, counted, draw_case, exchanges_of_step, group_of, mlp, one_process,
+    parallel, rows_needed, same_bits)
 from processes import Processes
 from torch.utils.checkpoint import checkpoint
 
@@ -171,22 +171,15 @@ def gradients(rank, device):
     case = draw_case(5, WORLD, device, "any", torch.float32, top_k=3)
     case.tokens = [4] * WORLD
     case = draw_tokens(case, device)
-    x, chosen, prob, dout, w1, w2 = case.of_rank(rank)
+    given = case.of_rank(rank)
+    x, _, prob = given[:3]
     ep, _ = both(WORLD, rank, HOSTS[WORLD][0], case.experts, 3)
     steps = 1 if ep._hosts is None else 2  # of tokens, and of numbers
 
     def exchanges(x, prob):
-        with counted() as moved:
-            rows, row_prob, offsets, handle = ep.dispatch(x, chosen, prob)
-            assert rows.requires_grad == (x.requires_grad and torch.is_grad_enabled())
-            y = mlp(rows, offsets, None if prob is None else row_prob, w1, w2)
-            out = ep.collect(y, handle)
-            if out.requires_grad:
-                out.backward(dout)
-        with counted() as moved_again:
-            again = ep._dispatch_again(handle, x.detach(), chosen, prob)
-        assert same_bits(again, rows.detach()) and len(moved_again) == steps
-        return len(moved)
+        moved, moved_again = exchanges_of_step(ep, given, x, prob)
+        assert moved_again == steps
+        return moved
 
     assert exchanges(x, prob) == 2 * steps + 2 + steps + 2
     assert exchanges(x.detach(), prob) == 2 * steps + 2 + steps + 1

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from expert_parallel_cases import (
-    NAMES, WORLD, assert_same, counted, draw_case, group_of, mlp, one_process, parallel,
-    rows_needed, same_bits)
+    NAMES, WORLD, assert_same, counted, draw_case, exchanges_of_step, group_of, one_process,
+    parallel, rows_needed)
 
 import cadre
 from cadre import tokens_once
@@ -103,20 +103,14 @@ def draw_tokens(case, seed, device):
 def gradients(rank, device):
     """Backward moves what has a gradient, and a second dispatch moves tokens."""
     case = draw_tokens(draw_case(5, WORLD, device, "any", torch.float32, top_k=3), 5, device)
-    x, chosen, prob, dout, w1, w2 = case.of_rank(rank)
+    given = case.of_rank(rank)
+    x, _, prob = given[:3]
     ep = cadre.ExpertParallel(dist.group.WORLD, case.experts, 3, cross="token")
 
     def exchanges(x, prob):
-        with counted() as moved:
-            rows, row_prob, offsets, handle = ep.dispatch(x, chosen, prob)
-            assert rows.requires_grad == (x.requires_grad and torch.is_grad_enabled())
-            y = mlp(rows, offsets, None if prob is None else row_prob, w1, w2)
-            out = ep.collect(y, handle)
-            if out.requires_grad:
-                out.backward(dout)
-        again = ep._dispatch_again(handle, x.detach(), chosen, prob)
-        assert same_bits(again, rows.detach())
-        return len(moved)
+        moved, moved_again = exchanges_of_step(ep, given, x, prob)
+        assert moved_again == 1
+        return moved
 
     assert exchanges(x, prob) == 4 + 3
     assert exchanges(x.detach(), prob) == 4 + 2

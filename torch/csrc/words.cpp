@@ -26,10 +26,6 @@ void require_names(const char* what, std::string_view words,
 
 void require_activation_names(std::string_view words) {
   require_names("activation", words, {"layout", "limit", "alpha", "offset"});
-  if (words.substr(0, words.find(' ')) == "clamped_swiglu") return;
-  for (const std::string_view constant : {"limit", "alpha", "offset"})
-    TORCH_CHECK_VALUE(words.find(text(" ", constant, "=")) == words.npos, "activation is '", words,
-                      "', must be without ", constant, "; only clamped_swiglu has constants");
 }
 
 }  // namespace cadre::door

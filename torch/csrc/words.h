@@ -10,7 +10,7 @@ namespace cadre::door {
 void require_names(const char* what, std::string_view words,
                    std::initializer_list<std::string_view> names);
 
-/// The names that belong to an activation; constants, also usual ones, to clamped_swiglu alone.
+/// The names that belong to an activation.
 void require_activation_names(std::string_view words);
 
 }  // namespace cadre::door
