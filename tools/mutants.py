@@ -7,10 +7,11 @@ is built and must pass there; then each fault is planted alone, that test is bui
 fail: when it runs, or by a static assertion. Prints a table, and exits 1 unless each was caught.
 A test that is a file of tests/torch runs with pytest on the package that a preset has built, with
 the Python files of the copy; its mutants are skipped where none is built or torch is missing.
---check only looks whether every replacement still finds its text exactly once; --cpu leaves out
-those whose tests run GPU code on the emulator, which take longest; --in-turn takes those that the
-last commits touched, their tests first, and a third of the others (tools/turn.py); --seconds plants
-no more after so many, and says how many were left. SOURCE itself is never written to.
+--check only looks whether every replacement still finds its text exactly once and names what can be
+its test; --cpu leaves out those whose tests run GPU code on the emulator, which take longest;
+--in-turn takes those that the last commits touched, their tests first, and a third of the others
+(tools/turn.py); --seconds plants no more after so many, and says how many were left. SOURCE itself
+is never written to.
 """
 import argparse
 import concurrent.futures
@@ -52,7 +53,16 @@ class Mutant:
         count = path.read_text().count(self.old)
         if count != 1:
             return f"the old text stands {count} times in {self.file}, must be once"
-        return "" if self.old != self.new else "the new text is the old text"
+        if self.old == self.new:
+            return "the new text is the old text"
+        if self.file.startswith("torch/csrc/"):
+            return "no copy builds the C++ of the package"
+        return "" if self.is_test(root) else f"{self.test} is neither a *_test nor in tests/torch"
+
+    def is_test(self, root):
+        if self.test.endswith(".py"):
+            return (root / "tests/torch" / self.test).is_file()
+        return self.test.endswith("_test")
 
 
 def copy_tree(source, target):

@@ -84,8 +84,9 @@ class Mutants(unittest.TestCase):
     def test_python_files_of_the_door(self):
         """On a package that is built, whose Python files are in the source. Without pytest."""
         door, built = self.root / "torch/cadre", self.root / "build/x/torch/cadre"
-        for folder in (door, built):
+        for folder in (door, built, self.root / "tests/torch"):
             folder.mkdir(parents=True)
+        (self.root / "tests/torch/test_sums.py").touch()
         (door / "sums.py").write_text("def sum(a, b): return a + b\ndef unseen(): return 1\n")
         (built / "sums.py").symlink_to(door / "sums.py")
         script = self.root / "tools/python.sh"
@@ -178,6 +179,18 @@ class Mutants(unittest.TestCase):
         code, text = self.run_on(CAUGHT.replace("sum.h", "gone.h"), arguments=["--check"])
         self.assertEqual((code, "gone.h does not exist" in text), (1, True))
         self.assertEqual(self.run_on(SUM.format("same", "a + b", "a + b"))[0], 1)
+
+    def test_what_no_test_can_see(self):
+        for test in ("sums", "torch_sums", "test_sums.py"):
+            code, text = self.run_on(CAUGHT.replace("sum_test", test), arguments=["--check"])
+            self.assertEqual(code, 1)
+            self.assertIn(f"{test} is neither a *_test nor in tests/torch", text)
+        door = self.root / "torch/csrc"
+        door.mkdir(parents=True)
+        (self.root / "sum.h").rename(door / "sum.h")
+        code, text = self.run_on(CAUGHT.replace("sum.h", "torch/csrc/sum.h"), arguments=["--check"])
+        self.assertEqual(code, 1)
+        self.assertIn("minus: no copy builds the C++ of the package", text)
 
     def test_red_before_any_fault(self):
         (self.root / "sum_test.cpp").write_text("int main() { return 1; }\n")

@@ -81,10 +81,11 @@ def test_the_doctor_is_content(python, tmp_path):
     assert "no CUDA" in report and "site-packages/cadre/libcadre_torch.so" in report
 
 
-@pytest.mark.parametrize("words", [["mypy", "--strict", "--python-executable"],
+@pytest.mark.parametrize("words", [["mypy", "--strict", "--config-file=", "--python-executable"],
                                    ["pyright", "--pythonpath"]], ids=["mypy", "pyright"])
 def test_a_users_program_is_typed(python, words, tmp_path):
-    """Of the package as it is installed, with all of torch read; test_typing.py has the rest."""
+    """Of the package as it is installed, with all of torch read; test_typing.py has the rest. No
+    settings are looked for in the folders above."""
     pytest.importorskip(words[0])
     program = ROOT / "tests/torch/typed_program.py"
     (tmp_path / "program.py").write_text(program.read_text())
