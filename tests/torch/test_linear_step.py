@@ -329,15 +329,6 @@ def test_export(device, strict):
     assert torch.equal(program.module()(x, counts), layer(x, counts))
 
 
-def test_compiled_autograd():
-    layer, x = module("cpu"), draw(20, 24, grad=True)
-    layer(x, [4] * 5).sum().backward()
-    want, x.grad = x.grad, None
-    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
-        layer(x, [4] * 5).sum().backward()
-    assert torch.equal(x.grad, want)
-
-
 def test_autocast_casts_weights_once():
     layer = module("cpu", packed=False, delay_wgrad_compute=True)
     kept = []

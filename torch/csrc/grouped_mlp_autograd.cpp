@@ -46,7 +46,6 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
                                   rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget,
                                   o.window, o.place_of, o.x_in_codes(), o.x_codes, o.x_scales});
-    ctx->mark_non_differentiable({saved});
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), prob,

@@ -63,7 +63,6 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
         forward_op({x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2,
                     shared_gate, rng},
                    o);
-    ctx->mark_non_differentiable({experts, offsets, saved});
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && (!o.keep_rows || shared1) && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), logits, experts, offsets, alias_of(saved),

@@ -45,7 +45,6 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
     const at::AutoDispatchBelowADInplaceOrView below;
     const auto [out, offsets, saved] =
         forward_op({x, experts, prob, weight1, bias1, weight2, bias2, rng}, o);
-    ctx->mark_non_differentiable({offsets, saved});
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && !o.keep_rows && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, weight1,

@@ -138,9 +138,7 @@ struct Router : torch::autograd::Function<Router> {
     const at::AutoDispatchBelowADInplaceOrView below;
     ctx->set_materialize_grads(false);
     ctx->save_for_backward({x, weight});
-    const Tensor same_x = alias_of(x);
-    if (!x.requires_grad()) ctx->mark_non_differentiable({same_x});
-    return {same_x, call.call(x, weight)};
+    return {alias_of(x), call.call(x, weight)};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto call = op<Backward>("cadre::_router_logits_backward");
@@ -156,7 +154,7 @@ struct Router : torch::autograd::Function<Router> {
 
 std::tuple<Tensor, Tensor> router(const Tensor& x, const Tensor& weight) {
   const variable_list out = Router::apply(x, weight);
-  return {out[0], out[1]};
+  return {x.requires_grad() ? out[0] : x, out[1]};
 }
 
 void implement(torch::Library& m) {
