@@ -400,6 +400,66 @@ def test_an_act_fn_is_taken_as_it_is():
     assert activation_of(experts) == "swiglu"
 
 
+class Scaled(nn.Module):
+    """SiLU, for all that its numbers say, with a scale that they do not."""
+
+    def __init__(self, scale):
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x):
+        return functional.silu(x) * self.factor()
+
+    def factor(self):
+        return self.scale[0] if isinstance(self.scale, list) else self.scale
+
+
+class Within(Scaled):
+
+    def factor(self):
+        return 1 if self.scale(torch.zeros(())) == 0 else 2
+
+
+def test_an_act_fn_has_numbers_alone():
+    buffered = Scaled(None)
+    del buffered.scale
+    buffered.register_buffer("scale", torch.ones(()))
+    for act in (Scaled(nn.Parameter(torch.ones(()))), buffered, Scaled([1.0]),
+                Scaled(torch.ones(())), Within(nn.ReLU())):
+        experts = make_class()(transformers.PretrainedConfig(), act)
+        for call in (activation_of, torch.compile(activation_of, backend="eager")):
+            with pytest.raises(NotImplementedError, match="act_fn of Experts has tensors, modules"):
+                call(experts)
+
+
+class Capped(nn.Module):
+
+    def __init__(self, cap):
+        super().__init__()
+        self.cap = cap
+
+    def forward(self, x):
+        return functional.silu(x).clamp(max=self.cap)
+
+
+@pytest.mark.parametrize("cap", [40.0, 2e3, 2e5])
+def test_an_act_fn_is_measured_far_away(cap):
+    experts = make_class()(transformers.PretrainedConfig(), Capped(cap))
+    with pytest.raises(NotImplementedError, match="act_fn=Capped"):
+        activation_of(experts)
+
+
+def test_a_gate_that_is_patched():
+    cls = make_class()
+    experts = cls(transformers.PretrainedConfig(), nn.SiLU())
+    assert activation_of(experts) == "swiglu"
+    cls._apply_gate = GATES["interleave1"]
+    assert activation_of(experts) == "swiglu layout=interleave1"
+    experts._apply_gate = cls._apply_gate.__get__(experts)
+    with pytest.raises(NotImplementedError, match="Experts has an _apply_gate of its own, must"):
+        activation_of(experts)
+
+
 def test_what_models_of_transformers_run(family):
     model = make(family, "cpu", "cadre")
     lines = huggingface.explain(model).splitlines()

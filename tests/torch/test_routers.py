@@ -117,6 +117,17 @@ def test_groups_that_are_chosen_otherwise_are_left_to_transformers():
     assert routers.port_of(router)
 
 
+@pytest.mark.parametrize("top_k", [2, 4, 8])
+def test_a_choice_that_is_changed_later(top_k, device):
+    router = router_of("deepseek", device)
+    routers.switch(router, True)
+    router.top_k = top_k
+    x = torch.randn(64, HIDDEN, device=device)
+    here = router(x)[2]
+    routers.switch(router, False)
+    assert torch.equal(here.sort(-1).values, router(x)[2].sort(-1).values)
+
+
 def test_another_code_keeps_running():
     class OtherTopKRouter(modeling_qwen3_moe.Qwen3MoeTopKRouter):
         def forward(self, hidden_states):

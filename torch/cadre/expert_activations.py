@@ -38,10 +38,14 @@ def activation_of(self: nn.Module) -> str:
     """The words of Cadre for what stands between the two linears of the module."""
     numbers = _numbers(self, _names_of_gate(type(self)))
     act = getattr(self, "act_fn", None)
+    if "_apply_gate" in vars(self):
+        raise NotImplementedError(
+            f"huggingface: {type(self).__name__} has an _apply_gate of its own, must have that of "
+            "its class; choose another experts_implementation for this model")
     if not isinstance(act, nn.Module):
         text = _measured_activation(type(self), act, (), self.has_gate, numbers)
     else:
-        _require_own_forward(self, act)
+        _require_plain(self, act)
         measured = _activation_of_class if is_compiling() else _activation_of_module
         text = measured(self, act, numbers)
         act = type(act)
@@ -61,7 +65,7 @@ def _activation_of_class(self: nn.Module, act: nn.Module, numbers: tuple[tuple[s
     """Of a new module like this one: torch.compile takes no module for a constant."""
     cls, argument = type(act), getattr(act, "approximate", None)
     if cls is not nn.GELU:
-        argument = _numbers(act, _names_of_forward(cls))
+        argument = _numbers(act, _names_of_class(cls))
     return _measured_activation(type(self), cls, argument, self.has_gate, numbers)
 
 
@@ -74,19 +78,26 @@ def _activation_of_module(self: nn.Module, act: nn.Module, numbers: tuple[tuple[
     """Measured once for what the module has beside tensors."""
     own = tuple((name, x) for name, x in act.__dict__.items()
                 if isinstance(x, (int, float, str)) or callable(x))
-    key = type(self), self.has_gate, numbers, own
+    key = _gate_of(type(self)), self.has_gate, numbers, own
     known = _OF_MODULES.setdefault(act, {})
     if key not in known:
-        known[key] = _measure_between(type(self), act, self.has_gate, numbers)
+        known[key] = _measure_between(_gate_of(type(self)), act, self.has_gate, numbers)
     return known[key]
 
 
-def _require_own_forward(experts: nn.Module, act: nn.Module) -> None:
-    """Errors: NotImplementedError where calling it does not run the forward of its class alone."""
+def _require_plain(experts: nn.Module, act: nn.Module) -> None:
+    """Errors: NotImplementedError where calling it does not run the forward of its class alone, and
+    where it has what changes without a trace, or learns."""
     if act._forward_hooks or act._forward_pre_hooks or "forward" in act.__dict__:
         raise NotImplementedError(
             f"huggingface: act_fn of {type(experts).__name__} has hooks or a forward of its own, "
             "must be as its class is; choose another experts_implementation for this model")
+    if act._parameters or act._buffers or act._modules or any(
+            isinstance(getattr(act, name, None), (list, dict, set, Tensor))
+            for name in _names_of_class(type(act))):
+        raise NotImplementedError(
+            f"huggingface: act_fn of {type(experts).__name__} has tensors, modules or lists, must "
+            "have numbers alone; choose another experts_implementation for this model")
 
 
 def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -97,26 +108,40 @@ def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], 
                  if isinstance(x, (int, float)) and not isinstance(x, bool))
 
 
+def _gate_of(cls: type) -> Any:
+    """The function that stands between the linears, None where a class has none."""
+    return getattr(cls, "_apply_gate", None)
+
+
 @torch.compiler.assume_constant_result
 def _names_of_gate(cls: type) -> tuple[str, ...]:
-    return _names_in_code(cls, "_apply_gate")
+    return _names_in_code(_gate_of(cls))
 
 
 @torch.compiler.assume_constant_result
-def _names_of_forward(cls: type) -> tuple[str, ...]:
-    return _names_in_code(cls, "forward")
+def _names_of_class(cls: type) -> tuple[str, ...]:
+    return _names_in_methods(cls)
 
 
 @functools.cache
-def _names_in_code(cls: type, method: str) -> tuple[str, ...]:
-    code = getattr(getattr(cls, method, None), "__code__", None)
+def _names_in_methods(cls: type) -> tuple[str, ...]:
+    """What a module of that class may have by them, beside what all modules have."""
+    methods = [method for base in cls.__mro__ if not issubclass(nn.Module, base)
+               for method in vars(base).values() if hasattr(method, "__code__")]
+    names = {name for method in methods for name in method.__code__.co_names}
+    return tuple(sorted(name for name in names if not hasattr(nn.Module, name)))
+
+
+@functools.cache
+def _names_in_code(function: Any) -> tuple[str, ...]:
+    code = getattr(function, "__code__", None)
     return tuple(name for name in code.co_names
                  if name != "act_fn" and not hasattr(Tensor, name)) if code else ()
 
 
 @torch.compiler.assume_constant_result
-def _measured_activation(*key) -> str | None:
-    return _measure(*key)
+def _measured_activation(cls: type, *key) -> str | None:
+    return _measure(_gate_of(cls), *key)
 
 
 def _parsed(numbers) -> dict[str, float]:
@@ -124,12 +149,12 @@ def _parsed(numbers) -> dict[str, float]:
 
 
 @functools.cache
-def _measure(cls: type, act, argument, gated: bool, numbers) -> str | None:
+def _measure(gate, act, argument, gated: bool, numbers) -> str | None:
     function = _made(act, argument) if isinstance(act, type) else act
-    return _measure_between(cls, function, gated, numbers)
+    return _measure_between(gate, function, gated, numbers)
 
 
-def _measure_between(cls: type, function: Callable[[Tensor], Tensor], gated: bool, numbers
+def _measure_between(gate, function: Callable[[Tensor], Tensor], gated: bool, numbers
                      ) -> str | None:
     numbers = _parsed(numbers)
     values = sorted(set(numbers.values()))
@@ -137,7 +162,7 @@ def _measure_between(cls: type, function: Callable[[Tensor], Tensor], gated: boo
     def between(z: Tensor) -> Tensor:
         if not gated:
             return function(z)
-        return cls._apply_gate(SimpleNamespace(act_fn=function, **numbers), z)
+        return gate(SimpleNamespace(act_fn=function, **numbers), z)
 
     return words_of(between, gated, values, values, (0.0, 1.0))
 
@@ -157,14 +182,17 @@ def _made(cls: type, argument) -> Callable[[Tensor], Tensor]:
     return module
 
 
+_SIZES = (1.0, 4.0, 30.0, 1e3, 1e6)  # at which functions are measured; some are cut off far away
+
+
 def words_of(function: Callable[[Tensor], Tensor], gated: bool, numbers: Sequence[float],
              limits: Sequence[float], offsets: Sequence[float]) -> str | None:
     """The words of Cadre for a function of z [rows, 2F], or [rows, F] ungated; None if there are
     none. numbers: the constants that it may have; limits, offsets: those of clamped swiglu."""
     with _disable_current_modes(), torch.no_grad():
-        largest = max([30.0] + [3 * abs(x) for x in numbers])
+        sizes = [*_SIZES, *(3 * abs(x) for x in numbers)]
         wave = torch.arange(16 * 128, dtype=torch.float64, device="cpu").mul(1.7).sin()
-        z = torch.cat([wave.view(16, 128) * size for size in (1.0, 4.0, largest)])
+        z = torch.cat([wave.view(16, 128) * size for size in sizes])
         try:
             got = function(z)
         except Exception:  # whatever the gate needs, it is nothing that Cadre has

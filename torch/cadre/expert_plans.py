@@ -56,7 +56,7 @@ class _ExpertsStyle(tensor_parallel.MoeExpertsParallel):
 
     def install_forward(self, module: nn.Module, mesh: DeviceMesh, **options: Any) -> nn.Module:
         if hasattr(module, "is_concatenated"):
-            ep = ExpertParallel(mesh, module.num_experts, top_k_of(module, None))
+            ep = ExpertParallel(mesh, module.num_experts, top_k_of(module, None), rows="exact")
             module._cadre_sharing = Sharing(ep, "same")
         return super().install_forward(module, mesh, **options)
 

@@ -105,9 +105,10 @@ class MoE(nn.Module):
         all ranks while they compute them. None: where they can. True: a forward raises RuntimeError
         where they cannot, as compiled code cannot. The same on all ranks.
     ep: an `ExpertParallel`, or the group or DeviceMesh of one, whose P ranks have num_experts / P
-        experts each, rank p those from p * num_experts / P on. Tokens are this rank's, and so is
-        what the router decides of them. Made with x=, it moves them as codes, which the recipe must
-        read as x. docs/layers/expert_parallel.md has training and states.
+        experts each, rank p those from p * num_experts / P on; of a group or a mesh it takes all
+        rows that come. Tokens are this rank's, and so is what the router decides of them. Made with
+        x=, it moves them as codes, which the recipe must read as x. docs/layers/expert_parallel.md
+        has training and states.
     """
 
     hidden: int
@@ -413,7 +414,7 @@ class MoE(nn.Module):
 
 
 def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
-    """What `MoE` is given, as an ExpertParallel of its sizes."""
+    """What `MoE` is given, as an ExpertParallel of its sizes, which takes all rows that come."""
     if ep is None:
         return None
     if not isinstance(ep, ExpertParallel):
@@ -421,7 +422,7 @@ def parallel_of(ep: Any, num_experts: int, top_k: int) -> ExpertParallel | None:
         if num_experts % ranks:
             raise ValueError(f"num_experts is {num_experts}, must be a multiple of {ranks}, the "
                              "ranks that share them")
-        return ExpertParallel(ep, num_experts // ranks, top_k)
+        return ExpertParallel(ep, num_experts // ranks, top_k, rows="exact")
     if (ep.experts * ep.ranks, ep.top_k) != (num_experts, top_k):
         raise ValueError(f"ep is {ep}, must be of {num_experts} experts on all ranks and "
                          f"top_k={top_k}, as the layer is")

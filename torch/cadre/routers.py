@@ -128,17 +128,23 @@ PORTS = {
 def switch(model: nn.Module, on: bool) -> None:
     """Cadre for all routers of the model that are known, or their own code."""
     for module in model.modules():
-        if port_of(module):
+        if _known(module):
             module._runs_cadre = on
 
 
 def port_of(module: nn.Module) -> Port | None:
+    """Of a router that it fits."""
+    port = _known(module)
+    return port if port and port.fits(module) else None
+
+
+def _known(module: nn.Module) -> Port | None:
     """Of a router of transformers, whose class then has a forward that asks who runs it."""
     cls = type(module)
     if not (_NAMED.search(cls.__name__) and cls.__module__.startswith("transformers.")):
         return None
     port: Port | None = getattr(cls.forward, "cadre_router", None) or _patched(cls)
-    return port if port and port.fits(module) else None
+    return port
 
 
 @functools.lru_cache(maxsize=None)
@@ -147,7 +153,11 @@ def _patched(cls: type[nn.Module]) -> Port | None:
     port = PORTS.get(digest_of(own) or "")
     if port is None:
         return None
-    forward = either(own, port.forward)
+
+    def here(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return (port.forward if port.fits(self) else own)(self, *args, **kwargs)
+
+    forward = either(own, here)
     forward.cadre_router = port
     cls.forward = forward  # type: ignore[method-assign]
     return port
