@@ -60,6 +60,11 @@ cadre.quantize(x, offsets, "nvfp4:sr", rng=torch.zeros(4, dtype=torch.int64)[::2
 cadre.dequantize(x, offsets, "bf16", shape=(R, K))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16")[:2], offsets, "bf16", shape=(R, K))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, 8))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16")._replace(codes=x.bfloat16().T), offsets,
+    "bf16", shape=(K, R))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, -8))
+cadre.dequantize(cadre.quantize(x, offsets, "mxfp8")._replace(expert_scale=torch.ones(2)), offsets,
+    "mxfp8", shape=(R, K))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "mxfp8", shape=(R, K))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, K),
     dtype=torch.float64)

@@ -48,7 +48,7 @@ ELSEWHERE = {
     ", must be cpu or a CUDA device; this build of Cadre sees ": "linear_memory_test.cpp",
     "push is True, must be None or False; these experts cannot push": "test_expert_parallel_moe.py",
     " has hooks or a forward of its own, must be as its class is; choose another "
-    "experts_implementation for this model": "test_huggingface.py",
+    "experts_implementation for this model": "test_expert_activations.py",
     " of a DTensor, must be Replicate(); call the module that gathers it, or gather it before":
         "test_distributed.py",
     " is sharded by fully_shard, must be whole with delay_wgrad_compute; FSDP2 reduces gradients "
@@ -59,7 +59,7 @@ ELSEWHERE = {
     "after backward_dw": "test_distributed.py",
 } | dict.fromkeys((  # of files on a disk
     " has no backward; run it under torch.no_grad(), or load the model without weight quantization",
-    "load_quantized: quant_method of ", "load_quantized: weight_block_size of ",
+    "load_quantized: quant_method of ",
     " has no experts modules that transformers dispatches, must have some",
     "] for an expert, must be whole blocks of ", " is in none of the files, must be in one",
     " of the files belongs to nothing in ",

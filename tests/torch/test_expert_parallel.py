@@ -239,6 +239,19 @@ def one_rank(rank, device):
     assert not moved
 
 
+def all_to_one_rank(rank, device):
+    """A layer that is given a group has no capacity."""
+    torch.manual_seed(4)
+    whole = cadre.MoE(WORLD * 2, 16, 24, top_k=2, device=device)
+    own = cadre.MoE(WORLD * 2, 16, 24, top_k=2, device=device, ep=dist.group.WORLD)
+    with torch.no_grad():
+        whole.router.zero_()[:2, 0] = 1.0
+    own.load_state_dict(whole.state_dict())
+    x = draw(WORLD * 5, 16, device=device).abs()
+    torch.testing.assert_close(own(x[5 * rank:][:5])[0], whole(x)[0][5 * rank:][:5])
+    own.ep.check()
+
+
 # The tests
 
 
@@ -256,6 +269,10 @@ def test_overflow_is_nan_on_all_ranks_and_said_once(ranks):
 
 def test_two_ranks_cannot_overflow(ranks):
     ranks.run(two_ranks_cannot_overflow)
+
+
+def test_all_tokens_of_all_ranks_may_go_to_one(ranks):
+    ranks.run(all_to_one_rank)
 
 
 def test_what_has_no_gradient_is_not_moved(ranks):

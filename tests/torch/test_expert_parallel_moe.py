@@ -291,18 +291,6 @@ def dispatched_again_after_an_overflow(rank, device):
     ep.check()
 
 
-def all_to_one_rank(rank, device):
-    """Where nobody asks for a capacity, all rows fit that come."""
-    whole = scaled(layer(device))
-    with torch.no_grad():
-        whole.router.zero_()[:TOP_K, 0] = 1.0
-    own = layer(device, ep=dist.group.WORLD)
-    own.load_state_dict(whole.state_dict())
-    x = draw(WORLD * 5, H, device=device).abs()
-    torch.testing.assert_close(own(x[5 * rank:][:5])[0], whole(x)[0][5 * rank:][:5])
-    own.ep.check()
-
-
 def compiled_layer(rank, device):
     group = group_of(2)
     if rank >= 2:
@@ -478,10 +466,6 @@ def test_rows_are_dispatched_again_within(ranks, around):
 
 def test_rows_are_dispatched_again_after_an_overflow(ranks):
     ranks.run(dispatched_again_after_an_overflow)
-
-
-def test_a_group_alone_has_no_capacity(ranks):
-    ranks.run(all_to_one_rank)
 
 
 def test_a_compiled_layer_exchanges_as_an_eager_one(ranks):

@@ -200,6 +200,27 @@ def test_a_released_checkpoint_computes_what_its_numbers_do(device, family, tmp_
     assert first.shape == (3, 15)
 
 
+def test_scales_that_are_powers_of_two(tmp_path):
+    """As DeepSeek-V3.1 has them: in fp32 or as e8m0, and of rows too."""
+    tensors, about = released_deepseek(randomised(deepseek()))
+    scales = {name for name in tensors if name.endswith("_scale_inv")}
+    for name in scales:
+        tensors[name] = tensors[name].log2().round().exp2()
+    made = []
+    tokens = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(5))
+    for dtype in (torch.float32, torch.float8_e8m0fnu):
+        for says in ({}, {"scale_fmt": "ue8m0"}):
+            folder = tmp_path / f"{dtype}{len(says)}"
+            folder.mkdir()
+            stored = {name: t.to(dtype) if name in scales else t for name, t in tensors.items()}
+            write(folder, deepseek(), stored, about | says)
+            with torch.no_grad():
+                made.append(huggingface.load_quantized(folder, device="cpu")(tokens).logits.float())
+    assert torch.equal(made[0], made[2]) and torch.equal(made[1], made[3])
+    difference = float((made[0] - made[1]).norm() / made[0].norm())
+    assert 0 < difference < 0.08
+
+
 def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(tmp_path):
     plain = randomised(gpt_oss())
     tensors, about = released_gpt_oss(plain)
@@ -250,6 +271,11 @@ def test_errors(tmp_path):
     wrong.about = {"quant_method": "fp8", "weight_block_size": [64, 64]}
     assert wrong.says() == ("load_quantized: weight_block_size of FOLDER is [64, 64], must be "
                             "[128, 128]")
+    for option, given, must in (("weight_block_size", None, "[128, 128]"), ("fmt", "e5m2", "e4m3"),
+                                ("activation_scheme", "static", "dynamic"),
+                                ("scale_fmt", "e4m3", "float or ue8m0")):
+        wrong.about = {"quant_method": "fp8", option: given}
+        assert wrong.says() == (f"load_quantized: {option} of FOLDER is {given!r}, must be {must}")
     wrong.about = {"quant_method": "mxfp4"}
     blocks = wrong.tensors.pop(BLOCKS)
     assert wrong.says() == f"load_quantized: {BLOCKS} is in none of the files, must be in one"

@@ -39,6 +39,12 @@ KINDS = {
     "fp8": Kind("bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", torch.float8_e4m3fn, 1,
                 torch.float32, _BLOCK, _BLOCK, ("", "_scale_inv")),
 }
+# What its config may say beside, first what is meant where it says nothing.
+_FP8_OPTIONS: dict[str, tuple[Any, ...]] = {
+    "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3",), "activation_scheme": ("dynamic",),
+    "scale_fmt": ("float", "ue8m0")}
+# fp8 whose scales are powers of two, those of rows too, as DeepSeek-V3.1 has been trained.
+_POWERS_OF_TWO = KINDS["fp8"]._replace(recipe="bf16,fprop=fp8_block*fp8_block:2d+fp32")
 
 
 class Experts(NamedTuple):
@@ -177,6 +183,8 @@ def _fill(name: str, target: Tensor, source: Tensor) -> None:
     if target.shape != source.shape:
         raise ValueError(f"load_quantized: {name} has shape {list(source.shape)}, must be "
                          f"{list(target.shape)}")
+    if source.dtype == torch.float8_e8m0fnu and target.dtype == torch.float32:
+        source = source.float()
     is_codes = target.dtype.itemsize == 1
     as_bytes = is_codes and source.dtype == torch.uint8  # as scales of e8m0 are stored
     fits = source.dtype == target.dtype if is_codes else (
@@ -213,11 +221,14 @@ def _kind_of(config: Any, folder: Path) -> Kind:
     if method not in KINDS:
         raise ValueError(f"load_quantized: quant_method of {folder} is {method!r}, must be one of "
                          f"{', '.join(KINDS)}")
-    size = about.get("weight_block_size", [_BLOCK, _BLOCK])
-    if method == "fp8" and list(size) != [_BLOCK, _BLOCK]:
-        raise ValueError(f"load_quantized: weight_block_size of {folder} is {list(size)}, must be "
-                         f"[{_BLOCK}, {_BLOCK}]")
-    return KINDS[method]
+    if method != "fp8":
+        return KINDS[method]
+    for name, allowed in _FP8_OPTIONS.items():
+        given = about.get(name, allowed[0])
+        if (list(given) if isinstance(given, tuple) else given) not in allowed:
+            raise ValueError(f"load_quantized: {name} of {folder} is {given!r}, must be "
+                             f"{' or '.join(map(str, allowed))}")
+    return _POWERS_OF_TWO if about.get("scale_fmt") == "ue8m0" else KINDS[method]
 
 
 def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | None,

@@ -35,7 +35,9 @@ void implement(torch::Library& m) {
                           const Maybe& offsets, c10::string_view format, c10::string_view axis,
                           c10::SymIntArrayRef shape, at::ScalarType dtype) {
     const QuantizedSpec spec{shape, offsets, format, axis};
-    quantized_shape(spec);
+    const QuantizedShape found = quantized_shape(spec);
+    TORCH_CHECK_VALUE(found.rows >= 0 && found.cols >= 0 && found.experts >= 0, "shape is ", shape,
+                      ", must be 0 or more each");
     Tensor out = new_output(spec, codes, dtype);
     run_dequantize({codes, scales, expert_scale}, spec, out);
     return out;

@@ -57,7 +57,7 @@ static Lengths lengths_of(const QuantizedSpec& s, const Format& format) {
   };
   Symbols codes = s.shape.vec(), scales = codes;
   if (bits(format.element) == 4) codes[last] = ceil_div(cols, 2);
-  if (is_transformed(format, axis)) codes[last - 1] = blocks(16) * 16;
+  if (s.offsets && is_transformed(format, axis)) codes[last - 1] = blocks(16) * 16;
   if (block == 0) return {codes, {0}};
   if (down) scales[last - 1] = blocks(block);
   if (across) scales[last] = ceil_div(cols, block);
@@ -81,22 +81,34 @@ static TensorView placed(TensorView like, const at::Tensor& t, const Expected& e
   require_same_device(expected.on, t, expected.what);
   const int64_t bytes = bytes_for(like.dtype, like[0] * like.stride[0]);
   require_type(t, scalar_type(like.dtype), expected.what);
-  TORCH_CHECK_VALUE(t.is_contiguous() && int64_t(t.nbytes()) == bytes, expected.what, " has shape ",
-                    t.sizes(), " and strides ", t.strides(), ", must be contiguous, for ",
-                    to_string(like));
+  TORCH_CHECK_VALUE(t.is_contiguous(), expected.what, " has strides ", t.strides(),
+                    ", must be contiguous");
+  TORCH_CHECK_VALUE(int64_t(t.nbytes()) == bytes, expected.what, " has shape ", t.sizes(),
+                    ", must have the ", bytes, " bytes of ", to_string(like));
   require_memory(t, expected.what);
   like.data = t.data_ptr();
   return like;
+}
+
+/// What a format does not have is an empty tensor.
+static void require_empty(const at::Tensor& t, const char* what, const Format& format) {
+  TORCH_CHECK_VALUE(t.numel() == 0, what, " has shape ", t.sizes(), ", must be empty; ",
+                    to_string(format), " has none");
 }
 
 QuantizedView view(const QuantizedTensors& tensors, const QuantizedShape& shape,
                    const at::Tensor& on) {
   QuantizedView v = quantized_view(shape, nullptr);
   v.codes = placed(v.codes, tensors.codes, {"codes", {}, on});
-  if (v.scales.rank != 0) v.scales = placed(v.scales, tensors.scales, {"scales", {}, on});
+  if (v.scales.rank != 0)
+    v.scales = placed(v.scales, tensors.scales, {"scales", {}, on});
+  else
+    require_empty(tensors.scales, "scales", shape.format);
   if (info(shape.format.kind).has_expert_scale)
     v.expert_scale =
         written_floats(tensors.expert_scale, {"expert_scale", {int64_t(shape.experts)}, on});
+  else
+    require_empty(tensors.expert_scale, "expert_scale", shape.format);
   return v;
 }
 
