@@ -63,6 +63,7 @@ def activation_of(self: nn.Module) -> str:
 def _activation_of_class(self: nn.Module, act: nn.Module, numbers: tuple[tuple[str, str], ...]
                          ) -> str | None:
     """Of a new module like this one: torch.compile takes no module for a constant."""
+    _require_numbers(self, act)
     cls, argument = type(act), getattr(act, "approximate", None)
     if cls is not nn.GELU:
         argument = _numbers(act, _names_of_class(cls))
@@ -81,6 +82,7 @@ def _activation_of_module(self: nn.Module, act: nn.Module, numbers: tuple[tuple[
     key = _gate_of(type(self)), self.has_gate, numbers, own
     known = _OF_MODULES.setdefault(act, {})
     if key not in known:
+        _require_numbers(self, act)
         known[key] = _measure_between(_gate_of(type(self)), act, self.has_gate, numbers)
     return known[key]
 
@@ -92,12 +94,21 @@ def _require_plain(experts: nn.Module, act: nn.Module) -> None:
         raise NotImplementedError(
             f"huggingface: act_fn of {type(experts).__name__} has hooks or a forward of its own, "
             "must be as its class is; choose another experts_implementation for this model")
-    if act._parameters or act._buffers or act._modules or any(
-            isinstance(getattr(act, name, None), (list, dict, set, Tensor))
-            for name in _names_of_class(type(act))):
-        raise NotImplementedError(
-            f"huggingface: act_fn of {type(experts).__name__} has tensors, modules or lists, must "
-            "have numbers alone; choose another experts_implementation for this model")
+    if act._parameters or act._buffers or act._modules:
+        _refuse_more_than_numbers(experts)
+
+
+def _require_numbers(experts: nn.Module, act: nn.Module) -> None:
+    """Errors: NotImplementedError where it has lists and the like, which are in no key."""
+    if any(isinstance(getattr(act, name, None), (list, dict, set, Tensor))
+           for name in _names_of_class(type(act))):
+        _refuse_more_than_numbers(experts)
+
+
+def _refuse_more_than_numbers(experts: nn.Module) -> None:
+    raise NotImplementedError(
+        f"huggingface: act_fn of {type(experts).__name__} has tensors, modules or lists, must have "
+        "numbers alone; choose another experts_implementation for this model")
 
 
 def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
