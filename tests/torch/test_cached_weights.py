@@ -155,7 +155,8 @@ def test_unchanged_weights_are_not_quantised_again(layer):
 
 
 def test_memory_of_copies_is_used_again_every_step(layer):
-    at, _ = copies_of(layer, True)
+    at, y = copies_of(layer, True)
+    y.sum().backward()
     weights(layer)[0].data.mul_(2)
     assert copies_of(layer, True)[0] == at
 
@@ -181,3 +182,25 @@ def test_inference(layer, inference):
         weights(layer)[0].mul_(2)
         got = layer(x, COUNTS, is_first_microbatch=False)
         assert torch.equal(got, layer(x, COUNTS))
+
+
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("then", [True, False])
+def test_copies_of_inference_serve_training(layer, first, then):
+    x = torch.ones(ROWS, K, dtype=torch.bfloat16)
+    with torch.inference_mode():
+        layer(x, COUNTS, is_first_microbatch=first)
+    for when in (then, False):
+        assert all(map(torch.equal, results(layer, when), results(layer, None)))
+
+
+def test_a_backward_keeps_the_copies_of_its_forward(layer):
+    """Those of the next step are made while it is pending."""
+    x = torch.ones(ROWS, K, dtype=torch.bfloat16).requires_grad_()
+    y = layer(x, COUNTS, is_first_microbatch=True)
+    want, = torch.autograd.grad(y.sum(), x, retain_graph=True)
+    for weight in weights(layer):
+        weight.data.mul_(2)
+    doubled = layer(x, COUNTS, is_first_microbatch=True)
+    assert torch.equal(torch.autograd.grad(y.sum(), x)[0], want)
+    assert torch.equal(torch.autograd.grad(doubled.sum(), x)[0], want * 2)

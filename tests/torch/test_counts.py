@@ -205,3 +205,15 @@ def test_nobody_waits_to_look(layer):
         cadre.grouped_mm(a, b, offs=ends)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_list_is_on_the_host_whatever_torch_takes_for_new_tensors(name):
+    x = draw(ROWS, K)
+    want = LAYERS[name](x, [1, 2, 3]).shape
+    layer = {"m_splits": cadre.GroupedLinear, "counts": cadre.GroupedMLP}.get(name)
+    if layer is not None:
+        made = layer(E, K, N, device="cpu")
+        with torch.device("meta"):
+            assert made(x, [1, 2, 3]).device.type == "cpu"
+    assert LAYERS[name](x, iter([1, 2, 3])).shape == want

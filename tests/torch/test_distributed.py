@@ -276,6 +276,22 @@ def beside_the_root(rank, device):
             linear(x, counts)
 
 
+def drawn_on_ranks(rank, device):
+    """A packed weight that is sharded before it has memory: the numbers of one process."""
+    for init in (None, nn.init.xavier_uniform_):
+        def made():
+            return cadre.GroupedLinear(2 * E, H, F, device="meta", single_grouped_weight=True,
+                                       init_method=init)
+
+        whole, linear = made().to_empty(device=device), made()
+        fully_shard(linear, mesh=init_device_mesh(device.type, (WORLD,)))
+        linear.to_empty(device=device)
+        for layer in (whole, linear):
+            torch.manual_seed(7)
+            layer.reset_parameters()
+        assert torch.equal(linear.weight.full_tensor(), whole.weight)
+
+
 def unlike(rank, device):
     """Fails on one process, which the tests below must see."""
     total = torch.ones(1, device=device)
@@ -317,6 +333,10 @@ def test_gradients_that_come_later(processes, task, kind):
 
 def test_a_shard_is_no_weight(processes):
     processes.run(beside_the_root)
+
+
+def test_a_sharded_weight_is_drawn(processes):
+    processes.run(drawn_on_ranks)
 
 
 def test_failures_are_seen(processes):

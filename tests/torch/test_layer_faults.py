@@ -6,6 +6,7 @@ import itertools
 import pytest
 import torch
 from conftest import deferred_dw, draw, offsets_of
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cadre
 
@@ -265,3 +266,17 @@ def test_a_single_row_promises_the_step_that_the_library_is_told():
     refused = columns[..., :8].transpose(1, 2)  # whose own strides are
     with pytest.raises(ValueError, match="weight_major=column .*align=8]"):
         OPS.grouped_linear(x, offsets_of([1, 0], "cpu"), [refused], [])
+
+
+def test_a_layer_among_fake_tensors_is_looked_at_as_any():
+    """Nor is what they say of it remembered."""
+    with FakeTensorMode(), pytest.raises(ValueError, match="limit is -1, must be above 0"):
+        cadre.GroupedMLP(2, 8, 8, device="cpu", activation="clamped_swiglu limit=-1")
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_results_of_tokens_in_two_dimensions_are_no_views(dim):
+    x = torch.randn([1, 6, 16][-dim:]).requires_grad_()
+    y = cadre.GroupedMLP(2, 16, 8, device="cpu")(x, [2, 4])
+    out = cadre.MoE(4, 16, 8, top_k=2, device="cpu")(x)[0]
+    assert [t._is_view() for t in (y, out)] == [dim == 3] * 2 and y.shape == out.shape == x.shape

@@ -173,3 +173,46 @@ def test_a_recipe_around_the_model():
         loss = loss_of(model)
     loss.backward()
     assert 0 < (loss - exact).abs() < 0.01 * exact
+
+
+class Adapter(torch.nn.Module):
+    """Around a linear of the experts, which learns nothing itself."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.scale = base, torch.nn.Parameter(torch.ones((), device=DEVICE))
+        self.bias_left = None
+
+    def forward(self, x, counts, *rest):
+        return self.base(x, counts, *rest) * self.scale, self.bias_left
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("names", [["linear_fc1"], ["linear_fc2"], ["linear_fc1", "linear_fc2"]])
+def test_linears_may_be_wrapped(names, bias):
+    layer = layer_of(add_bias_linear=bias, params_dtype=torch.float32)
+    experts = layer.experts
+    x = torch.randn(3, 4, layer.config.hidden_size, device=DEVICE)
+    want = layer(x)[0]
+    wrapped = [Adapter(getattr(experts, name)) for name in names]
+    for name, adapter in zip(names, wrapped):
+        setattr(experts, name, adapter)
+    torch.testing.assert_close(layer(x)[0], want)
+    layer(x)[0].square().sum().backward()
+    assert all(adapter.scale.grad.abs() > 0 for adapter in wrapped)
+
+
+def test_what_is_put_in_the_place_of_parts():
+    experts = layer_of().experts
+    rows, counts = torch.ones(3, experts.config.hidden_size, device=DEVICE), [3] + [0] * (E - 1)
+    given = rows.bfloat16(), torch.tensor(counts, device=DEVICE), torch.ones(3, device=DEVICE)
+    experts.linear_fc1 = Adapter(experts.linear_fc1)
+    experts.linear_fc1.bias_left = torch.ones(1)
+    with pytest.raises(NotImplementedError, match=(
+            "megatron: a linear of the experts returns a bias, must add it")):
+        experts(*given)
+    experts.activation_func = torch.tanh
+    with pytest.raises(NotImplementedError, match=(
+            "megatron: activation_func of the experts was replaced, must be that of the config; it "
+            "is measured when they are made")):
+        experts(*given)

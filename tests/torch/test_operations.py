@@ -430,3 +430,12 @@ def test_transformed_rows_are_stored_by_block(device):
     want = torch.stack([x[:4].square().sum(0), x[4:].square().sum(0)])
     got = back.view(2, 16, 32).square().sum(1)
     assert ((got - want).abs() <= 0.35 * want.max()).all()
+
+
+def test_combine_without_tokens_has_a_gradient_of_zeros(device):
+    """Where rows have room all the same."""
+    order = cadre.offsets_of_routing(torch.empty(0, 2, dtype=torch.int32, device=device), 4, rows=3)
+    rows = torch.randn(3, 8, device=device).requires_grad_()
+    prob = torch.empty(0, 2, device=device).requires_grad_()
+    cadre.combine(rows, order, prob=prob).sum().backward()
+    assert rows.grad.tolist() == [[0] * 8] * 3 and prob.grad.shape == (0, 2)

@@ -210,6 +210,27 @@ def test_operations_that_are_not_what_their_class_was(device, which):
     assert not torch.equal(made(x, counts, prob, counts), row(device)(x, counts, prob, counts))
 
 
+class Half(torch.nn.Module):
+
+    def forward(self, x):
+        return x[:len(x) // 2]
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_counts_that_serve_again_are_looked_at_again(fused):
+    """Behind a module that leaves fewer rows."""
+    def linear(k, n):
+        return cadre.ops.GroupedLinear(2, k, n, device="cpu")
+
+    made = cadre.ops.Sequential(linear(8, 8), Half(), linear(8, 16), cadre.ops.SwiGLU(),
+                                linear(8, 8))
+    counts = [2, 3]
+    if not fused:
+        made[3].register_forward_hook(lambda *given: None)
+    with pytest.raises(ValueError, match=r"^split_sizes is \[2, 3\], must be 0 or more each, and"):
+        made(draw(5, 8), counts, counts, counts)
+
+
 def test_hooks_of_all_modules_see_each_operation(device):
     mlp, seen = row(device), []
     x, prob, _, counts = inputs(device)

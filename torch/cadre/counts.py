@@ -120,12 +120,14 @@ def _from_ints(given: Sequence[int], experts: int, rows: int, name: str) -> Tens
     if isinstance(given, (str, bytes, Mapping, Set)) or not hasattr(type(given), "__iter__"):
         raise TypeError(f"{name} is {kind_of(given)}, must be {experts} ints, a tensor "
                         f"[{experts}] of an integer type or cadre.Offsets")
+    given = list(given)
     if any(isinstance(count, torch.SymInt) for count in given):  # as tolist() gives to torch.export
-        return torch.stack([torch.full((), count, dtype=torch.int64) for count in given])
+        return torch.stack([torch.full((), count, dtype=torch.int64, device="cpu")
+                            for count in given])
     counts = [_integer(count, name) for count in given]
     if len(counts) == experts:  # else its shape is told
         _require_counts(counts, rows, name)
-    return torch.tensor(counts, dtype=torch.int64)
+    return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
 
 def _integer(count: Any, name: str) -> int:

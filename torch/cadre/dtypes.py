@@ -1,5 +1,6 @@
 """The types that layers work in."""
 
+import builtins
 from typing import Any
 
 import torch
@@ -15,7 +16,9 @@ def with_article(noun: str) -> str:
 
 def kind_of(given: object) -> str:
     """What an error says of a thing of a wrong type."""
-    return with_article(type(given).__name__)
+    kind = type(given)
+    other = hasattr(builtins, kind.__name__) and kind.__module__ != "builtins"  # numpy's bool
+    return with_article(f"{kind.__module__}.{kind.__name__}" if other else kind.__name__)
 
 
 def require_float(name: str, dtype: torch.dtype) -> None:

@@ -202,14 +202,29 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             return
         self._leave_meta()
         with self._random_state():
-            for weight in self._experts_of("weight"):
-                if self.init_method is None:
-                    weight.normal_(0.0, 0.023)
+            for weight in self._parameters_of("weight"):
+                if weight.dim() == 3 and hasattr(weight, "to_local"):
+                    self._draw_sharded(weight)
                 else:
-                    self.init_method(weight)
+                    self._draw(weight.unbind() if weight.dim() == 3 else [weight])
         if self.use_bias:
             for bias in self._parameters_of("bias"):
                 bias.zero_()
+
+    def _draw(self, weights: Sequence[Tensor]) -> None:
+        for weight in weights:
+            if self.init_method is None:
+                weight.normal_(0.0, 0.023)
+            else:
+                self.init_method(weight)
+
+    def _draw_sharded(self, weight: Any) -> None:
+        """Of a packed DTensor every rank draws all experts, and keeps its part."""
+        from torch.distributed.tensor import distribute_tensor
+        whole = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
+        self._draw(whole.unbind())
+        part = distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
+        weight.to_local().copy_(part.to_local())
 
     def _leave_meta(self) -> None:
         device = default_device(real=True)
@@ -218,10 +233,6 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                 new = nn.Parameter(torch.empty_like(old, device=device), old.requires_grad)
                 new.__dict__.update(old.__dict__)
                 self.register_parameter(name, new)
-
-    def _experts_of(self, stem: str) -> Sequence[Tensor]:
-        parameters = self._parameters_of(stem)
-        return parameters[0].unbind() if parameters[0].dim() == 3 else parameters
 
     def _random_state(self) -> Any:
         if self.get_rng_state_tracker is None:

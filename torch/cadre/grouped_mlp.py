@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module
+from torch.utils._python_dispatch import _disable_current_modes
 
 from .counts import Counts, offsets_of
 from .deferral import DeferredGradients, Memory
@@ -64,10 +65,11 @@ def activation_text(activation: str, layout: str, features: int = 32) -> str:
 @functools.lru_cache(maxsize=256)
 def _complaint(words: str, columns: int) -> str:
     """What the library says of words that are no activation; "" of those that are."""
-    no_rows = torch.empty(0, columns, dtype=torch.float32, device="cpu")
     try:
-        torch.ops.cadre.activation(no_rows, torch.zeros(2, dtype=torch.int32, device="cpu"), None,
-                                   words)
+        with _disable_current_modes():  # fake tensors know less, and this is kept
+            torch.ops.cadre.activation(
+                torch.empty(0, columns, dtype=torch.float32, device="cpu"),
+                torch.zeros(2, dtype=torch.int32, device="cpu"), None, words)
     except ValueError as error:
         return re.sub(r"^(problem|activation): | \[.*", "", str(error))
     return ""
@@ -313,7 +315,7 @@ class GroupedMLP(DeferredGradients):
         else:
             y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
                                                **options)
-        return y.view(x.shape)
+        return y if x.dim() == 2 else y.view(x.shape)
 
     def _words_for(self, x: Tensor) -> str:
         """Of the recipe, "" for that of the type of x."""

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from .counts import offsets_of
 from .dtypes import kind_of
 from .expert_activations import words_of
 from .grouped_linear import GroupedLinear as _GroupedLinear
+from .operations import Offsets
 from .ops import Activation, GroupedLinear, Sequential
 
 try:
@@ -181,8 +183,11 @@ class Experts(_TEGroupedMLP):
         _require_options(config)
         activation = _activation_of(config)
         super().__init__(num_local_experts, config, submodules or _linears(), pg_collection)
+        # In tuples, so that states have no linear twice.
+        self._between: tuple[Any, ...] = (activation, self.activation_func)
         row = Sequential(self.linear_fc1, activation, self.linear_fc2)
-        self._row: tuple[Any, ...] = (row,)  # in a tuple, so that states have no linear twice
+        self._row: tuple[Any, ...] = (row, self.linear_fc1, self.linear_fc2)
+        self._scales_bias: bool = self.linear_fc2.scale_bias
 
     def forward(self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor,
                 permuted_probs: Tensor) -> tuple[Tensor, None]:
@@ -191,8 +196,28 @@ class Experts(_TEGroupedMLP):
         if self.config.moe_apply_probs_on_input:
             x, prob = (x * prob.unsqueeze(-1)).to(x.dtype), torch.ones_like(prob)
         counts = tokens_per_expert
-        biases = (prob,) if self.linear_fc2.scale_bias else ()
-        return self._row[0](x, counts, prob, counts, *biases), None
+        biases = (prob,) if self._scales_bias else ()
+        activation, known = self._between
+        if self.activation_func is not known:
+            raise NotImplementedError("megatron: activation_func of the experts was replaced, must "
+                                      "be that of the config; it is measured when they are made")
+        row, fc1, fc2 = self._row
+        if self.linear_fc1 is fc1 and self.linear_fc2 is fc2:
+            return row(x, counts, prob, counts, *biases), None
+        z = _result(self.linear_fc1(x, counts))  # somebody has wrapped one: an adapter
+        offsets = Offsets(offsets_of(counts, self.num_local_experts, z), None)
+        h = activation(z, prob, offsets=offsets)
+        return _result(self.linear_fc2(h, counts, *biases)), None
+
+
+def _result(given: Any) -> Tensor:
+    """Of a linear, which may come with a bias that is left to add, as Megatron's do."""
+    if not isinstance(given, tuple):
+        return given
+    result, bias = given
+    if bias is not None:
+        raise NotImplementedError("megatron: a linear of the experts returns a bias, must add it")
+    return result
 
 
 class _Scaled(Activation):

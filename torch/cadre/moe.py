@@ -332,7 +332,7 @@ class MoE(nn.Module):
             if choice.shared1 is not None and choice.shared2 is not None:
                 mixed = mixed + (own[0].result() if own else self._shared_alone(
                     tokens, choice.shared1, choice.shared2, choice.shared_gate))
-        out = mixed.view(x.shape)
+        out = mixed if x.dim() == 2 else mixed.view(x.shape)
         if self.shared_expert is not None:
             shared = given[0].result() if given else self.shared_expert(x)
             if not isinstance(shared, Tensor) or shared.shape != x.shape:

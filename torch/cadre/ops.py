@@ -195,7 +195,7 @@ class Sequential(nn.Sequential):
         and what the operations raise.
         """
         row = self._bind(extra_inputs, op_kwargs)
-        ready: list[tuple[Any, Offsets]] = []
+        ready: list[tuple[Any, int, Offsets]] = []
         outputs = _ExtraOutputs()
         x, at, offsets = input, 0, None
         for step in _steps(row):
@@ -401,17 +401,18 @@ def _refuse_recompute(activation: Activation, row: list[_Bound], next_at: int) -
                            f"grouped_mlp computes the activation again in backward, and {why}")
 
 
-def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, Offsets]]) -> Offsets:
-    """Of the counts of a linear, built once for each object that is given as counts."""
+def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, int, Offsets]]) -> Offsets:
+    """Of the counts of a linear, built once for each object that is given as counts of as many
+    rows."""
     counts = linear.extra[0]
-    for known, offsets in ready:
-        if known is counts:
-            return offsets
     require_rows("input", x)
     rows = x.reshape(-1, x.shape[-1])
+    for known, count, offsets in ready:
+        if known is counts and count == rows.shape[0]:
+            return offsets
     offsets = Offsets(offsets_of(counts, linear.module.num_groups, rows,
                                  linear.module.counts_name), None)
-    ready.append((counts, offsets))
+    ready.append((counts, rows.shape[0], offsets))
     return offsets
 
 

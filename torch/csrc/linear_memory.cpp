@@ -1,6 +1,7 @@
 #include "linear_memory.h"
 
 #include <ATen/ops/_foreach_add.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/library.h>
 
@@ -192,9 +193,12 @@ std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, co
   // Nobody may see copies that are being written. Those of weights that changed without a word are
   // left alone: an earlier forward may have kept them for its backward.
   const Tensor kept = std::exchange(copies_, {});
-  const bool fits = key_ && key_->device == key.device && key_->bytes == key.bytes;
+  // So are those that a forward still needs for its backward.
+  const bool fits = anew && key_ && key_->device == key.device && key_->bytes == key.bytes &&
+                    kept.storage().use_count() == 1;
   key_.reset();
-  return {anew && fits ? kept : bytes(key.bytes, on), true};
+  const c10::InferenceMode lasting(false);  // training calls may use them later
+  return {fits ? kept : bytes(key.bytes, on), true};
 }
 
 void LinearMemory::keep(const CopiesKey& key, const Tensor& copies) {

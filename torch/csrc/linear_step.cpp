@@ -232,7 +232,8 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
     // The same tensors as the operator saves: a checkpoint may run one where the other ran before.
     variable_list to_save =
         joined(if_wanted(saves_x, x), in.offsets, saved, bias_scale, in.rng, in.weight, bias);
-    if (in.options) to_save.push_back(in.cache.value_or(Tensor()));
+    // An alias, so that the memory of copies says whether a backward waits for it.
+    if (in.options) to_save.push_back(in.cache ? alias_of(*in.cache) : Tensor());
     ctx->save_for_backward(std::move(to_save));
     ctx->saved_data["numbers"] = std::vector<int64_t>{
         bits_of(in.wants), in.save_input, int64_t(in.weight.size()), int64_t(bias.size())};

@@ -127,13 +127,14 @@ void combine_backward_to(const CombineBackwardInputs& in, const TensorRowMap& ma
   p.tail = tail;
   const auto& [drows, dprob] = out;
   const Tensor read = with_rows(in.dtokens, "dtokens");
-  const Tensor y = in.dprob ? with_rows(*in.rows, "rows") : Tensor();
+  const bool makes_dprob = in.dprob && read.size(0) > 0;  // without tokens there is none
+  const Tensor y = makes_dprob ? with_rows(*in.rows, "rows") : Tensor();
   require_same_device(read, y, "rows");
   run_permute(p, map,
               {.tokens = read,
                .rows = drows,
                .y = y,
-               .dprob = in.dprob ? dprob : Tensor(),
+               .dprob = makes_dprob ? dprob : Tensor(),
                .prob = in.prob},
               read);
 }
