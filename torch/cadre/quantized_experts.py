@@ -41,7 +41,7 @@ KINDS = {
 }
 # What its config may say beside, first what is meant where it says nothing.
 _FP8_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3",), "activation_scheme": ("dynamic",),
+    "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3", "float8_e4m3fn"), "activation_scheme": ("dynamic",),
     "scale_fmt": ("float", "ue8m0")}
 # fp8 whose scales are powers of two, those of rows too, as DeepSeek-V3.1 has been trained.
 _POWERS_OF_TWO = KINDS["fp8"]._replace(recipe="bf16,fprop=fp8_block*fp8_block:2d+fp32")
@@ -225,6 +225,8 @@ def _kind_of(config: Any, folder: Path) -> Kind:
         return KINDS[method]
     for name, allowed in _FP8_OPTIONS.items():
         given = about.get(name, allowed[0])
+        if given is None and name != "weight_block_size":
+            continue
         if (list(given) if isinstance(given, tuple) else given) not in allowed:
             raise ValueError(f"load_quantized: {name} of {folder} is {given!r}, must be "
                              f"{' or '.join(map(str, allowed))}")
