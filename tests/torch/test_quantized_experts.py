@@ -271,7 +271,8 @@ def test_errors(tmp_path):
     wrong.about = {"quant_method": "fp8", "weight_block_size": [64, 64]}
     assert wrong.says() == ("load_quantized: weight_block_size of FOLDER is [64, 64], must be "
                             "[128, 128]")
-    for option, given, must in (("weight_block_size", None, "[128, 128]"), ("fmt", "e5m2", "e4m3 or float8_e4m3fn"),
+    for option, given, must in (("weight_block_size", None, "[128, 128]"),
+                                ("fmt", "e5m2", "e4m3 or float8_e4m3fn"),
                                 ("activation_scheme", "static", "dynamic"),
                                 ("scale_fmt", "e4m3", "float or ue8m0")):
         wrong.about = {"quant_method": "fp8", option: given}

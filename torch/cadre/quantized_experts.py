@@ -41,8 +41,8 @@ KINDS = {
 }
 # What its config may say beside, first what is meant where it says nothing.
 _FP8_OPTIONS: dict[str, tuple[Any, ...]] = {
-    "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3", "float8_e4m3fn"), "activation_scheme": ("dynamic",),
-    "scale_fmt": ("float", "ue8m0")}
+    "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3", "float8_e4m3fn"),
+    "activation_scheme": ("dynamic",), "scale_fmt": ("float", "ue8m0")}
 # fp8 whose scales are powers of two, those of rows too, as DeepSeek-V3.1 has been trained.
 _POWERS_OF_TWO = KINDS["fp8"]._replace(recipe="bf16,fprop=fp8_block*fp8_block:2d+fp32")
 
