@@ -193,9 +193,9 @@ std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, co
   // Nobody may see copies that are being written. Those of weights that changed without a word are
   // left alone: an earlier forward may have kept them for its backward.
   const Tensor kept = std::exchange(copies_, {});
-  // So are those that a forward still needs for its backward.
+  // So are those that a forward still needs for its backward, or another thread has just taken.
   const bool fits = anew && key_ && key_->device == key.device && key_->bytes == key.bytes &&
-                    kept.storage().use_count() == 1;
+                    kept.use_count() == 1 && kept.storage().use_count() == 1;
   key_.reset();
   const c10::InferenceMode lasting(false);  // training calls may use them later
   return {fits ? kept : bytes(key.bytes, on), true};
