@@ -188,16 +188,25 @@ TEST(LinearMemory, CopiesAreThoseOfTheContent) {
 TEST(LinearMemory, MemoryOfCopiesIsUsedAgainWhenTheyAreMadeAnew) {
   const auto memory = make_intrusive<LinearMemory>();
   const Tensor weight = at::randn({2, 5, 7});
-  const Tensor first = memory->copies(key_of(weight), true, weight).first;
-  memory->keep(key_of(weight), first);
+  memory->keep(key_of(weight), memory->copies(key_of(weight), true, weight).first);
+  const void* first = memory->copies(key_of(weight), false, weight).first.const_data_ptr();
   weight.add_(1);
   const auto [again, written] = memory->copies(key_of(weight), true, weight);
-  EXPECT_TRUE(again.is_same(first) && written);
+  EXPECT_TRUE(again.const_data_ptr() == first && written);
   EXPECT_TRUE(memory->copies(key_of(weight), false, weight).second) << "being written";
   CopiesKey unknown = key_of(weight);
   unknown.content.reset();  // as on a GPU
-  memory->keep(unknown, first);
+  memory->keep(unknown, again);
   EXPECT_TRUE(memory->copies(unknown, false, weight).second);
+}
+
+TEST(LinearMemory, CopiesThatACallHoldsAreNotOverwritten) {
+  const auto memory = make_intrusive<LinearMemory>();
+  const Tensor weight = at::randn({2, 5, 7});
+  const Tensor held = memory->copies(key_of(weight), true, weight).first;
+  memory->keep(key_of(weight), held);
+  EXPECT_NE(memory->copies(key_of(weight), true, weight).first.const_data_ptr(),
+            held.const_data_ptr());
 }
 
 TEST(ContentOf, EveryByteCounts) {

@@ -121,7 +121,7 @@ def _from_ints(given: Sequence[int], experts: int, rows: int, name: str) -> Tens
         raise TypeError(f"{name} is {kind_of(given)}, must be {experts} ints, a tensor "
                         f"[{experts}] of an integer type or cadre.Offsets")
     given = list(given)
-    if torch.SymInt in map(type, given):  # as tolist() gives to torch.export
+    if any([isinstance(count, torch.SymInt) for count in given]):  # tolist() under torch.export
         return torch.stack([torch.full((), count, dtype=torch.int64, device="cpu")
                             for count in given])
     counts = [_integer(count, name) for count in given]
