@@ -209,7 +209,7 @@ def right_of(check, peers, absent, left_out):
 
 def rows_of(family, options, clock, absent):
     """The rows of one model, as they are measured."""
-    models = Models(family, options.depths, options.device, options.seed)
+    models = Models(family, options.depths, options.device, options.seed, options.attention)
     sizes = Sizes(options.device)
     print(models.text, flush=True)
     for calls, check_of in ((CALLS[:2], lambda: LearnedCheck(models, sizes.batch)),
@@ -262,6 +262,8 @@ def options_of(arguments):
                         default=[1, 16, 64], help="of decode, graph and compiled, by commas")
     parser.add_argument("--peers", type=words(PEERS), default=PEERS, help=",".join(PEERS))
     parser.add_argument("--depths", type=depths_of, default=(4, 2), help="layers of the two models")
+    parser.add_argument("--attention", choices=["sdpa", "grouped"],
+                        help="grouped: grouped_attention.py's; default: transformers' choice")
     add_run_options(parser, "model")
     return parser.parse_args(arguments)
 

@@ -9,6 +9,8 @@ import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.cache_utils import Cache, StaticLayer
 
+import grouped_attention
+
 # Layers and words of the released model, then its widths.
 RELEASED = {
     "qwen3_moe": (48, 151936, dict(  # Qwen3-30B-A3B
@@ -47,6 +49,14 @@ def config_of(family, layers, vocab, tiny):
         bos_token_id=None, eos_token_id=None)
 
 
+def attention_of(family, attention):
+    """What from_config takes: transformers' choice if None, or if the model has sinks."""
+    if attention is None or family == "gpt_oss":
+        return {}
+    grouped_attention.use()
+    return {"attn_implementation": attention}
+
+
 @torch.no_grad()
 def fill(model):
     """Numbers so large that the logits show every part of the model, the experts above all."""
@@ -61,7 +71,8 @@ class Models:
     """A model at two depths, which share all weights. Its words are so many that the head has the
     share of the work that it has in the released model."""
 
-    def __init__(self, family, depths, device, seed):
+    def __init__(self, family, depths, device, seed, attention=None):
+        self.attention = attention_of(family, attention)
         self.family, (deep, shallow), self.tiny = family, depths, device == "cpu"
         layers, words, _ = RELEASED[family]
         self.vocab = 128 if self.tiny else -(-words * deep // layers // 64) * 64
@@ -79,7 +90,7 @@ class Models:
         with torch.device(device):
             model = transformers.AutoModelForCausalLM.from_config(
                 config_of(self.family, layers, self.vocab, self.tiny), dtype=torch.bfloat16,
-                experts_implementation="eager")
+                experts_implementation="eager", **self.attention)
         return model.eval()
 
     @property
@@ -100,7 +111,8 @@ class Models:
             config.moe_intermediate_size)
         return (f"huggingface model={self.family} layers={config.num_hidden_layers} "
                 f"H={config.hidden_size} F={width} E={experts} "
-                f"top_k={config.num_experts_per_tok} vocab={self.vocab}")
+                f"top_k={config.num_experts_per_tok} vocab={self.vocab}"
+                + "".join(f" attention={name}" for name in self.attention.values()))
 
 
 class Routing:

@@ -92,7 +92,7 @@ class Cadre:
         self.ep = cadre.ExpertParallel(None, tokens.experts_here, tokens.top_k, route="window",
                                        rows=tokens.sizes["R"], tokens=tokens.sizes["T"],
                                        hidden=tokens.sizes["H"], dtype=torch.bfloat16,
-                                       prob=False, sum=self.sum)
+                                       prob=False, sum=self.sum, device=tokens.x.device)
 
     def of_experts(self, rows):
         y = self.ep.empty_rows()

@@ -29,11 +29,13 @@ double million(double number) { return double(int64_t(number / 1e6)); }
 /// The passes of one layer, whose linears are added one by one.
 class Passes {
  public:
-  Passes(const Recipe& recipe, const LayerOptions& options, DType dtype, DType weight,
-         const Device& device)
+  /// Weights that lie column-major are never copied: checks of the layer say so.
+  Passes(const Recipe& recipe, const LayerOptions& options, DType dtype,
+         const ParameterLayout& parameters, const Device& device)
       : recipe_(recipe),
         cached_(options.cache_weights),
-        may_change_(!recipe.pinned && linear::is_hopper(device) && dtype == weight &&
+        may_change_(!recipe.pinned && linear::is_hopper(device) && dtype == parameters.weight &&
+                    parameters.weight_major == Major::kRow &&
                     (dtype == DType::kBf16 || dtype == DType::kF16) && !options.quantized_x &&
                     !options.quantized_w),
         plain_(format(dtype == DType::kBf16 ? FormatKind::kBf16 : FormatKind::kF16)),
@@ -93,14 +95,14 @@ class Passes {
 }  // namespace
 
 PayingRecipe paying_recipe(const GroupedLinearProblem& p, const Device& device) {
-  Passes passes(p.recipe, p.options, p.dtype, p.parameters.weight, device);
+  Passes passes(p.recipe, p.options, p.dtype, p.parameters, device);
   if (!passes.may_change() || p.given_x_along_k || p.given_dy_along_k) return {p.recipe, {}};
   passes.add(p, false);
   return passes.take();
 }
 
 PayingRecipe paying_recipe(const GroupedMlpProblem& p, const Device& device) {
-  Passes passes(p.recipe, p.options, p.dtype, p.parameters.weight, device);
+  Passes passes(p.recipe, p.options, p.dtype, p.parameters, device);
   if (!passes.may_change() || p.given_x_along_k) return {p.recipe, {}};
   GroupedLinearProblem one{.rows = p.rows, .experts = p.experts, .recipe = p.recipe};
   one.dtype = p.dtype;

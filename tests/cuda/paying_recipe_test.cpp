@@ -40,6 +40,19 @@ TEST(PayingRecipe, TakesPassesAsTheyAreWhereQuantisingCostsMore) {
   EXPECT_EQ(mixtral.name, "codes");
 }
 
+TEST(PayingRecipe, LeavesTheErrorOfTheLayerToIt) {
+  for (const std::string_view device : {"sm_90", "cpu"})
+    try {
+      (void)plan_of("R=40 H=32 F=48 E=3 weight_major=column", "mxfp8", device);
+      FAIL() << "taken";
+    } catch (const std::invalid_argument& e) {
+      EXPECT_EQ(std::string_view(e.what()).find(
+                    "grouped_linear: weight_major is column, must be row; the recipe copies"),
+                0u)
+          << e.what();
+    }
+}
+
 TEST(PayingRecipe, WeighsCachedWeightsAsNothing) {
   EXPECT_EQ(plan_of(text(kQwen, " cache_weights=yes"), "fp8_block,wgrad=bf16").name, "codes");
   // Rows of 1536 are quantised for products of 256 features.

@@ -6,8 +6,10 @@ import os
 import pathlib
 import sys
 
+import pytest
 import torch
 import torch.distributed as dist
+from conftest import draw
 from expert_parallel_cases import (
     H, WORLD, answers_to, assert_same, draw_case, one_process, parallel)
 
@@ -118,6 +120,21 @@ def answers(rank, device, folder, path):
         path.write_text(json.dumps(given))
 
 
+def tensors_elsewhere(rank, device):
+    """Of processes that share a GPU, each with a window there and tokens on the host."""
+    alone = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
+    ep = cadre.ExpertParallel(alone, 2, 2, route="window", tokens=4, hidden=6, device="cuda:0",
+                              dtype=torch.float32)
+    x, experts, prob = draw(4, 6), torch.zeros(4, 2, dtype=torch.int32), torch.rand(4, 2)
+    with pytest.raises(ValueError, match="x is on cpu, must be on cuda:0"):
+        ep.dispatch(x, experts, prob)
+    there = [t.cuda(0) for t in (x, experts, prob)]
+    rows, _, _, handle = ep.dispatch(*there)
+    with pytest.raises(ValueError, match="y is on cpu, must be on cuda:0"):
+        ep.collect(rows.cpu(), handle)
+    assert torch.equal(ep.collect(rows, handle), 2 * there[0])
+
+
 # The tests
 
 
@@ -132,3 +149,8 @@ def test_the_window_is_the_memory(ranks, tmp_path):
 def test_errors(ranks, tmp_path):
     ranks.run(answers, tmp_path, tmp_path / "answers")
     errors_page.settle("door_expert_parallel_adopt", json.loads((tmp_path / "answers").read_text()))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_what_is_not_where_the_window_is(ranks):
+    ranks.run(tensors_elsewhere)

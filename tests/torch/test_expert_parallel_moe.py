@@ -133,7 +133,7 @@ def pushed_results(rank, device):
     those of results that are fetched. No other tensor may stand for what is pushed."""
     many = 4096  # tokens, since exchanges of few fetch their rows
     ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=many,
-                              hidden=H, dtype=torch.bfloat16)
+                              hidden=H, dtype=torch.bfloat16, device=device)
     said, within = [], ep._window.name_within
     ep._window.name_within = lambda can: said.append((name := within(can)).count("push")) or name
     x, dout = (part(t, rank) for t in tokens_of_all(device, torch.bfloat16))
@@ -202,7 +202,7 @@ def dispatched_again(rank, device, route, recipe, reads_rows, to_one_rank):
     none between forward and backward; the same of ranks without rows, and of a second backward."""
     options = dict(route=route)
     if route == "window":
-        options |= dict(tokens=max(TOKENS), hidden=H, dtype=torch.bfloat16)
+        options |= dict(tokens=max(TOKENS), hidden=H, dtype=torch.bfloat16, device=device)
     ep = cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, **options)
     dispatches = Dispatches(ep)
     x, dout = (part(t, rank) for t in tokens_of_all(device, torch.bfloat16))

@@ -62,7 +62,8 @@ def exchange(route, device, dtype=torch.bfloat16):
     """few: by a window. block: by the collective, without a look at counts."""
     options = {}
     if route in ("window", "few"):
-        options = dict(route="window", tokens=tokens_of(route, device), hidden=H, dtype=dtype)
+        options = dict(route="window", tokens=tokens_of(route, device), hidden=H, dtype=dtype,
+                       device=device)
     if route == "block":
         options = dict(block=TOKENS * TOP_K)
     return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, **options)

@@ -171,6 +171,18 @@ def test_masks_of_a_decode_step_are_those_of_transformers(family):
         assert torch.equal(decoder.step(), want)
 
 
+@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "gpt_oss"])
+def test_grouped_attention_is_that_of_sdpa(family):
+    tokens, logits = torch.randint(128, (2, 10)), {}
+    for attention in (None, "grouped"):
+        models = models_of.Models(family, (2, 1), "cpu", 1, attention)
+        assert models.deep.config._attn_implementation == (
+            "eager" if family == "gpt_oss" else attention or "sdpa")
+        decoder = models_of.Decoder(models.deep.float(), tokens, 4)
+        logits[attention] = decoder.step()
+    torch.testing.assert_close(logits["grouped"], logits[None], rtol=1e-4, atol=1e-4)
+
+
 def test_what_waits_for_the_gpu_is_timed_by_the_host():
     clock, calls = huggingface.Clock("cpu"), []
 

@@ -75,6 +75,10 @@ class Exchange : public torch::CustomClassHolder {
   std::string route() const { return std::string(plan_.name); }
 
   const ExpertParallelPlan& plan() const { return plan_; }
+  /// Errors    ValueError unless the tensor is on the device of the window.
+  void require_here(const at::Tensor& t, const char* what) const {
+    require_same_device(on_, t, what);
+  }
   Window& rank_window() const { return window_->window; }
 
  private:

@@ -60,6 +60,7 @@ Dispatched dispatch_rows(const Exchange& exchange, const Moved& moved, const Ten
   const ExpertParallelPlan& plan = exchange.plan();
   const ExpertParallelProblem& p = plan.problem;
   const Tensor& tokens = moved.tokens;
+  exchange.require_here(tokens, "x");
   const int64_t shape[] = {tokens.size(0), p.top_k};
   const Tensor chosen = choices(experts, {"experts", shape, tokens}, int64_t(p.ranks) * p.experts);
   const Tensor factors = read_floats(prob, {"prob", shape, tokens});
@@ -143,6 +144,7 @@ DispatchedCodes dispatch_codes_op(Name name, const Tensor& x, const Tensor& x_sc
 
 /// Rows that are summed: where they are pushed, what stands for them.
 Tensor results(const Exchange& exchange, const Tensor& rows, const char* what) {
+  exchange.require_here(rows, what);
   if (!exchange.plan().problem.push) return matrix(rows, what);
   TORCH_CHECK_VALUE(exchange.is_pushed(rows), what, " is a tensor of its own, must be what the ",
                     "experts returned, whose rows are pushed while they are computed [",
@@ -199,6 +201,7 @@ Tensor collect_backward_op(Name name, const Tensor& dout, const Tensor& offsets,
                            const Tensor& verdict, const Tensor& place_of, const Tensor& sum_of) {
   const auto exchange = Exchange::of(name);
   const Tensor given = matrix(dout, "dout");
+  exchange->require_here(given, "dout");
   const ExchangeTensors from{offsets, row_of, slot_of, row_here, verdict, place_of, sum_of};
   const Tensor dy = at::empty({slot_of.size(0), given.size(1)}, given.options());
   translate_errors([&] {

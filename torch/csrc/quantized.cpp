@@ -90,8 +90,10 @@ static TensorView placed(TensorView like, const at::Tensor& t, const Expected& e
   return like;
 }
 
-/// What a format does not have is an empty tensor.
-static void require_empty(const at::Tensor& t, const char* what, const Format& format) {
+/// What a format does not have is an empty tensor, on the same device.
+static void require_empty(const at::Tensor& t, const at::Tensor& on, const char* what,
+                          const Format& format) {
+  require_same_device(on, t, what);
   TORCH_CHECK_VALUE(t.numel() == 0, what, " has shape ", t.sizes(), ", must be empty; ",
                     to_string(format), " has none");
 }
@@ -103,12 +105,12 @@ QuantizedView view(const QuantizedTensors& tensors, const QuantizedShape& shape,
   if (v.scales.rank != 0)
     v.scales = placed(v.scales, tensors.scales, {"scales", {}, on});
   else
-    require_empty(tensors.scales, "scales", shape.format);
+    require_empty(tensors.scales, on, "scales", shape.format);
   if (info(shape.format.kind).has_expert_scale)
     v.expert_scale =
         written_floats(tensors.expert_scale, {"expert_scale", {int64_t(shape.experts)}, on});
   else
-    require_empty(tensors.expert_scale, "expert_scale", shape.format);
+    require_empty(tensors.expert_scale, on, "expert_scale", shape.format);
   return v;
 }
 
