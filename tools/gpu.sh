@@ -39,7 +39,8 @@
 #   torch_moe, torch_moe_few    whole layers beside torch, and SonicMoE and triton_kernels if installed
 #   torch_mlp    their experts alone beside torch
 #   huggingface, huggingface_compiled    models of transformers beside their own experts; the latter
-#              decodes with Qwen3-MoE as inductor compiles it, which needs a C compiler
+#              decodes with Qwen3-MoE as inductor compiles it, which needs a C compiler, and with the
+#              attention of bench/peers/grouped_attention.py
 #   gpt        examples/train_gpt.py: loss and speed of Cadre's experts and of torch's
 #
 #   correct    tests check layers memcheck racecheck synccheck initcheck
@@ -322,8 +323,8 @@ take() {
       ;;
     huggingface_compiled)
       record huggingface_compiled 540 huggingface-compiled env HF_HUB_OFFLINE=1 python3 \
-        bench/peers/huggingface.py --commit "$commit" --models qwen3_moe --calls compiled \
-        --seconds 420
+        bench/peers/huggingface.py --commit "$commit" --models qwen3_moe --calls graph,compiled \
+        --attention grouped --seconds 420
       ;;
     gpt) run_gpt ;;
     *) echo "$1: NO SUCH STEP" | tee -a "$summary" ;;

@@ -200,6 +200,17 @@ TEST(LinearMemory, MemoryOfCopiesIsUsedAgainWhenTheyAreMadeAnew) {
   EXPECT_TRUE(memory->copies(unknown, false, weight).second);
 }
 
+TEST(LinearMemory, CopiesOfUnknownContentAreNotKept) {
+  const auto memory = make_intrusive<LinearMemory>();
+  const Tensor weight = at::randn({2, 5, 7});
+  CopiesKey unknown = key_of(weight);
+  unknown.content.reset();
+  const Tensor first = memory->copies(unknown, true, weight).first;
+  memory->keep(unknown, first);
+  EXPECT_EQ(first.use_count(), 1u);
+  EXPECT_NE(memory->copies(unknown, true, weight).first.const_data_ptr(), first.const_data_ptr());
+}
+
 TEST(LinearMemory, CopiesThatACallHoldsAreNotOverwritten) {
   const auto memory = make_intrusive<LinearMemory>();
   const Tensor weight = at::randn({2, 5, 7});

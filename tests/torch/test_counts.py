@@ -217,3 +217,16 @@ def test_a_list_is_on_the_host_whatever_torch_takes_for_new_tensors(name):
         with torch.device("meta"):
             assert made(x, [1, 2, 3]).device.type == "cpu"
     assert LAYERS[name](x, iter([1, 2, 3])).shape == want
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_pinned_counts_that_the_caller_changes_behind_the_call(dtype):
+    """The copy to the device waits for what runs there: the caller may be faster."""
+    x, counts = draw(ROWS, K, device="cuda"), torch.tensor([1, 2, 3], dtype=dtype).pin_memory()
+    layer = cadre.GroupedLinear(E, K, N, device="cuda")
+    want = layer(x, counts.clone())
+    torch.cuda._sleep(10**8)
+    got = layer(x, counts)
+    counts.copy_(torch.tensor([6, 0, 0]))
+    assert torch.equal(got, want)

@@ -170,6 +170,28 @@ def test_captured_first_microbatch(packed):
 
 
 @gpu
+def test_copies_of_weights_that_a_graph_writes():
+    """They are not memory that an eager call made, which others get once the layer is gone."""
+    layer, x = linear(CUDA, torch.bfloat16, recipe="mxfp8"), draw(R, K, dtype=torch.bfloat16)
+    x, counts = x.to(CUDA), torch.full((5,), R // 5, device=CUDA)
+
+    def microbatches():
+        return [layer(x, counts, is_first_microbatch=first) for first in (True, False)]
+
+    with torch.no_grad():
+        want = microbatches()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            got = microbatches()
+        del layer
+        sizes = [1 << bits for bits in range(8, 18)]
+        others = [torch.full((size,), 85, dtype=torch.uint8, device=CUDA) for size in sizes * 4]
+        graph.replay()
+    assert_same_bits(got, want, "replay")
+    assert all(bool((other == 85).all()) for other in others)
+
+
+@gpu
 @pytest.mark.parametrize("way", ["plain", "main_grad, late"])
 @pytest.mark.parametrize("experts", [70, 200])
 def test_captured_step_of_many_discrete_experts(experts, way):

@@ -153,7 +153,7 @@ def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
 
 
 def _beside(counts: Tensor, x: Tensor, name: str) -> Tensor:
-    """Host numbers on the device of x. Pinned memory, so that nobody waits."""
+    """Host numbers on the device of x. By pinned memory, so that nobody waits."""
     if counts.device.type != "cpu":
         raise ValueError(f"{name} is on {counts.device}, must be on {x.device} or on the host; "
                          "reading it on the host would wait for the device")
@@ -168,7 +168,8 @@ def _copied(counts: Tensor, device: torch.device, name: str) -> Tensor:
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(f"{name} is on the host, must be a tensor on {device}; a CUDA graph "
                          "being captured would replay these very counts for ever")
-    return counts.pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty(counts.shape, dtype=counts.dtype, device="cpu", pin_memory=True)
+    return pinned.copy_(counts).to(device, non_blocking=True)  # the caller may write into counts
 
 
 # An operator, since a graph that is compiled can ask neither for a capture nor for pinned memory.

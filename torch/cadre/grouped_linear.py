@@ -259,8 +259,8 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             device, or `cadre.Offsets`. Rows beyond their sum are the tail: not read, zero in y and
             in the gradient, and untouched in the caller's buffers.
         is_first_microbatch: True: quantise the weights anew, keep the copies, and overwrite
-            main_grad; False: use the copies, unless the weights hold something else since; None:
-            keep none.
+            main_grad; False: use the copies, unless the weights hold something else since, which
+            on a GPU nobody knows, so that there they are made anew; None: keep none.
         out, dgrad_out: buffers [R, N] and [R, K] of inp's type for y and for inp's gradient. The
             results alias them. Autograd copies a gradient that it has to add to another.
         bias_scale: fp32 [R], with scale_bias=True. Its gradient is computed.

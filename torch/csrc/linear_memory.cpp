@@ -188,8 +188,9 @@ void LinearMemory::run_next() {
 }
 
 std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, const Tensor& on) {
+  if (!key.content) return {bytes(key.bytes, on), true};
   const std::lock_guard lock(mutex_);
-  if (!anew && key.content && key_ == key) return {copies_, false};
+  if (!anew && key_ == key) return {copies_, false};
   // Nobody may see copies that are being written. Those of weights that changed without a word are
   // left alone: an earlier forward may have kept them for its backward.
   const Tensor kept = std::exchange(copies_, {});
@@ -202,6 +203,7 @@ std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, co
 }
 
 void LinearMemory::keep(const CopiesKey& key, const Tensor& copies) {
+  if (!key.content) return;
   const std::lock_guard lock(mutex_);
   key_ = key;
   copies_ = copies;
