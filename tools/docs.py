@@ -145,7 +145,8 @@ def layers_beside(topic, peers):
 def huggingface(info):
     """Models of transformers beside their own experts, whose speed is 1."""
     peers = ["grouped_mm", "batched_mm", "eager"]
-    rows = [[where, case["layer"], case["call"], case.get("sequences", "-"),
+    rows = [[where, case["layer"] + ", grouped" * ("attention=grouped" in case["problem"]),
+             case["call"], case.get("sequences", "-"),
              *shown(case["us"], ["cadre"], ".2f", 1e3), *shown(case["layer_us"], ["cadre"], ".0f"),
              *shown(case["speed_of_peer"], peers, ".2f")]
             for topic in ("huggingface", "huggingface-compiled")
