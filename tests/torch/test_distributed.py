@@ -12,7 +12,7 @@ from processes import Processes, on_gpus
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -277,19 +277,27 @@ def beside_the_root(rank, device):
 
 
 def drawn_on_ranks(rank, device):
-    """A packed weight that is sharded before it has memory: the numbers of one process."""
-    for init in (None, nn.init.xavier_uniform_):
-        def made():
-            return cadre.GroupedLinear(2 * E, H, F, device="meta", single_grouped_weight=True,
-                                       init_method=init)
+    """A packed weight that is sharded before it has memory: the numbers of one process, in the
+    memory of an expert."""
+    def xavier(weight):
+        nn.init.xavier_uniform_(weight)
+        sizes.append(weight.untyped_storage().nbytes())
 
+    for init, axis in (None, 0), (xavier, 0), (xavier, 1), (xavier, 2):
+        def made():
+            return cadre.GroupedLinear(2 * E + (axis == 0), H, F, device="meta",
+                                       single_grouped_weight=True, init_method=init)
+
+        sizes = []
         whole, linear = made().to_empty(device=device), made()
-        fully_shard(linear, mesh=init_device_mesh(device.type, (WORLD,)))
+        fully_shard(linear, mesh=init_device_mesh(device.type, (WORLD,)),
+                    shard_placement_fn=lambda p, axis=axis: Shard(axis if p.dim() == 3 else 0))
         linear.to_empty(device=device)
         for layer in (whole, linear):
             torch.manual_seed(7)
             layer.reset_parameters()
         assert torch.equal(linear.weight.full_tensor(), whole.weight)
+        assert init is None or sizes[-1] == whole.weight[0].nbytes
 
 
 def unlike(rank, device):

@@ -1,8 +1,14 @@
 """Which activation of Cadre an experts module of transformers has: gates, act_fn, refusals."""
 
+import functools
+import gc
+import weakref
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.exc import Unsupported
 from torch.nn import functional
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
@@ -177,6 +183,196 @@ def test_an_act_fn_is_measured_far_away(cap):
     experts = make_class()(transformers.PretrainedConfig(), Capped(cap))
     with pytest.raises(NotImplementedError, match="act_fn=Capped"):
         activation_of(experts)
+
+
+# In compiled code, where a new module of the class stands for the act_fn.
+
+BOTH = pytest.mark.parametrize("call", ["eager", "compiled"])
+REFUSALS = NotImplementedError, Unsupported  # the other with the first in its text
+
+
+def caller(call, act):
+    """activation_of of experts with the act_fn; a guard that fails compiles it again."""
+    experts = make_class()(transformers.PretrainedConfig(), act)
+    if call == "eager":
+        return lambda: activation_of(experts)
+    torch._dynamo.reset()
+    step = torch.compile(lambda x: (x + 1, activation_of(experts)), backend="aot_eager",
+                         fullgraph=True)
+    return lambda: step(torch.ones(1))[1]
+
+
+class Chosen(nn.Module):
+
+    def __init__(self, chosen=functional.silu):
+        super().__init__()
+        self.chosen = chosen
+
+    def forward(self, x):
+        if callable(self.chosen):
+            return self.chosen(x)
+        if isinstance(self.chosen, str):
+            return functional.gelu(x, approximate=self.chosen)
+        if isinstance(self.chosen, tuple):
+            scale = self.chosen[0]
+            return functional.silu(x) * (scale[0] if isinstance(scale, tuple) else scale)
+        return functional.silu(x) if self.chosen in (True, 3) else functional.relu(x)
+
+    def squared(self, x):
+        return self._square(functional.silu(x))
+
+    def gelu(self, x):
+        return functional.gelu(x)
+
+    @staticmethod
+    def _square(x):
+        return x * x
+
+
+def scaled_by(scale):
+    return lambda x: functional.silu(x) * scale
+
+
+def scaled_with(factor):
+    def scaled(x, scale=factor):
+        return functional.silu(x) * scale
+    return scaled
+
+
+GELU = functools.partial(functional.gelu, approximate="tanh")
+CHOICES = {
+    "function": (functional.relu, "reglu", torch.tanh, None),
+    "builtin": (torch.relu, "reglu", functional.silu, "swiglu"),
+    "partial": (GELU, "geglu_tanh", functools.partial(GELU, approximate="none"), "geglu"),
+    "flag": (False, "reglu", True, "swiglu"),
+    "number": (2, "reglu", 3, "swiglu"),
+    "word": ("tanh", "geglu_tanh", "none", "geglu"),
+    "none": (None, "reglu", "none", "geglu"),
+    "tuple": ((1.0,), "swiglu", (2.0,), None),
+    "tuple in a tuple": (((1, "a"), True), "swiglu", ((2, "a"), True), None),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("first,text,second,other", CHOICES.values(), ids=CHOICES)
+def test_what_an_act_fn_has_is_measured(first, text, second, other, call):
+    act = Chosen(first)
+    measured = caller(call, act)
+    assert measured() == text
+    act.chosen = second
+    if other is not None:
+        assert measured() == other
+    else:
+        with pytest.raises(REFUSALS, match="act_fn=Chosen"):
+            measured()
+
+
+@BOTH
+def test_methods_of_its_own(call):
+    act = Chosen()
+    act.chosen = act.gelu
+    measured = caller(call, act)
+    assert measured() == "geglu"
+    act.chosen = act.squared
+    with pytest.raises(REFUSALS, match="act_fn=Chosen"):
+        measured()
+
+
+class Mode(nn.Module):
+    scale = 1.0
+
+    def forward(self, x):
+        return (functional.silu if getattr(self, "training") else functional.relu)(x) * self.scale
+
+
+@BOTH
+def test_modes_and_forwards_that_come_later(call, monkeypatch):
+    act = Mode()
+    measured = caller(call, act)
+    assert measured() == "swiglu"
+    act.eval()
+    assert measured() == "reglu"
+    monkeypatch.setattr(Mode, "scale", 2.0)
+    with pytest.raises(REFUSALS, match="act_fn=Mode"):
+        measured()
+    monkeypatch.undo()
+    assert measured() == "reglu"
+    act.forward = torch.tanh
+    with pytest.raises(REFUSALS, match="has hooks or a forward of its own"):
+        measured()
+
+
+def decorated(function):
+    @functools.wraps(function)
+    def wrapper(*given):
+        return function(*given)
+    return wrapper
+
+
+class Hidden(nn.Module):
+    """What its methods do not name themselves, by names that all modules have, too."""
+
+    def __init__(self, type, one):
+        super().__init__()
+        vars(self).update(type=type, one=one, other=1.0)
+
+    @property
+    def scale(self):
+        return self.one
+
+    @decorated
+    def forward(self, x):
+        scales = [(lambda: self.other)() for _ in range(1)]
+        return functional.gelu(x, approximate=self.type) * self.scale * scales[0]
+
+
+@BOTH
+def test_an_act_fn_whose_constructor_wants_arguments(call):
+    act = Hidden("tanh", 1.0)
+    measured = caller(call, act)
+    assert measured() == "geglu_tanh"
+    act.type = "none"
+    assert measured() == "geglu"
+    for name in ("one", "other"):
+        setattr(act, name, 2.0)
+        with pytest.raises(REFUSALS, match="act_fn=Hidden"):
+            measured()
+        setattr(act, name, 1.0)
+    assert caller(call, Scaled(1.0))() == "swiglu"
+
+
+CHANGING = (Swish(1.0).forward, SimpleNamespace(scale=1.0), (1.0, [1.0]),
+            functools.partial(scaled_by, [1.0]), {1.0: functional.silu}.get)
+
+
+@pytest.mark.parametrize("call,chosen", [
+    ("compiled", scaled_by(1.0)), ("compiled", scaled_with(1.0)),
+    *(("eager", chosen) for chosen in CHANGING), *(("compiled", chosen) for chosen in CHANGING)])
+def test_what_may_change_in_its_place_is_refused(call, chosen):
+    with pytest.raises(REFUSALS, match="act_fn of Experts has tensors, modules, lists or objects"):
+        caller(call, Chosen(chosen))()
+
+
+def test_functions_with_a_closure_are_measured_outside_of_the_graph():
+    act = Chosen(scaled_by(1.0))
+    experts = make_class()(transformers.PretrainedConfig(), act)
+    for call in (activation_of, torch.compile(activation_of, backend="eager")):
+        act.chosen = scaled_by(1.0)
+        assert call(experts) == "swiglu"
+        act.chosen = scaled_by(2.0)
+        with pytest.raises(NotImplementedError, match="act_fn=Chosen"):
+            call(experts)
+
+
+def test_what_was_measured_holds_no_act_fn():
+    for function_of in (lambda act: act.gelu, lambda act: lambda x: act.gelu(x)):
+        act = Chosen()
+        act.chosen = function_of(act)
+        assert caller("eager", act)() == "geglu"
+        gone = weakref.ref(act)
+        del act
+        gc.collect()
+        assert gone() is None
 
 
 def test_a_gate_that_is_patched():

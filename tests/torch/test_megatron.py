@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -200,6 +201,35 @@ def test_linears_may_be_wrapped(names, bias):
     torch.testing.assert_close(layer(x)[0], want)
     layer(x)[0].square().sum().backward()
     assert all(adapter.scale.grad.abs() > 0 for adapter in wrapped)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("recomputes", [False, True])
+@pytest.mark.parametrize("change", ["fc1", "fc2", "hook"])
+def test_wrapped_linears_and_moe_act(change, recomputes, bias):
+    """What the activation made is not kept, but made again, with the same bits."""
+    options = {"recompute_granularity": "selective", "recompute_modules": ["moe_act"]}
+    layer = layer_of(add_bias_linear=bias, **(options if recomputes else {}))
+    plain, experts = layer_of(add_bias_linear=bias), layer.experts
+    if change == "fc1":
+        experts.linear_fc1 = Adapter(experts.linear_fc1)
+    seen = []
+
+    def note(module, given):
+        seen.append(weakref.ref(given[0]))
+
+    if change == "fc2":
+        experts.linear_fc2 = torch.nn.Sequential(experts.linear_fc2)
+        experts.linear_fc2.forward = experts.linear_fc2[0].forward
+    experts.linear_fc2.register_forward_pre_hook(note)
+    x = torch.randn(40, 1, 32, dtype=torch.bfloat16, device=DEVICE)
+    y = layer(x)[0]
+    assert (seen[0]() is None) == recomputes
+    y.float().square().sum().backward()
+    plain(x)[0].float().square().sum().backward()
+    want = [p.grad for name, p in plain.named_parameters()]
+    got = [p.grad for name, p in layer.named_parameters() if not name.endswith(".scale")]
+    assert len(got) == len(want) and all(map(torch.equal, got, want))
 
 
 def test_what_is_put_in_the_place_of_parts():

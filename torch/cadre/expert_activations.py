@@ -1,15 +1,17 @@
 """Which activation of Cadre stands between the two linears of a module of transformers.
 
 It is measured, not guessed from names: the module's own gate function is called on a few numbers
-and compared with what Cadre has. That happens once for a class, a module or function `act_fn` and
-constants; torch.compile takes the answer as a constant.
+and compared with what Cadre has. That happens once for a class, an `act_fn` and what both have
+beside tensors; torch.compile takes the answer as a constant.
 """
 
 import functools
+import inspect
 import itertools
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -63,26 +65,27 @@ def activation_of(self: nn.Module) -> str:
 def _activation_of_class(self: nn.Module, act: nn.Module, numbers: tuple[tuple[str, str], ...]
                          ) -> str | None:
     """Of a new module like this one: torch.compile takes no module for a constant."""
-    _require_numbers(self, act)
-    cls, argument = type(act), getattr(act, "approximate", None)
-    if cls is not nn.GELU:
-        argument = _numbers(act, _names_of_class(cls))
-    return _measured_activation(type(self), cls, argument, self.has_gate, numbers)
+    cls = type(act)
+    state = _state_of(self, act, _names_of_class(cls), _as_constant)
+    return _measured_activation(type(self), cls, state, self.has_gate, numbers)
 
 
 _OF_MODULES: weakref.WeakKeyDictionary[nn.Module, dict[Any, str | None]] = (
     weakref.WeakKeyDictionary())
 
 
+@torch.compiler.disable  # what is called outside of a graph is not traced either
 def _activation_of_module(self: nn.Module, act: nn.Module, numbers: tuple[tuple[str, str], ...]
                           ) -> str | None:
     """Measured once for what the module has beside tensors."""
-    own = tuple((name, x) for name, x in act.__dict__.items()
-                if isinstance(x, (int, float, str)) or callable(x))
-    key = _gate_of(type(self)), self.has_gate, numbers, own
+    own, names, of_class = act.__dict__, *_names_in_methods(type(act))
+    others = [_frozen(act, x, _as_reference) for name, x in own.items()
+              if name not in names and name not in _NAMES_OF_ALL]
+    names = [name for name in names if name in own or name in of_class]
+    key = (_gate_of(type(self)), self.has_gate, numbers,
+           _state_of(self, act, names, _as_reference), *others)
     known = _OF_MODULES.setdefault(act, {})
     if key not in known:
-        _require_numbers(self, act)
         known[key] = _measure_between(_gate_of(type(self)), act, self.has_gate, numbers)
     return known[key]
 
@@ -98,17 +101,83 @@ def _require_plain(experts: nn.Module, act: nn.Module) -> None:
         _refuse_more_than_numbers(experts)
 
 
-def _require_numbers(experts: nn.Module, act: nn.Module) -> None:
-    """Errors: NotImplementedError where it has lists and the like, which are in no key."""
-    if any(isinstance(getattr(act, name, None), (list, dict, set, Tensor))
-           for name in _names_of_class(type(act))):
-        _refuse_more_than_numbers(experts)
-
-
 def _refuse_more_than_numbers(experts: nn.Module) -> None:
     raise NotImplementedError(
-        f"huggingface: act_fn of {type(experts).__name__} has tensors, modules or lists, must have "
-        "numbers alone; choose another experts_implementation for this model")
+        f"huggingface: act_fn of {type(experts).__name__} has tensors, modules, lists or objects, "
+        "must have numbers, words, functions and tuples of them alone, and in compiled code "
+        "functions without a closure; choose another experts_implementation for this model")
+
+
+_State = tuple[tuple[str, str, Any], ...]  # name, kind and value of an attribute
+
+
+def _state_of(experts: nn.Module, act: nn.Module, names: Sequence[str],
+              function_of: Callable[[Any, type], Any]) -> _State:
+    """What the module has by these names. function_of(function, class): what stands for it, None
+    for what is no function.
+
+    Errors: NotImplementedError where it has lists and the like, whose changes nobody would see.
+    """
+    found = []
+    for name in names:
+        if hasattr(act, name):
+            frozen = _frozen(act, getattr(act, name), function_of)
+            if frozen is None:
+                _refuse_more_than_numbers(experts)
+            else:
+                found.append((name, *frozen))
+    return tuple(found)
+
+
+def _frozen(act: nn.Module, x: Any, function_of: Callable[[Any, type], Any]
+            ) -> tuple[str, Any] | None:
+    """Kind and value; numbers as text, since torch.compile may keep one symbolic, and this makes it
+    a guarded constant. None for what can be changed in its place."""
+    kind = type(x)
+    if kind in (bool, str, type(None)):
+        return kind.__name__, x
+    if kind in (int, float):
+        return kind.__name__, float(x).hex()
+    if kind is tuple:
+        parts = [_frozen(act, part, function_of) for part in x]
+        return None if any(part is None for part in parts) else ("tuple", tuple(parts))
+    if kind is functools.partial:
+        given = x.func, tuple(x.args), tuple(x.keywords.items())
+        parts = _frozen(act, given, function_of)
+        return None if parts is None else ("partial", parts)
+    bound = kind is MethodType
+    if bound and x.__self__ is not act:
+        return None
+    function = function_of(x.__func__ if bound else x, type(act))
+    return None if function is None else ("method" if bound else "function", function)
+
+
+def _as_reference(x: Any, cls: type) -> Any:
+    """Weak, since functions may hold the module that they are kept for."""
+    return weakref.ref(x) if isinstance(x, FunctionType) or _is_builtin(x) else None
+
+
+def _as_constant(x: Any, cls: type) -> Any:
+    known = type(x) in (FunctionType, BuiltinFunctionType)
+    return x if known and _is_guarded(x, cls) else None
+
+
+def _is_builtin(x: Any) -> bool:
+    """Not a method of an object."""
+    return isinstance(x, BuiltinFunctionType) and isinstance(
+        x.__self__, (ModuleType, type, type(None)))
+
+
+@torch.compiler.assume_constant_result
+def _is_guarded(function: Any, cls: type) -> bool:
+    """Whether torch.compile sees when another takes its place: it looks at the code alone, which
+    functions with other closures and defaults share."""
+    if isinstance(function, BuiltinFunctionType):
+        return _is_builtin(function)
+    if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
+        return True
+    places = [*cls.__mro__, sys.modules.get(function.__module__)]
+    return any(vars(place).get(function.__name__) is function for place in places if place)
 
 
 def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
@@ -131,16 +200,37 @@ def _names_of_gate(cls: type) -> tuple[str, ...]:
 
 @torch.compiler.assume_constant_result
 def _names_of_class(cls: type) -> tuple[str, ...]:
-    return _names_in_methods(cls)
+    return _names_in_methods(cls)[0]
+
+
+_NAMES_OF_ALL = vars(nn.Module()).keys() - {"training"}
 
 
 @functools.cache
-def _names_in_methods(cls: type) -> tuple[str, ...]:
-    """What a module of that class may have by them, beside what all modules have."""
-    methods = [method for base in cls.__mro__ if not issubclass(nn.Module, base)
-               for method in vars(base).values() if hasattr(method, "__code__")]
-    names = {name for method in methods for name in method.__code__.co_names}
-    return tuple(sorted(name for name in names if not hasattr(nn.Module, name)))
+def _names_in_methods(cls: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """What a module of that class may have by them, beside what all modules have; and those that
+    the class has, but for methods."""
+    members = [member for base in cls.__mro__ if not issubclass(nn.Module, base)
+               for member in vars(base).values()]
+    names = {name for member in members for name in _names_in(member)} | {"training", "forward"}
+    found = {name: inspect.getattr_static(cls, name, None)
+             for name in sorted(names - _NAMES_OF_ALL) if not name.startswith("__")}
+    found = {name: x for name, x in found.items()
+             if not isinstance(x, (property, classmethod, staticmethod))}
+    return tuple(found), tuple(name for name, x in found.items()
+                               if hasattr(cls, name) and not isinstance(x, FunctionType))
+
+
+def _names_in(member: Any) -> Iterator[str]:
+    """In the code of a method, a property, what they wrap, and functions within them."""
+    for inner in ("fget", "__wrapped__"):
+        if hasattr(member, inner):
+            yield from _names_in(getattr(member, inner))
+    codes = [member.__code__] if hasattr(member, "__code__") else []
+    while codes:
+        code = codes.pop()
+        yield from code.co_names
+        codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
 
 
 @functools.cache
@@ -160,8 +250,8 @@ def _parsed(numbers) -> dict[str, float]:
 
 
 @functools.cache
-def _measure(gate, act, argument, gated: bool, numbers) -> str | None:
-    function = _made(act, argument) if isinstance(act, type) else act
+def _measure(gate, act, state, gated: bool, numbers) -> str | None:
+    function = _made(act, state) if isinstance(act, type) else act
     return _measure_between(gate, function, gated, numbers)
 
 
@@ -178,19 +268,26 @@ def _measure_between(gate, function: Callable[[Tensor], Tensor], gated: bool, nu
     return words_of(between, gated, values, values, (0.0, 1.0))
 
 
-def _made(cls: type, argument) -> Callable[[Tensor], Tensor]:
-    """A module of that class with these numbers, or what its forward makes of them alone."""
-    if isinstance(argument, str):
-        return cls(argument)
-    try:
-        module = cls()
-    except TypeError:
-        if not argument:
-            raise
-        return functools.partial(cls.forward, SimpleNamespace(**_parsed(argument)))
-    for name, x in _parsed(argument).items():
-        setattr(module, name, x)
+def _made(cls: type, state: _State) -> nn.Module:
+    """A module of that class with these attributes; its constructor may want other arguments."""
+    module = object.__new__(cls)
+    nn.Module.__init__(module)
+    for name, *frozen in state:
+        vars(module)[name] = _thawed(module, *frozen)
     return module
+
+
+def _thawed(module: nn.Module, kind: str, value: Any) -> Any:
+    """What `_frozen` was given."""
+    if kind in ("int", "float"):
+        number = float.fromhex(value)
+        return int(number) if kind == "int" else number
+    if kind == "tuple":
+        return tuple(_thawed(module, *part) for part in value)
+    if kind == "partial":
+        function, given, keywords = _thawed(module, *value)
+        return functools.partial(function, *given, **dict(keywords))
+    return MethodType(value, module) if kind == "method" else value
 
 
 _SIZES = (1.0, 4.0, 30.0, 1e3, 1e6)  # at which functions are measured; some are cut off far away

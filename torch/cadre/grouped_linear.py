@@ -219,12 +219,22 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                 self.init_method(weight)
 
     def _draw_sharded(self, weight: Any) -> None:
-        """Of a packed DTensor every rank draws all experts, and keeps its part."""
-        from torch.distributed.tensor import distribute_tensor
-        whole = torch.empty(weight.shape, dtype=weight.dtype, device=weight.device)
-        self._draw(whole.unbind())
-        part = distribute_tensor(whole, weight.device_mesh, weight.placements, src_data_rank=None)
-        weight.to_local().copy_(part.to_local())
+        """Of a packed DTensor every rank draws one expert after the other, and keeps its part."""
+        from torch.distributed.tensor import Replicate, distribute_tensor
+
+        def part_of(tensor: Tensor, placements: list[Any]) -> Tensor:
+            part = distribute_tensor(tensor, weight.device_mesh, placements, src_data_rank=None)
+            return part.to_local()
+
+        whole, dims = Replicate(), [getattr(p, "dim", None) for p in weight.placements]
+        by_expert = [p if dim == 0 else whole for p, dim in zip(weight.placements, dims)]
+        within = [_of_one(p) if dim else whole for p, dim in zip(weight.placements, dims)]
+        kept = part_of(torch.arange(len(weight), device=weight.device), by_expert).tolist()
+        drawn = torch.empty(weight.shape[1:], dtype=weight.dtype, device=weight.device)
+        for e in range(len(weight)):
+            self._draw([drawn])
+            if e in kept:
+                weight.to_local()[kept.index(e)].copy_(part_of(drawn, within))
 
     def _leave_meta(self) -> None:
         device = default_device(real=True)
@@ -416,6 +426,12 @@ def _require_apart(out: Tensor, dgrad_out: Tensor) -> None:
     if y < dx + dgrad_out.numel() and dx < y + out.numel():
         raise ValueError("dgrad_out shares memory with out, must not; backward would write the "
                          "input's gradient over the result")
+
+
+def _of_one(placement: Any) -> Any:
+    """For an expert's weight what splits a dimension of the packed one."""
+    split = getattr(placement, "split_factor", None)  # of FSDP2 beside tensor parallel ranks
+    return type(placement)(placement.dim - 1, **({} if split is None else {"split_factor": split}))
 
 
 def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: Tensor) -> None:

@@ -9,9 +9,11 @@ stay on the device; with gradient_accumulation_fusion (main_grad) and delay_wgra
 TEGroupedMLP, both ways. TransformerEngine need not be installed.
 """
 
+import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ContextManager, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -188,6 +190,7 @@ class Experts(_TEGroupedMLP):
         row = Sequential(self.linear_fc1, activation, self.linear_fc2)
         self._row: tuple[Any, ...] = (row, self.linear_fc1, self.linear_fc2)
         self._scales_bias: bool = self.linear_fc2.scale_bias
+        self._recomputes: bool = _recomputes(config)
 
     def forward(self, permuted_local_hidden_states: Tensor, tokens_per_expert: Tensor,
                 permuted_probs: Tensor) -> tuple[Tensor, None]:
@@ -202,12 +205,33 @@ class Experts(_TEGroupedMLP):
             raise NotImplementedError("megatron: activation_func of the experts was replaced, must "
                                       "be that of the config; it is measured when they are made")
         row, fc1, fc2 = self._row
-        if self.linear_fc1 is fc1 and self.linear_fc2 is fc2:
-            return row(x, counts, prob, counts, *biases), None
-        z = _result(self.linear_fc1(x, counts))  # somebody has wrapped one: an adapter
+        given = counts, prob, counts, *biases
+        if self.linear_fc1 is fc1 and self.linear_fc2 is fc2 and (
+                not self._recomputes or len(row.plan(*given)) == 1):
+            return row(x, *given), None
+        z = _result(self.linear_fc1(x, counts))  # somebody has wrapped one, or hung a hook there
         offsets = Offsets(offsets_of(counts, self.num_local_experts, z), None)
         h = activation(z, prob, offsets=offsets)
-        return _result(self.linear_fc2(h, counts, *biases)), None
+        z, prob = z.detach(), prob.detach()
+        make = functools.partial(activation, z, prob, offsets=offsets)
+        with _making_again(h, make) if self._recomputes else nullcontext():
+            return _result(self.linear_fc2(h, counts, *biases)), None
+
+
+def _making_again(h: Tensor, make: Callable[[], Tensor]) -> ContextManager[Any]:
+    """A context in which autograd keeps no h, which backward makes again."""
+    address, shape, strides = h.data_ptr(), h.shape, h.stride()
+
+    def pack(saved: Tensor) -> Tensor | None:
+        if saved.shape == shape and saved.stride() == strides and saved.data_ptr() == address:
+            return None
+        return saved if saved.is_leaf else saved.detach()  # a result would hold what made it
+
+    def unpack(kept: Tensor | None) -> Tensor:
+        with torch.no_grad():
+            return make() if kept is None else kept
+
+    return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 
 
 def _result(given: Any) -> Tensor:
@@ -246,10 +270,13 @@ def _activation_of(config: Any) -> Activation:
     return _Scaled(words, getattr(config, "moe_mlp_glu_interleave_size", None))
 
 
+def _recomputes(config: Any) -> bool:
+    selective: bool = config.recompute_granularity == "selective"
+    return selective and "moe_act" in config.recompute_modules
+
+
 def _require_options(config: Any) -> None:
     """Errors: NotImplementedError for what would be left out in silence."""
-    selective = config.recompute_granularity == "selective"
-    recomputes = selective and "moe_act" in config.recompute_modules
     apart = config.gradient_accumulation_fusion or config.delay_wgrad_compute
     offloads = config.fine_grained_activation_offloading and {"expert_fc1", "moe_act"} & {
         *config.offload_modules}
@@ -262,8 +289,9 @@ def _require_options(config: Any) -> None:
          "scaling the input is not scaling the result; Megatron's own experts refuse it, too"),
         (config.activation_func_fp8_input_store, "activation_func_fp8_input_store",
          "the activation's input is kept as it is"),
-        (recomputes and apart, "moe_act of recompute_modules beside gradient_accumulation_fusion "
-         "or delay_wgrad_compute", "only one grouped_mlp computes the activation again"),
+        (_recomputes(config) and apart, "moe_act of recompute_modules beside "
+         "gradient_accumulation_fusion or delay_wgrad_compute",
+         "such linears keep what they are given"),
     ):
         if wanted:
             raise NotImplementedError(f"megatron: {option} is on, must be off; {why}")
