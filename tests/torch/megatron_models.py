@@ -41,6 +41,13 @@ def one_process():
     patch.undo()
 
 
+def seed(number):
+    """Of all generators that draw weights: on a GPU Megatron has some of its own."""
+    torch.manual_seed(number)
+    if DEVICE == "cuda":
+        model_parallel_cuda_manual_seed(number)
+
+
 def config_of(dtype=torch.bfloat16, **options):
     usual = dict(
         num_layers=2, hidden_size=32, num_attention_heads=2, ffn_hidden_size=48,
@@ -58,7 +65,7 @@ def local_spec():
 
 
 def model_of(config, spec):
-    torch.manual_seed(1)
+    seed(1)
     model = GPTModel(config=config, transformer_layer_spec=spec, vocab_size=VOCABULARY,
                      max_sequence_length=LENGTH, position_embedding_type="learned_absolute")
     return model.to(DEVICE, config.params_dtype)

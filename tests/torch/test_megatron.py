@@ -12,7 +12,8 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec
 from megatron.core.transformer.moe.moe_layer import MoELayer
 from megatron_models import (  # noqa: F401 (a fixture)
-    DEVICE, E, both, check_training, config_of, local_spec, loss_of, model_of, one_process, train)
+    DEVICE, E, both, check_training, config_of, local_spec, loss_of, model_of, one_process, seed,
+    train)
 from torch.nn import functional
 
 import cadre
@@ -52,7 +53,7 @@ def layer_of(**options):
     config = config_of()
     for name, value in options.items():  # Megatron looks when it is made, and at more
         setattr(config, name, value)
-    torch.manual_seed(2)
+    seed(2)
     made = MoELayer(config, with_cadre(local_spec()).submodules.mlp.submodules, layer_number=1)
     return made.to(DEVICE, config.params_dtype)
 

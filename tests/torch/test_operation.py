@@ -332,3 +332,15 @@ def test_a_row_that_keeps_inputs_in_fp8(device):
     y = mlp(x := draw(R, C, device=device, grad=True), counts, counts)
     y.sum().backward()
     assert x.grad[:7].any() and not x.grad[7:].any()
+
+
+@pytest.mark.parametrize("tail", [float("nan"), 1e4])
+def test_a_tail_has_no_say_in_what_is_kept_in_fp8(device, tail):
+    z = draw(R, C, device=device) * 1e-4
+    dh, live = draw(R, C // 2, device=device), R - 3
+    offsets = cadre.offsets(torch.tensor([live // 2, live - live // 2], device=device), "counts", R)
+    call = ops.SwiGLU(cache_quantized_input=True)
+    _, want = learn(call, z[:live].clone(), dy=dh[:live])
+    z[live:] = tail
+    _, dz = learn(lambda z: call(z, offsets=offsets), z, dy=dh)
+    assert torch.equal(dz[:live], want) and dz[:live].any() and not dz[live:].any()

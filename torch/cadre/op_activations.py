@@ -79,7 +79,7 @@ class Activation(Operation):
             raise ValueError("z has shape [], must be [..., columns]")
         rows = z.reshape(-1, z.shape[-1])
         starts = offsets_of_all_rows(rows) if offsets is None else _starts(offsets, rows)
-        with _keeping_fp8(rows) if self.cache_quantized_input else nullcontext():
+        with _keeping_fp8(rows, starts) if self.cache_quantized_input else nullcontext():
             h = self._compute(rows, starts, probabilities(scales))
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
 
@@ -113,14 +113,14 @@ def probabilities(scales: Tensor | None) -> Tensor | None:
     return None if scales is None else scales.reshape(-1).to(torch.float32)
 
 
-def _keeping_fp8(z: Tensor) -> ContextManager[Any]:
-    """A context in which autograd keeps codes in place of z."""
+def _keeping_fp8(z: Tensor, starts: Tensor) -> ContextManager[Any]:
+    """A context in which autograd keeps codes in place of z, of all rows but the tail."""
 
     def pack(saved: Tensor) -> Tensor | tuple[Quantized, Tensor]:
         if saved.shape != z.shape or saved.data_ptr() != z.data_ptr():
             return saved
-        all_rows = offsets_of_all_rows(saved)
-        return quantize(saved.detach(), all_rows, _CACHE), all_rows
+        rows = starts if len(starts) == 2 else torch.cat([starts[:1], starts[-1:]])
+        return quantize(saved.detach(), rows, _CACHE), rows
 
     def unpack(kept: Any) -> Tensor:
         if isinstance(kept, Tensor):
