@@ -41,8 +41,7 @@ TEST(PayingRecipe, TakesPassesAsTheyAreWhereQuantisingCostsMore) {
 }
 
 TEST(PayingRecipe, LeavesTheErrorOfTheLayerToIt) {
-  for (const std::string_view device : {"sm_90", "cpu"})
-    try {
+  for (const std::string_view device : {"sm_90", "cpu"}) try {
       (void)plan_of("R=40 H=32 F=48 E=3 weight_major=column", "mxfp8", device);
       FAIL() << "taken";
     } catch (const std::invalid_argument& e) {
