@@ -166,7 +166,7 @@ beside_torch() {
 # Files of tests side by side, which leaves the GPU busy; the one whose tensors are large behind them.
 # A file of which no test is for a GPU is good.
 # shellcheck disable=SC2016
-one_file='out=$(timeout 330 python3 -m pytest -q -p no:cacheprovider -k "not cpu" "$0" 2>&1); code=$?
+one_file='out=$(timeout --foreground 330 python3 -m pytest -q -p no:cacheprovider -k "not cpu" "$0" 2>&1); code=$?
   echo "$0: $code"; [ $code = 5 ] || { echo "$out" | tail -n 60; exit $code; }'
 run_door() {
   find tests/torch -name 'test_*.py' ! -name 'test_wheel*' ! -name '*_long.py' \

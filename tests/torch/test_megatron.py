@@ -204,6 +204,43 @@ def test_linears_may_be_wrapped(names, bias):
     assert all(adapter.scale.grad.abs() > 0 for adapter in wrapped)
 
 
+class Doubled(torch.nn.Module):
+    """Around a linear of the experts, whose rows it writes in place."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base = base
+
+    def forward(self, rows, *rest):
+        return self.base(rows.mul_(2), *rest)
+
+
+def moe_act_layer(wrapped):
+    layer = layer_of(recompute_granularity="selective", recompute_modules=["moe_act"])
+    layer.experts.linear_fc2 = wrapped(layer.experts.linear_fc2)
+    return layer
+
+
+def test_rows_that_a_wrapped_linear_writes_in_place():
+    layer, plain = moe_act_layer(Doubled), layer_of()
+    plain.experts.linear_fc2 = Doubled(plain.experts.linear_fc2)
+    x = torch.randn(40, 1, 32, dtype=torch.bfloat16, device=DEVICE)
+    for each in (layer, plain):
+        each(x)[0].float().square().sum().backward()
+    for p, want in zip(layer.parameters(), plain.parameters()):
+        assert torch.equal(p.grad, want.grad)
+
+
+def test_weights_that_are_written_before_backward():
+    layer = moe_act_layer(Adapter)
+    y = layer(torch.randn(40, 1, 32, dtype=torch.bfloat16, device=DEVICE))[0]
+    with torch.no_grad():
+        layer.experts.linear_fc2.base.weight0.mul_(2)
+    with pytest.raises(RuntimeError, match="megatron: a tensor that linear_fc2 saved was written in "
+                       "place, must be left alone until backward"):
+        y.float().sum().backward()
+
+
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("recomputes", [False, True])
 @pytest.mark.parametrize("change", ["fc1", "fc2", "hook"])

@@ -160,11 +160,12 @@ def _beside(counts: Tensor, x: Tensor, name: str) -> Tensor:
     if x.device.type != "cuda":
         return counts.to(x.device)
     if torch.compiler.is_compiling():
-        return _compiled_copy(counts, x.device, name)
-    return _copied(counts, x.device, name)
+        copied: Tensor = _compiled_copy(counts, device=x.device, name=name)
+        return copied
+    return _copied(counts, device=x.device, name=name)
 
 
-def _copied(counts: Tensor, device: torch.device, name: str) -> Tensor:
+def _copied(counts: Tensor, *, device: torch.device, name: str) -> Tensor:
     if torch.cuda.is_current_stream_capturing():
         raise ValueError(f"{name} is on the host, must be a tensor on {device}; a CUDA graph "
                          "being captured would replay these very counts for ever")
@@ -174,11 +175,11 @@ def _copied(counts: Tensor, device: torch.device, name: str) -> Tensor:
 
 # An operator, since a graph that is compiled can ask neither for a capture nor for pinned memory.
 _library = torch.library.Library("cadre", "FRAGMENT")
-_library.define("_counts_beside(Tensor counts, Device device, str name) -> Tensor")
+_library.define("_counts_beside(Tensor counts, *, Device device, str name) -> Tensor")
 _library.impl("_counts_beside", _copied, "CompositeExplicitAutograd")
 _compiled_copy = torch.ops.cadre._counts_beside.default
 
 
 @torch.library.register_fake("cadre::_counts_beside")
-def _(counts: Tensor, device: torch.device, name: str) -> Tensor:
+def _(counts: Tensor, *, device: torch.device, name: str) -> Tensor:
     return torch.empty_like(counts, device=device)

@@ -219,17 +219,30 @@ class Experts(_TEGroupedMLP):
 
 
 def _making_again(h: Tensor, make: Callable[[], Tensor]) -> ContextManager[Any]:
-    """A context in which autograd keeps no h, which backward makes again."""
-    address, shape, strides = h.data_ptr(), h.shape, h.stride()
+    """A context in which autograd keeps no h, which backward makes again, unless it was written in
+    place. Tensors behind hooks are not looked at by autograd, so this asks whether the others
+    changed."""
 
-    def pack(saved: Tensor) -> Tensor | None:
-        if saved.shape == shape and saved.stride() == strides and saved.data_ptr() == address:
+    def look_of(t: Tensor) -> tuple[Any, ...]:
+        return t.data_ptr(), t.shape, t.stride(), t.dtype, t._version
+
+    look = look_of(h)
+
+    def pack(saved: Tensor) -> tuple[Tensor, int] | None:
+        if look_of(saved) == look:
             return None
-        return saved if saved.is_leaf else saved.detach()  # a result would hold what made it
+        kept = saved if saved.is_leaf else saved.detach()  # a result would hold what made it
+        return kept, kept._version
 
-    def unpack(kept: Tensor | None) -> Tensor:
-        with torch.no_grad():
-            return make() if kept is None else kept
+    def unpack(kept: tuple[Tensor, int] | None) -> Tensor:
+        if kept is None:
+            with torch.no_grad():
+                return make()
+        tensor, version = kept
+        if tensor._version != version:
+            raise RuntimeError("megatron: a tensor that linear_fc2 saved was written in place, must "
+                               "be left alone until backward")
+        return tensor
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)
 

@@ -188,7 +188,6 @@ void LinearMemory::run_next() {
 }
 
 std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, const Tensor& on) {
-  if (!key.content) return {bytes(key.bytes, on), true};
   const std::lock_guard lock(mutex_);
   if (!anew && key_ == key) return {copies_, false};
   // Nobody may see copies that are being written. Those of weights that changed without a word are
@@ -203,7 +202,6 @@ std::pair<Tensor, bool> LinearMemory::copies(const CopiesKey& key, bool anew, co
 }
 
 void LinearMemory::keep(const CopiesKey& key, const Tensor& copies) {
-  if (!key.content) return;
   const std::lock_guard lock(mutex_);
   key_ = key;
   copies_ = copies;

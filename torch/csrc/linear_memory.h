@@ -43,7 +43,7 @@ struct CopiesKey {
   std::string recipe;
   bool dgrad;
   int64_t bytes;
-  std::optional<uint64_t> content;
+  uint64_t content;
 
   bool operator==(const CopiesKey&) const = default;
 };
@@ -68,9 +68,7 @@ class LinearMemory : public torch::CustomClassHolder {
   void run_next();
 
   /// The kept copies and false; or, where they are not of this content or are to be made anew,
-  /// memory for others and true. Where nobody knows the content of the weights, on a GPU, none are
-  /// kept: another stream would read what is not written yet, and a CUDA graph would write memory
-  /// at every replay that has long been somebody else's.
+  /// memory for others and true.
   std::pair<at::Tensor, bool> copies(const CopiesKey&, bool anew, const at::Tensor& on);
 
   /// Keeps copies that have been written.

@@ -311,15 +311,19 @@ bool copies_weights(Text recipe) {
   return !is_plain(parsed.fprop.rhs) || !is_plain(parsed.dgrad.rhs);
 }
 
-/// Copies of the weights, where the recipe makes any.
+/// Copies of the weights, where the recipe makes any. None on a GPU, where nobody sees whether they
+/// still hold: another stream would read what is not written yet, and a CUDA graph would write
+/// memory at every replay that has long been somebody else's.
 void use_cache(ForwardInputs& in, const LinearCall& call, bool anew) {
+  const std::optional<uint64_t> content = content_of(call.weight);
+  if (!content) return;
   GroupedLinearProblem p = problem_of(call);
   p.options.cache_weights = true;
   const int64_t bytes = cached_plan(p, device(call.x)).memory.weight_cache_bytes;
   if (bytes == 0) return;
   const CopiesKey key{
-      call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad,
-      bytes,           content_of(call.weight)};
+      call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad, bytes,
+      *content};
   const auto [copies, write] = in.options->memory->copies(key, anew, call.x);
   in.cache = copies;
   if (write) in.to_keep = key;
