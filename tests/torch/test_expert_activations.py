@@ -239,6 +239,13 @@ def scaled_with(factor):
     return scaled
 
 
+def closed(factor):
+    def closed_here(x):
+        return functional.silu(x) * factor
+    return closed_here
+
+
+closed_here = closed(1.0)  # found by its name, but others have its code
 GELU = functools.partial(functional.gelu, approximate="tanh")
 CHOICES = {
     "function": (functional.relu, "reglu", torch.tanh, None),
@@ -248,6 +255,7 @@ CHOICES = {
     "number": (2, "reglu", 3, "swiglu"),
     "word": ("tanh", "geglu_tanh", "none", "geglu"),
     "none": (None, "reglu", "none", "geglu"),
+    "type": (torch.float64, "reglu", 3, "swiglu"),
     "tuple": ((1.0,), "swiglu", (2.0,), None),
     "tuple in a tuple": (((1, "a"), True), "swiglu", ((2, "a"), True), None),
 }
@@ -346,11 +354,36 @@ CHANGING = (Swish(1.0).forward, SimpleNamespace(scale=1.0), (1.0, [1.0]),
 
 
 @pytest.mark.parametrize("call,chosen", [
-    ("compiled", scaled_by(1.0)), ("compiled", scaled_with(1.0)),
+    ("compiled", scaled_by(1.0)), ("compiled", scaled_with(1.0)), ("compiled", closed_here),
     *(("eager", chosen) for chosen in CHANGING), *(("compiled", chosen) for chosen in CHANGING)])
 def test_what_may_change_in_its_place_is_refused(call, chosen):
     with pytest.raises(REFUSALS, match="act_fn of Experts has tensors, modules, lists or objects"):
         caller(call, Chosen(chosen))()
+
+
+def test_a_function_with_a_closure_in_place_of_a_module():
+    assert caller("eager", scaled_by(1.0))() == "swiglu"
+    with pytest.raises(NotImplementedError, match="act_fn=<lambda>"):
+        caller("eager", scaled_by(2.0))()
+    with pytest.raises(REFUSALS, match="act_fn of Experts has tensors, modules, lists or objects"):
+        caller("compiled", scaled_by(1.0))()
+    assert caller("compiled", functional.silu)() == "swiglu"
+
+
+class Optional(nn.Module):
+
+    def forward(self, x):
+        return functional.silu(x) * getattr(self, "more", 1.0)
+
+
+@BOTH
+def test_what_an_act_fn_asks_for_with_a_default(call):
+    act = Optional()
+    measured = caller(call, act)
+    assert measured() == "swiglu"
+    act.more = 2.0
+    with pytest.raises(REFUSALS, match="act_fn=Optional"):
+        measured()
 
 
 def test_functions_with_a_closure_are_measured_outside_of_the_graph():

@@ -236,8 +236,8 @@ def test_weights_that_are_written_before_backward():
     y = layer(torch.randn(40, 1, 32, dtype=torch.bfloat16, device=DEVICE))[0]
     with torch.no_grad():
         layer.experts.linear_fc2.base.weight0.mul_(2)
-    with pytest.raises(RuntimeError, match="megatron: a tensor that linear_fc2 saved was written in "
-                       "place, must be left alone until backward"):
+    with pytest.raises(RuntimeError, match="megatron: a tensor that linear_fc2 saved was written "
+                       "in place, must be left alone until backward"):
         y.float().sum().backward()
 
 

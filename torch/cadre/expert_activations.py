@@ -11,7 +11,8 @@ import itertools
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace)
 from typing import Any
 
 import torch
@@ -45,6 +46,8 @@ def activation_of(self: nn.Module) -> str:
             f"huggingface: {type(self).__name__} has an _apply_gate of its own, must have that of "
             "its class; choose another experts_implementation for this model")
     if not isinstance(act, nn.Module):
+        if is_compiling() and type(act) is FunctionType and not _is_guarded(act, type(self)):
+            _refuse_more_than_numbers(self)
         text = _measured_activation(type(self), act, (), self.has_gate, numbers)
     else:
         _require_plain(self, act)
@@ -134,7 +137,7 @@ def _frozen(act: nn.Module, x: Any, function_of: Callable[[Any, type], Any]
     """Kind and value; numbers as text, since torch.compile may keep one symbolic, and this makes it
     a guarded constant. None for what can be changed in its place."""
     kind = type(x)
-    if kind in (bool, str, type(None)):
+    if kind in (bool, str, type(None), torch.dtype, torch.device):
         return kind.__name__, x
     if kind in (int, float):
         return kind.__name__, float(x).hex()
@@ -176,7 +179,9 @@ def _is_guarded(function: Any, cls: type) -> bool:
         return _is_builtin(function)
     if not (function.__closure__ or function.__defaults__ or function.__kwdefaults__):
         return True
-    places = [*cls.__mro__, sys.modules.get(function.__module__)]
+    places = [*cls.__mro__]  # methods that call super() have a closure
+    if not function.__closure__:
+        places.append(sys.modules.get(function.__module__))
     return any(vars(place).get(function.__name__) is function for place in places if place)
 
 
@@ -230,13 +235,19 @@ def _names_in(member: Any) -> Iterator[str]:
     while codes:
         code = codes.pop()
         yield from code.co_names
+        yield from _words_in(code)
         codes += [constant for constant in code.co_consts if inspect.iscode(constant)]
+
+
+def _words_in(code: CodeType) -> Iterator[str]:
+    """Such as getattr takes."""
+    return (x for x in code.co_consts if isinstance(x, str) and x.isidentifier())
 
 
 @functools.cache
 def _names_in_code(function: Any) -> tuple[str, ...]:
     code = getattr(function, "__code__", None)
-    return tuple(name for name in code.co_names
+    return tuple(name for name in (*code.co_names, *_words_in(code))
                  if name != "act_fn" and not hasattr(Tensor, name)) if code else ()
 
 

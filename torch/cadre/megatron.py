@@ -240,8 +240,8 @@ def _making_again(h: Tensor, make: Callable[[], Tensor]) -> ContextManager[Any]:
                 return make()
         tensor, version = kept
         if tensor._version != version:
-            raise RuntimeError("megatron: a tensor that linear_fc2 saved was written in place, must "
-                               "be left alone until backward")
+            raise RuntimeError("megatron: a tensor that linear_fc2 saved was written in place, "
+                               "must be left alone until backward")
         return tensor
 
     return torch.autograd.graph.saved_tensors_hooks(pack, unpack)

@@ -311,9 +311,8 @@ bool copies_weights(Text recipe) {
   return !is_plain(parsed.fprop.rhs) || !is_plain(parsed.dgrad.rhs);
 }
 
-/// Copies of the weights, where the recipe makes any. None on a GPU, where nobody sees whether they
-/// still hold: another stream would read what is not written yet, and a CUDA graph would write
-/// memory at every replay that has long been somebody else's.
+/// Copies of the weights, if the recipe makes any; not on a GPU: nobody sees there whether they
+/// hold, other streams read them early, and CUDA graphs write them when others have the memory.
 void use_cache(ForwardInputs& in, const LinearCall& call, bool anew) {
   const std::optional<uint64_t> content = content_of(call.weight);
   if (!content) return;
@@ -321,9 +320,8 @@ void use_cache(ForwardInputs& in, const LinearCall& call, bool anew) {
   p.options.cache_weights = true;
   const int64_t bytes = cached_plan(p, device(call.x)).memory.weight_cache_bytes;
   if (bytes == 0) return;
-  const CopiesKey key{
-      call.x.device(), call.weight[0].scalar_type(), std::string(in.recipe), p.dgrad, bytes,
-      *content};
+  const at::ScalarType type = call.weight[0].scalar_type();
+  const CopiesKey key{call.x.device(), type, std::string(in.recipe), p.dgrad, bytes, *content};
   const auto [copies, write] = in.options->memory->copies(key, anew, call.x);
   in.cache = copies;
   if (write) in.to_keep = key;
