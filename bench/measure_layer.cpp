@@ -220,41 +220,57 @@ auto place(const Problem& problem, const MeasureOptions& options, Accelerator* a
                                            accelerator);
 }
 
+// A layer, what runs beside it and the layer's own products, all on data of their own.
+template <class AnyCase>
+struct Contestants {
+  std::string problem, twin_problem;
+  std::unique_ptr<Accelerator> accelerator;
+  std::shared_ptr<Placed<AnyCase>> layer{}, twin{};
+  Peer products{};
+  Work work{};  // of the products
+
+  Stream stream() const { return accelerator ? accelerator->stream() : Stream{}; }
+};
+
 template <class Problem>
-Measurement measure_call(const TimedRuns& timed, const Problem& problem, const Problem* twin,
-                         const MeasureOptions& options) {
-  const auto accelerator = open_accelerator(options.device);
-  const Stream stream = accelerator ? accelerator->stream() : Stream{};
-  const auto placed = place(problem, options, accelerator.get());
-  const std::function<void()> run = run_of(placed, timed, stream);
-  Measurement m;
-  m.problem = to_string(problem);
-  m.plan = std::string(placed->data.plan.name);
-  m.call = timed.name;
-  for (const KeptPart& part : kept(placed->data.plan)) m.kept_bytes += part.bytes;
-  const LayerMemory& memory = placed->data.plan.memory;
-  m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
+auto contestants_of(const Problem& problem, const Problem* twin, const MeasureOptions& options) {
+  using AnyCase = decltype(make_layer_case(problem, options.device, options.draw));
+  Contestants<AnyCase> all{to_string(problem), twin ? to_string(*twin) : "",
+                           open_accelerator(options.device)};
+  all.layer = place(problem, options, all.accelerator.get());
+  if (twin) all.twin = place(*twin, options, all.accelerator.get());
   Draw draw = options.draw;
-  draw.counts = counts_of(*placed, run);
-  m.check = check_twice(*placed, timed, run);
+  draw.counts = counts_of(*all.layer, run_of(all.layer, {"forward"}, all.stream()));
+  Products own;
+  add_products(all.layer->data.plan, own);
+  all.products = products(own, draw, options.device, all.accelerator.get(), all.work);
+  return all;
+}
+
+template <class AnyCase>
+Measurement measure_call(const TimedRuns& timed, const Contestants<AnyCase>& all,
+                         const MeasureOptions& options) {
+  const auto& data = all.layer->data;
+  const std::function<void()> run = run_of(all.layer, timed, all.stream());
+  Measurement m;
+  m.problem = all.problem;
+  m.plan = std::string(data.plan.name);
+  m.call = timed.name;
+  for (const KeptPart& part : kept(data.plan)) m.kept_bytes += part.bytes;
+  const LayerMemory& memory = data.plan.memory;
+  m.workspace_bytes = std::max(memory.forward_workspace_bytes, memory.backward_workspace_bytes);
+  m.check = check_twice(*all.layer, timed, run);
   if (!m.check.good()) return m;
-  Products all;
-  add_products(placed->data.plan, all);
-  Work total;
-  std::vector<Peer> contestants{{"cadre", m.plan, run}};
-  contestants.push_back(
-      repeated(products(all, draw, options.device, accelerator.get(), total), timed.times));
-  if (twin) {
-    const auto other = place(*twin, options, accelerator.get());
+  std::vector<Peer> contestants{{"cadre", m.plan, run}, repeated(all.products, timed.times)};
+  if (all.twin)
     contestants.push_back({"cadre " + options.beside,
-                           text(other->data.plan.name, " on '", *twin, "'"),
-                           run_of(other, timed, stream)});
-  }
-  m.flops = timed.times * total.flops;
-  m.bytes = timed.times * total.bytes;
-  m.timings = contest({contestants}, options.contest, accelerator.get());
-  if (placed->mirror) placed->mirror->fetch_canaries();
-  if (!placed->data.buffers->canaries_live())
+                           text(all.twin->data.plan.name, " on '", all.twin_problem, "'"),
+                           run_of(all.twin, timed, all.stream())});
+  m.flops = timed.times * all.work.flops;
+  m.bytes = timed.times * all.work.bytes;
+  m.timings = contest({contestants}, options.contest, all.accelerator.get());
+  if (all.layer->mirror) all.layer->mirror->fetch_canaries();
+  if (!data.buffers->canaries_live())
     m.check.fault = "memory beside a buffer was written while timing";
   return m;
 }
@@ -273,14 +289,14 @@ std::vector<Measurement> measure_layer(std::string_view problem, const MeasureOp
         if constexpr (std::is_same_v<std::decay_t<decltype(other)>, Problem>)
           twin = other, frozen_twin = frozen(other);
       });
-    std::vector<Measurement> all;
-    all.push_back(
-        measure_call({"forward"}, frozen(p), frozen_twin ? &*frozen_twin : nullptr, options));
+    const Problem* beside = frozen_twin ? &*frozen_twin : nullptr;
+    std::vector<Measurement> all{
+        measure_call({"forward"}, contestants_of(frozen(p), beside, options), options)};
     if (!learns(plan(p, options.device))) return all;
-    const Problem* beside = twin ? &*twin : nullptr;
-    all.push_back(measure_call({"step", true}, p, beside, options));
+    const auto learning = contestants_of(p, twin ? &*twin : nullptr, options);
+    all.push_back(measure_call({"step", true}, learning, options));
     if (caches_weights(p))
-      all.push_back(measure_call({"4 steps", true, kMicroBatches}, p, beside, options));
+      all.push_back(measure_call({"4 steps", true, kMicroBatches}, learning, options));
     return all;
   });
 }
