@@ -311,6 +311,30 @@ def test_wrong_layouts():
         "some")
 
 
+def test_states_without_experts():
+    """They were an empty result, or an error of Python."""
+    for source, name in (("te_packed", "weight"), ("transformers", L0 + "gate_up_proj")):
+        target = {"te_packed": "te_discrete"}.get(source, "qwen")
+        state = {L0 + "down_proj": bits(0, H, F)} if source == "transformers" else {}
+        for shape in (0, 4, 5), ():
+            assert said({name: bits(*shape)} | state, source, target) == (
+                f"checkpoints: shape of {name} is {shape}, must be [E, ...] of 1 expert or more")
+    assert said({"other": bits(3)}, "te_packed", "te_discrete") == (
+        "checkpoints: experts in layout te_packed are missing, must be named weight; no layout has "
+        "such names")
+
+
+def test_what_is_no_name():
+    for wrong, what in ((3, "3, an int"), (None, "None, a NoneType")):
+        for state in ({"weight": bits(2, 4, 4), wrong: bits(1)}, [{wrong: bits(1)}]):
+            with pytest.raises(TypeError, match=f"^checkpoints: a name in state is {what}, must be "
+                               "a str$"):
+                convert(state, "te_packed", "te_discrete")
+    assert said(qwen(), "qwen", ["mixtral"]).startswith(
+        "checkpoints: target is ['mixtral'], must be transformers, gpt_oss")
+    assert said(qwen(), {}, "qwen").startswith("checkpoints: source is {}, must be transformers")
+
+
 FAMILIES = {"mixtral": "mixtral", "qwen3_moe": "qwen", "olmoe": "qwen", "deepseek_v3": "qwen",
             "gpt_oss": "gpt_oss"}
 

@@ -1,5 +1,8 @@
 """Gradients that are left to backward_dw: whoever waits for them in backward is told."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from conftest import draw, offsets_of
@@ -17,6 +20,10 @@ def linear(device, **options):
 
 def mlp(device):
     return cadre.GroupedMLP(E, H, F, device=device, delay_wgrad_compute=True)
+
+
+def moe(device):
+    return cadre.MoE(E, H, F, top_k=2, device=device, delay_wgrad_compute=True)
 
 
 def tokens(layer):
@@ -68,3 +75,33 @@ def test_offsets_that_change_while_a_gradient_is_pending(device, make):
     with pytest.raises(RuntimeError, match="^backward_dw: version of offsets is 1, must be 0"):
         layer.backward_dw()
     layer.discard_wgrad()
+
+
+def marked(layer):
+    return {name for name, p in layer.named_parameters() if hasattr(p, "skip_backward_post_hook")}
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy,
+                                    lambda layer: pickle.loads(pickle.dumps(layer)),
+                                    lambda layer: copy.deepcopy(copy.deepcopy(layer)).bfloat16()])
+@pytest.mark.parametrize("make", [linear, mlp, moe])
+def test_copies_are_marked_as_the_layer_is(device, make, copied):
+    """`Parameter.__deepcopy__` drops what was said of a parameter."""
+    layer = make(device)
+    assert len(marked(layer)) == (6 if make is linear else 2)
+    assert marked(copied(layer)) == marked(layer)
+    assert not marked(copied(cadre.GroupedMLP(E, H, F, device=device)))
+
+
+def test_a_moe_does_what_its_experts_do(device):
+    layer, plain = moe(device), cadre.MoE(E, H, F, top_k=2, device=device)
+    assert layer.need_backward_dw() and not plain.need_backward_dw()
+    said = []
+    layer.register_wgrad_accumulation_and_reduce_hooks(lambda: said.append("computed"))
+    layer(tokens(layer))[0].sum().backward()
+    layer.discard_wgrad()
+    layer.backward_dw()
+    assert layer.experts.w1.grad is None and not said
+    layer(tokens(layer))[0].sum().backward()
+    layer.backward_dw()
+    assert layer.experts.w1.grad is not None and said == ["computed"]

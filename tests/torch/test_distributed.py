@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import draw
+from linear_reference import experts_of
 from processes import Processes, on_gpus
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -265,15 +266,17 @@ def deferred_in_fsdp(rank, device, kind):
 
 def beside_the_root(rank, device):
     """A module whose parameters nobody has gathered must not multiply with its shard."""
-    for packed in (False, True):
-        linear = cadre.GroupedLinear(E, H, F, device=device, single_grouped_weight=packed)
-        root = nn.Sequential(linear)
-        fully_shard(root, mesh=init_device_mesh(device.type, (WORLD,)))
-        x, counts = draw(E, H, device=device), torch.ones(E, dtype=torch.int32, device=device)
+    x, counts = draw(E, H, device=device), torch.ones(E, dtype=torch.int32, device=device)
+    layers = {"weight": [cadre.GroupedLinear(E, H, F, device=device, single_grouped_weight=packed)
+                         for packed in (False, True)],
+              "w1": [cadre.GroupedMLP(E, H, F, device=device)],
+              "router": [cadre.MoE(E, H, F, top_k=2, device=device)]}
+    for name, layer in ((name, layer) for name, all_of in layers.items() for layer in all_of):
+        fully_shard(nn.Sequential(layer), mesh=init_device_mesh(device.type, (WORLD,)))
         with pytest.raises(ValueError, match=(
-                r"^weight is Shard\(dim=0\) of a DTensor, must be Replicate\(\); call the module "
+                rf"^{name} is Shard\(dim=0\) of a DTensor, must be Replicate\(\); call the module "
                 "that gathers it, or gather it before")):
-            linear(x, counts)
+            layer(x, *([] if name == "router" else [counts]))
 
 
 def drawn_on_ranks(rank, device):
@@ -298,6 +301,72 @@ def drawn_on_ranks(rank, device):
             layer.reset_parameters()
         assert torch.equal(linear.weight.full_tensor(), whole.weight)
         assert init is None or sizes[-1] == whole.weight[0].nbytes
+
+
+def drawn_one_by_one(rank, device):
+    """As above of all other parameters that are drawn."""
+    mesh = init_device_mesh(device.type, (WORLD,))
+    for make in (
+            lambda: cadre.GroupedLinear(3, H, F + 1, device="meta"),
+            lambda: cadre.GroupedMLP(E, H, F, device="meta", bias=True),
+            lambda: cadre.MoE(E, H, F, top_k=2, device="meta", shared_features=F,
+                              shared_gate=True, expert_bias=True)):
+        whole, layer = make().to_empty(device=device), make()
+        fully_shard(layer, mesh=mesh)
+        layer.to_empty(device=device)
+        for each in (whole, layer):
+            torch.manual_seed(7)
+            each.reset_parameters()
+        for (name, want), got in zip(whole.named_parameters(), layer.parameters(), strict=True):
+            assert isinstance(got, DTensor)
+            assert torch.equal(got.full_tensor(), want), name
+            assert "bias" in name or want.abs().max() > 0, name
+
+
+def loaded_in_another_layout(rank, device, packed):
+    """From a state that is sharded, also with an expert missing, and from a whole one; of a weight
+    that is sharded between experts or within them, or not at all."""
+    mesh = init_device_mesh(device.type, (WORLD,))
+
+    def made(packed):
+        return cadre.GroupedLinear(E, H, F, device=device, single_grouped_weight=packed,
+                                   single_grouped_bias=packed)
+
+    def split(layer, axis=0):
+        fully_shard(layer, mesh=mesh, shard_placement_fn=lambda p: Shard(min(axis, p.dim() - 1)))
+        return layer
+
+    torch.manual_seed(11)
+    source = made(not packed)
+    with torch.no_grad():
+        for p in source.parameters():
+            p.normal_()
+    want = {f"{stem}{e}": expert.detach().clone() for stem in ("weight", "bias")
+            for e, expert in enumerate(experts_of(source, stem))}
+    whole_state = copy.deepcopy(source.state_dict())
+    states = [whole_state, split(source).state_dict(), split(made(not packed), 1).state_dict()]
+    states[2] = {name: distribute_tensor(whole_state[name], mesh, value.placements)
+                 if isinstance(value, DTensor) else value for name, value in states[2].items()}
+    for state in states:
+        for axis in (None, 0, 1):
+            target = made(packed) if axis is None else split(made(packed), axis)
+            placements = [getattr(p, "placements", None) for p in target.parameters()]
+            target.load_state_dict(dict(state))
+            assert [getattr(p, "placements", None) for p in target.parameters()] == placements
+            assert_numbers(target, want)
+    if packed:
+        target = split(made(packed))
+        first = target.weight.full_tensor()[0]
+        without = {name: value for name, value in states[1].items() if name != "weight0"}
+        assert target.load_state_dict(without, strict=False).missing_keys == ["weight0"]
+        assert_numbers(target, want | {"weight0": first})
+
+
+def assert_numbers(layer, want):
+    for stem in ("weight", "bias"):
+        got = [p.full_tensor() if isinstance(p, DTensor) else p for p in layer._parameters_of(stem)]
+        for e, expert in enumerate(got[0] if len(got) == 1 else got):
+            assert torch.equal(expert, want[f"{stem}{e}"]), f"{stem}{e}"
 
 
 def unlike(rank, device):
@@ -345,6 +414,15 @@ def test_a_shard_is_no_weight(processes):
 
 def test_a_sharded_weight_is_drawn(processes):
     processes.run(drawn_on_ranks)
+
+
+def test_other_sharded_weights_are_drawn(processes):
+    processes.run(drawn_one_by_one)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_sharded_weights_load_the_other_layout(processes, packed):
+    processes.run(loaded_in_another_layout, packed)
 
 
 def test_failures_are_seen(processes):

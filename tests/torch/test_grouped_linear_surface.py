@@ -1,5 +1,6 @@
 """What trainers rely on of cadre.GroupedLinear besides numbers: arguments, attributes, errors."""
 
+import copy
 import inspect
 from contextlib import contextmanager
 
@@ -259,6 +260,36 @@ def test_distributed_tensors(one_rank):
             continue
         layer(x, counts).sum().backward()
         assert torch.equal(layer.weight.grad.to_local(), plain.weight.grad)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("kind", ["GroupedLinear", "GroupedMLP", "MoE"])
+def test_distributed_tensors_of_all_layers(one_rank, kind, compiled):
+    from torch.distributed.tensor import DTensor, distribute_tensor
+    options = dict(top_k=2, shared_features=8, shared_gate=True) if kind == "MoE" else {}
+    plain = getattr(cadre, kind)(5, 24, 40, bias=True, device="cpu", **options)
+    counts = torch.tensor([3, 0, 9, 1, 4])
+    arguments = (draw(17, 24),) if kind == "MoE" else (draw(17, 24), counts)
+    layer = copy.deepcopy(plain)
+    for of in layer.modules():
+        for name, p in list(of.named_parameters(recurse=False)):
+            of.register_parameter(name, torch.nn.Parameter(distribute_tensor(p.detach(), one_rank)))
+    run = torch.compile(layer, backend="aot_eager", fullgraph=True) if compiled else layer
+    for call in (plain, run):
+        result = call(*arguments)
+        (result[0] if kind == "MoE" else result).square().sum().backward()
+    for (name, p), own in zip(layer.named_parameters(), plain.parameters(), strict=True):
+        assert isinstance(p.grad, DTensor), name
+        torch.testing.assert_close(p.grad.to_local(), own.grad, msg=name)
+
+
+def test_distributed_tensors_whose_gradients_autograd_does_not_see(one_rank):
+    from torch.distributed.tensor import distribute_tensor
+    for option in ("delay_wgrad_compute", "fuse_wgrad_accumulation"):
+        layer = cadre.GroupedMLP(5, 24, 40, device="cpu", **{option: True})
+        layer.w2 = torch.nn.Parameter(distribute_tensor(layer.w2.detach(), one_rank))
+        with pytest.raises(NotImplementedError, match="^w2 is a DTensor, must be a plain tensor "):
+            layer(draw(17, 24), [3, 0, 9, 1, 4])
 
 
 @pytest.mark.parametrize("delay", [True, False])

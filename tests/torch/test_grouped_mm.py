@@ -228,6 +228,53 @@ def test_three_dimensions_without_rows(device):
     assert got.shape == (E, 0, N)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("form", FORMS)
+def test_autocast_casts_nothing(device, form, dtype):
+    """As torch's own, which keeps fp32 operands in fp32; in compiled code too."""
+    counts, rows = named("tail")
+    a, b = operands(form, rows, dtype, device, grad=True)
+    offs = offs_of(form, counts, device)
+    want = cadre.grouped_mm(a, b, offs)
+    wants = torch.autograd.grad(want.float().square().sum(), (a, b))
+    with torch.autocast(device.type, torch.bfloat16):
+        got = cadre.grouped_mm(a, b, offs)
+        gots = torch.autograd.grad(got.float().square().sum(), (a, b))  # within it, too
+    assert got.dtype == dtype and torch.equal(got, want)
+    assert all(map(torch.equal, gots, wants))
+    torch._dynamo.reset()
+    compiled = torch.compile(cadre.grouped_mm, backend="aot_eager", fullgraph=True)
+    with torch.autocast(device.type, torch.bfloat16):
+        assert torch.equal(compiled(a, b, offs), want)
+    with torch.autocast(device.type, torch.bfloat16), pytest.raises(TypeError, match="b is"):
+        cadre.grouped_mm(a, b.to(torch.float32 if dtype != torch.float32 else torch.bfloat16), offs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_groups(device, form):
+    """Results and gradients are zero; `out` keeps what it held."""
+    a, b = operands(form, 9, device=device)
+    a, b = ((t[:0] if t.dim() == 3 else t).requires_grad_() for t in (a, b))
+    offs = offs_of(form, [], device)
+    shape = {"2d3d": (9, N), "3d2d": (M, 9), "2d2d": (0, M, N), "3d3d": (0, M, N)}[form]
+    got = cadre.grouped_mm(a, b, offs, out_dtype=torch.float16)
+    assert got.shape == shape and got.dtype == torch.float16 and not got.any()
+    if device.type == "cpu" and form == "2d3d":
+        theirs = torch.nn.functional.grouped_mm(draw(9, 8), draw(0, 8, 8), offs=offs)
+        assert theirs.shape == (9, 8)
+    for t, grad in zip((a, b), torch.autograd.grad(got.float().sum(), (a, b))):
+        assert grad.shape == t.shape and not grad.any()
+    out = draw(*shape, device=device)
+    held = out.clone()
+    with torch.no_grad():
+        assert cadre.grouped_mm(a, b, offs, out=out) is out and torch.equal(out, held)
+    for of_a, of_b, words in (((6, 0), (E, 0, N), "K is 0, must be 1 or more"),
+                              ((6, K), (E, K, 0), "N is 0, must be 1 or more")):
+        with pytest.raises(ValueError, match=words):
+            cadre.grouped_mm(torch.ones(of_a, device=device), torch.ones(of_b, device=device),
+                             ends([1] * E, device))
+
+
 def test_compiled_with_changing_counts(device):
     """One graph for all counts, another for the first other number of rows, then none."""
     def f(a, b, offs):

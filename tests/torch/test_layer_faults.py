@@ -1,6 +1,7 @@
 """What the layers refuse because the library would read or write beside it: gaps that it does not
 know of, lists and arrays of another length, words that say nothing."""
 
+import copy
 import itertools
 
 import pytest
@@ -34,6 +35,23 @@ def test_discrete_weights_with_gaps(weight):
 def test_discrete_biases_with_gaps():
     with pytest.raises(ValueError, match="bias of an expert .* must lie without gaps"):
         OPS.grouped_linear(draw(R, K), OFFSETS, [draw(N, K)] * 2, [draw(2 * N)[::2]] * 2)
+
+
+@pytest.mark.parametrize("kind", ["GroupedLinear", "GroupedMLP"])
+def test_packed_biases_with_gaps(kind):
+    """They have gradients, which lie without."""
+    options = dict(single_grouped_bias=True) if kind == "GroupedLinear" else dict(bias=True)
+    layer = getattr(cadre, kind)(E, K, N, device="cpu", **options)
+    want = copy.deepcopy(layer)
+    x = draw(R, K)
+    for name, p in list(layer.named_parameters()):
+        if "bias" in name:
+            gaps = torch.cat([p.detach(), p.detach()], 1)[:, :p.shape[1]]
+            layer.register_parameter(name, torch.nn.Parameter(gaps))
+    for one in (layer, want):
+        one(x, [2, 3]).square().sum().backward()
+    assert all(map(torch.equal, (p.grad for p in layer.parameters()),
+                   (p.grad for p in want.parameters())))
 
 
 def wgrad(dweight, weight=None, **options):

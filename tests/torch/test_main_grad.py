@@ -170,6 +170,25 @@ def test_stand_ins_are_not_copied(data, packed, delay, zero):
         layer.zero_grad()
 
 
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("delay", [True, False])
+@pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
+def test_stand_ins_are_no_anomaly(data, packed, delay):
+    """Torch fills new memory with NaN here, which anomaly mode took for a gradient."""
+    layer = with_main_grad(module(data[0].device, packed=packed, fuse_wgrad_accumulation=True,
+                                  delay_wgrad_compute=delay))
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with torch.autograd.detect_anomaly(check_nan=True):
+            step(layer, data)
+        assert all(not w.grad.any() for w in weights_of(layer))
+        layer.zero_grad()
+        step(layer, data)
+        assert all(w.grad.isnan().all() for w in weights_of(layer))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_main_grad_is_asked_for_in_backward(data):
     """Every expert of a sharded layer says where its buffer is now."""
     layer = module(data[0].device, packed=False, fuse_wgrad_accumulation=True)

@@ -165,6 +165,36 @@ def test_meta_state_is_assigned(device):
     assert_same(target, source)
 
 
+@pytest.mark.parametrize("missing", [0, 2])
+@pytest.mark.parametrize("packed", [True, False])
+def test_meta_state_without_an_expert(device, packed, missing):
+    """The others are there; a packed weight has NaN in its place."""
+    source = module(device, packed=False)
+    state = without(source.state_dict(), f"weight{missing}")
+    with pytest.raises(RuntimeError, match=f'Missing key.*"weight{missing}"'):
+        made(packed, True, "meta").load_state_dict(state, assign=True)
+    target = made(packed, True, "meta")
+    result = target.load_state_dict(state, strict=False, assign=True)
+    assert result.missing_keys == [f"weight{missing}"] and not result.unexpected_keys
+    both = zip(experts_of(target, "weight"), experts_of(source, "weight"))
+    for e, (got, want) in enumerate(both):
+        if e != missing:
+            assert got.device == want.device and torch.equal(got, want)
+        elif packed:
+            assert got.isnan().all()
+        else:
+            assert got.is_meta
+
+
+def test_experts_that_all_have_another_shape(device):
+    target = made(True, True, device)
+    before = copy.deepcopy(target)
+    with pytest.raises(RuntimeError, match="size mismatch for weight4") as error:
+        target.load_state_dict(module(device, n=48, packed=False).state_dict())
+    assert "Missing" not in str(error.value)
+    assert_same(target, before)
+
+
 @pytest.mark.parametrize("packed", [True, False])
 def test_what_is_no_tensor(packed):
     """Packed or discrete, in a layer that keeps it so or not."""

@@ -73,6 +73,35 @@ def test_sequential(device, fused):
                                            counts if fused else counts.clone()))
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_a_row_with_equal_counts_of_the_host(device, kind):
+    """No compiler knows whether two lists are one; equal ones are one grouped_mlp."""
+    mlp = cadre.ops.Sequential(cadre.ops.GroupedLinear(E, K, 64, device=device),
+                               cadre.ops.SwiGLU(),
+                               cadre.ops.GroupedLinear(E, 32, K, device=device))
+    call = torch.compile(mlp, fullgraph=True, dynamic=True, backend="aot_eager")
+    for counts, rows in STEPS[:2]:
+        x = draw(rows, K, device=device)
+        given = kind(counts), kind(list(counts))
+        assert [step.name for step in mlp.plan(*given)] == ["grouped_mlp"]
+        assert torch.equal(call(x, *given), mlp(x, *given))
+    others = kind([3, 0, 9, 1, 4]), kind([3, 0, 9, 4, 1])
+    assert len(mlp.plan(*others)) == 3
+    x = draw(20, K, device=device)
+    assert torch.equal(call(x, *others), mlp(x, *others))
+
+
+def test_wrong_counts_of_the_host(device):
+    """A graph break ends with the error; without one, torch's own error has the words."""
+    layer, x = module(device), draw(20, K, device=device)
+    with pytest.raises(ValueError, match=r"^m_splits is \[3, 0, 9, 1, 40\], must be 0 or more "):
+        torch.compile(layer, dynamic=True, backend="aot_eager")(x, [3, 0, 9, 1, 40])
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="m_splits is a list of 5, must be 0"):
+        torch.compile(layer, dynamic=True, fullgraph=True, backend="aot_eager")(
+            x, [3, 0, 9, 1, 40])
+
+
 def test_moe(device):
     layer = cadre.MoE(E, K, 40, top_k=2, normalize=True, device=device)
     call, counter = compiled(layer)

@@ -1,5 +1,7 @@
 """torch.ops.cadre.moe: the bits of its steps one after another, however it runs."""
 
+import io
+import logging
 from itertools import product
 
 import pytest
@@ -378,6 +380,29 @@ def test_buffers_of_the_caller(device):
     OPS.moe_backward.out(*args, **into)
     assert torch.equal(into["dx"], dx) and torch.equal(into["dlogits"], dlogits)
     assert torch.equal(into["dbias1"][0], db1[0]) and torch.equal(into["dbias2"][0], db2[0])
+
+
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")  # torch's own
+def test_an_exported_layer_is_saved_and_loaded(device, monkeypatch):
+    """With a named tuple in its results; and one in its arguments, of which torch writes a line
+    into its log that has no argument for its %s."""
+    log = logging.getLogger("torch._export.serde.serialize")
+    monkeypatch.setattr(log, "disabled", True)
+    x = draw(20, 24, device=device)
+    where = cadre.offsets(torch.tensor([9, 0, 11], device=device), "counts", 20)
+    layers = ((cadre.MoE(3, 24, 32, top_k=2, device=device), (x,)),
+              (cadre.GroupedMLP(3, 24, 32, device=device), (x, where)))
+    for layer, given in layers:
+        file = io.BytesIO()
+        torch.export.save(torch.export.export(layer, given), file)
+        file.seek(0)
+        got, want = torch.export.load(file).module()(*given), layer(*given)
+        assert type(got) is type(want)
+        if isinstance(want, tuple):
+            assert type(got[1]) is type(want[1]) is cadre.RouterOutput
+            assert torch.equal(got[1].scores, want[1].scores)
+            got, want = got[0], want[0]
+        assert torch.equal(got, want)
 
 
 def test_autocast(device):

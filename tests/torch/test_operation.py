@@ -8,6 +8,7 @@ import torch
 from conftest import assert_close, assert_seen, draw
 from linear_reference import fill
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import cadre
 from cadre import ops
@@ -91,6 +92,16 @@ def test_an_extra_input(device, in_place):
     assert (y.data_ptr() == extra.data_ptr()) == in_place
 
 
+def test_an_extra_input_under_a_checkpoint_adds_again(device):
+    """As its documentation says, and as add_ of torch does."""
+    x = draw(R, C, device=device, grad=True)
+    for in_place in (False, True):
+        op, extra = ops.AddExtraInput(in_place=in_place), torch.zeros(R, C, device=device)
+        y = checkpoint(lambda z, op=op, extra=extra: op(z, extra).square(), x, use_reentrant=False)
+        y.sum().backward()
+        assert torch.equal(extra, 2 * x.detach() if in_place else torch.zeros_like(x))
+
+
 @pytest.mark.parametrize("of_leaf", [False, True])
 def test_an_extra_input_in_compiled_code(device, of_leaf):
     """In place, of a leaf and of what is computed: gradients, and what is left in its memory."""
@@ -159,6 +170,10 @@ def test_rows_by_name():
     row += [first]
     assert len(row) == 6 and row[-1] is first and isinstance(row, ops.Sequential)
     assert row.pop(0) is first and len(row) == 5
+    for twice in (row * 2, 2 * row):
+        assert isinstance(twice, ops.Sequential) and list(twice) == [*row, *row]
+    row *= 2
+    assert isinstance(row, ops.Sequential) and list(row) == list(twice)
     assert len(ops.Sequential()) == 0 and len(ops.Sequential({})) == 0
 
 
@@ -283,6 +298,18 @@ def test_formulas_have_second_derivatives(device, make):
     want = (two[0] - two[1]) / (2 * step)
     assert_seen(want)
     torch.testing.assert_close(got, want, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("make", [ops.ScaledSiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
+def test_formulas_within_hooks_of_saved_tensors(device, make):
+    """As where activations are moved to the host around a whole step. torch.func has none."""
+    op, z = make(), draw(R, C, device=device)
+    extra = [torch.rand(R, device=device)] if op.num_extra_inputs else []
+    want = learn(op, z, *extra)
+    with torch.autograd.graph.save_on_cpu():
+        got = learn(op, z, *extra)
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other) and other.abs().max() > 0
 
 
 @pytest.mark.parametrize("make", [ops.SiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])

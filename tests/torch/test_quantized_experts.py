@@ -1,6 +1,7 @@
 """Experts whose weights come quantised, as checkpoints are released: the operator beside a layer
 that quantises, and whole models beside the same numbers in plain experts."""
 
+import copy
 import json
 import re
 
@@ -10,6 +11,7 @@ from torch import nn
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
 save_file = pytest.importorskip("safetensors.torch").save_file
+from safetensors.torch import load_file  # noqa: E402
 import cadre  # noqa: E402
 import cadre.huggingface as huggingface  # noqa: E402
 
@@ -233,16 +235,114 @@ def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(tmp_path):
     assert torch.equal(got, want)
 
 
-def test_quantised_experts_have_no_backward(tmp_path):
-    plain = randomised(gpt_oss())
-    tensors, about = released_gpt_oss(plain)
-    model = huggingface.load_quantized(write(tmp_path, gpt_oss(), tensors, about), device="cpu")
-    experts = model.model.layers[0].mlp.experts
-    x = torch.randn(3, 64).bfloat16().requires_grad_()
+def loaded(family, folder):
+    """The model, and plain experts with the same numbers."""
+    make, release = RELEASED[family]
+    plain = randomised(make())
+    tensors, about = release(plain)
+    folder.mkdir(exist_ok=True)
+    return huggingface.load_quantized(write(folder, make(), tensors, about), device="cpu"), plain
+
+
+TOKENS = torch.randint(0, 64, (3, 11), generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.parametrize("family", RELEASED)
+def test_what_is_saved_is_a_checkpoint_as_released(family, tmp_path, monkeypatch):
+    """transformers reads the same numbers, which were codes without their scales; on a CPU it
+    decodes them."""
+    model, plain = loaded(family, tmp_path / "released")
+    with torch.no_grad():
+        want, numbers = model(TOKENS).logits, plain.eval()(TOKENS).logits
+        model.save_pretrained(tmp_path / "saved", max_shard_size="200KB")
+        again = huggingface.load_quantized(tmp_path / "saved", device="cpu")
+        assert torch.equal(again(TOKENS).logits, want)
+    if torch.cuda.is_available():
+        return
+    for method in ("finegrained_fp8", "mxfp4"):
+        monkeypatch.setattr(f"transformers.quantizers.quantizer_{method}.is_accelerate_available",
+                            lambda: True)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved",
+                                                               dtype=torch.bfloat16)
+    with torch.no_grad():
+        assert torch.equal(theirs.eval()(TOKENS).logits, numbers)
+
+
+def test_saved_names_are_those_of_the_files(tmp_path):
+    """Of experts that are packed there, too; and of a state that is given."""
+    plain = randomised(deepseek())
+    tensors, about = released_deepseek(plain)
+    experts = "model.layers.1.mlp.experts."
+    for name, parts in (("gate_up_proj", ["gate_proj", "up_proj"]), ("down_proj", ["down_proj"])):
+        for suffix in ("", "_scale_inv"):
+            tensors[experts + name + suffix] = torch.stack([
+                torch.cat([tensors.pop(f"{experts}{e}.{part}.weight{suffix}") for part in parts])
+                for e in range(8)])
+    model = huggingface.load_quantized(write(tmp_path, deepseek(), tensors, about), device="cpu")
+    model.save_pretrained(tmp_path / "saved", state_dict=model.state_dict())
+    saved = load_file(tmp_path / "saved/model.safetensors")
+    assert torch.equal(saved[experts + "gate_up_proj"].view(torch.uint8),
+                       tensors[experts + "gate_up_proj"].view(torch.uint8))
+    apart, _ = loaded("deepseek_v3", tmp_path / "apart")
+    apart.save_pretrained(tmp_path / "saved_apart", state_dict=apart.state_dict())
+    saved = load_file(tmp_path / "saved_apart/model.safetensors")
+    assert {name for name in saved if "mlp.experts" in name} == {
+        f"{experts}{e}.{part}_proj.weight{suffix}" for e in range(8)
+        for part in ("gate", "up", "down") for suffix in ("", "_scale_inv")}
+    assert saved[experts + "3.up_proj.weight_scale_inv"].shape == (1, 1)
+
+
+def saved_and_loaded(model, folder):
+    torch.save(model, folder / "model.pt")
+    return torch.load(folder / "model.pt", weights_only=False)
+
+
+@pytest.mark.parametrize("family", RELEASED)
+def test_codes_stay_codes_whatever_type_the_model_gets(family, tmp_path):
+    model, _ = loaded(family, tmp_path)
+    experts = model.model.layers[1].mlp.experts
+    codes = {name: getattr(experts, name).clone() for name in experts._cadre_quantized.names()}
+    for change in (lambda m: m.half(), lambda m: m.to(torch.float32), copy.deepcopy,
+                   lambda m: m.type(torch.bfloat16), lambda m: m.to("cpu", torch.float16),
+                   lambda m: saved_and_loaded(m, tmp_path)):
+        changed = change(model)
+        experts = [m for m in changed.modules() if hasattr(m, "_cadre_quantized")][-1]
+        for name, want in codes.items():
+            got = getattr(experts, name)
+            assert got.dtype == want.dtype and torch.equal(got.view(torch.uint8),
+                                                           want.view(torch.uint8))
+    model.to(torch.float16)
+    assert model.lm_head.weight.dtype == torch.float16
+    with torch.no_grad():
+        assert model(TOKENS).logits.isfinite().all()
+    twin = copy.deepcopy(model).half().to("meta")
+    assert all(p.is_meta for p in twin.parameters())
+    assert not any(p.is_meta for p in model.parameters())
+
+
+def test_codes_run_on_cadre_alone(tmp_path):
+    model, _ = loaded("gpt_oss", tmp_path)
+    for asked in ("eager", {"": "grouped_mm"}):
+        with pytest.raises(ValueError, match=re.escape(
+                f"set_experts_implementation: implementation is {asked!r}, must be 'cadre'; the "
+                "experts' weights are codes, which nobody else reads")):
+            model.set_experts_implementation(asked)
+    model.set_experts_implementation("cadre")
+    with torch.no_grad():
+        assert huggingface.use(model)(TOKENS).logits.isfinite().all()
+
+
+@pytest.mark.parametrize("family, kind, width", [("gpt_oss", "GptOssExperts", 64),
+                                                 ("deepseek_v3", "DeepseekV3Experts", 128)])
+def test_quantised_experts_have_no_backward(family, kind, width, tmp_path):
+    model, _ = loaded(family, tmp_path)
+    experts = model.model.layers[1].mlp.experts
+    method = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8"}[family]
+    x = torch.randn(3, width).bfloat16().requires_grad_()
     with pytest.raises(NotImplementedError) as error:
         experts(x, torch.zeros(3, 2, dtype=torch.int64), torch.rand(3, 2))
     assert str(error.value) == (
-        "huggingface: GptOssExperts with weights in mxfp4 has no backward; run it under "
+        f"huggingface: {kind} with weights in {method} has no backward; run it under "
         "torch.no_grad(), or load the model without weight quantization")
 
 

@@ -134,7 +134,7 @@ def convert(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]], source
         for shapes and dtypes when a tensor is asked for; TypeError for what is no tensor.
     """
     for what, name in (("source", source), ("target", target)):
-        if name not in LAYOUTS:
+        if not isinstance(name, str) or name not in LAYOUTS:
             raise ValueError(f"checkpoints: {what} is {name!r}, must be {', '.join(LAYOUTS)}")
     kinds = {name: "one linear" if "weight" in LAYOUTS[name].parts else "an MLP"
              for name in (source, target)}
@@ -197,8 +197,15 @@ def _require_blocks(features: int, size: int) -> None:
 
 
 def _merged(state: Mapping[str, Tensor] | Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
-    if isinstance(state, Mapping):
-        return state
+    merged = state if isinstance(state, Mapping) else _of_shards(state)
+    for name in merged:
+        if not isinstance(name, str):
+            raise TypeError(f"checkpoints: a name in state is {name!r}, {kind_of(name)}, must be "
+                            "a str")
+    return merged
+
+
+def _of_shards(state: Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
     shards, seen = list(state) if isinstance(state, Iterable) else [state], set()
     for shard in shards:
         if not hasattr(shard, "keys"):
@@ -254,7 +261,7 @@ class _Converted(Mapping):
             self._find(name, only)
         absent = (only or set()) - self._layers.keys()
         if not self._layers or absent:
-            where = f" in {_some(absent)}" if absent else ""
+            where = f" in {_some(absent)}" if any(absent) else ""
             raise ValueError(f"checkpoints: experts in layout {source.name} are missing{where}, "
                              f"must be named {_some(source.parts.values())}; {self._hint()}")
         self._require_complete(experts)
@@ -286,7 +293,7 @@ class _Converted(Mapping):
                           for known in layer.names.values() for expert in known) + 1
         for layer in self._layers.values():
             if not self._source.per_expert:
-                largest = self._stored(next(iter(layer.names.values()))[None]).shape[0]
+                largest = self._packed_experts(next(iter(layer.names.values()))[None])
             layer.experts = experts or largest
             numbers = range(layer.experts) if self._source.per_expert else [None]
             missing = {_name(self._source, layer.prefix, part, number)
@@ -298,6 +305,13 @@ class _Converted(Mapping):
             extra = {name for known in layer.names.values() for number, name in known.items()
                      if number not in numbers}
             self._require_no_extra(layer, extra)
+
+    def _packed_experts(self, name: str) -> int:
+        shape = tuple(self._stored(name).shape)
+        if not shape or shape[0] == 0:
+            raise ValueError(f"checkpoints: shape of {name} is {shape}, must be [E, ...] of 1 "
+                             "expert or more")
+        return shape[0]
 
     def _require_no_extra(self, layer: _Layer, extra: set[str]) -> None:
         below = layer.prefix + self._source.container

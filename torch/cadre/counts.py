@@ -60,6 +60,18 @@ def counts_or_offsets(counts: Counts, experts: int, x: Tensor, name: str = "m_sp
     return counts, True
 
 
+def same_counts(one: Any, other: Any) -> bool:
+    """Whether both are one object, or lists or tuples of equal ints, of which a compiler does not
+    know whether they are one."""
+    if not (_is_ints(one) and _is_ints(other)):
+        return one is other
+    return len(one) == len(other) and all(a == b for a, b in zip(one, other))
+
+
+def _is_ints(counts: Any) -> bool:
+    return isinstance(counts, (list, tuple)) and all(isinstance(each, int) for each in counts)
+
+
 def ends_of(function: str, offs: Any) -> Any:
     """Where groups end, of offsets; whatever else is given as it is. Errors: ValueError, of that
     function, where offsets on the host do not begin at 0; TypeError for what is no tensor."""

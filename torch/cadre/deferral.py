@@ -40,9 +40,17 @@ class DeferredGradients(nn.Module):
                ) -> "DeferredGradients":
         """`to`, `to_empty` and the like, which may put other parameters in the place of these."""
         super()._apply(fn, recurse)
+        self._mark_all()
+        return self
+
+    def __setstate__(self, state: Any) -> None:
+        """Of a copy, whose parameters come without what was said of them."""
+        super().__setstate__(state)
+        self._mark_all()
+
+    def _mark_all(self) -> None:
         for name, param in self._parameters.items():
             self._mark(name, param)
-        return self
 
     def _mark(self, name: str, param: nn.Parameter | None) -> None:
         if param is not None and self.delay_wgrad_compute and self._is_marked(name):

@@ -16,6 +16,7 @@ from .dtypes import (
     kind_of, require_bools, require_factor, require_float, require_rows, require_sizes,
     working_dtype)
 from .layouts import EmptyExtraState, Report, relayout
+from .local_weights import draw, local, require_plain
 from .recipe import active_recipe, recipe_text, words_for
 
 _offsets = torch.ops.cadre._offsets.default
@@ -203,38 +204,16 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         self._leave_meta()
         with self._random_state():
             for weight in self._parameters_of("weight"):
-                if weight.dim() == 3 and hasattr(weight, "to_local"):
-                    self._draw_sharded(weight)
-                else:
-                    self._draw(weight.unbind() if weight.dim() == 3 else [weight])
+                draw(weight, self._fill)
         if self.use_bias:
             for bias in self._parameters_of("bias"):
                 bias.zero_()
 
-    def _draw(self, weights: Sequence[Tensor]) -> None:
-        for weight in weights:
-            if self.init_method is None:
-                weight.normal_(0.0, 0.023)
-            else:
-                self.init_method(weight)
-
-    def _draw_sharded(self, weight: Any) -> None:
-        """Of a packed DTensor every rank draws one expert after the other, and keeps its part."""
-        from torch.distributed.tensor import Replicate, distribute_tensor
-
-        def part_of(tensor: Tensor, placements: list[Any]) -> Tensor:
-            part = distribute_tensor(tensor, weight.device_mesh, placements, src_data_rank=None)
-            return part.to_local()
-
-        whole, dims = Replicate(), [getattr(p, "dim", None) for p in weight.placements]
-        by_expert = [p if dim == 0 else whole for p, dim in zip(weight.placements, dims)]
-        within = [_of_one(p) if dim else whole for p, dim in zip(weight.placements, dims)]
-        kept = part_of(torch.arange(len(weight), device=weight.device), by_expert).tolist()
-        drawn = torch.empty(weight.shape[1:], dtype=weight.dtype, device=weight.device)
-        for e in range(len(weight)):
-            self._draw([drawn])
-            if e in kept:
-                weight.to_local()[kept.index(e)].copy_(part_of(drawn, within))
+    def _fill(self, weight: Tensor) -> None:
+        if self.init_method is None:
+            weight.normal_(0.0, 0.023)
+        else:
+            self.init_method(weight)
 
     def _leave_meta(self) -> None:
         device = default_device(real=True)
@@ -310,14 +289,9 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
 
     def _local(self, stem: str) -> list[Tensor]:
         parameters = self._parameters_of(stem)
-        if type(parameters[0]) is nn.Parameter or not hasattr(parameters[0], "to_local"):
-            return parameters  # by type, since a failed attribute lookup on a Tensor is slow
-        mesh = parameters[0].device_mesh
-        for at, placement in enumerate(parameters[0].placements):
-            if mesh.size(at) > 1 and not placement.is_replicate():
-                raise ValueError(f"{stem} is {placement!r} of a DTensor, must be Replicate(); call "
-                                 "the module that gathers it, or gather it before")
-        return [p.to_local() for p in parameters]
+        if type(parameters[0]) is nn.Parameter and not is_compiling():
+            return parameters
+        return [local(stem, p) for p in parameters]
 
     def _step(
         self, x: Tensor, counts: tuple[Tensor, bool], weight: list[Tensor], bias: list[Tensor],
@@ -329,8 +303,9 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
             _check_buffer("dgrad_out", dgrad_out, (x.shape[0], self.in_features), x)
             if out is not None and dgrad_out is not None:
                 _require_apart(out, dgrad_out)
-        if type(weight[0]) is not nn.Parameter:
-            self._require_plain_weights()
+        writes_gradients = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
+        if writes_gradients and type(weight[0]) is not nn.Parameter:
+            require_plain("weight", self._parameters_of("weight")[0])
         remembers = self.delay_wgrad_compute or first_microbatch is not None
         if self._defers_grad():
             packed = weight[0].dim() == 3
@@ -360,15 +335,6 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                                    "weights are no part of a graph")
     def _outside_of_graphs(self, *arguments: Any) -> Tensor:
         return self._step(*arguments)
-
-    def _require_plain_weights(self) -> None:
-        special = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
-        own = self._parameters_of("weight")[0]
-        if special and hasattr(own, "to_local"):
-            raise NotImplementedError(
-                f"weight is {kind_of(own)}, must be a plain tensor with "
-                "fuse_wgrad_accumulation or delay_wgrad_compute, which write gradients where "
-                "autograd does not see them")
 
     def _memories(self) -> Sequence[Memory]:
         return [self._memory]
@@ -426,12 +392,6 @@ def _require_apart(out: Tensor, dgrad_out: Tensor) -> None:
     if y < dx + dgrad_out.numel() and dx < y + out.numel():
         raise ValueError("dgrad_out shares memory with out, must not; backward would write the "
                          "input's gradient over the result")
-
-
-def _of_one(placement: Any) -> Any:
-    """For an expert's weight what splits a dimension of the packed one."""
-    split = getattr(placement, "split_factor", None)  # of FSDP2 beside tensor parallel ranks
-    return type(placement)(placement.dim - 1, **({} if split is None else {"split_factor": split}))
 
 
 def _check_buffer(name: str, buffer: Tensor | None, shape: tuple[int, int], x: Tensor) -> None:

@@ -15,6 +15,7 @@ from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import (
     kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
+from .local_weights import draw, local, require_plain
 from .operations import combine, offsets_of_routing, permute, routing
 from .recipe import active_recipe, is_plain, recipe_text, words_for
 from .rows_again import RowsAgain
@@ -73,6 +74,10 @@ def _complaint(words: str, columns: int) -> str:
     except ValueError as error:
         return re.sub(r"^(problem|activation): | \[.*", "", str(error))
     return ""
+
+
+def draw_small(weight: Tensor) -> None:
+    weight.normal_(0.0, 0.02)
 
 
 class TokenChoice:
@@ -238,9 +243,9 @@ class GroupedMLP(DeferredGradients):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Normal weights of deviation 0.02, biases zero."""
-        self.w1.normal_(0.0, 0.02)
-        self.w2.normal_(0.0, 0.02)
+        """Normal weights of deviation 0.02, one expert after the other; biases zero."""
+        draw(self.w1, draw_small)
+        draw(self.w2, draw_small)
         for bias in (self.bias1, self.bias2):
             if bias is not None:
                 bias.zero_()
@@ -279,9 +284,8 @@ class GroupedMLP(DeferredGradients):
                     raise ValueError(f"{name} is given, must be left out; the probabilities of a "
                                      "TokenChoice are its own")
         rows = x.reshape(-1, self.hidden)
-        bias1 = [] if self.bias1 is None else [self.bias1]
-        bias2 = [] if self.bias2 is None else [self.bias2]
-        weights = [self.w1], bias1, [self.w2], bias2
+        w1, bias1, w2, bias2 = self.operands()
+        weights = ([w1], [] if bias1 is None else [bias1], [w2], [] if bias2 is None else [bias2])
         recipe = self._words_for(x)
         apart = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
         if isinstance(counts, TokenChoice):
@@ -310,12 +314,19 @@ class GroupedMLP(DeferredGradients):
                 codes.require_beside(x)
             options |= dict(x_codes=codes.codes, x_scales=codes.scales)
         if again is not None and is_plain(recipe, rows):
-            y = again.mlp(rows, offsets, prob, [self.w1, self.bias1, self.w2, self.bias2],
-                          bias2_scale, options)
+            y = again.mlp(rows, offsets, prob, [w1, bias1, w2, bias2], bias2_scale, options)
         else:
             y, _ = torch.ops.cadre.grouped_mlp(rows, offsets, prob, *weights, bias2_scale,
                                                **options)
         return y if x.dim() == 2 else y.view(x.shape)
+
+    def operands(self) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+        """w1, bias1, w2 and bias2, as this rank multiplies with them; None for what is not there.
+        """
+        w1, bias1, w2, bias2 = self.w1, self.bias1, self.w2, self.bias2
+        if type(w1) is type(w2) is nn.Parameter and not torch.compiler.is_compiling():
+            return w1, bias1, w2, bias2
+        return local("w1", w1), local("bias1", bias1), local("w2", w2), local("bias2", bias2)
 
     def _words_for(self, x: Tensor) -> str:
         """Of the recipe, "" for that of the type of x."""
@@ -356,6 +367,8 @@ class GroupedMLP(DeferredGradients):
     def _apart(self, rows: Tensor, offsets: Tensor, prob: Tensor | None,
                bias2_scale: Tensor | None, recipe: str) -> Tensor:
         """As two linears and an activation: what autograd alone does not do is theirs."""
+        for name in ("w1", "w2"):
+            require_plain(name, getattr(self, name))
         if self._defers_grad():
             self._require_own_gradients((self.w1, self.w2), ("w1", "w2"))
 

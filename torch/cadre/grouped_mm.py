@@ -1,6 +1,9 @@
 """grouped_mm with the arguments of torch.nn.functional.grouped_mm, and what that lacks: a bias,
 fp32 results, a tensor to write or to add to, any shapes and strides."""
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.compiler import is_compiling
@@ -47,11 +50,26 @@ def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tenso
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
         _check_out(a, b, bias, out, out_dtype, groups)
-        _into(a, b, offs, bias, out, accumulate)
+        if groups:
+            _into(a, b, offs, bias, out, accumulate)
         return out
     if accumulate:
         raise ValueError("grouped_mm: out is None, must be given; accumulate=True adds to it")
-    dtype = out_dtype or a.dtype
+    with _without_autocast(a.device.type):
+        made = _empty if groups == 0 else _new
+        return made(a, b, offs, bias, out_dtype or a.dtype)
+
+
+def _without_autocast(device: str) -> AbstractContextManager[Any]:
+    """torch's own grouped_mm is none of the operations that autocast casts for."""
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return nullcontext()
+
+
+def _new(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+         ) -> Tensor:
+    """The four forms."""
     if a.dim() == 2 and b.dim() == 3:
         return _product(a, b.transpose(1, 2), _offsets(offs, a.shape[0]), bias, dtype)
     if a.dim() == 3 and b.dim() == 2:
@@ -62,6 +80,18 @@ def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tenso
         return _ops.grouped_gemm(a.t(), [b], _offsets(offs, b.shape[0]), "wgrad", out_dtype=dtype)
     rows, offsets = _stacked(a)
     return _product(rows, b.transpose(1, 2), offsets, bias, dtype).view(*a.shape[:2], b.shape[2])
+
+
+def _empty(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+           ) -> Tensor:
+    """The four forms without groups: all rows are tail, and gradients are zero."""
+    if a.dim() == b.dim():
+        y = torch.bmm(a, b) if a.dim() == 3 else (a[:, :0] @ b[:0]).unsqueeze(0)[:0]
+    elif a.dim() == 2:
+        y = torch.cat([a[:0] @ b.sum(0), a.new_zeros(a.shape[0], b.shape[2])])
+    else:
+        y = torch.cat([b.t()[:0] @ a.sum(0).t(), b.new_zeros(b.shape[1], a.shape[1])]).t()
+    return y.to(dtype)
 
 
 def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: Tensor,

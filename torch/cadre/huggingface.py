@@ -21,6 +21,7 @@ own code whatever is asked for. Importing this makes it a warning where a model 
 """
 
 import functools
+import inspect
 import os
 import re
 import warnings
@@ -166,20 +167,40 @@ def _then_reach(method: Callable) -> Callable:
     return wrapped
 
 
-def _unless_shared(method: Callable) -> Callable:
-    """set_experts_implementation, for models whose experts ranks may share."""
+def _unless_bound(method: Callable) -> Callable:
+    """set_experts_implementation, for models whose experts ranks may share, or are codes."""
 
     @functools.wraps(method)
     def wrapped(self, experts_implementation: Any) -> Any:
         expert_ranks.require_cadre(self, experts_implementation, NAME)
+        quantized_experts.require_codes_run(self, experts_implementation, NAME)
         return method(self, experts_implementation)
 
     return wrapped
 
 
+def _as_released(method: Callable) -> Callable:
+    """save_pretrained, for models whose experts are codes: their files are as they were."""
+    parameters = inspect.signature(method)
+
+    @functools.wraps(method)
+    def wrapped(self, *args: Any, **kwargs: Any) -> Any:
+        if not quantized_experts.has_codes(self):
+            return method(self, *args, **kwargs)
+        given = parameters.bind(self, *args, **kwargs)
+        state = given.arguments.get("state_dict")
+        state = self.state_dict() if state is None else state
+        given.arguments["state_dict"] = quantized_experts.released(self, state)
+        given.arguments["save_original_format"] = False  # the names are the original ones
+        return method(*given.args, **given.kwargs)
+
+    return wrapped
+
+
 PreTrainedModel.post_init = _then_reach(PreTrainedModel.post_init)
-PreTrainedModel.set_experts_implementation = _unless_shared(_then_reach(
+PreTrainedModel.set_experts_implementation = _unless_bound(_then_reach(
     PreTrainedModel.set_experts_implementation))
+PreTrainedModel.save_pretrained = _as_released(PreTrainedModel.save_pretrained)
 
 
 def use(model: nn.Module, ep: "ExpertParallel | ProcessGroup | DeviceMesh | None" = None, *,

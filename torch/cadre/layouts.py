@@ -1,6 +1,7 @@
 """Parameters of E experts in checkpoints: packed, one tensor `weight` [E, ...], or discrete,
 `weight0` .. `weight{E-1}`."""
 
+import math
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .dtypes import kind_of
+from .local_weights import placed_as, whole
 
 _EXTRA_STATE = re.compile(r"_extra_state\d*")
 
@@ -74,22 +76,33 @@ def _unpack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor
     value = state_dict[stem]
     if tuple(value.shape) != (len(names), *own.shape):
         report.wrong_shape(stem, value, (len(names), *own.shape))
-        value = ()
-    elif any(name in state_dict for name in names):
+        del state_dict[stem]
+        return
+    if any(name in state_dict for name in names):
         return  # both layouts: the packed one is surplus
     del state_dict[stem]
-    state_dict.update(zip(names, value))
+    state_dict.update((name, placed_as(own, expert)) for name, expert in zip(names, whole(value)))
 
 
 def _pack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
           report: Report) -> None:
-    experts = []
-    for name, mine in zip(names, own.detach()):
+    """An expert that is missing in a layer on "meta", which has no numbers to keep, is NaN."""
+    experts: list[Tensor | None] = []
+    for name in names:
         value = state_dict.pop(name, None)
         if value is None:
             report.missing.append(name)
-        elif not isinstance(value, Tensor) or value.shape != mine.shape:
-            report.wrong_shape(name, value, mine.shape)
+        elif not isinstance(value, Tensor) or value.shape != own.shape[1:]:
+            report.wrong_shape(name, value, own.shape[1:])
             value = None
-        experts.append(mine if value is None else value)
-    state_dict[stem] = torch.stack([e.to(experts[0].device) for e in experts])
+        experts.append(None if value is None else whole(value))
+    loaded = [expert for expert in experts if expert is not None]
+    if not loaded:
+        state_dict[stem] = own.detach()
+        return
+    device = loaded[0].device
+    if len(loaded) < len(names):
+        mine = (torch.full(own.shape, math.nan, dtype=own.dtype, device=device) if own.is_meta
+                else whole(own.detach()))
+        loaded = [old if new is None else new for old, new in zip(mine, experts)]
+    state_dict[stem] = placed_as(own, torch.stack([expert.to(device) for expert in loaded]))

@@ -116,5 +116,6 @@ def _stand_in(weight: Parameter) -> Tensor | None:
     if not hasattr(weight, "grad_added_to_main_grad"):
         return None
     weight.grad_added_to_main_grad = True
-    make = torch.zeros if getattr(weight, "zero_out_wgrad", False) else torch.empty
+    wants_numbers = getattr(weight, "zero_out_wgrad", False) or torch.is_anomaly_enabled()
+    make = torch.zeros if wants_numbers else torch.empty  # where NaN would be an anomaly
     return make(weight.shape, dtype=weight.dtype, device=weight.device)

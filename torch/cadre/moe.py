@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
+from torch.utils._pytree import _register_namedtuple
 
 from . import expert_state
 from .collective import process_group
@@ -15,7 +16,8 @@ from .dtypes import (
     kind_of, require_bools, require_float, require_rows, require_sizes, working_dtype)
 from .expert_parallel import ExpertParallel
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, require_together
+from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, draw_small, require_together
+from .local_weights import draw, local
 from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
 from .router import tokens_and_logits
@@ -42,6 +44,9 @@ class RouterOutput(NamedTuple):
     def load_balancing_loss(self) -> Tensor:
         """See `load_balancing_loss`."""
         return load_balancing_loss(self.scores, self.tokens_per_expert)
+
+
+_register_namedtuple(RouterOutput, serialized_type_name="cadre.RouterOutput")  # torch.export.save
 
 
 def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
@@ -241,7 +246,7 @@ class MoE(nn.Module):
 
     @torch.no_grad()
     def _reset_router(self) -> None:
-        self.router.normal_(0.0, 0.02)
+        draw(self.router, draw_small)
         if self.expert_bias is not None:
             self.expert_bias.zero_()
 
@@ -249,7 +254,7 @@ class MoE(nn.Module):
     def _reset_shared(self) -> None:
         for parameter in (self.shared_w1, self.shared_w2, self.shared_gate):
             if parameter is not None:
-                parameter.normal_(0.0, 0.02)
+                draw(parameter, draw_small)
 
     def _reset_own_experts(self, rank: int) -> None:
         """Other numbers on each rank, also where all of them seed alike. Other devices' generators
@@ -287,25 +292,29 @@ class MoE(nn.Module):
     def _choice(self, tokens: Tensor) -> tuple[Tensor, TokenChoice]:
         """The tokens, as whatever reads them beside the router is to be given them, and what they
         choose their experts by."""
-        require_one_device({"x": tokens, "router": self.router})
-        require_float("router", self.router.dtype)
-        if tuple(self.router.shape) != (self.num_experts, self.hidden):
-            raise ValueError(f"router has shape {list(self.router.shape)}, must be "
+        router = local("router", self.router)
+        require_one_device({"x": tokens, "router": router})
+        require_float("router", router.dtype)
+        if tuple(router.shape) != (self.num_experts, self.hidden):
+            raise ValueError(f"router has shape {list(router.shape)}, must be "
                              f"{[self.num_experts, self.hidden]}: a row for each expert")
         options = self.routing
         words = (f"{options['score']} normalize={'yes' if options['normalize'] else 'no'} "
                  f"scale={float(options['scale'])} groups={options['groups']} "
                  f"group_top_k={options['group_top_k']}")
-        tokens, logits = tokens_and_logits(tokens, self.router, self.fp32_router)
-        return tokens, TokenChoice(logits, self.expert_bias, self.top_k, words, self.keep_rows,
-                                   self.shared_w1, self.shared_w2, self._gate(tokens))
+        tokens, logits = tokens_and_logits(tokens, router, self.fp32_router)
+        return tokens, TokenChoice(
+            logits, self.expert_bias, self.top_k, words, self.keep_rows,
+            local("shared_w1", self.shared_w1), local("shared_w2", self.shared_w2),
+            self._gate(tokens))
 
     def _gate(self, tokens: Tensor) -> Tensor | None:
         """The factor fp32 [T] of the shared expert's result."""
         if self.shared_gate is None:
             return None
         dtype = working_dtype(tokens)
-        return linear(tokens.to(dtype), self.shared_gate.to(dtype)).float().sigmoid().view(-1)
+        gate = local("shared_gate", self.shared_gate)
+        return linear(tokens.to(dtype), gate.to(dtype)).float().sigmoid().view(-1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, RouterOutput]:
         """(out [..., H], what the router decided) for x [..., H].
@@ -401,6 +410,19 @@ class MoE(nn.Module):
     def backward_dw(self) -> None:
         """Of the experts, see `GroupedMLP`; those of the router have been there since backward."""
         self.experts.backward_dw()
+
+    def need_backward_dw(self) -> bool:
+        """True if weight gradients are left to `backward_dw`."""
+        return self.experts.need_backward_dw()
+
+    def discard_wgrad(self) -> None:
+        """Drops all weight gradients that are pending, say after an error in a step."""
+        self.experts.discard_wgrad()
+
+    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
+        """`hook()` runs after every `backward_dw` that computed something, in the order of
+        registration."""
+        self.experts.register_wgrad_accumulation_and_reduce_hooks(hook)
 
     if TYPE_CHECKING:
         __call__ = forward

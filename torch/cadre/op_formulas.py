@@ -148,7 +148,29 @@ class _Again(torch.autograd.Function):
     def backward(ctx: Any, dh: Tensor) -> tuple[Tensor | None, ...]:
         z, scales, offsets = ctx.saved_tensors
         inputs = (z,) if scales is None else (z, scales)
-        h, gradients_of = torch.func.vjp(
-            lambda z, scales=None: ctx.formula(z, scales, offsets), *inputs)
-        grads = gradients_of(dh.to(h.dtype))
+
+        def again(z: Tensor, scales: Tensor | None = None) -> Tensor:
+            return ctx.formula(z, scales, offsets)
+
+        grads = (_vjp if torch.compiler.is_compiling() else _gradients)(again, inputs, dh)
         return None, *grads, *[None] * (3 - len(grads))
+
+
+def _vjp(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], dh: Tensor
+         ) -> tuple[Tensor, ...]:
+    """What a compiler can trace."""
+    h, gradients_of = torch.func.vjp(formula, *inputs)
+    grads: tuple[Tensor, ...] = gradients_of(dh.to(h.dtype))
+    return grads
+
+
+def _gradients(formula: Callable[..., Tensor], inputs: tuple[Tensor, ...], dh: Tensor
+               ) -> tuple[Tensor, ...]:
+    """The same by autograd, which torch.func cannot use within hooks of saved tensors, such as
+    save_on_cpu."""
+    further = torch.is_grad_enabled()
+    with torch.enable_grad():
+        own = [t.view_as(t) if further and t.requires_grad else t.detach().requires_grad_()
+               for t in inputs]
+        h = formula(*own)
+        return torch.autograd.grad(h, own, dh.to(h.dtype), create_graph=further)

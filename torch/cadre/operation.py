@@ -145,7 +145,8 @@ class MakeExtraOutput(Operation):
 
 class AddExtraInput(Operation):
     """The sum of its input and of an extra input, in the extra input's place if in_place and it has
-    no channel."""
+    no channel. In place the extra input is added to each time it runs: twice under an activation
+    checkpoint, with wrong gradients, as operations of torch in place."""
 
     num_extra_inputs: int = 1
 

@@ -18,6 +18,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import _register_namedtuple
 
 from .dtypes import kind_of, require_bools, with_article
 from .fakes import register_fake
@@ -82,6 +83,9 @@ class RoutingOffsets(NamedTuple):
     slot_of: Tensor
     status: Tensor
 
+
+for _kind in (Offsets, RoutingOffsets):  # for torch.export.save
+    _register_namedtuple(_kind, serialized_type_name=f"cadre.{_kind.__name__}")
 
 # What every function takes for offsets.
 AnyOffsets = Tensor | Offsets | RoutingOffsets

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module
 
-from .counts import Counts, offsets_of
+from .counts import Counts, offsets_of, same_counts
 from .dtypes import kind_of, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .op_activations import (
@@ -171,6 +171,9 @@ class Sequential(nn.Sequential):
     def __add__(self, others: Iterable[nn.Module]) -> "Sequential":
         return Sequential(*self, *others)
 
+    def __mul__(self, times: int) -> "Sequential":
+        return Sequential(*super().__mul__(times))
+
     def __iadd__(self, others: Iterable[nn.Module]) -> "Sequential":
         return self.extend(list(others))
 
@@ -183,8 +186,8 @@ class Sequential(nn.Sequential):
 
         extra_inputs: what the operations take, in their order, but for what has a channel: the
             counts of a GroupedLinear (rows of each expert), then its scales if it has scale_bias;
-            the scales of a scaled activation; what an AddExtraInput adds. The same counts object
-            may be given to all.
+            the scales of a scaled activation; what an AddExtraInput adds. The same counts, one
+            object or equal lists, may be given to all.
         op_kwargs: arguments of single operations: {operation: {key: value}}, the operation itself
             or its index among the modules of the row, as in `self[index]`, negative from the end.
             A GroupedLinear takes OUTPUT_BUFFER_KEY and GRAD_INPUT_BUFFER_KEY.
@@ -356,7 +359,8 @@ def _why_not_fused(three: list[_Bound]) -> str:
     first, activation, second = (b.module for b in three)
     columns = second.in_features * (2 if activation.gated else 1)
     reasons = [
-        (three[0].extra[0] is not three[2].extra[0], "the linears are given different counts"),
+        (not same_counts(three[0].extra[0], three[2].extra[0]),
+         "the linears are given different counts"),
         (first.num_groups != second.num_groups, "the linears have different numbers of experts"),
         (first.out_features != columns, "the activation does not lead from one to the other"),
         (second.out_features != first.in_features, "the second linear leads to another width"),
@@ -402,13 +406,12 @@ def _refuse_recompute(activation: Activation, row: list[_Bound], next_at: int) -
 
 
 def _offsets(linear: _Bound, x: Tensor, ready: list[tuple[Any, int, Offsets]]) -> Offsets:
-    """Of the counts of a linear, built once for each object that is given as counts of as many
-    rows."""
+    """Of the counts of a linear, built once for counts that are the same and of as many rows."""
     counts = linear.extra[0]
     require_rows("input", x)
     rows = x.reshape(-1, x.shape[-1])
     for known, count, offsets in ready:
-        if known is counts and count == rows.shape[0]:
+        if count == rows.shape[0] and same_counts(known, counts):
             return offsets
     offsets = Offsets(offsets_of(counts, linear.module.num_groups, rows,
                                  linear.module.counts_name), None)

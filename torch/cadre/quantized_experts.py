@@ -7,8 +7,9 @@ these tensors; all else of the model has plain numbers, decoded where the file h
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,7 @@ _ops = torch.ops.cadre
 class Kind(NamedTuple):
     """How a checkpoint stores weights of experts."""
 
+    method: str  # as its config calls it
     recipe: str  # of the products that read them
     codes: torch.dtype
     codes_a_byte: int
@@ -35,8 +37,8 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "mxfp4": Kind("mxfp4", torch.uint8, 2, torch.uint8, 1, 32, ("_blocks", "_scales")),
-    "fp8": Kind("bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", torch.float8_e4m3fn, 1,
+    "mxfp4": Kind("mxfp4", "mxfp4", torch.uint8, 2, torch.uint8, 1, 32, ("_blocks", "_scales")),
+    "fp8": Kind("fp8", "bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", torch.float8_e4m3fn, 1,
                 torch.float32, _BLOCK, _BLOCK, ("", "_scale_inv")),
 }
 # What its config may say beside, first what is meant where it says nothing.
@@ -53,6 +55,12 @@ class Experts(NamedTuple):
     kind: Kind
     first: str  # the names of both weights
     second: str
+    apart: bool = False  # the files have a tensor for each expert
+
+    def names(self) -> list[str]:
+        """Of codes and scales, as parameters of the module."""
+        return [name + suffix for name in (self.first, self.second)
+                for suffix in self.kind.suffixes]
 
     def weight(self, module: nn.Module, name: str) -> list[Tensor]:
         """[E, N, K] as codes, and scales."""
@@ -85,9 +93,8 @@ def _parameters(module: nn.Module, x: Tensor, prob: Tensor) -> tuple[list[list[T
     own: Experts = module._cadre_quantized
     if torch.is_grad_enabled() and (x.requires_grad or prob.requires_grad):
         raise NotImplementedError(
-            f"huggingface: {type(module).__name__} with weights in "
-            f"{own.kind.recipe.partition(',')[0]} has no backward; run it under torch.no_grad(), "
-            "or load the model without weight quantization")
+            f"huggingface: {type(module).__name__} with weights in {own.kind.method} has no "
+            "backward; run it under torch.no_grad(), or load the model without weight quantization")
     parts = [part for name in (own.first, own.second)
              for part in (own.weight(module, name),
                           [getattr(module, name + "_bias")] if module.has_bias else [])]
@@ -128,6 +135,58 @@ def hold_codes(module: nn.Module, first: str, kind: Kind, dtype: torch.dtype,
             bias = torch.empty(experts, rows, dtype=dtype, device=device)
             module.register_parameter(name + "_bias", nn.Parameter(bias, requires_grad=False))
     module._cadre_quantized = Experts(kind, first, "down_proj")
+    module._apply = partial(_apply, module)  # type: ignore[method-assign]
+
+
+def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
+           ) -> nn.Module:
+    """`to` and the like, of a module with codes: they and their scales move, and stay what they
+    are."""
+    own = [getattr(module, name) for name in module._cadre_quantized.names()]
+
+    def change_others(tensor: Tensor) -> Tensor:
+        changed = change(tensor)
+        if changed.dtype == tensor.dtype or not any(tensor is each for each in own):
+            return changed
+        return tensor.to(changed.device)
+
+    return type(module)._apply(module, change_others, recurse)
+
+
+def has_codes(model: nn.Module) -> bool:
+    """Whether `load` made it."""
+    return any(hasattr(module, "_cadre_quantized") for module in model.modules())
+
+
+def require_codes_run(model: nn.Module, asked: Any, name: str) -> None:
+    """Errors: ValueError where experts with codes are to run another code."""
+    wanted = asked.values() if isinstance(asked, dict) else (asked,)
+    if has_codes(model) and any(each not in (name, None) for each in wanted):
+        raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
+                         f"{name!r}; the experts' weights are codes, which nobody else reads")
+
+
+def released(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """A state of the model under the names that its files had."""
+    named: dict[str, Any] = {}
+    modules = dict(model.named_modules())
+    for name, tensor in state.items():
+        path, _, last = name.rpartition(".")
+        own = getattr(modules.get(path), "_cadre_quantized", None)
+        apart = own is not None and own.apart and last in own.names()
+        named.update(_of_each(name, tensor) if apart else [(name, tensor)])
+    return named
+
+
+def _of_each(name: str, experts: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The parts of a tensor [E, ...] by the names that files with a tensor for each expert have:
+    gate and up are one above the other."""
+    path, _, last = name.rpartition(".")
+    weight = last.removesuffix("_scale_inv")
+    parts = ("gate_proj", "up_proj") if weight == "gate_up_proj" else (weight,)
+    for e, of_expert in enumerate(experts):
+        for part, place in zip(parts, of_expert.chunk(len(parts))):
+            yield f"{path}.{e}.{part}.weight{last[len(weight):]}", place
 
 
 class Files:
@@ -167,16 +226,10 @@ class Files:
     def of_experts(self, name: str, target: Tensor) -> None:
         """Fills a tensor [E, ...] of the experts' module of that name, from one tensor or from
         those of each expert: gate and up, one above the other."""
-        path, _, last = name.rpartition(".")
-        of_expert_each = re.fullmatch(r"(.*_proj)(_scale_inv|)", last)
-        if name in self or not of_expert_each:
+        if name in self or not re.search(r"_proj(_scale_inv|)$", name):
             return _fill(name, target, self.take(name))
-        weight, scale = of_expert_each.groups()
-        parts = ("gate_proj", "up_proj") if weight == "gate_up_proj" else (weight,)
-        for e, of_expert in enumerate(target):
-            for part, place in zip(parts, of_expert.chunk(len(parts))):
-                full = f"{path}.{e}.{part}.weight{scale}"
-                _fill(full, place, self.take(full))
+        for full, place in _of_each(name, target):
+            _fill(full, place, self.take(full))
 
 
 def _fill(name: str, target: Tensor, source: Tensor) -> None:
@@ -214,9 +267,24 @@ def _built_on_meta(kinds: set[type[nn.Module]]) -> Iterator[None]:
             kind.__init__ = build  # type: ignore[misc]
 
 
-def _kind_of(config: Any, folder: Path) -> Kind:
-    about = getattr(config, "quantization_config", None)
-    about = about if isinstance(about, dict) else getattr(about, "to_dict", dict)()
+def _take_about(config: Any) -> dict[str, Any]:
+    """How the checkpoint is quantised, which its config says no longer then: models are built from
+    it."""
+    about = vars(config).pop("quantization_config", None)
+    return about if isinstance(about, dict) else getattr(about, "to_dict", dict)()
+
+
+def _about_saved(model: nn.Module, about: dict[str, Any]) -> dict[str, Any]:
+    """What of it holds of the model, so of files that it is saved in: only experts have codes."""
+    if about["quant_method"] != "fp8":
+        return about
+    plain = [name for name, module in model.named_modules()
+             if isinstance(module, (nn.Linear, nn.Embedding))]
+    beside = about.get("modules_to_not_convert") or []
+    return about | {"modules_to_not_convert": list(dict.fromkeys([*beside, *plain]))}
+
+
+def _kind_of(about: dict[str, Any], folder: Path) -> Kind:
     method = about.get("quant_method")
     if method not in KINDS:
         raise ValueError(f"load_quantized: quant_method of {folder} is {method!r}, must be one of "
@@ -246,8 +314,8 @@ def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | No
         raise ValueError(f"load_quantized: {folder} has no config.json, must be the folder of a "
                          "checkpoint")
     config = AutoConfig.from_pretrained(folder)
-    kind = _kind_of(config, folder)
-    del config.quantization_config
+    about = _take_about(config)
+    kind = _kind_of(about, folder)
     place = default_device() if device is None else torch.device(device)
 
     def build() -> nn.Module:
@@ -266,8 +334,13 @@ def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | No
         hold_codes(module, first, kind, dtype, place)
     with ExitStack() as stack, torch.no_grad():
         _keep_in_fp32(model, dtype)
-        _read(model, Files(folder, stack), set(experts))
+        files = Files(folder, stack)
+        _read(model, files, set(experts))
+        for path, module in experts.items():
+            own = module._cadre_quantized
+            module._cadre_quantized = own._replace(apart=f"{path}.{own.names()[0]}" not in files)
     model.tie_weights()
+    model.config.quantization_config = _about_saved(model, about)
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()

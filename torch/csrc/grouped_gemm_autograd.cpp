@@ -146,6 +146,8 @@ struct GroupedGemm : torch::autograd::Function<GroupedGemm> {
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
     static const auto bias_grad = op<BiasGradOp>("cadre::bias_grad");
+    // Types were chosen in forward, whatever torch.autocast says by now.
+    const c10::impl::ExcludeDispatchKeyGuard outside(c10::autocast_dispatch_keyset);
     const SavedForBackward saved = saved_for_backward(ctx);
     auto& data = ctx->saved_data;
     const auto weights = size_t(data["weights"].toInt());

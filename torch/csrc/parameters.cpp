@@ -12,9 +12,12 @@
 
 namespace cadre::door {
 
+static bool same_shape(const at::Tensor& a, const at::Tensor& b) {
+  return a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.device() == b.device();
+}
+
 static bool same_layout(const at::Tensor& a, const at::Tensor& b) {
-  bool same =
-      a.sizes() == b.sizes() && a.scalar_type() == b.scalar_type() && a.device() == b.device();
+  bool same = same_shape(a, b);
   for (int64_t d = 0; same && d < a.dim(); ++d)
     same = a.size(d) == 1 || a.stride(d) == b.stride(d);  // one element has no stride
   return same;
@@ -57,11 +60,13 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
 void require_like(at::TensorList gradients, at::TensorList parameters, const char* what) {
   TORCH_CHECK_VALUE(gradients.size() == parameters.size(), what, " has ", gradients.size(),
                     " tensors, must have ", parameters.size(), ", as many as the parameters");
+  const bool is_packed = parameters.size() == 1 && parameters[0].dim() == 2;
   for (size_t i = 0; i < gradients.size(); ++i) {
     require_type(gradients[i], parameters[i].scalar_type(), what);
-    TORCH_CHECK_VALUE(same_layout(gradients[i], parameters[i]), what, " is ",
-                      described(gradients[i]), " with strides ", gradients[i].strides(), " on ",
-                      gradients[i].device(),
+    TORCH_CHECK_VALUE(is_packed ? same_shape(gradients[i], parameters[i])
+                                : same_layout(gradients[i], parameters[i]),
+                      what, " is ", described(gradients[i]), " with strides ",
+                      gradients[i].strides(), " on ", gradients[i].device(),
                       ", must be as its parameter: ", described(parameters[i]), " with strides ",
                       parameters[i].strides(), " on ", parameters[i].device());
     require_memory(gradients[i], what);
