@@ -18,15 +18,15 @@ struct HostTime {
   int calls = 0;  ///< that were timed
 };
 
-/// Times the calls of an operation (run), or of grouped_linear, grouped_mlp and moe (forward,
-/// backward), on random data. Calls are timed one by one in batches of `batch`, and the device may
-/// finish between batches, so that its queue is never full.
 struct HostTimeOptions {
   Device device = this_cpu();
   Draw draw{};
-  int batches = 20, batch = 50;
+  int batches = 20, batch = 50;  ///< calls are timed one by one, in batches
 };
 
+/// Times the calls of an operation (run), or of grouped_linear, grouped_mlp and moe (forward,
+/// backward), on random data. The device may finish between batches, so that its queue is never
+/// full.
 /// Errors    InvalidArgument and Unsupported from parsing and planning.
 std::vector<HostTime> host_times(std::string_view problem, const HostTimeOptions&);
 

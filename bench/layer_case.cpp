@@ -103,7 +103,7 @@ LinearParameters parameters(Buffers& buffers, const Linear& l, Seeds& seeds, Out
 template <class Problem, class Args>
 void add_parameters(Buffers& buffers, const Problem& p, Seeds& seeds, Args& args,
                     Outputs& outputs) {
-  const int64_t n1 = info(p.activation).gated ? 2 * p.features : p.features;
+  const int64_t n1 = z_columns(p.activation, p.features);
   const auto linear = [&](int64_t n, int64_t k, bool bias, bool wgrad) {
     return parameters(
         buffers,
@@ -229,8 +229,7 @@ Tensors tensors_of(const RowOp& op) {
   if (const auto* l = std::get_if<GroupedLinearProblem>(&op))
     return {l->rows, l->k, l->n, l->experts, l->dtype, l->dtype};
   const auto& a = std::get<ActivationProblem>(op);
-  return {a.rows, info(a.kind).gated ? 2 * a.features : a.features, a.features, a.experts, a.z,
-          a.h};
+  return {a.rows, z_columns(a.kind, a.features), a.features, a.experts, a.z, a.h};
 }
 
 /// Whether something holds of one of a row's linears.

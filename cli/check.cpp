@@ -3,7 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
-#include <iostream>
 #include <memory>
 
 #include "bench/accelerator.h"
@@ -11,6 +10,7 @@
 #include "bench/check_ranks.h"
 #include "bench/cost.h"
 #include "bench/random_gemm.h"
+#include "bench/rank_route.h"
 #include "cadre/error.h"
 #include "cli/numbers.h"
 #include "cli/problem.h"
@@ -92,7 +92,12 @@ bool is_taken(const std::string& problem, const Device& device) {
   const Subject subject = subject_of(problem);
   if (subject.layer) return !subject.layer->explain(problem, device).plan.empty();
   if (subject.operation) return !subject.operation->explain(problem, device).plan.empty();
-  return false;  // ranks are processes of the CPU
+  try {
+    bench::plan_of_ranks(problem, device, {});
+  } catch (const Unsupported&) {
+    return false;
+  }
+  return true;
 }
 
 // Of a list, a GPU checks what it has implementations for.

@@ -73,7 +73,7 @@ void print_json(const LayerExplanation& e, const Device& device) {
     all["plan"] = e.plan;
     all["exact"] = e.exact;
     all["memory"] = memory(e.memory);
-    all["kept_bytes_per_row"] = e.kept_a_row;
+    all["kept_bytes_per_row"] = e.kept_bytes_per_row;
     all["steps"] = e.steps;
   }
   std::cout << all.dump(2) << "\n";

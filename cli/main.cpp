@@ -1,6 +1,5 @@
 // The command line: a table of verbs. Errors go to stderr in one line that says what to do.
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <iostream>

@@ -10,7 +10,7 @@ ROWS = [
     ("grouped GEMM, bf16, fprop and dgrad", "grouped-gemm-torch", _BOTH, "torch", _GEMM),
     ("grouped GEMM, bf16, fprop and dgrad", "grouped-gemm-torch", _BOTH, "deepgemm", _GEMM),
     ("grouped GEMM, bf16, wgrad", "grouped-gemm-torch", ("wgrad",), "torch", _GEMM),
-    ("grouped GEMM, fp8, a scale a row", "grouped-gemm-fp8-tensor-torch", _BOTH, "torch", _GEMM),
+    ("grouped GEMM, fp8_tensor", "grouped-gemm-fp8-tensor-torch", _BOTH, "torch", _GEMM),
     ("MoE layer, bf16, forward", "moe-torch", ("forward",), "torch", _MOE),
     ("MoE layer, bf16, forward", "moe-torch", ("forward",), "sonicmoe", _MOE),
     ("MoE layer, bf16, training step", "moe-torch", ("step",), "torch", _MOE),

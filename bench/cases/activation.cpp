@@ -87,7 +87,7 @@ ActivationCase make_case(const ActivationProblem& p, const Draw& draw) {
   Seeds seeds(draw);
   Buffers& buffers = *c.buffers;
   const Rows rows = draw_rows(buffers, draw, p.rows, p.experts);
-  const int64_t live = rows.live(), width = info(p.kind).gated ? 2 * p.features : p.features;
+  const int64_t live = rows.live(), width = z_columns(p.kind, p.features);
   c.offsets = rows.host;
   c.args.offsets = rows.offsets;
   c.args.z = buffers.tensor(p.z, {p.rows, width});

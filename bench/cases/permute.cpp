@@ -7,19 +7,15 @@ namespace {
 
 using PermuteCase = Case<PermuteProblem>;
 
-bool writes_rows(PermutePass pass) {
-  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
-}
-
 bool is_backward(PermutePass pass) {
   return pass == PermutePass::kPermuteBackward || pass == PermutePass::kCombineBackward;
 }
 
 /// Tokens and rows that the map speaks of: what is read lies in the memories of all ranks.
 int64_t tokens_of(const PermuteProblem& p) {
-  return (writes_rows(p.pass) ? p.ranks : 1) * p.tokens;
+  return (reads_tokens(p.pass) ? p.ranks : 1) * p.tokens;
 }
-int64_t rows_of(const PermuteProblem& p) { return (writes_rows(p.pass) ? 1 : p.ranks) * p.rows; }
+int64_t rows_of(const PermuteProblem& p) { return (reads_tokens(p.pass) ? 1 : p.ranks) * p.rows; }
 
 /// [count, H], or that of every rank.
 TensorView matrix(const PermuteProblem& p, int64_t count, bool is_read, Buffers& buffers) {
@@ -84,7 +80,7 @@ PermuteCase make_case(const PermuteProblem& p, const Draw& draw) {
                                        .tokens = tokens_of(p),
                                        .top_k = p.top_k,
                                        .index = DType::kI64});
-  const bool by_row = writes_rows(p.pass);
+  const bool by_row = reads_tokens(p.pass);
   const int64_t live = random.rows.live();
   c.offsets = random.rows.host;
   if (p.experts > 0 && (p.ranks == 1 || by_row)) c.args.offsets = random.rows.offsets;
@@ -138,7 +134,8 @@ std::vector<Magnitude> magnitudes(const PermuteCase& c) {
   if (c.args.dprob) args.dprob = buffers.array<float>(slots);
   run_on_cpu(sizes, args, "cpu_reference");
   std::vector<Magnitude> result;
-  result.push_back({values_of(writes_rows(sizes.pass) ? args.rows : args.tokens), sizes.top_k + 3});
+  result.push_back(
+      {values_of(reads_tokens(sizes.pass) ? args.rows : args.tokens), sizes.top_k + 3});
   if (args.row_prob)
     result.push_back({values_of(view(args.row_prob, DType::kF32, {sizes.rows})), 0});
   if (args.dprob)

@@ -83,12 +83,11 @@ std::vector<Magnitude> magnitudes(const QuantizeCase& c) {
   return std::vector<Magnitude>(c.outputs.size());
 }
 
-// Amaxes of whole experts take a read of their own.
 static int reads(const QuantizeProblem& p) {
-  const auto has_expert_scale = [](const std::optional<Format>& format) {
-    return format && info(format->kind).has_expert_scale;
+  const auto twice = [](const std::optional<Format>& format) {
+    return format && reads_source_twice(*format);
   };
-  return has_expert_scale(p.along_k) || has_expert_scale(p.along_rows) ? 2 : 1;
+  return twice(p.along_k) || twice(p.along_rows) ? 2 : 1;
 }
 
 template <>

@@ -63,6 +63,7 @@ using ActivationPlan = Plan<ActivationProblem>;
 ///
 /// Types     arithmetic in fp32, one rounding at the store; prob and dprob are fp32.
 /// Rows      the tail is not read; codes and scales of the tail are not written.
+/// Errors    InvalidArgument for shapes, strides, missing and surplus arguments.
 /// Exact     dprob sums its row in a fixed order. Codes and scales are those of quantise, run on
 ///           h or dz as it would have been stored.
 ActivationPlan plan(const ActivationProblem&, const Device&, std::string_view only = {});

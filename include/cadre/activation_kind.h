@@ -47,6 +47,10 @@ struct ActivationInfo {
 /// All activations, in the order of ActivationKind.
 std::span<const ActivationInfo> activation_list();
 const ActivationInfo& info(ActivationKind);
+
+/// Columns of z for F features: 2F of a gated activation, else F.
+int64_t z_columns(ActivationKind, int64_t features);
+
 ActivationKind parse_activation(std::string_view);
 
 }  // namespace cadre

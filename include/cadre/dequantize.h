@@ -34,7 +34,10 @@ using DequantizePlan = Plan<DequantizeProblem>;
 /// copy of the same values has it.
 ///
 /// Types     products in fp32 in that order, one rounding to `out`. A Hadamard transform is not
-/// undone. Rows      the tail is neither read nor written. Exact     equal bits on every device.
+///           undone.
+/// Rows      the tail is neither read nor written.
+/// Errors    InvalidArgument for shapes, strides, and parts that the format has not.
+/// Exact     equal bits on every device.
 DequantizePlan plan(const DequantizeProblem&, const Device&, std::string_view only = {});
 void run(const DequantizePlan&, const DequantizeArgs&, Workspace, Stream);
 

@@ -37,8 +37,8 @@ uint64_t recorded_graph(const Device&, Stream);
 std::string to_string(const Device&);
 
 /// Takes "cpu", "cuda", "cuda:1" (devices of this machine) and "sm_80", "sm_90", "sm_100" (a
-/// typical device of that architecture, for planning only). Errors    InvalidArgument with the
-/// words it takes.
+/// typical device of that architecture, for planning only).
+/// Errors    InvalidArgument with the words it takes.
 Device parse_device(std::string_view);
 
 }  // namespace cadre

@@ -1,4 +1,5 @@
 #pragma once
+#include <locale>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -28,10 +29,11 @@ struct DeviceError : std::runtime_error {
 // Templates are compiled where they are used, so nobody needs them from a library.
 namespace cadre {
 
-/// Joins the parts as an ostream prints them, or as to_string() does.
+/// Joins the parts as an ostream prints them, or as to_string() does; the same in every locale.
 template <class... Parts>
 std::string text(const Parts&... parts) {
   std::ostringstream out;
+  out.imbue(std::locale::classic());
   const auto print = [&out](const auto& part) {
     if constexpr (requires { out << part; })
       out << part;

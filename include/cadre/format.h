@@ -77,6 +77,9 @@ Format format(FormatKind);
 /// True for f32, bf16 and f16: stored values, no codes, no scales.
 bool is_plain(const Format&);
 
+/// True where quantise reads its source twice, first for the amax of an expert or of a line.
+bool reads_source_twice(const Format&);
+
 /// The plain format that a code times its block scale is decoded to: bf16, or f32 where block
 /// scales are free and the product has more digits. docs/numerics.md says which products are bf16
 /// numbers; the others are rounded once. Of a plain format itself.

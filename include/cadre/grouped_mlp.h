@@ -23,8 +23,8 @@ struct GroupedMlpProblem {
   DType dtype = DType::kBf16;             ///< of x, z, h, y and their gradients
   ParameterLayout parameters{};           ///< of both linears
   bool prob = false;                      ///< h is scaled by a probability per row
-  bool bias1 = false;
-  bool bias2 = false;
+  bool bias1 = false;                     ///< added to the result of fc1
+  bool bias2 = false;                     ///< added to that of fc2
   bool bias2_scale = false;  ///< bias2 is scaled by a factor per row (say, the same probability)
   bool dgrad = true;         ///< dx is wanted
   bool wgrad1 = true;        ///< dw1 is wanted
@@ -63,7 +63,7 @@ struct GroupedMlpArgs {
                                        ///< GroupedGemm's out
   TensorView dy{};                     ///< [R, H]; with gather_dy [T, H]
   TensorView dx{};                     ///< the same, written by backward
-  float* dprob = nullptr;              ///< [R], written by backward
+  float* dprob = nullptr;              ///< [R], written by backward if given
   float* dbias2_scale = nullptr;       ///< [R], written by backward
   TensorView z{};                 ///< fc1's output, of forward and of backward alike; empty: it
                                   ///< lies in `saved`, if it is made

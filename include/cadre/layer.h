@@ -139,15 +139,16 @@ struct ScaleProduct {
 ///
 /// Tensors, in the order of their operation's arguments:
 ///                      reads                          writes
-///   quantize           source                         copy along K, copy along rows
+///   quantize           source, slot_of                copy along K, copy along rows
 ///   dequantize         codes                          numbers
 ///   grouped_gemm       lhs, rhs, bias, bias_scale,    out, z
 ///                      whose expert scales are alpha,
-///                      prob, slot_of
+///                      prob, slot_of or place_of
 ///   scale product      two with expert scales         alpha
 ///   bias_grad          dy, bias, bias_scale           dbias, dbias_scale
 ///   activation         z, prob, dh                    h, dz, dprob, copy along K
-///   offsets            counts or ends                 offsets
+///   offsets            counts, ends, or choices and   offsets; of choices row_of, slot_of,
+///                      their prob                     row_prob too
 ///   routing            logits, expert bias            experts, prob, scores; with map
 ///                                                     offsets, row_of, slot_of, row_prob
 ///   routing backward   logits, experts, dprob,        dlogits

@@ -11,11 +11,11 @@ namespace cadre {
 
 /// What planning a layer came to, without its problem's type.
 struct LayerExplanation {
-  std::string problem{};   ///< as it prints back
-  std::string plan{};      ///< the route's name; empty if a step has no implementation
-  bool exact = true;       ///< every step is
-  LayerMemory memory{};    ///< what the caller provides
-  double kept_a_row = 0;   ///< bytes that stay in memory from forward to backward, for each row
+  std::string problem{};          ///< as it prints back
+  std::string plan{};             ///< the route's name; empty if a step has no implementation
+  bool exact = true;              ///< every step is
+  LayerMemory memory{};           ///< what the caller provides
+  double kept_bytes_per_row = 0;  ///< of what stays from forward to backward
   std::string steps{};     ///< the steps with their implementations, and the memory; many lines
   std::string refusals{};  ///< why a step has none; many lines
 };

@@ -37,15 +37,15 @@ struct MoeProblem {
   int group_top_k = 1;          ///< groups whose experts may be chosen
   int64_t shared_features = 0;  ///< F of the expert that all tokens visit; 0: there is none
   bool shared_gate = false;     ///< a factor per token weighs the shared expert's result
-  bool bias1 = false;
-  bool bias2 = false;     ///< weighted by the probability, as the rest of the expert's result
-  bool dgrad = true;      ///< dx is wanted
-  bool dlogits = true;    ///< dlogits and, if there is one, dshared_gate; or dchoice_prob
-  bool wgrad1 = true;     ///< dw1 is wanted, of the shared expert too
-  bool wgrad2 = true;     ///< dw2 is wanted, of the shared expert too
-  bool dbias = true;      ///< dbias1 and dbias2 are wanted, where there is a bias
-  bool keep_h = false;    ///< save h in forward; else compute it again in backward
-  bool keep_rows = true;  ///< save x in expert order; else permute it again in backward
+  bool bias1 = false;           ///< added to the result of fc1
+  bool bias2 = false;           ///< weighted by the probability, as the rest of the expert's result
+  bool dgrad = true;            ///< dx is wanted
+  bool dlogits = true;          ///< dlogits and, if there is one, dshared_gate; or dchoice_prob
+  bool wgrad1 = true;           ///< dw1 is wanted, of the shared expert too
+  bool wgrad2 = true;           ///< dw2 is wanted, of the shared expert too
+  bool dbias = true;            ///< dbias1 and dbias2 are wanted, where there is a bias
+  bool keep_h = false;          ///< save h in forward; else compute it again in backward
+  bool keep_rows = true;        ///< save x in expert order; else permute it again in backward
   LayerOptions options{};
 
   bool operator==(const MoeProblem&) const = default;

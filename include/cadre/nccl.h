@@ -10,7 +10,7 @@ namespace cadre {
 /// from every rank, in one group. The communicator, an ncclComm_t that is blocking, is the caller's
 /// and outlives it; its ranks are those of the problem, its device that of the plan.
 /// Errors    DeviceError with the call that failed and what NCCL says of it; InvalidArgument where
-///           the communicator has another number of ranks than the problem; Unsupported in a build
+///           the ranks of the problem are no multiple of the communicator's; Unsupported in a build
 ///           without NCCL.
 AllToAll nccl_all_to_all(ncclComm* communicator);
 

@@ -13,7 +13,8 @@ namespace cadre {
 
 /// Exclusive prefix sums of the rows of each expert: rows [data[e], data[e + 1]) belong to expert
 /// e. In device memory; no entry point reads it on the host. Rows at or beyond data[experts] are
-/// the tail. Broken offsets (decreasing, negative, beyond R) are clamped by every reader, in a way
+/// the tail. Rows before data[0], where that is above 0, are nobody's: what outputs hold there is
+/// not said. Broken offsets (decreasing, negative, beyond R) are clamped by every reader, in a way
 /// of its own, so that nothing outside the buffers is touched; what is computed then is not said.
 struct Offsets {
   const int32_t* data = nullptr;  ///< [experts + 1]

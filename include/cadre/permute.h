@@ -17,6 +17,11 @@ enum class PermutePass : uint8_t {
   kCombineBackward,  ///< row gradients from token gradients
 };
 
+/// True where tokens are read and rows written, else the other way round.
+constexpr bool reads_tokens(PermutePass pass) {
+  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
+}
+
 /// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 dtype=bf16`,
 /// `permute permute T=4096 top_k=2 R=8192 H=2048 E=64 format=mxfp8`.
 struct PermuteProblem {
@@ -26,8 +31,8 @@ struct PermuteProblem {
       "permute combine T=4096 top_k=2 R=8192 H=2048 E=64 prob=yes"};
 
   PermutePass pass = PermutePass::kPermute;
-  int64_t tokens = 0;  ///< T
-  int top_k = 1;
+  int64_t tokens = 0;                ///< T
+  int top_k = 1;                     ///< slots of a token
   int64_t rows = 0;                  ///< R
   int64_t hidden = 0;                ///< H
   int experts = 1;                   ///< E, of the offsets; 0: there are none, see Rows

@@ -27,9 +27,9 @@ struct RoutingProblem {
 
   bool backward = false;
   RoutingScore score = RoutingScore::kSoftmax;
-  int64_t tokens = 0;  ///< T
-  int experts = 1;     ///< E
-  int top_k = 1;
+  int64_t tokens = 0;          ///< T
+  int experts = 1;             ///< E
+  int top_k = 1;               ///< experts of a token
   DType logits = DType::kF32;  ///< also of dlogits: f32, bf16 or f16
   bool normalize = false;      ///< divide the chosen probabilities by their sum (+ 1e-20)
   float scale = 1.0f;          ///< factor of the probabilities, after normalisation

@@ -42,16 +42,16 @@ struct SequentialArgs {
   std::span<const float* const> extra_inputs{};    ///< [R] each, in op order: bias_scale, prob
   std::span<float* const> extra_gradients{};  ///< [R] each, in the same order; a prob's may be null
   std::span<const OpArgument> op_arguments{};
-  TensorView x{};   ///< input of the first op
-  TensorView y{};   ///< output of the last op, written; empty if given as its "output"
-  TensorView dy{};  ///< gradient of y
-  TensorView dx{};  ///< gradient of x, written; empty if given as "grad_input" of the first op
+  TensorView x{};   ///< [R, columns of the first op's input]
+  TensorView y{};   ///< [R, columns of the last op's output], written; empty if given as "output"
+  TensorView dy{};  ///< as y
+  TensorView dx{};  ///< as x, written; empty if given as "grad_input" of the first op
   const uint64_t* rng = nullptr;  ///< [2] seed and offset in device memory; option sr only
-  Memory saved{};
-  Memory pending{};
-  Memory weight_cache{};
-  bool refresh_weights = true;
-  WgradQueue* queue = nullptr;
+  Memory saved{};                 ///< forward writes; backward and wgrad read
+  Memory pending{};               ///< deferred: backward writes; wgrad reads
+  Memory weight_cache{};          ///< cache_weights: forward writes when it refreshes
+  bool refresh_weights = true;    ///< cache_weights: quantise anew (first microbatch), or reuse
+  WgradQueue* queue = nullptr;    ///< deferred: backward pushes its wgrads here, if given
 };
 
 /// An activation of a row with its backward.

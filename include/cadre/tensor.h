@@ -21,7 +21,7 @@ struct TensorView {
   std::array<int64_t, kMaxRank> stride{};  ///< in elements
 
   explicit operator bool() const { return data != nullptr; }
-  int64_t operator[](int dim) const { return shape[dim]; }
+  int64_t operator[](int dim) const { return shape[size_t(dim)]; }
 };
 
 /// Which of the last two dimensions of a view has stride 1.

@@ -9,6 +9,9 @@
 namespace cadre::backend {
 namespace {
 
+/// For checks: where memory of the workspace could be. Nobody reads it.
+void* const kSomewhere = reinterpret_cast<void*>(kAlignment);
+
 /// Rows in expert order from rows in token order, and the product that reads them.
 struct CopyAndProduct {
   PermutePlan copy;
@@ -44,14 +47,25 @@ struct CopyAndProduct {
   int64_t workspace_bytes(const GroupedGemmProblem& p) const {
     return rows_bytes(p) + std::max(copy.workspace_bytes, product.workspace_bytes);
   }
+  static TensorView& operand(const GroupedGemmProblem& p, GroupedGemmArgs& args) {
+    return (p.gather == Gather::kLhs ? args.lhs : args.rhs).codes;
+  }
+  /// Of the product, whose rows lie at `memory`.
+  static GroupedGemmArgs product_args(const GroupedGemmProblem& p, GroupedGemmArgs args,
+                                      void* memory) {
+    TensorView& rows = operand(p, args);
+    rows = view(memory, rows.dtype, {p.rows, rows.shape[1]});
+    args.slot_of = nullptr;
+    return args;
+  }
+  void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) const {
+    cadre::check(product, product_args(p, args, kSomewhere));
+  }
   void run(const GroupedGemmProblem& p, const GroupedGemmArgs& args, Workspace workspace,
            Stream stream) const {
     const Workspace rest = behind(workspace, rows_bytes(p));
-    GroupedGemmArgs behind_it = args;
-    TensorView& operand = (p.gather == Gather::kLhs ? behind_it.lhs : behind_it.rhs).codes;
-    operand = view(workspace.data, operand.dtype, {p.rows, operand.shape[1]});
-    behind_it.slot_of = nullptr;
-    PermuteArgs rows{.rows = operand, .offsets = args.offsets};
+    GroupedGemmArgs behind_it = product_args(p, args, workspace.data);
+    PermuteArgs rows{.rows = operand(p, behind_it), .offsets = args.offsets};
     rows.tokens = (p.gather == Gather::kLhs ? args.lhs : args.rhs).codes;
     rows.map.slot_of = const_cast<int32_t*>(args.slot_of);  // permute reads it
     cadre::run(copy, rows, rest, stream);
@@ -92,13 +106,21 @@ struct ProductAndActivation {
   int64_t workspace_bytes(const GroupedGemmProblem& p) const {
     return z_bytes(p) + std::max(product.workspace_bytes, activation.workspace_bytes);
   }
+  /// Of the product, whose result lies at `memory` where the caller does not keep it.
+  static GroupedGemmArgs product_args(const GroupedGemmProblem& p, GroupedGemmArgs args,
+                                      void* memory) {
+    args.out = keeps_z(p) ? args.z : view(memory, p.out, {p.rows, p.n});
+    args.prob = nullptr;
+    args.z = {};
+    return args;
+  }
+  void check(const GroupedGemmProblem& p, const GroupedGemmArgs& args) const {
+    cadre::check(product, product_args(p, args, kSomewhere));
+  }
   void run(const GroupedGemmProblem& p, const GroupedGemmArgs& args, Workspace workspace,
            Stream stream) const {
     const Workspace rest = behind(workspace, z_bytes(p));
-    GroupedGemmArgs gemm = args;
-    gemm.prob = nullptr;
-    gemm.z = {};
-    gemm.out = keeps_z(p) ? args.z : view(workspace.data, p.out, {p.rows, p.n});
+    const GroupedGemmArgs gemm = product_args(p, args, workspace.data);
     cadre::run(product, gemm, rest, stream);
     const ActivationArgs act{
         .z = gemm.out, .prob = args.prob, .offsets = args.offsets, .h = args.out};
@@ -133,8 +155,14 @@ Inner composed_gemm_plans(const GroupedGemmProblem& p, const Device& device) {
   });
 }
 
+void check_composed_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args) {
+  as_two(of.problem,
+         [&]<class Two>() { static_cast<const Two*>(of.inner.get())->check(of.problem, args); });
+}
+
 void composed_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args, Workspace workspace,
                    Stream stream) {
+  check_composed_gemm(of, args);
   as_two(of.problem, [&]<class Two>() {
     static_cast<const Two*>(of.inner.get())->run(of.problem, args, workspace, stream);
   });

@@ -13,6 +13,7 @@ namespace cadre::backend {
 std::string refuses_composed_gemm(const GroupedGemmProblem&, const Device&);
 int64_t composed_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 Inner composed_gemm_plans(const GroupedGemmProblem&, const Device&);
+void check_composed_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&);
 void composed_gemm(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);
 
 /// `refuses` of an implementation of products alone.

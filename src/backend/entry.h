@@ -33,6 +33,7 @@ struct Entry {
   int fraction_bits = 23;  ///< see Plan
   /// The plans that `run` finds in its own as `inner`, so that it makes none.
   Inner (*inner)(const Problem&, const Device&) = nullptr;
+  void (*check_inner)(const Plan<Problem>&, const Args&) = nullptr;  ///< what these ask of them
 };
 
 template <class Problem>

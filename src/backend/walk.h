@@ -78,18 +78,29 @@ Plan<Problem> choose(const Problem& problem, const Device& device, std::string_v
   throw Unsupported(text("no implementation on ", device, " for '", problem, "':", refusals));
 }
 
+/// Errors    InvalidArgument for a plan that nobody made, or that was moved from.
+template <class Problem>
+void require_made(const Plan<Problem>& plan) {
+  const auto* entry = static_cast<const Entry<Problem>*>(plan.entry);
+  require(entry != nullptr && (entry->inner == nullptr || plan.inner != nullptr),
+          "run: the plan is empty; make it with plan()");
+}
+
 /// What the implementation of a plan asks of the arguments besides what the operation does.
 template <class Problem>
 void check(const Plan<Problem>& plan, const typename Problem::Args& args) {
   const auto* entry = static_cast<const Entry<Problem>*>(plan.entry);
   if (entry != nullptr && entry->check != nullptr) entry->check(plan.problem, args);
+  if (entry == nullptr || entry->check_inner == nullptr) return;
+  require_made(plan);
+  entry->check_inner(plan, args);
 }
 
 /// Launches a plan that `choose` made, after the checks that every operation shares.
 template <class Problem>
 void launch(const Plan<Problem>& plan, const typename Problem::Args& args, Workspace workspace,
             Stream stream) {
-  require(plan.entry != nullptr, "run: the plan is empty; make it with plan()");
+  require_made(plan);
   require(workspace.bytes >= plan.workspace_bytes, "run: workspace is ", workspace.bytes,
           " bytes, must be ", plan.workspace_bytes, " or more [", plan.problem, "]");
   require(plan.workspace_bytes == 0 ||

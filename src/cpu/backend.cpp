@@ -1,5 +1,6 @@
 // The CPU's implementation lists, best first; the only place that has them. The walk takes the
-// first entry that does not refuse, and the last one, the reference, takes everything.
+// first entry that does not refuse; the reference takes every problem that is one operation, and
+// `composed` those that are several.
 #include "backend/composed_activation.h"
 #include "backend/composed_gemm.h"
 #include "backend/lists.h"
@@ -80,7 +81,8 @@ struct List<GroupedGemmProblem> {
        .refuses = backend::refuses_composed_gemm,
        .workspace_bytes = backend::composed_gemm_workspace_bytes,
        .run = backend::composed_gemm,
-       .inner = backend::composed_gemm_plans},
+       .inner = backend::composed_gemm_plans,
+       .check_inner = backend::check_composed_gemm},
       {.name = "cpu_scattered",
        .refuses = refuses_scattered_gemm,
        .workspace_bytes = scattered_gemm_workspace_bytes,

@@ -18,7 +18,7 @@ constexpr int64_t kTileCols = 1024;
 struct Scratch {
   alignas(64) float scale[kTileCols];    ///< of columns
   alignas(64) uint8_t codes[kTileCols];  ///< nibbles, unpacked
-  /// What was column-major, as rows: codes, and scales, of which fp32 ones serve 128 codes.
+  /// What was column-major, as rows: codes, and scales, of which fp32 ones serve 128 codes or more.
   alignas(64) uint8_t row_codes[kTileRows * kTileCols];
   alignas(64) uint8_t row_scales[4 * kTileCols];
 };

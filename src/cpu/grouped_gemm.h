@@ -31,7 +31,8 @@ int64_t grouped_gemm_tiles_workspace_bytes(const GroupedGemmProblem&, const Devi
 std::string refuses_grouped_gemm_tiles_bf16(const GroupedGemmProblem&, const Device&);
 std::string refuses_grouped_gemm_tiles(const GroupedGemmProblem&, const Device&);
 
-/// As by oneDNN in fp32, with products in plain C++, for builds without it.
+/// As by oneDNN in fp32, with products in plain C++: for what it does not take, and
+/// builds without it.
 ///
 /// Exact     As above.
 void grouped_gemm_portable(const GroupedGemmPlan&, const GroupedGemmArgs&, Workspace, Stream);

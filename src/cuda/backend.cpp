@@ -98,7 +98,8 @@ struct List<GroupedGemmProblem> {
        .refuses = backend::refuses_composed_gemm,
        .workspace_bytes = backend::composed_gemm_workspace_bytes,
        .run = backend::composed_gemm,
-       .inner = backend::composed_gemm_plans},
+       .inner = backend::composed_gemm_plans,
+       .check_inner = backend::check_composed_gemm},
   };
 };
 

@@ -16,8 +16,8 @@ struct SmallFloatShape {
 
 /// A float of at most 8 bits with subnormals. Encoding saturates at the largest value, infinities
 /// too, and rounds to nearest even. A NaN loses its sign; it becomes the code of all ones behind
-/// the sign, as in NVIDIA's conversion instructions. Source    OCP 8-bit Floating Point 1.0 (e4m3,
-/// e5m2), OCP Microscaling Formats 1.0 (e2m1)
+/// the sign, as in NVIDIA's conversion instructions.
+/// Source    OCP 8-bit Floating Point 1.0 (e4m3, e5m2), OCP Microscaling Formats 1.0 (e2m1)
 template <SmallFloatShape kShape>
 struct SmallFloat {
   using Code = uint8_t;

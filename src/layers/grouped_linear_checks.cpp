@@ -166,6 +166,7 @@ void check_copy(const LinearChecks& checks, const CopyNames& names, const Quanti
                 const QuantizedView& got) {
   const QuantizedView want = quantized_view(shape, nullptr);
   check_part(checks, names.codes, got.codes, want.codes, names.why);
+  checks.whole_bytes(names.codes, got.codes, Major::kRow);
   if (shape.scales_major == Major::kColumn && want.scales.rank == 2)
     checks.column_view(names.scales, got.scales, want.scales.dtype,
                        {want.scales.shape[0], want.scales.shape[1]});

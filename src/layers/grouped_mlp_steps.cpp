@@ -26,7 +26,7 @@ class Planner {
       : p_(problem),
         way_(way),
         runs_(problem.options.deferred ? WgradRuns::kLater : runs),
-        z_columns_(info(problem.activation).gated ? 2 * problem.features : problem.features),
+        z_columns_(z_columns(problem.activation, problem.features)),
         row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;

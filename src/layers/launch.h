@@ -199,8 +199,7 @@ PermuteArgs arguments(const Run& run, const LayerStep& step, const PermutePlan& 
   const int fourth = step.reads[3], fifth = step.reads[4];
   PermuteArgs args{.offsets = {run.words(step.reads[1]), p.experts}};
   args.map.row_of = run.words(step.reads[2]);
-  const bool makes_rows =
-      p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+  const bool makes_rows = reads_tokens(p.pass);
   const TensorView read = run.operand(step.reads[0]).codes,
                    written = run.target(step.writes[0]).view;
   args.tokens = makes_rows ? read : written;

@@ -33,13 +33,12 @@ int64_t plain_bytes(RowsKind kind, int64_t rows, int64_t cols, int experts, DTyp
   return (kind == RowsKind::kWeights ? experts : 1) * rows * bytes_for(dtype, cols);
 }
 
-bool has_expert_scale(const std::optional<Format>& format) {
-  return format && info(format->kind).has_expert_scale;
+bool reads_twice(const std::optional<Format>& format) {
+  return format && reads_source_twice(*format);
 }
 
 int64_t moved_bytes(const QuantizeProblem& q) {
-  // The amaxes of experts take a read of their own.
-  const int reads = has_expert_scale(q.along_k) || has_expert_scale(q.along_rows) ? 2 : 1;
+  const int reads = reads_twice(q.along_k) || reads_twice(q.along_rows) ? 2 : 1;
   const int64_t rows = q.gather ? std::min(q.tokens, q.rows) : q.rows;
   int64_t bytes = reads * plain_bytes(q.kind, rows, q.cols, q.experts, q.source);
   if (q.along_k) bytes += quantized_bytes(copy_shape(q, Axis::kAlongK));

@@ -27,7 +27,7 @@ LayerExplanation explain_one(std::string_view words, const Device& device) {
     result.plan = chosen.name;
     result.exact = chosen.exact;
     result.memory = chosen.memory;
-    result.kept_a_row = bytes_per_token(kept(chosen), rows_of(problem));
+    result.kept_bytes_per_row = bytes_per_token(kept(chosen), rows_of(problem));
     result.steps = explain(chosen);
   } catch (const Unsupported& refusal) {
     result.refusals = refusal.what();

@@ -58,13 +58,10 @@ struct Places {
     return nullptr;
   }
 
-  /// A tensor of the layer's, for the step that writes it.
+  /// A tensor of the layer's.
   QuantizedView copy(const LayerTensor& tensor) const {
     return quantized_view(tensor.layout, data(tensor));
   }
-
-  /// The same, for the step that reads it.
-  Operand operand(const LayerTensor& tensor) const { return as_operand(copy(tensor)); }
 
   /// A plain tensor of the layer's.
   TensorView plain(const LayerTensor& tensor) const { return copy(tensor).codes; }

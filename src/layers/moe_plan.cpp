@@ -80,7 +80,8 @@ void check(const MoeProblem& p) {
       "with that of bias2, so say dlogits=no or dbias=yes");
 }
 
-/// What is of the routing that a caller has done. Errors    InvalidArgument.
+/// What is of the routing that a caller has done.
+/// Errors    InvalidArgument.
 void check_routed(const MoeProblem& p) {
   const ops::Checks checks("moe", p);
   const MoeProblem usual;

@@ -19,9 +19,7 @@ constexpr int64_t kMostGatheredColumns = 768;
 /// there are. Timed with 1536 alone.
 constexpr int64_t kLeastGatheredRows = 512;
 
-int64_t columns_of_fc1(const MoeProblem& p) {
-  return info(p.activation).gated ? 2 * p.features : p.features;
-}
+int64_t columns_of_fc1(const MoeProblem& p) { return z_columns(p.activation, p.features); }
 
 /// A list of fp32 or int32 words.
 QuantizedShape words(int64_t count) { return plain_rows(DType::kF32, count, 1); }

@@ -79,10 +79,7 @@ class Passes {
 
  private:
   /// Bytes that quantise reads and writes of each element of 16 bits.
-  static double bytes_to_make(const Format& f) {
-    const bool reads_twice = info(f.kind).has_expert_scale || info(f.kind).block == kWholeLine;
-    return reads_twice ? 5 : 3;
-  }
+  static double bytes_to_make(const Format& f) { return reads_source_twice(f) ? 5 : 3; }
 
   const Recipe recipe_;
   const bool cached_, may_change_;

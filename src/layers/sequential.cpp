@@ -151,7 +151,7 @@ struct CheckForward : At {
   void operator()(const ActivationStep& plan) const {
     const ActivationProblem& p = plan.forward.problem;
     const ops::Checks checks(kOp, p);
-    const int64_t columns = info(p.kind).gated ? 2 * p.features : p.features;
+    const int64_t columns = z_columns(p.kind, p.features);
     checks.offsets(row.args.offsets, p.experts);
     checks.view("input of an activation", row.input(i), p.z, {p.rows, columns});
     checks.view("output of an activation", row.output(i), p.h, {p.rows, p.features});
@@ -171,7 +171,7 @@ struct CheckBackward : At {
   void operator()(const ActivationStep& plan) const {
     const ActivationProblem& p = plan.forward.problem;
     const ops::Checks checks(kOp, p);
-    const int64_t columns = info(p.kind).gated ? 2 * p.features : p.features;
+    const int64_t columns = z_columns(p.kind, p.features);
     checks.offsets(row.args.offsets, p.experts);
     checks.view("input of an activation", row.input(i), p.z, {p.rows, columns});
     checks.view("gradient of an activation's output", row.grad_output(i), p.h,

@@ -42,9 +42,7 @@ using RowChecks = ops::Checks<SequentialProblem>;
 
 Port input(const GroupedLinearProblem& p) { return {p.dtype, p.k}; }
 Port output(const GroupedLinearProblem& p) { return {p.dtype, p.n}; }
-Port input(const ActivationProblem& p) {
-  return {p.z, info(p.kind).gated ? 2 * p.features : p.features};
-}
+Port input(const ActivationProblem& p) { return {p.z, z_columns(p.kind, p.features)}; }
 Port output(const ActivationProblem& p) { return {p.h, p.features}; }
 
 }  // namespace

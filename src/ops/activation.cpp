@@ -13,6 +13,10 @@ std::span<const ActivationInfo> activation_list() { return activations::All::kIn
 
 const ActivationInfo& info(ActivationKind kind) { return activations::All::kInfo[size_t(kind)]; }
 
+int64_t z_columns(ActivationKind kind, int64_t features) {
+  return info(kind).gated ? 2 * features : features;
+}
+
 ActivationKind parse_activation(std::string_view word) {
   std::string known;
   for (const ActivationInfo& row : activation_list()) {
@@ -42,9 +46,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("plain", p.plain, usual.plain);
 }
 
-static int64_t columns_of_z(const ActivationProblem& p) {
-  return info(p.kind).gated ? 2 * p.features : p.features;
-}
+static int64_t columns_of_z(const ActivationProblem& p) { return z_columns(p.kind, p.features); }
 static const char* why_columns(const ActivationProblem& p) {
   return info(p.kind).gated ? "gate and up of every feature" : "one column a feature";
 }
@@ -115,7 +117,7 @@ void check_result(const ops::Checks<ActivationProblem>& checks, const Activation
   else
     checks.view(name, result, p.h, {p.rows, p.features});
   if (p.along_k)
-    ops::check_parts(checks, "along_k", copy_shape(p), args.along_k);
+    ops::check_parts(checks, ops::kPartsAlongK, copy_shape(p), args.along_k);
   else
     checks.absent("along_k.codes", args.along_k.codes, "no copy along K is wanted");
 }

@@ -144,6 +144,15 @@ class Checks {
     aligned(what, v.data, bits(dtype) / 8);
   }
 
+  /// Rows of elements of 4 bits start at a byte, or columns where these are contiguous.
+  void whole_bytes(std::string_view what, const TensorView& v, Major major) const {
+    if (bits(v.dtype) != 4) return;
+    const bool row = major == Major::kRow;
+    for (int d = 0; d < v.rank; ++d)
+      holds(d == v.rank - (row ? 1 : 2) || v.stride[d] % 2 == 0 || v[d] <= 1, what, " is ", Seen{v},
+            ", must have even strides; a ", row ? "row" : "column", " of nibbles starts at a byte");
+  }
+
   /// An argument that this problem has no use for.
   void absent(std::string_view what, const void* pointer, Why why) const {
     holds(pointer == nullptr, what, " is given, must be null", why);

@@ -39,13 +39,17 @@ QuantizedShape decoded_copy(const DequantizeProblem& p) {
 void check(const DequantizeProblem& p) {
   const ops::Checks checks("dequantize", p);
   ops::check_quantized(checks, {"format", "codes_major", "scales_major"}, p.source);
+  checks.holds(!p.source.decoded,
+               "source.decoded is yes, must be no; what is decoded has no codes");
   checks.plain_float("out", p.out);
   ops::check_decoded(checks, "decoded", decoded_copy(p));
 }
 
 void check(const DequantizeProblem& p, const DequantizeArgs& args) {
   const ops::Checks checks("dequantize", p);
-  ops::check_parts(checks, "source", p.source, args.source);
+  static constexpr ops::PartNames kParts{"source.codes", "source.scales", "source.expert_scale",
+                                         "source.block_offsets"};
+  ops::check_parts(checks, kParts, p.source, args.source);
   ops::check_offsets(checks, p.source, args.offsets);
   TensorView want = quantized_view(p.source, nullptr).codes;
   want.dtype = p.out;

@@ -40,7 +40,7 @@ std::string to_string(const Device& device) {
 Device parse_device(std::string_view word) {
   if (word == "cpu") return this_cpu();
   if (word == "cuda") return nth_cuda(word, {});
-  if (word.starts_with("cuda:")) return nth_cuda(word, word.substr(5));
+  if (word.starts_with("cuda:") && word.size() > 5) return nth_cuda(word, word.substr(5));
   for (const Device& device : kTypical)
     if (word == to_string(device)) return device;
   throw InvalidArgument(text("device: name is '", word,

@@ -98,6 +98,10 @@ Format format(FormatKind kind) {
 
 bool is_plain(const Format& f) { return is_plain_float(info(f.kind).element); }
 
+bool reads_source_twice(const Format& f) {
+  return info(f.kind).has_expert_scale || info(f.kind).block == kWholeLine;
+}
+
 Format decoded_format(const Format& f) {
   if (is_plain(f)) return f;
   const FormatInfo& row = info(f.kind);

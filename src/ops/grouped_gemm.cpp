@@ -192,16 +192,14 @@ Layout layout_of(const TensorView& v, Major major) {
   return {v.dtype, {v.shape[0], v.shape[1], v.shape[2]}, v.rank, major};
 }
 
-/// True if the inner dimension has stride 1 and the others do not overlap. 4-bit rows start at a
-/// byte.
+/// True if the inner dimension has stride 1 and the others do not overlap.
 bool is_laid_out(const TensorView& v, Major major) {
   const int inner = major == Major::kRow ? v.rank - 1 : v.rank - 2;
   const int outer = major == Major::kRow ? v.rank - 2 : v.rank - 1;
-  const bool whole_bytes = bits(v.dtype) >= 8 || (v.stride[outer] % 2 == 0 && v.stride[0] % 2 == 0);
   const bool one = v[inner] <= 1 || v.stride[inner] == 1;
   const bool rows = v[outer] <= 1 || v.stride[outer] >= v[inner];
   const bool experts = v.rank == 2 || v[0] <= 1 || v.stride[0] >= v.stride[outer] * v[outer];
-  return whole_bytes && one && rows && experts;
+  return one && rows && experts;
 }
 
 /// A view, whose data is null where the experts are discrete, and their pointers.
@@ -220,6 +218,7 @@ void check_storage(const TensorNames& names, const Storage& given, const Layout&
   checks.holds(is_laid_out(v, layout.major), names.itself, " is ", ops::Seen{v}, ", must be ",
                layout.major == Major::kRow ? "row" : "column",
                "-major with stride 1 inside and rows that do not overlap; copy it");
+  checks.whole_bytes(names.itself, v, layout.major);
   const bool elsewhere = given.discrete != nullptr || elements(v) == 0;
   checks.holds(v.data != nullptr || elsewhere, names.itself, " is null, must be ", ops::Seen{v});
   checks.aligned(names.itself, v.data, bits(layout.dtype) / 8);

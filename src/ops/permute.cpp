@@ -33,12 +33,9 @@ PermuteProblem parse_permute_problem(std::string_view words) {
 
 namespace {
 
-bool reads_tokens(const PermuteProblem& p) {
-  return p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
-}
 /// Slots and rows that the map names.
 int64_t slots(const PermuteProblem& p) {
-  return (reads_tokens(p) ? p.ranks : 1) * p.tokens * p.top_k;
+  return (reads_tokens(p.pass) ? p.ranks : 1) * p.tokens * p.top_k;
 }
 int64_t rows_read(const PermuteProblem& p) { return p.ranks * p.rows; }
 
@@ -61,8 +58,8 @@ void check(const PermuteProblem& p) {
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
   checks.at_least("H", p.hidden, 1);
-  if (p.experts != 0 || reads_tokens(p)) checks.experts(p.experts);
-  checks.holds(!p.addend || !reads_tokens(p),
+  if (p.experts != 0 || reads_tokens(p.pass)) checks.experts(p.experts);
+  checks.holds(!p.addend || !reads_tokens(p.pass),
                "addend is yes, must be no; only combine and permute_backward write sums");
   check_ranks(p, checks);
   ops::check_moved_format(checks, "format", p.format, p.scales_major, p.hidden);
@@ -120,7 +117,7 @@ void check_scales(const PermuteProblem& p, const PermuteArgs& args) {
 
 void check(const PermuteProblem& p, const PermuteArgs& args) {
   const ops::Checks checks("permute", p);
-  const bool by_row = reads_tokens(p);
+  const bool by_row = reads_tokens(p.pass);
   const DType dtype = ops::moved_dtype(p.format, p.dtype);
   const auto matrix = [&](const char* what, const TensorView& v, int64_t count, bool is_read) {
     if (p.ranks == 1 || !is_read) return checks.view(what, v, dtype, {count, p.hidden});

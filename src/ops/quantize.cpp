@@ -56,6 +56,8 @@ constexpr CopyNames kCopyAlongK{"along_k", "along_k_codes_major", "along_k_scale
                                 "along_k_decoded"};
 constexpr CopyNames kCopyAlongRows{"along_rows", "along_rows_codes_major",
                                    "along_rows_scales_major", "along_rows_decoded"};
+constexpr ops::PartNames kPartsAlongRows{"along_rows.codes", "along_rows.scales",
+                                         "along_rows.expert_scale", "along_rows.block_offsets"};
 
 /// Calls `work(names, shape, view)` for the copies that are wanted.
 template <class Work>
@@ -140,8 +142,9 @@ void check(const QuantizeProblem& p, const QuantizeArgs& args) {
   const ops::Checks checks("quantize", p);
   check_source(checks, p, args);
   for_each_copy(
-      p, args, [&](const CopyNames& names, const QuantizedShape& shape, const QuantizedView& view) {
-        ops::check_parts(checks, names.itself, shape, view);
+      p, args, [&](const CopyNames&, const QuantizedShape& shape, const QuantizedView& view) {
+        const bool along_k = shape.axis == Axis::kAlongK;
+        ops::check_parts(checks, along_k ? ops::kPartsAlongK : kPartsAlongRows, shape, view);
         ops::check_offsets(checks, shape, args.offsets);
         if (shape.format.stochastic)
           checks.present("rng", args.rng, 2, "stochastic rounding needs a seed and an offset");

@@ -1,5 +1,4 @@
 #pragma once
-#include <string>
 #include <string_view>
 
 #include "cadre/quantize.h"
@@ -12,6 +11,13 @@ namespace cadre::ops {
 struct CopyNames {
   std::string_view itself, codes_major, scales_major, decoded = {};
 };
+
+/// What the parts of a view are called. Literals: a run's checks allocate nothing.
+struct PartNames {
+  std::string_view codes, scales, expert_scale, block_offsets;
+};
+inline constexpr PartNames kPartsAlongK{"along_k.codes", "along_k.scales", "along_k.expert_scale",
+                                        "along_k.block_offsets"};
 
 /// The order of codes: that of the source, or, for weights of dgrad, with the contraction inside.
 template <class Problem>
@@ -81,7 +87,7 @@ void check_quantized(const Checks<Problem>& checks, const CopyNames& names,
 
 /// One view against the layout's; its lines may lie further apart.
 template <class Problem>
-void check_view(const Checks<Problem>& checks, const std::string& what, const TensorView& got,
+void check_view(const Checks<Problem>& checks, std::string_view what, const TensorView& got,
                 const TensorView& want, Major major) {
   const bool row = major == Major::kRow;
   const auto check = [&](Shape shape) {
@@ -89,11 +95,7 @@ void check_view(const Checks<Problem>& checks, const std::string& what, const Te
         : checks.column_view(what, got, want.dtype, shape);
   };
   want.rank == 2 ? check({want[0], want[1]}) : check({want[0], want[1], want[2]});
-  if (bits(want.dtype) != 4) return;
-  for (int d = 0; d < want.rank; ++d)
-    checks.holds(d == want.rank - (row ? 1 : 2) || got.stride[d] % 2 == 0 || got[d] <= 1, what,
-                 " is ", Seen{got}, ", must have even strides; a ", row ? "row" : "column",
-                 " of nibbles starts at a byte");
+  checks.whole_bytes(what, got, major);
 }
 
 /// Whose rows are whose of transformed blocks without gaps.
@@ -108,23 +110,22 @@ void check_block_offsets(const Checks<Problem>& checks, std::string_view what,
 
 /// Codes, scales and expert scales against the layout of quantized_view().
 template <class Problem>
-void check_parts(const Checks<Problem>& checks, std::string_view name, const QuantizedShape& s,
+void check_parts(const Checks<Problem>& checks, const PartNames& names, const QuantizedShape& s,
                  const QuantizedView& got) {
   const QuantizedView want = quantized_view(s, nullptr);
-  const std::string what(name), format = to_string(s.format);
-  check_view(checks, what + ".codes", got.codes, want.codes, s.codes_major);
+  check_view(checks, names.codes, got.codes, want.codes, s.codes_major);
   if (want.scales.rank != 0)
-    check_view(checks, what + ".scales", got.scales, want.scales, s.scales_major);
+    check_view(checks, names.scales, got.scales, want.scales, s.scales_major);
   else
     checks.absent(
-        what + ".scales", got.scales,
+        names.scales, got.scales,
         s.decoded ? "a decoded copy has no block scales" : "this format has no block scales");
   if (info(s.format.kind).has_expert_scale)
-    checks.present(what + ".expert_scale", got.expert_scale, s.experts);
+    checks.present(names.expert_scale, got.expert_scale, s.experts);
   else
-    checks.absent(what + ".expert_scale", got.expert_scale, "this format has no expert scales");
+    checks.absent(names.expert_scale, got.expert_scale, "this format has no expert scales");
   if (s.decoded || got.block_offsets != nullptr)
-    check_block_offsets(checks, what + ".block_offsets", s, got.block_offsets);
+    check_block_offsets(checks, names.block_offsets, s, got.block_offsets);
 }
 
 /// Offsets for routed rows, none for weights.

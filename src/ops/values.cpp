@@ -42,7 +42,10 @@ int rank_of(const TensorView& v) { return std::clamp(v.rank, 0, TensorView::kMax
 }  // namespace
 
 int bits(DType dtype) { return row(dtype).bits; }
-int64_t bytes_for(DType dtype, int64_t count) { return (count * bits(dtype) + 7) / 8; }
+int64_t bytes_for(DType dtype, int64_t count) {
+  const int each = bits(dtype);
+  return each >= 8 ? count * (each / 8) : (count * each + 7) / 8;
+}
 std::string_view name(DType dtype) { return row(dtype).name; }
 
 DType parse_dtype(std::string_view word) {
@@ -94,6 +97,8 @@ TensorView transposed(TensorView v) {
 }
 
 int64_t elements(const TensorView& v) {
+  const auto* end = v.shape.begin() + rank_of(v);
+  if (std::find(v.shape.begin(), end, 0) != end) return 0;
   int64_t count = 1;
   for (int d = rank_of(v) - 1; d >= 0; --d)
     if (__builtin_mul_overflow(count, v.shape[d], &count)) return INT64_MAX;

@@ -111,7 +111,7 @@ class ArgsChecks : public ExchangeChecks {
     if (at < 0) return;
     const Window::State& state = window_.state();
     holds(static_cast<const char*>(v.data) == place.data && is_contiguous(v), what, " is ",
-          to_string(v), ", ", at, " bytes into the window, must be contiguous, at ",
+          ops::Seen{v}, ", ", at, " bytes into the window, must be contiguous, at ",
           static_cast<const char*>(place.data) - state.of(state.rank), "; or lie elsewhere");
   }
   void elsewhere(std::string_view what, const TensorView& v, std::string_view why) const {

@@ -236,6 +236,7 @@ void Collective::State::check_note() {
 static const ExpertParallelPlan& checked(const ExpertParallelPlan& plan, int rank,
                                          const AllToAll& engine) {
   const ops::Checks checks("collective", plan.problem);
+  checks.holds(!plan.name.empty(), "the plan is empty; make it with plan()");
   checks.holds(plan.name == parallel::kCollective, "the plan is by ", plan.name,
                ", must be by collective; ask for it by name");
   checks.holds(rank >= 0 && rank < plan.problem.ranks, "rank is ", rank, ", must be 0 to ",

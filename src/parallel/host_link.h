@@ -42,7 +42,8 @@ class HostLink {
   virtual void find_tokens(const schedule::ComingTokens&, Stream) = 0;
 };
 
-/// Of that device. Errors    Unsupported in a build without it.
+/// Of that device.
+/// Errors    Unsupported in a build without it.
 std::unique_ptr<HostLink> host_link(const Device&, int64_t bytes);
 
 }  // namespace cadre::parallel

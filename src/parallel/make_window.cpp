@@ -45,14 +45,18 @@ void check_errors(const std::vector<std::string>& errors) {
     if (!errors[p].empty()) throw DeviceError(text("window: rank ", p, " failed: ", errors[p]));
 }
 
-std::vector<WindowOffer> gather_offers(const WindowOffer& own, int ranks,
-                                       const AllGather& all_gather) {
-  const std::vector<std::string> all = all_gather(own.text());
+std::vector<std::string> gathered(const std::string& own, int ranks, const AllGather& all_gather) {
+  std::vector<std::string> all = all_gather(own);
   require(int(all.size()) == ranks, "window: all_gather returned ", all.size(),
           " strings, must be ", ranks, "; one a rank");
+  return all;
+}
+
+std::vector<WindowOffer> gather_offers(const WindowOffer& own, int ranks,
+                                       const AllGather& all_gather) {
   std::vector<WindowOffer> offers;
   std::vector<std::string> errors;
-  for (const std::string& words : all) {
+  for (const std::string& words : gathered(own.text(), ranks, all_gather)) {
     offers.push_back(WindowOffer::of(words));
     errors.push_back(offers.back().error);
   }
@@ -86,15 +90,23 @@ std::string error_of(Work&& work) {
   return {};
 }
 
-/// A rank's window without memory yet.
+/// Does `work` on each rank; what one throws all do.
+template <class Work>
+void on_all_ranks(int ranks, const AllGather& all_gather, Work&& work) {
+  check_errors(gathered(error_of(work), ranks, all_gather));
+}
+
+/// A rank's window without device and memory yet.
 std::unique_ptr<Window::State> new_state(const ExpertParallelPlan& plan, int rank,
+                                         const AllGather& all_gather,
                                          const WindowOptions& options) {
   parallel::check_is_of_window("window", plan);
+  require(all_gather != nullptr,
+          "window: all_gather is empty, must be a function; by it ranks find each other");
   auto state = std::make_unique<Window::State>();
   state->rank = rank;
   state->ranks = plan.problem.ranks;
   state->limit = options.limit;
-  state->device = parallel::rank_device(plan.device);
   return state;
 }
 
@@ -104,13 +116,12 @@ void check_options(const Window::State& state) {
   parallel::check_limit(state.limit);
 }
 
-/// But for an error, a host and an address.
+/// But for an error, bytes, a host and an address.
 WindowOffer offer_of(const Window::State& state, const ExpertParallelPlan& plan,
                      std::string_view memory) {
   WindowOffer offer;
   offer.memory = memory;
   offer.problem = to_string(plan.problem);
-  offer.bytes = text(state.bytes);
   offer.limit = text(state.limit.count());
   return offer;
 }
@@ -138,14 +149,16 @@ uint64_t new_mark() {
 
 Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather& all_gather,
                       const WindowOptions& options) {
-  auto state = new_state(plan, rank, options);
-  state->bytes = state->bytes_each = state->device->whole_bytes(plan.window.bytes);
+  auto state = new_state(plan, rank, all_gather, options);
   const auto limit = state->limit;
   std::unique_ptr<parallel::FileSharing> sharing;
   parallel::File own;
   WindowOffer offer = offer_of(*state, plan, "its own");
   offer.error = error_of([&] {
     check_options(*state);
+    state->device = parallel::rank_device(plan.device);
+    state->bytes = state->bytes_each = state->device->whole_bytes(plan.window.bytes);
+    offer.bytes = text(state->bytes);
     own = state->device->make_memory(state->bytes_each);
     sharing = std::make_unique<parallel::FileSharing>(rank);
     offer.address = sharing->address();
@@ -156,39 +169,41 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
     addresses.push_back(one.address);
   const auto until =
       limit.count() == 0 ? steady_clock::time_point::max() : steady_clock::now() + limit;
-  check_errors(all_gather(error_of([&] {
+  on_all_ranks(state->ranks, all_gather, [&] {
     std::vector<parallel::File> files = sharing->share(own, addresses, until);
     files[size_t(rank)] = std::move(own);
     state->memory = state->device->map(files, state->bytes_each, rank);
-  })));
+  });
   return Window(std::move(state));
 }
 
 Window Window::adopt(const ExpertParallelPlan& plan, const std::vector<void*>& addresses, int rank,
                      const AllGather& all_gather, const WindowOptions& options) {
-  auto state = new_state(plan, rank, options);
-  parallel::RankDevice& device = *state->device;
+  auto state = new_state(plan, rank, all_gather, options);
   state->bytes = plan.window.bytes;
   WindowOffer offer = offer_of(*state, plan, "adopted");
+  offer.bytes = text(state->bytes);
   // Marked by the caller's address, and looked for where it is mapped again.
   offer.error = error_of([&] {
     check_options(*state);
     check_addresses(addresses, *state);
-    const parallel::SideBySide mapped = device.map_again(addresses, state->bytes);
+    state->device = parallel::rank_device(plan.device);
+    const parallel::SideBySide mapped = state->device->map_again(addresses, state->bytes);
     state->memory = mapped.first;
     state->bytes_each = mapped.step;
     const uint64_t mark = new_mark();
-    device.write_word(addresses[size_t(rank)], mark);
+    state->device->write_word(addresses[size_t(rank)], mark);
     offer.address = text(mark);
   });
   const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
-  check_errors(all_gather(error_of([&] {
+  parallel::RankDevice& device = *state->device;
+  on_all_ranks(state->ranks, all_gather, [&] {
     for (int p = 0; p < state->ranks; ++p)
       if (text(device.word(state->of(p))) != offers[size_t(p)].address)
         throw DeviceError(text("the memory at the address of rank ", p, " is not that which rank ",
                                p, " has there, or does not begin there"));
-  })));
-  check_errors(all_gather(error_of([&] { device.clear_flags(state->of(rank)); })));
+  });
+  on_all_ranks(state->ranks, all_gather, [&] { device.clear_flags(state->of(rank)); });
   return Window(std::move(state));
 }
 

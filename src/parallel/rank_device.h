@@ -4,7 +4,6 @@
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "cadre/device.h"
@@ -146,7 +145,8 @@ class RankDevice {
   virtual OverflowNote take_overflow() = 0;
 };
 
-/// Of that device. Errors    Unsupported in a build without it.
+/// Of that device.
+/// Errors    Unsupported in a build without it.
 std::unique_ptr<RankDevice> rank_device(const Device&);
 
 }  // namespace cadre::parallel

@@ -96,9 +96,10 @@ Window::State::~State() = default;
 namespace parallel {
 
 void check_is_of_window(std::string_view op, const ExpertParallelPlan& plan) {
-  ops::Checks(op, plan.problem)
-      .holds(plan.name != kCollective, "the plan is by ", plan.name,
-             ", must be by a window; a Collective is made of it");
+  const ops::Checks checks(op, plan.problem);
+  checks.holds(!plan.name.empty(), "the plan is empty; make it with plan()");
+  checks.holds(plan.name != kCollective, "the plan is by ", plan.name,
+               ", must be by a window; a Collective is made of it");
 }
 
 void check_fits(std::string_view op, const ExpertParallelPlan& plan, const Window& window) {

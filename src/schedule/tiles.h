@@ -146,6 +146,5 @@ class PairedTilesBy {
   Search search_;
   int64_t height_, across_;
 };
-using PairedTiles = PairedTilesBy<ExpertSearch>;
 
 }  // namespace cadre::schedule

@@ -1,6 +1,7 @@
 // fprop, gated or plain, and dgrad of rows that Hopper's kernels gather from tokens: the bits of a
 // copy of them and the kernel that reads it, whatever slots and offsets say; what they refuse.
 #include "tests/cuda/gathered_case.h"
+#include "tests/judge/errors.h"
 
 namespace cadre {
 namespace {
@@ -94,6 +95,18 @@ TEST(GatheredRowsPlan, TakesTokensThatLieIn36Bits) {
   EXPECT_EQ(message(kMost), "");
   EXPECT_NE(message(kMost + 8).find("dy is bf16[2, 64] strides (17179869192, 1), must lie in"),
             std::string::npos);
+}
+
+// Before the copy, or the product, that comes first.
+TEST(GatheredRowsPlan, OfTwoOperationsAsksWhatBothDo) {
+  for (const char* words : {"R=9 N=64 K=64 E=3 T=2 alpha=yes", "R=9 N=64 K=64 E=3 T=2 act=relu"}) {
+    GroupedGemmCase c = make({words, {3, 0, 5}});
+    const GroupedGemmPlan made = plan(c.problem, parse_device("sm_90"), "composed");
+    check(made, c.args);
+    c.args.rhs.codes.data = static_cast<char*>(c.args.rhs.codes.data) + 2;
+    EXPECT_NE(test::invalid([&] { check(made, c.args); }).find("w is bf16[3, 64, 64] at "),
+              std::string::npos);
+  }
 }
 
 TEST(GatheredRowsPlan, SaysWhyTheKernelDoesNotTakeIt) {

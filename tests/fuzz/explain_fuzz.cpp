@@ -32,7 +32,8 @@ void expect_sizes(const LayerExplanation& e) {
        {m.forward_workspace_bytes, m.backward_workspace_bytes, m.wgrad_workspace_bytes,
         m.saved_bytes, m.pending_bytes, m.weight_cache_bytes})
     expect_size(bytes, e.problem);
-  expect(std::isfinite(e.kept_a_row) && e.kept_a_row >= 0, e.kept_a_row, " for ", e.problem);
+  expect(std::isfinite(e.kept_bytes_per_row) && e.kept_bytes_per_row >= 0, e.kept_bytes_per_row,
+         " for ", e.problem);
   for (size_t at = e.steps.find(" -"); at != e.steps.npos; at = e.steps.find(" -", at + 1))
     expect(!std::isdigit(static_cast<unsigned char>(e.steps[at + 2])), e.steps);
 }

@@ -218,6 +218,11 @@ TEST(Dequantize, BadProblemsAndArgumentsAreErrors) {
             "dequantize: out is e4m3, must be f32, bf16 or f16 "
             "[dequantize rows R=8 C=4 E=2 format=mxfp8 axis=along_k out=e4m3]");
 
+  DequantizeProblem decoded = parse_dequantize_problem("dequantize rows R=8 C=4 format=mxfp8");
+  decoded.source.decoded = true;
+  EXPECT_EQ(invalid([&] { plan(decoded, cpu); }).substr(0, 83),
+            "dequantize: source.decoded is yes, must be no; what is decoded has no codes [dequan");
+
   const std::string words = "dequantize rows R=8 C=4 E=2 format=mxfp8 axis=along_k out=f32";
   const DequantizePlan made = plan(parse_dequantize_problem(words), cpu);
   const QuantizedCopy q(made.problem.source);

@@ -289,9 +289,9 @@ TEST(GroupedGemmChecks, ColumnMajorAndFourBits) {
             "grouped_gemm: dx is bf16[6, 5], must be column-major with stride 1 inside and rows "
             "that do not overlap; copy it");
   Arguments nibbles("fprop N=3 K=5 format=nvfp4");
-  EXPECT_EQ(nibbles.said([](GroupedGemmArgs& g) { g.lhs.codes.stride[0] = 5; }),
-            "grouped_gemm: x is e2m1[6, 5], must be row-major with stride 1 inside and rows that "
-            "do not overlap; copy it");
+  EXPECT_EQ(
+      nibbles.said([](GroupedGemmArgs& g) { g.lhs.codes.stride[0] = 5; }),
+      "grouped_gemm: x is e2m1[6, 5], must have even strides; a row of nibbles starts at a byte");
 }
 
 TEST(GroupedGemmChecks, Scales) {

@@ -11,6 +11,7 @@
 #include "bench/visit.h"
 #include "cadre/layers.h"
 #include "tests/bench/problems.h"
+#include "tests/judge/errors.h"
 
 using namespace cadre;
 
@@ -263,6 +264,24 @@ TEST(HostileArguments, OfOperationsAreRefusedOrChangeNothing) {
   for (const char* problem : test::kProblems) all(problem);
   for (const char* problem : kMore) all(problem);
   expect_both(tally);
+}
+
+// Of one operation, and of two that are planned with it.
+TEST(HostileArguments, ThatAreAPlanThatWasMovedFrom) {
+  for (const char* words : {"grouped_gemm fprop R=64 N=24 K=40 E=4 format=f32 out=f32 act=relu",
+                            "grouped_gemm fprop R=64 N=24 K=40 E=4 gather=lhs T=33 top_k=2",
+                            "grouped_gemm fprop R=64 N=24 K=40 E=4 scatter=yes T=32 top_k=2",
+                            "activation forward relu R=64 F=64 E=4 along_k=mxfp8"})
+    bench::visit_problem(words, [&](const auto& p) {
+      auto c = bench::make_case(p, {});
+      auto made = plan(p, this_cpu());
+      const Workspace workspace = c.buffers->workspace(made.workspace_bytes);
+      const auto other = std::move(made);
+      EXPECT_EQ(test::invalid([&] { run(made, c.args, workspace, {}); }),
+                "run: the plan is empty; make it with plan()")
+          << words;
+      run(other, c.args, workspace, {});
+    });
 }
 
 TEST(HostileArguments, OfLayersAreRefusedOrChangeNothing) {

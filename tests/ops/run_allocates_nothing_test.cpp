@@ -5,6 +5,7 @@
 
 #include "backend/entry.h"
 #include "cadre/activation.h"
+#include "cadre/dequantize.h"
 #include "cadre/grouped_gemm.h"
 #include "cadre/permute.h"
 #include "cadre/quantize.h"
@@ -51,6 +52,33 @@ TEST(Run, AllocatesNothingBeforeTheImplementation) {
     EXPECT_EQ(allocations - before, 0) << pass;
   }
   EXPECT_EQ(runs, 3);
+}
+
+// Copies whose parts have long names, of formats that have all parts; no row is there to be read.
+TEST(Run, OfCodesAllocatesNothingBeforeTheImplementation) {
+  const Offsets offsets{reinterpret_cast<const int32_t*>(memory), 3};
+  const auto check = [](const auto& plan, const auto& args) {
+    std::vector<char> scratch(size_t(plan.workspace_bytes) + 256);
+    const auto begin = (reinterpret_cast<uintptr_t>(scratch.data()) + 255) / 256 * 256;
+    const Workspace workspace{reinterpret_cast<void*>(begin), plan.workspace_bytes};
+    run(plan, args, workspace, {});  // what threads keep
+    const int before = allocations;
+    run(plan, args, workspace, {});
+    EXPECT_EQ(allocations - before, 0) << to_string(plan.problem);
+  };
+  const auto quantize =
+      parse_quantize_problem("quantize rows R=0 C=64 E=3 along_k=nvfp4 along_rows=nvfp4 role=x");
+  check(plan(quantize, this_cpu()),
+        QuantizeArgs{.source = view(memory, DType::kBf16, {0, 64}),
+                     .offsets = offsets,
+                     .along_k = quantized_view(copy_shape(quantize, Axis::kAlongK), memory),
+                     .along_rows = quantized_view(copy_shape(quantize, Axis::kAlongRows), memory)});
+  const auto dequantize =
+      parse_dequantize_problem("dequantize rows R=0 C=64 E=3 format=nvfp4 out=f32");
+  check(plan(dequantize, this_cpu()),
+        DequantizeArgs{.source = quantized_view(dequantize.source, memory),
+                       .offsets = offsets,
+                       .out = view(memory, DType::kF32, {0, 64})});
 }
 
 template <class Work>

@@ -165,6 +165,8 @@ TEST(CollectiveErrors, OfRanksThatAreMade) {
   EXPECT_EQ(error([&] { Collective(made, 2, engine); }), "collective: rank is 2, must be 0 to 1");
   EXPECT_EQ(error([&] { Collective(made, 0, nullptr); }),
             "collective: the engine is empty, must be a function; rows travel by it");
+  EXPECT_EQ(error([&] { Collective(ExpertParallelPlan(), 0, engine); }),
+            "collective: the plan is empty; make it with plan()");
   EXPECT_EQ(error([&] { Collective(other, 0, engine); }),
             "collective: the plan is by window, must be by collective; ask for it by name");
   EXPECT_EQ(error([&] {

@@ -230,6 +230,37 @@ TEST(WindowErrors, AreThoseOfEveryRank) {
          Window::create(made, rank, gather, {.limit = rank * -1ms});
        }))
     EXPECT_EQ(error, "window: rank 1 failed: limit is -1 ms, must be 0 to 315360000000");
+}
+
+// Nor do they wait for a rank whose device is none.
+TEST(WindowErrors, OfADevice) {
+  const ExpertParallelPlan made = small_plan();
+  ExpertParallelPlan elsewhere = made;
+  elsewhere.device = {.kind = DeviceKind::kCuda, .index = 99, .sm = 90};  // no machine has it
+  for (const std::string& error : errors_of([&](int rank, const AllGather&gather) {
+         Window::create(rank == 0 ? made : elsewhere, rank, gather);
+       }))
+    EXPECT_TRUE(error.starts_with("window: rank 1 failed: ")) << error;
+  for (const std::string& error : errors_of([&](int rank, const AllGather&gather) {
+         const std::vector<void*> anywhere{nullptr, reinterpret_cast<void*>(int64_t{1} << 40)};
+         Window::adopt(elsewhere, anywhere, rank, gather);
+       }))
+    EXPECT_TRUE(error.starts_with("window: rank 0 failed: ")) << error;
+}
+
+TEST(WindowErrors, OfUsesAlone) {
+  const ExpertParallelPlan made = small_plan();
+  EXPECT_EQ(test::invalid([&] { Window::create(made, 0, nullptr); }),
+            "window: all_gather is empty, must be a function; by it ranks find each other");
+  EXPECT_EQ(test::invalid([&] { Window::create(ExpertParallelPlan(), 0, nullptr); }).substr(0, 49),
+            "window: the plan is empty; make it with plan() [e");
+  const auto alone = small_plan("expert_parallel T=5 H=3 R=16 dtype=f32");
+  EXPECT_EQ(test::invalid([&] {
+              Window::create(alone, 0, [round = 0](const std::string& own) mutable {
+                return std::vector<std::string>(round++ == 0, own);
+              });
+            }),
+            "window: all_gather returned 0 strings, must be 1; one a rank");
   EXPECT_EQ(test::invalid([&] {
               Window::create(made, 0,
                              [](const std::string& own) { return std::vector<std::string>{own}; });

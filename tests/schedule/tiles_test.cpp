@@ -114,7 +114,7 @@ std::vector<int> cover_by_pairs(const std::vector<int32_t>& offsets, int64_t row
   std::vector<int> times(size_t(rows * across));
   const int experts = int(offsets.size()) - 1;
   for (int w = 0; w < walkers; ++w) {
-    PairedTiles pairs({offsets.data(), experts, rows}, kHeight, across);
+    PairedTilesBy<ExpertSearch> pairs({offsets.data(), experts, rows}, kHeight, across);
     for (int64_t number = w; pairs.seek(number); number += walkers) {
       const auto [first, side_by_side] = pairs.pair(3);
       for (int second = 0; second < 2; ++second) {
@@ -156,7 +156,7 @@ TEST(Tiles, PairsStandUprightUnlessARowIsLeft) {
   const std::vector<std::pair<int, TilePair>> want = {
       {1, {{0, 0}, false}}, {1, {{0, 1}, false}}, {1, {{0, 2}, false}}, {1, {{2, 0}, true}},
       {1, {{2, 2}, true}},  {2, {{0, 0}, true}},  {2, {{0, 2}, true}}};
-  PairedTiles pairs({offsets, 3, 310}, 128, 3);
+  PairedTilesBy<ExpertSearch> pairs({offsets, 3, 310}, 128, 3);
   for (size_t i = 0; i < want.size(); ++i) {
     ASSERT_TRUE(pairs.seek(int64_t(i)));
     EXPECT_EQ(pairs.expert(), want[i].first) << i;

@@ -26,6 +26,11 @@ TEST(Device, ThisCpuCountsTheThreadsOfOpenMp) {
   EXPECT_EQ(to_string(got), "cpu");
 }
 
+TEST(Device, WithoutTheNumberThatAColonSaysIsNone) {
+  EXPECT_EQ(error_of("cuda:"),
+            "device: name is 'cuda:', must be cpu, cuda, cuda:<index>, sm_80, sm_90 or sm_100");
+}
+
 TEST(Device, ArchitecturesPlanWithoutAGpu) {
   for (const int sm : {80, 90, 100}) {
     const std::string word = text("sm_", sm);

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <locale>
 #include <random>
 
 #include "cadre/error.h"
@@ -30,6 +31,26 @@ TEST(TensorView, TransposedExchangesTheLastTwoDimensions) {
   const TensorView v = transposed(view(nullptr, DType::kBf16, {2, 3, 5}, {40, 8, 1}));
   EXPECT_EQ(to_string(v), "bf16[2, 5, 3] strides (40, 1, 8)");
   EXPECT_EQ(to_string(transposed(transposed(v))), to_string(v));
+}
+
+TEST(TensorView, PrintsTheSameInEveryLocale) {
+  struct Grouping : std::numpunct<char> {
+    std::string do_grouping() const override { return "\3"; }
+  };
+  const std::locale before = std::locale::global(
+      std::locale(std::locale::classic(), new Grouping));  // NOLINT: the locale owns it
+  const std::string words = to_string(view(nullptr, DType::kBf16, {4096, 2048}));
+  std::locale::global(before);
+  EXPECT_EQ(words, "bf16[4096, 2048]");
+}
+
+TEST(TensorView, CountsAsFarAsNumbersGo) {
+  EXPECT_EQ(bytes_for(DType::kI64, int64_t{1} << 57), int64_t{1} << 60);
+  EXPECT_EQ(bytes_for(DType::kE2m1, 3), 2);
+  TensorView v;
+  v.rank = 3;
+  v.shape = {0, int64_t{1} << 40, int64_t{1} << 40};
+  EXPECT_EQ(elements(v), 0);
 }
 
 TEST(TensorView, OfSizesThatDoNotFitIsRefused) {

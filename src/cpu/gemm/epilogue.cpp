@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "cpu/accumulate.h"
 #include "schedule/expert_rows.h"
 
 namespace cadre::cpu::gemm {
@@ -48,9 +49,7 @@ Epilogue::Epilogue(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
       encode_(streams_ ? stream_line(p.out) : encode_line(p.out)) {}
 
 bool Epilogue::accumulates(int expert) const {
-  if (p_.accumulate == Accumulate::kDevice) return args_.accumulate[0] != 0;
-  if (p_.accumulate == Accumulate::kPerExpert) return args_.accumulate[expert] != 0;
-  return p_.accumulate == Accumulate::kYes;
+  return cpu::accumulates(p_.accumulate, args_.accumulate, expert);
 }
 
 /// alpha and the experts' scales.

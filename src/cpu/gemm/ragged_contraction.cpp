@@ -309,7 +309,8 @@ void zero_empty(const Work& work) {
 /// One thread's share of all waves.
 void work_on(const Work& work, Waves& waves, FirstError& error) {
   zero_empty(work);
-  const ThreadProducts products = work.means.products(work.means.type);
+  ThreadProducts products(nullptr, nullptr);
+  error.guard([&] { products = work.means.products(work.means.type); });
   for (bool more = true; more;) {
 #pragma omp single copyprivate(more)
     more = waves.next();
@@ -320,6 +321,7 @@ void work_on(const Work& work, Waves& waves, FirstError& error) {
 #pragma omp for schedule(dynamic)
     for (int64_t i = 0; i < waves.segments() * work.sizes.tiles(); ++i)
       error.guard([&] {
+        if (products == nullptr) return;  // which is an error already
         const Task task(work, i);
         is_direct(work, task.segment) ? write_directly(work, task, *products)
                                       : add_up(work, task, *products);

@@ -1,5 +1,6 @@
 #include "cpu/reference/grouped_gemm.h"
 
+#include "cpu/accumulate.h"
 #include "cpu/load_store.h"
 #include "cpu/reference/operand.h"
 #include "schedule/expert_rows.h"
@@ -76,9 +77,7 @@ void ragged_rows(const Work& work) {
 }
 
 bool accumulates(const Work& work) {
-  if (work.p.accumulate == Accumulate::kDevice) return work.args.accumulate[0] != 0;
-  if (work.p.accumulate == Accumulate::kPerExpert) return work.args.accumulate[work.expert] != 0;
-  return work.p.accumulate == Accumulate::kYes;
+  return cpu::accumulates(work.p.accumulate, work.args.accumulate, work.expert);
 }
 
 /// dw of the expert as a view of its own.

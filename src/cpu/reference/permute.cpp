@@ -85,7 +85,7 @@ void gradients_of_prob(const PermuteProblem& p, const PermuteArgs& args, int64_t
 
 void permute(const PermutePlan& plan, const PermuteArgs& args, Workspace, Stream) {
   const PermuteProblem& p = plan.problem;
-  const bool by_row = p.pass == PermutePass::kPermute || p.pass == PermutePass::kCombineBackward;
+  const bool by_row = reads_tokens(p.pass);
   const int64_t used = args.offsets.data != nullptr
                            ? schedule::rows_used(args.offsets.data, p.experts, p.rows)
                            : p.ranks * p.rows;

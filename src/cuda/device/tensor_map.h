@@ -17,7 +17,7 @@ inline int box_columns(DType dtype) { return 1024 / bits(dtype); }
 /// {c, 2^30 - count + r, last, 2^30}. Rows beyond the expert's last are read as zeros and not
 /// written: the third and fourth coordinates move the first row by `last` and by minus 2^30, whose
 /// strides add up to 2^64 and vanish, and the second stops at 2^30. A box has `columns`: as many as
-/// fill 128 bytes, or half of them.
+/// fill 128 bytes, or a half or a quarter of them.
 CUtensorMap ragged_map(const TensorView&, int rows, int columns = 0);
 constexpr int kRaggedOrigin = 1 << 30;
 

@@ -21,8 +21,6 @@ namespace cadre::cuda::gemm {
 ///   number_full     1          itself, and the bytes    the others'    the number has arrived
 template <int kRecords, int kBlocks>
 struct TileRing {
-  static constexpr int kClusterBlocks = kBlocks;
-
   Barrier tile_full[kRecords], tile_empty[kRecords];
   Barrier tile_wanted, number_wanted, number_full;
   TileRecord records[kRecords];

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <utility>
 
 #include "cuda/device/launch.h"
 #include "cuda/parallel/rank_map.cuh"

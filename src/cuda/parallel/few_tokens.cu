@@ -325,8 +325,7 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
 void exchange_few(const WindowTable& window, const ExchangeJob& job, const ExchangeRead& read,
                   const Lane& lane) {
   const ExchangeJob rest = bring_large(window, job, lane);
-  const PermutePass pass = read.plan.problem.pass;
-  if (pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward)
+  if (reads_tokens(read.plan.problem.pass))
     launch_rows(window, rest, read, lane);
   else
     launch_sums(window, rest, read, lane);

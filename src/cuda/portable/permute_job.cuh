@@ -22,10 +22,6 @@ struct ScalesJob {
   int word_bytes = 4;
 };
 
-inline bool reads_tokens(PermutePass pass) {
-  return pass == PermutePass::kPermute || pass == PermutePass::kCombineBackward;
-}
-
 /// The parameters of the kernels.
 struct Job {
   Matrix tokens, rows, y, addend;

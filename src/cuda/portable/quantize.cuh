@@ -101,7 +101,7 @@ void launch_tiles(const QuantizeJob& job, const QuantizeStream& on) {
 template <class Row, class Element>
 void launch_quantize(const QuantizeJob& job, const QuantizeStream& on) {
   if constexpr (kHasRowCodes<Row>)
-    if (takes_row_codes<Row>(job)) return launch_quantize_rows<Row, Element>(job, on);
+    if (takes_row_codes(job)) return launch_quantize_rows<Row, Element>(job, on);
   if constexpr (kHasParts<Row>)
     if (takes_parts<Row, Element>(job)) return launch_quantize_parts<Row, Element>(job, on);
   if constexpr (kHasTiles<Row>) {

@@ -58,14 +58,12 @@ inline bool are_rows_of_one(const QuantizeJob& job) {
 }
 
 /// Whether the kernel takes the copy: of wide chunks, in which numbers are written too.
-template <class Row>
-bool takes_row_codes(const QuantizeJob& job) {
+inline bool takes_row_codes(const QuantizeJob& job) {
   const QuantizeCopy& copy = job.copies[0];
   const Lines& to = copy.to.codes;
   const bool wide = (reinterpret_cast<uintptr_t>(to.data) | uint64_t(to.pitch)) % 16 == 0;
-  return kHasRowCodes<Row> && job.count == 1 && are_rows_of_one(job) &&
-         job.source.first.is_wide() && copy.to.across && !copy.to.down && !copy.stochastic &&
-         (wide || !copy.to.decoded);
+  return job.count == 1 && are_rows_of_one(job) && job.source.first.is_wide() && copy.to.across &&
+         !copy.to.down && !copy.stochastic && (wide || !copy.to.decoded);
 }
 
 template <class Codes>

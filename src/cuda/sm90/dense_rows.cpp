@@ -6,7 +6,7 @@
 
 namespace cadre::cuda::sm90 {
 
-constexpr int64_t kMostExperts = int64_t(65535) * kDenseRows;  // CUDA's limit of gridDim.y
+constexpr int64_t kMostColumns = int64_t(65535) * kDenseRows;  // CUDA's limit of gridDim.y
 
 // A few of whose tiles fill clusters, a wave, and two.
 static_assert(dense_tiles(64, 6, 132).width == 64 && dense_tiles(64, 6, 132).split == 8);
@@ -27,8 +27,8 @@ std::string refuses_dense_rows(const GroupedGemmProblem& p, const Device& device
   if (p.k % kWidthUnit != 0 || p.align < kAlignment)
     return text("takes K that are multiples of ", kWidthUnit, ", and addresses and strides of ",
                 kAlignment, " bytes, as TMA does");
-  if (p.rows > kMostRows || p.k > kMostRows || p.n > kMostExperts)
-    return text("takes R and K up to ", kMostRows, ", N up to ", kMostExperts);
+  if (p.rows > kMostRows || p.k > kMostRows || p.n > kMostColumns)
+    return text("takes R and K up to ", kMostRows, ", N up to ", kMostColumns);
   return p.unit_budget != 0 ? "has a block for each tile, and takes no budget" : "";
 }
 

@@ -11,8 +11,6 @@ struct GatheredProductsParams : RaggedRowsParams, TokenBatch {};
 struct GatheredProductsKind {
   bool k_major = true;  ///< rows of w run along the contraction, else across it
   DType type = DType::kBf16;
-
-  bool operator==(const GatheredProductsKind&) const = default;
 };
 
 /// One instance, launched; instances/ has them, a file each.

@@ -5,7 +5,7 @@
 
 // Grouped GEMM on Hopper: fprop and dgrad by ragged_rows.cuh, fprop with a gated activation by
 // gated_rows.cuh, both from tokens by gathered_products.cuh and gathered_rows.cuh, fprop and dgrad
-// to places by scattered_rows.cuh, those of fp8_block and fp8_tensor by fp8_rows.cuh, fprop of
+// to places by scattered_rows.cuh, those of 8-bit codes by fp8_rows.cuh, fprop of
 // packed weights by packed_rows.cuh, of one expert that has all rows by dense_rows.cu, wgrad by
 // ragged_contraction.cuh and, from tokens, by gathered_contraction.cuh.
 namespace cadre::cuda::sm90 {
@@ -21,7 +21,7 @@ std::string refuses_packed_rows(const GroupedGemmProblem&, const Device&);
 std::string refuses_dense_rows(const GroupedGemmProblem&, const Device&);
 
 /// One tensor map an expert, where experts are discrete or rows of w in blocks; the counter of
-/// tiles, where clusters take tiles as they go.
+/// tiles, where clusters take tiles as they go; the places of rows, where wgrad gathers.
 int64_t grouped_gemm_workspace_bytes(const GroupedGemmProblem&, const Device&);
 
 /// The same, and a copy of x where its columns are split.

@@ -28,8 +28,6 @@ struct ScatteredRowsParams : RaggedRowsParams {
 struct ScatteredRowsKind {
   bool k_major = true;  ///< rows of w run along the contraction, else across it
   DType type = DType::kBf16;
-
-  bool operator==(const ScatteredRowsKind&) const = default;
 };
 
 /// One instance, launched; instances/ has them, a file each.

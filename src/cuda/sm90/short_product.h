@@ -8,7 +8,7 @@ namespace cadre::cuda::sm90 {
 /// Tiles of narrow ones at most, which is about a tile for each cluster.
 constexpr int64_t kTilesOfShort = 64;
 
-/// Whether the product of one expert, as a router is, has so few tiles even if they are narrow.
+/// Whether the product of one expert, as a shared one is, has so few tiles even if they are narrow.
 /// Then they are: more SMs have work, and what takes time is waiting for the next stage.
 constexpr bool is_short_product(int64_t rows, int experts, int64_t cols) {
   const int64_t across = (cols + kClusterRows - 1) / kClusterRows;
