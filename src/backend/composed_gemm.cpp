@@ -69,7 +69,7 @@ struct CopyAndProduct {
     rows.tokens = (p.gather == Gather::kLhs ? args.lhs : args.rhs).codes;
     rows.map.slot_of = const_cast<int32_t*>(args.slot_of);  // permute reads it
     cadre::run(copy, rows, rest, stream);
-    cadre::run(product, behind_it, rest, stream);
+    run_checked(product, behind_it, rest, stream);
   }
 };
 
@@ -121,7 +121,7 @@ struct ProductAndActivation {
            Stream stream) const {
     const Workspace rest = behind(workspace, z_bytes(p));
     const GroupedGemmArgs gemm = product_args(p, args, workspace.data);
-    cadre::run(product, gemm, rest, stream);
+    run_checked(product, gemm, rest, stream);
     const ActivationArgs act{
         .z = gemm.out, .prob = args.prob, .offsets = args.offsets, .h = args.out};
     cadre::run(activation, act, rest, stream);
@@ -162,7 +162,6 @@ void check_composed_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args)
 
 void composed_gemm(const GroupedGemmPlan& of, const GroupedGemmArgs& args, Workspace workspace,
                    Stream stream) {
-  check_composed_gemm(of, args);
   as_two(of.problem, [&]<class Two>() {
     static_cast<const Two*>(of.inner.get())->run(of.problem, args, workspace, stream);
   });

@@ -56,6 +56,7 @@ TEST(Run, AllocatesNothingBeforeTheImplementation) {
 
 // Copies whose parts have long names, of formats that have all parts; no row is there to be read.
 TEST(Run, OfCodesAllocatesNothingBeforeTheImplementation) {
+  alignas(256) static char along_k[1 << 12], along_rows[1 << 12];
   const Offsets offsets{reinterpret_cast<const int32_t*>(memory), 3};
   const auto check = [](const auto& plan, const auto& args) {
     std::vector<char> scratch(size_t(plan.workspace_bytes) + 256);
@@ -69,14 +70,17 @@ TEST(Run, OfCodesAllocatesNothingBeforeTheImplementation) {
   const auto quantize =
       parse_quantize_problem("quantize rows R=0 C=64 E=3 along_k=nvfp4 along_rows=nvfp4 role=x");
   check(plan(quantize, this_cpu()),
-        QuantizeArgs{.source = view(memory, DType::kBf16, {0, 64}),
-                     .offsets = offsets,
-                     .along_k = quantized_view(copy_shape(quantize, Axis::kAlongK), memory),
-                     .along_rows = quantized_view(copy_shape(quantize, Axis::kAlongRows), memory)});
+        QuantizeArgs{
+            .source = view(memory, DType::kBf16, {0, 64}),
+            .offsets = offsets,
+            .along_k = quantized_view(copy_shape(quantize, Axis::kAlongK), along_k),
+            .along_rows = quantized_view(copy_shape(quantize, Axis::kAlongRows), along_rows)});
+  EXPECT_LE(quantized_bytes(copy_shape(quantize, Axis::kAlongK)), int64_t(sizeof along_k));
+  EXPECT_LE(quantized_bytes(copy_shape(quantize, Axis::kAlongRows)), int64_t(sizeof along_rows));
   const auto dequantize =
       parse_dequantize_problem("dequantize rows R=0 C=64 E=3 format=nvfp4 out=f32");
   check(plan(dequantize, this_cpu()),
-        DequantizeArgs{.source = quantized_view(dequantize.source, memory),
+        DequantizeArgs{.source = quantized_view(dequantize.source, along_k),
                        .offsets = offsets,
                        .out = view(memory, DType::kF32, {0, 64})});
 }

@@ -323,28 +323,30 @@ def drawn_one_by_one(rank, device):
             assert "bias" in name or want.abs().max() > 0, name
 
 
-def loaded_in_another_layout(rank, device, packed):
-    """From a state that is sharded, also with an expert missing, and from a whole one; of a weight
-    that is sharded between experts or within them, or not at all."""
+def loaded_in_a_layout(rank, device, packed, same):
+    """The other, or the same with a bias an expert. From a state that is sharded, also with an
+    expert missing, and from a whole one; of a weight that is sharded between experts or within
+    them, or not at all."""
     mesh = init_device_mesh(device.type, (WORLD,))
 
     def made(packed):
         return cadre.GroupedLinear(E, H, F, device=device, single_grouped_weight=packed,
-                                   single_grouped_bias=packed)
+                                   single_grouped_bias=packed and not same)
 
     def split(layer, axis=0):
         fully_shard(layer, mesh=mesh, shard_placement_fn=lambda p: Shard(min(axis, p.dim() - 1)))
         return layer
 
     torch.manual_seed(11)
-    source = made(not packed)
+    own = packed == same
+    source = made(own)
     with torch.no_grad():
         for p in source.parameters():
             p.normal_()
     want = {f"{stem}{e}": expert.detach().clone() for stem in ("weight", "bias")
             for e, expert in enumerate(experts_of(source, stem))}
     whole_state = copy.deepcopy(source.state_dict())
-    states = [whole_state, split(source).state_dict(), split(made(not packed), 1).state_dict()]
+    states = [whole_state, split(source).state_dict(), split(made(own), 1).state_dict()]
     states[2] = {name: distribute_tensor(whole_state[name], mesh, value.placements)
                  if isinstance(value, DTensor) else value for name, value in states[2].items()}
     for state in states:
@@ -354,7 +356,7 @@ def loaded_in_another_layout(rank, device, packed):
             target.load_state_dict(dict(state))
             assert [getattr(p, "placements", None) for p in target.parameters()] == placements
             assert_numbers(target, want)
-    if packed:
+    if packed and not same:
         target = split(made(packed))
         first = target.weight.full_tensor()[0]
         without = {name: value for name, value in states[1].items() if name != "weight0"}
@@ -420,9 +422,10 @@ def test_other_sharded_weights_are_drawn(processes):
     processes.run(drawn_one_by_one)
 
 
+@pytest.mark.parametrize("same", [True, False])
 @pytest.mark.parametrize("packed", [True, False])
-def test_sharded_weights_load_the_other_layout(processes, packed):
-    processes.run(loaded_in_another_layout, packed)
+def test_sharded_weights_load_either_layout(processes, packed, same):
+    processes.run(loaded_in_a_layout, packed, same)
 
 
 def test_failures_are_seen(processes):

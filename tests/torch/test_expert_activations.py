@@ -124,6 +124,12 @@ def test_an_act_fn_is_taken_as_it_is():
         experts.act_fn = Swish(beta)
         with pytest.raises(NotImplementedError, match="act_fn=Swish"):
             activation_of(experts)
+    for register in ("register_forward_hook", "register_forward_pre_hook",
+                     "register_full_backward_hook", "register_full_backward_pre_hook"):
+        experts.act_fn = nn.SiLU()
+        getattr(experts.act_fn, register)(lambda *given: None)
+        with pytest.raises(NotImplementedError, match=changed):
+            activation_of(experts)
     experts.act_fn = nn.SiLU()
     experts.act_fn.forward = torch.tanh
     with pytest.raises(NotImplementedError, match=changed):

@@ -3,6 +3,8 @@ a forward for, equal to eager, and nobody shall believe that it runs the others.
 
 import copy
 import pickle
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -274,3 +276,27 @@ def test_models_that_are_reached_or_have_no_experts_say_nothing():
                 config, experts_implementation="cadre")
             assert "own code" not in huggingface.explain(model)
             assert torch.isfinite(model(torch.ones(1, 3, dtype=torch.long)).logits).all()
+
+
+UNPICKLED = """
+import sys, torch, transformers, cadre.huggingface
+from torch.utils._python_dispatch import TorchDispatchMode
+class Counted(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "cadre":
+            print(function.overloadpacket.__name__)
+        return function(*args, **kwargs or {})
+model = torch.load(sys.argv[1], weights_only=False)
+with torch.no_grad(), Counted():
+    model(input_ids=torch.ones(1, 4, dtype=torch.long))
+"""
+
+
+@pytest.mark.parametrize("family, operator",
+                         [("llama4", "grouped_mlp"), ("dbrx", "grouped_linear")])
+def test_pickles_run_cadre_in_another_process(tmp_path, family, operator):
+    """Where nobody has asked for "cadre" yet."""
+    torch.save(make(family, "cadre"), tmp_path / "model.pt")
+    done = subprocess.run([sys.executable, "-c", UNPICKLED, tmp_path / "model.pt"],
+                          text=True, capture_output=True, check=True)
+    assert operator in done.stdout.split()

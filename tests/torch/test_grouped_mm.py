@@ -262,7 +262,9 @@ def test_without_groups(device, form):
     if device.type == "cpu" and form == "2d3d":
         theirs = torch.nn.functional.grouped_mm(draw(9, 8), draw(0, 8, 8), offs=offs)
         assert theirs.shape == (9, 8)
-    for t, grad in zip((a, b), torch.autograd.grad(got.float().sum(), (a, b))):
+    bias = torch.empty(0, M if form == "3d2d" else N, device=device, requires_grad=True)
+    got = cadre.grouped_mm(a, b, offs, bias)
+    for t, grad in zip((a, b, bias), torch.autograd.grad(got.float().sum(), (a, b, bias))):
         assert grad.shape == t.shape and not grad.any()
     out = draw(*shape, device=device)
     held = out.clone()

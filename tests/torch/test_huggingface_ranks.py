@@ -188,6 +188,8 @@ def refusals(rank, device):
     with pytest.raises(ValueError, match="set_experts_implementation: implementation is 'eager', mu"
                        "st be 'cadre'; each rank has a part of the experts"):
         shared.set_experts_implementation("eager")
+    with pytest.raises(ValueError, match="set_experts_implementation: implementation is None, mu"):
+        shared.set_experts_implementation(None)
     shared.set_experts_implementation("cadre")
 
 

@@ -322,7 +322,7 @@ def test_codes_stay_codes_whatever_type_the_model_gets(family, tmp_path):
 
 def test_codes_run_on_cadre_alone(tmp_path):
     model, _ = loaded("gpt_oss", tmp_path)
-    for asked in ("eager", {"": "grouped_mm"}):
+    for asked in ("eager", {"": "grouped_mm"}, None):  # which is grouped_mm to transformers
         with pytest.raises(ValueError, match=re.escape(
                 f"set_experts_implementation: implementation is {asked!r}, must be 'cadre'; the "
                 "experts' weights are codes, which nobody else reads")):

@@ -63,6 +63,8 @@ def counts_or_offsets(counts: Counts, experts: int, x: Tensor, name: str = "m_sp
 def same_counts(one: Any, other: Any) -> bool:
     """Whether both are one object, or lists or tuples of equal ints, of which a compiler does not
     know whether they are one."""
+    if not torch.compiler.is_compiling() and one is other:
+        return True
     if not (_is_ints(one) and _is_ints(other)):
         return one is other
     return len(one) == len(other) and all(a == b for a, b in zip(one, other))

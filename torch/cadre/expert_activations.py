@@ -96,7 +96,8 @@ def _activation_of_module(self: nn.Module, act: nn.Module, numbers: tuple[tuple[
 def _require_plain(experts: nn.Module, act: nn.Module) -> None:
     """Errors: NotImplementedError where calling it does not run the forward of its class alone, and
     where it has what changes without a trace, or learns."""
-    if act._forward_hooks or act._forward_pre_hooks or "forward" in act.__dict__:
+    hooks = act._forward_hooks, act._forward_pre_hooks, act._backward_hooks, act._backward_pre_hooks
+    if any(hooks) or "forward" in act.__dict__:
         raise NotImplementedError(
             f"huggingface: act_fn of {type(experts).__name__} has hooks or a forward of its own, "
             "must be as its class is; choose another experts_implementation for this model")

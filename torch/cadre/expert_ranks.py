@@ -205,6 +205,6 @@ def require_cadre(model: nn.Module, asked: Any, name: str) -> None:
     """Errors: ValueError where experts that `use` has spread are to run another code."""
     wanted = asked.values() if isinstance(asked, dict) else (asked,)
     spread = any(hasattr(m, "_ep") for m in model.modules() if sharing_of(m) is not None)
-    if spread and any(each not in (name, None) for each in wanted):
+    if spread and any(each != name for each in wanted):
         raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
                          f"{name!r}; each rank has a part of the experts")

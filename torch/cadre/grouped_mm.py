@@ -91,7 +91,7 @@ def _empty(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype
         y = torch.cat([a[:0] @ b.sum(0), a.new_zeros(a.shape[0], b.shape[2])])
     else:
         y = torch.cat([b.t()[:0] @ a.sum(0).t(), b.new_zeros(b.shape[1], a.shape[1])]).t()
-    return y.to(dtype)
+    return (y if bias is None else y + bias.sum()).to(dtype)
 
 
 def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: Tensor,

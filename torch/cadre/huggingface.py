@@ -188,6 +188,9 @@ def _as_released(method: Callable) -> Callable:
         if not quantized_experts.has_codes(self):
             return method(self, *args, **kwargs)
         given = parameters.bind(self, *args, **kwargs)
+        if given.arguments.get("distributed_checkpoint"):
+            raise ValueError("save_pretrained: distributed_checkpoint is True, must be False for "
+                             "codes")
         state = given.arguments.get("state_dict")
         state = self.state_dict() if state is None else state
         given.arguments["state_dict"] = quantized_experts.released(self, state)
@@ -197,7 +200,21 @@ def _as_released(method: Callable) -> Callable:
     return wrapped
 
 
+def _then_know(method: Callable) -> Callable:
+    """Of a copy, whose classes nobody may have asked for "cadre" in this process."""
+
+    @functools.wraps(method)
+    def wrapped(self, state: Any) -> Any:
+        result = method(self, state)
+        foreign_experts.patch()
+        routers.patch(self)
+        return result
+
+    return wrapped
+
+
 PreTrainedModel.post_init = _then_reach(PreTrainedModel.post_init)
+PreTrainedModel.__setstate__ = _then_know(PreTrainedModel.__setstate__)
 PreTrainedModel.set_experts_implementation = _unless_bound(_then_reach(
     PreTrainedModel.set_experts_implementation))
 PreTrainedModel.save_pretrained = _as_released(PreTrainedModel.save_pretrained)

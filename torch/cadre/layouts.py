@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from .dtypes import kind_of
 from .local_weights import placed_as, whole
@@ -65,6 +66,11 @@ def relayout(state_dict: dict[str, Any], stem: str, own: Tensor, experts: int,
             _unpack(state_dict, stem, names, own, report)
     elif value is None and packed and any(name in state_dict for name in names):
         _pack(state_dict, stem, names, own, report)
+    for name in [stem] if packed else names:
+        entry = state_dict.get(name)
+        other = isinstance(entry, DTensor) != isinstance(own, DTensor)
+        if isinstance(entry, Tensor) and other and entry.shape == own.shape:
+            state_dict[name] = placed_as(own, whole(entry))
 
 
 def _packed_dims(stem: str) -> int:

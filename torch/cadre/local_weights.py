@@ -53,6 +53,8 @@ def draw(weight: Tensor, fill: Callable[[Tensor], Any]) -> None:
     [E, N, K]. Of a DTensor every rank draws all of it, an expert at a time, and keeps its part, so
     that ranks with the same seed have the numbers of one process.
     """
+    if weight.is_meta:
+        return
     if not isinstance(weight, DTensor):
         for each in weight.unbind() if weight.dim() == 3 else [weight]:
             fill(each)

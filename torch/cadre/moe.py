@@ -419,11 +419,6 @@ class MoE(nn.Module):
         """Drops all weight gradients that are pending, say after an error in a step."""
         self.experts.discard_wgrad()
 
-    def register_wgrad_accumulation_and_reduce_hooks(self, hook: Callable[[], Any]) -> None:
-        """`hook()` runs after every `backward_dw` that computed something, in the order of
-        registration."""
-        self.experts.register_wgrad_accumulation_and_reduce_hooks(hook)
-
     if TYPE_CHECKING:
         __call__ = forward
 

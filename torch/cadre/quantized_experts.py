@@ -7,9 +7,9 @@ these tensors; all else of the model has plain numbers, decoded where the file h
 
 import json
 import re
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -135,22 +135,30 @@ def hold_codes(module: nn.Module, first: str, kind: Kind, dtype: torch.dtype,
             bias = torch.empty(experts, rows, dtype=dtype, device=device)
             module.register_parameter(name + "_bias", nn.Parameter(bias, requires_grad=False))
     module._cadre_quantized = Experts(kind, first, "down_proj")
-    module._apply = partial(_apply, module)  # type: ignore[method-assign]
+    module._apply = _KeepsCodes(module)  # type: ignore[method-assign]
 
 
-def _apply(module: nn.Module, change: Callable[[Tensor], Tensor], recurse: bool = True
-           ) -> nn.Module:
+class _KeepsCodes:
     """`to` and the like, of a module with codes: they and their scales move, and stay what they
-    are."""
-    own = [getattr(module, name) for name in module._cadre_quantized.names()]
+    are. Copies and pickles of it are of the copies of the module, which does not own itself."""
 
-    def change_others(tensor: Tensor) -> Tensor:
-        changed = change(tensor)
-        if changed.dtype == tensor.dtype or not any(tensor is each for each in own):
-            return changed
-        return tensor.to(changed.device)
+    def __init__(self, module: nn.Module) -> None:
+        self.module = weakref.ref(module)
 
-    return type(module)._apply(module, change_others, recurse)
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _KeepsCodes, (self.module(),)
+
+    def __call__(self, change: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        module: Any = self.module()
+        own = [getattr(module, name) for name in module._cadre_quantized.names()]
+
+        def change_others(tensor: Tensor) -> Tensor:
+            changed = change(tensor)
+            if changed.dtype == tensor.dtype or not any(tensor is each for each in own):
+                return changed
+            return tensor.to(changed.device)
+
+        return type(module)._apply(module, change_others, recurse)
 
 
 def has_codes(model: nn.Module) -> bool:
@@ -161,7 +169,7 @@ def has_codes(model: nn.Module) -> bool:
 def require_codes_run(model: nn.Module, asked: Any, name: str) -> None:
     """Errors: ValueError where experts with codes are to run another code."""
     wanted = asked.values() if isinstance(asked, dict) else (asked,)
-    if has_codes(model) and any(each not in (name, None) for each in wanted):
+    if has_codes(model) and any(each != name for each in wanted):
         raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
                          f"{name!r}; the experts' weights are codes, which nobody else reads")
 
@@ -189,16 +197,27 @@ def _of_each(name: str, experts: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.{e}.{part}.weight{last[len(weight):]}", place
 
 
+def _files_of(folder: Path) -> list[str]:
+    """Those of the index, but where transformers has left that of a model in more files behind.
+    Errors: ValueError."""
+    single, index = "model.safetensors", folder / "model.safetensors.index.json"
+    names = [single]
+    if index.exists():
+        listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        names = listed if all((folder / name).exists() for name in listed) else names
+    if not (folder / names[0]).exists():
+        raise ValueError(f"load_quantized: {folder} has no {single}, must have it or all files of "
+                         "its index")
+    return names
+
+
 class Files:
     """The tensors of a folder of safetensors files, by name; read when they are asked for."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
         from safetensors import safe_open
-        index = folder / "model.safetensors.index.json"
-        names = (sorted(set(json.loads(index.read_text())["weight_map"].values()))
-                 if index.exists() else ["model.safetensors"])
         self._files: dict[str, Any] = {}
-        for name in names:
+        for name in _files_of(folder):
             file = stack.enter_context(safe_open(folder / name, framework="pt"))
             self._files.update(dict.fromkeys(file.keys(), file))
         self.unread: set[str] = set(self._files)

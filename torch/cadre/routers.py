@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from .foreign_experts import either
+from .foreign_experts import either, runs_cadre
 from .operations import Routing, routing
 from .router import router_logits
 
@@ -130,6 +130,13 @@ def switch(model: nn.Module, on: bool) -> None:
     for module in model.modules():
         if _known(module):
             module._runs_cadre = on
+
+
+def patch(model: nn.Module) -> None:
+    """Gives their forward to the classes of those that run Cadre."""
+    for module in model.modules():
+        if runs_cadre(module):
+            _known(module)
 
 
 def port_of(module: nn.Module) -> Port | None:
