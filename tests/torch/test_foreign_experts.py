@@ -278,6 +278,62 @@ def test_models_that_are_reached_or_have_no_experts_say_nothing():
             assert torch.isfinite(model(torch.ones(1, 3, dtype=torch.long)).logits).all()
 
 
+def llama4_with_images(asked):
+    """transformers writes what is asked into the config of the text alone."""
+    text = dict(**SIZES, num_key_value_heads=2, intermediate_size=24, intermediate_size_mlp=32,
+                num_local_experts=4, head_dim=8)
+    vision = dict(hidden_size=16, intermediate_size=32, num_attention_heads=2, num_hidden_layers=1,
+                  image_size=28, patch_size=14, vision_output_dim=16, projector_input_dim=16,
+                  projector_output_dim=16)
+    config = transformers.Llama4Config(text_config=text, vision_config=vision)
+    return transformers.Llama4ForConditionalGeneration._from_config(
+        config, experts_implementation=asked)
+
+
+def running(model):
+    return {line.split("; runs ")[1].split(";")[0]
+            for line in huggingface.explain(model).splitlines()}
+
+
+def test_parts_of_a_model_are_asked_for_by_name():
+    model = llama4_with_images({"text_config": "cadre"})
+    assert running(model) == {"cadre"}
+    for asked, runs in (({}, "cadre"), ({"vision_config": "eager"}, "cadre"),
+                        ({"text_config": "eager"}, "eager"), ("cadre", "cadre"),
+                        ("eager", "eager"), ({"text_config": "cadre"}, "cadre")):
+        model.set_experts_implementation(asked)
+        assert running(model) == {runs}, asked
+
+
+@pytest.mark.parametrize("family", ["dbrx", "llama4", "jetmoe"])
+def test_what_is_read_can_be_set_again(family):
+    model = huggingface.use(make(family))
+    before = model.get_experts_implementation()
+    assert running(model) == {"cadre"}
+    model.set_experts_implementation(before)
+    assert running(model) == {"cadre"}
+    model.set_experts_implementation("eager")
+    assert running(model) == {"eager"}
+    assert "cadre" not in model.get_experts_implementation().values()
+
+
+def test_a_model_around_another_leaves_it_as_it_is():
+    class Around(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, inner):
+            super().__init__(transformers.PretrainedConfig())
+            self.inner = inner
+            self.post_init()
+
+    for family in ("llama4", "dbrx"):
+        assert running(Around(make(family, "cadre"))) == {"cadre"}
+    sizes = dict(**SIZES, num_key_value_heads=2, intermediate_size=24, num_local_experts=4)
+    mixtral = transformers.AutoModelForCausalLM.from_config(
+        transformers.MixtralConfig(**sizes), experts_implementation="cadre")
+    assert running(Around(mixtral)) == {"cadre"}
+
+
 UNPICKLED = """
 import sys, torch, transformers, cadre.huggingface
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -29,12 +29,10 @@ class Port(NamedTuple):
     about: Callable[[Any], str] | None  # what of a module Cadre runs; None: its parts say
 
 
-def switch(model: nn.Module, on: bool) -> None:
-    """Cadre for all experts in the model that have a forward here, or their own code."""
-    patch()
-    for module in model.modules():
-        if port_of(module):
-            module._runs_cadre = on
+def switch(module: nn.Module, on: bool) -> None:
+    """Cadre for experts that have a forward here, or their own code."""
+    if port_of(module):
+        module._runs_cadre = on
 
 
 def ported(model: nn.Module) -> dict[str, nn.Module]:

@@ -26,7 +26,7 @@ import os
 import re
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -133,17 +133,44 @@ def _foreign(model: nn.Module) -> dict[str, nn.Module]:
     return found
 
 
-def _reach_foreign(model: nn.Module, *asked: Any) -> None:
-    """Switches the experts that have a forward of Cadre. Where "cadre" is asked for, a UserWarning
-    names those that it does not reach."""
-    wanted = asked or (getattr(model.config, "_experts_implementation", None),)
-    on = NAME in (list(wanted[0].values()) if isinstance(wanted[0], dict) else wanted)
-    foreign_experts.switch(model, on)
-    routers.switch(model, on)
-    if not on:
+def _configured(module: nn.Module, config: Any) -> Iterator[tuple[nn.Module, Any]]:
+    """The modules within, each with the config of the model of transformers that it is of: of the
+    innermost one."""
+    config = module.config if isinstance(module, PreTrainedModel) else config
+    yield module, config
+    for child in module.children():
+        yield from _configured(child, config)
+
+
+def _say_what_is_asked(model: nn.Module, asked: Any) -> None:
+    """In the configs of models whose experts transformers does not dispatch, which its own setter
+    leaves out."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and not part._can_set_experts_implementation():
+            config, now, wanted = part.config, part.config._experts_implementation, asked
+            if isinstance(asked, dict):
+                keys = (key for key in model.config.sub_configs
+                        if getattr(model.config, key, None) is config)
+                wanted = asked.get(next(keys, ""), now)
+            if NAME in (wanted, now):
+                config._experts_implementation_internal = NAME if wanted == NAME else "eager"
+
+
+def _reach_foreign(model: nn.Module) -> None:
+    """Switches the experts that have a forward of Cadre, and the routers. Where "cadre" is asked
+    for, a UserWarning names those that it does not reach."""
+    reached = set()
+    foreign_experts.patch()
+    for module, config in _configured(model, None):
+        on = getattr(config, "_experts_implementation", None) == NAME
+        foreign_experts.switch(module, on)
+        routers.switch(module, on)
+        if on:
+            reached.add(module)
+    if not reached:
         return
     move_rows(model)
-    found = {name: m for name, m in _foreign(model).items() if m not in _warned}
+    found = {name: m for name, m in _foreign(model).items() if m in reached and m not in _warned}
     if found:
         _warned.update(found.values())
         kinds = ", ".join(sorted({type(module).__name__ for module in found.values()}))
@@ -161,7 +188,9 @@ def _then_reach(method: Callable) -> Callable:
     @functools.wraps(method)
     def wrapped(self, *args: Any, **kwargs: Any) -> Any:
         result = method(self, *args, **kwargs)
-        _reach_foreign(self, *args, *kwargs.values())
+        for asked in (*args, *kwargs.values()):
+            _say_what_is_asked(self, asked)
+        _reach_foreign(self)
         return result
 
     return wrapped

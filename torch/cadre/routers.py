@@ -125,11 +125,10 @@ PORTS = {
 }
 
 
-def switch(model: nn.Module, on: bool) -> None:
-    """Cadre for all routers of the model that are known, or their own code."""
-    for module in model.modules():
-        if _known(module):
-            module._runs_cadre = on
+def switch(module: nn.Module, on: bool) -> None:
+    """Cadre for a router that is known, or its own code."""
+    if _known(module):
+        module._runs_cadre = on
 
 
 def patch(model: nn.Module) -> None:
