@@ -9,8 +9,8 @@
 namespace cadre::backend {
 namespace {
 
-/// For checks: where memory of the workspace could be. Nobody reads it.
-void* const kSomewhere = reinterpret_cast<void*>(kAlignment);
+/// For checks: aligned as memory of the workspace. Nobody reads it.
+alignas(kAlignment) constexpr char kSomewhere[1] = {};
 
 /// Rows in expert order from rows in token order, and the product that reads them.
 struct CopyAndProduct {
@@ -52,7 +52,7 @@ struct CopyAndProduct {
   }
   /// Of the product, whose rows lie at `memory`.
   static GroupedGemmArgs product_args(const GroupedGemmProblem& p, GroupedGemmArgs args,
-                                      void* memory) {
+                                      const void* memory) {
     TensorView& rows = operand(p, args);
     rows = view(memory, rows.dtype, {p.rows, rows.shape[1]});
     args.slot_of = nullptr;
@@ -108,7 +108,7 @@ struct ProductAndActivation {
   }
   /// Of the product, whose result lies at `memory` where the caller does not keep it.
   static GroupedGemmArgs product_args(const GroupedGemmProblem& p, GroupedGemmArgs args,
-                                      void* memory) {
+                                      const void* memory) {
     args.out = keeps_z(p) ? args.z : view(memory, p.out, {p.rows, p.n});
     args.prob = nullptr;
     args.z = {};
