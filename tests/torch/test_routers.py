@@ -141,6 +141,15 @@ def test_another_code_keeps_running():
     assert routers.digest_of(lambda x: x) is None  # no function with a body
 
 
+def test_a_parametrized_router_is_switched_back(device):
+    """Its class is another one, of torch."""
+    router = router_of("qwen", device)
+    nn.utils.parametrize.register_parametrization(router, "weight", nn.Identity())
+    for on in (True, False):
+        routers.switch(router, on)
+        assert routers.port_of(router) is not None and runs_cadre(router) == on
+
+
 def test_models_switch_their_routers(device):
     model = make("qwen3_moe", device)
     gates = [layer.mlp.gate for layer in model.model.layers]

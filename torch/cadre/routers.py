@@ -145,8 +145,9 @@ def port_of(module: nn.Module) -> Port | None:
 
 
 def _known(module: nn.Module) -> Port | None:
-    """Of a router of transformers, whose class then has a forward that asks who runs it."""
-    cls = type(module)
+    """Of a router of transformers, whose class then has a forward that asks who runs it; also of
+    one of another class that has that forward, as a parametrized one has."""
+    cls = next(each for each in type(module).__mro__ if "forward" in vars(each))
     if not (_NAMED.search(cls.__name__) and cls.__module__.startswith("transformers.")):
         return None
     port: Port | None = getattr(cls.forward, "cadre_router", None) or _patched(cls)
