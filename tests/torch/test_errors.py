@@ -68,7 +68,6 @@ ELSEWHERE = {
     " has no experts modules that transformers dispatches, must have some",
     "] for an expert, must be whole blocks of ", " is in none of the files, must be in one",
     " of the files belongs to nothing in ",
-    "; the experts' weights are codes, which nobody else reads",
 ), "test_quantized_experts.py") | dict.fromkeys((
     "save_pretrained: distributed_checkpoint is True, must be False for codes",
     ", must have it or all files of its index",

@@ -201,10 +201,7 @@ def _sharings(model: nn.Module) -> list[Sharing]:
     return [s for m in model.modules() if (s := sharing_of(m)) is not None]
 
 
-def require_cadre(model: nn.Module, asked: Any, name: str) -> None:
-    """Errors: ValueError where experts that `use` has spread are to run another code."""
-    wanted = asked.values() if isinstance(asked, dict) else (asked,)
+def why_bound(model: nn.Module) -> str:
+    """Why its experts run no other code: `use` has spread them. Empty where it has not."""
     spread = any(hasattr(m, "_ep") for m in model.modules() if sharing_of(m) is not None)
-    if spread and any(each != name for each in wanted):
-        raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
-                         f"{name!r}; each rank has a part of the experts")
+    return "each rank has a part of the experts" if spread else ""

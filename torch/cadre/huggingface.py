@@ -201,9 +201,13 @@ def _unless_bound(method: Callable) -> Callable:
 
     @functools.wraps(method)
     def wrapped(self, experts_implementation: Any) -> Any:
-        expert_ranks.require_cadre(self, experts_implementation, NAME)
-        quantized_experts.require_codes_run(self, experts_implementation, NAME)
-        return method(self, experts_implementation)
+        asked = experts_implementation
+        wanted = asked.values() if isinstance(asked, dict) else (asked,)
+        why = expert_ranks.why_bound(self) or quantized_experts.why_bound(self)
+        if why and any(each != NAME for each in wanted):
+            raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
+                             f"{NAME!r}; {why}")
+        return method(self, asked)
 
     return wrapped
 

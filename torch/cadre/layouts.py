@@ -87,7 +87,7 @@ def _unpack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor
     if any(name in state_dict for name in names):
         return  # both layouts: the packed one is surplus
     del state_dict[stem]
-    state_dict.update((name, placed_as(own, expert)) for name, expert in zip(names, whole(value)))
+    state_dict.update(zip(names, whole(value)))
 
 
 def _pack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
@@ -111,4 +111,4 @@ def _pack(state_dict: dict[str, Any], stem: str, names: list[str], own: Tensor,
         mine = (torch.full(own.shape, math.nan, dtype=own.dtype, device=device) if own.is_meta
                 else whole(own.detach()))
         loaded = [old if new is None else new for old, new in zip(mine, experts)]
-    state_dict[stem] = placed_as(own, torch.stack([expert.to(device) for expert in loaded]))
+    state_dict[stem] = torch.stack([expert.to(device) for expert in loaded])

@@ -166,12 +166,9 @@ def has_codes(model: nn.Module) -> bool:
     return any(hasattr(module, "_cadre_quantized") for module in model.modules())
 
 
-def require_codes_run(model: nn.Module, asked: Any, name: str) -> None:
-    """Errors: ValueError where experts with codes are to run another code."""
-    wanted = asked.values() if isinstance(asked, dict) else (asked,)
-    if has_codes(model) and any(each != name for each in wanted):
-        raise ValueError(f"set_experts_implementation: implementation is {asked!r}, must be "
-                         f"{name!r}; the experts' weights are codes, which nobody else reads")
+def why_bound(model: nn.Module) -> str:
+    """Why its experts run no other code; empty where they may."""
+    return "the experts' weights are codes, which nobody else reads" if has_codes(model) else ""
 
 
 def released(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
