@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cadre/error.h"
 #include "cadre/expert_parallel.h"
 
 namespace cadre::test {
@@ -31,6 +32,13 @@ class ThreadGroup {
     return [this, rank](const std::string& own) { return gather(rank, own); };
   }
 
+  /// A rank has ended: where others wait for it, they fail.
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    left_ = true;
+    changed_.notify_all();
+  }
+
  private:
   std::vector<std::string> gather(int rank, const std::string& own) {
     std::unique_lock lock(mutex_);
@@ -43,12 +51,14 @@ class ThreadGroup {
       ++round_;
       changed_.notify_all();
     }
-    changed_.wait(lock, [&] { return round_ != round; });
+    changed_.wait(lock, [&] { return round_ != round || left_; });
+    if (round_ == round) throw DeviceError("a rank has ended that others wait for");
     return result_;
   }
 
   int ranks_, come_ = 0;
   size_t round_ = 0;
+  bool left_ = false;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<std::string> words_, result_;
@@ -71,15 +81,24 @@ std::vector<std::string> on_ranks(int ranks, Work&& work) {
   return errors;
 }
 
+/// The same of work(rank, all_gather).
+template <class Work>
+std::vector<std::string> on_gathered_ranks(int ranks, Work&& work) {
+  ThreadGroup group(ranks);
+  return on_ranks(ranks, [&](int rank) {
+    const std::unique_ptr<ThreadGroup, void (*)(ThreadGroup*)> leaves(
+        &group, [](ThreadGroup* of) { of->leave(); });
+    work(rank, group.all_gather(rank));
+  });
+}
+
 /// A window a rank, in the order of the ranks.
 inline std::vector<Window> windows_of(const ExpertParallelPlan& plan,
                                       const WindowOptions& options = {}) {
   const int ranks = plan.problem.ranks;
-  ThreadGroup group(ranks);
   std::vector<std::unique_ptr<Window>> made(static_cast<size_t>(ranks));
-  const std::vector<std::string> errors = on_ranks(ranks, [&](int rank) {
-    made[size_t(rank)] =
-        std::make_unique<Window>(Window::create(plan, rank, group.all_gather(rank), options));
+  const auto errors = on_gathered_ranks(ranks, [&](int rank, const AllGather& gather) {
+    made[size_t(rank)] = std::make_unique<Window>(Window::create(plan, rank, gather, options));
   });
   std::vector<Window> windows;
   for (int rank = 0; rank < ranks; ++rank) {

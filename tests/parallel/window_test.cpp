@@ -200,8 +200,7 @@ TEST(Window, NamesAReaderThatDoesNotRead) {
 /// What Window::create throws on every rank.
 template <class Make>
 std::vector<std::string> errors_of(Make&& make) {
-  test::ThreadGroup group(2);
-  return test::on_ranks(2, [&](int rank) { make(rank, group.all_gather(rank)); });
+  return test::on_gathered_ranks(2, make);
 }
 
 TEST(WindowErrors, AreThoseOfEveryRank) {
