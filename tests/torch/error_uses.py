@@ -222,10 +222,11 @@ huggingface.use(mixtral, group, batch="mine")
 huggingface.use(llama4, group)
 sharded(experts), huggingface.use(mixtral, group)
 setattr(experts, "config", plain), huggingface.use(mixtral, group)
-setattr(experts, "_cadre_quantized", None), huggingface.use(mixtral, group)
 setattr(experts, "_cadre_sharing", shared), huggingface.use(mixtral, group)
 [setattr(experts, name, shared) for name in ("_cadre_sharing", "_ep")],
     mixtral.set_experts_implementation("eager")
+[setattr(experts, name, shared) for name in ("_cadre_sharing", "_ep")],
+    mixtral.save_pretrained("nowhere")
 """
 
 CALLS = """

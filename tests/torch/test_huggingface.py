@@ -303,7 +303,7 @@ def test_use_refuses_before_it_changes_anything():
     experts.down_proj = nn.Parameter(experts.down_proj.to(torch.float8_e4m3fn), requires_grad=False)
     with pytest.raises(NotImplementedError, match=r"^huggingface: model.layers.1.mlp.experts."
                        r"down_proj is torch.float8_e4m3fn, must be float32, bfloat16 or float16; "
-                       r"load the model without weight quantization$"):
+                       r"load the model without weight quantization, or by load_quantized$"):
         huggingface.use(model)
     assert model.config._experts_implementation == "eager"
 

@@ -14,6 +14,7 @@ import cadre  # noqa: E402
 import cadre.huggingface as huggingface  # noqa: E402
 from expert_parallel_cases import leaf, same_bits  # noqa: E402
 from test_huggingface import SIZES, experts_of, make  # noqa: E402
+from test_quantized_experts import loaded  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
@@ -45,7 +46,12 @@ def part(t, rank, batch):
 
 
 def whole(t):
-    return t.full_tensor() if isinstance(t, DTensor) else t
+    if not isinstance(t, DTensor):
+        return t
+    if t.dtype != torch.float8_e4m3fn:
+        return t.full_tensor()
+    codes = DTensor.from_local(t.to_local().view(torch.uint8), t.device_mesh, t.placements)
+    return codes.full_tensor().view(t.dtype)  # gloo moves no fp8
 
 
 def experts_alone(rank, device, family, batch, dtype):
@@ -169,9 +175,6 @@ def refusals(rank, device):
     refused("num_experts is 5, must be a multiple of 2", made("mixtral", device), group)
     refused("ep is .* must be of 8 experts on all ranks and top_k=3", made("qwen3_moe", device),
             cadre.ExpertParallel(group, 4, 2))
-    model = made("qwen3_moe", device)
-    experts_of(model)._cadre_quantized = None
-    refused("experts has quantised weights, must have none where ep", model, group)
     llama4 = transformers.AutoModelForCausalLM.from_config(transformers.Llama4TextConfig(
         **SIZES, num_key_value_heads=2, head_dim=8, intermediate_size=48, intermediate_size_mlp=48,
         num_local_experts=4))
@@ -268,11 +271,39 @@ def states(rank, device, family, folder):
         for name, of in want["optimizer"]["state"].items():
             for what, t in of.items():
                 assert same_bits(whole(got["optimizer"]["state"][name][what]), whole(t)), name
+    with pytest.raises(ValueError, match="save_pretrained: each rank has a part of the experts, mu"
+                       "st be given whole tensors; give it state_dict="):
+        shared.save_pretrained(folder / "saved", state_dict=shared.state_dict())
     full = {name: whole(t) for name, t in shared.state_dict().items()}
     if rank == 0:
         shared.save_pretrained(folder / "saved", state_dict=dict(full))
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder / "saved")
         assert all(same_bits(t.to(device), full[name]) for name, t in loaded.state_dict().items())
+    dist.barrier()
+
+
+def quantised(rank, device, family, folder):
+    """Codes and scales are shared: bits of one process, and files of all experts."""
+    plain = huggingface.load_quantized(folder, device=device)
+    ids = torch.randint(2, 64, (3, 7), generator=torch.Generator().manual_seed(1)).to(device)
+    for batch in ("own", "same"):
+        shared = huggingface.load_quantized(folder, device=device)
+        huggingface.use(shared, dist.group.WORLD, batch=batch)
+        mine = ids if batch == "same" else ids[rank:rank + 1]
+        with torch.no_grad():
+            assert same_bits(shared(mine).logits, plain(mine).logits)
+            tokens = [m.generate(mine, max_new_tokens=4, do_sample=False) for m in (shared, plain)]
+        assert torch.equal(*tokens)
+    bytes_of = [sum(p.nbytes for name, p in m.named_parameters() if ".experts." in name)
+                for m in (shared, plain)]
+    assert 2 * bytes_of[0] == bytes_of[1] > 0
+    shared.load_state_dict({name: whole(t) for name, t in plain.state_dict().items()})
+    full = {name: whole(t) for name, t in shared.state_dict().items()}
+    if rank == 0:
+        shared.save_pretrained(folder / "saved", state_dict=full)
+        again = huggingface.load_quantized(folder / "saved", device=device)
+        with torch.no_grad():
+            assert same_bits(again(ids).logits, plain(ids).logits)
     dist.barrier()
 
 
@@ -322,3 +353,9 @@ def test_models_generate_as_in_one_process(two, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_states(two, family, tmp_path):
     two.run(states, family, tmp_path)
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
+def test_quantised_experts_are_shared(two, family, tmp_path):
+    loaded(family, tmp_path)
+    two.run(quantised, family, tmp_path)

@@ -187,11 +187,11 @@ def _is_guarded(function: Any, cls: type) -> bool:
 
 
 def _numbers(module: nn.Module, names: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Those of its attributes that are numbers, as text: torch.compile may keep a float symbolic,
-    and this makes it a guarded constant."""
-    found = tuple((name, getattr(module, name, None)) for name in names)
-    return tuple((name, float(x).hex()) for name, x in found
-                 if isinstance(x, (int, float)) and not isinstance(x, bool))
+    """Those of its attributes that are numbers or None, as text: torch.compile may keep a float
+    symbolic, and this makes it a guarded constant."""
+    found = tuple((name, getattr(module, name)) for name in names if hasattr(module, name))
+    return tuple((name, "None" if x is None else float(x).hex()) for name, x in found
+                 if isinstance(x, (int, float, type(None))) and not isinstance(x, bool))
 
 
 def _gate_of(cls: type) -> Any:
@@ -257,8 +257,8 @@ def _measured_activation(cls: type, *key) -> str | None:
     return _measure(_gate_of(cls), *key)
 
 
-def _parsed(numbers) -> dict[str, float]:
-    return {name: float.fromhex(x) for name, x in numbers}
+def _parsed(numbers) -> dict[str, float | None]:
+    return {name: None if x == "None" else float.fromhex(x) for name, x in numbers}
 
 
 @functools.cache
@@ -270,7 +270,7 @@ def _measure(gate, act, state, gated: bool, numbers) -> str | None:
 def _measure_between(gate, function: Callable[[Tensor], Tensor], gated: bool, numbers
                      ) -> str | None:
     numbers = _parsed(numbers)
-    values = sorted(set(numbers.values()))
+    values = sorted({x for x in numbers.values() if x is not None})
 
     def between(z: Tensor) -> Tensor:
         if not gated:

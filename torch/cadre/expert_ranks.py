@@ -118,8 +118,6 @@ def plan(found: Mapping[str, nn.Module], ported: Mapping[str, nn.Module], ep: An
         if (sharing := sharing_of(module)) is not None:
             raise ValueError(f"use: {name} is shared by {sharing.ep.ranks} ranks, must be whole; "
                              "leave ep out to change the batch")
-        if hasattr(module, "_cadre_quantized"):
-            raise ValueError(f"use: {name} has quantised weights, must have none where ep is given")
         for what, weight in module.named_parameters():
             if isinstance(weight, DTensor):
                 raise ValueError(f"use: {name}.{what} is a DTensor, must be a whole tensor; the "
@@ -199,6 +197,16 @@ def _with_a_row(given: Any) -> Any:
 
 def _sharings(model: nn.Module) -> list[Sharing]:
     return [s for m in model.modules() if (s := sharing_of(m)) is not None]
+
+
+def require_whole(model: nn.Module, state: Mapping[str, Any] | None) -> None:
+    """Of a state that is saved without gathering it. Errors: ValueError where it has parts of the
+    experts that `use` has spread."""
+    if why_bound(model) and (state is None or any(isinstance(t, DTensor) for t in state.values())):
+        raise ValueError(
+            "save_pretrained: each rank has a part of the experts, must be given whole tensors; "
+            "give it state_dict={n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in "
+            "model.state_dict().items()}, which all ranks make and one saves")
 
 
 def why_bound(model: nn.Module) -> str:

@@ -32,9 +32,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from . import expert_ranks, expert_state, foreign_experts, quantized_experts, routers
+from . import (
+    expert_ranks, expert_state, foreign_experts, fp8_experts, quantized_experts, routers)
 from .dtypes import kind_of
 from .expert_activations import activation_of
+from .quantized_experts import first_weight_of
 from .recipe import active_recipe, words_for
 
 try:
@@ -86,9 +88,10 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
         y = sharing.forward(functools.partial(_of_rows, self), hidden_states, top_k_index,
                             top_k_weights.float())
         return y.to(hidden_states.dtype)
-    if hasattr(self, "_cadre_quantized"):
-        return quantized_experts.of_tokens(self, hidden_states, top_k_index, top_k_weights.float(),
-                                           activation_of(self))
+    own = quantized_experts.codes_of(self)
+    if own is not None:
+        return quantized_experts.of_tokens(self, own, hidden_states, top_k_index,
+                                           top_k_weights.float(), activation_of(self))
     weight1, weight2 = _weights(self)
     bias1, bias2 = _biases(self)
     out: Tensor = torch.ops.cadre.routed_experts(
@@ -100,8 +103,9 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
 
 def _of_rows(self: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor) -> Tensor:
     """Of rows in the order of the experts, each weighted by its prob."""
-    if hasattr(self, "_cadre_quantized"):
-        return quantized_experts.forward(self, rows, offsets, prob, activation_of(self))
+    own = quantized_experts.codes_of(self)
+    if own is not None:
+        return quantized_experts.forward(self, own, rows, offsets, prob, activation_of(self))
     weight1, weight2 = _weights(self)
     bias1, bias2 = _biases(self)
     y: Tensor = torch.ops.cadre.grouped_mlp(
@@ -111,6 +115,7 @@ def _of_rows(self: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor) -> Te
 
 
 ALL_EXPERTS_FUNCTIONS.register(NAME, experts_forward)
+fp8_experts.register(NAME, experts_forward)
 
 
 _EXPERTS_CLASS = re.compile(r"Experts|Expert[A-Z]")
@@ -213,18 +218,20 @@ def _unless_bound(method: Callable) -> Callable:
 
 
 def _as_released(method: Callable) -> Callable:
-    """save_pretrained, for models whose experts are codes: their files are as they were."""
+    """save_pretrained. Files of models whose experts are codes are as they were."""
     parameters = inspect.signature(method)
 
     @functools.wraps(method)
     def wrapped(self, *args: Any, **kwargs: Any) -> Any:
-        if not quantized_experts.has_codes(self):
-            return method(self, *args, **kwargs)
         given = parameters.bind(self, *args, **kwargs)
-        if given.arguments.get("distributed_checkpoint"):
+        state = given.arguments.get("state_dict")
+        if not given.arguments.get("distributed_checkpoint"):
+            expert_ranks.require_whole(self, state)
+        elif quantized_experts.has_codes(self):
             raise ValueError("save_pretrained: distributed_checkpoint is True, must be False for "
                              "codes")
-        state = given.arguments.get("state_dict")
+        if not quantized_experts.has_codes(self):
+            return method(self, *args, **kwargs)
         state = self.state_dict() if state is None else state
         given.arguments["state_dict"] = quantized_experts.released(self, state)
         given.arguments["save_original_format"] = False  # the names are the original ones
@@ -351,13 +358,9 @@ def _experts(model: nn.Module) -> dict[str, nn.Module]:
     }
 
 
-def _first(self: nn.Module) -> str:
-    return "gate_up_proj" if self.has_gate else "up_proj"
-
-
 def _weights(self: nn.Module) -> tuple[Tensor, Tensor]:
     """w1 [E, 2F, H] or [E, F, H] and w2 [E, H, F]; views where they are stored transposed."""
-    weight1, weight2 = getattr(self, _first(self)), self.down_proj
+    weight1, weight2 = getattr(self, first_weight_of(self)), self.down_proj
     if self.is_transposed:
         return weight1.transpose(-2, -1), weight2.transpose(-2, -1)
     return weight1, weight2
@@ -366,7 +369,7 @@ def _weights(self: nn.Module) -> tuple[Tensor, Tensor]:
 def _biases(self: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     if not self.has_bias:
         return [], []
-    return [getattr(self, _first(self) + "_bias")], [self.down_proj_bias]
+    return [getattr(self, first_weight_of(self) + "_bias")], [self.down_proj_bias]
 
 
 def _sizes(module: nn.Module) -> str:
@@ -375,7 +378,7 @@ def _sizes(module: nn.Module) -> str:
         weight = next(module.parameters())
         return f"{kind} {str(weight.dtype).removeprefix('torch.')} {weight.device}"
     bias = " bias" if module.has_bias else ""
-    if own := getattr(module, "_cadre_quantized", None):
+    if own := quantized_experts.codes_of(module):
         codes = own.weight(module, own.second)[0]
         features = codes.shape[2] * own.kind.codes_a_byte
         return (f"{kind} E={module.num_experts} H={codes.shape[1]} F={features} "
@@ -395,14 +398,13 @@ def _implementation(module: nn.Module) -> str:
 def _about(name: str, module: nn.Module) -> str:
     """What of the module Cadre runs. Errors: NotImplementedError if it cannot."""
     port = foreign_experts.port_of(module)
-    if hasattr(module, "_cadre_quantized"):
+    if quantized_experts.codes_of(module) is not None:
         return f"activation {activation_of(module)}"
-    text = port.about(module) if port and port.about else f"activation {activation_of(module)}"
     weights = module.named_parameters() if port else (
-        (_first(module), _weights(module)[0]), ("down_proj", module.down_proj))
+        (first_weight_of(module), _weights(module)[0]), ("down_proj", module.down_proj))
     for what, weight in weights:
         if weight.dtype not in _DTYPES:
             raise NotImplementedError(
                 f"huggingface: {name}.{what} is {weight.dtype}, must be float32, bfloat16 or "
-                "float16; load the model without weight quantization")
-    return text
+                "float16; load the model without weight quantization, or by load_quantized")
+    return port.about(module) if port and port.about else f"activation {activation_of(module)}"

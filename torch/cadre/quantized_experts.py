@@ -16,9 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import fp8_experts
 from .devices import default_device
 from .dtypes import kind_of, require_float
 
+_E8M0 = torch.float8_e8m0fnu
 _BLOCK = 128  # rows and columns of an fp8 scale
 _ops = torch.ops.cadre
 
@@ -65,32 +67,47 @@ class Experts(NamedTuple):
     def weight(self, module: nn.Module, name: str) -> list[Tensor]:
         """[E, N, K] as codes, and scales."""
         codes, scales = (getattr(module, name + suffix) for suffix in self.kind.suffixes)
-        return [codes.flatten(2), scales]
+        return [codes.flatten(2), scales.float() if scales.dtype == _E8M0 else scales]
 
 
-def forward(module: nn.Module, rows: Tensor, offsets: Tensor, prob: Tensor, activation: str
-            ) -> Tensor:
+def codes_of(module: nn.Module) -> Experts | None:
+    """What a module has whose weights are codes: those of `load` and transformers' own FP8 experts.
+    Errors: NotImplementedError for the latter where Cadre cannot run them."""
+    if fp8_experts.are_these(module):
+        first = first_weight_of(module)
+        fp8_experts.require_fit(module, first, _BLOCK)
+        powers = getattr(module, first + "_scale_inv").dtype == _E8M0
+        return Experts(_POWERS_OF_TWO if powers else KINDS["fp8"], first, "down_proj")
+    return getattr(module, "_cadre_quantized", None)
+
+
+def first_weight_of(module: nn.Module) -> str:
+    return "gate_up_proj" if module.has_gate else "up_proj"
+
+
+def forward(module: nn.Module, own: Experts, rows: Tensor, offsets: Tensor, prob: Tensor,
+            activation: str) -> Tensor:
     """What experts with quantised weights make of their rows [R, H], in expert order.
 
     Errors: NotImplementedError where a gradient is asked for.
     """
-    parameters, recipe = _parameters(module, rows, prob)
+    parameters, recipe = _parameters(module, own, rows, prob)
     return _ops.grouped_mlp_quantized(rows, offsets, prob, *parameters,
                                       prob if module.has_bias else None, recipe=recipe,
                                       activation=activation)
 
 
-def of_tokens(module: nn.Module, x: Tensor, chosen: Tensor, prob: Tensor, activation: str
-              ) -> Tensor:
+def of_tokens(module: nn.Module, own: Experts, x: Tensor, chosen: Tensor, prob: Tensor,
+              activation: str) -> Tensor:
     """The same of tokens [T, H], each with its choices [T, top_k]: their sums [T, H]."""
-    parameters, recipe = _parameters(module, x, prob)
+    parameters, recipe = _parameters(module, own, x, prob)
     return _ops.routed_experts_quantized(x, chosen, prob, *parameters, recipe=recipe,
                                          activation=activation)
 
 
-def _parameters(module: nn.Module, x: Tensor, prob: Tensor) -> tuple[list[list[Tensor]], str]:
+def _parameters(module: nn.Module, own: Experts, x: Tensor, prob: Tensor
+                ) -> tuple[list[list[Tensor]], str]:
     """Weights and biases, and the recipe that reads them."""
-    own: Experts = module._cadre_quantized
     if torch.is_grad_enabled() and (x.requires_grad or prob.requires_grad):
         raise NotImplementedError(
             f"huggingface: {type(module).__name__} with weights in {own.kind.method} has no "
@@ -252,7 +269,7 @@ def _fill(name: str, target: Tensor, source: Tensor) -> None:
     if target.shape != source.shape:
         raise ValueError(f"load_quantized: {name} has shape {list(source.shape)}, must be "
                          f"{list(target.shape)}")
-    if source.dtype == torch.float8_e8m0fnu and target.dtype == torch.float32:
+    if source.dtype == _E8M0 and target.dtype == torch.float32:
         source = source.float()
     is_codes = target.dtype.itemsize == 1
     as_bytes = is_codes and source.dtype == torch.uint8  # as scales of e8m0 are stored
@@ -346,8 +363,7 @@ def load(folder: str | Path, dtype: torch.dtype, device: torch.device | str | No
         model = build()
     experts = experts_of(model)
     for module in experts.values():
-        first = "gate_up_proj" if module.has_gate else "up_proj"
-        hold_codes(module, first, kind, dtype, place)
+        hold_codes(module, first_weight_of(module), kind, dtype, place)
     with ExitStack() as stack, torch.no_grad():
         _keep_in_fp32(model, dtype)
         files = Files(folder, stack)
