@@ -164,6 +164,7 @@ cadre.Recipe(3)
 """
 
 RECIPES = """
+cadre.quantized_model_init()
 cadre.autocast(recipe=peer("custom"))
 cadre.autocast(recipe=peer("delayed"))
 cadre.autocast(recipe=peer("nvfp4", per_token_rht=True))

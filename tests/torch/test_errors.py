@@ -54,6 +54,7 @@ ELSEWHERE = {
     "megatron: a linear of the experts returns a bias, must add it": "test_megatron.py",
     " has hooks or a forward of its own, must be as its class is; choose another "
     "experts_implementation for this model": "test_expert_activations.py",
+    "module 'cadre' has no attribute ": "test_package.py",
     " of a DTensor, must be Replicate(); call the module that gathers it, or gather it before":
         "test_distributed.py",
     " is sharded by fully_shard, must be whole with delay_wgrad_compute; FSDP2 reduces gradients "

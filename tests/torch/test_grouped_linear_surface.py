@@ -321,3 +321,34 @@ def test_marks_of_parameters_that_a_conversion_makes(device, delay):
         found = {name for name, p in layer.to_empty(device=device).bfloat16().named_parameters()
                  if hasattr(p, "skip_backward_post_hook")}
         assert found == (marked if delay else set())
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize(("mode", "dim"), [(None, 0), ("column", 0), ("row", 1)])
+def test_parameters_say_how_ranks_divide_them(mode, dim, packed):
+    """Megatron's norm of gradients counts a weight that does not on the first rank alone."""
+    layer = cadre.GroupedLinear(3, 24, 40, parallel_mode=mode, device="cpu",
+                                single_grouped_weight=packed, single_grouped_bias=packed)
+    for name, p in layer.named_parameters():
+        marks = [getattr(p, mark, None)
+                 for mark in ("tensor_model_parallel", "partition_dim", "partition_stride")]
+        marked = name.startswith("weight") or mode == "column"
+        assert marks == ([True, dim, 1] if marked else [None] * 3), name
+        assert hasattr(p, "sequence_parallel") == (name.startswith("bias") and mode == "row")
+    late = cadre.GroupedLinear(3, 24, 40, device="meta")
+    assert not hasattr(late.weight0, "partition_dim")
+    late.to_empty(device="cpu").reset_parameters()
+    assert late.weight2.tensor_model_parallel
+    of_operations = cadre.ops.GroupedLinear(3, 24, 40, device="cpu")
+    assert not hasattr(of_operations.weight0, "partition_dim")
+
+
+def test_scale_bias_means_nothing_without_a_bias():
+    linear = cadre.ops.GroupedLinear(2, 8, 4, bias=False, scale_bias=True, device="cpu")
+    assert (linear.num_extra_inputs, linear.has_bias) == (1, False)
+    assert linear(torch.zeros(3, 8), [1, 2]).shape == (3, 4)
+
+
+def test_quantised_parameters_can_be_left_off():
+    with cadre.quantized_model_init(enabled=False), cadre.fp8_model_init(False):
+        cadre.GroupedLinear(2, 8, 4, device="cpu")

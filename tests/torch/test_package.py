@@ -148,3 +148,13 @@ def test_a_package_has_every_file_of_its_folder():
     listed = re.search(r"set\(python_files\n(.*?)\)", (source / "CMakeLists.txt").read_text(), re.S)
     files = {path.name for path in (source / "cadre").iterdir() if path.suffix in (".py", ".typed")}
     assert set(listed.group(1).split()) == files - {"_build.py"}
+
+
+def test_names_of_the_peer_say_what_is_here_instead():
+    assert not hasattr(cadre, "moe_permute")
+    with pytest.raises(AttributeError, match="^module 'cadre' has no attribute 'moe_permute'; use "
+                       "cadre.offsets_of_routing, then cadre.permute"):
+        cadre.moe_permute
+    with pytest.raises(AttributeError, match="^module 'cadre' has no attribute 'nothing'$"):
+        cadre.nothing
+    assert all(hasattr(cadre, name) for name in dir(cadre))

@@ -64,6 +64,7 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
     counts_name: str = "m_splits"
     experts_name: str = "num_gemms"
     marks_biases: bool = True  # delay_wgrad_compute marks them, too, with skip_backward_post_hook
+    marks_shares: bool = True  # tells trainers how ranks divide the parameters
 
     in_features: int
     out_features: int
@@ -208,6 +209,23 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         if self.use_bias:
             for bias in self._parameters_of("bias"):
                 bias.zero_()
+        self.set_tensor_parallel_attributes()
+
+    def set_tensor_parallel_attributes(self, defer_init: bool = False) -> None:
+        """Marks the parameters as TransformerEngine does: tensor_model_parallel, partition_dim and
+        partition_stride of weights, and of biases of a "column" layer; sequence_parallel of those
+        of a "row" layer. Trainers that find no mark take a weight for one that all tensor parallel
+        ranks have, and leave it out of the gradients' norm on all but the first."""
+        if defer_init or not self.marks_shares:
+            return
+        divided = self._parameters_of("weight")
+        biases = self._parameters_of("bias") if self.use_bias else []
+        for parameter in divided + (biases if self.parallel_mode == "column" else []):
+            parameter.tensor_model_parallel = True
+            parameter.partition_dim = 1 if self.parallel_mode == "row" else 0
+            parameter.partition_stride = 1
+        for bias in biases if self.parallel_mode == "row" else []:
+            bias.sequence_parallel = self.sequence_parallel
 
     def _fill(self, weight: Tensor) -> None:
         if self.init_method is None:

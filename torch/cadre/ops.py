@@ -51,6 +51,7 @@ class GroupedLinear(_GroupedLinear, Operation):
 
     num_groups: E. in_features: K. out_features: N. dtype: f32, bf16, f16; None: torch's default.
     accumulate_into_main_grad: as fuse_wgrad_accumulation of `cadre.GroupedLinear`.
+    scale_bias: means nothing without a bias.
     Weights begin as those of torch.nn.Linear, biases at zero.
 
     Errors: ValueError for sizes, TypeError for dtypes.
@@ -61,6 +62,7 @@ class GroupedLinear(_GroupedLinear, Operation):
     counts_name: str = "split_sizes"
     experts_name: str = "num_groups"
     marks_biases: bool = False
+    marks_shares: bool = False
 
     def __init__(self, num_groups: int, in_features: int, out_features: int, *, bias: bool = True,
                  device: torch.device | str | None = None, dtype: torch.dtype | None = None,
@@ -76,7 +78,11 @@ class GroupedLinear(_GroupedLinear, Operation):
             init_method=functools.partial(nn.init.kaiming_uniform_, a=math.sqrt(5)),
             fuse_wgrad_accumulation=accumulate_into_main_grad,
             single_grouped_weight=single_grouped_weight, single_grouped_bias=single_grouped_bias,
-            delay_wgrad_compute=delay_wgrad_compute, scale_bias=scale_bias)
+            delay_wgrad_compute=delay_wgrad_compute, scale_bias=scale_bias and bias)
+
+    @property
+    def has_bias(self) -> bool:
+        return self.use_bias
 
     @property
     def num_groups(self) -> int:

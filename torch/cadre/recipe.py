@@ -243,6 +243,23 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
 fp8_autocast = autocast  # as TransformerEngine called it before
 
 
+def quantized_model_init(enabled: bool = True, recipe: Any = None,
+                         preserve_high_precision_init_val: bool = False) -> ContextManager[Any]:
+    """TransformerEngine's context for layers whose parameters are quantised, which do not exist
+    here: with enabled=False it does nothing, as there.
+
+    Errors: NotImplementedError for enabled=True.
+    """
+    if enabled:
+        raise NotImplementedError(
+            "quantized_model_init: enabled is True, must be False; parameters keep their type "
+            "here, and is_first_microbatch keeps quantised copies of them")
+    return nullcontext()
+
+
+fp8_model_init = quantized_model_init  # as TransformerEngine called it before
+
+
 def _again(function: Callable[_P, _T], recipe: str) -> Callable[_P, _T]:
     """The function under a recipe, whatever context it is called in."""
 
