@@ -151,6 +151,8 @@ def recipes(x: Tensor, counts: list[int]) -> Tensor:
     with cadre.autocast(enabled=True, recipe=recipe) as context, cadre.fp8_autocast(False):
         first, second = cadre.checkpoint_contexts()
         print(context.recipe, recipe.wgrad)
+    with cadre.quantized_model_init(enabled=False), cadre.fp8_model_init(False):
+        print(cadre.GroupedLinear(2, 8, 4).in_features)
     with first, second:
         return under_a_recipe(layers, x, counts)
 

@@ -1,7 +1,7 @@
 """Expert layers of Mixture-of-Experts models on PyTorch: grouped GEMM, grouped linear layers, the
 expert MLP, and what routes rows to them. `cadre.huggingface` is imported by who wants it."""
 
-from typing import TYPE_CHECKING as _TYPE_CHECKING
+import typing as _typing
 
 from ._library import load as _load
 
@@ -42,7 +42,7 @@ _ELSEWHERE = {
     "fused_moe_aux_loss": "cadre.load_balancing_loss",
 }
 
-if not _TYPE_CHECKING:  # it would take any name for one that is here
+if not _typing.TYPE_CHECKING:  # it would take any name for one that is here
 
     def __getattr__(name: str) -> object:
         hint = f"; use {_ELSEWHERE[name]} (docs/migration.md)" if name in _ELSEWHERE else ""
