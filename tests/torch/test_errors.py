@@ -55,6 +55,7 @@ ELSEWHERE = {
     " has hooks or a forward of its own, must be as its class is; choose another "
     "experts_implementation for this model": "test_expert_activations.py",
     "module 'cadre' has no attribute ": "test_package.py",
+    " tensors; num_extra_outputs is ": "test_ops_own.py",
     " of a DTensor, must be Replicate(); call the module that gathers it, or gather it before":
         "test_distributed.py",
     " is sharded by fully_shard, must be whole with delay_wgrad_compute; FSDP2 reduces gradients "

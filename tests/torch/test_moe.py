@@ -344,6 +344,8 @@ def test_a_shared_expert_as_a_part_of_a_module(device):
 
 @pytest.mark.parametrize(("options", "error", "match"), [
     ({"shared_features": 1.5}, TypeError, "^shared_features is a float, must be an int"),
+    ({"shared_features": 8, "layout": "interleave32"}, ValueError,
+     "^activation is 'swiglu layout=interleave32', must be words of an activation of 8 features"),
     ({"shared_features": -1}, ValueError, "^shared_features is -1, must be 1 or more"),
     ({"shared_gate": True}, ValueError, "^shared_gate is True, must be False; shared_features is"),
     ({"shared_features": 8, "delay_wgrad_compute": True}, ValueError,

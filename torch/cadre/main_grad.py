@@ -62,7 +62,8 @@ def _main_grad(weight: Parameter) -> Tensor:
     if buffer is None:
         raise RuntimeError(f"main_grad of a weight {list(weight.shape)} is missing, must be a "
                            "tensor of its shape; fuse_wgrad_accumulation=True writes gradients "
-                           "there, so set it before backward")
+                           "there, so set it before backward (fully_shard gathers weights that "
+                           "have none)")
     if not isinstance(buffer, Tensor):
         raise TypeError(f"main_grad is {kind_of(buffer)}, must be a tensor of shape "
                         f"{list(weight.shape)}, that of its weight")

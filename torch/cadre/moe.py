@@ -16,7 +16,8 @@ from .dtypes import (
     kind_of, require_bools, require_float, require_rows, require_sizes, working_dtype)
 from .expert_parallel import ExpertParallel
 from .fakes import require_one_device
-from .grouped_mlp import GroupedMLP, RankRows, TokenChoice, draw_small, require_together
+from .grouped_mlp import (
+    GroupedMLP, RankRows, TokenChoice, activation_text, draw_small, require_together)
 from .local_weights import draw, local
 from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
@@ -206,6 +207,7 @@ class MoE(nn.Module):
         """The parameters of the shared expert, or None where there is none."""
         if features != 0:
             require_sizes(shared_features=features)
+            activation_text(self.experts.activation, "concat", features)
         own = self.experts
         if features and (own.fuse_wgrad_accumulation or own.delay_wgrad_compute):
             raise ValueError(f"shared_features is {features}, must be 0 with "

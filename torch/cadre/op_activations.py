@@ -110,7 +110,7 @@ def probabilities(scales: Tensor | None) -> Tensor | None:
     require_factor("scales", scales)
     if scales is not None and scales.is_complex():
         raise TypeError(f"scales is {scales.dtype}, must be of a real type")
-    return None if scales is None else scales.reshape(-1).to(torch.float32)
+    return None if scales is None else scales.reshape(-1).to(torch.float32).contiguous()
 
 
 def _keeping_fp8(z: Tensor, starts: Tensor) -> ContextManager[Any]:

@@ -139,7 +139,8 @@ class MakeExtraOutput(Operation):
         self.in_place = in_place
 
     def forward(self, input: Tensor) -> tuple[Tensor, Tensor]:
-        in_place = self.in_place and not self._output_channels
+        in_place = (self.in_place and not self._output_channels
+                    and not torch.compiler.is_compiling())  # which adds where it likes
         return _Twice.apply(input) if in_place else (input, input.view_as(input))
 
 

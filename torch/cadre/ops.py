@@ -10,6 +10,7 @@ activation and a linear run as one `grouped_mlp` where they can; `Sequential.pla
 """
 
 import functools
+import inspect
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -216,17 +217,19 @@ class Sequential(nn.Sequential):
             if step.name == "grouped_mlp":
                 x = _run_mlp(bound, x, offsets)
             elif step.name == "grouped_linear":
-                x = op(x, offsets, *bound[0].extra[1:], **bound[0].arguments)
+                counts = bound[0].extra[0] if _is_changed(op) else offsets
+                x = op(x, counts, *bound[0].extra[1:], **bound[0].arguments)
             elif step.name == "activation":
                 _refuse_recompute(op, row, at)
-                x = op(x, *bound[0].extra, offsets=offsets)
-            elif isinstance(op, Operation):
-                x = op(x, *bound[0].extra)
+                with_offsets = {"offsets": offsets} if _takes_offsets(op) else {}
+                x = op(x, *bound[0].extra, **with_offsets)
             else:
-                x, offsets = op(x), None
+                x = op(x, *bound[0].extra)
             if isinstance(op, Operation) and op.num_extra_outputs:
-                x, *more = x
+                x, *more = _outputs_of(op, x)
                 outputs.take(op, more)
+            if not _keeps_rows(op):
+                offsets = None
         return (x, *outputs.of_caller) if outputs.of_caller else x
 
     def plan(self, *extra_inputs: Any,
@@ -358,6 +361,35 @@ def _is_changed(op: nn.Module) -> bool:
     own = GroupedLinear if isinstance(op, GroupedLinear) else Activation
     return any(name in vars(op) or getattr(type(op), name) is not getattr(own, name)
                for name in ("forward", "_compute") if hasattr(own, name))
+
+
+def _takes_offsets(op: Activation) -> bool:
+    """A forward of its own need not."""
+    own = vars(op).get("forward", type(op).forward)
+    if own is Activation.forward:
+        return True
+    parameters = inspect.signature(own).parameters.values()
+    return any(p.name == "offsets" or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+_KEEP_ROWS = (Identity, Bias, Quantize, MakeExtraOutput, AddExtraInput)
+
+
+def _keeps_rows(op: nn.Module) -> bool:
+    """Whether what it makes has the rows that it was given; the caller's own may do anything."""
+    if isinstance(op, (GroupedLinear, Activation)):
+        return not _is_changed(op)
+    return type(op) in _KEEP_ROWS and "forward" not in vars(op)
+
+
+def _outputs_of(op: Operation, made: Any) -> tuple[Any, ...]:
+    """Errors: ValueError unless they are as many as the operation says."""
+    wanted = 1 + op.num_extra_outputs
+    if not isinstance(made, (tuple, list)) or len(made) != wanted:
+        found = len(made) if isinstance(made, (tuple, list)) else kind_of(made)
+        raise ValueError(f"forward of {type(op).__name__} returned {found}, must return {wanted} "
+                         f"tensors; num_extra_outputs is {op.num_extra_outputs}")
+    return tuple(made)
 
 
 def _why_not_fused(three: list[_Bound]) -> str:

@@ -19,8 +19,9 @@ def router_logits(x: Tensor, weight: Tensor, in_fp32: bool = False) -> Tensor:
 
         |logits - exact| <= (H + 3) 2^-23 sum_h |x[t, h] weight[e, h]|
 
-    for weights of 2^-100 or more. An infinite fp32 weight makes logits that are NaN. Backward then
-    rounds the weight and dlogits to bf16, once. Else torch multiplies in fp32.
+    for weights, and products, of 2^-100 or more. An fp32 weight that rounds to no finite bf16
+    number (of 3.3961e38 or more) makes logits that are NaN. Backward then rounds the weight and
+    dlogits to bf16, once. Else torch multiplies in fp32.
     """
     return tokens_and_logits(x, weight, in_fp32)[1]
 
