@@ -152,7 +152,8 @@ class Window {
   /// This rank's [T, H] and [R, H] of a plan, to be written after await_readers(). What is given to
   /// an exchange from there is not copied again.
   TensorView tokens(const ExpertParallelPlan&) const;
-  TensorView rows(const ExpertParallelPlan&) const;  ///< not of sum=rank, whose rows stay at home
+  /// Not of sum=rank and push=yes: sums and places lie there, and rows elsewhere.
+  TensorView rows(const ExpertParallelPlan&) const;
   /// The same of x that is codes [T, H], beside scales [T, H / block].
   QuantizedView codes(const ExpertParallelPlan&) const;
 

@@ -38,7 +38,9 @@ struct Work {
 
 /// dbias of one expert in one block of columns: the rows in their order, then what was there.
 void block_dbias(const Work& work, int expert, int64_t first) {
-  const ExpertRows rows = schedule::rows_of(work.args.offsets.data, expert, work.p.rows);
+  const int32_t* offsets = work.args.offsets.data;
+  const int64_t used = schedule::rows_used(offsets, work.p.experts, work.p.rows);
+  const ExpertRows rows = schedule::rows_of(offsets, expert, used);
   const bool add = work.adds(expert);
   if (add && rows.count() == 0) return;
   const Run columns = work.columns(first);

@@ -65,6 +65,7 @@ class ArgsChecks : public ExchangeChecks {
   void rows(std::string_view what, const TensorView& v) const {
     view(what, v, problem().dtype, {problem().rows, problem().hidden});
     if (problem().sum == RowSum::kRank) return elsewhere(what, v, "sums lie there");
+    if (problem().push) return elsewhere(what, v, "places lie there");
     in_place(what, v, window_.rows(plan_));
   }
   void map(const ExchangeMap& map, int64_t tokens) const {

@@ -157,6 +157,7 @@ schedule::Exchange next_exchange(const Window::State& window, const ExchangeName
 
 class CpuRankDevice final : public RankDevice {
  public:
+  std::string place() const override { return {}; }
   int64_t whole_bytes(int64_t bytes) const override { return whole_pages(bytes); }
   File make_memory(int64_t bytes) override { return parallel::make_memory(bytes); }
   char* map(std::span<const File> files, int64_t bytes_each, int) override {

@@ -3,6 +3,7 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
+#include <map>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -19,11 +20,11 @@ using std::chrono::steady_clock;
 
 /// What a rank tells the others when a window is made, a line each.
 struct WindowOffer {
-  std::string error, memory, problem, bytes, limit, host, address;
+  std::string error, memory, problem, bytes, limit, host, device, address;
 
   std::string text() const {
     std::string all;
-    for (std::string line : {error, memory, problem, bytes, limit, host, address}) {
+    for (std::string line : {error, memory, problem, bytes, limit, host, device, address}) {
       std::replace(line.begin(), line.end(), '\n', ' ');
       all += line + '\n';
     }
@@ -33,7 +34,7 @@ struct WindowOffer {
     WindowOffer offer;
     std::istringstream in(text);
     for (std::string* line : {&offer.error, &offer.memory, &offer.problem, &offer.bytes,
-                              &offer.limit, &offer.host, &offer.address})
+                              &offer.limit, &offer.host, &offer.device, &offer.address})
       std::getline(in, *line);
     return offer;
   }
@@ -77,6 +78,13 @@ std::vector<WindowOffer> gather_offers(const WindowOffer& own, int ranks,
                              ", ", first.host, "); windows are memory that all ranks can map"));
   }
   return offers;
+}
+
+int most_of_a_device(const std::vector<WindowOffer>& offers) {
+  std::map<std::string, int> ranks;
+  int most = 1;
+  for (const WindowOffer& offer : offers) most = std::max(most, ++ranks[offer.device]);
+  return most;
 }
 
 /// What `work` throws, as the other ranks are told; empty if nothing.
@@ -157,6 +165,7 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
   offer.error = error_of([&] {
     check_options(*state);
     state->device = parallel::rank_device(plan.device);
+    offer.device = state->device->place();
     state->bytes = state->bytes_each = state->device->whole_bytes(plan.window.bytes);
     offer.bytes = text(state->bytes);
     own = state->device->make_memory(state->bytes_each);
@@ -164,9 +173,10 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
     offer.address = sharing->address();
   });
   offer.host = options.host.empty() ? parallel::host_name() : options.host;
+  const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
+  state->ranks_of_a_device = most_of_a_device(offers);
   std::vector<std::string> addresses;
-  for (const WindowOffer& one : gather_offers(offer, state->ranks, all_gather))
-    addresses.push_back(one.address);
+  for (const WindowOffer& one : offers) addresses.push_back(one.address);
   const auto until =
       limit.count() == 0 ? steady_clock::time_point::max() : steady_clock::now() + limit;
   on_all_ranks(state->ranks, all_gather, [&] {
@@ -188,6 +198,7 @@ Window Window::adopt(const ExpertParallelPlan& plan, const std::vector<void*>& a
     check_options(*state);
     check_addresses(addresses, *state);
     state->device = parallel::rank_device(plan.device);
+    offer.device = state->device->place();
     const parallel::SideBySide mapped = state->device->map_again(addresses, state->bytes);
     state->memory = mapped.first;
     state->bytes_each = mapped.step;
@@ -196,6 +207,7 @@ Window Window::adopt(const ExpertParallelPlan& plan, const std::vector<void*>& a
     offer.address = text(mark);
   });
   const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
+  state->ranks_of_a_device = most_of_a_device(offers);
   parallel::RankDevice& device = *state->device;
   on_all_ranks(state->ranks, all_gather, [&] {
     for (int p = 0; p < state->ranks; ++p)

@@ -112,6 +112,8 @@ class RankDevice {
   RankDevice& operator=(const RankDevice&) = delete;
   virtual ~RankDevice() = default;
 
+  /// Where it is, in words that ranks on one device have alike.
+  virtual std::string place() const = 0;
   /// So many bytes as memory can be made of.
   virtual int64_t whole_bytes(int64_t bytes) const = 0;
   /// Memory that other ranks can map; its first bytes, Control, are zero once all have mapped it.

@@ -34,6 +34,7 @@ TensorView Window::rows(const ExpertParallelPlan& plan) const {
   parallel::check_fits("rows", plan, *this);
   ops::Checks("rows", p).holds(p.sum == RowSum::kChoice,
                                "sum is rank, must be choice; sums lie in the window, no rows");
+  ops::Checks("rows", p).holds(!p.push, "push is yes, must be no; places lie in the window");
   return view(state_->of(state_->rank) + plan.window.rows, p.dtype, {p.rows, p.hidden});
 }
 

@@ -64,7 +64,7 @@ struct Control {
   uint32_t read[kMostRanks] = {};   ///< by peers
   uint32_t epoch = 0;               ///< at home: of the last exchange that is over
   uint32_t blocks = 0;              ///< at home: of a GPU's kernel, that are through
-  uint64_t failure = 0;             ///< by anybody, once
+  uint64_t failure = 0;             ///< by anybody
   /// By peers, of a dispatch of few tokens: [P, T, top_k], each word behind its epoch as
   /// schedule::ReadyTag has it. Nothing else is ever written here.
   uint64_t experts[kFewChoices] = {}, prob[kFewChoices] = {};
@@ -96,6 +96,7 @@ struct Window::State {
   ~State();
 
   int rank = 0, ranks = 1;
+  int ranks_of_a_device = 1;  ///< the most
   std::chrono::milliseconds limit{};
   std::unique_ptr<parallel::RankDevice> device{};
   char* memory = nullptr;  ///< of all ranks, one after another

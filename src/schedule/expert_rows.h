@@ -9,10 +9,11 @@
 //   clamp(v) = min(max(v, 0), R)
 //
 // With good offsets (0 <= offsets[0] <= ... <= offsets[E] <= R) all three agree. With any others:
-//   rows_of      0 <= first <= last <= R, in O(1); the rows of two experts may overlap.
-//   ExpertWalk   the same, and no row belongs to two experts: each starts where the one before
-//                ended or later. For code in which experts write at the same time.
-//   rows_used    0 <= rows_used <= R.
+//   rows_used    clamp(offsets[E]): the tail begins there.
+//   ExpertWalk   no row belongs to two experts, nor to one and to the tail: each starts where the
+//                one before ended or later. For code in which experts, or they and whoever zeroes
+//                the tail, write at the same time.
+//   rows_of      0 <= first <= last <= rows_used, in O(1); the rows of two experts may overlap.
 namespace cadre::schedule {
 
 /// The rows [first, last) of one expert.
@@ -28,15 +29,15 @@ CADRE_HD constexpr int64_t clamp_row(int64_t value, int64_t low, int64_t high) {
   return value < low ? low : value > high ? high : value;
 }
 
-/// The rows of one expert, whatever the offsets of the others.
-CADRE_HD constexpr ExpertRows rows_of(const int32_t* offsets, int expert, int64_t rows) {
-  const int64_t first = clamp_row(offsets[expert], 0, rows);
-  return {first, clamp_row(offsets[expert + 1], first, rows)};
-}
-
 /// The first row of the tail.
 CADRE_HD constexpr int64_t rows_used(const int32_t* offsets, int experts, int64_t rows) {
   return clamp_row(offsets[experts], 0, rows);
+}
+
+/// The rows of one expert, whatever the offsets of those before it. `used`: rows_used().
+CADRE_HD constexpr ExpertRows rows_of(const int32_t* offsets, int expert, int64_t used) {
+  const int64_t first = clamp_row(offsets[expert], 0, used);
+  return {first, clamp_row(offsets[expert + 1], first, used)};
 }
 
 /// Every expert in turn, with rows that never overlap:
@@ -47,7 +48,7 @@ CADRE_HD constexpr int64_t rows_used(const int32_t* offsets, int experts, int64_
 class ExpertWalk {
  public:
   CADRE_HD constexpr ExpertWalk(const int32_t* offsets, int experts, int64_t rows)
-      : offsets_(offsets), experts_(experts), bound_(rows) {}
+      : offsets_(offsets), experts_(experts), bound_(rows_used(offsets, experts, rows)) {}
 
   CADRE_HD constexpr bool next() {
     if (expert_ + 1 >= experts_) return false;

@@ -184,7 +184,7 @@ TEST(GatheredContractionPlan, SaysWhyTheKernelDoesNotTakeIt) {
   EXPECT_EQ(why("gather=lhs", "sm_100"), "is for sm_90, not sm_100");
   EXPECT_EQ(
       test::refusal("grouped_gemm wgrad R=1073741825 N=64 K=16 E=3 T=5 gather=lhs", "sm_90", kName),
-      "takes R up to 1073741824");
+      "takes R, N and K up to 1073741824");
   EXPECT_EQ(why("gather=rhs format=f32 out=f32", "sm_90"),
             "takes bf16 or f16 operands, both of the same type");
   EXPECT_EQ(why("gather=rhs dy=bf16 x=f16", "sm_90"),

@@ -6,6 +6,7 @@
 
 #include "bench/check.h"
 #include "cadre/grouped_gemm.h"
+#include "tests/cuda/gathered_case.h"
 
 namespace cadre {
 namespace {
@@ -84,6 +85,19 @@ TEST(GroupedGemmTilesOnDevice, GradientsOfManyRowsMeetItToo) {
   p.alpha = true;
   p.unit_budget = 2;
   expect_good(p, counts);
+}
+
+TEST(GroupedGemmTilesOnDevice, ASingleRowMayHaveAnyStride) {
+  if (cuda_devices().empty()) GTEST_SKIP() << "no GPU here";
+  for (const Pass pass : {Pass::kFprop, Pass::kDgrad, Pass::kWgrad})
+    for (const int64_t rows : {0, 1}) {
+      GroupedGemmProblem p = problem(pass, DType::kBf16, {rows, 0});
+      p.n = 72, p.k = 136;
+      bench::GroupedGemmCase want = bench::make_case(p, {}), got = bench::make_case(p, {});
+      got.args.lhs.codes.stride[0] = 1;
+      (pass == Pass::kWgrad ? got.args.rhs.codes : got.args.out).stride[0] = 1;
+      EXPECT_TRUE(test::outputs_of(got, {}) == test::outputs_of(want, {})) << to_string(p);
+    }
 }
 
 }  // namespace

@@ -65,9 +65,8 @@ TEST(LateRank, LeavesItInAKernelThatOnlyBrings) {
   late.expect_nothing_brought();
 }
 
-TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
-  Late late;
-  late.job.brought[0].rows = 8;  // too few for a kernel of their own
+/// A collect of eight tokens, whose sums must be none.
+void sum_few(Late& late) {
   const PermutePlan plan = cadre::plan(
       parse_permute_problem("permute combine T=8 top_k=1 R=4096 H=16 E=2 dtype=f32 ranks=2"),
       parse_device("sm_90"));
@@ -80,8 +79,40 @@ TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
   args.rows.stride[0] = Late::kEach / 4;
   args.map.row_of = const_cast<int32_t*>(row_of.data());
   cuda::exchange_few(late.window, late.job, {plan, args}, late.lane);
-  late.expect_nothing_brought();
   EXPECT_TRUE(std::all_of(sums.begin(), sums.end(), [](float x) { return x != x; }));
+}
+
+TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
+  Late late;
+  late.job.brought[0].rows = 8;  // too few for a kernel of their own
+  sum_few(late);
+  late.expect_nothing_brought();
+}
+
+/// The same, where nobody is waited for, but a rank has told this one that another one failed: it
+/// brings nothing, and nobody may take what lies there for what it should have brought.
+struct FailedElsewhere : Late {
+  FailedElsewhere() {
+    window.home().read[1] = 1;
+    window.home().failure =
+        Failure{Failure::Why::kLate, parallel::ExchangeKind::kCollect, 1, 2}.word();
+  }
+  void expect_nobody_told() const {
+    expect_nothing_brought();
+    EXPECT_EQ(window.control(1).ready[0], 0u);
+  }
+};
+
+TEST(FailedElsewhere, IsNotReadyInAnExchange) {
+  FailedElsewhere failed;
+  cuda::begin_exchange(failed.window, failed.job, failed.lane);
+  failed.expect_nobody_told();
+}
+
+TEST(FailedElsewhere, IsNotReadyInAnExchangeOfFewTokens) {
+  FailedElsewhere failed;
+  sum_few(failed);
+  failed.expect_nobody_told();
 }
 
 /// A dispatch of four tokens, in place, by the first rank. The other one has said that it has read

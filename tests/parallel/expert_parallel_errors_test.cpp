@@ -347,6 +347,13 @@ TEST_F(ArgumentErrors, OfWhatIsPushed) {
             "dispatch backward: drows is given, must be null; the problem says push=yes");
   EXPECT_EQ(error([&] { windows[0].places(made); }),
             "places: push is no, must be yes; rows lie at home");
+  EXPECT_EQ(error([&] { windows[0].rows(to_places); }),
+            "rows: push is yes, must be no; places lie in the window");
+  DispatchArgs args = r.dispatch_args(true);
+  args.rows = windows[0].rows(made);
+  EXPECT_EQ(error([&] { dispatch(to_places, windows[0], args, workspace.get(), {}); }),
+            text("dispatch: rows is ", made.window.rows,
+                 " bytes into the window, must lie elsewhere; places lie there"));
   EXPECT_EQ(to_string(windows[0].places(to_places)), "bf16[6, 4]");
 }
 

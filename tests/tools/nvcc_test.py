@@ -27,9 +27,11 @@ class Nvcc(unittest.TestCase):
         code, source = "--generate-code=arch=compute_90a,code=[{}]", TOP / "src/a.cu"
         words = [code.format("sm_90a"), "-c", source, "-o", "a.o"]
         ptx = f"{code.format('compute_90a')} -c {source} -o a.o -Xcicc=-O0 -Xptxas=-v"
-        whole = f"{code.format('sm_90a')} -c {source} -o a.o -Xptxas=-v"
+        alone = f"{code.format('sm_90a')} -c {source} -o a.o"
+        whole = f"{alone} -Xptxas=-v"
+        both = f"{alone} --generate-code=arch=compute_80,code=[sm_80] -Xptxas=-v"
         for wanted, command in (("", ptx), ("src/b.cu\nsrc/a.cuh", ptx),
-                                ("src/b.cu\nsrc/a.cu", whole), (None, whole)):
+                                ("src/b.cu\nsrc/a.cu", both), (None, whole)):
             environment = dict(os.environ)
             environment.pop("CADRE_DEVICE_CODE", None)
             if wanted is not None:
@@ -47,6 +49,13 @@ class Nvcc(unittest.TestCase):
         done = compile_with(QUIET + "\n" + spills)
         self.assertEqual(done.returncode, 1)
         self.assertIn("12 bytes spill stores", done.stderr)
+
+    def test_spills_of_other_gpus_pass(self):
+        spills = "    8 bytes stack frame, 12 bytes spill stores, 16 bytes spill loads"
+        entry = "ptxas info    : Compiling entry function 'kernel' for '{}'"
+        for gpus, code in (("sm_80", 0), ("sm_90a", 1), ("sm_90a sm_80", 1), ("sm_80 sm_90a", 1)):
+            lines = [f"{entry.format(gpu)}\n{spills}" for gpu in gpus.split()]
+            self.assertEqual(compile_with("\n".join(lines)).returncode, code, gpus)
 
     def test_serialised_products_fail(self):
         done = compile_with("ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async "

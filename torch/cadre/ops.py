@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module
 
 from .counts import Counts, offsets_of, same_counts
-from .dtypes import kind_of, require_float, require_rows
+from .dtypes import kind_of, require_bools, require_float, require_rows
 from .grouped_linear import GroupedLinear as _GroupedLinear
 from .op_activations import (
     GEGLU, GELU, QGEGLU, Activation, ClampedSwiGLU, ReGLU, ReLU, ScaledClampedQGeGLU, ScaledSReLU,
@@ -71,6 +71,7 @@ class GroupedLinear(_GroupedLinear, Operation):
                  accumulate_into_main_grad: bool = False, single_grouped_weight: bool = False,
                  single_grouped_bias: bool = False, delay_wgrad_compute: bool = False,
                  scale_bias: bool = False) -> None:
+        require_bools(bias=bias, scale_bias=scale_bias)
         if dtype is not None:
             require_float("dtype", dtype)
         super().__init__(

@@ -53,14 +53,6 @@ __device__ inline void store_relaxed_system(uint64_t* word, uint64_t value) {
 __device__ inline void fence_system() { asm volatile("fence.acq_rel.sys;" ::: "memory"); }
 __device__ inline void fence_device() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 
-/// Writes `value` where there is zero.
-__device__ inline void replace_zero_system(uint64_t* word, uint64_t value) {
-  asm volatile("{ .reg .b64 old; atom.acq_rel.sys.global.cas.b64 old, [%0], 0, %1; }" ::"l"(
-                   __cvta_generic_to_global(word)),
-               "l"(value)
-               : "memory");
-}
-
 /// Adds, for who counts the threads of a GPU that have come somewhere; what was there before. Who
 /// adds has released by a fence.
 __device__ inline uint32_t add_acquire(uint32_t* word, uint32_t value) {

@@ -82,11 +82,19 @@ CUtensorMap encode(const TensorView& v, const Layout<kRank>& layout) {
   return map;
 }
 
+/// Elements from a row to the next. The stride of a single row means nothing, and may be one that
+/// TMA does not take.
+int64_t row_step(const TensorView& v, int outer, int inner) {
+  const int64_t sixteen = 128 / bits(v.dtype);
+  if (v.shape[outer] > 1) return v.stride[outer];
+  return (v.shape[inner] + sixteen - 1) / sixteen * sixteen;
+}
+
 }  // namespace
 
 CUtensorMap ragged_map(const TensorView& v, int rows, int columns) {
   constexpr cuuint64_t kRows = cuuint64_t(1) << 30, kMost = (cuuint64_t(1) << 31) - 1;
-  const auto row = cuuint64_t(bytes_for(v.dtype, v.stride[0]));
+  const auto row = cuuint64_t(bytes_for(v.dtype, row_step(v, 0, 1)));
   const cuuint64_t around = (cuuint64_t(1) << 34) * cuuint64_t(bits(v.dtype)) / 8 - row;
   const auto width = cuuint32_t(columns == 0 ? box_columns(v.dtype) : columns);
   return encode<4>(v, {{cuuint64_t(v.shape[1]), kRows, kMost, kMost},
@@ -98,10 +106,7 @@ CUtensorMap expert_map(const TensorView& v, int rows, int columns) {
   const int outer = v.stride[v.rank - 1] == 1 ? v.rank - 2 : v.rank - 1;
   const int inner = 2 * v.rank - 3 - outer;
   const int64_t experts = v.rank == 3 ? v.shape[0] : 1;
-  // The stride of a single row means nothing, and may be one that TMA does not take.
-  const int64_t sixteen = 128 / bits(v.dtype);
-  const int64_t row =
-      v.shape[outer] > 1 ? v.stride[outer] : (v.shape[inner] + sixteen - 1) / sixteen * sixteen;
+  const int64_t row = row_step(v, outer, inner);
   const int64_t step = v.rank == 3 && experts > 1 ? v.stride[0] : row * v.shape[outer];
   return encode<3>(
       v, {{cuuint64_t(v.shape[inner]), cuuint64_t(v.shape[outer]), cuuint64_t(experts)},

@@ -10,7 +10,9 @@ namespace cadre::cuda::gemm {
 class WarpExpertSearch {
  public:
   __device__ WarpExpertSearch(const int32_t* offsets, int experts, int64_t rows)
-      : offsets_(offsets), experts_(experts), bound_(int(rows)) {
+      : offsets_(offsets),
+        experts_(experts),
+        bound_(int(schedule::rows_used(offsets, experts, rows))) {
     last_ = clamped(offsets_[0]);
     end_ = read_end(lane());
   }

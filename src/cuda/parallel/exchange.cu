@@ -28,7 +28,9 @@ __global__ void begin_kernel(const WindowTable window, const __grid_constant__ E
   Way way(window, job.name, next_epoch(window));
   way.go_to(Step::kWrite);
   if (!way.any_stopped()) bring_all(window, job, BlockShare::of_grid());
-  if (!arrive(window, false, [] { return false; }).is_last) return;
+  // Where a block was stopped, nobody may be told that all has been brought.
+  const Arrival arrival = arrive(window, way.any_stopped(), [] { return false; });
+  if (!arrival.is_last || arrival.any) return;
   way.go_to(Step::kAwaitReady);
   way.go_to(Step::kRead);
   launch_dependents();
@@ -85,8 +87,7 @@ Grid grid_of_bytes(const WindowTable& window, const ExchangeName& name, int64_t 
                    const Lane& lane) {
   constexpr int64_t kBytesOfBlock = 16 << 10;
   const Grid grid = grid_of((bytes + kBytesOfBlock - 1) / kBytesOfBlock, lane);
-  if (grid.blocks.x > unsigned(lane.most_waiting(window.ranks)))
-    await_readers(window, name, lane.stream);
+  if (grid.blocks.x > unsigned(lane.most_waiting())) await_readers(window, name, lane.stream);
   return grid;
 }
 

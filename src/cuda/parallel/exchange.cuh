@@ -44,7 +44,7 @@ __device__ inline bool has_failed(const WindowTable& window) {
 
 __device__ inline void tell_all(const WindowTable& window, const Failure& failure) {
   for (int p = 0; p < window.ranks; ++p)
-    replace_zero_system(&window.control(p).failure, failure.word());
+    store_release_system(&window.control(p).failure, failure.word());
   has_failed(window);
 }
 

@@ -46,14 +46,14 @@ struct WindowTable {
   CADRE_HD parallel::Control& home() const { return control(rank); }
 };
 
-/// Where kernels go: a stream, and the SMs of its GPU.
+/// Where kernels go: a stream, the SMs of its GPU, and how many ranks that GPU has.
 struct Lane {
   cudaStream_t stream;
-  int units;
+  int units, ranks_here = 1;
 
-  /// Blocks of a kernel that may wait: no more than one for every second SM, and fewer of many
-  /// ranks, so that those of all would be resident at once if they shared a GPU.
-  int most_waiting(int ranks) const { return std::max(1, units / std::max(2, (ranks + 1) / 2)); }
+  /// Blocks of a kernel that may wait: no more than one for every second SM, and so few that those
+  /// of all ranks of the GPU are resident at once.
+  int most_waiting() const { return std::max(1, units / std::max(2, ranks_here)); }
 };
 
 /// The steps of an exchange; see schedule::Exchange.

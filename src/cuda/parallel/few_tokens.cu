@@ -44,13 +44,15 @@ struct Turn {
 
 /// Waits until the window may be written; whether no rank failed. Where all that this rank will say
 /// is ready was written by kernels before this one, those who will say so pass the fence for it
-/// while others look; nothing here needs the epoch before both are over.
+/// while others look; nothing here needs the epoch before both are over. Those kernels wrote
+/// nothing if they met a failure, for which one more thread asks.
 __device__ bool await_readers(const Turn& turn, bool fences) {
   const int ranks = turn.window.ranks, peer = int(threadIdx.x) - parallel::kMostRanks;
   if (fences && int(threadIdx.x) < ranks) fence_system();
   bool waits = false;
   if (peer >= 0 && peer < ranks)
     waits = !schedule::has_reached(WindowFlags{turn.window}.load_read(peer), turn.last_epoch);
+  if (peer == parallel::kMostRanks) waits = has_failed(turn.window);
   if (!__syncthreads_or(waits)) return true;
   Way way = turn.way(Step::kAwaitReaders);
   way.go_to(Step::kWrite);
@@ -237,8 +239,8 @@ __global__ void __launch_bounds__(kSumThreads, 1)
 }
 
 /// Blocks that wait, for so many items of a warp each, and the one that brings.
-Grid grid_of(const WindowTable& window, int64_t items, int threads, const Lane& lane) {
-  return {.blocks = unsigned(std::clamp<int64_t>(items + 1, 1, lane.most_waiting(window.ranks))),
+Grid grid_of(int64_t items, int threads, const Lane& lane) {
+  return {.blocks = unsigned(std::clamp<int64_t>(items + 1, 1, lane.most_waiting())),
           .threads = unsigned(threads),
           .stream = lane.stream,
           .dependent = true};
@@ -291,7 +293,7 @@ void launch_rows(const WindowTable& window, const ExchangeJob& job, const Exchan
                      .row_prob = args.row_prob};
   const int64_t items = rows.token_count() + (rows.zero_tail ? p.rows : 0);
   with_words_of(rows.address_bits(), [&]<class Word>(Word) {
-    Grid grid = grid_of(window, items * parts_of<Word>(rows), kThreads, lane);
+    Grid grid = grid_of(items * parts_of<Word>(rows), kThreads, lane);
     if (read.map != nullptr) return launch_dispatch<Word>(grid, window, job, *read.map, rows);
     grid.shared_bytes = int(sizeof(int32_t) * rows.token_count()) * p.top_k;
     launch(rows_kernel<Word>, grid, window, job, rows);
@@ -313,7 +315,7 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
                      .drow_prob = args.drow_prob,
                      .dprob = args.dprob};
   const int64_t chunks = (p.hidden + kChunk - 1) / kChunk;
-  Grid grid = grid_of(window, (p.tokens * chunks + kLanes - 1) / kLanes, kSumThreads, lane);
+  Grid grid = grid_of((p.tokens * chunks + kLanes - 1) / kLanes, kSumThreads, lane);
   grid.shared_bytes = int(sizeof(int32_t) * p.tokens) * p.top_k;
   const bool wide = sums.rows.is_wide() && sums.tokens.is_wide() && sums.rank_step % 16 == 0;
   visit_chunks(wide, {p.dtype},

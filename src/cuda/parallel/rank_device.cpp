@@ -33,6 +33,13 @@ class GpuRankDevice final : public parallel::RankDevice {
     cudaSetDevice(before);
   }
 
+  std::string place() const override {
+    cudaDeviceProp all{};
+    check(cudaGetDeviceProperties(&all, device_.index), "ask which GPU it is");
+    std::string words;
+    for (const char byte : all.uuid.bytes) words += text(int(uint8_t(byte)), "-");
+    return words;
+  }
   int64_t whole_bytes(int64_t bytes) const override {
     const CurrentDevice current(device_.index);
     return RankMemory::whole_pages(bytes, device_.index);
@@ -73,22 +80,22 @@ class GpuRankDevice final : public parallel::RankDevice {
 
   void await_readers(const Window::State& window, const parallel::ExchangeName& name,
                      Stream stream) override {
-    cuda::await_readers(table(window), name, lane(stream).stream);
+    cuda::await_readers(table(window), name, lane(window, stream).stream);
   }
   void begin(const Window::State& window, const ExchangeJob& job, Stream stream) override {
-    begin_exchange(table(window), job, lane(stream));
+    begin_exchange(table(window), job, lane(window, stream));
   }
   void end(const Window::State& window, const ExchangeJob& job, Stream stream) override {
-    end_exchange(table(window), job, lane(stream));
+    end_exchange(table(window), job, lane(window, stream));
   }
   void spoil(const ExchangeJob&) override {}  // what was not enqueued writes nothing
 
   void run_few(const Window::State& window, const ExchangeJob& job,
                const parallel::ExchangeRead& read, Stream stream) override {
-    exchange_few(table(window), job, read, lane(stream));
+    exchange_few(table(window), job, read, lane(window, stream));
   }
   void make_map(const Window::State& window, const parallel::MapJob& job, Stream on) override {
-    cuda::make_map(table(window), job, lane(on));
+    cuda::make_map(table(window), job, lane(window, on));
   }
 
   Failure failure(const Window::State&) const override {
@@ -103,8 +110,8 @@ class GpuRankDevice final : public parallel::RankDevice {
     // tidy: synchronisation because a window is made before any run
     check(cudaDeviceSynchronize(), "write into the window");
   }
-  Lane lane(Stream stream) const {
-    return {static_cast<cudaStream_t>(stream.handle), device_.units};
+  Lane lane(const Window::State& window, Stream stream) const {
+    return {static_cast<cudaStream_t>(stream.handle), device_.units, window.ranks_of_a_device};
   }
   WindowTable table(const Window::State& window) const {
     using std::chrono::nanoseconds;

@@ -68,12 +68,13 @@ struct Job {
 /// The rows of one expert as ExpertWalk gives them: after those of all experts before it. All
 /// lanes of a warp must call it.
 __device__ schedule::ExpertRows walked_rows(const Job& job, int expert) {
+  const int64_t used = schedule::rows_used(job.offsets, job.experts, job.bound);
   const int32_t end = job.offsets[expert + 1];
   int highest = 0;
   for (int e = int(threadIdx.x % kLanes); e <= expert; e += kLanes)
-    highest = max(highest, int(schedule::clamp_row(job.offsets[e], 0, job.bound)));
+    highest = max(highest, int(schedule::clamp_row(job.offsets[e], 0, used)));
   const int64_t first = __reduce_max_sync(~0u, highest);
-  return {first, schedule::clamp_row(end, first, job.bound)};
+  return {first, schedule::clamp_row(end, first, used)};
 }
 
 /// The partial sums of a thread in its chunk of columns: of rows i, i + kDown, ... of 32.
@@ -147,7 +148,7 @@ __device__ void make_dbias(const Job& job, int block) {
 }
 
 /// The first expert whose rows end behind `row`, E if there is none: the one that ExpertWalk gives
-/// that row to. All lanes of a warp must call it.
+/// that row to, where it is none of the tail. All lanes of a warp must call it.
 __device__ int expert_ending_behind(const Job& job, int64_t row) {
   int lowest = job.experts;
   for (int e = int(threadIdx.x % kLanes); e < lowest; e += kLanes)
@@ -191,8 +192,8 @@ __device__ void make_dbias_scale(const Job& job, int64_t block) {
   const int64_t row = block * kScaleRows + threadIdx.x / kHalf;
   int expert = expert_ending_behind(job, row - threadIdx.x / kHalf % 2);
   while (expert < job.experts && job.offsets[expert + 1] <= row) ++expert;
-  const bool zero = row < job.bound && row >= used && job.zero_tail;
-  const bool owned = row < job.bound && !zero && expert < job.experts && job.offsets[0] <= row;
+  const bool zero = row >= used && row < job.bound && job.zero_tail;
+  const bool owned = row < used && expert < job.experts && job.offsets[0] <= row;
   float sum = 0;
   if (__any_sync(~0u, owned)) {
     // A row without an expert may lie beyond the matrix; the other half's is readable.

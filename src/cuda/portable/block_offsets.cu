@@ -14,12 +14,13 @@ __global__ void __launch_bounds__(kExpertsAtOnce)
     block_offsets_kernel(const ExpertsRows of, int32_t* to) {
   __shared__ int64_t partial[32], ends[kExpertsAtOnce + 1];
   const int i = int(threadIdx.x);
-  int64_t begin = schedule::clamp_row(of.offsets[0], 0, of.rows), before = 0;
+  const int64_t used = schedule::rows_used(of.offsets, of.experts, of.rows);
+  int64_t begin = schedule::clamp_row(of.offsets[0], 0, used), before = 0;
   if (i == 0) to[0] = 0;
   for (int expert = i; expert - i < of.experts; expert += kExpertsAtOnce) {
     const bool is_there = expert < of.experts;
     const int64_t end =
-        is_there ? schedule::clamp_row(of.offsets[expert + 1], 0, of.rows) : int64_t(0);
+        is_there ? schedule::clamp_row(of.offsets[expert + 1], 0, used) : int64_t(0);
     ends[i + 1] = max(begin, block_scan(end, partial, Largest()).upto);
     if (i == 0) ends[0] = begin;
     __syncthreads();

@@ -2,6 +2,7 @@
 
 #include "cuda/portable/owned_rows.cuh"
 #include "cuda/portable/quantize_job.h"
+#include "cuda/portable/row_grid.h"
 #include "formats/fp16.h"
 
 // to[r, c] = from[r, c], rounded once, into one copy or two.

@@ -1,6 +1,7 @@
 #pragma once
 #include "cuda/portable/owned_rows.cuh"
 #include "cuda/portable/row_codes.cuh"
+#include "cuda/portable/row_grid.h"
 #include "cuda/portable/source_patch.cuh"
 
 // Codes and scales along K alone, in formats whose scales belong to blocks of a row: of routed

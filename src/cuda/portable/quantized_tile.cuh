@@ -96,7 +96,8 @@ class StripQueue {
 
   __device__ OfThread& mine() { return of_thread_[threadIdx.x]; }
   __device__ static int clamped(const ExpertsRows& all, int offset) {
-    return int(schedule::clamp_row(offset, 0, all.rows));
+    const int64_t used = schedule::rows_used(all.offsets, all.experts, all.rows);
+    return int(schedule::clamp_row(offset, 0, used));
   }
   /// Moves on to the next experts, each beginning where the one before ended or later.
   __device__ void look(const ExpertsRows& all, uint32_t across) {

@@ -38,7 +38,8 @@ __device__ void find_tile(TileShared& shared, const RaggedContractionArgs& args,
   const int expert = int(number / grid.count());
   const schedule::TilePlace place = banded(number % grid.count(), grid, kBand);
   const Range n = side_of(place.down * kSide, args.n), k = side_of(place.across * kSide, args.k);
-  const schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, args.rows);
+  const int64_t used = schedule::rows_used(args.offsets, args.experts, args.rows);
+  const schedule::ExpertRows rows = schedule::rows_of(args.offsets, expert, used);
   const Range deep{rows.first, rows.last};
   shared.tile = {expert,
                  {n, k},

@@ -83,7 +83,7 @@ std::string refuses_layout(const GroupedGemmProblem& p) {
   if (p.align < kAlignment)
     return text("takes addresses and strides of ", kAlignment, " bytes, as TMA does; align is ",
                 p.align);
-  if (p.rows > kMostRows) return text("takes R up to ", kMostRows);
+  if (std::max({p.rows, p.n, p.k}) > kMostRows) return text("takes R, N and K up to ", kMostRows);
   if (p.lhs_major != Major::kRow || p.out_major != Major::kRow)
     return "takes a row-major batch and output";
   if (p.unit_budget == 1) return "works in pairs of SMs; the budget is one";
@@ -96,7 +96,8 @@ int blocks_of(const GroupedGemmPlan& plan) {
 
 void check_view(std::string_view what, const TensorView& v, const GroupedGemmProblem& p) {
   bool good = true;
-  for (int d = 0; d < v.rank; ++d) good = good && (v.stride[d] == 1 || is_step(v, v.stride[d]));
+  for (int d = 0; d < v.rank; ++d)
+    good = good && (v.shape[d] <= 1 || v.stride[d] == 1 || is_step(v, v.stride[d]));
   check_steps(good, what, v, p);
 }
 

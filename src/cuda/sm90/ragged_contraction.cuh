@@ -25,7 +25,8 @@ class RaggedContractionSchedule {
         grid_{(params.out_rows + kClusterRows - 1) / kClusterRows,
               (params.cols + width_ - 1) / width_},
         tiles_(grid_.count()),
-        end_(tiles_ * params.expert_count) {}
+        end_(tiles_ * params.expert_count),
+        used_(schedule::rows_used(params.offsets, params.expert_count, params.rows)) {}
 
   __device__ TileRecord tile(int64_t number) const {
     if (number >= end_) return {};
@@ -33,7 +34,7 @@ class RaggedContractionSchedule {
     // Loaded here, used below: the place is found meanwhile, since short experts wait for this.
     const int32_t offsets[2] = {params_.offsets[expert], params_.offsets[expert + 1]};
     const schedule::TilePlace place = banded(number % tiles_, grid_, params_.band);
-    const schedule::ExpertRows rows = schedule::rows_of(offsets, 0, params_.rows);
+    const schedule::ExpertRows rows = schedule::rows_of(offsets, 0, used_);
     const int count = int(rows.count());
     if (count == 0 && params_.accumulates(expert)) return {.expert = expert};
     constexpr int kStep = kTile.col_step;
@@ -55,6 +56,7 @@ class RaggedContractionSchedule {
   int64_t width_;
   schedule::TileGrid grid_;
   int64_t tiles_, end_;  ///< of an expert, of all
+  int64_t used_;
 };
 
 /// Boxes of rows of the batch: two of a, and half of the columns of b for both blocks. An expert

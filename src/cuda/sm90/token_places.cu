@@ -6,21 +6,14 @@
 namespace cadre::cuda::sm90 {
 namespace {
 
-constexpr int kThreads = 256, kWarp = 32;
-
-/// Where the last rows of all experts end, of a whole warp.
-__device__ int64_t end_of_rows(const TokenRows& rows) {
-  int end = 0;
-  for (int e = int(threadIdx.x) % kWarp; e < rows.experts; e += kWarp)
-    end = max(end, int(schedule::rows_of(rows.offsets, e, rows.rows).last));
-  return __reduce_max_sync(~0u, end);
-}
+constexpr int kThreads = 256;
 
 __global__ void token_places_kernel(const TokenRows rows, const TokenPlaces to,
                                     unsigned long long* taken) {
   begin_dependent();
   const int64_t each = (rows.rows + kPlaceBlocks - 1) / kPlaceBlocks, first = blockIdx.x * each;
-  const int64_t all = end_of_rows(rows), end = min(first + each, all);
+  const int64_t used = schedule::rows_used(rows.offsets, rows.experts, rows.rows);
+  const int64_t end = min(first + each, used);
   bool lacks = false;
   for (int64_t row = first + threadIdx.x; row < end; row += kThreads) {
     const uint32_t place = rows.order.place_of(rows.slot_of[row]);

@@ -28,10 +28,6 @@ inline void store_relaxed_system(uint64_t* word, uint64_t value) {
 }
 inline void fence_system() { std::atomic_thread_fence(std::memory_order_acq_rel); }
 inline void fence_device() { fence_system(); }
-inline void replace_zero_system(uint64_t* word, uint64_t value) {
-  uint64_t none = 0;
-  std::atomic_ref(*word).compare_exchange_strong(none, value);
-}
 inline uint32_t add_acquire(uint32_t* word, uint32_t value) {
   return std::atomic_ref(*word).fetch_add(value, std::memory_order_acquire);
 }
