@@ -152,7 +152,7 @@ class Window {
   /// This rank's [T, H] and [R, H] of a plan, to be written after await_readers(). What is given to
   /// an exchange from there is not copied again.
   TensorView tokens(const ExpertParallelPlan&) const;
-  /// Not of sum=rank and push=yes: sums and places lie there, and rows elsewhere.
+  /// Not of sum=rank or push=yes: sums or places lie there, and rows elsewhere.
   TensorView rows(const ExpertParallelPlan&) const;
   /// The same of x that is codes [T, H], beside scales [T, H / block].
   QuantizedView codes(const ExpertParallelPlan&) const;

@@ -3,7 +3,6 @@
 #include <bit>
 #include <chrono>
 #include <cstdint>
-#include <map>
 #include <random>
 #include <sstream>
 #include <utility>
@@ -80,11 +79,10 @@ std::vector<WindowOffer> gather_offers(const WindowOffer& own, int ranks,
   return offers;
 }
 
-int most_of_a_device(const std::vector<WindowOffer>& offers) {
-  std::map<std::string, int> ranks;
-  int most = 1;
-  for (const WindowOffer& offer : offers) most = std::max(most, ++ranks[offer.device]);
-  return most;
+/// How many ranks are where this one is.
+int ranks_beside(const WindowOffer& own, const std::vector<WindowOffer>& offers) {
+  return int(std::count_if(offers.begin(), offers.end(),
+                           [&](const WindowOffer& of) { return of.device == own.device; }));
 }
 
 /// What `work` throws, as the other ranks are told; empty if nothing.
@@ -124,7 +122,7 @@ void check_options(const Window::State& state) {
   parallel::check_limit(state.limit);
 }
 
-/// But for an error, bytes, a host and an address.
+/// But for an error, bytes, a host, a device and an address.
 WindowOffer offer_of(const Window::State& state, const ExpertParallelPlan& plan,
                      std::string_view memory) {
   WindowOffer offer;
@@ -174,7 +172,7 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
   });
   offer.host = options.host.empty() ? parallel::host_name() : options.host;
   const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
-  state->ranks_of_a_device = most_of_a_device(offers);
+  state->ranks_here = ranks_beside(offer, offers);
   std::vector<std::string> addresses;
   for (const WindowOffer& one : offers) addresses.push_back(one.address);
   const auto until =
@@ -207,7 +205,7 @@ Window Window::adopt(const ExpertParallelPlan& plan, const std::vector<void*>& a
     offer.address = text(mark);
   });
   const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
-  state->ranks_of_a_device = most_of_a_device(offers);
+  state->ranks_here = ranks_beside(offer, offers);
   parallel::RankDevice& device = *state->device;
   on_all_ranks(state->ranks, all_gather, [&] {
     for (int p = 0; p < state->ranks; ++p)

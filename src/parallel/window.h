@@ -96,7 +96,7 @@ struct Window::State {
   ~State();
 
   int rank = 0, ranks = 1;
-  int ranks_of_a_device = 1;  ///< the most
+  int ranks_here = 1;  ///< on this rank's device
   std::chrono::milliseconds limit{};
   std::unique_ptr<parallel::RankDevice> device{};
   char* memory = nullptr;  ///< of all ranks, one after another

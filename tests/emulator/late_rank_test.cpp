@@ -89,6 +89,11 @@ TEST(LateRank, LeavesItInAnExchangeOfFewTokensWhoseSumsAreNone) {
   late.expect_nothing_brought();
 }
 
+TEST(Lane, LeavesRoomForAllRanksOfItsGpu) {
+  for (const auto& [ranks, most] : {std::pair(1, 4), {2, 4}, {3, 2}, {8, 1}, {64, 1}})
+    EXPECT_EQ((cuda::Lane{nullptr, 8, ranks}.most_waiting()), most) << ranks;
+}
+
 /// The same, where nobody is waited for, but a rank has told this one that another one failed: it
 /// brings nothing, and nobody may take what lies there for what it should have brought.
 struct FailedElsewhere : Late {

@@ -163,6 +163,10 @@ TEST(Window, NamesLayersThatAreOutOfStep) {
     EXPECT_NE(error.find(" is at another exchange than dispatch"), std::string::npos) << error;
 }
 
+TEST(Window, KnowsTheRanksOfItsDevice) {
+  for (Window& window : test::windows_of(small_plan())) EXPECT_EQ(window.state().ranks_here, 2);
+}
+
 TEST(Window, ThatFailedAwaitsNoReaders) {
   std::vector<Window> windows = test::windows_of(small_plan(), {.limit = 200ms});
   for (Window& window : windows) window.await_readers();  // nobody has read, nothing was there

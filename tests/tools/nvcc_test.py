@@ -40,6 +40,13 @@ class Nvcc(unittest.TestCase):
                                   capture_output=True, check=True, env=environment)
             self.assertEqual(done.stdout, command + "\n")
 
+    def test_device_code_of_hopper_alone_is_for_no_other(self):
+        source = TOP / "src/cuda/sm90/a.cu"
+        done = subprocess.run(
+            [TOP / "tools/nvcc.sh", "echo", "-c", source], text=True, capture_output=True,
+            check=True, env=os.environ | {"CADRE_DEVICE_CODE": "src/cuda/sm90/a.cu"})
+        self.assertEqual(done.stdout, f"-c {source} -Xptxas=-v\n")
+
     def test_a_good_kernel_passes_in_silence(self):
         done = compile_with(QUIET)
         self.assertEqual((done.returncode, done.stderr), (0, ""))

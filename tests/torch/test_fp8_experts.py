@@ -2,6 +2,7 @@
 have the same codes and scales."""
 
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -15,21 +16,21 @@ ops = torch.ops.cadre
 E, H, F = 4, 256, 128
 
 
-@pytest.fixture
-def quantizer_runs(monkeypatch):
-    """It decodes all weights where it finds no GPU, and asks for a package that it has no use for
-    here."""
+def from_pretrained(folder):
+    """By the quantizer, which decodes all weights where it finds no GPU, and asks for a package
+    that it has no use for here."""
     from transformers.quantizers import quantizer_finegrained_fp8
-    monkeypatch.setattr(quantizer_finegrained_fp8, "is_accelerate_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    with mock.patch.object(quantizer_finegrained_fp8, "is_accelerate_available", lambda: True), \
+            mock.patch.object(torch.cuda, "is_available", lambda: True), \
+            mock.patch.object(torch.cuda, "get_device_capability", lambda *_: (9, 0)):
+        return transformers.AutoModelForCausalLM.from_pretrained(
+            folder, experts_implementation="cadre", dtype=torch.bfloat16)
 
 
-def test_a_model_of_from_pretrained_has_the_bits_of_load_quantized(tmp_path, quantizer_runs):
+def test_a_model_of_from_pretrained_has_the_bits_of_load_quantized(tmp_path):
     model, _ = loaded("deepseek_v3", tmp_path)
     model.save_pretrained(tmp_path / "again")  # which has codes in its experts alone
-    own = transformers.AutoModelForCausalLM.from_pretrained(
-        tmp_path / "again", experts_implementation="cadre", dtype=torch.bfloat16)
+    own = from_pretrained(tmp_path / "again")
     experts = own.model.layers[1].mlp.experts
     assert isinstance(experts, fp8.FP8Experts)
     recipe = re.escape("bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32")
@@ -107,8 +108,9 @@ def test_what_no_product_reads_is_said(words):
     experts, _ = experts_of(**WRONG[words])
     with torch.no_grad(), pytest.raises(NotImplementedError) as error:
         experts(*rows())
-    assert str(error.value) == (
-        f"huggingface: {words}; choose another experts_implementation for this model")
+    says = f"huggingface: {words}; choose another experts_implementation for this model"
+    assert str(error.value) == says
+    assert huggingface.explain(experts).endswith(f"runs cadre; not for cadre: {says}")
 
 
 def test_experts_in_fp8_have_no_backward():

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", minversion="5.0")
 import cadre  # noqa: E402
 import cadre.huggingface as huggingface  # noqa: E402
 from expert_parallel_cases import leaf, same_bits  # noqa: E402
+from test_fp8_experts import from_pretrained  # noqa: E402
 from test_huggingface import SIZES, experts_of, make  # noqa: E402
 from test_quantized_experts import loaded  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
@@ -307,6 +308,21 @@ def quantised(rank, device, family, folder):
     dist.barrier()
 
 
+def quantised_by_transformers(rank, device, folder):
+    """The same of its quantizer's experts, whose states it saves itself."""
+    plain, shared = (from_pretrained(folder).to(device) for _ in range(2))
+    huggingface.use(shared, dist.group.WORLD)
+    ids = torch.randint(2, 64, (2, 7), generator=torch.Generator().manual_seed(1)).to(device)
+    mine = ids[rank:rank + 1]
+    with torch.no_grad():
+        assert same_bits(shared(mine).logits, plain(mine).logits)
+    full = {name: whole(t) for name, t in shared.state_dict().items()}
+    with pytest.raises(ValueError, match="save_pretrained: each rank has a part of the experts, mu"
+                       "st have all; a quantizer of transformers saves no other state: save before "
+                       "`use`"):
+        shared.save_pretrained(folder / "saved", state_dict=full)
+
+
 # The tests
 
 
@@ -357,5 +373,8 @@ def test_states(two, family, tmp_path):
 
 @pytest.mark.parametrize("family", ["gpt_oss", "deepseek_v3"])
 def test_quantised_experts_are_shared(two, family, tmp_path):
-    loaded(family, tmp_path)
+    model, _ = loaded(family, tmp_path)
     two.run(quantised, family, tmp_path)
+    if family == "deepseek_v3":
+        model.save_pretrained(tmp_path / "again")
+        two.run(quantised_by_transformers, tmp_path / "again")

@@ -52,6 +52,21 @@ def test_rows_of_others_are_all_live():
                        ops.SwiGLU()(z.flip(0)))
 
 
+def test_rows_of_operations_here_are_those_of_the_linear():
+    """Classes that FSDP2 and parametrizations put in the place of theirs too."""
+    x, first = draw(7, 4), linear(4, 8)
+    parametrized = ops.Bias(4, device="cpu")
+    torch.nn.init.ones_(parametrized.bias)
+    torch.nn.utils.parametrize.register_parametrization(parametrized, "bias", torch.nn.Identity())
+    for between in (ops.GLU(), ops.QGELU(), ops.SReLU(), ops.SwiGLU()):
+        width = 4 if between.gated else 8
+        bias = ops.Bias(width, device="cpu")
+        torch.nn.init.ones_(bias.bias)
+        for added in [bias] + [parametrized] * between.gated:
+            y = ops.Sequential(first, between, added, ops.SiLU())(x, COUNTS)
+            assert y[:5].all() and not y[5:].any()
+
+
 def test_rows_go_back_to_tokens():
     where = cadre.offsets_of_routing(torch.tensor([[0, 1], [1, 0], [1, -1]]), 2, 6)
     rows, _ = cadre.permute(draw(3, 8), where)
@@ -94,7 +109,14 @@ def test_a_linear_with_a_forward_of_its_own_has_the_counts_of_the_caller():
             assert sum(split_sizes) == 5
             return super().forward(input, split_sizes) * 2
 
-    x, own = draw(5, 8), Counting(2, 8, 8, device="cpu")
+    class Doubling(ops.GroupedLinear):
+
+        def forward(self, input, split_sizes):
+            return super().forward(torch.cat([input, input]), split_sizes)
+
+    x, own = draw(5, 8), Doubling(2, 8, 8, device="cpu")
+    assert torch.equal(ops.Sequential(own, ops.SiLU())(x, [4, 6]), ops.SiLU()(own(x, [4, 6])))
+    own = Counting(2, 8, 8, device="cpu")
     assert torch.equal(ops.Sequential(own, ops.SiLU())(x, COUNTS),
                        ops.SiLU()(own(x, COUNTS)))
 

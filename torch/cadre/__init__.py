@@ -31,7 +31,8 @@ __all__ = [
     "keep_whole", "load_balancing_loss", "offsets", "offsets_of_routing", "ops", "permute",
     "quantize", "quantized_model_init", "routing", "saved_exchanges", "scaled_grouped_mm"]
 
-# Names of transformer_engine.pytorch that are other ones here, for who changes the import.
+# Names of transformer_engine.pytorch that are other ones here, for who changes its import and has
+# them as attributes.
 _ELSEWHERE = {
     **dict.fromkeys(("moe_permute", "moe_permute_with_probs"),
                     "cadre.offsets_of_routing, then cadre.permute"),

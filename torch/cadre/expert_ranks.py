@@ -200,9 +200,14 @@ def _sharings(model: nn.Module) -> list[Sharing]:
 
 
 def require_whole(model: nn.Module, state: Mapping[str, Any] | None) -> None:
-    """Of a state that is saved without gathering it. Errors: ValueError where it has parts of the
-    experts that `use` has spread."""
-    if why_bound(model) and (state is None or any(isinstance(t, DTensor) for t in state.values())):
+    """Of a state that is saved without gathering it; adapters have none of the experts. Errors:
+    ValueError where it has parts of the experts that `use` has spread."""
+    if not why_bound(model) or getattr(model, "_hf_peft_config_loaded", False):
+        return
+    if getattr(model, "hf_quantizer", None) is not None:
+        raise ValueError("save_pretrained: each rank has a part of the experts, must have all; a "
+                         "quantizer of transformers saves no other state: save before `use`")
+    if state is None or any(isinstance(t, DTensor) for t in state.values()):
         raise ValueError(
             "save_pretrained: each rank has a part of the experts, must be given whole tensors; "
             "give it state_dict={n: t.full_tensor() if isinstance(t, DTensor) else t for n, t in "

@@ -113,11 +113,11 @@ class _Gate:
 
 
 def _activation(experts: Any) -> str:
-    return f"activation {activation_of(_gate_of(type(experts).__name__)(experts.act_fn))}"
+    return f"activation {activation_of(_gate_named(type(experts).__name__)(experts.act_fn))}"
 
 
 @functools.cache
-def _gate_of(name: str) -> type[_Gate]:
+def _gate_named(name: str) -> type[_Gate]:
     """By the name of the experts' class, for errors."""
     return type(name, (_Gate,), {})
 

@@ -41,7 +41,7 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
         type of y).
     params_dtype: f32, bf16 or f16; None: torch's default.
     parallel_mode, tp_size, tp_group: "column" divides N by tp_size, "row" divides K. Nothing is
-        communicated. sequence_parallel means nothing here.
+        communicated. sequence_parallel is a mark of the biases of a "row" layer, nothing else.
     device: None: that of `with torch.device(...)` or `torch.set_default_device`, else CUDA if there
         is one, else the CPU. "meta" leaves memory and values to
         `reset_parameters`.
@@ -214,8 +214,9 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
     def set_tensor_parallel_attributes(self, defer_init: bool = False) -> None:
         """Marks the parameters as TransformerEngine does: tensor_model_parallel, partition_dim and
         partition_stride of weights, and of biases of a "column" layer; sequence_parallel of those
-        of a "row" layer. Trainers that find no mark take a weight for one that all tensor parallel
-        ranks have, and leave it out of the gradients' norm on all but the first."""
+        of a "row" layer. A dimension is that of an expert's weight, of packed ones too. Trainers
+        that find no mark take a weight for one that all tensor parallel ranks have, and leave it
+        out of the gradients' norm on all but the first."""
         if defer_init or not self.marks_shares:
             return
         divided = self._parameters_of("weight")

@@ -398,7 +398,9 @@ def _implementation(module: nn.Module) -> str:
 def _about(name: str, module: nn.Module) -> str:
     """What of the module Cadre runs. Errors: NotImplementedError if it cannot."""
     port = foreign_experts.port_of(module)
-    if quantized_experts.codes_of(module) is not None:
+    own = quantized_experts.codes_of(module)
+    if own is not None:
+        quantized_experts.require_fit(module, own)
         return f"activation {activation_of(module)}"
     weights = module.named_parameters() if port else (
         (first_weight_of(module), _weights(module)[0]), ("down_proj", module.down_proj))

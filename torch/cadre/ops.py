@@ -213,13 +213,14 @@ class Sequential(nn.Sequential):
             bound = [outputs.given_to(b) for b in row[at:at + len(step.modules)]]
             at += len(step.modules)
             op = bound[0].module
-            if step.name in ("grouped_mlp", "grouped_linear"):
-                offsets = _offsets(bound[0], x, ready)
             if step.name == "grouped_mlp":
+                offsets = _offsets(bound[0], x, ready)
                 x = _run_mlp(bound, x, offsets)
+            elif step.name == "grouped_linear" and not _is_changed(op):
+                offsets = _offsets(bound[0], x, ready)
+                x = op(x, offsets, *bound[0].extra[1:], **bound[0].arguments)
             elif step.name == "grouped_linear":
-                counts = bound[0].extra[0] if _is_changed(op) else offsets
-                x = op(x, counts, *bound[0].extra[1:], **bound[0].arguments)
+                x = op(x, *bound[0].extra, **bound[0].arguments)
             elif step.name == "activation":
                 _refuse_recompute(op, row, at)
                 with_offsets = {"offsets": offsets} if _takes_offsets(op) else {}
@@ -373,14 +374,14 @@ def _takes_offsets(op: Activation) -> bool:
     return any(p.name == "offsets" or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-_KEEP_ROWS = (Identity, Bias, Quantize, MakeExtraOutput, AddExtraInput)
+_KEEP_ROWS = [kind.forward for kind in (
+    GroupedLinear, Activation, Identity, Bias, Quantize, MakeExtraOutput, AddExtraInput)]
 
 
 def _keeps_rows(op: nn.Module) -> bool:
     """Whether what it makes has the rows that it was given; the caller's own may do anything."""
-    if isinstance(op, (GroupedLinear, Activation)):
-        return not _is_changed(op)
-    return type(op) in _KEEP_ROWS and "forward" not in vars(op)
+    own = getattr(type(op), "forward", None)
+    return "forward" not in vars(op) and any(own is forward for forward in _KEEP_ROWS)
 
 
 def _outputs_of(op: Operation, made: Any) -> tuple[Any, ...]:

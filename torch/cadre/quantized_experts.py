@@ -71,14 +71,18 @@ class Experts(NamedTuple):
 
 
 def codes_of(module: nn.Module) -> Experts | None:
-    """What a module has whose weights are codes: those of `load` and transformers' own FP8 experts.
-    Errors: NotImplementedError for the latter where Cadre cannot run them."""
+    """What a module has whose weights are codes: those of `load`, transformers' own FP8 experts."""
     if fp8_experts.are_these(module):
         first = first_weight_of(module)
-        fp8_experts.require_fit(module, first, _BLOCK)
         powers = getattr(module, first + "_scale_inv").dtype == _E8M0
         return Experts(_POWERS_OF_TWO if powers else KINDS["fp8"], first, "down_proj")
     return getattr(module, "_cadre_quantized", None)
+
+
+def require_fit(module: nn.Module, own: Experts) -> None:
+    """Errors: NotImplementedError for codes that no product here reads."""
+    if fp8_experts.are_these(module):
+        fp8_experts.require_fit(module, own.first, _BLOCK)
 
 
 def first_weight_of(module: nn.Module) -> str:
@@ -108,6 +112,7 @@ def of_tokens(module: nn.Module, own: Experts, x: Tensor, chosen: Tensor, prob: 
 def _parameters(module: nn.Module, own: Experts, x: Tensor, prob: Tensor
                 ) -> tuple[list[list[Tensor]], str]:
     """Weights and biases, and the recipe that reads them."""
+    require_fit(module, own)
     if torch.is_grad_enabled() and (x.requires_grad or prob.requires_grad):
         raise NotImplementedError(
             f"huggingface: {type(module).__name__} with weights in {own.kind.method} has no "

@@ -111,7 +111,7 @@ class GpuRankDevice final : public parallel::RankDevice {
     check(cudaDeviceSynchronize(), "write into the window");
   }
   Lane lane(const Window::State& window, Stream stream) const {
-    return {static_cast<cudaStream_t>(stream.handle), device_.units, window.ranks_of_a_device};
+    return {static_cast<cudaStream_t>(stream.handle), device_.units, window.ranks_here};
   }
   WindowTable table(const Window::State& window) const {
     using std::chrono::nanoseconds;

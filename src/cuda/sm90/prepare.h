@@ -14,7 +14,7 @@ namespace cadre::cuda::sm90 {
 
 constexpr int kAlignment = 16;                   ///< bytes, of what TMA reads and writes
 constexpr int64_t kWidthUnit = 8;                ///< elements of 16 bits: the same 16 bytes
-constexpr int64_t kMostRows = int64_t(1) << 30;  ///< see ragged_map()
+constexpr int64_t kMostRows = int64_t(1) << 30;  ///< see ragged_map(); and columns
 
 std::string refuses_device(const Device&);
 
