@@ -69,8 +69,8 @@ void launch(const ActivationPlan& plan, const ActivationJob& job, cudaStream_t s
   }
   RowGrid grid = RowGrid::of(p.rows, p.features, kWholeRows);
   if constexpr (Config::kOneDType)
-    grid.blocks.y = std::min(
-        grid.blocks.y, unsigned(std::max(plan.device.units, 1) * Config::kBackwardBlocks));
+    grid.blocks.y =
+        std::min(grid.blocks.y, unsigned(std::max(plan.device.units, 1) * Config::kBackwardBlocks));
   cuda::launch(backward_kernel<Config>, grid.on(stream), job);
 }
 
