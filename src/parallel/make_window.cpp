@@ -173,8 +173,9 @@ Window Window::create(const ExpertParallelPlan& plan, int rank, const AllGather&
   offer.host = options.host.empty() ? parallel::host_name() : options.host;
   const std::vector<WindowOffer> offers = gather_offers(offer, state->ranks, all_gather);
   state->ranks_here = ranks_beside(offer, offers);
-  std::vector<std::string> addresses;
-  for (const WindowOffer& one : offers) addresses.push_back(one.address);
+  std::vector<std::string> addresses(offers.size());
+  std::transform(offers.begin(), offers.end(), addresses.begin(),
+                 [](const WindowOffer& of) { return of.address; });
   const auto until =
       limit.count() == 0 ? steady_clock::time_point::max() : steady_clock::now() + limit;
   on_all_ranks(state->ranks, all_gather, [&] {
