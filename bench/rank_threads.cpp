@@ -1,5 +1,6 @@
 // Ranks that are threads of one process.
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <thread>
 
@@ -80,6 +81,8 @@ std::vector<std::string> run_rank_threads(int ranks,
   for (std::thread& thread : threads) thread.join();
   return group.words();
 }
+
+void load_kernels_at_once() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
 
 std::vector<std::string> run_ranks_on(const Device& device, int ranks,
                                       const std::function<std::string(Rank&)>& work) {

@@ -53,6 +53,10 @@ std::vector<std::string> run_ranks(int ranks, const std::function<std::string(Ra
 /// When one throws, those who meet it end too.
 std::vector<std::string> run_rank_threads(int ranks, const std::function<std::string(Rank&)>& work);
 
+/// Lets CUDA load all kernels at its start: one that is loaded later waits for its GPU, and so for
+/// ranks of other threads that share it. To be called before CUDA is; what the user has set stays.
+void load_kernels_at_once();
+
 /// Whichever suits the device.
 std::vector<std::string> run_ranks_on(const Device&, int ranks,
                                       const std::function<std::string(Rank&)>& work);

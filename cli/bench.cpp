@@ -174,6 +174,7 @@ std::vector<bench::Measurement> measure(const std::string& problem,
 int measure_all(Options options) {
   const std::vector<Shape> shapes = wanted(options);
   if (options.threads > 0) omp_set_num_threads(options.threads);
+  prepare_for_ranks(shapes);
   const Device device = options.measure.device = bench::running_device(options.device);
   if (options.host_time) return time_host(options, shapes);
   for_each_case(options, shapes, [&](const Shape& shape, const std::string&) {

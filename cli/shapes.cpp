@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <sstream>
 
+#include "bench/ranks.h"
 #include "bench/text_file.h"
 #include "cadre/error.h"
 #include "cli/problem.h"
@@ -56,6 +57,12 @@ std::vector<Shape> shapes_of(const std::vector<std::string>& words) {
   shapes.reserve(words.size());
   for (const std::string& word : words) shapes.push_back({word, "", ""});
   return shapes;
+}
+
+void prepare_for_ranks(const std::vector<Shape>& shapes) {
+  if (std::any_of(shapes.begin(), shapes.end(),
+                  [](const Shape& shape) { return shape.problem.find(kExpertParallel.name) == 0; }))
+    bench::load_kernels_at_once();
 }
 
 }  // namespace cadre::cli

@@ -42,6 +42,9 @@ std::vector<Shape> built_in_shapes();
 /// The text of bench/shapes/check.txt.
 const char* check_shapes();
 
+/// What must be done before a device is opened: ranks of threads may share a GPU.
+void prepare_for_ranks(const std::vector<Shape>& shapes);
+
 /// Words of the command line as problems: each word with a space in it is one, else all words
 /// together are one.
 std::vector<Shape> shapes_of(const std::vector<std::string>& words);
