@@ -204,11 +204,11 @@ must equal the reference bit for bit. Tails are poisoned with NaN and must stay 
 --device cuda the implementation runs on the GPU, the reference on the CPU; of a list, what the GPU
 has no implementation for is reported and left out. --random draws problems of grouped_gemm with
 adversarial counts, of those that the device takes. A layer has no reference: its forward and
-backward must have the same bits twice. expert_parallel starts a process for each rank, on GPUs a thread,
-all on one if there are fewer GPUs than ranks, and compares its bits with those of one rank that has
-all tokens, for several routings; with --only collective rows travel by an engine in place of a
-window. --digest prints a hash of the computed bits, so that two builds or machines can be compared.
-Exit code 1: a check failed.
+backward must have the same bits twice. expert_parallel starts a process for each rank, on GPUs a
+thread, all on one if there are fewer GPUs than ranks, and compares its bits with those of one rank
+that has all tokens, for several routings; with --only collective rows travel by an engine in place
+of a window. --digest prints a hash of the computed bits, so that two builds or machines can be
+compared. Exit code 1: a check failed.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4

@@ -174,6 +174,7 @@ run_door() {
     ! -name test_expert_parallel_lost_ranks.py | sort >"$work/files"
   run door 480 env OMP_NUM_THREADS=2 xargs -a "$work/files" -P 11 -n 1 bash -c "$one_file"
   run door_large 90 bash -c "$one_file" tests/torch/test_large.py
+  run door_families 200 bash -c "$one_file" tests/torch/test_huggingface_long.py
 }
 
 on_two_gpus=(env NCCL_NVLS_ENABLE=0 python3 -m torch.distributed.run --standalone

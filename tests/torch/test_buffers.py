@@ -1,9 +1,11 @@
-"""Caller's buffers of cadre.GroupedLinear: out and dgrad_out."""
+"""Caller's buffers of cadre.GroupedLinear: out and dgrad_out, and what main_grad held."""
 
 import pytest
 import torch
 from conftest import draw
 from linear_reference import module
+
+import cadre
 
 COUNTS, ROWS = [6, 0, 9, 1, 4], 26  # six rows of tail
 SENTINEL = 7.0
@@ -217,3 +219,15 @@ def test_buffers_side_by_side_in_one_memory(device):
             assert torch.equal(y[:20], layer(x, COUNTS)[:20])
             assert torch.equal(dgrad_out[:20],
                                torch.autograd.grad(layer(leaf, COUNTS), leaf, dy)[0][:20])
+
+
+@pytest.mark.parametrize("rows", [64, 2048])  # of the larger expert TMA adds the gradients
+def test_subnormal_gradients_stay(device, rows):
+    layer = cadre.GroupedLinear(1, 64, 128, bias=False, device=device, params_dtype=torch.bfloat16,
+                                fuse_wgrad_accumulation=True)
+    weight, = layer.parameters()
+    weight.main_grad = torch.full(weight.shape, 1e-40, device=device)
+    old = weight.main_grad.clone()
+    y = layer(torch.zeros(rows, 64, device=device, dtype=torch.bfloat16), [rows])
+    y.backward(torch.randn(y.shape).to(y))
+    assert torch.equal(weight.main_grad, old) and old.all()
