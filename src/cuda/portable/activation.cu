@@ -13,8 +13,9 @@ namespace {
 
 constexpr int kRounds = 2;  // chunks that a thread has in flight
 
-/// Blocks of backward an SM, at least: of one type as many as registers allow, whose warps then
-/// take many rows each.
+/// Blocks of backward that are resident on an SM, at least, of one type as many as registers allow;
+/// and how many there are for each of these, whose warps then take several rows.
+constexpr unsigned kBackwardWaves = 8;
 constexpr int backward_blocks(ActivationKind kind, bool one_dtype) {
   if (!one_dtype) return 1;
   return kind == ActivationKind::kClampedSwiGlu ? 2 : 3;
@@ -69,8 +70,8 @@ void launch(const ActivationPlan& plan, const ActivationJob& job, cudaStream_t s
   }
   RowGrid grid = RowGrid::of(p.rows, p.features, kWholeRows);
   if constexpr (Config::kOneDType)
-    grid.blocks.y =
-        std::min(grid.blocks.y, unsigned(std::max(plan.device.units, 1) * Config::kBackwardBlocks));
+    grid.blocks.y = std::min(grid.blocks.y, unsigned(std::max(plan.device.units, 1)) *
+                                                Config::kBackwardBlocks * kBackwardWaves);
   cuda::launch(backward_kernel<Config>, grid.on(stream), job);
 }
 

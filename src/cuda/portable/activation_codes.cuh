@@ -9,9 +9,9 @@
 // whole rows, whose dprob it sums, each chunk read ahead of the arithmetic of the one before.
 namespace cadre::cuda::portable {
 
-constexpr int kActivatedRows = 4;                                 // of a warp at a time, forward
-constexpr int kForwardCodesBlocks = 3, kBackwardCodesBlocks = 2;  // of an SM, at least
-constexpr int kForwardCodesStream = 8;                            // of an SM, at most
+constexpr int kActivatedRows = 4;                                  // of a warp at a time, forward
+constexpr int kForwardCodesBlocks = 3, kBackwardCodesBlocks = 2;   // of an SM, at least
+constexpr int kForwardCodesStream = 24, kBackwardCodesStream = 8;  // of an SM, at most
 
 /// Of bf16, whose rows are read element by element where they do not begin at wide chunks.
 template <bool kWideRows>
@@ -147,7 +147,7 @@ struct ActivationLauncher {
   template <bool kTogether>
   void backward() const {
     RowGrid grid = RowGrid::of(job.act.bound, job.act.features, kWholeRows);
-    grid.blocks.y = std::min(grid.blocks.y, units * kBackwardCodesBlocks);
+    grid.blocks.y = std::min(grid.blocks.y, units * kBackwardCodesStream);
     launch(backward_codes_kernel<Config, Codes, kTogether>, grid.on(stream), job);
   }
 };

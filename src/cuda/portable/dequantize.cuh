@@ -6,7 +6,7 @@
 // a patch of eight rows and a chunk of eight columns, in registers: nothing waits for a block.
 namespace cadre::cuda::portable {
 
-constexpr int kDequantizeBlocks = 12;  // of an SM, at most
+constexpr int kDequantizeBlocks = 48;  // of an SM, at most
 
 /// Blocks that an SM has at once.
 template <class Chunks>

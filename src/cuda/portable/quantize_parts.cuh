@@ -9,7 +9,7 @@
 namespace cadre::cuda::portable {
 
 constexpr PartShape kPatchesPart{4, false};
-constexpr int kPartsBlocks = 12;  // of an SM, at most
+constexpr int kPartsBlocks = 48;  // of an SM, at most
 
 /// Whether a format's blocks are those of a warp, and need no amax from before.
 template <class Row>

@@ -10,7 +10,7 @@
 namespace cadre::cuda::portable {
 
 constexpr int kRowsAtOnce = 4;
-constexpr int kStreamBlocks = 8;  // of an SM, at most
+constexpr int kStreamBlocks = 128;  // of an SM, at most, of which six and more are resident
 
 /// The parameters of the kernel.
 template <class Codes>

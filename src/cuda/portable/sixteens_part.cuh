@@ -14,7 +14,7 @@ namespace cadre::cuda::portable {
 
 constexpr int kSixteen = 16;
 constexpr PartShape kColumnsPart{1, false, kSixteen};
-constexpr int kSixteensBlocks = 6;  // of an SM, at most
+constexpr int kSixteensBlocks = 12;  // of an SM, at most
 
 /// Whether a format has blocks of 16 with scales of e4m3, and one scale an expert.
 template <class Row>
