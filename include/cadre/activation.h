@@ -52,7 +52,7 @@ struct ActivationArgs {
   TensorView h{};               ///< [R, F]: written by forward; by backward if given (recompute)
   TensorView dh{};              ///< [R, F], backward
   TensorView dz{};              ///< shape of z, backward, written
-  float* dprob = nullptr;       ///< [R], backward, written if given
+  float* dprob = nullptr;       ///< [R], backward with prob, written if given
   QuantizedView along_k{};      ///< written: codes and scales; h, or dz, then with plain=yes alone
 };
 

@@ -1,6 +1,7 @@
 #pragma once
 
 // Everything at once.
+#include "cadre/collective.h"
 #include "cadre/device.h"
 #include "cadre/dtype.h"
 #include "cadre/error.h"
@@ -12,6 +13,7 @@
 #include "cadre/layer.h"
 #include "cadre/layers.h"
 #include "cadre/moe.h"
+#include "cadre/nccl.h"
 #include "cadre/operations.h"  // and every operation
 #include "cadre/plan.h"
 #include "cadre/pointers.h"

@@ -158,7 +158,8 @@ using GroupedGemmPlan = Plan<GroupedGemmProblem>;
 ///           output is written to row place_of[r] of what is given, numbered through its ranks, or
 ///           nowhere where that is none; no two rows have the same place, and places without a row
 ///           are not written.
-/// Stream    no allocation but oneDNN's, no synchronisation, no read of device data by the host.
+/// Stream    no allocation but oneDNN's and the reference's, no synchronisation, no read of device
+///           data by the host.
 /// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments, and for
 ///           alignment where an implementation relies on it.
 /// Exact     same bits on every run; a row of y or dx depends on its own row and weight only.

@@ -37,8 +37,8 @@ struct ParameterLayout {
 };
 
 /// The parameters of a linear layer and their gradients. A discrete tensor has its E pointers in
-/// device memory; its view then has null data and the shape [E, ...] that the experts share, or is
-/// empty for contiguous experts.
+/// device memory, each to a contiguous expert; its view then is empty, or has null data and the
+/// shape and strides that the problem says.
 struct LinearParameters {
   TensorView w{};                              ///< [E, N, K]
   const void* const* discrete_w = nullptr;     ///< [E] pointers, each [N, K]

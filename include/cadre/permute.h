@@ -87,9 +87,9 @@ using PermutePlan = Plan<PermuteProblem>;
 ///           says nothing then. Rows of codes, and of scales, are of an even number of bytes.
 /// Memory    what is written lies apart from what is read.
 /// Rows      dropped choices (row_of outside [0, offsets[E])) add nothing and have dprob 0. A row
-///           whose slot_of is no slot is zero. The tail is not read; `tail` says what becomes of
-///           the tail of rows and row_prob where they are written. With E = 0, which is for sums,
-///           there are no offsets, and all R rows may be read.
+///           whose slot_of is no slot is zero, in bytes. The tail is not read; `tail` says what
+///           becomes of the tail of rows and row_prob where they are written. With E = 0, which is
+///           for sums, there are no offsets, and all R rows may be read.
 /// Errors    InvalidArgument for shapes, types, strides, missing or surplus arguments.
 /// Exact     fixed order, no atomics.
 PermutePlan plan(const PermuteProblem&, const Device&, std::string_view only = {});

@@ -12,6 +12,7 @@ namespace cadre {
 /// Shapes    table [pointers.size()].
 /// Stream    the addresses travel with the launch: the host's list may go when this returns, and a
 ///           captured graph writes the same addresses again. No allocation, no synchronisation.
+/// Errors    InvalidArgument for a table that is null or not aligned to a pointer.
 void write_pointers(std::span<const void* const> pointers, const void** table, const Device&,
                     Stream);
 

@@ -158,7 +158,7 @@ using QuantizePlan = Plan<QuantizeProblem>;
 /// Types     source f32, bf16 or f16. A plain format casts, rounding to nearest even.
 /// Rows      the tail is neither read (no amax sees it) nor written. With gather row r of the batch
 ///           is row slot_of[r] / top_k of the source, and zero where slot_of[r] is no slot: the
-///           codes and scales of what permute writes.
+///           codes and scales of the numbers that permute writes.
 /// Errors    InvalidArgument for shapes, strides, missing rng, no copy asked for.
 /// Exact     codes and scales equal the CPU reference bit for bit on every device.
 /// Source    docs/numerics.md.

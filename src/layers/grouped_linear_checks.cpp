@@ -45,11 +45,20 @@ void check_products(const LinearRun& linear, Phase phase) {
   });
 }
 
-bool same_layout(const TensorView& got, const TensorView& want) {
-  bool same = got.dtype == want.dtype && got.rank == want.rank && got.shape == want.shape;
-  for (int d = 0; same && d < want.rank; ++d)
-    same = want.shape[d] == 1 || got.stride[d] == want.stride[d];
+/// From dimension `first` on.
+bool same_strides(const TensorView& got, const TensorView& want, int first) {
+  bool same = true;
+  for (int d = first; d < want.rank; ++d)
+    same = same && (want.shape[size_t(d)] == 1 || got.stride[size_t(d)] == want.stride[size_t(d)]);
   return same;
+}
+
+bool same_shape(const TensorView& got, const TensorView& want) {
+  return got.dtype == want.dtype && got.rank == want.rank && got.shape == want.shape;
+}
+
+bool same_layout(const TensorView& got, const TensorView& want) {
+  return same_shape(got, want) && same_strides(got, want, 0);
 }
 
 /// E pointers, or one packed view.
@@ -63,18 +72,26 @@ struct Parameter {
 template <class Pointer>
 Parameter(std::string_view, bool, const TensorView&, Pointer*) -> Parameter<Pointer>;
 
+/// Discrete experts lie as `want` does, however far apart; a view that is there says the same.
 template <class Pointer>
-void check_pointers(const LinearChecks& checks, const Parameter<Pointer>& parameter, int experts) {
-  checks.holds(parameter.pointers != nullptr, "discrete_", parameter.name,
-               " is null, must point to ", experts, " pointers; the problem says that ",
-               parameter.name, " is discrete");
+void check_pointers(const LinearChecks& checks, const Parameter<Pointer>& parameter,
+                    const TensorView& want) {
+  const std::string table = text("discrete_", parameter.name);
+  checks.holds(parameter.pointers != nullptr, table, " is null, must point to ", want.shape[0],
+               " pointers; the problem says that ", parameter.name, " is discrete");
+  checks.aligned(table, parameter.pointers, alignof(void*));
+  const TensorView& got = parameter.packed;
+  checks.holds(
+      got.rank == 0 || (got.data == nullptr && same_shape(got, want) && same_strides(got, want, 1)),
+      parameter.name, " is ", ops::Seen{got}, got.data != nullptr ? " with data" : "",
+      ", must be empty, or ", ops::Seen{want}, " at null; the problem says that it is discrete");
 }
 
 void check_weights(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
   const Parameter w{"w", p.parameters.discrete_weight, own.w, own.discrete_w};
-  if (w.discrete) return check_pointers(checks, w, p.experts);
+  if (w.discrete) return check_pointers(checks, w, weight_layout(p, p.parameters.weight));
   if (p.parameters.weight_major == Major::kRow)
     return checks.view("w", own.w, p.parameters.weight, {p.experts, p.n, p.k});
   const TensorView want = weight_layout(p, p.parameters.weight);
@@ -87,12 +104,11 @@ void check_weight_gradients(const LinearChecks& checks, const LinearRun& linear)
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
   const Parameter dw{"dw", p.parameters.discrete_dw, own.dw, own.discrete_dw};
-  if (dw.discrete) check_pointers(checks, dw, p.experts);
   const TensorView want = weight_layout(p, p.parameters.dw);
-  const bool describes = !dw.discrete || own.dw.rank != 0;
-  checks.holds(!describes || same_layout(own.dw, want), "dw is ", ops::Seen{own.dw}, ", must be ",
+  if (dw.discrete) return check_pointers(checks, dw, want);
+  checks.holds(same_layout(own.dw, want), "dw is ", ops::Seen{own.dw}, ", must be ",
                ops::Seen{want}, "; a gradient is written in place, so it has this very layout");
-  checks.holds(dw.discrete || own.dw.data != nullptr, "dw is null, must be ", ops::Seen{want});
+  checks.holds(own.dw.data != nullptr, "dw is null, must be ", ops::Seen{want});
 }
 
 /// The words of device memory that say where a gradient is added to.
@@ -112,7 +128,8 @@ void check_biases(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
   const Parameter bias{"bias", p.parameters.discrete_bias, own.bias, own.discrete_bias};
-  if (bias.discrete) return check_pointers(checks, bias, p.experts);
+  if (bias.discrete)
+    return check_pointers(checks, bias, view(nullptr, p.parameters.bias, {p.experts, p.n}));
   checks.view("bias", own.bias, p.parameters.bias, {p.experts, p.n});
 }
 
@@ -122,7 +139,7 @@ void check_bias_gradients(const LinearChecks& checks, const LinearRun& linear) {
   const LinearParameters& own = linear.args.parameters;
   const Parameter dbias{"dbias", p.parameters.discrete_bias, own.dbias, own.discrete_dbias};
   if (dbias.discrete) {
-    check_pointers(checks, dbias, p.experts);
+    check_pointers(checks, dbias, view(nullptr, p.parameters.dbias, {p.experts, p.n}));
   } else {
     checks.view("dbias", own.dbias, p.parameters.dbias, {p.experts, p.n});
   }

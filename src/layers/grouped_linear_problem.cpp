@@ -45,6 +45,7 @@ namespace layers {
 using linear::as_is;
 
 void check_problem(const GroupedLinearProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("grouped_linear", p);
   check_layer_problem(checks, p);
   checks.at_least("N", p.n, 1);

@@ -42,6 +42,7 @@ namespace {
 using enum layers::mlp::Tensor;
 
 void check(const GroupedMlpProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("grouped_mlp", p);
   layers::check_layer_problem(checks, p);
   checks.at_least("H", p.hidden, 1);

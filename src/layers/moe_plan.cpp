@@ -58,6 +58,7 @@ namespace {
 using enum layers::moe::Tensor;
 
 void check(const MoeProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("moe", p);
   checks.at_least("T", p.tokens, 0);
   checks.fits_int32("T", p.tokens);

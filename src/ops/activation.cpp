@@ -11,10 +11,15 @@ namespace cadre {
 
 std::span<const ActivationInfo> activation_list() { return activations::All::kInfo; }
 
-const ActivationInfo& info(ActivationKind kind) { return activations::All::kInfo[size_t(kind)]; }
+const ActivationInfo& info(ActivationKind kind) {
+  constexpr auto& kInfo = activations::All::kInfo;
+  require(size_t(kind) < kInfo.size(), "activation: kind is ", int(kind), ", must be 0 to ",
+          kInfo.size() - 1);
+  return kInfo[size_t(kind)];
+}
 
 int64_t z_columns(ActivationKind kind, int64_t features) {
-  return info(kind).gated ? 2 * features : features;
+  return info(kind).gated ? 2 * std::min(features, INT64_MAX / 2) : features;
 }
 
 ActivationKind parse_activation(std::string_view word) {
@@ -93,6 +98,7 @@ void check_along_k(const ops::Checks<ActivationProblem>& checks, const Activatio
 }
 
 void check(const ActivationProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("activation", p);
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);

@@ -30,6 +30,7 @@ BiasGradProblem parse_bias_grad_problem(std::string_view words) {
 namespace {
 
 void check(const BiasGradProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("bias_grad", p);
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);

@@ -37,6 +37,7 @@ QuantizedShape decoded_copy(const DequantizeProblem& p) {
 }
 
 void check(const DequantizeProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("dequantize", p);
   ops::check_quantized(checks, {"format", "codes_major", "scales_major"}, p.source);
   checks.holds(!p.source.decoded,

@@ -89,7 +89,11 @@ size_t find_option(const FormatInfo& row, std::string_view word) {
 
 std::span<const FormatInfo> format_list() { return kFormats; }
 std::span<const FormatOption> format_option_list() { return kOptions; }
-const FormatInfo& info(FormatKind kind) { return kFormats[size_t(kind)]; }
+const FormatInfo& info(FormatKind kind) {
+  require(size_t(kind) < kFormats.size(), "format: kind is ", int(kind), ", must be 0 to ",
+          kFormats.size() - 1);
+  return kFormats[size_t(kind)];
+}
 
 Format format(FormatKind kind) {
   const FormatInfo& row = info(kind);

@@ -7,6 +7,7 @@
 #include "ops/dense_gemm.h"
 #include "ops/gemm_activation.h"
 #include "ops/gemm_gather.h"
+#include "ops/matrix_layout.h"
 #include "ops/problem_text.h"
 #include "ops/quantized_checks.h"
 
@@ -149,6 +150,7 @@ void check_operand(const ops::CopyNames& names, const QuantizedShape& shape,
 }
 
 void check(const GroupedGemmProblem& p) {
+  ops::require_words(p);
   const ProblemChecks checks("grouped_gemm", p);
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);
@@ -169,37 +171,11 @@ void check(const GroupedGemmProblem& p) {
   ops::check_scatter(p, checks);
   ops::check_activation(p, checks);
   ops::check_dense(p, checks);
+  checks.holds(is_wgrad(p) || (!p.lhs.hadamard && !p.rhs.hadamard),
+               "rht is yes, must be no; only wgrad's operands are transformed");
   checks.holds(!is_wgrad(p) || p.lhs.hadamard == p.rhs.hadamard, "rht is ",
                ops::word_of(p.lhs.hadamard), " for dy and ", ops::word_of(p.rhs.hadamard),
                " for x, must be the same; transforms cancel only in pairs");
-}
-
-/// The shape and order that a view must have; its last two dimensions are a matrix.
-struct Layout {
-  DType dtype = DType::kF32;
-  std::array<int64_t, 3> shape{};
-  int rank = 2;
-  Major major = Major::kRow;
-
-  friend std::ostream& operator<<(std::ostream& out, const Layout& layout) {
-    out << name(layout.dtype) << '[';
-    for (int d = 0; d < layout.rank; ++d) out << (d ? ", " : "") << layout.shape[size_t(d)];
-    return out << ']';
-  }
-};
-
-Layout layout_of(const TensorView& v, Major major) {
-  return {v.dtype, {v.shape[0], v.shape[1], v.shape[2]}, v.rank, major};
-}
-
-/// True if the inner dimension has stride 1 and the others do not overlap.
-bool is_laid_out(const TensorView& v, Major major) {
-  const int inner = major == Major::kRow ? v.rank - 1 : v.rank - 2;
-  const int outer = major == Major::kRow ? v.rank - 2 : v.rank - 1;
-  const bool one = v[inner] <= 1 || v.stride[inner] == 1;
-  const bool rows = v[outer] <= 1 || v.stride[outer] >= v[inner];
-  const bool experts = v.rank == 2 || v[0] <= 1 || v.stride[0] >= v.stride[outer] * v[outer];
-  return one && rows && experts;
 }
 
 /// A view, whose data is null where the experts are discrete, and their pointers.
@@ -208,15 +184,15 @@ struct Storage {
   const void* discrete = nullptr;
 };
 
-void check_storage(const TensorNames& names, const Storage& given, const Layout& layout,
+void check_storage(const TensorNames& names, const Storage& given, const ops::MatrixLayout& layout,
                    const ProblemChecks& checks) {
   const TensorView& v = given.view;
   const bool same = v.dtype == layout.dtype && v.rank == layout.rank &&
                     std::equal(v.shape.begin(), v.shape.begin() + v.rank, layout.shape.begin());
   checks.holds(same, names.itself, " is ", ops::Seen{v}, ", must be ", layout);
   checks.reachable(names.itself, v);
-  checks.holds(is_laid_out(v, layout.major), names.itself, " is ", ops::Seen{v}, ", must be ",
-               layout.major == Major::kRow ? "row" : "column",
+  checks.holds(ops::is_laid_out(v, layout.major, given.discrete != nullptr), names.itself, " is ",
+               ops::Seen{v}, ", must be ", layout.major == Major::kRow ? "row" : "column",
                "-major with stride 1 inside and rows that do not overlap; copy it");
   checks.whole_bytes(names.itself, v, layout.major);
   const bool elsewhere = given.discrete != nullptr || elements(v) == 0;
@@ -230,6 +206,7 @@ void check_discrete(const TensorNames& names, const Storage& given, bool discret
   if (discrete) {
     checks.holds(given.discrete != nullptr, names.discrete,
                  " is null, must point to the experts; the problem says discrete");
+    checks.aligned(names.discrete, given.discrete, alignof(void*));
     checks.absent(names.itself, given.view, "its experts are discrete");
   } else {
     checks.absent(names.discrete, given.discrete, "the problem says packed");
@@ -253,14 +230,14 @@ void check_scales(const Operand& operand, const OperandRule& rule, const TensorV
   }
   const Storage scales{operand.scales, operand.discrete_scales};
   check_discrete(names, scales, rule.discrete, checks);
-  check_storage(names, scales, layout_of(like, rule.shape.scales_major), checks);
+  check_storage(names, scales, ops::layout_of(like, rule.shape.scales_major), checks);
 }
 
 void check(const Operand& operand, const OperandRule& rule, const ProblemChecks& checks) {
   const QuantizedView like = quantized_view(rule.shape, nullptr);
   const Storage codes{operand.codes, operand.discrete};
   check_discrete(rule.names, codes, rule.discrete, checks);
-  check_storage(rule.names, codes, layout_of(like.codes, rule.shape.codes_major), checks);
+  check_storage(rule.names, codes, ops::layout_of(like.codes, rule.shape.codes_major), checks);
   check_scales(operand, rule, like.scales, checks);
   if (info(rule.shape.format.kind).has_expert_scale)
     checks.present(rule.names.expert_scale, operand.expert_scale, rule.shape.experts,
@@ -282,15 +259,16 @@ void check_array(std::string_view what, const Element* given, int64_t count,
 void check_out(const GroupedGemmProblem& p, const GroupedGemmArgs& args,
                const ProblemChecks& checks) {
   const int64_t rows = p.scatter ? p.tokens * p.top_k : p.rows;
-  const Layout layout = is_wgrad(p)   ? Layout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
-                        : p.ranks > 1 ? Layout{p.out, {p.ranks, rows, out_columns(p)}, 3}
-                                      : Layout{p.out, {rows, out_columns(p)}, 2, p.out_major};
+  const ops::MatrixLayout layout =
+      is_wgrad(p)   ? ops::MatrixLayout{p.out, {p.experts, p.n, p.k}, 3, p.out_major}
+      : p.ranks > 1 ? ops::MatrixLayout{p.out, {p.ranks, rows, out_columns(p)}, 3}
+                    : ops::MatrixLayout{p.out, {rows, out_columns(p)}, 2, p.out_major};
   const TensorNames& names = names_of(p.pass).out;
   const Storage out{args.out, args.discrete_out};
   check_discrete(names, out, p.discrete_out, checks);
   check_storage(names, out, layout, checks);
-  const Layout sums =
-      p.activation ? Layout{p.out, {p.rows, p.n}, 2, p.out_major} : layout;  // before it
+  const ops::MatrixLayout sums =
+      p.activation ? ops::MatrixLayout{p.out, {p.rows, p.n}, 2, p.out_major} : layout;  // before it
   if (p.beta)
     check_storage({"c", {}}, {args.c}, sums, checks);
   else

@@ -25,6 +25,7 @@ OffsetsProblem parse_offsets_problem(std::string_view words) {
 namespace {
 
 void check(const OffsetsProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("offsets", p);
   checks.at_least("R", p.rows, 0);
   checks.fits_int32("R", p.rows);

@@ -50,6 +50,7 @@ void check_ranks(const PermuteProblem& p, const ops::Checks<PermuteProblem>& che
 }
 
 void check(const PermuteProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("permute", p);
   checks.at_least("T", p.tokens, 0);
   checks.fits_int32("T", p.tokens);
@@ -138,6 +139,7 @@ void check(const PermuteProblem& p, const PermuteArgs& args) {
   check_probabilities(p, args);
   check_scales(p, args);
   if (by_row) checks.present("map.slot_of", args.map.slot_of, p.rows, "offsets of routing make it");
+  checks.aligned("map.row_of", args.map.row_of, alignof(int32_t));
   if (!by_row || args.dprob != nullptr)
     checks.present("map.row_of", args.map.row_of, slots(p), "offsets of routing make it");
 }

@@ -96,7 +96,13 @@ inline std::string word_of(int value) { return word_of(int64_t(value)); }
 
 template <class Enum>
 requires requires { Words<Enum>::kList; }
-std::string word_of(Enum value) { return std::string(Words<Enum>::kList[size_t(value)]); }
+std::string word_of(Enum value) {
+  constexpr auto& kList = Words<Enum>::kList;
+  require(size_t(value) < kList.size(), "problem: number ", int(value),
+          " stands for a word, must be ", "0 to ", kList.size() - 1, ": ", kList.front(), " to ",
+          kList.back());
+  return std::string(kList[size_t(value)]);
+}
 
 void read_word(std::string_view name, std::string_view word, int64_t&);
 void read_word(std::string_view name, std::string_view word, int&);
@@ -234,6 +240,13 @@ std::string write_problem(std::string_view operation, const Problem& p) {
   ProblemWriter writer(operation);
   fields(writer, p);
   return writer.take();
+}
+
+/// Of a problem that was put together by hand, whose enumerators may be anything.
+/// Errors    InvalidArgument if one has no word.
+template <class Problem>
+void require_words(const Problem& p) {
+  static_cast<void>(to_string(p));
 }
 
 }  // namespace cadre::ops

@@ -98,6 +98,7 @@ void check_gather(const ops::Checks<QuantizeProblem>& checks, const QuantizeProb
 }
 
 void check(const QuantizeProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("quantize", p);
   checks.holds(p.along_k || p.along_rows,
                "along_k and along_rows are absent, must be given one or "

@@ -4,6 +4,7 @@
 #include "cadre/error.h"
 #include "cadre/quantize.h"
 #include "ops/checks.h"
+#include "ops/problem_text.h"
 
 namespace cadre {
 namespace {
@@ -72,6 +73,8 @@ int64_t block_offsets_bytes(const QuantizedShape& s) {
 
 /// A shape that is no problem's has been checked by nobody.
 void require_countable(const QuantizedShape& s) {
+  require_legal(s.format);
+  static_cast<void>(ops::word_of(s.kind));
   const bool ragged = s.kind == RowsKind::kRagged;
   const bool fits = s.rows >= 0 && s.cols >= 0 && s.experts >= 1 &&
                     s.experts < ops::kExpertsBelow &&

@@ -120,6 +120,8 @@ int passes_that_differ(const Recipe& a, const Recipe& b) {
 std::span<const RecipeInfo> recipe_list() { return recipes(); }
 
 const OperandFormats& formats_of(const Recipe& recipe, Pass pass) {
+  require(size_t(pass) < kPasses.size(), "recipe: pass is ", int(pass), ", must be 0 to ",
+          kPasses.size() - 1);
   return recipe.*kPasses[size_t(pass)].formats;
 }
 

@@ -47,6 +47,7 @@ void check_groups(const RoutingProblem& p, const ops::Checks<RoutingProblem>& ch
 }
 
 void check(const RoutingProblem& p) {
+  ops::require_words(p);
   const ops::Checks checks("routing", p);
   checks.at_least("T", p.tokens, 0);
   checks.fits_int32("T", p.tokens);

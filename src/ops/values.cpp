@@ -44,6 +44,7 @@ int rank_of(const TensorView& v) { return std::clamp(v.rank, 0, TensorView::kMax
 int bits(DType dtype) { return row(dtype).bits; }
 int64_t bytes_for(DType dtype, int64_t count) {
   const int each = bits(dtype);
+  count = std::min(count, INT64_MAX / 8);
   return each >= 8 ? count * (each / 8) : (count * each + 7) / 8;
 }
 std::string_view name(DType dtype) { return row(dtype).name; }

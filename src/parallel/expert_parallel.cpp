@@ -74,6 +74,7 @@ namespace {
 constexpr int kLeastSm = 80;
 
 void check(const ExpertParallelProblem& p, int most_ranks) {
+  ops::require_words(p);
   const ops::Checks checks("expert_parallel", p);
   checks.at_least("T", p.tokens, 0);
   checks.at_least("top_k", p.top_k, 1);

@@ -112,6 +112,7 @@ std::unique_ptr<Window::State> new_state(const ExpertParallelPlan& plan, int ran
   auto state = std::make_unique<Window::State>();
   state->rank = rank;
   state->ranks = plan.problem.ranks;
+  state->planned = plan.device;
   state->limit = options.limit;
   return state;
 }

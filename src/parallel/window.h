@@ -98,6 +98,7 @@ struct Window::State {
   int rank = 0, ranks = 1;
   int ranks_here = 1;  ///< on this rank's device
   std::chrono::milliseconds limit{};
+  Device planned{};  ///< whose memory it is
   std::unique_ptr<parallel::RankDevice> device{};
   char* memory = nullptr;  ///< of all ranks, one after another
   int64_t bytes_each = 0;  ///< from one to the next

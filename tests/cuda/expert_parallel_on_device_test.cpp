@@ -30,6 +30,7 @@ class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
   void SetUp() override {
     bench::load_kernels_at_once();  // ranks share a GPU where there are fewer
     devices_ = cuda_devices();
+    if (devices_.empty()) GTEST_SKIP() << "no GPU here";
   }
   std::vector<Device> devices_;
 };

@@ -162,7 +162,7 @@ TEST(GroupedLinearErrors, OfForward) {
             std::string::npos);
 }
 
-TEST(GroupedLinearErrors, OfForwardWithOtherLayouts) {
+TEST(GroupedLinearErrors, OfDiscreteParameters) {
   GroupedLinearProblem discrete = problem();
   discrete.bias = true;
   discrete.parameters.discrete_weight = discrete.parameters.discrete_bias = true;
@@ -174,6 +174,29 @@ TEST(GroupedLinearErrors, OfForwardWithOtherLayouts) {
                       [](Args& a, Workspace&) { a.parameters.discrete_bias = nullptr; }),
             "grouped_linear: discrete_bias is null, must point to 2 pointers; the problem says "
             "that bias is discrete");
+  EXPECT_EQ(
+      run_error(discrete, kForward,
+                [](Args& a, Workspace&) {
+                  a.parameters.w = view(nullptr, DType::kBf16, {2, 6, 4}, {30, 5, 1});
+                }),
+      "grouped_linear: w is bf16[2, 6, 4] strides (30, 5, 1), must be empty, or bf16[2, 6, 4] "
+      "at null; the problem says that it is discrete");
+  EXPECT_EQ(run_error(discrete, kForward,
+                      [](Args& a, Workspace&) {
+                        a.parameters.bias = view(a.x.data, DType::kBf16, {2, 6});
+                      }),
+            "grouped_linear: bias is bf16[2, 6] with data, must be empty, or bf16[2, 6] at null; "
+            "the problem says that it is discrete");
+  EXPECT_NE(run_error(discrete, kForward,
+                      [](Args& a, Workspace&) {
+                        a.parameters.discrete_w = reinterpret_cast<const void* const*>(
+                            reinterpret_cast<const char*>(a.parameters.discrete_w) + 4);
+                      })
+                .find("must be aligned to 8 bytes"),
+            std::string::npos);
+}
+
+TEST(GroupedLinearErrors, OfForwardWithOtherLayouts) {
   GroupedLinearProblem column = problem();
   column.parameters.weight_major = Major::kColumn;
   EXPECT_EQ(run_error(column, kForward,
@@ -257,10 +280,12 @@ TEST(GroupedLinearErrors, OfTheWeightGradient) {
   EXPECT_EQ(says([](LinearParameters& o) { o.discrete_dw = nullptr; }),
             "grouped_linear: discrete_dw is null, must point to 2 pointers; the problem says that "
             "dw is discrete");
-  EXPECT_EQ(says([](LinearParameters& o) {
-              o.dw = view(nullptr, DType::kF32, {2, 6, 4}, {24, 1, 6});
-            }),
-            "grouped_linear: dw is f32[2, 6, 4] strides (24, 1, 6), must be f32[2, 6, 4]" + place);
+  EXPECT_EQ(
+      says([](LinearParameters& o) {
+        o.dw = view(nullptr, DType::kF32, {2, 6, 4}, {24, 1, 6});
+      }),
+      "grouped_linear: dw is f32[2, 6, 4] strides (24, 1, 6), must be empty, or f32[2, 6, 4] at "
+      "null; the problem says that it is discrete");
 }
 
 TEST(GroupedLinearErrors, OfRunsThatMakeNoSense) {

@@ -138,4 +138,6 @@ TEST(Format, HandMadeNonsenseIsRefused) {
   f = format(FormatKind::kBf16);
   f.power_of_two = true;
   EXPECT_EQ(legal_error(f), "format: option of bf16 is 'pow2'; bf16 takes no options");
+  f = {.kind = FormatKind(200)};
+  EXPECT_EQ(legal_error(f), text("format: kind is 200, must be 0 to ", format_list().size() - 1));
 }

@@ -93,6 +93,8 @@ TEST(GroupedGemmChecks, Problems) {
       {"wgrad N=1 K=1 tail=zero", "tail is zero, must be keep; dw has no rows of a tail"},
       {"wgrad N=1 K=1 dy=nvfp4:rht x=nvfp4",
        "rht is yes for dy and no for x, must be the same; transforms cancel only in pairs"},
+      {"fprop N=1 K=2 x=nvfp4:rht w=nvfp4",
+       "rht is yes, must be no; only wgrad's operands are transformed"},
       {"dgrad N=2 K=1 act=swiglu", "act is swiglu, must be absent; only fprop has one"},
       {"fprop N=2 K=1 act=swiglu out_major=column",
        "out_major is column, must be row; act is swiglu"},
@@ -198,7 +200,10 @@ TEST(GroupedGemmChecks, HandMadeProblems) {
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "grouped_gemm: align is -16, must be a power of two; it counts bytes [grouped_gemm "
             "fprop R=1 N=1 K=1 E=1 format=bf16 align=-16]");
-  p.align = 16, p.lhs.element = DType::kF32;
+  p.align = 16, p.pass = Pass(3);
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
+            "problem: number 3 stands for a word, must be 0 to 2: fprop to wgrad");
+  p.pass = Pass::kFprop, p.lhs.element = DType::kF32;
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "format: element of bf16 is f32, must be bf16");
   p = parsed("grouped_gemm fprop R=1 N=2 K=1 act=swiglu");
@@ -268,6 +273,25 @@ TEST(GroupedGemmChecks, ShapesAndStrides) {
             "grouped_gemm: offsets.data is null, must point to 3 elements");
 }
 
+// Of one row, or one column, the stride says nothing, but those of experts do.
+TEST(GroupedGemmChecks, ExpertsDoNotOverlap) {
+  Arguments one_row("wgrad N=1 K=5 out=f32"), one_column("wgrad N=3 K=1 out=f32");
+  EXPECT_EQ(one_row.said([](GroupedGemmArgs& g) {
+    g.out.stride = {4, 1, 1};
+  }),
+            "grouped_gemm: dw is f32[2, 1, 5] strides (4, 1, 1), must be row-major with stride 1 "
+            "inside and rows that do not overlap; copy it");
+  EXPECT_EQ(one_column.said([](GroupedGemmArgs& g) {
+    g.out.stride = {2, 1, 1};
+  }),
+            "grouped_gemm: dw is f32[2, 3, 1] strides (2, 1, 1), must be row-major with stride 1 "
+            "inside and rows that do not overlap; copy it");
+  one_row.c.run_by(1 << 20, [&](GroupedGemmArgs args, Workspace workspace) {
+    args.out.stride = {5, 100, 1};
+    EXPECT_NO_THROW(run(plan(one_row.c.p, this_cpu()), args, workspace, {}));
+  });
+}
+
 TEST(GroupedGemmChecks, DenseRowsHaveNoOffsets) {
   const GroupedGemmProblem p =
       parsed("grouped_gemm fprop R=6 N=3 K=5 E=1 format=bf16 out=f32 dense=yes");
@@ -322,6 +346,13 @@ TEST(GroupedGemmChecks, Discrete) {
   EXPECT_EQ(weights.said([](GroupedGemmArgs& g) { g.rhs.discrete = nullptr; }),
             "grouped_gemm: w.discrete is null, must point to the experts; the problem says "
             "discrete");
+  EXPECT_NE(weights
+                .said([](GroupedGemmArgs& g) {
+                  g.rhs.discrete = reinterpret_cast<const void* const*>(
+                      reinterpret_cast<const char*>(g.rhs.discrete) + 4);
+                })
+                .find(", must be aligned to 8 bytes"),
+            std::string::npos);
   EXPECT_EQ(weights.said([&](GroupedGemmArgs& g) { g.rhs.codes.data = pointers; }),
             "grouped_gemm: w is given, must be null; its experts are discrete");
 }

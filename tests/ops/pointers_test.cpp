@@ -2,6 +2,7 @@
 
 #include <vector>
 
+#include "tests/judge/errors.h"
 #include "tests/judge/on_machine.h"
 
 namespace cadre {
@@ -39,6 +40,16 @@ TEST_F(Pointers, AreWrittenWhateverTheirNumberAndAgainByAReplay) {
 
 TEST_F(Pointers, MayBeNone) {
   machine->run([&](Stream stream) { write_pointers({}, nullptr, machine->device(), stream); });
+}
+
+TEST(PointerErrors, OfTheTable) {
+  const void* table[2] = {};
+  const std::vector<const void*> list = {table};
+  EXPECT_EQ(test::invalid([&] { write_pointers(list, nullptr, this_cpu(), {}); }),
+            "write_pointers: table is null, must have room for 1 pointers");
+  auto* misaligned = reinterpret_cast<const void**>(reinterpret_cast<char*>(table) + 4);
+  const std::string said = test::invalid([&] { write_pointers(list, misaligned, this_cpu(), {}); });
+  EXPECT_NE(said.find(", must be aligned to 8 bytes"), said.npos) << said;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "cadre/grouped_mlp.h"
 #include "cadre/operations.h"
+#include "tests/judge/errors.h"
 #include "tests/ops/random_problems.h"
 
 using namespace cadre;
@@ -124,4 +125,39 @@ TEST(ProblemText, ConstantsAreThoseOfOneActivation) {
             "problem: alpha is 1.702, must be absent; only clamped_swiglu has constants");
   const char* words = "activation forward clamped_swiglu R=1 F=1 E=1 z=bf16 h=bf16";
   EXPECT_EQ(to_string(parse_activation_problem(text(words, " limit=7"))), words);
+}
+
+// Of problems that were put together by hand.
+template <class Problem, class Change>
+std::string plan_error(Problem p, Change change) {
+  change(p);
+  return test::invalid([&] { plan(p, this_cpu()); });
+}
+
+TEST(ProblemText, EnumeratorsMustHaveAWord) {
+  const auto said = [](int number, const char* rest) {
+    return text("problem: number ", number, " stands for a word, must be 0 to ", rest);
+  };
+  EXPECT_EQ(plan_error(PermuteProblem{}, [](auto& p) { p.pass = PermutePass(9); }),
+            said(9, "3: permute to combine_backward"));
+  EXPECT_EQ(plan_error(OffsetsProblem{}, [](auto& p) { p.source = OffsetsSource(9); }),
+            said(9, "2: counts to routing"));
+  EXPECT_EQ(plan_error(RoutingProblem{}, [](auto& p) { p.score = RoutingScore(9); }),
+            said(9, "2: softmax to sigmoid"));
+  EXPECT_EQ(plan_error(ActivationProblem{}, [](auto& p) { p.kind = ActivationKind(99); }),
+            text("activation: kind is 99, must be 0 to ", activation_list().size() - 1));
+  EXPECT_EQ(plan_error(ActivationProblem{}, [](auto& p) { p.tail = Tail(9); }),
+            said(9, "1: keep to zero"));
+  EXPECT_EQ(plan_error(QuantizeProblem{},
+                       [](auto& p) {
+                         p.along_k = format(FormatKind::kMxfp8);
+                         p.along_k->kind = FormatKind(77);
+                       }),
+            text("format: kind is 77, must be 0 to ", format_list().size() - 1));
+  EXPECT_EQ(plan_error(QuantizeProblem{}, [](auto& p) { p.kind = RowsKind(9); }),
+            said(9, "1: rows to weights"));
+  EXPECT_EQ(plan_error(GroupedMlpProblem{}, [](auto& p) { p.layout = GluLayout(9); }),
+            said(9, "2: concat to interleave32"));
+  EXPECT_EQ(test::invalid([] { formats_of(Recipe{}, Pass(9)); }),
+            "recipe: pass is 9, must be 0 to 2");
 }

@@ -409,6 +409,10 @@ TEST_F(ArgumentErrors, OfWindows) {
       plan(ExpertParallelProblem{.tokens = 3, .hidden = 4, .ranks = 2, .rows = 3}, this_cpu());
   EXPECT_EQ(error([&] { collect(two, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
             "collect: the window is of 1 ranks, must be of 2");
+  const ExpertParallelPlan elsewhere = plan(p, parse_device("sm_90"));
+  EXPECT_EQ(error([&] { dispatch(elsewhere, windows[0], r.dispatch_args(true), {}, {}); }),
+            text("dispatch: the plan is for ", to_string(parse_device("sm_90")), ", must be for ",
+                 to_string(this_cpu()), ", where the window is"));
   Window taken = std::move(windows[0]);
   EXPECT_EQ(test::invalid([&] { windows[0].check(); }),
             "window: it was moved from; use the one to which it was moved");
