@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "apps/train/cross_entropy.h"
+#include "apps/train/interrupt.h"
 #include "apps/train/network.h"
 #include "apps/train/random.h"
 #include "cadre/recipe.h"
@@ -45,7 +46,7 @@ std::string sample_text(Engine& engine, const RunState& state, const SampleOptio
   };
   for (const char c : options.prompt) push(static_cast<uint8_t>(c));
   std::string drawn;
-  for (int64_t i = 0; i < options.bytes; ++i) {
+  for (int64_t i = 0; i < options.bytes && InterruptGuard::signal() == 0; ++i) {
     const double uniform =
         random_uniform({static_cast<uint64_t>(s.seed), kSampleStream, static_cast<uint64_t>(i)});
     std::copy(window.begin(), window.end(), network.batch().windows().begin());

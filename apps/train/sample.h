@@ -14,8 +14,8 @@ struct SampleOptions {
   double temperature = 0.7;  ///< divides the scores; 0: the likeliest byte
 };
 
-/// Draws bytes one by one. The same state and options give the same text on one
-/// engine.
+/// Draws bytes one by one until a signal comes. The same state and options give the same text on
+/// one engine.
 std::string sample_text(Engine&, const RunState&, const SampleOptions&);
 
 }  // namespace cadre::train

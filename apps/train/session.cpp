@@ -80,6 +80,7 @@ class Session {
   void guard_old_report() const;
   void take_steps(Trainer&);
   bool resumes_equal(const fs::path& snapshot, const RunState& want) const;
+  std::optional<RunResult> look_back(const RunState&, int64_t first);
   std::optional<RunResult> train(const std::string& recipe);
   int stop(const RunState&) const;
   void write_results(const std::vector<RunResult>&) const;
@@ -189,18 +190,49 @@ void Session::take_steps(Trainer& trainer) {
       std::cerr << e.what() << "; training goes on\n";
     }
   }
+  if (trainer.step() > first && trainer.done()) {
+    save_checkpoint(trainer.state(), path);  // what the held-out text takes may not be waited for
+  }
   if (trainer.done()) trainer.finish();
   seconds_ = seconds_since(start);
   progress_.clear();
 }
 
-/// Goes on from the snapshot in a new trainer and compares the state before the last evaluation.
+/// Goes on from the snapshot in a new trainer and compares both ends. After a signal it says
+/// nothing.
 bool Session::resumes_equal(const fs::path& snapshot, const RunState& want) const {
   Trainer again(*engine_, corpus_, load_checkpoint(snapshot));
-  while (!again.done()) again.advance();
-  again.finish();
+  while (!again.done() && InterruptGuard::signal() == 0) again.advance();
+  if (again.done()) again.finish();
   fs::remove(snapshot);
   return file_bytes(again.state()) == file_bytes(want);
+}
+
+/// What is said of a finished recipe that began here at step `first`; nothing if a signal comes.
+std::optional<RunResult> Session::look_back(const RunState& state, int64_t first) {
+  const std::string& recipe = state.recipe;
+  RunResult result;
+  result.recipe = recipe;
+  result.device = engine_->name();
+  result.plans = plans_.at(recipe);
+  result.settings = state.settings;
+  result.history = state.history;
+  result.seconds = seconds_;
+  result.steps_here = state.step - first;
+  for (const Parameter& p : state.parameters) result.model_parameters += elements(p);
+  if (request_.sample.bytes > 0) result.sample = sample_text(*engine_, state, request_.sample);
+  if (request_.verify_resume && first < verify_step()) {
+    result.resumes_equal = resumes_equal(snapshot_path(recipe), state);
+  }
+  if (InterruptGuard::signal() != 0) return {};
+  if (result.resumes_equal) {
+    const bool equal = *result.resumes_equal;
+    if (!equal) code_ = 1;
+    out_ << recipe << (equal ? ": resumed" : ": DIFFERS when resumed") << " from step "
+         << verify_step() << (equal ? ", equal bit for bit to the uninterrupted run" : "")
+         << std::endl;
+  }
+  return result;
 }
 
 /// Trains one recipe to its end and saves it; nothing if a signal came first.
@@ -215,29 +247,12 @@ std::optional<RunResult> Session::train(const std::string& recipe) {
   out_ << recipe << " runs on " << engine_->name() << ": " << plans_.at(recipe) << std::endl;
   take_steps(trainer);
   const RunState& state = trainer.state();
-  if (!state.finished()) {
-    code_ = stop(state);
-    return {};
+  std::optional<RunResult> result;
+  if (state.finished()) {
+    if (!was_finished) save_checkpoint(state, checkpoint_path(request_.out, recipe));
+    result = look_back(state, first);
   }
-  if (!was_finished) save_checkpoint(state, checkpoint_path(request_.out, recipe));
-  RunResult result;
-  result.recipe = recipe;
-  result.device = engine_->name();
-  result.plans = plans_.at(recipe);
-  result.settings = state.settings;
-  result.history = state.history;
-  result.seconds = seconds_;
-  result.steps_here = state.step - first;
-  for (const Parameter& p : state.parameters) result.model_parameters += elements(p);
-  if (request_.sample.bytes > 0) result.sample = sample_text(*engine_, state, request_.sample);
-  if (request_.verify_resume && first < verify_step()) {
-    const bool equal = resumes_equal(snapshot_path(recipe), state);
-    result.resumes_equal = equal;
-    if (!equal) code_ = 1;
-    out_ << recipe << (equal ? ": resumed" : ": DIFFERS when resumed") << " from step "
-         << verify_step() << (equal ? ", equal bit for bit to the uninterrupted run" : "")
-         << std::endl;
-  }
+  if (!result) code_ = stop(state);
   return result;
 }
 

@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "apps/train/adamw.h"
+#include "apps/train/interrupt.h"
 #include "apps/train/random.h"
 #include "cadre/error.h"
 #include "cadre/recipe.h"
@@ -31,6 +32,7 @@ double held_out_bits(Network& network, std::span<const Weight> weights, const Co
   const Buffer<double> loss(network.engine(), 1);
   network.forget_weights();
   for (int64_t first = 0; first < count; first += rows) {
+    if (!most && InterruptGuard::signal() != 0) break;
     const int64_t filled = std::min(rows, count - first);
     for (int64_t t = 0; t < filled; ++t) {
       const int64_t position = corpus.held[(first + t) * held / count];
@@ -140,6 +142,7 @@ void Trainer::advance() {
 void Trainer::finish() {
   if (state().finished()) return;
   const double bits = held_out_bits(predictor_, weights_.list(), corpus_);
+  if (InterruptGuard::signal() != 0) return;  // it has not seen all
   state_.history.eval_step.push_back(step_);
   state_.history.eval_bits.push_back(bits);
   state_.history.held_bits.push_back(bits);

@@ -9,7 +9,8 @@
 
 namespace cadre::train {
 
-/// Bits per byte of the held-out text under the weights: `most` evenly spaced positions, or all.
+/// Bits per byte of the held-out text under the weights: `most` evenly spaced positions, or all,
+/// which a signal cuts short (interrupt.h).
 double held_out_bits(Network&, std::span<const Weight>, const Corpus&,
                      std::optional<int64_t> most = {});
 
@@ -35,7 +36,7 @@ class Trainer {
   /// Errors    as `state`, now or later.
   void advance();
 
-  /// After the last step: scores all of the held-out text.
+  /// After the last step: scores all of the held-out text. A signal ends it with nothing done.
   void finish();
 
  private:

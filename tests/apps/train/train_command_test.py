@@ -329,6 +329,40 @@ class Interruption(Case):
         self.assert_good(again)
         self.assertIn("nvfp4 is finished already", again.stdout)
 
+    def words_until_evaluation(self, *more):
+        """Of a run whose last evaluation takes long, and its steps do not."""
+        self.text.write_text(prose(100_000 if FEW else 1_000_000))
+        return [self.text, *TINY, "--steps", 2, "--held-out", 0.5, "--out", self.out,
+                "--sample", 0, *more]
+
+    def test_the_last_evaluation_hears_signals(self):
+        code, seen = self.start_and_signal(self.words_until_evaluation(), "step 2/2",
+                                           signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+        self.assertIn(f"interrupted: bf16 is at step 2 of 2, saved in {self.out}", seen)
+        self.assertNotIn("report: ", seen)
+        done = self.train("--resume", self.out)
+        self.assert_good(done)
+        self.assertIn("bf16 goes on at step 2 of 2", done.stdout)
+
+    def test_killed_in_the_last_evaluation_it_has_all_steps(self):
+        run = subprocess.Popen([CADRE, "train", *map(str, self.words_until_evaluation())],
+                               cwd=self.path, stdout=subprocess.DEVNULL, env=ONE_THREAD)
+        self.wait_for_checkpoint(run)
+        run.kill()
+        run.wait()
+        code, seen = self.start_and_signal(["--resume", self.out], "goes on at step 2 of 2",
+                                           signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+
+    def test_a_sample_hears_signals(self):
+        self.assert_good(self.train_text("--sample", 0))
+        code, seen = self.start_and_signal(["--resume", self.out, "--sample", 300_000],
+                                           "runs on", signal.SIGINT)
+        self.assertEqual(code, 130, seen)
+        self.assertIn("interrupted: bf16 is at step 20 of 20, saved in ", seen)
+        self.assert_good(self.train("--resume", self.out))
+
     def test_damaged_checkpoints_are_refused(self):
         code, seen = self.start_and_signal(self.words(self.out), "bf16  " + self.TENTH,
                                            signal.SIGINT)
