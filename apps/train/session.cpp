@@ -354,6 +354,9 @@ Request resumed_request(const fs::path& path) {
           " does not exist; name the --out folder of an interrupted run, or a checkpoint");
   const fs::path file = fs::is_directory(path) ? latest_checkpoint(path) : path;
   const RunState state = load_checkpoint(file);
+  const fs::path name = checkpoint_path("", state.recipe);
+  require(file != path || file.filename() == name, "train: checkpoint ", path.string(),
+          " is of recipe ", state.recipe, ", must be called ", name.string(), "; rename it");
   Request request;
   request.recipes.clear();
   request.settings = state.settings;

@@ -35,7 +35,7 @@ std::filesystem::path checkpoint_path(const std::filesystem::path& out, const st
 
 /// The options of an interrupted command, from one of its checkpoints or from the folder that holds
 /// them. Sample, checks and device are not part of it.
-/// Errors    InvalidArgument where there is no checkpoint, or one is damaged.
+/// Errors    InvalidArgument where there is no checkpoint, or one is damaged or renamed.
 Request resumed_request(const std::filesystem::path&);
 
 /// Trains every recipe and writes checkpoints, report.html and results.json into `request.out`.

@@ -290,6 +290,7 @@ cadre train --resume folder
 cadre train --resume pipe
 cadre train --resume text
 cadre train --resume empty
+cadre train --resume copy.safetensors
 cadre train --resume half --steps 7
 cadre train --resume half --recipe mxfp8
 cadre train --resume half --out other
@@ -364,6 +365,7 @@ def train_runs(folder):
         if name == "half":
             run.kill()
             run.wait()
+    shutil.copy(folder / "run/bf16.safetensors", folder / "copy.safetensors")
     (folder / "bad").mkdir()
     for name, content in damaged_checkpoints.files(
             (folder / "run/bf16.safetensors").read_bytes()).items():

@@ -143,6 +143,22 @@ class Runs(Case):
         self.assert_good(self.train_text("--seed", 2, "--overwrite"))
         self.assertNotEqual((self.out / "bf16.safetensors").read_bytes(), old)
 
+    def test_a_renamed_checkpoint_is_not_passed_over(self):
+        """Beside it lies one that has its name."""
+        self.assert_good(self.train_text())
+        here = self.out / "bf16.safetensors"
+        before = self.out / "before.safetensors"
+        shutil.copy(here, before)
+        for other in before, self.path / "bf16-1.safetensors":
+            shutil.copy(here, other)
+            self.assert_refused(self.train("--resume", other), f"checkpoint {other} is of recipe "
+                                "bf16, must be called bf16.safetensors; rename it")
+        self.assert_good(self.train("--resume", self.out))
+        moved = self.path / "moved/bf16.safetensors"
+        moved.parent.mkdir()
+        shutil.copy(here, moved)
+        self.assert_good(self.train("--resume", moved))
+
     def test_the_report_of_another_recipe_is_not_replaced_in_silence(self):
         self.assert_good(self.train_text())
         report = (self.out / "report.html").read_text()
