@@ -84,6 +84,8 @@ int start(const CLI::App& app, const Options& options) {
   }
   require(request.save_every >= 1, "train: --save-every is ", request.save_every,
           ", must be 1 or more");
+  require(!request.verify_resume || request.settings.steps >= 2, "train: --steps is ",
+          request.settings.steps, ", must be 2 or more with --verify-resume; one is taken again");
   require(request.sample.bytes >= 0 && request.sample.bytes <= 1000000, "train: --sample is ",
           request.sample.bytes, ", must be 0 to 1000000");
   require(request.sample.temperature >= 0 && request.sample.temperature <= 100,

@@ -85,6 +85,7 @@ class Session {
   int stop(const RunState&) const;
   void write_results(const std::vector<RunResult>&) const;
   int64_t verify_step() const;
+  void require_verifiable() const;
   fs::path snapshot_path(const std::string& recipe) const;
   fs::path results_path() const { return request_.out / "results.json"; }
   fs::path report_path() const { return request_.out / "report.html"; }
@@ -158,6 +159,17 @@ int64_t Session::verify_step() const {
   return steps - std::clamp<int64_t>(steps / 20, 1, 20);
 }
 
+/// Where every recipe is past the step from which it would be resumed, nothing would be compared.
+void Session::require_verifiable() const {
+  int64_t step = 0;
+  for (const std::string& recipe : request_.recipes) {
+    step = start_of(recipe).step;
+    if (step < verify_step()) return;
+  }
+  require(false, "train: run is at step ", step, ", must be before step ", verify_step(),
+          " for --verify-resume; leave it out");
+}
+
 fs::path Session::snapshot_path(const std::string& recipe) const {
   return checkpoint_path(request_.out, recipe).string() + ".verify";
 }
@@ -225,6 +237,10 @@ std::optional<RunResult> Session::look_back(const RunState& state, int64_t first
     result.resumes_equal = resumes_equal(snapshot_path(recipe), state);
   }
   if (InterruptGuard::signal() != 0) return {};
+  if (request_.verify_resume && !result.resumes_equal) {
+    out_ << recipe << ": not resumed to compare, it was past step " << verify_step() << " already"
+         << std::endl;
+  }
   if (result.resumes_equal) {
     const bool equal = *result.resumes_equal;
     if (!equal) code_ = 1;
@@ -289,6 +305,7 @@ int Session::run() {
   const FolderLock lock(request_.out);
   if (!resume_) guard_old_checkpoints();
   guard_old_report();
+  if (request_.verify_resume && resume_) require_verifiable();
   out_ << "text: " << corpus_.documents.size() << " files, " << thousands(corpus_.train.count())
        << " bytes to learn from, " << thousands(corpus_.held.count())
        << " held out, bigram entropy " << fixed(bigram_entropy(corpus_), 3) << " bits/byte"

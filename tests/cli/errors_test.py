@@ -273,6 +273,7 @@ cadre train text --hidden 8192 --features 32768 --experts 1024
 cadre train text --recipe fp9
 cadre train text --recipe bf16,bf16
 cadre train text --save-every 0
+cadre train text --steps 1 --verify-resume
 cadre train text --sample -1
 cadre train text --temperature nan
 cadre train text --temperature 101
@@ -291,6 +292,7 @@ cadre train --resume pipe
 cadre train --resume text
 cadre train --resume empty
 cadre train --resume copy.safetensors
+cadre train --resume run --verify-resume
 cadre train --resume half --steps 7
 cadre train --resume half --recipe mxfp8
 cadre train --resume half --out other

@@ -328,6 +328,19 @@ class Interruption(Case):
         again = self.train("--resume", self.out)
         self.assert_good(again)
         self.assertIn("nvfp4 is finished already", again.stdout)
+        self.assert_refused(self.train("--resume", self.out, "--verify-resume"),
+                            f"train: run is at step {self.STEPS}, must be before step ")
+
+    def test_what_is_past_its_step_is_not_verified_and_says_so(self):
+        self.assert_good(self.train_text("--recipe", "bf16,nvfp4"))
+        for name in "nvfp4.safetensors", "report.html", "results.json":
+            (self.out / name).unlink()
+        done = self.train("--resume", self.out, "--verify-resume")
+        self.assert_good(done)
+        self.assertIn("bf16: not resumed to compare, it was past step 19 already", done.stdout)
+        self.assertIn("nvfp4: resumed from step 19, equal bit for bit", done.stdout)
+        self.assert_refused(self.train_text("--verify-resume", out=self.path / "one", steps=1),
+                            "--steps is 1, must be 2 or more with --verify-resume")
 
     def words_until_evaluation(self, *more):
         """Of a run whose last evaluation takes long, and its steps do not."""
