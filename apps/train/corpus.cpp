@@ -35,12 +35,20 @@ std::string no_text_because(const std::vector<uint8_t>& bytes) {
   return text(odd, " of its ", bytes.size(), " bytes are control characters or broken UTF-8");
 }
 
-/// Whether a run has written the file into `out`.
+bool holds_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error)) {
+    if (at->path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+/// Whether a run has written the file, into `out` or beside its checkpoints.
 bool is_written(const fs::path& file, const fs::path& out) {
   std::error_code not_there;
-  const fs::path name = file.filename();
+  const fs::path name = file.filename(), folder = file.parent_path();
   return (name == "report.html" || name == "results.json") &&
-         fs::equivalent(file.parent_path(), out, not_there);
+         (fs::equivalent(folder, out, not_there) || holds_checkpoint(folder));
 }
 
 /// The files of a folder and below, by name; hidden ones, builds and results left out.

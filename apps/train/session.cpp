@@ -304,8 +304,8 @@ int Session::run() {
   prepare_folder(request_.out, count * checkpoint_bytes(request_.settings));
   const FolderLock lock(request_.out);
   if (!resume_) guard_old_checkpoints();
-  guard_old_report();
   if (request_.verify_resume && resume_) require_verifiable();
+  guard_old_report();
   out_ << "text: " << corpus_.documents.size() << " files, " << thousands(corpus_.train.count())
        << " bytes to learn from, " << thousands(corpus_.held.count())
        << " held out, bigram entropy " << fixed(bigram_entropy(corpus_), 3) << " bits/byte"

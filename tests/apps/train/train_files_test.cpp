@@ -155,6 +155,10 @@ TEST(Corpus, HasNoResultsOfARun) {
   EXPECT_EQ(read_corpus({folder / "t"}, 0.1).documents.size(), 5u);
   EXPECT_EQ(read_corpus({folder / "t"}, 0.1, folder / "t/out").documents.size(), 3u);
   EXPECT_EQ(read_corpus({folder / "t"}, 0.1, folder / "none").documents.size(), 5u);
+  folder.write("t/other/results.json", prose(500));
+  folder.write("t/other/mxfp8.safetensors", std::string(100, '\0'));  // of a run in another folder
+  EXPECT_EQ(read_corpus({folder / "t"}, 0.1, folder / "t/out").documents.size(), 2u);
+  EXPECT_EQ(read_corpus({folder / "t/other/report.html", folder / "t"}, 0.1).documents.size(), 5u);
 }
 
 TEST(Corpus, FingerprintSeesTextAndSplit) {
