@@ -113,7 +113,7 @@ void Session::guard_old_checkpoints() const {
     const RunState old = load_checkpoint(path);
     require(request_.overwrite, "train: ", path.string(), " holds ",
             old.finished() ? "a finished" : "an unfinished", " run, step ", old.step, " of ",
-            old.settings.steps, "; add --resume ", request_.out.string(),
+            old.settings.steps, "; add --resume ", path.string(),
             old.finished() ? " to report it again" : " to go on with it",
             ", --overwrite to start anew, or choose another folder with --out");
   }

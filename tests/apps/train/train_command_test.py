@@ -307,7 +307,7 @@ class Interruption(Case):
         self.assertIn(f"cadre train --resume {self.out}", seen)
 
         self.assert_refused(self.train(*self.words(self.out)), "holds an unfinished run, step ",
-                            "--resume", "--overwrite")
+                            f"--resume {self.out / 'bf16.safetensors'} to go on", "--overwrite")
         self.assert_refused(self.train("--resume", self.out, "--steps", 7),
                             "--steps differs from the checkpoint's")
         self.assert_refused(self.train("--resume", self.out, "--recipe", "bf16"), "--recipe is")
