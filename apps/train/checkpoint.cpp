@@ -238,6 +238,16 @@ RunState from_safetensors(const SafeTensors& file, const fs::path& path) {
   return state;
 }
 
+std::vector<uint8_t> checkpoint_content(const RunState& state) {
+  const SafeTensors file = to_safetensors(state);
+  std::string header;
+  std::vector<uint8_t> bytes;
+  for (const auto& part : safetensors_parts(file, header)) {
+    bytes.insert(bytes.end(), part.begin(), part.end());
+  }
+  return bytes;
+}
+
 void save_checkpoint(const RunState& state, const fs::path& path) {
   const SafeTensors file = to_safetensors(state);
   std::string header;

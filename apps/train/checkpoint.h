@@ -47,6 +47,9 @@ SafeTensors to_safetensors(const RunState&);
 ///           missing, surplus or misshapen tensors, a checksum that is off.
 RunState from_safetensors(const SafeTensors&, const std::filesystem::path& path);
 
+/// The bytes that `save_checkpoint` writes.
+std::vector<uint8_t> checkpoint_content(const RunState&);
+
 /// Writes the state so that a failure leaves the old file as it was.
 void save_checkpoint(const RunState&, const std::filesystem::path&);
 RunState load_checkpoint(const std::filesystem::path&);

@@ -13,6 +13,9 @@ namespace {
 
 constexpr int kColors = 8;
 constexpr double kBitsPerNat = 1.4426950408889634;
+constexpr std::string_view kFirstWords =
+    "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
+    "content='width=device-width, initial-scale=1'><title>cadre train</title>";
 
 std::string element(std::string_view tag, std::string_view content) {
   return text('<', tag, '>', content, "</", tag.substr(0, tag.find(' ')), '>');
@@ -234,10 +237,10 @@ std::string report_html(const TextFacts& facts, const std::vector<RunResult>& ru
   body += "<h2>Runs</h2>" + run_table(facts, runs) + plan_list(runs) + "<h2>Settings</h2>" +
           settings_table(s);
   body += "<footer>Written by <code>cadre train</code>.</footer>";
-  return text(
-      "<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><meta name='viewport' "
-      "content='width=device-width, initial-scale=1'><title>cadre train</title><style>",
-      kPageStyle, "</style></head><body><main>", body, "</main></body></html>\n");
+  return text(kFirstWords, "<style>", kPageStyle, "</style></head><body><main>", body,
+              "</main></body></html>\n");
 }
+
+bool is_report(const std::string& words) { return words.starts_with(kFirstWords); }
 
 }  // namespace cadre::train

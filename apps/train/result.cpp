@@ -74,11 +74,16 @@ std::string results_json(const TextFacts& facts, const std::vector<RunResult>& r
   return out.dump(2) + "\n";
 }
 
+bool is_results(const std::string& words) {
+  const nlohmann::json all = nlohmann::json::parse(words, nullptr, false);
+  return all.is_object() && all.contains("settings") && all.contains("runs");
+}
+
 bool is_result_of(const std::string& words, const Settings& settings,
                   const std::vector<std::string>& recipes) {
   using nlohmann::json;
-  const json all = json::parse(words, nullptr, false);
-  if (!all.is_object() || !all.contains("settings") || !all.contains("runs")) return false;
+  if (!is_results(words)) return false;
+  const json all = json::parse(words);
   json found = json::array();
   for (const json& run : all["runs"])
     found.push_back(run.is_object() ? run.value("recipe", json()) : run);

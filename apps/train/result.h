@@ -57,6 +57,9 @@ std::string summary_table(const TextFacts&, const std::vector<RunResult>&);
 /// The same numbers for programs.
 std::string results_json(const TextFacts&, const std::vector<RunResult>&, const Origin&);
 
+/// Whether a file's content is a results.json that `cadre train` has written.
+bool is_results(const std::string& words);
+
 /// Whether a results.json is of a run with these settings and recipes.
 bool is_result_of(const std::string& words, const Settings&,
                   const std::vector<std::string>& recipes);
@@ -64,5 +67,8 @@ bool is_result_of(const std::string& words, const Settings&,
 /// One HTML page with all its styles and drawings inside.
 std::string report_html(const TextFacts&, const std::vector<RunResult>&, const std::string& prompt,
                         const Origin&);
+
+/// Whether a file's content is such a page.
+bool is_report(const std::string& words);
 
 }  // namespace cadre::train

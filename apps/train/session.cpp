@@ -34,16 +34,6 @@ double recent_loss(const std::vector<double>& loss) {
   return std::accumulate(loss.end() - count, loss.end(), 0.0) / static_cast<double>(count);
 }
 
-std::vector<uint8_t> file_bytes(const RunState& state) {
-  const SafeTensors file = to_safetensors(state);
-  std::string header;
-  std::vector<uint8_t> bytes;
-  for (const auto& part : safetensors_parts(file, header)) {
-    bytes.insert(bytes.end(), part.begin(), part.end());
-  }
-  return bytes;
-}
-
 /// The implementations of every recipe, found before anything else is done.
 std::map<std::string, std::string> plans_of(const Request& request) {
   std::map<std::string, std::string> plans;
@@ -119,9 +109,20 @@ void Session::guard_old_checkpoints() const {
   }
 }
 
+/// What `cadre train` has not written is nobody's to throw away.
+void require_own(const fs::path& path, bool (*is_own)(const std::string&)) {
+  if (!fs::exists(path)) return;
+  const std::vector<uint8_t> bytes = read_file(path, kMostResults);
+  require(is_own({bytes.begin(), bytes.end()}), "train: ", path.string(),
+          " is no file of cadre train, must be one to be replaced; move it away, or choose another "
+          "folder with --out");
+}
+
 /// A report stays where it is unless it is of the run that goes on, or thrown away.
 void Session::guard_old_report() const {
   const fs::path results = results_path();
+  require_own(results, is_results);
+  require_own(report_path(), is_report);
   const auto is_ours = [&] {
     if (!resume_ || !fs::exists(results)) return false;
     const std::vector<uint8_t> bytes = read_file(results, kMostResults);
@@ -217,7 +218,7 @@ bool Session::resumes_equal(const fs::path& snapshot, const RunState& want) cons
   while (!again.done() && InterruptGuard::signal() == 0) again.advance();
   if (again.done()) again.finish();
   fs::remove(snapshot);
-  return file_bytes(again.state()) == file_bytes(want);
+  return checkpoint_content(again.state()) == checkpoint_content(want);
 }
 
 /// What is said of a finished recipe that began here at step `first`; nothing if a signal comes.

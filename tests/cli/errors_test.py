@@ -283,6 +283,7 @@ cadre train text --out text
 (ulimit -f 10; cadre train text --out other --steps 1 TINY)
 cadre train text --out run TINY
 cadre train text --recipe f32 --out run TINY
+cadre train text --out mine TINY --overwrite
 cadre train text --out half TINY
 cadre train text --out busy TINY
 cadre train --resume ''
@@ -352,6 +353,8 @@ def fill(folder):
         file.truncate(2**27)
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
+    (folder / "mine").mkdir()
+    (folder / "mine/report.html").write_text("<!doctype html>\n<title>sales</title>\n")
 
 
 def train_runs(folder):

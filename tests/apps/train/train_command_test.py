@@ -236,6 +236,18 @@ class Refusals(Case):
             self.assert_refused(self.train_text("--overwrite"), "checkpoint")
             self.assert_refused(self.train("--resume", self.out), "checkpoint")
             self.assertEqual(checkpoint.read_bytes(), content)
+        checkpoint.unlink()
+        for name, content in [("report.html", "<!doctype html>\n<html lang='en'><head>"),
+                              ("results.json", '{"runs": 3}'), ("results.json", "[]"),
+                              ("results.json", ""), ("results.json", "{")]:
+            (self.out / name).write_text(content)
+            for words in [], ["--overwrite"]:
+                self.assert_refused(self.train_text(*words), f"{self.out / name} is no file of "
+                                    "cadre train, must be one to be replaced; move it away")
+            self.assertEqual((self.out / name).read_text(), content)
+            (self.out / name).unlink()
+        self.assert_good(self.train_text())
+        self.assert_good(self.train_text("--overwrite"))
 
 
 @unittest.skipUnless(has_gpu(), "no GPU here")
