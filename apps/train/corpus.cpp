@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "apps/train/file.h"
 #include "apps/train/random.h"
@@ -59,8 +60,9 @@ std::vector<fs::path> files_below(const fs::path& folder, const fs::path& out) {
   for (; !error && walk != end; walk.increment(error)) {
     const std::string name = walk->path().filename().string();
     std::error_code ignored;
-    if (name.starts_with('.') || name == "build") {
-      if (walk->is_directory(ignored)) walk.disable_recursion_pending();
+    const bool is_folder = walk->is_directory(ignored);
+    if (name.starts_with('.') || (name == "build" && is_folder)) {
+      if (is_folder) walk.disable_recursion_pending();
     } else if (walk->is_regular_file(ignored) && !is_written(walk->path(), out)) {
       files.push_back(walk->path());
     }
@@ -121,15 +123,23 @@ int64_t Positions::operator[](int64_t index) const {
 
 Corpus read_corpus(const std::vector<std::string>& paths, double held_out, const fs::path& out) {
   Corpus corpus;
+  std::set<fs::path> seen;
+  const auto add = [&](const fs::path& file, bool named) {
+    std::error_code unknown;
+    const fs::path place = fs::canonical(file, unknown);
+    if (!unknown && seen.contains(place)) return;
+    add_document(corpus, file, named);
+    seen.insert(place);
+  };
   for (const std::string& path : paths) {
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     require(fs::exists(status), "train: path '", path,
             "' does not exist, must be a text file or a folder; check the spelling");
     if (fs::is_directory(status)) {
-      for (const fs::path& file : files_below(path, out)) add_document(corpus, file, false);
+      for (const fs::path& file : files_below(path, out)) add(file, false);
     } else {
-      add_document(corpus, path, true);
+      add(path, true);
     }
   }
   const auto bytes = static_cast<int64_t>(corpus.bytes.size() - corpus.documents.size());

@@ -257,7 +257,7 @@ cadre train empty
 cadre train zeros
 cadre train pipe
 cadre train short
-cadre train short shorter shorter shorter shorter shorter shorter shorter --held-out 0.001
+cadre train scraps
 cadre train text --held-out 0
 cadre train text --steps 0
 cadre train text --steps 1e3
@@ -297,7 +297,7 @@ cadre train --resume run --verify-resume
 cadre train --resume half --steps 7
 cadre train --resume half --recipe mxfp8
 cadre train --resume half --out other
-cadre train text text --resume half
+cadre train short text --resume half
 """
 
 DAMAGED = "\n".join(f"cadre train --resume bad/{name}.safetensors" for name in """
@@ -343,8 +343,7 @@ def fill(folder):
     """The files that the page names."""
     prose = "".join(f"the rows of expert {i % 97} are few\n" for i in range(200))
     for name, content in {
-            "text": prose, "short": prose[:1000], "shorter": prose[:500],
-            "empty": "", "zeros": "\0" * 4096,
+            "text": prose, "short": prose[:1000], "empty": "", "zeros": "\0" * 4096,
             "shapes": COUNTS + "\n", "comment": "# nothing\n",
             "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3",
             "large_counts": "9 9", "huge_counts": f"{2**31} 0"}.items():
@@ -353,6 +352,9 @@ def fill(folder):
         file.truncate(2**27)
     os.mkfifo(folder / "pipe")
     (folder / "folder").mkdir()
+    (folder / "scraps").mkdir()
+    for i in range(300):
+        (folder / "scraps" / str(i)).write_text(prose[:9])
     (folder / "mine").mkdir()
     (folder / "mine/report.html").write_text("<!doctype html>\n<title>sales</title>\n")
 

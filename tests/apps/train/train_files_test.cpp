@@ -161,6 +161,25 @@ TEST(Corpus, HasNoResultsOfARun) {
   EXPECT_EQ(read_corpus({folder / "t/other/report.html", folder / "t"}, 0.1).documents.size(), 5u);
 }
 
+TEST(Corpus, HasEveryFileOnce) {
+  const Folder folder;
+  const std::string a = folder.write("t/a.txt", prose(3000));
+  folder.write("t/b.txt", prose(1000));
+  const uint64_t print = read_corpus({folder / "t"}, 0.1).fingerprint;
+  std::filesystem::create_symlink("a.txt", folder / "t/c.txt");
+  for (const std::vector<std::string>& paths :
+       std::vector<std::vector<std::string>>{{folder / "t"},
+                                             {folder / "t", folder / "t"},
+                                             {folder / "t", a},
+                                             {a, folder / "t/../t/a.txt", folder / "t"}}) {
+    const Corpus corpus = read_corpus(paths, 0.1);
+    EXPECT_EQ(corpus.documents.size(), 2u);
+    EXPECT_EQ(corpus.fingerprint, print);
+  }
+  folder.write("t/build", prose(500));  // no folder
+  EXPECT_EQ(read_corpus({folder / "t"}, 0.1).documents.size(), 3u);
+}
+
 TEST(Corpus, FingerprintSeesTextAndSplit) {
   const Folder folder;
   const std::string path = folder.write("a", prose(3000));
