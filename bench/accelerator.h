@@ -84,4 +84,7 @@ std::string why_no_accelerator();
 /// Errors    InvalidArgument with the words it takes, or with what to do where there is no GPU.
 Device running_device(std::string_view word);
 
+/// The same for what wants a GPU: takes "cuda" and "cuda:1".
+Device running_gpu(std::string_view word);
+
 }  // namespace cadre::bench

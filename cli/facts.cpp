@@ -29,9 +29,7 @@ std::vector<bench::Fact> link_facts(const Device& device) {
 }
 
 int tell_facts(const Options& options) {
-  const Device device = bench::running_device(options.device);
-  if (device.kind == DeviceKind::kCpu)
-    throw UsageError("facts: device is 'cpu', must be cuda or cuda:<index>; facts are of a GPU");
+  const Device device = bench::running_gpu(options.device);
   std::ofstream file;
   if (!options.json.empty()) file = open_record("facts", options.json);
   const std::vector<bench::Fact> facts =

@@ -89,8 +89,7 @@ std::unique_ptr<Accelerator> open_accelerator(const Device& device) {
 }
 
 std::string why_no_accelerator() {
-  return "the CUDA driver shows no GPU on this machine; run on one that has a GPU, or give "
-         "--device cpu";
+  return "the CUDA driver shows no GPU on this machine; run on one that has a GPU";
 }
 
 }  // namespace cadre::bench

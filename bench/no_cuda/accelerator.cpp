@@ -6,7 +6,7 @@ namespace cadre::bench {
 std::unique_ptr<Accelerator> open_accelerator(const Device&) { return nullptr; }
 
 std::string why_no_accelerator() {
-  return "this build has no CUDA backend; configure with the preset cuda, or give --device cpu";
+  return "this build has no CUDA backend; configure with the preset cuda";
 }
 
 }  // namespace cadre::bench

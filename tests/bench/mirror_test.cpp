@@ -92,8 +92,8 @@ TEST(Device, RunsAreForDevicesOfThisMachine) {
       "device: name is 'sm_90', must be cpu, cuda or cuda:<index>; only 'cadre explain' plans "
       "for devices that are not here");
   if (!cuda_devices().empty()) return;
-  EXPECT_EQ(error_of("cuda"), "device: 'cuda' is not here; " + bench::why_no_accelerator());
-  EXPECT_NE(bench::why_no_accelerator().find("give --device cpu"), std::string::npos);
+  EXPECT_EQ(error_of("cuda"), "device: 'cuda' is not here; " + bench::why_no_accelerator() +
+                                  ", or give --device cpu");
 }
 
 }  // namespace

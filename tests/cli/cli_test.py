@@ -384,8 +384,14 @@ class Bench(Cli):
 
 class Facts(Cli):
     def test_facts_are_of_a_gpu(self):
-        self.wrong("facts", "--device", "cpu", says=["device is 'cpu', must be cuda"])
-        no_gpu_here(self, "facts")
+        for word in "cpu", "tpu", "sm_90":
+            self.wrong("facts", "--device", word,
+                       says=[f"device: name is '{word}', must be cuda or cuda:<index>"])
+        if not any(d["name"].startswith("cuda") for d in info()["devices"]):
+            for words in [], ["--device", "cuda:1"]:
+                done = run("facts", *words)
+                self.assertIn(f"device: '{(words or ['cuda'])[-1]}' is not here; ", done.stderr)
+                self.assertNotIn("cpu", done.stderr)  # which it does not take
         self.wrong("facts", "--ranks", "3", says=["--ranks: 3 not in {1,2}"])
 
 
