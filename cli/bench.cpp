@@ -233,6 +233,7 @@ Action declare_bench(CLI::App& app) {
   app.add_option("--offsets", options->distributions,
                  "how rows fall to experts: uniform, zipf:S, gamma:S, onehot, or a file of counts")
       ->delimiter(',')
+      ->allow_extra_args(false)  // or it would take the problem behind it
       ->capture_default_str();
   app.add_option("--json", options->json, "write a record of all cases to this file");
   app.add_option("--device", options->device, "cpu, cuda or cuda:1")->capture_default_str();

@@ -321,6 +321,15 @@ class Bench(Cli):
                     self.assertEqual(case["flops"], 2 * 64 * 48 * 32)
                     self.assertRegex(case["plan"], r"^cpu_(avx512|onednn|portable)(_bf16)?$")
 
+    def test_offsets_stand_before_or_behind_the_problem(self):
+        words = self.WORDS.split()
+        for call in (["--offsets", "uniform,onehot", *words], ["--offsets", "uniform,onehot",
+                     self.WORDS], [*words, "--offsets", "uniform,onehot"],
+                     ["--offsets", "uniform", *words, "--offsets", "onehot"],
+                     ["--offsets=uniform", "--offsets=onehot", self.WORDS]):
+            text = self.good("bench", "--repeat", "1", *call)
+            self.assertEqual(re.findall(r"offsets=(\w+)", text), ["uniform", "onehot"], call)
+
     def test_layers_of_a_shape_file_are_recorded(self):
         with tempfile.TemporaryDirectory() as folder:
             shapes, record = pathlib.Path(folder) / "shapes", pathlib.Path(folder) / "record.json"
