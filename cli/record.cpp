@@ -17,6 +17,17 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
+/// A word as a shell takes it: in quotes where it has characters that a shell may read.
+std::string shell_word(const std::string& word) {
+  constexpr const char* kPlain =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_=:.,/+- ";
+  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos)
+    return word.find(' ') == word.npos ? word : '"' + word + '"';
+  std::string quoted = "'";
+  for (const char c : word) quoted += c == '\'' ? "'\\''" : std::string(1, c);
+  return quoted + "'";
+}
+
 double rounded(double value) { return std::round(value * 1000) / 1000; }
 
 void add_work(const bench::Measurement& m, Json& row) {
@@ -128,9 +139,8 @@ std::string command_line() {
   std::string all;
   for (std::string word; std::getline(file, word, '\0');) {
     if (all.empty()) word = word.substr(word.rfind('/') + 1);
-    if (word.find(' ') != word.npos) word.insert(0, 1, '"').push_back('"');
     if (!all.empty()) all += ' ';
-    all += word;
+    all += shell_word(word);
   }
   return all;
 }

@@ -36,7 +36,7 @@ std::ofstream open_record(std::string_view verb, const std::string& path);
 void write_record(std::string_view verb, const std::string& path, std::ofstream&,
                   const nlohmann::ordered_json&);
 
-/// The words of this process, the program without its folder.
+/// The words of this process, the program without its folder, as a shell takes them.
 std::string command_line();
 
 /// "Intel(R) Xeon(R) ..., 2 threads", or "NVIDIA H200, 132 SMs".

@@ -190,6 +190,19 @@ class Files(cli_test.Cli):
         self.assertEqual((done.returncode, done.stderr), (0, b""))
         self.assertIn("/counts\ufffd", json.loads(record.read_text())["command"])
 
+    def test_the_command_of_a_record_can_be_pasted(self):
+        problem = "sequential | activation forward relu R=9 F=8 E=2"
+        for name in "a b.json", "$HOME;#", "it's", '"\\`!*', "+plain-1.json":
+            words = ["bench", problem, "--repeat", "1", "--json", name]
+            done = subprocess.run([os.path.abspath(cli_test.CADRE), *words], cwd=self.path,
+                                  capture_output=True)
+            self.assertEqual((done.returncode, done.stderr), (0, b""), name)
+            command = json.loads((self.path / name).read_text())["command"]
+            said = subprocess.run(["sh", "-c", f"printf '%s\\n' {command}"], cwd=self.path,
+                                  capture_output=True, text=True).stdout
+            self.assertEqual(said.splitlines(), ["cadre", *words])
+        self.assertEqual(command, f"cadre bench '{problem}' --repeat 1 --json +plain-1.json")
+
     def test_a_full_disk_behind_stdout(self):
         for words in (["info"], ["--help"], ["check", "offsets counts R=9 E=2"],
                       ["explain", "offsets counts R=9 E=2"]):
