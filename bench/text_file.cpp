@@ -3,7 +3,9 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
+#include <iterator>
 
 #include "cadre/error.h"
 
@@ -20,7 +22,16 @@ std::ifstream open_text_file(const std::string& what, const std::string& path) {
   const uint64_t bytes = fs::file_size(path, error);
   require(bytes <= kMostBytes, what, ": '", path, "' has ", bytes, " bytes, must be at most ",
           kMostBytes);
-  return std::ifstream(path);
+  std::ifstream file(path, std::ios::binary);
+  if (!file.good()) return file;
+  const std::istreambuf_iterator<char> first(file), end;
+  int64_t at = 0;
+  const bool has_zero = std::any_of(first, end, [&](char c) { return ++at, c == 0; });
+  require(!has_zero, what, ": byte ", at - 1, " of '", path,
+          "' is zero, must be text; write a file of text and name that");
+  file.clear();
+  file.seekg(0);
+  return file;
 }
 
 std::ofstream open_to_write(const std::string& path) {

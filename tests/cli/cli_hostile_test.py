@@ -110,6 +110,15 @@ class Files(cli_test.Cli):
         self.wrong("check", "offsets counts R=9 E=4", "--offsets", str(counts),
                    says=[f"sum to {2**32 + 6}, must be R = 9 or less"])
 
+    def test_a_zero_byte(self):
+        file = self.path / "file"
+        for content in b"4 5\0", b"4 5\n# \0 twelve", b"4\x005 x":
+            file.write_bytes(content)
+            says = f"byte {content.index(0)} of '{file}' is zero, must be text"
+            self.wrong("check", "offsets counts R=9 E=2", "--offsets", str(file),
+                       says=["offsets: " + says])
+            self.wrong("check", "--file", str(file), says=["shape file: " + says])
+
     def test_what_never_ends(self):
         pipe = self.path / "pipe"
         os.mkfifo(pipe)

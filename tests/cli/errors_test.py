@@ -207,6 +207,7 @@ cadre check --file pipe
 cadre check --file /dev/zero
 cadre check --file folder
 cadre check --file large
+cadre check --file zeros
 cadre check --file wrong_line
 cadre check offsets counts R=9 E=2 --seed -1
 cadre check offsets counts R=9 E=2 --seed 4294967296
@@ -224,6 +225,7 @@ cadre check offsets counts R=9 E=2 --offsets zipf:x
 cadre check offsets counts R=9 E=2 --offsets gamma:0
 cadre check offsets counts R=9 E=2 --offsets pipe
 cadre check offsets counts R=9 E=2 --offsets text
+cadre check offsets counts R=9 E=2 --offsets zeros
 cadre check offsets counts R=9 E=2 --offsets three_counts
 cadre check offsets counts R=9 E=2 --offsets large_counts
 cadre check offsets counts R=9 E=2 --offsets huge_counts
