@@ -50,6 +50,10 @@ double parameter(std::string_view what, double least, const std::string& words) 
   return value;
 }
 
+int64_t sum_of(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t(0));
+}
+
 }  // namespace
 
 Distribution parse_distribution(const std::string& words, int experts, uint64_t seed) {
@@ -77,12 +81,12 @@ Distribution parse_distribution(const std::string& words, int experts, uint64_t 
 std::vector<int64_t> draw_counts(const Draw& draw, int64_t rows, int experts) {
   Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
   if (!draw.counts.empty()) d.counts = draw.counts;
-  if (draw.counts_are_weights && !d.counts.empty()) {
+  if (draw.counts_are_weights && sum_of(d.counts) > 0) {
     d.weights.assign(d.counts.begin(), d.counts.end());
     d.counts.clear();
   }
   if (!d.counts.empty()) {
-    const int64_t sum = std::accumulate(d.counts.begin(), d.counts.end(), int64_t(0));
+    const int64_t sum = sum_of(d.counts);
     require(sum <= rows, "offsets: counts of '", draw.offsets, "' sum to ", sum,
             ", must be R = ", rows, " or less");
     return d.counts;
@@ -93,6 +97,14 @@ std::vector<int64_t> draw_counts(const Draw& draw, int64_t rows, int experts) {
   const auto live = int64_t(double(rows) * draw.live);
   for (int64_t r = 0; r < live; ++r) ++counts[size_t(expert(bits))];
   return counts;
+}
+
+std::vector<double> draw_weights(const Draw& draw, int experts) {
+  const Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
+  if (d.counts.empty()) return d.weights;
+  require(sum_of(d.counts) > 0, "offsets: counts of '", draw.offsets,
+          "' sum to 0, must be above 0; tokens choose their experts in these proportions");
+  return {d.counts.begin(), d.counts.end()};
 }
 
 Rows draw_rows(Buffers& buffers, const Draw& draw, int64_t rows, int experts) {
@@ -107,10 +119,9 @@ Rows draw_rows(Buffers& buffers, const Draw& draw, int64_t rows, int experts) {
 }
 
 std::vector<int64_t> draw_choices(const Draw& draw, int64_t tokens, int top_k, int experts) {
-  Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
-  if (!d.counts.empty()) d.weights.assign(d.counts.begin(), d.counts.end());
+  const std::vector<double> weights = draw_weights(draw, experts);
   std::mt19937_64 bits(mix(draw.seed));
-  std::discrete_distribution<int64_t> expert(d.weights.begin(), d.weights.end());
+  std::discrete_distribution<int64_t> expert(weights.begin(), weights.end());
   std::vector<int64_t> choices;
   for (int64_t t = 0; t < tokens; ++t) {
     const auto first = choices.end() - choices.begin();
@@ -140,14 +151,13 @@ float normal(uint64_t seed, uint64_t index) {
 void fill_logits(const TensorView& v, const Draw& draw) {
   constexpr double kRarest = 1e-9;  // of the weights, so that every logit is finite
   const auto experts = int(v.shape[1]);
-  Distribution d = parse_distribution(draw.offsets, experts, draw.seed);
-  if (!d.counts.empty()) d.weights.assign(d.counts.begin(), d.counts.end());
-  const double most = *std::max_element(d.weights.begin(), d.weights.end());
+  const std::vector<double> weights = draw_weights(draw, experts);
+  const double most = *std::max_element(weights.begin(), weights.end());
   std::mt19937_64 bits(mix(draw.seed));
   std::uniform_real_distribution<double> uniform(1e-12, 1);
   for (int64_t t = 0; t < v.shape[0]; ++t)
     for (int64_t e = 0; e < experts; ++e) {
-      const double weight = std::max(d.weights[size_t(e)], kRarest * std::max(most, kRarest));
+      const double weight = std::max(weights[size_t(e)], kRarest * std::max(most, kRarest));
       const double noise = -std::log(-std::log(uniform(bits)));
       store(v, t * v.stride[0] + e, float(std::log(weight) + noise));
     }

@@ -37,6 +37,10 @@ Distribution parse_distribution(const std::string& words, int experts, uint64_t 
 /// Errors    InvalidArgument if given counts sum to more than `rows`.
 std::vector<int64_t> draw_counts(const Draw&, int64_t rows, int experts);
 
+/// In what proportions tokens choose their experts, [E].
+/// Errors    as of parse_distribution, and InvalidArgument for counts that are all zero.
+std::vector<double> draw_weights(const Draw&, int experts);
+
 /// Routed rows of a case: offsets in its buffers, and what the host may know of them.
 struct Rows {
   Offsets offsets;
@@ -47,6 +51,7 @@ Rows draw_rows(Buffers&, const Draw&, int64_t rows, int experts);
 
 /// The experts of each token, [tokens, top_k] row-major: distinct while there are enough experts;
 /// -1 (dropped) for one in sixteen.
+/// Errors    as of draw_weights.
 std::vector<int64_t> draw_choices(const Draw&, int64_t tokens, int top_k, int experts);
 
 /// A number that depends on its arguments only, near a standard normal distribution.
@@ -54,7 +59,7 @@ float normal(uint64_t seed, uint64_t index);
 
 /// Fills [T, E] with a router's logits: a token's greatest top_k are draws without replacement, as
 /// `offsets` says.
-/// Errors    as of parse_distribution.
+/// Errors    as of draw_weights.
 void fill_logits(const TensorView&, const Draw&);
 
 /// Fills the first `live` entries of dimension 0 with normal numbers times `scale`.

@@ -203,6 +203,13 @@ class Check(Cli):
             counts.write_text("1 2 3 -4")
             self.wrong("check", words, "--offsets", str(counts),
                        says=["holds '-4', must hold whole numbers"])
+            counts.write_text("0 0 0 0")
+            for verb in "check", "bench":
+                self.good(verb, words, "--offsets", str(counts))  # all of it is tail
+                for layer in ("moe T=9 top_k=2 H=8 F=16 E=4",
+                              "expert_parallel T=9 top_k=2 H=8 E=2 ranks=2 R=36"):
+                    self.wrong(verb, layer, "--offsets", str(counts), prints=True,
+                               says=[f"counts of '{counts}' sum to 0, must be above 0"])
         self.wrong("check", words, "--offsets", "normal", says=["'normal'", "give uniform, zipf:S"])
         self.wrong("check", words, "--offsets", "zipf:x", says=["exponent of zipf is 'x'"])
         self.wrong("check", words, "--offsets", "gamma:0",

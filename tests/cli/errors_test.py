@@ -227,6 +227,7 @@ cadre check offsets counts R=9 E=2 --offsets pipe
 cadre check offsets counts R=9 E=2 --offsets text
 cadre check offsets counts R=9 E=2 --offsets zeros
 cadre check offsets counts R=9 E=2 --offsets three_counts
+cadre check moe T=9 top_k=1 H=8 F=16 E=2 --offsets no_rows
 cadre check offsets counts R=9 E=2 --offsets large_counts
 cadre check offsets counts R=9 E=2 --offsets huge_counts
 cadre check bias_grad R=1 N=2199023255552 E=4 --limit 0
@@ -347,7 +348,7 @@ def fill(folder):
     for name, content in {
             "text": prose, "short": prose[:1000], "empty": "", "zeros": "\0" * 4096,
             "shapes": COUNTS + "\n", "comment": "# nothing\n",
-            "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3",
+            "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3", "no_rows": "0 0",
             "large_counts": "9 9", "huge_counts": f"{2**31} 0"}.items():
         (folder / name).write_text(content)
     with open(folder / "large", "wb") as file:
