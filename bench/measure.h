@@ -25,6 +25,7 @@ struct Measurement {
   std::string call;  ///< of a layer: forward, step or 4 steps; of ranks: dispatch or collect
   double flops = 0, bytes = 0;  ///< of one launch; of a layer, those of its products
   int64_t kept_bytes = 0, workspace_bytes = 0;  ///< of a layer: until backward; the larger of both
+  bool is_of_ranks = false;                     ///< then of an exchange, with what it moves:
   double delivered_bytes = 0;   ///< of all ranks: rows that an exchange brings to where they belong
   double crossed_bytes = 0;     ///< of these, those that come from another rank
   std::vector<Timing> timings;  ///< ours first

@@ -237,6 +237,7 @@ std::vector<Measurement> measure_ranks(std::string_view words, const MeasureOpti
   Measurement m;
   m.problem = to_string(p);
   m.plan = chosen.name;
+  m.is_of_ranks = true;
   m.check = check_small(chosen, options);
   m.checked_rows = std::min(p.tokens, kCheckedTokens);
   if (!m.check.good()) return {m};

@@ -65,7 +65,7 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
     if (t.sm_mhz > 0)
       std::printf("  %-14s %.0f MHz, %.0f W, %.4g J a launch\n", "", t.sm_mhz, t.watts, t.joules);
   }
-  if (m.delivered_bytes > 0)
+  if (m.is_of_ranks)
     std::printf("  %.0f bytes delivered, %.0f of them crossed; bits of one rank, with T = %lld\n",
                 m.delivered_bytes, m.crossed_bytes, static_cast<long long>(m.checked_rows));
   else if (!m.call.empty())

@@ -33,7 +33,7 @@ double rounded(double value) { return std::round(value * 1000) / 1000; }
 void add_work(const bench::Measurement& m, Json& row) {
   row["flops"] = m.flops;
   row["bytes"] = m.bytes;
-  if (m.delivered_bytes > 0) {
+  if (m.is_of_ranks) {
     row["delivered_bytes"] = m.delivered_bytes;
     row["crossed_bytes"] = m.crossed_bytes;
   } else if (m.call.empty()) {

@@ -110,6 +110,14 @@ class Ranks(cli_test.Cli):
             self.assertLess(0, case["crossed_bytes"])
             self.assertLess(case["crossed_bytes"], case["delivered_bytes"])
             self.assertIn(f"{case['delivered_bytes']:.0f} bytes delivered", text)
+        with tempfile.TemporaryDirectory() as folder:
+            record = pathlib.Path(folder) / "record.json"
+            text = self.good("bench", self.WORDS.replace("T=16", "T=0"), "--repeat", "1",
+                             "--json", str(record))
+            self.assertEqual(text.count("  0 bytes delivered, 0 of them crossed"), 2, text)
+            for case in json.loads(record.read_text())["cases"]:
+                self.assertEqual((case["delivered_bytes"], case["crossed_bytes"]), (0, 0))
+                self.assertNotIn("kept_bytes", case)
         self.wrong("bench", self.WORDS, "--beside", "top_k=1",
                    says=["--beside is 'top_k=1', must not be given for ranks"])
 
