@@ -6,6 +6,7 @@
 #include <fstream>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "bench/accelerator.h"
 #include "bench/cost.h"
@@ -55,11 +56,15 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
   for (const bench::Timing& t : m.timings) {
     const double ns = t.us.median * 1000;
     std::printf("  %-14s %12.1f %12.1f %12.1f ", t.name.c_str(), t.us.median, t.us.p10, t.us.p90);
-    if (m.flops > 0)
+    const bool is_twin = t.name.starts_with("cadre ");  // of other formats: not the same work
+    if (m.flops > 0 && !is_twin)
       std::printf("%10.1f ", m.flops / ns / unit.flops_in_ns);
     else
       std::printf("%10s ", "");
-    std::printf("%8.1f", m.bytes / ns);
+    if (is_twin)
+      std::printf("%8s", "");
+    else
+      std::printf("%8.1f", m.bytes / ns);
     if (t.name != "cadre") std::printf("  %.2f of it: %s", t.speed, t.what.c_str());
     std::printf("\n");
     if (t.sm_mhz > 0)
@@ -147,9 +152,20 @@ void require_measurable_ranks(const std::string& problem, const bench::MeasureOp
   bench::plan_of_ranks(problem, options.device, options.only);
 }
 
+/// Times of other sizes would be compared with ours.
+void require_same_sizes(const std::string& beside) {
+  std::istringstream words(beside);
+  for (std::string word; words >> word;)
+    for (const char* size : {"R", "N", "K", "T", "H", "F", "C", "E", "top_k", "shared_F"})
+      if (word.substr(0, word.find('=')) == size)
+        throw UsageError(text("bench: --beside is '", beside, "', must not have ", size,
+                              "; a problem runs beside one of its sizes"));
+}
+
 void require_measurable(const std::string& problem, const bench::MeasureOptions& options) {
   const Subject subject = subject_of(problem);
   if (subject.is_of_ranks()) return require_measurable_ranks(problem, options);
+  require_same_sizes(options.beside);
   if (!subject.layer) return bench::require_measurable(problem, options);
   if (!options.only.empty())
     throw UsageError(text("bench: --only is '", options.only,

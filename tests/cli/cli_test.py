@@ -349,10 +349,19 @@ class Bench(Cli):
         beside = "format=bf16 out=bf16"
         with tempfile.TemporaryDirectory() as folder:
             record = pathlib.Path(folder) / "record.json"
-            self.good("bench", words, "--repeat", "2", "--beside", beside, "--json", str(record))
+            text = self.good("bench", words, "--repeat", "2", "--beside", beside,
+                             "--json", str(record))
             case = json.loads(record.read_text())["cases"][0]
         self.assertEqual(set(case["us"]), {"cadre", f"cadre {beside}"} | self.dense_peer())
         self.assertIn("N=48 K=32 E=4 format=bf16'", case["peers"][f"cadre {beside}"])
+        time = r" +\d+\.\d"
+        self.assertRegex(text, rf"(?m)^  cadre {time * 5}$")
+        self.assertRegex(text, rf"(?m)^  cadre {beside}{time * 3} +\d\.\d\d of it")  # no rates
+        for more in "N=16", "top_k=2 format=bf16", "format=bf16 R=64":
+            size = re.search(r"(\w+)=\d", more)[1]
+            for problem in words, "grouped_linear R=64 N=48 K=32 E=4":
+                self.wrong("bench", problem, "--beside", more,
+                           says=[f"--beside is '{more}', must not have {size}; "])
         self.wrong("bench", words, "--beside", "format=bf17", says=["bf17"])
         self.wrong("bench", words, "--beside", "offsets", says=["offsets"])
 

@@ -250,7 +250,7 @@ cadre bench offsets counts R=9 E=2 --repeat 0
 cadre bench offsets counts R=9 E=2 --threads 5000
 cadre bench offsets counts R=9 E=2 --json folder
 cadre bench offsets counts R=9 E=2 --repeat 1 --json /dev/full
-cadre bench offsets counts R=9 E=2 --beside R=x
+cadre bench offsets counts R=9 E=2 --beside R=8
 """
 
 TRAIN = """
@@ -348,7 +348,8 @@ def fill(folder):
     for name, content in {
             "text": prose, "short": prose[:1000], "empty": "", "zeros": "\0" * 4096,
             "shapes": COUNTS + "\n", "comment": "# nothing\n",
-            "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3", "no_rows": "0 0",
+            "wrong_line": f"# one\n{COUNTS}\noffsets counts R=x E=2\n", "three_counts": "1 2 3",
+            "no_rows": "0 0",
             "large_counts": "9 9", "huge_counts": f"{2**31} 0"}.items():
         (folder / name).write_text(content)
     with open(folder / "large", "wb") as file:
