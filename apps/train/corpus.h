@@ -40,9 +40,8 @@ struct Corpus {
 
 /// Reads files, and folders with everything below them (hidden names, `build` folders and symbolic
 /// links to folders excepted) in the order of their names, each file once however often it is
-/// named. A file named by itself must be text; in
-/// a folder a file that is empty or no text is skipped, and the report and results of a run: those
-/// in `out` and those beside a checkpoint.
+/// named. A file named by itself must be text; in a folder a file that is empty or no text is
+/// skipped, and the report and results of a run: those in `out` and those beside a checkpoint.
 /// Errors    InvalidArgument for a path that is missing, unreadable, empty or no text, and for a
 ///           text that is too short to split.
 Corpus read_corpus(const std::vector<std::string>& paths, double held_out,

@@ -167,8 +167,8 @@ void Session::require_verifiable() const {
     step = start_of(recipe).step;
     if (step < verify_step()) return;
   }
-  require(false, "train: run is at step ", step, ", must be before step ", verify_step(),
-          " for --verify-resume; leave it out");
+  throw InvalidArgument(text("train: run is at step ", step, ", must be before step ",
+                             verify_step(), " for --verify-resume; leave it out"));
 }
 
 fs::path Session::snapshot_path(const std::string& recipe) const {

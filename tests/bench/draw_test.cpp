@@ -57,6 +57,17 @@ TEST(DrawCounts, DependOnTheSeedOnly) {
   EXPECT_NE(bench::draw_counts({.seed = 5}, 999, 8), bench::draw_counts({.seed = 6}, 999, 8));
 }
 
+TEST(DrawWeights, AreThoseOfAFileUnlessAllAreZero) {
+  const std::string path = testing::TempDir() + "cadre_draw_weights";
+  const Draw draw{.offsets = path, .counts_are_weights = true};
+  std::ofstream(path) << "0 3 1";
+  EXPECT_EQ(bench::draw_weights(draw, 3), (std::vector<double>{0, 3, 1}));
+  EXPECT_EQ(sum(bench::draw_counts(draw, 1000, 3)), 1000);
+  std::ofstream(path) << "0 0 0";
+  EXPECT_THROW(bench::draw_choices(draw, 9, 1, 3), InvalidArgument);
+  EXPECT_EQ(bench::draw_counts(draw, 1000, 3), (std::vector<int64_t>{0, 0, 0}));
+}
+
 TEST(DrawChoices, AreDistinctExpertsOrDropped) {
   const int experts = 6, top_k = 4;
   const auto choices = bench::draw_choices({.offsets = "zipf:2"}, 300, top_k, experts);
