@@ -327,6 +327,8 @@ ELSEWHERE = {
     "load: dtype is ": "a fault of cadre",
     "store: dtype is ": "a fault of cadre",
     "format: element of ": "a caller in C++",
+    "format: kind is ": "a caller in C++",
+    "activation: kind is ": "a caller in C++",
     "every product takes its operands as they are quantised": "a caller in C++ that names a route",
     "it takes no product that others do not take": "a caller in C++ that names a route",
     "it does not take the product": "a caller in C++ that names a route",

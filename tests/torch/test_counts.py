@@ -230,3 +230,30 @@ def test_pinned_counts_that_the_caller_changes_behind_the_call(dtype):
     got = layer(x, counts)
     counts.copy_(torch.tensor([6, 0, 0]))
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("layer", [
+    lambda: cadre.GroupedLinear(3, 16, 8, device="cpu"),
+    lambda: cadre.GroupedMLP(3, 16, 8, device="cpu"),
+    lambda: cadre.ops.Sequential(cadre.ops.GroupedLinear(3, 16, 8, device="cpu"))])
+def test_counts_of_tolist_are_one_graph(layer):
+    module = layer()
+    compiled = torch.compile(lambda x, counts: module(x, counts.tolist()), fullgraph=True,
+                             backend="aot_eager")
+    for counts in ([4, 0, 3], [1, 5, 1]):
+        x = torch.randn(9, 16)
+        assert torch.equal(compiled(x, torch.tensor(counts)), module(x, counts))
+
+
+def test_factors_may_have_any_stride():
+    weights = torch.rand(9, 2)
+    mlp = cadre.GroupedMLP(3, 16, 8, device="cpu")
+    linear = cadre.GroupedLinear(3, 16, 8, scale_bias=True, device="cpu")
+    for parameter in linear.parameters():
+        torch.nn.init.normal_(parameter)
+    x, counts = torch.randn(9, 16), [4, 0, 3]
+    for factor in (weights[:, 0], weights[0, :1].expand(9)):
+        whole = factor.contiguous()
+        assert torch.equal(mlp(x, counts, factor), mlp(x, counts, whole))
+        assert torch.equal(linear(x, counts, bias_scale=factor),
+                           linear(x, counts, bias_scale=whole))

@@ -42,6 +42,8 @@ def test_articles_are_chosen_in_one_place():
 
 # Messages that Python provokes on no machine without a GPU, and the file of the test that does.
 ELSEWHERE = {
+    "scores are of a reentrant checkpoint, which gives them no gradient, must be of one with "
+    "use_reentrant=False; or compute the loss inside": "test_router.py",
     "; a CUDA graph being captured would replay these very counts for ever": "test_graphs.py",
     "dispatch: a CUDA graph is being captured, must not be by the first dispatch with block; it "
     "makes what notes an overflow": "test_expert_parallel_blocks.py",

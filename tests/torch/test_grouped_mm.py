@@ -270,11 +270,6 @@ def test_without_groups(device, form):
     held = out.clone()
     with torch.no_grad():
         assert cadre.grouped_mm(a, b, offs, out=out) is out and torch.equal(out, held)
-    for of_a, of_b, words in (((6, 0), (E, 0, N), "K is 0, must be 1 or more"),
-                              ((6, K), (E, K, 0), "N is 0, must be 1 or more")):
-        with pytest.raises(ValueError, match=words):
-            cadre.grouped_mm(torch.ones(of_a, device=device), torch.ones(of_b, device=device),
-                             ends([1] * E, device))
 
 
 def test_compiled_with_changing_counts(device):
@@ -389,3 +384,30 @@ def test_out_that_is_read_meanwhile(device):
             cadre.grouped_mm(left, right, ends, out=out)
     want = cadre.grouped_mm(wide[:, :16], b, ends)
     assert torch.equal(cadre.grouped_mm(wide[:, :16], b, ends, out=wide[:, 16:]), want)
+
+
+@pytest.mark.parametrize("form, widths", [
+    ("2d3d", (0, 7)), ("2d3d", (11, 0)), ("3d2d", (0, 11)), ("3d2d", (6, 0)), ("2d2d", (0, 7)),
+    ("2d2d", (6, 0)), ("3d3d", (0, 11, 7)), ("3d3d", (6, 0, 7)), ("3d3d", (6, 11, 0))])
+def test_widths_of_zero(device, form, widths):
+    counts, rows = named("tail")
+    shapes = {"2d3d": lambda k, n: ((rows, k), (E, k, n)),
+              "3d2d": lambda m, k: ((E, m, k), (k, rows)),
+              "2d2d": lambda m, n: ((m, rows), (rows, n)),
+              "3d3d": lambda m, k, n: ((E, m, k), (E, k, n))}[form](*widths)
+    a, b = (torch.randn(shape, device=device, requires_grad=True) for shape in shapes)
+    offs = None if form == "3d3d" else ends(counts, device)
+    y = cadre.grouped_mm(a, b, offs=offs)
+    y.sum().backward()
+    groups = [E] if form in ("2d2d", "3d3d") else []
+    assert list(y.shape) == groups + [a.shape[-2], b.shape[-1]] and not y.any()
+    assert a.grad.shape == a.shape and b.grad.shape == b.shape
+    assert not a.grad.any() and not b.grad.any()
+    out = torch.full_like(y.detach(), 3)
+    with torch.no_grad():
+        cadre.grouped_mm(a, b, offs=offs, out=out, accumulate=True)
+        assert torch.all(out == 3)
+        cadre.grouped_mm(a, b, offs=offs, out=out)
+    used = sum(counts)
+    tail = {"2d3d": lambda: out[used:], "3d2d": lambda: out[:, used:]}.get(form, lambda: out[:0])()
+    assert torch.all(tail == 3) and out.sum() == tail.sum()

@@ -253,3 +253,24 @@ def test_opcheck(device):
             for other in (None, tokens(device)):
                 opcheck(torch.ops.cadre._router_logits_backward.default,
                         (dlogits, x, w.detach(), other, wants))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_loss_behind_a_checkpoint_has_a_gradient_or_is_an_error(device, reentrant):
+    """A reentrant one sees no tensor of a RouterOutput, and would leave it without a gradient."""
+    moe = cadre.MoE(4, 16, 8, top_k=2, device=device)
+    x = torch.randn(10, 16, device=device, requires_grad=True)
+    _, decided = checkpoint(moe, x, use_reentrant=reentrant)
+    if reentrant:
+        words = ("scores are of a reentrant checkpoint, which gives them no gradient, must be of "
+                 "one with use_reentrant=False; or compute the loss inside")
+        with pytest.raises(ValueError, match=words):
+            decided.load_balancing_loss()
+        with torch.no_grad():
+            assert decided.load_balancing_loss() > 0
+        return
+    decided.load_balancing_loss().backward()
+    checkpointed = moe.router.grad
+    moe.router.grad = None
+    moe(x)[1].load_balancing_loss().backward()
+    assert checkpointed.any() and torch.equal(checkpointed, moe.router.grad)

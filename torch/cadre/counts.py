@@ -139,7 +139,7 @@ def _from_ints(given: Sequence[int], experts: int, rows: int, name: str) -> Tens
         return torch.stack([torch.full((), count, dtype=torch.int64, device="cpu")
                             for count in given])
     counts = [_integer(count, name) for count in given]
-    if len(counts) == experts:  # else its shape is told
+    if len(counts) == experts and not torch.compiler.is_dynamo_compiling():  # else it is told
         _require_counts(counts, rows, name)
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 

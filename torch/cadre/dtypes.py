@@ -58,6 +58,10 @@ def require_factor(name: str, given: Any) -> None:
         raise TypeError(f"{name} is {kind_of(given)}, must be a tensor")
 
 
+def contiguous(given: Tensor | None) -> Tensor | None:
+    return None if given is None else given.contiguous()
+
+
 def require_rows(name: str, x: Any) -> None:
     """Errors: TypeError, for the argument of that name, unless it is a tensor that layers take."""
     if not isinstance(x, Tensor):

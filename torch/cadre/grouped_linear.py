@@ -286,6 +286,7 @@ class GroupedLinear(DeferredGradients, EmptyExtraState):
                              f"scale_bias={self.scale_bias}")
         if bias_scale is not None:
             require_factor("bias_scale", bias_scale)
+            bias_scale = bias_scale.contiguous()
         if is_first_microbatch is not None:
             require_bools(is_first_microbatch=is_first_microbatch)
         x = inp if inp.dim() == 2 else inp.reshape(-1, self.in_features)

@@ -14,7 +14,7 @@ from .counts import Counts, offsets_of
 from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import (
-    kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
+    contiguous, kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
 from .local_weights import draw, local, require_plain
 from .operations import combine, offsets_of_routing, permute, routing
 from .recipe import active_recipe, is_plain, recipe_text, words_for
@@ -283,6 +283,7 @@ class GroupedMLP(DeferredGradients):
                 if given is not None:
                     raise ValueError(f"{name} is given, must be left out; the probabilities of a "
                                      "TokenChoice are its own")
+        prob, bias2_scale = contiguous(prob), contiguous(bias2_scale)
         rows = x.reshape(-1, self.hidden)
         w1, bias1, w2, bias2 = self.operands()
         weights = ([w1], [] if bias1 is None else [bias1], [w2], [] if bias2 is None else [bias2])

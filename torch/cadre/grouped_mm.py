@@ -50,13 +50,17 @@ def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tenso
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
         _check_out(a, b, bias, out, out_dtype, groups)
-        if groups:
+        if not groups:
+            return out
+        if all(_widths(a, b)):
             _into(a, b, offs, bias, out, accumulate)
+        elif not accumulate and out.numel():  # sums of no terms
+            _clear(out, offs, a.dim() == 3)
         return out
     if accumulate:
         raise ValueError("grouped_mm: out is None, must be given; accumulate=True adds to it")
     with _without_autocast(a.device.type):
-        made = _empty if groups == 0 else _new
+        made = _empty if groups == 0 else _new if all(_widths(a, b)) else _narrow
         return made(a, b, offs, bias, out_dtype or a.dtype)
 
 
@@ -92,6 +96,33 @@ def _empty(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype
     else:
         y = torch.cat([b.t()[:0] @ a.sum(0).t(), b.new_zeros(b.shape[1], a.shape[1])]).t()
     return (y if bias is None else y + bias.sum()).to(dtype)
+
+
+def _widths(a: Tensor, b: Tensor) -> tuple[int, ...]:
+    """The sizes that are neither groups nor rows of groups."""
+    if a.dim() == b.dim():
+        return (a.shape[-2], b.shape[-1]) + ((a.shape[2],) if a.dim() == 3 else ())
+    stacked = a if a.dim() == 3 else b
+    return tuple(stacked.shape[1:])
+
+
+def _narrow(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, dtype: torch.dtype
+            ) -> Tensor:
+    """The four forms where a width is 0: sums of no terms, or nothing."""
+    if a.dim() == b.dim():
+        y = torch.bmm(a, b) if a.dim() == 3 else (a @ b).expand(offs.shape[0], -1, -1)
+    else:
+        y = a @ b.sum(0) if a.dim() == 2 else a.sum(0) @ b
+    return (y if bias is None else y + bias.sum()).to(dtype)
+
+
+def _clear(out: Tensor, offs: Tensor | None, by_columns: bool) -> None:
+    """All but the tail."""
+    if offs is None:
+        out.zero_()
+        return
+    rows = torch.arange(out.shape[1 if by_columns else 0], device=out.device) < offs[-1]
+    out.masked_fill_(rows if by_columns else rows.unsqueeze(1), 0)
 
 
 def _into(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None, out: Tensor,
@@ -172,6 +203,8 @@ def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
         raise ValueError(f"grouped_mm: a has {a.shape[-1]} columns, must have {b.shape[-2]}, as "
                          "many as b has rows")
     groups = _check_groups(a, b, offs)
+    if bias is not None and a.dim() + b.dim() > 4 and a.shape[-1] == 0:
+        raise ValueError("grouped_mm: bias is given, must be None where a has no columns")
     width = a.shape[1] if a.dim() == 3 and b.dim() == 2 else b.shape[-1]
     if bias is not None and tuple(bias.shape) != (groups, width):
         raise ValueError(f"grouped_mm: bias has shape {list(bias.shape)}, must be "

@@ -21,6 +21,7 @@ from .grouped_mlp import (
 from .local_weights import draw, local
 from .moved_codes import format_of, require_readers, sent
 from .operations import Offsets, routing
+from .recipe import UNSEEN
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
 from .shared_experts import (
@@ -62,6 +63,10 @@ def load_balancing_loss(scores: Tensor, tokens_per_expert: Tensor) -> Tensor:
         if not isinstance(given, Tensor):
             raise TypeError(f"{name} is {kind_of(given)}, must be a tensor")
     require_one_device({"scores": scores, "tokens_per_expert": tokens_per_expert})
+    if not torch.compiler.is_compiling() and getattr(scores, UNSEEN, False) and (
+            torch.is_grad_enabled()):
+        raise ValueError("scores are of a reentrant checkpoint, which gives them no gradient, must "
+                         "be of one with use_reentrant=False; or compute the loss inside")
     if scores.dim() != 2 or tokens_per_expert.shape != scores.shape[1:]:
         raise ValueError(f"scores and tokens_per_expert have shapes {list(scores.shape)} and "
                          f"{list(tokens_per_expert.shape)}, must be [T, E] and [E]")

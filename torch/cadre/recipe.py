@@ -270,6 +270,17 @@ def _again(function: Callable[_P, _T], recipe: str) -> Callable[_P, _T]:
     return again
 
 
+UNSEEN = "_cadre_unseen_by_a_checkpoint"
+
+
+def _mark_unseen(outputs: Any) -> None:
+    """Tensors within tuples, which a reentrant checkpoint gives no gradient."""
+    for nested in outputs if isinstance(outputs, tuple) else ():
+        for tensor in nested if isinstance(nested, tuple) else ():
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                setattr(tensor, UNSEEN, True)
+
+
 def _keep_recipes_in_checkpoints() -> None:
     own = CheckpointFunction.forward
 
@@ -277,6 +288,7 @@ def _keep_recipes_in_checkpoints() -> None:
         recipe = active_recipe()
         outputs = own(ctx, run_function, *rest)
         ctx.run_function = _again(run_function, recipe)  # what backward calls
+        _mark_unseen(outputs)
         return outputs
 
     CheckpointFunction.forward = staticmethod(forward)
