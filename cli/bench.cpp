@@ -152,12 +152,14 @@ void require_measurable_ranks(const std::string& problem, const bench::MeasureOp
   bench::plan_of_ranks(problem, options.device, options.only);
 }
 
-/// Times of other sizes would be compared with ours.
-void require_same_sizes(const std::string& beside) {
+/// Times of other sizes would be compared with ours. A gathered problem has sizes that one without
+/// has not.
+void require_same_sizes(const std::string& problem, const std::string& beside) {
   std::istringstream words(beside);
   for (std::string word; words >> word;)
     for (const char* size : {"R", "N", "K", "T", "H", "F", "C", "E", "top_k", "shared_F"})
-      if (word.substr(0, word.find('=')) == size)
+      if (word.substr(0, word.find('=')) == size &&
+          (' ' + problem).find(text(' ', size, '=')) != problem.npos)
         throw UsageError(text("bench: --beside is '", beside, "', must not have ", size,
                               "; a problem runs beside one of its sizes"));
 }
@@ -165,7 +167,7 @@ void require_same_sizes(const std::string& beside) {
 void require_measurable(const std::string& problem, const bench::MeasureOptions& options) {
   const Subject subject = subject_of(problem);
   if (subject.is_of_ranks()) return require_measurable_ranks(problem, options);
-  require_same_sizes(options.beside);
+  require_same_sizes(problem, options.beside);
   if (!subject.layer) return bench::require_measurable(problem, options);
   if (!options.only.empty())
     throw UsageError(text("bench: --only is '", options.only,

@@ -73,14 +73,15 @@ std::vector<fs::path> files_below(const fs::path& folder, const fs::path& out) {
   return files;
 }
 
-void add_document(Corpus& corpus, const fs::path& path, bool named) {
+/// Whether it is text.
+bool add_document(Corpus& corpus, const fs::path& path, bool named) {
   const std::vector<uint8_t> bytes = read_file(path, kMostBytes);
   const std::string why = bytes.empty() ? "it is empty" : no_text_because(bytes);
   if (!why.empty()) {
     require(!named, "train: file ", path.string(), " is no text: ", why,
             "; name text files, or a folder to skip what is no text");
     corpus.skipped.push_back(path.string());
-    return;
+    return false;
   }
   corpus.bytes.push_back(0);
   const auto begin = static_cast<int64_t>(corpus.bytes.size());
@@ -89,6 +90,7 @@ void add_document(Corpus& corpus, const fs::path& path, bool named) {
   corpus.documents.push_back({path.string(), begin, end, end});
   require(end <= kMostBytes, "train: text is more than ", kMostBytes >> 20,
           " MB, must be less; name fewer files");
+  return true;
 }
 
 /// Cuts every document and numbers the positions of both parts.
@@ -128,8 +130,7 @@ Corpus read_corpus(const std::vector<std::string>& paths, double held_out, const
     std::error_code unknown;
     const fs::path place = fs::canonical(file, unknown);
     if (!unknown && seen.contains(place)) return;
-    add_document(corpus, file, named);
-    seen.insert(place);
+    if (add_document(corpus, file, named)) seen.insert(place);
   };
   for (const std::string& path : paths) {
     std::error_code error;

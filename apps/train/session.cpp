@@ -373,8 +373,9 @@ Request resumed_request(const fs::path& path) {
   const fs::path file = fs::is_directory(path) ? latest_checkpoint(path) : path;
   const RunState state = load_checkpoint(file);
   const fs::path name = checkpoint_path("", state.recipe);
-  require(file != path || file.filename() == name, "train: checkpoint ", path.string(),
-          " is of recipe ", state.recipe, ", must be called ", name.string(), "; rename it");
+  const bool has_own_name = file.filename() == name || (file != path && fs::exists(path / name));
+  require(has_own_name, "train: checkpoint ", file.string(), " is of recipe ", state.recipe,
+          ", must be called ", name.string(), "; rename it");
   Request request;
   request.recipes.clear();
   request.settings = state.settings;

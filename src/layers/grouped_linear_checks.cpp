@@ -64,22 +64,22 @@ bool same_layout(const TensorView& got, const TensorView& want) {
 /// E pointers, or one packed view.
 template <class Pointer>
 struct Parameter {
-  std::string_view name;
+  std::string_view name, table;  ///< literals: a run's checks format nothing
   bool discrete;
   const TensorView& packed;
   Pointer* pointers;
 };
 template <class Pointer>
-Parameter(std::string_view, bool, const TensorView&, Pointer*) -> Parameter<Pointer>;
+Parameter(std::string_view, std::string_view, bool, const TensorView&, Pointer*)
+    -> Parameter<Pointer>;
 
 /// Discrete experts lie as `want` does, however far apart; a view that is there says the same.
 template <class Pointer>
 void check_pointers(const LinearChecks& checks, const Parameter<Pointer>& parameter,
                     const TensorView& want) {
-  const std::string table = text("discrete_", parameter.name);
-  checks.holds(parameter.pointers != nullptr, table, " is null, must point to ", want.shape[0],
-               " pointers; the problem says that ", parameter.name, " is discrete");
-  checks.aligned(table, parameter.pointers, alignof(void*));
+  checks.holds(parameter.pointers != nullptr, parameter.table, " is null, must point to ",
+               want.shape[0], " pointers; the problem says that ", parameter.name, " is discrete");
+  checks.aligned(parameter.table, parameter.pointers, alignof(void*));
   const TensorView& got = parameter.packed;
   checks.holds(
       got.rank == 0 || (got.data == nullptr && same_shape(got, want) && same_strides(got, want, 1)),
@@ -90,7 +90,7 @@ void check_pointers(const LinearChecks& checks, const Parameter<Pointer>& parame
 void check_weights(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
-  const Parameter w{"w", p.parameters.discrete_weight, own.w, own.discrete_w};
+  const Parameter w{"w", "discrete_w", p.parameters.discrete_weight, own.w, own.discrete_w};
   if (w.discrete) return check_pointers(checks, w, weight_layout(p, p.parameters.weight));
   if (p.parameters.weight_major == Major::kRow)
     return checks.view("w", own.w, p.parameters.weight, {p.experts, p.n, p.k});
@@ -103,7 +103,7 @@ void check_weights(const LinearChecks& checks, const LinearRun& linear) {
 void check_weight_gradients(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
-  const Parameter dw{"dw", p.parameters.discrete_dw, own.dw, own.discrete_dw};
+  const Parameter dw{"dw", "discrete_dw", p.parameters.discrete_dw, own.dw, own.discrete_dw};
   const TensorView want = weight_layout(p, p.parameters.dw);
   if (dw.discrete) return check_pointers(checks, dw, want);
   checks.holds(same_layout(own.dw, want), "dw is ", ops::Seen{own.dw}, ", must be ",
@@ -127,7 +127,8 @@ void check_accumulate(const LinearChecks& checks, const Words& given, int expert
 void check_biases(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   const LinearParameters& own = linear.args.parameters;
-  const Parameter bias{"bias", p.parameters.discrete_bias, own.bias, own.discrete_bias};
+  const Parameter bias{"bias", "discrete_bias", p.parameters.discrete_bias, own.bias,
+                       own.discrete_bias};
   if (bias.discrete)
     return check_pointers(checks, bias, view(nullptr, p.parameters.bias, {p.experts, p.n}));
   checks.view("bias", own.bias, p.parameters.bias, {p.experts, p.n});
@@ -137,7 +138,8 @@ void check_bias_gradients(const LinearChecks& checks, const LinearRun& linear) {
   const GroupedLinearProblem& p = linear.plan.problem;
   if (!p.bias || p.return_bias || !p.dbias) return;
   const LinearParameters& own = linear.args.parameters;
-  const Parameter dbias{"dbias", p.parameters.discrete_bias, own.dbias, own.discrete_dbias};
+  const Parameter dbias{"dbias", "discrete_dbias", p.parameters.discrete_bias, own.dbias,
+                        own.discrete_dbias};
   if (dbias.discrete) {
     check_pointers(checks, dbias, view(nullptr, p.parameters.dbias, {p.experts, p.n}));
   } else {

@@ -88,7 +88,6 @@ bool stops_backward(const RowOp& op) {
 }
 
 void check(const SequentialProblem& p) {
-  ops::require_words(p);
   const RowChecks checks("sequential", p);
   checks.holds(!p.ops.empty(), "the row has 0 ops, must be 1 or more");
   bool before_learns = false;

@@ -30,6 +30,12 @@ void activation_fields(ProblemReader& io, std::optional<GemmActivation>& a) {
   fields(io, *a);
 }
 
+void activation_fields(WordsLook& io, const std::optional<GemmActivation>& a) {
+  if (!a) return;
+  io.always("act", a->kind);
+  fields(io, *a);
+}
+
 void check_activation(const GroupedGemmProblem& p, const Checks<GroupedGemmProblem>& checks) {
   if (!p.activation) return;
   const GemmActivation& a = *p.activation;

@@ -9,6 +9,7 @@ namespace cadre::ops {
 /// act=, and what follows it, where there is one.
 void activation_fields(ProblemWriter&, const std::optional<GemmActivation>&);
 void activation_fields(ProblemReader&, std::optional<GemmActivation>&);
+void activation_fields(WordsLook&, const std::optional<GemmActivation>&);
 
 /// Errors    InvalidArgument.
 void check_activation(const GroupedGemmProblem&, const Checks<GroupedGemmProblem>&);

@@ -55,6 +55,11 @@ void formats(ops::ProblemWriter& io, const GroupedGemmProblem& p) {
   }
 }
 
+void formats(ops::WordsLook& io, const GroupedGemmProblem& p) {
+  io.always("lhs", p.lhs);
+  io.always("rhs", p.rhs);
+}
+
 void formats(ops::ProblemReader& io, GroupedGemmProblem& p) {
   const PassNames& names = names_of(p.pass);
   const std::string* both = io.find("format");

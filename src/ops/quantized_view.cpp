@@ -4,7 +4,6 @@
 #include "cadre/error.h"
 #include "cadre/quantize.h"
 #include "ops/checks.h"
-#include "ops/problem_text.h"
 
 namespace cadre {
 namespace {
@@ -74,7 +73,8 @@ int64_t block_offsets_bytes(const QuantizedShape& s) {
 /// A shape that is no problem's has been checked by nobody.
 void require_countable(const QuantizedShape& s) {
   require_legal(s.format);
-  static_cast<void>(ops::word_of(s.kind));
+  require(s.kind == RowsKind::kRagged || s.kind == RowsKind::kWeights, "quantized_view: kind is ",
+          int(s.kind), ", must be rows or weights");
   const bool ragged = s.kind == RowsKind::kRagged;
   const bool fits = s.rows >= 0 && s.cols >= 0 && s.experts >= 1 &&
                     s.experts < ops::kExpertsBelow &&

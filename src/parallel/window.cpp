@@ -111,7 +111,8 @@ void check_fits(std::string_view op, const ExpertParallelPlan& plan, const Windo
                window.state().ranks, " ranks, must be of ", plan.problem.ranks);
   const Device &here = window.state().planned, &wanted = plan.device;
   if (here.kind != wanted.kind || here.index != wanted.index)
-    checks.holds(false, "the plan is for ", to_string(wanted), ", must be for ", to_string(here),
+    checks.holds(false, "the plan is for device ", wanted.index, ", ", to_string(wanted),
+                 ", must be for device ", here.index, ", ", to_string(here),
                  ", where the window is");
   checks.holds(bytes >= plan.window.bytes, "the window has ", bytes, " bytes a rank, must have ",
                plan.window.bytes, "; make it for the largest plan");

@@ -357,7 +357,7 @@ class Bench(Cli):
         time = r" +\d+\.\d"
         self.assertRegex(text, rf"(?m)^  cadre {time * 5}$")
         self.assertRegex(text, rf"(?m)^  cadre {beside}{time * 3} +\d\.\d\d of it")  # no rates
-        for more in "N=16", "top_k=2 format=bf16", "format=bf16 R=64":
+        for more in "N=16", "E=2 format=bf16", "format=bf16 R=64":
             size = re.search(r"(\w+)=\d", more)[1]
             for problem in words, "grouped_linear R=64 N=48 K=32 E=4":
                 self.wrong("bench", problem, "--beside", more,

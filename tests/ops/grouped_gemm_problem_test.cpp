@@ -202,7 +202,7 @@ TEST(GroupedGemmChecks, HandMadeProblems) {
             "fprop R=1 N=1 K=1 E=1 format=bf16 align=-16]");
   p.align = 16, p.pass = Pass(3);
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
-            "problem: number 3 stands for a word, must be 0 to 2: fprop to wgrad");
+            "problem: pass is number 3, must be 0 to 2: fprop to wgrad");
   p.pass = Pass::kFprop, p.lhs.element = DType::kF32;
   EXPECT_EQ(test::invalid([&] { plan(p, this_cpu()); }),
             "format: element of bf16 is f32, must be bf16");

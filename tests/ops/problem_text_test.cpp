@@ -135,19 +135,19 @@ std::string plan_error(Problem p, Change change) {
 }
 
 TEST(ProblemText, EnumeratorsMustHaveAWord) {
-  const auto said = [](int number, const char* rest) {
-    return text("problem: number ", number, " stands for a word, must be 0 to ", rest);
+  const auto said = [](const char* name, const char* rest) {
+    return text("problem: ", name, " is number 9, must be 0 to ", rest);
   };
   EXPECT_EQ(plan_error(PermuteProblem{}, [](auto& p) { p.pass = PermutePass(9); }),
-            said(9, "3: permute to combine_backward"));
+            said("pass", "3: permute to combine_backward"));
   EXPECT_EQ(plan_error(OffsetsProblem{}, [](auto& p) { p.source = OffsetsSource(9); }),
-            said(9, "2: counts to routing"));
+            said("source", "2: counts to routing"));
   EXPECT_EQ(plan_error(RoutingProblem{}, [](auto& p) { p.score = RoutingScore(9); }),
-            said(9, "2: softmax to sigmoid"));
+            said("score", "2: softmax to sigmoid"));
   EXPECT_EQ(plan_error(ActivationProblem{}, [](auto& p) { p.kind = ActivationKind(99); }),
             text("activation: kind is 99, must be 0 to ", activation_list().size() - 1));
   EXPECT_EQ(plan_error(ActivationProblem{}, [](auto& p) { p.tail = Tail(9); }),
-            said(9, "1: keep to zero"));
+            said("tail", "1: keep to zero"));
   EXPECT_EQ(plan_error(QuantizeProblem{},
                        [](auto& p) {
                          p.along_k = format(FormatKind::kMxfp8);
@@ -155,9 +155,9 @@ TEST(ProblemText, EnumeratorsMustHaveAWord) {
                        }),
             text("format: kind is 77, must be 0 to ", format_list().size() - 1));
   EXPECT_EQ(plan_error(QuantizeProblem{}, [](auto& p) { p.kind = RowsKind(9); }),
-            said(9, "1: rows to weights"));
+            said("kind", "1: rows to weights"));
   EXPECT_EQ(plan_error(GroupedMlpProblem{}, [](auto& p) { p.layout = GluLayout(9); }),
-            said(9, "2: concat to interleave32"));
+            said("layout", "2: concat to interleave32"));
   EXPECT_EQ(test::invalid([] { formats_of(Recipe{}, Pass(9)); }),
             "recipe: pass is 9, must be 0 to 2");
 }

@@ -411,8 +411,13 @@ TEST_F(ArgumentErrors, OfWindows) {
             "collect: the window is of 1 ranks, must be of 2");
   const ExpertParallelPlan elsewhere = plan(p, parse_device("sm_90"));
   EXPECT_EQ(error([&] { dispatch(elsewhere, windows[0], r.dispatch_args(true), {}, {}); }),
-            text("dispatch: the plan is for ", to_string(parse_device("sm_90")), ", must be for ",
-                 to_string(this_cpu()), ", where the window is"));
+            text("dispatch: the plan is for device 0, ", to_string(parse_device("sm_90")),
+                 ", must be for device 0, ", to_string(this_cpu()), ", where the window is"));
+  ExpertParallelPlan second = made;
+  second.device.index = 1;
+  const std::string said =
+      error([&] { dispatch(second, windows[0], r.dispatch_args(true), {}, {}); });
+  EXPECT_EQ(said.find("dispatch: the plan is for device 1, "), 0u) << said;
   Window taken = std::move(windows[0]);
   EXPECT_EQ(test::invalid([&] { windows[0].check(); }),
             "window: it was moved from; use the one to which it was moved");

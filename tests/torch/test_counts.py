@@ -257,3 +257,10 @@ def test_factors_may_have_any_stride():
         assert torch.equal(mlp(x, counts, factor), mlp(x, counts, whole))
         assert torch.equal(linear(x, counts, bias_scale=factor),
                            linear(x, counts, bias_scale=whole))
+
+
+def test_wrong_constants_are_seen_by_the_compiler():
+    linear = cadre.GroupedLinear(3, 16, 8, device="cpu")
+    compiled = torch.compile(linear, backend="aot_eager")
+    with pytest.raises(Exception, match="must be 0 or more each, and 9 at most together"):
+        compiled(torch.randn(9, 16), [4, 0, 30])

@@ -274,3 +274,12 @@ def test_a_loss_behind_a_checkpoint_has_a_gradient_or_is_an_error(device, reentr
     moe.router.grad = None
     moe(x)[1].load_balancing_loss().backward()
     assert checkpointed.any() and torch.equal(checkpointed, moe.router.grad)
+
+
+def test_a_loss_of_what_a_checkpoint_only_passes_on_has_a_gradient(device):
+    moe = cadre.MoE(4, 16, 8, top_k=2, device=device)
+    x = torch.randn(10, 16, device=device, requires_grad=True)
+    _, decided = moe(x)
+    checkpoint(lambda x: (2 * x, tuple(decided)), x, use_reentrant=True)
+    decided.load_balancing_loss().backward()
+    assert moe.router.grad.any()

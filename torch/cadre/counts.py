@@ -139,7 +139,7 @@ def _from_ints(given: Sequence[int], experts: int, rows: int, name: str) -> Tens
         return torch.stack([torch.full((), count, dtype=torch.int64, device="cpu")
                             for count in given])
     counts = [_integer(count, name) for count in given]
-    if len(counts) == experts and not torch.compiler.is_dynamo_compiling():  # else it is told
+    if len(counts) == experts:  # else its shape is told
         _require_counts(counts, rows, name)
     return torch.tensor(counts, dtype=torch.int64, device="cpu")
 
@@ -156,8 +156,16 @@ def _integer(count: Any, name: str) -> int:
     raise TypeError(f"{name} has {count!r}, {kind_of(count)}, must be ints")
 
 
+def _holds(condition: Any) -> bool:
+    """Whether it is known to: of what tolist() gives a compiler nothing is."""
+    if not torch.compiler.is_compiling():
+        return bool(condition)
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # which takes sympy
+    return guard_or_false(condition)
+
+
 def _require_counts(counts: Sequence[int], rows: int, name: str) -> None:
-    if all(count >= 0 for count in counts) and sum(counts) <= rows:
+    if not (any([_holds(count < 0) for count in counts]) or _holds(sum(counts) > rows)):
         return
     ends = len(counts) > 1 and counts[-1] <= rows and all(
         0 <= a <= b for a, b in zip(counts, counts[1:]))

@@ -49,6 +49,7 @@ def grouped_mm(a: Tensor, b: Tensor, offs: AnyOffsets | None = None, bias: Tenso
     require_bools(accumulate=accumulate)
     groups = _check(a, b, offs, bias, out_dtype)
     if out is not None:
+        require_float("grouped_mm: out", out.dtype)
         _check_out(a, b, bias, out, out_dtype, groups)
         if not groups:
             return out
@@ -203,7 +204,7 @@ def _check(a: Tensor, b: Tensor, offs: Tensor | None, bias: Tensor | None,
         raise ValueError(f"grouped_mm: a has {a.shape[-1]} columns, must have {b.shape[-2]}, as "
                          "many as b has rows")
     groups = _check_groups(a, b, offs)
-    if bias is not None and a.dim() + b.dim() > 4 and a.shape[-1] == 0:
+    if bias is not None and groups and a.dim() + b.dim() > 4 and a.shape[-1] == 0:
         raise ValueError("grouped_mm: bias is given, must be None where a has no columns")
     width = a.shape[1] if a.dim() == 3 and b.dim() == 2 else b.shape[-1]
     if bias is not None and tuple(bias.shape) != (groups, width):

@@ -274,10 +274,10 @@ UNSEEN = "_cadre_unseen_by_a_checkpoint"
 
 
 def _mark_unseen(outputs: Any) -> None:
-    """Tensors within tuples, which a reentrant checkpoint gives no gradient."""
+    """Tensors made within tuples, which a reentrant checkpoint gives no gradient."""
     for nested in outputs if isinstance(outputs, tuple) else ():
         for tensor in nested if isinstance(nested, tuple) else ():
-            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+            if isinstance(tensor, Tensor) and not tensor.requires_grad:
                 setattr(tensor, UNSEEN, True)
 
 
@@ -288,7 +288,8 @@ def _keep_recipes_in_checkpoints() -> None:
         recipe = active_recipe()
         outputs = own(ctx, run_function, *rest)
         ctx.run_function = _again(run_function, recipe)  # what backward calls
-        _mark_unseen(outputs)
+        if any(isinstance(given, Tensor) and given.requires_grad for given in rest):
+            _mark_unseen(outputs)
         return outputs
 
     CheckpointFunction.forward = staticmethod(forward)

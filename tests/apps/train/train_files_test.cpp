@@ -176,6 +176,8 @@ TEST(Corpus, HasEveryFileOnce) {
     EXPECT_EQ(corpus.documents.size(), 2u);
     EXPECT_EQ(corpus.fingerprint, print);
   }
+  const std::string zeros = folder.write("t/zeros", std::string(100, '\0'));
+  expect_says(invalid([&] { read_corpus({folder / "t", zeros}, 0.1); }), " is no text");
   folder.write("t/build", prose(500));  // no folder
   EXPECT_EQ(read_corpus({folder / "t"}, 0.1).documents.size(), 3u);
 }

@@ -154,6 +154,10 @@ class Runs(Case):
             self.assert_refused(self.train("--resume", other), f"checkpoint {other} is of recipe "
                                 "bf16, must be called bf16.safetensors; rename it")
         self.assert_good(self.train("--resume", self.out))
+        here.rename(self.path / "kept")
+        self.assert_refused(self.train("--resume", self.out), f"checkpoint {before} is of recipe "
+                            "bf16, must be called bf16.safetensors; rename it")
+        (self.path / "kept").rename(here)
         moved = self.path / "moved/bf16.safetensors"
         moved.parent.mkdir()
         shutil.copy(here, moved)
