@@ -409,11 +409,11 @@ TEST_F(ArgumentErrors, OfWindows) {
       plan(ExpertParallelProblem{.tokens = 3, .hidden = 4, .ranks = 2, .rows = 3}, this_cpu());
   EXPECT_EQ(error([&] { collect(two, windows[0], {.y = r.y.view(), .out = r.out.view()}, {}); }),
             "collect: the window is of 1 ranks, must be of 2");
-  const ExpertParallelPlan elsewhere = plan(p, parse_device("sm_90"));
+  ExpertParallelPlan elsewhere = made, second = made;
+  elsewhere.device = {.kind = DeviceKind::kCuda, .sm = 90};
   EXPECT_EQ(error([&] { dispatch(elsewhere, windows[0], r.dispatch_args(true), {}, {}); }),
-            text("dispatch: the plan is for device 0, ", to_string(parse_device("sm_90")),
-                 ", must be for device 0, ", to_string(this_cpu()), ", where the window is"));
-  ExpertParallelPlan second = made;
+            text("dispatch: the plan is for device 0, ", to_string(elsewhere.device),
+                 ", must be for device 0, ", to_string(made.device), ", where the window is"));
   second.device.index = 1;
   const std::string said =
       error([&] { dispatch(second, windows[0], r.dispatch_args(true), {}, {}); });
