@@ -7,6 +7,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "apps/train/checkpoint.h"
 #include "apps/train/random.h"
 #include "apps/train/sample.h"
 #include "apps/train/session.h"
@@ -85,21 +86,11 @@ Corpus some_corpus(const Folder& folder) {
   return read_corpus({folder.write("text", prose(4000))}, 0.1);
 }
 
-std::vector<uint8_t> bytes_of(const RunState& state) {
-  const SafeTensors file = to_safetensors(state);
-  std::string header;
-  std::vector<uint8_t> bytes;
-  for (const auto& part : safetensors_parts(file, header)) {
-    bytes.insert(bytes.end(), part.begin(), part.end());
-  }
-  return bytes;
-}
-
 std::vector<uint8_t> trained(const Corpus& corpus, RunState state, int64_t until) {
   Trainer trainer(cpu(), corpus, std::move(state));
   while (trainer.step() < until) trainer.advance();
   if (trainer.done()) trainer.finish();
-  return bytes_of(trainer.state());
+  return checkpoint_content(trainer.state());
 }
 
 }  // namespace
