@@ -60,8 +60,9 @@ std::vector<Shape> shapes_of(const std::vector<std::string>& words) {
 }
 
 void prepare_for_ranks(const std::vector<Shape>& shapes) {
-  if (std::any_of(shapes.begin(), shapes.end(),
-                  [](const Shape& shape) { return shape.problem.find(kExpertParallel.name) == 0; }))
+  if (std::any_of(shapes.begin(), shapes.end(), [](const Shape& shape) {
+        return shape.problem.starts_with(kExpertParallel.name);
+      }))
     bench::load_kernels_at_once();
 }
 

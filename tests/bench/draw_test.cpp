@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <numeric>
 #include <set>
@@ -66,6 +67,7 @@ TEST(DrawWeights, AreThoseOfAFileUnlessAllAreZero) {
   std::ofstream(path) << "0 0 0";
   EXPECT_THROW(bench::draw_choices(draw, 9, 1, 3), InvalidArgument);
   EXPECT_EQ(bench::draw_counts(draw, 1000, 3), (std::vector<int64_t>{0, 0, 0}));
+  std::filesystem::remove(path);
 }
 
 TEST(DrawChoices, AreDistinctExpertsOrDropped) {

@@ -13,9 +13,10 @@ namespace {
 
 constexpr int kRounds = 2;  // chunks that a thread has in flight
 
-/// Blocks of backward that are resident on an SM, at least, of one type as many as registers allow;
-/// and how many there are for each of these, whose warps then take several rows.
+/// Blocks of backward for each that is resident; their warps then take several rows.
 constexpr unsigned kBackwardWaves = 8;
+
+/// Blocks of backward that are resident on an SM, at least: of one type as many as registers allow.
 constexpr int backward_blocks(ActivationKind kind, bool one_dtype) {
   if (!one_dtype) return 1;
   return kind == ActivationKind::kClampedSwiGlu ? 2 : 3;
