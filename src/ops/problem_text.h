@@ -19,7 +19,7 @@
 // How problems print and parse back. An operation lists its fields once, in a function
 //   template <class Io, class Problem> void fields(Io& io, Problem& p);
 // which serves the writer, the reader, and who looks whether enumerators have words. `io.word` is a
-// bare word behind the operation's name, `io.always` prints name=value, `io.unless` leaves the field
+// bare word behind the operation's name, `io.always` prints name=value, `io.unless` leaves a field
 // out where it has its default.
 namespace cadre::ops {
 
