@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 import cadre
 from cadre import checkpoints
@@ -216,8 +216,15 @@ def converted(rank, device):
 
 def sharded_over_other_experts(rank, device):
     """FSDP2 of the whole model would take experts of other ranks for parts of these."""
+    for part in (lambda model: model, lambda model: model.moe, lambda model: model.moe.experts):
+        model = Model(4, device, dist.group.WORLD)
+        with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over repl"):
+            fully_shard(part(model), mesh=DeviceMesh.from_group(dist.group.WORLD, device.type))
     model = Model(4, device, dist.group.WORLD)
-    fully_shard(model, mesh=DeviceMesh.from_group(dist.group.WORLD, device.type))
+    mesh = DeviceMesh.from_group(dist.group.WORLD, device.type)
+    experts = model.moe.experts
+    experts.register_parameter("w1", nn.Parameter(DTensor.from_local(
+        experts.w1.detach(), mesh, [Shard(0)])))  # by others than FSDP2
     with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):
         model.state_dict()
     with pytest.raises(ValueError, match="experts are sharded over ranks .* must be over replicas"):

@@ -24,6 +24,18 @@ def mark(experts: nn.Module) -> None:
         parameter.allreduce = False  # type: ignore[attr-defined]
 
 
+def own(experts: nn.Module, parameter: nn.Parameter) -> None:
+    """The same of one that FSDP2 puts in place of another.
+
+    Errors: ValueError where it is sharded over ranks of other experts.
+    """
+    parameter.allreduce = False  # type: ignore[attr-defined]
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is not None and vars(experts).get("_replicas") is not mesh:
+        _ranks_of_all(experts._ep, mesh)
+        experts._replicas = mesh
+
+
 def keep_whole_parameters(experts: nn.Module, ep: ExpertParallel) -> None:
     """From now on `state_dict` gives the parameters [E, ...] of this module as DTensors [P * E,
     ...] that are sharded over the ranks, and over the replicas that FSDP2 has sharded them over.
@@ -174,14 +186,21 @@ def _whole(ep: ExpertParallel, value: Tensor) -> tuple[DeviceMesh, list[Any]]:
     from torch.distributed.tensor import DTensor, Shard
     if not isinstance(value, DTensor):
         return DeviceMesh.from_group(ep.group, value.device.type), [Shard(0)]
-    replicas, own = value.device_mesh, dist.get_process_group_ranks(ep.group)
-    beside = torch.tensor(own).view(-1, *[1] * replicas.ndim) - dist.get_rank()
-    ranks = beside + replicas.mesh
-    if ranks.unique().numel() < ranks.numel():
-        raise ValueError(f"experts are sharded over ranks {replicas.mesh.flatten().tolist()}, must "
-                         f"be over replicas, of ranks {own} this one alone; fully_shard(experts, "
-                         'mesh=mesh["replicas"]), or name them in ignored_params')
+    replicas = value.device_mesh
+    ranks = _ranks_of_all(ep, replicas)
     names = "ep", *(f"replicas{at}" for at in range(replicas.ndim))
     mesh = DeviceMesh.from_group([ep.group, *replicas.get_all_groups()], value.device.type, ranks,
                                  mesh_dim_names=names)
     return mesh, [Shard(0), *value.placements]
+
+
+def _ranks_of_all(ep: ExpertParallel, replicas: DeviceMesh) -> Tensor:
+    """Of all experts: int [P, ...], those of ep by the replicas of each."""
+    sharing = dist.get_process_group_ranks(ep.group)
+    beside = torch.tensor(sharing).view(-1, *[1] * replicas.ndim) - dist.get_rank()
+    ranks = beside + replicas.mesh
+    if ranks.unique().numel() < ranks.numel():
+        raise ValueError(f"experts are sharded over ranks {replicas.mesh.flatten().tolist()}, must "
+                         f"be over replicas, of ranks {sharing} this one alone; fully_shard("
+                         'experts, mesh=mesh["replicas"]), or name them in ignored_params')
+    return ranks

@@ -234,6 +234,14 @@ class GroupedMLP(DeferredGradients):
         if not self.w1.is_meta:
             self.reset_parameters()
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Where ranks have experts of their own, FSDP2 puts parameters here that say so, too, or
+        that it may not put."""
+        super().__setattr__(name, value)
+        if "_ep" in vars(self) and isinstance(value, nn.Parameter):
+            from .expert_state import own
+            own(self, value)
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
@@ -333,17 +341,19 @@ class GroupedMLP(DeferredGradients):
         """Of the recipe, "" for that of the type of x."""
         return words_for(active_recipe() if self.recipe is None else self.recipe, x)
 
+    def _is_watched(self) -> bool:
+        """Whether somebody else may see results, and keep them."""
+        is_changed = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
+                      or self._compiled_call_impl is not None)
+        return bool(is_changed or self._forward_hooks or self._forward_pre_hooks
+                    or self._backward_hooks or self._backward_pre_hooks
+                    or module._has_any_global_hook() or torch._C._len_torch_dispatch_stack() > 0)
+
     def _can_push(self, like: Tensor, ranks: int, in_codes: bool, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody
         else may want to see them, and what they go to must come behind them, which a checkpoint may
         have kept."""
-        is_changed = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
-                      or self._compiled_call_impl is not None)
-        watched = (self._forward_hooks or self._forward_pre_hooks or self._backward_hooks
-                   or self._backward_pre_hooks or module._has_any_global_hook()
-                   or torch._C._len_torch_dispatch_stack() > 0)
-        apart = self.fuse_wgrad_accumulation or self.delay_wgrad_compute
-        if is_changed or watched or apart:
+        if self._is_watched() or self.fuse_wgrad_accumulation or self.delay_wgrad_compute:
             return False
         if any(w.data_ptr() % 16 for w in (self.w1, self.w2)):
             return False

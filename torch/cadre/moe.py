@@ -333,6 +333,8 @@ class MoE(nn.Module):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
+        if self.ep is not None and self.ep._window is not None and self.ep._window.holds(x):
+            x = x.clone()  # backward's exchange writes where it lies
         tokens, choice = self._choice(x.reshape(-1, self.hidden))
         own: tuple[OwnExpert, ...] = ()
         given: tuple[GivenExpert, ...] = ()
@@ -403,7 +405,10 @@ class MoE(nn.Module):
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
             place_of = places_to_push_to(handle.window, handle.where)
-            counts = RankRows(offsets, handle.window, again, place_of, codes)
+            # What collect finds in the window it need not copy; what somebody kept must stay.
+            fetched = place_of is None and self.experts._is_watched()
+            window = "" if fetched else handle.window
+            counts = RankRows(offsets, window, again, place_of, codes)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 

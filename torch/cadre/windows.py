@@ -211,6 +211,13 @@ class WindowRoute:
         made._memory = memory  # so that nobody uses it anew
         return made
 
+    def holds(self, x: Tensor) -> bool:
+        """Whether autograd would keep an x that lies here. Of compiled code nobody knows."""
+        if type(x) is not Tensor or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        memory: Tensor = self.exchange.tokens()
+        return 0 <= x.data_ptr() - memory.data_ptr() < memory.nbytes
+
     def bytes(self) -> int:
         """Of a rank's window, for this problem."""
         return int(_ops._window_bytes(self.exchange.name().partition(" ")[2], self.on))
