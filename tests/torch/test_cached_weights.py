@@ -7,6 +7,8 @@ import torch
 from conftest import draw
 from linear_reference import module
 
+import cadre
+
 COUNTS, ROWS, K, N = [3, 0, 9, 1, 4], 17, 64, 96
 
 
@@ -204,3 +206,19 @@ def test_a_backward_keeps_the_copies_of_its_forward(layer):
     doubled = layer(x, COUNTS, is_first_microbatch=True)
     assert torch.equal(torch.autograd.grad(y.sum(), x)[0], want)
     assert torch.equal(torch.autograd.grad(doubled.sum(), x)[0], want * 2)
+
+
+@pytest.mark.parametrize("dtype, first, second", [
+    (torch.float32, 1, 8), (torch.bfloat16, 3, 17), (torch.float16, 3, 17)])
+def test_changes_that_would_meet_in_a_sum_of_products(dtype, first, second):
+    """The highest bit of a word, and the bit where a product and a rotation take it."""
+    layer = cadre.GroupedLinear(1, 64, 64, bias=False, device="cpu", recipe="mxfp8",
+                                params_dtype=dtype)
+    x = torch.randn(4, 64, dtype=dtype)
+    flat = layer.weight0.data.view(-1)
+    flat[first], flat[second] = 1.0, 0.0
+    layer(x, [4], True)
+    with torch.no_grad():
+        layer.weight0.view(-1)[first] = -1.0
+        layer.weight0.view(-1)[second] = 2.0
+    assert torch.equal(layer(x, [4], False), layer(x, [4]))

@@ -123,9 +123,9 @@ FAULTS = [
     ("quantize", dict(rng=i32(3)), r"rng has shape \[3\], must be \[2\]"),
     ("quantize.out", dict(codes=f32(R, H)), "codes is torch.float32, must be torch.bfloat16"),
     ("quantize.out", dict(codes=f32(R, H + 1).bfloat16()),
-     r"codes has shape \[9, 7\], must have the 108 bytes of bf16\[9, 6\]"),
+     r"codes has shape \[9, 7\], must be \[9, 6\], as of bf16\[9, 6\]"),
     ("dequantize", dict(shape=[R, H, 1]), "source has 3 dimensions, must have 2"),
-    ("dequantize", dict(shape=[R, H + 1]), "codes has shape .*, must have the 126 bytes of bf16"),
+    ("dequantize", dict(shape=[R, H + 1]), "codes has shape .*, must be \\[9, 7\\], as of bf16"),
     ("dequantize", dict(dtype=torch.int32), "dtype is torch.int32, must be torch.float32, "),
 ]
 

@@ -35,8 +35,8 @@ def _none(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.new_empty((0,), dtype=dtype or x.dtype)
 
 
-def _like(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [torch.empty_like(t) for t in tensors]
+def _like(tensors: Sequence[Tensor], dtype: torch.dtype | None = None) -> list[Tensor]:
+    return [torch.empty_like(t, dtype=dtype) for t in tensors]
 
 
 @lru_cache(maxsize=256)
@@ -83,12 +83,12 @@ def _fake(x, offsets, weight, bias, bias_scale=None, *, rng=None, wants=NONE, re
 
 @register_fake("grouped_linear_backward")
 def _fake(dy, x, saved, offsets, weight, bias, bias_scale, *, rng=None, wants=ALL, deferred=False,
-      recipe="", save_input=False, unit_budget=0):
+      recipe="", save_input=False, unit_budget=0, dweight_dtype=None):
     rows = x.shape[0]
     _, _, begin, row, _ = linear_bounds(x, offsets, weight, wants, recipe, save_input)
     has_dbias = bool(bias) and (wants[2] or wants[3])
     dx = x.new_empty(tuple(x.shape)) if wants[0] else _none(x)
-    dweight = _like(weight) if wants[1] and not deferred else []
+    dweight = _like(weight, dweight_dtype) if wants[1] and not deferred else []
     scaled = has_dbias and bias_scale is not None
     return (dx, dweight, _like(bias) if has_dbias else [],
             x.new_empty((rows if scaled else 0,), dtype=torch.float32),
@@ -130,7 +130,7 @@ def _fake(x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale=None, *,
 @register_fake("grouped_mlp_backward")
 def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, *, rng=None,
       wants=ALL_MLP_WANTS, deferred=False, activation="swiglu", recipe="", keep_h=False,
-      unit_budget=0, window="", place_of=None, x_in_codes=False):
+      unit_budget=0, window="", place_of=None, x_in_codes=False, dweight_dtype=None):
     rows = x.shape[0]
     _, _, begin, row = mlp_bounds(x, offsets, prob, weight1, bias1, weight2, bias2, wants=wants,
                                   activation=activation, recipe=recipe, keep_h=keep_h,
@@ -142,8 +142,10 @@ def _fake(dy, x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_sca
 
     dx = x.new_empty(tuple(x.shape)) if wants[0] else _none(x)
     return (dx, row_floats(prob is not None and wants[1]),
-            _like(weight1) if wants[2] and not deferred else [], _like(bias1) if dbias else [],
-            _like(weight2) if wants[3] and not deferred else [], _like(bias2) if dbias else [],
+            _like(weight1, dweight_dtype) if wants[2] and not deferred else [],
+            _like(bias1) if dbias else [],
+            _like(weight2, dweight_dtype) if wants[3] and not deferred else [],
+            _like(bias2) if dbias else [],
             row_floats(dbias and bool(bias2) and bias2_scale is not None),
             _bytes(x, begin + row * rows if deferred else 0))
 
@@ -172,8 +174,9 @@ def moe_bounds(x: Tensor, experts: int, top_k: int, weight1: Sequence[Tensor],
                        shared_gate is not None, _device(x))
 
 
-def _like_shared(wanted: bool, weight: Tensor | None, x: Tensor) -> Tensor:
-    return torch.empty_like(weight) if wanted and weight is not None else _none(x)
+def _like_shared(wanted: bool, weight: Tensor | None, x: Tensor,
+                 dtype: torch.dtype | None) -> Tensor:
+    return torch.empty_like(weight, dtype=dtype) if wanted and weight is not None else _none(x)
 
 
 @register_fake("moe")
@@ -196,7 +199,7 @@ def _fake(x, logits, top_k, expert_bias, weight1, bias1, weight2, bias2, *, shar
 def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, weight2, bias2, *,
       shared_weight1=None, shared_weight2=None, shared_gate=None, rng=None, wants=ALL_MOE_WANTS,
       deferred=False, routing="softmax", activation="swiglu", recipe="", keep_h=False,
-      keep_rows=False):
+      keep_rows=False, dweight_dtype=None):
     _, _, begin, row = moe_bounds(x, _size_along(logits, 1), _size_along(experts, 1), weight1,
                                   bias1, weight2, bias2, shared_weight2=shared_weight2,
                                   shared_gate=shared_gate, wants=wants, activation=activation,
@@ -205,15 +208,17 @@ def _fake(dout, dscores, x, logits, experts, offsets, saved, weight1, bias1, wei
     def like(wanted, t):
         return t.new_empty(tuple(t.shape)) if wanted else _none(t)
 
-    def all_like(wanted, tensors):
-        return _like(tensors) if wanted else []
+    def all_like(wanted, tensors, dtype=None):
+        return _like(tensors, dtype) if wanted else []
 
     return (like(wants[0], x), like(wants[1], logits),
-            all_like(wants[2] and not deferred, weight1), all_like(wants[4], bias1),
-            all_like(wants[3] and not deferred, weight2), all_like(wants[4], bias2),
+            all_like(wants[2] and not deferred, weight1, dweight_dtype),
+            all_like(wants[4], bias1),
+            all_like(wants[3] and not deferred, weight2, dweight_dtype),
+            all_like(wants[4], bias2),
             _bytes(x, begin + row * x.shape[0] if deferred else 0),
-            _like_shared(wants[2] and not deferred, shared_weight1, x),
-            _like_shared(wants[3] and not deferred, shared_weight2, x),
+            _like_shared(wants[2] and not deferred, shared_weight1, x, dweight_dtype),
+            _like_shared(wants[3] and not deferred, shared_weight2, x, dweight_dtype),
             x.new_empty((x.shape[0] if shared_gate is not None and wants[1] else 0,),
                         dtype=torch.float32))
 
@@ -231,14 +236,15 @@ def _fake(x, experts, prob, num_experts, weight1, bias1, weight2, bias2, *, rng=
 @register_fake("routed_experts_backward.overwrite_saved")
 @register_fake("routed_experts_backward")
 def _fake(dout, x, offsets, saved, top_k, weight1, bias1, weight2, bias2, *, rng=None,
-      wants=ALL_MOE_WANTS, activation="swiglu", recipe="", keep_h=False, keep_rows=False):
-    def all_like(wanted, tensors):
-        return _like(tensors) if wanted else []
+      wants=ALL_MOE_WANTS, activation="swiglu", recipe="", keep_h=False, keep_rows=False,
+      dweight_dtype=None):
+    def all_like(wanted, tensors, dtype=None):
+        return _like(tensors, dtype) if wanted else []
 
     dprob = x.new_empty((x.shape[0] if wants[1] else 0, top_k), dtype=torch.float32)
     return (x.new_empty(tuple(x.shape)) if wants[0] else _none(x), dprob,
-            all_like(wants[2], weight1), all_like(wants[4], bias1), all_like(wants[3], weight2),
-            all_like(wants[4], bias2))
+            all_like(wants[2], weight1, dweight_dtype), all_like(wants[4], bias1),
+            all_like(wants[3], weight2, dweight_dtype), all_like(wants[4], bias2))
 
 
 def _writes(*_args, **_kwargs) -> None:

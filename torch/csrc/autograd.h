@@ -160,6 +160,36 @@ inline std::vector<at::Tensor> cast_for_autocast(at::ScalarType type, at::Tensor
   return cast;
 }
 
+/// torch.autocast's copies of weights, where a layer multiplies these and the weights are
+/// differentiated: their gradients are written in their own type, and not cast from the copies'.
+struct WeightCopies {
+  std::vector<at::Tensor> weight1, weight2{};
+  std::optional<at::Tensor> shared1{}, shared2{};
+};
+
+inline std::vector<at::Tensor> detached(std::vector<at::Tensor> list) {
+  for (at::Tensor& t : list) t = t.detach();
+  return list;
+}
+
+/// Whether there are weights to differentiate that autocast copies. Within transforms of functions
+/// autograd sees the copies alone.
+inline bool differentiates_weights(at::ScalarType type, at::TensorList weight1,
+                                   at::TensorList weight2 = {}) {
+  const bool grad =
+      at::GradMode::is_enabled() && (requires_grad(weight1) || requires_grad(weight2));
+  return grad && weight1[0].scalar_type() != type &&
+         !c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerBackMode);
+}
+
+/// The type of weights' gradients, as backward keeps it: that of the copies where there are none.
+inline int64_t type_number(at::TensorList weight, const WeightCopies* copies) {
+  return copies == nullptr ? -1 : int64_t(weight[0].scalar_type());
+}
+inline std::optional<at::ScalarType> type_of(int64_t number) {
+  return number < 0 ? std::nullopt : std::optional(at::ScalarType(number));
+}
+
 /// x where forward saved it, else a tensor of its shape whose content nobody reads.
 inline at::Tensor x_or_its_shape(const at::Tensor& x, const at::Tensor& dy,
                                  const at::Tensor& weight) {

@@ -24,7 +24,8 @@ const char* const kSchemas[] = {
     "grouped_linear_backward(Tensor dy, Tensor x, Tensor saved, Tensor offsets, Tensor[] weight, "
     "Tensor[] bias, Tensor? bias_scale, *, Tensor? rng=None, "
     "bool[4] wants=[True, True, True, True], bool deferred=False, str recipe=\"\", "
-    "bool save_input=False, int unit_budget=0) -> (Tensor dx, Tensor[] dweight, Tensor[] dbias, "
+    "bool save_input=False, int unit_budget=0, ScalarType? dweight_dtype=None) -> "
+    "(Tensor dx, Tensor[] dweight, Tensor[] dbias, "
     "Tensor dbias_scale, Tensor pending)",
 
     "grouped_linear_backward.out(Tensor dy, Tensor x, Tensor saved, Tensor offsets, "
@@ -201,12 +202,14 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
                                         const Tensor& offsets, TensorList weight, TensorList bias,
                                         const Maybe& bias_scale, const Maybe& rng,
                                         LinearWants wants, bool deferred, Text recipe,
-                                        bool save_input, int64_t unit_budget) {
+                                        bool save_input, int64_t unit_budget,
+                                        std::optional<at::ScalarType> dweight_dtype) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     const LinearCall call{rows, offsets, weight, bias,       bias_scale,
                           rng,  wants,   recipe, save_input, unit_budget};
     GroupedLinearProblem p = problem_of(call);
+    if (dweight_dtype) p.parameters.dw = float_type(*dweight_dtype, "dweight");
     p.options.tail = Tail::kZero;
     p.options.deferred = deferred;
     p.options.align = std::min(p.options.align, alignment({drows}));
@@ -215,7 +218,7 @@ LinearGradients grouped_linear_backward(const Tensor& dy, const Tensor& x, const
     const int64_t pending = deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0;
     LinearGradients out{
         p.dgrad ? at::empty({p.rows, p.k}, rows.options()) : none(),
-        p.wgrad && !deferred ? empty_like(weight) : std::vector<Tensor>(),
+        p.wgrad && !deferred ? empty_like(weight, dweight_dtype) : std::vector<Tensor>(),
         has_dbias ? empty_like(bias) : std::vector<Tensor>(),
         at::empty({has_dbias && bias_scale ? p.rows : 0}, rows.options().dtype(at::kFloat)),
         bytes(pending, rows)};

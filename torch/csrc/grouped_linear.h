@@ -37,7 +37,8 @@ using LinearGradients = std::tuple<at::Tensor, std::vector<at::Tensor>, std::vec
 
 /// torch.ops.cadre.grouped_linear_backward through the dispatcher; the call's own x is not read.
 LinearGradients linear_backward_op(const at::Tensor& dy, const at::Tensor& x,
-                                   const at::Tensor& saved, const LinearCall&);
+                                   const at::Tensor& saved, const LinearCall&,
+                                   std::optional<at::ScalarType> dweight_dtype = {});
 
 /// The problem that a call states. Errors    ValueError for tensors that do not fit together.
 GroupedLinearProblem problem_of(const LinearCall&);

@@ -14,13 +14,14 @@ std::tuple<Tensor, Tensor> linear_op(const LinearCall& c) {
 }
 
 LinearGradients linear_backward_op(const Tensor& dy, const Tensor& x, const Tensor& saved,
-                                   const LinearCall& c) {
+                                   const LinearCall& c,
+                                   std::optional<at::ScalarType> dweight_dtype) {
   using Signature = LinearGradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                                     TensorList, TensorList, const Maybe&, const Maybe&, LinearWants,
-                                    bool, Text, bool, int64_t);
+                                    bool, Text, bool, int64_t, std::optional<at::ScalarType>);
   static const auto call = op<Signature>("cadre::grouped_linear_backward");
   return call.call(dy, x, saved, c.offsets, c.weight, c.bias, c.bias_scale, c.rng, c.wants, false,
-                   c.recipe, c.save_input, c.unit_budget);
+                   c.recipe, c.save_input, c.unit_budget, dweight_dtype);
 }
 
 namespace {
@@ -31,7 +32,8 @@ struct Options {
   Text recipe;
   bool save_input;
   int64_t unit_budget;
-  Tensor* saved;  ///< written: it has no gradient, so it is no output of the function
+  Tensor* saved;               ///< written: it has no gradient, so it is no output of the function
+  const WeightCopies* copies;  ///< multiplied in place of the weights, if there are any
 };
 
 class LinearFunction : public torch::autograd::Function<LinearFunction> {
@@ -40,15 +42,17 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
                                TensorList weight, TensorList bias, const Maybe& bias_scale,
                                const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const LinearCall call{x,   offsets, weight,   bias,         bias_scale,
+    const TensorList read = o.copies ? TensorList(o.copies->weight1) : weight;
+    const LinearCall call{x,   offsets, read,     bias,         bias_scale,
                           rng, o.wants, o.recipe, o.save_input, o.unit_budget};
     const auto [y, saved] = linear_op(call);
     *o.saved = saved;
     const Tensor bytes = saved.sym_numel() == 0 ? Tensor() : saved;
     ctx->save_for_backward(
-        joined(if_wanted(reads_x(call), x), offsets, bytes, bias_scale, rng, weight, bias));
-    ctx->saved_data["numbers"] = std::vector<int64_t>{bits_of(o.wants), o.save_input, o.unit_budget,
-                                                      int64_t(weight.size()), int64_t(bias.size())};
+        joined(if_wanted(reads_x(call), x), offsets, bytes, bias_scale, rng, read, bias));
+    ctx->saved_data["numbers"] = std::vector<int64_t>{
+        bits_of(o.wants),       o.save_input,         o.unit_budget,
+        int64_t(weight.size()), int64_t(bias.size()), type_number(weight, o.copies)};
     if (!o.recipe.empty()) ctx->saved_data["recipe"] = std::string(o.recipe);
     return {y};
   }
@@ -67,7 +71,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const Tensor x = x_or_its_shape(kept, dout[0], weight[0]);
     const auto [dx, dw, dbias, dbias_scale, pending] = linear_backward_op(
         dout[0], x, saved_or_empty(saved, dout[0]),
-        {x, offsets, weight, bias, bias_scale, rng, wants, recipe, numbers[1] != 0, numbers[2]});
+        {x, offsets, weight, bias, bias_scale, rng, wants, recipe, numbers[1] != 0, numbers[2]},
+        type_of(numbers[5]));
     const bool scaled = wants[kWantsDbiasScale];
     return without_second_derivatives(
         "cadre.GroupedLinear", dout,
@@ -78,10 +83,9 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 
 /// `wants` adds to the gradients that the tensors themselves require: a traced forward runs
 /// where no tensor does.
-std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, TensorList weight,
-                                          TensorList bias, const Maybe& bias_scale,
-                                          const Maybe& rng, LinearWants wants, Text recipe,
-                                          bool save_input, int64_t unit_budget) {
+std::tuple<Tensor, Tensor> differentiate(const LinearCall& call, const WeightCopies* copies) {
+  const auto& [x, offsets, weight, bias, bias_scale, rng, wants, recipe, save_input, unit_budget] =
+      call;
   const bool grad =
       at::GradMode::is_enabled() && (requires_grad(x) || requires_grad(weight) ||
                                      requires_grad(bias) || requires_grad(bias_scale));
@@ -98,10 +102,18 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                              wants[kWantsDbias] || requires_grad(bias),
                              wants[kWantsDbiasScale] || requires_grad(bias_scale)};
   Tensor saved;
-  const Options options{required, recipe, save_input, unit_budget, &saved};
+  const Options options{required, recipe, save_input, unit_budget, &saved, copies};
   const variable_list out =
       LinearFunction::apply(x, offsets, weight, bias, bias_scale, state, options);
   return {out[0], saved};
+}
+
+std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, TensorList weight,
+                                          TensorList bias, const Maybe& bias_scale,
+                                          const Maybe& rng, LinearWants wants, Text recipe,
+                                          bool save_input, int64_t unit_budget) {
+  return differentiate(
+      {x, offsets, weight, bias, bias_scale, rng, wants, recipe, save_input, unit_budget}, nullptr);
 }
 
 /// x and the parameters in autocast's type.
@@ -112,10 +124,15 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, Tens
                                     int64_t unit_budget) {
   const c10::impl::ExcludeDispatchKeyGuard outside(kKey);
   const at::ScalarType type = at::autocast::get_autocast_dtype(kDevice);
-  return linear_op({at::autocast::cached_cast(type, x, kDevice), offsets,
-                    cast_for_autocast(type, weight, kDevice),
-                    cast_for_autocast(type, bias, kDevice), bias_scale, rng, wants, recipe,
-                    save_input, unit_budget});
+  const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
+  const std::vector<Tensor> w = cast_for_autocast(type, weight, kDevice),
+                            b = cast_for_autocast(type, bias, kDevice);
+  if (!differentiates_weights(type, weight))
+    return linear_op(
+        {rows, offsets, w, b, bias_scale, rng, wants, recipe, save_input, unit_budget});
+  const WeightCopies copies{detached(w)};
+  return differentiate(
+      {rows, offsets, weight, b, bias_scale, rng, wants, recipe, save_input, unit_budget}, &copies);
 }
 
 }  // namespace

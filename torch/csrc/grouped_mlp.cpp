@@ -18,7 +18,8 @@ const char* const kBackwardSchema =
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, Tensor? bias2_scale, *, "
     "Tensor? rng=None, bool[6] wants=[True, True, True, True, True, True], bool deferred=False, "
     "str activation=\"swiglu\", str recipe=\"\", bool keep_h=False, int unit_budget=0, "
-    "str window=\"\", Tensor? place_of=None, bool x_in_codes=False) -> "
+    "str window=\"\", Tensor? place_of=None, bool x_in_codes=False, "
+    "ScalarType? dweight_dtype=None) -> "
     "(Tensor dx, Tensor dprob, Tensor[] dweight1, Tensor[] dbias1, Tensor[] dweight2, "
     "Tensor[] dbias2, Tensor dbias2_scale, Tensor pending)";
 
@@ -242,7 +243,7 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
                                const Maybe& bias2_scale, const Maybe& rng, MlpWants wants,
                                bool deferred, Text activation, Text recipe, bool keep_h,
                                int64_t unit_budget, Text window, const Maybe& place_of,
-                               bool x_in_codes) {
+                               bool x_in_codes, std::optional<at::ScalarType> dweight_dtype) {
   return translate_errors([&] {
     const Tensor rows = rows_of(x, "x"), drows = rows_of(dy, "dy");
     MlpCall call{rows,        offsets, prob,  weight1,    bias1,  weight2, bias2,
@@ -251,20 +252,22 @@ Gradients grouped_mlp_backward(const Tensor& dy, const Tensor& x, const Tensor& 
     GroupedMlpProblem p = problem_of(call);
     const Results results(window, place_of, rows);
     results.add_to(p);
+    if (dweight_dtype) p.parameters.dw = float_type(*dweight_dtype, "dweight");
     p.options.deferred = deferred;
     p.options.overwrite_saved = kOverwrite;
     p.options.align = std::min(p.options.align, alignment({drows}));
     const auto row_floats = [&](bool wanted) {
       return at::empty({wanted ? p.rows : 0}, rows.options().dtype(at::kFloat));
     };
-    const auto like = [](bool wanted, TensorList list) {
-      return wanted ? empty_like(list) : List();
+    const auto like = [](bool wanted, TensorList list,
+                         std::optional<at::ScalarType> type = std::nullopt) {
+      return wanted ? empty_like(list, type) : List();
     };
     Gradients out{p.dgrad ? results.make() : at::empty({0}, rows.options()),
                   row_floats(p.prob && p.dprob),
-                  like(p.wgrad1 && !deferred, weight1),
+                  like(p.wgrad1 && !deferred, weight1, dweight_dtype),
                   like(p.dbias, bias1),
-                  like(p.wgrad2 && !deferred, weight2),
+                  like(p.wgrad2 && !deferred, weight2, dweight_dtype),
                   like(p.dbias, bias2),
                   row_floats(p.dbias && p.bias2_scale),
                   bytes(deferred ? memory_bounds(p, device(rows)).pending.bytes(p.rows) : 0, rows)};

@@ -14,7 +14,7 @@ using Gradients = std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Ten
 using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const Maybe&,
                            TensorList, TensorList, TensorList, TensorList, const Maybe&,
                            const Maybe&, MlpWants, bool, Text, Text, bool, int64_t, Text,
-                           const Maybe&, bool);
+                           const Maybe&, bool, std::optional<at::ScalarType>);
 
 std::tuple<Tensor, Tensor> forward_op(const MlpCall& c) {
   static const auto call = op<Forward>("cadre::grouped_mlp");
@@ -31,6 +31,7 @@ struct Options {
   int64_t unit_budget;
   Text window;
   const Maybe &place_of, &x_codes, &x_scales;
+  const WeightCopies* copies;  ///< multiplied in place of the weights, if there are any
 
   /// x is read by wgrad alone where it comes in codes.
   bool x_in_codes() const { return x_codes || x_scales; }
@@ -43,13 +44,16 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
                                TensorList weight2, TensorList bias2, const Maybe& bias2_scale,
                                const Maybe& rng, const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    auto [y, saved] = forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
-                                  rng, o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget,
+    const TensorList read1 = o.copies ? TensorList(o.copies->weight1) : weight1;
+    const TensorList read2 = o.copies ? TensorList(o.copies->weight2) : weight2;
+    auto [y, saved] = forward_op({x, offsets, prob, read1, bias1, read2, bias2, bias2_scale, rng,
+                                  o.wants, o.activation, o.recipe, o.keep_h, o.unit_budget,
                                   o.window, o.place_of, o.x_in_codes(), o.x_codes, o.x_scales});
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), prob,
-                                  bias2_scale, rng, o.place_of, weight1, bias1, weight2, bias2));
+                                  bias2_scale, rng, o.place_of, read1, bias1, read2, bias2));
+    ctx->saved_data["dweight"] = type_number(weight1, o.copies);
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);
     ctx->saved_data["activation"] = std::string(o.activation);
@@ -81,11 +85,11 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
     static const auto keep = op<Backward>("cadre::grouped_mlp_backward");
     static const auto overwrite = op<Backward>("cadre::grouped_mlp_backward", "overwrite_saved");
     const auto& call = may_overwrite(saved, data["kept_in"].toInt()) ? overwrite : keep;
-    const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] =
-        call.call(dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale,
-                  rng, wants, false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
-                  data["keep_h"].toBool(), data["unit_budget"].toInt(),
-                  data["window"].toStringRef(), place_of, data["x_in_codes"].toBool());
+    const auto [dx, dprob, dw1, dbias1, dw2, dbias2, dscale, pending] = call.call(
+        dout[0], x, saved, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, wants,
+        false, data["activation"].toStringRef(), data["recipe"].toStringRef(),
+        data["keep_h"].toBool(), data["unit_budget"].toInt(), data["window"].toStringRef(),
+        place_of, data["x_in_codes"].toBool(), type_of(data["dweight"].toInt()));
     return without_second_derivatives(
         "cadre.GroupedMLP", dout,
         joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDprob], dprob),
@@ -96,13 +100,10 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
 };
 
 /// As of grouped_linear: `wants` adds to the gradients that the tensors themselves require.
-std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, const Maybe& prob,
-                                          TensorList weight1, TensorList bias1, TensorList weight2,
-                                          TensorList bias2, const Maybe& bias2_scale,
-                                          const Maybe& rng, MlpWants wants, Text activation,
-                                          Text recipe, bool keep_h, int64_t unit_budget,
-                                          Text window, const Maybe& place_of, const Maybe& x_codes,
-                                          const Maybe& x_scales) {
+std::tuple<Tensor, Tensor> differentiate(const MlpCall& call, const WeightCopies* copies) {
+  const auto& [x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, wanted,
+               activation, recipe, keep_h, unit_budget, window, place_of, in_codes, x_codes,
+               x_scales] = call;
   const MlpWants required{requires_grad(x),
                           requires_grad(prob),
                           requires_grad(weight1),
@@ -120,16 +121,30 @@ std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets
                      {"bias2", bias2},
                      {"bias2_scale", list_of(bias2_scale)}});
     const at::AutoDispatchBelowADInplaceOrView below;
-    return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wants,
+    return forward_op({x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, state, wanted,
                        activation, recipe, keep_h, unit_budget, window, place_of,
                        x_codes || x_scales, x_codes, x_scales});
   }
+  MlpWants wants = wanted;
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
-  const Options options{wants,  activation, recipe,  keep_h,  unit_budget,
-                        window, place_of,   x_codes, x_scales};
+  const Options options{wants,  activation, recipe,  keep_h,   unit_budget,
+                        window, place_of,   x_codes, x_scales, copies};
   const variable_list out = MlpFunction::apply(x, offsets, prob, weight1, bias1, weight2, bias2,
                                                bias2_scale, state, options);
   return {out[0], out[1]};
+}
+
+std::tuple<Tensor, Tensor> differentiable(const Tensor& x, const Tensor& offsets, const Maybe& prob,
+                                          TensorList weight1, TensorList bias1, TensorList weight2,
+                                          TensorList bias2, const Maybe& bias2_scale,
+                                          const Maybe& rng, MlpWants wants, Text activation,
+                                          Text recipe, bool keep_h, int64_t unit_budget,
+                                          Text window, const Maybe& place_of, const Maybe& x_codes,
+                                          const Maybe& x_scales) {
+  return differentiate(
+      {x, offsets, prob, weight1, bias1, weight2, bias2, bias2_scale, rng, wants, activation,
+       recipe, keep_h, unit_budget, window, place_of, x_codes || x_scales, x_codes, x_scales},
+      nullptr);
 }
 
 /// x and the parameters in autocast's type; probabilities stay fp32.
@@ -145,9 +160,30 @@ std::tuple<Tensor, Tensor> autocast(const Tensor& x, const Tensor& offsets, cons
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
   const Tensor rows = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
-  return forward_op({rows, offsets, prob, w1, b1, w2, b2, bias2_scale, rng, wants, activation,
-                     recipe, keep_h, unit_budget, window, place_of, x_codes || x_scales, x_codes,
-                     x_scales});
+  const auto call = [&](TensorList one, TensorList two) {
+    return MlpCall{rows,
+                   offsets,
+                   prob,
+                   one,
+                   b1,
+                   two,
+                   b2,
+                   bias2_scale,
+                   rng,
+                   wants,
+                   activation,
+                   recipe,
+                   keep_h,
+                   unit_budget,
+                   window,
+                   place_of,
+                   x_codes || x_scales,
+                   x_codes,
+                   x_scales};
+  };
+  if (!differentiates_weights(type, weight1, weight2)) return forward_op(call(w1, w2));
+  const WeightCopies copies{detached(w1), detached(w2)};
+  return differentiate(call(weight1, weight2), &copies);
 }
 
 }  // namespace

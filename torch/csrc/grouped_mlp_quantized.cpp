@@ -76,6 +76,8 @@ GroupedMlpProblem problem_of(const QuantizedCall& call, Text recipe, Text activa
   GroupedMlpProblem p = problem_with_activation(activation);
   p.recipe = recipe_of(recipe);
   const Format& format = p.recipe.fprop.rhs;
+  TORCH_CHECK_VALUE(!is_plain(format), "recipe is ", recipe, ", must have codes of weights in ",
+                    "fprop, as mxfp4 has; it reads them as they are");
   p.rows = call.x.size(0);
   p.hidden = w1.columns(format);
   p.features = w2.columns(format);

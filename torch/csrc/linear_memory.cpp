@@ -88,19 +88,25 @@ void add_to_grad(const std::vector<Tensor>& parameters, const std::vector<Tensor
 }
 
 /// Mixes the bytes into `hash`, eight at a time, in four chains that the processor runs at once.
-/// Each step is invertible, so one changed word always shows.
+/// Each step is invertible, so one changed word always shows. What a product does to the highest
+/// bit hangs on no other, so it is brought down and multiplied once more: words that change
+/// together must not meet.
 uint64_t mixed(uint64_t hash, const void* data, size_t bytes) {
   constexpr uint64_t kOdd = 0x9E3779B97F4A7C15;
+  const auto step = [](uint64_t chain) {
+    chain *= kOdd;
+    return std::rotl((chain ^ chain >> 32) * kOdd, 31);
+  };
   constexpr size_t kChains = 4, kStep = kChains * sizeof(uint64_t);
   std::array<uint64_t, kChains> chains{hash, 1, 2, 3}, words{};
   const auto* from = static_cast<const char*>(data);
   for (size_t at = 0; at < bytes; at += kStep) {
     if (bytes - at < kStep) words = {};
     std::memcpy(words.data(), from + at, std::min(kStep, bytes - at));
-    for (size_t c = 0; c < kChains; ++c) chains[c] = std::rotl((chains[c] ^ words[c]) * kOdd, 31);
+    for (size_t c = 0; c < kChains; ++c) chains[c] = step(chains[c] ^ words[c]);
   }
   hash = bytes;
-  for (const uint64_t chain : chains) hash = std::rotl((hash ^ chain) * kOdd, 31);
+  for (const uint64_t chain : chains) hash = step(hash ^ chain);
   return hash;
 }
 

@@ -19,7 +19,8 @@ const char* const kBackwardSchema =
     "Tensor[] bias2, *, Tensor? shared_weight1=None, Tensor? shared_weight2=None, "
     "Tensor? shared_gate=None, Tensor? rng=None, bool[5] wants=[True, True, True, True, True], "
     "bool deferred=False, str routing=\"softmax\", str activation=\"swiglu\", str recipe=\"\", "
-    "bool keep_h=False, bool keep_rows=False) -> (Tensor dx, Tensor dlogits, Tensor[] dweight1, "
+    "bool keep_h=False, bool keep_rows=False, ScalarType? dweight_dtype=None) -> "
+    "(Tensor dx, Tensor dlogits, Tensor[] dweight1, "
     "Tensor[] dbias1, Tensor[] dweight2, Tensor[] dbias2, Tensor pending, Tensor dshared_weight1, "
     "Tensor dshared_weight2, Tensor dshared_gate)";
 
@@ -180,8 +181,9 @@ using Gradients =
     std::tuple<Tensor, Tensor, List, List, List, List, Tensor, Tensor, Tensor, Tensor>;
 
 /// The gradient of a weight of the shared expert, if there is one.
-Tensor like_shared(bool wanted, const Maybe& weight, const Tensor& x) {
-  return wanted && weight ? at::empty_like(*weight) : at::empty({0}, x.options());
+Tensor like_shared(bool wanted, const Maybe& weight, std::optional<at::ScalarType> type,
+                   const Tensor& x) {
+  return wanted && weight ? empty_like(*weight, type)[0] : at::empty({0}, x.options());
 }
 
 template <bool kOverwrite>
@@ -191,31 +193,33 @@ Gradients moe_backward(const Tensor& dout, const Maybe& dscores, const Tensor& x
                        TensorList weight2, TensorList bias2, const Maybe& shared1,
                        const Maybe& shared2, const Maybe& shared_gate, const Maybe& rng,
                        MoeWants wants, bool deferred, Text routing, Text activation, Text recipe,
-                       bool keep_h, bool keep_rows) {
+                       bool keep_h, bool keep_rows, std::optional<at::ScalarType> dweight_dtype) {
   return translate_errors([&] {
     const Tensor tokens = rows_of(x, "x"), dense = rows_of(logits, "logits");
     const MoeCall call{tokens,  dense,   experts,    offsets, weight1,     bias1,
                        weight2, bias2,   shared1,    shared2, shared_gate, rng,
                        wants,   routing, activation, recipe,  keep_h,      keep_rows};
     MoeProblem p = problem_of(call);
+    if (dweight_dtype) p.parameters.dw = float_type(*dweight_dtype, "dweight");
     p.options.deferred = deferred;
     p.options.overwrite_saved = kOverwrite;
     const auto like = [](bool wanted, const Tensor& t) {
       return at::empty(wanted ? t.sizes() : at::IntArrayRef{0}, t.options());
     };
-    const auto all_like = [](bool wanted, TensorList list) {
-      return wanted ? empty_like(list) : List();
+    const auto all_like = [](bool wanted, TensorList list,
+                             std::optional<at::ScalarType> type = std::nullopt) {
+      return wanted ? empty_like(list, type) : List();
     };
     Gradients gradients{
         like(p.dgrad, tokens),
         like(p.dlogits, dense),
-        all_like(p.wgrad1 && !deferred, weight1),
+        all_like(p.wgrad1 && !deferred, weight1, dweight_dtype),
         all_like(p.dbias, bias1),
-        all_like(p.wgrad2 && !deferred, weight2),
+        all_like(p.wgrad2 && !deferred, weight2, dweight_dtype),
         all_like(p.dbias, bias2),
         bytes(deferred ? memory_bounds(p, device(x)).pending.bytes(p.tokens) : 0, x),
-        like_shared(p.wgrad1 && !deferred, shared1, x),
-        like_shared(p.wgrad2 && !deferred, shared2, x),
+        like_shared(p.wgrad1 && !deferred, shared1, dweight_dtype, x),
+        like_shared(p.wgrad2 && !deferred, shared2, dweight_dtype, x),
         at::empty({p.shared_gate && p.dlogits ? p.tokens : 0}, x.options().dtype(at::kFloat))};
     const auto& [dx, dlogits, dw1, dbias1, dw2, dbias2, pending, dshared1, dshared2, dgate] =
         gradients;

@@ -15,7 +15,8 @@ using Gradients =
 using Backward = Gradients(const Tensor&, const Maybe&, const Tensor&, const Tensor&, const Tensor&,
                            const Tensor&, const Tensor&, TensorList, TensorList, TensorList,
                            TensorList, const Maybe&, const Maybe&, const Maybe&, const Maybe&,
-                           MoeWants, bool, Text, Text, Text, bool, bool);
+                           MoeWants, bool, Text, Text, Text, bool, bool,
+                           std::optional<at::ScalarType>);
 using RoutingBackward = Tensor(const Tensor&, const Tensor&, const Maybe&, const Maybe&, int64_t,
                                c10::string_view, bool, double, int64_t, int64_t);
 
@@ -25,6 +26,7 @@ struct Options {
   MoeWants wants;
   Text routing, activation, recipe;
   bool keep_h, keep_rows;
+  const WeightCopies* copies = nullptr;  ///< multiplied in place of the weights, if there are any
 };
 
 /// The tensors of a forward.
@@ -59,15 +61,17 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
                                const Maybe& shared2, const Maybe& shared_gate, const Maybe& rng,
                                const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
-    const auto [out, experts, prob, scores, offsets, saved] =
-        forward_op({x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2,
-                    shared_gate, rng},
-                   o);
+    const TensorList read1 = o.copies ? TensorList(o.copies->weight1) : weight1;
+    const TensorList read2 = o.copies ? TensorList(o.copies->weight2) : weight2;
+    const Maybe &own1 = o.copies ? o.copies->shared1 : shared1,
+                &own2 = o.copies ? o.copies->shared2 : shared2;
+    const auto [out, experts, prob, scores, offsets, saved] = forward_op(
+        {x, logits, expert_bias, read1, bias1, read2, bias2, own1, own2, shared_gate, rng}, o);
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && (!o.keep_rows || shared1) && wgrad_reads_x(x, o.recipe);
     ctx->save_for_backward(joined(if_wanted(reads_x, x), logits, experts, offsets, alias_of(saved),
-                                  rng, shared1, shared2, shared_gate, weight1, bias1, weight2,
-                                  bias2));
+                                  rng, own1, own2, shared_gate, read1, bias1, read2, bias2));
+    ctx->saved_data["dweight"] = type_number(weight1, o.copies);
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["routing"] = std::string(o.routing);
     ctx->saved_data["kept_in"] = kept_in(saved);
@@ -105,7 +109,8 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
                       offsets, saved, weight1, bias1, weight2, bias2, shared1, shared2, shared_gate,
                       rng, wants, false, data["routing"].toStringRef(),
                       data["activation"].toStringRef(), data["recipe"].toStringRef(),
-                      data["keep_h"].toBool(), data["keep_rows"].toBool());
+                      data["keep_h"].toBool(), data["keep_rows"].toBool(),
+                      type_of(data["dweight"].toInt()));
     }
     const Maybe alone = dout.defined() ? std::nullopt : maybe(dscores);
     if (wants[kDlogits] && (dprob.defined() || alone)) {
@@ -125,18 +130,15 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
 
 /// As of grouped_linear: `wants` adds to the gradients that the tensors themselves require. The
 /// probabilities weigh bias2, so their gradient is made with that of bias2.
-Outputs differentiable(const Tensor& x, const Tensor& logits, int64_t top_k,
-                       const Maybe& expert_bias, TensorList weight1, TensorList bias1,
-                       TensorList weight2, TensorList bias2, const Maybe& shared1,
-                       const Maybe& shared2, const Maybe& shared_gate, const Maybe& rng,
-                       MoeWants wants, Text routing, Text activation, Text recipe, bool keep_h,
-                       bool keep_rows) {
+Outputs differentiate(const Inputs& in, Options options) {
+  const auto& [x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2,
+               shared_gate, rng] = in;
   const MoeWants required{requires_grad(x), requires_grad(logits) || requires_grad(shared_gate),
                           requires_grad(weight1) || requires_grad(shared1),
                           requires_grad(weight2) || requires_grad(shared2),
                           requires_grad(bias1) || requires_grad(bias2)};
   const bool grad = at::GradMode::is_enabled() && required != MoeWants{};
-  const Maybe state = given_or_drawn(rng, recipe, x);
+  const Maybe state = given_or_drawn(rng, options.recipe, x);
   if (!grad) {
     refuse_tangents({{"x", x},
                      {"logits", logits},
@@ -150,15 +152,26 @@ Outputs differentiable(const Tensor& x, const Tensor& logits, int64_t top_k,
     const at::AutoDispatchBelowADInplaceOrView below;
     return forward_op({x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2,
                        shared_gate, state},
-                      {top_k, wants, routing, activation, recipe, keep_h, keep_rows});
+                      options);
   }
+  MoeWants& wants = options.wants;
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
   wants[kDbias] = wants[kDbias] || (wants[kDlogits] && !bias2.empty());
-  const Options options{top_k, wants, routing, activation, recipe, keep_h, keep_rows};
   const variable_list out =
       MoeFunction::apply(x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2,
                          shared_gate, state, options);
   return {out[0], out[1], out[2], out[3], out[4], out[5]};
+}
+
+Outputs differentiable(const Tensor& x, const Tensor& logits, int64_t top_k,
+                       const Maybe& expert_bias, TensorList weight1, TensorList bias1,
+                       TensorList weight2, TensorList bias2, const Maybe& shared1,
+                       const Maybe& shared2, const Maybe& shared_gate, const Maybe& rng,
+                       MoeWants wants, Text routing, Text activation, Text recipe, bool keep_h,
+                       bool keep_rows) {
+  return differentiate(
+      {x, logits, expert_bias, weight1, bias1, weight2, bias2, shared1, shared2, shared_gate, rng},
+      {top_k, wants, routing, activation, recipe, keep_h, keep_rows});
 }
 
 /// x and the parameters in autocast's type; logits stay as they are.
@@ -177,8 +190,16 @@ Outputs autocast(const Tensor& x, const Tensor& logits, int64_t top_k, const May
     return t ? Maybe(at::autocast::cached_cast(type, *t, kDevice)) : std::nullopt;
   };
   const Maybe own1 = cast_one(shared1), own2 = cast_one(shared2);
-  return forward_op({tokens, logits, expert_bias, w1, b1, w2, b2, own1, own2, shared_gate, rng},
-                    {top_k, wants, routing, activation, recipe, keep_h, keep_rows});
+  Options options{top_k, wants, routing, activation, recipe, keep_h, keep_rows};
+  if (!differentiates_weights(type, weight1, weight2))
+    return forward_op({tokens, logits, expert_bias, w1, b1, w2, b2, own1, own2, shared_gate, rng},
+                      options);
+  const auto alone = [](const Maybe& t) { return t ? Maybe(t->detach()) : t; };
+  const WeightCopies copies{detached(w1), detached(w2), alone(own1), alone(own2)};
+  options.copies = &copies;
+  return differentiate(
+      {tokens, logits, expert_bias, weight1, b1, weight2, b2, shared1, shared2, shared_gate, rng},
+      options);
 }
 
 }  // namespace

@@ -217,10 +217,11 @@ at::Tensor rows_of(const at::Tensor& x, const char* what) {
   return x.contiguous();
 }
 
-std::vector<at::Tensor> empty_like(at::TensorList list) {
+std::vector<at::Tensor> empty_like(at::TensorList list, std::optional<at::ScalarType> type) {
   std::vector<at::Tensor> made;
   made.reserve(list.size());
-  for (const at::Tensor& t : list) made.push_back(at::empty_like(t));
+  for (const at::Tensor& t : list)
+    made.push_back(at::empty_like(t, t.options().dtype(type.value_or(t.scalar_type()))));
   return made;
 }
 

@@ -122,8 +122,8 @@ GroupedMlpProblem problem_with_activation(std::string_view activation);
 /// x as rows: [R, C], contiguous. Errors    ValueError unless it has two dimensions.
 at::Tensor rows_of(const at::Tensor& x, const char* what);
 
-/// New tensors, each with the shape and strides of its like.
-std::vector<at::Tensor> empty_like(at::TensorList);
+/// New tensors, each with the shape and strides of its like, and its type unless one is named.
+std::vector<at::Tensor> empty_like(at::TensorList, std::optional<at::ScalarType> type = {});
 
 /// The same as slices of one allocation, which the host makes faster. Not for results of operators:
 /// their fake ones begin where their memory does.

@@ -79,12 +79,13 @@ QuantizedTensors new_quantized_tensors(const QuantizedSpec& s, const at::Tensor&
 /// The view that the core lays out, at the place of a tensor of that many bytes.
 static TensorView placed(TensorView like, const at::Tensor& t, const Expected& expected) {
   require_same_device(expected.on, t, expected.what);
-  const int64_t bytes = bytes_for(like.dtype, like[0] * like.stride[0]);
+  std::vector<int64_t> shape(like.shape.begin(), like.shape.begin() + like.rank);
+  shape.back() = bytes_for(like.dtype, shape.back()) * 8 / std::max(bits(like.dtype), 8);
   require_type(t, scalar_type(like.dtype), expected.what);
   TORCH_CHECK_VALUE(t.is_contiguous(), expected.what, " has strides ", t.strides(),
                     ", must be contiguous");
-  TORCH_CHECK_VALUE(int64_t(t.nbytes()) == bytes, expected.what, " has shape ", t.sizes(),
-                    ", must have the ", bytes, " bytes of ", to_string(like));
+  TORCH_CHECK_VALUE(t.sizes() == shape, expected.what, " has shape ", t.sizes(), ", must be ",
+                    at::IntArrayRef(shape), ", as of ", to_string(like));
   require_memory(t, expected.what);
   like.data = t.data_ptr();
   return like;

@@ -20,7 +20,8 @@ const char* const kBackwardSchema =
     "routed_experts_backward(Tensor dout, Tensor x, Tensor offsets, Tensor saved, int top_k, "
     "Tensor[] weight1, Tensor[] bias1, Tensor[] weight2, Tensor[] bias2, *, Tensor? rng=None, "
     "bool[5] wants=[True, True, True, True, True], str activation=\"swiglu\", str recipe=\"\", "
-    "bool keep_h=False, bool keep_rows=False) -> (Tensor dx, Tensor dprob, Tensor[] dweight1, "
+    "bool keep_h=False, bool keep_rows=False, ScalarType? dweight_dtype=None) -> "
+    "(Tensor dx, Tensor dprob, Tensor[] dweight1, "
     "Tensor[] dbias1, Tensor[] dweight2, Tensor[] dbias2)";
 
 /// A call's tensors as the arguments that the library takes.
@@ -70,21 +71,25 @@ template <bool kOverwrite>
 std::tuple<Tensor, Tensor, List, List, List, List> routed_experts_backward(
     const Tensor& dout, const Tensor& x, const Tensor& offsets, const Tensor& saved, int64_t top_k,
     TensorList weight1, TensorList bias1, TensorList weight2, TensorList bias2, const Maybe& rng,
-    MoeWants wants, Text activation, Text recipe, bool keep_h, bool keep_rows) {
+    MoeWants wants, Text activation, Text recipe, bool keep_h, bool keep_rows,
+    std::optional<at::ScalarType> dweight_dtype) {
   return translate_errors([&] {
     const Tensor tokens = rows_of(x, "x");
     const RoutedCall call{tokens, top_k, offsets,    weight1, bias1,  weight2,  bias2,
                           rng,    wants, activation, recipe,  keep_h, keep_rows};
     MoeProblem p = problem_of(call);
+    if (dweight_dtype) p.parameters.dw = float_type(*dweight_dtype, "dweight");
     p.options.overwrite_saved = kOverwrite;
-    const auto all_like = [](bool wanted, TensorList list) {
-      return wanted ? empty_like(list) : List();
+    const auto all_like = [](bool wanted, TensorList list,
+                             std::optional<at::ScalarType> type = std::nullopt) {
+      return wanted ? empty_like(list, type) : List();
     };
     const Tensor dx = at::empty(p.dgrad ? tokens.sizes() : at::IntArrayRef{0}, tokens.options());
     const Tensor dprob =
         at::empty({p.dlogits ? p.tokens : 0, top_k}, x.options().dtype(at::kFloat));
-    std::tuple gradients(dx, dprob, all_like(p.wgrad1, weight1), all_like(p.dbias, bias1),
-                         all_like(p.wgrad2, weight2), all_like(p.dbias, bias2));
+    std::tuple gradients(dx, dprob, all_like(p.wgrad1, weight1, dweight_dtype),
+                         all_like(p.dbias, bias1), all_like(p.wgrad2, weight2, dweight_dtype),
+                         all_like(p.dbias, bias2));
     if (!learns(p)) return gradients;
     const auto& [to_x, to_prob, dw1, dbias1, dw2, dbias2] = gradients;
     RoutedLaunch launch(call, p);

@@ -13,7 +13,7 @@ using List = std::vector<Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, List, List, List, List>;
 using Backward = Gradients(const Tensor&, const Tensor&, const Tensor&, const Tensor&, int64_t,
                            TensorList, TensorList, TensorList, TensorList, const Maybe&, MoeWants,
-                           Text, Text, bool, bool);
+                           Text, Text, bool, bool, std::optional<at::ScalarType>);
 
 /// What is no tensor, from forward to backward.
 struct Options {
@@ -21,6 +21,7 @@ struct Options {
   MoeWants wants;
   Text activation, recipe;
   bool keep_h, keep_rows;
+  const WeightCopies* copies = nullptr;  ///< multiplied in place of the weights, if there are any
 };
 
 /// The tensors of a forward.
@@ -43,12 +44,15 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
                                TensorList weight2, TensorList bias2, const Maybe& rng,
                                const Options& o) {
     const at::AutoDispatchBelowADInplaceOrView below;
+    const TensorList read1 = o.copies ? TensorList(o.copies->weight1) : weight1;
+    const TensorList read2 = o.copies ? TensorList(o.copies->weight2) : weight2;
     const auto [out, offsets, saved] =
-        forward_op({x, experts, prob, weight1, bias1, weight2, bias2, rng}, o);
+        forward_op({x, experts, prob, read1, bias1, read2, bias2, rng}, o);
     ctx->set_materialize_grads(false);
     const bool reads_x = o.wants[kDw1] && !o.keep_rows && wgrad_reads_x(x, o.recipe);
-    ctx->save_for_backward(joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, weight1,
-                                  bias1, weight2, bias2));
+    ctx->save_for_backward(
+        joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, read1, bias1, read2, bias2));
+    ctx->saved_data["dweight"] = type_number(weight1, o.copies);
     ctx->saved_data["top_k"] = experts.sym_size(1).expect_int();
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);
@@ -78,10 +82,11 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
     static const auto keep = op<Backward>("cadre::routed_experts_backward");
     static const auto overwrite = op<Backward>("cadre::routed_experts_backward", "overwrite_saved");
     const auto& call = may_overwrite(saved, data["kept_in"].toInt()) ? overwrite : keep;
-    const auto [dx, dprob, dw1, dbias1, dw2, dbias2] = call.call(
-        dout, x_or_its_shape(x, dout, weight1[0]), offsets, saved, data["top_k"].toInt(), weight1,
-        bias1, weight2, bias2, rng, wants, data["activation"].toStringRef(),
-        data["recipe"].toStringRef(), data["keep_h"].toBool(), data["keep_rows"].toBool());
+    const auto [dx, dprob, dw1, dbias1, dw2, dbias2] =
+        call.call(dout, x_or_its_shape(x, dout, weight1[0]), offsets, saved, data["top_k"].toInt(),
+                  weight1, bias1, weight2, bias2, rng, wants, data["activation"].toStringRef(),
+                  data["recipe"].toStringRef(), data["keep_h"].toBool(), data["keep_rows"].toBool(),
+                  type_of(data["dweight"].toInt()));
     return without_second_derivatives(
         "cadre.routed_experts", d,
         joined(if_wanted(wants[kDx], dx), Tensor(), if_wanted(wants[kDlogits], dprob),
@@ -92,14 +97,12 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
 
 /// As of moe: `wants` adds to the gradients that the tensors themselves require, and the gradient
 /// of prob is made with that of bias2.
-Outputs differentiable(const Tensor& x, const Tensor& experts, const Tensor& prob,
-                       int64_t num_experts, TensorList weight1, TensorList bias1,
-                       TensorList weight2, TensorList bias2, const Maybe& rng, MoeWants wants,
-                       Text activation, Text recipe, bool keep_h, bool keep_rows) {
+Outputs differentiate(const Inputs& in, Options options) {
+  const auto& [x, experts, prob, weight1, bias1, weight2, bias2, rng] = in;
   const MoeWants required{requires_grad(x), requires_grad(prob), requires_grad(weight1),
                           requires_grad(weight2), requires_grad(bias1) || requires_grad(bias2)};
   const bool grad = at::GradMode::is_enabled() && required != MoeWants{};
-  const Maybe state = given_or_drawn(rng, recipe, x);
+  const Maybe state = given_or_drawn(rng, options.recipe, x);
   if (!grad) {
     refuse_tangents({{"x", x},
                      {"prob", prob},
@@ -108,15 +111,22 @@ Outputs differentiable(const Tensor& x, const Tensor& experts, const Tensor& pro
                      {"weight2", weight2},
                      {"bias2", bias2}});
     const at::AutoDispatchBelowADInplaceOrView below;
-    return forward_op({x, experts, prob, weight1, bias1, weight2, bias2, state},
-                      {num_experts, wants, activation, recipe, keep_h, keep_rows});
+    return forward_op({x, experts, prob, weight1, bias1, weight2, bias2, state}, options);
   }
+  MoeWants& wants = options.wants;
   for (size_t i = 0; i < wants.size(); ++i) wants[i] = wants[i] || required[i];
   wants[kDbias] = wants[kDbias] || (wants[kDlogits] && !bias2.empty());
-  const Options options{num_experts, wants, activation, recipe, keep_h, keep_rows};
   const variable_list out =
       RoutedFunction::apply(x, experts, prob, weight1, bias1, weight2, bias2, state, options);
   return {out[0], out[1], out[2]};
+}
+
+Outputs differentiable(const Tensor& x, const Tensor& experts, const Tensor& prob,
+                       int64_t num_experts, TensorList weight1, TensorList bias1,
+                       TensorList weight2, TensorList bias2, const Maybe& rng, MoeWants wants,
+                       Text activation, Text recipe, bool keep_h, bool keep_rows) {
+  return differentiate({x, experts, prob, weight1, bias1, weight2, bias2, rng},
+                       {num_experts, wants, activation, recipe, keep_h, keep_rows});
 }
 
 /// x and the parameters in autocast's type; prob stays as it is.
@@ -130,8 +140,12 @@ Outputs autocast(const Tensor& x, const Tensor& experts, const Tensor& prob, int
   const auto cast = [&](TensorList list) { return cast_for_autocast(type, list, kDevice); };
   const Tensor tokens = at::autocast::cached_cast(type, x, kDevice);
   const List w1 = cast(weight1), b1 = cast(bias1), w2 = cast(weight2), b2 = cast(bias2);
-  return forward_op({tokens, experts, prob, w1, b1, w2, b2, rng},
-                    {num_experts, wants, activation, recipe, keep_h, keep_rows});
+  Options options{num_experts, wants, activation, recipe, keep_h, keep_rows};
+  if (!differentiates_weights(type, weight1, weight2))
+    return forward_op({tokens, experts, prob, w1, b1, w2, b2, rng}, options);
+  const WeightCopies copies{detached(w1), detached(w2)};
+  options.copies = &copies;
+  return differentiate({tokens, experts, prob, weight1, b1, weight2, b2, rng}, options);
 }
 
 }  // namespace
