@@ -6,7 +6,7 @@
 // a patch of eight rows and a chunk of eight columns, in registers: nothing waits for a block.
 namespace cadre::cuda::portable {
 
-constexpr int kDequantizeBlocks = 48;  // of an SM, at most
+constexpr int kDequantizeBlocks = 12, kDequantizeWeightBlocks = 48;  // of an SM, at most
 
 /// Blocks that an SM has at once.
 template <class Chunks>
@@ -162,8 +162,8 @@ bool is_wide(const DequantizeJob& job) {
 }
 
 template <class Of>
-void launch_parts(const DequantizeJob& job, const QuantizeStream& on) {
-  const int most = std::max(on.units, 1) * kDequantizeBlocks;
+void launch_parts(const DequantizeJob& job, const QuantizeStream& on, int blocks) {
+  const int most = std::max(on.units, 1) * blocks;
   const Grid grid = Of::Parts::grid(job, most).on(on.stream);
   if (!is_wide<Of>(job)) return launch(dequantize_kernel<Of, AnyChunks>, grid, job);
   visit_plain(job.to.first.dtype,
@@ -173,11 +173,12 @@ void launch_parts(const DequantizeJob& job, const QuantizeStream& on) {
 template <class Row, class Element>
 void launch_dequantize(const DequantizeJob& job, const QuantizeStream& on) {
   if (job.of.offsets != nullptr)
-    launch_parts<Decoding<Row, Element, RoutedParts>>(job, on);
+    launch_parts<Decoding<Row, Element, RoutedParts>>(job, on, kDequantizeBlocks);
   else if (job.from.codes.columns)
-    launch_parts<Decoding<Row, Element, WeightParts<kTurnedPart>>>(job, on);
+    launch_parts<Decoding<Row, Element, WeightParts<kTurnedPart>>>(job, on,
+                                                                   kDequantizeWeightBlocks);
   else
-    launch_parts<Decoding<Row, Element, WeightParts<kRowsPart>>>(job, on);
+    launch_parts<Decoding<Row, Element, WeightParts<kRowsPart>>>(job, on, kDequantizeWeightBlocks);
 }
 
 }  // namespace cadre::cuda::portable

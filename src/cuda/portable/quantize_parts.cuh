@@ -9,7 +9,8 @@
 namespace cadre::cuda::portable {
 
 constexpr PartShape kPatchesPart{4, false};
-constexpr int kPartsBlocks = 48;  // of an SM, at most
+// Of an SM, at most, and the same of codes both ways; as timed on an H200.
+constexpr int kPartsBlocks = 12, kCodesBothWaysBlocks = 48;
 
 /// Whether a format's blocks are those of a warp, and need no amax from before.
 template <class Row>
@@ -241,8 +242,9 @@ void visit_parts(const QuantizeJob& job, auto&& work) {
 }
 
 template <class Parts>
-void launch_parts(void (*kernel)(PartsJob), const PartsJob& job, const QuantizeStream& on) {
-  const int most = std::max(on.units, 1) * kPartsBlocks;
+void launch_parts(void (*kernel)(PartsJob), const PartsJob& job, const QuantizeStream& on,
+                  int blocks = kPartsBlocks) {
+  const int most = std::max(on.units, 1) * blocks;
   launch(kernel, Parts::grid(job.of, most).on(on.stream), job);
 }
 
@@ -251,8 +253,11 @@ void launch_quantize_parts(const QuantizeJob& all, const QuantizeStream& on) {
   const PartsJob job = parts_job(all);
   if (job.of.rows == 0 || job.of.cols == 0) return;
   visit_parts<Row, Element>(all, [&]<class Of>() {
+    constexpr CopyKinds kOf = Of::kCopies;
+    constexpr bool kCodes = kOf.along_k == CopyKind::kCodes && kOf.along_rows == CopyKind::kCodes;
     const auto with = [&]<class Parts>() {
-      launch_parts<Parts>(quantize_parts_kernel<Of, Parts>, job, on);
+      launch_parts<Parts>(quantize_parts_kernel<Of, Parts>, job, on,
+                          kCodes ? kCodesBothWaysBlocks : kPartsBlocks);
     };
     job.of.offsets != nullptr ? with.template operator()<BatchParts<kPatchesPart>>()
                               : with.template operator()<WeightParts<kPatchesPart>>();
