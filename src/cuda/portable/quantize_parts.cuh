@@ -9,8 +9,8 @@
 namespace cadre::cuda::portable {
 
 constexpr PartShape kPatchesPart{4, false};
-// Of an SM, at most, and the same of codes both ways; as timed on an H200.
-constexpr int kPartsBlocks = 12, kCodesBothWaysBlocks = 48;
+// Of an SM, at most; and of codes both ways in parts of a warp, and of squares. As timed on an H200.
+constexpr int kPartsBlocks = 12, kManyPartsBlocks = 48;
 
 /// Whether a format's blocks are those of a warp, and need no amax from before.
 template <class Row>
@@ -257,7 +257,7 @@ void launch_quantize_parts(const QuantizeJob& all, const QuantizeStream& on) {
     constexpr bool kCodes = kOf.along_k == CopyKind::kCodes && kOf.along_rows == CopyKind::kCodes;
     const auto with = [&]<class Parts>() {
       launch_parts<Parts>(quantize_parts_kernel<Of, Parts>, job, on,
-                          kCodes ? kCodesBothWaysBlocks : kPartsBlocks);
+                          kCodes ? kManyPartsBlocks : kPartsBlocks);
     };
     job.of.offsets != nullptr ? with.template operator()<BatchParts<kPatchesPart>>()
                               : with.template operator()<WeightParts<kPatchesPart>>();

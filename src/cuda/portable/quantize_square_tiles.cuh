@@ -126,7 +126,7 @@ void launch_quantize_square_tiles(const QuantizeJob& all, const QuantizeStream& 
   if (job.of.rows == 0 || job.of.cols == 0) return;
   const auto with = [&]<SquareCopies kCopies>() {
     launch_parts<WeightParts<kTilePart>>(
-        quantize_square_tiles_kernel<SquaresOf<Row, Element, kCopies>>, job, on);
+        quantize_square_tiles_kernel<SquaresOf<Row, Element, kCopies>>, job, on, kManyPartsBlocks);
   };
   if (!last.to.codes.columns) return with.template operator()<SquareCopies{true, false}>();
   all.count == 1 ? with.template operator()<SquareCopies{false, true}>()
