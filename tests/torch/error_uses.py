@@ -89,6 +89,10 @@ def sharded(layer):
     return layer
 
 
+async def numbers():
+    yield 1
+
+
 def peer(kind, **options):
     """A recipe object of another library, of that kind."""
     return SimpleNamespace(**{kind: lambda: True}, **options)
@@ -159,7 +163,7 @@ cadre.autocast(recipe=3)
 cadre.autocast(recipe=theirs)
 cadre.Recipe("mxfp8", wgrad="fp9")
 cadre.Recipe("mxfp8,wgrad=bf16", wgrad="f32")
-cadre.autocast(recipe="mxfp8")(lambda: (yield))
+cadre.autocast(recipe="mxfp8")(numbers)
 cadre.Recipe(3)
 """
 

@@ -1,30 +1,19 @@
-"""Recipes: their words, the context that sets them, and layers under one."""
+"""Recipes: their words, and layers under one, from a context or of their own."""
 
 import re
 import subprocess
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import draw
 from linear_reference import kept_bytes, module
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 import cadre
 from cadre.recipe import active_recipe, recipe_text
 
 COUNTS = [3, 0, 9, 1, 4]
-
-
-@pytest.fixture(autouse=True)
-def first_fake_mode_of_the_process():
-    """In this thread: without a GPU torch keeps what the first one made for all others, and it ends
-    with the thread that made it."""
-    with FakeTensorMode():
-        pass
 
 
 def peer(**predicates):
@@ -63,171 +52,6 @@ def test_what_is_no_recipe():
         cadre.autocast(recipe=8)
     with pytest.raises(TypeError, match="recipe is a SimpleNamespace"):
         cadre.autocast(recipe=peer())
-
-
-def test_contexts_nest():
-    assert active_recipe() == ""
-    with cadre.autocast():
-        assert active_recipe() == "mxfp8"
-        with cadre.autocast(recipe=cadre.Recipe("nvfp4", wgrad="bf16")):
-            assert active_recipe() == "nvfp4,wgrad=bf16"
-            with cadre.autocast(enabled=False):
-                assert active_recipe() == ""
-        assert active_recipe() == "mxfp8"
-        with pytest.raises(KeyError), cadre.autocast(recipe="bf16"):
-            raise KeyError
-        assert active_recipe() == "mxfp8"
-    assert active_recipe() == ""
-
-
-def test_one_context_used_twice_and_within_itself():
-    context = cadre.autocast(recipe="nvfp4")
-    with context, cadre.autocast(recipe="bf16"), context:
-        assert active_recipe() == "nvfp4"
-    assert active_recipe() == ""
-
-
-def test_decorator():
-    @cadre.autocast(recipe="fp8_block")
-    def named(a, *, b):
-        """Says what it sees."""
-        return a, b, active_recipe()
-
-    assert named(1, b=2) == (1, 2, "fp8_block")
-    assert named.__name__ == "named" and active_recipe() == ""
-
-
-def test_what_runs_later_is_not_decorated():
-    async def coroutine():
-        pass
-
-    def generator():
-        yield
-
-    for function in (coroutine, generator):
-        with pytest.raises(TypeError, match="^autocast decorates a generator or a corout"):
-            cadre.autocast(recipe="fp8_block")(function)
-
-
-def test_each_thread_has_its_own():
-    seen = []
-    with cadre.autocast(recipe="nvfp4"):
-        thread = threading.Thread(target=lambda: seen.append(active_recipe()))
-        thread.start()
-        thread.join()
-    assert seen == [""]
-
-
-WORDS = ["", "bf16", "mxfp8", "fp8_block"]
-
-
-@pytest.fixture
-def read():
-    """A compiled function that returns the words that it sees. `read.compiled` counts."""
-    torch._dynamo.reset()
-
-    def backend(graph, _):
-        call.compiled += 1
-        return graph.forward
-
-    compiled = torch.compile(lambda x: x + WORDS.index(active_recipe()), backend=backend,
-                             fullgraph=True)
-
-    def call():
-        return WORDS[int(compiled(torch.zeros(())))]
-
-    call.compiled = 0
-    return call
-
-
-@pytest.fixture
-def threads():
-    """Two threads that run the calls they are sent, one after the other."""
-    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
-        yield [lambda call, *args, pool=pool: pool.submit(call, *args).result(60)
-               for pool in (one, other)]
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_compiled_code_has_the_recipe_of_its_thread(threads, read, shared):
-    """Whatever order they come and leave in, and if they share one context."""
-    one, other = threads
-    first = cadre.autocast(recipe="mxfp8")
-    second = first if shared else cadre.autocast(recipe="fp8_block")
-    one(first.__enter__)
-    other(second.__enter__)
-    assert (one(read), other(read), read()) == (first.recipe, second.recipe, "")
-    one(first.__exit__)
-    assert one(active_recipe) == one(read) == "" and other(read) == second.recipe
-    with cadre.autocast(recipe="bf16"):
-        assert (one(read), other(read), read()) == ("", second.recipe, "bf16")
-        other(second.__exit__)
-        assert (one(read), other(read), read()) == ("", "", "bf16")
-    assert (one(read), other(read), read()) == ("", "", "")
-
-
-def test_contexts_of_one_recipe_compile_once(read, threads):
-    """However deep, and in whatever thread."""
-    with cadre.autocast(recipe="bf16"), cadre.autocast(recipe="mxfp8"):
-        assert read() == "mxfp8"
-    with cadre.autocast(recipe="mxfp8"):
-        assert read() == "mxfp8"
-        with cadre.autocast(enabled=False), cadre.autocast(recipe="mxfp8"):
-            assert read() == "mxfp8"
-    assert threads[0](lambda: cadre.autocast(recipe="mxfp8")(read)()) == "mxfp8"
-    assert read.compiled == 1
-
-
-def test_a_context_inside_of_compiled_code_is_of_its_thread(threads):
-    """While it runs, and if the thread around it leaves its own."""
-    one, other = threads
-    around, seen = cadre.autocast(recipe="mxfp8"), []
-
-    def backend(graph, _):
-        def run(*args):
-            one(around.__exit__)
-            seen.extend([one(active_recipe), other(active_recipe), active_recipe()])
-            return graph(*args)
-        return run
-
-    @cadre.autocast(recipe="fp8_block")
-    def inside(x):
-        return x + len(active_recipe())
-
-    def call(x):
-        return x * len(active_recipe()) + inside(x) + len(active_recipe())
-
-    one(around.__enter__)
-    torch._dynamo.reset()
-    compiled = torch.compile(call, backend=backend, fullgraph=True)
-    with cadre.autocast(recipe="bf16"):
-        assert compiled(torch.ones(())) == len("bf16") + 1 + len("fp8_block") + len("bf16")
-        assert seen == ["", "", "bf16"] and active_recipe() == "bf16"
-    assert active_recipe() == ""
-
-
-def test_compiled_layers_in_threads_at_once():
-    """Each result is that of the recipe of the thread that asked for it."""
-    layer = module(torch.device("cpu"), k=64, n=96, dtype=torch.bfloat16)
-    x = draw(17, 64, dtype=torch.bfloat16)
-    want = {}
-    for recipe in WORDS:
-        with cadre.autocast(enabled=recipe != "", recipe=recipe or "mxfp8"):
-            want[recipe] = layer(x, COUNTS)
-    torch._dynamo.reset()
-    compiled = torch.compile(layer, backend="eager", fullgraph=True)
-    meet = threading.Barrier(len(WORDS))
-
-    def work(recipe):
-        right = []
-        with cadre.autocast(enabled=recipe != "", recipe=recipe or "mxfp8"):
-            for _ in range(3):
-                meet.wait(60)
-                right.append(torch.equal(compiled(x, COUNTS), want[recipe]))
-        return right
-
-    with ThreadPoolExecutor(len(WORDS)) as pool:
-        assert list(pool.map(work, WORDS)) == [[True] * 3] * len(WORDS)
 
 
 @pytest.mark.parametrize("recipe", ["bf16", "fp8_tensor", "fp8_block", "mxfp8", "mxfp4",

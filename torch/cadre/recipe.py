@@ -5,8 +5,9 @@ import inspect
 import re
 import sys
 import threading
+import types
+from collections.abc import Generator
 from contextlib import nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Callable, ContextManager, ParamSpec, TypeVar
 
@@ -24,8 +25,6 @@ PASSES = ("fprop", "dgrad", "wgrad")
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_RUNS_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction,
-               inspect.isasyncgenfunction)
 _WORDS = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -121,36 +120,76 @@ def is_plain(words: str, x: Tensor) -> bool:
     return words in ("", _WORDS.get(working_dtype(x)))
 
 
-# Of the contexts that this thread is in, the innermost last: the words, and the number of the
-# backward pass that it was entered in, -1 for none.
-_active: ContextVar[tuple[tuple[str, int], ...]] = ContextVar("cadre_recipes", default=())
-_used = False  # whether there ever was a context
+class _Entry:
+    """That a context was entered."""
+
+    def __init__(self, context: "autocast | None", recipe: str, task: int | None) -> None:
+        self.context, self.recipe = context, recipe
+        self.task = task  # the backward pass that it was in, -1 for none, None of compiled code
+        self.was_left = False  # by another thread
+
+
+_Entries = tuple[_Entry, Any]  # the innermost, and those around it likewise, None beyond the last
 
 
 class _Thread(threading.local):
-    """What compiled code sees of the contexts: torch.compile guards an attribute of a thread, but
-    no ContextVar. Tasks of asyncio in one thread share it."""
+    """The contexts that a thread is in. torch.compile guards an attribute of a thread, but no
+    ContextVar; so the tasks of asyncio in one thread share them, as they share torch.no_grad."""
 
     def __init__(self) -> None:
-        self.contexts: tuple = ("", None)  # words of the innermost, and those around it likewise
+        self.entries: _Entries = (_Entry(None, "", -1), None)
 
 
 _thread = _Thread()
+_used = False  # whether there ever was a context
+
+
+def _innermost() -> _Entry:
+    entry, around = _thread.entries
+    while entry.was_left:
+        entry, around = around
+    return entry
+
+
+def _find(context: "autocast") -> _Entry | None:
+    """The innermost of this thread that is of the context."""
+    entry, around = _thread.entries
+    while around is not None:
+        if entry.context is context and not entry.was_left:
+            return entry
+        entry, around = around
+    return None
+
+
+def _without(entries: _Entries, gone: _Entry | None = None) -> _Entries:
+    """Without one, and without those that another thread has left, too."""
+    entry, around = entries
+    if around is None:
+        return entries
+    around = _without(around, gone)
+    return around if entry is gone or entry.was_left else (entry, around)
+
+
+def _depth() -> int:
+    (_, around), depth = _without(_thread.entries), 0
+    while around is not None:
+        (_, around), depth = around, depth + 1
+    return depth
 
 
 def active_recipe() -> str:
     """The words of the innermost `cadre.autocast`, "" without one: each layer then works in the
     type of its input."""
     if is_dynamo_compiling():
-        return _thread.contexts[0]
+        return _innermost().recipe
     if not _used:
         return ""
-    active, task = _active.get(), _current_graph_task_id()
-    recipe = active[-1][0] if active else ""
-    if task != -1 and not (active and active[-1][1] == task):  # forward again, no context inside
+    entry, task = _innermost(), _current_graph_task_id()
+    recipe = entry.recipe
+    if task != -1 and entry.task not in (task, None):  # forward again, no context inside
         _, recipe = getattr(_current_autograd_node(), _REMEMBERED, (0, recipe))
     if not torch.is_grad_enabled():
-        _remember(len(active), recipe)
+        _remember(_depth(), recipe)
     return recipe
 
 
@@ -176,7 +215,9 @@ def _remember(depth: int, recipe: str) -> None:
 
 class autocast:  # noqa: N801 (a context manager, named as torch's and TransformerEngine's)
     """Sets the recipe of the layers called inside: `with cadre.autocast(recipe="mxfp8"): ...`. Also
-    a decorator. Contexts nest, the innermost counts; each thread has its own.
+    a decorator, of generators and coroutines too: each of their steps is in the context. Contexts
+    nest, the innermost counts. Each thread has its own, as with torch.no_grad: one that is open
+    where a generator yields or a coroutine awaits is also that of what its thread runs meanwhile.
 
     enabled: False is as if no context were there.
     recipe, fp8_recipe: words ("mxfp8", "nvfp4,wgrad=bf16"), a `Recipe`, or a recipe object of
@@ -212,32 +253,79 @@ class autocast:  # noqa: N801 (a context manager, named as torch's and Transform
                              "and both mean the same")
         recipe = fp8_recipe if recipe is None else recipe
         self.recipe: str = recipe_text("mxfp8" if recipe is None else recipe) if enabled else ""
+        self._entered: list[_Entry] = []  # and not left, but for what compiled code has entered
 
     def __enter__(self) -> "autocast":
         global _used
-        _thread.contexts = (self.recipe, _thread.contexts)
-        if not is_dynamo_compiling():
-            _used = True
-            _active.set((*_active.get(), (self.recipe, _current_graph_task_id())))
+        _used = True
+        if is_dynamo_compiling():
+            _thread.entries = (_Entry(self, self.recipe, None), _thread.entries)
+            return self
+        entry = _Entry(self, self.recipe, _current_graph_task_id())
+        self._entered.append(entry)
+        _thread.entries = (entry, _without(_thread.entries))
         return self
 
     def __exit__(self, *error: Any) -> None:
-        _thread.contexts = _thread.contexts[1]
-        if not is_dynamo_compiling():
-            _active.set(_active.get()[:-1])
+        """A generator may leave its context when others are inside, or in another thread."""
+        entry = _find(self)
+        if entry is not None:
+            _thread.entries = _without(_thread.entries, entry)
+        if is_dynamo_compiling():
+            return
+        if entry is None and self._entered:
+            entry = self._entered[-1]
+            entry.was_left = True
+        if entry in self._entered:
+            self._entered.remove(entry)
 
     def __call__(self, function: Callable[_P, _T]) -> Callable[_P, _T]:
         recipe = self.recipe
-        if any(is_kind(function) for is_kind in _RUNS_LATER):
-            raise TypeError("autocast decorates a generator or a coroutine, must decorate a "
-                            "function that ends when it returns; write `with autocast(...)` within")
+        if inspect.isasyncgenfunction(function):
+            raise TypeError("autocast decorates an async generator, must decorate a function, a "
+                            "generator or a coroutine; decorate what it calls")
 
         @functools.wraps(function)
-        def with_recipe(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        def with_recipe(*args: Any, **kwargs: Any) -> Any:
             with autocast(recipe=recipe):
                 return function(*args, **kwargs)
 
-        return with_recipe
+        @functools.wraps(function)
+        def generator(*args: Any, **kwargs: Any) -> Any:
+            return (yield from _in_steps(function(*args, **kwargs), recipe))
+
+        @functools.wraps(function)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:
+            return await _awaited(function(*args, **kwargs), recipe)
+
+        made: Any = (generator if inspect.isgeneratorfunction(function) else
+                     coroutine if inspect.iscoroutinefunction(function) else with_recipe)
+        return made
+
+
+def _in_steps(steps: Any, recipe: str) -> Generator[Any, Any, Any]:
+    """What a generator yields and returns. It runs under the recipe, and what takes from it does
+    not."""
+    go_on, given = steps.send, None
+    try:
+        while True:
+            with autocast(recipe=recipe):
+                made = go_on(given)
+            try:
+                go_on, given = steps.send, (yield made)
+            except GeneratorExit:
+                with autocast(recipe=recipe):
+                    steps.close()
+                raise
+            except BaseException as error:
+                go_on, given = steps.throw, error
+    except StopIteration as end:
+        return end.value
+
+
+@types.coroutine
+def _awaited(coroutine: Any, recipe: str) -> Generator[Any, Any, Any]:
+    return (yield from _in_steps(coroutine.__await__(), recipe))
 
 
 fp8_autocast = autocast  # as TransformerEngine called it before
