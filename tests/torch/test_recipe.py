@@ -1,5 +1,7 @@
 """Recipes: their words, and layers under one, from a context or of their own."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import pytest
 import torch
 from conftest import draw
 from linear_reference import kept_bytes, module
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
 import cadre
 from cadre.recipe import active_recipe, recipe_text
@@ -20,6 +23,16 @@ def peer(**predicates):
     """A recipe object of TransformerEngine, as far as Cadre looks."""
     names = ("mxfp8", "nvfp4", "float8_block_scaling", "float8_current_scaling", "delayed")
     return SimpleNamespace(**{name: lambda on=predicates.get(name, False): on for name in names})
+
+
+def wrapped(moe):
+    moe.experts = checkpoint_wrapper(moe.experts)
+    return moe
+
+
+def compiled(moe):
+    torch._dynamo.reset()
+    return torch.compile(moe, backend="eager", fullgraph=True)
 
 
 def test_words():
@@ -43,6 +56,28 @@ def test_a_recipe_where_a_layer_keeps_words(device):
     layer.recipe = 3
     with pytest.raises(TypeError, match="^recipe is an int, must be words"):
         layer(x, [2, 4])
+
+
+@pytest.mark.parametrize("change", [
+    lambda moe: moe, copy.deepcopy, lambda moe: pickle.loads(pickle.dumps(moe)), wrapped, compiled])
+def test_a_moe_whose_recipe_is_set(device, change):
+    """Those that are made with it, copies and compiled ones have the same bits."""
+    def make(recipe=None):
+        torch.manual_seed(3)
+        return cadre.MoE(4, 32, 48, top_k=2, recipe=recipe, shared_features=16, device=device)
+
+    x = draw(9, 32, device=device)
+    want = {recipe: make(recipe)(x)[0] for recipe in (None, "mxfp8", "fp8_tensor")}
+    moe = make()
+    names = list(moe.state_dict())
+    assert moe.recipe is None and make("mxfp8").recipe == "mxfp8"
+    for moe.recipe in ("mxfp8", cadre.Recipe("fp8_tensor"), None, "mxfp8"):
+        key = None if moe.recipe is None else str(moe.recipe)
+        assert torch.equal(moe(x)[0], want[key]) and list(moe.state_dict()) == names
+    changed = change(moe)
+    assert changed.recipe == "mxfp8" and torch.equal(changed(x)[0], want["mxfp8"])
+    changed.recipe = "fp8_tensor"
+    assert changed.recipe == "fp8_tensor" and torch.equal(changed(x)[0], want["fp8_tensor"])
 
 
 def test_what_is_no_recipe():

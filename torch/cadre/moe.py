@@ -95,7 +95,7 @@ class MoE(nn.Module):
     groups, group_top_k: experts come in equal groups, and only those of group_top_k groups may be
         chosen by a token.
     activation, layout, bias, device, dtype, recipe, keep_h, fuse_wgrad_accumulation,
-    delay_wgrad_compute: of the experts, see `GroupedMLP`.
+    delay_wgrad_compute: of the experts, see `GroupedMLP`. `recipe` may be set later, too.
     fp32_router: multiply bf16 tokens with the router in fp32 all the same, which takes longer and
         keeps them in fp32.
     keep_rows: keep x in the order of the experts too, top_k times, so that backward need not
@@ -233,6 +233,21 @@ class MoE(nn.Module):
         """Experts of a token."""
         top_k: int = self.routing["top_k"]
         return top_k
+
+    @property
+    def recipe(self) -> Any:
+        """Of the experts, whatever the context says, as `GroupedMLP.recipe`; None: the context's.
+        """
+        return self._own_mlp().recipe
+
+    @recipe.setter
+    def recipe(self, recipe: Any) -> None:
+        self._own_mlp().recipe = recipe
+
+    def _own_mlp(self) -> Any:
+        """The experts, whatever was put around them."""
+        return next((part for part in self.experts.modules() if isinstance(part, GroupedMLP)),
+                    self.experts)
 
     def _check_routing(self) -> None:
         """Errors: ValueError for words and numbers that do not fit, as from `routing`."""
