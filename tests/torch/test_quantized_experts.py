@@ -76,6 +76,26 @@ def test_tokens_that_have_chosen_have_the_bits_of_their_rows(device, recipe, bia
         assert torch.equal(got, want) and want.any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_rows_that_keep_their_type(device, dtype):
+    """Beside plain experts in fp32 with the numbers of the codes; in mxfp4 they become bf16."""
+    x, _, prob, w1, _, w2, _ = layer(device)
+    x = torch.randn(R, H, device=device).to(dtype)
+    q1, q2 = copies(w1, "mxfp4"), copies(w2, "mxfp4")
+    chosen = torch.randint(0, E, (R, 1), device=device)
+    numbers = [decoded(*q[:2], "mxfp4", list(w.shape)).float() for q, w in ((q1, w1), (q2, w2))]
+    want = ops.routed_experts(x.float(), chosen, prob[:, None], E, numbers[:1], [], numbers[1:],
+                              [])[0]
+    word, far = {torch.float32: ("f32", 1e-5), torch.float16: ("f16", 1e-3)}[dtype]
+
+    def distance(recipe):
+        got = ops.routed_experts_quantized(x, chosen, prob[:, None], q1, [], q2, [], recipe=recipe)
+        assert got.dtype == dtype
+        return float((got - want).norm() / want.norm())
+
+    assert distance(f"{word},fprop={word}*mxfp4") < far < 2e-3 < distance("mxfp4")
+
+
 def test_opcheck(device):
     x, offsets, prob, w1, b1, w2, b2 = layer(device)
     parts = [[t.view(torch.uint8) for t in copies(w, "mxfp4")] for w in (w1, w2)]
@@ -119,7 +139,7 @@ def randomised(config) -> nn.Module:
 
 
 def decoded(codes, scales, format, shape):
-    none = torch.empty(0)
+    none = torch.empty(0, device=codes.device)
     return ops.dequantize(codes, scales, none, None, format, "along_k", shape, torch.bfloat16)
 
 
@@ -223,16 +243,22 @@ def test_scales_that_are_powers_of_two(tmp_path):
     assert 0 < difference < 0.08
 
 
-def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(tmp_path):
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float16])
+def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(dtype, tmp_path):
+    """Whatever type the rows have, which are not rounded, and whatever recipe a context asks for.
+    """
     plain = randomised(gpt_oss())
     tensors, about = released_gpt_oss(plain)
-    model = huggingface.load_quantized(write(tmp_path, gpt_oss(), tensors, about), device="cpu")
-    experts = [m.model.layers[0].mlp.experts for m in (model, huggingface.use(plain))]
-    x = torch.randn(20, 64).bfloat16()
+    model = huggingface.load_quantized(write(tmp_path, gpt_oss(), tensors, about), device="cpu",
+                                       dtype=dtype)
+    experts = [m.model.layers[0].mlp.experts for m in (model, huggingface.use(plain.to(dtype)))]
+    x = torch.randn(20, 64, dtype=dtype)
     chosen = torch.rand(20, 6).topk(2)
     with torch.no_grad():
         got, want = (module(x, chosen.indices, chosen.values) for module in experts)
-    assert torch.equal(got, want)
+        with cadre.autocast(recipe="fp8_tensor"):
+            inside = experts[0](x, chosen.indices, chosen.values)
+    assert torch.equal(got, want) and torch.equal(inside, want)
 
 
 def loaded(family, folder):

@@ -314,7 +314,9 @@ def load_quantized(folder: str | os.PathLike[str], *, dtype: torch.dtype = torch
 
     folder: config.json and safetensors files. quant_method is "mxfp4", as of gpt-oss, or "fp8" with
         one scale for 128 x 128 codes, as of DeepSeek-V3: experts quantise their rows then, too.
+        `cadre.autocast` changes neither.
     dtype: of all else, fp32, bf16 or fp16; weights outside of experts that are codes are decoded.
+        With mxfp4 experts multiply rows of that type, on GPUs in bf16 the fastest.
     device: of the model; by default that of torch.set_default_device, or the current GPU.
 
     Errors: ValueError for a folder, a method or tensors that do not fit; TypeError for a dtype.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from . import fp8_experts
 from .devices import default_device
-from .dtypes import kind_of, require_float
+from .dtypes import kind_of, require_float, working_dtype
 
 _E8M0 = torch.float8_e8m0fnu
 _BLOCK = 128  # rows and columns of an fp8 scale
@@ -29,7 +29,7 @@ class Kind(NamedTuple):
     """How a checkpoint stores weights of experts."""
 
     method: str  # as its config calls it
-    recipe: str  # of the products that read them
+    recipe: str  # of the products that read them, of rows in bf16
     codes: torch.dtype
     codes_a_byte: int
     scales: torch.dtype
@@ -43,6 +43,8 @@ KINDS = {
     "fp8": Kind("fp8", "bf16,fprop=fp8_block:fp32*fp8_block:2d+fp32", torch.float8_e4m3fn, 1,
                 torch.float32, _BLOCK, _BLOCK, ("", "_scale_inv")),
 }
+# Of rows in other types, which mxfp4 would round to bf16.
+_UNROUNDED = {torch.float32: "f32,fprop=f32*mxfp4", torch.float16: "f16,fprop=f16*mxfp4"}
 # What its config may say beside, first what is meant where it says nothing.
 _FP8_OPTIONS: dict[str, tuple[Any, ...]] = {
     "weight_block_size": ([_BLOCK, _BLOCK],), "fmt": ("e4m3", "float8_e4m3fn"),
@@ -120,7 +122,8 @@ def _parameters(module: nn.Module, own: Experts, x: Tensor, prob: Tensor
     parts = [part for name in (own.first, own.second)
              for part in (own.weight(module, name),
                           [getattr(module, name + "_bias")] if module.has_bias else [])]
-    return parts, own.kind.recipe
+    recipe = own.kind.recipe
+    return parts, _UNROUNDED.get(working_dtype(x), recipe) if recipe == "mxfp4" else recipe
 
 
 def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> list[nn.Parameter]:
