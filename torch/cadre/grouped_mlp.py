@@ -186,7 +186,7 @@ class GroupedMLP(DeferredGradients):
     recipe: of this layer, whatever the context says; see `cadre.autocast`.
     fuse_wgrad_accumulation, delay_wgrad_compute: add the gradients of w1 and w2 into their
         `main_grad`, leave them to `backward_dw`: as `cadre.GroupedLinear`. The layer is then two
-        linears and an activation, with the same bits.
+        linears and an activation, with the same bits but for stochastic rounding.
 
     Parameters: w1 [E, 2F, H] (ungated [E, F, H]), w2 [E, H, F]; with bias=True bias1 [E, 2F],
     bias2 [E, H].

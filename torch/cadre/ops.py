@@ -154,8 +154,9 @@ class Sequential(nn.Sequential):
     or a dict of them, by name. Modules that are no operations of `cadre.ops` run as they are.
 
     A linear, an activation and a linear on the same counts and in the same recipe, back to the
-    width they come from, run as one grouped_mlp, with the same bits, unless one of them has
-    buffers, hooks or a forward of its own, writes main_grad or delays weight gradients.
+    width they come from, run as one grouped_mlp, with the same bits but for stochastic rounding,
+    unless one of them has buffers, hooks or a forward of its own, writes main_grad or delays weight
+    gradients.
     """
 
     def __init__(self, *modules: nn.Module | Mapping[str, nn.Module]) -> None:
