@@ -163,6 +163,7 @@ cadre.autocast(recipe=3)
 cadre.autocast(recipe=theirs)
 cadre.Recipe("mxfp8", wgrad="fp9")
 cadre.Recipe("mxfp8,wgrad=bf16", wgrad="f32")
+cadre.Recipe("mxfp8", dgrad="bf16,pinned")
 cadre.autocast(recipe="mxfp8")(numbers)
 cadre.Recipe(3)
 """

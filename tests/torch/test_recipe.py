@@ -40,6 +40,11 @@ def test_words():
     assert str(cadre.Recipe("nvfp4", wgrad="bf16")) == "nvfp4,wgrad=bf16"
     assert str(cadre.Recipe("bf16", "mxfp8", "mxfp8", "fp8_block*fp8_block")) == (
         "bf16,fprop=mxfp8,dgrad=mxfp8,wgrad=fp8_block*fp8_block")
+    assert str(cadre.Recipe("fp8_block,pinned", wgrad="bf16")) == "fp8_block,wgrad=bf16,pinned"
+    assert str(cadre.Recipe("wgrad=bf16,fprop=f32,dgrad=mxfp8")) == (
+        "fprop=f32,dgrad=mxfp8,wgrad=bf16")
+    assert str(cadre.Recipe("mxfp8,pinned,wgrad=bf16", fprop="f32", dgrad="input")) == (
+        "mxfp8,fprop=f32,dgrad=input,wgrad=bf16,pinned")
     assert recipe_text(None) == ""
     assert recipe_text(peer(mxfp8=True)) == "mxfp8"
     assert recipe_text(peer(nvfp4=True)) == "nvfp4"

@@ -258,9 +258,11 @@ def quantize(source: Tensor, offsets: AnyOffsets | None, format: str, axis: str 
 
     source: fp32, bf16 or fp16. format: "mxfp8", "nvfp4:rht+sr", ... (docs/formats.md). axis:
     "along_k" or "along_rows", the axis that a block of codes runs along. rng: int64 [2] seed and
-    offset on the device, with option sr. Codes of four bits are uint8, two a byte. Codes of the
-    tail are zero. Raises ValueError; NotImplementedError where no implementation takes the format
-    on the device."""
+    offset on the device, with option sr. amax_eps: a lower bound of the largest magnitude that a
+    scale is of, where scales are fp32; of other formats 0. Codes of four bits are uint8, two a
+    byte. Codes of the tail are zero. Raises ValueError; NotImplementedError where no implementation
+    takes the format on the device."""
+    _require_no_bools(amax_eps=amax_eps)
     given = None if offsets is None else tensor_of(offsets, _shape(source))
     return Quantized(*_ops.quantize(source, given, format, axis, rng, amax_eps))
 

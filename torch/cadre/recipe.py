@@ -33,7 +33,9 @@ class Recipe:
     """A named recipe with, per pass, another one: `str(Recipe("nvfp4", wgrad="bf16"))` is
     "nvfp4,wgrad=bf16".
 
-    name: "f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" or "mxfp4".
+    name: "f32", "bf16", "f16", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4" or "mxfp4"; or more
+        words of a recipe, such as "fp8_block,pinned". They come in the order of a recipe, whatever
+        their own: the name, the passes, pinned.
     fprop, dgrad, wgrad: a name as above, "input", which is the type of the layer's input, or the
     formats of both operands as "lhs*rhs" ("mxfp8*mxfp8:2d").
 
@@ -50,13 +52,24 @@ class Recipe:
         for which in PASSES:
             words = getattr(self, which)
             if words is not None:
-                _require_words(f"Recipe: {which}", words, f"f32,{which}={words}",
-                               "a recipe's name, 'input' or formats 'lhs*rhs'")
+                must = "a recipe's name, 'input' or formats 'lhs*rhs'"
+                _require_words(f"Recipe: {which}", words, f"f32,{which}={words}", must)
+                if "," in words:
+                    raise ValueError(f"Recipe: {which} is {words!r}, must be {must}; all other "
+                                     "words belong to name")
         _require_words("Recipe", str(self), str(self), "a recipe that names each pass once")
 
     def __str__(self) -> str:
         given = ((name, getattr(self, name)) for name in PASSES)
-        return ",".join([self.name, *(f"{name}={words}" for name, words in given if words)])
+        words = [*self.name.split(","), *(f"{name}={words}" for name, words in given if words)]
+        return ",".join(sorted(words, key=_place))
+
+
+def _place(word: str) -> int:
+    """Of a word in a recipe."""
+    places = ("", *PASSES, "pinned")
+    name = word.partition("=")[0]
+    return places.index(name) if name in places else 0
 
 
 def _require_words(argument: str, given: Any, recipe: str, must: str) -> None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from .counts import ends_of, require_offs
-from .dtypes import kind_of, require_bools
+from .dtypes import kind_of, require_bools, require_float
 from .operations import AnyOffsets, names_types
 
 _ops = torch.ops.cadre
@@ -32,8 +32,9 @@ def scaled_grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor, scale_b: Te
     out_dtype: bf16, also for None; fp32 or fp16.
     use_fast_accum: must be False. Hopper adds up sums of 128 codes in fp32, CPUs add up all in it.
 
-    CPUs take any shapes and results. GPUs of Hopper take K in multiples of 16, N in multiples of 8,
-    addresses and strides in multiples of 16 bytes, and out_dtype bf16 or fp32.
+    N, K and E are 1 or more. CPUs take all of these, and all results. GPUs of Hopper take K in
+    multiples of 16, N in multiples of 8, addresses and strides in multiples of 16 bytes, and
+    out_dtype bf16 or fp32.
 
     Raises TypeError for dtypes, ValueError for shapes and strides, NotImplementedError for operands
     that want a gradient, and for what no implementation takes on the device."""
@@ -41,6 +42,8 @@ def scaled_grouped_mm(mat_a: Tensor, mat_b: Tensor, scale_a: Tensor, scale_b: Te
     if use_fast_accum:
         raise ValueError("scaled_grouped_mm: use_fast_accum is True, must be False; sums of 128 "
                          "codes are added up in fp32, which is the only way here")
+    if isinstance(out_dtype, torch.dtype):
+        require_float("out_dtype", out_dtype)
     offs = ends_of("scaled_grouped_mm", offs)
     _check({"mat_a": mat_a, "mat_b": mat_b, "scale_a": scale_a, "scale_b": scale_b, "bias": bias})
     if mat_a.dim() != 2 or mat_b.dim() != 3:
