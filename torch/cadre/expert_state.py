@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from .dtypes import kind_of
 from .expert_parallel import ExpertParallel
@@ -73,20 +74,33 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
 def require_apart(experts: nn.Module, ep: ExpertParallel) -> None:
     """Errors: ValueError within a DistributedDataParallel that takes the experts of these ranks for
     the same on all of them."""
-    from torch.nn.parallel import DistributedDataParallel
-    around = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    around = DistributedDataParallel._active_ddp_module
     if around is None or vars(experts).get("_apart_in") == id(around):
         return
+    if words := refusal_in_ddp(experts, ep):
+        raise ValueError(words)
+    experts._apart_in = id(around)  # type: ignore[assignment]
+
+
+# torch.compile guards what an object has of its class, and not what the class itself has.
+ANY_DDP: Any = DistributedDataParallel.__new__(DistributedDataParallel)
+nn.Module.__init__(ANY_DDP)
+
+
+def refusal_in_ddp(experts: nn.Module, ep: ExpertParallel) -> str:
+    """What that error says, or "" without one."""
+    around: Any = DistributedDataParallel._active_ddp_module
     alike = {dist.get_global_rank(around.process_group, at)
              for at in range(around.process_group.size())}
-    if alike & set(dist.get_process_group_ranks(ep.group)) != {dist.get_rank()}:
-        own = set(experts.parameters())
-        for name, parameter in around.module.named_parameters():
-            if parameter in own and name not in around.parameters_to_ignore:
-                raise ValueError(f"experts: DistributedDataParallel keeps {name} alike on ranks "
-                                 f"{sorted(alike)}, must leave it alone, since they have other "
-                                 "experts; name it in _set_params_and_buffers_to_ignore_for_model")
-    experts._apart_in = id(around)  # type: ignore[assignment]
+    if alike & set(dist.get_process_group_ranks(ep.group)) == {dist.get_rank()}:
+        return ""
+    own = set(experts.parameters())
+    for name, parameter in around.module.named_parameters():
+        if parameter in own and name not in around.parameters_to_ignore:
+            return (f"experts: DistributedDataParallel keeps {name} alike on ranks "
+                    f"{sorted(alike)}, must leave it alone, since they have other experts; name "
+                    "it in _set_params_and_buffers_to_ignore_for_model")
+    return ""
 
 
 def _widen_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
