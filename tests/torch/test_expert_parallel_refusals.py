@@ -1,6 +1,9 @@
 """cadre.ExpertParallel: what one rank is refused is an error on all of them, and none waits for
 another. The CPU, where every rank has the same libraries."""
 
+from datetime import timedelta
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,21 +17,38 @@ GLOO = []  # the group of all processes on the CPU, of this process
 
 def group_on_cpu():
     if not GLOO:
-        GLOO.append(dist.new_group(backend="gloo"))
+        GLOO.append(dist.new_group(backend="gloo", timeout=timedelta(seconds=30)))
     return GLOO[0]
+
+
+def by_window(**options):
+    sizes = {"tokens": 4, "hidden": 6, "dtype": torch.float32}
+    return cadre.ExpertParallel(group_on_cpu(), 2, 2, route="window",
+                                **sizes | {"device": "cpu"} | options)
+
+
+def refused(rank, words, use, kind=ValueError):
+    """`use` is refused on rank 1 with these words, and on all others since it is there; then all
+    are at the same collective."""
+    others = "rank 1 was given what does not fit, must be what fits: .*"
+    with pytest.raises(kind if rank == 1 else ValueError, match=(
+            words if rank == 1 else others + words)):
+        use()
+    seen = torch.ones(1)
+    dist.all_reduce(seen, group=group_on_cpu())
+    assert seen == group_on_cpu().size()
 
 
 # What the processes run
 
 
-def compiled_in_ddp(rank, device, by_window):
+def compiled_in_ddp(rank, device, route):
     """DDP that takes experts for the same on all ranks is refused in compiled code, also in code
     that was compiled before there was one; what DDP leaves alone goes on as one graph."""
     group, x = group_on_cpu(), draw(5, 8)
-    window = {"route": "window", "tokens": 5, "hidden": 8, "dtype": torch.float32, "device": "cpu"}
 
     def layer():
-        ep = cadre.ExpertParallel(group, 2, 2, **window) if by_window else group
+        ep = by_window(tokens=5, hidden=8) if route == "window" else group
         return cadre.MoE(2 * group.size(), 8, 16, top_k=2, device="cpu", ep=ep)
 
     def compiled(module, **options):
@@ -56,15 +76,51 @@ def compiled_in_ddp(rank, device, by_window):
         moe, [name for name, p in moe.named_parameters() if not getattr(p, "allreduce", True)])
     apart = DistributedDataParallel(moe, process_group=group)
     want = apart(x)[0].detach()
-    in_place(moe, fullgraph=by_window)
+    in_place(moe, fullgraph=route == "window")
     out = apart(x)[0]
     out.sum().backward()
     assert torch.equal(out, want)
 
 
+def options_of_one(rank, device):
+    """A device that is not there, and a limit that no clock has."""
+    for given in ("nonsense", "cuda:99", "xpu", [], "mps"):
+        refused(rank, r"device is .*, must be the CPU, or a CUDA device that is there",
+                lambda: by_window(device=given if rank == 1 else "cpu"))
+    for given in (1e17, 1e9, 10**400):
+        refused(rank, r"limit_s is 1.*, must be a number of seconds, at most 315360000, 0 for no",
+                lambda: by_window(limit_s=given if rank == 1 else 60.0))
+    refused(rank, ".", lambda: by_window(x="\ud800" if rank == 1 else None), Exception)
+
+
+def memory_of_one(rank, device):
+    """Addresses that no process has, and what raises when it is asked for them."""
+    ep, ranks = by_window(), group_on_cpu().size()
+
+    class Silent:
+        @property
+        def buffer_ptrs(self):
+            raise NotImplementedError
+
+    for given, kind, words in (
+            ([2**70] * ranks, ValueError, f"memory is at {2**70}, must be at addresses of this pr"),
+            (SimpleNamespace(buffer_ptrs=[1] * ranks, offset=2**63), ValueError, "memory is at"),
+            (SimpleNamespace(buffer_ptrs=[1] * ranks, offset="0"), TypeError, "memory is a "),
+            (Silent(), NotImplementedError, "NotImplementedError" if rank != 1 else "")):
+        refused(rank, words, lambda: ep.adopt(given if rank == 1 else [4096] * ranks), kind)
+
+
 # The tests
 
 
-@pytest.mark.parametrize("by_window", [False, True])
-def test_ddp_around_compiled_experts(ranks, by_window):
-    ranks.run(compiled_in_ddp, by_window)
+@pytest.mark.parametrize("route", ["collective", "window"])
+def test_ddp_around_compiled_experts(ranks, route):
+    ranks.run(compiled_in_ddp, route)
+
+
+def test_options_of_one_rank(ranks):
+    ranks.run(options_of_one)
+
+
+def test_memory_of_one_rank(ranks):
+    ranks.run(memory_of_one)

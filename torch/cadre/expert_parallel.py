@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from .agreement import agree
 from .blocks import BlockRoute, require_block
 from .collective import (
     Exchange, Moved, Way, by_token, collected, exchanged, kept_of, nan_rows, on_device,
@@ -28,7 +29,7 @@ from .dtypes import kind_of, require_rows, require_sizes
 from .operations import Quantized, RoutingOffsets, combine, offsets_of_routing, permute
 from .tokens_by_host import Hosts, TokensForHosts, host_named
 from .tokens_once import FirstRows, planned_tokens, require_cross, saves_enough
-from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, refusal_of
+from .windows import CanPush, ExchangeMap, WindowOptions, WindowRoute, addresses_of
 
 if TYPE_CHECKING:
     from torch.distributed import DeviceMesh, ProcessGroup
@@ -89,8 +90,8 @@ class ExpertParallel:
     layer: any number; ranks at layers of other numbers find that out.
     share: an ExpertParallel whose window this one uses too, which must be large enough.
     device: of the window; by default the current CUDA device, or the CPU where there is none.
-    limit_s: how long an exchange waits for another rank before it fails on all of them; 0: for
-        ever.
+    limit_s: how long an exchange waits for another rank before it fails on all of them, ten years
+        at most; 0: for ever.
 
     All ranks make it. Errors: ValueError and TypeError, on all ranks, for what does not fit or is
     not the same on all of them.
@@ -326,8 +327,14 @@ class ExpertParallel:
         other ranks, or cannot be mapped again. Its first bytes are written even then.
         """
         own = self._own_window()
-        self._problems_of_ranks(refusal_of(memory))
-        self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, memory)
+        refusal, addresses = None, []
+        try:
+            addresses = addresses_of(memory)
+        except Exception as error:
+            refusal = error
+        agree(self.group, refusal, self.problem)
+        self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, addresses)
+        self._window.memory = memory
 
     def _own_window(self) -> WindowRoute:
         if self._window is None:
@@ -354,27 +361,11 @@ class ExpertParallel:
         try:
             self._require_sense()
             on = self._planned(options)
-        except (TypeError, ValueError, NotImplementedError, OSError) as error:
+        except Exception as error:  # of any kind: the others wait for this rank
             refusal = error
-        problems = self._problems_of_ranks(refusal)
-        for rank, problem in enumerate(problems):
-            if problem != problems[0]:
-                raise ValueError(f"expert_parallel: the problem of rank {rank} is {problem!r}, "
-                                 f"must be that of rank 0, {problems[0]!r}")
+        agree(self.group, refusal, self.problem)
         if on is not None and self._window is None:
             self._window = WindowRoute.made(self.problem, on, self.group, options)
-
-    def _problems_of_ranks(self, refusal: Exception | None) -> list[str]:
-        """What all of them were made for. Errors: what one of them refuses, on all."""
-        said: list[Any] = [None] * self.ranks
-        dist.all_gather_object(said, (str(refusal or ""), self.problem), group=self.group)
-        if refusal is not None:
-            raise refusal
-        for rank, (words, _) in enumerate(said):
-            if words:
-                raise ValueError(f"expert_parallel: rank {rank} was given what does not fit, must "
-                                 f"be what fits: {words}")
-        return [problem for _, problem in said]
 
     def _planned(self, options: WindowOptions) -> Tensor | None:
         """A tensor on the device of the window, where there is to be one. A shared one is there

@@ -5,8 +5,7 @@ Torch is told that they have ordered effects, so a compiled step has every excha
 once, in its order. docs/windows.md says how a window works.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
 
 import torch
@@ -30,6 +29,7 @@ _NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
 _MOST_REACH = 2**36  # bytes of all windows in which products find the places of rows
+_MOST_SECONDS = 10 * 365 * 86400  # of a limit of the library
 CanPush = Callable[[int], bool] | None  # whether experts can push results of so many rows
 
 
@@ -80,9 +80,9 @@ class WindowOptions(NamedTuple):
                 raise TypeError(f"{name} is {kind_of(given)}, must be a str")
         if not isinstance(self.layer, int):
             raise TypeError(f"layer is {kind_of(self.layer)}, must be an int")
-        if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s < math.inf):
-            raise ValueError(f"limit_s is {self.limit_s!r}, must be a number of seconds, 0 for no "
-                             "limit")
+        if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s <= _MOST_SECONDS):
+            raise ValueError(f"limit_s is {self.limit_s!r}, must be a number of seconds, at most "
+                             f"{_MOST_SECONDS}, 0 for no limit")
         return self._replace(**found)
 
     def problem(self, experts: int, top_k: int, ranks: int, rows: int, overflow: str) -> str:
@@ -100,7 +100,12 @@ class WindowOptions(NamedTuple):
     def device_for(self, problem: str) -> Tensor:
         """A tensor on the window's device. Errors: ValueError and NotImplementedError as the
         library says them of the problem there."""
-        on = torch.empty(0, device=self.device or default_device(real=True))
+        device = default_device(real=True) if self.device is None else self.device
+        try:
+            on = torch.empty(0, device=device)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise ValueError(f"device is {str(device)!r}, must be the CPU, or a CUDA device that "
+                             "is there") from error
         _ops._window_bytes(problem, on)
         return on
 
@@ -111,7 +116,7 @@ class WindowOptions(NamedTuple):
         if window.group is not group:
             raise ValueError(f"share is {self.share}, must be of the same group")
         route = WindowRoute(problem, window.on, window.exchange.window(), window.group, self)
-        route._memory = window._memory
+        route.memory = window.memory
         return route
 
     @staticmethod
@@ -139,20 +144,19 @@ def places_to_push_to(name: str, where: ExchangeMap | None) -> Tensor | None:
     return where.place_of if where is not None and "push=yes" in name else None
 
 
-def refusal_of(memory: Any) -> TypeError | None:
-    """Of what has no addresses."""
-    addresses = getattr(memory, "buffer_ptrs", memory)
-    if isinstance(addresses, (list, tuple)) and addresses and all(type(a) is int
-                                                                  for a in addresses):
-        return None
-    return TypeError(f"memory is {kind_of(memory)}, must be symmetric memory of torch, or a list "
-                     "of addresses, one a rank")
-
-
-def _addresses_of(memory: Any) -> list[int]:
-    """Of each rank's part."""
-    behind: int = getattr(memory, "offset", 0)  # of a tensor in its buffer
-    return [address + behind for address in getattr(memory, "buffer_ptrs", memory)]
+def addresses_of(memory: Any) -> list[int]:
+    """Of each rank's part. Errors: TypeError for what has no addresses; ValueError for those that
+    no process has."""
+    found = getattr(memory, "buffer_ptrs", memory)
+    behind = getattr(memory, "offset", 0)  # of a tensor in its buffer
+    if not (isinstance(found, (list, tuple)) and found
+            and all(type(number) is int for number in (*found, behind))):
+        raise TypeError(f"memory is {kind_of(memory)}, must be symmetric memory of torch, or a "
+                        "list of addresses, one a rank")
+    for address in (addresses := [each + behind for each in found]):
+        if not 0 <= address < 2**63:
+            raise ValueError(f"memory is at {address}, must be at addresses of this process")
+    return addresses
 
 
 class WindowRoute:
@@ -167,7 +171,7 @@ class WindowRoute:
     inner_name: str  # of the same exchange within a layer
     pushed_name: str  # and where experts push their results; empty: they cannot
     fetches_since: str  # why they cannot; empty: they can
-    _memory: Any = None  # of others, in which the window lies
+    memory: Any = None  # of others, in which the window lies, kept so that nobody uses it anew
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
                  options: WindowOptions) -> None:
@@ -198,18 +202,16 @@ class WindowRoute:
 
     @staticmethod
     def made(problem: str, on: Tensor, group: "ProcessGroup", options: WindowOptions,
-             memory: Any = None) -> "WindowRoute":
-        """With a window of its own, which all ranks make, in memory of theirs if that is given."""
+             addresses: Sequence[int] = ()) -> "WindowRoute":
+        """With a window of its own, which all ranks make, at addresses of theirs if any are given.
+        """
         limit_ms = round(1000 * options.limit_s)
-        addresses = [] if memory is None else _addresses_of(memory)
-        maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms, addresses)
+        maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms, list(addresses))
         while (words := maker.ask()) is not None:
             said: list[Any] = [None] * dist.get_world_size(group)
             dist.all_gather_object(said, words, group=group)
             maker.answer(said)
-        made = WindowRoute(problem, on, maker.window(), group, options)
-        made._memory = memory  # so that nobody uses it anew
-        return made
+        return WindowRoute(problem, on, maker.window(), group, options)
 
     def holds(self, x: Tensor) -> bool:
         """Whether autograd would keep an x that lies here. Of compiled code nobody knows."""
