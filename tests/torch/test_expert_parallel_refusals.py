@@ -93,6 +93,12 @@ def options_of_one(rank, device):
     refused(rank, ".", lambda: by_window(x="\ud800" if rank == 1 else None), Exception)
 
 
+def limits(rank, device):
+    """A limit below a millisecond is one, too, and none beside 0, which is no limit."""
+    with pytest.raises(ValueError, match="limit of rank 1 is 1 ms, must be that of rank 0: 0"):
+        by_window(limit_s=0.0 if rank == 0 else 0.0004)
+
+
 def memory_of_one(rank, device):
     """Addresses that no process has, and what raises when it is asked for them."""
     ep, ranks = by_window(), group_on_cpu().size()
@@ -120,6 +126,10 @@ def test_ddp_around_compiled_experts(ranks, route):
 
 def test_options_of_one_rank(ranks):
     ranks.run(options_of_one)
+
+
+def test_limits_below_a_millisecond(ranks):
+    ranks.run(limits)
 
 
 def test_memory_of_one_rank(ranks):

@@ -5,6 +5,7 @@ Torch is told that they have ordered effects, so a compiled step has every excha
 once, in its order. docs/windows.md says how a window works.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
 
@@ -205,7 +206,7 @@ class WindowRoute:
              addresses: Sequence[int] = ()) -> "WindowRoute":
         """With a window of its own, which all ranks make, at addresses of theirs if any are given.
         """
-        limit_ms = round(1000 * options.limit_s)
+        limit_ms = math.ceil(1000 * options.limit_s)
         maker = _classes.WindowMaker(problem, on, dist.get_rank(group), limit_ms, list(addresses))
         while (words := maker.ask()) is not None:
             said: list[Any] = [None] * dist.get_world_size(group)
