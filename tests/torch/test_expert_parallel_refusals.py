@@ -22,7 +22,7 @@ def group_on_cpu():
 
 
 def by_window(**options):
-    sizes = {"tokens": 4, "hidden": 6, "dtype": torch.float32}
+    sizes = {"tokens": 4, "hidden": 6, "dtype": torch.float32, "factor": 4}
     return cadre.ExpertParallel(group_on_cpu(), 2, 2, route="window",
                                 **sizes | {"device": "cpu"} | options)
 
@@ -116,6 +116,26 @@ def memory_of_one(rank, device):
         refused(rank, words, lambda: ep.adopt(given if rank == 1 else [4096] * ranks), kind)
 
 
+def other_windows(rank, device):
+    """Ranks that share a window beside ranks that make one, or share another of the same sizes; and
+    ranks that have other windows adopt memory."""
+    one, two = by_window(), by_window()
+    again = by_window(share=one, layer=1)
+    for use in (lambda: by_window(share=one if rank == 1 else None),
+                lambda: by_window(share=None if rank == 1 else one),
+                lambda: by_window(share=one if rank == 1 else two),
+                lambda: (one if rank == 1 else two).adopt([4096] * group_on_cpu().size())):
+        with pytest.raises(ValueError, match=(
+                r"the window of rank 1 is (a new one|number \d+), must be that of rank 0, (a new "
+                r"one|number \d+); all of them share the same one, or none")):
+            use()
+    x, prob = draw(4, 6), torch.rand(4, 2)
+    experts = torch.tensor([[0, 1], [1, 2], [0, 3], [1, -1]], dtype=torch.int32)
+    for ep in (by_window(share=again if rank == 1 else one, layer=2), two):
+        rows, _, _, handle = ep.dispatch(x, experts, prob)
+        assert torch.equal(ep.collect(rows, handle), x * (experts >= 0).sum(1, keepdim=True))
+
+
 # The tests
 
 
@@ -126,6 +146,10 @@ def test_ddp_around_compiled_experts(ranks, route):
 
 def test_options_of_one_rank(ranks):
     ranks.run(options_of_one)
+
+
+def test_windows_that_not_all_ranks_share(ranks):
+    ranks.run(other_windows)
 
 
 def test_limits_below_a_millisecond(ranks):

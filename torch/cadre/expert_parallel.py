@@ -332,9 +332,9 @@ class ExpertParallel:
             addresses = addresses_of(memory)
         except Exception as error:
             refusal = error
-        agree(self.group, refusal, self.problem)
+        number = agree(self.group, refusal, self.problem, own.number)
         self._window = WindowRoute.made(self.problem, own.on, self.group, own.options, addresses)
-        self._window.memory = memory
+        self._window.number, self._window.memory = number, memory
 
     def _own_window(self) -> WindowRoute:
         if self._window is None:
@@ -363,9 +363,11 @@ class ExpertParallel:
             on = self._planned(options)
         except Exception as error:  # of any kind: the others wait for this rank
             refusal = error
-        agree(self.group, refusal, self.problem)
+        number = agree(self.group, refusal, self.problem,
+                       0 if self._window is None else self._window.number)
         if on is not None and self._window is None:
             self._window = WindowRoute.made(self.problem, on, self.group, options)
+            self._window.number = number
 
     def _planned(self, options: WindowOptions) -> Tensor | None:
         """A tensor on the device of the window, where there is to be one. A shared one is there

@@ -117,7 +117,7 @@ class WindowOptions(NamedTuple):
         if window.group is not group:
             raise ValueError(f"share is {self.share}, must be of the same group")
         route = WindowRoute(problem, window.on, window.exchange.window(), window.group, self)
-        route.memory = window.memory
+        route.number, route.memory = window.number, window.memory
         return route
 
     @staticmethod
@@ -172,6 +172,7 @@ class WindowRoute:
     inner_name: str  # of the same exchange within a layer
     pushed_name: str  # and where experts push their results; empty: they cannot
     fetches_since: str  # why they cannot; empty: they can
+    number: int = 0  # by which ranks know it, of those of the group
     memory: Any = None  # of others, in which the window lies, kept so that nobody uses it anew
 
     def __init__(self, problem: str, on: Tensor, window: Any, group: "ProcessGroup",
