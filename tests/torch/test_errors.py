@@ -56,6 +56,7 @@ ELSEWHERE = {
     "megatron: a linear of the experts returns a bias, must add it": "test_megatron.py",
     " has hooks or a forward of its own, must be as its class is; choose another "
     "experts_implementation for this model": "test_expert_activations.py",
+    ", those of the window": "test_expert_parallel_refusals.py",
     "; all of them share the same one, or none": "test_expert_parallel_refusals.py",
     "module 'cadre' has no attribute ": "test_package.py",
     " tensors; num_extra_outputs is ": "test_ops_own.py",

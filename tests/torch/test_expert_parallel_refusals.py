@@ -136,6 +136,20 @@ def other_windows(rank, device):
         assert torch.equal(ep.collect(rows, handle), x * (experts >= 0).sum(1, keepdim=True))
 
 
+def tokens_in_the_window(rank, device):
+    """As many as it has room for, and none."""
+    ep = by_window()
+    assert [list(ep.empty_tokens(tokens).shape) for tokens in (None, 4, 1, 0)] == [
+        [4, 6], [4, 6], [1, 6], [0, 6]]
+    for tokens in (5, 1000, -1):
+        with pytest.raises(ValueError, match=(
+                f"tokens is {tokens}, must be 0 to T, 4, those of the window")):
+            ep.empty_tokens(tokens)
+    for tokens, kind in ((True, "a bool"), (2.0, "a float"), ("2", "a str")):
+        with pytest.raises(TypeError, match=f"tokens is {kind}, must be an int"):
+            ep.empty_tokens(tokens)
+
+
 # The tests
 
 
@@ -158,3 +172,7 @@ def test_limits_below_a_millisecond(ranks):
 
 def test_memory_of_one_rank(ranks):
     ranks.run(memory_of_one)
+
+
+def test_tokens_in_the_window(ranks):
+    ranks.run(tokens_in_the_window)

@@ -291,11 +291,15 @@ class ExpertParallel:
 
     @_eager(_IN_WINDOW)
     def empty_tokens(self, tokens: int | None = None) -> Tensor:
-        """Memory for x or dout [T, H] in the window, from where it is not copied again. It waits
-        until the other ranks have read what lies there, so ask anew for each exchange.
+        """Memory for x or dout in the window, from where it is not copied again: [T, H], or that of
+        the first `tokens` of them. It waits until the other ranks have read what lies there, so ask
+        anew for each exchange.
 
-        Errors: ValueError for another route; RuntimeError if a rank failed.
+        Errors: ValueError for another route, and for tokens outside 0 to T; TypeError for what is
+        no int; RuntimeError if a rank failed.
         """
+        if tokens is not None:
+            self._own_window().require_tokens(tokens)
         memory: Tensor = self._ready_window().exchange.tokens()
         return memory if tokens is None else memory[:tokens]
 

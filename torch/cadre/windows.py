@@ -255,6 +255,14 @@ class WindowRoute:
         rows = Quantized(codes, scales, row_prob.new_empty(0))
         return rows, row_prob, routed, ExchangeMap(*parts), row_numbers
 
+    def require_tokens(self, tokens: Any) -> None:
+        """Errors: TypeError and ValueError unless so many have room."""
+        if not isinstance(tokens, int) or isinstance(tokens, bool):
+            raise TypeError(f"tokens is {kind_of(tokens)}, must be an int")
+        most = _sizes(self.name)["T"]
+        if not 0 <= tokens <= most:
+            raise ValueError(f"tokens is {tokens}, must be 0 to T, {most}, those of the window")
+
     def _require_prob(self, prob: Tensor | None) -> None:
         if (prob is not None) != self.options.prob:
             given, must = ("None", "a tensor") if prob is None else ("a tensor", "None")
