@@ -16,6 +16,7 @@ from expert_parallel_cases import (
     rows_needed, same_bits)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -173,6 +174,8 @@ cadre.ExpertParallel(group, 2, top_k=2 + rank)
 ep.dispatch(x[0], experts, prob)
 ep.dispatch(x.double(), experts, prob)
 ep.dispatch(x.to("meta"), experts, prob)
+ep.dispatch(x.to_sparse(), experts, prob)
+ep.dispatch(replicated(x, ep), experts, prob)
 ep.dispatch(x, None, prob)
 ep.dispatch(x, experts.float(), prob)
 ep.dispatch(x, experts[:, :1], prob)
@@ -221,6 +224,11 @@ def sharded(moe):
     """Experts that FSDP2 shards over both ranks."""
     fully_shard(moe.experts, mesh=DeviceMesh.from_group(moe.ep.group, "cpu"))
     return moe
+
+
+def replicated(x, ep):
+    mesh = DeviceMesh.from_group(ep.group, "cpu")
+    return DTensor.from_local(x, mesh, [Replicate()], run_check=False)
 
 
 def capturing(run, *given):

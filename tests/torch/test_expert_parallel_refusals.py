@@ -2,12 +2,15 @@
 another. The CPU, where every rank has the same libraries."""
 
 from datetime import timedelta
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from conftest import draw
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
 
 import cadre
@@ -150,6 +153,30 @@ def tokens_in_the_window(rank, device):
             ep.empty_tokens(tokens)
 
 
+def tensors_of_one(rank, device, options):
+    """A rank whose tokens, choices or probabilities are no plain tensor."""
+    ep = cadre.ExpertParallel(group_on_cpu(), 2, 2, **options)
+    alone = dist.new_group([rank], backend="gloo", use_local_synchronization=True)
+    mesh = DeviceMesh.from_group(alone, "cpu")
+    plain = {"x": draw(4, 6), "experts": torch.tensor([[0, 1], [1, 2], [0, 3], [1, -1]]),
+             "prob": torch.rand(4, 2)}
+
+    def distributed(t):
+        return DTensor.from_local(t, mesh, [Replicate()], run_check=False)
+
+    kinds = ((torch.Tensor.to_sparse, ValueError, "layout torch.sparse_coo, must be torch.strided"),
+             (torch.Tensor.to_sparse_csr, ValueError, "layout torch.sparse_csr, must be torch.str"),
+             (distributed, TypeError, "is a DTensor, must be a plain tensor, of this rank's tok"))
+    for name, (made, kind, words) in product(plain, kinds):
+        given = plain | {name: made(plain[name])} if rank == 1 else plain
+        with pytest.raises(kind if rank == 1 else RuntimeError, match=(
+                f"{name} .*{words}" if rank == 1 else "rank 1 raised an error, must raise none")):
+            ep.dispatch(**given)
+    rows, _, _, handle = ep.dispatch(**plain)
+    assert torch.equal(ep.collect(rows, handle),
+                       plain["x"] * (plain["experts"] >= 0).sum(1, keepdim=True))
+
+
 # The tests
 
 
@@ -176,3 +203,9 @@ def test_memory_of_one_rank(ranks):
 
 def test_tokens_in_the_window(ranks):
     ranks.run(tokens_in_the_window)
+
+
+@pytest.mark.parametrize("options", [{"rows": "exact"}, {"rows": "exact", "cross": "token"}],
+                         ids=["choices", "tokens"])
+def test_tensors_of_one_rank(ranks, options):
+    ranks.run(tensors_of_one, options)

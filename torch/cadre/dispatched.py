@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from .blocks import BlockExchange
 from .collective import Exchange, Moved, Way, nan_rows
@@ -53,6 +54,12 @@ def require_choices(x: Tensor, experts: Tensor, prob: Tensor | None, top_k: int)
                              f"{[x.shape[0], top_k]}, top_k of each row of x")
     if prob is not None and prob.dtype != torch.float32:
         raise TypeError(f"prob is {prob.dtype}, must be torch.float32")
+    for name, given in (("x", x), ("experts", experts), ("prob", prob)):
+        if isinstance(given, DTensor):
+            raise TypeError(f"{name} is {kind_of(given)}, must be a plain tensor, of this rank's "
+                            "tokens alone")
+        if given is not None and given.layout != torch.strided:
+            raise ValueError(f"{name} has layout {given.layout}, must be {torch.strided}")
     require_one_device({"x": x, "experts": experts, "prob": prob})
 
 
