@@ -214,6 +214,46 @@ def converted(rank, device):
         assert_same({name: whole(t) for name, t in got.items()}, dict(want), "as qwen")
 
 
+def assigned(rank, device):
+    """Parameters that are what was loaded are marked as those before, and keep no other rank's
+    experts in memory; of FSDP2, too, where it has not made others since."""
+    mesh = init_device_mesh(device.type, (WORLD // 2, 2), mesh_dim_names=("replicas", "ep"))
+
+    def layer(device, **options):
+        return cadre.MoE(6, H, F, top_k=TOP_K, device=device, bias=True, **options)
+
+    def assert_right(moe, what):
+        assert_same({name: whole(t) for name, t in moe.state_dict().items()}, want, what)
+        for p in moe.experts.parameters():
+            own = p.to_local() if isinstance(p, DTensor) else p
+            assert p.is_leaf and p.requires_grad and not getattr(p, "allreduce", True), what
+            assert own.untyped_storage().nbytes() <= p.numel() * p.element_size(), what
+
+    want = dict(scaled(layer(device)).state_dict())
+    moe = layer(device, ep=mesh["ep"])
+    moe.load_state_dict(want)
+    assert_right(moe, "copied")
+    of_parameters = dict(scaled(layer(device)).named_parameters())
+    for state in (want, of_parameters, moe.state_dict(), moe.state_dict(keep_vars=True)):
+        other = layer("meta", ep=mesh["ep"])
+        other.load_state_dict(state, assign=True)
+        assert_right(other, "assigned")
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        moe.load_state_dict(want)
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(False)
+    assert_right(moe, "swapped")
+    for on in (device, "meta"):
+        moe = layer(on, ep=mesh["ep"])
+        fully_shard(moe.experts, mesh=mesh["replicas"])
+        moe.load_state_dict(want, assign=True)
+        assert_right(moe, "assigned to FSDP2")
+    fully_shard(other.experts, mesh=mesh["replicas"])
+    cadre.keep_whole(torch.optim.SGD(other.parameters(), lr=0.1), other)
+    assert_right(other, "in an optimizer")
+
+
 def sharded_over_other_experts(rank, device):
     """FSDP2 of the whole model would take experts of other ranks for parts of these."""
     for part in (lambda model: model, lambda model: model.moe, lambda model: model.moe.experts):
@@ -257,6 +297,11 @@ def test_states_without_a_checkpoint(ranks):
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
 def test_converted(ranks):
     ranks.run(converted)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_states_that_are_assigned(ranks):
+    ranks.run(assigned)
 
 
 def test_sharded_over_ranks_of_other_experts(ranks):

@@ -47,6 +47,7 @@ def keep_whole_parameters(experts: nn.Module, ep: ExpertParallel) -> None:
     experts._ep = ep  # type: ignore[assignment]
     experts.register_state_dict_post_hook(_widen_parameters)
     experts.register_load_state_dict_pre_hook(_narrow_parameters)
+    experts.register_load_state_dict_post_hook(_mark_loaded)
 
 
 def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
@@ -67,6 +68,7 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             raise TypeError(f"{name} is {kind_of(given)}, must be a torch {kind.__name__}")
     for parameter, ep in _owned(model):
         _whole(ep, parameter)
+        parameter.allreduce = False  # type: ignore[attr-defined]  # FSDP2 has made others
     optimizer.register_state_dict_post_hook(partial(_widen_state, model))
     optimizer.register_load_state_dict_pre_hook(partial(_narrow_state, model))
 
@@ -109,9 +111,17 @@ def _widen_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, _:
             state[key] = _widened(experts._ep, value)
 
 
-def _narrow_parameters(experts: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+def _narrow_parameters(experts: nn.Module, state: dict[str, Any], prefix: str,
+                       options: dict[str, Any], *_: Any) -> None:
     for key, value, parameter in _entries(experts, state, prefix):
-        state[key] = _narrowed(experts._ep, value, parameter)
+        own = _narrowed(experts._ep, value, parameter)
+        if own is not value and options.get("assign_to_params_buffers", False):
+            own = own.detach().clone()  # a view would keep all experts
+        state[key] = own
+
+
+def _mark_loaded(experts: nn.Module, _: Any) -> None:
+    mark(experts)  # they may be other parameters now
 
 
 def _entries(experts: nn.Module, state: dict[str, Any], prefix: str
@@ -190,8 +200,8 @@ def _narrowed(ep: ExpertParallel, value: Any, like: Tensor) -> Any:
         value = value.full_tensor()
     own = value.narrow(0, experts * ep.rank, experts)
     if isinstance(like, DTensor):
-        own = distribute_tensor(own.to(like.device), like.device_mesh, like.placements,
-                                src_data_rank=None)
+        on = like.device_mesh.device_type if like.is_meta else like.device
+        own = distribute_tensor(own.to(on), like.device_mesh, like.placements, src_data_rank=None)
     return own
 
 
