@@ -87,7 +87,7 @@ class ExpertParallel:
     x, scales_major: a format whose scales are of one row each, "fp8_row", "fp8_block" or "mxfp8":
         tokens travel as its codes, which `dispatch_codes` takes and `MoE` makes; scales of rows lie
         "row" by row, or "column" by column, as Hopper's products of fp8_block read them.
-    layer: any number; ranks at layers of other numbers find that out.
+    layer: any number from 0 on; ranks at layers of other numbers find that out.
     share: an ExpertParallel whose window this one uses too, which must be large enough.
     device: of the window; by default the current CUDA device, or the CPU where there is none.
     limit_s: how long an exchange waits for another rank before it fails on all of them, ten years
@@ -148,8 +148,11 @@ class ExpertParallel:
         return f"<{self.problem}>"
 
     def check(self) -> None:
-        """Errors: RuntimeError, once, if a rank had more rows than it takes in the last dispatch;
-        by the route window also if a rank failed, and every time.
+        """All ranks call it at the same place of their program: an error that one of them raises
+        here alone leaves the others waiting for it.
+
+        Errors: RuntimeError, once, if a rank had more rows than it takes in the last dispatch; by
+        the route window also if a rank failed, and every time.
         """
         if self._window is not None:
             self._window.exchange.check()
@@ -406,6 +409,12 @@ class ExpertParallel:
             raise TypeError(f"factor is {kind_of(self.factor)}, must be a number")
         if self.factor is not None and not 0 < self.factor < math.inf:
             raise ValueError(f"factor is {self.factor}, must be above 0 and finite")
+        rows = None if self.rows == "exact" else self.rows
+        for name, given, most in (("factor", self.factor, _MOST_ROWS), ("rows", rows, _MOST_ROWS),
+                                  ("block", self.block, _MOST_ROWS // self.ranks)):
+            if given is not None and given > most:
+                raise ValueError(f"{name} is {given}, must be at most {most}; rows are numbered in "
+                                 "int32")
         for name, words in (("overflow", ("error", "drop")), ("route", ("collective", "window"))):
             if getattr(self, name) not in words:
                 raise ValueError(f"{name} is {getattr(self, name)!r}, must be one of "
