@@ -85,13 +85,24 @@ def require_apart(experts: nn.Module, ep: ExpertParallel) -> None:
 
 
 # torch.compile guards what an object has of its class, and not what the class itself has.
-ANY_DDP: Any = DistributedDataParallel.__new__(DistributedDataParallel)
-nn.Module.__init__(ANY_DDP)
+_ANY_DDP: Any = DistributedDataParallel.__new__(DistributedDataParallel)
+nn.Module.__init__(_ANY_DDP)
 
 
-def refusal_in_ddp(experts: nn.Module, ep: ExpertParallel) -> str:
-    """What that error says, or "" without one."""
-    around: Any = DistributedDataParallel._active_ddp_module
+def require_apart_in_graph(words: str | None) -> None:
+    """The same while code is compiled, of what `refusal_in_ddp` gives then. A graph of a DDP serves
+    outside of it, too, as activation checkpoints run it; a graph of none serves in none."""
+    if words is None and _ANY_DDP._active_ddp_module is None:  # guarded
+        return
+    if words:
+        raise ValueError(words)
+
+
+def refusal_in_ddp(experts: nn.Module, ep: ExpertParallel) -> str | None:
+    """What that error says, "" without one; None outside of a DDP."""
+    around = DistributedDataParallel._active_ddp_module
+    if around is None:
+        return None
     alike = {dist.get_global_rank(around.process_group, at)
              for at in range(around.process_group.size())}
     if alike & set(dist.get_process_group_ranks(ep.group)) == {dist.get_rank()}:

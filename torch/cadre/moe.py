@@ -401,9 +401,8 @@ class MoE(nn.Module):
         is_eager = not torch.compiler.is_compiling()
         if is_eager:
             expert_state.require_apart(self.experts, ep)
-        elif expert_state.ANY_DDP._active_ddp_module is not None:  # asked once a graph
-            if words := self._refusal_in_ddp():
-                raise ValueError(words)
+        else:
+            expert_state.require_apart_in_graph(self._refusal_in_ddp())
         tokens = tokens.to(working_dtype(tokens))
         require_readers(ep, self.experts, tokens)
         in_codes = format_of(ep) is not None
@@ -431,8 +430,8 @@ class MoE(nn.Module):
         return ep.collect(y, handle), handle.tokens_per_expert
 
     @torch.compiler.assume_constant_result
-    def _refusal_in_ddp(self) -> str:
-        return "" if self.ep is None else expert_state.refusal_in_ddp(self.experts, self.ep)
+    def _refusal_in_ddp(self) -> str | None:
+        return None if self.ep is None else expert_state.refusal_in_ddp(self.experts, self.ep)
 
     def _shared_alone(self, tokens: Tensor, w1: Tensor, w2: Tensor, gate: Tensor | None) -> Tensor:
         """The shared expert's result where the sums are made of what other ranks send."""
