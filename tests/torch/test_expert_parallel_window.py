@@ -157,9 +157,8 @@ def given_up(rank, device):
             left[0] -= 1
             return gather(*given, **named)
 
-        with mock.patch.object(dist, "all_gather_object", failing):
-            with pytest.raises(ConnectionError):
-                cadre.ExpertParallel(dist.group.WORLD, 2, 2, device=device, **options)
+        with mock.patch.object(dist, "all_gather_object", failing), pytest.raises(ConnectionError):
+            cadre.ExpertParallel(dist.group.WORLD, 2, 2, device=device, **options)
 
 
 def without_gradients(rank, device):
@@ -197,9 +196,8 @@ def layer_of_all(rank, device):
     def look(y, handle):
         """Where rows and their gradients lie, and what nobody may read."""
         rows, _, offsets, _ = made.pop()
-        places.append(y.data_ptr())
         tails.extend(t.detach()[int(offsets[-1]):] for t in (rows, y))
-        rows.register_hook(lambda drows: places.append(drows.data_ptr()))
+        rows.register_hook(lambda drows: places.extend((y.data_ptr(), drows.data_ptr())))
         return collect(y, handle)
     ep.collect = look  # with hooks of the experts results would lie elsewhere
     ep._dispatch_within = lambda *given: made.append(within(*given)) or made[-1]

@@ -9,7 +9,7 @@
 namespace cadre::cuda::portable {
 
 constexpr PartShape kPatchesPart{4, false};
-// Of an SM, at most; and of codes both ways in parts of a warp, and of squares. As timed on an H200.
+// Of an SM, at most; many of codes both ways, in parts of a warp, and of squares: timed on an H200.
 constexpr int kPartsBlocks = 12, kManyPartsBlocks = 48;
 
 /// Whether a format's blocks are those of a warp, and need no amax from before.
