@@ -202,7 +202,6 @@ std::string refuses_few_tokens(const ExpertParallelProblem& p, const Device& dev
   if (device.kind != DeviceKind::kCuda) return "is for GPUs";
   if (p.push) return "fetches its rows";
   if (p.sum == RowSum::kRank) return "sums no rows at home";
-  if (p.x) return "moves no codes";
   if (const std::string refusal = refuses_as_window(p, device); !refusal.empty()) return refusal;
   if (choices > parallel::kFewChoices)
     return text("takes at most ", parallel::kFewChoices, " choices of all ranks, there are ",

@@ -93,6 +93,11 @@ class Ranks(cli_test.Cli):
         answer = json.loads(self.good("explain", words, "--json"))
         window = answer["window"]
         self.assertEqual(window["scales"] - window["tokens"], 16 * 128)
+        if cli_test.has_cuda():
+            text = self.good("explain", words, "--device", "sm_90")
+            self.assertIn("route      few_tokens: every rank maps the memory of all, and an "
+                          "exchange is one kernel", text)
+            self.assertIn("128 bytes a token, and 4 of scales", text)
         with tempfile.TemporaryDirectory() as folder:
             record = pathlib.Path(folder) / "record.json"
             self.good("bench", words, "--repeat", "3", "--json", str(record))

@@ -4,6 +4,7 @@
 #include "bench/check_ranks.h"
 #include "bench/ranks.h"
 #include "cadre/device.h"
+#include "cadre/error.h"
 #include "cadre/expert_parallel.h"
 
 using namespace cadre;
@@ -20,9 +21,13 @@ TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
   EXPECT_EQ(route(kFew, "window"), "window");
   EXPECT_EQ(route("expert_parallel T=257 top_k=8 H=64 E=512 ranks=2"), "window");
   EXPECT_EQ(route("expert_parallel T=256 top_k=8 H=64 E=513 ranks=2"), "window");
-  EXPECT_EQ(route("expert_parallel T=1 top_k=8 H=64 E=2 ranks=2 x=mxfp8"), "window");
-  EXPECT_NE(explain(plan(parse_expert_parallel_problem(kFew), gpu)).find("is one kernel"),
-            std::string::npos);
+  const std::string codes = text(kFew, " x=mxfp8");
+  EXPECT_EQ(route(codes), "few_tokens");
+  EXPECT_EQ(route(codes, "window"), "window");
+  EXPECT_EQ(route(codes + " push=yes"), "window");
+  for (const std::string_view words : {kFew, std::string_view(codes)})
+    EXPECT_NE(explain(plan(parse_expert_parallel_problem(words), gpu)).find("is one kernel"),
+              std::string::npos);
 }
 
 class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
@@ -64,6 +69,10 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=64 top_k=4 H=64 E=4 ranks=3 R=90 overflow=drop dtype=f16 "
                     "x=mxfp8 sum=rank",
                     "expert_parallel T=64 top_k=2 H=256 E=4 ranks=2 R=50 x=mxfp8",
+                    "expert_parallel T=40 top_k=4 H=4160 E=3 ranks=2 x=mxfp8",
+                    "expert_parallel T=3 top_k=2 H=8448 E=2 ranks=3 x=fp8_block tail=zero "
+                    "scales_major=column",
+                    "expert_parallel T=5 top_k=3 H=1090 E=400 ranks=2 dtype=f16 prob=no x=fp8_row",
                     "expert_parallel T=1100 top_k=2 H=32 E=3 ranks=2 x=fp8_block "
                     "scales_major=column",
                     "expert_parallel T=64 top_k=3 H=130 E=3 ranks=3 R=70 overflow=drop x=fp8_row "

@@ -132,8 +132,9 @@ TEST(ExchangeReplay, HasTheBitsOfARun) {
   const auto machine = test::open_machine();
   if (machine == nullptr) GTEST_SKIP() << test::why_no_machine();
   if (machine->ranks() < int(kRanks)) GTEST_SKIP() << "fewer than two GPUs here";
+  constexpr std::string_view kCodes = " x=fp8_block scales_major=column";
   for (const Kind& kind : {Kind{"", 24}, Kind{"", 17}, Kind{"", 0}, Kind{"window", 24},
-                           Kind{"", 17, " x=fp8_block scales_major=column"}}) {
+                           Kind{"", 17, kCodes}, Kind{"window", 17, kCodes}}) {
     test::ThreadGroup group(kRanks);
     std::barrier<> barrier(kRanks);
     for (const std::string& error : test::on_ranks(kRanks, [&](int rank) {

@@ -158,45 +158,63 @@ TEST_P(Overflowing, IsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   for (Window& window : windows) EXPECT_NO_THROW(window.check());
 }
 
-TEST(ExpertParallel, OverflowIsNaNInCodesAndScales) {
-  for (const std::string_view words : {"x=mxfp8", "x=fp8_block scales_major=column"}) {
-    const ExpertParallelProblem p = parse_expert_parallel_problem(
-        text("expert_parallel T=4 top_k=2 H=256 E=2 ranks=2 R=9 prob=no ", words));
-    const ExpertParallelPlan made = plan(p, test::rank_device());
-    std::vector<Window> windows = test::windows_of(made);
-    std::mt19937 random(1);
-    std::vector<Rank> ranks;
-    for (int q = 0; q < 2; ++q) {
-      ranks.emplace_back(p, 4).x.fill(random, -2, 2);
-      ranks[size_t(q)].dout.fill(random, -2, 2);
+/// Codes by a route; "" is that of few tokens on a GPU.
+struct Codes : testing::TestWithParam<std::tuple<std::string_view, std::string_view>> {
+  const ExpertParallelPlan made = plan(
+      parse_expert_parallel_problem(text(
+          "expert_parallel T=8 top_k=2 H=192 E=2 ranks=2 R=17 prob=no ", std::get<0>(GetParam()))),
+      test::rank_device(), std::get<1>(GetParam()));
+  const ExpertParallelProblem& p = made.problem;
+  std::vector<Window> windows = test::windows_of(made);
+  std::mt19937 random{3};
+  std::vector<Rank> ranks;
+
+  Codes() {
+    for (int q = 0; q < 2; ++q)
+      for (Tensor* t : {&ranks.emplace_back(p, 7 + q).x, &ranks[size_t(q)].dout})
+        t->fill(random, -2, 2);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Routes, Codes,
+                         testing::Combine(testing::Values("x=mxfp8", "x=fp8_row tail=zero",
+                                                          "x=fp8_block scales_major=column",
+                                                          "x=mxfp8:e5m2 tail=zero"),
+                                          testing::Values("", "window")));
+
+TEST_P(Codes, AndScalesAreNaNWhereRowsOverflow) {
+  for (const bool overflows : {false, true, false}) {
+    for (Rank& r : ranks)
+      for (size_t i = 0; i < r.experts.size(); ++i)
+        r.experts[i] = overflows && i != 0 ? 3 : int32_t(i % 4);
+    const auto errors =
+        test::on_ranks(2, [&](int q) { step(made, windows[size_t(q)], ranks[size_t(q)], 2 * q); });
+    for (const std::string& error : errors) EXPECT_EQ(error, "");
+    for (const Rank& r : ranks) {
+      EXPECT_EQ(r.verdict[0], int(overflows));
+      EXPECT_EQ(test::all_bytes_are(0xff, r.codes_of_rows().codes, 0), overflows);
+      EXPECT_EQ(test::all_bytes_are(0xff, r.codes_of_rows().scales, 0), overflows);
+      EXPECT_EQ(std::isnan(r.rows.at(0, 0)), overflows);
+      EXPECT_EQ(r.damage(), "");
     }
-    for (const bool overflows : {false, true}) {
-      for (Rank& r : ranks) r.experts = {2, 3, 2, 3, 2 * overflows, 1 + 2 * overflows, 1, 0};
-      for (const std::string& error : test::on_ranks(
-               2, [&](int q) { step(made, windows[size_t(q)], ranks[size_t(q)], 2 * q); }))
-        EXPECT_EQ(error, "");
-      for (const Rank& r : ranks) {
-        EXPECT_EQ(r.verdict[0], int(overflows));
-        EXPECT_EQ(r.row_codes.untouched(0, p.rows), overflows);
-        EXPECT_EQ(r.row_scales.untouched(0, r.row_scales.rows()), overflows);
-        EXPECT_EQ(std::isnan(r.rows.at(0, 0)), overflows);
-        EXPECT_EQ(r.damage(), "");
-      }
-    }
+    if (!overflows) continue;
+    const auto after = test::on_ranks(2, [&](int q) { windows[size_t(q)].check(); });
+    for (const std::string& error : after) EXPECT_NE(error, "");
   }
 }
 
-TEST(ExpertParallel, TakesCodesThatLieInTheWindow) {
-  const ExpertParallelProblem p = parse_expert_parallel_problem(
-      "expert_parallel T=8 top_k=2 H=130 E=2 ranks=2 x=fp8_block prob=no");
-  const ExpertParallelPlan made = plan(p, test::rank_device());
-  std::vector<Window> windows = test::windows_of(made);
-  std::mt19937 random(3);
-  std::vector<Rank> ranks;
-  for (int q = 0; q < 2; ++q) {
-    ranks.emplace_back(p, 7 + q).x.fill(random, -2, 2);
-    for (int32_t& e : ranks[size_t(q)].experts) e = int32_t(random() % 5) - 1;
-  }
+/// Moves rows to other memory.
+void move(TensorView& v, TensorView to) {
+  to.shape[0] = v[0];
+  for (int64_t t = 0; t < v[0]; ++t)
+    std::memcpy(static_cast<char*>(to.data) + bytes_for(v.dtype, t * to.stride[0]),
+                static_cast<char*>(v.data) + bytes_for(v.dtype, t * v.stride[0]),
+                size_t(bytes_for(v.dtype, v[1])));
+  v = to;
+}
+
+TEST_P(Codes, AreTakenWhereTheyLieInTheWindow) {
+  for (Rank& r : ranks)
+    for (int32_t& e : r.experts) e = int32_t(random() % 5) - 1;
   std::vector<test::Bytes> rows;
   for (const bool in_place : {false, true}) {
     const auto errors = test::on_ranks(2, [&](int q) {
@@ -204,14 +222,6 @@ TEST(ExpertParallel, TakesCodesThatLieInTheWindow) {
       r.quantize_x();
       DispatchArgs args = r.code_args(false);
       const QuantizedView place = windows[size_t(q)].codes(made);
-      const auto move = [&](TensorView& v, TensorView to) {
-        to.shape[0] = v[0];
-        for (int64_t t = 0; t < v[0]; ++t)
-          std::memcpy(static_cast<char*>(to.data) + bytes_for(v.dtype, t * to.stride[0]),
-                      static_cast<char*>(v.data) + bytes_for(v.dtype, t * v.stride[0]),
-                      size_t(bytes_for(v.dtype, v[1])));
-        v = to;
-      };
       if (in_place) move(args.x, place.codes), move(args.x_scales, place.scales);
       r.row_codes.poison(), r.row_scales.poison();
       const test::OwnedWorkspace workspace(made.workspace_bytes);
@@ -223,6 +233,10 @@ TEST(ExpertParallel, TakesCodesThatLieInTheWindow) {
       rows.push_back(r.row_codes.bytes());
       rows.push_back(r.row_scales.bytes());
       EXPECT_GT(r.used(), 0);
+      const QuantizedView got = r.codes_of_rows();
+      for (const TensorView& v : {got.codes, got.scales})
+        EXPECT_TRUE(test::all_bytes_are(p.tail == Tail::kZero ? 0 : 0xff, v, r.used()));
+      EXPECT_LT(r.used(), p.rows);
     }
   }
   for (size_t i = 0; i < 4; ++i) EXPECT_EQ(rows[i], rows[i + 4]);

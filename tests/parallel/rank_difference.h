@@ -21,6 +21,17 @@ inline std::string difference(const Tensor& part, const Tensor& whole, int64_t f
   return {};
 }
 
+/// Whether all bytes of the rows of a view are that one, from `first` on.
+inline bool all_bytes_are(uint8_t byte, const TensorView& v, int64_t first) {
+  const int64_t bytes = bits(v.dtype) / 8;
+  for (int64_t i = 0; i < (v[0] - first) * v[1] * bytes; ++i) {
+    const int64_t element = i / bytes, row = first + element / v[1], column = element % v[1];
+    const int64_t at = (row * v.stride[0] + column * v.stride[1]) * bytes + i % bytes;
+    if (static_cast<const uint8_t*>(v.data)[at] != byte) return false;
+  }
+  return true;
+}
+
 /// The same of codes and scales, as they are stored.
 inline std::string difference_of_codes(const RankCase& r, const RankCase& all, int64_t first) {
   const auto differs = [&](const TensorView& part, const TensorView& whole) {
@@ -40,6 +51,7 @@ inline std::string difference_of_codes(const RankCase& r, const RankCase& all, i
   std::string found =
       (codes.empty() ? "" : "codes" + codes) + (scales.empty() ? "" : "scales" + scales);
   if (!r.row_codes.untouched(r.used(), r.p.rows)) found += "the tail of codes was written";
+  if (!all_bytes_are(0xff, got.scales, r.used())) found += "the tail of scales was written";
   return found;
 }
 

@@ -2,7 +2,7 @@
 #include <cstdint>
 
 #include "cadre/host_device.h"
-#include "cuda/portable/launch.h"
+#include "cuda/portable/permute_job.cuh"
 
 // Few tokens of all ranks to rows of this one, shared among the warps of a grid.
 namespace cadre::cuda {
@@ -38,6 +38,7 @@ struct RowsJob {
   bool zero_tail;
   const int32_t *row_here, *offset_of_tail;  ///< but for dispatch, which finds them
   float* row_prob;
+  portable::ScalesJob scales{};  ///< of codes only: a segment is a part
 
   CADRE_HD int64_t token_count() const { return int64_t(ranks) * tokens_each; }
   __device__ const char* token(unsigned number) const {
@@ -69,8 +70,42 @@ struct Range {
   }
 };
 
+/// What moves beside a part of a token: of numbers nothing, of codes their scales.
+struct NoScales {
+  __device__ void take(const RowsJob&, unsigned, unsigned, bool) {}
+  __device__ void give(const RowsJob&, int64_t) const {}
+};
+class PartOfScales {
+ public:
+  /// The token's of that number; zeros where it is not wanted.
+  __device__ void take(const RowsJob& job, unsigned number, unsigned part, bool is_wanted) {
+    const portable::ScalesJob& s = job.scales;
+    first_ = int(part) * s.words_of_segment + int(threadIdx.x) % kLanes;
+    end_ = min((int(part) + 1) * s.words_of_segment, s.words);
+    const char* token = s.from;
+    if (is_wanted)
+      token += number * s.token_pitch + number / unsigned(job.tokens_each) * s.rank_gap;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      words_[i] = is_wanted && at(i) < end_ ? s.load(token, at(i)) : 0;
+  }
+  __device__ void give(const RowsJob& job, int64_t row) const {
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i)
+      if (at(i) < end_) job.scales.store(row, at(i), words_[i]);
+  }
+
+ private:
+  static constexpr int kOfLane = 2;  // a part of 4096 codes may have a word for every 64
+
+  __device__ int at(int i) const { return first_ + i * kLanes; }
+
+  int first_ = 0, end_ = 0;
+  uint32_t words_[kOfLane];
+};
+
 /// What a warp takes of a token, to all of its rows. Between take() and give() it is on its way.
-template <class Word>
+template <class Word, class Scales = NoScales>
 class Delivery {
  public:
   __device__ explicit Delivery(const RowsJob& job)
@@ -100,6 +135,7 @@ class Delivery {
 #pragma unroll
     for (int i = 0; i < kWordsOfLane; ++i)
       part_[i] = is_wanted_ && first_ + i * kLanes < words_ ? token[first_ + i * kLanes] : Word{};
+    scales_.take(job_, number, item % parts_, is_wanted_);
   }
 
  private:
@@ -111,6 +147,7 @@ class Delivery {
 #pragma unroll
       for (int i = 0; i < kWordsOfLane; ++i)
         if (first_ + i * kLanes < words_) to[first_ + i * kLanes] = part_[i];
+      scales_.give(job_, row);
     }
   }
 
@@ -119,6 +156,7 @@ class Delivery {
   unsigned parts_;
   bool is_wanted_ = false;
   Word part_[kWordsOfLane];
+  Scales scales_;
 };
 
 }  // namespace cadre::cuda

@@ -5,6 +5,7 @@
 #include "cuda/parallel/delivery.cuh"
 #include "cuda/parallel/rank_map.cuh"
 #include "cuda/parallel/routing.cuh"
+#include "cuda/portable/permute_codes.cuh"
 
 // Exchanges of few tokens, each in one kernel. The first block brings what the rank has and says
 // so; every block waits for all ranks, then reads its share; the last one to have read says that.
@@ -110,7 +111,7 @@ __device__ void deliver_prob(const RowsJob& job, const SharedRouting& all, int64
               [&](unsigned row) { job.row_prob[used + row] = 0; });
 }
 
-template <class Word>
+template <class Word, class Scales>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
                     const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing) {
@@ -128,7 +129,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   go_through(turn, prepare, take, [&] {
     const bool is_first = blockIdx.x == 0;
     const RankMap map{of_map, firsts, rows_here, is_first, is_first};
-    Delivery<Word> delivery(job);
+    Delivery<Word, Scales> delivery(job);
     const unsigned first = GridWarp().number;
     const int32_t mine = of_map.rank * of_map.experts;
     delivery.take(first, all.experts, {mine, mine + of_map.experts});
@@ -246,21 +247,18 @@ Grid grid_of(int64_t items, int threads, const Lane& lane) {
           .dependent = true};
 }
 
-/// Bytes from one rank's rows to the next one's, and the first rank's.
+/// Bytes from one rank's rows to the next one's.
 int64_t rank_step(const TensorView& v) { return v.rank == 2 ? 0 : bytes_for(v.dtype, v.stride[0]); }
-TensorView of_first_rank(const TensorView& v) {
-  if (v.rank == 2) return v;
-  return view(v.data, v.dtype, {v.shape[1], v.shape[2]}, {v.stride[1], v.stride[2]});
-}
 
 /// The lists that the job brings are written otherwise.
-template <class Word>
+template <class Word, class Scales>
 void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& job,
                      const parallel::MapJob& map, const RowsJob& rows) {
   constexpr int kManyExperts = 512;  // whose counters would take too much of an SM
   const int warps = kThreads / kLanes / (map.ranks * map.experts > kManyExperts ? 2 : 1);
   const MapShape shape(map, warps, true);
-  const BroughtRows &x = job.brought[0], &experts = job.brought[1], &prob = job.brought[2];
+  const BroughtRows &x = job.brought[0], &experts = job.brought[1], &prob = job.brought[2],
+                    &scales = job.brought[3];
   const RoutingJob routing{.experts = static_cast<const int32_t*>(experts.from),
                            .prob = static_cast<const float*>(prob.from),
                            .has_prob = prob.to != nullptr,
@@ -268,33 +266,46 @@ void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& jo
                            .each = int(map.choices),
                            .sort_bytes = shape.sort_bytes};
   ExchangeJob rest = job;
-  rest.brought = {x};
+  rest.brought = {x, scales};
   grid.threads = unsigned(warps * kLanes);
   grid.shared_bytes = shape.bytes + int(sizeof(float) * map.ranks * map.choices);
-  launch(dispatch_kernel<Word>, grid, window, rest, map, rows, routing);
+  launch(dispatch_kernel<Word, Scales>, grid, window, rest, map, rows, routing);
+}
+
+/// In so many parts.
+portable::ScalesJob scales_of(const PermuteArgs& args, const Format& format, int parts) {
+  portable::ScalesJob scales = portable::scales_job(args, info(format.kind).block);
+  scales.words_of_segment = (scales.words + parts - 1) / parts;
+  return scales;
 }
 
 void launch_rows(const WindowTable& window, const ExchangeJob& job, const ExchangeRead& read,
                  const Lane& lane) {
   const PermuteProblem& p = read.plan.problem;
   const PermuteArgs& args = read.args;
-  const RowsJob rows{.tokens = static_cast<const char*>(args.tokens.data),
-                     .rank_step = rank_step(args.tokens),
-                     .row_bytes = bytes_for(p.dtype, p.hidden),
-                     .rows = static_cast<char*>(args.rows.data),
-                     .pitch = bytes_for(p.dtype, args.rows.stride[0]),
-                     .bound = p.rows,
-                     .ranks = p.ranks,
-                     .tokens_each = int(p.tokens),
-                     .top_k = p.top_k,
-                     .zero_tail = p.tail == Tail::kZero,
-                     .row_here = args.map.row_of,
-                     .offset_of_tail = args.offsets.data + p.experts,
-                     .row_prob = args.row_prob};
+  const DType moved = args.tokens.dtype;  // codes, or numbers
+  RowsJob rows{.tokens = static_cast<const char*>(args.tokens.data),
+               .rank_step = rank_step(args.tokens),
+               .row_bytes = bytes_for(moved, p.hidden),
+               .rows = static_cast<char*>(args.rows.data),
+               .pitch = bytes_for(moved, args.rows.stride[0]),
+               .bound = p.rows,
+               .ranks = p.ranks,
+               .tokens_each = int(p.tokens),
+               .top_k = p.top_k,
+               .zero_tail = p.tail == Tail::kZero,
+               .row_here = args.map.row_of,
+               .offset_of_tail = args.offsets.data + p.experts,
+               .row_prob = args.row_prob};
   const int64_t items = rows.token_count() + (rows.zero_tail ? p.rows : 0);
   with_words_of(rows.address_bits(), [&]<class Word>(Word) {
     Grid grid = grid_of(items * parts_of<Word>(rows), kThreads, lane);
-    if (read.map != nullptr) return launch_dispatch<Word>(grid, window, job, *read.map, rows);
+    if (p.format) {
+      rows.scales = scales_of(args, *p.format, int(parts_of<Word>(rows)));
+      return launch_dispatch<Word, PartOfScales>(grid, window, job, *read.map, rows);
+    }
+    if (read.map != nullptr)
+      return launch_dispatch<Word, NoScales>(grid, window, job, *read.map, rows);
     grid.shared_bytes = int(sizeof(int32_t) * rows.token_count()) * p.top_k;
     launch(rows_kernel<Word>, grid, window, job, rows);
   });
@@ -304,7 +315,7 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
                  const Lane& lane) {
   const PermuteProblem& p = read.plan.problem;
   const PermuteArgs& args = read.args;
-  const SumsJob sums{.rows = Matrix(of_first_rank(args.rows), p.dtype),
+  const SumsJob sums{.rows = Matrix(portable::one_rank(args.rows), p.dtype),
                      .tokens = Matrix(args.tokens, p.dtype),
                      .rank_step = rank_step(args.rows),
                      .bound = p.ranks * p.rows,

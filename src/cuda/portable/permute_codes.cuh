@@ -40,19 +40,13 @@ __device__ uint32_t read_scale(const Job& job, int64_t token) {
   const char* from = s.from + token * s.token_pitch;
   if constexpr (Config::kMemory == Memory::kRanks)
     from += uint32_t(token) / uint32_t(job.rank_rows) * s.rank_gap;
-  return s.word_bytes == 4 ? reinterpret_cast<const uint32_t*>(from)[word]
-                           : reinterpret_cast<const uint16_t*>(from)[word];
+  return s.load(from, word);
 }
 
 template <class Config>
 __device__ void write_scale(const Job& job, int64_t row, uint32_t scale) {
   const int word = scale_word<Config>(job);
-  if (word < 0) return;
-  char* to = job.scales.to + row * job.scales.row_pitch + word * job.scales.row_step;
-  if (job.scales.word_bytes == 4)
-    *reinterpret_cast<uint32_t*>(to) = scale;
-  else
-    *reinterpret_cast<uint16_t*>(to) = uint16_t(scale);
+  if (word >= 0) job.scales.store(row, word, scale);
 }
 
 /// The first rank's part of what several have; all of what one has.

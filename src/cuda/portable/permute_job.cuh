@@ -20,6 +20,18 @@ struct ScalesJob {
   int64_t rank_gap = 0;                    ///< as Job has it
   int words = 0, words_of_segment = 1;     ///< of a row
   int word_bytes = 4;
+
+  __device__ uint32_t load(const char* token, int word) const {
+    return word_bytes == 4 ? reinterpret_cast<const uint32_t*>(token)[word]
+                           : reinterpret_cast<const uint16_t*>(token)[word];
+  }
+  __device__ void store(int64_t row, int word, uint32_t value) const {
+    char* at = to + row * row_pitch + word * row_step;
+    if (word_bytes == 4)
+      *reinterpret_cast<uint32_t*>(at) = value;
+    else
+      *reinterpret_cast<uint16_t*>(at) = uint16_t(value);
+  }
 };
 
 /// The parameters of the kernels.
@@ -73,7 +85,7 @@ __device__ void assume_dtypes(const Job& job) {
 }
 
 /// The stored element times p.
-__device__ Chunk scaled(const Chunk& chunk, DType dtype, float p) {
+__device__ inline Chunk scaled(const Chunk& chunk, DType dtype, float p) {
   float x[kChunk];
   decode(chunk, dtype, x);
   for (float& value : x) value *= p;
