@@ -291,7 +291,7 @@ take() {
       bench expert_parallel 300 expert-parallel h200_expert_parallel --offsets $routings --load 0.3
       ;;
     expert_parallel_codes)
-      bench expert_parallel_codes 200 expert-parallel-codes h200_expert_parallel_codes --load 0.3
+      bench expert_parallel_codes 300 expert-parallel-codes h200_expert_parallel_codes --load 0.3
       ;;
     expert_parallel_sums)
       bench expert_parallel_sums 200 expert-parallel-sums h200_expert_parallel_sums --load 0.3
