@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,23 +33,17 @@ struct Messages {
   std::vector<Message> sent, received;
 };
 
-/// Ranks that have one id: where they meet, and what each sends in the exchange under way.
+/// Ranks that have one id, and what each has sent to which and that one has not received. A rank
+/// waits for those that it has messages with.
 struct Group {
+  explicit Group(int count) : ranks(count), sent(size_t(count * count)) {}
+
+  std::deque<const Message*>& of(int from, int to) { return sent[size_t(from * ranks + to)]; }
+
   std::mutex mutex;
   std::condition_variable changed;
-  size_t come = 0, round = 0;
-  std::vector<const Messages*> of;
-
-  void meet() {
-    std::unique_lock lock(mutex);
-    const size_t now = round;
-    if (++come == of.size()) {
-      come = 0;
-      ++round;
-      changed.notify_all();
-    }
-    changed.wait(lock, [&] { return round != now; });
-  }
+  int ranks;
+  std::vector<std::deque<const Message*>> sent;
 };
 
 std::mutex groups_mutex;
@@ -71,17 +66,19 @@ struct ncclComm {
 
   /// Messages to and from a rank are in the same order on both.
   void exchange(const Messages& own) const {
-    group->of[size_t(rank)] = &own;
-    group->meet();
-    std::vector<size_t> next(group->of.size(), 0);
+    std::unique_lock lock(group->mutex);
+    for (const Message& m : own.sent) group->of(rank, m.peer).push_back(&m);
+    group->changed.notify_all();
     for (const Message& m : own.received) {
-      const std::vector<Message>& sent = group->of[size_t(m.peer)]->sent;
-      size_t& at = next[size_t(m.peer)];
-      while (sent.at(at).peer != rank) ++at;
-      EXPECT_EQ(sent[at].bytes, m.bytes);
-      std::memcpy(m.data, sent[at++].data, m.bytes);
+      std::deque<const Message*>& sent = group->of(m.peer, rank);
+      group->changed.wait(lock, [&] { return !sent.empty(); });
+      EXPECT_EQ(sent.front()->bytes, m.bytes);
+      std::memcpy(m.data, sent.front()->data, m.bytes);
+      sent.pop_front();
+      group->changed.notify_all();
     }
-    group->meet();
+    for (const Message& m : own.sent)
+      group->changed.wait(lock, [&] { return group->of(rank, m.peer).empty(); });
   }
 };
 
@@ -94,8 +91,7 @@ ncclResult_t ncclCommInitRank(ncclComm_t* communicator, int ranks, ncclUniqueId 
   if (result_of("ncclCommInitRank") != ncclSuccess) return ncclInvalidUsage;
   const std::lock_guard lock(groups_mutex);
   std::shared_ptr<Group>& group = groups[std::string(id.internal, sizeof id.internal)];
-  if (group == nullptr) group = std::make_shared<Group>();
-  group->of.resize(size_t(ranks));
+  if (group == nullptr) group = std::make_shared<Group>(ranks);
   *communicator = new ncclComm{group, rank};
   ++communicators;
   return ncclSuccess;
@@ -106,7 +102,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t communicator) {
   return ncclSuccess;
 }
 ncclResult_t ncclCommCount(ncclComm_t communicator, int* ranks) {
-  *ranks = int(communicator->group->of.size());
+  *ranks = communicator->group->ranks;
   return ncclSuccess;
 }
 ncclResult_t ncclGroupStart() { return open_group = {}, ncclSuccess; }
