@@ -40,7 +40,8 @@ CheckReport check_small(const ExpertParallelPlan& plan, const MeasureOptions& op
   small.tokens = std::min(p.tokens, kCheckedTokens);
   small.rows = std::min(p.rows, p.ranks * small.tokens * p.top_k);
   small.block = std::min(p.block, small.tokens * p.top_k);
-  if (plan.name == kCollective && p.block == 0)  // what is timed, which few tokens may not be worth
+  const bool may_differ = plan.name == kCollective && p.block == 0 && p.cross == Crossing::kAuto;
+  if (may_differ)  // from what is timed, which few tokens may not be worth
     small.cross = plan.by_token ? Crossing::kToken : Crossing::kChoice;
   return check_ranks(to_string(small), options.draw, options.device, plan.name).check;
 }

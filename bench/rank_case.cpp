@@ -52,6 +52,7 @@ ExpertParallelProblem as_one_rank(const ExpertParallelProblem& p) {
   one.push = false;
   one.sum = RowSum::kChoice;
   one.cross = Crossing::kAuto;
+  one.host_ranks = 0;
   return one;
 }
 
@@ -130,7 +131,8 @@ void RankCase::take_collective_map(Buffers& buffers) {
   if (in_blocks)
     map_.verdict = collective_map_.verdict = words(3);
   else
-    collective_map_.counts = of_host_.array<int64_t>(6 * p.ranks + 3);
+    collective_map_.counts = of_host_.array<int64_t>(plan_.counts);
+  if (plan_.by_host) collective_map_.passing = words(plan_.passing);
   routed_ = (in_blocks ? buffers : of_host_).array<int32_t>(p.ranks);
 }
 

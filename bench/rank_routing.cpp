@@ -15,10 +15,18 @@ std::span<const int32_t> choices_of_token(const ExpertParallelProblem& p,
   return std::span(experts).subspan(size_t(token * p.top_k), size_t(p.top_k));
 }
 
-/// How many of these choices are of a rank's experts.
-int64_t choices_of(const ExpertParallelProblem& p, std::span<const int32_t> choices, int rank) {
-  return std::count_if(choices.begin(), choices.end(),
-                       [&](int32_t e) { return is_expert(p, e) && e / p.experts == rank; });
+/// How many of these choices are of a rank's experts, or of those of so many ranks from it on.
+int64_t choices_of(const ExpertParallelProblem& p, std::span<const int32_t> choices, int rank,
+                   int ranks = 1) {
+  return std::count_if(choices.begin(), choices.end(), [&](int32_t e) {
+    return is_expert(p, e) && e / p.experts >= rank && e / p.experts < rank + ranks;
+  });
+}
+
+/// Who passes the tokens of a rank on to another: the rank with its place in the host of that one.
+int relay(const ExpertParallelProblem& p, int host_ranks, int from, int to) {
+  const int begin = to / host_ranks * host_ranks;
+  return begin + from % host_ranks % (std::min(begin + host_ranks, p.ranks) - begin);
 }
 
 /// Rows that each rank would have of these choices.
@@ -80,6 +88,8 @@ int64_t RankRouting::tokens_of_ranks(const ExpertParallelProblem& p, bool of_oth
 }
 
 int64_t RankRouting::tokens_sent(const ExpertParallelProblem& p) const {
+  const bool by_host = p.cross == Crossing::kHost && p.host_ranks > 1;
+  const int host_ranks = by_host ? p.host_ranks : p.ranks;
   int64_t sent = 0;
   for (int from = 0; from < p.ranks; ++from)
     for (int to = 0; to < p.ranks; ++to) {
@@ -88,8 +98,12 @@ int64_t RankRouting::tokens_sent(const ExpertParallelProblem& p) const {
         chose += choices_of(p, choices_of_token(p, experts, t), to) > 0;
         rows += choices_of(p, choices_of_token(p, kept, t), to);
       }
-      sent += from != to ? std::min(chose, rows) : 0;
+      sent += relay(p, host_ranks, from, to) != to ? std::min(chose, rows) : 0;
     }
+  for (int64_t t = 0; t < p.ranks * p.tokens; ++t)
+    for (int host = 0; host < p.ranks; host += host_ranks)
+      sent += host / host_ranks != t / p.tokens / host_ranks &&
+              choices_of(p, choices_of_token(p, experts, t), host, host_ranks) > 0;
   return sent;
 }
 

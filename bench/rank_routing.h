@@ -24,7 +24,8 @@ struct RankRouting {
   /// Tokens once for each other rank, or any, that has rows of them.
   int64_t tokens_of_ranks(const ExpertParallelProblem&, bool of_others) const;
   /// Tokens that an engine moves once to each other rank: those that chose it, no more of one rank
-  /// for another than rows that have room.
+  /// for another than rows that have room. By host: to each other host all that chose it, and from
+  /// there to each rank that did not get them so.
   int64_t tokens_sent(const ExpertParallelProblem&) const;
 };
 

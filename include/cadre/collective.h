@@ -54,14 +54,15 @@ class Collective {
 /// Where rows go: dispatch writes it, the others read it. Rows of choices are in the order of
 /// (expert of all, token, choice), so those for a rank are one segment; a rank has them by rank,
 /// each in its order. Where the plan is by_token, tokens that leave for a rank are in the order of
-/// the first rows that they have there, and have come where the first rows of their rank would.
+/// the first rows that they have there, and have come where the first rows of their rank would. By
+/// host those that leave are for a host in the place of a rank.
 struct CollectiveMap {
   int32_t* row_of = nullptr;  ///< [t, top_k]: the row of a choice among those that are summed; -1:
                               ///< of no expert. What is dropped has its row, which does not travel.
                               ///< With block the place in the blocks, -1 also beyond one
   int32_t* slot_of = nullptr;  ///< [T * top_k]: the inverse, token * top_k + choice; by token the
-                               ///< slot of each token that leaves, which is that of its first row;
-                               ///< with block [P * N], -1 at places without a row
+                               ///< slot of each token that leaves, which is that of its first row
+                               ///< there; with block [P * N], -1 at places without a row
   int32_t* leaving = nullptr;  ///< [P * E + 1]: offsets of these, of all experts
   int32_t* came_at = nullptr;  ///< [R]: the number of a row here among those that come; by token
                                ///< that of its token
@@ -71,9 +72,12 @@ struct CollectiveMap {
   int64_t* counts = nullptr;   ///< [6 * P + 3] in memory of the host: rows from each rank; rows to
                                ///< each; the first of these [P + 1]; the same of what crosses to
                                ///< experts, by token of tokens; 1 where rows overflowed and that is
-                               ///< an error. With block there are none
+                               ///< an error. By host [plan().counts]: then tokens from each rank
+                               ///< for this host, and what is passed on. With block there are none
   int32_t* verdict = nullptr;  ///< [3] with block: 1 where rows overflowed and that is an error, or
                                ///< where ranks differ; 0 and P * N, offsets of the places
+  int32_t* passing = nullptr;  ///< [plan().passing] by host: which of the tokens that came for this
+                               ///< host are for each of its ranks
 };
 
 struct CollectiveDispatchArgs {

@@ -35,6 +35,8 @@ enum class RowSum : uint8_t {
 enum class Crossing : uint8_t {
   kAuto,    ///< kToken if that saves enough, as far as the problem says; else kChoice
   kToken,   ///< each token once, for all the rows that it has there
+  kHost,    ///< each token once to each host that has rows of it, and there, from the rank with the
+            ///< place of the token's in its host, once to each rank: see host_ranks
   kChoice,  ///< a row for each choice
 };
 
@@ -58,8 +60,12 @@ struct ExpertParallelProblem {
   Overflow overflow = Overflow::kError;
   Tail tail = Tail::kKeep;  ///< of rows, row_prob and dy
   bool push = false;  ///< who makes rows of y and drows writes them into Window::places() of a plan
-  RowSum sum = RowSum::kChoice;      ///< of rows of y, and of drows; kRank: not with push
-  Crossing cross = Crossing::kAuto;  ///< kToken: not with block; kChoice: of the route collective
+  RowSum sum = RowSum::kChoice;  ///< of rows of y, and of drows; kRank: not with push
+  /// kToken, kHost: not with block; kHost, kChoice: of the route collective.
+  Crossing cross = Crossing::kAuto;
+  /// With kHost: ranks of a host, which are neighbours; the last may have fewer. Of 1 or P it is
+  /// kToken.
+  int host_ranks = 0;
   int layer = 0;  ///< the caller's number; ranks at layers of other numbers are out of step
 
   bool operator==(const ExpertParallelProblem&) const = default;
@@ -86,11 +92,14 @@ struct ExpertParallelPlan {
   ExpertParallelProblem problem{};
   Device device{};
   std::string_view name{};
-  bool exact = true;            ///< the bits of one rank that has all tokens and experts
-  bool by_token = true;         ///< what is dispatched crosses once a token, not once a choice
-  WindowLayout window{};        ///< what each rank gives
-  uint32_t tag = 0;             ///< of the problem, in flags
+  bool exact = true;      ///< the bits of one rank that has all tokens and experts
+  bool by_token = true;   ///< what is dispatched crosses once a token, not once a choice
+  bool by_host = false;   ///< by collective: a token crosses to hosts, and from there to ranks
+  WindowLayout window{};  ///< what each rank gives
+  uint32_t tag = 0;       ///< of the problem, in flags
   int64_t workspace_bytes = 0;  ///< of dispatch and its backward; by collective of all four
+  int64_t counts = 0;           ///< by collective: elements of CollectiveMap::counts
+  int64_t passing = 0;          ///< by host: elements of CollectiveMap::passing
   OffsetsPlan offsets{};        ///< of all ranks' choices among all experts; by collective of own
   PermutePlan dispatch{}, collect{}, collect_backward{}, dispatch_backward{};
   PermutePlan sum_here{}, dprob{};  ///< of sum=rank: a rank's own sums; gradients of probabilities

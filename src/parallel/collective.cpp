@@ -15,9 +15,6 @@ constexpr auto kWord = int64_t(sizeof(int32_t));
 
 int64_t all_experts(const ExpertParallelProblem& p) { return int64_t(p.ranks) * p.experts; }
 int64_t all_counts(const ExpertParallelProblem& p) { return p.ranks * (all_experts(p) + 1); }
-int64_t words_said(const ExpertParallelProblem& p) {
-  return schedule::RowBlocks::kNameWords + p.ranks;
-}
 
 /// What tokens save that cross once, about: of top_k choices (top_k - 1) / (P + top_k - 1) are of a
 /// rank that the token goes to anyway; less four bytes for each choice. In whole numbers, so that
@@ -77,13 +74,30 @@ PermutePlan sum_plan(const ExpertParallelProblem& p, const Device& device, bool 
   return plan(m, device);
 }
 
+/// Of the tokens of one rank, those for each rank of a host. All of them have T places.
+PermutePlan pass_plan(const ExpertParallelProblem& p, const Device& device) {
+  PermuteProblem m = moved_rows(p, PermutePass::kPermute);
+  m.top_k = 1;
+  return plan(m, device);
+}
+
 }  // namespace
 
 bool crosses_by_token(const ExpertParallelProblem& p) {
   constexpr int64_t kWorthIt = 8 << 20;  // bytes that NCCL moves between two H200s in the time of
                                          // three kernels and a sort
   if (p.block > 0 || p.cross == Crossing::kChoice) return false;
-  return p.cross == Crossing::kToken || bytes_saved_by_token(p) >= kWorthIt;
+  return p.cross != Crossing::kAuto || bytes_saved_by_token(p) >= kWorthIt;
+}
+
+int64_t counts_of_map(const ExpertParallelProblem& p) {
+  if (p.block > 0) return 0;
+  const int64_t ranks = p.ranks, of_hosts = 3 * ranks + 1 + 2 * ranks * relays_of(p).rounds();
+  return 6 * ranks + 3 + (crosses_by_host(p) ? of_hosts : 0);
+}
+
+int64_t passing_of_map(const ExpertParallelProblem& p) {
+  return crosses_by_host(p) ? relays_of(p).rounds() * (2 + p.tokens * p.top_k) : 0;
 }
 
 OffsetsPlan choices_plan(const ExpertParallelProblem& p, const Device& device) {
@@ -117,6 +131,7 @@ CollectiveMemory::CollectiveMemory(const ExpertParallelProblem& p, const Offsets
   } else {
     take_counts(p);
     if (crosses_by_token(p)) take_tokens(p);
+    if (crosses_by_host(p)) take_hosts(p);
   }
   scratch = take(scratch_bytes);
 }
@@ -138,12 +153,26 @@ void CollectiveMemory::take_tokens(const ExpertParallelProblem& p) {
   coming_back = take(p.rows * kWord);
 }
 
+void CollectiveMemory::take_hosts(const ExpertParallelProblem& p) {
+  const int64_t choices = p.tokens * p.top_k * kWord;
+  arriving = take(bytes_for(p.dtype, relays_of(p).rounds() * p.tokens * p.hidden));
+  token_offsets = take((all_experts(p) + 1) * kWord);
+  host_firsts = take(choices);
+  host_token_of = take(choices);
+  host_number = take(choices);
+}
+
 void CollectiveMemory::take_blocks(const ExpertParallelProblem& p) {
   sorted = take(p.tokens * p.top_k * kWord);
   said = take(words_said(p) * kWord);
   heard = take(p.ranks * words_said(p) * kWord);
   leaving_experts = take(leaving_rows(p) * kWord);
   coming_experts = take(coming_rows(p) * kWord);
+}
+
+/// Ends of what is passed on, on the host.
+static int64_t passed_words(const ExpertParallelProblem& p) {
+  return crosses_by_host(p) ? 2 * relays_of(p).rounds() : 0;
 }
 
 HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
@@ -159,12 +188,13 @@ HostLists::HostLists(const ExpertParallelProblem& p, char* memory) {
   came_at = take(p.rows);
   row_at = take(p.rows);
   offsets = take(int64_t(p.experts) + 1);
+  passing = take(passed_words(p));
 }
 
 int64_t HostLists::bytes(const ExpertParallelProblem& p) {
   if (p.block > 0) return sizeof(schedule::BlockNote);
   const int64_t of_words = (int64_t(p.ranks) + 1) * words_said(p);
-  return (of_words + all_counts(p) + 2 * p.rows + p.experts + 1) * kWord;
+  return (of_words + all_counts(p) + 2 * p.rows + p.experts + 1 + passed_words(p)) * kWord;
 }
 
 CollectiveSteps::CollectiveSteps(const ExpertParallelProblem& p, const Device& device)
@@ -177,6 +207,7 @@ CollectiveSteps::CollectiveSteps(const ExpertParallelProblem& p, const Device& d
       sum(sum_plan(p, device, false)),
       sum_with_dprob(sum_plan(p, device, p.prob)) {
   if (p.block > 0) arrive = arrivals_plan(p, device);
+  if (crosses_by_host(p)) pass = pass_plan(p, device);
 }
 
 DeviceError problem_error(const ExpertParallelProblem& p, int rank, int other) {
@@ -207,10 +238,13 @@ Collective::State::State(const ExpertParallelPlan& of, int own_rank, AllToAll en
       steps(of.problem, of.device),
       link(parallel::host_link(of.device, parallel::HostLists::bytes(of.problem))),
       host(of.problem, link->memory()),
-      next(size_t(of.problem.ranks)) {
+      next(size_t(of.problem.ranks)),
+      relays(parallel::relays_of(of.problem)) {
   messages.reserve(4 * size_t(of.problem.ranks));
+  for (int q = 0; q < of.problem.ranks && of.by_host; ++q)
+    round_of.push_back(relays.round_of(q, relays.host_of(own_rank)));
   if (host.said == nullptr) return;
-  std::fill_n(host.said, schedule::RowBlocks::kNameWords + of.problem.ranks, 0);
+  std::fill_n(host.said, parallel::words_said(of.problem), 0);
   host.said[0] = int32_t(of.tag), host.said[1] = own_rank;
 }
 

@@ -6,6 +6,7 @@
 #include "cadre/collective.h"
 #include "cadre/error.h"
 #include "parallel/host_link.h"
+#include "schedule/host_relays.h"
 #include "schedule/rank_counts.h"
 
 namespace cadre::parallel {
@@ -24,8 +25,25 @@ constexpr int64_t coming_rows(const ExpertParallelProblem& p) {
   return p.block > 0 ? p.ranks * p.block : p.rows;
 }
 
-/// Whether tokens cross once to each rank. It follows from the problem, so ranks agree.
+/// Whether tokens cross once to each rank; and to hosts first, where these say something that ranks
+/// do not. It follows from the problem, so ranks agree.
 bool crosses_by_token(const ExpertParallelProblem&);
+constexpr bool crosses_by_host(const ExpertParallelProblem& p) {
+  return p.cross == Crossing::kHost && p.host_ranks > 1 && p.host_ranks < p.ranks;
+}
+constexpr schedule::HostRelays relays_of(const ExpertParallelProblem& p) {
+  return {p.ranks, crosses_by_host(p) ? p.host_ranks : p.ranks};
+}
+
+/// Elements of these lists of CollectiveMap.
+int64_t counts_of_map(const ExpertParallelProblem&);
+int64_t passing_of_map(const ExpertParallelProblem&);
+
+/// Words that a rank says to all.
+inline int64_t words_said(const ExpertParallelProblem& p) {
+  const int hosts = crosses_by_host(p) ? relays_of(p).hosts() : 0;
+  return int64_t(schedule::RowBlocks::kNameWords) + p.ranks + hosts;
+}
 
 /// The workspace of an exchange, in bytes from its start.
 struct CollectiveMemory {
@@ -33,12 +51,16 @@ struct CollectiveMemory {
   int64_t leaving_prob = 0;     ///< [..] fp32
   int64_t coming = 0;           ///< rows [.., H] by rank
   int64_t coming_prob = 0;      ///< [..] fp32
-  int64_t said = 0, heard = 0;  ///< [2 + P], [P, 2 + P] int32: see RankWords, schedule::RowBlocks
+  int64_t said = 0, heard = 0;  ///< [W], [P, W] int32 of W = words_said(): see RankWords,
+                                ///< schedule::RowBlocks
   int64_t sorted = 0;           ///< with block: see schedule::RowBlocks
   int64_t leaving_experts = 0, coming_experts = 0;    ///< [P * N] int32, likewise
   int64_t counts = 0;                                 ///< [P, P * E + 1] int32: of every rank
   int64_t row_offsets = 0, firsts = 0, token_of = 0;  ///< by token: see schedule::LeavingTokens
   int64_t leaving_back = 0, coming_back = 0;          ///< [T * top_k], [R] int32, likewise
+  int64_t arriving = 0;                               ///< by host: [rounds, T, H], by sender
+  int64_t token_offsets = 0, host_firsts = 0;         ///< by host: see schedule::LeavingTokens
+  int64_t host_token_of = 0, host_number = 0;         ///< likewise
   int64_t scratch = 0, scratch_bytes = 0;             ///< of the sort
   int64_t bytes = 0;
 
@@ -48,6 +70,7 @@ struct CollectiveMemory {
  private:
   void take_counts(const ExpertParallelProblem&);
   void take_tokens(const ExpertParallelProblem&);
+  void take_hosts(const ExpertParallelProblem&);
   void take_blocks(const ExpertParallelProblem&);
   int64_t take(int64_t size);
 };
@@ -57,9 +80,13 @@ struct RankWords {
   int32_t problem = 0;  ///< ExpertParallelPlan::tag
   int32_t rank = 0;
   const int32_t* tokens = nullptr;  ///< [P]: by token, those for each rank, without regard to room
+  const int32_t* for_hosts = nullptr;  ///< by host, likewise
 
-  explicit RankWords(const int32_t* words)
-      : problem(words[0]), rank(words[1]), tokens(words + schedule::RowBlocks::kNameWords) {}
+  RankWords(const int32_t* words, int ranks)
+      : problem(words[0]),
+        rank(words[1]),
+        tokens(words + schedule::RowBlocks::kNameWords),
+        for_hosts(tokens + ranks) {}
 };
 
 /// The same numbers on the host, and what it makes of them. With block there is a note alone.
@@ -68,6 +95,7 @@ struct HostLists {
   int32_t* counts = nullptr;
   int32_t *came_at = nullptr, *row_at = nullptr;  ///< [R]
   int32_t* offsets = nullptr;                     ///< [E + 1]
+  int32_t* passing = nullptr;                     ///< by host: [rounds, 2], of CollectiveMap
   schedule::BlockNote* note = nullptr;
 
   HostLists(const ExpertParallelProblem&, char* memory);
@@ -82,6 +110,7 @@ struct CollectiveSteps {
   PermutePlan place, go_back;  ///< rows in order from those that came; the other way
   PermutePlan place_with_prob, go_back_with_prob;
   PermutePlan sum, sum_with_dprob;  ///< of rows that are back, for each token
+  PermutePlan pass{};               ///< by host: of a rank's tokens, those for each rank here
 
   CollectiveSteps(const ExpertParallelProblem&, const Device&);
 };
@@ -106,11 +135,27 @@ struct CountLists {
   };
   Parts rows, tokens;  ///< what crosses to experts are tokens; by choice each row is one
   int64_t* overflowed;
+  int64_t ranks;
 
-  CountLists(int64_t* counts, int64_t ranks)
-      : rows{counts, counts + ranks, counts + 2 * ranks},
-        tokens{rows.first + ranks + 1, rows.first + 2 * ranks + 1, rows.first + 3 * ranks + 1},
-        overflowed(tokens.first + ranks + 1) {}
+  CountLists(int64_t* counts, int64_t of)
+      : rows{parts(counts, of)},
+        tokens{parts(rows.first + of + 1, of)},
+        overflowed(tokens.first + of + 1),
+        ranks(of) {}
+
+  /// By host: tokens that cross to a host, by its relay.
+  Parts for_hosts() const { return parts(overflowed + 1, ranks); }
+  /// By host: what is passed on in a round, to each rank of this host, and the first of these.
+  struct Passed {
+    int64_t *sent, *first;
+  };
+  Passed passed(int64_t round) const {
+    int64_t* sent = for_hosts().first + ranks + 1 + 2 * ranks * round;
+    return {sent, sent + ranks};
+  }
+
+ private:
+  static Parts parts(int64_t* at, int64_t of) { return {at, at + of, at + 2 * of}; }
 };
 
 }  // namespace cadre::parallel
@@ -129,17 +174,20 @@ struct Collective::State {
   parallel::HostLists host;
   std::vector<RankMessage> messages{};  ///< 4 * P at most: of four tensors
   std::vector<int64_t> next;            ///< [P]: the next row that came from each rank
-  int fullest = -1;                     ///< of an overflow: the rank with most rows
-  int64_t routed = 0;                   ///< its rows
-  bool was_recorded = false;            ///< a dispatch with block, into a graph
+  schedule::HostRelays relays;
+  int rounds = relays.rounds();  ///< by host: exchanges in which tokens are passed on
+  std::vector<int> round_of{};   ///< [P] by host: when tokens of each are passed on here
+  int fullest = -1;              ///< of an overflow: the rank with most rows
+  int64_t routed = 0;            ///< its rows
+  bool was_recorded = false;     ///< a dispatch with block, into a graph
 
   schedule::RankCounts counts() const {
     return {host.counts, plan.problem.ranks, plan.problem.experts, plan.problem.rows};
   }
   /// What a rank has said, with the others.
   parallel::RankWords words_of(int of) const {
-    const int64_t words = schedule::RowBlocks::kNameWords + plan.problem.ranks;
-    return parallel::RankWords(host.heard + of * words);
+    const int64_t words = parallel::words_said(plan.problem);
+    return {host.heard + of * words, plan.problem.ranks};
   }
   /// Throws once what overflowed.
   void check_overflow();

@@ -12,7 +12,7 @@ void Passage::gather_counts(const CollectiveDispatchArgs& args) const {
   const HostLists& host = state.host;
   state.link->await();  // the copies of the dispatch before
   auto* said = list<int32_t>(memory_.said);
-  const int64_t words = (schedule::RowBlocks::kNameWords + p.ranks) * kWord;
+  const int64_t words = words_said(p) * kWord;
   state.link->copy(said, host.said, words, stream_);
   if (by_token()) state.link->number_tokens(tokens_of(args), stream_);
   const auto gathered = [&](const void* own, int64_t bytes, int64_t to) {

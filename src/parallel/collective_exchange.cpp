@@ -12,7 +12,7 @@ namespace {
 class CollectiveChecks : public ExchangeChecks {
  public:
   CollectiveChecks(ExchangeKind call, const Collective& collective, Stream stream)
-      : ExchangeChecks(name(call), collective.plan().problem) {
+      : ExchangeChecks(name(call), collective.plan().problem), plan_(collective.plan()) {
     holds(problem().block > 0 || recorded_graph(collective.plan().device, stream) == 0,
           "the stream is recorded into a graph, must run; the host reads how many rows travel");
   }
@@ -35,13 +35,25 @@ class CollectiveChecks : public ExchangeChecks {
     written("map.came_at", map.came_at, problem().rows);
     written("map.row_at", map.row_at, coming_rows(problem()));
     written("map.offsets", map.offsets, experts + 1);
+    passing(map.passing);
     if (problem().block > 0) {
       absent("map.counts", map.counts, "the host reads none with block");
       return written("map.verdict", map.verdict, 3);
     }
-    written("map.counts", map.counts, 6 * ranks + 3);
+    written("map.counts", map.counts, plan_.counts);
     absent("map.verdict", map.verdict, "the problem has no block");
   }
+
+ private:
+  /// By host alone.
+  void passing(const int32_t* list) const {
+    if (plan_.by_host)
+      present("map.passing", list, plan_.passing, "dispatch writes it");
+    else
+      absent("map.passing", list, "tokens do not cross by host");
+  }
+
+  const ExpertParallelPlan& plan_;
 };
 
 }  // namespace
@@ -73,6 +85,7 @@ void dispatch(Collective& collective, const CollectiveDispatchArgs& args, Worksp
   passage.check_words();
   passage.count_rows(args.routed);
   passage.count_tokens();
+  if (passage.by_host()) passage.count_for_hosts();
   if (!passage.overflowed()) passage.to_experts(true);
   passage.order_rows();  // while rows travel
   if (passage.overflowed()) {

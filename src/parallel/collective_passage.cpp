@@ -16,7 +16,8 @@ void Passage::sort(const CollectiveDispatchArgs& args, const OffsetsArgs& of) co
 }
 
 /// By token there are two sorts: of all choices, and of those that are the first of a token at a
-/// rank, which are the tokens that leave.
+/// rank, which are the tokens that leave. By host there is a third, of those for hosts, which leave
+/// in their place.
 void Passage::sort_choices(const CollectiveDispatchArgs& args) const {
   float* row_prob = p.prob ? list<float>(memory_.leaving_prob) : nullptr;
   OffsetsArgs choices{.source = args.experts,
@@ -30,24 +31,40 @@ void Passage::sort_choices(const CollectiveDispatchArgs& args) const {
   choices.map.slot_of = nullptr;
   sort(args, choices);
   state.link->find_first_choices(tokens, stream_);
-  sort(args, {.source = tokens.firsts,
+  OffsetsArgs firsts{.source = tokens.firsts,
+                     .offsets = map_.leaving,
+                     .map = {.row_of = list<int32_t>(memory_.token_of), .slot_of = map_.slot_of}};
+  if (!by_host()) return sort(args, firsts);
+  firsts.offsets = list<int32_t>(memory_.token_offsets);
+  firsts.map.slot_of = nullptr;
+  sort(args, firsts);
+  sort(args, {.source = tokens.host_firsts,
               .offsets = map_.leaving,
-              .map = {.row_of = list<int32_t>(memory_.token_of), .slot_of = map_.slot_of}});
+              .map = {.row_of = list<int32_t>(memory_.host_token_of), .slot_of = map_.slot_of}});
 }
 
 schedule::LeavingTokens Passage::tokens_of(const CollectiveDispatchArgs& args) const {
-  return {.ranks = p.ranks,
-          .experts = p.experts,
-          .top_k = p.top_k,
-          .choices = args.x[0] * p.top_k,
-          .chosen = args.experts,
-          .firsts = list<int32_t>(memory_.firsts),
-          .row_of = map_.row_of,
-          .row_offsets = list<int32_t>(memory_.row_offsets),
-          .token_of = list<int32_t>(memory_.token_of),
-          .token_offsets = map_.leaving,
-          .back = list<int32_t>(memory_.leaving_back),
-          .told = list<int32_t>(memory_.said) + schedule::RowBlocks::kNameWords};
+  schedule::LeavingTokens tokens{
+      .ranks = p.ranks,
+      .experts = p.experts,
+      .top_k = p.top_k,
+      .choices = args.x[0] * p.top_k,
+      .chosen = args.experts,
+      .firsts = list<int32_t>(memory_.firsts),
+      .row_of = map_.row_of,
+      .row_offsets = list<int32_t>(memory_.row_offsets),
+      .token_of = list<int32_t>(memory_.token_of),
+      .token_offsets = map_.leaving,
+      .back = list<int32_t>(memory_.leaving_back),
+      .told = list<int32_t>(memory_.said) + schedule::RowBlocks::kNameWords};
+  if (!by_host()) return tokens;
+  tokens.token_offsets = list<int32_t>(memory_.token_offsets);
+  tokens.host_ranks = p.host_ranks;
+  tokens.host_firsts = list<int32_t>(memory_.host_firsts);
+  tokens.host_token_of = list<int32_t>(memory_.host_token_of);
+  tokens.host_token_offsets = map_.leaving;
+  tokens.host_number = list<int32_t>(memory_.host_number);
+  return tokens;
 }
 
 void Passage::find_tokens(float* row_prob) const {
@@ -90,11 +107,16 @@ void Passage::add_messages(const CountLists::Parts& of, const Place& at, bool to
 
 void Passage::to_experts(bool is_dispatch) const {
   state.messages.clear();
-  add_messages(counts.tokens, rows_place(), true);
+  if (by_host())
+    add_tokens_for_hosts();
+  else
+    add_messages(counts.tokens, rows_place(), true);
+  if (is_dispatch && by_host()) add_numbers_for_hosts();
   if (is_dispatch && by_token())
     add_messages(counts.rows, {memory_.leaving_back, memory_.coming_back, sizeof(int32_t)}, true);
   if (is_dispatch && p.prob) add_messages(counts.rows, prob_place(), true);
   state.all_to_all(state.messages, stream_);
+  if (by_host()) pass_on();
 }
 
 void Passage::place(const TensorView& rows, float* row_prob) const {

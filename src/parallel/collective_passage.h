@@ -27,6 +27,7 @@ class Passage {
   void check_words() const;
   void count_rows(int32_t* routed) const;
   void count_tokens() const;
+  void count_for_hosts() const;
   void order_rows() const;
   void find_tokens(float* row_prob) const;
 
@@ -39,6 +40,7 @@ class Passage {
   void sum(const TensorView& tokens, float* dprob) const;
 
   bool by_token() const { return state.plan.by_token; }
+  bool by_host() const { return state.plan.by_host; }
   bool overflowed() const { return *counts.overflowed != 0; }
   void fill_nan(const TensorView& rows) const { state.link->fill(rows, 0xff, stream_); }
   void fill_nan(const float* list, int64_t count) const;
@@ -66,6 +68,20 @@ class Passage {
     return {memory_.leaving_prob, memory_.coming_prob, int64_t(sizeof(float))};
   }
   void add_messages(const CountLists::Parts&, const Place&, bool to_experts) const;
+
+  /// By host: tokens to the relays of this rank, and, of dispatch, which are for whom; and then
+  /// what this rank passes on.
+  void add_tokens_for_hosts() const;
+  void add_numbers_for_hosts() const;
+  void pass_on() const;
+  void pass_on(int round) const;
+  void count_passed() const;
+  /// Whether this rank passes on the tokens of that one.
+  bool is_relay_of(int from) const;
+  int own_host() const { return state.relays.host_of(state.rank); }
+  int64_t rounds() const { return state.rounds; }
+  /// Tokens of a rank for those of a host, each as often as it has ranks there.
+  int64_t told_to_host(int from, int host) const;
 
   const CollectiveMap& map_;
   const CollectiveMemory& memory_;

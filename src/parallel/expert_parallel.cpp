@@ -26,7 +26,7 @@ struct Words<RowSum> {
 };
 template <>
 struct Words<Crossing> {
-  static constexpr std::array<std::string_view, 3> kList = {"auto", "token", "choice"};
+  static constexpr std::array<std::string_view, 4> kList = {"auto", "token", "host", "choice"};
 };
 }  // namespace ops
 
@@ -59,6 +59,7 @@ static void fields(Io& io, Problem& p) {
   io.unless("push", p.push, usual.push);
   io.unless("sum", p.sum, usual.sum);
   io.unless("cross", p.cross, usual.cross);
+  io.unless("host_ranks", p.host_ranks, usual.host_ranks);
   io.unless("layer", p.layer, usual.layer);
 }
 
@@ -72,6 +73,20 @@ ExpertParallelProblem parse_expert_parallel_problem(std::string_view words) {
 namespace {
 
 constexpr int kLeastSm = 80;
+
+void check_crossing(const ExpertParallelProblem& p,
+                    const ops::Checks<ExpertParallelProblem>& checks) {
+  const bool by_host = p.cross == Crossing::kHost;
+  checks.holds(p.block == 0 || !(by_host || p.cross == Crossing::kToken), "cross is ",
+               by_host ? "host" : "token",
+               ", must be auto or choice; with block a row crosses for each choice");
+  if (!by_host)
+    return checks.holds(p.host_ranks == 0, "host_ranks is ", p.host_ranks,
+                        ", must be 0; tokens cross by host where cross is host");
+  checks.holds(p.host_ranks >= 1 && p.host_ranks <= p.ranks, "host_ranks is ", p.host_ranks,
+               ", must be 1 to ranks, ", p.ranks, "; so many neighbours share a host");
+  checks.countable("ranks * T * H", {p.ranks * p.tokens, p.hidden});
+}
 
 void check(const ExpertParallelProblem& p, int most_ranks) {
   ops::require_words(p);
@@ -98,8 +113,7 @@ void check(const ExpertParallelProblem& p, int most_ranks) {
   checks.countable("R * H", {p.rows, p.hidden});
   checks.countable("ranks * block * H", {p.ranks * p.block, p.hidden});
   if (p.push) checks.countable("T * top_k * H", {p.tokens * p.top_k, p.hidden});
-  checks.holds(p.block == 0 || p.cross != Crossing::kToken,
-               "cross is token, must be auto or choice; with block a row crosses for each choice");
+  check_crossing(p, checks);
   if (p.sum == RowSum::kChoice) return;
   checks.holds(!p.push, "push is yes, must be no; with sum=rank no rows travel");
   checks.fits_int32("ranks * ranks * T", int64_t(p.ranks) * p.ranks * p.tokens);
@@ -182,7 +196,7 @@ std::string refuses_any(const Device& device) {
 /// What is of the route collective alone.
 std::string refuses_as_window(const ExpertParallelProblem& p, const Device& device) {
   if (p.block > 0) return "sends no blocks";
-  if (p.cross == Crossing::kChoice) return "reads a token once";
+  if (p.cross == Crossing::kChoice || p.cross == Crossing::kHost) return "reads a token once";
   return refuses_any(device);
 }
 
@@ -258,6 +272,9 @@ ExpertParallelPlan plan(const ExpertParallelProblem& problem, const Device& devi
   plan.tag = tag_of(problem);
   if (plan.name == parallel::kCollective) {
     plan.by_token = parallel::crosses_by_token(problem);
+    plan.by_host = parallel::crosses_by_host(problem);
+    plan.counts = parallel::counts_of_map(problem);
+    plan.passing = parallel::passing_of_map(problem);
     plan.offsets = parallel::choices_plan(problem, device);
     plan.workspace_bytes = parallel::CollectiveMemory(problem, plan.offsets).bytes;
     return plan;
@@ -289,6 +306,12 @@ static std::string explain_rows(const ExpertParallelProblem& p) {
 }
 
 static std::string explain_crossing(const ExpertParallelPlan& plan) {
+  const schedule::HostRelays hosts = parallel::relays_of(plan.problem);
+  if (plan.by_host)
+    return text("tokens     cross once to each of ", hosts.hosts(), " hosts of ", hosts.each,
+                " ranks, and there, in ", hosts.rounds(),
+                " more exchanges, once to each rank; with 8 bytes a choice; results for each "
+                "choice\n");
   if (plan.by_token)
     return "tokens     cross once to each rank, and 4 bytes a choice; results for each choice\n";
   const bool is_asked = plan.problem.cross == Crossing::kChoice;

@@ -29,6 +29,10 @@ TEST(CheckCollective, HasTheBitsOfOneRankInEveryRouting) {
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=token",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=20 overflow=drop cross=token",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 R=78 cross=host host_ranks=1",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=host host_ranks=2",
+        "expert_parallel T=13 top_k=4 H=9 E=3 ranks=4 R=208 prob=no cross=host host_ranks=2",
+        "expert_parallel T=13 top_k=3 H=9 E=3 ranks=4 R=20 overflow=drop cross=host host_ranks=3",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=choice",
         "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4 cross=token",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 block=39 dtype=f32",
@@ -48,6 +52,7 @@ TEST(CheckCollective, SeesThatRowsWithoutRoomAreAnErrorOnEveryRank) {
   for (const std::string_view words :
        {"expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 R=20",
         "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 R=20 cross=token",
+        "expert_parallel T=8 top_k=2 H=5 E=2 ranks=4 R=40 cross=host host_ranks=2",
         "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 block=13",
         "expert_parallel T=8 top_k=2 H=5 E=2 ranks=2 block=16 R=20"}) {
     const bench::RanksReport report = checked(words);
@@ -62,6 +67,7 @@ TEST(CheckCollective, HasTheDigestOfWindows) {
   const std::string want = bench::check_ranks(kWords, {}).check.digest.text();
   EXPECT_EQ(checked(kWords).check.digest.text(), want);
   EXPECT_EQ(checked(text(kWords, " cross=token")).check.digest.text(), want);
+  EXPECT_EQ(checked(text(kWords, " cross=host host_ranks=2")).check.digest.text(), want);
   EXPECT_EQ(checked(text(kWords, " block=39")).check.digest.text(), want);
 }
 
@@ -136,6 +142,31 @@ TEST(MeasureCollective, StatesTokensThatCrossOnce) {
       EXPECT_EQ(routing.tokens_sent(p), rows);
     EXPECT_LE(routing.tokens_sent(p), rows);
   }
+}
+
+// Between hosts a token crosses once, and within one to each rank that has not had it so.
+TEST(MeasureCollective, StatesTokensThatCrossByHost) {
+  bench::MeasureOptions options;
+  options.contest.repeat = 1;
+  options.only = "collective";
+  const auto all = bench::measure_ranks(
+      "expert_parallel T=32 top_k=6 H=8 E=2 ranks=3 R=576 dtype=f32 cross=host host_ranks=2",
+      options);
+  ASSERT_EQ(all.size(), 2u);
+  EXPECT_TRUE(all[0].check.good()) << all[0].check.fault;
+  EXPECT_NE(all[0].check.problem.find("cross=host host_ranks=2"), std::string::npos);
+  const ExpertParallelProblem p = parse_expert_parallel_problem(all[0].problem);
+  const bench::RankRouting routing = bench::drawn_routing(p, options.draw);
+  int64_t moved = 0;
+  for (int64_t t = 0; t < 3 * 32; ++t) {
+    std::array<bool, 3> has{};
+    for (int64_t j = 0; j < 6; ++j) has[size_t(routing.experts[size_t(t * 6 + j)] / 2)] = true;
+    if (t < 32) moved += has[1] + has[2];
+    if (t >= 32 && t < 64) moved += has[0] + has[2];
+    if (t >= 64) moved += (has[0] || has[1]) + has[1];  // to rank 0, and from there to rank 1
+  }
+  EXPECT_EQ(all[0].crossed_bytes, double(moved) * 32);
+  EXPECT_EQ(all[1].crossed_bytes, double(routing.rows(p, true)) * 32);
 }
 
 // Many tokens cross once, and so do the few that are checked before.

@@ -80,6 +80,9 @@ class Ranks(cli_test.Cli):
                 self.assertEqual(set(case["us"]), {"cadre", "copy"})
                 self.assertEqual(case["crossed_bytes"], cases[0]["crossed_bytes"])
                 self.assertIn(f"{case['crossed_bytes']:.0f} of them crossed", text)
+        by_host = f"{self.WORDS} dtype=bf16 cross=host host_ranks=1"
+        text = self.good("check", by_host, *collective)
+        self.assertIn(f"same  bits as one rank, 6 routings  collective  {by_host}\n", text)
         refused = "collective: moves no codes"
         for verb in "check", "bench":
             self.wrong(verb, self.WORDS.replace("H=24", "H=128") + " x=fp8_block", *collective,

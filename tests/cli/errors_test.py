@@ -219,6 +219,9 @@ cadre check expert_parallel T=1 H=64 R=1 x=mxfp8 --only collective
 cadre check expert_parallel T=1 H=1 R=1 block=1
 cadre check expert_parallel T=1 H=1 R=1 cross=choice
 cadre check expert_parallel T=1 H=1 block=1 cross=token --only collective
+cadre check expert_parallel T=1 H=1 block=1 cross=host --only collective
+cadre check expert_parallel T=1 H=1 ranks=2 cross=host --only collective
+cadre check expert_parallel T=1 H=1 ranks=2 host_ranks=2 --only collective
 cadre check expert_parallel T=1 H=1 cross=both
 cadre check offsets counts R=9 E=2 --offsets lumpy
 cadre check offsets counts R=9 E=2 --offsets zipf:x

@@ -151,6 +151,9 @@ INSTANTIATE_TEST_SUITE_P(
                     "expert_parallel T=16 top_k=2 H=8 E=2 ranks=2 R=40 overflow=error",
                     "expert_parallel T=9 top_k=4 H=37 E=2 ranks=3 R=108 tail=zero cross=token",
                     "expert_parallel T=16 top_k=3 H=8 E=2 ranks=2 R=40 overflow=drop cross=token",
+                    "expert_parallel T=9 top_k=4 H=37 E=2 ranks=3 R=108 cross=host host_ranks=2",
+                    "expert_parallel T=9 top_k=4 H=8 E=2 ranks=4 R=30 overflow=drop cross=host "
+                    "host_ranks=2",
                     "expert_parallel T=24 top_k=2 H=40 E=3 ranks=2 block=48",
                     "expert_parallel T=9 top_k=3 H=37 E=2 ranks=3 block=20 R=40 overflow=drop",
                     "expert_parallel T=16 top_k=2 H=8 E=2 ranks=2 block=24 overflow=error"));

@@ -11,7 +11,7 @@ namespace cadre::test {
 
 /// The tensors of a rank beside the map of a Collective.
 struct CollectiveCase : RankCase {
-  std::vector<int32_t> leaving, came_at, row_at;
+  std::vector<int32_t> leaving, came_at, row_at, passing;
   std::vector<int64_t> counts;
 
   explicit CollectiveCase(const RankCase& r)
@@ -19,7 +19,8 @@ struct CollectiveCase : RankCase {
         leaving(size_t(p.ranks * p.experts) + 1, -7),
         came_at(size_t(p.rows), -7),
         row_at(size_t(p.block > 0 ? p.ranks * p.block : p.rows), -7),
-        counts(p.block > 0 ? 0 : 6 * size_t(p.ranks) + 3, -7) {
+        counts(size_t(plan(p, rank_device(), "collective").counts), -7) {
+    passing.assign(size_t(plan(p, rank_device(), "collective").passing), -7);
     slot_of.assign(size_t(p.block > 0 ? p.ranks * p.block : p.tokens * p.top_k), -7);
     if (p.block > 0) verdict.assign(3, -7);
   }
@@ -33,7 +34,8 @@ struct CollectiveCase : RankCase {
             row_at.data(),
             offsets.data(),
             in_blocks ? nullptr : counts.data(),
-            in_blocks ? verdict.data() : nullptr};
+            in_blocks ? verdict.data() : nullptr,
+            passing.empty() ? nullptr : passing.data()};
   }
   CollectiveDispatchArgs collective_dispatch_args() {
     return {.x = x.view(),
@@ -58,7 +60,7 @@ inline void step(Collective& collective, CollectiveCase& r) {
   const OwnedWorkspace workspace(collective.plan().workspace_bytes);
   const int first = collective.rank() * r.p.experts;
   dispatch(collective, r.collective_dispatch_args(), workspace.get(), {});
-  if (r.p.block == 0) r.verdict[0] = int32_t(r.counts.back());
+  if (r.p.block == 0) r.verdict[0] = int32_t(r.counts[6 * size_t(r.p.ranks) + 2]);
   make_y(r, first);
   collect(collective, {.y = r.y.view(), .out = r.out.view(), .map = r.collective_map()},
           OwnedWorkspace(collective.plan().workspace_bytes).get(), {});
@@ -68,6 +70,12 @@ inline void step(Collective& collective, CollectiveCase& r) {
   make_drows(r, first);
   dispatch_backward(collective, r.collective_dispatch_backward_args(),
                     OwnedWorkspace(collective.plan().workspace_bytes).get(), {});
+}
+
+/// Says what crosses: by host two ranks share one, and of an odd number the last has its own.
+inline void cross_by(ExpertParallelProblem& p, Crossing crossing) {
+  p.cross = crossing;
+  p.host_ranks = crossing == Crossing::kHost ? std::min(p.ranks, 2) : 0;
 }
 
 /// A group of ranks that are threads.

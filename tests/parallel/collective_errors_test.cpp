@@ -42,7 +42,7 @@ TEST(CollectivePlan, SaysWhatCrosses) {
     const std::string lines = explain(made);
     const size_t begin = lines.find("tokens ");
     const std::string found = lines.substr(begin, lines.find('\n', begin) - begin);
-    EXPECT_EQ(made.by_token, found.find(" once to each rank, and ") != std::string::npos);
+    EXPECT_EQ(made.by_token, found.find(" cross once to each ") != std::string::npos);
     return found;
   };
   const std::string_view by_token =
@@ -61,6 +61,11 @@ TEST(CollectivePlan, SaysWhatCrosses) {
   EXPECT_EQ(line("T=8192 top_k=8 H=4096 E=4 ranks=64"), by_token);
   EXPECT_EQ(line("T=8192 top_k=8 H=4096 E=4 ranks=2 cross=choice"), by_choice);
   EXPECT_EQ(line("T=1 top_k=1 H=1 cross=token"), by_token);
+  EXPECT_EQ(line("T=1 top_k=1 H=1 ranks=2 cross=host host_ranks=2"), by_token);
+  EXPECT_EQ(line("T=1 top_k=1 H=1 ranks=2 cross=host host_ranks=1"), by_token);
+  EXPECT_EQ(line("T=8 top_k=2 H=4 ranks=16 cross=host host_ranks=8"),
+            "tokens     cross once to each of 2 hosts of 8 ranks, and there, in 2 more exchanges, "
+            "once to each rank; with 8 bytes a choice; results for each choice");
   EXPECT_FALSE(plan(parse_expert_parallel_problem(
                         "expert_parallel T=8192 top_k=8 H=4096 E=4 ranks=2 block=65536"),
                     this_cpu(), kRoute)
@@ -141,6 +146,9 @@ TEST(CollectiveErrors, OfBlocks) {
   EXPECT_EQ(refused("block=1 cross=token", kRoute),
             "expert_parallel: cross is token, must be auto or choice; with block a row crosses for "
             "each choice");
+  EXPECT_EQ(refused("block=1 cross=host host_ranks=1", kRoute),
+            "expert_parallel: cross is host, must be auto or choice; with block a row crosses for "
+            "each choice");
   const Device gpu = parse_device("sm_90");
   const auto by_window = [&](std::string_view words) {
     const ExpertParallelProblem p = parse_expert_parallel_problem(words);
@@ -153,9 +161,37 @@ TEST(CollectiveErrors, OfBlocks) {
   EXPECT_EQ(by_window("expert_parallel T=1 H=1 block=1 sum=rank"),
             "\n  few_tokens: sums no rows at home\n  window: sums no rows at home\n"
             "  window_sum_rank: sends no blocks");
-  EXPECT_EQ(by_window("expert_parallel T=1 H=1 cross=choice"),
-            "\n  few_tokens: reads a token once\n  window: reads a token once\n"
-            "  window_sum_rank: is for sum=rank");
+  for (const std::string_view cross : {"choice", "host host_ranks=1"})
+    EXPECT_EQ(by_window(text("expert_parallel T=1 H=1 cross=", cross)),
+              "\n  few_tokens: reads a token once\n  window: reads a token once\n"
+              "  window_sum_rank: is for sum=rank");
+}
+
+TEST(CollectiveErrors, OfHosts) {
+  const auto refused = [](std::string_view words) {
+    return error([&] {
+      plan(parse_expert_parallel_problem(text("expert_parallel H=1 ranks=2 ", words)), this_cpu(),
+           kRoute);
+    });
+  };
+  EXPECT_EQ(refused("T=1 cross=host"),
+            "expert_parallel: host_ranks is 0, must be 1 to ranks, 2; so many neighbours share a "
+            "host");
+  EXPECT_EQ(refused("T=1 cross=host host_ranks=3"),
+            "expert_parallel: host_ranks is 3, must be 1 to ranks, 2; so many neighbours share a "
+            "host");
+  EXPECT_EQ(refused("T=1 cross=token host_ranks=2"),
+            "expert_parallel: host_ranks is 2, must be 0; tokens cross by host where cross is "
+            "host");
+  const ExpertParallelProblem large{.tokens = 1 << 29,
+                                    .hidden = 1 << 15,
+                                    .ranks = 2,
+                                    .rows = 1,
+                                    .cross = Crossing::kHost,
+                                    .host_ranks = 1};
+  EXPECT_EQ(error([&] { plan(large, this_cpu(), kRoute); }),
+            "expert_parallel: ranks * T * H is 1073741824 * 32768, must be at most 2^44; no tensor "
+            "has more elements");
 }
 
 TEST(CollectiveErrors, OfRanksThatAreMade) {
@@ -244,6 +280,28 @@ TEST_F(ArgumentErrors, OfMapsOfBlocks) {
             "dispatch: map.verdict is given, must be null; the problem has no block");
 }
 
+TEST_F(ArgumentErrors, OfMapsByHost) {
+  ExpertParallelProblem by_host = p;
+  by_host.ranks = 3;
+  by_host.cross = Crossing::kHost, by_host.host_ranks = 2;
+  CollectiveGroup of_hosts(by_host);
+  CollectiveCase b(test::RankCase(by_host, 3));
+  const test::OwnedWorkspace memory{of_hosts.plan.workspace_bytes};
+  const auto dispatching = [&](Collective& to, CollectiveDispatchArgs args, auto&& spoil) {
+    spoil(args.map);
+    return error([&] { dispatch(to, args, memory.get(), {}); });
+  };
+  EXPECT_EQ(dispatching(of_hosts.ranks[0], b.collective_dispatch_args(),
+                        [](CollectiveMap& m) { m.passing = nullptr; }),
+            "dispatch: map.passing is null, must point to 24 elements; dispatch writes it");
+  EXPECT_EQ(dispatching(of_hosts.ranks[0], b.collective_dispatch_args(),
+                        [](CollectiveMap& m) { m.counts = nullptr; }),
+            "dispatch: map.counts is null, must point to 49 elements; dispatch writes it");
+  EXPECT_EQ(dispatching(own, r.collective_dispatch_args(),
+                        [&](CollectiveMap& m) { m.passing = b.passing.data(); }),
+            "dispatch: map.passing is given, must be null; tokens do not cross by host");
+}
+
 TEST_F(ArgumentErrors, OfACollectiveThatWasMoved) {
   const Collective taken = std::move(own);
   EXPECT_EQ(taken.rank(), 0);
@@ -293,6 +351,10 @@ TEST(CollectiveErrors, OfRanksThatDiffer) {
   EXPECT_NE(dispatched({p, other}, {0, 1})[1].find("layer=1"), std::string::npos);
   other = p;
   other.cross = Crossing::kToken;  // as where T decides that: what ranks say has one size
+  for (const std::string& words : dispatched({p, other}, {0, 1}))
+    EXPECT_EQ(words.substr(0, words.find(';')),
+              "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
+  p.cross = other.cross = Crossing::kHost, p.host_ranks = 1, other.host_ranks = 2;
   for (const std::string& words : dispatched({p, other}, {0, 1}))
     EXPECT_EQ(words.substr(0, words.find(';')),
               "dispatch: the problem of rank 1 is not that of rank 0, must be the same");

@@ -17,27 +17,28 @@ using test::Tensor;
 
 namespace {
 
-/// Tokens that leave for a rank, each once; empty if they are, in the order of experts.
+/// Tokens that leave for a rank, or, by host, for a host, each once; empty if they are, in the
+/// order of experts.
 std::string difference_of_tokens(const CollectiveCase& r) {
+  const int each = r.p.experts * (r.passing.empty() ? 1 : r.p.host_ranks);
   std::set<std::pair<int, int>> want, got;
   for (size_t slot = 0; slot < r.experts.size(); ++slot) {
     const int expert = r.experts[slot];
     if (expert >= 0 && expert < r.p.ranks * r.p.experts)
-      want.emplace(expert / r.p.experts, int(slot) / r.p.top_k);
+      want.emplace(expert / each, int(slot) / r.p.top_k);
   }
   for (int e = 0; e < r.p.ranks * r.p.experts; ++e)
     for (int32_t i = r.leaving[size_t(e)]; i < r.leaving[size_t(e) + 1]; ++i) {
       const int32_t slot = r.slot_of[size_t(i)];
       if (r.experts[size_t(slot)] != e) return text("token ", i, " leaves for another expert");
-      if (!got.emplace(e / r.p.experts, slot / r.p.top_k).second)
-        return text("token ", i, " twice");
+      if (!got.emplace(e / each, slot / r.p.top_k).second) return text("token ", i, " twice");
     }
   return got == want ? "" : "a token does not leave";
 }
 
 /// Where slots, rows that leave and rows that come do not belong together; empty if nowhere.
 std::string difference_of_maps(const CollectiveCase& r) {
-  if (r.p.cross == Crossing::kToken) return difference_of_tokens(r);
+  if (r.p.cross != Crossing::kChoice) return difference_of_tokens(r);
   for (int64_t slot = 0; slot < int64_t(r.row_of.size()); ++slot) {
     const int32_t row = r.row_of[size_t(slot)], expert = r.experts[size_t(slot)];
     const bool is_of_some = expert >= 0 && expert < r.p.ranks * r.p.experts;
@@ -54,11 +55,15 @@ std::string difference_of_maps(const CollectiveCase& r) {
 struct RandomRoutings : testing::TestWithParam<std::tuple<int, Crossing>> {};
 INSTANTIATE_TEST_SUITE_P(Ranks, RandomRoutings,
                          testing::Combine(testing::Values(1, 2, 3, 4),
-                                          testing::Values(Crossing::kToken, Crossing::kChoice)));
+                                          testing::Values(Crossing::kToken, Crossing::kHost,
+                                                          Crossing::kChoice)));
 
 /// What must be so whatever crosses.
 struct Collectives : testing::TestWithParam<Crossing> {};
 INSTANTIATE_TEST_SUITE_P(Crossings, Collectives,
+                         testing::Values(Crossing::kToken, Crossing::kHost, Crossing::kChoice));
+struct BytesBetweenRanks : testing::TestWithParam<Crossing> {};
+INSTANTIATE_TEST_SUITE_P(Crossings, BytesBetweenRanks,
                          testing::Values(Crossing::kToken, Crossing::kChoice));
 
 #ifdef CADRE_EMULATED
@@ -72,9 +77,11 @@ TEST_P(RandomRoutings, HaveTheBitsOfOneRank) {
   std::mt19937 random(static_cast<unsigned>(of));
   for (int i = 0; i < kProblems; ++i) {
     ExpertParallelProblem p = test::random_exchange(of, random);
-    p.cross = cross;
+    test::cross_by(p, cross);
+    if (cross == Crossing::kHost) p.host_ranks = 1 + int(random() % unsigned(of));
     CollectiveGroup group(p);
-    ASSERT_EQ(group.plan.by_token, cross == Crossing::kToken);
+    ASSERT_EQ(group.plan.by_token, cross != Crossing::kChoice);
+    ASSERT_EQ(group.plan.by_host, p.host_ranks > 1 && p.host_ranks < of);
     for (int again = 0; again < kRoutings; ++again) {
       const std::vector<test::RankCase> drawn = test::random_ranks(p, random);
       const test::RankCase all = test::on_one(p, drawn);
@@ -97,7 +104,7 @@ TEST_P(Collectives, DropsWhatHasNoRoomAsOneRankWould) {
     ExpertParallelProblem p{.tokens = 16, .top_k = 3, .hidden = 5, .experts = 3, .ranks = 3};
     p.rows = int64_t(random() % 60);
     p.overflow = Overflow::kDrop;
-    p.cross = GetParam();
+    test::cross_by(p, GetParam());
     CollectiveGroup group(p);
     std::vector<test::RankCase> drawn = test::random_ranks(p, random);
     std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
@@ -120,7 +127,7 @@ TEST_P(Collectives, DropsWhatHasNoRoomAsOneRankWould) {
 TEST_P(Collectives, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   ExpertParallelProblem p{
       .tokens = 4, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 9};
-  p.cross = GetParam();
+  test::cross_by(p, GetParam());
   CollectiveGroup group(p);
   std::mt19937 random(1);
   std::vector<CollectiveCase> ranks;
@@ -187,14 +194,14 @@ int64_t bytes_of(CollectiveGroup& group, Call&& call) {
 
 // A rank sends what it has, and no block that is padded: rows, or tokens once, but no more tokens
 // than rows with room.
-TEST_P(Collectives, SendNoMoreThanTheProblemSays) {
+TEST_P(BytesBetweenRanks, AreNoMoreThanTheProblemSays) {
   std::mt19937 random(5);
   int64_t saved = 0, dropped = 0;
   for (int i = 0; i < 20; ++i) {
     ExpertParallelProblem p{.tokens = 12, .top_k = 4, .hidden = 8, .experts = 2, .ranks = 3};
     p.rows = i < 10 ? 144 : int64_t(random() % 50);
     p.overflow = Overflow::kDrop;
-    p.cross = GetParam();
+    test::cross_by(p, GetParam());
     CollectiveGroup group(p);
     std::vector<test::RankCase> drawn = test::random_ranks(p, random);
     std::vector<CollectiveCase> ranks = test::collective_cases(drawn);
@@ -235,7 +242,7 @@ TEST_P(Collectives, WriteTailsAsTheProblemSays) {
   ExpertParallelProblem p{
       .tokens = 5, .top_k = 2, .hidden = 3, .experts = 2, .ranks = 2, .rows = 20};
   p.tail = Tail::kZero;
-  p.cross = GetParam();
+  test::cross_by(p, GetParam());
   CollectiveGroup group(p);
   std::mt19937 random(3);
   std::vector<CollectiveCase> ranks = test::collective_cases(test::random_ranks(p, random));
@@ -263,7 +270,7 @@ TEST_P(Collectives, KeepWhatAnEarlierDispatchIsToCollect) {
                           .ranks = 3,
                           .rows = 81,
                           .dtype = DType::kF32};
-  p.cross = GetParam();
+  test::cross_by(p, GetParam());
   CollectiveGroup group(p);
   std::mt19937 random(11);
   const std::vector<test::RankCase> drawn = test::random_ranks(p, random);

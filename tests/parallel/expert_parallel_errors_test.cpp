@@ -52,6 +52,9 @@ TEST(ExpertParallelProblem, SaysWhatCrosses) {
   EXPECT_EQ(to_string(p),
             "expert_parallel T=8 top_k=1 H=8 E=1 ranks=1 R=8 dtype=bf16 cross=token layer=2");
   EXPECT_TRUE(plan(p, this_cpu()).by_token);
+  const std::string_view by_host =
+      "expert_parallel T=8 top_k=1 H=8 E=1 ranks=4 R=16 dtype=bf16 cross=host host_ranks=2";
+  EXPECT_EQ(to_string(parse_expert_parallel_problem(by_host)), by_host);
 }
 
 TEST(ExpertParallelProblem, SaysWhoseRowsASumIsOf) {

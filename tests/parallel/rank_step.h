@@ -86,6 +86,7 @@ inline RankCase on_one(const ExpertParallelProblem& p, const std::vector<RankCas
   one.block = 0;
   one.sum = RowSum::kChoice;
   one.cross = Crossing::kAuto;
+  one.host_ranks = 0;
   RankCase all(one, one.tokens);
   std::fill(all.experts.begin(), all.experts.end(), -1);
   for (int q = 0; q < p.ranks; ++q) {
