@@ -19,6 +19,13 @@ __device__ inline void cp_async_line(uint32_t to, const void* from, int bytes) {
                : "memory");
 }
 
+/// The same of all sixteen.
+__device__ inline void cp_async_line(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to),
+               "l"(__cvta_generic_to_global(from))
+               : "memory");
+}
+
 /// Copies four bytes.
 __device__ inline void cp_async_word(uint32_t to, const void* from) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to),

@@ -45,7 +45,7 @@ struct RandomCode {
   /// In the last byte; eight where it should be seven.
   CADRE_HD static uint32_t of(float magnitude, RandomHalf random) {
     // The threshold, (random + 1/2) / 2^16, less one and the last bit: a fraction of 24 bits.
-    const uint32_t less = pick_bytes(random.word, 0xff81u, random.upper ? 0x5324 : 0x5104);
+    const uint32_t less = pick_bytes(random.word, random.rest, random.upper ? 0x5324 : 0x5104);
     return in_small_bits(magnitude) * 4 - less;
   }
 
@@ -67,33 +67,27 @@ CADRE_HD inline uint32_t signs_of(const uint32_t (&pairs)[4]) {
   return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
          (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
 }
-/// The signs of a pair in the last byte, added to its codes: a product has them in its upper word.
-CADRE_HD inline uint32_t with_signs(uint32_t pair, uint32_t codes) {
-  return uint32_t(formats::wide_product(pair & 0x8000'8000u, 0x0010'0100u) >> 32) + codes;
-}
-
-/// The codes of four pairs times a multiplier.
-__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], float multiplier) {
+/// The codes of four pairs times two multipliers, those of a pair in a byte.
+__device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], float2 by) {
   uint32_t bytes[4];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 x = pair_of(DType::kBf16, pairs[i]);
-    bytes[i] = NearestCode::of(formats::mul(fabsf(x.x), multiplier)) +
-               NearestCode::of(formats::mul(fabsf(x.y), multiplier)) * 16;
+    bytes[i] = NearestCode::of(formats::mul(fabsf(x.x), by.x)) +
+               NearestCode::of(formats::mul(fabsf(x.y), by.y)) * 16;
   }
   const uint32_t codes = pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
                                     pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
   return codes | signs_of(pairs);
 }
 /// The same where random(k) is what number k is rounded by.
-__device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float multiplier,
-                                        auto&& random) {
+__device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float2 by, auto&& random) {
   uint32_t codes[4][2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float2 x = pair_of(DType::kBf16, pairs[i]);
-    codes[i][0] = RandomCode::of(formats::mul(fabsf(x.x), multiplier), random(2 * i));
-    codes[i][1] = RandomCode::of(formats::mul(fabsf(x.y), multiplier), random(2 * i + 1));
+    codes[i][0] = RandomCode::of(formats::mul(fabsf(x.x), by.x), random(2 * i));
+    codes[i][1] = RandomCode::of(formats::mul(fabsf(x.y), by.y), random(2 * i + 1));
   }
   const auto together = [&](int k) {
     return pick_bytes(pick_bytes(codes[0][k], codes[1][k], 0x0073),
@@ -101,20 +95,6 @@ __device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float multip
   };
   const uint32_t all = together(0) + together(1) * 16;
   return (all - (all >> 3 & 0x1111'1111u)) | signs_of(pairs);
-}
-
-/// The codes of one pair, in the last byte.
-__device__ inline uint32_t nearest_pair(uint32_t pair, float2 multipliers) {
-  const float2 x = pair_of(DType::kBf16, pair);
-  return with_signs(pair, NearestCode::of(formats::mul(fabsf(x.x), multipliers.x)) +
-                              NearestCode::of(formats::mul(fabsf(x.y), multipliers.y)) * 16);
-}
-__device__ inline uint32_t random_pair(uint32_t pair, float2 multipliers, auto&& random) {
-  constexpr uint32_t kSeven = 0x07ff'ffffu;
-  const float2 x = pair_of(DType::kBf16, pair);
-  const uint32_t first = RandomCode::of(formats::mul(fabsf(x.x), multipliers.x), random(0)),
-                 second = RandomCode::of(formats::mul(fabsf(x.y), multipliers.y), random(1));
-  return with_signs(pair, (min(first, kSeven) >> 24) | (min(second, kSeven) >> 20 & 0xf0));
 }
 
 /// The numbers of eight codes, two in a word, times factors, whose products are bf16 numbers. The

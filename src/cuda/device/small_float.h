@@ -48,10 +48,14 @@ CADRE_HD inline uint32_t encode_four(float first, float second, float third, flo
 #endif
 }
 
-/// Sixteen random bits: a half of a word, the lower or the upper one.
+/// Sixteen random bits: a half of a word, the lower or the upper one. rest: the bytes that stand
+/// around them in RandomCode; from a register of the thread where many draws share it.
 struct RandomHalf {
+  static constexpr uint32_t kRest = 0xff81u;
+
   uint32_t word;
   int upper;
+  uint32_t rest = kRest;
 };
 
 /// Bytes of two words, of which a nibble of the selector names each, the second's from four on;

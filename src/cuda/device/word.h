@@ -20,7 +20,13 @@ __device__ inline void store_word_below(int number, int below, uint8_t* to, uint
                : "memory");
 }
 
-/// Likewise four words, to where they are aligned.
+/// Likewise two words, or four, to where they are aligned.
+__device__ inline void store_words_below(int number, int below, uint8_t* to, uint2 words) {
+  asm volatile("{ .reg .pred p; setp.lt.s32 p, %3, %4; @p st.global.v2.u32 [%0], {%1, %2}; }" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(words.x), "r"(words.y), "r"(number), "r"(below)
+               : "memory");
+}
 __device__ inline void store_words_below(int number, int below, uint8_t* to, uint4 words) {
   asm volatile(
       "{ .reg .pred p; setp.lt.s32 p, %5, %6; @p st.global.v4.u32 [%0], {%1, %2, %3, %4}; }" ::"l"(

@@ -1,5 +1,5 @@
 #pragma once
-#include "cuda/portable/sixteens_part.cuh"
+#include "cuda/portable/sixteens_codes.cuh"
 #include "formats/hadamard.h"
 
 // Codes and scales of bf16 in blocks of 16, along K, along rows or both, by warps. A lane has all
@@ -10,17 +10,21 @@ namespace cadre::cuda::portable {
 class TwoDraws {
  public:
   __device__ TwoDraws(const formats::StochasticBits& bits, int expert, int position)
-      : lines_(bits.lines(uint32_t(expert), uint32_t(position))) {}
-  /// Of an even line and the next one.
-  __device__ void draw(int line) { lines_.draw({uint32_t(line), uint32_t(line) | 1}, draws_); }
+      : lines_(bits.lines(uint32_t(expert), uint32_t(position))),
+        rest_(__shfl_sync(~0u, RandomHalf::kRest, 0)) {}
+  /// Of a line and another one.
+  __device__ void draw(int line, int other) {
+    lines_.draw({uint32_t(line), uint32_t(other)}, draws_);
+  }
   /// What line i of the two has at a position, as StochasticBits::pick.
   __device__ RandomHalf at(int i, int position) const {
-    return {draws_[i].word[position / 2], position % 2};
+    return {draws_[i].word[position / 2], position % 2, rest_};
   }
 
  private:
   formats::PhiloxLines lines_;
   formats::PhiloxWords draws_[2];
+  uint32_t rest_;  ///< shown by a shuffle, so that no instruction has a number of its own for it
 };
 
 /// Where codes are not random.
@@ -30,93 +34,110 @@ using OfDraws = std::conditional_t<Codes::kStochastic, TwoDraws, NoDraws>;
 
 /// Those of a lane at a position and the next seven.
 template <class Codes>
-__device__ OfDraws<Codes> draws_of(const SixteensJob& job, const ColumnsPlace& at, Axis axis,
+__device__ OfDraws<Codes> draws_of(const SixteensJob& job, const Part& part, Axis axis,
                                    int position) {
   if constexpr (Codes::kStochastic)
-    return {{job.rng[0], job.rng[1], job.role, axis}, at.part.expert, position};
+    return {{job.rng[0], job.rng[1], job.role, axis}, part.expert, position};
   else
     return {};
 }
 
-/// Of two lanes side by side, that of the one which makes the scale of a row.
-template <class Value>
-__device__ Value of_row_of_two(Value value, int row) {
-  return __shfl_sync(~0u, value, (thread_x() & ~1) + row % 2);
-}
+/// Two rows along K: of every four, a lane and the one beside it have two each, and whole blocks.
+struct TwoRows {
+  static constexpr int kStep = 2;  ///< from row to row
 
-/// Four rows along K: a lane and the one beside it share blocks, and of every two of them each
-/// makes one scale.
-struct FourRows {
-  uint32_t pairs[4][kChunk / 2];
+  uint32_t pairs[2][kSixteen / 2];
 
-  __device__ FourRows(const StagedColumn& staged, int first) {
+  __device__ TwoRows(const StagedColumn& staged, int first) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) staged.read(first + i, pairs[i]);
-  }
-  template <class Codes>
-  __device__ TwoScales<Codes> scales(const ExpertFactors<Codes>& expert) const {
-    const uint32_t half = thread_x() % 2 == 0 ? 0x1044 : 0x3244;
-    float amax[2];
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const uint32_t two = largest_of_two(pairs[2 * k], pairs[2 * k + 1]);
-      const uint32_t both = larger<DType::kBf16>(two, __shfl_xor_sync(~0u, two, 1));
-      amax[k] = __uint_as_float(pick_bytes(both, 0, half) & formats::kMagnitudeBits);
-    }
-    return {amax, expert};
+    for (int k = 0; k < 2; ++k) staged.read_block(first + kStep * k, pairs[k]);
   }
   /// Makes products be below seven.
-  __device__ void limit(auto& scales) {
+  __device__ void limit(auto& scales, const ExpertFactors& expert) {
 #pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      const uint32_t own = scales.limit(i / 2);
+    for (int k = 0; k < 2; ++k) {
+      const uint32_t limit = scales.limit(k, expert);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        const uint32_t limit = of_row_of_two(own, k);
-        for (uint32_t& pair : pairs[i + k]) pair = limited_pair(pair, limit, limit);
+      for (uint32_t& pair : pairs[k]) pair = limited_pair(pair, limit, limit);
+    }
+  }
+  /// The codes of a half of one row.
+  template <class Codes>
+  __device__ uint32_t codes(int k, int half, float multiplier,
+                            const OfDraws<Codes> (&draws)[2]) const {
+    const uint32_t* first = pairs[k] + half * kChunk / 2;
+    const uint32_t four[kChunk / 2] = {first[0], first[1], first[2], first[3]};
+    const float2 two = {multiplier, multiplier};
+    if constexpr (Codes::kStochastic)
+      return random_codes(four, two, [&](int i) { return draws[half].at(k, i); });
+    else
+      return nearest_codes(four, two);
+  }
+};
+
+/// Where the codes of blocks go: of both halves, of which the last may not be there.
+template <class Codes>
+struct BlocksOfCodes {
+  RowsOfCodes<Codes> first, last;
+
+  __device__ BlocksOfCodes(const SixteensCopy& copy, const ColumnsPart& part, int mine)
+      : first(copy, ColumnsPlace(part, thread_x() & ~1), part.first + part.row + mine,
+              ColumnsPlace(part, thread_x() & ~1).rows - mine),
+        last(first.next(ColumnsPlace(part, thread_x() | 1).rows - mine)) {}
+  /// Two rows from that one on.
+  __device__ void store(int row, const uint2 (&codes)[2], const TwoScales<Codes>& scales) const {
+    const bool is_wide = !is_decoded<Codes>(first.copy) && first.copy.wide_codes;
+#pragma unroll
+    for (int k = 0; k < 2; ++k) {
+      const int i = row + TwoRows::kStep * k;
+      const auto numbers = [&] { return scales.numbers(uint32_t(scales.code(k)) * 0x0101u); };
+      if (is_wide) {
+        first.store_block(i, codes[k]);
+      } else {
+        first.store_row(i, codes[k].x, numbers);
+        last.store_row(i, codes[k].y, numbers);
       }
     }
   }
 };
 
 template <class Codes>
-__device__ void quantize_along_k(const SixteensJob& job, const ColumnsPlace& at,
+__device__ void quantize_along_k(const SixteensJob& job, const ColumnsPart& part,
                                  const StagedColumn& staged) {
   const SixteensCopy& copy = job.along_k;
-  const ExpertFactors<Codes> expert(copy.amax[at.part.expert]);
+  const ExpertFactors expert = part.along_k;
   const int mine = thread_x() % 2;
-  // A lane of a block that is beyond the last column has scales to store all the same.
-  const int first = at.col / kSixteen * kSixteen;
-  const int rows = first - at.part.col < at.part.cols && !copy.decoded ? at.part.rows : 0;
-  uint8_t* to = as_one_number(copy.scales + bytes_to(at.part.expert, copy.scales_expert) +
-                              bytes_to(at.row + mine, copy.scales_down) +
-                              bytes_to(at.col / kSixteen, copy.scales_across));
+  const ColumnsPlace block(part, thread_x() - mine);
+  const int rows = is_decoded<Codes>(copy) ? 0 : block.rows - mine;
+  uint8_t* to = as_one_number(copy.scales + bytes_to(part.expert, copy.scales_expert) +
+                              bytes_to(block.row + mine, copy.scales_down) +
+                              bytes_to(block.col / kSixteen, copy.scales_across));
   const auto step = uint32_t(copy.scales_down);
-  const RowsOfCodes out(copy, at, at.row, at.rows);
-  OfDraws<Codes> draws = draws_of<Codes>(job, at, Axis::kAlongK, at.col);
+  const BlocksOfCodes<Codes> out(copy, part, mine);
+  OfDraws<Codes> draws[2] = {draws_of<Codes>(job, part, Axis::kAlongK, block.col),
+                             draws_of<Codes>(job, part, Axis::kAlongK, block.col + kChunk)};
 #pragma unroll 1
-  for (int four = 0; four < kSixteen; four += 4) {
-    FourRows of(staged, four);
-    auto scales = of.template scales<Codes>(expert);
+  for (int four = 0; four < kSixteen; four += 2 * TwoRows::kStep) {
+    TwoRows of(staged, four + mine);
+    TwoScales<Codes> scales(largest_of_two(of.pairs[0], of.pairs[1]), expert);
 #pragma unroll
     for (int k = 0; k < 2; ++k)
-      if (const int i = four + 2 * k; i + mine < rows) to[short_way_to(i, step)] = scales.code(k);
-    if (__any_sync(~0u, scales.beyond)) of.limit(scales);
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const float multiplier = of_row_of_two(scales.multipliers[i / 2], i);
-      const auto numbers = [&] {
-        return scales.numbers(of_row_of_two(uint32_t(scales.code(i / 2)), i) * 0x0101u);
-      };
-      if constexpr (Codes::kStochastic) {
-        if (i % 2 == 0) draws.draw(at.part.row + four + i);
-        const auto random = [&](int k) { return draws.at(i % 2, k); };
-        out.store_row(four + i, random_codes(of.pairs[i], multiplier, random), numbers);
-      } else {
-        out.store_row(four + i, nearest_codes(of.pairs[i], multiplier), numbers);
+      if (const int i = four + TwoRows::kStep * k; i < rows)
+        to[short_way_to(i, step)] = scales.code(k);
+    if (__any_sync(~0u, scales.beyond)) of.limit(scales, expert);
+    if constexpr (Codes::kStochastic)
+      for (TwoDraws& half : draws) {
+        const int line = part.row + four + mine;
+        half.draw(line, line + TwoRows::kStep);
       }
-    }
+    uint2 codes[2];
+#pragma unroll
+    for (int k = 0; k < 2; ++k)
+      codes[k] = {of.codes<Codes>(k, 0, scales.multipliers[k], draws),
+                  of.codes<Codes>(k, 1, scales.multipliers[k], draws)};
+    out.store(four, codes, scales);
   }
+  __syncwarp();  // for who writes over what another lane has read
 }
 
 /// The Hadamard transform of two columns. Of the last sums, a quarter is rounded: the same, but for
@@ -146,102 +167,117 @@ __device__ inline void transform_pair(uint32_t (&rows)[kSixteen]) {
     rows[i] = bits_of_pair(DType::kBf16, v[0][i], v[1][i]);
 }
 
-template <class Codes>
-__device__ TwoScales<Codes> scales_of_pair(const uint32_t (&rows)[kSixteen],
-                                           const ExpertFactors<Codes>& expert) {
+/// The largest magnitudes of two columns, as halves with any sign.
+__device__ inline uint32_t largest_of_pair(const uint32_t (&rows)[kSixteen]) {
   uint32_t largest = rows[0];
 #pragma unroll
   for (int i = 1; i < kSixteen; ++i) largest = larger<DType::kBf16>(largest, rows[i]);
-  const float amax[2] = {__uint_as_float(largest << 16 & formats::kMagnitudeBits),
-                         __uint_as_float(largest & 0x7fff'0000u)};
-  return {amax, expert};
+  return largest;
 }
 
-/// Words of rows, where the codes of one pair of columns go, and what line the first column is.
-struct CodeWords {
-  int pair, line;
-  uint32_t (&words)[kSixteen];
-};
+/// Where words of a pair of columns are kept until all have been read: the codes of four rows each,
+/// then the scales.
+constexpr int kCodesOfRows = 4, kKeptScales = kSixteen / kCodesOfRows;
 
-/// Adds the codes of two columns; each half of the rows has draws.
+/// Makes the codes of two columns, of which the first is that line. Half of the rows share draws.
 template <class Codes>
-__device__ void add_codes(const uint32_t (&rows)[kSixteen], float2 multipliers,
-                          OfDraws<Codes> (&draws)[2], const CodeWords& to) {
-  const uint32_t place = 0x3210u + (uint32_t(4 - to.pair) << 4 * to.pair);
+__device__ void keep_codes(const uint32_t (&rows)[kSixteen], float2 multipliers,
+                           OfDraws<Codes> (&draws)[2], int line, auto&& keep) {
 #pragma unroll
-  for (int i = 0; i < kSixteen; ++i) {
-    uint32_t codes;
+  for (int i = 0; i < kSixteen; i += kCodesOfRows) {
+    const uint32_t four[kCodesOfRows] = {rows[i], rows[i + 1], rows[i + 2], rows[i + 3]};
     if constexpr (Codes::kStochastic) {
       TwoDraws& of = draws[i / kChunk];
-      if (i % kChunk == 0) of.draw(to.line);
-      codes = random_pair(rows[i], multipliers, [&](int k) { return of.at(k, i % kChunk); });
+      if (i % kChunk == 0) of.draw(line, line | 1);
+      const auto random = [&](int k) { return of.at(k % 2, (i + k / 2) % kChunk); };
+      keep(i / kCodesOfRows, random_codes(four, multipliers, random));
     } else {
-      codes = nearest_pair(rows[i], multipliers);
+      keep(i / kCodesOfRows, nearest_codes(four, multipliers));
     }
-    to.words[i] = pick_bytes(to.words[i], codes, place);
   }
 }
 
-/// The codes of a lane's rows, and which block of the copy they are.
-struct BlockCodes {
-  int block;
-  const uint32_t (&words)[kSixteen];
-};
+/// Stores the scales of this lane's columns, which were kept as pairs of codes.
+__device__ inline void store_scales(const SixteensCopy& copy, const ColumnsPlace& at,
+                                    const StagedColumn& staged, int block) {
+  if (at.rows <= 0) return;
+  uint8_t* to = copy.scales + bytes_to(at.part.expert, copy.scales_expert) +
+                bytes_to(block, copy.scales_down) + bytes_to(at.col, copy.scales_across);
+  PairScales pairs;
+  staged.read(kKeptScales, pairs);
+  const uint2 codes = {pick_bytes(pairs[0], pairs[1], 0x5410),
+                       pick_bytes(pairs[2], pairs[3], 0x5410)};
+  if (copy.wide_scales) {
+    *reinterpret_cast<uint2*>(to) = codes;
+    return;
+  }
+#pragma unroll 1
+  for (uint32_t k = 0; k < kChunk; ++k, to += copy.scales_across)
+    *to = uint8_t(pick_bytes(codes.x, codes.y, k));
+}
 
-/// Stores them, or their numbers: the scales of the columns lie where their first row did.
-__device__ inline void store_rows(const SixteensCopy& copy, const ColumnsPlace& at,
-                                  const StagedColumn& staged, const BlockCodes& codes) {
+/// Calls store(row, codes) with all rows of codes that were kept by pairs of columns.
+__device__ inline void turn_kept(const StagedColumn& staged, auto&& store) {
+#pragma unroll
+  for (int i = 0; i < kSixteen; i += kCodesOfRows) {
+    uint32_t codes[kCodesOfRows];
+    staged.read(i / kCodesOfRows, codes);
+    turn_bytes(codes);
+#pragma unroll
+    for (int k = 0; k < kCodesOfRows; ++k) store(i + k, codes[k]);
+  }
+}
+
+/// Stores what was kept: codes and scales, or their numbers.
+template <class Codes>
+__device__ void store_kept(const SixteensCopy& copy, const ColumnsPlace& at,
+                           const StagedColumn& staged) {
+  const Part& part = at.part;
   const int rows = copy.transformed && at.rows > 0 ? kSixteen : at.rows;
-  if (copy.decoded) {
-    const int first = copy.transformed ? copy.block_offsets[at.part.expert] + at.part.row : at.row;
-    const RowsOfCodes out(copy, at, first, rows);
+  if (is_decoded<Codes>(copy)) {
+    const int first = copy.transformed ? copy.block_offsets[part.expert] + part.row : at.row;
+    const RowsOfCodes<Codes> out(copy, at, first, rows);
     PairScales scales;
-    staged.read(0, scales);
-#pragma unroll
-    for (int i = 0; i < kSixteen; ++i) out.store_numbers(i, codes.words[i], scales);
+    staged.read(kKeptScales, scales);
+    turn_kept(staged, [&](int i, uint32_t codes) { out.store_numbers(i, codes, scales); });
   } else {
-    const RowsOfCodes out(copy, at, copy.transformed ? codes.block * kSixteen : at.row, rows);
-#pragma unroll
-    for (int i = 0; i < kSixteen; ++i) out.store(i, codes.words[i]);
+    const int before = copy.ragged ? int(first_block(part.first, part.expert, kSixteen)) : 0;
+    const int block = before + part.row / kSixteen;
+    store_scales(copy, at, staged, block);
+    const RowsOfCodes<Codes> out(copy, at, copy.transformed ? block * kSixteen : at.row, rows);
+    turn_kept(staged, [&](int i, uint32_t codes) { out.store(i, codes); });
   }
 }
 
 /// Codes and scales of two columns of this lane at a time. Eight lanes beside each other begin with
 /// other columns than the next eight, since their words lie in the same banks.
 template <class Codes>
-__device__ void quantize_along_rows(const SixteensJob& job, const ColumnsPlace& at,
+__device__ void quantize_along_rows(const SixteensJob& job, const ColumnsPart& part,
                                     const StagedColumn& staged) {
   const SixteensCopy& copy = job.along_rows;
-  const ExpertFactors<Codes> expert(copy.amax[at.part.expert]);
-  const int before = copy.ragged ? int(first_block(at.part.first, at.part.expert, kSixteen)) : 0;
-  const int block = before + at.part.row / kSixteen;
-  uint8_t* to =
-      as_one_number(copy.scales + bytes_to(at.part.expert, copy.scales_expert) +
-                    bytes_to(block, copy.scales_down) + bytes_to(at.col, copy.scales_across));
-  OfDraws<Codes> draws[2] = {draws_of<Codes>(job, at, Axis::kAlongRows, at.part.row),
-                             draws_of<Codes>(job, at, Axis::kAlongRows, at.part.row + kChunk)};
-  const auto across = uint32_t(copy.scales_across);
-  uint32_t words[kSixteen] = {};
+  const ExpertFactors expert = part.along_rows;
+  const int col = ColumnsPlace(part).col;
+  OfDraws<Codes> draws[2] = {draws_of<Codes>(job, part, Axis::kAlongRows, part.row),
+                             draws_of<Codes>(job, part, Axis::kAlongRows, part.row + kChunk)};
 #pragma unroll 1
   for (int number = 0; number < kChunk / 2; ++number) {
-    const int pair = (number + thread_x() / 8) % 4;
+    const int pair = int((uint32_t(number) + uint32_t(thread_x()) / 8) % 4);
     uint32_t rows[kSixteen];
     staged.read_pair(pair, rows);
     if (copy.transformed) transform_pair(rows);
-    auto scales = scales_of_pair<Codes>(rows, expert);
-#pragma unroll
-    for (int k = 0; k < 2; ++k)
-      if (at.rows > 0 && !copy.decoded) to[short_way_to(2 * pair + k, across)] = scales.code(k);
-    if (copy.decoded) staged.keep(pair, scales.numbers(scales.codes));
+    TwoScales<Codes> scales(largest_of_pair(rows), expert);
+    staged.keep(kKeptScales, pair,
+                is_decoded<Codes>(copy) ? scales.numbers(scales.codes) : scales.codes);
     if (__any_sync(~0u, scales.beyond)) {
-      const uint32_t first = scales.limit(0), second = scales.limit(1);
+      const uint32_t first = scales.limit(0, expert), second = scales.limit(1, expert);
 #pragma unroll
       for (uint32_t& row : rows) row = limited_pair(row, first, second);
     }
-    add_codes<Codes>(rows, {scales.multipliers[0], scales.multipliers[1]}, draws,
-                     {pair, at.col + 2 * pair, words});
+    keep_codes<Codes>(rows, {scales.multipliers[0], scales.multipliers[1]}, draws, col + 2 * pair,
+                      [&](int i, uint32_t codes) { staged.keep(i, pair, codes); });
   }
-  store_rows(copy, at, staged, {block, words});
+  // Found again, which takes no register of the loop.
+  store_kept<Codes>(copy, ColumnsPlace(part), staged);
 }
 
 /// Blocks that an SM has at once, as many as registers allow.
@@ -253,9 +289,9 @@ __global__ void __launch_bounds__(kGridWarps* kLanes, kSixteensAtOnce<Codes>)
     quantize_sixteens_kernel(const __grid_constant__ SixteensJob job) {
   begin_dependent();
   store_expert_scales<Codes>(job);
-  walk_columns<Parts>(job, [&](const ColumnsPlace& at, const StagedColumn& staged) {
-    if (job.along_k.codes != nullptr) quantize_along_k<Codes>(job, at, staged);
-    if (job.along_rows.codes != nullptr) quantize_along_rows<Codes>(job, at, staged);
+  walk_columns<Codes, Parts>(job, [&](const ColumnsPart& part, const StagedColumn& staged) {
+    if (job.along_k.codes != nullptr) quantize_along_k<Codes>(job, part, staged);
+    if (job.along_rows.codes != nullptr) quantize_along_rows<Codes>(job, part, staged);
   });
 }
 
@@ -269,16 +305,21 @@ bool takes_sixteens(const QuantizeJob& job) {
 
 template <class Row, class Element>
 void launch_quantize_sixteens(const QuantizeJob& all, const QuantizeStream& on) {
-  const auto with = [&]<class Parts, bool kStochastic>() {
-    using Codes = CodesOf<Row, Element, CodesKind{false, kStochastic}>;
+  const auto with = [&]<class Parts, CodesKind kKind>() {
+    using Codes = CodesOf<Row, Element, kKind>;
     launch_columns<Parts>(quantize_sixteens_kernel<Codes, Parts>, all, on);
   };
-  if (all.of.offsets == nullptr)
-    with.template operator()<WeightParts<kColumnsPart>, false>();
-  else if (all.copies[0].stochastic)
-    with.template operator()<BatchParts<kColumnsPart>, true>();
-  else
-    with.template operator()<BatchParts<kColumnsPart>, false>();
+  const auto with_kind = [&]<bool kDecoded>() {
+    if (all.of.offsets == nullptr)
+      with.template operator()<WeightParts<kColumnsPart>, CodesKind{kDecoded, false}>();
+    else if (all.copies[0].stochastic)
+      with.template operator()<BatchParts<kColumnsPart>, CodesKind{kDecoded, true}>();
+    else
+      with.template operator()<BatchParts<kColumnsPart>, CodesKind{kDecoded, false}>();
+  };
+  all.copies[0].to.decoded || all.copies[all.count - 1].to.decoded
+      ? with_kind.template operator()<true>()
+      : with_kind.template operator()<false>();
 }
 
 }  // namespace cadre::cuda::portable

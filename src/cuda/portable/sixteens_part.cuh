@@ -1,7 +1,7 @@
 #pragma once
 #include "cuda/device/barrier.h"
 #include "cuda/device/copy.h"
-#include "cuda/device/e2m1.h"
+#include "cuda/device/magnitude.h"
 #include "cuda/device/word.h"
 #include "cuda/portable/quantize_parts.cuh"
 
@@ -26,16 +26,30 @@ struct SixteensCopy : CopyLines {
   float* expert_scale = nullptr;   ///< [E]
   const int32_t* block_offsets = nullptr;
   bool transformed = false, decoded = false;
+  bool wide_codes = false;   ///< those of a block are one aligned word of 64 bits
+  bool wide_scales = false;  ///< those of eight columns are
 
   SixteensCopy() = default;
-  explicit SixteensCopy(const QuantizeCopy& copy)
+  SixteensCopy(const QuantizeCopy& copy, int64_t cols)
       : CopyLines(copy),
         amax(copy.amax),
         expert_scale(copy.to.expert_scale),
         block_offsets(copy.to.block_offsets),
         transformed(copy.to.transformed),
-        decoded(copy.to.decoded) {}
+        decoded(copy.to.decoded) {
+    const auto is_wide = [](const uint8_t* to, int64_t steps) {
+      return (reinterpret_cast<uintptr_t>(to) | uint64_t(steps)) % 8 == 0;
+    };
+    wide_codes = cols % kSixteen == 0 && is_wide(codes, pitch | expert);
+    wide_scales = scales_across == 1 && is_wide(scales, scales_down | scales_expert);
+  }
 };
+
+/// Whether numbers are wanted of a copy, by a kernel that makes some.
+template <class Codes>
+__device__ bool is_decoded(const SixteensCopy& copy) {
+  return Codes::kDecoded && copy.decoded;
+}
 
 /// The parameters of the kernels.
 struct SixteensJob {
@@ -55,18 +69,40 @@ struct SixteensJob {
     SixteensJob job{all.of, all.source, {}, {}, all.tokens, all.rng, all.copies[0].random.role};
     for (int i = 0; i < all.count; ++i)
       (all.copies[i].to.across && i == 0 ? job.along_k : job.along_rows) =
-          SixteensCopy(all.copies[i]);
+          SixteensCopy(all.copies[i], all.of.cols);
     return job;
   }
 };
 
-/// Where the lane's chunks lie in a part, and how many rows of them are there.
+/// The scale of an expert, what an amax is multiplied by, and which products of a block's amax are
+/// too large: those of seven or more. All where the scale is so far from one that multipliers want
+/// more than a reciprocal.
+struct ExpertFactors {
+  float scale, of_amax, too_large;
+
+  template <class Codes>
+  __device__ static ExpertFactors from(uint32_t amax) {
+    using Row = typename Codes::Row;
+    using Element = typename Codes::Element;
+    const auto found = Row::template expert_scale<Element>(__uint_as_float(amax), {});
+    const bool is_near = found.scale >= formats::pow2(-90) && found.scale <= formats::pow2(90);
+    return {found.scale, Row::template number_of_scale<Element>(1.0f, found),
+            is_near ? 7.0f : 0.0f};
+  }
+};
+
+/// A part, and the factors of its expert in each copy that there is.
+struct ColumnsPart : Part {
+  ExpertFactors along_k, along_rows;
+};
+
+/// Where a lane's chunks lie in a part, and how many rows of them are there.
 struct ColumnsPlace {
-  const Part& part;
+  const ColumnsPart& part;
   int row, col, rows;  ///< row: of the batch, or the expert
 
-  __device__ explicit ColumnsPlace(const Part& of)
-      : part(of), row(of.first + of.row), col(of.col + thread_x() * kChunk) {
+  __device__ explicit ColumnsPlace(const ColumnsPart& of, int lane = thread_x())
+      : part(of), row(of.first + of.row), col(of.col + lane * kChunk) {
     rows = col - of.col < of.cols ? of.rows : 0;
   }
 };
@@ -75,8 +111,8 @@ struct ColumnsPlace {
 /// those of the source that the next part has; -1: none, it is zero.
 struct StagedChunks {
   uint4 chunks[kGridWarps][kSixteen][kLanes];
-  Part parts[kGridWarps][2];
-  int rows[kGridWarps][kSixteen];
+  ColumnsPart parts[kGridWarps][2];
+  alignas(16) int rows[kGridWarps][kSixteen];
 };
 
 /// The number of this thread in its block.
@@ -90,7 +126,9 @@ class StagedColumn {
   __device__ StagedColumn()
       : first_(&of_block().chunks[column_thread() / kLanes][0][column_thread() % kLanes]) {}
   /// Of the warp, one that it has and the next, since they leave no registers for it.
-  __device__ static Part& part(int i) { return of_block().parts[column_thread() / kLanes][i]; }
+  __device__ static ColumnsPart& part(int i) {
+    return of_block().parts[column_thread() / kLanes][i];
+  }
   /// Begins to read a part whose rows are known. Rows that are not there are zero; a chunk that is
   /// not there is the last one, in whose block it may be.
   __device__ void load(const SixteensJob& job, const ColumnsPlace& at) const {
@@ -100,11 +138,27 @@ class StagedColumn {
         as_one_number(from.data + bytes_to(at.part.expert, job.source.pitch) + bytes_to(col, 2));
     const auto pitch = uint32_t(from.pitch);
     const uint32_t to = shared_address(first_);
+    int4 found[kSixteen / 4];
+    int any_none = 0;
 #pragma unroll
-    for (int i = 0; i < kSixteen; ++i) {
-      const int row = rows()[i];
-      cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(max(row, 0), pitch),
-                    row < 0 ? 0 : 16);
+    for (int i = 0; i < kSixteen / 4; ++i) {
+      found[i] = reinterpret_cast<const int4*>(rows())[i];
+      any_none |= found[i].x | found[i].y | found[i].z | found[i].w;
+    }
+    if (any_none >= 0) {
+#pragma unroll
+      for (int i = 0; i < kSixteen; ++i) {
+        const int4& four = found[i / 4];
+        const int row = i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+        cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(row, pitch));
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < kSixteen; ++i) {
+        const int row = rows()[i];
+        cp_async_line(to + uint32_t(i) * kStep, first + short_way_to(max(row, 0), pitch),
+                      row < 0 ? 0 : 16);
+      }
     }
     cp_async_commit();
   }
@@ -133,13 +187,28 @@ class StagedColumn {
       prefetch_line(first + bytes_to(min(col, int(job.of.cols) - kChunk), 2));
     }
   }
-  /// Keeps a word in the place of the first row of a pair that has been read, for read(0).
-  __device__ void keep(int pair, uint32_t word) const {
-    reinterpret_cast<uint32_t*>(first_)[pair] = word;
+  /// Finds the factors of a part's expert: those of both copies at once, by lanes of their own.
+  template <class Codes>
+  __device__ static void find_factors(const SixteensJob& job, ColumnsPart& part) {
+    const bool of_rows = thread_x() % 2 != 0;
+    const uint32_t* amax = of_rows ? job.along_rows.amax : job.along_k.amax;
+    const auto found = ExpertFactors::from<Codes>(amax == nullptr ? 0 : amax[part.expert]);
+    if (thread_x() < 2) (of_rows ? part.along_rows : part.along_k) = found;
+  }
+  /// Keeps a word in the place of a pair of columns that has been read, for read().
+  __device__ void keep(int i, int pair, uint32_t word) const {
+    reinterpret_cast<uint32_t*>(first_ + i * kLanes)[pair] = word;
   }
   __device__ void read(int i, uint32_t (&pairs)[kChunk / 2]) const {
     const uint4 row = first_[i * kLanes];
     pairs[0] = row.x, pairs[1] = row.y, pairs[2] = row.z, pairs[3] = row.w;
+  }
+  /// The block of a row that this lane and the one beside it share.
+  __device__ void read_block(int i, uint32_t (&pairs)[kSixteen / 2]) const {
+    const uint4* block = first_ + i * kLanes - thread_x() % 2;
+    const uint4 first = block[0], last = block[1];
+    pairs[0] = first.x, pairs[1] = first.y, pairs[2] = first.z, pairs[3] = first.w;
+    pairs[4] = last.x, pairs[5] = last.y, pairs[6] = last.z, pairs[7] = last.w;
   }
   /// Column 2 * pair and the next one, of all rows.
   __device__ void read_pair(int pair, uint32_t (&rows)[kSixteen]) const {
@@ -159,113 +228,18 @@ class StagedColumn {
   uint4* first_;
 };
 
-/// The larger magnitudes of eight numbers each in two rows, as halves with any sign.
-__device__ inline uint32_t largest_of_two(const uint32_t (&first)[4], const uint32_t (&second)[4]) {
-  const auto of_row = [&](const uint32_t(&row)[4]) {
-    return larger<DType::kBf16>(larger<DType::kBf16>(row[0], row[1]),
-                                larger<DType::kBf16>(row[2], row[3]));
-  };
-  const uint32_t a = of_row(first), b = of_row(second);
+/// The largest magnitudes of pairs in two lines, as halves with any sign.
+template <int kCount>
+__device__ uint32_t largest_of_two(const uint32_t (&first)[kCount],
+                                   const uint32_t (&second)[kCount]) {
+  uint32_t a = first[0], b = second[0];
+#pragma unroll
+  for (int i = 1; i < kCount; ++i) {
+    a = larger<DType::kBf16>(a, first[i]);
+    b = larger<DType::kBf16>(b, second[i]);
+  }
   return larger<DType::kBf16>(pick_bytes(a, b, 0x5410), pick_bytes(a, b, 0x7632));
 }
-
-/// The scale of an expert, and what an amax is multiplied by.
-template <class Codes>
-struct ExpertFactors {
-  using Row = typename Codes::Row;
-
-  float scale = 1.0f, of_amax = 1.0f;
-
-  ExpertFactors() = default;
-  __device__ explicit ExpertFactors(uint32_t amax) {
-    using Element = typename Codes::Element;
-    const auto found = Row::template expert_scale<Element>(__uint_as_float(amax), {});
-    scale = found.scale, of_amax = Row::template number_of_scale<Element>(1.0f, found);
-  }
-};
-
-/// The scales of two blocks of a format whose scales are e4m3, and what their numbers are
-/// multiplied by.
-template <class Codes>
-struct TwoScales {
-  using Scale = typename Codes::Row::Scale;
-
-  uint32_t codes;
-  float multipliers[2];
-  bool beyond;  ///< there is a NaN, or a product of seven or more
-
-  /// From amaxes.
-  __device__ TwoScales(const float (&amax)[2], const ExpertFactors<Codes>& expert) {
-    codes = encode_pair<Scale>(formats::mul(amax[0], expert.of_amax),
-                               formats::mul(amax[1], expert.of_amax));
-    const float2 numbers = decode_pair<Scale>(codes);
-    // As Row::multiplier, whose division powers of two spare.
-    const float by = expert.scale < formats::pow2(-90)  ? formats::pow2(80)
-                     : expert.scale > formats::pow2(90) ? formats::pow2(-80)
-                                                        : 1.0f;
-    uint32_t largest = 0;
-#pragma unroll
-    for (int k = 0; k < 2; ++k) {
-      const float product = formats::mul(k == 0 ? numbers.x : numbers.y, expert.scale);
-      multipliers[k] = fminf(formats::mul(formats::reciprocal(formats::mul(product, by)), by),
-                             formats::kLargestFloat);
-      largest = max(largest, __float_as_uint(formats::mul(amax[k], multipliers[k])));
-    }
-    beyond = largest >= __float_as_uint(7.0f);
-  }
-  __device__ uint8_t code(int k) const { return uint8_t(codes >> (8 * k)); }
-  /// What they say, as a pair of bf16.
-  __device__ static uint32_t numbers(uint32_t of_two) {
-    const float2 both = decode_pair<Scale>(of_two);
-    return pair_of_numbers(both.x, both.y);
-  }
-  /// The limit of numbers that are in the low half; all ones in the high one if they are NaN, as
-  /// all of such a block is. Their codes are those of six times one.
-  __device__ uint32_t limit(int k) {
-    if (code(k) == Scale::kNanCode) {
-      multipliers[k] = 1.0f;
-      return ~0u << 16;
-    }
-    return limit_of(multipliers[k]);
-  }
-};
-
-/// A pair of numbers with the limits of their blocks.
-__device__ inline uint32_t limited_pair(uint32_t pair, uint32_t first, uint32_t second) {
-  constexpr uint32_t kSix = 0x40c0'40c0u;
-  const uint32_t nan = pick_bytes(first, second, 0x7632);
-  const uint32_t limited = limited_halves(pair, pick_bytes(first, second, 0x5410));
-  return (limited & ~nan) | (kSix & nan);
-}
-
-/// What the codes of a row are multiplied by in a decoded copy: the scales of columns, in pairs.
-using PairScales = uint32_t[kChunk / 2];
-
-/// Rows of codes that a lane stores, or of the numbers that they say, from that row on.
-struct RowsOfCodes {
-  const SixteensCopy& copy;
-  uint8_t* to;
-  int rows;
-
-  __device__ RowsOfCodes(const SixteensCopy& of, const ColumnsPlace& at, int row, int count)
-      : copy(of),
-        to(as_one_number(of.codes + bytes_to(at.part.expert, of.expert) + bytes_to(row, of.pitch) +
-                         bytes_to(at.col, of.decoded ? 16 : 4) / 8)),
-        rows(count) {}
-  __device__ void store(int i, uint32_t codes) const { store_word_below(i, rows, row(i), codes); }
-  __device__ void store_numbers(int i, uint32_t codes, const PairScales& scales) const {
-    store_words_below(i, rows, row(i), e2m1_numbers(codes, scales));
-  }
-  /// Of a row that has one scale for all its columns here; scales() makes a pair of it.
-  __device__ void store_row(int i, uint32_t codes, auto&& scales) const {
-    if (!copy.decoded) return store(i, codes);
-    const uint32_t two = scales();
-    store_numbers(i, codes, {two, two, two, two});
-  }
-
- private:
-  __device__ uint8_t* row(int i) const { return to + short_way_to(i, uint32_t(copy.pitch)); }
-};
 
 /// The scales of all experts, by a grid-stride loop.
 template <class Codes>
@@ -276,26 +250,30 @@ __device__ void store_expert_scales(const SixteensJob& job) {
   job.each_copy([&](const SixteensCopy& copy) {
 #pragma unroll 1
     for (int e = number; e < job.of.experts; e += step)
-      copy.expert_scale[e] = ExpertFactors<Codes>(copy.amax[e]).scale;
+      copy.expert_scale[e] = ExpertFactors::from<Codes>(copy.amax[e]).scale;
   });
 }
 
-/// Calls work(place, chunks) for all parts of this warp. The next one is looked for while the first
+/// Calls work(part, chunks) for all parts of this warp. The next one is looked for while the first
 /// is read, and read into the L2 while codes are made.
-template <class Parts>
+template <class Codes, class Parts>
 __device__ void walk_columns(const SixteensJob& job, auto&& work) {
   const StagedColumn staged;
   Parts parts(job.of);
   bool is_first = true;
 #pragma unroll 1
   for (int i = 0;; i = 1 - i, __syncwarp()) {
-    Part& next = staged.part(i);
+    ColumnsPart& next = staged.part(i);
     const bool is_there = parts.next(next);  // which all lanes write
     __syncwarp();
-    if (is_there) staged.prefetch(job, next);
+    if (is_there) {
+      staged.prefetch(job, next);
+      staged.find_factors<Codes>(job, next);
+    }
     if (!is_first) {
       cp_async_wait<0>();
-      work(ColumnsPlace(staged.part(1 - i)), staged);
+      __syncwarp();
+      work(staged.part(1 - i), staged);
     }
     if (!is_there || next.cols <= 0) return;
     staged.load(job, ColumnsPlace(next));

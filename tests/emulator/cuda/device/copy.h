@@ -29,6 +29,7 @@ inline void cp_async(uint32_t to, const void* from, int bytes) {
 }
 
 inline void cp_async_line(uint32_t to, const void* from, int bytes) { cp_async(to, from, bytes); }
+inline void cp_async_line(uint32_t to, const void* from) { cp_async(to, from, 16); }
 
 inline void cp_async_word(uint32_t to, const void* from) {
   emulator::expect(to % 4 == 0 && reinterpret_cast<uintptr_t>(from) % 4 == 0,

@@ -17,9 +17,10 @@ inline void store_word_below(int number, int below, uint8_t* to, uint32_t word) 
   std::memcpy(to, &word, sizeof(word));
 }
 
-inline void store_words_below(int number, int below, uint8_t* to, uint4 words) {
+template <class Words>
+void store_words_below(int number, int below, uint8_t* to, Words words) {
   if (number >= below) return;
-  emulator::expect(reinterpret_cast<uintptr_t>(to) % 16 == 0, "words are not aligned");
+  emulator::expect(reinterpret_cast<uintptr_t>(to) % sizeof(words) == 0, "words are not aligned");
   std::memcpy(to, &words, sizeof(words));
 }
 
