@@ -84,19 +84,19 @@ struct BlocksOfCodes {
       : first(copy, ColumnsPlace(part, thread_x() & ~1), part.first + part.row + mine,
               ColumnsPlace(part, thread_x() & ~1).rows - mine),
         last(first.next(ColumnsPlace(part, thread_x() | 1).rows - mine)) {}
-  /// Two rows from that one on.
+  /// Two rows from that one on. Which way is asked once, since rows of either are stored together.
   __device__ void store(int row, const uint2 (&codes)[2], const TwoScales<Codes>& scales) const {
-    const bool is_wide = !is_decoded<Codes>(first.copy) && first.copy.wide_codes;
+    constexpr int kStep = TwoRows::kStep;
+    if (!is_decoded<Codes>(first.copy) && first.copy.wide_codes) {
+#pragma unroll
+      for (int k = 0; k < 2; ++k) first.store_block(row + kStep * k, codes[k]);
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
-      const int i = row + TwoRows::kStep * k;
       const auto numbers = [&] { return scales.numbers(uint32_t(scales.code(k)) * 0x0101u); };
-      if (is_wide) {
-        first.store_block(i, codes[k]);
-      } else {
-        first.store_row(i, codes[k].x, numbers);
-        last.store_row(i, codes[k].y, numbers);
-      }
+      first.store_row(row + kStep * k, codes[k].x, numbers);
+      last.store_row(row + kStep * k, codes[k].y, numbers);
     }
   }
 };
