@@ -22,7 +22,8 @@ struct QuantizedCopy {
   explicit QuantizedCopy(const QuantizedShape& s, int64_t gap = 6) : shape(s) {
     const QuantizedView want = quantized_view(s, nullptr);
     codes = tensor_like(want.codes, s.codes_major, gap);
-    if (want.scales.rank != 0) scales = tensor_like(want.scales, s.scales_major, 3);
+    const int64_t scales_gap = gap % 16 == 0 ? 8 : 3;  // words of 64 bits, where codes have them
+    if (want.scales.rank != 0) scales = tensor_like(want.scales, s.scales_major, scales_gap);
     if (info(s.format.kind).has_expert_scale) expert_scale = Tensor(DType::kF32, {s.experts});
     if (s.decoded && is_transformed(s.format, s.axis))
       block_offsets = Tensor(DType::kI32, {s.experts + 1});
