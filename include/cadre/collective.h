@@ -119,6 +119,9 @@ struct CollectiveDispatchBackwardArgs {
 ///           of them may be recorded into a graph. With block the host reads no counts, and all may
 ///           be recorded if the engine may; a dispatch that is not waits for the verdict of the one
 ///           before, and, where one was recorded, for what its stream had to do.
+/// Engine    without block it is called twice by dispatch and once by the others; where rows
+///           overflowed, for counts alone. By host dispatch and collect_backward call it as often
+///           more as explain() says.
 /// Errors    InvalidArgument before anything is moved. DeviceError where ranks have different
 ///           problems or numbers, on all of them, with block in the next dispatch, as where rows
 ///           overflowed; and what the engine throws. Whether a rank that does not come is waited

@@ -39,10 +39,10 @@ constexpr schedule::HostRelays relays_of(const ExpertParallelProblem& p) {
 int64_t counts_of_map(const ExpertParallelProblem&);
 int64_t passing_of_map(const ExpertParallelProblem&);
 
-/// Words that a rank says to all.
-inline int64_t words_said(const ExpertParallelProblem& p) {
-  const int hosts = crosses_by_host(p) ? relays_of(p).hosts() : 0;
-  return int64_t(schedule::RowBlocks::kNameWords) + p.ranks + hosts;
+/// Words that a rank says to all. Without block as many however tokens cross, so that ranks which
+/// differ in that find out: hosts are at most as many as ranks.
+constexpr int64_t words_said(const ExpertParallelProblem& p) {
+  return int64_t(schedule::RowBlocks::kNameWords) + (p.block > 0 ? 1 : 2) * int64_t(p.ranks);
 }
 
 /// The workspace of an exchange, in bytes from its start.

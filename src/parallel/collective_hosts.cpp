@@ -96,7 +96,8 @@ void Passage::pass_on(int round) const {
               .map = {.slot_of = map_.passing + 2 * rounds() + round * choices},
               .offsets = {map_.passing + 2 * int64_t(round), 1}},
              {}, stream_);
-  state.messages.assign(size_t(p.ranks), RankMessage());
+  const RankMessage none{base_ + memory_.leaving, 0, base_ + memory_.coming, 0};
+  state.messages.assign(size_t(p.ranks), none);
   const CountLists::Passed of = counts.passed(round);
   char* came = base_ + memory_.coming;
   for (int q = 0; q < p.ranks; ++q) {

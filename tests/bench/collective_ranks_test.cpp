@@ -35,6 +35,7 @@ TEST(CheckCollective, HasTheBitsOfOneRankInEveryRouting) {
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=4 R=20 overflow=drop cross=host host_ranks=3",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 R=117 dtype=f32 cross=choice",
         "expert_parallel T=0 top_k=2 H=3 E=2 ranks=2 R=4 cross=token",
+        "expert_parallel T=0 top_k=2 H=3 E=2 ranks=3 R=4 cross=host host_ranks=2",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=2 block=39 dtype=f32",
         "expert_parallel T=5 top_k=2 H=17 E=2 ranks=3 block=10 prob=no",
         "expert_parallel T=13 top_k=3 H=9 E=3 ranks=3 block=10 overflow=drop",

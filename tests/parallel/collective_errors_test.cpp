@@ -327,11 +327,12 @@ TEST_F(ArgumentErrors, OfTheOthers) {
             "prob=yes");
 }
 
-/// What each of two ranks throws in a dispatch of its own problem and number.
-std::vector<std::string> dispatched(const std::array<ExpertParallelProblem, 2>& problems,
-                                    const std::array<int, 2>& numbers) {
-  test::ThreadEngine engine(2);
-  return test::on_ranks(2, [&](int q) {
+/// What each rank throws in a dispatch of its own problem and number.
+std::vector<std::string> dispatched(const std::vector<ExpertParallelProblem>& problems,
+                                    const std::vector<int>& numbers) {
+  const int ranks = int(problems.size());
+  test::ThreadEngine engine(ranks);
+  return test::on_ranks(ranks, [&](int q) {
     const ExpertParallelPlan made = plan(problems[size_t(q)], this_cpu(), kRoute);
     Collective own(made, numbers[size_t(q)], engine.of(q));
     CollectiveCase r(test::RankCase(made.problem, 1));
@@ -358,6 +359,14 @@ TEST(CollectiveErrors, OfRanksThatDiffer) {
   for (const std::string& words : dispatched({p, other}, {0, 1}))
     EXPECT_EQ(words.substr(0, words.find(';')),
               "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
+  ExpertParallelProblem two = p, three = p;  // hosts are said in as many words as none
+  two.ranks = three.ranks = 4, two.host_ranks = 2, three.host_ranks = 3;
+  ExpertParallelProblem none = two;
+  none.cross = Crossing::kToken, none.host_ranks = 0;
+  for (const ExpertParallelProblem& one : {three, none})
+    for (const std::string& words : dispatched({two, one, two, two}, {0, 1, 2, 3}))
+      EXPECT_EQ(words.substr(0, words.find(';')),
+                "dispatch: the problem of rank 1 is not that of rank 0, must be the same");
   for (const std::string& words : dispatched({p, p}, {1, 0}))
     EXPECT_EQ(words, text("dispatch: rank 0 of the engine says that it is rank 1, must be 0 [",
                           to_string(p), "]"));

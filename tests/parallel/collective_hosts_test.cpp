@@ -107,10 +107,10 @@ TEST(CollectiveHosts, HaveATokenOnce) {
       told += all.tokens[pair];
       rows += with_room.rows[pair];
     }
-    const int64_t row = 16, hosts = (p.ranks + p.host_ranks - 1) / p.host_ranks;
+    const int64_t row = 16;
     EXPECT_EQ(between, at_hosts.others * row);
     EXPECT_EQ(within, (own_tokens - at_hosts.others + passed) * row);
-    const int64_t counts = int64_t(p.ranks) * p.ranks * (p.ranks * 2 + 1 + 2 + p.ranks + hosts);
+    const int64_t counts = int64_t(p.ranks) * p.ranks * (p.ranks * 2 + 1 + 2 + 2 * p.ranks);
     EXPECT_EQ(of_dispatch.first + of_dispatch.second,
               within + between + (counts + told + rows * (p.prob ? 2 : 1)) * 4);
     saved += all.others - at_hosts.others;

@@ -7,9 +7,9 @@
 
 // What kernels share that quantise bf16 in blocks of 16 by warps: a warp takes 16 rows of one
 // expert and 256 columns at a time, and finds them by itself. They lie in shared memory, where each
-// lane has a chunk of all rows, which no other lane reads; so loops over them are short, and
-// nothing waits for a block. For wide chunks and whole words alone; quantize.cuh has a kernel for
-// all else.
+// lane has a chunk of all rows, which along K the lane beside it reads, too; so loops over them are
+// short, and nothing waits for a block. For wide chunks and whole words alone; quantize.cuh has a
+// kernel for all else.
 namespace cadre::cuda::portable {
 
 constexpr int kSixteen = 16;
