@@ -225,7 +225,7 @@ TEST_P(BytesBetweenRanks, AreNoMoreThanTheProblemSays) {
       rows += with_room.rows[pair];
       tokens += std::min(by_token ? all.tokens[pair] : all.rows[pair], with_room.rows[pair]);
     }
-    const int64_t counts = 3 * 3 * (7 + 2 + 3) * 4;
+    const int64_t counts = 3 * 3 * (7 + 2 + 2 * 3) * 4;
     EXPECT_EQ(of_dispatch, tokens * 16 + rows * (by_token ? 8 : 4) + counts);
     EXPECT_EQ(of_dout, tokens * 16);
     EXPECT_EQ(of_y, rows * 16);
