@@ -13,6 +13,10 @@ bool Passage::is_relay_of(int from) const {
   return state.relays.relay(from, own_host()) == state.rank;
 }
 
+bool Passage::is_own_relay(int there) const {
+  return state.relays.relay(state.rank, state.relays.host_of(there)) == there;
+}
+
 int64_t Passage::told_to_host(int from, int host) const {
   const RankWords words = state.words_of(from);
   int64_t tokens = 0;
@@ -22,12 +26,11 @@ int64_t Passage::told_to_host(int from, int host) const {
 
 /// All tokens that a rank has for a host cross, though some of their rows may have no room.
 void Passage::count_for_hosts() const {
-  const schedule::HostRelays& hosts = state.relays;
   const CountLists::Parts of = counts.for_hosts();
+  const int32_t* own = state.words_of(state.rank).for_hosts;
   of.first[0] = 0;
   for (int q = 0; q < p.ranks; ++q) {
-    const bool is_relay = hosts.relay(state.rank, hosts.host_of(q)) == q;
-    of.sent[q] = is_relay ? state.words_of(state.rank).for_hosts[hosts.host_of(q)] : 0;
+    of.sent[q] = is_own_relay(q) ? own[state.relays.host_of(q)] : 0;
     of.first[q + 1] = of.first[q] + of.sent[q];
     of.received[q] = is_relay_of(q) ? state.words_of(q).for_hosts[own_host()] : 0;
   }
@@ -69,12 +72,9 @@ void Passage::add_tokens_for_hosts() const {
 
 /// Tokens for the ranks of a host lie one rank's behind the other's, and so do their numbers.
 void Passage::add_numbers_for_hosts() const {
-  const schedule::HostRelays& hosts = state.relays;
   const auto* number = list<int32_t>(memory_.host_number);
   for (int q = 0; q < p.ranks; ++q) {
-    const int host = hosts.host_of(q);
-    const bool is_relay = hosts.relay(state.rank, host) == q;
-    const int64_t sent = is_relay ? told_to_host(state.rank, host) : 0;
+    const int64_t sent = is_own_relay(q) ? told_to_host(state.rank, state.relays.host_of(q)) : 0;
     const int64_t received = is_relay_of(q) ? told_to_host(q, own_host()) : 0;
     int32_t* came = map_.passing + 2 * rounds() + state.round_of[size_t(q)] * p.tokens * p.top_k;
     state.messages.push_back({number, sent * kWord, came, received * kWord});

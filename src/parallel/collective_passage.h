@@ -76,8 +76,9 @@ class Passage {
   void pass_on() const;
   void pass_on(int round) const;
   void count_passed() const;
-  /// Whether this rank passes on the tokens of that one.
+  /// Whether this rank passes on the tokens of that one, and that one those of this rank.
   bool is_relay_of(int from) const;
+  bool is_own_relay(int there) const;
   int own_host() const { return state.relays.host_of(state.rank); }
   int64_t rounds() const { return state.rounds; }
   /// Tokens of a rank for those of a host, each as often as it has ranks there.

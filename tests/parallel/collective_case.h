@@ -18,9 +18,10 @@ struct CollectiveCase : RankCase {
       : RankCase(r),
         leaving(size_t(p.ranks * p.experts) + 1, -7),
         came_at(size_t(p.rows), -7),
-        row_at(size_t(p.block > 0 ? p.ranks * p.block : p.rows), -7),
-        counts(size_t(plan(p, rank_device(), "collective").counts), -7) {
-    passing.assign(size_t(plan(p, rank_device(), "collective").passing), -7);
+        row_at(size_t(p.block > 0 ? p.ranks * p.block : p.rows), -7) {
+    const ExpertParallelPlan made = plan(p, rank_device(), "collective");
+    counts.assign(size_t(made.counts), -7);
+    passing.assign(size_t(made.passing), -7);
     slot_of.assign(size_t(p.block > 0 ? p.ranks * p.block : p.tokens * p.top_k), -7);
     if (p.block > 0) verdict.assign(3, -7);
   }

@@ -3,11 +3,11 @@
 
 #include <atomic>
 #include <random>
-#include <set>
 
 #include "schedule/host_relays.h"
 #include "tests/parallel/collective_case.h"
 #include "tests/parallel/rank_difference.h"
+#include "tests/parallel/sent.h"
 
 using namespace cadre;
 using test::CollectiveCase;
@@ -51,28 +51,6 @@ struct CountedGroup {
   }
 };
 
-/// What the tokens of all ranks have at each rank, or at each host of so many ranks.
-struct Having {
-  std::vector<int64_t> rows, tokens;  ///< of each rank for each
-  int64_t others = 0;                 ///< tokens for hosts of others
-
-  Having(const ExpertParallelProblem& p, const std::vector<test::RankCase>& ranks, int each)
-      : rows(size_t(p.ranks * p.ranks)), tokens(rows) {
-    for (int from = 0; from < p.ranks; ++from) {
-      const std::vector<int32_t>& experts = ranks[size_t(from)].experts;
-      std::set<std::pair<int, size_t>> seen;
-      for (size_t i = 0; i < experts.size(); ++i) {
-        if (experts[i] < 0 || experts[i] >= p.ranks * p.experts) continue;
-        const int to = experts[i] / p.experts / each;
-        const bool is_new = seen.emplace(to, i / size_t(p.top_k)).second;
-        ++rows[size_t(from * p.ranks + to)];
-        tokens[size_t(from * p.ranks + to)] += is_new;
-        others += is_new && to != from / each;
-      }
-    }
-  }
-};
-
 // A token crosses once to a host, though its ranks are several; there it goes once to each of them,
 // where no more tokens come than rows with room. Numbers and words are of dispatch alone.
 TEST(CollectiveHosts, HaveATokenOnce) {
@@ -97,9 +75,9 @@ TEST(CollectiveHosts, HaveATokenOnce) {
       collect_backward(own, {r.dout.view(), r.dy.view(), r.collective_map()}, memory, {});
     });
     EXPECT_EQ(group.calls, 1 + (schedule::HostRelays{p.ranks, p.host_ranks}).rounds());
-    const Having all(p, drawn, 1), at_hosts(p, drawn, p.host_ranks);
+    const test::Sent all(p, drawn), at_hosts(p, drawn, p.host_ranks);
     test::drop(p, drawn);
-    const Having with_room(p, drawn, 1);
+    const test::Sent with_room(p, drawn);
     int64_t own_tokens = 0, passed = 0, told = 0, rows = 0;
     for (const int64_t tokens : at_hosts.tokens) own_tokens += tokens;
     for (size_t pair = 0; pair < all.rows.size(); ++pair) {

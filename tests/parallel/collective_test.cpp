@@ -9,6 +9,7 @@
 
 #include "tests/parallel/collective_case.h"
 #include "tests/parallel/rank_difference.h"
+#include "tests/parallel/sent.h"
 
 using namespace cadre;
 using test::CollectiveCase;
@@ -162,25 +163,6 @@ TEST_P(Collectives, OverflowIsNaNOnEveryRankAndAnErrorOfTheNextDispatch) {
   for (const std::string& error : test::on_ranks(2, check)) EXPECT_EQ(error, "");
 }
 
-/// What ranks have for each other: rows, and tokens that have such rows.
-struct Sent {
-  std::vector<int64_t> rows, tokens;  ///< [P, P]
-
-  explicit Sent(const ExpertParallelProblem& p, const std::vector<test::RankCase>& ranks)
-      : rows(size_t(p.ranks * p.ranks)), tokens(rows) {
-    for (int from = 0; from < p.ranks; ++from) {
-      const std::vector<int32_t>& experts = ranks[size_t(from)].experts;
-      std::set<std::pair<int, size_t>> seen;
-      for (size_t i = 0; i < experts.size(); ++i) {
-        if (experts[i] < 0 || experts[i] >= p.ranks * p.experts) continue;
-        const int to = experts[i] / p.experts;
-        ++rows[size_t(from * p.ranks + to)];
-        tokens[size_t(from * p.ranks + to)] += seen.emplace(to, i / size_t(p.top_k)).second;
-      }
-    }
-  }
-};
-
 /// What the engine is given in a call, of all ranks.
 template <class Call>
 int64_t bytes_of(CollectiveGroup& group, Call&& call) {
@@ -217,9 +199,9 @@ TEST_P(BytesBetweenRanks, AreNoMoreThanTheProblemSays) {
       collect(own, {r.y.view(), r.out.view(), r.collective_map()}, memory, {});
     });
     const bool by_token = p.cross == Crossing::kToken;
-    const Sent all(p, drawn);
+    const test::Sent all(p, drawn);
     dropped += test::drop(p, drawn);
-    const Sent with_room(p, drawn);
+    const test::Sent with_room(p, drawn);
     int64_t rows = 0, tokens = 0;
     for (size_t pair = 0; pair < all.rows.size(); ++pair) {
       rows += with_room.rows[pair];
