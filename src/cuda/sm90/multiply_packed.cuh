@@ -9,9 +9,9 @@ namespace cadre::cuda::sm90 {
 /// stage is one part of 64 codes of each row or several. A consumer decodes a set of codes into
 /// registers, wgmma's first operand: half a part, while its products of the half before run; or,
 /// where consumers are many, a whole part, while theirs do. The next set is loaded meanwhile.
-template <Tile kTile, class Format, ColumnOrder kOrder>
+template <Tile kTile, class Format, Decoding kDecoding>
 class MultiplyPacked {
-  using Codes = PackedCodes<kTile.a.dtype, kOrder>;
+  using Codes = PackedCodes<kTile.a.dtype, kDecoding>;
 
  public:
   static_assert(kTile.b.dtype == DType::kBf16 && kTile.b.k_major &&
@@ -46,7 +46,7 @@ class MultiplyPacked {
   static constexpr int kSteps = kPackedDepth / 16 / 2;           // of half a part
   static constexpr int kWords = 4 * kSteps;                      // of their first operand
   static constexpr int kSize = kHalves * kWords;                 // of a set
-  static constexpr int kLoaded = kHalves * Codes::kWords;        // of its codes
+  static constexpr int kLoaded = Codes::kWords;                  // of its first half's codes
   static constexpr int kRowBytes = kTile.consumer_bytes() / kConsumerRows;  // of codes
   // Products under way where a loop may end would make the compiler serialise all of them.
   static_assert(kParts == 1 || kSets == 1);
@@ -70,10 +70,13 @@ class MultiplyPacked {
       for (int set = 0; set < kSetsOfStage; ++set) {
         const int part = set / kOfPart;
         if (set % kOfPart == 0 && part != 0 && depth + part * kPackedDepth >= tile.depth) break;
+        const auto load_half = [&](int half, uint32_t* words) __attribute__((always_inline)) {
+          load(stage, kHalves * set + half, consumer, words);
+        };
         decode(
-            set % kOfPart, loaded, codes[set % kSets], [&]() __attribute__((always_inline)) {
+            set % kOfPart, loaded, load_half, codes[set % kSets], [&]() __attribute__((always_inline)) {
               if (set + 1 == kSetsOfStage) return;
-              load(stage, set + 1, consumer, loaded);
+              load(stage, kHalves * (set + 1), consumer, loaded);
               if ((set + 1) % kOfPart == 0)
                 factors_.next_part(depth / kPackedDepth, (set + 1) / kOfPart);
             });
@@ -113,22 +116,19 @@ class MultiplyPacked {
     pin<kSize>(codes[(set + 1) % kSets]);
   }
 
-  /// The codes of a set: of the consumer's 64 rows.
-  __device__ static void load(const Stage& stage, int set, int consumer,
-                              uint32_t (&loaded)[kLoaded]) {
-    const uint8_t* rows = stage.a + consumer * kTile.consumer_bytes();
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i)
-      Codes::template load<kRowBytes>(rows, kHalves * set + i, loaded + i * Codes::kWords);
+  /// The codes of half a part: of the consumer's 64 rows.
+  __device__ static void load(const Stage& stage, int half, int consumer, uint32_t* words) {
+    Codes::template load<kRowBytes>(stage.a + consumer * kTile.consumer_bytes(), half, words);
   }
 
   /// Set number `half` of a part. `meanwhile()` is done before what was looked up is needed.
   __device__ __forceinline__ void decode(int half, const uint32_t (&loaded)[kLoaded],
-                                         uint32_t (&to)[kSize], auto&& meanwhile) {
-    uint32_t largest = 0;
-#pragma unroll
-    for (int i = 0; i < kHalves; ++i)
-      Codes::place(table_, loaded + i * Codes::kWords, to + i * kWords, largest);
+                                         auto&& load_half, uint32_t (&to)[kSize],
+                                         auto&& meanwhile) {
+    uint32_t largest = 0, second[kLoaded];
+    if (kHalves == 2) load_half(1, second);
+    Codes::place(table_, loaded, to, largest);
+    if (kHalves == 2) Codes::place(table_, second, to + kSize - kWords, largest);
     uint32_t factors[2][Factors::kMany];
     factors_.of_part(factors);
     const bool in_two_steps = factors_.in_two_steps();

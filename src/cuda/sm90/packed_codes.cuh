@@ -92,27 +92,33 @@ struct NoTable {
   __device__ void fill() {}
 };
 
-/// load() brings the codes of half a part, 32 of each row, and place() puts their bits into the
-/// fragments of two steps of wgmma: eight registers. Where the columns of x are in another order
-/// than codes, what a thread has of a row and a step are four neighbouring codes: the first and the
-/// third of them, and the other two, are its pairs (kSplit), or its two bytes (kPairs).
-template <DType kCode, ColumnOrder kOrder>
+/// load() brings the codes of half a part, 32 of each row, and place() puts their bits, or numbers,
+/// into the fragments of two steps of wgmma: eight registers. Where the columns of x are split, what
+/// a thread has of a row and a step are four neighbouring codes: the first and the third of them,
+/// and the other two, are its pairs.
+template <DType kCode, Decoding kDecoding>
 struct PackedCodes;
 
+/// The words of two rows of four-bit codes; of each a thread has a byte.
+template <int kRowBytes>
+__device__ inline void load_words(const uint8_t* rows, int half, uint32_t* words) {
+  const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
+#pragma unroll
+  for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
+    const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
+    words[4 * below] = all.x, words[4 * below + 1] = all.y;
+    words[4 * below + 2] = all.z, words[4 * below + 3] = all.w;
+  }
+}
+
 template <>
-struct PackedCodes<DType::kE2m1, ColumnOrder::kPlain> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, Decoding::kPlain> : CodeBits<DType::kE2m1> {
   using Table = NoTable;
   static constexpr int kWords = 8;
 
   template <int kRowBytes>
   __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
-#pragma unroll
-    for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
-      const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
-      words[4 * below] = all.x, words[4 * below + 1] = all.y;
-      words[4 * below + 2] = all.z, words[4 * below + 3] = all.w;
-    }
+    load_words<kRowBytes>(rows, half, words);
   }
   __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
     const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
@@ -127,24 +133,18 @@ struct PackedCodes<DType::kE2m1, ColumnOrder::kPlain> : CodeBits<DType::kE2m1> {
   }
 };
 
-/// The words with a thread's four codes of two steps and two rows.
-template <int kRowBytes>
-__device__ inline void load_fours(const uint8_t* rows, int half, uint32_t* words) {
-  const uint8_t* from =
-      rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + threadIdx.x % 4 / 2 * 4;
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    words[i] = *reinterpret_cast<const uint32_t*>(from + 8 * (i % 2) * kRowBytes + 8 * (i / 2));
-}
-
 template <>
-struct PackedCodes<DType::kE2m1, ColumnOrder::kSplit> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, Decoding::kSplit> : CodeBits<DType::kE2m1> {
   using Table = NoTable;
   static constexpr int kWords = 4;
 
   template <int kRowBytes>
   __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    load_fours<kRowBytes>(rows, half, words);
+    const uint8_t* from =
+        rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + threadIdx.x % 4 / 2 * 4;
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      words[i] = *reinterpret_cast<const uint32_t*>(from + 8 * (i % 2) * kRowBytes + 8 * (i / 2));
   }
   __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
     const uint32_t mine = threadIdx.x % 2 == 0 ? 0x4140 : 0x4342;  // two bytes of a word, and zeros
@@ -164,25 +164,24 @@ struct PackedCodes<DType::kE2m1, ColumnOrder::kSplit> : CodeBits<DType::kE2m1> {
 
 /// Numbers, and not over the unit.
 template <>
-struct PackedCodes<DType::kE2m1, ColumnOrder::kPairs> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, Decoding::kTable> : CodeBits<DType::kE2m1> {
   using Table = PairTable;
-  static constexpr int kWords = 4;
+  static constexpr int kWords = 8;
 
   template <int kRowBytes>
   __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    load_fours<kRowBytes>(rows, half, words);
+    load_words<kRowBytes>(rows, half, words);
   }
   __device__ static void place(const PairTable& table, const uint32_t* words, uint32_t* to,
                                uint32_t&) {
-    const uint32_t first = PairTable::select(threadIdx.x % 2 * 2);
+    const uint32_t mine = PairTable::select(threadIdx.x % 4);
 #pragma unroll
-    for (int i = 0; i < 8; ++i)
-      to[i] = table.look_up(words[i / 4 * 2 + i % 2], first + i / 2 % 2 * 0x10);
+    for (int i = 0; i < 8; ++i) to[i % 4 * 2 + i / 4] = table.look_up(words[i], mine);
   }
 };
 
 template <>
-struct PackedCodes<DType::kE4m3, ColumnOrder::kPlain> : CodeBits<DType::kE4m3> {
+struct PackedCodes<DType::kE4m3, Decoding::kPlain> : CodeBits<DType::kE4m3> {
   using Table = NoTable;
   static constexpr int kWords = 16;
 
@@ -213,7 +212,7 @@ struct PackedCodes<DType::kE4m3, ColumnOrder::kPlain> : CodeBits<DType::kE4m3> {
 };
 
 template <>
-struct PackedCodes<DType::kE4m3, ColumnOrder::kSplit> : CodeBits<DType::kE4m3> {
+struct PackedCodes<DType::kE4m3, Decoding::kSplit> : CodeBits<DType::kE4m3> {
   using Table = NoTable;
   static constexpr int kWords = 4;
 

@@ -21,22 +21,27 @@ constexpr Instance instance() {
 
 template <FormatKind kWeights, PackedWidth kWidth>
 constexpr Instance narrow() {
-  return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth}>();
+  constexpr auto kDecoding =
+      kWeights == FormatKind::kMxfp8 ? Decoding::kSplit : Decoding::kTable;
+  return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth, kDecoding}>();
 }
 
 constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16}>(),
-    instance<PackedRowsKind{.weights = FormatKind::kMxfp4, .split = true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kMxfp4, .decoding = Decoding::kSplit}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32}>(),
+    narrow<FormatKind::kMxfp4, PackedWidth::kMiddle>(),
     narrow<FormatKind::kMxfp4, PackedWidth::kNarrow>(),
     narrow<FormatKind::kMxfp4, PackedWidth::kNarrowest>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16}>(),
-    instance<PackedRowsKind{.weights = FormatKind::kMxfp8, .split = true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kMxfp8, .decoding = Decoding::kSplit}>(),
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32}>(),
+    narrow<FormatKind::kMxfp8, PackedWidth::kMiddle>(),
     narrow<FormatKind::kMxfp8, PackedWidth::kNarrow>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(),
-    instance<PackedRowsKind{.weights = FormatKind::kNvfp4, .split = true}>(),
+    instance<PackedRowsKind{.weights = FormatKind::kNvfp4, .decoding = Decoding::kSplit}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32}>(),
+    narrow<FormatKind::kNvfp4, PackedWidth::kMiddle>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrow>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrowest>(),
 };
@@ -70,7 +75,8 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
 }
 
 PackedWidth width_of(const GroupedGemmProblem& p) {
-  if (p.out == DType::kF32 || !are_few_rows(p.rows, p.experts)) return PackedWidth::kWide;
+  if (p.out == DType::kF32 || p.rows > kRowsOfMiddle * p.experts) return PackedWidth::kWide;
+  if (!are_few_rows(p.rows, p.experts)) return PackedWidth::kMiddle;
   const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
   return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
 }
@@ -78,8 +84,13 @@ PackedWidth width_of(const GroupedGemmProblem& p) {
 PackedRowsKind kind_of(const GroupedGemmProblem& p) {
   const PackedWidth width = width_of(p);
   const bool narrow = width != PackedWidth::kWide;
-  return {p.rhs.kind, p.out, width, narrow || (p.out != DType::kF32 && p.n >= kSplitCols)};
+  const bool splits = narrow || (p.out != DType::kF32 && p.n >= kSplitCols);
+  const bool by_table = narrow && p.rhs.element == DType::kE2m1;
+  const Decoding other = splits ? Decoding::kSplit : Decoding::kPlain;
+  return {p.rhs.kind, p.out, width, by_table ? Decoding::kTable : other};
 }
+
+bool splits(const PackedRowsKind& kind) { return kind.decoding == Decoding::kSplit; }
 
 /// Of w in one load.
 struct PackedBox {
@@ -88,7 +99,7 @@ struct PackedBox {
 PackedBox box_of(PackedWidth width) {
   if (width == PackedWidth::kWide) return {kWeightRows, kDepthOfPacked};
   return {kConsumersOfNarrow * kConsumerRows,
-          width == PackedWidth::kNarrow ? kDepthOfNarrow : kDepthOfNarrowest};
+          width == PackedWidth::kNarrowest ? kDepthOfNarrowest : kDepthOfNarrow};
 }
 
 /// x with its columns in the instance's order, in the workspace.
@@ -99,8 +110,7 @@ TensorView split_x(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, Wor
   void* copy = behind_maps(plan, workspace);
   const int64_t step = bytes_for(x.dtype, x.stride[0]);
   const int64_t blocks = p.unit_budget == 0 ? kSplitBlocks : 1;
-  const ColumnOrder order = column_order(p.rhs.element, width_of(p), true);
-  split_columns({x.data, step, copy, args.offsets.data, p.experts, p.rows, int(p.k), order},
+  split_columns({x.data, step, copy, args.offsets.data, p.experts, p.rows, int(p.k)},
                 blocks * blocks_of(plan), taken, stream);
   return view(copy, x.dtype, {p.rows, p.k});
 }
@@ -129,7 +139,7 @@ void check_packed_rows(const GroupedGemmProblem& p, const GroupedGemmArgs& args)
 
 int64_t packed_rows_workspace_bytes(const GroupedGemmProblem& p, const Device& device) {
   constexpr int64_t kUnit = 128;  // the count stays aligned
-  const int64_t copy = kind_of(p).split ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
+  const int64_t copy = splits(kind_of(p)) ? bytes_for(DType::kBf16, p.rows * p.k) : 0;
   return grouped_gemm_workspace_bytes(p, device) + (copy + kUnit - 1) / kUnit * kUnit;
 }
 
@@ -144,10 +154,10 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
                                     .pointers = args.rhs.discrete,
                                     .box_rows = box.rows,
                                     .box_columns = box.columns,
-                                    .clears = !kind.split},
+                                    .clears = !splits(kind)},
                                    plan, workspace, stream);
   GroupedGemmArgs split = args;
-  if (kind.split) split.lhs.codes = split_x(plan, args, workspace, experts.taken, stream);
+  if (splits(kind)) split.lhs.codes = split_x(plan, args, workspace, experts.taken, stream);
   PackedRowsParams params;
   static_cast<RaggedRowsParams&>(params) = rows_params(plan, split, experts);
   set_output(params, args, packed_part(p.out, kind.width));

@@ -49,8 +49,10 @@ constexpr Tile packed_tile(DType codes, PackedWidth width) {
   tile.col_step = 16, tile.consumers = kConsumersOfNarrow;
   const bool narrowest = width == PackedWidth::kNarrowest;
   tile.cols = narrowest ? kColsOfNarrowest : kColsOfNarrow;
+  if (width == PackedWidth::kMiddle) tile.cols = kColsOfMiddle;
   tile.depth = narrowest ? kDepthOfNarrowest : kDepthOfNarrow;
   tile.stages = narrowest ? kStagesOfNarrowest : kStagesOfNarrow;
+  if (width == PackedWidth::kMiddle) tile.stages = kStagesOfMiddle;
   return tile;
 }
 
@@ -68,8 +70,7 @@ struct PackedRows {
   using Params = PackedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;
-  static constexpr ColumnOrder kOrder = column_order(kTile.a.dtype, kKind.width, kKind.split);
-  using Multiply = MultiplyPacked<kTile, Format, kOrder>;
+  using Multiply = MultiplyPacked<kTile, Format, kKind.decoding>;
   using Store = RaggedRowsStore<packed_output(kKind.out, kKind.width)>;
 };
 

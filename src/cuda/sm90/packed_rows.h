@@ -1,14 +1,13 @@
 #pragma once
 #include "cadre/format.h"
 #include "cuda/sm90/ragged_rows.h"
-#include "cuda/sm90/split_columns.h"
 
 namespace cadre::cuda::sm90 {
 
 constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
 /// How wide tiles are: for many rows an expert, few, or, of four-bit weights, fewer.
-enum class PackedWidth { kWide, kNarrow, kNarrowest };
+enum class PackedWidth { kWide, kMiddle, kNarrow, kNarrowest };
 
 /// Rows of y in one box.
 constexpr int packed_part(DType out, PackedWidth width) {
@@ -30,20 +29,17 @@ struct PackedRowsParams : RaggedRowsParams {
   PackedScales w_scales{};
 };
 
-constexpr ColumnOrder column_order(DType codes, PackedWidth width, bool split) {
-  if (!split) return ColumnOrder::kPlain;
-  const bool by_table = width != PackedWidth::kWide && codes == DType::kE2m1;
-  return by_table ? ColumnOrder::kPairs : ColumnOrder::kSplit;
-}
+/// How codes become numbers: by their bits, of which x may have its columns in another order, see
+/// split_columns.h; or by a table, of two codes at once.
+enum class Decoding { kPlain, kSplit, kTable };
 
-/// Which instance: the format of w, the type of the output, how wide its tiles are, and whether the
-/// columns of x are in another order, see split_columns.h. In narrow tiles they are; there is none
-/// of either that writes floats.
+/// Which instance: the format of w, the type of the output, how wide its tiles are, and how codes
+/// are decoded. No narrow tiles are written as floats.
 struct PackedRowsKind {
   FormatKind weights = FormatKind::kMxfp4;
   DType out = DType::kBf16;
   PackedWidth width = PackedWidth::kWide;
-  bool split = width != PackedWidth::kWide;
+  Decoding decoding = Decoding::kPlain;
 
   bool operator==(const PackedRowsKind&) const = default;
 };

@@ -32,11 +32,6 @@ __global__ void split_columns_kernel(const SplitRows rows, unsigned long long* t
         static_cast<const char*>(rows.from) + i / of_row * rows.step + i % of_row * kSplitBytes);
     auto* to = static_cast<uint4*>(rows.to) + 2 * i;
     const uint4 one = from[0], two = from[1];
-    if (rows.order == ColumnOrder::kPairs) {
-      to[0] = {one.x, one.z, two.x, two.z};
-      to[1] = {one.y, one.w, two.y, two.w};
-      continue;
-    }
     const Halves first = halves_of(one), second = halves_of(two);
     to[0] = {first.even.x, first.even.y, second.even.x, second.even.y};
     to[1] = {first.odd.x, first.odd.y, second.odd.x, second.odd.y};

@@ -9,11 +9,8 @@ namespace cadre::cuda::sm90 {
 /// products at once.
 constexpr int kSplitColumns = 16;
 
-/// Of those sixteen: as they are; the even ones, then the odd ones; or the pairs of even number,
-/// then those of odd number. So a thread of wgmma has four neighbours, as two pairs.
-enum class ColumnOrder { kPlain, kSplit, kPairs };
-
-/// Rows of 16-bit elements, and where they are copied to without gaps.
+/// Rows of 16-bit elements, and where they are copied to without gaps: of those sixteen the even
+/// ones, then the odd ones. So a thread of wgmma has four neighbours, as two pairs.
 struct SplitRows {
   const void* from;
   int64_t step;  ///< bytes, of `from`
@@ -22,7 +19,6 @@ struct SplitRows {
   int experts;
   int64_t rows;
   int cols;
-  ColumnOrder order = ColumnOrder::kSplit;
 };
 
 /// By so many blocks at most. Zeroes `taken` too, if it is there.

@@ -78,6 +78,8 @@ constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
 constexpr int64_t kRowsOfNarrowest = 20;
 constexpr int kConsumersOfNarrow = 4;
 constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
+constexpr int64_t kRowsOfMiddle = 80;
+constexpr int kColsOfMiddle = 96, kStagesOfMiddle = 3;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
 
 /// x is copied with its columns split where rows are few, and for products with so many columns:

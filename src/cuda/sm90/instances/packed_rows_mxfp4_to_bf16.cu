@@ -4,13 +4,17 @@ namespace cadre::cuda::sm90 {
 
 template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{.weights = FormatKind::kMxfp4, .split = true}>(
+template void
+launch_packed_rows<PackedRowsKind{.weights = FormatKind::kMxfp4, .decoding = Decoding::kSplit}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16,
-                                                PackedWidth::kNarrow}>(const PackedRowsParams&, int,
-                                                                       cudaStream_t);
 template void launch_packed_rows<PackedRowsKind{
-    FormatKind::kMxfp4, DType::kBf16, PackedWidth::kNarrowest}>(const PackedRowsParams&, int,
-                                                                cudaStream_t);
+    FormatKind::kMxfp4, DType::kBf16, PackedWidth::kMiddle, Decoding::kTable}>(const PackedRowsParams&, int,
+                                                                     cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{
+    FormatKind::kMxfp4, DType::kBf16, PackedWidth::kNarrow, Decoding::kTable}>(const PackedRowsParams&, int,
+                                                                     cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{
+    FormatKind::kMxfp4, DType::kBf16, PackedWidth::kNarrowest, Decoding::kTable}>(const PackedRowsParams&, int,
+                                                                     cudaStream_t);
 
 }  // namespace cadre::cuda::sm90
