@@ -6,10 +6,10 @@
 #include "cuda/sm90/packed_rows.h"
 #include "formats/small_float.h"
 
-// From packed codes in shared memory to pairs of bf16 numbers in registers. The bits of a code are
-// put where bf16 has sign, exponent and mantissa. That is its number over a power of two, the unit,
+// From packed codes in shared memory to pairs of bf16 numbers in registers. Their bits are put where
+// bf16 has sign, exponent and mantissa. That is a code's number over a power of two, the unit,
 // subnormal codes too; so one multiplication by unit times scale decodes it, exactly where the
-// result is a bf16 number, else rounded once.
+// result is a bf16 number, else rounded once. Or a table has the numbers of two four-bit codes.
 namespace cadre::cuda::sm90 {
 
 /// Where sixteen bytes of a box lie whose rows have so many bytes.
@@ -93,85 +93,53 @@ struct NoTable {
 };
 
 /// load() brings the codes of half a part, 32 of each row, and place() puts their bits, or numbers,
-/// into the fragments of two steps of wgmma: eight registers. Where the columns of x are split, what
-/// a thread has of a row and a step are four neighbouring codes: the first and the third of them,
-/// and the other two, are its pairs.
+/// into the fragments of two steps of wgmma: eight registers. As the columns lie, what a thread has
+/// of a row and of eight columns are two neighbours. Where those of x are split, it has four of
+/// sixteen: the first and the third of them, and the other two, are its pairs.
 template <DType kCode, Decoding kDecoding>
 struct PackedCodes;
 
-/// The words of two rows of four-bit codes; of each a thread has a byte.
-template <int kRowBytes>
-__device__ inline void load_words(const uint8_t* rows, int half, uint32_t* words) {
-  const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
-#pragma unroll
-  for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
-    const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
-    words[4 * below] = all.x, words[4 * below + 1] = all.y;
-    words[4 * below + 2] = all.z, words[4 * below + 3] = all.w;
-  }
-}
-
-template <>
-struct PackedCodes<DType::kE2m1, Decoding::kPlain> : CodeBits<DType::kE2m1> {
-  using Table = NoTable;
+/// Words of four-bit codes, of each of which a thread has a byte.
+struct WordsOfRows : CodeBits<DType::kE2m1> {
   static constexpr int kWords = 8;
 
   template <int kRowBytes>
   __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    load_words<kRowBytes>(rows, half, words);
-  }
-  __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
-    const uint32_t mine = 0x4440 | threadIdx.x % 4;  // that byte of a word, and zeros
+    const uint8_t* from = rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i % 4 * 2 + i / 4] = placed(__byte_perm(words[i], 0, mine));
-  }
-
- private:
-  /// By products, since shifts and masks are done by the same part of an SM.
-  __device__ static uint32_t placed(uint32_t byte) {
-    return (byte * 0x0100'1000u & 0x8000'8000u) | (byte * 0x0004'0040u & 0x01c0'01c0u);
+    for (int below = 0; below < 2; ++below) {  // rows eight apart are swizzled alike
+      const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * below * kRowBytes);
+      words[4 * below] = all.x, words[4 * below + 1] = all.y;
+      words[4 * below + 2] = all.z, words[4 * below + 3] = all.w;
+    }
   }
 };
 
+/// Of two words at once. The halves of a word have a byte of each: codes of even and of odd columns
+/// find their places by a product each, and then their neighbours.
 template <>
-struct PackedCodes<DType::kE2m1, Decoding::kSplit> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, Decoding::kPlain> : WordsOfRows {
   using Table = NoTable;
-  static constexpr int kWords = 4;
 
-  template <int kRowBytes>
-  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    const uint8_t* from =
-        rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, half) + threadIdx.x % 4 / 2 * 4;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      words[i] = *reinterpret_cast<const uint32_t*>(from + 8 * (i % 2) * kRowBytes + 8 * (i / 2));
-  }
   __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to, uint32_t&) {
-    const uint32_t mine = threadIdx.x % 2 == 0 ? 0x4140 : 0x4342;  // two bytes of a word, and zeros
-#pragma unroll
-    for (int i = 0; i < 4; ++i) place_four(__byte_perm(words[i], 0, mine), to + i / 2 * 4 + i % 2);
-  }
-
- private:
-  /// Of two codes in each half. One product brings sign and magnitude of two codes to their places.
-  __device__ static void place_four(uint32_t four, uint32_t* to) {
     constexpr uint32_t kPlaces = 0x81c0'81c0u;
-    const uint32_t odd = four & 0x00f0'00f0u, even = subtract(four, odd);
-    to[0] = even * 0x1040u & kPlaces;
-    to[2] = odd * 0x0104u & kPlaces;
+    const uint32_t mine = 0x0400 + threadIdx.x % 4 * 0x0101;  // those bytes of two words
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const uint32_t bytes = __byte_perm(words[2 * i], words[2 * i + 1], mine);
+      const uint32_t even = (bytes & 0x000f'000fu) * 0x1040u & kPlaces;
+      const uint32_t odd = (bytes & 0x00f0'00f0u) * 0x0104u & kPlaces;
+      uint32_t* at = to + i % 2 * 4 + i / 2;
+      at[0] = __byte_perm(even, odd, 0x5410), at[2] = __byte_perm(even, odd, 0x7632);
+    }
   }
 };
 
 /// Numbers, and not over the unit.
 template <>
-struct PackedCodes<DType::kE2m1, Decoding::kTable> : CodeBits<DType::kE2m1> {
+struct PackedCodes<DType::kE2m1, Decoding::kTable> : WordsOfRows {
   using Table = PairTable;
-  static constexpr int kWords = 8;
 
-  template <int kRowBytes>
-  __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
-    load_words<kRowBytes>(rows, half, words);
-  }
   __device__ static void place(const PairTable& table, const uint32_t* words, uint32_t* to,
                                uint32_t&) {
     const uint32_t mine = PairTable::select(threadIdx.x % 4);
@@ -180,33 +148,28 @@ struct PackedCodes<DType::kE2m1, Decoding::kTable> : CodeBits<DType::kE2m1> {
   }
 };
 
+/// Read by pairs: wider words are read by all lanes that have codes in them, at their whole width.
 template <>
 struct PackedCodes<DType::kE4m3, Decoding::kPlain> : CodeBits<DType::kE4m3> {
   using Table = NoTable;
-  static constexpr int kWords = 16;
+  static constexpr int kWords = 8;
 
   template <int kRowBytes>
   __device__ static void load(const uint8_t* rows, int half, uint32_t* words) {
+    const uint8_t* mine = rows + threadIdx.x % 4 * 2;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // steps, and rows eight apart
+    for (int i = 0; i < 8; ++i) {  // rows eight apart, and eights of columns
       const uint8_t* from =
-          rows + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, 2 * half + i / 2);
-      const uint4 all = *reinterpret_cast<const uint4*>(from + 8 * (i % 2) * kRowBytes);
-      words[4 * i] = all.x, words[4 * i + 1] = all.y;
-      words[4 * i + 2] = all.z, words[4 * i + 3] = all.w;
+          mine + swizzled_rows<kRowBytes>(ThreadPlace::mine().row, 2 * half + i / 4);
+      words[i] = *reinterpret_cast<const uint16_t*>(from + i % 2 * 8 * kRowBytes + i / 2 % 2 * 8);
     }
   }
   __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to,
                                uint32_t& largest) {
-    const uint32_t lane = threadIdx.x % 4;
-    const uint32_t mine =
-        0x1000 * (2 * lane + 1) + 0x10 * (2 * lane);  // two of eight, as high bytes
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      uint32_t* at = to + 4 * (i / 2) + i % 2;
-      at[0] = placed(__byte_perm(words[4 * i], words[4 * i + 1], mine));
-      at[2] = placed(__byte_perm(words[4 * i + 2], words[4 * i + 3], mine));
-      note(at[0], largest), note(at[2], largest);
+    for (int i = 0; i < 8; ++i) {
+      to[i] = placed(__byte_perm(words[i], 0, 0x1404));  // as high bytes
+      note(to[i], largest);
     }
   }
 };

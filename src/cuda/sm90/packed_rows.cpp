@@ -21,14 +21,12 @@ constexpr Instance instance() {
 
 template <FormatKind kWeights, PackedWidth kWidth>
 constexpr Instance narrow() {
-  constexpr auto kDecoding =
-      kWeights == FormatKind::kMxfp8 ? Decoding::kSplit : Decoding::kTable;
+  constexpr auto kDecoding = kWeights == FormatKind::kMxfp8 ? Decoding::kSplit : Decoding::kTable;
   return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth, kDecoding}>();
 }
 
 constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kBf16}>(),
-    instance<PackedRowsKind{.weights = FormatKind::kMxfp4, .decoding = Decoding::kSplit}>(),
     instance<PackedRowsKind{FormatKind::kMxfp4, DType::kF32}>(),
     narrow<FormatKind::kMxfp4, PackedWidth::kMiddle>(),
     narrow<FormatKind::kMxfp4, PackedWidth::kNarrow>(),
@@ -39,7 +37,6 @@ constexpr Instance kInstances[] = {
     narrow<FormatKind::kMxfp8, PackedWidth::kMiddle>(),
     narrow<FormatKind::kMxfp8, PackedWidth::kNarrow>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(),
-    instance<PackedRowsKind{.weights = FormatKind::kNvfp4, .decoding = Decoding::kSplit}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32}>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kMiddle>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrow>(),
@@ -75,7 +72,8 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
 }
 
 PackedWidth width_of(const GroupedGemmProblem& p) {
-  if (p.out == DType::kF32 || p.rows > kRowsOfMiddle * p.experts) return PackedWidth::kWide;
+  const int64_t middle = cols_of_middle(info(p.rhs.kind).block) - kRowsBelowMiddle;
+  if (p.out == DType::kF32 || p.rows > middle * p.experts) return PackedWidth::kWide;
   if (!are_few_rows(p.rows, p.experts)) return PackedWidth::kMiddle;
   const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
   return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
@@ -84,10 +82,12 @@ PackedWidth width_of(const GroupedGemmProblem& p) {
 PackedRowsKind kind_of(const GroupedGemmProblem& p) {
   const PackedWidth width = width_of(p);
   const bool narrow = width != PackedWidth::kWide;
-  const bool splits = narrow || (p.out != DType::kF32 && p.n >= kSplitCols);
-  const bool by_table = narrow && p.rhs.element == DType::kE2m1;
-  const Decoding other = splits ? Decoding::kSplit : Decoding::kPlain;
-  return {p.rhs.kind, p.out, width, by_table ? Decoding::kTable : other};
+  Decoding decoding = Decoding::kPlain;
+  if (p.rhs.element == DType::kE2m1)
+    decoding = narrow ? Decoding::kTable : Decoding::kPlain;
+  else if (narrow || (p.out != DType::kF32 && p.n >= kSplitCols))
+    decoding = Decoding::kSplit;
+  return {p.rhs.kind, p.out, width, decoding};
 }
 
 bool splits(const PackedRowsKind& kind) { return kind.decoding == Decoding::kSplit; }

@@ -38,21 +38,19 @@ struct PackedFormat<FormatKind::kNvfp4> : formats::Nvfp4 {};
 template <>
 struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
 
-constexpr Tile packed_tile(DType codes, PackedWidth width) {
+constexpr Tile packed_tile(DType codes, int block, PackedWidth width) {
   Tile tile{.cols = kColsOfPacked,
-            .col_step = kPackedColStep,
             .depth = kDepthOfPacked,
-            .stages = kStagesOfPacked,
+            .stages = codes == DType::kE2m1 ? kStagesOfFourBits : kStagesOfEightBits,
             .a = {codes, true},
             .b = {DType::kBf16, true}};
   if (width == PackedWidth::kWide) return tile;
-  tile.col_step = 16, tile.consumers = kConsumersOfNarrow;
-  const bool narrowest = width == PackedWidth::kNarrowest;
-  tile.cols = narrowest ? kColsOfNarrowest : kColsOfNarrow;
-  if (width == PackedWidth::kMiddle) tile.cols = kColsOfMiddle;
-  tile.depth = narrowest ? kDepthOfNarrowest : kDepthOfNarrow;
-  tile.stages = narrowest ? kStagesOfNarrowest : kStagesOfNarrow;
-  if (width == PackedWidth::kMiddle) tile.stages = kStagesOfMiddle;
+  tile.consumers = kConsumersOfNarrow;
+  tile.cols = kColsOfNarrow, tile.depth = kDepthOfNarrow, tile.stages = kStagesOfNarrow;
+  if (width == PackedWidth::kMiddle)
+    tile.cols = cols_of_middle(block), tile.stages = kStagesOfMiddle;
+  if (width == PackedWidth::kNarrowest)
+    tile.cols = kColsOfNarrowest, tile.depth = kDepthOfNarrowest, tile.stages = kStagesOfNarrowest;
   return tile;
 }
 
@@ -66,7 +64,8 @@ constexpr OutputShape packed_output(DType out, PackedWidth width) {
 template <PackedRowsKind kKind>
 struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
-  static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
+  static constexpr Tile kTile =
+      packed_tile(Format::kInfo.element, Format::kInfo.block, kKind.width);
   using Params = PackedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;

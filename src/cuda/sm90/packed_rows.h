@@ -6,8 +6,15 @@ namespace cadre::cuda::sm90 {
 
 constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
-/// How wide tiles are: for many rows an expert, few, or, of four-bit weights, fewer.
+/// How wide tiles are: for many rows an expert, some, few, or, of four-bit weights, fewer.
 enum class PackedWidth { kWide, kMiddle, kNarrow, kNarrowest };
+
+/// How codes become numbers: by their bits, of which x may have its columns split, see
+/// split_columns.h; or by a table, of two four-bit codes at once.
+enum class Decoding { kPlain, kSplit, kTable };
+
+/// Columns of a middle tile: the scales of blocks of 16 take the registers of some.
+constexpr int cols_of_middle(int block) { return block == 16 ? kColsOfMiddle - 16 : kColsOfMiddle; }
 
 /// Rows of y in one box.
 constexpr int packed_part(DType out, PackedWidth width) {
@@ -29,12 +36,9 @@ struct PackedRowsParams : RaggedRowsParams {
   PackedScales w_scales{};
 };
 
-/// How codes become numbers: by their bits, of which x may have its columns in another order, see
-/// split_columns.h; or by a table, of two codes at once.
-enum class Decoding { kPlain, kSplit, kTable };
-
 /// Which instance: the format of w, the type of the output, how wide its tiles are, and how codes
-/// are decoded. No narrow tiles are written as floats.
+/// are decoded. In narrow tiles four-bit codes are by a table, and of 8-bit codes the columns of x
+/// are split, which they may be in wide tiles too. None of these writes floats.
 struct PackedRowsKind {
   FormatKind weights = FormatKind::kMxfp4;
   DType out = DType::kBf16;

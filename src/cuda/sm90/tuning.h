@@ -66,21 +66,20 @@ constexpr int kColsOfFewRows = 64;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
 constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows * experts; }
 
-/// Weights of 8- or 4-bit codes that the consumers decode. Tiles are narrower, so that there are
-/// registers for two sets of codes: one is decoded while the other is multiplied, by a few widths,
-/// since with many the compiler serialises the products.
-constexpr int kColsOfPacked = 192, kPackedColStep = 32;
-constexpr int kDepthOfPacked = 64, kStagesOfPacked = 6;
+/// Weights of 8- or 4-bit codes that the consumers decode. Products of fewer columns than the least
+/// take as long, since decoding does.
+constexpr int kColsOfPacked = 256, kLeastWidthOfPacked = 128, kDepthOfPacked = 64;
+constexpr int kStagesOfFourBits = 5, kStagesOfEightBits = 4;
 
-/// The same where experts have few rows, and fewest of all, in the mean: decoding waits for its own
-/// instructions, so that four consumers do more than two. A narrowest tile has rows of whole lines
-/// of 128 bytes: TMA takes six cycles for a row of a box, however short.
-constexpr int64_t kRowsOfNarrowest = 20;
+/// The same where experts have some rows, few, and fewest of all, in the mean: decoding waits for its
+/// own instructions, so that four consumers do more than two, of as many columns as there are
+/// registers for. A narrowest tile has rows of whole lines of 128 bytes: TMA takes six cycles for a
+/// row of a box, however short.
 constexpr int kConsumersOfNarrow = 4;
-constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
-constexpr int64_t kRowsOfMiddle = 80;
 constexpr int kColsOfMiddle = 96, kStagesOfMiddle = 3;
+constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
+constexpr int64_t kRowsOfNarrowest = 20, kRowsBelowMiddle = 16;  ///< of an expert; than a tile
 
 /// x is copied with its columns split where rows are few, and for products with so many columns:
 /// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.

@@ -4,17 +4,14 @@ namespace cadre::cuda::sm90 {
 
 template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void
-launch_packed_rows<PackedRowsKind{.weights = FormatKind::kNvfp4, .decoding = Decoding::kSplit}>(
+template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16,
+                                                PackedWidth::kMiddle, Decoding::kTable}>(
     const PackedRowsParams&, int, cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{
-    FormatKind::kNvfp4, DType::kBf16, PackedWidth::kMiddle, Decoding::kTable}>(const PackedRowsParams&, int,
-                                                                     cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{
-    FormatKind::kNvfp4, DType::kBf16, PackedWidth::kNarrow, Decoding::kTable}>(const PackedRowsParams&, int,
-                                                                     cudaStream_t);
-template void launch_packed_rows<PackedRowsKind{
-    FormatKind::kNvfp4, DType::kBf16, PackedWidth::kNarrowest, Decoding::kTable}>(const PackedRowsParams&, int,
-                                                                     cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16,
+                                                PackedWidth::kNarrow, Decoding::kTable}>(
+    const PackedRowsParams&, int, cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16,
+                                                PackedWidth::kNarrowest, Decoding::kTable}>(
+    const PackedRowsParams&, int, cudaStream_t);
 
 }  // namespace cadre::cuda::sm90
