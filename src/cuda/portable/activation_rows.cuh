@@ -196,13 +196,15 @@ __device__ void backward_chunk(const ActivationJob& job, const Out& out,
       const auto gradient = Activation::backward(x.gate[i], x.up[i], dh[i] * prob, job.constants);
       x.gate[i] = gradient.dgate;
       x.up[i] = gradient.dup;
-      h[i] = gradient.value * prob;
+      h[i] = gradient.value;
       sums[i] += dh[i] * gradient.value;  // both are zero beyond the end of a row
     }
   });
   out.write(job, x, at);
-  if (job.h.data != nullptr && at.column < job.features)
-    store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
+  if (job.h.data == nullptr || at.column >= job.features) return;
+#pragma unroll
+  for (float& value : h) value *= prob;
+  store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
 }
 
 /// Rows of gradients. The next chunk, of this row or of the warp's next, is read before this one is

@@ -132,7 +132,7 @@ struct RowCodes {
       all_rows([&](int i, const auto& eight, float) { store_below(i, at.rows, to, eight.word); });
     else
       all_rows([&](int i, const auto& eight, float) {
-        if (i < at.rows) store_codes(to, eight, kChunk);
+        if (i < at.rows) store_bytes(to, eight.word);
       });
   }
 
@@ -147,6 +147,11 @@ struct RowCodes {
   }
   __device__ static void store_below(int row, int rows, uint8_t* to, uint64_t word) {
     store_words_below(row, rows, to, uint2{uint32_t(word), uint32_t(word >> 32)});
+  }
+  template <class Word>
+  __device__ static void store_bytes(uint8_t* to, Word word) {
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(word); ++i) to[i] = uint8_t(word >> 8 * i);
   }
   __device__ void store_numbers(uint8_t* to, const EightCodes<Element>& eight, float factor) const {
     float x[kChunk];
