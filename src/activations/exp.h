@@ -61,20 +61,36 @@ CADRE_HD constexpr float exp_of_negative(float x) {
 
 constexpr float kExpScale = 0x1p-30f;
 
+/// A power of e as a product: the second factor is a power of two, and a sum with it needs no
+/// rounding before.
+template <class Real>
+struct PowerOfE {
+  Real series, two_to;
+
+  CADRE_HD constexpr Real number() const { return series * two_to; }
+  CADRE_HD constexpr Real plus(Real x) const { return formats::fma(series, two_to, x); }
+};
+
+/// 2^kExponent * e^-x, where that is a normal number.
+template <int kExponent>
+CADRE_HD constexpr PowerOfE<float> exp_of_minus(float x) {
+  constexpr uint32_t kBias = uint32_t(127 + kExponent) - std::bit_cast<uint32_t>(ExpParts::kRound);
+  const ExpParts parts(-x);
+  return {parts.series, std::bit_cast<float>((parts.shifted << 23) + (kBias << 23))};
+}
+
 /// kExpScale * e^-x for x from -105 to 64, where it is a normal number, and beyond them that of the
 /// bound; NaN stays NaN.
-CADRE_HD constexpr float scaled_exp_of_minus(float x) {
-  constexpr uint32_t kBias = 127 - 30 - std::bit_cast<uint32_t>(ExpParts::kRound);
-  const float above = x < -105.0f ? -105.0f : x, within = above > 64.0f ? 64.0f : above;
-  const ExpParts parts(-within);
-  return parts.series * std::bit_cast<float>((parts.shifted << 23) + (kBias << 23));
+CADRE_HD constexpr PowerOfE<float> scaled_exp_of_minus(float x) {
+  const float above = x < -105.0f ? -105.0f : x;
+  return exp_of_minus<-30>(above > 64.0f ? 64.0f : above);
 }
 
 /// The same in double, for references.
 CADRE_HD inline double exp_of(double x) { return std::exp(x); }
 CADRE_HD inline double exp_of_negative(double x) { return std::exp(x); }
-CADRE_HD inline double scaled_exp_of_minus(double x) {
-  return kExpScale * std::exp(x < -600 ? 600 : -x);
+CADRE_HD inline PowerOfE<double> scaled_exp_of_minus(double x) {
+  return {std::exp(x < -600 ? 600 : -x), kExpScale};
 }
 
 }  // namespace cadre::activations

@@ -12,10 +12,23 @@ struct Sigmoid {
   Real value, complement;
 
   CADRE_HD constexpr explicit Sigmoid(Real x) {
-    const Real one = kExpScale, power = scaled_exp_of_minus(x);
-    const Real inverse = formats::reciprocal(one + power);
+    const Real one = kExpScale;
+    const PowerOfE<Real> power = scaled_exp_of_minus(x);
+    const Real inverse = formats::reciprocal(power.plus(one));
     value = one * inverse;
-    complement = x > 64 ? Real(0) : power * inverse;
+    complement = x > 64 ? Real(0) : power.number() * inverse;
+  }
+};
+
+/// The same bits in fp32 for |x| <= kLargest, with less work: no power of e is infinite there.
+struct SmallSigmoid {
+  static constexpr float kLargest = 64;
+  float value, complement;
+
+  CADRE_HD constexpr explicit SmallSigmoid(float x) {
+    const PowerOfE<float> power = exp_of_minus<0>(x);
+    value = formats::reciprocal(power.plus(1.0f));
+    complement = power.number() * value;
   }
 };
 

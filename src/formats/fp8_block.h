@@ -34,7 +34,7 @@ struct Fp8Block {
                                                                 const ScaleOptions& options) {
     const float multiplier =
         fp32_multiplier(amax, Element::kLargest, options.largest_source, options);
-    return {.code = div(1, multiplier), .multiplier = multiplier};
+    return {.code = fp32_scale(multiplier, options), .multiplier = multiplier};
   }
 };
 

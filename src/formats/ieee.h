@@ -80,6 +80,29 @@ CADRE_HD constexpr float reciprocal(float x) {
 }
 CADRE_HD constexpr double reciprocal(double x) { return 1.0 / x; }
 
+/// The lesser of x and a bound that is no NaN, or the larger one; NaN stays NaN. One instruction,
+/// where the compiler, which does not know the bound, takes two.
+CADRE_HD constexpr float at_most(float x, float bound) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (!std::is_constant_evaluated()) {
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
+    return x;
+  }
+#endif
+  return x > bound ? bound : x;
+}
+CADRE_HD constexpr float at_least(float x, float bound) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+  if (!std::is_constant_evaluated()) {
+    asm("max.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(bound));
+    return x;
+  }
+#endif
+  return x < bound ? bound : x;
+}
+CADRE_HD constexpr double at_most(double x, double bound) { return x > bound ? bound : x; }
+CADRE_HD constexpr double at_least(double x, double bound) { return x < bound ? bound : x; }
+
 /// All 64 bits of a product, which the device has in one instruction; in plain C++ nvcc may take
 /// what becomes of it for a number of 64 bits too, and its product for one of such numbers.
 CADRE_HD constexpr uint64_t wide_product(uint32_t a, uint32_t b) {

@@ -188,6 +188,44 @@ TEST(Sigmoid, OfWhatIsNoFiniteNumber) {
   EXPECT_TRUE(std::isnan(activations::Sigmoid<float>(float(kNan)).complement));
 }
 
+TEST(Sigmoid, OfSmallNumbersHasTheSameBits) {
+  for (uint32_t magnitude = 0; magnitude <= 0x4280'0000u; magnitude += 256)
+    for (const uint32_t sign : {0u, 0x8000'0000u}) {
+      const float x = std::bit_cast<float>(sign | magnitude);
+      const activations::Sigmoid<float> want(x);
+      const activations::SmallSigmoid got(x);
+      ASSERT_EQ(got.value, want.value) << x;
+      ASSERT_EQ(got.complement, want.complement) << x;
+    }
+}
+
+template <class Activation>
+void expect_same_bits_of_small_gates(const ActivationConstants& c) {
+  using Small = typename Activation::Small;
+  const float below = Activation::small_gates(c);
+  ASSERT_GT(below, 0.0f);
+  ASSERT_TRUE(std::isfinite(below));
+  for (float gate = std::nextafter(below, 0.0f); gate > 1e-6f; gate *= 0.983f)
+    for (const float x : {gate, -gate})
+      for (const float up : {0.3f, -7.5f, 200.0f, -1e30f}) {
+        ASSERT_EQ(Small::forward(x, up, c), Activation::forward(x, up, c)) << x;
+        const auto want = Activation::backward(x, up, 0.7f, c);
+        const auto got = Small::backward(x, up, 0.7f, c);
+        ASSERT_EQ(got.value, want.value) << x;
+        ASSERT_EQ(got.dgate, want.dgate) << x;
+        ASSERT_EQ(got.dup, want.dup) << x;
+      }
+}
+
+TEST(SmallGates, GiveTheSameBitsWithLessWork) {
+  expect_same_bits_of_small_gates<activations::Silu>({});
+  expect_same_bits_of_small_gates<activations::SwiGlu>({});
+  for (const float alpha : {1.702f, -1.0f, 0.0f, 1e-30f, 1e-19f, 3e5f, 1e30f})
+    for (const float limit : {7.0f, 1e-3f, 3e38f})
+      expect_same_bits_of_small_gates<activations::ClampedSwiGlu>(
+          {.limit = limit, .alpha = alpha, .offset = 1.0f});
+}
+
 TEST(Silu, HasTheSlopeOneAtLargeNumbers) {
   const ActivationConstants any{.limit = 3e38f, .alpha = 1.0f, .offset = 0.0f};
   for (float x = 32; x < 1e38f; x *= 1.7f) {

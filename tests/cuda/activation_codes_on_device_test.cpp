@@ -74,17 +74,19 @@ TEST_P(ActivationCodesOnDevice, OfManyRowsHaveTheBitsOfTheTwoOperations) {
 
 /// Lanes beyond the last feature have nothing that such a probability makes a NaN of.
 TEST_P(ActivationCodesOnDevice, OfAnInfiniteProbability) {
-  for (const int64_t gap : {3, 8}) {  // not wide, and wide
-    ActivationProblem p{.kind = GetParam().kind, .experts = 2};
-    p.rows = 9;
-    p.features = 72;
-    p.prob = true;
-    p.along_k = parse_format("mxfp8");
-    p.plain = true;
-    Case c(p, p.rows, 3, gap);
-    c.prob.set({4}, HUGE_VAL);
-    check(c, text("gap=", gap));
-  }
+  for (const bool backward : {false, true})
+    for (const int64_t gap : {3, 8}) {  // not wide, and wide
+      ActivationProblem p{.backward = backward, .kind = GetParam().kind, .experts = 2};
+      if (GetParam().gated) p.layout = GluLayout::kInterleave1;
+      p.rows = 9;
+      p.features = 72;
+      p.prob = true;
+      p.along_k = parse_format("mxfp8");
+      p.plain = true;
+      Case c(p, p.rows, 3, gap);
+      c.prob.set({4}, HUGE_VAL);
+      check(c, text("gap=", gap));
+    }
 }
 
 TEST_P(ActivationCodesOnDevice, OfNoRowsAndOfBrokenOffsets) {

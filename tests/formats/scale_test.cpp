@@ -50,6 +50,26 @@ TEST(Fp32Scale, PowersOfTwoRoundDown) {
   EXPECT_EQ(fp32_multiplier(1, 448, 1, pow2_only), 256);
 }
 
+TEST(Fp32Scale, PowersOfTwoNeedNoDivision) {
+  const ScaleOptions pow2_only{.power_of_two = true};
+  for (const float largest : {E4m3::kLargest, E5m2::kLargest})
+    for (uint32_t bits = 1; bits < kInfinityBits; bits += bits < 0x0900'0000u ? 61 : 4093) {
+      const float amax = float_of(bits), quotient = largest / amax;
+      const float number = is_finite(quotient) ? quotient : Bf16::kLargest;
+      const float want = float_of(bits_of(number) & kInfinityBits);
+      const float got = fp32_multiplier(amax, largest, Bf16::kLargest, pow2_only);
+      ASSERT_EQ(got, want) << amax;
+      ASSERT_EQ(fp32_scale(got, pow2_only), 1 / want) << amax;
+    }
+  // Around each mantissa at which the quotient passes a power of two.
+  for (uint32_t exponent = 8; exponent < 255; ++exponent)
+    for (const uint32_t mantissa : {0x5f'ffffu, 0x60'0000u, 0x60'0001u}) {
+      const float amax = float_of(exponent << 23 | mantissa);
+      const float want = float_of(bits_of(448 / amax) & kInfinityBits);
+      ASSERT_EQ(fp32_multiplier(amax, 448, 1, pow2_only), want) << amax;
+    }
+}
+
 TEST(Fp8Tensor, StoresTheReciprocalOfItsMultiplier) {
   const ExpertScale got = Fp8Tensor::expert_scale<E5m2>(3, {});
   EXPECT_EQ(got.encode, 57344.0f / 3.0f);

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <initializer_list>
 
 #include "cadre/host_device.h"
@@ -146,14 +147,19 @@ __device__ inline float2 pair_of(DType dtype, uint32_t bits) {
   return {__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff'0000u)};
 }
 
+template <class Pair>
+__device__ inline uint32_t word_of(const Pair& pair) {
+  uint32_t word;
+  static_assert(sizeof(pair) == sizeof(word));
+  std::memcpy(&word, static_cast<const void*>(&pair), sizeof(word));
+  return word;
+}
+
 /// Rounds to nearest even; any NaN becomes 0x7fff, as in src/formats.
 __device__ inline uint32_t bits_of_pair(DType dtype, float x, float y) {
-  if (dtype == DType::kF16) {
-    const __half2_raw raw = __floats2half2_rn(x, y);
-    return raw.x | uint32_t(raw.y) << 16;
-  }
-  const __nv_bfloat162_raw raw = __floats2bfloat162_rn(x, y);
-  return raw.x | uint32_t(raw.y) << 16;
+  // As a word: of halves the compiler would put each word together anew.
+  return dtype == DType::kF16 ? word_of(__floats2half2_rn(x, y))
+                              : word_of(__floats2bfloat162_rn(x, y));
 }
 
 __device__ inline void decode(const Chunk& chunk, DType dtype, float (&to)[kChunk]) {

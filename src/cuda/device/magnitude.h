@@ -67,6 +67,12 @@ __device__ inline uint32_t larger(uint32_t largest, uint32_t word) {
     return larger_halves<__half2>(largest, word);
 }
 
+/// Of two lines, whose words have two numbers each, one word.
+template <DType kDType>
+__device__ inline uint32_t of_two(uint32_t first, uint32_t second) {
+  return larger<kDType>(pick_bytes(first, second, 0x5410), pick_bytes(first, second, 0x7632));
+}
+
 /// Of each of eight lines, rows or columns of a patch.
 template <DType kDType>
 struct LineMagnitudes {
@@ -86,9 +92,7 @@ struct LineMagnitudes {
       if constexpr (kInWord == 1) {
         words[i] = first;
       } else {
-        const uint32_t second = LineMagnitudes(rows[2 * i + 1]).folded();
-        words[i] =
-            larger<kDType>(pick_bytes(first, second, 0x5410), pick_bytes(first, second, 0x7632));
+        words[i] = of_two<kDType>(first, LineMagnitudes(rows[2 * i + 1]).folded());
       }
     }
   }
@@ -111,7 +115,6 @@ struct LineMagnitudes {
     return max(magnitude(all, 0), magnitude(all, kInWord - 1));
   }
 
- private:
   __device__ static uint32_t magnitude(uint32_t word, int half) {
     if constexpr (kInWord == 1) return word;
     return formats::magnitude(pair_of(kDType, word >> (16 * half)).x);

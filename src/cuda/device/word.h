@@ -42,6 +42,13 @@ __device__ inline int thread_x() {
   return x;
 }
 
+/// The same words, of which the compiler does not know that: what is made of them behind a branch
+/// it does not make before it, which takes registers.
+__device__ inline uint4 words_anew(uint4 words) {
+  asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+  return words;
+}
+
 /// Makes an address one number in registers, to which a multiple is added by one instruction.
 template <class Byte>
 __device__ inline Byte* as_one_number(Byte* address) {

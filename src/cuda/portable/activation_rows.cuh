@@ -143,14 +143,14 @@ __device__ void write(const Stored& stored, const Glu& z, int64_t row, int64_t f
 }
 
 /// h of eight features, zero in the tail.
-template <class Config>
+template <class Config, class Activation = typename Config::Activation>
 __device__ Chunk forward_chunk(const ActivationJob& job, const Stored& stored, bool tail,
                                float prob) {
   float h[kChunk] = {};
   const Features x = decoded<Config>(job.z, stored);
 #pragma unroll
   for (int i = 0; i < kChunk; ++i)
-    if (!tail) h[i] = Config::Activation::forward(x.gate[i], x.up[i], job.constants) * prob;
+    if (!tail) h[i] = Activation::forward(x.gate[i], x.up[i], job.constants) * prob;
   return encode(h, job.h.dtype);
 }
 
@@ -158,13 +158,13 @@ __device__ Chunk forward_chunk(const ActivationJob& job, const Stored& stored, b
 struct StoredBackward {
   Stored z;
   Chunk dh;
-  float prob;
+  float prob = 0;  ///< 0 beyond the end of a row
 };
 
 template <class Config>
 __device__ StoredBackward read_backward(const ActivationJob& job, int64_t row, int64_t f) {
   if (f >= job.features) return {};
-  return {read<Config>(job.z, row, f), load<Config::kWide>(job.dh, {row, f}), job.prob_of(row)};
+  return {read<Config>(job.z, row, f), load<Config::kWide>(job.dh, {row, f})};
 }
 
 /// Where gradients go: to dz.
@@ -172,6 +172,10 @@ template <class Config>
 struct PlainGradients {
   static constexpr bool kWholeWarps = false;
 
+  /// Calls work(activation, z).
+  __device__ void with_activation(const Stored& z, auto&& work) const {
+    work(typename Config::Activation(), z);
+  }
   __device__ void write(const ActivationJob& job, const Features& x, Place at) const {
     portable::write<Config>(encoded<Config>(x, job.dz.gate.dtype), job.dz, at.row, at.column);
   }
@@ -182,21 +186,25 @@ template <class Config, class Out>
 __device__ void backward_chunk(const ActivationJob& job, const Out& out,
                                const StoredBackward& stored, Place at, float (&sums)[kChunk]) {
   const float prob = stored.prob;
-  Features x = decoded<Config>(job.z, stored.z);
+  Features x;
   float dh[kChunk], h[kChunk];
   decode(stored.dh, job.dh.dtype, dh);
+  out.with_activation(stored.z, [&]<class Activation>(Activation, const Stored& z) {
+    x = decoded<Config>(job.z, z);
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) {
-    const auto gradient =
-        Config::Activation::backward(x.gate[i], x.up[i], dh[i] * prob, job.constants);
-    x.gate[i] = gradient.dgate;
-    x.up[i] = gradient.dup;
-    h[i] = gradient.value * prob;
-    sums[i] += dh[i] * gradient.value;  // both are zero beyond the end of a row
-  }
+    for (int i = 0; i < kChunk; ++i) {
+      const auto gradient = Activation::backward(x.gate[i], x.up[i], dh[i] * prob, job.constants);
+      x.gate[i] = gradient.dgate;
+      x.up[i] = gradient.dup;
+      h[i] = gradient.value;
+      sums[i] += dh[i] * gradient.value;  // both are zero beyond the end of a row
+    }
+  });
   out.write(job, x, at);
-  if (job.h.data != nullptr && at.column < job.features)
-    store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
+  if (job.h.data == nullptr || at.column >= job.features) return;
+#pragma unroll
+  for (float& value : h) value *= prob;
+  store<Config::kWide>(encode(h, job.h.dtype), job.h, at);
 }
 
 /// Rows of gradients. The next chunk, of this row or of the warp's next, is read before this one is
@@ -210,14 +218,17 @@ class BackwardRows {
   /// A row, and the one that the warp takes next.
   __device__ void take(int64_t row, int64_t later) {
     const int64_t first = first_column(kWholeRows);
-    if (row != read_) next_ = read_backward<Config>(job_, row, first);
+    if (row != read_) begin(row, first);
+    const float prob = prob_;
     float sums[kChunk] = {};
-    for (int64_t f = first; f < first + job_.features; f += kRound) {
-      const StoredBackward here = next_;
-      if (f + kRound < first + job_.features)
+    for (int64_t round = 0; round < job_.features; round += kRound) {
+      const int64_t f = round + first;
+      StoredBackward here = next_;
+      here.prob = f < job_.features ? prob : 0.0f;
+      if (round + kRound < job_.features)
         next_ = read_backward<Config>(job_, row, f + kRound);
       else if (later < used_)
-        next_ = read_backward<Config>(job_, later, first), read_ = later;
+        begin(later, first);
       if (Out::kWholeWarps || f < job_.features)
         backward_chunk<Config>(job_, out_, here, {row, f}, sums);
     }
@@ -226,10 +237,17 @@ class BackwardRows {
   }
 
  private:
+  __device__ void begin(int64_t row, int64_t first) {
+    next_ = read_backward<Config>(job_, row, first);
+    prob_ = job_.prob_of(row);
+    read_ = row;
+  }
+
   const ActivationJob& job_;
   const Out& out_;
   const int64_t used_;
   StoredBackward next_{};
+  float prob_ = 0;     ///< of that row
   int64_t read_ = -1;  ///< the row that `next_` begins
 };
 

@@ -21,8 +21,14 @@ struct RowsJob {
   ExpertsRows of;
 };
 
+/// As many as are resident without a spill.
 template <DType kSource, class Codes>
-__global__ void __launch_bounds__(kGridWarps* kLanes, 4)
+constexpr int kResidentBlocks = kSource == DType::kF32 || Codes::kNibbles ? 4
+                                : Codes::kLanesOfBlock < kChunk           ? 5
+                                                                          : 6;
+
+template <DType kSource, class Codes>
+__global__ void __launch_bounds__(kGridWarps* kLanes, kResidentBlocks<kSource, Codes>)
     quantize_rows_kernel(const __grid_constant__ RowsJob<Codes> job) {
   begin_dependent();
   const schedule::ExpertRows rows = owned_rows(job.of.offsets, job.of.experts, job.of.rows);

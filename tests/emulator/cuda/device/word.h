@@ -26,6 +26,8 @@ void store_words_below(int number, int below, uint8_t* to, Words words) {
 
 inline int thread_x() { return int(threadIdx.x); }
 
+inline uint4 words_anew(uint4 words) { return words; }
+
 template <class Byte>
 Byte* as_one_number(Byte* address) {
   return address;
