@@ -217,6 +217,7 @@ huggingface.load_quantized("nowhere")
 huggingface.use("mixtral")
 huggingface.explain("mixtral")
 huggingface.use(llama)
+huggingface.use(torch.nn.DataParallel(mixtral))
 setattr(mixtral, "others", other), huggingface.use(mixtral)
 setattr(experts, "act_fn", torch.nn.Mish()), huggingface.use(mixtral)
 setattr(experts, "act_fn", torch.nn.PReLU()), huggingface.use(mixtral)
@@ -274,6 +275,10 @@ setattr(linear.weight1, "data", draw(N, K).half()), linear(x, counts)
 setattr(linear.weight1, "data", draw(K, N).t()), linear(x, counts)
 setattr(linear.bias0, "data", draw(2 * N)[::2]), linear(x, counts)
 linear.weight0.untyped_storage().resize_(0), linear(x, counts)
+setattr(linear, "weight0", torch.nn.Parameter(torch._neg_view(w[0]))),
+    linear(x, counts, out=torch.empty(R, N))
+setattr(linear, "bias0", torch.nn.Parameter(torch._neg_view(w[0, :, 0]))),
+    cadre.autocast(recipe="mxfp8")(linear)(x, counts, is_first_microbatch=True)
 mlp(x, counts, torch.rand(R - 1))
 mlp(x, counts, torch.rand(R).double())
 mlp(x, counts, [1.0] * R)
@@ -336,6 +341,12 @@ cadre.dequantize(cadre.quantize(leaf, offsets, "mxfp8"), offsets, "mxfp8",
 ops.grouped_mlp_quantized(leaf, offsets, None, q1, [], q2, [], None,
     recipe="mxfp4")[0].sum().backward()
 torch.autograd.grad(linear(leaf, counts), leaf, dy.expand(2, R, N), is_grads_batched=True)
+torch.autograd.grad(linear(leaf, counts, dgrad_out=memory), leaf, dy.expand(2, R, N),
+    is_grads_batched=True)
+torch.autograd.grad(mlp(leaf, counts), leaf, x.expand(2, R, K), is_grads_batched=True)
+torch.autograd.grad(moe(leaf)[0], leaf, x.expand(2, R, K), is_grads_batched=True)
+torch.autograd.grad(ops.routed_experts(leaf, torch.zeros(R, 2, dtype=torch.int32), draw(R, 2), E,
+    [w], [], [w2], [])[0], leaf, x.expand(2, R, K), is_grads_batched=True)
 torch.func.jvp(lambda x: linear(x, counts), (x,), (x,))
 torch.func.jvp(lambda x: mlp(x, counts), (x,), (x,))
 """
