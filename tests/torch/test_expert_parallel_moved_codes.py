@@ -218,6 +218,7 @@ def read_by_others(rank, device):
         with torch.no_grad():
             seen.append(own(x)[0])
             seen.append(torch.compile(own, backend="aot_eager")(x)[0])
+    torch._dynamo.reset()  # other tests of these processes compile such layers, too
     assert all(same_bits(out, seen[0]) for out in seen)
     assert seen[0].isfinite().all()
 
