@@ -38,8 +38,6 @@ class _Formula(Activation):
         if self.gated and (z.shape[-1] == 0 or z.shape[-1] % unit):
             raise ValueError(f"z has {z.shape[-1]} columns, must have a multiple of {unit}: gate "
                              "and up of every feature")
-        if scales is not None and len(scales) != len(z):
-            raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
         if torch.compiler.is_compiling():  # what is computed again is the compiler's choice
             return self._formula(z, scales, offsets).to(z.dtype)
         return _Again.apply(self._formula, z, scales, offsets)
