@@ -43,11 +43,10 @@ class _Formula(Activation):
         return _Again.apply(self._formula, z, scales, offsets)
 
     def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
-        """h in fp32. The tail is zero, whatever z has there."""
-        row = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
-        owned = torch.where(row < offsets[-1], z.float(), 0.0)
-        h = self._of(*self._halves(owned))
-        return h if scales is None else h * scales.unsqueeze(1)
+        """h in fp32. The tail is zero, whatever z and scales have there."""
+        owned = (torch.arange(z.shape[0], device=z.device) < offsets[-1]).unsqueeze(1)
+        h = self._of(*self._halves(torch.where(owned, z.float(), 0.0)))
+        return h if scales is None else h * torch.where(owned, scales.unsqueeze(1), 0.0)
 
     def _halves(self, z: Tensor) -> tuple[Tensor, ...]:
         if not self.gated:
