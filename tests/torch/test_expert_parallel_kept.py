@@ -28,8 +28,8 @@ def layers(device, count, ep, **options):
     return made
 
 
-def window(device, dtype=torch.float32):
-    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=T,
+def window(device, dtype=torch.float32, tokens=T):
+    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=tokens,
                                 hidden=H, dtype=dtype, device=device)
 
 
@@ -105,6 +105,21 @@ def rows_that_others_read(rank, device, frozen):
         torch.testing.assert_close(of_run, found[0], rtol=1e-5, atol=1e-5)
 
 
+def anomalies(rank, device, tokens):
+    """Who looks for NaN finds none in rows of nobody, though new memory is full of it."""
+    torch.manual_seed(90 + rank)
+    layer, = layers(device, 1, window(device, tokens=tokens), bias=True)
+    fills = device.type == "cpu"  # of a GPU some operators would be refused
+    torch.use_deterministic_algorithms(fills)
+    try:
+        assert not fills or torch.empty(1).isnan()
+        with torch.autograd.detect_anomaly(check_nan=True):
+            results = step([layer], in_a_row, draw(T, H, device=device), draw(T, H, device=device))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(t.isfinite().all() for t in results)
+
+
 def results_that_a_checkpoint_keeps(rank, device):
     kept = partial(create_selective_checkpoint_contexts, [torch.ops.cadre.grouped_mlp.default])
 
@@ -146,6 +161,11 @@ def test_results_that_are_kept(ranks, change):
 @pytest.mark.parametrize("frozen", [False, True])
 def test_rows_that_others_read(ranks, frozen):
     ranks.run(rows_that_others_read, frozen)
+
+
+@pytest.mark.parametrize("tokens", [T, 4096])  # results of many are pushed
+def test_anomalies(ranks, tokens):
+    ranks.run(anomalies, tokens)
 
 
 def test_results_that_a_checkpoint_keeps(ranks):

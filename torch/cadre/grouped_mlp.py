@@ -351,7 +351,7 @@ class GroupedMLP(DeferredGradients):
     def _is_watched(self) -> bool:
         """Whether somebody else may see what it is given and gives, and keep it."""
         return bool(self._is_changed() or module._has_any_global_hook()
-                    or torch._C._len_torch_dispatch_stack() > 0)
+                    or torch._C._len_torch_dispatch_stack() > 0 or torch.is_anomaly_enabled())
 
     def _can_push(self, like: Tensor, ranks: int, in_codes: bool, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody
