@@ -28,8 +28,8 @@ def layers(device, count, ep, **options):
     return made
 
 
-def window(device, dtype=torch.float32):
-    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=T,
+def window(device, dtype=torch.float32, tokens=T):
+    return cadre.ExpertParallel(dist.group.WORLD, E // WORLD, TOP_K, route="window", tokens=tokens,
                                 hidden=H, dtype=dtype, device=device)
 
 
@@ -77,6 +77,49 @@ def results_that_are_kept(rank, device, change):
     same_as_by_messages(device, CHANGES[change], in_a_row, 2)
 
 
+class Adapted(cadre.GroupedMLP):
+    """With an adapter, which multiplies all rows, and so do its gradients."""
+
+    def forward(self, x, *given):
+        return super().forward(x, *given) + functional.linear(x, self.adapter)
+
+
+def rows_that_others_read(rank, device, frozen):
+    """A window has room for more rows than come: hooks and subclasses find zeros there, in
+    gradients, too."""
+    torch.manual_seed(90 + rank)
+    x, dout = draw(T, H, device=device), draw(T, H, device=device)
+    seen, found = [], []
+    for ep in (dist.group.WORLD, window(device)):
+        layer, = layers(device, 1, ep)
+        layer.experts.requires_grad_(not frozen)
+        layer.experts.__class__ = Adapted
+        layer.experts.adapter = torch.nn.Parameter(torch.eye(H, device=device))
+        layer.experts.register_full_backward_hook(lambda m, dx, dy: seen.extend((dx[0], dy[0])))
+        for run in (layer, layer, layer, torch.compile(layer, backend="aot_eager")):
+            layer.zero_grad()
+            found.append((*step([run], in_a_row, x, dout)[:2], layer.experts.adapter.grad))
+    torch._dynamo.reset()  # other tests of these processes compile such layers, too
+    assert seen and all(t.isfinite().all() for t in seen)
+    for of_run in found:  # torch's product adds up in orders of its own
+        torch.testing.assert_close(of_run, found[0], rtol=1e-5, atol=1e-5)
+
+
+def anomalies(rank, device, tokens):
+    """Who looks for NaN finds none in rows of nobody, though new memory is full of it."""
+    torch.manual_seed(90 + rank)
+    layer, = layers(device, 1, window(device, tokens=tokens), bias=True)
+    fills = device.type == "cpu"  # of a GPU some operators would be refused
+    torch.use_deterministic_algorithms(fills)
+    try:
+        assert not fills or torch.empty(1).isnan()
+        with torch.autograd.detect_anomaly(check_nan=True):
+            results = step([layer], in_a_row, draw(T, H, device=device), draw(T, H, device=device))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(t.isfinite().all() for t in results)
+
+
 def results_that_a_checkpoint_keeps(rank, device):
     kept = partial(create_selective_checkpoint_contexts, [torch.ops.cadre.grouped_mlp.default])
 
@@ -113,6 +156,16 @@ def tokens_in_the_window(rank, device, again):
 @pytest.mark.parametrize("change", CHANGES)
 def test_results_that_are_kept(ranks, change):
     ranks.run(results_that_are_kept, change)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_rows_that_others_read(ranks, frozen):
+    ranks.run(rows_that_others_read, frozen)
+
+
+@pytest.mark.parametrize("tokens", [T, 4096])  # results of many are pushed
+def test_anomalies(ranks, tokens):
+    ranks.run(anomalies, tokens)
 
 
 def test_results_that_a_checkpoint_keeps(ranks):

@@ -196,6 +196,33 @@ def frozen(rank, device):
     assert all(map(same_bits, *results))
 
 
+class Adapted(cadre.GroupedMLP):
+    """With an adapter, which reads x itself."""
+
+    def forward(self, x, counts, prob=None, bias2_scale=None):
+        return super().forward(x, counts, prob, bias2_scale) + x / 2
+
+
+def read_by_others(rank, device):
+    """Hooks and subclasses read what the codes say, whatever learns."""
+    _, codes = layers_of(device, "mxfp8")
+    x = part(tokens_of_all(device)[0], rank)
+    seen = []
+    for kind, learns in ((cadre.GroupedMLP, True), (Adapted, True), (Adapted, False)):
+        own = layer(device, codes, "mxfp8")
+        own.experts.__class__ = kind
+        if kind is cadre.GroupedMLP:
+            own.experts.register_forward_hook(lambda mlp, given, made: made + given[0] / 2)
+        own.experts.w1.requires_grad_(learns)
+        seen.append(own(x)[0].detach())
+        with torch.no_grad():
+            seen.append(own(x)[0])
+            seen.append(torch.compile(own, backend="aot_eager")(x)[0])
+    torch._dynamo.reset()  # other tests of these processes compile such layers, too
+    assert all(same_bits(out, seen[0]) for out in seen)
+    assert seen[0].isfinite().all()
+
+
 def pushed(rank, device):
     """Experts push results of codes as they do of numbers."""
     numbers, codes = layers_of(device, "mxfp8", tokens=4096)  # exchanges of few fetch their rows
@@ -346,8 +373,8 @@ def test_what_gradients_of_the_first_weights_read(ranks, format, recipe, major):
     ranks.run(gradients_of_the_first_weights, format, recipe, major)
 
 
-@pytest.mark.parametrize("task", [what_is_sent, frozen, pushed, around, operators, too_many_rows],
-                         ids=lambda task: task.__name__)
+@pytest.mark.parametrize("task", [what_is_sent, frozen, read_by_others, pushed, around, operators,
+                                  too_many_rows], ids=lambda task: task.__name__)
 def test_codes_of_a_layer(ranks, task):
     ranks.run(task)
 

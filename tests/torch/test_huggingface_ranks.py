@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
 from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 transformers.logging.set_verbosity_error()
 FAMILIES = ("qwen3_moe", "gpt_oss")
@@ -197,6 +198,31 @@ def refusals(rank, device):
     shared.set_experts_implementation("cadre")
 
 
+def wrapped(rank, device):
+    """A DDP that was made before takes experts for the same on both ranks; generate of compiled
+    models goes on until both have finished, too."""
+    group, model = dist.group.WORLD, made("qwen3_moe", device)
+    around = DistributedDataParallel(model)
+    with pytest.raises(ValueError, match="use: model is a DistributedDataParallel around a Qwen3Moe"
+                       "ForCausalLM, must be that alone, before it is wrapped"):
+        huggingface.use(around, group)
+    huggingface.use(model, group)
+    apart = [name for name, _ in model.named_parameters() if ".experts." in name]
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, apart)
+    with pytest.raises(ValueError, match="keeps model.layers.0.mlp.experts.gate_up_proj alike on .*"
+                       "_set_params_and_buffers_to_ignore_for_model before it is wrapped"):
+        around(**prompts_of(device))
+    ids = prompts_of(device)["input_ids"]
+    DistributedDataParallel(model)(input_ids=ids, labels=ids).loss.backward()
+
+    plain = made("qwen3_moe", device)
+    compiled = torch.compile(copy.deepcopy(plain), backend="eager")
+    mine = prompts_of(device, 1 + rank)
+    options = dict(do_sample=False, max_new_tokens=2 + 3 * rank)
+    got = huggingface.use(compiled, group).generate(**mine, **options)
+    assert torch.equal(got, plain.generate(**mine, **options))
+
+
 def prompts_of(device, count=3, length=7):
     drawn = torch.Generator().manual_seed(5)
     ids = torch.randint(2, 64, (count, length), generator=drawn).to(device)
@@ -349,6 +375,10 @@ def test_compiled_experts(two):
 def test_spread_by_transformers(two, family, switched):
     pytest.importorskip("transformers.distributed.tensor_parallel")
     two.run(spread_by_transformers, family, switched)
+
+
+def test_wrapped_models(two):
+    two.run(wrapped)
 
 
 def test_refusals(two):

@@ -214,23 +214,29 @@ def test_situ(device, interleave, dtype):
         assert torch.equal(got, w)
 
 
-@pytest.mark.parametrize("make", [ops.SiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
+@pytest.mark.parametrize("make", [ops.SiTUGLU, ops.ScaledSiTUGLU, ops.GLU, ops.SReGLU, ops.QGELU])
 def test_formulas_in_a_row(device, make):
     """The tail is zero, whatever is there; and why it is no grouped_mlp."""
     op, offsets = make(), cadre.offsets(torch.tensor([3, 4], device=device), "counts", R)
     z = draw(R, C, device=device)
-    z[7:] = math.nan
-    z.requires_grad_()
-    h = op(z, offsets=offsets)
-    h.sum().backward()
-    assert not h[7:].any() and not z.grad[7:].any() and torch.isfinite(z.grad).all()
+    scales = [torch.rand(R, device=device)] * op.num_extra_inputs
+    for t in (z, *scales):
+        t[7:] = math.nan
+        t.requires_grad_()
+    h = op(z, *scales, offsets=offsets)
+    dh = torch.ones_like(h)
+    dh[7:] = math.nan
+    h.backward(dh)
+    assert not h[7:].any()
+    for t in (z, *scales):
+        assert not t.grad[7:].any() and torch.isfinite(t.grad).all()
     mlp = ops.Sequential(ops.GroupedLinear(2, C, C, device=device), op,
                          ops.GroupedLinear(2, h.shape[-1], C, device=device))
     counts = torch.tensor([3, 4], device=device)
-    steps = mlp.plan(counts, counts)
+    steps = mlp.plan(counts, *scales, counts)
     assert [s.name for s in steps] == ["grouped_linear", "activation", "grouped_linear"]
     assert steps[0].not_fused == "the activation has no operator"
-    assert mlp(z.detach(), counts, counts).shape == (R, C)
+    assert mlp(z.detach(), counts, *scales, counts).shape == (R, C)
 
 
 def test_errors_of_situ(device):

@@ -259,6 +259,9 @@ def test_experts_of_gpt_oss_have_the_bits_of_their_numbers(dtype, tmp_path):
         with cadre.autocast(recipe="fp8_tensor"):
             inside = experts[0](x, chosen.indices, chosen.values)
     assert torch.equal(got, want) and torch.equal(inside, want)
+    runs = {torch.bfloat16: "mxfp4", torch.float32: "f32,fprop=f32*mxfp4",
+            torch.float16: "f16,fprop=f16*mxfp4"}[dtype]
+    assert f" F={experts[0].config.intermediate_size} {runs} cpu" in huggingface.explain(model)
 
 
 def loaded(family, folder):

@@ -171,6 +171,7 @@ def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
 def generate_together(model: nn.Module) -> None:
     """From now on `model.generate` goes on until all ranks have finished, unless they have one
     batch."""
+    model = getattr(model, "_orig_mod", model)  # of torch.compile, whose type has no `generate`
     if hasattr(model, "generate"):
         model.generate = MethodType(_generate, model)
 

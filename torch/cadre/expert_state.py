@@ -112,7 +112,7 @@ def refusal_in_ddp(experts: nn.Module, ep: ExpertParallel) -> str | None:
         if parameter in own and name not in around.parameters_to_ignore:
             return (f"experts: DistributedDataParallel keeps {name} alike on ranks "
                     f"{sorted(alike)}, must leave it alone, since they have other experts; name "
-                    "it in _set_params_and_buffers_to_ignore_for_model")
+                    "it in _set_params_and_buffers_to_ignore_for_model before it is wrapped")
     return ""
 
 

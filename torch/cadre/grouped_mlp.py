@@ -341,13 +341,17 @@ class GroupedMLP(DeferredGradients):
         """Of the recipe, "" for that of the type of x."""
         return words_for(active_recipe() if self.recipe is None else self.recipe, x)
 
+    def _is_changed(self) -> bool:
+        """Whether code that is not of this class runs with it, compiled or not."""
+        is_other = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
+                    or self._compiled_call_impl is not None)
+        return bool(is_other or self._forward_hooks or self._forward_pre_hooks
+                    or self._backward_hooks or self._backward_pre_hooks)
+
     def _is_watched(self) -> bool:
-        """Whether somebody else may see results, and keep them."""
-        is_changed = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
-                      or self._compiled_call_impl is not None)
-        return bool(is_changed or self._forward_hooks or self._forward_pre_hooks
-                    or self._backward_hooks or self._backward_pre_hooks
-                    or module._has_any_global_hook() or torch._C._len_torch_dispatch_stack() > 0)
+        """Whether somebody else may see what it is given and gives, and keep it."""
+        return bool(self._is_changed() or module._has_any_global_hook()
+                    or torch._C._len_torch_dispatch_stack() > 0 or torch.is_anomaly_enabled())
 
     def _can_push(self, like: Tensor, ranks: int, in_codes: bool, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody

@@ -276,6 +276,9 @@ def use(model: nn.Module, ep: "ExpertParallel | ProcessGroup | DeviceMesh | None
         run one of them. The model is then as it was.
     """
     _require_module("use", model)
+    if isinstance(inner := getattr(model, "module", None), PreTrainedModel):
+        raise ValueError(f"use: model is {kind_of(model)} around {kind_of(inner)}, must be that "
+                         "alone, before it is wrapped; wrappers know the parameters there were")
     found, ported = _experts(model), foreign_experts.ported(model)
     if not (found or ported) or not hasattr(model, "set_experts_implementation"):
         raise ValueError(f"use: model is {type(model).__name__} with {len(found)} experts modules, "
@@ -336,12 +339,13 @@ def explain(model: nn.Module) -> str:
     not dispatch have a line too, and so have routers that Cadre knows."""
     _require_module("explain", model)
     lines = []
+    rows = _dtype_of_rows(model)
     for name, module in (_experts(model) | foreign_experts.ported(model)).items():
         try:
             text = _about(name, module)
         except NotImplementedError as error:
             text = f"not for cadre: {error}"
-        lines.append(f"{name}: {_sizes(module)}; runs {_implementation(module)}; {text}")
+        lines.append(f"{name}: {_sizes(module, rows)}; runs {_implementation(module)}; {text}")
     for name, module in _foreign(model).items():
         lines.append(f"{name}: {type(module).__name__}; runs its own code; not for cadre: it takes "
                      "no experts_implementation")
@@ -374,7 +378,12 @@ def _biases(self: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     return [getattr(self, first_weight_of(self) + "_bias")], [self.down_proj_bias]
 
 
-def _sizes(module: nn.Module) -> str:
+def _dtype_of_rows(model: nn.Module) -> torch.dtype:
+    """Of what experts are given: the type of the first numbers that are no codes, an embedding."""
+    return next((p.dtype for p in model.parameters() if p.dtype in _DTYPES), torch.bfloat16)
+
+
+def _sizes(module: nn.Module, rows: torch.dtype) -> str:
     kind = type(module).__name__
     if foreign_experts.port_of(module):
         weight = next(module.parameters())
@@ -384,7 +393,7 @@ def _sizes(module: nn.Module) -> str:
         codes = own.weight(module, own.second)[0]
         features = codes.shape[2] * own.kind.codes_a_byte
         return (f"{kind} E={module.num_experts} H={codes.shape[1]} F={features} "
-                f"{own.kind.recipe} {codes.device}{bias}")
+                f"{quantized_experts.recipe_of(own, rows)} {codes.device}{bias}")
     weight1, weight2 = _weights(module)
     stored = " transposed" if module.is_transposed else ""
     return (f"{kind} E={module.num_experts} H={weight2.shape[1]} F={weight2.shape[2]} "

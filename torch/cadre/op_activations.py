@@ -80,7 +80,7 @@ class Activation(Operation):
         rows = z.reshape(-1, z.shape[-1])
         starts = offsets_of_all_rows(rows) if offsets is None else _starts(offsets, rows)
         with _keeping_fp8(rows, starts) if self.cache_quantized_input else nullcontext():
-            h = self._compute(rows, starts, probabilities(scales))
+            h = self._compute(rows, starts, probabilities(scales, rows))
         return h if z.dim() == 2 else h.view(*z.shape[:-1], h.shape[-1])
 
     def _compute(self, z: Tensor, offsets: Tensor, scales: Tensor | None) -> Tensor:
@@ -105,11 +105,17 @@ def _starts(offsets: Offsets | RoutingOffsets, rows: Tensor) -> Tensor:
     return tensor_of(offsets, rows.shape)
 
 
-def probabilities(scales: Tensor | None) -> Tensor | None:
-    """As operators take them: fp32 [R]."""
+def probabilities(scales: Tensor | None, x: Tensor) -> Tensor | None:
+    """As operators take them: fp32 [R], for x [..., columns] of R rows.
+
+    Errors: TypeError for what is no tensor of real numbers; ValueError for another number of them.
+    """
     require_factor("scales", scales)
     if scales is not None and scales.is_complex():
         raise TypeError(f"scales is {scales.dtype}, must be of a real type")
+    rows = x.shape[:-1].numel()
+    if scales is not None and scales.numel() != rows:
+        raise ValueError(f"scales has {scales.numel()} elements, must have {rows}, one a row")
     return None if scales is None else scales.reshape(-1).to(torch.float32).contiguous()
 
 

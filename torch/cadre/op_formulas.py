@@ -38,18 +38,15 @@ class _Formula(Activation):
         if self.gated and (z.shape[-1] == 0 or z.shape[-1] % unit):
             raise ValueError(f"z has {z.shape[-1]} columns, must have a multiple of {unit}: gate "
                              "and up of every feature")
-        if scales is not None and len(scales) != len(z):
-            raise ValueError(f"scales has {len(scales)} elements, must have {len(z)}, one a row")
         if torch.compiler.is_compiling():  # what is computed again is the compiler's choice
             return self._formula(z, scales, offsets).to(z.dtype)
         return _Again.apply(self._formula, z, scales, offsets)
 
     def _formula(self, z: Tensor, scales: Tensor | None, offsets: Tensor) -> Tensor:
-        """h in fp32. The tail is zero, whatever z has there."""
-        row = torch.arange(z.shape[0], device=z.device).unsqueeze(1)
-        owned = torch.where(row < offsets[-1], z.float(), 0.0)
-        h = self._of(*self._halves(owned))
-        return h if scales is None else h * scales.unsqueeze(1)
+        """h in fp32. The tail is zero, whatever z and scales have there."""
+        owned = (torch.arange(z.shape[0], device=z.device) < offsets[-1]).unsqueeze(1)
+        h = self._of(*self._halves(torch.where(owned, z.float(), 0.0)))
+        return h if scales is None else h * torch.where(owned, scales.unsqueeze(1), 0.0)
 
     def _halves(self, z: Tensor) -> tuple[Tensor, ...]:
         if not self.gated:

@@ -245,6 +245,7 @@ def grouped_gemm(lhs: Tensor, rhs: Tensor | Sequence[Tensor], offsets: AnyOffset
     default.
     unit_budget: SMs or threads to use at most, 0 for all.
     Raises TypeError for other dtypes of lhs and rhs, else ValueError."""
+    _require_no_bools(unit_budget=unit_budget)
     return _ops.grouped_gemm(lhs, [rhs] if isinstance(rhs, Tensor) else rhs,
                              tensor_of(offsets, _shape(lhs)), which, bias=bias,
                              bias_scale=bias_scale, alpha=alpha, out_dtype=out_dtype,

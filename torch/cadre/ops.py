@@ -97,8 +97,9 @@ class GroupedLinear(_GroupedLinear, Operation):
     def forward(self, input: Tensor, split_sizes: Counts, scales: Tensor | None = None, *,
                 output: Tensor | None = None, grad_input: Tensor | None = None) -> Tensor:
         """[..., N] for input [..., K]. Errors: as `cadre.GroupedLinear`."""
+        require_rows("input", input)
         return super().forward(input, split_sizes, None, output, grad_input,
-                               bias_scale=probabilities(scales))
+                               bias_scale=probabilities(scales, input))
 
     if TYPE_CHECKING:
         __call__ = forward
@@ -466,8 +467,8 @@ def _run_mlp(three: list[_Bound], x: Tensor, offsets: Offsets) -> Tensor:
     if x.shape[-1] != first.in_features:
         raise ValueError(f"input has shape {list(x.shape)}, must be [..., {first.in_features}]; "
                          "in_features of the first linear is its last dimension")
-    prob = probabilities(three[1].extra[0]) if three[1].extra else None
-    scale = probabilities(three[2].extra[1]) if second.scale_bias else None
+    prob = probabilities(three[1].extra[0], x) if three[1].extra else None
+    scale = probabilities(three[2].extra[1], x) if second.scale_bias else None
     y, _ = torch.ops.cadre.grouped_mlp(
         x.reshape(-1, first.in_features), offsets.offsets, prob, *first.operands(),
         *second.operands(), scale, activation=activation.activation,

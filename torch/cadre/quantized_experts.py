@@ -122,8 +122,13 @@ def _parameters(module: nn.Module, own: Experts, x: Tensor, prob: Tensor
     parts = [part for name in (own.first, own.second)
              for part in (own.weight(module, name),
                           [getattr(module, name + "_bias")] if module.has_bias else [])]
+    return parts, recipe_of(own, working_dtype(x))
+
+
+def recipe_of(own: Experts, rows: torch.dtype) -> str:
+    """What reads the weights, for rows of that type."""
     recipe = own.kind.recipe
-    return parts, _UNROUNDED.get(working_dtype(x), recipe) if recipe == "mxfp4" else recipe
+    return _UNROUNDED.get(rows, recipe) if recipe == "mxfp4" else recipe
 
 
 def _blank(shape: tuple[int, int, int], kind: Kind, device: torch.device) -> list[nn.Parameter]:

@@ -68,6 +68,14 @@ auto make_node(Args&&... args) {
     return c10::make_intrusive<Node>(std::forward<Args>(args)...);
 }
 
+/// Errors    ValueError for a batch of gradients: torch has no loop over operators that have lists.
+inline void refuse_batches(const variable_list& dout) {
+  for (const at::Tensor& d : dout)
+    TORCH_CHECK_VALUE(!d.defined() || !d.key_set().has(c10::DispatchKey::Batched),
+                      "the gradient of a result is a batch, as is_grads_batched makes it, must be "
+                      "one tensor; take gradients one after another");
+}
+
 /// What backward returns where it has no derivative of its own. Where autograd records, whoever
 /// differentiates these gradients, by whatever forward or backward were given, meets an error.
 inline variable_list without_second_derivatives(const char* what, const variable_list& dout,

@@ -52,6 +52,7 @@ BiasGradients bias_grad_op(const Tensor& dy, const Tensor& offsets, const Maybe&
   const BiasGradInputs in{dy, offsets, bias_scale, bias};
   require_both(in);
   const auto type = dtype.value_or(bias ? bias->scalar_type() : dy.scalar_type());
+  if (dtype) float_type(type, "dtype");
   const int64_t experts = door::offsets(offsets, dy).experts;
   const int64_t scales = bias_scale ? dy.size(0) : 0;
   const BiasGradients out{at::empty({experts, dy.size(1)}, dy.options().dtype(type)),

@@ -16,7 +16,7 @@ namespace cadre::door {
 void require_memory(const at::Tensor& t, const char* what) {
   if (!t.defined() || t.numel() == 0) return;
   TORCH_CHECK_VALUE(t.has_storage(), what, " has layout ", t.layout(),
-                    ", must be dense; that of torch.vmap, or of is_grads_batched, is not");
+                    ", must be dense; that of torch.vmap is not");
   int64_t last = t.storage_offset();
   for (int64_t d = 0; d < t.dim(); ++d) last += (t.size(d) - 1) * t.stride(d);
   const int64_t bytes = (last + 1) * int64_t(t.element_size());

@@ -103,7 +103,7 @@ Tensor new_row_scales(const ExpertParallelProblem& p, const Tensor& like) {
   return at::empty({blocks, step}, like.options()).narrow(1, 0, p.rows).t();
 }
 
-/// What the codes of rows say, as numbers of the layer's type; their tail is not written.
+/// What the codes of rows say, as numbers of the layer's type; their tail stays.
 void decode(const ExpertParallelProblem& p, const Moved& moved, const Tensor& row_offsets,
             const Tensor& numbers) {
   QuantizedShape shape{.rows = p.rows, .cols = p.hidden, .experts = p.experts, .format = *p.x};
@@ -136,8 +136,10 @@ DispatchedCodes dispatch_codes_op(Name name, const Tensor& x, const Tensor& x_sc
   const Tensor rows = at::empty({p.rows, codes.size(1)}, codes.options());
   const Moved moved{codes, rows, scales, new_row_scales(p, scales)};
   const Dispatched made = dispatch_rows(*exchange, moved, experts, prob);
-  const Tensor of_rows = numbers ? at::empty({p.rows, p.hidden}, numbers->options())
-                                 : at::empty({0}, codes.options().dtype(at::kFloat));
+  const Tensor of_rows = !numbers ? at::empty({0}, codes.options().dtype(at::kFloat))
+                         : p.tail == Tail::kZero
+                             ? at::zeros({p.rows, p.hidden}, numbers->options())
+                             : at::empty({p.rows, p.hidden}, numbers->options());
   if (numbers && decodes) decode(p, moved, std::get<3>(made), of_rows);
   return with_scales(made, moved.row_scales, of_rows);
 }

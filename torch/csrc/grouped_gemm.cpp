@@ -174,6 +174,7 @@ void run_grouped_gemm(const GroupedGemmInputs& in, at::TensorList out) {
 Tensor new_grouped_gemm(const GroupedGemmInputs& in, std::optional<at::ScalarType> out_dtype) {
   const Pass pass = pass_of(in.which);
   const Widths widths = widths_of(in, pass);
+  if (out_dtype) float_type(*out_dtype, "out_dtype");
   const auto options = in.lhs.options().dtype(out_dtype.value_or(in.lhs.scalar_type()));
   const int64_t experts = offsets(in.offsets, in.lhs).experts, rows = in.lhs.size(0);
   Tensor out = pass == Pass::kWgrad   ? at::empty({experts, widths.n, widths.k}, options)

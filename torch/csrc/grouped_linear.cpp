@@ -312,6 +312,7 @@ GroupedLinearProblem problem_of(const LinearCall& call) {
   p.dbias = call.wants[kWantsDbias] || call.wants[kWantsDbiasScale];
   p.options.save_input = call.save_input;
   p.options.unit_budget = int_of(call.unit_budget, "unit_budget");
+  TORCH_CHECK_VALUE(p.bias || !call.bias_scale, "bias_scale is given, must be None; bias is empty");
   if (!p.bias) return p;
   const Parameters b(call.bias, "bias", call.offsets, 1);
   require_same_device(x, b.first(), "bias");

@@ -58,6 +58,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    refuse_batches(dout);
     const std::vector<int64_t> numbers = ctx->saved_data["numbers"].toIntVector();
     const auto named = ctx->saved_data.find("recipe");
     const std::string recipe = named == ctx->saved_data.end() ? "" : named->second.toStringRef();

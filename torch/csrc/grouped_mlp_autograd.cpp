@@ -69,6 +69,7 @@ class MlpFunction : public torch::autograd::Function<MlpFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    refuse_batches(dout);
     auto& data = ctx->saved_data;
     const c10::List<int64_t> counts = data["counts"].toIntList();
     if (!dout[0].defined())

@@ -98,7 +98,7 @@ void add_biases(GroupedMlpProblem& p, const MlpCall& call) {
     if (!bias.empty()) require_same_device(call.x, bias[0], "bias");
   p.parameters.bias = p.parameters.dbias = one.dtype();
   p.parameters.discrete_bias = one.discrete;
-  p.bias2_scale = p.bias2 && call.bias2_scale.has_value();
+  p.bias2_scale = call.bias2_scale.has_value();
 }
 
 }  // namespace
@@ -132,6 +132,8 @@ GroupedMlpProblem problem_of(const MlpCall& call) {
   p.options.unit_budget = int_of(call.unit_budget, "unit_budget");
   p.options.align =
       std::min({alignment({call.x}), alignment(call.weight1), alignment(call.weight2)});
+  TORCH_CHECK_VALUE(!call.bias2.empty() || !call.bias2_scale,
+                    "bias2_scale is given, must be None; bias2 is empty");
   add_biases(p, call);
   set_wants(p, call.wants);
   if (call.prob) require(*call.prob, {"prob", {p.rows}, call.x});

@@ -99,8 +99,10 @@ GroupedMlpProblem problem_of(const QuantizedCall& call, Text recipe, Text activa
       !p.bias1 || !p.bias2 || call.bias1[0].scalar_type() == call.bias2[0].scalar_type(),
       "bias2 is ", dtype_name(call.bias2[0].scalar_type()), ", must be ",
       dtype_name(call.bias1[0].scalar_type()), " as bias1");
+  TORCH_CHECK_VALUE(p.bias2 || !call.bias2_scale,
+                    "bias2_scale is given, must be None; bias2 is empty");
   p.prob = call.prob.has_value();
-  p.bias2_scale = p.bias2 && call.bias2_scale.has_value();
+  p.bias2_scale = call.bias2_scale.has_value();
   if (call.prob) require(*call.prob, {"prob", {p.rows}, call.x});
   if (call.bias2_scale) require(*call.bias2_scale, {"bias2_scale", {p.rows}, call.x});
   return p;

@@ -58,12 +58,6 @@ void require_plain(bool plain) {
       "deferred gradients, out, dgrad_out or cached weights, which no operator has");
 }
 
-/// Errors    ValueError for parameters on another device, such as "meta".
-void require_beside(const Tensor& x, TensorList weight, TensorList bias) {
-  for (const Tensor& t : weight) require_same_device(x, t, "weight");
-  for (const Tensor& t : bias) require_same_device(x, t, "bias");
-}
-
 /// The tensor, or a plain copy: the result of an asynchronous collective becomes plain when cloned.
 Tensor plain(const Tensor& t) {
   const Tensor copy = needs_dispatcher(t) ? t.clone().resolve_neg() : t;
@@ -244,6 +238,7 @@ class LinearStep : public torch::autograd::Function<LinearStep> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& dout) {
+    refuse_batches(dout);
     SavedForBackward saved(ctx);
     variable_list gradients = saved.options ? module_gradients(saved, plain(dout[0]))
                               : needs_dispatcher(dout[0])
@@ -374,7 +369,10 @@ Tensor linear_step(const Tensor& x, const Tensor& splits, bool counted, TensorLi
     return run_step({x, weight, bias}, bias_scale, weight, in, std::nullopt);
   }
 
-  if (traced || needs_dispatcher(x)) require_beside(x, weight, bias);
+  if (traced || needs_dispatcher(x)) {
+    require_beside(x, weight, "weight");
+    require_beside(x, bias, "bias");
+  }
   const AutocastTensors cast(plain(x), weight, bias);
   require_plain(!traced && !new_tensors_are_fake(x));
   const auto options = c10::make_intrusive<ModuleOptions>();

@@ -87,6 +87,7 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
 
   /// Where a loss is made of prob and scores alone, no expert is run.
   static variable_list backward(AutogradContext* ctx, const variable_list& d) {
+    refuse_batches(d);
     auto& data = ctx->saved_data;
     const Tensor &dout = d[0], &dprob = d[2], &dscores = d[3];
     SavedTensors in(ctx->get_saved_variables());

@@ -57,6 +57,15 @@ Parameters::Parameters(at::TensorList list, const char* name, const at::Tensor& 
                     ", must lie without gaps; make it contiguous");
 }
 
+void require_beside(const at::Tensor& x, at::TensorList parameters, const char* what) {
+  for (const at::Tensor& t : parameters) {
+    require_same_device(x, t, what);
+    TORCH_CHECK_VALUE(!t.is_neg(), what,
+                      " is a negated view, must be numbers as they lie with main_grad, deferred "
+                      "gradients, out, dgrad_out or cached weights; give resolve_neg()");
+  }
+}
+
 void require_like(at::TensorList gradients, at::TensorList parameters, const char* what) {
   TORCH_CHECK_VALUE(gradients.size() == parameters.size(), what, " has ", gradients.size(),
                     " tensors, must have ", parameters.size(), ", as many as the parameters");

@@ -35,6 +35,10 @@ struct Parameters {
 ///           tensor an expert, of which an operation is told one address each and the rest once.
 void require_alike(at::TensorList experts, const char* what);
 
+/// Errors    ValueError for parameters on another device, such as "meta", and for negated views:
+///           what no operator does reads them where they lie.
+void require_beside(const at::Tensor& x, at::TensorList parameters, const char* what);
+
 /// Errors    ValueError unless both lists have as many tensors, alike in shape, dtype, layout and
 ///           device: gradients of parameters, which `what` names.
 void require_like(at::TensorList gradients, at::TensorList parameters, const char* what);

@@ -67,6 +67,7 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& d) {
+    refuse_batches(d);
     auto& data = ctx->saved_data;
     const Tensor& dout = d[0];
     const c10::List<int64_t> counts = data["counts"].toIntList();

@@ -66,7 +66,7 @@ void run_scaled(const ScaledInputs& in, Tail tail, const Tensor& out) {
       .out = view(out, "out")};
   p.experts = args.offsets.experts;
   p.lhs = lines_of(in.mat_a, "mat_a"), p.rhs = lines_of(w, "mat_b");
-  p.out = float_type(out.scalar_type(), "out_dtype");
+  p.out = float_type(out.scalar_type(), "out");
   p.align = alignment({in.mat_a, w, out});
   p.bias = bias.defined();
   if (p.bias) p.bias_dtype = float_type(bias.scalar_type(), "bias"), args.bias = view(bias, "bias");
@@ -78,6 +78,7 @@ Tensor new_scaled(const Tensor& mat_a, const Tensor& mat_b, const Tensor& scale_
                   at::ScalarType out_dtype) {
   const ScaledInputs in{mat_a, mat_b, scale_a, scale_b, offsets, bias};
   require_operands(in);
+  float_type(out_dtype, "out_dtype");
   const Tensor out = at::empty({mat_a.size(0), mat_b.size(2)}, mat_a.options().dtype(out_dtype));
   run_scaled(in, Tail::kZero, out);
   return out;
