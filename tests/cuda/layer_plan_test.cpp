@@ -346,18 +346,23 @@ TEST(LayerPlan, RefusesAddressesOfAnyProductBeforeTheFirstOne) {
 /// Where experts have many rows on average, a decoded copy is made.
 TEST(LayerPlan, DecodesGivenWeightsForManyRows) {
   GroupedLinearProblem p = parse_grouped_linear_problem(
-      "grouped_linear R=4099 N=144 K=96 E=4 recipe=mxfp4 dgrad=no wgrad=no quantized_w=yes");
+      "grouped_linear R=16387 N=144 K=96 E=4 recipe=mxfp4 dgrad=no wgrad=no quantized_w=yes");
   const Device hopper = parse_device("sm_90");
   EXPECT_EQ(plan(p, hopper).name, "sm90_packed_rows");
   EXPECT_EQ(plan(p, hopper).memory.forward_workspace_bytes, 0);
-  p.rows = 4100;
+  p.rows = 16388;
   const GroupedLinearPlan decoded = plan(p, hopper);
   EXPECT_EQ(decoded.name, "decoded");
   EXPECT_EQ(find_step<DequantizePlan>(decoded, "decode w")->problem.out, DType::kBf16);
   EXPECT_EQ(decoded.refusals[2].why,
-            "experts have 1025 rows in the mean, for which w is decoded in less time; the most is "
-            "1024, or name the route");
+            "experts have 4097 rows in the mean, for which w is decoded in less time; the most is "
+            "4096, or name the route");
   EXPECT_EQ(plan(p, hopper, "sm90_packed_rows").name, "sm90_packed_rows");
+  p.recipe = parse_recipe("bf16,fprop=bf16*mxfp8");
+  p.rows = 8195;
+  EXPECT_EQ(plan(p, hopper).name, "sm90_packed_rows");
+  p.rows = 8196;
+  EXPECT_EQ(plan(p, hopper).name, "decoded");
   p.recipe = parse_recipe("fp8_block");
   EXPECT_NE(test::unsupported([&] {
               plan(p, hopper, "sm90_packed_rows");

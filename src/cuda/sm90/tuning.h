@@ -68,7 +68,7 @@ constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows
 
 /// Weights of 8- or 4-bit codes that the consumers decode. Products of fewer columns than the least
 /// take as long, since decoding does.
-constexpr int kColsOfPacked = 256, kLeastWidthOfPacked = 128, kDepthOfPacked = 64;
+constexpr int kColsOfPacked = 256, kLeastWidthOfPacked = 32, kDepthOfPacked = 64;
 constexpr int kStagesOfFourBits = 5, kStagesOfEightBits = 4;
 
 /// The same where experts have some rows, few, and fewest of all, in the mean: decoding waits for its
