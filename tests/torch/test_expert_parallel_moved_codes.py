@@ -260,6 +260,10 @@ def around(rank, device):
     assert_same(*summed, but=("experts.w1",))
     mesh = init_device_mesh(device.type, (WORLD, 1), mesh_dim_names=("ep", "replicas"))
     fully_shard(own.experts, mesh=mesh["replicas"])  # hands on other tensors of the same memory
+    assert own.experts._is_watched() and not own.experts._is_read()
+    hook = own.experts.register_forward_hook(lambda *_: None)
+    assert own.experts._is_read()
+    hook.remove()
     with cadre.autocast(recipe="mxfp8"):
         sharded = own(leaf := x.clone().requires_grad_())[0]
         sharded.backward(dout)

@@ -205,18 +205,19 @@ class ExpertParallel:
                               rows.shape[0], where=where, window=name)
 
     def _dispatch_within(self, x: Tensor, experts: Tensor, prob: Tensor | None,
-                         can_push: CanPush = None, watched: bool = False) -> DispatchedRows:
-        """As dispatch, for a layer that, unless it is watched, keeps the rows to itself: by a
-        window nobody may read their tail, and experts put their results into that of the handle."""
+                         can_push: CanPush = None, read: bool = False) -> DispatchedRows:
+        """As dispatch, for a layer that keeps the rows to itself, unless somebody reads them there:
+        by a window nobody else may read their tail, and experts put their results into that of the
+        handle."""
         if (own := self._window) is None:
             return self.dispatch(x, experts, prob)
-        return self._dispatch_by_window(own, self._name_within(own, can_push, watched), x, experts,
+        return self._dispatch_by_window(own, self._name_within(own, can_push, read), x, experts,
                                         prob)
 
-    def _name_within(self, window: WindowRoute, can_push: CanPush, watched: bool) -> str:
-        """Of a layer's exchange. Who watches is given zeros for a tail."""
+    def _name_within(self, window: WindowRoute, can_push: CanPush, read: bool) -> str:
+        """Of a layer's exchange. Who reads rows is given zeros for a tail."""
         name = window.name_within(can_push)
-        return window.name if watched and name == window.inner_name else name
+        return window.name if read and name == window.inner_name else name
 
     def _dispatch_by_window(self, window: WindowRoute, name: str, x: Tensor, experts: Tensor,
                             prob: Tensor | None) -> DispatchedRows:

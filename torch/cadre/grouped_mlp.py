@@ -159,6 +159,16 @@ def _can_push(*of_mlp: Any) -> bool:
     return can
 
 
+def _is_of_fsdp(hook: Any) -> bool:
+    return type(getattr(hook, "__self__", None)).__module__.startswith("torch.distributed.fsdp.")
+
+
+def _all_are_watched() -> bool:
+    """Whether somebody may see what any module is given and gives."""
+    return (module._has_any_global_hook() or torch._C._len_torch_dispatch_stack() > 0
+            or torch.is_anomaly_enabled())
+
+
 class MixedTokens(NamedTuple):
     """What experts make of tokens that choose."""
 
@@ -341,17 +351,26 @@ class GroupedMLP(DeferredGradients):
         """Of the recipe, "" for that of the type of x."""
         return words_for(active_recipe() if self.recipe is None else self.recipe, x)
 
-    def _is_changed(self) -> bool:
-        """Whether code that is not of this class runs with it, compiled or not."""
-        is_other = (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
-                    or self._compiled_call_impl is not None)
-        return bool(is_other or self._forward_hooks or self._forward_pre_hooks
-                    or self._backward_hooks or self._backward_pre_hooks)
+    def _is_other(self) -> bool:
+        """Whether its forward is not the one of this class."""
+        return (type(self).forward is not GroupedMLP.forward or "forward" in vars(self)
+                or self._compiled_call_impl is not None)
+
+    def _hooks(self) -> list[Any]:
+        return [*self._forward_hooks.values(), *self._forward_pre_hooks.values(),
+                *self._backward_hooks.values(), *self._backward_pre_hooks.values()]
 
     def _is_watched(self) -> bool:
         """Whether somebody else may see what it is given and gives, and keep it."""
-        return bool(self._is_changed() or module._has_any_global_hook()
-                    or torch._C._len_torch_dispatch_stack() > 0 or torch.is_anomaly_enabled())
+        return bool(self._is_other() or self._hooks() or _all_are_watched())
+
+    def _is_read(self) -> bool:
+        """The same of those who look at the rows it is given. FSDP2's hooks do not: they gather
+        parameters and may cast rows."""
+        if torch.compiler.is_compiling():
+            return self._is_other() or bool(self._hooks())
+        return bool(self._is_other() or not all(_is_of_fsdp(hook) for hook in self._hooks())
+                    or _all_are_watched())
 
     def _can_push(self, like: Tensor, ranks: int, in_codes: bool, rows: int) -> bool:
         """Whether results can leave for the ranks of their tokens while they are computed: nobody

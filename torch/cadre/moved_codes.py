@@ -59,14 +59,13 @@ def sent(ep: ExpertParallel, experts: GroupedMLP, x: Tensor, routing: tuple[Tens
 
     Errors: as of dispatch.
     """
-    watched = not isinstance(experts, GroupedMLP) or (
-        experts._is_changed() if torch.compiler.is_compiling() else experts._is_watched())
+    read = not isinstance(experts, GroupedMLP) or experts._is_read()
     if (format := format_of(ep)) is None or (own := ep._window) is None:
-        return SentRows(ep._dispatch_within(x, *routing, can_push, watched), None)
+        return SentRows(ep._dispatch_within(x, *routing, can_push, read), None)
     codes = quantize(x.detach(), offsets_of_all_rows(x), format)
     # dw1 alone reads numbers, and whoever else is there.
-    decode = watched or torch.is_grad_enabled() and experts.w1.requires_grad
-    name = ep._name_within(own, can_push, watched)
+    decode = read or torch.is_grad_enabled() and experts.w1.requires_grad
+    name = ep._name_within(own, can_push, read)
     rows, row_prob, routed, where, numbers = own.dispatch_codes(name, codes, *routing, x, decode)
     handle = ep._handle(name, x, routing[0], numbers, routed, where)
     return SentRows(DispatchedRows(numbers, row_prob, where.offsets, handle),
