@@ -282,7 +282,7 @@ std::string refuses_packed(const GroupedLinearProblem& p, const Device&) {
 }
 
 /// Of an expert in the mean. Beyond, a decoded copy of w costs less than what codes cost every row.
-constexpr int64_t most_packed_rows(DType codes) { return bits(codes) == 4 ? 4096 : 2048; }
+int64_t most_packed_rows(DType codes) { return bits(codes) == 4 ? 4096 : 2048; }
 
 std::string why_decoded_is_faster(const GroupedLinearProblem& p, const Device&) {
   const int64_t rows = p.rows / p.experts, most = most_packed_rows(p.recipe.fprop.rhs.element);
