@@ -132,8 +132,8 @@ run_sanitizer() {
   run "$1 of random problems" 60 "${sanitized[@]}" --random 24 --seed 5
   run "$1 of codes" 60 "${sanitized[@]}" --only sm90_fp8_rows grouped_gemm dgrad R=300 N=272 K=136 \
     E=5 format=fp8_block rhs_major=column lhs_scales_major=column discrete_rhs=yes tail=zero
-  run "$1 of packed weights" 60 "${sanitized[@]}" --only sm90_packed_rows grouped_gemm fprop R=300 \
-    N=136 K=352 E=5 x=bf16 w=nvfp4 discrete_rhs=yes tail=zero
+  run "$1 of packed weights" 60 "${sanitized[@]}" --only sm90_packed_rows \
+    --file bench/shapes/sanitizer_packed.txt
 }
 
 # record STEP SECONDS TOPIC COMMAND...: the command writes the record of that topic.

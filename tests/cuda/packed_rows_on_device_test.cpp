@@ -134,7 +134,7 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
       {"fprop R=190 N=4096 K=80 E=2 x=bf16 w=mxfp8", {41, 148}},
       {"fprop R=280 N=264 K=544 E=4 x=bf16 w=mxfp4 bias=yes", {96, 5, 97, 70}},
       {"fprop R=280 N=520 K=400 E=4 x=bf16 w=mxfp8 unit_budget=2", {97, 49, 96, 33}},
-      {"fprop R=250 N=264 K=416 E=4 x=bf16 w=nvfp4 alpha=yes", {81, 3, 80, 70}},
+      {"fprop R=250 N=264 K=416 E=4 x=bf16 w=nvfp4 alpha=yes", {97, 3, 80, 70}},
       {"fprop R=450 N=72 K=352 E=3 x=bf16 w=mxfp4 alpha=yes out=f32", {201, 7, 240}},
       {"fprop R=450 N=136 K=144 E=3 x=bf16 w=mxfp8:2d unit_budget=2", {0, 450, 0}},
   };

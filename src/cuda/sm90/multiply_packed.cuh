@@ -52,8 +52,7 @@ class PackedProducts {
   /// these are known.
   __device__ __forceinline__ void scale(uint32_t (&placed)[kPart], uint32_t largest,
                                         uint32_t (&numbers)[kPart], auto&& meanwhile) {
-    uint32_t factors[2][Factors::kMany];
-    factors_.of_part(factors);
+    const typename Factors::OfPart factors = factors_.of_part();
     const bool in_two_steps = factors_.in_two_steps();
     meanwhile();
     if (Codes::has_nan(largest)) {
@@ -67,7 +66,7 @@ class PackedProducts {
     }
 #pragma unroll
     for (int i = 0; i < kPart; ++i)
-      numbers[i] = mul_bf16(placed[i], factors[i % 2][i * Factors::kMany / kPart]);
+      numbers[i] = mul_bf16(placed[i], factors.pair(i % 2, i * Factors::kMany / kPart));
   }
   /// Starts the products of a part of the stage.
   template <int kWidth>

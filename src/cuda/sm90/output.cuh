@@ -279,6 +279,7 @@ struct OutputRing {
 template <OutputShape kShape, int kCols>
 __device__ inline void write_parts(OutputRing<kShape>& out, Barrier (&empty)[kShape.buffers],
                                    int parts, auto&& write) {
+  static_assert(kCols % kShape.part_cols == 0);
 #pragma unroll
   for (int part = 0; part * kShape.part_cols < kCols; ++part) {
     if (part >= parts) break;

@@ -38,7 +38,6 @@ constexpr Instance kInstances[] = {
     narrow<FormatKind::kMxfp8, PackedWidth::kNarrow>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32}>(),
-    narrow<FormatKind::kNvfp4, PackedWidth::kMiddle>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrow>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrowest>(),
 };
@@ -72,9 +71,12 @@ PackedScales scales_of(const GroupedGemmProblem& p, const Operand& w) {
 }
 
 PackedWidth width_of(const GroupedGemmProblem& p) {
-  const int64_t middle = cols_of_middle(info(p.rhs.kind).block) - kRowsBelowMiddle;
-  if (p.out == DType::kF32 || p.rows > middle * p.experts) return PackedWidth::kWide;
-  if (!are_few_rows(p.rows, p.experts)) return PackedWidth::kMiddle;
+  if (p.out == DType::kF32) return PackedWidth::kWide;
+  if (!are_few_rows(p.rows, p.experts)) {
+    const bool has_middle = info(p.rhs.kind).block == 32;
+    return has_middle && p.rows <= kRowsOfMiddle * p.experts ? PackedWidth::kMiddle
+                                                             : PackedWidth::kWide;
+  }
   const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
   return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
 }

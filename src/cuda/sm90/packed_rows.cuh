@@ -38,7 +38,7 @@ struct PackedFormat<FormatKind::kNvfp4> : formats::Nvfp4 {};
 template <>
 struct PackedFormat<FormatKind::kMxfp8> : formats::Mxfp8 {};
 
-constexpr Tile packed_tile(DType codes, int block, PackedWidth width) {
+constexpr Tile packed_tile(DType codes, PackedWidth width) {
   Tile tile{.cols = kColsOfPacked,
             .depth = kDepthOfPacked,
             .stages = codes == DType::kE2m1 ? kStagesOfFourBits : kStagesOfEightBits,
@@ -47,8 +47,7 @@ constexpr Tile packed_tile(DType codes, int block, PackedWidth width) {
   if (width == PackedWidth::kWide) return tile;
   tile.consumers = kConsumersOfNarrow;
   tile.cols = kColsOfNarrow, tile.depth = kDepthOfNarrow, tile.stages = kStagesOfNarrow;
-  if (width == PackedWidth::kMiddle)
-    tile.cols = cols_of_middle(block), tile.stages = kStagesOfMiddle;
+  if (width == PackedWidth::kMiddle) tile.cols = kColsOfMiddle, tile.stages = kStagesOfMiddle;
   if (width == PackedWidth::kNarrowest)
     tile.cols = kColsOfNarrowest, tile.depth = kDepthOfNarrowest, tile.stages = kStagesOfNarrowest;
   return tile;
@@ -64,8 +63,7 @@ constexpr OutputShape packed_output(DType out, PackedWidth width) {
 template <PackedRowsKind kKind>
 struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
-  static constexpr Tile kTile =
-      packed_tile(Format::kInfo.element, Format::kInfo.block, kKind.width);
+  static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
   using Params = PackedRowsParams;
   using Schedule = RaggedRowsSchedule<kTile>;
   using Load = PackedRowsLoad<kTile>;

@@ -6,15 +6,13 @@ namespace cadre::cuda::sm90 {
 
 constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
-/// How wide tiles are: for many rows an expert, some, few, or, of four-bit weights, fewer.
+/// How wide tiles are: for many rows an expert, some (of blocks of 32, whose scales leave registers
+/// for it), few, or, of four-bit weights, fewer.
 enum class PackedWidth { kWide, kMiddle, kNarrow, kNarrowest };
 
 /// How codes become numbers: by their bits, of which x may have its columns split, see
 /// split_columns.h; or by a table, of two four-bit codes at once.
 enum class Decoding { kPlain, kSplit, kTable };
-
-/// Columns of a middle tile: the scales of blocks of 16 take the registers of some.
-constexpr int cols_of_middle(int block) { return block == 16 ? kColsOfMiddle - 16 : kColsOfMiddle; }
 
 /// Rows of y in one box.
 constexpr int packed_part(DType out, PackedWidth width) {

@@ -91,17 +91,18 @@ class PackedFactors {
     const int lane = int(threadIdx.x) % kWarp / 4 * 4 + of_round * kMany / kOfLane;
 #pragma unroll
     for (int i = 0; i < 2 * kShown; ++i)
-      shown_[i / kShown][i % kShown] = __shfl_sync(
+      shown_.words[i / kShown][i % kShown] = __shfl_sync(
           0xffffffff, mine_[i / kShown][i % kShown % kWords], lane + i % kShown / kWords);
   }
-  /// Of this part, of both rows.
-  __device__ void of_part(uint32_t (&factors)[2][kMany]) const {
-#pragma unroll
-    for (int i = 0; i < 2 * kMany; ++i) {
-      const uint32_t shown = shown_[i / kMany][i % kMany / 2];
-      factors[i / kMany][i % kMany] = __byte_perm(shown, 0, i % 2 == 0 ? 0x1010 : 0x3232);
+  /// Of a part, of both rows: two in a word.
+  struct OfPart {
+    uint32_t words[2][kMany / 2];
+
+    __device__ uint32_t pair(int row, int block) const {
+      return __byte_perm(words[row][block / 2], 0, block % 2 == 0 ? 0x1010 : 0x3232);
     }
-  }
+  };
+  __device__ OfPart of_part() const { return shown_; }
   /// Whether codes take the unit and then the factor.
   __device__ bool in_two_steps() const { return in_two_steps_; }
 
@@ -165,11 +166,11 @@ class PackedFactors {
 
   const PackedScales& scales_;
   const char* expert_ = nullptr;
-  int64_t rows_[2];                 ///< bytes from there
-  int next_ = 0;                    ///< column of scales
-  uint32_t read_[2];                ///< codes of this lane for the next round
-  uint32_t mine_[2][kWords];        ///< this lane's factors for this round, as bf16
-  uint32_t shown_[2][kShown] = {};  ///< those of this part
+  int64_t rows_[2];           ///< bytes from there
+  int next_ = 0;              ///< column of scales
+  uint32_t read_[2];          ///< codes of this lane for the next round
+  uint32_t mine_[2][kWords];  ///< this lane's factors for this round, as bf16
+  OfPart shown_{};            ///< those of this part
   bool in_two_steps_ = false;
 };
 

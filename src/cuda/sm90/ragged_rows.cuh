@@ -96,6 +96,7 @@ class RaggedRowsLoad {
                full, kAllBlocks);
   }
 
+  static_assert(kTile.cols % (kCluster * kBoxRows) == 0);  // else boxes end behind the columns
   static constexpr int kAtoms = kTile.depth / kTile.b.atom_elements();  ///< of a row of x
   const TileRecord& tile_;
   const CUtensorMap *w_, *x_;

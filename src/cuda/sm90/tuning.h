@@ -79,7 +79,7 @@ constexpr int kConsumersOfNarrow = 4;
 constexpr int kColsOfMiddle = 96, kStagesOfMiddle = 3;
 constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
-constexpr int64_t kRowsOfNarrowest = 20, kRowsBelowMiddle = 16;  ///< of an expert; than a tile
+constexpr int64_t kRowsOfNarrowest = 20, kRowsOfMiddle = 80;
 
 /// x is copied with its columns split where rows are few, and for products with so many columns:
 /// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.
