@@ -374,14 +374,16 @@ TEST(GroupedGemmPlan, AsksForRoomForACopyOfXBesidePackedWeights) {
     const auto p = parse_grouped_gemm_problem(text("grouped_gemm fprop E=3 x=bf16 ", words));
     return plan(p, hopper(), "sm90_packed_rows").workspace_bytes;
   };
-  EXPECT_EQ(bytes("R=9 N=8 K=32 w=mxfp4"), 640);
+  EXPECT_EQ(bytes("R=9 N=8 K=32 w=mxfp8"), 640);
   EXPECT_EQ(bytes("R=9 N=8 K=48 w=mxfp8 discrete_rhs=yes"), 3 * 128 + 896);
-  EXPECT_EQ(bytes("R=9 N=8 K=4096 w=nvfp4 unit_budget=2"), 9 * 2 * 4096 + 128);
-  EXPECT_EQ(bytes("R=144 N=8 K=32 w=mxfp4"), 144 * 2 * 32);
-  EXPECT_EQ(bytes("R=145 N=8 K=32 w=mxfp4"), 0);
-  EXPECT_EQ(bytes("R=145 N=4096 K=32 w=mxfp4"), 145 * 2 * 32 + 64);
-  EXPECT_EQ(bytes("R=145 N=4096 K=32 w=mxfp4 out=f32"), 0);
-  EXPECT_EQ(bytes("R=9 N=8 K=32 w=mxfp4 out=f32"), 0);
+  EXPECT_EQ(bytes("R=9 N=8 K=4096 w=mxfp8 unit_budget=2"), 9 * 2 * 4096 + 128);
+  EXPECT_EQ(bytes("R=240 N=8 K=32 w=mxfp8"), 240 * 2 * 32);
+  EXPECT_EQ(bytes("R=241 N=8 K=32 w=mxfp8"), 0);
+  EXPECT_EQ(bytes("R=241 N=4096 K=32 w=mxfp8"), 241 * 2 * 32 + 64);
+  EXPECT_EQ(bytes("R=241 N=4096 K=32 w=mxfp8 out=f32"), 0);
+  EXPECT_EQ(bytes("R=9 N=8 K=32 w=mxfp8 out=f32"), 0);
+  EXPECT_EQ(bytes("R=9 N=8 K=32 w=mxfp4"), 0);
+  EXPECT_EQ(bytes("R=241 N=4096 K=32 w=nvfp4"), 0);
 }
 
 /// What run() says of an fprop whose x begins and steps like that.

@@ -106,7 +106,7 @@ class MultiplyPackedAhead : public PackedProducts<kTile, Format, kDecoding> {
 
   __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
                                            int consumer, auto&& meanwhile, auto&& beside) {
-    with_width<Widths{kLeastWidthOfPacked, kTile.cols, kTile.col_step}>(
+    with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
         tile.cols(), [&]<int kWidth>(Width<kWidth>) {
           multiply_width<kWidth>(ring, tile, consumer, meanwhile, beside);
         });

@@ -6,8 +6,8 @@
 #include "cuda/sm90/packed_rows.h"
 #include "formats/small_float.h"
 
-// From packed codes in shared memory to pairs of bf16 numbers in registers. Their bits are put where
-// bf16 has sign, exponent and mantissa. That is a code's number over a power of two, the unit,
+// From packed codes in shared memory to pairs of bf16 numbers in registers. The bits of a code are
+// put where bf16 has sign, exponent and mantissa. That is its number over a power of two, the unit,
 // subnormal codes too; so one multiplication by unit times scale decodes it, exactly where the
 // result is a bf16 number, else rounded once. Or a table has the numbers of two four-bit codes.
 namespace cadre::cuda::sm90 {

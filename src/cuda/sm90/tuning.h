@@ -66,13 +66,12 @@ constexpr int kColsOfFewRows = 64;
 constexpr int64_t kFewRows = 48;  ///< of an expert, in the mean
 constexpr bool are_few_rows(int64_t rows, int experts) { return rows <= kFewRows * experts; }
 
-/// Weights of 8- or 4-bit codes that the consumers decode. Products of fewer columns than the least
-/// take as long, since decoding does.
-constexpr int kColsOfPacked = 256, kLeastWidthOfPacked = 32, kDepthOfPacked = 64;
+/// Weights of 8- or 4-bit codes that the consumers decode.
+constexpr int kColsOfPacked = 256, kDepthOfPacked = 64;
 constexpr int kStagesOfFourBits = 5, kStagesOfEightBits = 4;
 
-/// The same where experts have some rows, few, and fewest of all, in the mean: decoding waits for its
-/// own instructions, so that four consumers do more than two, of as many columns as there are
+/// The same where experts have some rows, few, and fewest of all, in the mean: decoding waits for
+/// its own instructions, so that four consumers do more than two, of as many columns as there are
 /// registers for. A narrowest tile has rows of whole lines of 128 bytes: TMA takes six cycles for a
 /// row of a box, however short.
 constexpr int kConsumersOfNarrow = 4;
