@@ -80,8 +80,8 @@ constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
 constexpr int64_t kRowsOfNarrowest = 20, kRowsOfMiddle = 80;
 
-/// x is copied with its columns split where rows are few, and for products with so many columns:
-/// with fewer columns the copy costs more than it spares. How many blocks of an SM copy.
+/// Beside 8-bit codes x is copied with its columns split where rows are few, and for products with
+/// so many columns: with fewer the copy costs more than it spares. How many blocks of an SM copy.
 constexpr int64_t kSplitCols = 4096, kSplitBlocks = 8;
 
 /// fp32 outputs of wgrad: each consumer has buffers of 32 columns, the first of which take a tile's
