@@ -7,9 +7,11 @@ namespace cadre::cuda::sm90 {
 
 /// Products of packed codes and bf16 rows in one set of accumulators, in the order of Multiply16. A
 /// stage is one part of 64 codes of each row or several. A consumer decodes a part into registers,
-/// wgmma's first operand, whose products are one group. Here is what both ways of doing so need.
+/// wgmma's first operand, whose products are one group. Where two consumers have many columns each,
+/// the codes of the next part are placed while the products of this one run, and scaled behind
+/// them. Where consumers are many, of few columns each, others multiply while one decodes.
 template <Tile kTile, class Format, Decoding kDecoding>
-class PackedProducts {
+class MultiplyPacked {
   using Codes = PackedCodes<kTile.a.dtype, kDecoding>;
 
  public:
@@ -19,17 +21,29 @@ class PackedProducts {
 
   using Memory = typename Codes::Table;
   __device__ static void begin(Memory& table) { table.fill(); }
-  __device__ PackedProducts(const PackedRowsParams& params, const Memory& table)
+  __device__ MultiplyPacked(const PackedRowsParams& params, const Memory& table)
       : table_(table), factors_(params.w_scales) {}
 
   /// The tile that comes next: its scales.
   __device__ void look_ahead(const TileRecord& next, int consumer) {
     if (!next.is_last()) factors_.begin(next, consumer);
   }
+  __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
+                                           int consumer, auto&& meanwhile, auto&& beside) {
+    with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
+        tile.cols(), [&]<int kWidth>(Width<kWidth>) {
+          if constexpr (kTile.consumers == kConsumers)
+            multiply_ahead<kWidth>(ring, tile, consumer, beside);
+          else
+            multiply_in_turn<kWidth>(ring, tile, consumer, beside);
+          meanwhile();
+          pin<kWidth / 2>(accumulators_);
+        });
+  }
   /// A thread's accumulators from that column on.
   __device__ const float* accumulators(int col) const { return accumulators_ + col / 2; }
 
- protected:
+ private:
   static constexpr int kParts = kTile.depth / kPackedDepth;  // of a stage
   static constexpr int kLoaded = Codes::kWords;              // of half a part
   static constexpr int kHalf = 8, kPart = 2 * kHalf;         // registers of numbers
@@ -89,87 +103,40 @@ class PackedProducts {
     pin<kPart>(numbers);
   }
 
-  const Memory& table_;
-  Factors factors_;
-  float accumulators_[kTile.cols / 2] = {};
-};
-
-/// Where two consumers have many columns each: the codes of the next part are placed while the
-/// products of this one run, and scaled behind them.
-template <Tile kTile, class Format, Decoding kDecoding>
-class MultiplyPackedAhead : public PackedProducts<kTile, Format, kDecoding> {
-  using Base = PackedProducts<kTile, Format, kDecoding>;
-
- public:
-  using Base::Base;
-  static_assert(Base::kParts == 1);
-
-  __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
-                                           int consumer, auto&& meanwhile, auto&& beside) {
-    with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
-        tile.cols(), [&]<int kWidth>(Width<kWidth>) {
-          multiply_width<kWidth>(ring, tile, consumer, meanwhile, beside);
-        });
-  }
-
- private:
-  using Base::kLoaded, Base::kPart, Base::accumulators_, Base::factors_;
-
   template <int kWidth>
-  __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
-                                                 int consumer, auto&& meanwhile, auto&& beside) {
+  __device__ __forceinline__ void multiply_ahead(StageRing<kTile>& ring, const TileRecord& tile,
+                                                 int consumer, auto&& beside) {
+    static_assert(kParts == 1);
     uint32_t placed[kPart], numbers[kPart], largest;
-    const auto place = [&](int depth) __attribute__((always_inline)) {
+    const auto place_part = [&](int depth) __attribute__((always_inline)) {
       uint32_t first[kLoaded], second[kLoaded];
       ring.wait_full();
-      Base::load(ring.stage(), 0, consumer, first);
-      Base::load(ring.stage(), 1, consumer, second);
+      load(ring.stage(), 0, consumer, first);
+      load(ring.stage(), 1, consumer, second);
       factors_.next_part(depth / kPackedDepth, 0);
-      Base::place(first, second, placed, largest);
+      place(first, second, placed, largest);
     };
-    place(0);
+    place_part(0);
     for (int depth = 0; depth < tile.depth; depth += kTile.depth) {
       const int present = ring.at.at;
-      Base::scale(placed, largest, numbers, [] {});
-      Base::template start<kWidth>(ring.stage(), 0, numbers, depth != 0);
+      scale(placed, largest, numbers, [] {});
+      start<kWidth>(ring.stage(), 0, numbers, depth != 0);
       ring.at.next();
       beside();
-      if (depth + kTile.depth < tile.depth) place(depth + kTile.depth);
-      Base::finish(numbers);
+      if (depth + kTile.depth < tile.depth) place_part(depth + kTile.depth);
+      finish(numbers);
       ring.release(present);
     }
-    meanwhile();
-    pin<kWidth / 2>(accumulators_);
   }
-};
-
-/// Where consumers are many, of few columns each: others multiply while one decodes. The first half
-/// of a part's codes, and its scales, are loaded before the products of the part before.
-template <Tile kTile, class Format, Decoding kDecoding>
-class MultiplyPackedInTurn : public PackedProducts<kTile, Format, kDecoding> {
-  using Base = PackedProducts<kTile, Format, kDecoding>;
-
- public:
-  using Base::Base;
-
-  __device__ __forceinline__ void multiply(StageRing<kTile>& ring, const TileRecord& tile,
-                                           int consumer, auto&& meanwhile, auto&& beside) {
-    with_width<Widths{kTile.col_step, kTile.cols, kTile.col_step}>(
-        tile.cols(), [&]<int kWidth>(Width<kWidth>) {
-          multiply_width<kWidth>(ring, tile, consumer, meanwhile, beside);
-        });
-  }
-
- private:
-  using Base::kLoaded, Base::kPart, Base::kParts, Base::accumulators_, Base::factors_;
-
+  /// The first half of a part's codes, and its scales, are loaded before the products of the part
+  /// before.
   template <int kWidth>
-  __device__ __forceinline__ void multiply_width(StageRing<kTile>& ring, const TileRecord& tile,
-                                                 int consumer, auto&& meanwhile, auto&& beside) {
+  __device__ __forceinline__ void multiply_in_turn(StageRing<kTile>& ring, const TileRecord& tile,
+                                                   int consumer, auto&& beside) {
     uint32_t numbers[kPart], first[kLoaded];
     const auto begin_stage = [&](int depth) __attribute__((always_inline)) {
       ring.wait_full();
-      Base::load(ring.stage(), 0, consumer, first);
+      load(ring.stage(), 0, consumer, first);
       factors_.next_part(depth / kPackedDepth, 0);
     };
     begin_stage(0);
@@ -179,30 +146,27 @@ class MultiplyPackedInTurn : public PackedProducts<kTile, Format, kDecoding> {
       for (int part = 0; part < kParts; ++part) {
         if (part != 0 && depth + part * kPackedDepth >= tile.depth) break;
         uint32_t second[kLoaded], largest;
-        Base::load(stage, 2 * part + 1, consumer, second);
-        Base::place(first, second, numbers, largest);
-        Base::scale(
+        load(stage, 2 * part + 1, consumer, second);
+        place(first, second, numbers, largest);
+        scale(
             numbers, largest, numbers, [&]() __attribute__((always_inline)) {
               if (part + 1 == kParts) return;
-              Base::load(stage, 2 * part + 2, consumer, first);
+              load(stage, 2 * part + 2, consumer, first);
               factors_.next_part(depth / kPackedDepth, part + 1);
             });
-        Base::template start<kWidth>(stage, part, numbers, part != 0 || depth != 0);
-        Base::finish(numbers);
+        start<kWidth>(stage, part, numbers, part != 0 || depth != 0);
+        finish(numbers);
       }
       ring.release(ring.at.at);
       ring.at.next();
       beside();
       if (depth + kTile.depth < tile.depth) begin_stage(depth + kTile.depth);
     }
-    meanwhile();
-    pin<kWidth / 2>(accumulators_);
   }
-};
 
-template <Tile kTile, class Format, Decoding kDecoding>
-using MultiplyPacked =
-    std::conditional_t<kTile.consumers == kConsumers, MultiplyPackedAhead<kTile, Format, kDecoding>,
-                       MultiplyPackedInTurn<kTile, Format, kDecoding>>;
+  const Memory& table_;
+  Factors factors_;
+  float accumulators_[kTile.cols / 2] = {};
+};
 
 }  // namespace cadre::cuda::sm90
