@@ -102,7 +102,7 @@ TEST_P(ActivationOnDevice, HasTheBitsOfTheCpu) {
 
 /// More rows than warps, so that each reads its next row ahead; the last of them in the tail.
 TEST_P(ActivationOnDevice, OfManyRowsHasTheBitsOfTheCpu) {
-  constexpr int kWarpsOfSm = 24;
+  constexpr int kWarpsOfSm = 8 * 24;  // of all blocks, eight times as many as are resident
   const int64_t warps = int64_t(kWarpsOfSm) * test::first_gpu().units;
   unsigned seed = 3;
   for (const DType dtype : {DType::kBf16, DType::kF16, DType::kF32})
