@@ -30,6 +30,7 @@
 #   facts      `cadre facts`
 #   links      what two GPUs do with each other
 #   expert_parallel, torch_expert_parallel    rows between two GPUs, beside copies and beside NCCL
+#   expert_parallel_few    few tokens between two ranks that share a GPU
 #   expert_parallel_codes, expert_parallel_sums    the same rows as numbers and as codes; summed at
 #              home and at the experts' rank
 #   torch_expert_layer    whole layers on two GPUs, beside NCCL and one GPU
@@ -289,6 +290,9 @@ take() {
     torch_fine) beside_torch torch_fine 60 grouped-gemm-fine-grained h200_fine_grained ;;
     expert_parallel)
       bench expert_parallel 300 expert-parallel h200_expert_parallel --offsets $routings --load 0.3
+      ;;
+    expert_parallel_few)
+      bench expert_parallel_few 60 expert-parallel-few-one-gpu h200_expert_parallel_few --load 0.3
       ;;
     expert_parallel_codes)
       bench expert_parallel_codes 300 expert-parallel-codes h200_expert_parallel_codes --load 0.3

@@ -34,6 +34,14 @@ __device__ inline void store_release_system(uint64_t* word, uint64_t value) {
 }
 
 /// Words that say all by themselves, or whose order a fence sees to.
+__device__ inline uint32_t load_relaxed_system(const uint32_t* word) {
+  uint32_t value = 0;
+  asm volatile("ld.relaxed.sys.global.u32 %0, [%1];"
+               : "=r"(value)
+               : "l"(__cvta_generic_to_global(word))
+               : "memory");
+  return value;
+}
 __device__ inline uint64_t load_relaxed_system(const uint64_t* word) {
   uint64_t value = 0;
   asm volatile("ld.relaxed.sys.global.u64 %0, [%1];"

@@ -43,6 +43,21 @@ __device__ inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
   return both;
 }
 
+/// The low half twice, or the high one: products read halves without an instruction for it.
+template <int kHalf>
+__device__ inline uint32_t twice(uint32_t both) {
+  uint32_t pair;
+  if constexpr (kHalf == 0)
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {low, low}; }"
+        : "=r"(pair)
+        : "r"(both));
+  else
+    asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; mov.b32 %0, {high, high}; }"
+        : "=r"(pair)
+        : "r"(both));
+  return pair;
+}
+
 /// a - b by the units that multiply, where those of sums and masks are busy.
 __device__ inline uint32_t subtract(uint32_t a, uint32_t b) {
   uint32_t difference;

@@ -111,50 +111,77 @@ class Delivery {
   __device__ explicit Delivery(const RowsJob& job)
       : job_(job), words_(job.row_bytes / int64_t(sizeof(Word))), parts_(parts_of<Word>(job)) {}
 
-  /// All of this warp. `first` was taken already.
-  __device__ void run(unsigned first, const int32_t* row_here, int64_t used) {
+  /// All of this warp. `first` was taken already; row_of() is a slot's row, or -1.
+  template <class RowOf>
+  __device__ void run(unsigned first, RowOf&& row_of, int64_t used) {
     const unsigned tokens = unsigned(job_.token_count());
     const int64_t tail = job_.zero_tail ? job_.bound - used : 0;
     const unsigned items = unsigned(tokens + tail) * parts_, step = GridWarp().count;
     for (unsigned item = first; item < items; item += step) {
-      if (item != first || item >= tokens * parts_) take(item, row_here, {0, INT32_MAX});
-      const auto beyond = int32_t(used + item / parts_ - tokens);
-      if (item >= tokens * parts_)
-        give(&beyond, 1, job_.bound);
+      if (item != first) {
+        aim(item);
+        load(is_token_ && has_row(row_of));
+      }
+      if (!is_token_)
+        give(int32_t(used + number_ - tokens));
       else if (is_wanted_)
-        give(row_here + int64_t(item / parts_) * job_.top_k, job_.top_k, used);
+        give_to_rows(row_of, used);
     }
   }
-  /// A part of a token, if one of its choices is wanted.
-  __device__ void take(unsigned item, const int32_t* choices, const Range& wanted) {
-    const unsigned number = item / parts_;
-    first_ = item % parts_ * kPart + threadIdx.x % kLanes;
-    const bool is_token = number < unsigned(job_.token_count());
-    is_wanted_ = is_token && wanted.has_any_of(choices + int64_t(number) * job_.top_k, job_.top_k);
-    const auto* token = reinterpret_cast<const Word*>(is_wanted_ ? job_.token(number) : nullptr);
-#pragma unroll
-    for (int i = 0; i < kWordsOfLane; ++i)
-      part_[i] = is_wanted_ && first_ + i * kLanes < words_ ? token[first_ + i * kLanes] : Word{};
-    scales_.take(job_, number, item % parts_, is_wanted_);
+  /// At a part of a token, or of a row of the tail.
+  __device__ void aim(unsigned item) {
+    number_ = item / parts_, of_token_ = item % parts_;
+    first_ = of_token_ * kPart + threadIdx.x % kLanes;
+    is_token_ = number_ < unsigned(job_.token_count());
+    token_ = reinterpret_cast<const Word*>(is_token_ ? job_.token(number_) : nullptr);
+  }
+  /// What it is aimed at, if one of the token's choices is wanted.
+  __device__ void take(const int32_t* choices, const Range& wanted) {
+    load(is_token_ && wanted.has_any_of(choices + int64_t(number_) * job_.top_k, job_.top_k));
   }
 
  private:
-  __device__ void give(const int32_t* rows, int count, int64_t used) const {
-    for (int j = 0; j < count; ++j) {
-      const int32_t row = rows[j];
-      if (row < 0 || row >= used) continue;
-      auto* to = reinterpret_cast<Word*>(job_.rows + row * job_.pitch);
+  __device__ void load(bool is_wanted) {
+    is_wanted_ = is_wanted && is_token_;
 #pragma unroll
-      for (int i = 0; i < kWordsOfLane; ++i)
-        if (first_ + i * kLanes < words_) to[first_ + i * kLanes] = part_[i];
-      scales_.give(job_, row);
+    for (int i = 0; i < kWordsOfLane; ++i)
+      part_[i] = is_wanted_ && first_ + i * kLanes < words_ ? token_[first_ + i * kLanes] : Word{};
+    scales_.take(job_, number_, of_token_, is_wanted_);
+  }
+
+  /// The row of the lane's choice, of those of the token from `first` on.
+  template <class RowOf>
+  __device__ int32_t row_of_lane(RowOf&& row_of, int first) const {
+    const int choice = first + int(threadIdx.x) % kLanes;
+    return choice < job_.top_k ? row_of(int(number_) * job_.top_k + choice) : -1;
+  }
+  template <class RowOf>
+  __device__ bool has_row(RowOf&& row_of) const {
+    bool any = false;
+    for (int first = 0; first < job_.top_k; first += kLanes) any |= row_of_lane(row_of, first) >= 0;
+    return __any_sync(~0u, any);
+  }
+  template <class RowOf>
+  __device__ void give_to_rows(RowOf&& row_of, int64_t used) const {
+    for (int first = 0; first < job_.top_k; first += kLanes) {
+      const int32_t mine = row_of_lane(row_of, first);
+      for (int j = 0; j < min(kLanes, job_.top_k - first); ++j)
+        if (const int32_t row = __shfl_sync(~0u, mine, j); row >= 0 && row < used) give(row);
     }
+  }
+  __device__ void give(int32_t row) const {
+    auto* to = reinterpret_cast<Word*>(job_.rows + row * job_.pitch);
+#pragma unroll
+    for (int i = 0; i < kWordsOfLane; ++i)
+      if (first_ + i * kLanes < words_) to[first_ + i * kLanes] = part_[i];
+    scales_.give(job_, row);
   }
 
   const RowsJob& job_;
   int64_t words_, first_ = 0;
-  unsigned parts_;
-  bool is_wanted_ = false;
+  unsigned parts_, number_ = 0, of_token_ = 0;
+  const Word* token_ = nullptr;
+  bool is_token_ = false, is_wanted_ = false;
   Word part_[kWordsOfLane];
   Scales scales_;
 };

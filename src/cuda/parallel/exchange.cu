@@ -62,12 +62,13 @@ __global__ void __launch_bounds__(portable::kMostSortWarps* portable::kLanes, 1)
     map_kernel(const WindowTable window, const parallel::MapJob job, const int sort_bytes) {
   begin_dependent();
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + sort_bytes);
+  int32_t* ends = firsts + job.ranks + 1;
   const BlockShare share = BlockShare::of_grid();
-  const RankMap map{job, firsts, nullptr, true, share.index == 0};
+  const RankMap map{job, firsts, ends, nullptr, true};
   if constexpr (kPushes)
     sort_choices_of_ranks(
-        MapWithPlaces{map, share.index / (share.count / job.ranks), firsts + job.ranks + 1},
-        job.chosen, share);
+        MapWithPlaces{map, share.index / (share.count / job.ranks), ends + job.experts}, job.chosen,
+        share);
   else
     sort_choices_of_ranks(map, job.chosen, share);
   if (share.index == 0) map.finish(window);

@@ -94,9 +94,9 @@ class Way {
   /// Of that epoch. Whoever begins it says which rank is late; blocks that come later leave when it
   /// has said so: that one may take a limit for each of two waits, so others wait for four.
   __device__ Way(const WindowTable& window, const parallel::ExchangeName& name, uint32_t epoch,
-                 Step from = Step::kAwaitReaders, bool is_fenced = false)
-      : flags_{window, is_fenced},
-        waiting_(window, name.kind, epoch, from == Step::kAwaitReady ? 4 : 1),
+                 Step from = Step::kAwaitReaders, bool begins = true)
+      : flags_{window},
+        waiting_(window, name.kind, epoch, begins ? 1 : 4),
         exchange_({int(threadIdx.x), 1}, {epoch, name.tag()}, from) {}
 
   /// Goes on up to a step, or until a rank has failed, is late or at another call. All threads of

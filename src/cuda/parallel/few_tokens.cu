@@ -2,6 +2,7 @@
 
 #include "cuda/device/chunk.h"
 #include "cuda/device/launch.h"
+#include "cuda/parallel/choice_bits.cuh"
 #include "cuda/parallel/delivery.cuh"
 #include "cuda/parallel/rank_map.cuh"
 #include "cuda/parallel/routing.cuh"
@@ -23,64 +24,80 @@ using parallel::ExchangeRead;
 using portable::kLanes;
 
 constexpr int kThreads = 512, kSumThreads = 448;  // of a block
+constexpr int kMostSharedBytes = 99 << 10;        // of a block, on each GPU since sm_80
 
 /// The exchange that a kernel goes through.
 struct Turn {
   const WindowTable& window;
   const ExchangeJob& job;
+  bool brings;          ///< anything; else all that others read was written by kernels before
   uint32_t last_epoch;  ///< on its way until it is wanted
 
-  __device__ Turn(const WindowTable& table, const ExchangeJob& exchange)
-      : window(table), job(exchange), last_epoch(table.home().epoch) {}
+  __device__ Turn(const WindowTable& table, const ExchangeJob& exchange, bool brings_any)
+      : window(table), job(exchange), brings(brings_any), last_epoch(table.home().epoch) {}
   __device__ uint32_t epoch() const { return last_epoch + 1; }
-  __device__ Way way(Step from, bool is_fenced = false) const {
-    return Way(window, job.name, epoch(), from, is_fenced);
+  __device__ Way way(Step from, bool begins) const {
+    return Way(window, job.name, epoch(), from, begins);
   }
-  __device__ bool writes() const {
-    bool any = false;
-    for (const parallel::BroughtRows& b : job.brought) any |= b.is_written();
-    return any;
-  }
+  __device__ WindowFlags flags(bool is_fenced = false) const { return {window, is_fenced}; }
 };
 
-/// Waits until the window may be written; whether no rank failed. Where all that this rank will say
-/// is ready was written by kernels before this one, those who will say so pass the fence for it
-/// while others look; nothing here needs the epoch before both are over. Those kernels wrote
-/// nothing if they met a failure, for which one more thread asks.
-__device__ bool await_readers(const Turn& turn, bool fences) {
-  const int ranks = turn.window.ranks, peer = int(threadIdx.x) - parallel::kMostRanks;
-  if (fences && int(threadIdx.x) < ranks) fence_system();
-  bool waits = false;
-  if (peer >= 0 && peer < ranks)
-    waits = !schedule::has_reached(WindowFlags{turn.window}.load_read(peer), turn.last_epoch);
-  if (peer == parallel::kMostRanks) waits = has_failed(turn.window);
-  if (!__syncthreads_or(waits)) return true;
-  Way way = turn.way(Step::kAwaitReaders);
-  way.go_to(Step::kWrite);
-  return !way.any_stopped();
+/// Whether a warp has to wait until the window may be written, or a rank has failed: kernels before
+/// that met a failure wrote nothing.
+__device__ bool must_wait(const Turn& turn) {
+  const parallel::Control& home = turn.window.home();
+  bool waits = load_relaxed_system(&home.failure) != 0;
+  for (int p = int(threadIdx.x) % kLanes; p < turn.window.ranks; p += kLanes)
+    waits |= !schedule::has_reached(load_acquire_system(&home.read[p]), turn.last_epoch);
+  return __any_sync(~0u, waits);
 }
 
-/// Waits for all ranks; whether none of them failed. prepare(leads) is called once this rank has
-/// said what it has, and take() by some warps while others wait; it returns whether they may go on.
-template <class Prepare, class Take>
-__device__ bool bring_and_wait(const Turn& turn, Prepare&& prepare, Take&& take) {
-  const bool leads = blockIdx.x == 0, is_fenced = leads && !turn.writes();
-  if (leads && !await_readers(turn, is_fenced)) return false;
-  Way way = turn.way(leads ? Step::kSignal : Step::kAwaitReady, is_fenced);
-  if (leads) {
-    bring_all(turn.window, turn.job, {0, 1});
-    way.go_to(Step::kAwaitReady);
+/// Brings what this rank has, and says so; whether no rank failed. `write()` is what each warp has
+/// to write with it. Where nothing is brought, the last threads, which have the least to write, pass
+/// a fence for what kernels before wrote, and say that it is there, while others look and write.
+template <class Write>
+__device__ bool bring(const Turn& turn, Write&& write) {
+  const WindowTable& window = turn.window;
+  const int peer = int(blockDim.x) - 1 - int(threadIdx.x);
+  const bool fences = !turn.brings && peer / kLanes * kLanes < window.ranks;
+  if (fences) fence_system();
+  const bool waits = !fences && must_wait(turn);
+  const bool writes = !fences && !waits && !turn.brings;
+  if (writes) write();
+  if (__syncthreads_or(waits)) {
+    Way way = turn.way(Step::kAwaitReaders, true);
+    way.go_to(Step::kWrite);
+    if (way.any_stopped()) return false;
   }
-  prepare(leads);
+  if (turn.brings) {
+    bring_all(window, turn.job, {0, 1});
+    __syncthreads();
+  }
+  const schedule::ReadyTag tag{turn.epoch(), turn.job.name.tag()};
+  if (peer < window.ranks) turn.flags(fences).store_ready(peer, tag.word());
+  if (!writes) write();
+  return true;
+}
+
+/// Waits for all ranks; whether none of them failed. The first block brings and writes before.
+/// prepare() is called before the wait, and take() by some warps during it, which returns whether
+/// they may go on.
+template <class Write, class Prepare, class Take>
+__device__ bool bring_and_wait(const Turn& turn, Write&& write, Prepare&& prepare, Take&& take) {
+  const bool leads = blockIdx.x == 0;
+  if (leads && !bring(turn, write)) return false;
+  prepare();
+  Way way = turn.way(Step::kAwaitReady, leads);
   way.go_to(Step::kRead, take);
   return !way.any_stopped();
 }
 
 /// `read` returns whether its numbers are none, in all blocks or in none.
-template <class Prepare, class Take, class Read>
-__device__ void go_through(const Turn& turn, Prepare&& prepare, Take&& take, Read&& read) {
+template <class Write, class Prepare, class Take, class Read>
+__device__ void go_through(const Turn& turn, Write&& write, Prepare&& prepare, Take&& take,
+                           Read&& read) {
   const WindowTable& window = turn.window;
-  const bool is_stopped = !bring_and_wait(turn, prepare, take);
+  const bool is_stopped = !bring_and_wait(turn, write, prepare, take);
   launch_dependents();
   const bool overflows = !is_stopped && read();
   // Who has failed may have written since what was read.
@@ -88,9 +105,10 @@ __device__ void go_through(const Turn& turn, Prepare&& prepare, Take&& take, Rea
   if (!arrival.is_last) return;
   if (arrival.any || overflows) spoil(turn.job, {0, 1});
   if (arrival.any) return;
-  turn.way(Step::kRead).go_to(Step::kDone);
+  if (int(threadIdx.x) < window.ranks) turn.flags().store_read(int(threadIdx.x), turn.epoch());
   if (threadIdx.x == 0) window.home().epoch = turn.epoch();
 }
+__device__ inline void do_nothing() {}
 __device__ inline bool take_nothing() { return true; }
 
 /// A list into shared memory.
@@ -102,42 +120,68 @@ __device__ const int32_t* kept(const int32_t* list, int64_t count) {
 }
 
 /// row_prob of the choices that have rows here.
-__device__ void deliver_prob(const RowsJob& job, const SharedRouting& all, int64_t used) {
+template <class RowOf>
+__device__ void deliver_prob(const RowsJob& job, const float* prob, int64_t used, RowOf&& row_of) {
   for_threads(job.token_count() * job.top_k, [&](unsigned slot) {
-    const int32_t row = all.experts[slot];
-    if (row >= 0 && row < used) job.row_prob[row] = all.prob[slot];
+    const int32_t row = row_of(int(slot));
+    if (row >= 0 && row < used) job.row_prob[row] = prob[slot];
   });
   for_threads(job.zero_tail ? job.bound - used : 0,
               [&](unsigned row) { job.row_prob[used + row] = 0; });
 }
 
+/// All choices, to the map in global memory.
+__device__ void place_choices(const RankMap& map, const ChoiceBits& bits, const int32_t* chosen) {
+  const int choices = int(map.job.ranks * map.job.choices);
+  for (int slot = int(threadIdx.x); slot < choices; slot += int(blockDim.x)) {
+    const int row = bits.row_of(slot, chosen[slot]);
+    map.place(slot, row < 0 ? -1 : chosen[slot], row, 0);
+  }
+}
+
 template <class Word, class Scales>
 __global__ void __launch_bounds__(kThreads, 1)
     dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                    const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing) {
+                    const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing,
+                    const bool brings) {
   wait_for_predecessors();
-  const Turn turn(window, exchange);
+  const Turn turn(window, exchange, brings);
   OwnRouting own(routing);
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + routing.sort_bytes);
-  int32_t* rows_here = firsts + window.ranks + 1;  // where the choices were
-  auto* prob = reinterpret_cast<float*>(rows_here + window.ranks * routing.each);
-  const SharedRouting all{rows_here, job.row_prob == nullptr ? nullptr : prob};
-  const auto prepare = [&](bool leads) {
-    if (leads) own.write(window, turn.epoch());
+  int32_t *ends = firsts + window.ranks + 1, *experts = ends + of_map.experts;
+  auto* prob = reinterpret_cast<float*>(experts + window.ranks * routing.each);
+  const SharedRouting all{experts, job.row_prob == nullptr ? nullptr : prob};
+  const ChoiceBits bits(of_map, dynamic_shared());
+  Delivery<Word, Scales> delivery(job);
+  const unsigned first = GridWarp().number;
+  const auto write = [&] { own.write(window, turn.epoch()); };
+  const auto prepare = [&] {
+    delivery.aim(first);
+    if (routing.by_bits) bits.clear();
   };
   const auto take = [&] { return await_routing(window, routing, turn.epoch(), all); };
-  go_through(turn, prepare, take, [&] {
+  go_through(turn, write, prepare, take, [&] {
     const bool is_first = blockIdx.x == 0;
-    const RankMap map{of_map, firsts, rows_here, is_first, is_first};
-    Delivery<Word, Scales> delivery(job);
-    const unsigned first = GridWarp().number;
+    int32_t* rows_here = routing.by_bits ? nullptr : all.experts;
+    const RankMap map{of_map, firsts, ends, rows_here, is_first};
     const int32_t mine = of_map.rank * of_map.experts;
-    delivery.take(first, all.experts, {mine, mine + of_map.experts});
-    sort_choices_of_ranks(map, all.experts, {0, 1});
+    delivery.take(all.experts, {mine, mine + of_map.experts});
+    if (routing.by_bits)
+      bits.sort(all.experts, map);
+    else
+      sort_choices_of_ranks(map, all.experts, {0, 1});
     __syncthreads();
-    delivery.run(first, rows_here, map.used());
-    if (all.prob != nullptr) deliver_prob(job, all, map.used());
-    if (is_first) map.finish(window);
+    // A choice, or the row that has taken its place.
+    const auto row_of = [&](int slot) {
+      const int32_t there = all.experts[slot];
+      return routing.by_bits ? map.here(bits.row_of(slot, there)) : there;
+    };
+    if (is_first) {
+      if (routing.by_bits) place_choices(map, bits, all.experts);
+      map.finish(window);
+    }
+    delivery.run(first, row_of, map.used());
+    if (all.prob != nullptr) deliver_prob(job, all.prob, map.used(), row_of);
     return map.overflows();
   });
 }
@@ -145,18 +189,22 @@ __global__ void __launch_bounds__(kThreads, 1)
 template <class Word>
 __global__ void __launch_bounds__(kThreads, 1)
     rows_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                const RowsJob job) {
+                const RowsJob job, const bool brings) {
   wait_for_predecessors();
-  const Turn turn(window, exchange);
+  const Turn turn(window, exchange, brings);
   const bool overflows = *exchange.verdict != 0;
   const int64_t used = schedule::clamp_row(*job.offset_of_tail, 0, job.bound);
   const int32_t* row_here = nullptr;
-  const auto prepare = [&](bool) { row_here = kept(job.row_here, job.token_count() * job.top_k); };
-  go_through(turn, prepare, take_nothing, [&] {
-    Delivery<Word> delivery(job);
-    const unsigned first = GridWarp().number;
-    delivery.take(first, row_here, {0, INT32_MAX});
-    delivery.run(first, row_here, used);
+  Delivery<Word> delivery(job);
+  const unsigned first = GridWarp().number;
+  const auto prepare = [&] {
+    delivery.aim(first);
+    row_here = kept(job.row_here, job.token_count() * job.top_k);
+  };
+  go_through(turn, do_nothing, prepare, take_nothing, [&] {
+    delivery.take(row_here, {0, INT32_MAX});
+    delivery.run(
+        first, [&](int slot) { return row_here[slot]; }, used);
     return overflows;
   });
 }
@@ -217,13 +265,13 @@ __device__ void sum_chunk(const SumsJob& job, const Place& at) {
 template <class Chunks>
 __global__ void __launch_bounds__(kSumThreads, 1)
     sums_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                const SumsJob given) {
+                const SumsJob given, const bool brings) {
   wait_for_predecessors();
-  const Turn turn(window, exchange);
+  const Turn turn(window, exchange, brings);
   const bool overflows = *exchange.verdict != 0;
   SumsJob job = given;
-  const auto prepare = [&](bool) { job.row_of = kept(given.row_of, job.token_count * job.top_k); };
-  go_through(turn, prepare, take_nothing, [&] {
+  const auto prepare = [&] { job.row_of = kept(given.row_of, job.token_count * job.top_k); };
+  go_through(turn, do_nothing, prepare, take_nothing, [&] {
     Chunks::assume(job.rows);
     Chunks::assume(job.tokens);
     const auto chunks = unsigned((job.tokens.columns + kChunk - 1) / kChunk);
@@ -247,6 +295,11 @@ Grid grid_of(int64_t items, int threads, const Lane& lane) {
           .dependent = true};
 }
 
+bool brings_any(const ExchangeJob& job) {
+  return std::any_of(job.brought.begin(), job.brought.end(),
+                     [](const BroughtRows& b) { return b.is_written(); });
+}
+
 /// Bytes from one rank's rows to the next one's.
 int64_t rank_step(const TensorView& v) { return v.rank == 2 ? 0 : bytes_for(v.dtype, v.stride[0]); }
 
@@ -256,7 +309,10 @@ void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& jo
                      const parallel::MapJob& map, const RowsJob& rows) {
   constexpr int kManyExperts = 512;  // whose counters would take too much of an SM
   const int warps = kThreads / kLanes / (map.ranks * map.experts > kManyExperts ? 2 : 1);
-  const MapShape shape(map, warps, true);
+  const int prob_bytes = int(sizeof(float) * map.ranks * map.choices);
+  const MapShape bits(map, warps, ChoiceBits::bytes(map), true), counters(map, warps, true);
+  const bool by_bits = bits.bytes + prob_bytes <= kMostSharedBytes;
+  const MapShape& shape = by_bits ? bits : counters;
   const BroughtRows &x = job.brought[0], &experts = job.brought[1], &prob = job.brought[2],
                     &scales = job.brought[3];
   const RoutingJob routing{.experts = static_cast<const int32_t*>(experts.from),
@@ -264,12 +320,13 @@ void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& jo
                            .has_prob = prob.to != nullptr,
                            .own = int(map.own),
                            .each = int(map.choices),
+                           .by_bits = by_bits,
                            .sort_bytes = shape.sort_bytes};
   ExchangeJob rest = job;
   rest.brought = {x, scales};
   grid.threads = unsigned(warps * kLanes);
-  grid.shared_bytes = shape.bytes + int(sizeof(float) * map.ranks * map.choices);
-  launch(dispatch_kernel<Word, Scales>, grid, window, rest, map, rows, routing);
+  grid.shared_bytes = shape.bytes + prob_bytes;
+  launch(dispatch_kernel<Word, Scales>, grid, window, rest, map, rows, routing, brings_any(rest));
 }
 
 /// In so many parts.
@@ -307,7 +364,7 @@ void launch_rows(const WindowTable& window, const ExchangeJob& job, const Exchan
     if (read.map != nullptr)
       return launch_dispatch<Word, NoScales>(grid, window, job, *read.map, rows);
     grid.shared_bytes = int(sizeof(int32_t) * rows.token_count()) * p.top_k;
-    launch(rows_kernel<Word>, grid, window, job, rows);
+    launch(rows_kernel<Word>, grid, window, job, rows, brings_any(job));
   });
 }
 
@@ -329,8 +386,9 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
   Grid grid = grid_of((p.tokens * chunks + kLanes - 1) / kLanes, kSumThreads, lane);
   grid.shared_bytes = int(sizeof(int32_t) * p.tokens) * p.top_k;
   const bool wide = sums.rows.is_wide() && sums.tokens.is_wide() && sums.rank_step % 16 == 0;
-  visit_chunks(wide, {p.dtype},
-               [&]<class Chunks>(Chunks) { launch(sums_kernel<Chunks>, grid, window, job, sums); });
+  visit_chunks(wide, {p.dtype}, [&]<class Chunks>(Chunks) {
+    launch(sums_kernel<Chunks>, grid, window, job, sums, brings_any(job));
+  });
 }
 
 }  // namespace

@@ -10,9 +10,9 @@ struct RankMap {
   static constexpr bool kBySection = false;
   const parallel::MapJob& job;
   int32_t* firsts;     ///< shared, [P + 1]: the first row of each rank among all
+  int32_t* ends;       ///< shared, [E]: where the rows of each expert here end, among all
   int32_t* rows_here;  ///< shared, [P, T, top_k], as row_here; null: not wanted
   bool writes;         ///< places, to the map in global memory
-  bool is_first;       ///< of the blocks: writes the rest of it
 
   __device__ schedule::RankRows rows() const { return {firsts, 1, job.bound}; }
   /// Rows of this rank.
@@ -22,7 +22,7 @@ struct RankMap {
     if (e == 0) firsts[0] = 0;
     if ((e + 1) % job.experts == 0) firsts[(e + 1) / job.experts] = int32_t(end);
     const int mine = e - job.rank * job.experts;
-    if (is_first && mine >= 0 && mine < job.experts) job.map.offsets[mine + 1] = int32_t(end);
+    if (mine >= 0 && mine < job.experts) ends[mine] = int32_t(end);
   }
   __device__ void place(int64_t slot, int e, int64_t row, float) const {
     place_here(slot, row);
@@ -32,9 +32,11 @@ struct RankMap {
     job.map.row_of[mine] = there;
     job.note_sum(mine, e / job.experts, there);
   }
+  /// Which row here one of all is, or -1.
+  __device__ int32_t here(int64_t row) const { return rows().row_of_rank(row, job.rank); }
   /// Which row here a choice has, or -1.
   __device__ int32_t place_here(int64_t slot, int64_t row) const {
-    const int32_t here = rows().row_of_rank(row, job.rank);
+    const int32_t here = this->here(row);
     if (rows_here != nullptr) rows_here[slot] = here;
     if (!writes) return here;
     job.map.row_here[slot] = here;
@@ -47,17 +49,20 @@ struct RankMap {
     return mine < job.own ? mine : -1;
   }
   __device__ bool overflows() const {
-    return job.overflow_is_error && rows().routed(rows().fullest(job.ranks)) > job.bound;
+    bool any = false;
+    for (int q = 0; job.overflow_is_error && q < job.ranks; ++q)
+      any |= rows().routed(q) > job.bound;
+    return any;
   }
-  /// Behind all places, by the first block.
+  /// Behind all places, by the first block: each part by other warps, if there are so many.
   __device__ void finish(const WindowTable& window) const {
-    if (threadIdx.x == 0) job.map.offsets[0] = 0;
-    for (int e = int(threadIdx.x); e < job.experts; e += int(blockDim.x))
-      job.map.offsets[e + 1] =
-          int32_t(min(int64_t(job.map.offsets[e + 1] - firsts[job.rank]), job.bound));
-    for (int q = int(threadIdx.x); q < job.ranks && job.routed != nullptr; q += int(blockDim.x))
+    const int thread = int(threadIdx.x), back = int(blockDim.x) - 1 - thread;
+    for (int e = thread; e < job.experts; e += int(blockDim.x))
+      job.map.offsets[e + 1] = int32_t(min(int64_t(ends[e] - firsts[job.rank]), job.bound));
+    for (int q = back; q < job.ranks && job.routed != nullptr; q += int(blockDim.x))
       job.routed[q] = int32_t(rows().routed(q));
-    if (threadIdx.x != 0) return;
+    if (thread != int(blockDim.x) / 2) return;
+    job.map.offsets[0] = 0;
     *job.map.verdict = overflows();
     const int worst = rows().fullest(job.ranks);
     if (overflows())
@@ -89,9 +94,12 @@ struct MapShape {
   int warps, sort_bytes, bytes;
 
   MapShape(const parallel::MapJob& job, int warps_of_block, bool keeps_rows)
+      : MapShape(job, warps_of_block,
+                 portable::row_map_bytes(warps_of_block, job.ranks * job.experts), keeps_rows) {}
+  MapShape(const parallel::MapJob& job, int warps_of_block, int bytes_of_sort, bool keeps_rows)
       : warps(warps_of_block),
-        sort_bytes(portable::row_map_bytes(warps, job.ranks * job.experts)),
-        bytes(sort_bytes + int(sizeof(int32_t)) * (job.ranks + 1)) {
+        sort_bytes(bytes_of_sort),
+        bytes(sort_bytes + int(sizeof(int32_t)) * (job.ranks + 1 + job.experts)) {
     if (keeps_rows) bytes += int(sizeof(int32_t) * job.ranks * job.choices);
     if (job.map.place_of != nullptr) bytes += int(sizeof(int32_t)) * job.ranks * job.experts;
   }

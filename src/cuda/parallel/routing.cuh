@@ -15,7 +15,8 @@ struct RoutingJob {
   const float* prob;
   bool has_prob;
   int own, each;
-  int sort_bytes;  ///< of shared memory, before all that is kept there
+  bool by_bits;    ///< how it is sorted: by ChoiceBits, else by counters
+  int sort_bytes;  ///< of shared memory for that, before all that is kept there
 };
 
 /// The routing of all ranks in shared memory.

@@ -84,8 +84,9 @@ struct Section {
 };
 
 __device__ inline void write_status(const OffsetsJob& job, bool decreasing, bool beyond) {
+  if (job.status == nullptr) return;
   const bool any_decreasing = __syncthreads_or(decreasing), any_beyond = __syncthreads_or(beyond);
-  if (threadIdx.x == 0 && job.status != nullptr)
+  if (threadIdx.x == 0)
     *job.status = (any_decreasing ? kOffsetsDecreasing : 0) | (any_beyond ? kOffsetsBeyondRows : 0);
 }
 

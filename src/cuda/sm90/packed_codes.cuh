@@ -45,13 +45,12 @@ struct CodeBits<DType::kE4m3> {
   static constexpr int kUnitExponent = 120;
   __device__ static uint32_t unit() { return pair_of_units<kUnitExponent>(); }
 
-  /// The codes that are the high bytes of the halves.
-  __device__ static uint32_t placed(uint32_t both) {
-    return (both & 0x8000'8000u) | (both >> 4 & kMagnitudes);
-  }
-  /// `largest` becomes the largest magnitudes of the two numbers so far.
-  __device__ static void note(uint32_t pair, uint32_t& largest) {
-    largest = __vmaxu2(largest, pair & kMagnitudes);
+  /// The codes that are the high bytes of the halves. `largest` becomes the largest magnitudes of
+  /// the two numbers so far.
+  __device__ static uint32_t placed(uint32_t both, uint32_t& largest) {
+    const uint32_t magnitudes = both >> 4 & kMagnitudes;
+    largest = __vmaxu2(largest, magnitudes);
+    return (both & 0x8000'8000u) | magnitudes;
   }
   __device__ static bool has_nan(uint32_t largest) { return ((largest + kLast) & kBehind) != 0; }
   __device__ static void put_nan(uint32_t& pair) {
@@ -168,8 +167,7 @@ struct PackedCodes<DType::kE4m3, Decoding::kPlain> : CodeBits<DType::kE4m3> {
                                uint32_t& largest) {
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      to[i] = placed(__byte_perm(words[i], 0, 0x1404));  // as high bytes
-      note(to[i], largest);
+      to[i] = placed(__byte_perm(words[i], 0, 0x1404), largest);  // as high bytes
     }
   }
 };
@@ -191,8 +189,7 @@ struct PackedCodes<DType::kE4m3, Decoding::kSplit> : CodeBits<DType::kE4m3> {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       uint32_t* at = to + 4 * (i / 2) + i % 2;
-      at[0] = placed(words[i] << 8), at[2] = placed(words[i]);
-      note(at[0], largest), note(at[2], largest);
+      at[0] = placed(words[i] << 8, largest), at[2] = placed(words[i], largest);
     }
   }
 };

@@ -12,6 +12,15 @@
 // The block scales of packed weights, as the bf16 factors of the codes' bits.
 namespace cadre::cuda::sm90 {
 
+/// Where an expert's scales begin, and where those of a row of w do from there, in bytes.
+__device__ inline const char* scales_of_expert(const PackedScales& scales, int expert) {
+  return scales.discrete != nullptr ? static_cast<const char*>(scales.discrete[expert])
+                                    : static_cast<const char*>(scales.data) + expert * scales.step;
+}
+__device__ inline int64_t scales_of_row(const PackedScales& scales, int row) {
+  return row / scales.rows * scales.row_step;
+}
+
 /// The factors of two scales, whose codes are the halves of a word, as bf16 in those halves.
 template <class Scale, int kUnitExponent>
 struct ScalePairs;
@@ -46,7 +55,7 @@ struct ScalePairs<formats::E4m3, kUnitExponent> {
   }
   __device__ static uint32_t alone(uint32_t both) {
     using Bits = CodeBits<DType::kE4m3>;
-    uint32_t placed = Bits::placed(both << 8);
+    uint32_t largest = 0, placed = Bits::placed(both << 8, largest);
     Bits::put_nan(placed);
     return mul_bf16(placed, Bits::unit());
   }
@@ -68,14 +77,12 @@ class PackedFactors {
 
   /// Starts to read those of a consumer's rows of a tile.
   __device__ void begin(const TileRecord& tile, int consumer) {
-    expert_ = scales_.discrete != nullptr
-                  ? static_cast<const char*>(scales_.discrete[tile.expert])
-                  : static_cast<const char*>(scales_.data) + tile.expert * scales_.step;
+    expert_ = scales_of_expert(scales_, tile.expert);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] = (row < last ? row : last) / scales_.rows * scales_.row_step;
+      rows_[i] = scales_of_row(scales_, row < last ? row : last);
     }
     next_ = int(threadIdx.x) % 4 * kOfLane;
     read();
@@ -99,7 +106,8 @@ class PackedFactors {
     uint32_t words[2][kMany / 2];
 
     __device__ uint32_t pair(int row, int block) const {
-      return __byte_perm(words[row][block / 2], 0, block % 2 == 0 ? 0x1010 : 0x3232);
+      const uint32_t both = words[row][block / 2];
+      return block % 2 == 0 ? twice<0>(both) : twice<1>(both);
     }
   };
   __device__ OfPart of_part() const { return shown_; }

@@ -20,8 +20,9 @@ template <class Word>
 void store_release_system(Word* word, Word value) {
   std::atomic_ref(*word).store(value, std::memory_order_release);
 }
-inline uint64_t load_relaxed_system(const uint64_t* word) {
-  return std::atomic_ref(*const_cast<uint64_t*>(word)).load(std::memory_order_relaxed);
+template <class Word>
+Word load_relaxed_system(const Word* word) {
+  return std::atomic_ref(*const_cast<Word*>(word)).load(std::memory_order_relaxed);
 }
 inline void store_relaxed_system(uint64_t* word, uint64_t value) {
   std::atomic_ref(*word).store(value, std::memory_order_relaxed);

@@ -28,6 +28,10 @@ inline Pair unpack_f16(uint32_t both) {
   return {formats::Fp16::decode(uint16_t(both)), formats::Fp16::decode(uint16_t(both >> 16))};
 }
 
+template <int kHalf>
+inline uint32_t twice(uint32_t both) {
+  return kHalf == 0 ? (both & 0xffffu) * 0x10001u : (both >> 16) * 0x10001u;
+}
 inline uint32_t mul_bf16(uint32_t a, uint32_t b) {
   const Pair x = unpack_bf16(a), y = unpack_bf16(b);
   return pack_bf16(x.first * y.first, x.second * y.second);
