@@ -4,6 +4,7 @@
 #include "cuda/device/launch.h"
 #include "cuda/parallel/choice_bits.cuh"
 #include "cuda/parallel/delivery.cuh"
+#include "cuda/parallel/few_turn.cuh"
 #include "cuda/parallel/rank_map.cuh"
 #include "cuda/parallel/routing.cuh"
 #include "cuda/portable/permute_codes.cuh"
@@ -12,9 +13,6 @@
 // so; every block waits for all ranks, then reads its share; the last one to have read says that.
 // Of a dispatch every block sorts all choices for itself, which takes less than to be told, while
 // the first tokens that it reads are on their way.
-//
-// What takes long is what crosses to another rank or waits for memory, one after another: so what
-// is this rank's own is read before it waits, and a fence is over before its flag is due.
 namespace cadre::cuda {
 namespace {
 
@@ -25,91 +23,6 @@ using portable::kLanes;
 
 constexpr int kThreads = 512, kSumThreads = 448;  // of a block
 constexpr int kMostSharedBytes = 99 << 10;        // of a block, on each GPU since sm_80
-
-/// The exchange that a kernel goes through.
-struct Turn {
-  const WindowTable& window;
-  const ExchangeJob& job;
-  bool brings;          ///< anything; else all that others read was written by kernels before
-  uint32_t last_epoch;  ///< on its way until it is wanted
-
-  __device__ Turn(const WindowTable& table, const ExchangeJob& exchange, bool brings_any)
-      : window(table), job(exchange), brings(brings_any), last_epoch(table.home().epoch) {}
-  __device__ uint32_t epoch() const { return last_epoch + 1; }
-  __device__ Way way(Step from, bool begins) const {
-    return Way(window, job.name, epoch(), from, begins);
-  }
-  __device__ WindowFlags flags(bool is_fenced = false) const { return {window, is_fenced}; }
-};
-
-/// Whether a warp has to wait until the window may be written, or a rank has failed: kernels before
-/// that met a failure wrote nothing.
-__device__ bool must_wait(const Turn& turn) {
-  const parallel::Control& home = turn.window.home();
-  bool waits = load_relaxed_system(&home.failure) != 0;
-  for (int p = int(threadIdx.x) % kLanes; p < turn.window.ranks; p += kLanes)
-    waits |= !schedule::has_reached(load_acquire_system(&home.read[p]), turn.last_epoch);
-  return __any_sync(~0u, waits);
-}
-
-/// Brings what this rank has, and says so; whether no rank failed. `write()` is what each warp has
-/// to write with it. Where nothing is brought, the last threads, which have the least to write, pass
-/// a fence for what kernels before wrote, and say that it is there, while others look and write.
-template <class Write>
-__device__ bool bring(const Turn& turn, Write&& write) {
-  const WindowTable& window = turn.window;
-  const int peer = int(blockDim.x) - 1 - int(threadIdx.x);
-  const bool fences = !turn.brings && peer / kLanes * kLanes < window.ranks;
-  if (fences) fence_system();
-  const bool waits = !fences && must_wait(turn);
-  const bool writes = !fences && !waits && !turn.brings;
-  if (writes) write();
-  if (__syncthreads_or(waits)) {
-    Way way = turn.way(Step::kAwaitReaders, true);
-    way.go_to(Step::kWrite);
-    if (way.any_stopped()) return false;
-  }
-  if (turn.brings) {
-    bring_all(window, turn.job, {0, 1});
-    __syncthreads();
-  }
-  const schedule::ReadyTag tag{turn.epoch(), turn.job.name.tag()};
-  if (peer < window.ranks) turn.flags(fences).store_ready(peer, tag.word());
-  if (!writes) write();
-  return true;
-}
-
-/// Waits for all ranks; whether none of them failed. The first block brings and writes before.
-/// prepare() is called before the wait, and take() by some warps during it, which returns whether
-/// they may go on.
-template <class Write, class Prepare, class Take>
-__device__ bool bring_and_wait(const Turn& turn, Write&& write, Prepare&& prepare, Take&& take) {
-  const bool leads = blockIdx.x == 0;
-  if (leads && !bring(turn, write)) return false;
-  prepare();
-  Way way = turn.way(Step::kAwaitReady, leads);
-  way.go_to(Step::kRead, take);
-  return !way.any_stopped();
-}
-
-/// `read` returns whether its numbers are none, in all blocks or in none.
-template <class Write, class Prepare, class Take, class Read>
-__device__ void go_through(const Turn& turn, Write&& write, Prepare&& prepare, Take&& take,
-                           Read&& read) {
-  const WindowTable& window = turn.window;
-  const bool is_stopped = !bring_and_wait(turn, write, prepare, take);
-  launch_dependents();
-  const bool overflows = !is_stopped && read();
-  // Who has failed may have written since what was read.
-  const Arrival arrival = arrive(window, is_stopped, [&] { return has_failed(window); });
-  if (!arrival.is_last) return;
-  if (arrival.any || overflows) spoil(turn.job, {0, 1});
-  if (arrival.any) return;
-  if (int(threadIdx.x) < window.ranks) turn.flags().store_read(int(threadIdx.x), turn.epoch());
-  if (threadIdx.x == 0) window.home().epoch = turn.epoch();
-}
-__device__ inline void do_nothing() {}
-__device__ inline bool take_nothing() { return true; }
 
 /// A list into shared memory.
 __device__ const int32_t* kept(const int32_t* list, int64_t count) {
@@ -130,22 +43,24 @@ __device__ void deliver_prob(const RowsJob& job, const float* prob, int64_t used
               [&](unsigned row) { job.row_prob[used + row] = 0; });
 }
 
-/// All choices, to the map in global memory.
-__device__ void place_choices(const RankMap& map, const ChoiceBits& bits, const int32_t* chosen) {
-  const int choices = int(map.job.ranks * map.job.choices);
+/// What is left of the map, in global memory, by the first block.
+__device__ void finish_map(const WindowTable& window, const RankMap& map, const ChoiceBits& bits,
+                           const int32_t* chosen) {
+  const bool is_placed = map.rows_here != nullptr;
+  const int choices = is_placed ? 0 : int(map.job.ranks * map.job.choices);
   for (int slot = int(threadIdx.x); slot < choices; slot += int(blockDim.x)) {
     const int row = bits.row_of(slot, chosen[slot]);
     map.place(slot, row < 0 ? -1 : chosen[slot], row, 0);
   }
+  map.finish(window);
 }
 
 template <class Word, class Scales>
 __global__ void __launch_bounds__(kThreads, 1)
-    dispatch_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                    const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing,
-                    const bool brings) {
+    dispatch_kernel(const WindowTable window, const __grid_constant__ FewJob exchange,
+                    const parallel::MapJob of_map, const RowsJob job, const RoutingJob routing) {
   wait_for_predecessors();
-  const Turn turn(window, exchange, brings);
+  const Turn turn(window, exchange);
   OwnRouting own(routing);
   auto* firsts = reinterpret_cast<int32_t*>(dynamic_shared() + routing.sort_bytes);
   int32_t *ends = firsts + window.ranks + 1, *experts = ends + of_map.experts;
@@ -160,10 +75,9 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (routing.by_bits) bits.clear();
   };
   const auto take = [&] { return await_routing(window, routing, turn.epoch(), all); };
-  go_through(turn, write, prepare, take, [&] {
-    const bool is_first = blockIdx.x == 0;
+  go_through(turn, BeforeReading{write, prepare, take}, [&] {
     int32_t* rows_here = routing.by_bits ? nullptr : all.experts;
-    const RankMap map{of_map, firsts, ends, rows_here, is_first};
+    const RankMap map{of_map, firsts, ends, rows_here, blockIdx.x == 0};
     const int32_t mine = of_map.rank * of_map.experts;
     delivery.take(all.experts, {mine, mine + of_map.experts});
     if (routing.by_bits)
@@ -176,10 +90,7 @@ __global__ void __launch_bounds__(kThreads, 1)
       const int32_t there = all.experts[slot];
       return routing.by_bits ? map.here(bits.row_of(slot, there)) : there;
     };
-    if (is_first) {
-      if (routing.by_bits) place_choices(map, bits, all.experts);
-      map.finish(window);
-    }
+    if (map.writes) finish_map(window, map, bits, all.experts);
     delivery.run(first, row_of, map.used());
     if (all.prob != nullptr) deliver_prob(job, all.prob, map.used(), row_of);
     return map.overflows();
@@ -188,10 +99,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 template <class Word>
 __global__ void __launch_bounds__(kThreads, 1)
-    rows_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                const RowsJob job, const bool brings) {
+    rows_kernel(const WindowTable window, const __grid_constant__ FewJob exchange,
+                const RowsJob job) {
   wait_for_predecessors();
-  const Turn turn(window, exchange, brings);
+  const Turn turn(window, exchange);
   const bool overflows = *exchange.verdict != 0;
   const int64_t used = schedule::clamp_row(*job.offset_of_tail, 0, job.bound);
   const int32_t* row_here = nullptr;
@@ -201,7 +112,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     delivery.aim(first);
     row_here = kept(job.row_here, job.token_count() * job.top_k);
   };
-  go_through(turn, do_nothing, prepare, take_nothing, [&] {
+  go_through(turn, BeforeReading{do_nothing, prepare, take_nothing}, [&] {
     delivery.take(row_here, {0, INT32_MAX});
     delivery.run(
         first, [&](int slot) { return row_here[slot]; }, used);
@@ -264,14 +175,14 @@ __device__ void sum_chunk(const SumsJob& job, const Place& at) {
 /// A thread takes a chunk of a token.
 template <class Chunks>
 __global__ void __launch_bounds__(kSumThreads, 1)
-    sums_kernel(const WindowTable window, const __grid_constant__ ExchangeJob exchange,
-                const SumsJob given, const bool brings) {
+    sums_kernel(const WindowTable window, const __grid_constant__ FewJob exchange,
+                const SumsJob given) {
   wait_for_predecessors();
-  const Turn turn(window, exchange, brings);
+  const Turn turn(window, exchange);
   const bool overflows = *exchange.verdict != 0;
   SumsJob job = given;
   const auto prepare = [&] { job.row_of = kept(given.row_of, job.token_count * job.top_k); };
-  go_through(turn, do_nothing, prepare, take_nothing, [&] {
+  go_through(turn, BeforeReading{do_nothing, prepare, take_nothing}, [&] {
     Chunks::assume(job.rows);
     Chunks::assume(job.tokens);
     const auto chunks = unsigned((job.tokens.columns + kChunk - 1) / kChunk);
@@ -293,11 +204,6 @@ Grid grid_of(int64_t items, int threads, const Lane& lane) {
           .threads = unsigned(threads),
           .stream = lane.stream,
           .dependent = true};
-}
-
-bool brings_any(const ExchangeJob& job) {
-  return std::any_of(job.brought.begin(), job.brought.end(),
-                     [](const BroughtRows& b) { return b.is_written(); });
 }
 
 /// Bytes from one rank's rows to the next one's.
@@ -326,7 +232,7 @@ void launch_dispatch(Grid grid, const WindowTable& window, const ExchangeJob& jo
   rest.brought = {x, scales};
   grid.threads = unsigned(warps * kLanes);
   grid.shared_bytes = shape.bytes + prob_bytes;
-  launch(dispatch_kernel<Word, Scales>, grid, window, rest, map, rows, routing, brings_any(rest));
+  launch(dispatch_kernel<Word, Scales>, grid, window, FewJob(rest), map, rows, routing);
 }
 
 /// In so many parts.
@@ -364,7 +270,7 @@ void launch_rows(const WindowTable& window, const ExchangeJob& job, const Exchan
     if (read.map != nullptr)
       return launch_dispatch<Word, NoScales>(grid, window, job, *read.map, rows);
     grid.shared_bytes = int(sizeof(int32_t) * rows.token_count()) * p.top_k;
-    launch(rows_kernel<Word>, grid, window, job, rows, brings_any(job));
+    launch(rows_kernel<Word>, grid, window, FewJob(job), rows);
   });
 }
 
@@ -387,7 +293,7 @@ void launch_sums(const WindowTable& window, const ExchangeJob& job, const Exchan
   grid.shared_bytes = int(sizeof(int32_t) * p.tokens) * p.top_k;
   const bool wide = sums.rows.is_wide() && sums.tokens.is_wide() && sums.rank_step % 16 == 0;
   visit_chunks(wide, {p.dtype}, [&]<class Chunks>(Chunks) {
-    launch(sums_kernel<Chunks>, grid, window, job, sums, brings_any(job));
+    launch(sums_kernel<Chunks>, grid, window, FewJob(job), sums);
   });
 }
 
