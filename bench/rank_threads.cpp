@@ -82,7 +82,10 @@ std::vector<std::string> run_rank_threads(int ranks,
   return group.words();
 }
 
-void load_kernels_at_once() { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+void let_ranks_share_a_gpu() {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+}
 
 std::vector<std::string> run_ranks_on(const Device& device, int ranks,
                                       const std::function<std::string(Rank&)>& work) {

@@ -53,9 +53,11 @@ std::vector<std::string> run_ranks(int ranks, const std::function<std::string(Ra
 /// When one throws, those who meet it end too.
 std::vector<std::string> run_rank_threads(int ranks, const std::function<std::string(Rank&)>& work);
 
-/// Lets CUDA load all kernels at its start: one that is loaded later waits for its GPU, and so for
-/// ranks of other threads that share it. To be called before CUDA is; what the user has set stays.
-void load_kernels_at_once();
+/// Lets CUDA load all kernels at its start, since one that is loaded later waits for its GPU, and
+/// so for ranks of other threads that share it; and gives their streams queues of their own, since
+/// a kernel waits for whatever stands before it in a queue. To be called before CUDA is; what the
+/// user has set does not stay.
+void let_ranks_share_a_gpu();
 
 /// Whichever suits the device.
 std::vector<std::string> run_ranks_on(const Device&, int ranks,

@@ -63,7 +63,7 @@ void prepare_for_ranks(const std::vector<Shape>& shapes) {
   if (std::any_of(shapes.begin(), shapes.end(), [](const Shape& shape) {
         return shape.problem.starts_with(kExpertParallel.name);
       }))
-    bench::load_kernels_at_once();
+    bench::let_ranks_share_a_gpu();
 }
 
 }  // namespace cadre::cli

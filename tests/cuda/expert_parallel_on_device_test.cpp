@@ -33,7 +33,7 @@ TEST(ExpertParallelPlan, TakesFewTokensInOneKernelOnAGpu) {
 class ExpertParallelOnDevice : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-    bench::load_kernels_at_once();  // ranks share a GPU where there are fewer
+    bench::let_ranks_share_a_gpu();  // ranks share a GPU where there are fewer
     devices_ = cuda_devices();
     if (devices_.empty()) GTEST_SKIP() << "no GPU here";
   }

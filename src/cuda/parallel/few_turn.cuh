@@ -43,7 +43,9 @@ __device__ bool must_wait(const Turn& turn) {
   bool waits = load_relaxed_system(&home.failure) != 0;
   for (int p = int(threadIdx.x) % portable::kLanes; p < turn.window.ranks; p += portable::kLanes)
     waits |= !schedule::has_reached(load_acquire_system(&home.read[p]), turn.last_epoch);
-  return __any_sync(~0u, waits);
+  const bool any_waits = __any_sync(~0u, waits);
+  __syncwarp();  // behind what a lane has acquired
+  return any_waits;
 }
 
 /// Brings what this rank has, and says so; whether no rank failed. `write()` is what each warp has
