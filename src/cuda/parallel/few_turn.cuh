@@ -38,7 +38,7 @@ struct Turn {
 
 /// Whether a warp has to wait until the window may be written, or a rank has failed: kernels before
 /// that met a failure wrote nothing.
-__device__ bool must_wait(const Turn& turn) {
+__device__ inline bool must_wait(const Turn& turn) {
   const parallel::Control& home = turn.window.home();
   bool waits = load_relaxed_system(&home.failure) != 0;
   for (int p = int(threadIdx.x) % portable::kLanes; p < turn.window.ranks; p += portable::kLanes)
