@@ -142,7 +142,7 @@ class Delivery {
 
  private:
   __device__ void load(bool is_wanted) {
-    is_wanted_ = is_wanted && is_token_;
+    is_wanted_ = is_wanted;
 #pragma unroll
     for (int i = 0; i < kWordsOfLane; ++i)
       part_[i] = is_wanted_ && first_ + i * kLanes < words_ ? token_[first_ + i * kLanes] : Word{};

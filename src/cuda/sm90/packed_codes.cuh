@@ -166,9 +166,8 @@ struct PackedCodes<DType::kE4m3, Decoding::kPlain> : CodeBits<DType::kE4m3> {
   __device__ static void place(const NoTable&, const uint32_t* words, uint32_t* to,
                                uint32_t& largest) {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 8; ++i)
       to[i] = placed(__byte_perm(words[i], 0, 0x1404), largest);  // as high bytes
-    }
   }
 };
 

@@ -12,15 +12,6 @@
 // The block scales of packed weights, as the bf16 factors of the codes' bits.
 namespace cadre::cuda::sm90 {
 
-/// Where an expert's scales begin, and where those of a row of w do from there, in bytes.
-__device__ inline const char* scales_of_expert(const PackedScales& scales, int expert) {
-  return scales.discrete != nullptr ? static_cast<const char*>(scales.discrete[expert])
-                                    : static_cast<const char*>(scales.data) + expert * scales.step;
-}
-__device__ inline int64_t scales_of_row(const PackedScales& scales, int row) {
-  return row / scales.rows * scales.row_step;
-}
-
 /// The factors of two scales, whose codes are the halves of a word, as bf16 in those halves.
 template <class Scale, int kUnitExponent>
 struct ScalePairs;
@@ -77,12 +68,14 @@ class PackedFactors {
 
   /// Starts to read those of a consumer's rows of a tile.
   __device__ void begin(const TileRecord& tile, int consumer) {
-    expert_ = scales_of_expert(scales_, tile.expert);
+    expert_ = scales_.discrete != nullptr
+                  ? static_cast<const char*>(scales_.discrete[tile.expert])
+                  : static_cast<const char*>(scales_.data) + tile.expert * scales_.step;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] = scales_of_row(scales_, row < last ? row : last);
+      rows_[i] = (row < last ? row : last) / scales_.rows * scales_.row_step;
     }
     next_ = int(threadIdx.x) % 4 * kOfLane;
     read();
