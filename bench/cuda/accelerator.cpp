@@ -33,11 +33,15 @@ class CudaAccelerator final : public Accelerator {
   }
   void give_back(void* data) override { cudaFree(data); }
 
+  // The host waits before it copies: a copy of pageable memory that waits for its stream holds what
+  // the driver copies all others through, which ranks that share a GPU would wait for.
   void upload(void* to, const void* from, int64_t bytes) override {
+    finish();
     check_cuda(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyHostToDevice, stream_), "upload");
     finish();
   }
   void download(void* to, const void* from, int64_t bytes) override {
+    finish();
     check_cuda(cudaMemcpyAsync(to, from, size_t(bytes), cudaMemcpyDeviceToHost, stream_),
                "download");
     finish();
