@@ -36,8 +36,8 @@ bool goes_on_beside(void (*copy)(Accelerator&, void*, std::vector<char>&), int64
   const bench::DeviceMemory memory(*first, bytes), other_memory(*second, bytes);
   std::vector<char> host(bytes), other_host(bytes);
   Gate gate;
-  EXPECT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(first->stream().handle), Gate::wait, &gate),
-            cudaSuccess);
+  const auto stream = static_cast<cudaStream_t>(first->stream().handle);
+  EXPECT_EQ(cudaLaunchHostFunc(stream, Gate::wait, &gate), cudaSuccess);
   std::thread waits([&] { copy(*first, memory.data(), host); });
   gate.closed.get_future().wait();
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // until it is in the driver
