@@ -73,11 +73,17 @@ class Scheduler {
       : ring_(ring), taken_(taken), number_(int(blockIdx.x / kBlocks) - clusters()) {}
 
   /// The number of the cluster's next tile, once a load warp wants one and a record is empty. The
-  /// first block counts, and sends the number to the others when they wait for it.
+  /// first block counts, and sends the number to the others when they wait for it. kDealsFirst: a
+  /// cluster's first tile is not counted, so that nobody waits for the count then; but that tile
+  /// waits for its cluster.
+  template <bool kDealsFirst>
   __device__ int64_t next_number() {
     wait_asleep(ring_.tile_empty[at_.at], at_.parity ^ 1);
     wait_asleep(ring_.tile_wanted, wanted_parity_);
-    if (taken_ == nullptr) return number_ += clusters();
+    if (taken_ == nullptr || (kDealsFirst && !has_first_)) {
+      has_first_ = true;
+      return number_ += clusters();
+    }
     const uint32_t parity = number_parity_;
     number_parity_ ^= 1;
     if (cluster_ctarank() != 0) {
@@ -86,7 +92,7 @@ class Scheduler {
       wait_asleep(ring_.number_full, parity);
       return ring_.number;
     }
-    const auto number = int64_t(atomicAdd(taken_, 1ull));
+    const int64_t number = (kDealsFirst ? clusters() : 0) + int64_t(atomicAdd(taken_, 1ull));
     wait_asleep(ring_.number_wanted, parity);
     for (uint32_t block = 1; block < kBlocks; ++block)
       st_async(ring_.number, number, ring_.number_full, block);
@@ -106,6 +112,7 @@ class Scheduler {
   TileRing<kRecords, kBlocks>& ring_;
   unsigned long long* taken_;
   int64_t number_;
+  bool has_first_ = false;
   Cursor<kRecords> at_;
   uint32_t number_parity_ = 0, wanted_parity_ = 1;
 };

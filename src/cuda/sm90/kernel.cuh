@@ -8,7 +8,8 @@
 //
 //   kTile      the shape of a tile and of its stages                              tile.h
 //   Params     what the host passes: tensor maps, pointers, sizes
-//   Schedule   Schedule(params).tile(number): which tile comes when; kByWarp: a warp asks
+//   Schedule   Schedule(params).tile(number): which tile comes when; kByWarp: a warp asks;
+//              kDealsFirst, if there: see gemm::Scheduler
 //   Load       kWarps; kArrivals a stage; Load(params, tile).load(stage, full, depth)
 //              Where rows are gathered, begin() and gather() by whole warps; Memory is their room
 //              in shared memory.
@@ -45,12 +46,13 @@ namespace cadre::cuda::sm90 {
 template <class Kernel>
 __device__ inline void schedule_tiles(Shared<Kernel>& shared, const auto& params) {
   constexpr bool kByWarp = Kernel::Schedule::kByWarp;
+  constexpr bool kDealsFirst = requires { Kernel::Schedule::kDealsFirst; };
   const bool leads = threadIdx.x % kWarp == 0;
   if (!kByWarp && !leads) return;
   gemm::Scheduler scheduler(shared.tiles, params.taken);
   typename Kernel::Schedule schedule(params);
   for (;;) {
-    int64_t number = leads ? scheduler.next_number() : 0;
+    int64_t number = leads ? scheduler.template next_number<kDealsFirst>() : 0;
     if constexpr (kByWarp) number = __shfl_sync(~0u, number, 0);
     const TileRecord tile = schedule.tile(number);
     if (leads && (tile.is_last() || tile.depth > 0)) scheduler.publish(tile);

@@ -1,4 +1,5 @@
 #pragma once
+#include "cuda/device/word.h"
 #include "cuda/sm90/multiply_packed.cuh"
 #include "cuda/sm90/packed_rows.h"
 #include "cuda/sm90/ragged_rows.cuh"
@@ -10,6 +11,33 @@
 // w [E, C, D] are codes as they are stored, decoded on their way into the tensor cores; the rest is
 // ragged_rows.cuh, and so are the bits.
 namespace cadre::cuda::sm90 {
+
+/// As RaggedRowsSchedule. When a tile is published the first block scales of its rows are asked
+/// for, so that whoever begins it waits for L2, not for memory. Tiles are short, so a cluster that
+/// begins late may have its first one dealt out.
+template <Tile kTile>
+class PackedRowsSchedule : RaggedRowsSchedule<kTile> {
+ public:
+  using Base = RaggedRowsSchedule<kTile>;
+  using Base::kByWarp;
+  static constexpr bool kDealsFirst = true;
+
+  __device__ explicit PackedRowsSchedule(const PackedRowsParams& params)
+      : Base(params), scales_(params.w_scales) {}
+
+  __device__ TileRecord tile(int64_t number) {
+    const TileRecord tile = Base::tile(number);
+    if (tile.is_last()) return tile;
+    const char* scales = scales_.of(tile.expert);
+    const int end = min(tile.row_limit, tile.row + kTile.rows());
+    for (int row = tile.row + int(threadIdx.x) % kWarp; row < end; row += kWarp)
+      prefetch_line(scales + scales_.row_at(row));
+    return tile;
+  }
+
+ private:
+  const PackedScales& scales_;
+};
 
 /// As RaggedRowsLoad, with codes for the weight.
 template <Tile kTile>
@@ -65,7 +93,9 @@ struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
   static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
   using Params = PackedRowsParams;
-  using Schedule = RaggedRowsSchedule<kTile>;
+  // Memory limits 8-bit codes, which prefetched scales delay.
+  using Schedule = std::conditional_t<kKind.decoding == Decoding::kTable, PackedRowsSchedule<kTile>,
+                                      RaggedRowsSchedule<kTile>>;
   using Load = PackedRowsLoad<kTile>;
   using Multiply = MultiplyPacked<kTile, Format, kKind.decoding>;
   using Store = RaggedRowsStore<packed_output(kKind.out, kKind.width)>;

@@ -27,6 +27,13 @@ struct PackedScales {
   int rows = 1;      ///< of w that share one
   int cols = 0;      ///< blocks along the contraction
   int together = 1;  ///< so many of them, 1, 2 or 4, are an aligned word wherever one begins
+
+  CADRE_HD const char* of(int expert) const {
+    return static_cast<const char*>(discrete != nullptr ? discrete[expert] : data) +
+           (discrete != nullptr ? 0 : expert * step);
+  }
+  /// Bytes from there to those of a row of w.
+  CADRE_HD int64_t row_at(int row) const { return row / rows * row_step; }
 };
 
 /// What the kernel of packed weights is launched with: w are codes.

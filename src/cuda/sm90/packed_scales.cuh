@@ -68,14 +68,12 @@ class PackedFactors {
 
   /// Starts to read those of a consumer's rows of a tile.
   __device__ void begin(const TileRecord& tile, int consumer) {
-    expert_ = scales_.discrete != nullptr
-                  ? static_cast<const char*>(scales_.discrete[tile.expert])
-                  : static_cast<const char*>(scales_.data) + tile.expert * scales_.step;
+    expert_ = scales_.of(tile.expert);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {  // rows behind the last one have its scales
       const int row = tile.row + kConsumerRows * consumer + ThreadPlace::mine().row + 8 * i;
       const int last = tile.row_limit - 1;
-      rows_[i] = (row < last ? row : last) / scales_.rows * scales_.row_step;
+      rows_[i] = scales_.row_at(row < last ? row : last);
     }
     next_ = int(threadIdx.x) % 4 * kOfLane;
     read();
