@@ -256,7 +256,7 @@ take() {
     torch_packed)
       record torch_packed 300 grouped-gemm-packed-torch python3 bench/peers/torch_packed.py \
         --library "$library" --commit "$commit" --file bench/shapes/h200_packed.txt \
-        --offsets uniform --repeat "$repeat"
+        --offsets uniform --repeat "$repeat" --load 0.3
       ;;
     quantize) bench quantize 240 quantize h200_quantize ;;
     moves) bench moves 240 moves h200_moves ;;

@@ -177,7 +177,7 @@ def measure(library, line, routing, options):
     cases = peers.copies_of(Case, problem, counts, options.seed)
     left_out = {}
     calls = contestants_of(gemm, plain, cases, left_out)
-    samples = peers.time_calls(calls, options.repeat)
+    samples = peers.time_calls(calls, options.repeat, options.load)
     return peers.row_of(problem, samples, cases[0].live,
                         {"routing": routing, "layer": layer, "plan": gemm.name,
                          "left_out": left_out})

@@ -136,7 +136,7 @@ def measure(library, line, routing, options):
     counts = peers.draw_counts(problem, routing, options.seed)
     cases = peers.copies_of(Case, problem, counts, options.seed)
     left_out = {}
-    samples = peers.time_calls(contestants_of(gemms, cases, left_out), options.repeat)
+    samples = peers.time_calls(contestants_of(gemms, cases, left_out), options.repeat, options.load)
     return peers.row_of(problem, samples, cases[0].live,
                         {"routing": routing, "layer": layer, "plan": gemms[0].name,
                          "left_out": left_out})

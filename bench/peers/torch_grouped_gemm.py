@@ -262,13 +262,18 @@ def contestants_of(gemms, cases, left_out):
     return calls | agreeing(peers, cases, want, left_out)
 
 
-def time_calls(calls, repeat):
+def time_calls(calls, repeat, load=0.0):
     """{name: [us]}, of launches that alternate. Each takes the next copy of the case, so that none
-    finds in the cache what the one before has read. The GPU spins until all of them are queued."""
+    finds in the cache what the one before has read. The GPU spins until all of them are queued.
+    Before stand so many seconds of the same launches, and all copies once at least."""
     copies = len(next(iter(calls.values())))
-    for copy in range(copies):
-        for peer in calls.values():
-            peer[copy]()
+    end, is_first = time.monotonic() + load, True
+    while is_first or time.monotonic() < end:
+        for copy in range(copies):
+            for peer in calls.values():
+                peer[copy]()
+        torch.cuda.synchronize()
+        is_first = False
     events, launch = {name: [] for name in calls}, 0
     torch.cuda._sleep(repeat * len(calls) * CYCLES_TO_QUEUE)
     for _ in range(repeat):
@@ -316,7 +321,7 @@ def measure(libraries, line, routing, options):
     cases = copies_of(Case, problem, counts, options.seed)
     left_out = {}
     calls = contestants_of(gemms, cases, left_out)
-    samples = time_calls(calls, options.repeat)
+    samples = time_calls(calls, options.repeat, options.load)
     return row_of(problem, samples, cases[0].live,
                   {"routing": routing, "layer": layer, "plan": gemms["cadre"].name,
                    "left_out": left_out})
@@ -371,6 +376,8 @@ def parser_of(description):
     parser.add_argument("--offsets", default="uniform",
                         help="uniform, zipf:S, gamma:S, several by commas")
     parser.add_argument("--repeat", type=int, default=31, help="launches of each contestant")
+    parser.add_argument("--load", type=float, default=0.0,
+                        help="seconds of launches before a case is timed")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", help="that the library was built from; else this file's")
     parser.add_argument("--json", help="write a record to this file")

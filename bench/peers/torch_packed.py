@@ -106,7 +106,7 @@ def measure(library, line, routing, options):
     plain = cadre_c.Gemm(library, problem.plain(), DEVICE)
     counts = peers.draw_counts(problem, routing, options.seed)
     cases = peers.copies_of(Case, problem, counts, options.seed)
-    samples = peers.time_calls(contestants_of(gemm, plain, cases), options.repeat)
+    samples = peers.time_calls(contestants_of(gemm, plain, cases), options.repeat, options.load)
     return peers.row_of(problem, samples, cases[0].live,
                         {"routing": routing, "layer": f"{layer} {problem.weights}".strip(),
                          "plan": gemm.name, "left_out": {}})

@@ -16,13 +16,13 @@ namespace cadre::cuda::sm90 {
 /// for, so that whoever begins it waits for L2, not for memory. Tiles are short, so a cluster that
 /// begins late may have its first one dealt out.
 template <Tile kTile>
-class PackedRowsSchedule : RaggedRowsSchedule<kTile> {
+class NarrowRowsSchedule : RaggedRowsSchedule<kTile> {
  public:
   using Base = RaggedRowsSchedule<kTile>;
   using Base::kByWarp;
   static constexpr bool kDealsFirst = true;
 
-  __device__ explicit PackedRowsSchedule(const PackedRowsParams& params)
+  __device__ explicit NarrowRowsSchedule(const PackedRowsParams& params)
       : Base(params), scales_(params.w_scales) {}
 
   __device__ TileRecord tile(int64_t number) {
@@ -93,9 +93,8 @@ struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
   static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
   using Params = PackedRowsParams;
-  // Memory limits 8-bit codes, which prefetched scales delay.
-  using Schedule = std::conditional_t<kKind.decoding == Decoding::kTable, PackedRowsSchedule<kTile>,
-                                      RaggedRowsSchedule<kTile>>;
+  using Schedule = std::conditional_t<kKind.width == PackedWidth::kNarrowest,
+                                      NarrowRowsSchedule<kTile>, RaggedRowsSchedule<kTile>>;
   using Load = PackedRowsLoad<kTile>;
   using Multiply = MultiplyPacked<kTile, Format, kKind.decoding>;
   using Store = RaggedRowsStore<packed_output(kKind.out, kKind.width)>;
