@@ -188,6 +188,24 @@ TensorView random_dy(Buffers& buffers, const Problem& p, int64_t columns, const 
   return random_rows(buffers, p.dtype, {all, columns}, live, seeds.next());
 }
 
+/// Codes that come with x or dy; none where no step of the plan reads them.
+QuantizedView random_codes(Buffers& buffers, const GroupedLinearPlan& plan, const char* name,
+                           const Rows& rows, Seeds& seeds) {
+  const LayerTensor* codes = find_tensor(plan, name);
+  if (codes == nullptr || codes->read < 0) return {};
+  return random_quantized(buffers, codes->shape, rows, seeds.next()).view;
+}
+
+/// Those of x, of the linear that reads it.
+template <class Args>
+void add_codes_of_x(Buffers& buffers, const GroupedLinearPlan& plan, const Rows& rows, Seeds& seeds,
+                    Args& args) {
+  const bool all = plan.problem.options.quantized_x;
+  if (all || plan.problem.given_x_along_k)
+    args.x_along_k = random_codes(buffers, plan, "x along K", rows, seeds);
+  if (all) args.x_along_rows = random_codes(buffers, plan, "x along rows", rows, seeds);
+}
+
 Memory memory(Buffers& buffers, int64_t bytes) { return {buffers.take(bytes), bytes}; }
 
 template <class Args>
@@ -264,8 +282,11 @@ LinearCase make_layer_case(const GroupedLinearProblem& p, const Device& device, 
     args.dbias_scale = row_gradient(b, "dbias_scale", {p.rows, rows.live()}, outputs);
     outputs.back().anew = p.dbias;
   }
-  return layer_case<GroupedLinearPlan>(plan(p, device), std::move(buffers), args,
-                                       std::move(outputs), rows.live());
+  const GroupedLinearPlan chosen = plan(p, device);
+  add_codes_of_x(b, chosen, rows, seeds, args);
+  if (p.given_dy_along_k) args.dy_along_k = random_codes(b, chosen, "dy along K", rows, seeds);
+  return layer_case<GroupedLinearPlan>(chosen, std::move(buffers), args, std::move(outputs),
+                                       rows.live());
 }
 
 MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const Draw& draw) {
@@ -288,7 +309,9 @@ MlpCase make_layer_case(const GroupedMlpProblem& p, const Device& device, const 
     args.dbias2_scale = row_gradient(b, "dbias2_scale", {p.rows, rows.live()}, outputs);
     outputs.back().anew = p.dbias;
   }
-  return layer_case<GroupedMlpPlan>(plan(p, device), std::move(buffers), args, std::move(outputs),
+  const GroupedMlpPlan chosen = plan(p, device);
+  add_codes_of_x(b, chosen.fc1, rows, seeds, args);
+  return layer_case<GroupedMlpPlan>(chosen, std::move(buffers), args, std::move(outputs),
                                     rows.live());
 }
 

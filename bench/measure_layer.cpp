@@ -16,7 +16,7 @@ namespace {
 
 // The same layer with nothing to learn.
 GroupedLinearProblem frozen(GroupedLinearProblem p) {
-  p.dgrad = p.wgrad = p.dbias = false;
+  p.dgrad = p.wgrad = p.dbias = p.given_dy_along_k = false;
   return p;
 }
 GroupedMlpProblem frozen(GroupedMlpProblem p) {

@@ -34,6 +34,11 @@ constexpr const char* kLayers[] = {
     "swiglu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=24 K=8 E=3",
     "sequential | activation forward gelu R=44 F=8 E=3 prob=yes | grouped_linear R=44 N=16 K=8 E=3 "
     "dgrad=no",
+    "grouped_linear R=44 N=16 K=8 E=3 recipe=mxfp8 quantized_x=yes",
+    "grouped_linear R=44 N=16 K=8 E=3 recipe=fp8_block quantized_x=yes wgrad=no",
+    "grouped_linear R=44 N=16 K=8 E=3 recipe=fp8_block given_x_along_k=yes given_dy_along_k=yes",
+    "grouped_mlp R=44 H=16 F=8 E=3 recipe=mxfp8 quantized_x=yes",
+    "grouped_mlp R=44 H=16 F=8 E=3 recipe=fp8_block given_x_along_k=yes",
 };
 // What the outputs of each pair are must not.
 constexpr const char* kEqual[][2] = {

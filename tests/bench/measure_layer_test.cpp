@@ -13,6 +13,7 @@ struct Layer {
 };
 constexpr Layer kLayers[] = {
     {"grouped_linear R=24 N=16 K=8 E=3 deferred=yes", 3, 1},
+    {"grouped_linear R=24 N=16 K=8 E=3 recipe=mxfp8 quantized_x=yes given_dy_along_k=yes", 3, 1},
     {"grouped_mlp R=24 H=16 F=8 E=3 act=relu prob=yes wgrad1=no", 5, 2},
     {"moe T=12 top_k=2 H=16 F=8 E=3 act=relu", 6, 2},
     {"moe T=12 top_k=2 H=16 F=8 E=3 act=relu deferred=yes keep_rows=no dgrad=no", 5, 2},

@@ -65,6 +65,7 @@ cadre.dequantize(cadre.quantize(x, offsets, "mxfp8"), offsets, "mxfp8", "along_r
 cadre.dequantize(cadre.quantize(x, offsets, "bf16")._replace(codes=x.bfloat16().T), offsets,
     "bf16", shape=(K, R))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(R, -8))
+cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "bf16", shape=(-R, -8))
 cadre.dequantize(cadre.quantize(x, offsets, "mxfp8")._replace(expert_scale=torch.ones(2)), offsets,
     "mxfp8", shape=(R, K))
 cadre.dequantize(cadre.quantize(x, offsets, "bf16"), offsets, "mxfp8", shape=(R, K))
@@ -203,6 +204,8 @@ ops.grouped_mlp_quantized(x, offsets, None, [w], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, [q1[0][0], q1[1]], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, [*q1, sa], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], recipe="fp8_tensor")
+ops.grouped_mlp_quantized(x, offsets, None, cadre.quantize(draw(E, 8, K), None, "fp8_tensor")[:2], [],
+                          cadre.quantize(draw(E, K, 4), None, "fp8_tensor"), [], recipe="fp8_tensor")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], recipe="bf16")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q1, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [sb, sb], q2, [], recipe="mxfp4")

@@ -53,6 +53,9 @@ def test_operator_has_the_bits_of_a_layer_that_quantises(device, recipe, activat
     got = ops.grouped_mlp_quantized(x, offsets, prob, q1, [b1], q2, [b2], prob, **options)
     assert torch.equal(got, want)
     assert want[: int(offsets[-1])].abs().sum() > 0
+    q1, q2 = (list(ops.quantize(w, None, RECIPES[recipe], "along_k")) for w in (w1, w2))
+    got = ops.grouped_mlp_quantized(x, offsets, prob, q1, [b1], q2, [b2], prob, **options)
+    assert torch.equal(got, want)  # an empty tensor stands for scales that the format has not
     plain = ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], **options)
     assert not torch.equal(plain, want)
 

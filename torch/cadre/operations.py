@@ -101,7 +101,7 @@ def tensor_of(offsets: AnyOffsets, shape: Sequence[int]) -> Tensor:
         raise TypeError("offsets is None, must be a tensor, cadre.Offsets or cadre.RoutingOffsets")
     if (isinstance(offsets, Tensor) and may_look(offsets) and offsets.dtype == torch.int32
             and offsets.dim() == 1 and offsets.shape[0] > 0
-            and isinstance(shape, Sequence) and shape):
+            and isinstance(shape, Sequence) and shape and shape[0] >= 0):
         require_offsets(offsets, shape[0], "offsets", made_here=made_here)
     return offsets
 

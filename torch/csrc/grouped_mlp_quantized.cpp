@@ -28,7 +28,9 @@ class QuantizedWeight {
     TORCH_CHECK_VALUE(parts.size() == 2 || parts.size() == 3, what, " has ", parts.size(),
                       " tensors, must have codes, scales and, where the format has them, scales of "
                       "experts");
-    for (size_t i = 0; i < parts.size(); ++i) tensors_[i] = parts[i];
+    for (size_t i = 0; i < 2; ++i) tensors_[i] = parts[i];
+    // What quantize returns is empty where the format has no such scales.
+    if (parts.size() == 3 && parts[2].sym_numel() != 0) tensors_[2] = parts[2];
     TORCH_CHECK_VALUE(codes().dim() == 3, what, " has codes of shape ", codes().sizes(),
                       ", must have [E, N, K], of four bits two a byte");
   }
@@ -43,8 +45,8 @@ class QuantizedWeight {
     const Tensor none = codes().new_empty({0}, codes().options().dtype(at::kFloat));
     TORCH_CHECK_VALUE(tensors_[2].defined() == row.has_expert_scale, what_, " has ",
                       tensors_[2].defined() ? "" : "no ", "scales of experts, must have ",
-                      row.has_expert_scale ? "them" : "none", "; the format is ",
-                      to_string(shape.format));
+                      row.has_expert_scale ? "them, as the third tensor" : "none",
+                      "; the format is ", to_string(shape.format));
     return door::view({typed(codes(), shape.format.element), typed(tensors_[1], row.scale),
                        row.has_expert_scale ? tensors_[2] : none},
                       shape, on);
