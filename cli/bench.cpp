@@ -71,8 +71,10 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
       std::printf("  %-14s %.0f MHz, %.0f W, %.4g J a launch\n", "", t.sm_mhz, t.watts, t.joules);
   }
   if (m.is_of_ranks)
-    std::printf("  %.0f bytes delivered, %.0f of them crossed; bits of one rank, with T = %lld\n",
-                m.delivered_bytes, m.crossed_bytes, static_cast<long long>(m.checked_rows));
+    std::printf("  %.0f bytes delivered, %.0f of them crossed; bits of %s, with T = %lld\n",
+                m.delivered_bytes, m.crossed_bytes,
+                m.problem.find("sum=rank") != std::string::npos ? "sums by rank" : "one rank",
+                static_cast<long long>(m.checked_rows));
   else if (!m.call.empty())
     std::printf("  same bits in two runs\n");
   else if (m.check.is_reference())

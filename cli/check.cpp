@@ -55,8 +55,9 @@ bench::CheckReport check_ranks_and_print(const std::string& problem, const Optio
   const bench::RanksReport r =
       bench::check_ranks(problem, options.draw, options.device, options.only);
   if (!r.check.good()) return r.check;
-  std::printf("same  bits as one rank, %d routings  %s  %s\n", r.routings, r.check.plan.c_str(),
-              r.check.problem.c_str());
+  const bool sums_by_rank = r.check.problem.find("sum=rank") != std::string::npos;
+  std::printf("same  bits as %s, %d routings  %s  %s\n", sums_by_rank ? "sums by rank" : "one rank",
+              r.routings, r.check.plan.c_str(), r.check.problem.c_str());
   if (r.overflows > 0)
     std::printf("      of these %d have rows without room, and are NaN on all ranks as they must\n",
                 r.overflows);

@@ -229,6 +229,9 @@ struct DispatchBackwardArgs {
   TensorView dx{};                   ///< [t, H], written
   float* dprob = nullptr;            ///< [t, top_k], written, with prob
   ExchangeMap map{};
+  /// Which of both the rank wants, though both are written: one that wants none of x makes none of
+  /// its rows. Ranks of which one wants what another does not are out of step.
+  bool wants_dx = true, wants_dprob = true;
 };
 
 /// Moves tokens to the ranks of their experts and back. With the tokens of all ranks one after

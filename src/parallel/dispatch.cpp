@@ -174,7 +174,8 @@ void dispatch_backward(const ExpertParallelPlan& plan, Window& window,
   BroughtRows of_prob;
   if (p.prob) of_prob = brought_gradients(plan, state, args);
   of_prob.used = used;
-  const ExchangeJob job{.name = {ExchangeKind::kDispatchBackward, plan.tag},
+  const uint32_t unwanted = (args.wants_dx ? 0 : 1) | (args.wants_dprob ? 0 : 2);
+  const ExchangeJob job{.name = {ExchangeKind::kDispatchBackward, plan.tag ^ unwanted},
                         .brought = {results(plan, state, args.drows, used), of_prob},
                         .outcomes = {outcome(args.dx), outcome(args.dprob, args.dx[0] * p.top_k)},
                         .verdict = args.map.verdict};

@@ -61,6 +61,8 @@ class Ranks(cli_test.Cli):
         self.assertIn("of these 2 have rows without room", text)
         self.assertIn("3 checked, 0 failed", text)
         self.good("check", self.WORDS, "--only", "window")
+        text = self.good("check", f"{self.WORDS} sum=rank")
+        self.assertIn("same  bits as sums by rank, 6 routings  window_sum_rank  ", text)
 
     def test_check_and_bench_take_a_route_by_an_engine(self):
         collective = ("--only", "collective")

@@ -163,6 +163,26 @@ TEST(Window, NamesLayersThatAreOutOfStep) {
     EXPECT_NE(error.find(" is at another exchange than dispatch"), std::string::npos) << error;
 }
 
+TEST(Window, NamesRanksThatWantOtherGradients) {
+  std::vector<Window> windows = test::windows_of(small_plan());
+  const std::vector<std::string> errors = test::on_ranks(2, [&](int rank) {
+    Step step;
+    Window& window = windows[size_t(rank)];
+    for (int exchange = 0; exchange < 3; ++exchange) step.run(window, exchange);
+    dispatch_backward(step.plan, window,
+                      {.drows = step.rows.view(),
+                       .dx = step.out.view(),
+                       .map = step.map(),
+                       .wants_dx = rank == 0},
+                      step.workspace.get(), {});
+    window.check();
+  });
+  for (const std::string& error : errors)
+    EXPECT_NE(error.find(" is at another exchange than dispatch backward, exchange 4"),
+              std::string::npos)
+        << error;
+}
+
 TEST(Window, KnowsTheRanksOfItsDevice) {
   for (Window& window : test::windows_of(small_plan())) EXPECT_EQ(window.state().ranks_here, 2);
 }

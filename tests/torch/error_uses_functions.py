@@ -204,8 +204,9 @@ ops.grouped_mlp_quantized(x, offsets, None, [w], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, [q1[0][0], q1[1]], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, [*q1, sa], [], q2, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], recipe="fp8_tensor")
-ops.grouped_mlp_quantized(x, offsets, None, cadre.quantize(draw(E, 8, K), None, "fp8_tensor")[:2], [],
-                          cadre.quantize(draw(E, K, 4), None, "fp8_tensor"), [], recipe="fp8_tensor")
+ops.grouped_mlp_quantized(x, offsets, None, cadre.quantize(draw(E, 8, K), None, "fp8_row")[:1] * 2,
+                          [], cadre.quantize(draw(E, K, 4), None, "fp8_tensor"), [],
+                          recipe="fp8_tensor")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q2, [], recipe="bf16")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [], q1, [], recipe="mxfp4")
 ops.grouped_mlp_quantized(x, offsets, None, q1, [sb, sb], q2, [], recipe="mxfp4")

@@ -85,6 +85,7 @@ def one_layer(rank, device, dtype, bias):
     torch.testing.assert_close(router_grad, whole.router.grad.float(), rtol=2e-2,
                                atol=2e-2 * float(router_grad.abs().max()))
     assert getattr(own.router, "allreduce", True)
+    assert all(p.allreduce is False for p in copy.deepcopy(own.experts).parameters())
     counts = router.tokens_per_expert.clone()
     dist.all_reduce(counts)
     assert counts.tolist() == decided.tokens_per_expert.tolist()

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from conftest import draw
+from expert_parallel_cases import WORLD
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.nn.parallel import DistributedDataParallel
@@ -43,6 +44,25 @@ def refused(rank, words, use, kind=ValueError):
 
 
 # What the processes run
+
+
+def wanting_other_gradients(rank, device):
+    """Rank 1 wants none of x, or of prob: what others want would lack that of its rows, or, where
+    results are pushed, hold what an exchange before has left."""
+    experts = torch.tensor([[0, 1], [1, 2], [0, 3], [1, 2]], dtype=torch.int32)
+    words = "at another exchange than dispatch backward, exchange 4; the window is of no more use"
+    for which in range(2):
+        x, prob = (t.requires_grad_(rank != 1 or i != which)
+                   for i, t in enumerate((draw(4, 6), torch.rand(4, 2))))
+        ep = by_window(limit_s=5)
+        rows, row_prob, _, handle = ep.dispatch(x, experts, prob)
+        out = ep.collect(rows * row_prob[:, None], handle)
+        with pytest.raises(RuntimeError, match=words):
+            out.sum().backward()
+    moe = cadre.MoE(2 * WORLD, 6, 8, top_k=2, device="cpu", ep=by_window(limit_s=5), push=True)
+    out, _ = moe(draw(4, 6).requires_grad_(rank != 1))
+    with pytest.raises(RuntimeError, match=words):
+        out.sum().backward()
 
 
 def compiled_in_ddp(rank, device, route):
@@ -211,3 +231,7 @@ def test_tokens_in_the_window(ranks):
                          ids=["choices", "tokens"])
 def test_tensors_of_one_rank(ranks, options):
     ranks.run(tensors_of_one, options)
+
+
+def test_ranks_that_want_other_gradients(ranks):
+    ranks.run(wanting_other_gradients)

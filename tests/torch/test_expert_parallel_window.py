@@ -1,5 +1,4 @@
-"""cadre.ExpertParallel by the route window: the bits of one process, through memory that ranks
-share. GPUs where each rank has one, else the CPU."""
+"""The route window of cadre.ExpertParallel: bits of one process; on GPUs if each rank has one."""
 
 import json
 import pathlib
@@ -376,6 +375,7 @@ cadre.ExpertParallel(alone, 2, 2, route="window", share=by_window)
 few.empty_rows()
 window(sum="rank").empty_rows()
 window(x=8)
+window(x="fp8_row sum=rank")
 window(hidden=64, x="nvfp4")
 window(x="fp8_row", scales_major=0)
 window(scales_major="column")
@@ -431,8 +431,8 @@ def answers(rank, device, path):
 
     def exchange():
         rows, _, _, handle = by_window.dispatch(x, experts, prob)
-        assert torch.equal(by_window.collect(rows, handle),
-                           x * (experts >= 0).sum(1, keepdim=True))
+        sums = x * (experts >= 0).sum(1, keepdim=True)
+        assert torch.equal(by_window.collect(rows, handle), sums)
 
     given = answers_to(USES, globals() | locals(), exchange)
     if rank == 0:

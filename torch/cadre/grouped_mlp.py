@@ -255,6 +255,9 @@ class GroupedMLP(DeferredGradients):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
+        if "_ep" in vars(self):
+            from .expert_state import mark
+            mark(self)
 
     def _memories(self) -> Sequence[Memory]:
         return self._memory2, self._memory1

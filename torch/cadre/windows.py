@@ -79,6 +79,9 @@ class WindowOptions(NamedTuple):
             given = getattr(self, name)
             if not isinstance(given, str) and (name, given) != ("x", None):
                 raise TypeError(f"{name} is {kind_of(given)}, must be a str")
+            if given is not None and (" " in given or "=" in given or not given.isprintable()):
+                raise ValueError(f"{name} is {given!r}, must be one word, such as "
+                                 f"{'fp8_block' if name == 'x' else 'column'}")
         if not isinstance(self.layer, int):
             raise TypeError(f"layer is {kind_of(self.layer)}, must be an int")
         if not (isinstance(self.limit_s, (int, float)) and 0 <= self.limit_s <= _MOST_SECONDS):
@@ -340,7 +343,7 @@ def _fake_dispatch_codes(name, x, x_scales, experts, prob, numbers=None, decode=
 
 @register_fake("_window_dispatch_backward")
 def _fake_dispatch_backward(name, drows, drow_prob, offsets, row_of, slot_of, row_here,
-                            verdict, place_of, sum_of):
+                            verdict, place_of, sum_of, wants_dx=True, wants_dprob=True):
     dprob = _floats(drows, 0) if drow_prob is None else _floats(drows, *row_of.shape)
     return drows.new_empty((row_of.shape[0], drows.shape[1])), dprob
 

@@ -157,7 +157,8 @@ Tensor results(const Exchange& exchange, const Tensor& rows, const char* what) {
 TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& drow_prob,
                                 const Tensor& offsets, const Tensor& row_of, const Tensor& slot_of,
                                 const Tensor& row_here, const Tensor& verdict,
-                                const Tensor& place_of, const Tensor& sum_of) {
+                                const Tensor& place_of, const Tensor& sum_of, bool wants_dx,
+                                bool wants_dprob) {
   const auto exchange = Exchange::of(name);
   const ExpertParallelPlan& plan = exchange->plan();
   const ExpertParallelProblem& p = plan.problem;
@@ -174,7 +175,9 @@ TensorPair dispatch_backward_op(Name name, const Tensor& drows, const Maybe& dro
                               .drow_prob = floats(factors, "drow_prob"),
                               .dx = view(dx, "dx"),
                               .dprob = p.prob ? floats(dprob, "dprob") : nullptr,
-                              .map = from.map()},
+                              .map = from.map(),
+                              .wants_dx = wants_dx,
+                              .wants_dprob = wants_dprob},
                              scratch.workspace(), current.stream());
   });
   return {dx, dprob};
@@ -239,7 +242,8 @@ TORCH_LIBRARY_FRAGMENT(cadre, m) {
   m.def(
       "_window_dispatch_backward(str name, Tensor drows, Tensor? drow_prob, "
       "Tensor offsets, Tensor row_of, Tensor slot_of, Tensor row_here, Tensor verdict, "
-      "Tensor place_of, Tensor sum_of) -> (Tensor dx, Tensor dprob)");
+      "Tensor place_of, Tensor sum_of, bool wants_dx=True, bool wants_dprob=True) -> "
+      "(Tensor dx, Tensor dprob)");
   m.def(
       "_window_collect(str name, Tensor y, Tensor offsets, Tensor row_of, "
       "Tensor slot_of, Tensor row_here, Tensor verdict, Tensor place_of, Tensor sum_of) -> Tensor");

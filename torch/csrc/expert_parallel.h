@@ -40,7 +40,7 @@ using DispatchCodesOp = DispatchedCodes(Name, const Tensor&, const Tensor&, cons
                                         const Maybe&, const Maybe&, bool);
 using DispatchBackwardOp = TensorPair(Name, const Tensor&, const Maybe&, const Tensor&,
                                       const Tensor&, const Tensor&, const Tensor&, const Tensor&,
-                                      const Tensor&, const Tensor&);
+                                      const Tensor&, const Tensor&, bool, bool);
 /// Of y, and of dout.
 using RowsOp = Tensor(Name, const Tensor&, const Tensor&, const Tensor&, const Tensor&,
                       const Tensor&, const Tensor&, const Tensor&, const Tensor&);

@@ -50,7 +50,7 @@ struct DispatchGradients {
     if (data["prob"].toBool())
       drow_prob = of_prob.defined() ? of_prob : map[2].new_zeros_symint({rows}, at::kFloat);
     const auto [dx, dprob] = call.call(data["name"].toStringRef(), drows, drow_prob, map[0], map[1],
-                                       map[2], map[3], map[4], map[5], map[6]);
+                                       map[2], map[3], map[4], map[5], map[6], wants[0], wants[1]);
     return without_second_derivatives("cadre.ExpertParallel", grads,
                                       {if_wanted(wants[0], dx), if_wanted(wants[1], dprob)});
   }
