@@ -19,10 +19,15 @@ constexpr Instance instance() {
   return {kKind, launch_packed_rows<kKind>};
 }
 
+/// In tiles that are not wide.
+constexpr Decoding narrow_decoding(DType codes) {
+  return codes == DType::kE2m1 ? Decoding::kTable : Decoding::kSplit;
+}
+
 template <FormatKind kWeights, PackedWidth kWidth>
 constexpr Instance narrow() {
-  constexpr auto kDecoding = kWeights == FormatKind::kMxfp8 ? Decoding::kSplit : Decoding::kTable;
-  return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth, kDecoding}>();
+  constexpr DType kCodes = kWeights == FormatKind::kMxfp8 ? DType::kE4m3 : DType::kE2m1;
+  return instance<PackedRowsKind{kWeights, DType::kBf16, kWidth, narrow_decoding(kCodes)}>();
 }
 
 constexpr Instance kInstances[] = {
@@ -36,6 +41,7 @@ constexpr Instance kInstances[] = {
     instance<PackedRowsKind{FormatKind::kMxfp8, DType::kF32}>(),
     narrow<FormatKind::kMxfp8, PackedWidth::kMiddle>(),
     narrow<FormatKind::kMxfp8, PackedWidth::kNarrow>(),
+    narrow<FormatKind::kMxfp8, PackedWidth::kNarrowest>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kBf16}>(),
     instance<PackedRowsKind{FormatKind::kNvfp4, DType::kF32}>(),
     narrow<FormatKind::kNvfp4, PackedWidth::kNarrow>(),
@@ -77,17 +83,15 @@ PackedWidth width_of(const GroupedGemmProblem& p) {
     return has_middle && p.rows <= kRowsOfMiddle * p.experts ? PackedWidth::kMiddle
                                                              : PackedWidth::kWide;
   }
-  const bool fewer = p.rows <= kRowsOfNarrowest * p.experts && p.rhs.element == DType::kE2m1;
-  return fewer ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
+  return p.rows <= kRowsOfNarrowest * p.experts ? PackedWidth::kNarrowest : PackedWidth::kNarrow;
 }
 
 PackedRowsKind kind_of(const GroupedGemmProblem& p) {
   const PackedWidth width = width_of(p);
-  const bool narrow = width != PackedWidth::kWide;
   Decoding decoding = Decoding::kPlain;
-  if (p.rhs.element == DType::kE2m1)
-    decoding = narrow ? Decoding::kTable : Decoding::kPlain;
-  else if (narrow || (p.out != DType::kF32 && p.n >= kSplitCols))
+  if (width != PackedWidth::kWide)
+    decoding = narrow_decoding(p.rhs.element);
+  else if (p.rhs.element != DType::kE2m1 && p.out != DType::kF32 && p.n >= kSplitCols)
     decoding = Decoding::kSplit;
   return {p.rhs.kind, p.out, width, decoding};
 }
@@ -98,10 +102,10 @@ bool splits(const PackedRowsKind& kind) { return kind.decoding == Decoding::kSpl
 struct PackedBox {
   int rows, columns;
 };
-PackedBox box_of(PackedWidth width) {
+PackedBox box_of(DType codes, PackedWidth width) {
   if (width == PackedWidth::kWide) return {kWeightRows, kDepthOfPacked};
-  return {kConsumersOfNarrow * kConsumerRows,
-          width == PackedWidth::kNarrowest ? kDepthOfNarrowest : kDepthOfNarrow};
+  const bool has_more = width == PackedWidth::kNarrowest && codes == DType::kE2m1;
+  return {kConsumersOfNarrow * kConsumerRows, has_more ? kDepthOfNarrowest : kDepthOfNarrow};
 }
 
 /// x with its columns in the instance's order, in the workspace.
@@ -151,7 +155,7 @@ void run_packed_rows(const GroupedGemmPlan& plan, const GroupedGemmArgs& args, W
   const auto stream = static_cast<cudaStream_t>(on.handle);
   if (p.rows == 0) return;
   const PackedRowsKind kind = kind_of(p);
-  const PackedBox box = box_of(kind.width);
+  const PackedBox box = box_of(p.rhs.element, kind.width);
   const Prepared experts = prepare({.view = args.rhs.codes,
                                     .pointers = args.rhs.discrete,
                                     .box_rows = box.rows,

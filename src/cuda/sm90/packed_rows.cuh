@@ -15,7 +15,7 @@ namespace cadre::cuda::sm90 {
 /// As RaggedRowsSchedule. When a tile is published the first block scales of its rows are asked
 /// for, so that whoever begins it waits for L2, not for memory. Tiles are short, so a cluster that
 /// begins late may have its first one dealt out.
-template <Tile kTile>
+template <Tile kTile, bool kPrefetches>
 class NarrowRowsSchedule : RaggedRowsSchedule<kTile> {
  public:
   using Base = RaggedRowsSchedule<kTile>;
@@ -27,7 +27,7 @@ class NarrowRowsSchedule : RaggedRowsSchedule<kTile> {
 
   __device__ TileRecord tile(int64_t number) {
     const TileRecord tile = Base::tile(number);
-    if (tile.is_last()) return tile;
+    if (!kPrefetches || tile.is_last()) return tile;
     const char* scales = scales_.of(tile.expert);
     const int end = min(tile.row_limit, tile.row + kTile.rows());
     for (int row = tile.row + int(threadIdx.x) % kWarp; row < end; row += kWarp)
@@ -76,8 +76,10 @@ constexpr Tile packed_tile(DType codes, PackedWidth width) {
   tile.consumers = kConsumersOfNarrow;
   tile.cols = kColsOfNarrow, tile.depth = kDepthOfNarrow, tile.stages = kStagesOfNarrow;
   if (width == PackedWidth::kMiddle) tile.cols = kColsOfMiddle, tile.stages = kStagesOfMiddle;
-  if (width == PackedWidth::kNarrowest)
-    tile.cols = kColsOfNarrowest, tile.depth = kDepthOfNarrowest, tile.stages = kStagesOfNarrowest;
+  if (width == PackedWidth::kNarrowest) {
+    tile.cols = kColsOfNarrowest, tile.stages = kStagesOfNarrowestBytes;
+    if (codes == DType::kE2m1) tile.depth = kDepthOfNarrowest, tile.stages = kStagesOfNarrowest;
+  }
   return tile;
 }
 
@@ -93,8 +95,10 @@ struct PackedRows {
   using Format = PackedFormat<kKind.weights>;
   static constexpr Tile kTile = packed_tile(Format::kInfo.element, kKind.width);
   using Params = PackedRowsParams;
-  using Schedule = std::conditional_t<kKind.width == PackedWidth::kNarrowest,
-                                      NarrowRowsSchedule<kTile>, RaggedRowsSchedule<kTile>>;
+  static constexpr bool kFourBits = Format::kInfo.element == DType::kE2m1;
+  using Schedule =
+      std::conditional_t<kKind.width == PackedWidth::kNarrowest,
+                         NarrowRowsSchedule<kTile, kFourBits>, RaggedRowsSchedule<kTile>>;
   using Load = PackedRowsLoad<kTile>;
   using Multiply = MultiplyPacked<kTile, Format, kKind.decoding>;
   using Store = RaggedRowsStore<packed_output(kKind.out, kKind.width)>;

@@ -78,6 +78,7 @@ constexpr int kConsumersOfNarrow = 4;
 constexpr int kColsOfMiddle = 96, kStagesOfMiddle = 3;
 constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
+constexpr int kStagesOfNarrowestBytes = 5;
 constexpr int64_t kRowsOfNarrowest = 20, kRowsOfMiddle = 80;
 
 /// Beside 8-bit codes x is copied with its columns split where rows are few, and for products with

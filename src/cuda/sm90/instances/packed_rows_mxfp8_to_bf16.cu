@@ -13,5 +13,8 @@ template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16
 template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16,
                                                 PackedWidth::kNarrow, Decoding::kSplit}>(
     const PackedRowsParams&, int, cudaStream_t);
+template void launch_packed_rows<PackedRowsKind{FormatKind::kMxfp8, DType::kBf16,
+                                                PackedWidth::kNarrowest, Decoding::kSplit}>(
+    const PackedRowsParams&, int, cudaStream_t);
 
 }  // namespace cadre::cuda::sm90
