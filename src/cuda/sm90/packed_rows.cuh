@@ -12,9 +12,9 @@
 // ragged_rows.cuh, and so are the bits.
 namespace cadre::cuda::sm90 {
 
-/// As RaggedRowsSchedule. When a tile is published the first block scales of its rows are asked
-/// for, so that whoever begins it waits for L2, not for memory. Tiles are short, so a cluster that
-/// begins late may have its first one dealt out.
+/// As RaggedRowsSchedule. Tiles are short, so a cluster that begins late may have its first one
+/// dealt out. kPrefetches: before a tile is published the first block scales of its rows are asked
+/// for, so that whoever begins it waits for L2, not for memory.
 template <Tile kTile, bool kPrefetches>
 class NarrowRowsSchedule : RaggedRowsSchedule<kTile> {
  public:
@@ -77,7 +77,7 @@ constexpr Tile packed_tile(DType codes, PackedWidth width) {
   tile.cols = kColsOfNarrow, tile.depth = kDepthOfNarrow, tile.stages = kStagesOfNarrow;
   if (width == PackedWidth::kMiddle) tile.cols = kColsOfMiddle, tile.stages = kStagesOfMiddle;
   if (width == PackedWidth::kNarrowest) {
-    tile.cols = kColsOfNarrowest, tile.stages = kStagesOfNarrowestBytes;
+    tile.cols = kColsOfNarrowest, tile.stages = kStagesOfNarrowestEightBits;
     if (codes == DType::kE2m1) tile.depth = kDepthOfNarrowest, tile.stages = kStagesOfNarrowest;
   }
   return tile;

@@ -73,12 +73,13 @@ constexpr int kStagesOfFourBits = 5, kStagesOfEightBits = 4;
 /// The same where experts have some rows, few, and fewest of all, in the mean: decoding waits for
 /// its own instructions, so that four consumers do more than two, of as many columns as there are
 /// registers for. A narrowest tile has rows of whole lines of 128 bytes: TMA takes six cycles for a
-/// row of a box, however short.
+/// row of a box, however short. With 8-bit codes there is room for five such stages: mxfp8 with 64
+/// tokens, by hand, in four of 64 columns +2.6 %.
 constexpr int kConsumersOfNarrow = 4;
 constexpr int kColsOfMiddle = 96, kStagesOfMiddle = 3;
 constexpr int kColsOfNarrow = 64, kDepthOfNarrow = 128, kStagesOfNarrow = 4;
 constexpr int kColsOfNarrowest = 32, kDepthOfNarrowest = 256, kStagesOfNarrowest = 3;
-constexpr int kStagesOfNarrowestBytes = 5;
+constexpr int kStagesOfNarrowestEightBits = 5;
 constexpr int64_t kRowsOfNarrowest = 20, kRowsOfMiddle = 80;
 
 /// Beside 8-bit codes x is copied with its columns split where rows are few, and for products with
