@@ -102,6 +102,10 @@ void check(const SequentialProblem& p) {
     const auto* linear = std::get_if<GroupedLinearProblem>(&p.ops[i]);
     checks.holds(linear == nullptr || !linear->options.quantized_x, "quantized_x of op ", i,
                  " is yes, must be no; a row passes values");
+    checks.holds(linear == nullptr || !linear->given_x_along_k, "given_x_along_k of op ", i,
+                 " is yes, must be no; a row passes values");
+    checks.holds(linear == nullptr || !linear->given_dy_along_k, "given_dy_along_k of op ", i,
+                 " is yes, must be no; a row passes values");
     checks.holds(linear == nullptr || !linear->gather, "gather of op ", i,
                  " is yes, must be no; a row has its rows in expert order");
     checks.holds(linear == nullptr || !linear->gather_dy, "gather_dy of op ", i,

@@ -193,6 +193,8 @@ cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forw
 cadre explain sequential '|' activation forward relu F=8 '|' activation forward relu F=8 z=f32
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 '|' grouped_linear R=9 N=8 K=8 dgrad=no
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 quantized_x=yes
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 given_x_along_k=yes
+cadre explain sequential '|' grouped_linear R=9 N=8 K=8 recipe=mxfp8 given_dy_along_k=yes
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 act=relu
 cadre explain sequential '|' grouped_linear R=9 N=8 K=8 gather=yes T=4
 cadre explain sequential '|' activation forward relu R=9 F=8 along_k=mxfp8

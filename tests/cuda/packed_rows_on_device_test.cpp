@@ -124,6 +124,8 @@ TEST_F(PackedRows, HaveTheBitsOfDecodedWeights) {
       {"fprop R=60 N=136 K=400 E=3 x=bf16 w=mxfp8 bias=yes bias_scale=yes tail=zero", {33, 0, 22}},
       {"fprop R=60 N=264 K=992 E=3 x=bf16 w=mxfp4 unit_budget=2", {7, 20, 33}},
       {"fprop R=60 N=776 K=1088 E=3 x=bf16 w=mxfp4 beta=yes", {33, 0, 22}},
+      {"fprop R=60 N=1544 K=1088 E=3 x=bf16 w=nvfp4:2d unit_budget=4", {21, 0, 39}},
+      {"fprop R=60 N=1544 K=1104 E=3 x=bf16 w=mxfp8 unit_budget=4", {21, 0, 39}},
       {"fprop R=60 N=520 K=1088 E=3 x=bf16 w=nvfp4 bias=yes", {1, 40, 19}},
       {"fprop R=40 N=136 K=544 E=3 x=bf16 w=mxfp4 discrete_rhs=yes", {17, 0, 22}},
       {"fprop R=120 N=328 K=544 E=3 x=bf16 w=mxfp4", {70, 0, 48}},

@@ -54,12 +54,12 @@ def wanting_other_gradients(rank, device):
     for which in range(2):
         x, prob = (t.requires_grad_(rank != 1 or i != which)
                    for i, t in enumerate((draw(4, 6), torch.rand(4, 2))))
-        ep = by_window(limit_s=5)
+        ep = by_window()
         rows, row_prob, _, handle = ep.dispatch(x, experts, prob)
         out = ep.collect(rows * row_prob[:, None], handle)
         with pytest.raises(RuntimeError, match=words):
             out.sum().backward()
-    moe = cadre.MoE(2 * WORLD, 6, 8, top_k=2, device="cpu", ep=by_window(limit_s=5), push=True)
+    moe = cadre.MoE(2 * WORLD, 6, 8, top_k=2, device="cpu", ep=by_window(), push=True)
     out, _ = moe(draw(4, 6).requires_grad_(rank != 1))
     with pytest.raises(RuntimeError, match=words):
         out.sum().backward()

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
@@ -258,6 +258,14 @@ class GroupedMLP(DeferredGradients):
         if "_ep" in vars(self):
             from .expert_state import mark
             mark(self)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GroupedMLP":
+        """`to_empty`, `bfloat16` and the like, which may put other parameters here."""
+        super()._apply(fn, recurse)
+        if "_ep" in vars(self):
+            from .expert_state import mark
+            mark(self)
+        return self
 
     def _memories(self) -> Sequence[Memory]:
         return self._memory2, self._memory1

@@ -290,20 +290,12 @@ class MoE(nn.Module):
             generator.manual_seed(seed + rank)
             self.experts.reset_parameters()
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy."""
-        super().__setstate__(state)
-        if self.ep is not None:
-            expert_state.mark(self.experts)
-
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "MoE":
         """`to`, `bfloat16` and the like, which leave expert_bias in fp32."""
         exact = self.expert_bias
         super()._apply(fn, recurse)
         if exact is not None and self.expert_bias.dtype != torch.float32:
             self.expert_bias = exact.to(self.expert_bias.device)
-        if self.ep is not None:
-            expert_state.mark(self.experts)  # they may be other parameters now
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:

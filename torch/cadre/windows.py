@@ -79,7 +79,7 @@ class WindowOptions(NamedTuple):
             given = getattr(self, name)
             if not isinstance(given, str) and (name, given) != ("x", None):
                 raise TypeError(f"{name} is {kind_of(given)}, must be a str")
-            if given is not None and (" " in given or "=" in given or not given.isprintable()):
+            if given is not None and (not given.isprintable() or set(" =") & set(given or " ")):
                 raise ValueError(f"{name} is {given!r}, must be one word, such as "
                                  f"{'fp8_block' if name == 'x' else 'column'}")
         if not isinstance(self.layer, int):

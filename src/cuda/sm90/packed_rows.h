@@ -7,7 +7,7 @@ namespace cadre::cuda::sm90 {
 constexpr int kPackedDepth = 64;  ///< columns of w that are decoded together
 
 /// How wide tiles are: for many rows an expert, some (of blocks of 32, whose scales leave registers
-/// for it), few, or, of four-bit weights, fewer.
+/// for it), few, or fewer.
 enum class PackedWidth { kWide, kMiddle, kNarrow, kNarrowest };
 
 /// How codes become numbers: by their bits, of which x may have its columns split, see
