@@ -158,4 +158,8 @@ RanksReport check_ranks(std::string_view words, const Draw& draw, const Device& 
   return report;
 }
 
+const char* compared_with(std::string_view problem) {
+  return parse_expert_parallel_problem(problem).sum == RowSum::kRank ? "sums by rank" : "one rank";
+}
+
 }  // namespace cadre::bench

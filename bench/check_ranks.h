@@ -21,4 +21,7 @@ struct RanksReport {
 RanksReport check_ranks(std::string_view problem, const Draw&, const Device& device = this_cpu(),
                         std::string_view only = {});
 
+/// What that compares the bits of ranks with, in words.
+const char* compared_with(std::string_view problem);
+
 }  // namespace cadre::bench

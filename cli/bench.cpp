@@ -9,6 +9,7 @@
 #include <sstream>
 
 #include "bench/accelerator.h"
+#include "bench/check_ranks.h"
 #include "bench/cost.h"
 #include "bench/measure.h"
 #include "bench/measure_ranks.h"
@@ -72,8 +73,7 @@ void print(const bench::Measurement& m, const std::string& routing, const Unit& 
   }
   if (m.is_of_ranks)
     std::printf("  %.0f bytes delivered, %.0f of them crossed; bits of %s, with T = %lld\n",
-                m.delivered_bytes, m.crossed_bytes,
-                m.problem.find("sum=rank") != std::string::npos ? "sums by rank" : "one rank",
+                m.delivered_bytes, m.crossed_bytes, bench::compared_with(m.problem),
                 static_cast<long long>(m.checked_rows));
   else if (!m.call.empty())
     std::printf("  same bits in two runs\n");

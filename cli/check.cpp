@@ -55,8 +55,7 @@ bench::CheckReport check_ranks_and_print(const std::string& problem, const Optio
   const bench::RanksReport r =
       bench::check_ranks(problem, options.draw, options.device, options.only);
   if (!r.check.good()) return r.check;
-  const bool sums_by_rank = r.check.problem.find("sum=rank") != std::string::npos;
-  std::printf("same  bits as %s, %d routings  %s  %s\n", sums_by_rank ? "sums by rank" : "one rank",
+  std::printf("same  bits as %s, %d routings  %s  %s\n", bench::compared_with(r.check.problem),
               r.routings, r.check.plan.c_str(), r.check.problem.c_str());
   if (r.overflows > 0)
     std::printf("      of these %d have rows without room, and are NaN on all ranks as they must\n",

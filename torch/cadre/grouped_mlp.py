@@ -255,17 +255,19 @@ class GroupedMLP(DeferredGradients):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
-        if "_ep" in vars(self):
-            from .expert_state import mark
-            mark(self)
+        self._mark()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GroupedMLP":
         """`to_empty`, `bfloat16` and the like, which may put other parameters here."""
         super()._apply(fn, recurse)
+        self._mark()
+        return self
+
+    def _mark(self) -> None:
+        """Where ranks have experts of their own, other parameters say so again."""
         if "_ep" in vars(self):
             from .expert_state import mark
             mark(self)
-        return self
 
     def _memories(self) -> Sequence[Memory]:
         return self._memory2, self._memory1

@@ -6,6 +6,7 @@ once, in its order. docs/windows.md says how a window works.
 """
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, ContextManager, NamedTuple
 
@@ -79,7 +80,7 @@ class WindowOptions(NamedTuple):
             given = getattr(self, name)
             if not isinstance(given, str) and (name, given) != ("x", None):
                 raise TypeError(f"{name} is {kind_of(given)}, must be a str")
-            if given is not None and (not given.isprintable() or set(" =") & set(given or " ")):
+            if given is not None and not re.fullmatch(r"[\w:+]+", given):
                 raise ValueError(f"{name} is {given!r}, must be one word, such as "
                                  f"{'fp8_block' if name == 'x' else 'column'}")
         if not isinstance(self.layer, int):
