@@ -255,15 +255,15 @@ class GroupedMLP(DeferredGradients):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
-        self._mark()
+        self._mark_as_own()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GroupedMLP":
         """`to_empty`, `bfloat16` and the like, which may put other parameters here."""
         super()._apply(fn, recurse)
-        self._mark()
+        self._mark_as_own()
         return self
 
-    def _mark(self) -> None:
+    def _mark_as_own(self) -> None:
         """Where ranks have experts of their own, other parameters say so again."""
         if "_ep" in vars(self):
             from .expert_state import mark
