@@ -99,9 +99,9 @@ struct GroupedLinearPlan : LayerPlan {
 /// Types     operands are quantised into the recipe's formats, each along its contraction;
 ///           where a format is the tensor's own type the tensor is read as it is.
 /// Rows      the tail is not read. Where x or dy is read as it is by wgrad, the caller keeps it.
-///           With gather row r of x is row slot_of[r] / top_k of `tokens`, whether fprop reads it
-///           or forward quantises it; x itself is read by a wgrad that reads it as it is, unless
-///           that gathers too, and with save_input. With gather_dy so are rows of dy.
+///           With gather row r of x is row slot_of[r] / top_k of `tokens`, whether fprop reads it,
+///           or forward, or with save_input backward, quantises it; x itself is read by a wgrad
+///           that reads it as it is, unless that gathers too. With gather_dy so are rows of dy.
 /// Stream    no allocation, no synchronisation; all launches on the given stream.
 /// Errors    InvalidArgument for shapes, types, strides, missing arguments and memory; nothing was
 ///           launched then.

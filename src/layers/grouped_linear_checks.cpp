@@ -300,8 +300,9 @@ void check_gradients(std::string_view op, const LinearRun& linear) {
   check_copies(checks, linear, need);
   if (p.dgrad) check_dx(checks, linear.args);
   if (need.reads(kW)) check_weights(checks, linear);
-  if (needs(linear, Phase::kInputAgain).reads(kX))
-    checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  const Needs again = needs(linear, Phase::kInputAgain);
+  if (again.reads(kX)) checks.view("x", linear.args.x, p.dtype, {p.rows, p.k});
+  if (again.reads(kTokens)) check_tokens(checks, linear.args);
   check_bias_gradients(checks, linear);
   check_rng(checks, linear.args.rng, need.random);
   check_memory(checks, "pending", linear.places.pending, plan.memory.pending_bytes);

@@ -15,6 +15,7 @@ namespace {
 
 using enum layers::linear::Tensor;
 
+using layers::HeldWgrad;
 using layers::linear::Copied;
 using layers::linear::Copies;
 using layers::linear::Copy;
@@ -43,8 +44,9 @@ std::string refuses_none(const GroupedLinearProblem& p, const Device& device) {
 
 class Planner {
  public:
-  Planner(const GroupedLinearProblem& problem, const Device& device, const DecodedPasses& decoded)
-      : p_(problem), decoded_(decoded), copies_(problem, decoded), row_(plan_) {
+  Planner(const GroupedLinearProblem& problem, const Device& device, const DecodedPasses& decoded,
+          HeldWgrad wgrad = HeldWgrad::kLater)
+      : p_(problem), decoded_(decoded), wgrad_(wgrad), copies_(problem, decoded), row_(plan_) {
     plan_.problem = problem;
     plan_.device = device;
   }
@@ -140,7 +142,6 @@ class Planner {
 
   void add_backward() {
     const bool rows_of_w = !p_.options.cache_weights && w_.along_rows.is_there;
-    const bool rows_of_x = p_.options.save_input && x_.along_rows.is_there;
     quantize(Phase::kBackward, "quantize dy", dy_, {dy_.along_k.is_there, dy_.copies_rows()});
     quantize(Phase::kBackward, "quantize w again", w_, {false, rows_of_w});
     if (p_.dgrad) {
@@ -155,7 +156,11 @@ class Planner {
                 {kDx});
     }
     if (adds_bias() && p_.dbias) add_bias_grad();
-    quantize(Phase::kInputAgain, "quantize x again", x_, {false, rows_of_x});
+    if (wgrad_ == HeldWgrad::kLater) quantize_again(Phase::kInputAgain);
+  }
+  void quantize_again(Phase phase) {
+    quantize(phase, "quantize x again", x_,
+             {false, p_.options.save_input && x_.along_rows.is_there});
   }
 
   /// Which copies a step makes.
@@ -179,7 +184,7 @@ class Planner {
     if (axes.along_rows) q.along_rows_codes_major = tensor.along_rows.codes_major;
     q.along_k_decoded = axes.along_k && tensor.along_k.decoded;
     q.along_rows_decoded = axes.along_rows && tensor.along_rows.decoded;
-    q.gather = p_.gather && tensor.itself == kX && phase == Phase::kForward;
+    q.gather = p_.gather && tensor.itself == kX;
     if (q.gather) q.tokens = p_.tokens, q.top_k = p_.top_k;
     row_.step(
         phase, name, plan(q, plan_.device),
@@ -209,6 +214,7 @@ class Planner {
 
   void add_wgrad() {
     constexpr Phase kPhase = Phase::kWgrad;
+    if (wgrad_ == HeldWgrad::kWithin) quantize_again(kPhase);
     if (dy_.along_rows.decodes)
       decode(kPhase, "decode dy along rows", dy_.written_rows(), dy_.along_rows.numbers);
     if (x_.along_rows.decodes)
@@ -240,6 +246,7 @@ class Planner {
 
   const GroupedLinearProblem& p_;
   const DecodedPasses decoded_;
+  const HeldWgrad wgrad_;
   const Copies copies_;
   const Copied &x_ = copies_.x, &w_ = copies_.w, &dy_ = copies_.dy;
   GroupedLinearPlan plan_;
@@ -248,6 +255,9 @@ class Planner {
 
 GroupedLinearPlan plan_codes(const GroupedLinearProblem& problem, const Device& device) {
   return Planner(problem, device, {}).take();
+}
+GroupedLinearPlan plan_codes_within(const GroupedLinearProblem& problem, const Device& device) {
+  return Planner(problem, device, {}, HeldWgrad::kWithin).take();
 }
 
 /// It refuses here and not before, so that every product is asked once.
@@ -300,7 +310,7 @@ template <auto passes_of>
 GroupedLinearPlan plan_passes_within(const GroupedLinearProblem& problem, const Device& device) {
   DecodedPasses passes = passes_of(problem, device);
   passes.wgrad_waits = false;
-  return Planner(problem, device, passes).take();
+  return Planner(problem, device, passes, HeldWgrad::kWithin).take();
 }
 
 /// The steps are the same; what is copied, and in which form, makes the route.
@@ -313,8 +323,8 @@ constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutes[] = {
     {"decoded", layers::takes_all, plan_passes<some_to_decode>},
 };
 constexpr layers::Route<GroupedLinearProblem, GroupedLinearPlan> kRoutesWithin[] = {
-    kRoutes[0],
-    kRoutes[1],
+    {"direct", refuses_copies, plan_codes_within},
+    {"quantized", refuses_none, plan_codes_within},
     kRoutes[2],
     {kFp8Rows, layers::takes_all, plan_passes_within<some_with_fp8_rows>, is_for_fp8_rows},
     {"decoded", layers::takes_all, plan_passes_within<some_to_decode>},
@@ -331,13 +341,12 @@ GroupedLinearPlan plan_held(const GroupedLinearProblem& problem, const Device& d
   return choose<GroupedLinearPlan, GroupedLinearProblem>(routes, problem, device, {});
 }
 
-/// The tensor that wgrad reads as an operand, or the codes that it is decoded from.
+/// The tensor that wgrad reads as an operand, or what it makes that from in its own run.
 static const LayerTensor& wgrad_operand(const GroupedLinearPlan& plan, size_t operand) {
   const LayerTensor& read = plan.tensors[size_t(plan.steps.back().reads[operand])];
   if (read.written < 0) return read;
   const LayerStep& writer = plan.steps[size_t(read.written)];
-  const bool decodes = std::holds_alternative<DequantizePlan>(writer.plan);
-  return decodes ? plan.tensors[size_t(writer.reads[0])] : read;
+  return writer.phase == Phase::kWgrad ? plan.tensors[size_t(writer.reads[0])] : read;
 }
 const LayerTensor& wgrad_gradient(const GroupedLinearPlan& plan) { return wgrad_operand(plan, 0); }
 const LayerTensor& wgrad_input(const GroupedLinearPlan& plan) { return wgrad_operand(plan, 1); }
@@ -356,7 +365,8 @@ std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
   layers::require_made(plan);
   const GroupedLinearProblem& p = plan.problem;
   std::vector<KeptPart> parts;
-  if (p.wgrad && p.gather_dw) {
+  const auto* again = find_step<QuantizePlan>(plan, "quantize x again");
+  if (p.wgrad && (p.gather_dw || (again != nullptr && again->problem.gather))) {
     parts.push_back({"tokens", Place::kCaller, p.tokens * bytes_for(p.dtype, p.k)});
     parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
   } else if (p.wgrad) {

@@ -254,22 +254,29 @@ class Planner {
       row_.step(Phase::kBackward, "fc1 backward", PartPhase{0, Phase::kBackward},
                 {dz, dz_codes, p_.scatter && p_.dgrad ? kPlaceOf : kNone},
                 {p_.dgrad ? kDx : kNone});
-    add_input_again(0, "fc1 input again", kX);
+    const bool tokens = gathers_in_backward();
+    add_input_again(0, "fc1 input again", tokens ? kTokens : kX, tokens ? kSlotOf : kNone);
     if (p_.wgrad2 && later) add_wgrad(Phase::kWgrad, 1, "fc2 dw", h_in_backward(), kDy);
-    if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", p_.gather_dw ? kTokens : kX, kDz);
+    if (p_.wgrad1) add_wgrad(Phase::kWgrad, 0, "fc1 dw", tokens ? kTokens : kX, kDz);
   }
 
   const GroupedLinearPlan& linear_at(int part) const { return part == 0 ? plan_.fc1 : plan_.fc2; }
 
-  void add_input_again(int part, const char* name, int input) {
-    if (find_step<QuantizePlan>(linear_at(part), "quantize x again"))
-      row_.step(Phase::kBackward, name, PartPhase{part, Phase::kInputAgain}, {input}, {});
+  /// Whether backward or wgrad of fc1 reads tokens.
+  bool gathers_in_backward() const {
+    const auto* again = find_step<QuantizePlan>(plan_.fc1, "quantize x again");
+    return p_.gather_dw || (again != nullptr && again->problem.gather);
+  }
+  /// Where wgrad runs later, which reads copies alone; else it makes them itself.
+  void add_input_again(int part, const char* name, int input, int slot_of = kNone) {
+    if (runs_ == WgradRuns::kLater && find_step<QuantizePlan>(linear_at(part), "quantize x again"))
+      row_.step(Phase::kBackward, name, PartPhase{part, Phase::kInputAgain}, {input, slot_of}, {});
   }
   void add_wgrad(Phase phase, int part, const char* name, int input, int gradient) {
     const GroupedLinearPlan& own = linear_at(part);
     const bool x = wgrad_input(own).place == Place::kCaller;
     const bool dy = wgrad_gradient(own).place == Place::kCaller;
-    const bool gathers = part == 0 ? p_.gather_dw : p_.gather_dy;
+    const bool gathers = part == 0 ? x && gathers_in_backward() : p_.gather_dy;
     row_.step(phase, name, PartPhase{part, Phase::kWgrad},
               {dy ? gradient : kNone, x ? input : kNone, gathers ? kSlotOf : kNone}, {});
   }

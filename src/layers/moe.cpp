@@ -1,6 +1,7 @@
 // Running the expert layer: the routing and the experts, and back.
 #include "layers/moe.h"
 
+#include <algorithm>
 #include <optional>
 
 #include "backend/poison.h"
@@ -246,6 +247,15 @@ void check_logits_gradient(const MoeChecks& checks, const MoeArgs& args) {
   checks.aligned("dscores", args.dscores, alignof(float));
 }
 
+bool reads_x_again(const MoeRun& run) {
+  const std::vector<LayerStep>& steps = run.plan.steps;
+  return std::any_of(steps.begin(), steps.end(), [&](const LayerStep& step) {
+    const bool is_later =
+        step.phase == Phase::kBackward || (step.phase == Phase::kWgrad && !run.plan.deferred);
+    return is_later && std::find(step.reads.begin(), step.reads.end(), kX) != step.reads.end();
+  });
+}
+
 void check_backward(const MoeRun& run) {
   const MoeProblem& p = run.plan.problem;
   const MoeArgs& args = run.args;
@@ -254,8 +264,7 @@ void check_backward(const MoeRun& run) {
                "dgrad, dlogits, wgrad1, wgrad2 and dbias are no, must be yes for one of them; "
                "backward has nothing to compute");
   checks.view("dout", args.dout, p.dtype, {p.tokens, p.hidden});
-  if (run.is_made(kRowsAgain) || run.plan.mlp.problem.gather_dw)
-    checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
+  if (reads_x_again(run)) checks.view("x", args.x, p.dtype, {p.tokens, p.hidden});
   if (p.dgrad) checks.view("dx", args.dx, p.dtype, {p.tokens, p.hidden});
   check_logits_gradient(checks, args);
   check_routing(checks, args, Phase::kBackward);

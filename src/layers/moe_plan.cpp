@@ -135,7 +135,8 @@ std::vector<KeptPart> kept(const MoePlan& plan) {
   callers(p.dlogits && !p.routed, "experts", bytes_for(DType::kI32, layers::rows_of(p)));
   callers(learns(plan), "offsets", bytes_for(DType::kI32, int64_t(p.experts) + 1));
   const bool shares_x = layers::keeps(plan.shared, "x");
-  const bool reads_x = plan.mlp.problem.gather_dw || find_step<PermutePlan>(plan, "permute again");
+  const bool reads_x =
+      layers::keeps(plan.mlp, "tokens") || find_step<PermutePlan>(plan, "permute again");
   callers(shares_x || reads_x, "x", p.tokens * bytes_for(p.dtype, p.hidden));
   callers(layers::keeps(plan.shared, "prob"), "shared_gate", bytes_for(DType::kF32, p.tokens));
   saved("row_of", kRowOf);

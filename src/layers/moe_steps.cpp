@@ -50,6 +50,8 @@ class Planner {
   /// Whether backward of the experts reads a tensor of ours as it was in forward.
   bool keeps(std::string_view tensor) const { return layers::keeps(plan_.mlp, tensor); }
   bool permutes_again() const { return !p_.keep_rows && keeps("x"); }
+  /// Whether backward of the experts reads tokens, which it quantises or multiplies as rows.
+  bool reads_tokens_again() const { return gathers_ && keeps("tokens"); }
 
   /// Its rows and its second bias are weighted by the probabilities.
   GroupedMlpProblem mlp() const {
@@ -71,7 +73,14 @@ class Planner {
     m.dprob = p_.dlogits;
     m.keep_h = p_.keep_h;
     m.options = p_.options;
+    m.options.save_input = m.options.save_input || quantises_again();
     return m;
+  }
+  /// What wgrad reads of rows that are not kept is made again of tokens, which are fewer. Random
+  /// codes would be others then.
+  bool quantises_again() const {
+    const Format& format = p_.recipe.wgrad.rhs;
+    return !p_.keep_rows && p_.wgrad1 && !linear::as_is(format, p_.dtype) && !format.stochastic;
   }
   GroupedMlpProblem gathering_mlp() const {
     GroupedMlpProblem m = mlp();
@@ -226,11 +235,14 @@ class Planner {
     const bool rows_late = !p_.options.deferred && wgrad_reads_x(plan_.mlp);
     if (permutes_again() && !rows_late) add_permute_again();
     const bool reads_prob = keeps("prob") || keeps("bias2_scale");
+    const bool reads_tokens = reads_tokens_again() && p_.options.deferred;
     // row_of is read so that it is kept: of one forward, another plan's backward may copy dout.
     row_.step(Phase::kBackward, "experts backward", PartPhase{0, Phase::kBackward},
               {gathers_dy() ? kDout : kDy, kOffsets, reads_prob ? kRowProb : kNone,
-               rows_late ? kNone : rows_in_backward(), gathers_dy() ? kSlotOf : kNone,
-               gathers_dy() ? kRowOf : kNone},
+               reads_tokens ? kX
+               : rows_late  ? kNone
+                            : rows_in_backward(),
+               gathers_dy() || reads_tokens ? kSlotOf : kNone, gathers_dy() ? kRowOf : kNone},
               {p_.dgrad ? kDrows : kNone, p_.dlogits ? kDrowProb : kNone,
                has_drow_scale() ? kDrowScale : kNone});
     if (p_.dgrad || p_.dlogits) add_permute_backward();
@@ -271,12 +283,13 @@ class Planner {
                 {wgrad_reads_dy(plan_.shared) ? kDout : kNone, kSharedOffsets,
                  wgrad_reads_x(plan_.shared) ? kX : kNone},
                 {});
+    const bool reads_tokens = reads_tokens_again() && !p_.options.deferred;
     row_.step(Phase::kWgrad, "experts dw", PartPhase{0, Phase::kWgrad},
               {wgrad_reads_dy(plan_.mlp) ? kDy : kNone, kOffsets,
-               gathers_dw()               ? kX
+               reads_tokens               ? kX
                : wgrad_reads_x(plan_.mlp) ? rows_in_backward()
                                           : kNone,
-               gathers_dw() ? kSlotOf : kNone},
+               reads_tokens ? kSlotOf : kNone},
               {});
   }
 

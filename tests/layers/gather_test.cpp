@@ -54,9 +54,9 @@ struct Tokens {
   }
 };
 
-bool keeps_x(const auto& plan) {
+bool keeps(const auto& plan, std::string_view name) {
   for (const KeptPart& part : kept(plan))
-    if (part.name == "x") return true;
+    if (part.name == name) return true;
   return false;
 }
 
@@ -71,8 +71,8 @@ void step(Case& c, const Tokens& tokens) {
   };
   c.change_args = give_tokens;
   c.forward();
-  if (!c.plan.problem.gather_dw)
-    c.change_args = [reads_x = keeps_x(c.plan)](auto& a) {
+  if (!keeps(c.plan, "tokens"))
+    c.change_args = [reads_x = keeps(c.plan, "x")](auto& a) {
       if (!reads_x) a.x = {};
     };
   if (c.learns()) c.backward();
@@ -138,7 +138,7 @@ TEST(Gather, DwOfTokensHasTheBitsOfRows) {
   GroupedMlpProblem p = gathered(mlp());
   p.gather_dw = true;
   const GroupedMlpPlan made = plan(p, this_cpu());
-  EXPECT_FALSE(keeps_x(made));
+  EXPECT_FALSE(keeps(made, "x"));
   EXPECT_EQ(kept(made).at(0).name, "tokens");
   EXPECT_EQ(kept(made).at(0).bytes, kTokens * 12 * 2);
   EXPECT_EQ(kept(made).at(1).name, "slot_of");
@@ -238,7 +238,7 @@ TEST(Gather, AnMlpThatCopiesXHasTheBitsOfRows) {
     }
 }
 
-TEST(Gather, QuantisesTokensInForwardAlone) {
+TEST(Gather, QuantisesTokens) {
   const auto steps_of = [](const char* recipe, bool save_input) {
     GroupedLinearProblem p = gathered(linear(recipe));
     p.options.save_input = save_input;
@@ -255,7 +255,8 @@ TEST(Gather, QuantisesTokensInForwardAlone) {
                 "[grouped_gemm fprop R=64 N=20 K=12 E=5 format=mxfp8]"});
   expect_parts(steps_of("mxfp8", true),
                {"along_k=mxfp8 role=x gather=yes T=23 top_k=3]", "tokens, slot_of -> x along K\n",
-                "along_rows=mxfp8 role=x]", "x -> x along rows"});
+                "source=bf16 along_rows=mxfp8 role=x gather=yes T=23 top_k=3]",
+                "tokens, slot_of -> x along rows"});
   expect_parts(steps_of("fp8_block,wgrad=bf16", false),
                {"along_k=fp8_block role=x gather=yes T=23 top_k=3]", "dy, x -> dw"});
 }

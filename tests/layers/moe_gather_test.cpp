@@ -64,22 +64,22 @@ TEST(MoeGather, WritesRowsForADwThatReadsThem) {
   MoeProblem p = problem();
   const std::string keeps =
       "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
-  const auto expect_permuted_unless_rows_are_dropped = [&](MoeProblem of) {
+  const auto expect_permuted_unless_rows_are_dropped = [&](MoeProblem of, bool again) {
     EXPECT_EQ(planned(of).name, "permuted");
     EXPECT_EQ(refusal(of, this_cpu()), keeps);
     of.keep_rows = false;
     EXPECT_EQ(planned(of).name, "gathered");
-    EXPECT_TRUE(has(planned(of), "permute again"));
+    EXPECT_EQ(has(planned(of), "permute again"), again);
     of.keep_rows = true;
     of.wgrad1 = false;
     EXPECT_EQ(planned(of).name, "gathered");
     EXPECT_FALSE(has(planned(of), "permute again"));
   };
   p.recipe = parse_recipe("fp8_block,wgrad=bf16");
-  expect_permuted_unless_rows_are_dropped(p);
-  p.recipe = parse_recipe("mxfp8");
+  expect_permuted_unless_rows_are_dropped(p, true);
+  p.recipe = parse_recipe("mxfp8");  // whose tokens are quantised again, as they are gathered
   p.options.save_input = true;
-  expect_permuted_unless_rows_are_dropped(p);
+  expect_permuted_unless_rows_are_dropped(p, false);
 }
 
 TEST(MoeGather, GathersForNarrowProductsUnlessItIsNamed) {

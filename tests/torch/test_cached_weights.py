@@ -75,6 +75,16 @@ CHANGES = {
 }
 
 
+def test_other_strides_of_the_same_memory():
+    """Experts and rows have changed places, which no call takes."""
+    layer = module("cpu", experts=5, k=K, n=5, packed=True, dtype=torch.bfloat16, recipe="mxfp8")
+    results(layer, True)
+    layer.weight.data = layer.weight.data.transpose(0, 1)
+    for first in (None, False):
+        with pytest.raises(ValueError, match="w is .* strides"):
+            results(layer, first)
+
+
 @pytest.mark.parametrize("how", CHANGES)
 def test_writes(layer, how):
     assert_not_stale(layer, lambda layer: CHANGES[how](weights(layer)[-1]))

@@ -136,7 +136,7 @@ def randomised(config) -> nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for name, tensor in model.state_dict().items():
-            if "norm" not in name:
+            if "norm" not in name and tensor.is_floating_point():
                 tensor.normal_(std=(2.0 if "experts" in name else 1.0) / 8)
     return model
 
@@ -378,76 +378,6 @@ def test_quantised_experts_have_no_backward(family, kind, width, tmp_path):
         "torch.no_grad(), or load the model without weight quantization")
 
 
-class Wrong:
-    """Files with one thing that does not fit."""
-
-    def __init__(self, folder):
-        self.folder, self.config = folder, gpt_oss()
-        self.tensors, self.about = released_gpt_oss(randomised(self.config))
-
-    def says(self):
-        write(self.folder, self.config, self.tensors, self.about)
-        with pytest.raises((ValueError, TypeError)) as error:
-            huggingface.load_quantized(self.folder, device="cpu")
-        return str(error.value).replace(str(self.folder), "FOLDER")
-
-
-BLOCKS = "model.layers.1.mlp.experts.down_proj_blocks"
-
-
-def test_errors(tmp_path):
-    wrong = Wrong(tmp_path)
-    wrong.about = {"quant_method": "awq"}
-    assert wrong.says() == ("load_quantized: quant_method of FOLDER is 'awq', must be one of "
-                            "mxfp4, fp8")
-    wrong.about = {"quant_method": "fp8", "weight_block_size": [64, 64]}
-    assert wrong.says() == ("load_quantized: weight_block_size of FOLDER is [64, 64], must be "
-                            "[128, 128]")
-    for option, given, must in (("weight_block_size", None, "[128, 128]"),
-                                ("fmt", "e5m2", "e4m3 or float8_e4m3fn"),
-                                ("activation_scheme", "static", "dynamic"),
-                                ("scale_fmt", "e4m3", "float or ue8m0")):
-        wrong.about = {"quant_method": "fp8", option: given}
-        assert wrong.says() == (f"load_quantized: {option} of FOLDER is {given!r}, must be {must}")
-    wrong.about = {"quant_method": "mxfp4"}
-    blocks = wrong.tensors.pop(BLOCKS)
-    assert wrong.says() == f"load_quantized: {BLOCKS} is in none of the files, must be in one"
-    wrong.tensors[BLOCKS] = blocks[:3]
-    assert wrong.says() == (f"load_quantized: {BLOCKS} has shape [3, 64, 3, 16], must be "
-                            "[6, 64, 3, 16]")
-    wrong.tensors[BLOCKS] = blocks
-    wrong.tensors["model.layers.0.mlp.more"] = torch.zeros(2)
-    assert wrong.says() == ("load_quantized: model.layers.0.mlp.more of the files belongs to "
-                            "nothing in GptOssForCausalLM, must be a tensor of it")
-    del wrong.tensors["model.layers.0.mlp.more"]
-    norm = wrong.tensors["model.norm.weight"]
-    wrong.tensors["model.norm.weight"] = norm.to(torch.int8)
-    assert wrong.says() == ("load_quantized: model.norm.weight is torch.int8, must be "
-                            "torch.bfloat16")
-    wrong.tensors["model.norm.weight"] = norm
-    wrong.tensors[BLOCKS] = blocks.view(torch.int8)
-    assert wrong.says() == f"load_quantized: {BLOCKS} is torch.int8, must be torch.uint8"
-    wrong.tensors[BLOCKS] = blocks
-    wrong.config = transformers.GptOssConfig(**wrong.config.to_dict() | {"intermediate_size": 72})
-    assert wrong.says() == ("load_quantized: down_proj of GptOssExperts is [64, 72] for an expert, "
-                            "must be whole blocks of 1 x 32")
-
-
-@pytest.mark.parametrize("last, dtype, want", [
-    ("up_proj.weight", torch.float8_e5m2, torch.float8_e4m3fn),
-    ("up_proj.weight", torch.int8, torch.float8_e4m3fn),
-    ("up_proj.weight", torch.bfloat16, torch.float8_e4m3fn),
-    ("up_proj.weight_scale_inv", torch.int32, torch.float32)])
-def test_codes_of_another_type_are_refused(tmp_path, last, dtype, want):
-    """They were read as if they were of the type that is wanted."""
-    tensors, about = released_deepseek(randomised(deepseek()))
-    name = f"model.layers.1.mlp.experts.0.{last}"
-    tensors[name] = tensors[name].float().to(dtype)
-    write(tmp_path, deepseek(), tensors, about)
-    with pytest.raises(ValueError, match=f"{name} is {dtype}, must be {want}$"):
-        huggingface.load_quantized(tmp_path, device="cpu")
-
-
 def test_what_transformers_keeps_in_fp32_and_how_it_generates(tmp_path):
     """The bias of scores differs by less than a step of bf16."""
     plain = randomised(deepseek())
@@ -463,21 +393,3 @@ def test_what_transformers_keeps_in_fp32_and_how_it_generates(tmp_path):
     assert model.model.layers[1].mlp.gate.weight.dtype == torch.bfloat16
     assert model.generation_config.eos_token_id == [5, 7]
     assert model.generation_config.max_new_tokens == 3
-
-
-def test_errors_of_arguments(tmp_path):
-    def says(*given, **named):
-        with pytest.raises((ValueError, TypeError)) as error:
-            huggingface.load_quantized(*given, **named)
-        return str(error.value).replace(str(tmp_path), "FOLDER")
-
-    assert says(7) == "load_quantized: folder is an int, must be a path"
-    assert says(tmp_path) == ("load_quantized: FOLDER has no config.json, must be the folder of a "
-                              "checkpoint")
-    assert says(tmp_path, dtype=torch.int8) == ("dtype is torch.int8, must be torch.float32, "
-                                                "torch.bfloat16 or torch.float16")
-    config = transformers.LlamaConfig(num_hidden_layers=1, hidden_size=32, num_attention_heads=2,
-                                      intermediate_size=32, vocab_size=16)
-    write(tmp_path, config, {"lm_head.weight": torch.zeros(1)}, {"quant_method": "fp8"})
-    assert says(tmp_path) == ("load_quantized: LlamaConfig has no experts modules that "
-                              "transformers dispatches, must have some")

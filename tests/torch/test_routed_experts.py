@@ -121,6 +121,34 @@ def test_keeps_x_and_not_its_rows(device):
     assert kept[True] - kept[False] >= rows - given[0].numel() * 2
 
 
+QUANTISED = ["fp8_block,pinned", "fp8_tensor,pinned", "mxfp8", "nvfp4", "bf16,wgrad=mxfp8"]
+
+
+@pytest.mark.parametrize("recipe", QUANTISED)
+def test_no_recipe_keeps_more_than_bf16(device, recipe):
+    """Tokens are quantised along rows again in backward, which gives the codes of forward."""
+    given = tensors(device, torch.bfloat16, tokens=512, bias=False)
+    logits = draw(512, E, device=device, grad=True)
+    layers = {"routed": lambda **how: whole(given, **how)[0],
+              "moe": lambda **how: OPS.moe(given[0], logits, TOP_K, None, *given[3:], **how)[0]}
+    for call in layers.values():
+        kept = {}
+        for name, how in (("bf16", {}), (recipe, dict(recipe=recipe))):
+            tensors_of = {}
+            with torch.autograd.graph.saved_tensors_hooks(
+                    lambda t: tensors_of.setdefault(t.data_ptr(), t), lambda t: t):
+                call(**how)
+            kept[name] = sum(t.nbytes for t in tensors_of.values())
+        assert kept["bf16"] - 64 <= kept[recipe] <= kept["bf16"] + 64  # a seed, or an alignment
+        learning = [given[0], given[3][0], given[5][0]]
+        torch.manual_seed(1)
+        again = torch.autograd.grad(call(recipe=recipe).float().square().sum(), learning)
+        torch.manual_seed(1)
+        codes = torch.autograd.grad(
+            call(recipe=recipe, keep_rows=True).float().square().sum(), learning)
+        assert all(map(torch.equal, again, codes))
+
+
 def test_backward_makes_no_zeros_of_what_was_saved(device):
     given = tensors(device, torch.bfloat16)
     where = torch.tensor([0, 2, 4, 9, 9, 12, 20, 21, T], dtype=torch.int32, device=device)

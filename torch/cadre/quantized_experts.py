@@ -264,9 +264,13 @@ class Files:
         found = self.take(name)
         if found.dtype != torch.float8_e4m3fn:
             return found
-        scales = self.take(name + "_scale_inv").float().unsqueeze(0)
-        return _ops.dequantize(found.unsqueeze(0), scales, found.new_empty(0, dtype=torch.float32),
-                               None, "fp8_block:2d+fp32", "along_k", [1, *found.shape],
+        if found.dim() != 2:
+            raise ValueError(f"load_quantized: {name} has shape {list(found.shape)}, must have 2 "
+                             "dimensions, as its codes have scales of square blocks")
+        scales = found.new_empty([-(-size // _BLOCK) for size in found.shape], dtype=torch.float32)
+        _fill(name + "_scale_inv", scales, self.take(name + "_scale_inv"))
+        return _ops.dequantize(found.unsqueeze(0), scales.unsqueeze(0), scales.new_empty(0), None,
+                               "fp8_block:2d+fp32", "along_k", [1, *found.shape],
                                dtype).squeeze(0)
 
     def of_experts(self, name: str, target: Tensor) -> None:
@@ -286,9 +290,8 @@ def _fill(name: str, target: Tensor, source: Tensor) -> None:
         source = source.float()
     is_codes = target.dtype.itemsize == 1
     as_bytes = is_codes and source.dtype == torch.uint8  # as scales of e8m0 are stored
-    fits = source.dtype == target.dtype if is_codes else (
-        source.is_floating_point() and source.dtype.itemsize > 1)
-    if not fits and not as_bytes:
+    are_numbers = all(t.is_floating_point() and t.dtype.itemsize > 1 for t in (source, target))
+    if not (are_numbers or as_bytes or source.dtype == target.dtype):
         raise ValueError(f"load_quantized: {name} is {source.dtype}, must be {target.dtype}")
     target.copy_(source.view(target.dtype) if as_bytes else source)
 

@@ -123,6 +123,7 @@ std::optional<uint64_t> content_of(TensorList weight) {
     if (!w.is_cpu()) return std::nullopt;
     const Tensor dense = w.is_non_overlapping_and_dense() ? w : w.contiguous();
     hash = mixed(hash, dense.const_data_ptr(), dense.nbytes());
+    hash = mixed(hash, dense.strides().data(), dense.strides().size() * sizeof(int64_t));
   }
   return hash;
 }

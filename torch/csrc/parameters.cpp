@@ -174,6 +174,10 @@ bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe) {
          recipe_or_default(recipe, x).wgrad.rhs == recipe_or_default("", x).wgrad.rhs;
 }
 
+bool backward_reads_tokens(const at::Tensor& x, std::string_view recipe) {
+  return recipe.empty() || !recipe_or_default(recipe, x).wgrad.rhs.stochastic;
+}
+
 bool is_random(const Recipe& recipe) {
   for (const OperandFormats& pass : {recipe.fprop, recipe.dgrad, recipe.wgrad})
     if (pass.lhs.stochastic || pass.rhs.stochastic) return true;

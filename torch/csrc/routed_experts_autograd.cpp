@@ -49,7 +49,7 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
     const auto [out, offsets, saved] =
         forward_op({x, experts, prob, read1, bias1, read2, bias2, rng}, o);
     ctx->set_materialize_grads(false);
-    const bool reads_x = o.wants[kDw1] && !o.keep_rows && wgrad_reads_x(x, o.recipe);
+    const bool reads_x = o.wants[kDw1] && !o.keep_rows && backward_reads_tokens(x, o.recipe);
     ctx->save_for_backward(
         joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, read1, bias1, read2, bias2));
     ctx->saved_data["dweight"] = type_number(weight1, o.copies);
