@@ -15,7 +15,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> words;
-  std::string device = "cpu";
+  std::string device = "cpu", only;
   bool json = false;
 };
 
@@ -90,7 +90,7 @@ int explain_ranks(const std::string& problem, const Options& options) {
   Json all = {{"problem", to_string(parsed)}, {"device", to_string(device)}, {"plan", nullptr}};
   std::string lines, refusals;
   try {
-    const ExpertParallelPlan chosen = plan(parsed, device);
+    const ExpertParallelPlan chosen = plan(parsed, device, options.only);
     all["plan"] = chosen.name;
     all["exact"] = chosen.exact;
     all["workspace_bytes"] = chosen.workspace_bytes;
@@ -130,12 +130,16 @@ Action declare_explain(CLI::App& app) {
       ->required();
   app.add_option("--device", options->device, "cpu, cuda, cuda:1, or sm_80, sm_90, sm_100")
       ->capture_default_str();
+  app.add_option("--only", options->only, "of expert_parallel: this route, not the planned one");
   app.add_flag("--json", options->json, "print JSON");
   app.footer("\nExit code 1: no implementation takes the problem on that device.");
   return [options] {
     const std::string problem = joined(options->words);
     const Subject subject = subject_of(problem);
     if (subject.is_of_ranks()) return explain_ranks(problem, *options);
+    if (!options->only.empty())
+      throw UsageError(text("explain: --only is '", options->only,
+                            "', must be left out; it is for expert_parallel [", problem, "]"));
     return subject.layer ? explain(*subject.layer, problem, *options)
                          : explain(*subject.operation, problem, *options);
   };

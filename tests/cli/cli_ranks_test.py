@@ -53,6 +53,14 @@ class Ranks(cli_test.Cli):
         self.assertEqual(answer["plan"], "few_tokens" if built else None)
         self.assertEqual([r["name"] for r in cli_test.info()["ranks"]], ["expert_parallel"])
 
+    def test_explain_takes_a_route_by_an_engine(self):
+        words = self.WORDS.replace("ranks=2", "ranks=100")
+        text = self.good("explain", words, "--only", "collective")
+        self.assertIn("plan       collective\n", text)
+        self.assertIn("host       reads how many rows ranks exchange, once a dispatch", text)
+        self.assertEqual(json.loads(self.good("explain", words, "--only", "collective",
+                                              "--json"))["plan"], "collective")
+
     def test_check_starts_the_ranks(self):
         # OpenMP's threads are there before the second rank is started.
         text = self.good("check", "grouped_linear R=40 N=16 K=8 E=3", self.WORDS,

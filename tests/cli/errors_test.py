@@ -41,6 +41,7 @@ cadre info > /dev/full
 
 PROBLEMS = """
 cadre explain gemm R=9
+cadre explain offsets counts R=9 E=2 --only cpu
 cadre explain ''
 cadre explain offsets
 cadre explain offsets sums R=9 E=2

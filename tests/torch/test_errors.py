@@ -70,13 +70,17 @@ ELSEWHERE = {
     "delay_wgrad_compute, since its gradient comes later; name it in "
     "_set_params_and_buffers_to_ignore_for_model, or call the model in no_sync(), and average it "
     "after backward_dw": "test_distributed.py",
+    " has no backward; run it under torch.no_grad(), or load the model without weight quantization":
+        "test_quantized_experts.py",
+    ", a row for each expert; take an optimizer whose state is elementwise, or experts without "
+    "biases": "test_expert_parallel_state.py",
 } | dict.fromkeys((  # of files on a disk
-    " has no backward; run it under torch.no_grad(), or load the model without weight quantization",
     "load_quantized: quant_method of ",
     " has no experts modules that transformers dispatches, must have some",
     "] for an expert, must be whole blocks of ", " is in none of the files, must be in one",
     " of the files belongs to nothing in ",
-), "test_quantized_experts.py") | dict.fromkeys((
+    ", must have 2 dimensions, as its codes have scales of square blocks",
+), "test_wrong_checkpoints.py") | dict.fromkeys((
     "save_pretrained: distributed_checkpoint is True, must be False for codes",
     ", must have it or all files of its index",
 ), "test_quantized_copies.py")

@@ -2,6 +2,7 @@
 and the state of the optimizer load onto any other number of ranks, with the same bits."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
     StateDictOptions, get_model_state_dict, get_optimizer_state_dict, set_model_state_dict,
     set_optimizer_state_dict)
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 
 import cadre
@@ -254,6 +255,44 @@ def assigned(rank, device):
     assert_right(other, "in an optimizer")
 
 
+def in_mixed_precision(rank, device):
+    """FSDP2 casts what a module is given, but not the probabilities of rows: the bits of experts
+    that are given them as they are."""
+    mesh = init_device_mesh(device.type, (WORLD // 2, 2), mesh_dim_names=("replicas", "ep"))
+    plain = scaled(cadre.MoE(6, H, F, top_k=TOP_K, device=device, bias=True)).state_dict()
+    x = draw(T, H, dtype=torch.bfloat16, device=device)
+    found = []
+    for options in ({}, {"dispatch_again": True}, {"compiled": True}, {"cast": False}):
+        moe = cadre.MoE(6, H, F, top_k=TOP_K, device=device, ep=mesh["ep"], bias=True,
+                        dispatch_again=options.get("dispatch_again", False))
+        moe.load_state_dict(plain)
+        fully_shard(moe.experts, mesh=mesh["replicas"], mp_policy=MixedPrecisionPolicy(
+            torch.bfloat16, cast_forward_inputs=options.get("cast", True)))
+        call = torch.compile(moe, backend="aot_eager") if "compiled" in options else moe
+        own = x.clone().requires_grad_()
+        out, _ = call(own)
+        out.float().square().sum().backward()
+        found.append([out, own.grad, *(p.grad.to_local() for p in moe.experts.parameters())])
+    for one in found[:-1]:
+        assert all(map(same_bits, one, found[-1]))
+
+
+def of_all_experts_together(rank, device):
+    """What Adafactor has of a bias is a mean over this rank's experts."""
+    for experts in (2, 1):
+        model = Model(experts * WORLD, device, dist.group.WORLD)
+        optimizer = torch.optim.Adafactor(model.parameters())
+        cadre.keep_whole(optimizer, model)
+        model(draw(T, H, device=device)).sum().backward()
+        optimizer.step()
+        words = re.escape(
+            f"keep_whole: Adafactor has a tensor [{experts}, 1] of a parameter [{experts}, {2 * F}]"
+            f", must be [{experts}, {2 * F}], a row for each expert; take an optimizer whose state "
+            "is elementwise, or experts without biases")
+        with pytest.raises(ValueError, match=f"^{words}$"):
+            optimizer.state_dict()
+
+
 def sharded_over_other_experts(rank, device):
     """FSDP2 of the whole model would take experts of other ranks for parts of these."""
     for part in (lambda model: model, lambda model: model.moe, lambda model: model.moe.experts):
@@ -302,6 +341,15 @@ def test_converted(ranks):
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
 def test_states_that_are_assigned(ranks):
     ranks.run(assigned)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_experts_in_mixed_precision(ranks):
+    ranks.run(in_mixed_precision)
+
+
+def test_state_that_is_not_of_one_expert(ranks):
+    ranks.run(of_all_experts_together)
 
 
 def test_sharded_over_ranks_of_other_experts(ranks):

@@ -8,9 +8,11 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from conftest import draw
 from expert_parallel_cases import (
     NAMES, WORLD, assert_same, counted, draw_case, exchanges_of_step, group_of, one_process,
     parallel, rows_needed)
+from torch.autograd import forward_ad
 
 import cadre
 from cadre import tokens_once
@@ -121,6 +123,29 @@ def gradients(rank, device):
         assert exchanges(x, prob) == 4
 
 
+def with_tangents(rank, device, options):
+    """No rows leave without them in silence."""
+    ep = cadre.ExpertParallel(dist.group.WORLD, 2, 3, **options)
+    chosen, prob = torch.randint(2 * WORLD, (9, 3), device=device), draw(9, 3, device=device)
+    for learns in (False, True):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(draw(9, 16, device=device, grad=learns), draw(9, 16).to(device))
+            with pytest.raises((RuntimeError, NotImplementedError), match="jvp|tangent"):
+                ep.dispatch(x, chosen, prob)
+
+
+def of_another(rank, device):
+    """A handle says itself who has the rows."""
+    ep, own = (cadre.ExpertParallel(group, 2, 3) for group in (dist.group.WORLD, alone()))
+    x = draw(9, 16, device=device)
+    rows, _, _, handle = ep.dispatch(x, torch.randint(2 * WORLD, (9, 3), device=device))
+    assert torch.equal(own.collect(rows, handle), ep.collect(rows, handle))
+
+
+def alone():
+    return dist.new_group([dist.get_rank()], use_local_synchronization=True)
+
+
 def differentiated_twice(rank, device):
     """By a tensor that backward read, since dy is a constant."""
     ep = cadre.ExpertParallel(dist.group.WORLD, 2, 3, cross="token")
@@ -148,6 +173,16 @@ def test_each_rank_sends_tokens_or_rows(ranks):
 
 def test_what_has_no_gradient_is_not_moved(ranks):
     ranks.run(gradients)
+
+
+@pytest.mark.parametrize("options", [{"cross": "token"}, {"cross": "choice"}, {"block": 30}],
+                         ids=["token", "choice", "block"])
+def test_tangents_are_refused(ranks, options):
+    ranks.run(with_tangents, options)
+
+
+def test_handles_of_another(ranks):
+    ranks.run(of_another)
 
 
 def test_rows_that_are_sent_again_have_no_second_derivatives(ranks):

@@ -91,8 +91,8 @@ def load_changed(folder, name, change):
 @pytest.mark.parametrize("last, change, words", [
     (SCALES, torch.Tensor.flatten, "has shape [1], must be [1, 1]"),
     (SCALES, lambda t: t.expand(2, 2), "has shape [2, 2], must be [1, 1]"),
-    ("", lambda t: t[None], "has shape [1, 128, 32], must have 2 dimensions, as its codes have "
-     "scales of square blocks")])
+    ("", lambda t: t[None], "has shape [1, 128, 32]"
+     ", must have 2 dimensions, as its codes have scales of square blocks")])
 def test_weights_outside_of_experts_have_scales_of_their_blocks(tmp_path, last, change, words):
     name = f"model.layers.{OUTSIDE}{last}"
     with pytest.raises(ValueError, match=re.escape(f"load_quantized: {name} {words}") + "$"):

@@ -111,8 +111,10 @@ def exchanged(exchange: Any, order: RoutingOffsets, x: Tensor, prob: Tensor | No
     way = Way(exchange.to_experts, exchange.to_tokens)
     if (tokens := by_token(exchange, order)) is None:
         rows, row_prob = permute(x, order, prob=prob)
-    else:  # a permute of a column, for its probabilities
-        rows, row_prob = x, permute(x.detach()[:, :1], order, prob=prob)[1]
+    else:  # a permute of a column, for its probabilities, which refuses a tangent of x
+        column = x[:, :1]
+        rows = x
+        row_prob = permute(column.detach() if x.requires_grad else column, order, prob=prob)[1]
     parts = [rows if x.requires_grad else rows.detach()]
     if prob is not None:
         column = row_prob[:, None]

@@ -365,9 +365,9 @@ class ExpertParallel:
         order, exchange = handle.order, handle.exchange
         if order is None or exchange is None:
             return Moved.apply((Way(nan_rows(handle.tokens), nan_rows(handle.rows)),), y)[0]
-        if self.ranks > 1 or self._blocks is not None:
-            return collected(exchange, order, y)
-        return combine(y, order)
+        if isinstance(exchange, Exchange) and len(exchange.sent) == 1:  # of one rank
+            return combine(y, order)
+        return collected(exchange, order, y)
 
     def _agree(self, options: WindowOptions) -> None:
         """Errors: of what this rank was given, or of how it differs from other ranks."""

@@ -57,10 +57,11 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     torch.distributed.checkpoint.state_dict gets and sets is so, too.
 
     model: has the layers with `ep`, and is sharded already where FSDP2 shards it. Call it once for
-    an optimizer; without layers that have `ep` it changes nothing.
+    an optimizer, and for a copy of it; without layers that have `ep` it changes nothing.
 
     Errors: TypeError for what is no optimizer or no module; ValueError where FSDP2 has sharded
-        experts over ranks of other experts.
+        experts over ranks of other experts, and of `optimizer.state_dict()` for a tensor that is of
+        several experts together, as Adafactor has of biases [E, N].
     """
     for name, given, kind in (("optimizer", optimizer, torch.optim.Optimizer),
                               ("model", model, nn.Module)):
@@ -145,10 +146,27 @@ def _entries(experts: nn.Module, state: dict[str, Any], prefix: str
 def _widen_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
                  ) -> dict[str, Any]:
     def change(ep: ExpertParallel, value: Any, parameter: Tensor) -> Any:
-        has_rows = isinstance(value, Tensor) and value.shape[:1] == parameter.shape[:1]
-        return _widened(ep, value) if has_rows else value
+        is_whole = isinstance(value, Tensor) and (
+            value.shape == (ep.ranks * parameter.shape[0], *parameter.shape[1:]))
+        if not isinstance(value, Tensor) or value.dim() == 0 or is_whole:
+            return value
+        _require_apart_by_expert(optimizer, value, parameter)
+        return _widened(ep, value)
 
     return _mapped(model, optimizer, state, change)
+
+
+def _require_apart_by_expert(optimizer: torch.optim.Optimizer, value: Tensor, parameter: Tensor
+                             ) -> None:
+    """One row for each expert. Of a parameter [E, N] that is all of it: what is [1, N] for one
+    expert may be a sum over experts."""
+    shape = parameter.shape
+    if value.shape[:1] != shape[:1] or (len(shape) == 2 and value.shape != shape):
+        must = f"must be {list(shape)}" if len(shape) == 2 else f"must begin with {shape[0]}"
+        raise ValueError(
+            f"keep_whole: {type(optimizer).__name__} has a tensor {list(value.shape)} of a "
+            f"parameter {list(shape)}, {must}, a row for each expert; take an optimizer whose "
+            "state is elementwise, or experts without biases")
 
 
 def _narrow_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]

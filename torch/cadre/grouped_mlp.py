@@ -146,11 +146,19 @@ class RankRows:
     again: RowsAgain | None  # they are not kept for backward
     place_of: Tensor | None  # int32 [R], of a window to whose places results are pushed
     codes: RowCodes | None  # what comes with x
+    prob: Tensor | None  # fp32 [R], as it was before FSDP2 cast what a module is given
 
     def __init__(self, offsets: Tensor, window: str, again: RowsAgain | None,
-                 place_of: Tensor | None, codes: RowCodes | None) -> None:
+                 place_of: Tensor | None, codes: RowCodes | None, prob: Tensor | None = None
+                 ) -> None:
         self.offsets, self.window, self.again, self.place_of = offsets, window, again, place_of
-        self.codes = codes
+        self.codes, self.prob = codes, prob
+
+    def uncast(self, factor: Tensor | None) -> Tensor | None:
+        """Either factor of rows, which both are `prob`, in fp32."""
+        is_cast = factor is not None and self.prob is not None and (
+            factor.dtype != self.prob.dtype)
+        return self.prob if is_cast else factor
 
 
 @functools.lru_cache(maxsize=256)
@@ -305,6 +313,8 @@ class GroupedMLP(DeferredGradients):
         if x.dim() < 1 or x.shape[-1] != self.hidden:
             raise ValueError(f"x has shape {list(x.shape)}, must be [..., {self.hidden}]; hidden "
                              "is its last dimension")
+        if isinstance(counts, RankRows):
+            prob, bias2_scale = counts.uncast(prob), counts.uncast(bias2_scale)
         require_factor("prob", prob)
         require_factor("bias2_scale", bias2_scale)
         if bias2_scale is not None and self.bias2 is None:

@@ -20,7 +20,7 @@ from .grouped_mlp import (
     GroupedMLP, RankRows, TokenChoice, activation_text, draw_small, require_together)
 from .local_weights import draw, local
 from .moved_codes import format_of, require_readers, sent
-from .operations import Offsets, routing
+from .operations import routing
 from .recipe import UNSEEN
 from .router import tokens_and_logits
 from .rows_again import RowsAgain
@@ -408,8 +408,7 @@ class MoE(nn.Module):
                                                         can_push)
         bias2_scale = None if self.experts.bias2 is None else row_prob
         # A compiler gives memory that was read to what comes next, while other ranks still read it.
-        counts: Any = (Offsets(offsets) if codes is None
-                       else RankRows(offsets, "", None, None, codes))
+        counts = RankRows(offsets, "", None, None, codes, row_prob)
         if is_eager:
             again = (RowsAgain(partial(ep._dispatch_again, handle), tokens, experts, prob)
                      if self.dispatch_again else None)
@@ -417,7 +416,7 @@ class MoE(nn.Module):
             # What collect finds in the window it need not copy; what somebody kept must stay.
             fetched = place_of is None and self.experts._is_watched()
             window = "" if fetched else handle.window
-            counts = RankRows(offsets, window, again, place_of, codes)
+            counts = RankRows(offsets, window, again, place_of, codes, row_prob)
         y = self.experts(rows, counts, row_prob, bias2_scale)
         return ep.collect(y, handle), handle.tokens_per_expert
 
