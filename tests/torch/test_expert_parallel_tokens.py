@@ -129,7 +129,8 @@ def with_tangents(rank, device, options):
     chosen, prob = torch.randint(2 * WORLD, (9, 3), device=device), draw(9, 3, device=device)
     for learns in (False, True):
         with forward_ad.dual_level():
-            x = forward_ad.make_dual(draw(9, 16, device=device, grad=learns), draw(9, 16).to(device))
+            x, tangent = draw(9, 16, device=device, grad=learns), draw(9, 16, device=device)
+            x = forward_ad.make_dual(x, tangent)
             with pytest.raises((RuntimeError, NotImplementedError), match="jvp|tangent"):
                 ep.dispatch(x, chosen, prob)
 
