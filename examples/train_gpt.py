@@ -110,6 +110,10 @@ def parse_arguments(words: Sequence[str]) -> argparse.Namespace:
 
 def runs_of(options: argparse.Namespace) -> list[Run]:
     """Errors: ValueError for words that name no run, and for runs that cannot be."""
+    if not 1 <= options.top_k <= options.experts:
+        raise ValueError(f"top-k is {options.top_k}, must be 1 to {options.experts}, the experts")
+    if options.load and not (options.load / ".metadata").exists():
+        raise ValueError(f"load is {options.load}, must be a folder that --save wrote")
     if options.compare and (options.save or options.load):
         raise ValueError("compare is given, must be left out with --save and --load; a checkpoint "
                          "is of one run")

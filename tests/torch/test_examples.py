@@ -181,6 +181,8 @@ REFUSED = {
     "--compare keras:0": "run is 'keras:0', must be IMPLEMENTATION:SEED or with :MODE",
     "--compare torch:0:compiled": "dtype is fp32, must be bf16 for torch compiled",
     "--compare cadre:0 --save FOLDER": "compare is given, must be left out with --save and --load",
+    "--ep 2 --top-k 5": "top-k is 5, must be 1 to 4, the experts",
+    "--ep 2 --load nowhere": "load is nowhere, must be a folder that --save wrote",
     "--ep 0": "ep is 0, must be 1 or more",
     "--ep 3": "experts is 4, must be a multiple of 3, the ranks that share it",
     "--ep 2 --batch 5": "batch is 5, must be a multiple of 2, the ranks that share it",
