@@ -65,6 +65,14 @@ def wanting_other_gradients(rank, device):
         out.sum().backward()
 
 
+def transformed(rank, device):
+    """Transforms of torch.func are refused as of a layer without ranks: nobody asks where an x lies
+    that has no memory."""
+    moe = cadre.MoE(2 * WORLD, 6, 8, top_k=2, device="cpu", ep=by_window())
+    with pytest.raises(RuntimeError, match="functorch transforms"):
+        torch.func.grad(lambda x: moe(x)[0].sum())(draw(4, 6))
+
+
 def compiled_in_ddp(rank, device, route):
     """DDP that takes experts for the same on all ranks is refused in compiled code, also in code
     that was compiled before there was one; what DDP leaves alone goes on as one graph."""
@@ -231,6 +239,10 @@ def test_tokens_in_the_window(ranks):
                          ids=["choices", "tokens"])
 def test_tensors_of_one_rank(ranks, options):
     ranks.run(tensors_of_one, options)
+
+
+def test_transforms(ranks):
+    ranks.run(transformed)
 
 
 def test_ranks_that_want_other_gradients(ranks):

@@ -221,8 +221,9 @@ class WindowRoute:
 
     def holds(self, x: Tensor) -> bool:
         """Whether autograd would keep an x that lies here. Of compiled code nobody knows."""
-        is_plain = type(x) is Tensor and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        if not is_plain or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if type(x) is not Tensor or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+            return False
+        if torch._C._functorch.is_functorch_wrapped_tensor(x):
             return False
         memory: Tensor = self.exchange.tokens()
         return 0 <= x.data_ptr() - memory.data_ptr() < memory.nbytes
