@@ -34,7 +34,7 @@ struct GroupedLinearProblem {
   /// The codes along K of x, or of dy, come as `x_along_k` or `dy_along_k`, in the order that the
   /// plan's tensor of that name has; x and dy themselves for what else reads them.
   bool given_x_along_k = false, given_dy_along_k = false;
-  bool gather = false;     ///< forward reads x in token order: `tokens` of the args
+  bool gather = false;     ///< x is read in token order: `tokens` of the args
   bool gather_dw = false;  ///< and wgrad, which reads it as it is; nobody reads x
   bool gather_dy = false;  ///< backward and wgrad read dy in token order, as it is
   bool scatter = false, scatter_dx = false;  ///< rows of y, or of dx, go to places
@@ -54,7 +54,7 @@ struct GroupedLinearArgs {
   Offsets offsets{};
   LinearParameters parameters{};
   TensorView x{};                     ///< [R, K]; with gather read in backward only, if at all
-  TensorView tokens{};                ///< [T, K] with gather: forward reads them, and no x
+  TensorView tokens{};                ///< [T, K] with gather: read in place of x
   const int32_t* slot_of = nullptr;   ///< [R] with gather or gather_dy: as of GroupedGemm
   const int32_t* place_of = nullptr;  ///< [R] with scatter or scatter_dx: likewise
   QuantizedView x_along_k{};          ///< quantized_x: for fprop, where it does not read x itself;

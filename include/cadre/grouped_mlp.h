@@ -33,7 +33,7 @@ struct GroupedMlpProblem {
   bool dprob = true;         ///< with prob: dprob is wanted
   bool keep_h = false;       ///< save h in forward; else compute it again in backward
   bool given_x_along_k = false;  ///< codes of x along K come with x, as of GroupedLinear
-  bool gather = false;           ///< forward reads x in token order: `tokens` of the args
+  bool gather = false;           ///< x is read in token order: `tokens` of the args
   bool gather_dw = false;        ///< and fc1's wgrad, which reads it as it is; nobody reads x
   bool gather_dy = false;        ///< backward reads dy in token order, as it is
   bool scatter = false;          ///< rows of y, and of dx, go to places
@@ -51,7 +51,7 @@ struct GroupedMlpArgs {
   LinearParameters fc1{};              ///< w [E, 2F, H] gated, [E, F, H] else
   LinearParameters fc2{};              ///< w [E, H, F]
   TensorView x{};                      ///< [R, H]; with gather read in backward only, if at all
-  TensorView tokens{};                 ///< [T, H] with gather: forward reads them, and no x
+  TensorView tokens{};                 ///< [T, H] with gather: read in place of x
   const int32_t* slot_of = nullptr;    ///< [R] with gather or gather_dy: as of GroupedGemm
   const int32_t* place_of = nullptr;   ///< [R] with scatter: likewise
   QuantizedView x_along_k{};           ///< quantized_x or given_x_along_k: for fprop of fc1, as of

@@ -45,7 +45,7 @@ struct MoeProblem {
   bool wgrad2 = true;           ///< dw2 is wanted, of the shared expert too
   bool dbias = true;            ///< dbias1 and dbias2 are wanted, where there is a bias
   bool keep_h = false;          ///< save h in forward; else compute it again in backward
-  bool keep_rows = true;        ///< save x in expert order; else permute it again in backward
+  bool keep_rows = true;        ///< save x in expert order; else make it again in backward
   LayerOptions options{};
 
   bool operator==(const MoeProblem&) const = default;
@@ -87,7 +87,7 @@ struct MoeArgs {
 /// "shared expert backward", "combine backward", "experts backward", "permute backward", "permute
 /// again" (before "experts backward" where that reads the rows), "route backward", "shared expert
 /// dw", "experts dw". Those that it needs are there. "gathered", where fc1 reads or quantises x in
-/// token order, has no "permute", nor "permute again" where dw of fc1 reads x too.
+/// token order, has no "permute", nor "permute again" where dw of fc1 reads or quantises x too.
 struct MoePlan : LayerPlan {
   MoeProblem problem{};
   GroupedMlpPlan mlp;
@@ -124,6 +124,11 @@ void wgrad(const MoePlan&, const MoeArgs&, Workspace, Stream);
 
 /// What is kept from forward to the end of backward.
 std::vector<KeptPart> kept(const MoePlan&);
+
+/// With keep_rows=no and wgrad1: whether x is kept, which a recipe that quantises it for wgrad
+/// quantises again in backward. Else codes of its rows are: where they are random, and would be
+/// others then, or take fewer bits than x.
+bool keeps_tokens(const MoeProblem&);
 
 /// The steps with their implementations and refusals, and the memory; many lines, for people.
 std::string explain(const MoePlan&);

@@ -1,4 +1,5 @@
 #pragma once
+#include <algorithm>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -38,6 +39,11 @@ struct Items {
   std::string_view name;
   int64_t count;
 };
+
+inline bool has_part(const std::vector<KeptPart>& parts, std::string_view name) {
+  return std::any_of(parts.begin(), parts.end(),
+                     [&](const KeptPart& part) { return part.name == name; });
+}
 
 /// The memory that the caller provides, and what is kept for one item.
 std::string explain_memory(const LayerMemory&, const std::vector<KeptPart>&, const Items&);

@@ -377,7 +377,7 @@ std::vector<KeptPart> kept(const GroupedLinearPlan& plan) {
     else
       parts.push_back({"x", Place::kCaller, p.rows * bytes_for(p.dtype, p.k)});
   }
-  if (p.gather_dy && (p.dgrad || p.wgrad))
+  if (p.gather_dy && (p.dgrad || p.wgrad) && !layers::has_part(parts, "slot_of"))
     parts.push_back({"slot_of", Place::kCaller, p.rows * int64_t(sizeof(int32_t))});
   if (p.bias_scale && find_step<BiasGradPlan>(plan, "dbias"))
     parts.push_back({"bias_scale", Place::kCaller, p.rows * int64_t(sizeof(float))});

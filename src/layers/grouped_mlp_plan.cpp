@@ -101,7 +101,7 @@ std::vector<KeptPart> kept(const GroupedMlpPlan& plan) {
     if (tensor.place == Place::kSaved) parts.push_back({name, Place::kSaved, tensor.layout.bytes});
   };
   const int64_t row_words = p.rows * int64_t(sizeof(float));
-  if (p.gather_dy && !p.gather_dw && learns(plan.fc2))
+  if (p.gather_dy && learns(plan.fc2) && !layers::has_part(parts, "slot_of"))
     parts.push_back({"slot_of", Place::kCaller, row_words});
   if (p.scatter && p.dgrad) parts.push_back({"place_of", Place::kCaller, row_words});
   saved("z", plan.tensors[kZ]);

@@ -4,6 +4,7 @@
 #include "cadre/error.h"
 #include "layers/checks.h"
 #include "layers/explain.h"
+#include "layers/linear_copies.h"
 #include "layers/moe.h"
 #include "layers/paying_recipe.h"
 #include "layers/problem_fields.h"
@@ -47,10 +48,7 @@ MoeProblem parse_moe_problem(std::string_view words) {
 }
 
 bool layers::keeps(const GroupedMlpPlan& plan, std::string_view tensor) {
-  if (plan.name.empty()) return false;
-  const std::vector<KeptPart> parts = kept(plan);
-  return std::any_of(parts.begin(), parts.end(),
-                     [&](const KeptPart& part) { return part.name == tensor; });
+  return !plan.name.empty() && has_part(kept(plan), tensor);
 }
 
 namespace {
@@ -118,6 +116,13 @@ MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view o
   return layers::plan_paying(problem, device, only, [&](const MoeProblem& paying) {
     return layers::choose<MoePlan, MoeProblem>(kRoutes, paying, device, only);
   });
+}
+
+bool keeps_tokens(const MoeProblem& p) {
+  const Format& format = p.recipe.wgrad.rhs;
+  if (layers::linear::as_is(format, p.dtype)) return true;
+  const int64_t rows_of_token = p.top_k + int(layers::has_shared(p));
+  return !format.stochastic && rows_of_token * bits(format.element) >= bits(p.dtype);
 }
 
 std::vector<KeptPart> kept(const MoePlan& plan) {

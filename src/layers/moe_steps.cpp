@@ -76,11 +76,9 @@ class Planner {
     m.options.save_input = m.options.save_input || quantises_again();
     return m;
   }
-  /// What wgrad reads of rows that are not kept is made again of tokens, which are fewer. Random
-  /// codes would be others then.
   bool quantises_again() const {
-    const Format& format = p_.recipe.wgrad.rhs;
-    return !p_.keep_rows && p_.wgrad1 && !linear::as_is(format, p_.dtype) && !format.stochastic;
+    const bool copies = !linear::as_is(p_.recipe.wgrad.rhs, p_.dtype);
+    return !p_.keep_rows && p_.wgrad1 && copies && keeps_tokens(p_);
   }
   GroupedMlpProblem gathering_mlp() const {
     GroupedMlpProblem m = mlp();
@@ -312,7 +310,7 @@ std::string refuses_gathered(const MoeProblem& p, const Device& device) {
   if (!quantises && (!as_is(p.recipe.fprop.lhs) || (p.wgrad1 && !wgrad_as_is)))
     return "is for recipes that read x as it is, or quantise it for fprop";
   if (p.keep_rows && p.wgrad1 && (wgrad_as_is || p.options.save_input))
-    return "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
+    return "keep_rows is yes, and dw of fc1 is of the rows, which forward does not write";
   return {};
 }
 

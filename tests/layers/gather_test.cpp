@@ -204,6 +204,11 @@ TEST(Gather, DyOfTokensHasTheBitsOfRows) {
   EXPECT_EQ(times_kept(one), 1);
   one.dgrad = one.wgrad = false;
   EXPECT_EQ(times_kept(one), 0);
+  GroupedMlpProblem both = gathered(mlp("mxfp8,dgrad=bf16,wgrad=bf16*mxfp8"));
+  both.gather_dy = both.options.save_input = true;
+  both.bias2 = both.bias2_scale = false;
+  EXPECT_EQ(times_kept(both), 1);
+  EXPECT_EQ(times_kept(plan(both, this_cpu()).fc1.problem), 1);
 }
 
 constexpr const char* kQuantised[] = {

@@ -63,7 +63,7 @@ TEST(MoeGather, GathersWhatItQuantisesOnEveryDevice) {
 TEST(MoeGather, WritesRowsForADwThatReadsThem) {
   MoeProblem p = problem();
   const std::string keeps =
-      "keep_rows is yes, and dw of fc1 reads the rows, which forward does not write";
+      "keep_rows is yes, and dw of fc1 is of the rows, which forward does not write";
   const auto expect_permuted_unless_rows_are_dropped = [&](MoeProblem of, bool again) {
     EXPECT_EQ(planned(of).name, "permuted");
     EXPECT_EQ(refusal(of, this_cpu()), keeps);

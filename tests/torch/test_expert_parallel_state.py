@@ -291,6 +291,15 @@ def of_all_experts_together(rank, device):
             "is elementwise, or experts without biases")
         with pytest.raises(ValueError, match=f"^{words}$"):
             optimizer.state_dict()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    for kind in (torch.optim.Adafactor, torch.optim.AdamW):  # of one rank it is of all experts
+        model = Model(2, device, alone)
+        optimizer = kind(model.parameters())
+        cadre.keep_whole(optimizer, model)
+        model(draw(T, H, device=device)).sum().backward()
+        optimizer.step()
+        made = [t for of in optimizer.state_dict()["state"].values() for t in of.values()]
+        assert sum(isinstance(t, DTensor) for t in made) >= 6
 
 
 def sharded_over_other_experts(rank, device):

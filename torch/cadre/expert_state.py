@@ -146,12 +146,13 @@ def _entries(experts: nn.Module, state: dict[str, Any], prefix: str
 def _widen_state(model: nn.Module, optimizer: torch.optim.Optimizer, state: dict[str, Any]
                  ) -> dict[str, Any]:
     def change(ep: ExpertParallel, value: Any, parameter: Tensor) -> Any:
-        is_whole = isinstance(value, Tensor) and (
-            value.shape == (ep.ranks * parameter.shape[0], *parameter.shape[1:]))
-        if not isinstance(value, Tensor) or value.dim() == 0 or is_whole:
+        if not isinstance(value, Tensor) or value.dim() == 0:
             return value
-        _require_apart_by_expert(optimizer, value, parameter)
-        return _widened(ep, value)
+        if ep.ranks > 1:
+            if value.shape == (ep.ranks * parameter.shape[0], *parameter.shape[1:]):
+                return value  # by a call before this one
+            _require_apart_by_expert(optimizer, value, parameter)
+        return _widened(ep, value) if value.shape[:1] == parameter.shape[:1] else value
 
     return _mapped(model, optimizer, state, change)
 

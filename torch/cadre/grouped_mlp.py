@@ -139,7 +139,7 @@ class RankRows:
     """Whose rows the experts of `MoE` have where these come from other ranks: what it calls them
     with in place of counts. By a window, results go into the one from which the exchange sends them
     back, and the tails of rows, results and gradients are neither read nor written. No tuple
-    either."""
+    either, so that FSDP2 looks for nothing to cast in it."""
 
     offsets: Tensor  # int32 [E + 1]
     window: str  # the name of the exchange; empty: results go into no window

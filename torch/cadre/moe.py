@@ -99,7 +99,7 @@ class MoE(nn.Module):
     fp32_router: multiply bf16 tokens with the router in fp32 all the same, which takes longer and
         keeps them in fp32.
     keep_rows: keep x in the order of the experts too, top_k times, so that backward need not
-        permute it again.
+        permute it again; of recipes that quantise it for dw their codes.
     shared_features: F of an expert that every token visits, with the activation and layout of the
         others and no bias; 0: none. Its result joins the sums as they are written. Parameters
         shared_w1 [2F, H] (ungated [F, H]), shared_w2 [H, F].

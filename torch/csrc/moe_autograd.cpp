@@ -68,8 +68,10 @@ class MoeFunction : public torch::autograd::Function<MoeFunction> {
     const auto [out, experts, prob, scores, offsets, saved] = forward_op(
         {x, logits, expert_bias, read1, bias1, read2, bias2, own1, own2, shared_gate, rng}, o);
     ctx->set_materialize_grads(false);
-    const bool reads_x = o.wants[kDw1] && (o.keep_rows ? shared1 && wgrad_reads_x(x, o.recipe)
-                                                       : backward_reads_tokens(x, o.recipe));
+    const bool reads_x =
+        o.wants[kDw1] &&
+        (o.keep_rows ? shared1 && wgrad_reads_x(x, o.recipe)
+                     : backward_reads_tokens(x, o.recipe, o.top_k, shared1.has_value()));
     ctx->save_for_backward(joined(if_wanted(reads_x, x), logits, experts, offsets, alias_of(saved),
                                   rng, own1, own2, shared_gate, read1, bias1, read2, bias2));
     ctx->saved_data["dweight"] = type_number(weight1, o.copies);

@@ -174,8 +174,12 @@ bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe) {
          recipe_or_default(recipe, x).wgrad.rhs == recipe_or_default("", x).wgrad.rhs;
 }
 
-bool backward_reads_tokens(const at::Tensor& x, std::string_view recipe) {
-  return recipe.empty() || !recipe_or_default(recipe, x).wgrad.rhs.stochastic;
+bool backward_reads_tokens(const at::Tensor& x, std::string_view recipe, int64_t top_k,
+                           bool shared) {
+  MoeProblem p{.top_k = int(top_k), .recipe = recipe_or_default(recipe, x)};
+  p.dtype = float_type(x.scalar_type(), "x");
+  p.shared_features = int64_t(shared);
+  return keeps_tokens(p);
 }
 
 bool is_random(const Recipe& recipe) {

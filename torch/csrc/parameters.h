@@ -109,9 +109,9 @@ Recipe recipe_or_default(std::string_view recipe, const at::Tensor& x);
 
 /// Whether weight gradients read x itself. Where the recipe copies it, the copy is what is kept.
 bool wgrad_reads_x(const at::Tensor& x, std::string_view recipe);
-/// Whether backward of experts that keep no rows reads tokens, which it may quantise again: not
-/// where their codes are random.
-bool backward_reads_tokens(const at::Tensor& x, std::string_view recipe);
+/// Whether backward of experts that keep no rows reads tokens: cadre::keeps_tokens.
+bool backward_reads_tokens(const at::Tensor& x, std::string_view recipe, int64_t top_k,
+                           bool shared = false);
 
 /// Whether a copy of any operand rounds stochastically.
 bool is_random(const Recipe&);

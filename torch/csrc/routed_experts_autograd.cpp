@@ -49,11 +49,12 @@ class RoutedFunction : public torch::autograd::Function<RoutedFunction> {
     const auto [out, offsets, saved] =
         forward_op({x, experts, prob, read1, bias1, read2, bias2, rng}, o);
     ctx->set_materialize_grads(false);
-    const bool reads_x = o.wants[kDw1] && !o.keep_rows && backward_reads_tokens(x, o.recipe);
+    const int64_t top_k = experts.sym_size(1).expect_int();
+    const bool reads_x = o.wants[kDw1] && !o.keep_rows && backward_reads_tokens(x, o.recipe, top_k);
     ctx->save_for_backward(
         joined(if_wanted(reads_x, x), offsets, alias_of(saved), rng, read1, bias1, read2, bias2));
     ctx->saved_data["dweight"] = type_number(weight1, o.copies);
-    ctx->saved_data["top_k"] = experts.sym_size(1).expect_int();
+    ctx->saved_data["top_k"] = top_k;
     ctx->saved_data["wants"] = bits_of(o.wants);
     ctx->saved_data["kept_in"] = kept_in(saved);
     ctx->saved_data["activation"] = std::string(o.activation);
