@@ -2,6 +2,7 @@
 // order, and what they complain about.
 #include <gtest/gtest.h>
 
+#include "layers/explain.h"
 #include "tests/judge/errors.h"
 #include "tests/layers/mlp_case.h"
 
@@ -54,11 +55,7 @@ struct Tokens {
   }
 };
 
-bool keeps(const auto& plan, std::string_view name) {
-  for (const KeptPart& part : kept(plan))
-    if (part.name == name) return true;
-  return false;
-}
+bool keeps(const auto& plan, std::string_view name) { return layers::has_part(kept(plan), name); }
 
 /// A step, of which forward has the tokens alone and backward, where it reads them, the rows alone,
 /// or the tokens.
