@@ -223,7 +223,8 @@ TEST(ContentOf, TensorsAndTheirOrderCount) {
   EXPECT_NE(content_of({a, b}), content_of({b, a}));
   EXPECT_NE(content_of({a, a}), content_of({a}));
   EXPECT_NE(content_of({at::zeros({2})}), content_of({at::zeros({3})}));
-  EXPECT_EQ(content_of({a.t()}), content_of({a})) << "as it lies";
+  EXPECT_NE(content_of({a.t()}), content_of({a})) << "the same bytes by other strides";
+  EXPECT_EQ(content_of({a.t()}), content_of({a.clone().t()}));
   EXPECT_NE(content_of({a.slice(1, 0, 4)}), content_of({a.slice(1, 1, 5)}));
   EXPECT_FALSE(content_of({at::empty({2}, at::kMeta)}).has_value());
 }

@@ -31,9 +31,9 @@ struct PendingWgrad {
   std::optional<c10::Stream> stream{};  ///< that backward ran on; none on the CPU
 };
 
-/// A number that changes with the bytes of the weights, whoever wrote them: version counters do not
-/// see what fused optimizers and `.data` write, nor what sharded training puts in place of freed
-/// memory. None on a GPU, where it would take a wait.
+/// A number that changes with the bytes and strides of the weights, whoever wrote them: version
+/// counters do not see what fused optimizers and `.data` write, nor what sharded training puts in
+/// place of freed memory. None on a GPU, where it would take a wait.
 std::optional<uint64_t> content_of(at::TensorList weight);
 
 /// What copies of weights are made of.
