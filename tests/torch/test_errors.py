@@ -80,9 +80,10 @@ ELSEWHERE = {
     "] for an expert, must be whole blocks of ", " is in none of the files, must be in one",
     " of the files belongs to nothing in ",
     ", must have 2 dimensions, as its codes have scales of square blocks",
+    " has no weight_map, must have one", "), must be a whole file of safetensors",
 ), "test_wrong_checkpoints.py") | dict.fromkeys((
     "save_pretrained: distributed_checkpoint is True, must be False for codes",
-    ", must have it or all files of its index",
+    " or all files of its index",
 ), "test_quantized_copies.py")
 
 

@@ -1,11 +1,14 @@
 """Folders that load_quantized refuses, and tensors of checkpoints that it reads as they are."""
 
+import json
 import re
 
 import pytest
 import torch
 
 transformers = pytest.importorskip("transformers", minversion="5.0")
+from safetensors.torch import load_file, save_file  # noqa: E402
+
 import cadre.huggingface as huggingface  # noqa: E402
 from test_quantized_experts import (  # noqa: E402
     deepseek, gpt_oss, randomised, released_deepseek, released_gpt_oss, write)
@@ -134,3 +137,44 @@ def test_whole_numbers_stay_what_they_are(tmp_path):
     write(tmp_path, config, tensors, about)
     with pytest.raises(ValueError, match=f"{name} is torch.int32, must be torch.int64$"):
         huggingface.load_quantized(tmp_path, device="cpu")
+
+
+def test_files_and_their_index(tmp_path):
+    """Which file of a folder a tensor comes from, and what is said of files that have none."""
+    config = deepseek()
+    tensors, about = released_deepseek(randomised(config))
+    norm = tensors["model.norm.weight"]
+
+    def found():
+        model = huggingface.load_quantized(tmp_path, device="cpu")
+        return model.model.norm.weight
+
+    def refusal():
+        with pytest.raises(ValueError) as error:
+            huggingface.load_quantized(tmp_path, device="cpu")
+        return str(error.value).replace(str(tmp_path), "FOLDER")
+
+    write(tmp_path, config, tensors, about, shards=2)
+    index = tmp_path / "model.safetensors.index.json"
+    places = json.loads(index.read_text())["weight_map"]
+    other = {"model-0.safetensors": "model-1.safetensors",
+             "model-1.safetensors": "model-0.safetensors"}[places["model.norm.weight"]]
+    rest = load_file(tmp_path / other)
+    save_file(rest | {"model.norm.weight": norm + 1}, tmp_path / other)
+    assert torch.equal(found(), norm)  # that of the index
+    for text in ("{}", "no json", "[]", '{"weight_map": 3}'):
+        index.write_text(text)
+        assert refusal() == ("load_quantized: FOLDER/model.safetensors.index.json has no "
+                             "weight_map, must have one")
+    index.write_text(json.dumps({"weight_map": places | {"more": "more.safetensors"}}))
+    assert refusal() == ("load_quantized: FOLDER has no more.safetensors, must have "
+                         "model.safetensors or all files of its index")
+    index.write_text(json.dumps({"weight_map": places}))
+    whole = (tmp_path / other).read_bytes()
+    for left in (0, 5, len(whole) - 1):
+        (tmp_path / other).write_bytes(whole[:left])
+        assert re.fullmatch(f"load_quantized: FOLDER/{re.escape(other)} can't be read \\(.+\\), must "
+                            "be a whole file of safetensors", refusal())
+    # One file of all comes first, as for transformers.
+    write(tmp_path, config, tensors | {"model.norm.weight": norm + 2}, about)
+    assert torch.equal(found(), norm + 2)

@@ -22,6 +22,7 @@ from .dtypes import kind_of, require_float, working_dtype
 
 _E8M0 = torch.float8_e8m0fnu
 _BLOCK = 128  # rows and columns of an fp8 scale
+_SINGLE = "model.safetensors"  # where one file has all tensors
 _ops = torch.ops.cadre
 
 
@@ -224,29 +225,36 @@ def _of_each(name: str, experts: Tensor) -> Iterator[tuple[str, Tensor]]:
             yield f"{path}.{e}.{part}.weight{last[len(weight):]}", place
 
 
-def _files_of(folder: Path) -> list[str]:
-    """Those of the index, but where transformers has left that of a model in more files behind.
-    Errors: ValueError."""
-    single, index = "model.safetensors", folder / "model.safetensors.index.json"
-    names = [single]
-    if index.exists():
-        listed = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        names = listed if all((folder / name).exists() for name in listed) else names
-    if not (folder / names[0]).exists():
-        raise ValueError(f"load_quantized: {folder} has no {single}, must have it or all files of "
-                         "its index")
-    return names
+def _index_of(folder: Path) -> dict[str, str]:
+    """The file of each tensor; nothing where one file has all, beside which transformers leaves the
+    index of an earlier model. Errors: ValueError."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / _SINGLE).exists() or not index.exists():
+        return {}
+    try:
+        file_of = dict(json.loads(index.read_text())["weight_map"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"load_quantized: {index} has no weight_map, must have one") from error
+    return {tensor: str(file) for tensor, file in file_of.items()}
 
 
 class Files:
     """The tensors of a folder of safetensors files, by name; read when they are asked for."""
 
     def __init__(self, folder: Path, stack: ExitStack) -> None:
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
+        file_of = _index_of(folder)
         self._files: dict[str, Any] = {}
-        for name in _files_of(folder):
-            file = stack.enter_context(safe_open(folder / name, framework="pt"))
-            self._files.update(dict.fromkeys(file.keys(), file))
+        for name in sorted(set(file_of.values())) or [_SINGLE]:
+            if not (folder / name).exists():
+                raise ValueError(f"load_quantized: {folder} has no {name}, must have {_SINGLE} or "
+                                 "all files of its index")
+            try:
+                file = stack.enter_context(safe_open(folder / name, framework="pt"))
+            except SafetensorError as error:
+                raise ValueError(f"load_quantized: {folder / name} can't be read ({error}), must "
+                                 "be a whole file of safetensors") from error
+            self._files |= {key: file for key in file.keys() if file_of.get(key, name) == name}
         self.unread: set[str] = set(self._files)
 
     def __contains__(self, name: str) -> bool:
