@@ -126,8 +126,8 @@ void wgrad(const MoePlan&, const MoeArgs&, Workspace, Stream);
 std::vector<KeptPart> kept(const MoePlan&);
 
 /// With keep_rows=no and wgrad1: whether x is kept, which a recipe that quantises it for wgrad
-/// quantises again in backward. Else codes of its rows are: where they are random, and would be
-/// others then, or take fewer bits than x.
+/// quantises again in backward. Else codes of its rows are, which are random, and would be others
+/// then.
 bool keeps_tokens(const MoeProblem&);
 
 /// The steps with their implementations and refusals, and the memory; many lines, for people.

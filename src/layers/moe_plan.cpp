@@ -120,9 +120,7 @@ MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view o
 
 bool keeps_tokens(const MoeProblem& p) {
   const Format& format = p.recipe.wgrad.rhs;
-  if (layers::linear::as_is(format, p.dtype)) return true;
-  const int64_t rows_of_token = p.top_k + int(layers::has_shared(p));
-  return !format.stochastic && rows_of_token * bits(format.element) >= bits(p.dtype);
+  return layers::linear::as_is(format, p.dtype) || !format.stochastic;
 }
 
 std::vector<KeptPart> kept(const MoePlan& plan) {

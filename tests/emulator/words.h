@@ -177,6 +177,7 @@ inline unsigned __vmaxu2(unsigned a, unsigned b) {
   return std::max(a >> 16, b >> 16) << 16 | std::max(a & 0xffff, b & 0xffff);
 }
 inline int __vimin3_s32(int a, int b, int c) { return std::min({a, b, c}); }
+inline int __viaddmin_s32(int a, int b, int c) { return std::min(a + b, c); }
 inline int __ffs(int bits) { return bits == 0 ? 0 : std::countr_zero(unsigned(bits)) + 1; }
 inline int __popc(unsigned bits) { return std::popcount(bits); }
 inline int __clz(int bits) { return std::countl_zero(unsigned(bits)); }

@@ -139,8 +139,7 @@ def test_no_recipe_keeps_more_than_bf16(device, recipe):
                     lambda t: tensors_of.setdefault(t.data_ptr(), t), lambda t: t):
                 call(**how)
             kept[name] = sum(t.nbytes for t in tensors_of.values())
-        assert kept[recipe] <= kept["bf16"] + 64  # a seed, or an alignment
-        assert (kept[recipe] < kept["bf16"] - 64) == (recipe == "nvfp4")  # codes of three choices
+        assert abs(kept[recipe] - kept["bf16"]) <= 64  # a seed, or an alignment
         learning = [given[0], given[3][0], given[5][0]]
         torch.manual_seed(1)
         again = torch.autograd.grad(call(recipe=recipe).float().square().sum(), learning)

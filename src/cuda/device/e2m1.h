@@ -32,9 +32,10 @@ __device__ inline uint32_t limit_of(float multiplier) {
 struct NearestCode {
   /// In the last bits; sums of such numbers have bits above them that are of no use.
   CADRE_HD static uint32_t of(float m) {
-    constexpr float kInteger = 0x1.8p23f;
-    return formats::bits_of(least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
-                                  formats::fma(m, 0.5f, kInteger + 4)));
+    constexpr float kOfFour = 0x1p23f;
+    const uint32_t first = formats::bits_of(formats::add(m, kOfFour - 2)),
+                   last = formats::bits_of(formats::fma(m, 0.5f, kOfFour + 4));
+    return uint32_t(__viaddmin_s32(int(first), 4, int(last)));
   }
 };
 
@@ -60,11 +61,11 @@ struct RandomCode {
   }
 };
 
-/// The signs of four pairs of bf16, where codes have them.
-CADRE_HD inline uint32_t signs_of(const uint32_t (&pairs)[4]) {
+/// Codes that have no signs, with those of four pairs of bf16.
+CADRE_HD inline uint32_t with_signs(uint32_t codes, const uint32_t (&pairs)[4]) {
   const uint32_t first = pick_bytes(pairs[0], pairs[1], 0x7351),
                  last = pick_bytes(pairs[2], pairs[3], 0x7351);
-  return (pick_bytes(first, last, 0x5410) >> 4 & 0x0808'0808u) |
+  return codes | (pick_bytes(first, last, 0xdc98) & 0x0808'0808u) |
          (pick_bytes(first, last, 0x7632) & 0x8080'8080u);
 }
 /// The codes of four pairs times two multipliers, those of a pair in a byte.
@@ -78,7 +79,7 @@ __device__ inline uint32_t nearest_codes(const uint32_t (&pairs)[4], float2 by) 
   }
   const uint32_t codes = pick_bytes(pick_bytes(bytes[0], bytes[1], 0x0040),
                                     pick_bytes(bytes[2], bytes[3], 0x0040), 0x5410);
-  return codes | signs_of(pairs);
+  return with_signs(codes, pairs);
 }
 /// The same where random(k) is what number k is rounded by.
 __device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float2 by, auto&& random) {
@@ -94,7 +95,7 @@ __device__ inline uint32_t random_codes(const uint32_t (&pairs)[4], float2 by, a
                       pick_bytes(codes[2][k], codes[3][k], 0x0073), 0x5410);
   };
   const uint32_t all = together(0) + together(1) * 16;
-  return (all - (all >> 3 & 0x1111'1111u)) | signs_of(pairs);
+  return with_signs(all - (all >> 3 & 0x1111'1111u), pairs);
 }
 
 /// The numbers of eight codes, two in a word, times factors, whose products are bf16 numbers. The

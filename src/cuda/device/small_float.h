@@ -117,29 +117,30 @@ struct E2m1Codes {
     return x;
   }
 
-  /// Rounded to nearest even, which adding 1.5 * 2^23 does: the code stands in the last bits.
+  /// Rounded to nearest even. The first two lines are one sum: floats have steps of a half below
+  /// 2^23, where x is two, and of one above. Its last bits are those of that number, less four, and
+  /// the code.
   CADRE_HD static uint32_t nearest(const float (&x)[8]) {
-    constexpr float kInteger = 0x1.8p23f;
+    constexpr float kOfFour = 0x1p23f;
     uint32_t sum = 0;
     for (int k = 7; k >= 0; --k) {
       const float m = magnitude(x[k]);
-      const float code = least(formats::fma(m, 2.0f, kInteger), formats::add(m, kInteger + 2),
-                               formats::fma(m, 0.5f, kInteger + 4));
+      const float code = fminf(formats::add(m, kOfFour - 2), formats::fma(m, 0.5f, kOfFour));
       sum = sum * 16 + formats::bits_of(code);
     }
-    return (sum - formats::bits_of(kInteger) * 0x1111'1111u) | signs(x);
+    return with_signs(sum - (formats::bits_of(kOfFour) - 4) * 0x1111'1111u, x);
   }
 
  private:
-  /// Where the codes have them.
-  CADRE_HD static uint32_t signs(const float (&x)[8]) {
+  /// Codes that have none, with those of the numbers.
+  CADRE_HD static uint32_t with_signs(uint32_t codes, const float (&x)[8]) {
     uint32_t tops[8];
     for (int k = 0; k < 8; ++k) tops[k] = formats::bits_of(of_product(x[k]));
     const auto of_four = [&](int k) {
-      return pick_bytes(pick_bytes(tops[k], tops[k + 2], 0x73),
-                        pick_bytes(tops[k + 4], tops[k + 6], 0x73), 0x5410);
+      return pick_bytes(pick_bytes(tops[k], tops[k + 2], 0xfb),
+                        pick_bytes(tops[k + 4], tops[k + 6], 0xfb), 0x5410);
     };
-    return ((of_four(0) >> 4 & 0x0f0f'0f0fu) | (of_four(1) & 0xf0f0'f0f0u)) & 0x8888'8888u;
+    return codes | (of_four(0) & 0x0808'0808u) | (of_four(1) & 0x8080'8080u);
   }
 };
 
