@@ -19,7 +19,8 @@ from test_quantized_experts import loaded  # noqa: E402
 from torch.distributed import checkpoint as dcp  # noqa: E402
 from torch.distributed.checkpoint.state_dict import (  # noqa: E402
     get_model_state_dict, get_optimizer_state_dict, set_model_state_dict, set_optimizer_state_dict)
-from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh  # noqa: E402
+from torch.distributed.fsdp import fully_shard  # noqa: E402
 from torch.distributed.tensor import DTensor  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
@@ -196,6 +197,32 @@ def refusals(rank, device):
     with pytest.raises(ValueError, match="set_experts_implementation: implementation is None, mu"):
         shared.set_experts_implementation(None)
     shared.set_experts_implementation("cadre")
+    for config in ({}, {"generation_config": transformers.GenerationConfig(prefill_chunk_size=4)}):
+        chunk = {} if config else {"prefill_chunk_size": 4}
+        with pytest.raises(ValueError, match="generate: prefill_chunk_size is 4, must be None; pro"
+                           "mpts of ranks with batches of their own have other numbers of chunks"):
+            shared.generate(**prompts_of(device), max_new_tokens=2, **config, **chunk)
+
+
+def sharded(rank, device):
+    """By FSDP2: over replicas, where parameters stay marked, but not over ranks of others."""
+    shared = huggingface.use(made("qwen3_moe", device), dist.group.WORLD)
+    experts = experts_of(shared)
+    assert type(experts).__name__ == type(experts_of(made("qwen3_moe", device))).__name__
+    with pytest.raises(ValueError, match="experts are sharded over ranks .0, 1., must be over repl"
+                       "icas, of ranks .0, 1. this one alone"):
+        fully_shard(shared)
+    plain = made("qwen3_moe", device)
+    shared = huggingface.use(copy.deepcopy(plain), dist.group.WORLD)
+    fully_shard(experts_of(shared),
+                mesh=DeviceMesh(device.type, [[0], [1]], mesh_dim_names=("ep", "one"))["one"])
+    tokens = prompts_of(device)
+    for _ in range(2):
+        assert all(p.allreduce is False for p in experts_of(shared).parameters())
+        with torch.no_grad():
+            assert torch.equal(shared(**tokens).logits, plain(**tokens).logits)
+    again = huggingface.use(copy.deepcopy(plain), dist.group.WORLD).to_empty(device=device)
+    assert all(p.allreduce is False for p in experts_of(again).parameters())
 
 
 def wrapped(rank, device):
@@ -383,6 +410,10 @@ def test_wrapped_models(two):
 
 def test_refusals(two):
     two.run(refusals)
+
+
+def test_fsdp2_shards_replicas_alone(two):
+    two.run(sharded)
 
 
 @pytest.mark.parametrize("batch", ["own", "same"])

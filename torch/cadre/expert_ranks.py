@@ -154,7 +154,7 @@ def share(found: Mapping[str, nn.Module], planned: Mapping[str, ExpertParallel],
         module.num_experts = ep.experts
         module._cadre_sharing = Sharing(ep, batch)
         module.__deepcopy__ = MethodType(_copied, module)
-        expert_state.mark(module)
+        expert_state.watch(module)
         expert_state.keep_whole_parameters(module, ep)
 
 
@@ -178,6 +178,11 @@ def generate_together(model: nn.Module) -> None:
 
 def _generate(model: Any, *args: Any, synced_gpus: bool | None = None, **named: Any) -> Any:
     own = any(sharing.batch == "own" for sharing in _sharings(model))
+    config = named.get("generation_config") or model.generation_config
+    chunk = named.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None))
+    if own and chunk is not None:
+        raise ValueError(f"generate: prefill_chunk_size is {chunk}, must be None; prompts of ranks "
+                         "with batches of their own have other numbers of chunks")
     if synced_gpus is None and own:
         synced_gpus = True
     none = own and any(map(_has_no_row, (*args, *named.values())))

@@ -3,7 +3,7 @@ ranks' experts, so that a checkpoint of some ranks loads onto any other number o
 an optimizer is made so by `keep_whole`."""
 
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +35,35 @@ def own(experts: nn.Module, parameter: nn.Parameter) -> None:
     if mesh is not None and vars(experts).get("_replicas") is not mesh:
         _ranks_of_all(experts._ep, mesh)
         experts._replicas = mesh
+
+
+class _Watched(nn.Module):
+    """Experts of a class that is not ours, in whose place FSDP2 and `to_empty` put parameters."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if "_ep" in vars(self) and isinstance(value, nn.Parameter):
+            own(self, value)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "_Watched":
+        super()._apply(fn, recurse)
+        mark(self)
+        return self
+
+
+@cache
+def _watched(cls: type[nn.Module]) -> type[nn.Module]:
+    about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    return type(cls.__name__, (_Watched, cls), about)
+
+
+def watch(experts: nn.Module) -> None:
+    """Marks the parameters of a module, and those that are put there from now on.
+
+    Errors, of whoever puts them: as `own`.
+    """
+    experts.__class__ = _watched(type(experts))
+    mark(experts)
 
 
 def keep_whole_parameters(experts: nn.Module, ep: ExpertParallel) -> None:
