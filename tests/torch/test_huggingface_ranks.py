@@ -199,8 +199,9 @@ def refusals(rank, device):
     shared.set_experts_implementation("cadre")
     for config in ({}, {"generation_config": transformers.GenerationConfig(prefill_chunk_size=4)}):
         chunk = {} if config else {"prefill_chunk_size": 4}
-        with pytest.raises(ValueError, match="generate: prefill_chunk_size is 4, must be None; pro"
-                           "mpts of ranks with batches of their own have other numbers of chunks"):
+        with pytest.raises(ValueError, match="generate: prefill_chunk_size is 4, must be None; "
+                           "prompts of ranks with batches of their own have other numbers of "
+                           "chunks"):
             shared.generate(**prompts_of(device), max_new_tokens=2, **config, **chunk)
 
 

@@ -173,8 +173,9 @@ def test_files_and_their_index(tmp_path):
     whole = (tmp_path / other).read_bytes()
     for left in (0, 5, len(whole) - 1):
         (tmp_path / other).write_bytes(whole[:left])
-        said = f"load_quantized: FOLDER/{re.escape(other)} can't be read \\(.+\\), must be a whole "
-        assert re.fullmatch(said + "file of safetensors", refusal())
+        first = f"load_quantized: FOLDER/{other} can't be read ("
+        said = refusal()
+        assert said.startswith(first) and said.endswith("), must be a whole file of safetensors")
     # One file of all comes first, as for transformers.
     write(tmp_path, config, tensors | {"model.norm.weight": norm + 2}, about)
     assert torch.equal(found(), norm + 2)
