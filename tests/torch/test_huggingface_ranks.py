@@ -203,6 +203,8 @@ def refusals(rank, device):
                            "prompts of ranks with batches of their own have other numbers of "
                            "chunks"):
             shared.generate(**prompts_of(device), max_new_tokens=2, **config, **chunk)
+        with pytest.raises(ValueError, match="generate: prefill_chunk_size is 4, must be None"):
+            shared.generate(prompts_of(device)["input_ids"], *config.values(), **chunk)
 
 
 def sharded(rank, device):

@@ -178,7 +178,8 @@ def generate_together(model: nn.Module) -> None:
 
 def _generate(model: Any, *args: Any, synced_gpus: bool | None = None, **named: Any) -> Any:
     own = any(sharing.batch == "own" for sharing in _sharings(model))
-    config = named.get("generation_config") or model.generation_config
+    given = named.get("generation_config", args[1] if len(args) > 1 else None)
+    config = given or model.generation_config
     chunk = named.get("prefill_chunk_size", getattr(config, "prefill_chunk_size", None))
     if own and chunk is not None:
         raise ValueError(f"generate: prefill_chunk_size is {chunk}, must be None; prompts of ranks "
