@@ -4,7 +4,6 @@
 #include "cadre/error.h"
 #include "layers/checks.h"
 #include "layers/explain.h"
-#include "layers/linear_copies.h"
 #include "layers/moe.h"
 #include "layers/paying_recipe.h"
 #include "layers/problem_fields.h"
@@ -118,10 +117,7 @@ MoePlan plan(const MoeProblem& problem, const Device& device, std::string_view o
   });
 }
 
-bool keeps_tokens(const MoeProblem& p) {
-  const Format& format = p.recipe.wgrad.rhs;
-  return layers::linear::as_is(format, p.dtype) || !format.stochastic;
-}
+bool keeps_tokens(const MoeProblem& p) { return !p.recipe.wgrad.rhs.stochastic; }
 
 std::vector<KeptPart> kept(const MoePlan& plan) {
   layers::require_made(plan);
