@@ -18,6 +18,7 @@ constexpr int kAmaxBlocks = kSource == DType::kF32 ? 2
 constexpr int kAmaxAcross = kAcross / 2;
 
 __global__ void clear_amax_kernel(const __grid_constant__ QuantizeJob job) {
+  launch_dependents();
   const int64_t expert = int64_t(blockIdx.x) * kQuantizeThreads + threadIdx.x;
   for (const QuantizeCopy& copy : job.copies)
     if (copy.amax != nullptr && expert < job.of.experts) copy.amax[expert] = 0;
@@ -56,6 +57,7 @@ struct ThreadAmax {
   }
   __device__ void start(const QuantizeJob& job, int of_expert) {
     if (of_expert == expert) return;
+    if (expert >= 0) wait_for_predecessors();  // amaxes are zero from then on
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (i >= job.count || expert < 0) continue;
@@ -85,9 +87,12 @@ struct ThreadAmax {
   }
 };
 
+/// Reads while amaxes are cleared: what it reads was there before that kernel began, which depends
+/// on nothing.
 template <DType kSource, bool kTransforms>
 __global__ void __launch_bounds__(kAmaxThreads<kTransforms>, kAmaxBlocks<kSource, kTransforms>)
     expert_amax_kernel(const __grid_constant__ QuantizeJob job) {
+  launch_dependents();
   auto& queue = *reinterpret_cast<StripQueue*>(dynamic_shared());
   ThreadAmax<kSource, kTransforms> amax;
   walk_tiles(job.of, queue, [&](const ExpertTile& tile, int column) {
@@ -102,6 +107,7 @@ __global__ void __launch_bounds__(kAmaxThreads<kTransforms>, kAmaxBlocks<kSource
     amax.start(job, tile.expert);
     amax.add(job, patches);
   });
+  wait_for_predecessors();  // by all, so that who waits for this kernel has waited for the one before
   amax.start(job, -1);
 }
 
@@ -111,9 +117,12 @@ void launch_expert_amax(const QuantizeJob& job, const QuantizeStream& on) {
   const int64_t blocks = (job.of.experts + kQuantizeThreads - 1) / kQuantizeThreads;
   launch(clear_amax_kernel, {unsigned(blocks), kQuantizeThreads, 0, on.stream}, job);
   const auto find = [&]<DType kSource, bool kTransforms>() {
-    on.launch_strips(
-        expert_amax_kernel<kSource, kTransforms>,
-        {kAmaxBlocks<kSource, kTransforms>, sizeof(StripQueue), kAmaxThreads<kTransforms>}, job);
+    on.launch_strips(expert_amax_kernel<kSource, kTransforms>,
+                     {.blocks = kAmaxBlocks<kSource, kTransforms>,
+                      .shared_bytes = sizeof(StripQueue),
+                      .threads = kAmaxThreads<kTransforms>,
+                      .dependent = true},
+                     job);
   };
   const bool transforms = job.copies[job.count - 1].to.transformed;
   visit_plain(job.source.first.dtype, [&]<DType kSource>() {

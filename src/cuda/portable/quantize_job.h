@@ -68,6 +68,7 @@ struct QuantizeStream {
   struct OfUnit {
     int blocks, shared_bytes;        ///< shared_bytes: of a block
     int threads = kQuantizeThreads;  ///< of a block
+    bool dependent = false;          ///< the kernel waits for its predecessors
   };
   /// Persistent blocks, so many to an SM, but not more than there are strips of tiles; which get
   /// wider where every block has many, since looking for one takes time. All are about as wide:
@@ -81,7 +82,13 @@ struct QuantizeStream {
     const int64_t tiles = std::clamp<int64_t>(job.of.most_tiles() / strips, 1, kMostTiles);
     job.of.strip = int(schedule::even_strip(job.of.across(), tiles)) * kTileSide;
     const auto blocks = unsigned(std::clamp<int64_t>(job.of.most_tiles(), 1, most));
-    launch(kernel, {blocks, unsigned(unit.threads), unit.shared_bytes, stream}, job, more...);
+    launch(kernel,
+           {.blocks = blocks,
+            .threads = unsigned(unit.threads),
+            .shared_bytes = unit.shared_bytes,
+            .stream = stream,
+            .dependent = unit.dependent},
+           job, more...);
   }
 };
 
