@@ -235,7 +235,7 @@ the last rank is through; on GPUs beside the same from a CUDA graph, too. --only
 the route by an engine: of memory that the processes share, of NCCL between GPUs. Delivered bytes
 are rows where they belong, crossed ones those of them that come from another rank.
 "our speed" is the median over launches of (the peer's time / our time). Exit code 1: a wrong
-result.
+result, or no implementation takes the problem.
 
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
   cadre bench expert_parallel T=2048 top_k=4 H=1024 E=8 ranks=2 R=16384 --offsets uniform,gamma:1

@@ -208,7 +208,7 @@ backward must have the same bits twice. expert_parallel starts a process for eac
 thread, all on one if there are fewer GPUs than ranks, and compares its bits with those of one rank
 that has all tokens, for several routings; with --only collective rows travel by an engine in place
 of a window. --digest prints a hash of the computed bits, so that two builds or machines can be
-compared. Exit code 1: a check failed.
+compared. Exit code 1: a check failed, or no implementation takes the problem.
 
   cadre check
   cadre check grouped_gemm fprop R=512 N=96 K=160 E=8 format=nvfp4

@@ -37,16 +37,18 @@ Try
   cadre check activation backward swiglu R=512 F=96 E=8 prob=yes
   cadre bench grouped_gemm fprop R=4096 N=1024 K=512 E=16 --offsets uniform,zipf:1.2
   cadre train --recipe bf16,mxfp8
-`cadre VERB --help` says more. Exit codes: 0 good, 1 a check failed, 2 the request was wrong.)";
+`cadre VERB --help` says more. Exit codes: 0 good, 1 a check failed or no implementation takes
+the problem, 2 the request was wrong.)";
 
-int fail(const std::string& reason) {
+int fail(const std::string& reason, int code = 2) {
   std::string what =
       train::printable(reason);  // a file that is no text must not reach the terminal
   while (!what.empty() && what.back() == '\n') what.pop_back();
   for (size_t at = what.find('\n'); at != what.npos; at = what.find('\n', at))
-    what.replace(at, what.find_first_not_of(" \n", at) - at, " | ");
+    what.replace(at, what.find_first_not_of(" \n", at) - at,
+                 at > 0 && what[at - 1] == ':' ? " " : " | ");
   std::cerr << "cadre: " << what << "\n";
-  return 2;
+  return code;
 }
 
 // CLI11 does not say which words it would have taken.
@@ -125,6 +127,8 @@ int main(int argc, char** argv) {
     return cadre::cli::fail("out of memory; make the problem or the model smaller");
   } catch (const std::length_error&) {
     return cadre::cli::fail("out of memory; make the problem or the model smaller");
+  } catch (const cadre::Unsupported& e) {
+    return cadre::cli::fail(e.what(), 1);
   } catch (const std::exception& e) {
     return cadre::cli::fail(e.what());
   }

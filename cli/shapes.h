@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "cadre/error.h"
 #include "cli/verb.h"
 
 namespace cadre::cli {
@@ -25,6 +26,9 @@ auto at_place(const Shape& shape, Work&& work) {
   } catch (const std::logic_error& error) {
     if (shape.place.empty()) throw;
     throw UsageError(shape.place + ": " + error.what());
+  } catch (const Unsupported& error) {
+    if (shape.place.empty()) throw;
+    throw Unsupported(shape.place + ": " + error.what());
   } catch (const std::runtime_error& error) {
     if (shape.place.empty()) throw;
     throw UsageError(shape.place + ": " + error.what());

@@ -131,7 +131,13 @@ Action declare_train(CLI::App& app) {
                      ->capture_default_str()
                      ->group("Settings");
                });
-  return [&app, options] { return start(app, *options); };
+  return [&app, options] {
+    try {
+      return start(app, *options);
+    } catch (const Unsupported& e) {
+      throw UsageError(e.what());  // 1 says that a resumed run differed
+    }
+  };
 }
 
 }  // namespace cadre::cli

@@ -11,6 +11,7 @@ class App;
 namespace cadre::cli {
 
 /// What a verb does once its options are parsed. Returns the exit code: 0 good, 1 a failed check.
+/// Unsupported that it throws is exit code 1, what else it throws 2.
 using Action = std::function<int()>;
 
 /// One verb of the command line: a row of the table in main.cpp.

@@ -252,11 +252,9 @@ std::string_view route_of(const ExpertParallelProblem& p, const Device& device,
     if (refusal.empty()) return route.name;
     refusals += text("\n  ", route.name, ": ", refusal);
   }
-  if (refusals.empty())
-    throw Unsupported(text("expert_parallel: there is no route '", only, "', only ",
-                           parallel::kFewTokens, ", ", parallel::kWindow, ", ",
-                           parallel::kWindowSumRank, " and ", parallel::kCollective, " [",
-                           to_string(p), "]"));
+  require(!refusals.empty(), "expert_parallel: there is no route '", only, "', only ",
+          parallel::kFewTokens, ", ", parallel::kWindow, ", ", parallel::kWindowSumRank, " and ",
+          parallel::kCollective, " [", p, "]");
   throw Unsupported(text("expert_parallel: no route takes it on ", to_string(device), refusals,
                          " [", to_string(p), "]"));
 }

@@ -96,7 +96,7 @@ class Ranks(cli_test.Cli):
         refused = "collective: moves no codes"
         for verb in "check", "bench":
             self.wrong(verb, self.WORDS.replace("H=24", "H=128") + " x=fp8_block", *collective,
-                       says=[refused])
+                       says=[refused], code=1)
 
     def test_check_and_bench_take_codes(self):
         words = self.WORDS.replace("H=24", "H=128") + " x=fp8_block scales_major=column"

@@ -43,10 +43,10 @@ class Cli(unittest.TestCase):
         self.assertEqual(done.stderr, "")
         return done.stdout
 
-    def wrong(self, *words, says, prints=False):
-        """Exit code 2, nothing on stdout, one line on stderr that holds every text of `says`."""
+    def wrong(self, *words, says, prints=False, code=2):
+        """Nothing on stdout, one line on stderr that holds every text of `says`."""
         done = run(*words)
-        self.assertEqual(done.returncode, 2, (words, done.stdout, done.stderr))
+        self.assertEqual(done.returncode, code, (words, done.stdout, done.stderr))
         self.assertTrue(prints or done.stdout == "", done.stdout)
         self.assertTrue(done.stderr.startswith("cadre: "), done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
@@ -280,6 +280,22 @@ class Check(Cli):
                       self.good("check", words, "--only", "cpu_reference"))
         self.wrong("check", words, "--only", "gpu",
                    says=["implementation is 'gpu', must be one of"])
+        self.wrong("check", "expert_parallel T=1 H=1 R=1", "--only", "tree",
+                   says=["there is no route 'tree', only few_tokens, window"])
+
+    def test_what_no_implementation_takes(self):
+        words = "grouped_gemm fprop R=9 N=8 K=16 E=2 format=mxfp8"
+        only, says = ("--only", "cpu_scattered"), f"'{words}': cpu_scattered: is for rows that are"
+        with tempfile.TemporaryDirectory() as folder:
+            shapes = pathlib.Path(folder) / "shapes.txt"
+            shapes.write_text(words)
+            for verb in "check", "bench":
+                self.wrong(verb, words, *only, says=["cadre: no implementation on cpu", says],
+                           code=1)
+                self.wrong(verb, "--file", str(shapes), *only,
+                           says=[f"{shapes}:1: no implementation on cpu", says], code=1)
+                self.wrong(verb, "expert_parallel T=1 H=1 R=1 block=1",
+                           says=["no route takes it on cpu | few_tokens: is for GPUs"], code=1)
 
 
 class Bench(Cli):

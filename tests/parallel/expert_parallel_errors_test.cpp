@@ -185,7 +185,7 @@ TEST(ExpertParallelErrors, OfRoutes) {
             text("expert_parallel: no route takes it on sm_75\n  few_tokens: takes sm_80 or newer\n"
                  "  window: takes sm_80 or newer\n  window_sum_rank: is for sum=rank [",
                  to_string(p), "]"));
-  EXPECT_EQ(test::unsupported([&] { plan(p, this_cpu(), "tree"); }),
+  EXPECT_EQ(test::invalid([&] { plan(p, this_cpu(), "tree"); }),
             text("expert_parallel: there is no route 'tree', only few_tokens, window, "
                  "window_sum_rank and collective [",
                  to_string(p), "]"));
