@@ -35,8 +35,9 @@ def open_library(path: Path = PATH) -> None:
     try:
         torch.ops.load_library(str(path))
     except OSError as error:
+        # Of torch's own error the dynamic linker's words are the cause.
         raise ImportError(f"cadre: {path} cannot be loaded beside torch {torch.__version__} "
-                          f"({error}); {AGAIN}") from error
+                          f"({error.__cause__ or error}); {AGAIN}") from error
 
 
 def _is_command() -> bool:
