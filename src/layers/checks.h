@@ -120,6 +120,15 @@ void check_given_x(const ops::Checks<Problem>& checks) {
                "given_x_along_k is yes, must be no; quantized_x or gather says how x comes");
 }
 
+/// Those of a layer with an activation between its products.
+template <class Problem>
+void check_keep_h(const ops::Checks<Problem>& checks) {
+  const Problem& p = checks.problem();
+  checks.holds(p.keep_h || !p.wgrad2 || !p.recipe.wgrad.rhs.stochastic,
+               "keep_h is no, must be yes; h is rounded stochastically for wgrad, and computing it "
+               "again would give other codes");
+}
+
 /// Those of the layers whose rows come in expert order.
 template <class Problem>
 void check_layer_problem(const ops::Checks<Problem>& checks, const Problem& p) {

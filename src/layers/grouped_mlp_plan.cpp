@@ -56,9 +56,7 @@ void check(const GroupedMlpProblem& p) {
   layers::check_quantized_w(checks, p.dgrad || p.wgrad2 || layers::needs_dh(p));
   checks.holds(p.bias2 || !p.bias2_scale,
                "bias2_scale is yes, must be no; the problem says bias2=no");
-  checks.holds(p.keep_h || !p.wgrad2 || !p.recipe.wgrad.rhs.stochastic,
-               "keep_h is no, must be yes; h is rounded stochastically for wgrad, and computing it "
-               "again would give other codes");
+  layers::check_keep_h(checks);
 }
 
 /// On the CPU the operations run one by one anyway.

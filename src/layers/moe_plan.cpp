@@ -72,6 +72,7 @@ void check(const MoeProblem& p) {
                "quantized_x is yes, must be no; x comes in token order and is permuted as it is");
   const bool bias_learns = p.dbias && (p.bias1 || p.bias2);
   layers::check_quantized_w(checks, p.dgrad || p.dlogits || p.wgrad1 || p.wgrad2 || bias_learns);
+  layers::check_keep_h(checks);
   checks.holds(
       p.dbias || !p.bias2 || !p.dlogits,
       "dbias is no, must be yes; the gradient of the probabilities that weigh bias2 is made "

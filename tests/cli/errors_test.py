@@ -186,6 +186,7 @@ cadre explain moe T=9 top_k=2 H=8 F=16 E=4 routed=yes normalize=yes
 cadre explain moe T=9 top_k=2 H=8 F=16 E=4 routed=yes shared_F=8
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 bias2_scale=yes
 cadre explain grouped_mlp R=9 H=8 F=16 E=2 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
+cadre explain moe T=9 top_k=2 H=8 F=16 E=4 recipe=nvfp4,wgrad=nvfp4*nvfp4:sr
 cadre explain sequential
 cadre explain sequential '|' permute permute T=9 top_k=2 R=18 H=4 E=2
 cadre explain sequential '|' activation forward relu R=9 F=8 '|' activation forward relu R=8 F=8

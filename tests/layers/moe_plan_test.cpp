@@ -298,6 +298,9 @@ TEST(MoeErrors, OfProblems) {
             }),
             "moe: dbias is no, must be yes; the gradient of the probabilities that weigh bias2 is "
             "made with that of bias2, so say dlogits=no or dbias=yes");
+  EXPECT_EQ(says([](P& p) { p.recipe = parse_recipe("nvfp4,wgrad=nvfp4*nvfp4:sr"); }),
+            "moe: keep_h is no, must be yes; h is rounded stochastically for wgrad, and computing "
+            "it again would give other codes");
 }
 
 TEST(MoeErrors, OfRoutes) {
