@@ -224,6 +224,36 @@ def test_tokens_are_kept_as_they_are(device):
         assert (sum(t.nbytes for t in kept) < x.nbytes + 2 * weight.nbytes) == wanted
 
 
+def test_a_frozen_router_keeps_no_tokens(device):
+    """x is read for the weight's gradient alone; dx has the same bits."""
+    x, weight = tokens(device, 500, grad=True), spread(E, H, device=device)
+    other, dlogits = tokens(device, 500), draw(500, E, device=device)
+    results = []
+    for learns in (True, False):
+        given, kept = weight.clone().requires_grad_(learns), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            made = tokens_and_logits(x, given)
+        assert any(t.shape == x.shape for t in kept) == learns
+        assert (sum(t.nbytes for t in kept) <= 2 * weight.nbytes) != learns
+        results.append(torch.autograd.grad(made, x, (other, dlogits))[0])
+    assert_seen(results[0])
+    assert torch.equal(*results)
+
+
+def test_a_frozen_router_within_a_layer(device):
+    """And compiled, with gradients of x and of the experts."""
+    layer = cadre.MoE(E, H, 32, top_k=2, device=device, dtype=torch.bfloat16)
+    layer.router.requires_grad_(False)
+    x, dout = tokens(device, grad=True), tokens(device)
+    learn = [x, *(p for p in layer.parameters() if p.requires_grad)]
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="aot_eager")
+    got = [torch.autograd.grad(run(x)[0], learn, dout) for run in (layer, compiled)]
+    layer.router.requires_grad_(True)
+    want = torch.autograd.grad(layer(x)[0], learn, dout)
+    assert all(map(torch.equal, want, got[0])) and all(map(torch.equal, want, got[1]))
+
+
 def test_compiled(device):
     def reads_x_twice(x, weight):
         same, logits = tokens_and_logits(x, weight)

@@ -130,6 +130,12 @@ std::tuple<Tensor, Tensor> router_logits_backward(const Tensor& dlogits, const T
   return {dx, dweight};
 }
 
+/// A tensor of the shape of x, whose numbers nobody reads where the weight wants no gradient.
+Tensor shape_only(const Tensor& dlogits, const Tensor& weight) {
+  return dlogits.new_empty({1}, at::kBFloat16)
+      .expand_symint({dlogits.sym_size(0), weight.sym_size(1)});
+}
+
 /// x itself is an output too, for whoever else reads it: what they make of its gradient comes back
 /// here, and is an addend of the product.
 struct Router : torch::autograd::Function<Router> {
@@ -137,7 +143,7 @@ struct Router : torch::autograd::Function<Router> {
     static const auto call = op<Forward>("cadre::_router_logits");
     const at::AutoDispatchBelowADInplaceOrView below;
     ctx->set_materialize_grads(false);
-    ctx->save_for_backward({x, weight});
+    ctx->save_for_backward({if_wanted(weight.requires_grad(), x), weight});
     return {alias_of(x), call.call(x, weight)};
   }
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
@@ -145,8 +151,10 @@ struct Router : torch::autograd::Function<Router> {
     const Tensor &other_dx = grads[0], &dlogits = grads[1];
     if (!dlogits.defined()) return {other_dx, Tensor()};
     const variable_list saved = ctx->get_saved_variables();
+    const Tensor& weight = saved[1];
+    const Tensor x = saved[0].defined() ? saved[0] : shape_only(dlogits, weight);
     const Wants wants{ctx->needs_input_grad(0), ctx->needs_input_grad(1)};
-    const auto [dx, dweight] = call.call(dlogits, saved[0], saved[1], maybe(other_dx), wants);
+    const auto [dx, dweight] = call.call(dlogits, x, weight, maybe(other_dx), wants);
     return without_second_derivatives("cadre.MoE", grads,
                                       {if_wanted(wants[0], dx), if_wanted(wants[1], dweight)});
   }
