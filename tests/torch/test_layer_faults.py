@@ -292,6 +292,22 @@ def test_a_layer_among_fake_tensors_is_looked_at_as_any():
         cadre.GroupedMLP(2, 8, 8, device="cpu", activation="clamped_swiglu limit=-1")
 
 
+@pytest.mark.parametrize("layer, rows", [("grouped_mlp", "R"), ("moe", "T")])
+def test_a_problem_that_has_no_plan_is_told_with_its_rows(layer, rows):
+    """Memory is planned once for any number of rows, which fake tensors alone may not have yet."""
+    options = dict(device="cpu", dtype=torch.bfloat16, recipe="nvfp4,wgrad=nvfp4*nvfp4:sr")
+    x = draw(R, 16, dtype=torch.bfloat16)
+    made = (cadre.GroupedMLP(E, 16, 8, **options) if layer == "grouped_mlp" else
+            cadre.MoE(E, 16, 8, top_k=2, **options))
+    given = [[2, 3]] if layer == "grouped_mlp" else []
+    words = rf"^{layer}: keep_h is no, must be yes; h is rounded .* \[{layer} {rows}="
+    with pytest.raises(ValueError, match=rf"{words}{R} .*\]$"):
+        made(x, *given)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(ValueError, match=(
+            rf"{words}0 .*\]; 0 rows or tokens stand for any number of them$")):
+        made(x, *given)
+
+
 @pytest.mark.parametrize("dim", [2, 3])
 def test_results_of_tokens_in_two_dimensions_are_no_views(dim):
     x = torch.randn([1, 6, 16][-dim:]).requires_grad_()

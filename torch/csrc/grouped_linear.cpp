@@ -282,7 +282,7 @@ std::vector<int64_t> grouped_linear_memory_bounds(int64_t n, int64_t k, int64_t 
     p.wgrad = wants[kWantsDw];
     p.options.save_input = save_input;
     p.options.deferred = true;
-    const MemoryBounds bounds = memory_bounds(p, parse_device(device));
+    const MemoryBounds bounds = memory_bounds_of_any_rows(p, parse_device(device));
     p.options.cache_weights = true;
     const int64_t cache = plan(p, parse_device(device)).memory.weight_cache_bytes;
     return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,

@@ -36,7 +36,7 @@ std::vector<int64_t> grouped_mlp_memory_bounds(int64_t hidden, int64_t features,
     p.given_x_along_k = x_in_codes;
     p.options.deferred = true;
     set_wants(p, wants);
-    const MemoryBounds bounds = memory_bounds(p, parse_device(device));
+    const MemoryBounds bounds = memory_bounds_of_any_rows(p, parse_device(device));
     return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,
                                 bounds.pending.per_row};
   });

@@ -64,7 +64,7 @@ std::vector<int64_t> moe_memory_bounds(int64_t hidden, int64_t features, int64_t
     p.keep_rows = keep_rows;
     p.shared_features = shared_features;
     p.shared_gate = shared_gate;
-    const MemoryBounds bounds = memory_bounds(p, parse_device(device));
+    const MemoryBounds bounds = memory_bounds_of_any_rows(p, parse_device(device));
     return std::vector<int64_t>{bounds.saved.fixed, bounds.saved.per_row, bounds.pending.fixed,
                                 bounds.pending.per_row};
   });

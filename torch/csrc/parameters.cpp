@@ -306,11 +306,17 @@ class Cache {
 };
 
 template <class Problem>
-static MemoryBounds cached_bounds(Problem problem, const Device& device) {
+static MemoryBounds cached_bounds(const Problem& given, const Device& device) {
   static thread_local Cache<Problem, MemoryBounds> cache;
+  Problem problem = given;
   rows_in(problem) = 0;
   problem.options.align = 16;
-  return cache.get(problem, device, computed_bounds<Problem>);
+  try {
+    return cache.get(problem, device, computed_bounds<Problem>);
+  } catch (const std::exception&) {
+    plan(given, device);  // whose error has the caller's rows
+    throw;
+  }
 }
 
 template <class Plan, class Problem>

@@ -152,6 +152,21 @@ MemoryBounds memory_bounds(const GroupedLinearProblem&, const Device&);
 MemoryBounds memory_bounds(const GroupedMlpProblem&, const Device&);
 MemoryBounds memory_bounds(const MoeProblem&, const Device&);
 
+/// The same before anybody knows the rows, or tokens: errors say what their 0 means.
+template <class Problem>
+MemoryBounds memory_bounds_of_any_rows(const Problem& p, const Device& device) {
+  const auto said = [](const std::exception& error) {
+    return text(error.what(), "; 0 rows or tokens stand for any number of them");
+  };
+  try {
+    return memory_bounds(p, device);
+  } catch (const InvalidArgument& error) {
+    throw InvalidArgument(said(error));
+  } catch (const Unsupported& error) {
+    throw Unsupported(said(error));
+  }
+}
+
 /// The plan of a problem. Each thread caches its last plans, since planning takes microseconds, a
 /// hundred and more of them where products are refused. The reference is valid until the thread's
 /// next call.
