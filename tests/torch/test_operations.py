@@ -412,6 +412,14 @@ def test_quantize_weights(device):
     assert_seen(back)
 
 
+@pytest.mark.parametrize("format", ["fp8_row", "fp8_block", "mxfp8"])
+def test_rows_without_columns_have_no_scales(device, format):
+    offsets = offsets_of([2, 1], device)
+    for columns in (0, 1):
+        parts = cadre.quantize(draw(3, columns, device=device), offsets, format)
+        assert parts.codes.shape == parts.scales.shape == (3, columns)
+
+
 def test_stochastic_rounding_takes_a_seed(device):
     offsets, x = offsets_of([4, 5], device), draw(9, 32, device=device)
     first, second, third = (
