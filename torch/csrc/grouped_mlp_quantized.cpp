@@ -1,6 +1,9 @@
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 
+#include <algorithm>
+#include <bit>
+
 #include "arguments.h"
 #include "call_memory.h"
 #include "expert_launch.h"
@@ -36,6 +39,10 @@ class QuantizedWeight {
   }
   const Tensor& codes() const { return tensors_[0]; }
   int64_t rows() const { return codes().size(1); }
+  /// Of the address, in bytes up to 16. Steps follow from the shape, as those who want some know.
+  int alignment() const {
+    return 1 << std::countr_zero(reinterpret_cast<uintptr_t>(codes().data_ptr()) | 16);
+  }
   int64_t columns(const Format& format) const {
     return codes().size(2) * (8 / bits(format.element));
   }
@@ -93,7 +100,7 @@ GroupedMlpProblem problem_of(const QuantizedCall& call, Text recipe, Text activa
   p.dtype = float_type(call.x.scalar_type(), "x");
   p.options.quantized_w = true;
   p.options.tail = Tail::kZero;
-  p.options.align = alignment({call.x});
+  p.options.align = std::min({alignment({call.x}), w1.alignment(), w2.alignment()});
   p.dgrad = p.dprob = p.wgrad1 = p.wgrad2 = p.dbias = false;
   add_bias(p.bias1, p.parameters.bias, call.bias1, w1, call, "bias1");
   add_bias(p.bias2, p.parameters.bias, call.bias2, w2, call, "bias2");
