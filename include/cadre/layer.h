@@ -64,7 +64,7 @@ struct LayerOptions {
   bool save_input = false;   ///< keep x itself for wgrad and quantise it again in backward
   bool cache_weights = false;    ///< quantised weights live on in the caller's cache
   Tail tail = Tail::kKeep;       ///< of what has rows: y, dx, dprob
-  float amax_eps = 0;            ///< lower bound of an amax, for scales in fp32 alone
+  float amax_eps = 0;            ///< lower bound of an amax, for scales in fp32; of others unread
   bool overwrite_saved = false;  ///< backward of experts writes dz over z in `saved`, and runs once
   int unit_budget = 0;           ///< SMs or threads to use at most; 0: all
   int align = 16;  ///< bytes that addresses and strides of x, y, dy, dx, w and dw are multiples of
