@@ -57,7 +57,8 @@ def whole(t):
     return codes.full_tensor().view(t.dtype)  # gloo moves no fp8
 
 
-def experts_alone(rank, device, family, batch, dtype):
+def experts_alone(rank, device, family, batch, dtype, cast):
+    """cast: under torch.autocast to bf16."""
     plain = made(family, device).to(dtype)
     shared = huggingface.use(copy.deepcopy(plain), mesh_of(device), batch=batch)
     wants, gots = experts_of(plain), experts_of(copy.deepcopy(shared))
@@ -68,9 +69,10 @@ def experts_alone(rank, device, family, batch, dtype):
     prob = torch.rand(total, top_k).to(device, dtype)
     inputs = leaf(x), leaf(prob)
     mine = [leaf(part(t, rank, batch)) for t in (x, prob)]
-    want = wants(inputs[0], chosen, inputs[1])
+    with torch.autocast(device.type, torch.bfloat16, enabled=cast):
+        want = wants(inputs[0], chosen, inputs[1])
+        got = gots(mine[0], part(chosen, rank, batch), mine[1])
     want.backward(dout)
-    got = gots(mine[0], part(chosen, rank, batch), mine[1])
     got.backward(part(dout, rank, batch))
     assert want.abs().max() > 0 and gots.num_experts == wants.num_experts // 2
     assert same_bits(got, part(want, rank, batch))
@@ -389,11 +391,12 @@ def two(tmp_path_factory):
     both.finish()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype, cast", [
+    (torch.float32, False), (torch.bfloat16, False), (torch.float32, True)])
 @pytest.mark.parametrize("batch", ["own", "same"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_experts_have_the_bits_of_one_process(two, family, batch, dtype):
-    two.run(experts_alone, family, batch, dtype)
+def test_experts_have_the_bits_of_one_process(two, family, batch, dtype, cast):
+    two.run(experts_alone, family, batch, dtype, cast)
 
 
 def test_compiled_experts(two):

@@ -34,7 +34,7 @@ from torch import Tensor, nn
 
 from . import (
     expert_ranks, expert_state, foreign_experts, fp8_experts, quantized_experts, routers)
-from .dtypes import kind_of
+from .dtypes import kind_of, working_dtype
 from .expert_activations import activation_of
 from .quantized_experts import first_weight_of
 from .recipe import active_recipe, words_for
@@ -85,7 +85,10 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     if sharing is not None:
         if not torch.compiler.is_compiling():
             expert_state.require_apart(self, sharing.ep)
-        y = sharing.forward(functools.partial(_of_rows, self), hidden_states, top_k_index,
+        x = hidden_states
+        if quantized_experts.codes_of(self) is None:  # whose products take any type of rows
+            x = x.to(working_dtype(x))
+        y = sharing.forward(functools.partial(_of_rows, self), x, top_k_index,
                             top_k_weights.float())
         return y.to(hidden_states.dtype)
     own = quantized_experts.codes_of(self)
