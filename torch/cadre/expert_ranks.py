@@ -3,7 +3,6 @@ experts, and back. `cadre.huggingface.use(model, ep=...)` spreads experts, or tr
 see expert_plans.py.
 """
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MethodType
@@ -153,19 +152,8 @@ def share(found: Mapping[str, nn.Module], planned: Mapping[str, ExpertParallel],
             setattr(module, what, made[weight])
         module.num_experts = ep.experts
         module._cadre_sharing = Sharing(ep, batch)
-        module.__deepcopy__ = MethodType(_copied, module)
         expert_state.watch(module)
         expert_state.keep_whole_parameters(module, ep)
-
-
-def _copied(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """As copy.deepcopy makes it, with parameters that are marked, too."""
-    made = memo[id(module)] = type(module).__new__(type(module))
-    made.__dict__.update({name: copy.deepcopy(value, memo) for name, value in vars(module).items()
-                          if name != "__deepcopy__"})
-    made.__deepcopy__ = MethodType(_copied, made)
-    expert_state.mark(made)
-    return made
 
 
 def generate_together(model: nn.Module) -> None:

@@ -37,24 +37,31 @@ def own(experts: nn.Module, parameter: nn.Parameter) -> None:
         experts._replicas = mesh
 
 
-class _Watched(nn.Module):
-    """Experts of a class that is not ours, in whose place FSDP2 and `to_empty` put parameters."""
+class MarkedExperts(nn.Module):
+    """Experts whose parameters are marked where ranks have their own, also those that FSDP2,
+    `to_empty` and copies put in place of others."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
         if "_ep" in vars(self) and isinstance(value, nn.Parameter):
             own(self, value)
 
-    def _apply(self, fn: Any, recurse: bool = True) -> "_Watched":
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_ep" in vars(self):
+            mark(self)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
         super()._apply(fn, recurse)
-        mark(self)
+        if "_ep" in vars(self):
+            mark(self)
         return self
 
 
 @cache
 def _watched(cls: type[nn.Module]) -> type[nn.Module]:
     about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-    return type(cls.__name__, (_Watched, cls), about)
+    return type(cls.__name__, (MarkedExperts, cls), about)
 
 
 def watch(experts: nn.Module) -> None:

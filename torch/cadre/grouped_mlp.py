@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import torch
@@ -15,6 +15,7 @@ from .deferral import DeferredGradients, Memory
 from .devices import default_device
 from .dtypes import (
     contiguous, kind_of, require_bools, require_factor, require_float, require_rows, require_sizes)
+from .expert_state import MarkedExperts
 from .local_weights import draw, local, require_plain
 from .operations import combine, offsets_of_routing, permute, routing
 from .recipe import active_recipe, is_plain, recipe_text, words_for
@@ -187,7 +188,7 @@ class MixedTokens(NamedTuple):
     offsets: Tensor  # int32 [E + 1]
 
 
-class GroupedMLP(DeferredGradients):
+class GroupedMLP(MarkedExperts, DeferredGradients):
     """y[r] = (act(x[r] w1_e^T + bias1_e) * prob[r]) w2_e^T + bias2_e [* bias2_scale[r]] for the
     rows r of every expert e, as one operator.
 
@@ -252,30 +253,9 @@ class GroupedMLP(DeferredGradients):
         if not self.w1.is_meta:
             self.reset_parameters()
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Where ranks have experts of their own, FSDP2 puts parameters here that say so, too, or
-        that it may not put."""
-        super().__setattr__(name, value)
-        if "_ep" in vars(self) and isinstance(value, nn.Parameter):
-            from .expert_state import own
-            own(self, value)
-
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._memory1, self._memory2 = Memory(), Memory()  # of a shallow copy, too
-        self._mark_as_own()
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "GroupedMLP":
-        """`to_empty`, `bfloat16` and the like, which may put other parameters here."""
-        super()._apply(fn, recurse)
-        self._mark_as_own()
-        return self
-
-    def _mark_as_own(self) -> None:
-        """Where ranks have experts of their own, other parameters say so again."""
-        if "_ep" in vars(self):
-            from .expert_state import mark
-            mark(self)
 
     def _memories(self) -> Sequence[Memory]:
         return self._memory2, self._memory1
