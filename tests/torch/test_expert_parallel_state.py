@@ -3,6 +3,9 @@ and the state of the optimizer load onto any other number of ranks, with the sam
 
 import copy
 import re
+import subprocess
+import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -107,14 +110,18 @@ def load(model, optimizer, folder, group):
     set_optimizer_state_dict(model, optimizer, state["optimizer"])
 
 
-def over_replicas(rank, device, folder, experts):
+def over_replicas(rank, device, folder, experts, table):
     """Trained on two ranks, each with two replicas; then on four ranks, on two, on two with
     replicas again, and on one."""
-    mesh = init_device_mesh(device.type, (2, 2), mesh_dim_names=("replicas", "ep"))
+    mesh = DeviceMesh(device.type, table, mesh_dim_names=("replicas", "ep"))
     ep, replicas = mesh["ep"], mesh["replicas"]
     model = Model(experts, device, ep, replicas)
-    model.load_state_dict(scaled(Model(experts, device)).state_dict())
+    before = scaled(Model(experts, device)).state_dict()
+    model.load_state_dict(before)
     optimizer = optimizer_of(model)
+    with mock.patch.object(dist, "all_gather_object", side_effect=AssertionError):
+        state = model.state_dict()  # a rank may ask for it alone
+    assert_same({name: whole(t) for name, t in state.items()}, dict(before), "loaded")
     learn(model, optimizer, 0, (ep.get_group(), ep.get_local_rank(), 2))
     want = numbers_of(model, optimizer)
     assert model.state_dict()["moe.experts.w1"].shape == (experts, 2 * F, H)
@@ -325,13 +332,42 @@ def sharded_over_other_experts(rank, device):
     assert isinstance(model.first.weight, DTensor)
 
 
+def over_ranks_with_another_part(rank, device):
+    """Groups number their ranks from the lowest on, whatever the mesh: of some meshes replicas have
+    other experts. All ranks refuse them, and none waits."""
+    words = ("experts are sharded over ranks .*, must be over replicas, which have the same part "
+             "of them; rank . has part . of ., .*, since groups number their ranks from the lowest "
+             "on: make the mesh of ranks that ascend$")
+    for table, names in (([[0, 3], [1, 2]], ("ep", "replicas")),
+                         ([[0, 2], [3, 1]], ("replicas", "ep"))):
+        mesh = DeviceMesh(device.type, table, mesh_dim_names=names)
+        model = Model(4, device, mesh["ep"])
+        with pytest.raises(ValueError, match=words):
+            fully_shard(model.moe.experts, mesh=mesh["replicas"])
+        if rank == 0:
+            with pytest.raises(ValueError, match=words):
+                model.state_dict()
+        dist.barrier()
+    alone = dist.new_group([rank], use_local_synchronization=True)
+    for table in ([[0, 1], [2, 3]], [[0, 3], [2, 1]]):  # numbers in the latter are not of one rank
+        mesh = DeviceMesh(device.type, table, mesh_dim_names=("copies", "parts"))
+        model = Model(4, device, alone)
+        if table[0][1] == 1:
+            fully_shard(model.moe.experts, mesh=mesh)
+            assert model.state_dict()["moe.experts.w1"].device_mesh.mesh.tolist() == [table]
+            continue
+        with pytest.raises(ValueError, match=words):
+            fully_shard(model.moe.experts, mesh=mesh)
+
+
 # The tests
 
 
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
-@pytest.mark.parametrize("experts", [8, 6])
-def test_trained_over_replicas(ranks, tmp_path, experts):
-    ranks.run(over_replicas, tmp_path, experts)
+@pytest.mark.parametrize("experts, table", [
+    (8, [[0, 1], [2, 3]]), (6, [[0, 1], [2, 3]]), (6, [[0, 3], [1, 2]])])
+def test_trained_over_replicas(ranks, tmp_path, experts, table):
+    ranks.run(over_replicas, tmp_path, experts, table)
 
 
 def test_training_goes_on_from_another_number_of_ranks(ranks, tmp_path):
@@ -363,3 +399,30 @@ def test_state_that_is_not_of_one_expert(ranks):
 
 def test_sharded_over_ranks_of_other_experts(ranks):
     ranks.run(sharded_over_other_experts)
+
+
+@pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
+def test_sharded_over_ranks_with_another_part(ranks):
+    ranks.run(over_ranks_with_another_part)
+
+
+# By groups of processes that are not there.
+FAKE = """
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+import cadre
+dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "ep"))
+for device in ("cpu", "meta"):
+    moe = cadre.MoE(4, 16, 24, top_k=2, device=device, ep=mesh["ep"])
+    fully_shard(moe.experts, mesh=mesh["replicas"])
+    print(moe.state_dict()["experts.w1"].device_mesh.mesh.tolist())
+"""
+
+
+def test_of_fake_groups():
+    done = subprocess.run([sys.executable, "-c", FAKE], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["[[0, 2], [1, 3]]"] * 2

@@ -134,6 +134,7 @@ class ExpertParallel:
                         f"overflow={overflow} route={route}"
                         + (f" cross={cross}" if cross != "auto" else ""))
         self._overflowed = ""
+        self._places: dict[DeviceMesh, Any] = {}  # of replicas, see expert_state.py
         self._window: WindowRoute | None = None
         self._blocks: BlockRoute | None = None
         self._agree(WindowOptions(tokens, hidden, dtype, prob, sum, x, scales_major, layer, share,

@@ -4,6 +4,7 @@ an optimizer is made so by `keep_whole`."""
 
 from collections.abc import Iterator
 from functools import cache, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -258,17 +259,22 @@ def _narrowed(ep: ExpertParallel, value: Any, like: Tensor) -> Any:
         mesh, placements = _whole(ep, like)
         if value.device_mesh == mesh and list(value.placements) == placements:
             local = value.to_local()
-            if not isinstance(like, DTensor):
-                return local
-            shape = torch.Size((experts, *value.shape[1:]))
-            return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False,
-                                      shape=shape, stride=like.stride())
+            return _stored(local, like, value.shape) if isinstance(like, DTensor) else local
         value = value.full_tensor()
     own = value.narrow(0, experts * ep.rank, experts)
-    if isinstance(like, DTensor):
-        on = like.device_mesh.device_type if like.is_meta else like.device
-        own = distribute_tensor(own.to(on), like.device_mesh, like.placements, src_data_rank=None)
-    return own
+    if not isinstance(like, DTensor):
+        return own
+    mesh, _ = _whole(ep, like)
+    replicas = mesh[mesh.mesh_dim_names[1:]]  # in the order of their groups, as FSDP2 shards
+    own = distribute_tensor(own, replicas, like.placements, src_data_rank=None)
+    return _stored(own.to_local(), like, value.shape)
+
+
+def _stored(local: Tensor, like: "DTensor", whole: torch.Size) -> "DTensor":
+    """This replica's part of a tensor [P * E, ...] of that shape, stored as `like` is."""
+    from torch.distributed.tensor import DTensor
+    return DTensor.from_local(local, like.device_mesh, like.placements, run_check=False,
+                              shape=torch.Size((like.shape[0], *whole[1:])), stride=like.stride())
 
 
 def _whole(ep: ExpertParallel, value: Tensor) -> tuple[DeviceMesh, list[Any]]:
@@ -279,18 +285,53 @@ def _whole(ep: ExpertParallel, value: Tensor) -> tuple[DeviceMesh, list[Any]]:
     replicas = value.device_mesh
     ranks = _ranks_of_all(ep, replicas)
     names = "ep", *(f"replicas{at}" for at in range(replicas.ndim))
-    mesh = DeviceMesh.from_group([ep.group, *replicas.get_all_groups()], value.device.type, ranks,
+    on = replicas.device_type if value.is_meta else value.device.type
+    mesh = DeviceMesh.from_group([ep.group, *replicas.get_all_groups()], on, ranks,
                                  mesh_dim_names=names)
     return mesh, [Shard(0), *value.placements]
 
 
 def _ranks_of_all(ep: ExpertParallel, replicas: DeviceMesh) -> Tensor:
-    """Of all experts: int [P, ...], those of ep by the replicas of each."""
-    sharing = dist.get_process_group_ranks(ep.group)
-    beside = torch.tensor(sharing).view(-1, *[1] * replicas.ndim) - dist.get_rank()
-    ranks = beside + replicas.mesh
-    if ranks.unique().numel() < ranks.numel():
-        raise ValueError(f"experts are sharded over ranks {replicas.mesh.flatten().tolist()}, must "
-                         f"be over replicas, of ranks {sharing} this one alone; fully_shard("
+    """Of all experts: int [P, ...], those of ep by the replicas of each, in the order of groups."""
+    places = _places(ep, replicas)
+    ranks = torch.full((ep.ranks, *replicas.shape), -1, device="cpu")
+    for number, sharing, at in places.values():
+        if (number, len(sharing)) == (ep.rank, ep.ranks):
+            ranks[(slice(None), *at)] = torch.tensor(sharing, device="cpu")
+    if ranks.min() >= 0 and ranks.unique().numel() == ranks.numel():
+        return ranks
+    over, sharing = replicas.mesh.flatten().tolist(), dist.get_process_group_ranks(ep.group)
+    if len(set(over) & set(sharing)) > 1:
+        raise ValueError(f"experts are sharded over ranks {over}, must be over replicas, of ranks "
+                         f"{sharing} this one alone; fully_shard("
                          'experts, mesh=mesh["replicas"]), or name them in ignored_params')
-    return ranks
+    parts = ", ".join(f"rank {rank} has part {number} of {len(sharing)}"
+                      for rank, (number, sharing, _) in sorted(places.items()))
+    raise ValueError(f"experts are sharded over ranks {over}, must be over replicas, which have "
+                     f"the same part of them; {parts}, since groups number their ranks from the "
+                     "lowest on: make the mesh of ranks that ascend")
+
+
+_Place = tuple[int, list[int], tuple[int, ...]]
+
+
+def _places(ep: ExpertParallel, replicas: DeviceMesh) -> dict[int, _Place]:
+    """Of each replica's rank: its number among those that share its experts, these ranks, and its
+    numbers in the groups of the mesh. All replicas call it, and tell each other once."""
+    known: dict[int, _Place] | None = ep._places.get(replicas)
+    if known is not None:
+        return known
+    rank, sharing = dist.get_rank(), dist.get_process_group_ranks(ep.group)
+    groups = replicas.get_all_groups()
+    places = {rank: (ep.rank, sharing, tuple(map(dist.get_rank, groups)))}
+    for group in groups:
+        said: list[dict[int, _Place]] = [places] * group.size()
+        if group.size() > 1:
+            dist.all_gather_object(said, places, group=group)
+        places = {other: place for each in said for other, place in each.items()}
+    if len(places) < replicas.size():  # of fake groups, by which nothing comes
+        all_at = product(*map(range, replicas.shape))
+        places = {other: (ep.rank, [other - rank + each for each in sharing], at)
+                  for other, at in zip(replicas.mesh.flatten().tolist(), all_at)}
+    ep._places[replicas] = places
+    return places
