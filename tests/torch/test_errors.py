@@ -78,6 +78,8 @@ ELSEWHERE = {
     "biases": "test_expert_parallel_state.py",
     ", since groups number their ranks from the lowest on: make the mesh of ranks that ascend":
         "test_expert_parallel_state.py",
+    "ExpertParallel is pickled, must not be; save the state_dict of its model":
+        "test_expert_parallel_state.py",
 } | dict.fromkeys((  # of files on a disk
     "load_quantized: quant_method of ",
     " has no experts modules that transformers dispatches, must have some",

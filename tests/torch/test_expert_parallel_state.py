@@ -2,6 +2,8 @@
 and the state of the optimizer load onto any other number of ranks, with the same bits."""
 
 import copy
+import io
+import pickle
 import re
 import subprocess
 import sys
@@ -360,6 +362,18 @@ def over_ranks_with_another_part(rank, device):
             fully_shard(model.moe.experts, mesh=mesh)
 
 
+def pickled(rank, device):
+    """Groups of processes are not; copies are of the same group."""
+    model = Model(4, device, dist.group.WORLD)
+    ep = model.moe.ep
+    for part in (model, model.moe.experts, ep):
+        for save in (pickle.dumps, lambda part: torch.save(part, io.BytesIO())):
+            with pytest.raises(TypeError, match="^ExpertParallel is pickled, must not be; save the "
+                               "state_dict of its model$"):
+                save(part)
+    assert copy.deepcopy(model).moe.ep is ep and copy.copy(ep) is ep
+
+
 # The tests
 
 
@@ -404,6 +418,10 @@ def test_sharded_over_ranks_of_other_experts(ranks):
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
 def test_sharded_over_ranks_with_another_part(ranks):
     ranks.run(over_ranks_with_another_part)
+
+
+def test_pickles(ranks):
+    ranks.run(pickled)
 
 
 # By groups of processes that are not there.

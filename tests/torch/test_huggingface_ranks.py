@@ -2,6 +2,7 @@
 and models train and generate as one process does, with batches of their own or one on all ranks."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -191,6 +192,8 @@ def refusals(rank, device):
     refused("use: Config has no num_experts_per_tok, must say how many", model, group)
 
     shared = huggingface.use(made("qwen3_moe", device), group)
+    with pytest.raises(TypeError, match="^ExpertParallel is pickled, must not be; save the "):
+        pickle.dumps(shared)
     refused("experts is shared by 2 ranks, must be whole", shared, group)
     refused("batch is 'mine', must be one of own, same", shared, batch="mine")
     with pytest.raises(ValueError, match="set_experts_implementation: implementation is 'eager', mu"

@@ -121,10 +121,9 @@ class ExpertParallel:
                  device: torch.device | str | None = None, limit_s: float = 60.0) -> None:
         self.group = process_group(group)
         self.ranks, self.rank = dist.get_world_size(self.group), dist.get_rank(self.group)
-        self.experts, self.top_k = experts, top_k
-        self.rows, self.factor = rows, factor
-        self.block, self.overflow, self.route = block, overflow, route
-        self.cross, self.host = cross, host
+        self.experts, self.top_k, self.rows = experts, top_k, rows
+        self.factor, self.block, self.overflow = factor, block, overflow
+        self.route, self.cross, self.host = route, cross, host
         if rows is None and factor is None and block is None:
             self.factor = min(self.ranks, 2)
         room = f"factor={self.factor}" if rows is None else f"R={rows}"
@@ -141,9 +140,14 @@ class ExpertParallel:
                                   device, limit_s))
         self._hosts = Hosts.gathered(self.group, self.host) if cross == "host" else None
 
-    def __deepcopy__(self, memo: Any) -> "ExpertParallel":
+    def __deepcopy__(self, *_: Any) -> "ExpertParallel":
         """Itself: the copy of a model is of the same group."""
         return self
+
+    __copy__ = __deepcopy__
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("ExpertParallel is pickled, must not be; save the state_dict of its model")
 
     def __repr__(self) -> str:
         return f"<{self.problem}>"

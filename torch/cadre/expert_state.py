@@ -61,8 +61,19 @@ class MarkedExperts(nn.Module):
 
 @cache
 def _watched(cls: type[nn.Module]) -> type[nn.Module]:
-    about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+    about = {"__module__": cls.__module__, "__doc__": cls.__doc__, "__reduce_ex__": _reduced}
     return type(cls.__name__, (MarkedExperts, cls), about)
+
+
+def _reduced(experts: nn.Module, protocol: Any) -> tuple[Any, ...]:
+    """For copies; pickles begin with ep, whose error says more than that of the class."""
+    reduced: Any = nn.Module.__reduce_ex__(experts, protocol)
+    make, given, *state = reduced
+    return _made, (experts._ep, make, given), *state
+
+
+def _made(_: ExpertParallel, make: Any, given: tuple[Any, ...]) -> Any:
+    return make(*given)
 
 
 def watch(experts: nn.Module) -> None:
