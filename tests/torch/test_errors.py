@@ -76,6 +76,8 @@ ELSEWHERE = {
         "test_quantized_experts.py",
     ", a row for each expert; take an optimizer whose state is elementwise, or experts without "
     "biases": "test_expert_parallel_state.py",
+    ", must be another for experts; it copies them to all ranks of its group, and its state_dict "
+    "stays as it is": "test_expert_parallel_state.py",
     ", since groups number their ranks from the lowest on: make the mesh of ranks that ascend":
         "test_expert_parallel_state.py",
     "ExpertParallel is pickled, must not be; save the state_dict of its model":

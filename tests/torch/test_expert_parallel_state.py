@@ -362,6 +362,18 @@ def over_ranks_with_another_part(rank, device):
             fully_shard(model.moe.experts, mesh=mesh)
 
 
+def copied_to_other_experts(rank, device):
+    """By an optimizer that has all its ranks step a part of the parameters."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+    model = Model(4, device, dist.group.WORLD)
+    with pytest.raises(ValueError, match="keep_whole: optimizer is a ZeroRedundancyOptimizer, must "
+                       "be another for experts; it copies them to all ranks of its group, and its "
+                       "state_dict stays as it is$"):
+        cadre.keep_whole(ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=1), model)
+    rest = ZeroRedundancyOptimizer(model.first.parameters(), torch.optim.SGD, lr=1)
+    cadre.keep_whole(rest, model)
+
+
 def pickled(rank, device):
     """Groups of processes are not; copies are of the same group."""
     model = Model(4, device, dist.group.WORLD)
@@ -418,6 +430,10 @@ def test_sharded_over_ranks_of_other_experts(ranks):
 @pytest.mark.skipif(WORLD < 4, reason="needs four ranks")
 def test_sharded_over_ranks_with_another_part(ranks):
     ranks.run(over_ranks_with_another_part)
+
+
+def test_copied_to_ranks_of_other_experts(ranks):
+    ranks.run(copied_to_other_experts)
 
 
 def test_pickles(ranks):

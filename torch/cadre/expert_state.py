@@ -108,14 +108,20 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
     an optimizer, and for a copy of it; without layers that have `ep` it changes nothing.
 
     Errors: TypeError for what is no optimizer or no module; ValueError where FSDP2 has sharded
-        experts over ranks of other experts, and of `optimizer.state_dict()` for a tensor that is of
-        several experts together, as Adafactor has of biases [E, N].
+        experts over ranks of other experts, for a ZeroRedundancyOptimizer of experts, and of
+        `optimizer.state_dict()` for a tensor that is of several experts together, as Adafactor has
+        of biases [E, N].
     """
     for name, given, kind in (("optimizer", optimizer, torch.optim.Optimizer),
                               ("model", model, nn.Module)):
         if not isinstance(given, kind):
             raise TypeError(f"{name} is {kind_of(given)}, must be a torch {kind.__name__}")
+    stepped = {p for group in optimizer.param_groups for p in group["params"]}
     for parameter, ep in _owned(model):
+        if parameter in stepped and hasattr(optimizer, "consolidate_state_dict"):
+            raise ValueError(f"keep_whole: optimizer is {kind_of(optimizer)}, must be another for "
+                             "experts; it copies them to all ranks of its group, and its "
+                             "state_dict stays as it is")
         _whole(ep, parameter)
         parameter.allreduce = False  # type: ignore[attr-defined]  # FSDP2 has made others
     optimizer.register_state_dict_post_hook(partial(_widen_state, model))
