@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kAmaxThreads<kTransforms>, kAmaxBlocks<kSource
     amax.start(job, tile.expert);
     amax.add(job, patches);
   });
-  wait_for_predecessors();  // by all, so that who waits for this kernel has waited for the one before
+  wait_for_predecessors();  // even without rows: who waits for this kernel waits for that one, too
   amax.start(job, -1);
 }
 
