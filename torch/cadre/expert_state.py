@@ -118,6 +118,7 @@ def keep_whole(optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
             raise TypeError(f"{name} is {kind_of(given)}, must be a torch {kind.__name__}")
     stepped = {p for group in optimizer.param_groups for p in group["params"]}
     for parameter, ep in _owned(model):
+        # Of ZeroRedundancyOptimizer, which takes a second to import.
         if parameter in stepped and hasattr(optimizer, "consolidate_state_dict"):
             raise ValueError(f"keep_whole: optimizer is {kind_of(optimizer)}, must be another for "
                              "experts; it copies them to all ranks of its group, and its "

@@ -81,17 +81,16 @@ def experts_forward(self: nn.Module, hidden_states: Tensor, top_k_index: Tensor,
     Errors: NotImplementedError for an activation that Cadre does not have; ValueError for shapes
         and dtypes that do not fit.
     """
+    own = quantized_experts.codes_of(self)
     sharing = expert_ranks.sharing_of(self)
     if sharing is not None:
         if not torch.compiler.is_compiling():
             expert_state.require_apart(self, sharing.ep)
-        x = hidden_states
-        if quantized_experts.codes_of(self) is None:  # whose products take any type of rows
-            x = x.to(working_dtype(x))
+        # Products of codes take rows as they are, under autocast too.
+        x = hidden_states if own is not None else hidden_states.to(working_dtype(hidden_states))
         y = sharing.forward(functools.partial(_of_rows, self), x, top_k_index,
                             top_k_weights.float())
         return y.to(hidden_states.dtype)
-    own = quantized_experts.codes_of(self)
     if own is not None:
         return quantized_experts.of_tokens(self, own, hidden_states, top_k_index,
                                            top_k_weights.float(), activation_of(self))

@@ -61,15 +61,15 @@ struct Task {
   }
   /// oneDNN sums a single row in another order, so a row of zeros is added to it.
   bool is_lonely(const Work& work) const { return tile.rows == 1 && !work.is_wgrad(); }
-  /// Whether sums may be written straight into the output. What they are added to is read once;
-  /// and products of bf16 would take its subnormal numbers for zeros.
+  /// Whether sums may be written straight into the output. Where they are added to it only those of
+  /// f32 that one product makes: bf16's instructions take its subnormal numbers for zeros.
   bool is_direct(const Work& work) const {
     const bool plain = work.p.out == DType::kF32 && work.p.out_major == Major::kRow &&
                        work.epilogue.is_identity(tile.expert);
-    const bool reads_once =
+    const bool may_add =
         depth(work) <= PlainProducts::kDepth && work.means.type == Multiplicand::kF32;
-    const bool added = !reads_once && work.epilogue.accumulates(tile.expert);
-    return plain && !added && !is_lonely(work);
+    const bool added = work.epilogue.accumulates(tile.expert);
+    return plain && (may_add || !added) && !is_lonely(work);
   }
 };
 
